@@ -1,5 +1,5 @@
 # The commands of README.md. `make demo` and `make test` install what they need on Debian 12 and 13.
-.PHONY: all build deps demo check test test-host test-slow install clean help
+.PHONY: all build deps deps-test demo check test test-host test-slow install clean help
 
 PREFIX ?= /usr/local
 
@@ -8,6 +8,7 @@ all: build
 help:
 	@echo "make build      target/release/rtvirtio; needs a Rust compiler, 1.85 or later, and a C linker"
 	@echo "make deps       installs the rest on Debian 12 and 13: a compiler, fio, QEMU, ...; needs root"
+	@echo "make deps-test  the same and libvirt's daemon, which the tests start themselves"
 	@echo "make demo       the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html"
 	@echo "make check      format, lints, unit tests, in less than 5 minutes; needs no root"
 	@echo "make test       all checks, about 25 minutes; as root also those on the real kernel"
@@ -17,6 +18,9 @@ help:
 
 deps:
 	@sh scripts/deps.sh
+
+deps-test:
+	@sh scripts/deps.sh test
 
 build:
 	@command -v cargo >/dev/null 2>&1 || { echo "no cargo here: make deps, or https://rustup.rs" >&2; exit 1; }
@@ -34,13 +38,13 @@ demo: deps
 check:
 	@sh scripts/test.sh check
 
-test: deps
+test: deps-test
 	@sh scripts/test.sh all
 
-test-host: deps
+test-host: deps-test
 	@sh scripts/test.sh host
 
-test-slow: deps
+test-slow: deps-test
 	@sh scripts/test.sh slow
 
 # No build here: under sudo the compiler of the user may not be found.

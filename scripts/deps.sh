@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what `make demo` and `make test` need on Debian 12 or 13: a compiler, fio, QEMU and more. Installs nothing that is there already.
-# Usage: scripts/deps.sh        Other distributions: docs/guide/quick-start.md.
+# Usage: scripts/deps.sh [test]        Other distributions: docs/guide/quick-start.md.
+# With `test` also libvirt's daemon, without its service: tests start one of their own.
 set -eu
 
 # Rust 1.85 is the oldest that builds rtvirtio.
@@ -26,6 +27,10 @@ need depmod kmod
 need mkfs.ext4 e2fsprogs
 need dpkg-deb dpkg
 need apt-get apt
+if [ "${1:-}" = test ]; then
+    need libvirtd "libvirt-daemon libvirt-daemon-driver-qemu"
+    need virsh libvirt-clients
+fi
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 
 # The guest image is made from packages too, so apt needs its lists even when nothing is missing.

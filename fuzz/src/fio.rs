@@ -47,7 +47,12 @@ fn job(flags: u8) -> JobFile {
         depth,
         arrival,
         burst: None,
-        target: targets.then_some(Target { percentile: Percentile::P9999, latency: Nanos::from_millis(20) }),
+        mix: Vec::new(),
+        sync: None,
+        targets: targets
+            .then_some(Target { percentile: Percentile::P9999, latency: Nanos::from_millis(20) })
+            .into_iter()
+            .collect(),
     };
     let mut vm = Vm {
         name: "vm0".to_owned(),
@@ -144,7 +149,7 @@ pub fn play(data: &[u8]) {
             assert!(r.achieved_rate.0 <= rate.0, "{r:?}");
         }
         assert!(r.p9999_excl_host_stalls_ns.is_none_or(|awake| awake <= r.p9999_ns), "{r:?}");
-        assert_eq!(r.verdict.is_some(), task.target.is_some());
+        assert_eq!(r.verdict.is_some(), !task.targets.is_empty());
         assert!(!r.why.is_empty() && m.series.is_sorted());
     }
 }

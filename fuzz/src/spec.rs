@@ -87,8 +87,18 @@ fn check_task(task: &Task) {
     if let Some(rate) = task.rate {
         assert!(rate.0.is_finite() && rate.0 > 0.0 && task.burst.is_none());
     }
-    if let Some(target) = task.target {
+    for target in &task.targets {
         assert!(target.percentile.0 > 0.0 && target.percentile.0 <= 100.0 && target.latency.0 > 0);
+    }
+    for pair in task.targets.windows(2) {
+        assert!(pair[0].percentile < pair[1].percentile && pair[0].latency <= pair[1].latency);
+    }
+    if !task.mix.is_empty() {
+        assert!((task.mix.iter().map(|m| m.share.0).sum::<f64>() - 1.0).abs() < 1e-9);
+        assert!(task.mix.iter().all(|m| m.size <= task.block && m.size.0 % 512 == 0));
+    }
+    if task.sync.is_some() {
+        assert!(task.op == Op::Write && task.block.0 % 4096 == 0);
     }
 }
 

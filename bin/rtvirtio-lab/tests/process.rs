@@ -42,7 +42,7 @@ fn the_whole_loop() {
     let (_, state) = site.json(&["lab", "status"]);
     let device = state["device"].as_str().unwrap().to_owned();
 
-    site.ok(&["profile", SPEC, "--for", "20s"]);
+    site.ok(&["profile", SPEC, "--for", "22s"]);
     let before = queue_settings(&device);
     let (_, outlook) = site.json(&["predict", SPEC]);
     assert_eq!(outlook.as_array().unwrap().len(), 6);

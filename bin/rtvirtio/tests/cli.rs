@@ -51,7 +51,8 @@ fn commands(site: &Site, program: &[&str]) -> Vec<Vec<String>> {
     let help = site.ok(&[program, &["--help"]].concat());
     let listed = help.lines().skip_while(|l| *l != "Commands:").skip(1);
     let names = listed.take_while(|l| !l.is_empty()).filter(|l| l.starts_with("  ") && !l.starts_with("   "));
-    let names: Vec<&str> = names.filter_map(|l| l.split_whitespace().next()).filter(|n| *n != "help").collect();
+    let names: Vec<&str> =
+        names.filter_map(|l| l.split_whitespace().next()).filter(|n| *n != "help").collect();
     let mut all = Vec::new();
     for name in names {
         let command = [program, &[name]].concat();
@@ -64,7 +65,9 @@ fn commands(site: &Site, program: &[&str]) -> Vec<Vec<String>> {
 #[test]
 fn a_mistake_in_the_command_line_has_a_code_of_its_own() {
     let site = Site::new();
-    for args in [&["verfy"][..], &["plan"], &["verify", "--for", "3 parsec", "x.toml"], &["lab", "up"], &[], &["lab"]] {
+    for args in
+        [&["verfy"][..], &["plan"], &["verify", "--for", "3 parsec", "x.toml"], &["lab", "up"], &[], &["lab"]]
+    {
         let out = site.output(args);
         assert_eq!(out.status.code(), Some(64), "{args:?}: {}", text(&out.stderr));
         assert!(text(&out.stderr).contains("--help") || text(&out.stderr).contains("Usage"), "{args:?}");

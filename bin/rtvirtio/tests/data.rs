@@ -205,7 +205,7 @@ fn a_free_device_is_measured_and_one_in_use_with_a_warning() {
     let before = disk.checksum();
     let out = site.dir.path().join("out.json");
     let (device, out) = (disk.device.as_str(), out.to_str().unwrap());
-    site.ok(&["profile", device, "--destroy-data", "--for", "18s", "-o", out]);
+    site.ok(&["profile", device, "--destroy-data", "--for", "22s", "-o", out]);
     let profile: serde_json::Value = serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap();
     assert!(!profile["write"].as_array().unwrap().is_empty(), "writes were measured");
     assert_ne!(disk.checksum(), before, "writes were measured");

@@ -97,7 +97,13 @@ impl Stream {
             depth: self.depth,
             arrival: Arrival::Closed,
             burst: self.burst,
-            target: self.target.map(|latency| Target { percentile: Percentile::P9999, latency }),
+            mix: Vec::new(),
+            sync: None,
+            targets: self
+                .target
+                .map(|latency| Target { percentile: Percentile::P9999, latency })
+                .into_iter()
+                .collect(),
         }
     }
 }

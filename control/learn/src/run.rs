@@ -132,6 +132,7 @@ pub fn as_result(point: &Point) -> Run {
         max_ns: outcome.max,
         // Older data lacks it.
         fio_p9999_ns: outcome.p9999_fio.unwrap_or(outcome.p9999),
+        at_target_ns: None,
         fio_cpus: 0.0,
         tail: None,
         predicted_ns: None,

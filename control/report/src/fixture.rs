@@ -46,6 +46,7 @@ fn task(
         p9999_placebo_ns: None,
         max_ns: us(max),
         fio_p9999_ns: us(p9999_us / 2),
+        at_target_ns: None,
         fio_cpus: 0.05,
         tail: None,
         predicted_ns: predicted_us.map(us),
@@ -201,6 +202,7 @@ pub(crate) fn infeasible_plan() -> Plan {
         relaxation: vec![Relaxation {
             vm: "vm3".into(),
             task: "medium".into(),
+            percentile: Percentile::P9999,
             declared_ns: Nanos::from_millis(10),
             fits_ns: Nanos::from_millis(22),
         }],
@@ -230,6 +232,7 @@ pub(crate) fn profile() -> Profile {
         block: Bytes::from_kib(4),
         read: depths.iter().map(|&(d, i)| point(d, i)).collect(),
         write: vec![point(1, 8_000.0)],
+        sync: vec![point(1, 420.0)],
         read_bfq: depths.iter().map(|&(d, i)| point(d, i * 0.86)).collect(),
         large: None,
         guest: Some(GuestPoint {

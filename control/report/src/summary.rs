@@ -1,5 +1,7 @@
 //! Counts and choices that tables and plots share.
 
+use std::collections::{HashMap, HashSet};
+
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::Nanos;
 
@@ -126,7 +128,10 @@ fn times(n: u64) -> String {
 /// rate may: they are as fast as they can be.
 fn busy_generators(run: &Run) -> Vec<String> {
     let mut vms: Vec<(&str, f64)> = Vec::new();
-    for t in run.tasks.iter().filter(|t| t.declared_rate.is_some()) {
+    let mut seen = HashSet::new();
+    // A task with several targets stands there once for each.
+    let tasks = run.tasks.iter().filter(|t| seen.insert((&t.vm, &t.task)));
+    for t in tasks.filter(|t| t.declared_rate.is_some()) {
         match vms.iter_mut().find(|(vm, _)| *vm == t.vm) {
             Some((_, cpus)) => *cpus += t.fio_cpus,
             None => vms.push((&t.vm, t.fio_cpus)),
@@ -155,38 +160,65 @@ pub(crate) fn schemes(result: &ResultFile) -> Vec<&str> {
     seen
 }
 
-/// Every (vm, task) of the result in order of first appearance.
-pub(crate) fn task_keys(runs: &[Run]) -> Vec<(&str, &str)> {
-    let mut seen = std::collections::HashSet::new();
-    let mut keys = Vec::new();
-    for t in runs.iter().flat_map(|r| &r.tasks) {
-        let key = (t.vm.as_str(), t.task.as_str());
-        if seen.insert(key) {
-            keys.push(key);
-        }
-    }
-    keys
+/// What a row of a table or plot is about: a task, and which of its targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key<'a> {
+    pub(crate) vm: &'a str,
+    pub(crate) task: &'a str,
+    /// Position of the target among those of the task.
+    pub(crate) target: usize,
 }
 
-/// The task of this key in a run.
-pub(crate) fn find<'a>(run: &'a Run, key: (&str, &str)) -> Option<&'a TaskResult> {
-    run.tasks.iter().find(|t| t.vm == key.0 && t.task == key.1)
+impl Key<'_> {
+    /// `vm/task`.
+    pub(crate) fn name(&self) -> String {
+        format!("{}/{}", self.vm, self.task)
+    }
+}
+
+/// The results of a run, each with its key.
+pub(crate) fn keyed(run: &Run) -> impl Iterator<Item = (Key<'_>, &TaskResult)> {
+    let mut before = HashMap::new();
+    run.tasks.iter().map(move |t| {
+        let (vm, task) = (t.vm.as_str(), t.task.as_str());
+        let target: &mut usize = before.entry((vm, task)).or_default();
+        *target += 1;
+        (Key { vm, task, target: *target - 1 }, t)
+    })
+}
+
+/// Every key of the result in order of first appearance.
+pub(crate) fn target_keys(runs: &[Run]) -> Vec<Key<'_>> {
+    let mut seen = HashSet::new();
+    runs.iter().flat_map(keyed).map(|(key, _)| key).filter(|key| seen.insert(*key)).collect()
+}
+
+/// Every task of the result in order of first appearance, by the key of its first target.
+pub(crate) fn task_keys(runs: &[Run]) -> Vec<Key<'_>> {
+    target_keys(runs).into_iter().filter(|key| key.target == 0).collect()
+}
+
+/// The result of this key in a run.
+pub(crate) fn find<'a>(run: &'a Run, key: Key<'_>) -> Option<&'a TaskResult> {
+    run.tasks.iter().filter(|t| t.vm == key.vm && t.task == key.task).nth(key.target)
 }
 
 /// The measured value that a target and a prediction are compared with, and its name. A percentile
-/// that results do not store is stood in for by p99.99; the flag says whether it is the target's
-/// own.
-pub(crate) fn judged(t: &TaskResult) -> (Nanos, &'static str, bool) {
+/// that results of older versions do not store is stood in for by p99.99; the flag says whether it
+/// is the target's own.
+pub(crate) fn judged(t: &TaskResult) -> (Nanos, String, bool) {
     let p = t.percentile.0;
     let is = |q: f64| (p - q).abs() < 1e-9;
     if is(50.0) {
-        (t.p50_ns, "p50", true)
+        (t.p50_ns, "p50".to_owned(), true)
     } else if is(99.0) {
-        (t.p99_ns, "p99", true)
+        (t.p99_ns, "p99".to_owned(), true)
     } else if is(100.0) {
-        (t.max_ns, "max", true)
+        (t.max_ns, "max".to_owned(), true)
+    } else if let (Some(at), false) = (t.at_target_ns, is(99.99)) {
+        (at, t.percentile.to_string(), true)
     } else {
-        (t.p9999_ns, "p99.99", is(99.99))
+        (t.p9999_ns, "p99.99".to_owned(), is(99.99))
     }
 }
 
@@ -197,23 +229,19 @@ pub(crate) fn tail_is_max(t: &TaskResult) -> bool {
 
 /// At most `limit` keys, in the given order: those whose worst run comes nearest to the target or
 /// lies farthest above it. Tasks without a target come last.
-pub(crate) fn most_critical<'a>(
-    runs: &[Run],
-    keys: &[(&'a str, &'a str)],
-    limit: usize,
-) -> Vec<(&'a str, &'a str)> {
+pub(crate) fn most_critical<'a>(runs: &[Run], keys: &[Key<'a>], limit: usize) -> Vec<Key<'a>> {
     if keys.len() <= limit {
         return keys.to_vec();
     }
-    let mut by_key: std::collections::HashMap<(&str, &str), f64> = std::collections::HashMap::new();
-    for t in runs.iter().flat_map(|r| &r.tasks) {
+    let mut by_key: HashMap<Key<'_>, f64> = HashMap::new();
+    for (key, t) in runs.iter().flat_map(keyed) {
         let ratio = match t.target_ns {
             Some(l) => judged(t).0.0 as f64 / l.0.max(1) as f64,
             None => -1.0,
         };
         // A missed rate is as critical as a missed tail, at any latency.
         let ratio = if t.verdict == Some(Verdict::Missed) { ratio.max(1.0) } else { ratio };
-        let worst = by_key.entry((&t.vm, &t.task)).or_insert(ratio);
+        let worst = by_key.entry(key).or_insert(ratio);
         *worst = worst.max(ratio);
     }
     let score = |i: usize| by_key.get(&keys[i]).copied().unwrap_or(-1.0);
@@ -229,6 +257,7 @@ mod tests {
     use super::*;
     use rtvirtio_measure::noise::Noise;
     use rtvirtio_measure::standstill::Standstills;
+    use rtvirtio_units::Percentile;
 
     use crate::fixture;
 
@@ -255,7 +284,45 @@ mod tests {
         let worst =
             r.runs[0].tasks.iter().max_by_key(|t| t.p9999_ns.0 * 1000 / t.target_ns.map_or(1, |l| l.0));
         let worst = worst.map(|t| (t.vm.as_str(), t.task.as_str()));
-        assert!(top.iter().any(|k| Some(*k) == worst));
+        assert!(top.iter().any(|k| Some((k.vm, k.task)) == worst));
+    }
+
+    /// The fixture's first run with a second target, p99.9, of its first task.
+    fn with_two_targets() -> Run {
+        let mut run = fixture::result().runs[0].clone();
+        let mut second = run.tasks[0].clone();
+        second.percentile = Percentile(99.9);
+        second.target_ns = Some(Nanos::from_millis(900));
+        second.at_target_ns = Some(Nanos::from_millis(7));
+        run.tasks.insert(1, second);
+        run
+    }
+
+    #[test]
+    fn targets_of_one_task_stand_apart() {
+        let run = with_two_targets();
+        let runs = [run.clone(), fixture::result().runs[1].clone()];
+        let (all, tasks) = (target_keys(&runs), task_keys(&runs));
+        assert_eq!((all.len(), tasks.len()), (run.tasks.len(), run.tasks.len() - 1));
+        for (key, task) in keyed(&run) {
+            assert_eq!(find(&run, key), Some(task));
+        }
+        assert_eq!(all[0].name(), all[1].name());
+        // The other run has one target of it only.
+        assert!(find(&runs[1], all[0]).is_some() && find(&runs[1], all[1]).is_none());
+        assert_eq!(judged(&run.tasks[1]), (Nanos::from_millis(7), "p99.9".to_owned(), true));
+        assert_eq!(tally(&run).targets(), 7);
+    }
+
+    #[test]
+    fn the_load_of_a_task_with_two_targets_counts_once() {
+        let mut run = with_two_targets();
+        let (vm, task) = (run.tasks[0].vm.clone(), run.tasks[0].task.clone());
+        for t in &mut run.tasks {
+            t.fio_cpus = if (&t.vm, &t.task) == (&vm, &task) { 0.6 } else { 0.0 };
+        }
+        let notes = busy_generators(&run);
+        assert!(notes.len() == 1 && notes[0].starts_with(&format!("{vm}: fio kept 0.60")), "{notes:?}");
     }
 
     #[test]

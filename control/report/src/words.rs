@@ -23,6 +23,12 @@ pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
     }
 }
 
+/// A target; its percentile too where it is not p99.99.
+pub(crate) fn target(percentile: Percentile, latency: Nanos, gap: &str) -> String {
+    let latency = num::latency(latency, gap);
+    if percentile == Percentile::P9999 { latency } else { format!("{percentile} {latency}") }
+}
+
 /// The verdict as one word; `-` for a task that has no target.
 pub(crate) fn verdict(v: Option<Verdict>) -> &'static str {
     match v {

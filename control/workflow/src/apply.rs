@@ -15,13 +15,14 @@ use rtvirtio_units::Ratio;
 use crate::contracts::{self, VmCpu};
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
-use crate::find::{self, load_spec};
+use crate::find::{self, HostVm, load_spec};
 use crate::guests::GuestAgents;
 use crate::in_force;
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::load_profile;
 use crate::progress::Progress;
 use crate::site::Site;
+use crate::started::{self, StartedVm};
 
 /// How a plan is made where none is given.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,8 @@ pub struct Resolved {
     pub writes: Vec<Write>,
     /// How the CPU contracts are held.
     pub held: Vec<VmCpu>,
+    /// The start of each VM that they are for.
+    pub vms: Vec<StartedVm>,
 }
 
 /// Everything that a plan and its spec's CPU contracts write.
@@ -118,7 +121,7 @@ pub fn resolve(
     let root = Root::default();
     let mut writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
     append(&mut writes, cpu);
-    Ok(Resolved { writes, held })
+    Ok(Resolved { writes, held, vms: started(site.host_vms(), progress) })
 }
 
 /// The CPU contracts of a spec alone.
@@ -136,7 +139,13 @@ pub fn resolve_cpu(
     };
     let vms = find::of_spec(spec, dirs)?;
     let (writes, held) = contracts::writes(admitted, &vms.iter().collect::<Vec<_>>(), progress)?;
-    Ok(Resolved { writes, held })
+    let contracted = vms.iter().filter(|vm| held.iter().any(|h| h.vm == vm.name));
+    let vms = started(contracted, progress);
+    Ok(Resolved { writes, held, vms })
+}
+
+fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -> Vec<StartedVm> {
+    vms.filter_map(|vm| StartedVm::of(vm, progress)).collect()
 }
 
 impl Resolved {
@@ -165,6 +174,7 @@ impl Resolved {
                 None => in_force::forget(&dirs.state)?,
             }
             contracts::save(&self.held, &dirs.state)?;
+            started::save(&self.vms, &dirs.state)?;
         }
         let root = Root::default();
         match session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel(progress)) {
@@ -187,7 +197,8 @@ impl Resolved {
 pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
     let root = Root::default();
     let writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
-    Resolved { writes, held: Vec::new() }.apply(Some(plan), dirs, progress)
+    let vms = started(site.host_vms(), progress);
+    Resolved { writes, held: Vec::new(), vms }.apply(Some(plan), dirs, progress)
 }
 
 /// The session of a state directory; `None` when there is none, and so nothing that was applied.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{
     Ask, Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, admit, attr,
-    choose, find_all, group_name, interference_us, levels, probe, settings, tick,
+    choose, find_all, group_name, interference_us, levels, probe, room, settings, tick,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
@@ -61,6 +61,9 @@ pub struct InForce {
     pub level: Level,
     /// The mechanism that holds it.
     pub backend: Backend,
+    /// The cgroup with the budget, where it is the VM's own: [`Settings::group`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<PathBuf>,
 }
 
 /// Name of that file, which is valid only with a journal.
@@ -74,6 +77,7 @@ pub(crate) fn save(all: &[VmCpu], state_dir: &Path) -> Result<()> {
         order: v.order,
         level: v.level,
         backend: v.settings.backend,
+        group: v.settings.group.clone(),
     };
     let all: Vec<InForce> = all.iter().map(one).collect();
     write_state(state_dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&all)?)
@@ -389,7 +393,28 @@ pub fn writes(
         let (contract, order, level) = (one.contract, one.order, one.level);
         out.push(VmCpu { vm: one.vm, contract, order, level, settings, found: one.found });
     }
-    Ok((all, out))
+    let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
+    let mut writes = room_for(&root, &probe, out.iter().filter_map(budgets))?;
+    append(&mut writes, all);
+    Ok((writes, out))
+}
+
+/// What the groups above those of managed VMs need before the VMs' own writes.
+pub(crate) fn room_for(
+    root: &Root,
+    probe: &Probe,
+    all: impl Iterator<Item = (Backend, PathBuf, Contract)>,
+) -> Result<Vec<Write>> {
+    let mut of: BTreeMap<Backend, Vec<(PathBuf, Contract)>> = BTreeMap::new();
+    for (backend, group, contract) in all {
+        of.entry(backend).or_default().push((group, contract));
+    }
+    let mut writes = Vec::new();
+    for (backend, groups) in of {
+        let groups: Vec<_> = groups.iter().map(|(group, contract)| (group.as_path(), *contract)).collect();
+        append(&mut writes, room(root, probe, &groups, backend)?);
+    }
+    Ok(writes)
 }
 
 /// CPU time that each thread used since `before`; empty for an idle VM, whose threads' total CPU

@@ -7,18 +7,23 @@ use std::time::Duration;
 
 use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
-use rtvirtio_spec::{HostHandle, Reach, Spec, Vm};
-use rtvirtio_vmm::threads::Named;
-use rtvirtio_vmm::{Qmp, VmHandle};
+use rtvirtio_spec::{HostHandle, LibvirtDomain, Reach, Spec, Vm, VmDisk};
+use rtvirtio_vmm::libvirt::{AgentState, RunningDomain, guest_device};
+use rtvirtio_vmm::threads::{Named, discover};
+use rtvirtio_vmm::{AgentAddress, GuestAgent, Qmp, Role, VmHandle};
 
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
 use crate::inventory::{Inventory, ListedVm};
+use crate::managed;
 use crate::progress::Progress;
 
 /// Time limit of a monitor's answer: it serves one client at a time, and QEMU's main loop may
 /// itself have a small budget.
 const QMP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time limit of a guest agent's answer when a disk is looked for.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads a spec file.
 ///
@@ -33,10 +38,10 @@ pub fn load_spec(path: &Path) -> Result<Spec> {
 pub struct HostVm {
     /// Its name in the spec, or `pid N`.
     pub name: String,
-    /// Socket of the guest agent.
-    pub agent: Option<PathBuf>,
+    /// Socket of the guest agent, where the spec names it.
+    agent: Option<PathBuf>,
     /// The disk that its tasks use: inside the guest where there is an agent.
-    pub disk: Option<PathBuf>,
+    disk: Option<VmDisk>,
     reach: HostReach,
     handle: OnceCell<VmHandle>,
 }
@@ -49,6 +54,10 @@ enum HostReach {
     Cgroup(PathBuf),
     /// QEMU's monitor.
     Monitor(PathBuf),
+    /// A domain of libvirt, looked up at its first use.
+    Domain(LibvirtDomain, OnceCell<RunningDomain>),
+    /// A VM of Proxmox VE.
+    Proxmox(u32),
     /// Processes of the lab in this cgroup.
     LabProcesses(PathBuf),
     /// A guest of the lab.
@@ -74,6 +83,8 @@ impl HostVm {
             HostHandle::Pid(pid) => HostReach::Process(*pid),
             HostHandle::Cgroup(path) => HostReach::Cgroup(path.clone()),
             HostHandle::Qmp(socket) => HostReach::Monitor(socket.clone()),
+            HostHandle::Domain(domain) => HostReach::Domain(domain.clone(), OnceCell::new()),
+            HostHandle::Proxmox(id) => HostReach::Proxmox(*id),
         };
         Ok(Self { agent: agent.clone(), disk: disk.clone(), ..Self::new(&vm.name, reach) })
     }
@@ -86,7 +97,7 @@ impl HostVm {
                 let (process, qmp) = (guest.process.clone(), guest.qmp.clone());
                 Self {
                     agent: Some(guest.agent.clone()),
-                    disk: Some(guest.disk.clone()),
+                    disk: Some(VmDisk::Path(guest.disk.clone())),
                     ..Self::new(&vm.name, HostReach::LabGuest { process, qmp, cgroup })
                 }
             }
@@ -110,6 +121,19 @@ impl HostVm {
             }
             HostReach::LabProcesses(path) => of_cgroup(&root, &Cgroups::detect(&root)?, path)?,
             HostReach::Monitor(socket) => of_monitor(&root, socket).with_context(|| self.context())?,
+            HostReach::Domain(..) => {
+                let domain = self.domain(&root)?;
+                VmHandle { named: self.named(&root, &domain)?, ..VmHandle::of_pid(domain.process.pid) }
+            }
+            HostReach::Proxmox(id) => {
+                let vm = managed::proxmox(&root, *id).with_context(|| self.context())?;
+                let found = of_monitor(&root, &vm.qmp).with_context(|| self.context())?;
+                if !found.pids.contains(&vm.pid) {
+                    let (pid, monitor) = (vm.pid, vm.qmp.display());
+                    bail!(NotRunning, "vm {}: {monitor} is not of process {pid}: `qm start {id}`", self.name);
+                }
+                found
+            }
             // Its number may be another process's by now.
             HostReach::LabGuest { process, .. } if !process.is_alive() => bail!(
                 NotRunning,
@@ -141,9 +165,11 @@ impl HostVm {
         match &self.reach {
             HostReach::LabProcesses(cgroup) | HostReach::LabGuest { cgroup, .. } => Ok(cgroup.clone()),
             HostReach::Process(pid) => of_pid(*pid),
+            HostReach::Domain(..) => of_pid(self.domain(root)?.process.pid),
+            HostReach::Proxmox(id) => managed::proxmox(root, *id).and_then(|vm| of_pid(vm.pid)),
             HostReach::Cgroup(path) => {
                 if !root.exists(cgroups.dir(path)?)? {
-                    bail!(NotRunning, "cgroup {} does not exist: is the VM running?", path.display());
+                    bail!(NotRunning, "cgroup {} does not exist: {}", path.display(), missing_cgroup(path));
                 }
                 Ok(path.clone())
             }
@@ -157,6 +183,118 @@ impl HostVm {
             }
         }
         .with_context(|| self.context())
+    }
+
+    /// Its guest agent; `None` without one, or while the guest of a domain has none connected.
+    ///
+    /// # Errors
+    /// As [`HostVm::handle`].
+    pub fn agent(&self, root: &Root) -> Result<Option<AgentAddress>> {
+        match &self.reach {
+            HostReach::Domain(..) => Ok(self.domain(root)?.agent()),
+            HostReach::Proxmox(id) => {
+                let vm = managed::proxmox(root, *id).with_context(|| self.context())?;
+                Ok(vm.agent.map(AgentAddress::Socket))
+            }
+            _ => Ok(self.agent.clone().map(AgentAddress::Socket)),
+        }
+    }
+
+    /// The device or file that its tasks use: inside the guest where it has an agent, else on the
+    /// host. `None` when the spec names none.
+    ///
+    /// # Errors
+    /// As [`HostVm::handle`]; a domain that has no such disk, or a disk that tasks cannot use from
+    /// there.
+    pub fn disk(&self, root: &Root) -> Result<Option<PathBuf>> {
+        let target = match &self.disk {
+            None => return Ok(None),
+            Some(VmDisk::Path(path)) => return Ok(Some(path.clone())),
+            Some(VmDisk::Target(target)) => target,
+        };
+        let domain = self.domain(root)?;
+        let found = || -> Result<PathBuf> {
+            let disk = managed::disk(&domain, target)?;
+            match domain.agent() {
+                None => managed::host_path(&domain, disk),
+                Some(agent) => {
+                    let mut agent = GuestAgent::reach(&agent, AGENT_TIMEOUT)?;
+                    Ok(guest_device(&mut agent, disk)?)
+                }
+            }
+        };
+        found().map(Some).with_context(|| self.context())
+    }
+
+    /// Whether the spec names a disk for its tasks.
+    #[must_use]
+    pub fn names_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// What a reader of results has to know about its guest agent.
+    pub(crate) fn agent_note(&self, root: &Root) -> Option<String> {
+        let HostReach::Domain(..) = &self.reach else { return None };
+        let domain = self.domain(root).ok()?;
+        (domain.xml.agent == AgentState::Disconnected).then(|| {
+            format!(
+                "{}: no guest agent is connected (is qemu-guest-agent running in it?): its tasks run on the host, past QEMU, and \
+                 its own settings are neither known nor set",
+                self.name
+            )
+        })
+    }
+
+    /// The domain of this start.
+    fn domain(&self, root: &Root) -> Result<RunningDomain> {
+        let HostReach::Domain(of, found) = &self.reach else {
+            bail!(Argument, "vm {} is no domain of libvirt", self.name)
+        };
+        if let Some(domain) = found.get() {
+            return Ok(domain.clone());
+        }
+        let domain = managed::running(root, of).with_context(|| self.context())?;
+        Ok(found.get_or_init(|| domain).clone())
+    }
+
+    /// Roles of a domain's threads. libvirt has QEMU name its threads (`debug-threads=on`), so
+    /// that the monitor, whose use taints the domain, is asked only where no name shows a vCPU.
+    fn named(&self, root: &Root, domain: &RunningDomain) -> Result<Named> {
+        let threads = discover(root, &VmHandle::of_pid(domain.process.pid))
+            .with_context(|| format!("vm {}: is it still running?", self.name))?;
+        if threads.iter().any(|t| matches!(t.role, Role::Vcpu(_))) {
+            return Ok(Named::default());
+        }
+        let asked = Qmp::of_domain(domain, QMP_TIMEOUT).and_then(|mut qmp| Named::ask(&mut qmp));
+        asked.with_context(|| self.context())
+    }
+
+    /// Its processes, where they last as long as the VM: `None` for the lab's VMs of processes, and
+    /// where they are not known.
+    pub(crate) fn lasting_pids(&self, progress: &dyn Progress) -> Option<Vec<u32>> {
+        match &self.reach {
+            HostReach::LabProcesses(_) => None,
+            HostReach::Domain(..) => Some(vec![self.domain(&Root::default()).ok()?.process.pid]),
+            _ => Some(self.handle(progress).ok()?.pids.into_iter().collect()),
+        }
+    }
+
+    /// A connection to its monitor, where it has one. For a domain of libvirt this taints the
+    /// domain (`custom-monitor`) until it ends.
+    ///
+    /// # Errors
+    /// As [`HostVm::handle`].
+    pub fn monitor(&self, root: &Root) -> Result<Option<Qmp>> {
+        let socket = match &self.reach {
+            HostReach::Domain(..) => {
+                let domain = self.domain(root)?;
+                return Ok(Some(Qmp::of_domain(&domain, QMP_TIMEOUT).with_context(|| self.context())?));
+            }
+            HostReach::Proxmox(id) => managed::proxmox(root, *id).with_context(|| self.context())?.qmp,
+            HostReach::Monitor(socket) | HostReach::LabGuest { qmp: socket, .. } => socket.clone(),
+            HostReach::Process(_) | HostReach::Cgroup(_) | HostReach::LabProcesses(_) => return Ok(None),
+        };
+        Ok(Some(Qmp::connect(&socket, QMP_TIMEOUT).with_context(|| self.context())?))
     }
 
     fn context(&self) -> String {
@@ -230,11 +368,25 @@ fn of_cgroup(root: &Root, cgroups: &Cgroups, path: &Path) -> Result<VmHandle> {
         let why = if e.is_unsupported() {
             "it is threaded: name the one above it that holds the process, such as machine-qemu-....scope"
         } else {
-            "is the VM running?"
+            missing_cgroup(path)
         };
         Error::from(e).within(format!("cgroup {}: {why}", path.display()))
     })?;
     Ok(VmHandle { pids: pids.into_iter().collect(), named: Named::default() })
+}
+
+/// The remedy for a cgroup that is not there.
+fn missing_cgroup(path: &Path) -> &'static str {
+    // libvirt's are named `qemu-ID-NAME`, in systemd's units with `\x2d` for `-`.
+    let of_libvirt = path.components().any(|c| {
+        let name = c.as_os_str().to_string_lossy();
+        name.starts_with("machine-qemu") || name.starts_with("qemu-")
+    });
+    if of_libvirt {
+        "libvirt gives it another name at each start of the VM: write domain = \"NAME\" instead of `cgroup`"
+    } else {
+        "is the VM running?"
+    }
 }
 
 fn ask_monitor(socket: &Path) -> Result<Named, rtvirtio_vmm::VmmError> {
@@ -242,15 +394,21 @@ fn ask_monitor(socket: &Path) -> Result<Named, rtvirtio_vmm::VmmError> {
 }
 
 /// QEMU's process by one of the threads that its monitor names: the process that listens on the
-/// socket may be libvirt's daemon, which opens it for QEMU.
+/// socket may be a manager's, which opens it for QEMU. Thread ids of another PID namespace mean
+/// other threads here, and the wrong ones must not become real-time: so the process must be the one
+/// at the other end of the connection, or have the socket open.
 fn of_monitor(root: &Root, socket: &Path) -> Result<VmHandle> {
     const ELSEWHERE: &str =
         "QEMU seems to run in another pid namespace (a container): name the VM by `pid` or `cgroup`";
-    let named = ask_monitor(socket).context("name the VM by `pid` or `cgroup` where its monitor is taken")?;
+    let ask = || -> Result<_, rtvirtio_vmm::VmmError> {
+        let mut qmp = Qmp::connect(socket, QMP_TIMEOUT)?;
+        Ok((qmp.listener()?, Named::ask(&mut qmp)?))
+    };
+    let (listener, named) = ask().context("name the VM by `pid` or `cgroup` where its monitor is taken")?;
     let thread = named.any_thread().context("QEMU names no vCPU")?;
     let pid = of_thread(root, thread)
         .with_context(|| format!("the monitor names thread {thread}, which is not here: {ELSEWHERE}"))?;
-    if !serves(root, pid, socket)? {
+    if listener != Some(pid) && !serves(root, pid, socket)? {
         let name = process::name(root, pid).unwrap_or_default();
         bail!(
             NotRunning,

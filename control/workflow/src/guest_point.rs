@@ -95,7 +95,9 @@ fn probe(site: &Site, rate: f64, dirs: &Dirs, progress: &dyn Progress) -> Result
         depth: 1,
         arrival: Arrival::Closed,
         burst: None,
-        target: None,
+        mix: Vec::new(),
+        sync: None,
+        targets: Vec::new(),
     }];
     load.predicted = vec![None];
     let work_dir = dirs.fio();

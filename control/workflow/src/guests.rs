@@ -1,25 +1,24 @@
 //! Guests' settings files, reached through the QEMU guest agent.
 
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use rtvirtio_apply::{GuestFiles, Guests};
-use rtvirtio_vmm::{GuestAgent, VmmError};
+use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError};
 
 /// How long an agent may take: a guest under emulation, busy with I/O, answers slowly.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A settings file is at most a page (`Documentation/filesystems/sysfs.rst`).
 const LARGEST: usize = 4096;
 
-/// Connects to agents by their sockets.
+/// Connects to agents by their addresses.
 pub struct GuestAgents;
 
 struct Files(GuestAgent);
 
 impl Guests for GuestAgents {
-    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
-        let agent = GuestAgent::connect(agent, PATIENCE).map_err(io_error)?;
+    fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
+        let agent = GuestAgent::reach(agent, PATIENCE).map_err(io_error)?;
         Ok(Box::new(Files(agent)))
     }
 }

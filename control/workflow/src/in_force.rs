@@ -9,6 +9,7 @@ use rtvirtio_planner::{PLAN_SCHEMA, Plan};
 use crate::contracts::IN_FORCE_FILE;
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
+use crate::started::VMS_FILE;
 
 /// The plan in force.
 const PLAN_FILE: &str = "plan.json";
@@ -35,13 +36,13 @@ pub fn plan(state_dir: &Path) -> Result<Option<Plan>> {
     }
 }
 
-/// Removes plan and contracts of a removed journal: they do not belong to the next one.
+/// Removes plan, contracts and VMs of a removed journal: they do not belong to the next one.
 ///
 /// # Errors
 /// When a file cannot be removed.
 pub fn forget(state_dir: &Path) -> Result<()> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(()) };
-    for file in [PLAN_FILE, IN_FORCE_FILE] {
+    for file in [PLAN_FILE, IN_FORCE_FILE, VMS_FILE] {
         dir.remove(file).with_context(|| format!("cannot remove {}", state_dir.join(file).display()))?;
     }
     Ok(())

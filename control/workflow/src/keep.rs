@@ -124,7 +124,16 @@ pub fn keep(
         for vm in &mut kept {
             vm.scan(&keeper, report)?;
         }
-        kept.retain(|vm| vm.watcher.threads().next().is_some());
+        kept.retain(|vm| {
+            let runs = vm.watcher.threads().next().is_some();
+            if !runs {
+                progress.warn(&format!(
+                    "{} has ended; a later start of it is not kept: `rtvirtio revert`, start it, and apply again",
+                    vm.of.vm
+                ));
+            }
+            runs
+        });
         if kept.is_empty() {
             return Ok(Ended::VmsEnded);
         }
@@ -218,7 +227,7 @@ impl Kept {
         let settings = if is_split {
             resplit(&keeper.probe, &domain, &ask)
         } else {
-            take_in(&keeper.probe, self.of.backend, &ask)
+            take_in(&keeper.probe, self.of.backend, self.of.group.as_deref(), &ask)
         };
         let session = match Session::open(&keeper.dirs.state) {
             Ok(session) => session,

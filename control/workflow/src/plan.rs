@@ -108,7 +108,10 @@ impl Basis {
             return Ok(Self { spec, profile, options, choice });
         }
         let options = match Site::find(spec.clone(), dirs)
-            .inspect(|site| site.warn_without_bfq(progress))
+            .inspect(|site| {
+                site.warn_without_bfq(progress);
+                site.warn_without_agent(progress);
+            })
             .and_then(|site| site.plan_options(site.config()?, &choice))
         {
             Ok(options) => options,

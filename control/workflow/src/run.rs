@@ -26,8 +26,9 @@ pub fn measure(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Run> {
-    let loads = site.loads(predicted)?;
+    let mut loads = site.loads(predicted)?;
     let _claims = data_guard::claim_targets(site, &loads, progress)?;
+    let _groups = site.member_groups(&mut loads)?;
     let total = length.as_secs() + 1;
     let mut bar = progress
         .bar(&format!("running {} tasks ({})", site.spec.tasks().count(), scheme_name(scheme)), total);

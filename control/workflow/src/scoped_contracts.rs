@@ -9,6 +9,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, VmHandle};
 
+use crate::contracts::room_for;
 use crate::error::{Context as _, Result, bail};
 use crate::progress::Progress;
 
@@ -63,7 +64,7 @@ impl<'a> ScopedContracts<'a> {
         let choice = choose(&self.probe, Some(self.backend), false).context("the mechanism is gone")?;
         admit(&choice.grant, &all.iter().map(|w| (w.vm.to_owned(), w.contract)).collect::<Vec<_>>())?;
         let root = Root::default();
-        let mut writes = Vec::new();
+        let (mut of_vms, mut budgets) = (Vec::new(), Vec::new());
         let levels = levels(&all.iter().map(|w| (self.backend, w.order, w.contract)).collect::<Vec<_>>());
         for (w, level) in all.iter().zip(levels) {
             let mut threads =
@@ -71,8 +72,12 @@ impl<'a> ScopedContracts<'a> {
             threads.retain(|t| !w.vcpus_only || matches!(t.role, Role::Vcpu(_)));
             let (vm, threads, used) = (w.vm, &threads, &w.used);
             let ask = Ask { vm, threads, contract: w.contract, order: w.order, level, used };
-            append(&mut writes, settings(&root, &self.probe, self.backend, &ask)?.writes);
+            let settings = settings(&root, &self.probe, self.backend, &ask)?;
+            budgets.extend(settings.group.map(|group| (self.backend, group, w.contract)));
+            append(&mut of_vms, settings.writes);
         }
+        let mut writes = room_for(&root, &self.probe, budgets.into_iter())?;
+        append(&mut writes, of_vms);
         self.session.apply(&writes, &Machine::new(&root, &NoGuests), &mut Silent)?;
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
-use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::cgroup::{Limit, MemberGroup};
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
@@ -89,12 +89,12 @@ impl Site {
     pub fn binding(&self) -> Result<Binding> {
         let mut vms = BTreeMap::new();
         for (vm, cgroup) in &self.vms {
-            let disk = vm.agent.as_ref().and(vm.disk.as_ref()).and_then(|disk| disk.file_name());
-            let guest_disk = disk.map(|name| name.to_string_lossy().into_owned());
-            vms.insert(
-                vm.name.clone(),
-                VmBinding { cgroup: Some(cgroup.clone()), agent: vm.agent.clone(), guest_disk },
-            );
+            let agent = vm.agent(&self.root)?;
+            // Only settings in the guest need the disk's name there, and report that it is missing.
+            let disk = agent.as_ref().and_then(|_| vm.disk(&self.root).ok().flatten());
+            let guest_disk =
+                disk.as_deref().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
+            vms.insert(vm.name.clone(), VmBinding { cgroup: Some(cgroup.clone()), agent, guest_disk });
         }
         Ok(Binding { device: self.device.clone(), cgroups: Some(self.cgroups.clone()), vms })
     }
@@ -108,7 +108,7 @@ impl Site {
         for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
             let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup)?);
             let mut of_vm = VmConfig { weight, cap, ..default_vm() };
-            if let Some((elevator, bfq)) = guest_settings(host_vm) {
+            if let Some((elevator, bfq)) = guest_settings(host_vm, &self.root) {
                 of_vm.guest_elevator = elevator;
                 of_vm.guest_bfq = bfq;
             }
@@ -129,7 +129,7 @@ impl Site {
         if cgroups.len() < self.vms.len() || cgroups.iter().any(|c| Cgroups::is_root(c)) {
             options.mode = CgroupMode::Shared;
         }
-        options.space.guests &= self.host_vms().all(|vm| vm.agent.is_some() && vm.disk.is_some());
+        options.space.guests &= self.host_vms().all(|vm| self.has_agent(vm) && vm.names_disk());
         Ok(options)
     }
 
@@ -141,7 +141,8 @@ impl Site {
         };
         let mut predicted = predicted.iter().copied();
         for load in &mut loads {
-            load.predicted = load.vm.tasks.iter().map(|_| predicted.next().flatten()).collect();
+            let goals = load.vm.tasks.iter().flat_map(rtvirtio_spec::Task::goals);
+            load.predicted = goals.map(|_| predicted.next().flatten()).collect();
         }
         Ok(loads)
     }
@@ -164,7 +165,7 @@ impl Site {
 
     /// The kind of the VMs.
     pub fn kind(&self) -> VmKind {
-        if self.spec.lab_kind() == Some(LabKind::Process) || self.host_vms().any(|vm| vm.agent.is_none()) {
+        if self.spec.lab_kind() == Some(LabKind::Process) || self.host_vms().any(|vm| !self.has_agent(vm)) {
             VmKind::Process
         } else {
             VmKind::Qemu
@@ -185,6 +186,16 @@ impl Site {
             None => ("existing".to_owned(), "unknown".to_owned(), self.device.name.clone()),
         };
         HostFacts { kernel: kernel_release(), cpus: cpus(), vmm, accelerator, device }
+    }
+
+    /// Whether a guest agent is there to ask. A VM that ended since it was found has none.
+    fn has_agent(&self, vm: &HostVm) -> bool {
+        vm.agent(&self.root).is_ok_and(|agent| agent.is_some())
+    }
+
+    /// Warns of VMs whose guest agent should be there and is not.
+    pub fn warn_without_agent(&self, progress: &dyn Progress) {
+        self.host_vms().filter_map(|vm| vm.agent_note(&self.root)).for_each(|note| progress.warn(&note));
     }
 
     /// The VMs on this host, in spec order.
@@ -234,7 +245,7 @@ impl Site {
         let mut loads = Vec::new();
         for (vm, here) in self.spec.vms.iter().zip(&lab.vms) {
             let place = match &here.guest {
-                Some(guest) => Place::Guest { agent: guest.agent.clone(), target: guest.disk.clone() },
+                Some(guest) => Place::Guest { agent: guest.agent.clone().into(), target: guest.disk.clone() },
                 None => Place::Host {
                     cgroup_procs: vec![self.cgroups.dir(&here.cgroup)?.join("cgroup.procs")],
                     target: lab.device.clone(),
@@ -249,25 +260,46 @@ impl Site {
     fn existing_loads(&self) -> Result<Vec<VmLoad>> {
         let mut loads = Vec::new();
         for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
-            let Some(disk) = &host_vm.disk else {
+            let agent = host_vm.agent(&self.root)?;
+            let Some(disk) = host_vm.disk(&self.root)? else {
                 bail!(
                     File,
                     "vm {}: no `disk` in the spec: name the block device or file that its tasks use{}",
                     vm.name,
-                    if host_vm.agent.is_some() { " inside the guest" } else { "" }
+                    if agent.is_some() { " inside the guest" } else { "" }
                 );
             };
-            let place = match &host_vm.agent {
-                Some(agent) => Place::Guest { agent: agent.clone(), target: disk.clone() },
+            let place = match agent {
+                Some(agent) => Place::Guest { agent, target: disk },
                 None => Place::Host {
                     cgroup_procs: vec![self.cgroups.dir(cgroup)?.join("cgroup.procs")],
-                    target: disk.clone(),
+                    target: disk,
                     region: None,
                 },
             };
             loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
         }
         Ok(loads)
+    }
+
+    /// Makes cgroups for tasks on the host where a VM's own takes no process, and points the loads
+    /// at them. They go when the result is dropped.
+    ///
+    /// # Errors
+    /// When a VM's cgroup is gone.
+    pub(crate) fn member_groups(&self, loads: &mut [VmLoad]) -> Result<Vec<MemberGroup>> {
+        let mut groups = Vec::new();
+        if self.lab.is_some() {
+            return Ok(groups);
+        }
+        for (load, (_, cgroup)) in loads.iter_mut().zip(&self.vms) {
+            if let Place::Host { cgroup_procs, .. } = &mut load.place {
+                let group = self.cgroups.member_group(&self.root, cgroup)?;
+                *cgroup_procs = vec![group.procs()];
+                groups.push(group);
+            }
+        }
+        Ok(groups)
     }
 }
 
@@ -321,9 +353,11 @@ fn bfq_of(tunables: &BTreeMap<String, String>) -> Result<Bfq> {
 
 /// Elevator and BFQ tunables inside a guest; `None` without an agent or its answer: the model then
 /// assumes `none`.
-fn guest_settings(vm: &HostVm) -> Option<(Elevator, Bfq)> {
-    let (agent, disk) = (vm.agent.as_ref()?, vm.disk.as_ref()?.file_name()?.to_str()?);
-    let mut agent = GuestAgent::connect(agent, AGENT_TIMEOUT).ok()?;
+fn guest_settings(vm: &HostVm, root: &Root) -> Option<(Elevator, Bfq)> {
+    let agent = vm.agent(root).ok()??;
+    let disk = vm.disk(root).ok()??;
+    let disk = disk.file_name()?.to_str()?;
+    let mut agent = GuestAgent::reach(&agent, AGENT_TIMEOUT).ok()?;
     let mut read = |path: &str| {
         let bytes = agent.read_file(&format!("/sys/block/{disk}/queue/{path}"), SMALL_FILE).ok()?;
         String::from_utf8(bytes).ok()

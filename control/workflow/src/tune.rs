@@ -8,7 +8,7 @@ use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::{Config, Profile};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
 use rtvirtio_planner::{CgroupMode, Infeasible, Knob, PLAN_SCHEMA, Plan, check_actable, settings_of};
-use rtvirtio_spec::Task;
+use rtvirtio_spec::{Target, Vm};
 use rtvirtio_units::Nanos;
 use serde::Serialize;
 
@@ -121,7 +121,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         progress.step(&given_up_for_the_others(&names));
     }
     let end = start + budget;
-    let rates = site.spec.tasks().map(|(_, t)| t.rate.map(|r| r.0)).collect();
+    let rates = site.spec.goals().map(|(_, t, _)| t.rate.map(|r| r.0)).collect();
     let reserve = budget.mul_f64(1.0 - TRIALS_SHARE);
     let mut tuning = Tuning {
         rates,
@@ -263,15 +263,15 @@ impl Tuning<'_> {
     /// A run of this length has requests enough that each target can be judged with one of them
     /// late; longer ones prove no more.
     fn proof_length(&self) -> Duration {
-        let of = |(task, rate): (&Task, &Option<f64>)| {
-            let needed = samples_needed(LATE, task.target?.percentile)? as f64;
+        let of = |(target, rate): (Option<Target>, &Option<f64>)| {
+            let needed = samples_needed(LATE, target?.percentile)? as f64;
             // How fast a task without a rate will be is not known before the first trial.
             Some(rate.map_or(LONGEST_PROOF, |rate| needed / rate.max(1e-3)))
         };
-        let tasks =
-            self.site.spec.tasks().zip(&self.rates).filter(|((vm, _), _)| !self.given_up.contains(&vm.name));
-        let tasks = tasks.map(|((_, task), rate)| (task, rate));
-        Duration::from_secs_f64(tasks.filter_map(of).fold(0.0, f64::max).min(LONGEST_PROOF))
+        let kept = |vm: &Vm| !self.given_up.contains(&vm.name);
+        let goals = self.site.spec.goals().zip(&self.rates).filter(|((vm, ..), _)| kept(vm));
+        let goals = goals.map(|((.., target), rate)| (target, rate));
+        Duration::from_secs_f64(goals.filter_map(of).fold(0.0, f64::max).min(LONGEST_PROOF))
     }
 
     /// Records and reports the last trial.

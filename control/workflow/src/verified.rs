@@ -93,6 +93,7 @@ mod tests {
             p9999_ns: Nanos(3),
             p9999_excl_host_stalls_ns: None,
             p9999_placebo_ns: None,
+            at_target_ns: None,
             max_ns: Nanos(3),
             fio_p9999_ns: Nanos(3),
             fio_cpus: 0.0,

@@ -63,11 +63,7 @@ pub fn using(device: &BlockDevice) -> Result<Vec<Vmm>> {
 
 /// Number of the block device that a file is, or lies on.
 fn number(file: &Metadata) -> Option<u64> {
-    if file.file_type().is_block_device() {
-        Some(file.rdev())
-    } else {
-        file.is_file().then(|| file.dev())
-    }
+    if file.file_type().is_block_device() { Some(file.rdev()) } else { file.is_file().then(|| file.dev()) }
 }
 
 /// Whether a block device is the disk, a partition of it, or built on it.

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::flow::Flow;
 use crate::guest::{CpuLoad, overhead};
 use crate::load::{flows, is_guest};
-use crate::tail_model::check_config;
+use crate::tail_model::{check_config, check_syncs};
 use crate::terms::{Sum, Terms};
 use crate::types::{Bfq, Config, Elevator, Forecast, ModelKind, Profile, Side};
 use crate::{ModelError, TailModel};
@@ -143,8 +143,14 @@ impl TailModel for Analytical {
         ModelKind::Analytical
     }
 
-    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+    fn forecast_tasks(
+        &self,
+        profile: &Profile,
+        spec: &Spec,
+        config: &Config,
+    ) -> Result<Vec<Forecast>, ModelError> {
         check_config(spec, config)?;
+        check_syncs(profile, spec)?;
         if config.elevator != Elevator::Bfq {
             return Err(ModelError::NotCovered {
                 model: "analytical",

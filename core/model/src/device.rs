@@ -1,10 +1,12 @@
 //! What a profile says about the device, in the form the models use.
 
-use rtvirtio_spec::{Op, Spec, Vm};
+use rtvirtio_spec::{Op, Spec, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 
+use crate::flow::Access;
 use crate::saturation::SaturationTails;
 use crate::tail_curve::{TailCurve, TailPoint};
+use crate::tail_model::check_syncs;
 use crate::types::{DepthPoint, Elevator, LargeRequests, Profile};
 use crate::{Config, ModelError};
 
@@ -19,6 +21,7 @@ use crate::{Config, ModelError};
 /// [`ModelError::BadProfile`] without a usable read measurement.
 pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Option<Iops>>, ModelError> {
     const LEAST: f64 = 0.01;
+    check_syncs(profile, spec)?;
     let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
     let used: f64 = device.taken(spec).iter().sum();
     let floods = |vm: &Vm| vm.tasks.iter().filter(|t| t.rate.is_none()).count();
@@ -29,8 +32,7 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
         .iter()
         .map(|vm| {
             let n = floods(vm);
-            let costs: f64 =
-                vm.tasks.iter().filter(|t| t.rate.is_none()).map(|t| device.occupancy(t.op, t.block)).sum();
+            let costs: f64 = vm.tasks.iter().filter(|t| t.rate.is_none()).map(|t| device.occupancy(t)).sum();
             (n > 0).then(|| Iops(left * n as f64 / costs))
         })
         .collect())
@@ -43,6 +45,7 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
 /// # Errors
 /// [`ModelError::BadProfile`] without a usable read measurement.
 pub fn declared_shares(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<f64>, ModelError> {
+    check_syncs(profile, spec)?;
     Ok(Device::new(profile, config.elevator == Elevator::Bfq)?.taken(spec))
 }
 
@@ -167,6 +170,8 @@ fn beyond(points: &[DepthPoint], line: &ServiceLine) -> f64 {
 pub(crate) struct Device {
     pub(crate) read: Curve,
     pub(crate) write: Curve,
+    /// Writes with a flush after each; `None` where that was not measured.
+    sync: Option<Curve>,
     /// What requests meet while floods fill it.
     pub(crate) saturation_tails: SaturationTails,
     block: Bytes,
@@ -225,15 +230,18 @@ impl Device {
         };
         // BFQ's cost is CPU time and lock time per request, the same in both directions: carry the
         // ratio over.
+        let under_bfq = |w: Curve| Curve {
+            base: w.base * (read.base / plain.base),
+            capacity: w.capacity * (read.capacity / plain.capacity),
+            ..w
+        };
         let write = match Curve::new(&profile.write, more(|l| &l.write)) {
-            Some(w) => Curve {
-                base: w.base * (read.base / plain.base),
-                capacity: w.capacity * (read.capacity / plain.capacity),
-                ..w
-            },
+            Some(w) => under_bfq(w),
             None => read.clone(),
         };
-        Ok(Self { read, write, saturation_tails: SaturationTails::of(profile), block: profile.block })
+        // More bytes cost a synced write what they cost another.
+        let sync = Curve::new(&profile.sync, None).map(|s| Curve { byte: write.byte, ..under_bfq(s) });
+        Ok(Self { read, write, sync, saturation_tails: SaturationTails::of(profile), block: profile.block })
     }
 
     /// A time of the profile's size, for `block`.
@@ -250,36 +258,56 @@ impl Device {
         }
     }
 
-    fn mix(&self, op: Op, f: impl Fn(&Curve) -> f64) -> f64 {
-        let w = op.write_share();
-        (1.0 - w) * f(&self.read) + w * f(&self.write)
+    fn mix(&self, access: Access, f: impl Fn(&Curve) -> f64) -> f64 {
+        let w = access.op.write_share();
+        (1.0 - w) * f(&self.read) + w * f(self.writes(access))
     }
 
-    /// Time of one request that finds the device idle, s.
-    pub(crate) fn service(&self, op: Op, block: Bytes) -> f64 {
-        self.mix(op, |c| self.sized(c.base, c.byte.map(|b| b.service), block))
+    /// The writes of an access; [`check_syncs`] has refused those that were not measured.
+    fn writes(&self, access: Access) -> &Curve {
+        self.sync.as_ref().filter(|_| access.sync).unwrap_or(&self.write)
     }
 
-    /// Device time that one request takes from the others at the best depth, s: 1 / capacity.
-    pub(crate) fn occupancy(&self, op: Op, block: Bytes) -> f64 {
-        self.mix(op, |c| self.sized(1.0 / c.capacity, c.byte.map(|b| b.occupancy), block))
+    /// Time of a task's largest request where it finds the device idle, s.
+    pub(crate) fn service(&self, task: &Task) -> f64 {
+        let time = |c: &Curve| self.sized(c.base, c.byte.map(|b| b.service), task.block);
+        self.mix(Access::of(task), time)
+    }
+
+    /// Device time that a task's mean request takes from the others at the best depth, s: 1 /
+    /// capacity. A synced write counts as long as it takes alone: nothing shows that a device
+    /// serves others while it empties its cache.
+    pub(crate) fn occupancy(&self, task: &Task) -> f64 {
+        match task.mix.as_slice() {
+            [] => self.most_occupancy(task),
+            mix => mix.iter().map(|m| m.share.0 * self.occupancy_of(Access::of(task), m.size)).sum(),
+        }
+    }
+
+    /// The same of its largest request.
+    pub(crate) fn most_occupancy(&self, task: &Task) -> f64 {
+        self.occupancy_of(Access::of(task), task.block)
+    }
+
+    fn occupancy_of(&self, access: Access, block: Bytes) -> f64 {
+        self.mix(access, |c| self.sized(1.0 / c.capacity, c.byte.map(|b| b.occupancy), block))
     }
 
     /// Share of its time that the declared rates of each VM take.
     fn taken(&self, spec: &Spec) -> Vec<f64> {
         let of = |vm: &Vm| -> f64 {
-            vm.tasks.iter().filter_map(|t| t.rate.map(|r| r.0.max(0.0) * self.occupancy(t.op, t.block))).sum()
+            vm.tasks.iter().filter_map(|t| t.rate.map(|r| r.0.max(0.0) * self.occupancy(t))).sum()
         };
         spec.vms.iter().map(of).collect()
     }
 
     /// Latency above which the device alone holds a share `exceedance` of *arrivals*, s; see
     /// [`Curve::stall`].
-    pub(crate) fn stall(&self, op: Op, exceedance: f64, slack: f64) -> f64 {
+    pub(crate) fn stall(&self, access: Access, exceedance: f64, slack: f64) -> f64 {
         let worst = |c: &Curve| c.stall(exceedance, slack);
-        match op {
+        match access.op {
             Op::Read => worst(&self.read),
-            Op::Write => worst(&self.write),
+            Op::Write => worst(self.writes(access)),
             Op::Mixed { .. } => worst(&self.read).max(worst(&self.write)),
         }
     }
@@ -349,7 +377,10 @@ pub(crate) const MIN_SLACK: f64 = 0.05;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testkit::{point, twin};
+    use rtvirtio_spec::BlockShare;
+    use rtvirtio_units::Ratio;
+
+    use crate::testkit::{point, task, twin};
 
     #[test]
     fn one_server_stands_for_what_the_profile_shows() {
@@ -399,8 +430,9 @@ mod tests {
     fn bytes_cost_what_was_measured_and_without_a_measurement_all() {
         let kib = Bytes::from_kib;
         let mut profile = twin();
+        let of = |op, k| Task { op, block: kib(k), ..task("t", 1.0, 1) };
         let guessed = Device::new(&profile, false).unwrap();
-        assert!((guessed.service(Op::Read, kib(128)) - 32.0 * 105e-6).abs() < 1e-9);
+        assert!((guessed.service(&of(Op::Read, 128)) - 32.0 * 105e-6).abs() < 1e-9);
         // 60 us + 1 ns per byte: 128 KiB take about 124 us longer than 4 KiB, at any depth.
         let read = vec![
             point(1, 4_300.0, [229, 300, 2_000, 5_000]),
@@ -408,11 +440,19 @@ mod tests {
         ];
         profile.large = Some(LargeRequests { block: kib(128), read, write: Vec::new() });
         let device = Device::new(&profile, false).unwrap();
-        assert!((device.service(Op::Read, kib(4)) - 105e-6).abs() < 1e-9);
-        assert!((device.service(Op::Read, kib(128)) - 229e-6).abs() < 1e-9);
-        assert!((device.service(Op::Read, kib(66)) - 167e-6).abs() < 1e-9);
-        assert!((device.occupancy(Op::Read, kib(128)) - 1.0 / 5_300.0).abs() < 1e-9);
+        assert!((device.service(&of(Op::Read, 4)) - 105e-6).abs() < 1e-9);
+        assert!((device.service(&of(Op::Read, 128)) - 229e-6).abs() < 1e-9);
+        assert!((device.service(&of(Op::Read, 66)) - 167e-6).abs() < 1e-9);
+        assert!((device.occupancy(&of(Op::Read, 128)) - 1.0 / 5_300.0).abs() < 1e-9);
         // Writes of that size were not measured.
-        assert!((device.service(Op::Write, kib(128)) - 32.0 * 105e-6).abs() < 1e-9);
+        assert!((device.service(&of(Op::Write, 128)) - 32.0 * 105e-6).abs() < 1e-9);
+        // A mix loads the device by its mean and has the tail of its largest.
+        let mut mixed = of(Op::Read, 128);
+        let size = |k, share| BlockShare { size: kib(k), share: Ratio(share) };
+        mixed.mix = vec![size(4, 0.75), size(128, 0.25)];
+        assert_eq!(device.service(&mixed), device.service(&of(Op::Read, 128)));
+        let parts = 0.75 * device.occupancy(&of(Op::Read, 4)) + 0.25 * device.occupancy(&of(Op::Read, 128));
+        assert!((device.occupancy(&mixed) - parts).abs() < 1e-12);
+        assert_eq!(device.most_occupancy(&mixed), device.occupancy(&of(Op::Read, 128)));
     }
 }

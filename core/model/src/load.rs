@@ -3,7 +3,7 @@
 use rtvirtio_spec::{LabKind, Reach, Spec, Vm};
 
 use crate::device::Device;
-use crate::flow::{Flow, THROTTLE_SLICE};
+use crate::flow::{Access, Flow, THROTTLE_SLICE};
 use crate::percentile_of;
 use crate::types::Config;
 
@@ -25,8 +25,8 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
         let cap = config.vms[i].cap.map(|c| c.0);
         let through = cap.map_or(1.0, |c| if declared > c { c / declared } else { 1.0 });
         for task in &vm.tasks {
-            let service = device.service(task.op, task.block);
-            let cost = device.occupancy(task.op, task.block);
+            let service = device.service(task);
+            let cost = device.occupancy(task);
             let depth = f64::from(task.depth.max(1));
             // What it would do alone: limited by its depth or by the device.
             let alone = 1.0 / cost.max(service / depth);
@@ -44,7 +44,9 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
             flows.push(Flow {
                 vm: i,
                 op: task.op,
-                block: task.block.0 as f64,
+                access: Access::of(task),
+                block: task.mean_block(),
+                largest: task.block.0 as f64,
                 rate,
                 flood,
                 allowed,
@@ -52,6 +54,7 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
                 through_cap: if task.rate.is_some() { through } else { 1.0 },
                 service,
                 cost,
+                most: device.most_occupancy(task),
                 declared: task.rate.is_some(),
                 exceedance: percentile_of(task).exceedance().clamp(1e-9, 0.5),
             });

@@ -81,13 +81,13 @@ pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
             Some(allowed) => allowed / THROTTLE_SLICE * f.cost.max(f.service / f.burst()),
             None => 1.0,
         };
-        match kinds.iter_mut().find(|k| k.op == f.op && k.block == f.block) {
+        match kinds.iter_mut().find(|k| k.op == f.op && k.block == f.largest) {
             Some(kind) => {
                 kind.depth += f.burst();
                 kind.share = (kind.share + share).min(1.0);
             }
             None => {
-                kinds.push(Kind { op: f.op, block: f.block, depth: f.burst(), share: share.min(1.0) });
+                kinds.push(Kind { op: f.op, block: f.largest, depth: f.burst(), share: share.min(1.0) });
             }
         }
     }
@@ -173,7 +173,9 @@ mod tests {
         Flow {
             vm: 0,
             op: Op::Read,
+            access: crate::flow::Access { op: Op::Read, sync: false },
             block: 4096.0,
+            largest: 4096.0,
             rate: 58_000.0,
             flood: true,
             allowed: None,
@@ -181,6 +183,7 @@ mod tests {
             through_cap: 1.0,
             service: 50e-6,
             cost: 1.0 / 58_000.0,
+            most: 1.0 / 58_000.0,
             declared: false,
             exceedance: 1e-4,
         }
@@ -251,7 +254,8 @@ mod tests {
             write: Vec::new(),
         });
         let saturation_tails = SaturationTails::of(&profile);
-        let of = |block: f64, op: Op| tail(&saturation_tails, &[Flow { block, op, ..flood() }]);
+        let of =
+            |block: f64, op: Op| tail(&saturation_tails, &[Flow { block, largest: block, op, ..flood() }]);
         assert!(about(of(131_072.0, Op::Read), 10.486e-3));
         assert!(about(of(67_584.0, Op::Read), (4.387e-3 + 10.486e-3) / 2.0));
         assert!(about(of(1_024.0, Op::Read), 4.387e-3), "smaller ones count as the profile's");

@@ -16,7 +16,7 @@ use crate::flow::Flow;
 use crate::guest::{CpuLoad, overhead, round_trip};
 use crate::load::{flows, is_guest};
 use crate::saturation::{Kind, kinds};
-use crate::tail_model::check_config;
+use crate::tail_model::{by_goal, check_config, check_syncs, further_targets};
 use crate::terms::{Sum, Terms, Total};
 use crate::types::{Brief, Config, Elevator, Forecast, ModelKind, Profile, Side};
 use crate::{ModelError, TailModel};
@@ -60,8 +60,14 @@ impl TailModel for Slice {
         ModelKind::Slice
     }
 
-    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+    fn forecast_tasks(
+        &self,
+        profile: &Profile,
+        spec: &Spec,
+        config: &Config,
+    ) -> Result<Vec<Forecast>, ModelError> {
         check_config(spec, config)?;
+        check_syncs(profile, spec)?;
         let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
         Ok(tails::<Sum>(profile, spec, config, &device))
     }
@@ -72,6 +78,8 @@ impl TailModel for Slice {
 pub struct SliceSearch<'a> {
     profile: &'a Profile,
     spec: &'a Spec,
+    /// With the further targets of tasks that have several.
+    rest: Vec<Spec>,
     /// Under BFQ, and under the other elevators.
     with_bfq: Device,
     without: Device,
@@ -79,24 +87,31 @@ pub struct SliceSearch<'a> {
 
 impl<'a> SliceSearch<'a> {
     /// # Errors
-    /// [`ModelError::BadProfile`] without a usable read measurement.
+    /// [`ModelError::BadProfile`] without a usable read measurement, [`ModelError::NoSyncs`].
     pub fn new(profile: &'a Profile, spec: &'a Spec) -> Result<Self, ModelError> {
+        check_syncs(profile, spec)?;
         Ok(Self {
             profile,
             spec,
+            rest: further_targets(spec),
             with_bfq: Device::new(profile, true)?,
             without: Device::new(profile, false)?,
         })
     }
 
-    /// The forecasts of [`Slice`], in spec order, without their terms.
+    /// The forecasts of [`Slice`], in the order of [`Spec::goals`], without their terms.
     ///
     /// # Errors
     /// [`ModelError::BadConfig`] for a configuration that does not fit the spec.
     pub fn briefs(&self, config: &Config) -> Result<Vec<Brief>, ModelError> {
         check_config(self.spec, config)?;
         let device = if config.elevator == Elevator::Bfq { &self.with_bfq } else { &self.without };
-        Ok(tails::<Total>(self.profile, self.spec, config, device))
+        let of = |spec: &Spec| tails::<Total>(self.profile, spec, config, device);
+        if self.rest.is_empty() {
+            return Ok(of(self.spec));
+        }
+        let layers = std::iter::once(self.spec).chain(&self.rest).map(of).collect();
+        Ok(by_goal(self.spec, layers))
     }
 }
 
@@ -131,7 +146,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let (cap, cap_slack) = cap_wait(config, &flows, flow);
         sum.add(Side::Host, "cap", cap);
         let slack = wait.slack.min(cap_slack).max(MIN_SLACK);
-        let stall = device.stall(flow.op, flow.exceedance, slack);
+        let stall = device.stall(flow.access, flow.exceedance, slack);
         let full = saturated.latency(flow.exceedance) - wait.own_vm - wait.other_vms;
         sum.add(Side::Host, "device", (stall.max(full) - wait.service).max(0.0));
         let reach = flow.depth / (flow.service + round_trip(profile, vm)) / flow.rate.max(f64::MIN_POSITIVE);
@@ -204,5 +219,7 @@ fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     (ahead / cap.0, 1.0 - (rate / cap.0).min(1.0))
 }
 
+#[cfg(test)]
+mod task_tests;
 #[cfg(test)]
 mod tests;

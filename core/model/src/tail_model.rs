@@ -26,6 +26,17 @@ pub enum ModelError {
         /// What is missing or wrong.
         what: String,
     },
+    /// A task syncs its writes, and what a flush costs on this device was not measured.
+    #[error(
+        "{task} syncs its writes, and the profile of {device} has no syncs, so nothing is known of what a flush costs there: measure a device of the same kind without \
+         data (`rtvirtio profile DEVICE --destroy-data -o FILE`) and give --profile FILE; `rtvirtio verify` measures the task itself without one"
+    )]
+    NoSyncs {
+        /// The task, `vm/task`.
+        task: String,
+        /// Device name of the profile.
+        device: String,
+    },
     /// The configuration does not fit the spec.
     #[error("configuration: {0}")]
     BadConfig(String),
@@ -44,21 +55,86 @@ pub trait TailModel {
     /// Which model this is.
     fn kind(&self) -> ModelKind;
 
-    /// One forecast per task, in spec order.
+    /// One forecast per task at the percentile of its first target, in spec order.
+    ///
+    /// # Errors
+    /// As [`TailModel::forecast`].
+    fn forecast_tasks(
+        &self,
+        profile: &Profile,
+        spec: &Spec,
+        config: &Config,
+    ) -> Result<Vec<Forecast>, ModelError>;
+
+    /// One forecast per target, and per task without one, in the order of [`Spec::goals`].
     ///
     /// # Errors
     /// [`ModelError::NotCovered`] where the model has no formula, [`ModelError::BadProfile`] and
     /// [`ModelError::BadConfig`] for inputs that contradict themselves.
-    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError>;
+    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+        let rest = further_targets(spec);
+        let first = self.forecast_tasks(profile, spec, config)?;
+        if rest.is_empty() {
+            return Ok(first);
+        }
+        let mut layers = vec![first];
+        for spec in &rest {
+            layers.push(self.forecast_tasks(profile, spec, config)?);
+        }
+        Ok(by_goal(spec, layers))
+    }
 }
 
-/// The percentile a task is judged at: its target's, or p99.99 without a target.
+/// The spec with the second, third, ... target of each task alone; a task with fewer keeps its last
+/// one. A model answers one target of each task at a time: what a task asks for changes nothing of
+/// its load.
+pub(crate) fn further_targets(spec: &Spec) -> Vec<Spec> {
+    let most = spec.tasks().map(|(_, t)| t.targets.len()).max().unwrap_or(0);
+    let only = |k: usize| {
+        let mut spec = spec.clone();
+        for task in spec.vms.iter_mut().flat_map(|vm| &mut vm.tasks) {
+            task.targets = task.targets.get(k).or(task.targets.last()).copied().into_iter().collect();
+        }
+        spec
+    };
+    (1..most).map(only).collect()
+}
+
+/// What was asked layer by layer (see [`further_targets`]), in the order of [`Spec::goals`].
+pub(crate) fn by_goal<T>(spec: &Spec, layers: Vec<Vec<T>>) -> Vec<T> {
+    let mut layers: Vec<_> = layers.into_iter().map(Vec::into_iter).collect();
+    let mut out = Vec::new();
+    for (_, task) in spec.tasks() {
+        let goals = task.targets.len().max(1);
+        for (k, layer) in layers.iter_mut().enumerate() {
+            // Every layer has an answer for every task, of which that of the last target may be a
+            // copy.
+            let answer = layer.next();
+            out.extend(answer.filter(|_| k < goals));
+        }
+    }
+    out
+}
+
+/// The percentile a task is forecast at: its first target's, or p99.99 without a target.
 #[must_use]
 pub fn percentile_of(task: &Task) -> Percentile {
-    task.target.map_or(Percentile::P9999, |t| t.percentile)
+    task.tightest_target().map_or(Percentile::P9999, |t| t.percentile)
 }
 
-/// Checks what both models take for granted.
+/// Refuses to guess what a flush costs: from nothing on a drive whose cache is safe to tens of
+/// milliseconds.
+pub(crate) fn check_syncs(profile: &Profile, spec: &Spec) -> Result<(), ModelError> {
+    match spec.tasks().find(|(_, task)| task.sync.is_some()) {
+        Some((vm, task)) if profile.sync.is_empty() => Err(ModelError::NoSyncs {
+            task: format!("{}/{}", vm.name, task.name),
+            device: profile.device.clone(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Checks what all models take for granted.
 pub(crate) fn check_config(spec: &Spec, config: &Config) -> Result<(), ModelError> {
     if config.vms.len() != spec.vms.len() {
         return Err(ModelError::BadConfig(format!(
@@ -82,4 +158,48 @@ pub(crate) fn check_config(spec: &Spec, config: &Config) -> Result<(), ModelErro
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_spec::{LabKind, Target};
+    use rtvirtio_units::Nanos;
+
+    use super::*;
+    use crate::slice::{Slice, SliceSearch};
+    use crate::testkit::{config, flood, quick, spec, task, twin};
+    use crate::types::{Bfq, Elevator};
+
+    #[test]
+    fn each_target_has_the_forecast_that_it_has_alone() {
+        let target = |p: f64| Target { percentile: Percentile(p), latency: Nanos::from_millis(10) };
+        let with = |targets: &[f64]| {
+            let mut first = task("first", 200.0, 1);
+            first.targets = targets.iter().map(|p| target(*p)).collect();
+            let mut last = task("last", 100.0, 1);
+            last.targets = vec![target(99.9)];
+            spec(LabKind::Process, &[vec![first, flood(8)], vec![last]])
+        };
+        let several = with(&[50.0, 99.0, 99.99]);
+        for config in
+            [config(&several, Elevator::Bfq, Bfq::default()), config(&several, Elevator::Bfq, quick())]
+        {
+            let of = |spec: &Spec| Slice.forecast(&twin(), spec, &config).unwrap();
+            let found = of(&several);
+            // Three of the first, one of the flood, one of the last.
+            assert_eq!(found.len(), several.goals().count());
+            for (k, p) in [50.0, 99.0, 99.99].into_iter().enumerate() {
+                let alone = of(&with(&[p]));
+                assert_eq!(found[k], alone[0], "p{p}");
+                assert_eq!(found[3..], alone[1..], "p{p}");
+            }
+            assert!(found.windows(2).take(2).all(|w| w[0].latency_ns <= w[1].latency_ns));
+            // A search is given the same.
+            let profile = twin();
+            let briefs = SliceSearch::new(&profile, &several).unwrap().briefs(&config).unwrap();
+            let pairs = briefs.iter().zip(&found);
+            assert!(pairs.clone().all(|(b, f)| b.latency_ns == f.latency_ns && b.rate_kept == f.rate_kept));
+            assert_eq!(pairs.len(), found.len());
+        }
+    }
 }

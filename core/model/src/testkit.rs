@@ -20,6 +20,7 @@ fn profile(read: Vec<DepthPoint>, read_bfq: Vec<DepthPoint>) -> Profile {
         block: Bytes::from_kib(4),
         write: read.clone(),
         read,
+        sync: Vec::new(),
         read_bfq,
         large: None,
         guest: None,
@@ -60,12 +61,14 @@ pub(crate) fn task(name: &str, rate: f64, target_ms: u64) -> Task {
         depth: 1,
         arrival: Arrival::Closed,
         burst: None,
-        target: Some(Target { percentile: Percentile::P9999, latency: Nanos::from_millis(target_ms) }),
+        mix: Vec::new(),
+        sync: None,
+        targets: vec![Target { percentile: Percentile::P9999, latency: Nanos::from_millis(target_ms) }],
     }
 }
 
 pub(crate) fn flood(depth: u32) -> Task {
-    Task { rate: None, depth, target: None, ..task("flood", 1.0, 1) }
+    Task { rate: None, depth, targets: Vec::new(), ..task("flood", 1.0, 1) }
 }
 
 pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {

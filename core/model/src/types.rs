@@ -30,6 +30,11 @@ pub struct Profile {
     pub read: Vec<DepthPoint>,
     /// Writes with elevator `none`, by rising depth; empty when writing was not allowed.
     pub write: Vec<DepthPoint>,
+    /// Writes of the profile's size, each with an fdatasync(2) after it, elevator `none`, by rising
+    /// depth: latency and rate of both together. Empty when writing was not allowed, and in
+    /// profiles of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sync: Vec<DepthPoint>,
     /// Reads with elevator `bfq` at the same depths as `read`: what BFQ itself costs.
     pub read_bfq: Vec<DepthPoint>,
     /// Larger requests, with elevator `none`: what a byte costs. `None` in profiles of older
@@ -68,7 +73,12 @@ impl Profile {
             false => Err(format!("its block size{of} is {} bytes", b.0)),
         };
         block(self.block, "")?;
-        let mut all = vec![("read", &self.read), ("write", &self.write), ("read_bfq", &self.read_bfq)];
+        let mut all = vec![
+            ("read", &self.read),
+            ("write", &self.write),
+            ("read_bfq", &self.read_bfq),
+            ("sync", &self.sync),
+        ];
         if let Some(large) = &self.large {
             block(large.block, " of larger requests")?;
             all.extend([("large.read", &large.read), ("large.write", &large.write)]);

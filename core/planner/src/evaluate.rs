@@ -24,9 +24,10 @@ const MARGIN_STEP: f64 = 0.005;
 pub(crate) struct Problem<'a> {
     pub(crate) spec: &'a Spec,
     pub(crate) options: &'a PlanOptions,
-    /// Target per task in ns, in spec order.
+    /// Targets in ns, in the order of [`Spec::goals`]; what follows by this index has the same
+    /// order.
     pub(crate) targets: Vec<Option<f64>>,
-    /// VM of each task.
+    /// VM of each goal.
     pub(crate) vm_of: Vec<usize>,
     /// VMs by urgency: tightest target first, then spec order; those without targets last.
     pub(crate) urgency: Vec<usize>,
@@ -46,8 +47,9 @@ impl<'a> Problem<'a> {
             .filter(|&i| spec.vms[i].tightest_target().is_none())
             .filter(|&i| spec.vms[i].tasks.iter().any(|t| t.rate.is_none()))
             .collect();
-        let targets = spec.tasks().map(|(_, t)| t.target.map(|t| t.latency.0 as f64)).collect();
-        let vm_of = spec.vms.iter().enumerate().flat_map(|(i, vm)| vm.tasks.iter().map(move |_| i)).collect();
+        let targets = spec.goals().map(|(_, _, t)| t.map(|t| t.latency.0 as f64)).collect();
+        let goals = |i: usize| spec.vms[i].tasks.iter().flat_map(rtvirtio_spec::Task::goals).map(move |_| i);
+        let vm_of = (0..spec.vms.len()).flat_map(goals).collect();
         Self {
             spec,
             options,

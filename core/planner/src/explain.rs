@@ -116,7 +116,7 @@ fn without(
     if loss(i, target) < 1e-3 {
         return None;
     }
-    let (vm, task) = problem.spec.tasks().nth(i)?;
+    let (vm, task, _) = problem.spec.goals().nth(i)?;
     let name = format!("{}/{}", vm.name, task.name);
     if lacking.kept[i] < RATE_KEPT && lacking.kept[i] < with.1[i] {
         return Some(format!("without it {name} would get only {} of its rate", Ratio(lacking.kept[i])));

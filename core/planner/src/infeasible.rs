@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use rtvirtio_model::ModelKind;
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Nanos, Percentile};
 
 use crate::evaluate::{Evaluator, Judged, Outcome, Problem, RATE_KEPT};
 use crate::search::{self, search};
@@ -39,8 +39,11 @@ pub(crate) fn describe(
         problem.targets.clone(),
     );
     let name = |i: usize| {
-        let (vm, task) = problem.spec.tasks().nth(i).map_or(("", ""), |(v, t)| (&v.name, &t.name));
-        format!("{vm}/{task}")
+        problem.spec.goals().nth(i).map_or_else(String::new, |(vm, task, target)| match target {
+            // One of several has to be named.
+            Some(t) if task.targets.len() > 1 => format!("{}/{} {}", vm.name, task.name, t.percentile),
+            _ => format!("{}/{}", vm.name, task.name),
+        })
     };
     let sacrificed: Vec<String> =
         found.missing(problem).rev().map(|vm| problem.spec.vms[vm].name.clone()).collect();
@@ -190,14 +193,15 @@ fn relax(
     if search(&tight, evaluator)?.missed == 0 {
         relaxed = tight;
     }
-    let tasks: Vec<_> = problem.spec.tasks().collect();
+    let goals: Vec<_> = problem.spec.goals().collect();
     Ok(missed
         .iter()
         .filter_map(|&(i, declared)| {
             let fits = relaxed.targets[i]?;
             (fits > declared).then(|| Relaxation {
-                vm: tasks[i].0.name.clone(),
-                task: tasks[i].1.name.clone(),
+                vm: goals[i].0.name.clone(),
+                task: goals[i].1.name.clone(),
+                percentile: goals[i].2.map_or(Percentile::P9999, |t| t.percentile),
                 declared_ns: Nanos(declared as u64),
                 fits_ns: Nanos(fits as u64),
             })

@@ -2,6 +2,7 @@
 
 use rtvirtio_model::Profile;
 use rtvirtio_spec::Spec;
+use rtvirtio_units::Percentile;
 
 use crate::convert::{check_actable, settings_of};
 use crate::evaluate::{Evaluator, Problem};
@@ -72,18 +73,18 @@ pub fn quality(
     }
 }
 
-/// The forecasts with the targets, in spec order.
+/// The forecasts with the targets, in the order of [`Spec::goals`].
 #[must_use]
 pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<TaskOutlook> {
-    spec.tasks()
+    spec.goals()
         .zip(forecasts)
-        .map(|((vm, task), forecast)| {
-            let target_ns = task.target.map(|t| t.latency);
+        .map(|((vm, task, target), forecast)| {
+            let target_ns = target.map(|t| t.latency);
             let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
             TaskOutlook {
                 vm: vm.name.clone(),
                 task: task.name.clone(),
-                percentile: rtvirtio_model::percentile_of(task),
+                percentile: target.map_or(Percentile::P9999, |t| t.percentile),
                 target_ns,
                 margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.judged().0)),
                 forecast,

@@ -26,6 +26,7 @@ pub(crate) fn profile() -> Profile {
         block: Bytes::from_kib(4),
         write: read.clone(),
         read,
+        sync: Vec::new(),
         read_bfq,
         large: None,
         guest: Some(GuestPoint {
@@ -49,7 +50,12 @@ pub(crate) fn task(name: &str, rate: f64, target_ms: Option<u64>) -> Task {
         depth: 1,
         arrival: Arrival::Closed,
         burst: None,
-        target: target_ms.map(|ms| Target { percentile: Percentile::P9999, latency: Nanos::from_millis(ms) }),
+        mix: Vec::new(),
+        sync: None,
+        targets: target_ms
+            .map(|ms| Target { percentile: Percentile::P9999, latency: Nanos::from_millis(ms) })
+            .into_iter()
+            .collect(),
     }
 }
 
@@ -144,7 +150,7 @@ fn a_flood_is_capped_and_no_vm_with_a_target_is() {
     let mut loose = s.clone();
     for vm in &mut loose.vms[..2] {
         for t in &mut vm.tasks {
-            t.target = Some(Target { percentile: Percentile::P9999, latency: Nanos::from_millis(40) });
+            t.targets = vec![Target { percentile: Percentile::P9999, latency: Nanos::from_millis(40) }];
         }
     }
     let looser = plan(&loose, &profile(), &PlanOptions::new(start(&loose))).unwrap();
@@ -183,8 +189,8 @@ fn an_infeasible_spec_names_conflict_and_a_relaxation_that_really_fits() {
     for model in [ModelKind::Slice, ModelKind::Analytical] {
         let mut s = fig7();
         // Below the guest's own noise floor, and below what the analytical model can reach.
-        s.vms[0].tasks[0].target =
-            Some(Target { percentile: Percentile::P9999, latency: Nanos::from_micros(900) });
+        s.vms[0].tasks[0].targets =
+            vec![Target { percentile: Percentile::P9999, latency: Nanos::from_micros(900) }];
         let mut options = PlanOptions::new(start(&s));
         options.model = model;
         if model == ModelKind::Analytical {
@@ -202,7 +208,7 @@ fn an_infeasible_spec_names_conflict_and_a_relaxation_that_really_fits() {
             assert!(r.fits_ns > r.declared_ns);
             let vm = relaxed.vms.iter_mut().find(|v| v.name == r.vm).unwrap();
             let t = vm.tasks.iter_mut().find(|t| t.name == r.task).unwrap();
-            t.target = Some(Target { percentile: Percentile::P9999, latency: r.fits_ns });
+            t.targets = vec![Target { percentile: Percentile::P9999, latency: r.fits_ns }];
         }
         let again = plan(&relaxed, &profile(), &options).unwrap();
         assert!(again.feasible, "{model:?}: {:?} then {:?}", why, again.infeasible);
@@ -390,7 +396,7 @@ fn exhaustive(s: &Spec, options: &PlanOptions) -> bool {
                         }
                         let Ok(f) = model.forecast(&profile(), s, &c) else { continue };
                         found |= s.tasks().zip(&f).all(|((_, t), f)| {
-                            t.target.is_none_or(|t| {
+                            t.tightest_target().is_none_or(|t| {
                                 f.latency_ns.0 as f64 <= t.latency.0 as f64 * (1.0 - options.safety.0)
                                     && f.rate_kept >= 0.99
                             })
@@ -437,4 +443,33 @@ proptest! {
             prop_assert!(!why.sacrificed.is_empty() && !why.conflict.is_empty());
         }
     }
+}
+
+#[test]
+fn every_target_of_a_task_counts() {
+    let at = |p: f64, ms: u64| Target { percentile: Percentile(p), latency: Nanos::from_millis(ms) };
+    let with = |targets: Vec<Target>| {
+        let mut t = task("t", 200.0, None);
+        t.targets = targets;
+        spec(LabKind::Process, &[vec![t], vec![flood()]])
+    };
+    let (profile, options) = (profile(), PlanOptions::new(start(&with(Vec::new()))));
+    let plan_of = |targets: Vec<Target>| plan(&with(targets), &profile, &options).unwrap();
+    let good = plan_of(vec![at(99.0, 20), at(99.99, 60)]);
+    assert!(good.feasible, "{:?}", good.infeasible);
+    let rows: Vec<_> = good.tasks.iter().map(|t| (t.task.as_str(), t.percentile.0, t.target_ns)).collect();
+    assert_eq!(
+        rows,
+        [
+            ("t", 99.0, Some(Nanos::from_millis(20))),
+            ("t", 99.99, Some(Nanos::from_millis(60))),
+            ("flood", 99.99, None)
+        ]
+    );
+    // Half of the requests may be that fast; the slowest of 10 000 is not.
+    let bad = plan_of(vec![at(50.0, 3), at(99.99, 3)]);
+    let infeasible = bad.infeasible.unwrap();
+    assert!(!bad.feasible && infeasible.conflict == ["vm0/t p99.99"], "{infeasible:?}");
+    let relaxed: Vec<_> = infeasible.relaxation.iter().map(|r| (r.percentile.0, r.declared_ns)).collect();
+    assert_eq!(relaxed, [(99.99, Nanos::from_millis(3))], "{infeasible:?}");
 }

@@ -185,10 +185,17 @@ pub struct Relaxation {
     pub vm: String,
     /// Task name.
     pub task: String,
+    /// Percentile of the target; of plans that older versions saved p99.99.
+    #[serde(default = "p9999")]
+    pub percentile: Percentile,
     /// Target as declared.
     pub declared_ns: Nanos,
     /// Smallest target that fits.
     pub fits_ns: Nanos,
+}
+
+fn p9999() -> Percentile {
+    Percentile::P9999
 }
 
 impl BfqTunable {

@@ -156,6 +156,11 @@ impl<'a> Report<'a> {
         self.source.line(offset)
     }
 
+    /// The text at `span`, as it stands in the file; empty for a span that is none.
+    pub(crate) fn text(&self, span: &Span) -> &'a str {
+        self.source.text(span)
+    }
+
     /// The spec if nothing was reported, else the errors.
     pub(crate) fn finish(mut self, spec: Option<Spec>) -> Result<Spec, SpecErrors> {
         match spec {

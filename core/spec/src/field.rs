@@ -290,6 +290,15 @@ impl<'t, 'i> Section<'t, 'i> {
 
     fn limited_path(&self, report: &mut Report<'_>, key: &str, example: &str, most: usize) -> Field<PathBuf> {
         self.string(report, key, example).and_then(|text| {
+            if let Some(written) = decoded_escape(report.text(&self.value_span(key))) {
+                let message = format!(
+                    "`{key}` in double quotes: TOML takes `{}` for another character",
+                    printable(written.escape, 8)
+                );
+                let help = format!("write it in single quotes: {key} = '{}'", written.inner);
+                report.add(self.value_span(key), message, help);
+                return Field::Bad;
+            }
             let example = format!("such as {example}");
             let path = Path::new(text);
             let problem = if text.is_empty() {
@@ -311,6 +320,42 @@ impl<'t, 'i> Section<'t, 'i> {
             Field::Bad
         })
     }
+}
+
+/// A string of the file with an escape that TOML decodes.
+struct Escaped<'a> {
+    /// What stands between the quotes.
+    inner: &'a str,
+    /// The first such escape.
+    escape: &'a str,
+}
+
+/// Finds an escape, such as systemd's `\x2d` for `-` in the name of a unit, in a basic string as
+/// the file has it. `\\` and `\"` are written on purpose. A string with a single quote has no
+/// single-quoted form and is taken as TOML reads it.
+fn decoded_escape(raw: &str) -> Option<Escaped<'_>> {
+    let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
+    if inner.contains('\'') {
+        return None;
+    }
+    let mut rest = inner;
+    while let Some(at) = rest.find('\\') {
+        let escape = &rest[at..];
+        match escape.chars().nth(1)? {
+            c @ ('\\' | '"') => rest = &escape[1 + c.len_utf8()..],
+            c => {
+                let digits = match c {
+                    'x' => 2,
+                    'u' => 4,
+                    'U' => 8,
+                    _ => 0,
+                };
+                let end = escape.char_indices().nth(2 + digits).map_or(escape.len(), |(i, _)| i);
+                return Some(Escaped { inner, escape: &escape[..end] });
+            }
+        }
+    }
+    None
 }
 
 /// Why a name is not allowed. Names become directory names, cgroup names and fio sections, hence

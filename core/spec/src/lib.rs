@@ -7,15 +7,18 @@
 //! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are
 //! bounded, and nothing in it makes the parser panic.
 
+mod block;
 mod cpu;
 mod device;
 mod error;
 mod field;
+mod libvirt;
 mod limits;
 mod nesting;
 mod quantity;
 mod source;
 mod suggest;
+mod sync;
 mod syntax;
 mod target;
 mod task;

@@ -41,6 +41,11 @@ impl<'a> Source<'a> {
         Self { text, line_starts }
     }
 
+    /// The text at `span`.
+    pub(crate) fn text(&self, span: &Span) -> &'a str {
+        self.text.get(span.clone()).unwrap_or_default()
+    }
+
     /// Number of the line that holds `offset`, from 1.
     pub(crate) fn line(&self, offset: usize) -> usize {
         self.line_starts.partition_point(|&start| start <= offset)

@@ -2,17 +2,30 @@
 
 use std::collections::HashMap;
 
-use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
+use rtvirtio_units::{Iops, Nanos, Ratio};
 
 use crate::error::Report;
 use crate::field::{Field, Section, tables};
 use crate::limits::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM};
 use crate::source::printable;
 use crate::types::{Arrival, Op, Pattern, Task};
-use crate::{device, target};
+use crate::{block, sync, target};
+use block::Sizes;
 
-const KEYS: &[&str] =
-    &["name", "op", "write_share", "block", "pattern", "rate", "depth", "loop", "burst", "target"];
+const KEYS: &[&str] = &[
+    "name",
+    "op",
+    "write_share",
+    "block",
+    "pattern",
+    "rate",
+    "depth",
+    "loop",
+    "burst",
+    "sync",
+    "target",
+    "targets",
+];
 /// What fio and people call these keys.
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("rw", "op"),
@@ -32,10 +45,12 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("percentile", "target = { percentile = ..., latency = ... }"),
     ("arrival", "loop"),
     ("thinktime", "burst"),
+    ("blocks", "block = [{ size = ..., share = ... }, ...]"),
+    ("bssplit", "block = [{ size = ..., share = ... }, ...]"),
+    ("fsync", "sync = \"fsync\""),
+    ("fdatasync", "sync = \"fdatasync\""),
+    ("durable", "sync = \"fdatasync\""),
 ];
-/// Sector size: every block device takes multiples of it.
-const SECTOR: u64 = 512;
-const MAX_BLOCK: Bytes = Bytes(16 << 20);
 const MAX_DEPTH: u32 = 1024;
 /// No device of today, and none of the tools, does more.
 const MAX_RATE: Iops = Iops(10e6);
@@ -105,27 +120,32 @@ pub(crate) fn read_all(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<
 
 fn read(report: &mut Report<'_>, section: &Section<'_, '_>, name: Field<&str>) -> Option<Task> {
     let op = operation(report, section);
-    let block = block(report, section);
+    let sizes = block::read(report, section);
     let pattern = section.word(report, "pattern", PATTERNS, PATTERN_ALIASES).or(Pattern::Random);
     let rate = rate(report, section);
     let arrival = section.word(report, "loop", LOOPS, &[]);
     let depth = section.integer(report, "depth", 1, MAX_DEPTH);
-    let target = target::read(report, section);
+    let targets = target::read_all(report, section);
     let burst = burst(report, section);
+    let sync = sync::read(report, section);
     let consistent =
         check_loop(report, section, &arrival, &rate, &depth) & check_burst(report, section, &rate);
+    let consistent = consistent & sync::check(report, section, &sync, op, sizes.as_ref(), &depth, &arrival);
     let arrival = arrival.or(Arrival::Closed);
     let default_depth = if arrival == Some(Arrival::Open) { DEFAULT_OPEN_DEPTH } else { 1 };
+    let Sizes { largest, mix } = sizes?;
     let task = Task {
         name: name.into_value()?.to_owned(),
         op: op?,
-        block: block.into_value()?,
+        block: largest,
+        mix,
         pattern: pattern?,
         rate: rate.optional()?,
         depth: depth.or(default_depth)?,
         arrival: arrival?,
         burst: burst.optional()?,
-        target: target.optional()?,
+        sync: sync.optional()?,
+        targets: targets?,
     };
     consistent.then_some(task)
 }
@@ -162,29 +182,6 @@ fn operation(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Op> {
         (OpWord::Read, ..) => Some(Op::Read),
         (OpWord::Write, ..) => Some(Op::Write),
     }
-}
-
-fn block(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Bytes> {
-    let block = section.quantity::<Bytes>(report, "block").and_then(|(block, text)| {
-        let problem = if block.0 < SECTOR || block > MAX_BLOCK {
-            ("out of its range", format!("write a multiple of 512B from 512B to {MAX_BLOCK}"))
-        } else if block.0 % SECTOR != 0 {
-            let near = Bytes((block.0 + SECTOR / 2) / SECTOR * SECTOR);
-            (
-                "not a multiple of 512B",
-                device::binary(text, block).unwrap_or_else(|| format!("write \"{near}\"")),
-            )
-        } else {
-            return Field::Given(block);
-        };
-        report.add(
-            section.value_span("block"),
-            format!("`block` is {}, {}", printable(text, 60), problem.0),
-            problem.1,
-        );
-        Field::Bad
-    });
-    section.required(report, "block", "\"4KiB\"", block)
 }
 
 fn rate(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Iops> {

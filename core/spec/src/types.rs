@@ -102,7 +102,8 @@ pub enum Priorities {
     Rt,
 }
 
-/// How a VM is reached. Exactly one of `lab`, `cgroup`, `pid`, `qmp` stands in the file.
+/// How a VM is reached. Exactly one of `lab`, `domain`, `proxmox`, `cgroup`, `pid`, `qmp` stands in
+/// the file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reach {
@@ -113,11 +114,10 @@ pub enum Reach {
         /// What identifies its host-side processes.
         host: HostHandle,
         /// Socket of its QEMU guest agent; needed for guest knobs and for verifying inside the
-        /// guest.
+        /// guest. A libvirt domain and a VM of Proxmox VE lead to their own.
         agent: Option<PathBuf>,
-        /// The block device or file inside the guest (or on the host, without an agent) that tasks
-        /// use.
-        disk: Option<PathBuf>,
+        /// What its tasks use.
+        disk: Option<VmDisk>,
     },
 }
 
@@ -142,10 +142,44 @@ pub enum Kernel {
     Rt,
 }
 
+/// The disk that the tasks of a running VM use.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum VmDisk {
+    /// A block device or file: inside the guest, or on the host without an agent.
+    Path(PathBuf),
+    /// The name that libvirt gives a disk of the domain (`<target dev=...>`), such as `vdb`.
+    Target(String),
+}
+
+/// A domain of libvirt.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct LibvirtDomain {
+    /// Its name or UUID. Its id changes at every start and does not count.
+    pub domain: String,
+    /// The daemon to ask; `None` is [`LibvirtDomain::DEFAULT_URI`].
+    pub uri: Option<String>,
+}
+
+impl LibvirtDomain {
+    /// The system's daemon on this host.
+    pub const DEFAULT_URI: &str = "qemu:///system";
+
+    /// The daemon to ask.
+    #[must_use]
+    pub fn uri(&self) -> &str {
+        self.uri.as_deref().unwrap_or(Self::DEFAULT_URI)
+    }
+}
+
 /// What leads to the processes of a running VM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostHandle {
+    /// A domain of libvirt, found again at each start.
+    Domain(LibvirtDomain),
+    /// The number of a VM of Proxmox VE.
+    Proxmox(u32),
     /// A cgroup path below the hierarchy's root, such as `/machine.slice/vm0.scope`.
     Cgroup(PathBuf),
     /// The process id of the VMM.
@@ -161,8 +195,11 @@ pub struct Task {
     pub name: String,
     /// Direction of the requests.
     pub op: Op,
-    /// Size of each request: a multiple of 512 B, 512 B to 16 MiB.
+    /// Size of each request: a multiple of 512 B, 512 B to 16 MiB. Of a mix the largest.
     pub block: Bytes,
+    /// The sizes by share, smallest first, where requests are of several; empty where all are of
+    /// `block`. Shares are whole percents and sum to 1.
+    pub mix: Vec<BlockShare>,
     /// Order of the addresses.
     pub pattern: Pattern,
     /// Declared rate; `None` means as fast as the loop allows.
@@ -174,8 +211,31 @@ pub struct Task {
     /// A task without a rate works for this long, then rests for as long, in turn; `None` means
     /// without rest.
     pub burst: Option<Nanos>,
-    /// What the task must get; `None` for a best-effort task.
-    pub target: Option<Target>,
+    /// What makes each write durable before the next; `None` where writes may stay in a cache. Only
+    /// of tasks that write, with one request in flight in each of their loops.
+    pub sync: Option<SyncKind>,
+    /// What the task must get, by rising percentile with latencies that do not fall; empty for a
+    /// best-effort task.
+    pub targets: Vec<Target>,
+}
+
+/// One size of a mix.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BlockShare {
+    /// Size of the requests: a multiple of 512 B, 512 B to 16 MiB.
+    pub size: Bytes,
+    /// Share of the requests that have it, above 0 and below 1.
+    pub share: Ratio,
+}
+
+/// The call that makes a write durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SyncKind {
+    /// fdatasync(2): the data, and what is needed to find it.
+    Fdatasync,
+    /// fsync(2): the data with all of the file's attributes.
+    Fsync,
 }
 
 /// Direction of a task's requests.
@@ -244,6 +304,35 @@ impl Spec {
     pub fn tasks(&self) -> impl Iterator<Item = (&Vm, &Task)> {
         self.vms.iter().flat_map(|vm| vm.tasks.iter().map(move |task| (vm, task)))
     }
+
+    /// What is asked of every task, in file order: a task with several targets stands once for
+    /// each, one without a target once. Forecasts and results have this order.
+    pub fn goals(&self) -> impl Iterator<Item = (&Vm, &Task, Option<Target>)> {
+        self.tasks().flat_map(|(vm, task)| task.goals().map(move |target| (vm, task, target)))
+    }
+}
+
+impl Task {
+    /// Its targets by rising percentile; `None` once where it has none.
+    pub fn goals(&self) -> impl Iterator<Item = Option<Target>> + use<'_> {
+        let none = self.targets.is_empty().then_some(None);
+        self.targets.iter().map(|t| Some(*t)).chain(none)
+    }
+
+    /// The target of the shortest latency, which is that of the lowest percentile.
+    #[must_use]
+    pub fn tightest_target(&self) -> Option<Target> {
+        self.targets.first().copied()
+    }
+
+    /// The mean size of its requests in bytes.
+    #[must_use]
+    pub fn mean_block(&self) -> f64 {
+        match self.mix.as_slice() {
+            [] => self.block.0 as f64,
+            mix => mix.iter().map(|m| m.size.0 as f64 * m.share.0).sum(),
+        }
+    }
 }
 
 impl Vm {
@@ -251,7 +340,7 @@ impl Vm {
     /// the more urgent.
     #[must_use]
     pub fn tightest_target(&self) -> Option<Nanos> {
-        self.tasks.iter().filter_map(|t| t.target).map(|t| t.latency).min()
+        self.tasks.iter().filter_map(Task::tightest_target).map(|t| t.latency).min()
     }
 
     /// The sum of its tasks' declared rates; tasks without one count nothing.

@@ -7,11 +7,25 @@ use crate::error::Report;
 use crate::field::{Field, Section, quoted, tables};
 use crate::limits::MAX_VMS;
 use crate::source::Span;
-use crate::types::{Device, HostHandle, Kernel, LabKind, Reach, Vm};
-use crate::{cpu, task};
+use crate::types::{Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, Vm, VmDisk};
+use crate::{cpu, libvirt, task};
 
-const KEYS: &[&str] =
-    &["name", "lab", "cgroup", "pid", "qmp", "agent", "disk", "cpu", "priorities", "kernel", "task"];
+const KEYS: &[&str] = &[
+    "name",
+    "domain",
+    "uri",
+    "proxmox",
+    "cgroup",
+    "pid",
+    "qmp",
+    "lab",
+    "agent",
+    "disk",
+    "cpu",
+    "priorities",
+    "kernel",
+    "task",
+];
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("tasks", "[[vm.task]]"),
     ("budget", "cpu = { budget, period }"),
@@ -20,10 +34,15 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("kind", "lab"),
     ("qga", "agent"),
     ("socket", "qmp"),
+    ("libvirt", "domain"),
+    ("uuid", "domain"),
+    ("dom", "domain"),
+    ("connect", "uri"),
+    ("vmid", "proxmox"),
     ("twin", "twin below [device]"),
 ];
 /// Exactly one of these stands in a VM.
-const WAYS: [&str; 4] = ["lab", "cgroup", "pid", "qmp"];
+pub(crate) const WAYS: [&str; 6] = ["lab", "domain", "proxmox", "cgroup", "pid", "qmp"];
 const LABS: &[(&str, LabKind)] = &[("qemu", LabKind::Qemu), ("process", LabKind::Process)];
 const LAB_ALIASES: &[(&str, &str)] = &[
     ("kvm", "lab = \"qemu\" (it uses KVM where that works)"),
@@ -42,6 +61,9 @@ const KERNEL_ALIASES: &[(&str, &str)] = &[
 ];
 /// The kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 const MAX_PID: u32 = 1 << 22;
+/// Ids of Proxmox VE (`pve-vmid` in its JSONSchema.pm).
+const MIN_VMID: u32 = 100;
+const MAX_VMID: u32 = 999_999_999;
 
 /// What earlier VMs have taken, each with the line where it stands.
 #[derive(Default)]
@@ -49,6 +71,8 @@ struct Taken<'t> {
     names: HashMap<&'t str, usize>,
     pids: HashMap<u32, usize>,
     sockets: HashMap<PathBuf, usize>,
+    proxmox: HashMap<u32, usize>,
+    domains: Vec<(LibvirtDomain, usize)>,
     cgroups: Vec<(PathBuf, usize)>,
     kind: Option<(&'static str, usize)>,
 }
@@ -121,8 +145,7 @@ fn reach(
     let (way, at) = match ways.as_slice() {
         [] if WAYS.iter().any(|way| section.meant(way)) => return None,
         [] => {
-            let help =
-                "add lab = \"qemu\" or lab = \"process\", or for a running VM one of cgroup, pid or qmp";
+            let help = "add lab = \"qemu\" or lab = \"process\", or for a running VM one of domain, proxmox, cgroup, pid or qmp";
             report.add(section.span.clone(), "[[vm]] does not say how to reach the VM", help);
             return None;
         }
@@ -130,7 +153,7 @@ fn reach(
         [(first, _), rest @ ..] => {
             for (way, at) in rest {
                 let message = format!("`{way}` and `{first}` both say how to reach this VM");
-                report.add(at.clone(), message, "keep one of lab, cgroup, pid and qmp");
+                report.add(at.clone(), message, "keep one of lab, domain, proxmox, cgroup, pid and qmp");
             }
             return None;
         }
@@ -155,10 +178,26 @@ fn reach(
     } else {
         same_kind(report, "a running VM", at, taken)
     };
-    let host = host(report, section, way, taken);
-    let agent = section.socket(report, "agent", "\"/run/vm0.qga\"");
-    let agent = agent.and_then(|path| socket(report, section, "agent", path, taken));
-    let disk = section.path(report, "disk", "\"/dev/vdb\"");
+    let uri = libvirt::uri(report, section, way);
+    let host = match way {
+        "domain" => libvirt::domain(report, section, uri, &mut taken.domains),
+        "proxmox" => proxmox(report, section, taken),
+        _ => host(report, section, way, taken),
+    };
+    let agent = match way {
+        "domain" | "proxmox" => libvirt::no_agent(report, section, way),
+        _ => {
+            let agent = section.socket(report, "agent", "\"/run/vm0.qga\"");
+            agent.and_then(|path| socket(report, section, "agent", path, taken))
+        }
+    };
+    let disk = match way {
+        "domain" => libvirt::target(report, section),
+        _ => {
+            let disk = section.path(report, "disk", "\"/dev/vdb\"");
+            disk.and_then(|path| Field::Given(VmDisk::Path(path)))
+        }
+    };
     let reach =
         Reach::Existing { host: host.into_value()?, agent: agent.optional()?, disk: disk.optional()? };
     fits.then_some(reach)
@@ -183,7 +222,7 @@ fn kernel(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Kernel> 
 /// Reports keys that a lab VM cannot have.
 fn no_host_keys(report: &mut Report<'_>, section: &Section<'_, '_>) -> bool {
     let mut none = true;
-    for key in ["agent", "disk"] {
+    for key in ["agent", "disk", "uri"] {
         if let Some(place) = section.place(key) {
             let message = format!("`{key}` belongs to a running VM; the lab sets up its own");
             report.add(place.key, message, "remove this line");
@@ -207,6 +246,20 @@ fn same_kind(report: &mut Report<'_>, kind: &'static str, at: Span, taken: &mut 
         );
     }
     first == kind
+}
+
+fn proxmox(report: &mut Report<'_>, section: &Section<'_, '_>, taken: &mut Taken<'_>) -> Field<HostHandle> {
+    section.integer(report, "proxmox", MIN_VMID, MAX_VMID).and_then(|id| {
+        let at = section.value_span("proxmox");
+        let line = report.line(at.start);
+        if let Some(first) = taken.proxmox.get(&id) {
+            let message = format!("another VM has the Proxmox id {id} too");
+            report.add(at, message, format!("the first is on line {first}"));
+            return Field::Bad;
+        }
+        taken.proxmox.insert(id, line);
+        Field::Given(HostHandle::Proxmox(id))
+    })
 }
 
 fn host(
@@ -251,7 +304,10 @@ fn cgroup(
         // On cgroup v1 each controller has its own mount point below it.
         let below =
             ["blkio", "unified", "systemd"].iter().find_map(|c| below.strip_prefix(c).ok()).unwrap_or(below);
-        let help = format!("leave out the mount point: cgroup = \"/{}\"", below.display());
+        let below = below.display().to_string();
+        // In double quotes TOML would take a backslash for the start of an escape.
+        let quote = if below.contains('\\') { '\'' } else { '"' };
+        let help = format!("leave out the mount point: cgroup = {quote}/{below}{quote}");
         report.add(at, "`cgroup` starts with the mount point of cgroups", help);
         return Field::Bad;
     }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_spec::{
-    Arrival, Device, HostHandle, LabKind, Op, Pattern, Reach, Spec, TWIN_PROFILES, Target, load, parse,
+    Arrival, Device, HostHandle, LabKind, LibvirtDomain, Op, Pattern, Reach, Spec, SyncKind, TWIN_PROFILES,
+    Target, VmDisk, load, parse,
 };
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
@@ -19,7 +20,7 @@ fn rates_and_targets(spec: &Spec, vm: usize) -> Vec<(f64, u64)> {
         assert_eq!(t.percentile, Percentile::P9999);
         t.latency.0 / 1_000_000
     };
-    spec.vms[vm].tasks.iter().map(|t| (t.rate.unwrap().0, t.target.map(target_ms).unwrap())).collect()
+    spec.vms[vm].tasks.iter().map(|t| (t.rate.unwrap().0, target_ms(t.targets[0]))).collect()
 }
 
 fn assert_random_reads(spec: &Spec) {
@@ -66,10 +67,13 @@ fn heavy_process_is_four_loaded_machines() {
     let p99 = Percentile(99.0);
     for (vm, heavy) in [250, 400, 600, 800].into_iter().enumerate() {
         let tasks = [(100.0, p99, 100), (500.0, p99, 100), (1500.0, Percentile::P9999, heavy)];
-        let found: Vec<_> = spec.vms[vm].tasks.iter().map(|t| (t.rate.unwrap().0, t.target.unwrap())).collect();
-        assert_eq!(found, tasks.map(|(rate, percentile, ms)| {
-            (rate, Target { percentile, latency: Nanos::from_millis(ms) })
-        }));
+        let found: Vec<_> = spec.vms[vm].tasks.iter().map(|t| (t.rate.unwrap().0, t.targets[0])).collect();
+        assert_eq!(
+            found,
+            tasks.map(|(rate, percentile, ms)| {
+                (rate, Target { percentile, latency: Nanos::from_millis(ms) })
+            })
+        );
         // In 25 s each can be shown to hold at 95 %: (p/100)^n <= 5 %.
         for (rate, target) in found {
             assert!((1.0 - target.percentile.exceedance()).powf(25.0 * rate) <= 0.05, "{rate} {target:?}");
@@ -87,7 +91,7 @@ fn flood_has_three_targets_and_one_best_effort_task() {
         assert_eq!(rates_and_targets(&spec, vm), [(500.0, 20)]);
     }
     let flood = &spec.vm("flood").unwrap().tasks[0];
-    assert_eq!((flood.depth, flood.rate, flood.target), (32, None, None));
+    assert_eq!((flood.depth, flood.rate, flood.targets.len()), (32, None, 0));
 }
 
 #[test]
@@ -113,19 +117,54 @@ fn existing_vms_are_reached_in_three_ways() {
     assert_eq!(spec.device, Device::Path("/dev/nvme0n1".into()));
     assert_eq!(spec.lab_kind(), None);
     let cgroup = HostHandle::Cgroup(r"/machine.slice/machine-qemu\x2d1\x2ddatabase.scope".into());
-    let on_host = |name: &str| Some(format!("/dev/vg0/{name}").into());
+    let on_host = |name: &str| Some(VmDisk::Path(format!("/dev/vg0/{name}").into()));
     assert_eq!(spec.vms[0].reach, Reach::Existing { host: cgroup, agent: None, disk: on_host("database") });
     let qmp = Reach::Existing {
         host: HostHandle::Qmp("/run/plc.qmp".into()),
         agent: Some("/run/plc.qga".into()),
-        disk: Some("/dev/vdb".into()),
+        disk: Some(VmDisk::Path("/dev/vdb".into())),
     };
     assert_eq!(spec.vms[1].reach, qmp);
     let pid = HostHandle::Pid(4242);
     assert_eq!(spec.vms[2].reach, Reach::Existing { host: pid, agent: None, disk: on_host("build") });
     let events = &spec.vms[1].tasks[1];
     assert_eq!((events.arrival, events.depth, events.rate), (Arrival::Open, 16, Some(Iops(50.0))));
-    assert_eq!(events.target.unwrap().percentile, Percentile(99.9));
+    assert_eq!(events.targets[0].percentile, Percentile(99.9));
+}
+
+#[test]
+fn libvirt_vms_are_reached_by_domain() {
+    let spec = example("libvirt.toml");
+    assert_eq!(spec.lab_kind(), None);
+    let plc = LibvirtDomain { domain: "plc".to_owned(), uri: None };
+    assert_eq!(plc.uri(), "qemu:///system");
+    let disk = Some(VmDisk::Target("vdb".to_owned()));
+    assert_eq!(spec.vms[0].reach, Reach::Existing { host: HostHandle::Domain(plc), agent: None, disk });
+}
+
+#[test]
+fn a_cgroup_keeps_its_backslashes() {
+    let at = |cgroup: &str| {
+        let text = format!(
+            "[device]\npath = \"/dev/sda\"\n[[vm]]\nname = \"a\"\ncgroup = {cgroup}\n[[vm.task]]\n\
+             name = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        );
+        parse("s.toml", &text)
+    };
+    let want = HostHandle::Cgroup(r"/machine.slice/machine-qemu\x2d1\x2dplc.scope".into());
+    for right in [
+        r"'/machine.slice/machine-qemu\x2d1\x2dplc.scope'",
+        r#""/machine.slice/machine-qemu\\x2d1\\x2dplc.scope""#,
+    ] {
+        let spec = at(right).unwrap();
+        assert_eq!(spec.vms[0].reach, Reach::Existing { host: want.clone(), agent: None, disk: None });
+    }
+    let wrong = at(r#""/machine.slice/machine-qemu\x2d1\x2dplc.scope""#).unwrap_err();
+    assert_eq!(wrong.errors().len(), 1, "{wrong}");
+    assert_eq!(
+        wrong.errors()[0].help,
+        r"write it in single quotes: cgroup = '/machine.slice/machine-qemu\x2d1\x2dplc.scope'"
+    );
 }
 
 const MINIMAL: &str =
@@ -138,7 +177,7 @@ fn what_is_left_out_gets_its_default() {
         assert_eq!(spec.device, Device::Twin { profile: profile.to_owned(), size: Bytes(1 << 30) });
         let task = &spec.vms[0].tasks[0];
         assert_eq!((task.pattern, task.arrival, task.depth), (Pattern::Random, Arrival::Closed, 1));
-        assert_eq!((task.rate, task.target), (None, None));
+        assert_eq!((task.rate, task.tightest_target(), task.sync), (None, None, None));
     }
     let open = format!(
         "[device]\npath = \"/dev/sdb\"\n{MINIMAL}loop = \"open\"\nrate = \"5/s\"\ntarget.latency = \"1h\"\n"
@@ -147,7 +186,7 @@ fn what_is_left_out_gets_its_default() {
     assert_eq!(spec.device, Device::Path("/dev/sdb".into()), "a lab VM on a real device is allowed");
     let task = &spec.vms[0].tasks[0];
     assert_eq!((task.arrival, task.depth), (Arrival::Open, 64));
-    assert_eq!(task.target.unwrap().percentile, Percentile::P9999);
+    assert_eq!(task.targets[0].percentile, Percentile::P9999);
 }
 
 #[test]
@@ -177,11 +216,78 @@ fn limits_are_inclusive() {
     let spec = parse("s.toml", &text).unwrap();
     assert_eq!(spec.tasks().count(), 64 * 64);
     let last = &spec.vms[63].tasks[63];
-    assert_eq!(last.target.unwrap().latency, Nanos(1000));
+    assert_eq!(last.targets[0].latency, Nanos(1000));
     let fast =
         MINIMAL.to_owned() + "rate = \"10000000/s\"\ntarget = { percentile = \"p50\", latency = \"1h\" }\n";
     let slow = MINIMAL.to_owned() + "rate = \"1/min\"\n";
     for vm in [fast, slow] {
         parse("s.toml", &format!("[device]\ntwin = \"emmc\"\n{vm}")).unwrap();
     }
+}
+
+#[test]
+fn several_targets_are_sorted_and_one_is_the_same_as_a_list_of_one() {
+    let of = |text: &str| {
+        let spec = parse("s.toml", &format!("[device]\ntwin = \"emmc\"\n{MINIMAL}{text}\n")).unwrap();
+        spec.vms[0].tasks[0].targets.clone()
+    };
+    let two = of(
+        "targets = [{ percentile = \"p99.99\", latency = \"20ms\" }, { percentile = \"p99\", latency = \"2ms\" }]",
+    );
+    let found: Vec<_> = two.iter().map(|t| (t.percentile.0, t.latency)).collect();
+    assert_eq!(found, [(99.0, Nanos::from_millis(2)), (99.99, Nanos::from_millis(20))]);
+    assert_eq!(of("target = { latency = \"5ms\" }"), of("targets = [{ latency = \"5ms\" }]"));
+    assert!(of("").is_empty());
+}
+
+#[test]
+fn goals_name_every_target_and_every_task_without_one() {
+    let text = format!(
+        "[device]\ntwin = \"emmc\"\n{MINIMAL}targets = [{{ percentile = \"p99\", latency = \"2ms\" }}, {{ latency = \"20ms\" }}]\n\
+         [[vm.task]]\nname = \"free\"\nop = \"read\"\nblock = \"4KiB\"\n"
+    );
+    let spec = parse("s.toml", &text).unwrap();
+    let goals: Vec<_> =
+        spec.goals().map(|(_, t, target)| (t.name.as_str(), target.map(|t| t.percentile.0))).collect();
+    assert_eq!(goals, [("t", Some(99.0)), ("t", Some(99.99)), ("free", None)]);
+    assert_eq!(spec.vms[0].tightest_target(), Some(Nanos::from_millis(2)));
+}
+
+#[test]
+fn a_mix_of_sizes_has_a_largest_and_a_mean() {
+    let mix = MINIMAL.replace(
+        "block = \"512B\"",
+        "block = [{ size = \"64KiB\", share = \"20%\" }, { size = \"4KiB\", share = \"80%\" }]",
+    );
+    let spec = parse("s.toml", &format!("[device]\ntwin = \"emmc\"\n{mix}")).unwrap();
+    let task = &spec.vms[0].tasks[0];
+    assert_eq!(task.block, Bytes::from_kib(64));
+    let sizes: Vec<_> = task.mix.iter().map(|m| (m.size.0, m.share.0)).collect();
+    assert_eq!(sizes, [(4096, 0.8), (65536, 0.2)]);
+    assert!((task.mean_block() - 16384.0).abs() < 1e-9, "{}", task.mean_block());
+}
+
+#[test]
+fn a_task_that_syncs_names_the_call() {
+    for (word, kind) in [("fdatasync", SyncKind::Fdatasync), ("fsync", SyncKind::Fsync)] {
+        let task = MINIMAL.replace("512B", "4KiB") + &format!("sync = \"{word}\"\n");
+        let spec = parse("s.toml", &format!("[device]\ntwin = \"emmc\"\n{task}")).unwrap();
+        assert_eq!(spec.vms[0].tasks[0].sync, Some(kind));
+    }
+}
+
+#[test]
+fn durable_has_a_log_with_two_targets_and_a_database_of_two_sizes() {
+    let spec = example("durable.toml");
+    let names = |vm: usize| spec.vms[vm].tasks[0].name.as_str();
+    assert_eq!([names(0), names(1), names(2)], ["wal", "tables", "copy"]);
+    let wal = &spec.vms[0].tasks[0];
+    assert_eq!((wal.op, wal.sync, wal.depth), (Op::Write, Some(SyncKind::Fdatasync), 1));
+    let targets: Vec<_> = wal.targets.iter().map(|t| (t.percentile.0, t.latency)).collect();
+    assert_eq!(targets, [(99.0, Nanos::from_millis(10)), (99.9, Nanos::from_millis(50))]);
+    let tables = &spec.vms[1].tasks[0];
+    let sizes: Vec<_> = tables.mix.iter().map(|m| (m.size, m.share.0)).collect();
+    assert_eq!(sizes, [(Bytes::from_kib(8), 0.9), (Bytes::from_kib(128), 0.1)]);
+    assert_eq!(tables.block, Bytes::from_kib(128));
+    assert!(spec.vms[2].tasks[0].targets.is_empty() && spec.goals().count() == 4);
 }

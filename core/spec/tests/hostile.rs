@@ -136,7 +136,7 @@ fn sound(spec: &Spec) {
         assert!((0.0..=1.0).contains(&task.op.write_share()));
         assert!(task.rate.is_none_or(|r| r.0 > 0.0 && r.0 <= 10e6));
         assert!(task.arrival == Arrival::Closed || task.rate.is_some());
-        assert!(task.target.is_none_or(|t| t.latency.0 >= 1000 && t.percentile.0 < 100.0));
+        assert!(task.targets.iter().all(|t| t.latency.0 >= 1000 && t.percentile.0 < 100.0));
     }
 }
 

@@ -110,7 +110,7 @@ impl DeviceModel {
         let cost = Cost {
             read: line(&s.read),
             write: line(&write),
-            flush_ns: line(&write).of(s.block.0),
+            flush_ns: flush_ns(profile, &write).max(line(&write).of(s.block.0)),
             // Not measured: the domain sizes pieces to take no longer than the largest write.
             discard_ns: line(&write).of(LARGEST_PIECE),
         };
@@ -190,6 +190,12 @@ impl DeviceModel {
     pub fn max_piece_cost(&self, quantum: Bytes) -> f64 {
         self.cost.max_transfer(quantum.0) as f64
     }
+}
+
+/// What a flush takes beyond the write before it, in the mean, ns; 0 where no syncs were measured.
+fn flush_ns(profile: &Profile, write: &ServiceLine) -> u64 {
+    let synced = profile.sync.iter().filter(|p| p.iops.0 > 0.0).min_by_key(|p| p.depth);
+    synced.map_or(0, |p| ((f64::from(p.depth) / p.iops.0 - write.alone).max(0.0) * 1e9).ceil() as u64)
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub struct VmPlan {
     pub depth: u32,
 }
 
-/// The bound of a task.
+/// The bound of a task, against one of its targets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskPromise {
     /// Its VM.
@@ -73,6 +73,23 @@ pub struct TaskPromise {
     pub bound: Option<Nanos>,
     /// Whether the target is met in the worst case; `None` without a target.
     pub met: Option<bool>,
+    /// Why nothing is promised, where that is the task's doing and not the device's load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unpromised: Option<String>,
+}
+
+/// Nothing bounds a flush: it takes as long as the device needs for what all VMs have in its cache.
+const UNBOUNDED_FLUSH: &str = "its writes are synced, and no schedule bounds a flush: it takes as long as the drive needs for what all VMs have in its cache (nothing \
+     on a drive whose cache is safe); `rtvirtio verify` shows what it gets";
+
+/// The targets of a task that can be promised.
+pub(crate) fn promised(task: &Task) -> &[Target] {
+    if task.sync.is_some() { &[] } else { &task.targets }
+}
+
+/// The shortest latency that a VM can be promised.
+fn tightest(vm: &Vm) -> Option<Nanos> {
+    vm.tasks.iter().flat_map(promised).map(|t| t.latency).min()
 }
 
 /// The plan of a domain.
@@ -90,7 +107,7 @@ pub struct DomainPlan {
     pub reserved: Ratio,
     /// The VMs in the spec's order.
     pub vms: Vec<VmPlan>,
-    /// All tasks in the spec's order.
+    /// All tasks in the spec's order, once for each target.
     pub tasks: Vec<TaskPromise>,
     /// Every target holds in the worst case.
     pub feasible: bool,
@@ -187,7 +204,7 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
         })
         .collect();
     let mut urgent: Vec<(usize, Nanos)> =
-        spec.vms.iter().enumerate().filter_map(|(i, vm)| Some((i, vm.tightest_target()?))).collect();
+        spec.vms.iter().enumerate().filter_map(|(i, vm)| Some((i, tightest(vm)?))).collect();
     urgent.sort_by_key(|(_, target)| *target);
     for (i, target) in urgent {
         let vm = &spec.vms[i];
@@ -207,7 +224,7 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
         match admit(&known, &flows) {
             Ok(()) => {
                 vms[i].reserve = Some(reserve);
-                vms[i].urgent_only = vm.tasks.iter().any(|t| t.target.is_none());
+                vms[i].urgent_only = vm.tasks.iter().any(|t| promised(t).is_empty());
             }
             Err(refusal) => {
                 flows.pop();
@@ -225,7 +242,7 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
 /// is replenished: half of the target covers that, and half is the deadline.
 fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
     let (mut share, mut burst) = (0.0, 0.0);
-    for task in vm.tasks.iter().filter(|t| t.target.is_some()) {
+    for task in vm.tasks.iter().filter(|t| !promised(t).is_empty()) {
         let most = max_request_cost(task, device, shape.quantum);
         match task.rate {
             Some(rate) => {
@@ -246,7 +263,7 @@ fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, targe
 
 /// Whether a task with a target is a closed loop.
 fn has_closed_loop_target(vm: &Vm) -> bool {
-    vm.tasks.iter().any(|t| t.target.is_some() && t.rate.is_none())
+    vm.tasks.iter().any(|t| !promised(t).is_empty() && t.rate.is_none())
 }
 
 /// Device time of a task's most expensive request, in ns.
@@ -291,14 +308,17 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
     };
     let tasks = spec.vms.iter().enumerate().flat_map(|(i, vm)| {
         let bound = bound_of(i);
-        vm.tasks.iter().map(move |task| {
-            let bound = task.target.and(bound);
-            let met = task.target.map(|t| bound.is_some_and(|b| b <= t.latency));
-            TaskPromise { vm: vm.name.clone(), task: task.name.clone(), target: task.target, bound, met }
+        let goals = vm.tasks.iter().flat_map(|task| task.goals().map(move |target| (task, target)));
+        goals.map(move |(task, target)| {
+            let unpromised = target.and(task.sync).map(|_| UNBOUNDED_FLUSH.to_owned());
+            let bound = target.and(bound).filter(|_| unpromised.is_none());
+            let met = target.map(|t| bound.is_some_and(|b| b <= t.latency));
+            TaskPromise { vm: vm.name.clone(), task: task.name.clone(), target, bound, met, unpromised }
         })
     });
     let tasks: Vec<TaskPromise> = tasks.collect();
-    let reserved: f64 = best.vms.iter().filter_map(|vm| vm.reserve).map(|r| r.share.0).sum();
+    let reserved: f64 =
+        best.vms.iter().filter_map(|vm| vm.reserve).map(|r| r.share.0).fold(0.0, |a, b| a + b);
     DomainPlan {
         quantum: best.shape.quantum,
         window: best.shape.window,
@@ -416,6 +436,50 @@ mod tests {
         let e = DeviceModel::measured(&unknown).unwrap_err();
         assert!(matches!(&e, DeviceError::NoWrites { device } if *device == unknown.device), "{e}");
         assert!(e.to_string().contains("--destroy-data"), "{e}");
+    }
+
+    #[test]
+    fn every_target_is_held_against_the_bound_of_its_task() {
+        let two = "rate = \"500/s\"\ntargets = [{ percentile = \"p99\", latency = \"20ms\" }, { latency = \"80ms\" }]";
+        let both = plan(&spec(&[("a", &task("t", two))]), &device(), &Options::default());
+        let one = plan(&spec(&[("a", &with(500, "20ms"))]), &device(), &Options::default());
+        let rows: Vec<_> = both.tasks.iter().map(|t| (t.target.unwrap().latency, t.bound, t.met)).collect();
+        let bound = one.tasks[0].bound;
+        let ms = Nanos::from_millis;
+        assert_eq!(rows, [(ms(20), bound, Some(true)), (ms(80), bound, Some(true))]);
+        // The shortest latency is the deadline: what bounds every request bounds each percentile.
+        assert_eq!(both.vms[0].reserve, one.vms[0].reserve);
+    }
+
+    #[test]
+    fn a_flush_is_not_promised_and_its_vm_keeps_its_other_promises() {
+        let sync =
+            "sync = \"fdatasync\"\nrate = \"100/s\"\ntarget = { percentile = \"p99\", latency = \"10ms\" }";
+        let log = task("log", sync).replace("\"read\"", "\"write\"");
+        let both = plan(&spec(&[("a", &(with(500, "20ms") + &log))]), &device(), &Options::default());
+        let alone = plan(&spec(&[("a", &with(500, "20ms"))]), &device(), &Options::default());
+        assert_eq!((both.tasks[0].met, both.tasks[1].met), (Some(true), Some(false)));
+        assert!(both.tasks[1].bound.is_none() && both.tasks[1].unpromised.is_some() && !both.feasible);
+        assert_eq!(both.vms[0].reserve, alone.vms[0].reserve);
+        assert!(both.vms[0].urgent_only && !alone.vms[0].urgent_only, "its writes would use it up");
+        // Nothing is reserved for flushes alone.
+        let only = plan(&spec(&[("a", &log)]), &device(), &Options::default());
+        assert!(only.vms[0].reserve.is_none() && !only.feasible, "{only:?}");
+        // The sum of no floating-point numbers is -0.0.
+        assert_eq!(only.reserved.to_string(), "0%");
+    }
+
+    #[test]
+    fn a_flush_is_charged_as_measured() {
+        let text = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
+        let mut profile: rtvirtio_model::Profile = serde_json::from_str(text).unwrap();
+        let unknown = DeviceModel::measured(&profile).unwrap().cost.flush_ns;
+        let mut point = profile.write[0].clone();
+        point.iops = rtvirtio_units::Iops(400.0);
+        profile.sync = vec![point];
+        let known = DeviceModel::measured(&profile).unwrap().cost.flush_ns;
+        // 2.5 ms for both, less the write.
+        assert!(unknown < 1_000_000 && (2_000_000..2_500_000).contains(&known), "{unknown} {known}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use rtvirtio_domain_config::{File, FileError};
 use rtvirtio_sched::Config;
 use rtvirtio_units::Bytes;
 
-use crate::plan::{DomainPlan, VmPlan};
+use crate::plan::{DomainPlan, TaskPromise, VmPlan};
 
 /// Default depth of a disk.
 const DEFAULT_DEPTH: u32 = 256;
@@ -26,6 +26,14 @@ pub struct DiskPlace {
 }
 
 impl DomainPlan {
+    /// The tasks that are promised nothing for reasons of their own, once each, and why.
+    pub fn unpromised(&self) -> impl Iterator<Item = (&TaskPromise, &str)> {
+        let first =
+            |i: usize, t: &TaskPromise| !self.tasks[..i].iter().any(|o| (&o.vm, &o.task) == (&t.vm, &t.task));
+        let tasks = self.tasks.iter().enumerate().filter(move |(i, t)| first(*i, t));
+        tasks.filter_map(|(_, t)| Some((t, t.unpromised.as_deref()?)))
+    }
+
     /// The scheduler's configuration as a domain reads it from the file, for any disk places.
     ///
     /// # Errors
@@ -103,7 +111,12 @@ impl DomainPlan {
             (None, Some(why)) => {
                 let _ = writeln!(s, "# NO RESERVATION: {}.", one_line(why));
             }
-            (None, None) => s.push_str("# No targets: this VM shares the unreserved device time.\n"),
+            (None, None) => {
+                s.push_str("# No targets that can be promised: this VM shares the unreserved device time.\n")
+            }
+        }
+        for (t, why) in self.unpromised().filter(|(t, _)| t.vm == vm.vm) {
+            let _ = writeln!(s, "# {}: NO PROMISE: {}.", t.task, one_line(why));
         }
         let _ = writeln!(
             s,
@@ -136,8 +149,8 @@ impl DomainPlan {
         if vm.urgent_only {
             let _ = writeln!(
                 s,
-                "# Tasks without a target in this VM would use up the reservation, so it covers real-time requests only.\n\
-                 # Run the tasks with a target under `ionice -c1` in the guest.\n\
+                "# Tasks that are promised nothing would use up this VM's reservation, so it covers real-time requests only.\n\
+                 # Run the others under `ionice -c1` in the guest.\n\
                  guest_priority = {{ ceiling = \"real-time\" }}\nurgent = {reserve}"
             );
         } else {

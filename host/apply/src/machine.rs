@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_kernel::{Root, task};
+use rtvirtio_vmm::AgentAddress;
 use rustix::io::Errno;
 
 use crate::target::{Form, Place, Target};
@@ -126,12 +127,12 @@ pub trait GuestFiles {
 
 /// Connects to guests' agents.
 pub trait Guests {
-    /// Connects to the agent at a socket.
+    /// Connects to an agent.
     ///
     /// # Errors
-    /// Kind `NotFound` (no such socket) or `ConnectionRefused` (nothing listens) when the guest's
-    /// QEMU has ended; any other kind when it may be running.
-    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>>;
+    /// Kind `NotFound` (no such socket, or this start of the VM has ended) or `ConnectionRefused`
+    /// (nothing listens) when the guest's QEMU has ended; any other kind when it may be running.
+    fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>>;
 }
 
 /// No guest can be reached: for plans that touch only the host.
@@ -139,8 +140,8 @@ pub trait Guests {
 pub struct NoGuests;
 
 impl Guests for NoGuests {
-    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
-        let text = format!("no way to reach the guest agent {}", agent.display());
+    fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
+        let text = format!("no way to reach the guest agent {agent}");
         Err(io::Error::new(io::ErrorKind::Unsupported, text))
     }
 }
@@ -156,7 +157,7 @@ pub struct Machine<'a> {
     root: &'a Root,
     host: &'a dyn HostFiles,
     guests: &'a dyn Guests,
-    open: RefCell<BTreeMap<PathBuf, Box<dyn GuestFiles>>>,
+    open: RefCell<BTreeMap<AgentAddress, Box<dyn GuestFiles>>>,
 }
 
 /// Why a knob could not be read or written.
@@ -297,13 +298,13 @@ impl<'a> Machine<'a> {
 
     fn in_guest<T>(
         &self,
-        agent: &Path,
+        agent: &AgentAddress,
         action: impl FnOnce(&mut dyn GuestFiles) -> io::Result<T>,
     ) -> Result<T, Fault> {
         let mut open = self.open.borrow_mut();
         if !open.contains_key(agent) {
             let guest = self.guests.connect(agent).map_err(Fault::of_connect)?;
-            open.insert(agent.to_owned(), guest);
+            open.insert(agent.clone(), guest);
         }
         let Some(guest) = open.get_mut(agent) else {
             return Err(Fault::Io(io::Error::other("guest connection lost")));

@@ -8,6 +8,7 @@ mod command;
 
 use std::fmt::{self, Write as _};
 
+use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
@@ -161,7 +162,7 @@ pub(crate) fn escaped(text: &str) -> String {
 }
 
 /// Whether a target is inside a guest: no command on the host reaches it.
-fn guest(target: &Target) -> Option<(&str, &std::path::Path)> {
+fn guest(target: &Target) -> Option<(&str, &AgentAddress)> {
     match &target.place {
         Place::Guest { vm, agent } => Some((vm, agent)),
         _ => None,

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use rtvirtio_kernel::block::RESET_BY_ELEVATOR;
 use rtvirtio_kernel::{BlockDevice, Cgroups, text};
 use rtvirtio_planner::{BfqTunable, Knob, Plan};
+use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ApplyError;
@@ -35,8 +36,8 @@ pub struct Binding {
 pub struct VmBinding {
     /// Its cgroup below the hierarchy's root.
     pub cgroup: Option<PathBuf>,
-    /// Socket of its guest agent.
-    pub agent: Option<PathBuf>,
+    /// Its guest agent.
+    pub agent: Option<AgentAddress>,
     /// Kernel name of its disk inside the guest, such as `vda`.
     pub guest_disk: Option<String>,
 }

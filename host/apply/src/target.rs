@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::text;
+use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize, Serialize};
 
 /// Where a file is.
@@ -17,8 +18,8 @@ pub enum Place {
     Guest {
         /// VM name.
         vm: String,
-        /// Socket of its agent on the host.
-        agent: PathBuf,
+        /// Its agent.
+        agent: AgentAddress,
     },
     /// A thread of the host.
     Thread {

@@ -16,6 +16,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind};
 use rtvirtio_testkit::skip;
+use rtvirtio_vmm::AgentAddress;
 use support::sim::{SimGuests, SimKernel};
 use support::{Case, assert_same, limit, plan, snapshot, weight};
 
@@ -216,7 +217,7 @@ fn a_device_that_is_gone_is_reported_and_forgotten() {
 fn a_guest_that_is_gone_is_forgotten_and_one_that_hangs_is_not() {
     struct Hanging;
     impl Guests for Hanging {
-        fn connect(&self, _: &Path) -> io::Result<Box<dyn GuestFiles>> {
+        fn connect(&self, _: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
             Err(io::ErrorKind::TimedOut.into())
         }
     }

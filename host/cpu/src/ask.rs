@@ -1,5 +1,6 @@
 //! What is asked for one VM, and the writes that come of it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rtvirtio_apply::{Target, Write};
@@ -38,6 +39,10 @@ pub struct Settings {
     /// The writes in their order.
     #[serde(skip)]
     pub writes: Vec<Write>,
+    /// The VM's cgroup where its manager, such as libvirt, keeps the threads in groups below it:
+    /// this one has the budget then, and [`crate::room`] makes room for it above.
+    #[serde(skip)]
+    pub group: Option<PathBuf>,
     /// Threads that stay outside of the contract, each with the reason.
     pub outside: Vec<(u32, String)>,
     /// What the user should know.

@@ -23,6 +23,7 @@ impl Settings {
             backend,
             strength: backend.strength(),
             writes: Vec::new(),
+            group: None,
             outside: Vec::new(),
             notes: Vec::new(),
         }
@@ -31,12 +32,15 @@ impl Settings {
 
 /// What takes new threads of a VM into its contract, which is in force: `ask.threads` are the new
 /// ones. Under SCHED_DEADLINE a budget has to come from the other threads, so [`resplit`] does it.
+/// `managed` is the [`Settings::group`] that the contract was applied with.
 #[must_use]
-pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
-    let mut out = Settings::none(backend);
-    let group = Path::new("/").join(group_name(ask.vm));
-    let own = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
-    if let (Backend::RtGroup | Backend::CpuMax, Some(cgroups)) = (backend, own) {
+pub fn take_in(probe: &Probe, backend: Backend, managed: Option<&Path>, ask: &Ask<'_>) -> Settings {
+    let mut out = Settings { group: managed.map(Path::to_owned), ..Settings::none(backend) };
+    let group = managed.map_or_else(|| Path::new("/").join(group_name(ask.vm)), Path::to_owned);
+    let v1 = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
+    // A quota holds the groups below it too.
+    let moves = backend == Backend::RtGroup || (backend == Backend::CpuMax && managed.is_none());
+    if let (true, Some(cgroups)) = (moves, v1) {
         // Also for those that are in it already, by birth: where they go afterwards must be in the
         // journal. Those that no role gives a policy keep what they inherited, and are left to the
         // group's end, which gives back both.

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_kernel::sched::Attr;
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text, unless_gone};
 use rtvirtio_vmm::Thread;
 
 use crate::ask::{main_of, scheduling};
-use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline};
+use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline, managed};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
@@ -32,6 +32,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
         backend,
         strength: backend.strength(),
         writes: Vec::new(),
+        group: None,
         outside: Vec::new(),
         notes: Vec::new(),
     };
@@ -42,7 +43,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
                 ("cpu.rt_period_us", ask.contract.period_us()),
                 ("cpu.rt_runtime_us", ask.contract.budget_us()),
             ];
-            own_group(root, cgroups, ask, &files, &mut out)?;
+            group_v1(root, cgroups, ask, &files, &mut out)?;
             priorities(ask, &mut out);
         }
         Backend::CpuMax => {
@@ -50,7 +51,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
             let all = ask.contract.budget_us().saturating_mul(reach(root, ask)?);
             if cgroups.hierarchy == Hierarchy::V1 {
                 let files = [("cpu.cfs_period_us", ask.contract.period_us()), ("cpu.cfs_quota_us", all)];
-                own_group(root, cgroups, ask, &files, &mut out)?;
+                group_v1(root, cgroups, ask, &files, &mut out)?;
             } else {
                 units_file(root, cgroups, ask, "cpu.max", all, &mut out)?;
             }
@@ -120,6 +121,21 @@ fn heirs(thread: &Thread) -> Attr {
     }
 }
 
+/// The budget of a v1 group: of one of our own, or of the VM's where a manager keeps its threads in
+/// groups below it.
+fn group_v1(
+    root: &Root,
+    cgroups: &Cgroups,
+    ask: &Ask<'_>,
+    files: &[(&str, u64)],
+    out: &mut Settings,
+) -> Result<(), CpuError> {
+    match managed::group(cgroups, main_thread(ask)) {
+        Some(group) => managed::budget(cgroups, ask, group, files, out),
+        None => own_group(root, cgroups, ask, files, out),
+    }
+}
+
 /// A v1 group of our own with the files set, and all threads in it. The VM's own group is left
 /// alone: it may hold others, and on v1 a real-time budget would first have to be given to every
 /// group above it.
@@ -167,9 +183,10 @@ fn units_file(
     budget_us: u64,
     out: &mut Settings,
 ) -> Result<(), CpuError> {
+    let backend = out.backend;
     let cannot = |why: String, remedy: &str| CpuError::CannotHold {
         vm: ask.vm.to_owned(),
-        backend: out.backend,
+        backend,
         why,
         remedy: remedy.to_owned(),
     };
@@ -180,8 +197,22 @@ fn units_file(
         return Err(cannot("it runs in the root cgroup, which has no limit".to_owned(), alone));
     }
     let pids = cgroups.pids(root, &unit)?;
-    if let Some(other) = pids.iter().find(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
-        return Err(cannot(format!("process {other} runs in its cgroup {} too", unit.display()), alone));
+    let mut helpers = Vec::new();
+    for other in pids.iter().filter(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
+        let Some(name) = unless_gone(process::name(root, *other))? else { continue };
+        if !managed::is_helper(&name) {
+            let why = format!("process {other} ({name}) runs in its cgroup {} too", unit.display());
+            return Err(cannot(why, alone));
+        }
+        helpers.push(format!("{name} ({other})"));
+    }
+    if !helpers.is_empty() {
+        out.notes.push(format!(
+            "{}: {} in its cgroup {}: the budget holds what serves the VM too, so leave room for it",
+            ask.vm,
+            helpers.join(", "),
+            unit.display()
+        ));
     }
     let path = cgroups.dir(&unit)?.join(file);
     if !root.exists(&path)? {
@@ -202,8 +233,14 @@ fn units_file(
 /// it.
 pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
+    // Its manager moves a new thread into a group without a budget.
+    let managed = out.group.is_some();
     for t in ask.threads {
-        match attr(&t.role, ask.order, ask.level, out.backend) {
+        let attr = attr(&t.role, ask.order, ask.level, out.backend).map(|attr| Attr {
+            reset_on_fork: attr.reset_on_fork || (managed && attr.policy.is_real_time()),
+            ..attr
+        });
+        match attr {
             _ if t.reservation.is_some() => {
                 out.outside.push((t.tid, "it has a deadline reservation of its own".to_owned()));
             }
@@ -219,6 +256,13 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
                 }
             }
         }
+    }
+    if managed && ask.order == Order::Contract {
+        out.notes.push(format!(
+            "{}: its manager moves each I/O thread and vCPU that is plugged in into a group without a real-time budget; so new threads \
+             start as ordinary ones, outside of the contract, until `rtvirtio keep` takes them in",
+            ask.vm
+        ));
     }
     wanted.sort_by_key(|(_, attr)| std::cmp::Reverse(attr.priority));
     out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use rtvirtio_cpu::{Ask, Backend, Contract, CpuError, Level, Order, Probe, choose, control, probe, settings};
+use rtvirtio_cpu::{
+    Ask, Backend, Contract, CpuError, Level, Order, Probe, choose, control, probe, room, settings,
+};
 use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_planner::Strength;
 use rtvirtio_units::Nanos;
@@ -159,6 +161,7 @@ fn hierarchical_cbs_is_taken_where_it_is() {
 fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     let host = Host::new(V2, "6.12.9\n");
     host.put("/sys/fs/cgroup/plc.scope/cgroup.procs", "100\n200\n");
+    host.put("/proc/200/comm", "postgres\n");
     let probe = host.probe();
     let refused = |cgroup: &str| {
         let threads = host.vm(cgroup, 0, "0-1");
@@ -168,15 +171,18 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     };
     let shared = refused("/plc.scope/emulator");
     assert!(
-        shared.contains("process 200 runs in its cgroup /plc.scope too") && shared.contains("systemd-run"),
+        shared.contains("process 200 (postgres) runs in its cgroup /plc.scope too")
+            && shared.contains("systemd-run"),
         "{shared}"
     );
     assert!(refused("/").contains("root cgroup"));
-    host.put("/sys/fs/cgroup/plc.scope/cgroup.procs", "100\n");
+    // What a manager starts for the VM is no reason to refuse; that it is held too is said.
+    host.put("/proc/200/comm", "swtpm\n");
     assert!(refused("/plc.scope").contains("echo +cpu"));
     host.put("/sys/fs/cgroup/plc.scope/cpu.max", "max 100000\n");
     let threads = host.vm("/plc.scope", 0, "0-1");
     let made = settings(&host.root, &probe, Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
+    assert!(made.notes[0].contains("swtpm (200) in its cgroup /plc.scope"), "{:?}", made.notes);
     assert_eq!(
         (made.writes.len(), made.writes[0].value.as_str()),
         (1, "8000 20000"),
@@ -209,6 +215,81 @@ fn a_v1_group_gets_its_budget_before_its_threads_and_these_before_their_policies
     host.put(&format!("{C}/rtvirtio-plc/tasks"), "");
     let error = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap_err();
     assert!(matches!(error, CpuError::GroupExists { .. }), "{error}");
+}
+
+/// Threads as libvirt keeps them: the main loop and QEMU's own in `emulator`, the others in groups
+/// of their own.
+fn of_libvirt(host: &Host, vm: &str) -> Vec<Thread> {
+    host.vm(vm, 0, "0-1");
+    for (tid, group) in
+        [(100, "emulator"), (101, "emulator"), (102, "iothread1"), (103, "vcpu0"), (104, "emulator")]
+    {
+        let text = format!("2:blkio:{vm}\n1:cpu:{vm}/{group}\n0::{vm}\n");
+        host.put(&format!("/proc/100/task/{tid}/cgroup"), &text);
+    }
+    discover(&host.root, &VmHandle::of_pid(100)).unwrap()
+}
+
+#[test]
+fn a_vm_of_libvirt_keeps_its_cgroup_which_gets_the_budget() {
+    let host = Host::new(V1, "6.18.1\n");
+    host.rt_group("", "950000\n", "1000000\n");
+    host.rt_group("/machine", "0\n", "1000000\n");
+    let vm = "/machine/qemu-1-plc.libvirt-qemu";
+    host.rt_group(vm, "0\n", "1000000\n");
+    let threads = of_libvirt(&host, vm);
+    let probe = host.probe();
+    let made = settings(&host.root, &probe, Backend::RtGroup, &ask(&threads, Order::Contract)).unwrap();
+    assert_eq!(made.group.as_deref(), Some(Path::new(vm)));
+    let text: Vec<_> =
+        made.writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect();
+    let files = [format!("{C}{vm}/cpu.rt_period_us 20000"), format!("{C}{vm}/cpu.rt_runtime_us 4000")];
+    assert_eq!(text[..2], files);
+    assert!(text[2..7].iter().all(|t| t.ends_with(&format!("/cgroup {vm}"))), "{text:#?}");
+    // A thread that is plugged in goes into a group without a budget.
+    assert!(text[7..].iter().all(|t| t.ends_with("reset-on-fork")), "{text:#?}");
+    assert!(made.notes.iter().any(|n| n.contains("rtvirtio keep")), "{:?}", made.notes);
+
+    // A quota holds the groups below: no thread is moved.
+    let cap = settings(&host.root, &probe, Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
+    let text: Vec<_> =
+        cap.writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect();
+    assert_eq!(
+        text,
+        [format!("{C}{vm}/cpu.cfs_period_us 20000"), format!("{C}{vm}/cpu.cfs_quota_us 8000")],
+        "4 ms on each of two CPUs"
+    );
+}
+
+#[test]
+fn groups_above_vms_of_libvirt_have_room_for_all_of_them() {
+    let host = Host::new(V1, "6.18.1\n");
+    host.rt_group("", "950000\n", "1000000\n");
+    host.rt_group("/machine", "10000\n", "1000000\n");
+    host.rt_group("/machine/prod.partition", "0\n", "1000000\n");
+    let contract =
+        |budget, period| Contract::new(Nanos::from_millis(budget), Nanos::from_millis(period)).unwrap();
+    let (plc, hmi) = (contract(4, 20), contract(10, 100));
+    let groups =
+        [(Path::new("/machine/prod.partition/qemu-1-plc"), plc), (Path::new("/machine/qemu-2-hmi"), hmi)];
+    let probe = host.probe();
+    let values = |groups: &[(&Path, Contract)]| -> Vec<String> {
+        let writes = room(&host.root, &probe, groups, Backend::RtGroup).unwrap();
+        writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect()
+    };
+    // In a second 4 ms in each of 50 periods and in two more, 10 ms in each of 10 and in two more;
+    // what others have there stays.
+    assert_eq!(
+        values(&groups),
+        [
+            format!("{C}/machine/cpu.rt_runtime_us {}", 10_000 + 208_000 + 120_000),
+            format!("{C}/machine/prod.partition/cpu.rt_runtime_us 208000"),
+        ]
+    );
+    // No more than the root has: the kernel would refuse it.
+    let most = [(Path::new("/machine/qemu-1-plc"), contract(850, 1000))];
+    assert_eq!(values(&most), [format!("{C}/machine/cpu.rt_runtime_us 950000")]);
+    assert!(room(&host.root, &probe, &groups, Backend::CpuMax).unwrap().is_empty());
 }
 
 #[test]

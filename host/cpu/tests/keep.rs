@@ -67,7 +67,7 @@ fn a_new_thread_gets_what_its_role_asks_for() {
         thread(32, Role::Vhost, None),
     ];
     let of = |backend, order, hierarchy| {
-        values(&take_in(&probe(hierarchy), backend, &ask(&new, order, &[])).writes)
+        values(&take_in(&probe(hierarchy), backend, None, &ask(&new, order, &[])).writes)
     };
     let moved = |tid: u32| (format!("/proc/7/task/{tid}/cgroup"), "/rtvirtio-plc".to_owned());
     let fifo = |tid: u32, priority: u32| {

@@ -322,7 +322,7 @@ fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
         assert_eq!(late.policy, Some(born));
         let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
         let ask = Ask { vm: &spinner.vm, threads: &[late], contract, order, level: Level::ALONE, used: &[] };
-        let taken = take_in(&probe, Backend::RtGroup, &ask);
+        let taken = take_in(&probe, Backend::RtGroup, None, &ask);
         let amended = spinner.session().amend(&taken.writes, &machine, &mut Silent).unwrap();
         assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
         let late = spinner.thread(tid);

@@ -17,6 +17,9 @@ use crate::mounts::{Mount, mounts};
 use crate::task::Membership;
 use crate::{HostError, Root, process, text};
 
+mod member;
+pub use member::MemberGroup;
+
 /// How long [`Cgroups::remove`] waits for processes that have just died to leave the group.
 const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(20);
@@ -264,15 +267,33 @@ impl Cgroups {
         })
     }
 
+    /// Whether a cgroup is one that libvirt makes for a part of a VM's threads: `emulator`,
+    /// `vcpuN`, `iothreadN` (its `docs/cgroups.rst`).
+    #[must_use]
+    pub fn is_of_thread(cgroup: &Path) -> bool {
+        let name = cgroup.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let numbered = |prefix: &str| {
+            let digits = name.strip_prefix(prefix);
+            digits.is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))
+        };
+        name == "emulator" || numbered("vcpu") || numbered("iothread")
+    }
+
     /// The cgroup that holds a whole VM, given that of one of its threads: up to the last systemd
     /// scope or service in the path (libvirt puts QEMU into
-    /// `machine-qemu-1.scope/libvirt/emulator`), else the path itself.
+    /// `machine-qemu-1.scope/libvirt/emulator`), else the path itself, without what libvirt has
+    /// below the VM's group.
     #[must_use]
     pub fn unit_of(cgroup: &Path) -> PathBuf {
         let is_unit = |p: &&Path| {
             p.extension().is_some_and(|e| [OsStr::new("scope"), OsStr::new("service")].contains(&e))
         };
-        cgroup.ancestors().find(is_unit).unwrap_or(cgroup).to_owned()
+        if let Some(unit) = cgroup.ancestors().find(is_unit) {
+            return unit.to_owned();
+        }
+        let vm = cgroup.parent().filter(|_| Self::is_of_thread(cgroup)).unwrap_or(cgroup);
+        let below = vm.parent().filter(|_| vm.file_name() == Some(OsStr::new("libvirt")));
+        below.unwrap_or(vm).to_owned()
     }
 
     /// Where the BFQ weight of a cgroup is, or will be once the controller is enabled for it.

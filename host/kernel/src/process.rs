@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use crate::task::{self, Membership};
 use crate::{HostError, Root, is_gone, unless_gone};
 
 /// A process by id and start time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessId {
     /// Process id.
@@ -256,6 +257,17 @@ pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
+/// The words that a process was started with (proc_pid_cmdline(5)); none for a kernel thread.
+///
+/// # Errors
+/// When the process is gone or hidden.
+pub fn command_line(root: &Root, pid: u32) -> Result<Vec<String>, HostError> {
+    let path = path(pid, "cmdline");
+    let bytes = fs::read(root.at(&path)).map_err(|source| HostError::Read { path, source })?;
+    let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|b| *b == 0);
+    Ok(words.map(|w| String::from_utf8_lossy(w).into_owned()).collect())
+}
+
 /// Memory of a process that is locked into RAM, and all that it has in RAM, in bytes (`VmLck`,
 /// `VmRSS`).
 ///
@@ -300,11 +312,16 @@ pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
 /// When its sockets cannot be read.
 pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
     let table = root.read(path(pid, "net/unix"))?;
+    let file = |path: &Path| fs::metadata(root.at(path)).ok().map(|m| (m.dev(), m.ino()));
+    let ours = file(socket);
     let bound = |line: &str| {
         let mut fields = line.split_ascii_whitespace().skip(6);
         let inode = format!("socket:[{}]", fields.next()?);
-        // As it was given to bind(2), which may be relative to a directory of QEMU's.
-        socket.ends_with(fields.next()?).then_some(inode)
+        // As it was given to bind(2): it may be relative to a directory of QEMU's, or lead through
+        // other links than ours.
+        let name = Path::new(fields.next()?);
+        let same = socket.ends_with(name) || (name.is_absolute() && ours.is_some() && file(name) == ours);
+        same.then_some(inode)
     };
     let inodes: BTreeSet<String> = table.lines().filter_map(bound).collect();
     for descriptor in descriptors(root, pid)? {

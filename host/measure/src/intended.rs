@@ -25,7 +25,9 @@
 //! order of their start, `t_i - l_i`, then the `k`-th of each direction gets the `k`-th intended
 //! start, and `L = max(l, t - a)`. The order is known to 1 ms, so requests made within the same ms
 //! may change places: `L` is known to 1 ms plus as many periods as requests were made in 1 ms.
-
+//!
+//! Of a mix of sizes `a_i` follows from the bytes of the requests before, which the log has: fio
+//! spaces bytes, not requests.
 //!
 //! Where the log counts time by the machine's clock instead of from the job's start
 //! (`LogClock::Monotonic`), the start is found from the requests themselves: none completes before
@@ -48,6 +50,8 @@ pub struct Timed {
     pub fio_ns: u64,
     /// Whether it was a write.
     pub write: bool,
+    /// Bytes that it stands for in the schedule.
+    pub bytes: u64,
 }
 
 /// Latencies from the intended start, in the log's order. Samples of a direction that the pace does
@@ -64,13 +68,13 @@ pub fn job_start_ms(samples: &[Sample], pace: &Pace, depth: u32) -> Option<u64> 
     if depth > 1 {
         order = by_start(samples);
     }
-    let mut next = [0u64; 2];
+    let mut next = [0u128; 2];
     let mut least: Option<u64> = None;
     for i in order {
         let s = &samples[i];
-        let index = &mut next[usize::from(s.write)];
-        let Some(intended_ns) = pace.intended_ns(s.write, *index) else { continue };
-        *index += 1;
+        let before = &mut next[usize::from(s.write)];
+        let Some(intended_ns) = pace.intended_after(s.write, *before) else { continue };
+        *before += u128::from(pace.bytes_of(s.bytes));
         let start = s.time_ms.saturating_sub(intended_ns.saturating_add(s.lat_ns) / 1_000_000);
         least = Some(least.map_or(start, |l| l.min(start)));
     }
@@ -85,13 +89,14 @@ fn by_start(samples: &[Sample]) -> Vec<usize> {
 }
 
 fn one_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
-    let mut next = [0u64; 2];
+    let mut next = [0u128; 2];
     let mut free_at = 0u64;
     let mut timed = Vec::with_capacity(samples.len());
     for s in samples {
-        let index = &mut next[usize::from(s.write)];
-        let Some(intended_ns) = pace.intended_ns(s.write, *index) else { continue };
-        *index += 1;
+        let before = &mut next[usize::from(s.write)];
+        let Some(intended_ns) = pace.intended_after(s.write, *before) else { continue };
+        let bytes = pace.bytes_of(s.bytes);
+        *before += u128::from(bytes);
         let done_ns = intended_ns.max(free_at).saturating_add(s.lat_ns).max(s.time_ms * 1_000_000);
         free_at = done_ns;
         timed.push(Timed {
@@ -100,19 +105,21 @@ fn one_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
             latency_ns: done_ns - intended_ns,
             fio_ns: s.lat_ns,
             write: s.write,
+            bytes,
         });
     }
     timed
 }
 
 fn several_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
-    let mut next = [0u64; 2];
+    let mut next = [0u128; 2];
     let mut timed = vec![None; samples.len()];
     for i in by_start(samples) {
         let s = &samples[i];
-        let index = &mut next[usize::from(s.write)];
-        let Some(intended_ns) = pace.intended_ns(s.write, *index) else { continue };
-        *index += 1;
+        let before = &mut next[usize::from(s.write)];
+        let Some(intended_ns) = pace.intended_after(s.write, *before) else { continue };
+        let bytes = pace.bytes_of(s.bytes);
+        *before += u128::from(bytes);
         let latency_ns = s.lat_ns.max((s.time_ms * 1_000_000).saturating_sub(intended_ns));
         timed[i] = Some(Timed {
             intended_ns,
@@ -120,6 +127,7 @@ fn several_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
             latency_ns,
             fio_ns: s.lat_ns,
             write: s.write,
+            bytes,
         });
     }
     timed.into_iter().flatten().collect()

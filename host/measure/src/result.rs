@@ -62,11 +62,13 @@ pub struct Run {
     /// kernel does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Standstills>,
-    /// One entry per task in spec order.
+    /// In spec order, one entry for each target of a task, and one for a task without; entries of
+    /// one task differ in `percentile`, `target_ns`, `at_target_ns`, `achieved_rate` (which allows
+    /// for the wait that a target allows), `predicted_ns`, `verdict` and `why`.
     pub tasks: Vec<TaskResult>,
 }
 
-/// What one task got.
+/// What one task got, against one of its targets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskResult {
     /// VM name.
@@ -77,6 +79,10 @@ pub struct TaskResult {
     pub percentile: Percentile,
     /// The target, if any.
     pub target_ns: Option<Nanos>,
+    /// Latency at that percentile, below which `n` shows it the largest; absent without a target,
+    /// and in results of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_target_ns: Option<Nanos>,
     /// Declared rate, if any.
     pub declared_rate: Option<Iops>,
     /// Completed requests per second.

@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use rtvirtio_spec::{Arrival, Task};
+use rtvirtio_spec::{Arrival, Target, Task};
 use rtvirtio_stats::Latencies;
 use rtvirtio_stats::pot::can_carry;
 use rtvirtio_units::{Iops, Nanos, Percentile};
@@ -29,8 +29,9 @@ use crate::{MeasureError, TaskResult};
 /// a stall and what queues behind it.
 pub const PLACEBO_NS: u64 = 1_000_000_000;
 
-/// Results of all tasks of a VM, in the job's order. `predicted` holds what a plan expects of each
-/// task, in the same order; a missing entry means no prediction.
+/// Results of all tasks of a VM, in the job's order: one for each target of a task, and one for a
+/// task without. `predicted` holds what a plan expects, in the same order; a missing entry means no
+/// prediction.
 ///
 /// # Errors
 /// Whatever is wrong with fio's output ([`MeasureError::Json`], [`MeasureError::Log`],
@@ -43,7 +44,7 @@ pub fn task_results(
     Ok(task_measurements(job, output, predicted)?.into_iter().map(|m| m.result).collect())
 }
 
-/// A task's result with all that was measured.
+/// A task's result against one of its targets, with all that was measured.
 #[derive(Clone, Debug)]
 pub struct TaskMeasurement {
     /// The judged numbers.
@@ -127,18 +128,21 @@ pub fn task_measurements(
                     let log = output.logs.get(k).and_then(Option::as_deref);
                     streams.push(stream(task, pace, &stats[k], log, job.options().clock)?);
                 }
-                None => unpaced = Some(self::unpaced(task, &stats[k], job.options().runtime)?),
+                None => unpaced = Some(&stats[k]),
             }
         }
-        let measured = match unpaced {
-            Some(measured) => measured,
-            None => paced(task, &streams, job.options().warmup, job.duration()),
-        };
         let of_task = job.sections().iter().zip(&stats).filter(|(section, _)| section.task == i);
         let fio_cpus = of_task.map(|(_, stats)| (stats.usr_cpu + stats.sys_cpu) / 100.0).sum();
-        let result = measured.judged(job.vm(), task, predicted.get(i).copied().flatten(), fio_cpus);
-        let Measured { latencies, series, spans, .. } = measured;
-        results.push(TaskMeasurement { result, latencies, series, spans });
+        for target in task.goals() {
+            let measured = match unpaced {
+                Some(stats) => self::unpaced(task, target, stats, job.options().runtime)?,
+                None => paced(task, target, &streams, job.options().warmup, job.duration()),
+            };
+            let predicted = predicted.get(results.len()).copied().flatten();
+            let result = measured.judged(job.vm(), task, target, predicted, fio_cpus);
+            let Measured { latencies, series, spans, .. } = measured;
+            results.push(TaskMeasurement { result, latencies, series, spans });
+        }
     }
     Ok(results)
 }
@@ -161,9 +165,16 @@ struct Measured {
 }
 
 impl Measured {
-    fn judged(&self, vm: &str, task: &Task, predicted: Option<Nanos>, fio_cpus: f64) -> TaskResult {
+    fn judged(
+        &self,
+        vm: &str,
+        task: &Task,
+        target: Option<Target>,
+        predicted: Option<Nanos>,
+        fio_cpus: f64,
+    ) -> TaskResult {
         let at = |p: f64| self.latencies.at(Percentile(p)).min(self.max);
-        let judgement = task.target.map(|target| {
+        let judgement = target.map(|target| {
             judge(
                 target,
                 &Evidence {
@@ -181,8 +192,9 @@ impl Measured {
         TaskResult {
             vm: vm.to_owned(),
             task: task.name.clone(),
-            percentile: task.target.map_or(Percentile::P9999, |t| t.percentile),
-            target_ns: task.target.map(|t| t.latency),
+            percentile: target.map_or(Percentile::P9999, |t| t.percentile),
+            target_ns: target.map(|t| t.latency),
+            at_target_ns: target.map(|t| at(t.percentile.0)),
             declared_rate: task.rate,
             achieved_rate: self.achieved,
             n: self.n,
@@ -267,7 +279,13 @@ fn stream(
     Ok(Stream { pace: *pace, timed, start_ns })
 }
 
-fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Measured {
+fn paced(
+    task: &Task,
+    target: Option<Target>,
+    streams: &[Stream],
+    warmup: Duration,
+    end: Duration,
+) -> Measured {
     let (warmup, end) = (nanos(warmup), nanos(end));
     // Requests that fio drained from its schedule beyond the end are not part of the run.
     let counted: Vec<&Timed> =
@@ -277,12 +295,12 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
     let fio: Latencies = counted.iter().map(|t| Nanos(t.fio_ns)).collect();
     let fio_max = Nanos(counted.iter().map(|t| t.fio_ns).max().unwrap_or(0));
     let mut exceedances = 0;
-    if let Some(target) = task.target {
+    if let Some(target) = target {
         exceedances = counted.iter().filter(|t| t.latency_ns > target.latency.0).count() as u64;
     }
     // Without a target, a wait so far says something only when it is longer than all that is known.
     // A starved task has nothing else.
-    let limit = task.target.map_or(max, |t| t.latency.0);
+    let limit = target.map_or(max, |t| t.latency.0);
     let mut spans = Vec::new();
     for stream in streams {
         if let Some(start) = stream.start_ns {
@@ -295,7 +313,7 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
             spans.extend(stream.start_ns.map(|start| (start + end - waited, start + end)));
             latencies.record(Nanos(waited), 1);
             max = max.max(waited);
-            exceedances += u64::from(task.target.is_some());
+            exceedances += u64::from(target.is_some());
         });
     }
     let mut series: Vec<(u64, u64)> = counted.iter().map(|t| (t.intended_ns, t.latency_ns)).collect();
@@ -306,7 +324,7 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
         n: counted.len() as u64,
         max: Nanos(max),
         fio_p9999: fio.at(Percentile::P9999).min(fio_max),
-        achieved: kept_rate(task, streams, &counted, fio.at(Percentile(50.0)), warmup, end),
+        achieved: kept_rate((task, target), streams, &counted, fio.at(Percentile(50.0)), warmup, end),
         exceedances,
         latencies,
     }
@@ -316,10 +334,14 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
 /// its intended start lay more than `limit` before the end.
 fn never_made(stream: &Stream, warmup: u64, end: u64, limit: u64, each: &mut dyn FnMut(u64)) {
     for write in [false, true] {
-        let made = stream.timed.iter().filter(|t| t.write == write).count() as u64;
-        let first = made.max(stream.pace.due_before(write, warmup));
-        for i in first..stream.pace.due_before(write, end.saturating_sub(limit)) {
-            each(end - stream.pace.intended_ns(write, i).unwrap_or(end));
+        let of = stream.timed.iter().filter(|t| t.write == write);
+        let mut before: u128 = of.map(|t| u128::from(t.bytes)).sum();
+        let due = end.saturating_sub(limit);
+        while let Some(intended) = stream.pace.intended_after(write, before).filter(|t| *t < due) {
+            if intended >= warmup {
+                each(end - intended);
+            }
+            before += u128::from(stream.pace.mean_bytes());
         }
     }
 }
@@ -328,7 +350,7 @@ fn never_made(stream: &Stream, warmup: u64, end: u64, limit: u64, each: &mut dyn
 /// is what a request usually takes in the device: at any time, those that came in so recently are
 /// not owed yet.
 fn kept_rate(
-    task: &Task,
+    (task, target): (&Task, Option<Target>),
     streams: &[Stream],
     counted: &[&Timed],
     usual: Nanos,
@@ -336,24 +358,33 @@ fn kept_rate(
     end: u64,
 ) -> Iops {
     let Some(declared) = task.rate else { return Iops(0.0) };
-    let grace = task.target.map_or(0, |t| t.latency.0.min((end - warmup) / 10));
+    let grace = target.map_or(0, |t| t.latency.0.min((end - warmup) / 10));
     // Also one period, so that the request that has just come in is not owed at once.
     let recent = usual.max(declared.period().unwrap_or_default()).0;
-    let mut done: Vec<u64> = counted.iter().map(|t| t.done_ns).filter(|t| *t <= end).collect();
+    // In bytes: where all requests have one size that is the same as in requests.
+    let mut done: Vec<(u64, u64)> =
+        counted.iter().map(|t| (t.done_ns, t.bytes)).filter(|(t, _)| *t <= end).collect();
     done.sort_unstable();
+    let mut completed = 0u64;
+    for (_, bytes) in &mut done {
+        completed = completed.saturating_add(*bytes);
+        *bytes = completed;
+    }
     let owed = |t: u64| -> u64 {
         let by = t.saturating_sub(recent).saturating_add(1);
-        let of =
-            |pace: &Pace, write| pace.due_before(write, by).saturating_sub(pace.due_before(write, warmup));
+        let of = |pace: &Pace, write| {
+            let n = pace.due_before(write, by).saturating_sub(pace.due_before(write, warmup));
+            n.saturating_mul(pace.mean_bytes()).saturating_sub(pace.slack_bytes())
+        };
         streams.iter().map(|s| of(&s.pace, false) + of(&s.pace, true)).sum()
     };
-    let kept = |completed: usize, t: u64| match owed(t) {
+    let kept = |completed: u64, t: u64| match owed(t) {
         0 => 1.0,
         owed => completed as f64 / owed as f64,
     };
-    let mut best = kept(done.len(), end);
-    for (i, t) in done.iter().enumerate().rev().take_while(|(_, t)| end - **t <= grace) {
-        best = best.max(kept(i + 1, *t));
+    let mut best = kept(completed, end);
+    for (t, completed) in done.iter().rev().take_while(|(t, _)| end - *t <= grace) {
+        best = best.max(kept(*completed, *t));
         if best >= 1.0 {
             break;
         }
@@ -361,11 +392,16 @@ fn kept_rate(
     Iops(declared.0 * best.min(1.0))
 }
 
-fn unpaced(task: &Task, stats: &JobStats, runtime: Duration) -> Result<Measured, MeasureError> {
+fn unpaced(
+    task: &Task,
+    target: Option<Target>,
+    stats: &JobStats,
+    runtime: Duration,
+) -> Result<Measured, MeasureError> {
     let mut latencies = Latencies::new();
     let mut exceedances = 0u64;
     for direction in [&stats.read, &stats.write] {
-        let (n, above) = add_bins(&mut latencies, direction, task.target.map(|t| t.latency))?;
+        let (n, above) = add_bins(&mut latencies, direction, target.map(|t| t.latency))?;
         // Requests in flight when the ramp or the run ends may be in one count and not in the
         // other.
         if n.abs_diff(direction.total_ios) > u64::from(task.depth) {

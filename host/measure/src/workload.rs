@@ -19,7 +19,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
-use rtvirtio_vmm::{GuestAgent, VmmError, shown};
+use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError, shown};
 
 /// Warm-up before the measured part: files are opened and queues are filled.
 ///
@@ -48,8 +48,8 @@ const GUEST_LINES: usize = 20;
 pub enum Place {
     /// Inside the guest, through its agent.
     Guest {
-        /// Host side of the agent's channel.
-        agent: PathBuf,
+        /// Its agent.
+        agent: AgentAddress,
         /// Block device inside the guest.
         target: PathBuf,
     },
@@ -71,7 +71,7 @@ pub struct VmLoad {
     pub vm: Vm,
     /// Where they run.
     pub place: Place,
-    /// Predicted latency per task, for the result.
+    /// Predicted latency per target of its tasks (and per task without one), for the result.
     pub predicted: Vec<Option<Nanos>>,
     /// I/O class of its tasks, where they run on the host.
     pub io_class: Option<IoClass>,
@@ -321,8 +321,8 @@ struct GuestRun<'a> {
 }
 
 impl<'a> GuestRun<'a> {
-    fn prepare(vm: &'a str, agent: &Path, job: &JobFile) -> Result<Self, WorkloadError> {
-        let agent = GuestAgent::connect(agent, Duration::from_secs(20))
+    fn prepare(vm: &'a str, agent: &AgentAddress, job: &JobFile) -> Result<Self, WorkloadError> {
+        let agent = GuestAgent::reach(agent, Duration::from_secs(20))
             .map_err(|source| WorkloadError::Agent { vm: vm.to_owned(), source })?;
         let mut run = Self { vm, agent };
         run.agent.set_timeout(GRACE);

@@ -165,7 +165,7 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
         return skip(name, reason);
     }
     let mut task = task("steady", Op::Read, Some(1_000.0), 1, Arrival::Closed);
-    task.target = p99(200);
+    task.targets = p99(200);
     let run = || {
         let o = run_on_stalling_file(task.clone(), STALL, MS(0), MS(3_000));
         // 600 of 3000 requests were due in the stall, and none is answered before its end: the true
@@ -243,7 +243,7 @@ fn requests_that_were_never_made_count() {
         return skip(name, reason);
     }
     let mut task = task("t", Op::Read, Some(500.0), 1, Arrival::Closed);
-    task.target = p99(300);
+    task.targets = p99(300);
     let run = || {
         let o = run_on_stalling_file(task.clone(), (MS(1_000), MS(2_200)), MS(0), MS(2_000));
         assert_eq!(o.result.verdict, Some(Verdict::Missed));

@@ -7,8 +7,10 @@
 //! clears both: a byte 0xFF (never valid JSON) resets the agent's parser, and the agent puts 0xFF
 //! before its answer, so that we can throw away all before it.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,9 +18,10 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
-use crate::VmmError;
+use crate::libvirt::{DomainLink, GuestDisk, Virsh};
 use crate::qmp::ReplyError;
 use crate::wire::{Deadline, Wire};
+use crate::{AgentAddress, VmmError};
 
 mod exec;
 mod file;
@@ -31,6 +34,8 @@ pub use exec::{ExecOutput, Process};
 const RESET: u8 = 0xff;
 /// Largest answer to a command that carries no data, in bytes.
 const SMALL_REPLY: usize = 64 * 1024;
+/// Largest list of disks, in bytes: 400 for each disk and partition.
+const DISKS_REPLY: usize = 1 << 20;
 /// Default time limit of one command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -40,9 +45,16 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// After an error in the middle of an exchange the next command first synchronises again.
 #[derive(Debug)]
 pub struct GuestAgent {
-    wire: Wire,
+    link: Link,
     timeout: Duration,
     in_step: bool,
+}
+
+/// What the commands go over.
+#[derive(Debug)]
+enum Link {
+    Socket(Wire),
+    Libvirt(DomainLink),
 }
 
 #[derive(Deserialize)]
@@ -79,20 +91,47 @@ impl GuestAgent {
         Ok(agent)
     }
 
+    /// The agent at an address, once it answers; as [`GuestAgent::connect`].
+    ///
+    /// # Errors
+    /// As [`GuestAgent::connect`]; for a domain of libvirt [`VmmError::Connect`] of kind `NotFound`
+    /// when this start of it has ended, and [`VmmError::NoAgent`].
+    pub fn reach(address: &AgentAddress, timeout: Duration) -> Result<GuestAgent, VmmError> {
+        match address {
+            AgentAddress::Socket(path) => GuestAgent::connect(path, timeout),
+            AgentAddress::Libvirt(agent) => {
+                let peer = format!("guest agent {address}");
+                if !agent.process.is_alive() {
+                    let what = format!("its QEMU, process {}, has ended", agent.process.pid);
+                    let source = io::Error::new(io::ErrorKind::NotFound, what);
+                    return Err(VmmError::Connect { peer, source });
+                }
+                let daemon = Arc::new(Virsh::new(&agent.uri));
+                let mut agent = GuestAgent::of_domain(DomainLink::new(daemon, &agent.uuid, peer));
+                agent.synchronise(timeout)?;
+                Ok(agent)
+            }
+        }
+    }
+
+    fn of_domain(link: DomainLink) -> GuestAgent {
+        GuestAgent { link: Link::Libvirt(link), timeout: COMMAND_TIMEOUT, in_step: false }
+    }
+
     /// Connects without waiting for the agent; the first command synchronises.
     ///
     /// # Errors
     /// No such socket, or another client is connected and stays so for `timeout`.
     pub fn open(path: &Path, timeout: Duration) -> Result<GuestAgent, VmmError> {
         let wire = Wire::connect("guest agent", path, timeout)?;
-        Ok(GuestAgent { wire, timeout: COMMAND_TIMEOUT, in_step: false })
+        Ok(GuestAgent { link: Link::Socket(wire), timeout: COMMAND_TIMEOUT, in_step: false })
     }
 
     /// The same over a connected stream; `name` is used in errors.
     #[must_use]
     pub fn from_stream(stream: UnixStream, name: &str) -> GuestAgent {
         let wire = Wire::new(stream, format!("guest agent {name}"));
-        GuestAgent { wire, timeout: COMMAND_TIMEOUT, in_step: false }
+        GuestAgent { link: Link::Socket(wire), timeout: COMMAND_TIMEOUT, in_step: false }
     }
 
     /// Sets the time limit of each later command.
@@ -111,8 +150,16 @@ impl GuestAgent {
     pub fn synchronise(&mut self, timeout: Duration) -> Result<(), VmmError> {
         const OP: &str = "guest-sync-delimited";
         let deadline = Deadline::after(timeout);
-        let mut pause = Duration::from_millis(500);
         self.in_step = false;
+        let wire = match &mut self.link {
+            Link::Socket(wire) => wire,
+            Link::Libvirt(link) => {
+                await_ping(link, deadline)?;
+                self.in_step = true;
+                return Ok(());
+            }
+        };
+        let mut pause = Duration::from_millis(500);
         loop {
             let id = fresh_id();
             let mut request = vec![RESET];
@@ -120,8 +167,8 @@ impl GuestAgent {
                 json!({ "execute": OP, "arguments": { "id": id } }).to_string().as_bytes(),
             );
             request.push(b'\n');
-            self.wire.send(&request, deadline, OP)?;
-            match self.await_sync(id, deadline.at_most(pause), OP) {
+            wire.send(&request, deadline, OP)?;
+            match await_sync(wire, id, deadline.at_most(pause), OP) {
                 Ok(()) => {
                     self.in_step = true;
                     return Ok(());
@@ -141,23 +188,6 @@ impl GuestAgent {
         self.in_step
     }
 
-    fn await_sync(&mut self, id: u64, deadline: Deadline, operation: &str) -> Result<(), VmmError> {
-        loop {
-            self.wire.skip_past(RESET, deadline, operation)?;
-            let line = match self.wire.line(SMALL_REPLY, deadline, operation) {
-                Ok(line) => line,
-                Err(VmmError::TooLarge { .. }) => continue,
-                Err(e) => return Err(e),
-            };
-            // Anything else between two marks is an answer to an earlier client.
-            if let Ok(Reply { value: Some(got), .. }) = serde_json::from_slice::<Reply<u64>>(&line) {
-                if got == id {
-                    return Ok(());
-                }
-            }
-        }
-    }
-
     /// Sends one command and reads its answer, at most `limit` bytes, into `T`. Fields that `T`
     /// does not name are not kept, so an answer costs no more memory than its own size.
     fn call<T: DeserializeOwned>(
@@ -174,23 +204,52 @@ impl GuestAgent {
             request["arguments"] = arguments.clone();
         }
         let mut text = request.to_string();
-        text.push('\n');
-        let deadline = Deadline::after(self.timeout);
         self.in_step = false;
-        self.wire.send(text.as_bytes(), deadline, command)?;
-        let line = self.wire.line(limit, deadline, command)?;
+        let line = match &mut self.link {
+            Link::Socket(wire) => {
+                text.push('\n');
+                let deadline = Deadline::after(self.timeout);
+                wire.send(text.as_bytes(), deadline, command)?;
+                wire.line(limit, deadline, command)?
+            }
+            Link::Libvirt(link) => link.agent(&text, command, limit, self.timeout)?,
+        };
         let reply: Reply<T> =
-            serde_json::from_slice(&line).map_err(|e| self.wire.protocol(command, e.to_string()))?;
+            serde_json::from_slice(&line).map_err(|e| self.protocol(command, e.to_string()))?;
         self.in_step = true;
         if let Some(ReplyError { class, desc }) = reply.error {
             return Err(VmmError::Refused {
-                peer: self.wire.peer().into(),
+                peer: self.peer().into(),
                 operation: command.into(),
                 class,
                 desc,
             });
         }
-        reply.value.ok_or_else(|| self.wire.protocol(command, "neither `return` nor `error`"))
+        reply.value.ok_or_else(|| self.protocol(command, "neither `return` nor `error`"))
+    }
+
+    #[cfg(test)]
+    fn buffered(&self) -> usize {
+        match &self.link {
+            Link::Socket(wire) => wire.buffered(),
+            Link::Libvirt(_) => 0,
+        }
+    }
+
+    fn peer(&self) -> &str {
+        match &self.link {
+            Link::Socket(wire) => wire.peer(),
+            Link::Libvirt(link) => link.peer(),
+        }
+    }
+
+    fn protocol(&self, operation: &str, detail: impl Into<String>) -> VmmError {
+        VmmError::Protocol { peer: self.peer().into(), operation: operation.into(), detail: detail.into() }
+    }
+
+    /// The guest's disks and partitions.
+    pub(crate) fn disks(&mut self) -> Result<Vec<GuestDisk>, VmmError> {
+        self.call("guest-get-disks", None, DISKS_REPLY)
     }
 
     /// Asks for a sign of life.
@@ -199,5 +258,37 @@ impl GuestAgent {
     /// No answer in time, or the connection's own trouble.
     pub fn ping(&mut self) -> Result<(), VmmError> {
         self.call::<IgnoredAny>("guest-ping", None, SMALL_REPLY).map(drop)
+    }
+}
+
+fn await_sync(wire: &mut Wire, id: u64, deadline: Deadline, operation: &str) -> Result<(), VmmError> {
+    loop {
+        wire.skip_past(RESET, deadline, operation)?;
+        let line = match wire.line(SMALL_REPLY, deadline, operation) {
+            Ok(line) => line,
+            Err(VmmError::TooLarge { .. }) => continue,
+            Err(e) => return Err(e),
+        };
+        // Anything else between two marks is an answer to an earlier client.
+        if let Ok(Reply { value: Some(got), .. }) = serde_json::from_slice::<Reply<u64>>(&line) {
+            if got == id {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Waits until the agent of a domain answers: its guest may still boot.
+fn await_ping(link: &DomainLink, deadline: Deadline) -> Result<(), VmmError> {
+    const OP: &str = "guest-ping";
+    const PAUSE: Duration = Duration::from_millis(500);
+    loop {
+        let left = deadline.left().unwrap_or_default();
+        match link.agent(r#"{"execute":"guest-ping"}"#, OP, SMALL_REPLY, left) {
+            Err(VmmError::NoAgent { .. }) if deadline.left().is_some_and(|left| left > PAUSE) => {
+                std::thread::sleep(PAUSE);
+            }
+            answer => return answer.map(drop),
+        }
     }
 }

@@ -89,6 +89,45 @@ pub enum VmmError {
         /// QEMU's own words.
         desc: String,
     },
+    /// libvirt's client is missing.
+    #[error(
+        "virsh is not installed: VMs of libvirt are reached through it (Debian: apt-get install libvirt-clients)"
+    )]
+    NoVirsh,
+    /// libvirt could not do it.
+    #[error("{peer}: {operation}: {}", shown(message))]
+    Libvirt {
+        /// The daemon.
+        peer: String,
+        /// The command of virsh.
+        operation: String,
+        /// libvirt's own words.
+        message: String,
+    },
+    /// No agent has its end of libvirt's channel open.
+    #[error("{peer}: no guest agent is connected; is the guest up, and does qemu-guest-agent run in it?")]
+    NoAgent {
+        /// The domain's agent.
+        peer: String,
+    },
+    /// The guest has no device that is certainly this disk.
+    #[error(
+        "{}; give the disk a <serial> in the domain's XML, and restart the domain",
+        guest_disk(target, found)
+    )]
+    GuestDisk {
+        /// libvirt's name of the disk.
+        target: String,
+        /// Devices of the guest that it could be.
+        found: Vec<String>,
+    },
+}
+
+fn guest_disk(target: &str, found: &[String]) -> String {
+    match found {
+        [] => format!("the guest agent reports no disk at the address of {target}"),
+        found => format!("the guest's {} could all be {target}", shown(&found.join(", "))),
+    }
 }
 
 /// Most characters of the other side's words that an error shows.

@@ -1,19 +1,22 @@
 //! Talking to a running virtual machine: QEMU's monitor ([`qmp`]), the agent inside the guest
-//! ([`agent`]), starting QEMU so that it cannot outlive its owner ([`spawn`]), finding out whether
-//! KVM really works here ([`probe`]), and finding every thread that works for it on the host
-//! ([`threads`]).
+//! ([`agent`]), both over sockets or through libvirt ([`libvirt`]), starting QEMU so that it cannot
+//! outlive its owner ([`spawn`]), finding out whether KVM really works here ([`probe`]), and
+//! finding every thread that works for it on the host ([`threads`]).
 //!
 //! Two rules hold everywhere, because a guest may be hostile and a VMM may hang: every call has a
 //! deadline, and every reply has a size limit that is checked before the bytes are kept.
 
+mod address;
 pub mod agent;
 mod error;
+pub mod libvirt;
 pub mod probe;
 pub mod qmp;
 pub mod spawn;
 pub mod threads;
 mod wire;
 
+pub use address::{AgentAddress, LibvirtAgent};
 pub use agent::GuestAgent;
 pub use error::{VmmError, shown};
 pub use probe::{KvmProbe, probe_kvm};

@@ -1,4 +1,5 @@
-//! QEMU's machine monitor: one JSON object a line over a UNIX socket.
+//! QEMU's machine monitor: one JSON object a line over a UNIX socket, or one command of libvirt
+//! each where libvirt has the monitor's socket.
 //!
 //! The protocol is QEMU's `docs/interop/qmp-spec.rst`: a greeting, `qmp_capabilities`, then
 //! commands, each answered by `return` or `error` with our `id`; events come in between and are
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::VmmError;
+use crate::libvirt::{DomainLink, RunningDomain};
 use crate::wire::{Deadline, Wire};
 
 #[cfg(test)]
@@ -83,13 +85,20 @@ pub struct IoThread {
 /// A connection to a machine's monitor.
 #[derive(Debug)]
 pub struct Qmp {
-    wire: Wire,
+    link: Link,
     timeout: Duration,
     next_id: u64,
     version: QemuVersion,
     events_skipped: u64,
     /// After an oversized reply the stream is no longer at a line's start.
     broken: bool,
+}
+
+/// What the commands go over.
+#[derive(Debug)]
+enum Link {
+    Socket(Wire),
+    Libvirt(DomainLink),
 }
 
 #[derive(Deserialize)]
@@ -144,8 +153,24 @@ impl Qmp {
         let greeting: Greeting =
             serde_json::from_slice(&line).map_err(|e| wire.protocol(OP, e.to_string()))?;
         let version = greeting.qmp.version;
-        let mut qmp = Qmp { wire, timeout, next_id: 1, version, events_skipped: 0, broken: false };
+        let link = Link::Socket(wire);
+        let mut qmp = Qmp { link, timeout, next_id: 1, version, events_skipped: 0, broken: false };
         qmp.execute("qmp_capabilities", None)?;
+        Ok(qmp)
+    }
+
+    /// The monitor of a domain of libvirt. From the first command on libvirt marks the domain as
+    /// tainted (`custom-monitor`), until it ends.
+    ///
+    /// # Errors
+    /// libvirt or QEMU does not answer, or this user may not send commands.
+    pub fn of_domain(domain: &RunningDomain, timeout: Duration) -> Result<Qmp, VmmError> {
+        let link = DomainLink::new(domain.daemon(), &domain.xml.uuid, format!("QMP {}", domain.xml.name));
+        let none = VersionTriple { major: 0, minor: 0, micro: 0 };
+        let version = QemuVersion { qemu: none, package: String::new() };
+        let link = Link::Libvirt(link);
+        let mut qmp = Qmp { link, timeout, next_id: 1, version, events_skipped: 0, broken: false };
+        qmp.version = qmp.typed("query-version")?;
         Ok(qmp)
     }
 
@@ -167,24 +192,48 @@ impl Qmp {
     /// [`VmmError::Refused`] when QEMU refuses it; else the connection's own trouble.
     pub fn execute(&mut self, command: &str, arguments: Option<Value>) -> Result<Value, VmmError> {
         if self.broken {
-            return Err(self.wire.protocol(command, "an earlier answer was too large; connect again"));
+            return Err(self.protocol(command, "an earlier answer was too large; connect again"));
         }
-        let id = self.next_id;
-        self.next_id += 1;
-        let mut request = json!({ "execute": command, "id": id });
+        let mut request = json!({ "execute": command });
         if let Some(arguments) = arguments {
             request["arguments"] = arguments;
         }
+        let deadline = Deadline::after(self.timeout);
+        let reply = match &self.link {
+            Link::Libvirt(link) => {
+                let text = link.monitor(&request.to_string(), command, REPLY_LIMIT, self.timeout)?;
+                serde_json::from_slice(&text).map_err(|e| self.protocol(command, e.to_string()))?
+            }
+            Link::Socket(_) => self.exchange(request, command, deadline)?,
+        };
+        if let Some(ReplyError { class, desc }) = reply.error {
+            return Err(VmmError::Refused {
+                peer: self.peer().into(),
+                operation: command.into(),
+                class,
+                desc,
+            });
+        }
+        reply.value.ok_or_else(|| self.protocol(command, "neither `return` nor `error`"))
+    }
+
+    /// Sends a command over the socket and reads until the answer with its id.
+    fn exchange(&mut self, mut request: Value, command: &str, deadline: Deadline) -> Result<Reply, VmmError> {
+        let Link::Socket(wire) = &mut self.link else {
+            return Err(self.protocol(command, "no socket"));
+        };
+        let id = self.next_id;
+        self.next_id += 1;
+        request["id"] = id.into();
         let mut text = request.to_string();
         text.push('\n');
-        let deadline = Deadline::after(self.timeout);
-        self.wire.send(text.as_bytes(), deadline, command)?;
+        wire.send(text.as_bytes(), deadline, command)?;
         loop {
-            let line = self.wire.line(REPLY_LIMIT, deadline, command).inspect_err(|e| {
+            let line = wire.line(REPLY_LIMIT, deadline, command).inspect_err(|e| {
                 self.broken |= matches!(e, VmmError::TooLarge { .. });
             })?;
             let reply: Reply =
-                serde_json::from_slice(&line).map_err(|e| self.wire.protocol(command, e.to_string()))?;
+                serde_json::from_slice(&line).map_err(|e| wire.protocol(command, e.to_string()))?;
             if reply.event.is_some() {
                 self.events_skipped += 1;
                 continue;
@@ -194,21 +243,45 @@ impl Qmp {
             if reply.id.as_ref().is_some_and(|got| got.as_u64() != Some(id)) {
                 continue;
             }
-            if let Some(ReplyError { class, desc }) = reply.error {
-                return Err(VmmError::Refused {
-                    peer: self.wire.peer().into(),
-                    operation: command.into(),
-                    class,
-                    desc,
-                });
-            }
-            return reply.value.ok_or_else(|| self.wire.protocol(command, "neither `return` nor `error`"));
+            return Ok(reply);
+        }
+    }
+
+    #[cfg(test)]
+    fn buffered(&self) -> usize {
+        match &self.link {
+            Link::Socket(wire) => wire.buffered(),
+            Link::Libvirt(_) => 0,
+        }
+    }
+
+    fn peer(&self) -> &str {
+        match &self.link {
+            Link::Socket(wire) => wire.peer(),
+            Link::Libvirt(link) => link.peer(),
+        }
+    }
+
+    fn protocol(&self, operation: &str, detail: impl Into<String>) -> VmmError {
+        VmmError::Protocol { peer: self.peer().into(), operation: operation.into(), detail: detail.into() }
+    }
+
+    /// The process that QEMU's end of the socket belongs to: the one that began to listen, which
+    /// may be a manager that opened the socket for QEMU. `None` through libvirt, and for a process
+    /// of another PID namespace.
+    ///
+    /// # Errors
+    /// As getsockopt(2) reports.
+    pub fn listener(&self) -> Result<Option<u32>, VmmError> {
+        match &self.link {
+            Link::Socket(wire) => wire.listener(),
+            Link::Libvirt(_) => Ok(None),
         }
     }
 
     fn typed<T: for<'de> Deserialize<'de>>(&mut self, command: &str) -> Result<T, VmmError> {
         let value = self.execute(command, None)?;
-        serde_json::from_value(value).map_err(|e| self.wire.protocol(command, e.to_string()))
+        serde_json::from_value(value).map_err(|e| self.protocol(command, e.to_string()))
     }
 
     /// Is the guest running?

@@ -101,6 +101,11 @@ impl Wire {
         &self.peer
     }
 
+    /// The process that began to listen at the other end.
+    pub(crate) fn listener(&self) -> Result<Option<u32>, VmmError> {
+        rtvirtio_kernel::process::peer(&self.stream).map_err(|e| self.io(e, "SO_PEERCRED"))
+    }
+
     /// Sends all of `bytes` before `deadline`.
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: Deadline, operation: &str) -> Result<(), VmmError> {
         let mut rest = bytes;

@@ -138,7 +138,7 @@ pub fn measure(
         spec.lab_kind().is_some() && matches!(spec.device, rtvirtio_spec::Device::Twin { .. }),
         "{name}: this needs lab VMs on a twin"
     );
-    ensure!(spec.tasks().any(|(_, t)| t.target.is_some()), "{name}: no task has a target");
+    ensure!(spec.tasks().any(|(_, t)| !t.targets.is_empty()), "{name}: no task has a target");
     let text = std::fs::read_to_string(&options.spec).with_context(|| format!("cannot read {name}"))?;
     let _lock = labs.dirs.lock_vms()?;
     let labs = labs.below(BENCH_DIR);
@@ -235,24 +235,27 @@ fn spread(data: &BeforeAfterData, of: impl Fn(&Round) -> Nanos) -> (f64, f64, f6
 #[must_use]
 pub fn claims(data: &BeforeAfterData) -> Vec<Claim> {
     let n = data.rounds.len();
-    let share = |holds: fn(&Round) -> bool| {
-        data.rounds.iter().filter(|r| holds(r)).count() as f64 / n.max(1) as f64
-    };
+    let share =
+        |holds: fn(&Round) -> bool| data.rounds.iter().filter(|r| holds(r)).count() as f64 / n.max(1) as f64;
     let all = |id: &str, what: &str, holds| Claim::new(id, what, share(holds), "share", n).at_least(1.0);
     let ms = |id: &str, what: &str, of: fn(&Round) -> Nanos| {
         let (middle, low, high) = spread(data, of);
         Claim::new(id, format!("{what}, median (from {low:.3} to {high:.3})"), middle, "ms", n)
     };
     vec![
-        all("tour.before.missed", "rounds of the first tour in which the kernel's default misses a target", |r| {
-            r.before.missed > 0
-        }),
+        all(
+            "tour.before.missed",
+            "rounds of the first tour in which the kernel's default misses a target",
+            |r| r.before.missed > 0,
+        ),
         all("tour.after.none_missed", "rounds in which no target is missed under the plan", |r| {
             r.after.missed == 0
         }),
-        all("tour.after.met", "rounds in which each VM has a target that is shown to hold under the plan", |r| {
-            r.after.vms_without_met == 0
-        }),
+        all(
+            "tour.after.met",
+            "rounds in which each VM has a target that is shown to hold under the plan",
+            |r| r.after.vms_without_met == 0,
+        ),
         ms("tour.before.p99", "largest p99 of any task, kernel default", |r| r.before.p99_ns),
         ms("tour.after.p99", "the same under the plan", |r| r.after.p99_ns),
         ms("tour.before.p9999", "largest p99.99 of any task, kernel default", |r| r.before.p9999_ns),
@@ -287,9 +290,16 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let head = ["round", "missed", "met", "largest p99", "largest p99.99", "least rate kept"];
     let section = Section {
         title: "The first tour, repeated".to_owned(),
-        text: vec![format!("Each round is a verification of {} s under the settings found, and one under a plan made from them.", data.seconds)],
+        text: vec![format!(
+            "Each round is a verification of {} s under the settings found, and one under a plan made from them.",
+            data.seconds
+        )],
         plots: Vec::new(),
-        tables: vec![table("rounds, kernel default → plan", &head, data.rounds.iter().enumerate().map(cells).collect())],
+        tables: vec![table(
+            "rounds, kernel default → plan",
+            &head,
+            data.rounds.iter().enumerate().map(cells).collect(),
+        )],
     };
     let lead = format!("{}: {} rounds; {}.", data.host.device, data.rounds.len(), data.command);
     Ok(ExperimentReport {

@@ -12,7 +12,9 @@ use crate::accuracy::{self, AccuracyOptions};
 use crate::cases::{self, Tier};
 use crate::report::ExperimentReport;
 use crate::sweep::IN_GUESTS;
-use crate::{before_after, contention, cyclictest, iod, iod_crash, iod_startup, planning, reservation, tails};
+use crate::{
+    before_after, contention, cyclictest, iod, iod_crash, iod_startup, planning, reservation, tails,
+};
 
 /// Extension of datasets.
 const DATASET: &str = "jsonl";

@@ -221,7 +221,9 @@ impl Lab {
         let mut loads = Vec::new();
         for (vm, here) in spec.vms.iter().zip(&self.state.vms) {
             let place = match &here.qemu {
-                Some(qemu) => Place::Guest { agent: qemu.agent_socket(), target: PathBuf::from(GUEST_DISK) },
+                Some(qemu) => {
+                    Place::Guest { agent: qemu.agent_socket().into(), target: PathBuf::from(GUEST_DISK) }
+                }
                 None => Place::Host {
                     cgroup_procs: vec![cgroups.dir(&here.cgroup)?.join("cgroup.procs")],
                     target: self.device().to_owned(),

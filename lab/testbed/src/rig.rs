@@ -16,7 +16,7 @@ impl Rig for Lab {
         let vms = self.state().vms.iter().map(|vm| {
             let binding = VmBinding {
                 cgroup: Some(vm.cgroup.clone()),
-                agent: vm.qemu.as_ref().map(|q| q.agent_socket()),
+                agent: vm.qemu.as_ref().map(|q| q.agent_socket().into()),
                 guest_disk: vm.qemu.as_ref().map(|_| "vda".to_owned()),
             };
             (vm.name.clone(), binding)

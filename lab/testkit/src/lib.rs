@@ -1,6 +1,7 @@
 //! What the tests of several crates share: skipping by name, the programs in directories of their
-//! own, a QEMU without a system, and the removal of what dead tests left.
+//! own, a QEMU without a system, a libvirt daemon, and the removal of what dead tests left.
 
+mod libvirt;
 mod machine;
 mod name;
 mod need;
@@ -8,6 +9,7 @@ mod owner;
 pub mod site;
 mod sweep;
 
+pub use libvirt::Libvirt;
 pub use machine::Machine;
 pub use name::{disk_dir, tempdir, tempdir_in, unique};
 pub use need::{Need, has, skip};

@@ -29,6 +29,11 @@ pub fn sweep() {
     ONCE.call_once(|| {
         directories(&places()).iter().for_each(|dir| remove_site(dir));
         groups().iter().filter(|group| is_of_the_dead(group)).for_each(|group| remove_group(group));
+        for group in domain_groups().iter().filter(|g| owner(g).is_some_and(Owner::is_gone)) {
+            remove_group(group);
+            // The last one's parent goes too; another's domain keeps it.
+            group.parent().into_iter().for_each(remove_empty_group);
+        }
     });
 }
 
@@ -195,6 +200,28 @@ fn groups() -> Vec<PathBuf> {
     entries.map(|e| e.path()).filter(|path| path.is_dir()).collect()
 }
 
+/// The groups in which libvirt has those of its domains, where it runs without systemd.
+pub(crate) fn groups_of_machines() -> Vec<PathBuf> {
+    groups().into_iter().filter(|group| group.file_name().is_some_and(|name| name == "machine")).collect()
+}
+
+/// The groups of all domains of libvirt: `machine/qemu-ID-NAME.libvirt-qemu`.
+pub(crate) fn domain_groups() -> Vec<PathBuf> {
+    let entries =
+        groups_of_machines().into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    entries.map(|e| e.path()).filter(|path| path.is_dir()).collect()
+}
+
+/// The test that gave a domain the name that is in its group's.
+fn owner(group: &Path) -> Option<Owner> {
+    Owner::of(group.file_name()?.to_str()?)
+}
+
+/// Whether this process gave that name.
+pub(crate) fn is_ours(group: &Path) -> bool {
+    owner(group) == Some(Owner::this())
+}
+
 /// Removes a cgroup of a test with what runs in it. Its real-time budget is given back first: the
 /// kernel counts that of a removed group for a while.
 pub(crate) fn remove_group(group: &Path) {
@@ -211,6 +238,16 @@ pub(crate) fn remove_group(group: &Path) {
     let _ = fs::write(group.join("cpu.rt_runtime_us"), "0");
     // Threads on their way out keep it busy for a moment.
     eventually(|| fs::remove_dir(group).is_ok() || !group.exists());
+}
+
+/// Removes a cgroup that holds nothing, with its real-time budget.
+pub(crate) fn remove_empty_group(group: &Path) {
+    let mut below = fs::read_dir(group).into_iter().flatten().flatten();
+    let has_groups = below.any(|e| e.file_type().is_ok_and(|t| t.is_dir()));
+    let members = fs::read_to_string(group.join("cgroup.procs"));
+    if !has_groups && members.is_ok_and(|m| m.trim().is_empty()) {
+        remove_group(group);
+    }
 }
 
 /// Removes the cgroup of a VM's CPU contract, where a test that failed left one.

@@ -10,8 +10,8 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, before_after, cases, contention, cyclictest, directory, iod, iod_crash, iod_startup, planning, reservation,
-    sweep, tails,
+    accuracy, before_after, cases, contention, cyclictest, directory, iod, iod_crash, iod_startup, planning,
+    reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -19,9 +19,9 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 
 use super::lab::lab_host;
 use crate::args::{
-    BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs, BenchCyclictestArgs, BenchIodArgs,
-    BenchIodCrashArgs, BenchIodStartupArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
+    BenchCyclictestArgs, BenchIodArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchPlanArgs,
+    BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.

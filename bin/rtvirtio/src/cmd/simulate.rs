@@ -108,6 +108,7 @@ fn table(run: &Run) -> String {
         let (word, paint) = match task.met {
             Some(true) => ("met", Some(Paint::Good)),
             Some(false) => ("MISSED", Some(Paint::Bad)),
+            None if task.target.is_some() => ("flushes are not simulated", None),
             None => ("", None),
         };
         t.row(vec![

@@ -9,7 +9,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_planner::{Plan, scheme_name};
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::guests::GuestAgents;
-use rtvirtio_workflow::{Progress, domain, in_force};
+use rtvirtio_workflow::{Progress, domain, in_force, started};
 
 use super::domain::status_text;
 
@@ -21,12 +21,19 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
     let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
     let domain = domain::status(&global.dirs());
+    let ended = match &status {
+        Some(_) => started::ended(&global.state_dir)?,
+        None => Vec::new(),
+    };
     let mut value = match &status {
         Some(status) => serde_json::to_value(status)?,
         None => serde_json::json!({}),
     };
     value["schema"] = STATUS_SCHEMA.into();
     value["in_force"] = (status.is_some() || domain.is_some()).into();
+    if !ended.is_empty() {
+        value["ended_vms"] = serde_json::to_value(&ended)?;
+    }
     if let Some(domain) = &domain {
         value["domain"] = serde_json::to_value(domain)?;
     }
@@ -42,11 +49,16 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         let plan = match &status {
             None if domain.is_some() => String::new(),
             None => "no plan is in force\n".to_owned(),
-            Some(status) => text(status, plan.as_ref()),
+            Some(status) => {
+                let ended: String = ended.iter().map(|vm| vm.words() + "\n").collect();
+                text(status, plan.as_ref()) + &ended
+            }
         };
         plan + &domain.as_ref().map(status_text).unwrap_or_default()
     })?;
-    let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s)) && domain.is_none_or(|d| d.runs());
+    let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s))
+        && ended.is_empty()
+        && domain.is_none_or(|d| d.runs());
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
 }
 
@@ -74,8 +86,8 @@ impl Count {
         count
     }
 
-    /// Whether all is as it was applied. Settings of an ended thread, VM or device do not count:
-    /// threads end all the time.
+    /// Whether all is as it was applied. Settings of an ended thread do not count: threads end all
+    /// the time. VMs that have ended are counted by [`started::ended`].
     fn is_whole(&self, status: &Status) -> bool {
         status.complete
             && !status.reverting

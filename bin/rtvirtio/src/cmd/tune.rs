@@ -22,7 +22,7 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     let _lock = dirs.lock_vms()?;
     let spec = load_spec(&args.spec)?;
     anyhow::ensure!(
-        spec.tasks().any(|(_, t)| t.target.is_some()),
+        spec.tasks().any(|(_, t)| !t.targets.is_empty()),
         "{}: no task has a target, so there is nothing to tune for",
         args.spec.display()
     );
@@ -71,7 +71,7 @@ fn finish(args: &TuneArgs, site: &Site, outcome: &Outcome, ui: &Ui) -> anyhow::R
                 (false, 0) => "the settings are put back".to_owned(),
                 (false, n) => format!(
                     "{n} targets of {} are still missed, so nothing was left in force",
-                    site.spec.tasks().count()
+                    site.spec.goals().filter(|(.., target)| target.is_some()).count()
                 ),
             }
         );

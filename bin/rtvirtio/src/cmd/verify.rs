@@ -15,7 +15,7 @@ use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::run::measure;
 use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::verified::{self, AsFound};
-use rtvirtio_workflow::{Dirs, Progress, domain, in_force};
+use rtvirtio_workflow::{Dirs, Progress, domain, in_force, started};
 
 use crate::args::VerifyArgs;
 
@@ -26,11 +26,15 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let site = Site::find(load_spec(&args.spec)?, dirs)?;
+    site.warn_without_agent(ui);
     site.guard_data(args.destroy_data)?;
-    let profile = load_profile(&site.spec, None, dirs)
-        .inspect_err(|e| ui.step(&format!("no prediction next to the measurement: {e:#}")))
-        .ok();
+    let none = |e: &rtvirtio_workflow::Error| {
+        ui.step(&format!("no prediction next to the measurement: {e:#}"));
+    };
+    let profile = load_profile(&site.spec, None, dirs).inspect_err(none).ok();
     let in_force = in_force::plan(&dirs.state)?;
+    // What is measured is the start that runs now, under the settings that it has.
+    started::ended(&dirs.state)?.iter().for_each(|vm| ui.warn(&vm.words()));
     let name = match in_force.as_ref().map(|plan| plan.model) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,
@@ -43,7 +47,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         .as_ref()
         .and_then(|profile| {
             let choice = ModelChoice::find(name, &site.spec, profile, dirs, ui).ok()?;
-            outlook(&site.spec, profile, &choice, &site.config().ok()?).ok()
+            outlook(&site.spec, profile, &choice, &site.config().ok()?).inspect_err(none).ok()
         })
         .map_or_else(Vec::new, |tasks| tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect());
     // Whether settings, or an I/O domain, of ours are in force.
@@ -57,7 +61,9 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     if let Some(before) = &before {
         value["before"] = serde_json::to_value(before)?;
     }
-    show(ui, &value, || text::results(&file, &style()) + &before.as_ref().map(|b| change(b, &file)).unwrap_or_default())?;
+    show(ui, &value, || {
+        text::results(&file, &style()) + &before.as_ref().map(|b| change(b, &file)).unwrap_or_default()
+    })?;
     if !ours {
         verified::keep(&file, dirs)?;
     }

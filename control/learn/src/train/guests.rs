@@ -223,7 +223,7 @@ mod tests {
             let mut spec = spec.clone();
             let (percentile, latency) = (rtvirtio_units::Percentile::P9999, Nanos::from_secs_f64(target));
             let tasks = spec.vms.iter_mut().flat_map(|vm| &mut vm.tasks);
-            tasks.for_each(|t| t.target = Some(rtvirtio_spec::Target { percentile, latency }));
+            tasks.for_each(|t| t.targets = vec![rtvirtio_spec::Target { percentile, latency }]);
             let options = PlanOptions::bound(config.clone(), Arc::new(model));
             let plan = plan(&spec, &with_guest(), &options).unwrap();
             let guests =

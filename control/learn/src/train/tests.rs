@@ -291,7 +291,7 @@ fn a_setting_that_runs_speak_against_is_not_chosen() {
     let tail = Slice.forecast(&profile(), &spec, &quick).unwrap()[0].latency_ns;
     let target =
         rtvirtio_spec::Target { percentile: rtvirtio_units::Percentile::P9999, latency: Nanos(5 * tail.0) };
-    spec.vms[0].tasks[0].target = Some(target);
+    spec.vms[0].tasks[0].targets = vec![target];
     let found = |options: PlanOptions| {
         let plan = plan(&spec, &profile(), &options).unwrap();
         (plan.feasible, plan.config(&spec, &start).unwrap().vms[1].cap.is_some())

@@ -130,7 +130,7 @@ fn infeasible(i: &Infeasible) -> String {
             "{}/{} would fit with {} instead of {}.",
             r.vm,
             r.task,
-            num::latency(r.fits_ns, GAP),
+            words::target(r.percentile, r.fits_ns, GAP),
             num::latency(r.declared_ns, GAP)
         ));
     }
@@ -166,7 +166,10 @@ pub(super) fn terms(plan: &Plan) -> String {
             });
             segments.push(Segment { part, value: term.latency_ns });
         }
-        rows.push(StackRow { name: format!("{}/{}", t.vm, t.task), segments, whole: t.forecast.latency_ns });
+        let several = plan.tasks.iter().filter(|o| (&o.vm, &o.task) == (&t.vm, &t.task)).count() > 1;
+        let at = if several { format!(" {}", t.percentile) } else { String::new() };
+        let name = format!("{}/{}{at}", t.vm, t.task);
+        rows.push(StackRow { name, segments, whole: t.forecast.latency_ns });
     }
     let plot = StackPlot { title: "Terms of the predicted latency per task".to_owned(), parts, rows };
     let which = if all > ROWS { format!(" Shown are the {ROWS} longest of {all}.") } else { String::new() };

@@ -39,6 +39,17 @@ fn body(p: &Profile) -> String {
         latencies(&sets).inline()
     ));
     body.push_str(&table(p, &sets));
+    for s in &p.sync {
+        let text = format!(
+            "A write with an fdatasync after it, at depth {}: {} a second, median {}, p99 {}, longest {}.",
+            s.depth,
+            num::rate(s.iops),
+            num::latency(s.p50, GAP),
+            num::latency(s.p99, GAP),
+            num::latency(s.max, GAP)
+        );
+        body.push_str(&format!("<p>{}</p>\n", xml(&text)));
+    }
     if let Some(g) = &p.guest {
         let text = format!(
             "Alone in a VM ({}) at depth {}: {} requests a second, median {}, p99.99 {}; each costs {}{GAP}\u{b5}s of host CPU.",
@@ -104,7 +115,7 @@ fn throughput(sets: &[Set<'_>]) -> crate::svg::Svg {
             format: |v| num::count(v.max(0.0) as u64, THIN),
         },
         series,
-        limit: None,
+        limits: Vec::new(),
         legend: true,
         height: 190.0,
     };
@@ -135,7 +146,7 @@ fn latencies(sets: &[Set<'_>]) -> crate::svg::Svg {
             format: |ms| num::latency(Nanos((ms * 1e6).round() as u64), GAP),
         },
         series,
-        limit: None,
+        limits: Vec::new(),
         legend: true,
         height: 190.0,
     };

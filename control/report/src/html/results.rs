@@ -5,7 +5,9 @@ use rtvirtio_units::{Nanos, Percentile};
 
 use super::{GAP, HtmlTable, NarrowLayout, ReportInput, THIN, figure, keys, section};
 use crate::clean::xml;
-use crate::summary::{self, Tally, judged, most_critical, schemes, tail_is_max, tally, task_keys};
+use crate::summary::{
+    self, Key, Tally, judged, most_critical, schemes, tail_is_max, tally, target_keys, task_keys,
+};
 use crate::svg::{
     Axis, Lane, LatencyPlot, LatencyRow, RateBar, RatePlot, RateRow, Series, Spread, XyPlot, svg_latency,
     svg_rate, svg_xy,
@@ -104,10 +106,6 @@ fn selection(shown: usize, all: usize) -> String {
     )
 }
 
-fn task_name((vm, task): (&str, &str)) -> String {
-    format!("{vm}/{task}")
-}
-
 /// The position of each run's scheme, which is its colour and mark.
 fn series_of(result: &ResultFile, run: &Run) -> usize {
     schemes(result).iter().position(|s| *s == run.scheme).unwrap_or(0)
@@ -125,7 +123,7 @@ fn tone(v: Option<Verdict>) -> &'static str {
 /// The main plot and how well the predictions did.
 pub(super) fn latency(report: &ReportInput<'_>) -> String {
     let result = report.result;
-    let keys = task_keys(&result.runs);
+    let keys = target_keys(&result.runs);
     if keys.is_empty() {
         return String::new();
     }
@@ -156,7 +154,7 @@ pub(super) fn latency(report: &ReportInput<'_>) -> String {
     section("latency", "Latency against target", &body)
 }
 
-fn latency_row(result: &ResultFile, key: (&str, &str)) -> LatencyRow {
+fn latency_row(result: &ResultFile, key: Key<'_>) -> LatencyRow {
     let mut target = None;
     let mut second = String::new();
     let mut lanes = Vec::new();
@@ -176,7 +174,7 @@ fn latency_row(result: &ResultFile, key: (&str, &str)) -> LatencyRow {
             suffix: if name == "p99.99" && t.n > 0 && tail_is_max(t) { "*" } else { "" },
         });
     }
-    LatencyRow { name: task_name(key), second, target, lanes }
+    LatencyRow { name: key.name(), second, target, lanes }
 }
 
 /// Measured over predicted, per scheme, in one sentence each. Only where results hold the predicted
@@ -201,7 +199,7 @@ fn accuracy(result: &ResultFile) -> String {
             xml(scheme_name(scheme)),
             ratios.len(),
             num::sig3(*worst),
-            xml(&task_name((&task.vm, &task.task)))
+            xml(&format!("{}/{}", task.vm, task.task))
         ));
     }
     if out.is_empty() { out } else { format!("<h3>Predicted and measured</h3>\n<ul>{out}</ul>\n") }
@@ -223,10 +221,13 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
     let mut panels = String::new();
     for &key in &shown {
         let mut series = Vec::new();
-        let mut limit = None;
+        let mut limits = Vec::new();
         for run in &result.runs {
             let Some(t) = summary::find(run, key) else { continue };
-            limit = t.target_ns.or(limit);
+            let of_task = summary::keyed(run).filter(|(k, _)| (k.vm, k.task) == (key.vm, key.task));
+            let targets: Vec<_> =
+                of_task.filter_map(|(_, t)| t.target_ns.map(|l| (t.percentile, l))).collect();
+            limits = if targets.is_empty() { limits } else { targets };
             if t.n > 0 {
                 let (index, points) = (series_of(result, run), percentile_points(t));
                 series.push(Series {
@@ -238,8 +239,8 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
             }
         }
         let plot = XyPlot {
-            title: format!("Latency percentiles of {}", task_name(key)),
-            heading: task_name(key),
+            title: format!("Latency percentiles of {}", key.name()),
+            heading: key.name(),
             x: Axis {
                 label: "percentile".to_owned(),
                 spread: Spread::Linear,
@@ -261,7 +262,7 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
                 format: |ms| num::latency(Nanos((ms * 1e6).round() as u64), GAP),
             },
             series,
-            limit: limit.map(|l| (l.as_millis_f64(), format!("target {}", num::latency(l, GAP)))),
+            limits: limits.iter().map(|l| limit(*l, limits.len() > 1)).collect(),
             legend: false,
             height: 150.0,
         };
@@ -278,6 +279,12 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
         xml(&caption)
     );
     section("curves", "How latency grows towards the tail", &body)
+}
+
+/// The line of a target; with its percentile where there are several.
+fn limit((percentile, latency): (Percentile, Nanos), several: bool) -> (f64, String) {
+    let at = if several { format!("{percentile} ") } else { String::new() };
+    (latency.as_millis_f64(), format!("target {at}{}", num::latency(latency, GAP)))
 }
 
 /// Stored percentiles over `-log10(1 - p)`: 50 % at 0.3, 99 % at 2, 99.99 % at 4. The maximum of n
@@ -310,8 +317,8 @@ pub(super) fn rates(report: &ReportInput<'_>) -> String {
         return String::new();
     }
     let shown = most_critical(&result.runs, &all, ROWS);
-    let row = |&key: &(&str, &str)| RateRow {
-        name: task_name(key),
+    let row = |&key: &Key<'_>| RateRow {
+        name: key.name(),
         bars: result
             .runs
             .iter()
@@ -388,10 +395,7 @@ pub(super) fn numbers(report: &ReportInput<'_>) -> String {
 fn number_row(table: &mut HtmlTable, t: &TaskResult) {
     let none = || "\u{2013}".to_owned();
     let lat = |v: Nanos| if t.n == 0 { none() } else { num::latency(v, GAP) };
-    let target = t.target_ns.map_or_else(none, |l| match t.percentile {
-        Percentile::P9999 => num::latency(l, GAP),
-        p => format!("{p} {}", num::latency(l, GAP)),
-    });
+    let target = t.target_ns.map_or_else(none, |l| words::target(t.percentile, l, GAP));
     let mark = if t.n > 0 && tail_is_max(t) { "*" } else { "" };
     let verdict = words::verdict(t.verdict);
     let achieved = num::rate(t.achieved_rate);
@@ -400,7 +404,7 @@ fn number_row(table: &mut HtmlTable, t: &TaskResult) {
     table.row(
         1,
         &[
-            (task_name((&t.vm, &t.task)), "name"),
+            (format!("{}/{}", t.vm, t.task), "name"),
             (verdict.to_owned(), if t.verdict.is_some() { verdict } else { "" }),
             (target, "num"),
             (rate, "num"),

@@ -157,7 +157,7 @@ fn every_plot_survives_empty_zero_and_huge_data() {
                     Series { name: "s".into(), index: 13, dashed: true, points },
                     Series { name: "e".into(), index: 0, dashed: false, points: vec![] },
                 ],
-                limit: Some((0.0, "limit".into())),
+                limits: vec![(0.0, "limit".into())],
                 legend: true,
                 height: 100.0,
             };

@@ -18,7 +18,7 @@ pub struct XyPlot {
     /// The curves.
     pub series: Vec<Series>,
     /// A horizontal line, such as a target: its value and name.
-    pub limit: Option<(f64, String)>,
+    pub limits: Vec<(f64, String)>,
     /// Whether the panel carries its own legend.
     pub legend: bool,
     /// Height of the data area in CSS pixels.
@@ -91,21 +91,21 @@ pub fn svg_xy(plot: &XyPlot, width: f64) -> Svg {
             .iter()
             .map(|s| (Key::Curve { series: s.index, dashed: s.dashed }, s.name.clone()))
             .collect();
-        entries.extend(plot.limit.iter().map(|(_, name)| (Key::Limit, name.clone())));
+        entries.extend(plot.limits.iter().map(|(_, name)| (Key::Limit, name.clone())));
         top += legend(&mut c, &entries, (8.0, top), width - 16.0);
     }
     c.text((8.0, top + 14.0), Anchor::Start, "soft small", &plot.y.label);
     top += 24.0;
     let points = || plot.series.iter().flat_map(|s| &s.points);
     let bottom = top + plot.height.max(40.0);
-    let y = plot.y.scale(points().map(|p| p.1).chain(plot.limit.iter().map(|l| l.0)), bottom, top);
+    let y = plot.y.scale(points().map(|p| p.1).chain(plot.limits.iter().map(|l| l.0)), bottom, top);
     let y_ticks = plot.y.ticks(&y, 22.0);
     let widest =
         y_ticks.iter().filter_map(|t| t.1.as_deref()).map(|l| text_width(l, 11.0)).fold(20.0, f64::max);
     let (left, right) = (widest + 12.0, width - 14.0);
     let x = plot.x.scale(points().map(|p| p.0), left, right);
     axes(&mut c, plot, (&x, &y), &y_ticks, (left, right, top, bottom));
-    if let Some((v, name)) = &plot.limit {
+    for (v, name) in &plot.limits {
         c.titled(name, |c| c.line((left, y.at(*v)), (right, y.at(*v)), "limit"));
     }
     for s in &plot.series {

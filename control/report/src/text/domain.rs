@@ -7,14 +7,19 @@ use rtvirtio_domain_plan::DomainPlan;
 use super::{Cell, Column, Paint, Style, Table};
 use crate::terminal;
 
-/// VMs that are promised nothing, and why.
+/// VMs and tasks that are promised nothing, and why.
 #[must_use]
 pub fn domain_refusals(plan: &DomainPlan, style: &Style) -> String {
     let ascii = style.ascii;
     let refused = plan.vms.iter().filter_map(|vm| Some((vm, vm.refused.as_ref()?)));
-    refused
+    let mut out: String = refused
         .map(|(vm, why)| format!("{}: no promise: {}\n", terminal(&vm.vm, ascii), terminal(why, ascii)))
-        .collect()
+        .collect();
+    for (task, why) in plan.unpromised() {
+        let line = format!("{}/{}: no promise: {why}", task.vm, task.task);
+        out.push_str(&style.wrap(&style.clean(&line), 0));
+    }
+    out
 }
 
 /// The plan of an I/O domain, task by task.
@@ -60,7 +65,7 @@ pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
         if vm.urgent_only && vm.reserve.is_some() {
             let _ = writeln!(
                 out,
-                "{}: has tasks without a target; run those with one under `ionice -c1` in the guest, or their promise is void",
+                "{}: has tasks that are promised nothing; run the others under `ionice -c1` in the guest, or their promise is void",
                 terminal(&vm.vm, style.ascii)
             );
         }

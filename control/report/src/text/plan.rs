@@ -187,7 +187,7 @@ fn infeasible(i: &Infeasible, style: &Style) -> String {
             "{}/{} would fit with {} instead of {}",
             r.vm,
             r.task,
-            num::latency(r.fits_ns, ""),
+            words::target(r.percentile, r.fits_ns, ""),
             num::latency(r.declared_ns, "")
         );
         out.push_str(&style.wrap(&line, 2));

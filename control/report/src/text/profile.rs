@@ -18,6 +18,12 @@ pub fn profile(p: &Profile, style: &Style) -> String {
         out.push('\n');
         out.push_str(&depths("writes", &p.write, &[], style));
     }
+    if p.sync.is_empty() {
+        out.push_str("syncs were not measured\n");
+    } else {
+        out.push('\n');
+        out.push_str(&depths("writes with an fdatasync after each", &p.sync, &[], style));
+    }
     if let Some(large) = &p.large {
         out.push('\n');
         out.push_str(&depths(&format!("reads of {}", large.block), &large.read, &[], style));

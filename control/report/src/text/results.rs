@@ -1,7 +1,7 @@
 //! Measured runs, one by one and side by side.
 
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
-use rtvirtio_units::{Iops, Nanos, Percentile};
+use rtvirtio_units::{Iops, Nanos};
 
 use super::{Cell, Column, Paint, Style, Table};
 use crate::summary::{self, tail_is_max, tally};
@@ -38,7 +38,7 @@ pub fn run(run: &Run, style: &Style) -> String {
     if run.tasks.is_empty() {
         return "no tasks were measured\n".to_owned();
     }
-    let mut table = Table::new(vec![
+    let mut columns = vec![
         Column::name("vm"),
         Column::name("task"),
         Column::number("target"),
@@ -50,11 +50,17 @@ pub fn run(run: &Run, style: &Style) -> String {
         Column::number("max"),
         Column::number("predicted"),
         Column::word("verdict"),
-    ]);
+    ];
+    // Where the other columns do not show it.
+    let at_target = run.tasks.iter().any(has_own_percentile);
+    if at_target {
+        columns.insert(3, Column::number("at target"));
+    }
+    let mut table = Table::new(columns);
     let marks = any_mark(&run.tasks);
     for t in &run.tasks {
         let lat = |v| if t.n == 0 { "-".to_owned() } else { num::latency(v, "") };
-        table.row(vec![
+        let mut row: Vec<Cell> = vec![
             t.vm.as_str().into(),
             t.task.as_str().into(),
             target(t).into(),
@@ -66,18 +72,29 @@ pub fn run(run: &Run, style: &Style) -> String {
             lat(t.max_ns).into(),
             t.predicted_ns.map_or_else(|| "-".to_owned(), |p| num::latency(p, "")).into(),
             verdict(t),
-        ]);
+        ];
+        if at_target {
+            row.insert(3, t.at_target_ns.map_or_else(|| "-".to_owned(), lat).into());
+        }
+        table.row(row);
     }
     let mut out = table.draw(style);
     out.push_str(&footnote(&run.tasks, style));
     if run.tasks.iter().any(|t| t.predicted_ns.is_some()) {
-        let what = "predicted: a model's estimate of the target's percentile, for choosing settings; no bound";
+        let what =
+            "predicted: a model's estimate of the target's percentile, for choosing settings; no bound";
         out.push_str(&style.wrap(what, 0));
     }
     out.push_str(&estimates(&run.tasks, style));
     out.push_str(&reasons(run, style));
     out.push_str(&sentence(run, style));
     out
+}
+
+/// Whether the target is about a percentile that no column shows.
+fn has_own_percentile(t: &TaskResult) -> bool {
+    let shown = [50.0, 99.0, 99.99].iter().any(|p| (t.percentile.0 - p).abs() < 1e-9);
+    t.at_target_ns.is_some() && !shown
 }
 
 /// An estimate of p99.99 where it is not known.
@@ -112,7 +129,7 @@ fn estimates(tasks: &[TaskResult], style: &Style) -> String {
 #[must_use]
 pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
     let runs = [before.clone(), after.clone()];
-    let keys = summary::task_keys(&runs);
+    let keys = summary::target_keys(&runs);
     if keys.is_empty() {
         return "no tasks were measured\n".to_owned();
     }
@@ -132,7 +149,7 @@ pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
         let pair = [summary::find(before, key), summary::find(after, key)];
         let any = pair[1].or(pair[0]);
         let mut row: Vec<Cell> =
-            vec![key.0.into(), key.1.into(), any.map_or_else(String::new, target).into()];
+            vec![key.vm.into(), key.task.into(), any.map_or_else(String::new, target).into()];
         for (t, marks) in pair.into_iter().zip(marks) {
             match t {
                 None => row.extend(["-".into(), "-".into(), "not run".into()]),
@@ -160,7 +177,12 @@ pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
 pub fn before_after(before: &Run, after: &Run, style: &Style) -> String {
     let arrow = if style.ascii { "->" } else { "→" };
     let worst = |run: &Run, of: fn(&TaskResult) -> Nanos| {
-        run.tasks.iter().filter(|t| t.n > 0).map(of).max().map_or_else(|| "-".to_owned(), |v| num::latency(v, ""))
+        run.tasks
+            .iter()
+            .filter(|t| t.n > 0)
+            .map(of)
+            .max()
+            .map_or_else(|| "-".to_owned(), |v| num::latency(v, ""))
     };
     let change = |of: fn(&TaskResult) -> Nanos| format!("{} {arrow} {}", worst(before, of), worst(after, of));
     let (old, new) = (tally(before), tally(after));
@@ -181,11 +203,7 @@ pub fn before_after(before: &Run, after: &Run, style: &Style) -> String {
 
 /// The target; its percentile too when it is not p99.99.
 fn target(t: &TaskResult) -> String {
-    match t.target_ns {
-        None => "-".to_owned(),
-        Some(l) if t.percentile == Percentile::P9999 => num::latency(l, ""),
-        Some(l) => format!("{} {}", t.percentile, num::latency(l, "")),
-    }
+    t.target_ns.map_or_else(|| "-".to_owned(), |l| words::target(t.percentile, l, ""))
 }
 
 /// p99.99, with a mark when it is the maximum. With `marks`, room for the mark is kept where there
@@ -249,8 +267,7 @@ fn footnote(tasks: &[TaskResult], style: &Style) -> String {
 fn reasons(run: &Run, style: &Style) -> String {
     let mut groups: Vec<(&str, String, Vec<String>)> = Vec::new();
     for t in run.tasks.iter().filter(|t| matches!(t.verdict, Some(Verdict::Missed | Verdict::Unproven))) {
-        let (word, why, name) =
-            (words::verdict(t.verdict), words::explain(t), format!("{}/{}", t.vm, t.task));
+        let (word, why, name) = (words::verdict(t.verdict), words::explain(t), named(t, run));
         match groups.iter_mut().find(|g| g.0 == word && g.1 == why) {
             Some(g) => g.2.push(name),
             None => groups.push((word, why, vec![name])),
@@ -264,6 +281,13 @@ fn reasons(run: &Run, style: &Style) -> String {
         out.push_str(&style.wrap(&note, 2));
     }
     out
+}
+
+/// `vm/task`, with the percentile where the task has several targets.
+fn named(t: &TaskResult, run: &Run) -> String {
+    let of_task = run.tasks.iter().filter(|o| (&o.vm, &o.task) == (&t.vm, &t.task)).count();
+    let at = if of_task > 1 { format!(" {}", t.percentile) } else { String::new() };
+    format!("{}/{}{at}", t.vm, t.task)
 }
 
 /// The run's targets in one line.

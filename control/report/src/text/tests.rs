@@ -148,7 +148,8 @@ fn empty_and_odd_inputs_read_well() {
 fn a_forecast_shows_each_thing_once_and_what_it_is() {
     use rtvirtio_model::{Side, Term};
     let mut tasks = fixture::plan().tasks;
-    let term = |side, name: &'static str, ms| Term { side, name: name.into(), latency_ns: Nanos::from_millis(ms) };
+    let term =
+        |side, name: &'static str, ms| Term { side, name: name.into(), latency_ns: Nanos::from_millis(ms) };
     for t in &mut tasks {
         t.forecast.terms = vec![
             term(Side::Guest, "virtualization", 4),
@@ -164,7 +165,12 @@ fn a_forecast_shows_each_thing_once_and_what_it_is() {
     assert_eq!(text.matches("  guest  virtualization (assumed)").count(), 2, "{text}");
     assert!(text.starts_with("vm1/light, vm1/medium  p99.99 24ms"), "{text}");
     assert_eq!(text.matches("  host   backlog").count(), 1, "no row of no time: {text}");
-    for what in ["virtualization: guest kernel and VMM; no guest was measured", "own-service: ", "backlog: ", "no bound"] {
+    for what in [
+        "virtualization: guest kernel and VMM; no guest was measured",
+        "own-service: ",
+        "backlog: ",
+        "no bound",
+    ] {
         assert_eq!(text.matches(what).count(), 1, "{what}: {text}");
     }
     assert!(!text.contains("other-vms"), "only what is shown is explained: {text}");
@@ -299,3 +305,24 @@ rtvirtio: 0 of 6 targets missed, 3 met, 3 unproven
   unproven vm2/light: not missed; 0 of 6000 above 800ms; p99.99 needs 29956 samples
   unproven vm3/light: not missed; 0 of 6000 above 900ms; p99.99 needs 29956 samples
 ";
+
+#[test]
+fn each_target_of_a_task_has_its_row_and_its_reason() {
+    let mut run = fixture::result().runs[0].clone();
+    let mut second = run.tasks[0].clone();
+    second.percentile = Percentile(99.9);
+    second.target_ns = Some(Nanos::from_millis(900));
+    second.at_target_ns = Some(Nanos::from_millis(7));
+    second.verdict = Some(Verdict::Unproven);
+    let name = format!("{}/{}", second.vm, second.task);
+    assert!(!super::run(&run, &PLAIN).contains("at target"));
+    run.tasks[0].verdict = Some(Verdict::Missed);
+    run.tasks.insert(1, second);
+    let text = super::run(&run, &Style { width: 200, ..PLAIN });
+    // What the verdict is about stands in a column where no other shows it.
+    let row = text.lines().find(|l| l.contains("p99.9 900ms")).unwrap_or_else(|| panic!("{text}"));
+    assert!(text.contains("at target") && row.contains(" 7ms "), "{text}");
+    for of in [format!("missed {name} {}", run.tasks[0].percentile), format!("unproven {name} p99.9")] {
+        assert!(text.contains(&of), "{of}:\n{text}");
+    }
+}

@@ -124,7 +124,7 @@ pub fn features(
     config: &Config,
     seconds: f64,
 ) -> Result<(Vec<[f64; WIDTH]>, Vec<Forecast>), ModelError> {
-    let slice = Slice.forecast(profile, spec, config)?;
+    let slice = Slice.forecast_tasks(profile, spec, config)?;
     // The paper's equations know BFQ only; for other elevators they say what BFQ without idling
     // would do.
     let mut as_bfq = config.clone();
@@ -132,7 +132,7 @@ pub fn features(
     if config.elevator != Elevator::Bfq {
         as_bfq.bfq.slice_idle.0 = 0;
     }
-    let paper = Analytical::default().forecast(profile, spec, &as_bfq)?;
+    let paper = Analytical::default().forecast_tasks(profile, spec, &as_bfq)?;
     let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
     let flows = flows(spec, config, &device);
     let common = Common::new(spec, config, &flows);

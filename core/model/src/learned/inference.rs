@@ -182,7 +182,7 @@ impl Learned {
             });
         }
         let paper = self.model.paper.as_ref().ok_or(ModelError::NoNetwork)?;
-        let slice = crate::Slice.forecast(&self.model.profile, spec, config)?;
+        let slice = crate::Slice.forecast_tasks(&self.model.profile, spec, config)?;
         let rows = paper_features(spec, config);
         let mut scratch = ensemble::Scratch::default();
         rows.iter()
@@ -204,7 +204,12 @@ impl TailModel for Learned {
 
     /// From the profile that the model was learned with. Of the one given only the guest's part
     /// counts, unless runs in such guests were learned from.
-    fn forecast(&self, given: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+    fn forecast_tasks(
+        &self,
+        given: &Profile,
+        spec: &Spec,
+        config: &Config,
+    ) -> Result<Vec<Forecast>, ModelError> {
         if self.kind == ModelKind::Mlp {
             return self.forecast_paper(spec, config);
         }
@@ -271,6 +276,10 @@ fn held_below_its_rates(vm: &Vm, set: &VmConfig) -> bool {
 fn unlike_measured(task: &Task) -> Option<&'static str> {
     if crate::percentile_of(task) != Percentile::P9999 {
         Some("percentile")
+    } else if task.sync.is_some() {
+        Some("sync")
+    } else if !task.mix.is_empty() {
+        Some("mix of sizes")
     } else if task.rate.is_some() && (task.depth != 1 || task.arrival == Arrival::Open) {
         Some("depth")
     } else if task.rate.is_some() && task.pattern == Pattern::Sequential {

@@ -68,11 +68,11 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     for f in flows {
         // A cap makes a flood's bursts smaller, it does not make its arrivals random.
         if f.steady() {
-            floods[f.vm] += f.cost * f.burst();
+            floods[f.vm] += f.cost_in_flight(f.burst());
         } else {
-            rated[f.vm] += f.cost * f.depth;
+            rated[f.vm] += f.cost_in_flight(f.depth);
             rho += f.rate * f.cost;
-            longest = longest.max(f.cost);
+            longest = longest.max(f.most);
         }
     }
     let (all_floods, all_rated): (f64, f64) = (floods.iter().sum(), rated.iter().sum());
@@ -87,10 +87,10 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
             // The bound on the others' requests, then shared among VMs in proportion to what each
             // may have in flight.
             let steady = f.steady();
-            let self_cost = if steady { 0.0 } else { f.cost };
+            let self_cost = if steady { 0.0 } else { f.most };
             let bound = (all_rated - self_cost).max(0.0);
             let share = if bound > 0.0 { queueing.min(bound) / bound } else { 0.0 };
-            let own_floods = floods[f.vm] - if steady { f.cost } else { 0.0 };
+            let own_floods = floods[f.vm] - if steady { f.most } else { 0.0 };
             let own_vm = turns * (own_floods + share * (rated[f.vm] - self_cost).max(0.0));
             let (own_writes, other_writes) = held.tail(flows, f);
             let own_vm = own_vm + own_writes;

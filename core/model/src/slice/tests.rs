@@ -186,6 +186,7 @@ fn a_full_virtual_disk_has_a_tail_that_one_request_never_shows() {
             point(1, 18_000.0, [50, 105, 830, 1_050]),
             point(32, 58_900.0, [519, 1_016, 4_387, 4_387]),
         ],
+        sync: Vec::new(),
         read_bfq: Vec::new(),
         ..disk()
     };

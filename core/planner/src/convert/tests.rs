@@ -17,7 +17,9 @@ fn spec() -> Spec {
         depth: 1,
         arrival: Arrival::Closed,
         burst: None,
-        target: None,
+        mix: Vec::new(),
+        sync: None,
+        targets: Vec::new(),
     };
     let vm = |name: &str, reach, op| Vm {
         name: name.to_owned(),

@@ -13,7 +13,7 @@ fn play(good: impl Fn(&Config) -> f64, goal: TuneGoal) -> (usize, f64, Option<Co
         let score = good(&config);
         let seen: Vec<Seen> = spec
             .tasks()
-            .map(|(_, t)| Seen { latency_ns: t.target.unwrap().latency.0 as f64 * score, kept: 1.0 })
+            .map(|(_, t)| Seen { latency_ns: t.targets[0].latency.0 as f64 * score, kept: 1.0 })
             .collect();
         tuner.observe(&config, &seen);
     }
@@ -72,7 +72,7 @@ fn luck_is_not_believed() {
     let mut tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
     let seen = |score: f64| -> Vec<Seen> {
         let of = |latency: Nanos| Seen { latency_ns: latency.0 as f64 * score, kept: 1.0 };
-        spec.tasks().map(|(_, t)| of(t.target.unwrap().latency)).collect()
+        spec.tasks().map(|(_, t)| of(t.targets[0].latency)).collect()
     };
     let steady = tuner.candidates[0].config.clone();
     let far = |c: &&Candidate| {
@@ -97,7 +97,8 @@ fn luck_is_not_believed() {
 #[test]
 fn a_lost_rate_is_a_missed_target() {
     let spec = fig7();
-    let targets: Vec<_> = spec.tasks().map(|(_, t)| t.target.map(|t| t.latency.0 as f64)).collect();
+    let targets: Vec<_> =
+        spec.tasks().map(|(_, t)| t.tightest_target().map(|t| t.latency.0 as f64)).collect();
     let seen = |kept| vec![Seen { latency_ns: 1e6, kept }; spec.tasks().count()];
     assert!(score(&targets, &seen(1.0)) < 0.1);
     assert!(score(&targets, &seen(0.9)) > 1.5);
@@ -172,7 +173,7 @@ fn where_no_vm_can_be_served_all_targets_count() {
     let vm = |t: u64| vec![Task { depth: 4, arrival: Arrival::Open, ..task("a", 6_000.0, Some(t)) }];
     let mut spec = spec(LabKind::Process, &[vm(1), vm(1), vm(1)]);
     for vm in &mut spec.vms {
-        vm.tasks[0].target.as_mut().unwrap().latency = Nanos::from_micros(50);
+        vm.tasks[0].targets[0].latency = Nanos::from_micros(50);
     }
     let options = PlanOptions::new(start(&spec));
     let tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();

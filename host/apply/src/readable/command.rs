@@ -18,7 +18,7 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
         return Ok(vec!["# its file did not exist, and goes with the setting that made it".to_owned()]);
     };
     if let Some((vm, agent)) = guest(target) {
-        let (vm, agent) = (quoted(vm)?, quoted(&agent.to_string_lossy())?);
+        let (vm, agent) = (quoted(vm)?, quoted(&agent.to_string())?);
         let line = echo(&target.form.text(old), &target.path)?;
         return Ok(vec![format!("# in the guest {vm} (agent {agent}): {line}")]);
     }

@@ -81,7 +81,7 @@ fn queue(
         return Err(cannot(
             &knob,
             "the VM has no guest agent",
-            "run qemu-guest-agent in it and give its socket as `agent` in the spec",
+            "run qemu-guest-agent in it; for a VM that is not named by `domain` or `proxmox` give its socket as `agent` in the spec",
         ));
     };
     let disk = bound.and_then(|b| b.guest_disk.as_deref()).unwrap_or_default();

@@ -8,7 +8,6 @@ use std::env;
 use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
 use rtvirtio_apply::points::{CountedHost, CountedSteps, Points, kill_self};
@@ -16,6 +15,7 @@ use rtvirtio_apply::{
     ApplyError, GuestFiles, Guests, HostFiles, Machine, NoGuests, OnConflict, Session, append, resolve,
 };
 use rtvirtio_kernel::Root;
+use rtvirtio_vmm::AgentAddress;
 
 use super::Case;
 use super::sim::{SimGuests, SimKernel};
@@ -39,7 +39,7 @@ impl GuestFiles for CountedGuest {
 pub struct CountedGuests<'a>(pub &'a dyn Guests, pub Points);
 
 impl Guests for CountedGuests<'_> {
-    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
+    fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
         Ok(Box::new(CountedGuest(self.0.connect(agent)?, self.1.clone())))
     }
 }

@@ -7,7 +7,16 @@ use std::rc::Rc;
 
 use rtvirtio_apply::{GuestFiles, Guests, HostFiles};
 use rtvirtio_kernel::sched::Attr;
+use rtvirtio_vmm::AgentAddress;
 use rustix::io::Errno;
+
+/// The path of an agent, for the calls that name it.
+fn socket(agent: &AgentAddress) -> PathBuf {
+    match agent {
+        AgentAddress::Socket(path) => path.clone(),
+        AgentAddress::Libvirt(agent) => PathBuf::from(&agent.uuid),
+    }
+}
 
 /// Which calls fail.
 #[derive(Clone, Debug)]
@@ -109,8 +118,8 @@ pub struct FailingGuests<'a>(pub &'a dyn Guests, pub Injector);
 struct FailingGuest(Box<dyn GuestFiles>, Injector);
 
 impl Guests for FailingGuests<'_> {
-    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
-        let guest = self.1.call(agent, false, || self.0.connect(agent))?;
+    fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
+        let guest = self.1.call(&socket(agent), false, || self.0.connect(agent))?;
         Ok(Box::new(FailingGuest(guest, self.1.clone())))
     }
 }

@@ -59,7 +59,7 @@ impl Case {
         let root = self.root();
         let vm = |n: usize| {
             let name = format!("vm{n}");
-            let agent = self.guests.as_ref().map(|dir| dir.join(format!("{name}.sock")));
+            let agent = self.guests.as_ref().map(|dir| dir.join(format!("{name}.sock")).into());
             let cgroup = Some(self.parent.join(&name));
             (name, VmBinding { cgroup, agent, guest_disk: Some("vda".into()) })
         };

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_apply::{GuestFiles, Guests, HostFiles};
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::text;
+use rtvirtio_vmm::AgentAddress;
 
 const HZ: u64 = 250;
 pub const DEV: &str = "7:0";
@@ -350,7 +351,8 @@ struct SimGuest {
 }
 
 impl Guests for SimGuests {
-    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
+    fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
+        let AgentAddress::Socket(agent) = agent else { return Err(io::ErrorKind::NotFound.into()) };
         fs::metadata(agent)?;
         let kernel = SimKernel::new(agent.with_extension(""));
         Ok(Box::new(SimGuest { socket: agent.to_owned(), kernel }))

@@ -115,6 +115,10 @@ fn the_group_of_a_whole_vm() {
         ),
         ("/user.slice/user@0.service/app.slice/q.scope", "/user.slice/user@0.service/app.slice/q.scope"),
         ("/lab/vm0", "/lab/vm0"),
+        // Without systemd.
+        ("/machine/qemu-1-plc.libvirt-qemu/vcpu0", "/machine/qemu-1-plc.libvirt-qemu"),
+        ("/machine/qemu-1-plc.libvirt-qemu/libvirt/iothread12", "/machine/qemu-1-plc.libvirt-qemu"),
+        ("/lab/vcpus", "/lab/vcpus"),
     ] {
         assert_eq!(Cgroups::unit_of(Path::new(thread)), Path::new(vm));
     }

@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_spec::{Arrival, Op, Pattern, Task, Vm};
+use rtvirtio_spec::{Arrival, Op, Pattern, SyncKind, Task, Vm};
 use rtvirtio_units::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::Pace;
 use crate::MeasureError;
 
 /// Where and for how long the tasks of a VM run.
@@ -86,109 +87,10 @@ pub struct Region {
     pub size: Bytes,
 }
 
-/// How fio spaces the requests of a task: bytes per second and direction, as fio itself holds a
-/// rate.
-///
-/// fio issues request `i` of a direction not before `floor(i * block * 1e6 / bytes_per_second)` us
-/// after its start (`usec_for_io` in fio's backend.c); reads and writes of a mixed task are spaced
-/// apart from each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
-    read: Option<u64>,
-    write: Option<u64>,
-    block: u64,
-}
-
 /// A shared object for fio's `LD_PRELOAD`, for Linux with glibc or musl and this machine's kind of
 /// processor; its source, and why it is needed, are in `preload/fio_sleep.rs`. Where it cannot be
 /// loaded fio reports it on stderr and runs without.
 pub const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fio_sleep.so"));
-
-/// Most streams that an open task is made of.
-const MAX_STREAMS: u32 = 64;
-/// Largest deviation of a stream's rate from the mean.
-const DRIFT: f64 = 0.05;
-
-impl Pace {
-    /// How a task's requests are spaced, one pace per fio section; empty when it has no rate.
-    ///
-    /// A closed loop is one section. An open loop of depth `d` is `d` sections (at most 64, and at
-    /// most one per request and second) that together have the declared rate, each with one request
-    /// in flight. Their rates differ by up to 5 %, so that they do not stay in step: requests come
-    /// neither evenly nor in bursts. (fio has a mode for open loops, `io_submit_mode=offload`, but
-    /// before 3.42 it hangs at its start more often than not: fio commit 736c2015; see
-    /// `docs/explanation/measuring.md`.)
-    ///
-    /// # Errors
-    /// [`MeasureError::Unsupported`] when a rate is so low that fio's whole bytes per second miss
-    /// it by more than 0.1 %.
-    pub fn of(task: &Task) -> Result<Vec<Self>, MeasureError> {
-        let Some(rate) = task.rate else { return Ok(Vec::new()) };
-        let streams = match task.arrival {
-            Arrival::Closed => 1,
-            Arrival::Open => (rate.0 as u32).clamp(1, MAX_STREAMS).min(task.depth.max(1)),
-        };
-        // Multiples of the golden ratio: no two streams ever get the same rate, and no number of
-        // periods brings all of them together.
-        let weight = |k: u32| {
-            let fraction = (f64::from(k) * 0.618_033_988_749_895).fract();
-            if streams == 1 { 1.0 } else { 1.0 + DRIFT * (2.0 * fraction - 1.0) }
-        };
-        let sum: f64 = (0..streams).map(weight).sum();
-        (0..streams).map(|k| Self::at(task, rate.0 * weight(k) / sum)).collect()
-    }
-
-    fn at(task: &Task, rate: f64) -> Result<Self, MeasureError> {
-        let direction = |share: f64| {
-            if share <= 0.0 {
-                return Ok(None);
-            }
-            let exact = rate * share * task.block.0 as f64;
-            let whole = exact.round();
-            if !(1.0..1e15).contains(&whole) || (whole - exact).abs() > exact * 1e-3 {
-                return Err(MeasureError::Unsupported {
-                    task: task.name.clone(),
-                    reason: format!("fio cannot pace {exact} bytes per second; choose another rate"),
-                });
-            }
-            Ok(Some(whole as u64))
-        };
-        let writes = task.op.write_share();
-        Ok(Self { read: direction(1.0 - writes)?, write: direction(writes)?, block: task.block.0 })
-    }
-
-    /// Intended start of request `i` (from 0) of one direction, in ns since the job's start; `None`
-    /// when the task has no requests of this direction.
-    #[must_use]
-    pub fn intended_ns(&self, write: bool, i: u64) -> Option<u64> {
-        let bps = if write { self.write } else { self.read }?;
-        let us = u128::from(i) * u128::from(self.block) * 1_000_000 / u128::from(bps);
-        u64::try_from(us * 1_000).ok()
-    }
-
-    /// How many requests of one direction should have started before `ns` since the job's start.
-    #[must_use]
-    pub fn due_before(&self, write: bool, ns: u64) -> u64 {
-        let Some(bps) = (if write { self.write } else { self.read }) else { return 0 };
-        // A first guess by division, then at most two steps: the intended starts are rounded down
-        // to whole microseconds.
-        let guess = u128::from(ns) * u128::from(bps) / (u128::from(self.block) * 1_000_000_000);
-        let mut n = u64::try_from(guess).unwrap_or(u64::MAX);
-        while self.intended_ns(write, n).is_some_and(|t| t < ns) {
-            n += 1;
-        }
-        n
-    }
-
-    /// `rate_iops=` where the rates are whole, else `rate=` in bytes per second.
-    fn option(&self) -> String {
-        let both: Vec<u64> = [self.read, self.write].into_iter().flatten().collect();
-        let whole = both.iter().all(|bps| bps % self.block == 0);
-        let values: Vec<String> =
-            both.iter().map(|bps| if whole { bps / self.block } else { *bps }.to_string()).collect();
-        format!("{}={}", if whole { "rate_iops" } else { "rate" }, values.join(","))
-    }
-}
 
 /// The job of one VM: one fio process with one thread per section. A task is one section, an open
 /// task several.
@@ -344,7 +246,7 @@ impl JobFile {
             Op::Write => "write",
             Op::Mixed { .. } => "rw",
         };
-        let _ = writeln!(s, "rw={random}{rw}\nbs={}", task.block.0);
+        let _ = writeln!(s, "rw={random}{rw}\n{}", sizes(task));
         if let Op::Mixed { write_share } = task.op {
             let percent = (write_share.0 * 100.0).round().clamp(1.0, 99.0);
             let _ = writeln!(s, "rwmixwrite={percent}");
@@ -353,8 +255,17 @@ impl JobFile {
         let seed = self.options.seed.wrapping_add(i as u64 + 1) & (u64::MAX >> 1);
         let _ = writeln!(s, "randseed={seed}");
         let ms = |d: Duration| d.as_millis();
+        if let Some(sync) = task.sync {
+            s.push_str(sync_options(sync));
+        }
         let Some(pace) = section.pace else {
-            let _ = writeln!(s, "ioengine=libaio\niodepth={}", task.depth);
+            // A synced write is one system call that returns when the data is durable.
+            match task.sync {
+                Some(_) => s.push_str("ioengine=psync\n"),
+                None => {
+                    let _ = writeln!(s, "ioengine=libaio\niodepth={}", task.depth);
+                }
+            }
             if !self.options.warmup.is_zero() {
                 let _ = writeln!(s, "ramp_time={}ms", ms(self.options.warmup));
             }
@@ -377,6 +288,30 @@ impl JobFile {
         let _ = writeln!(s, "runtime={}ms", ms(self.duration()));
         let _ = writeln!(s, "write_lat_log={}", escaped(&self.options.dir.join("rtvirtio")));
         s
+    }
+}
+
+/// fio's sizes: `bs`, or the shares of a mix.
+fn sizes(task: &Task) -> String {
+    if task.mix.is_empty() {
+        return format!("bs={}", task.block.0);
+    }
+    let percent = |share: f64| (share * 100.0).round();
+    let mix: Vec<String> = task.mix.iter().map(|m| format!("{}/{}", m.size.0, percent(m.share.0))).collect();
+    format!("bssplit={}", mix.join(":"))
+}
+
+/// fio's options for a write with its sync: through the page cache with O_DSYNC or O_SYNC, so that
+/// one call copies the data, writes it back and flushes the device's cache, as write(2) and
+/// fdatasync(2) of a database do, and the log has one entry for all of it.
+///
+/// fio's own `fdatasync=1` logs only the write and never the sync (to 3.42, add_sync_clat_sample in
+/// stat.c). With `direct=1` a block device gets two flushes for each O_DSYNC write: the write's own
+/// (REQ_FUA, `dio_bio_write_op`) and that of `generic_write_sync` after it (block/fops.c).
+fn sync_options(sync: SyncKind) -> &'static str {
+    match sync {
+        SyncKind::Fdatasync => "direct=0\nsync=dsync\n",
+        SyncKind::Fsync => "direct=0\nsync=sync\n",
     }
 }
 

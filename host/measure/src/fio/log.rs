@@ -21,6 +21,8 @@ pub struct Sample {
     pub lat_ns: u64,
     /// Whether it was a write.
     pub write: bool,
+    /// Its size.
+    pub bytes: u64,
 }
 
 /// Reads a latency log (`write_lat_log` without averaging). Lines are
@@ -66,7 +68,7 @@ fn parse_line(line: &[u8], latest: u64) -> Result<Sample, String> {
     let time_ms = number("time", latest)?;
     let lat_ns = number("latency", MAX_LAT_NS)?;
     let write = number("direction", 1)? == 1;
-    number("block size", u64::MAX)?;
+    let bytes = number("block size", MAX_BYTES as u64)?;
     let mut more = 0;
     for field in fields {
         more += 1;
@@ -78,5 +80,5 @@ fn parse_line(line: &[u8], latest: u64) -> Result<Sample, String> {
             return Err(format!("unexpected column {field:?}"));
         }
     }
-    Ok(Sample { time_ms, lat_ns, write })
+    Ok(Sample { time_ms, lat_ns, write, bytes })
 }

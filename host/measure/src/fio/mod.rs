@@ -3,11 +3,13 @@
 mod job;
 mod json;
 mod log;
+mod pace;
 
 pub(crate) use job::{COMMON, escaped, fio_args};
-pub use job::{IoClass, JobFile, JobOptions, LogClock, PRELOAD, Pace, Region, Section};
+pub use job::{IoClass, JobFile, JobOptions, LogClock, PRELOAD, Region, Section};
 pub use json::{Direction, JobStats, parse_json};
 pub use log::{Sample, parse_log};
+pub use pace::Pace;
 
 /// What one run of fio left behind, from the host or from inside a guest.
 #[derive(Clone, Debug, Default)]

@@ -18,7 +18,9 @@ fn task(name: &str, op: Op, pattern: Pattern, rate: Option<f64>, depth: u32, arr
         depth,
         arrival,
         burst: None,
-        target: None,
+        mix: Vec::new(),
+        sync: None,
+        targets: Vec::new(),
     }
 }
 
@@ -197,7 +199,7 @@ fn recorded_logs_are_read() {
 
 #[test]
 fn log_lines_of_older_and_newer_fio_are_accepted() {
-    let one = Sample { time_ms: 10, lat_ns: 171_387, write: true };
+    let one = Sample { time_ms: 10, lat_ns: 171_387, write: true, bytes: 4096 };
     for line in [
         "10, 171387, 1, 4096",
         "10, 171387, 1, 4096, 0",

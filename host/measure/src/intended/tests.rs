@@ -14,7 +14,9 @@ fn pace(op: Op, rate: f64) -> Pace {
         depth: 1,
         arrival: Arrival::Closed,
         burst: None,
-        target: None,
+        mix: Vec::new(),
+        sync: None,
+        targets: Vec::new(),
     };
     Pace::of(&task).unwrap()[0]
 }
@@ -31,9 +33,46 @@ fn simulate(pace: &Pace, service: &[(bool, u64, u64)]) -> (Vec<u64>, Vec<Sample>
         let issued = clock.max(intended) + late;
         clock = issued + lat_ns;
         truth.push(clock - intended);
-        log.push(Sample { time_ms: clock / 1_000_000, lat_ns: *lat_ns, write: *write });
+        log.push(Sample { time_ms: clock / 1_000_000, lat_ns: *lat_ns, write: *write, bytes: 4096 });
     }
     (truth, log)
+}
+
+#[test]
+fn of_a_mix_of_sizes_the_bytes_are_due_evenly() {
+    // 100/s of 4 and 16 KiB, half each: 10 240 B a request, so 4 KiB take 4 ms and 16 KiB 16 ms.
+    let mut task = Task {
+        name: "t".to_owned(),
+        op: Op::Read,
+        block: Bytes::from_kib(16),
+        pattern: Pattern::Random,
+        rate: Some(Iops(100.0)),
+        depth: 1,
+        arrival: Arrival::Closed,
+        burst: None,
+        mix: Vec::new(),
+        sync: None,
+        targets: Vec::new(),
+    };
+    let size = |kib, share| rtvirtio_spec::BlockShare { size: Bytes::from_kib(kib), share: Ratio(share) };
+    task.mix = vec![size(4, 0.5), size(16, 0.5)];
+    let pace = Pace::of(&task).unwrap()[0];
+    let sizes = [4096u64, 16384, 16384, 4096, 4096];
+    let log: Vec<_> = sizes
+        .iter()
+        .zip([0, 4, 20, 36, 40])
+        .map(|(bytes, ms)| Sample { time_ms: ms, lat_ns: 300_000, write: false, bytes: *bytes })
+        .collect();
+    let timed = from_intended_start(&log, &pace, 1);
+    let due: Vec<u64> = timed.iter().map(|t| t.intended_ns / 1_000_000).collect();
+    assert_eq!(due, [0, 4, 20, 36, 40]);
+    assert_eq!(latencies(&timed), [300_000; 5]);
+    assert_eq!(timed.iter().map(|t| t.bytes).collect::<Vec<_>>(), sizes);
+    // One size: what the log has of it does not matter.
+    task.mix.clear();
+    let pace = Pace::of(&task).unwrap()[0];
+    let due = from_intended_start(&log, &pace, 1).last().unwrap().intended_ns;
+    assert_eq!(due, 40_000_000);
 }
 
 fn latencies(timed: &[Timed]) -> Vec<u64> {
@@ -62,7 +101,8 @@ fn the_recursion_is_lindleys() {
     // stamps.
     let period = 2_000_000u64;
     let lat = [500_000u64, 9_000_000, 100_000, 2_500_000, 0, 100_000, 7_000_000, 1_999_999];
-    let log: Vec<_> = lat.iter().map(|l| Sample { time_ms: 0, lat_ns: *l, write: false }).collect();
+    let log: Vec<_> =
+        lat.iter().map(|l| Sample { time_ms: 0, lat_ns: *l, write: false, bytes: 4096 }).collect();
     let mut wait = 0u64;
     let mut expected = Vec::new();
     for (i, l) in lat.iter().enumerate() {
@@ -135,7 +175,7 @@ proptest! {
         done.sort_unstable();
         let log: Vec<_> = done
             .iter()
-            .map(|(at, lat, _)| Sample { time_ms: at / 1_000_000, lat_ns: *lat, write: false })
+            .map(|(at, lat, _)| Sample { time_ms: at / 1_000_000, lat_ns: *lat, write: false, bytes: 4096 })
             .collect();
         let mut truth: Vec<u64> = done.iter().map(|(at, _, intended)| at - intended).collect();
         let mut ours = latencies(&from_intended_start(&log, &pace, depth as u32));

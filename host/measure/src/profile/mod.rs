@@ -2,10 +2,11 @@
 //! it.
 //!
 //! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same
-//! under `bfq`, and writes where they are allowed; under `none` also with larger requests, so that
-//! time per request and time per byte can be separated. The three series alternate, so that a slow
-//! change of the host (heat, a neighbour) falls on all of them alike. Every number is checked; what
-//! does not look right becomes a line in [`Profile::doubts`] and is left as it was measured.
+//! under `bfq`, and writes where they are allowed, alone and with an fdatasync(2) after each; under
+//! `none` also with larger requests, so that time per request and time per byte can be separated.
+//! The series alternate, so that a slow change of the host (heat, a neighbour) falls on all of them
+//! alike. Every number is checked; what does not look right becomes a line in [`Profile::doubts`]
+//! and is left as it was measured.
 
 mod checks;
 mod store;
@@ -39,6 +40,11 @@ pub const LARGE_DEPTHS: [u32; 2] = [1, 32];
 /// Size of the larger requests: what a sequential writer or a loader sends, and well apart from 4
 /// KiB.
 pub const LARGE: Bytes = Bytes(128 << 10);
+/// Depths at which synced writes are measured.
+pub const SYNC_DEPTHS: [u32; 1] = [1];
+/// Points that the one of synced writes has the time of: a flush takes up to hundreds of times as
+/// long as a write.
+const SYNC_SLOTS: usize = 4;
 /// Repetitions of each point.
 const REPETITIONS: usize = 3;
 /// Time at the start of each point that does not count.
@@ -66,7 +72,7 @@ pub struct ProfileOptions {
     /// Only reads at [`GENTLE_DEPTHS`], under the elevator that is set: for a device that VMs use.
     /// A claim must not be given then.
     pub gentle: bool,
-    /// Time for everything; at least 11 s, with writes 17 s. The default is 36 s.
+    /// Time for everything; at least 11 s, with writes 21 s. The default is 36 s.
     pub budget: Duration,
     /// An absolute directory for fio's files.
     pub dir: PathBuf,
@@ -111,6 +117,8 @@ enum Series {
     Read,
     ReadBfq,
     Write,
+    /// Writes with an fdatasync(2) after each.
+    Sync,
 }
 
 impl Series {
@@ -124,6 +132,9 @@ impl Series {
         if gentle {
             return GENTLE_DEPTHS.iter().map(|d| (*d, block)).collect();
         }
+        if self == Self::Sync {
+            return SYNC_DEPTHS.iter().flat_map(|d| [(*d, block); SYNC_SLOTS]).collect();
+        }
         let large = if self == Self::ReadBfq || block >= LARGE { &[][..] } else { &LARGE_DEPTHS[..] };
         let own = DEPTHS.iter().map(|d| (*d, block));
         own.chain(large.iter().map(|d| (*d, LARGE))).collect()
@@ -134,6 +145,35 @@ impl Series {
             Self::Read => "reads with none",
             Self::ReadBfq => "reads with bfq",
             Self::Write => "writes with none",
+            Self::Sync => "synced writes with none",
+        }
+    }
+
+    fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Sync)
+    }
+
+    /// Its own depths, in the order of its points.
+    fn depths(self, gentle: bool) -> &'static [u32] {
+        match (gentle, self) {
+            (true, _) => &GENTLE_DEPTHS,
+            (false, Self::Sync) => &SYNC_DEPTHS,
+            (false, _) => &DEPTHS,
+        }
+    }
+
+    /// The point that the `i`-th run belongs to.
+    fn point_of(self, i: usize) -> usize {
+        if self == Self::Sync { i / SYNC_SLOTS } else { i }
+    }
+
+    /// fio's options.
+    fn options(self) -> &'static str {
+        match self {
+            Self::Read | Self::ReadBfq => "rw=randread\nioengine=libaio\n",
+            Self::Write => "rw=randwrite\nioengine=libaio\n",
+            // As a task that syncs (`JobFile`): one call that copies, writes back and flushes.
+            Self::Sync => "rw=randwrite\nioengine=psync\ndirect=0\nsync=dsync\n",
         }
     }
 }
@@ -172,6 +212,9 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         refuse(&format!("the time budget is too short: give at least {least} s"))
     })?;
     let mut points: Vec<Vec<Point>> = series.iter().map(|s| vec![Point::default(); points_of(s)]).collect();
+    for (series, points) in series.iter().zip(&mut points) {
+        points.truncate(series.point_of(points.len() - 1) + 1);
+    }
     let total = (REPETITIONS * steps) as u64;
     let mut done = 0;
     for repetition in 0..REPETITIONS {
@@ -182,6 +225,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
                     .map_err(|e| MeasureError::Elevator { elevator, reason: e.to_string() })?;
             }
             let label = format!("{} ({}/{REPETITIONS})", series.label(), repetition + 1);
+            let runs = points_of(series) as u64;
             let stats = run_series(
                 options,
                 *series,
@@ -189,12 +233,13 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
                 point,
                 &mut |elapsed| {
                     let step = elapsed.as_secs_f64() / slot(point).as_secs_f64();
-                    (control.progress)(done + (step as u64).min(points.len() as u64 - 1), total, &label);
+                    (control.progress)(done + (step as u64).min(runs - 1), total, &label);
                 },
                 control.cancel,
             )?;
-            for (point, (stats, less)) in points.iter_mut().zip(&stats) {
-                let direction = if *series == Series::Write { &stats.write } else { &stats.read };
+            for (i, (stats, less)) in stats.iter().enumerate() {
+                let point = &mut points[series.point_of(i)];
+                let direction = if series.writes() { &stats.write } else { &stats.read };
                 let max = match less {
                     Some(less) => {
                         point.latencies.merge(less);
@@ -208,19 +253,27 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
                 point.iops.push(direction.iops);
                 point.max = point.max.max(max);
             }
-            done += points.len() as u64;
+            done += runs;
         }
+    }
+    if let Some((series, _)) =
+        series.iter().zip(&points).find(|(_, p)| p.iter().any(|p| p.latencies.n() == 0))
+    {
+        let reason = "no request completed".to_owned();
+        return Err(MeasureError::Task { task: series.label().to_owned(), reason });
     }
     (control.progress)(total, total, "done");
     let mut doubts = Vec::new();
     let mut results: Vec<Vec<DepthPoint>> = Vec::new();
     let mut large: Vec<Vec<DepthPoint>> = Vec::new();
-    let depths = if options.gentle { &GENTLE_DEPTHS[..] } else { &DEPTHS[..] };
     for (series, points) in series.iter().zip(&points) {
-        let (own, larger) = points.split_at(depths.len());
-        let summary = summarise(depths, own);
+        let (own, larger) = points.split_at(series.depths(options.gentle).len());
+        let summary = summarise(series.depths(options.gentle), own);
         doubts.extend(checks::doubts(series.label(), &summary, own));
         results.push(summary);
+        if *series == Series::Sync {
+            continue;
+        }
         // Fewer samples than the other checks want: of their tails only the deepest one's is used.
         let summary = summarise(&LARGE_DEPTHS, larger);
         doubts.extend(checks::held_up(&format!("large {}", series.label()), &summary));
@@ -241,6 +294,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         read: results.next().unwrap_or_default(),
         read_bfq: results.next().unwrap_or_default(),
         write: results.next().unwrap_or_default(),
+        sync: results.next().unwrap_or_default(),
         large: (!large.read.is_empty()).then_some(large),
         guest: None,
         cpus: online_cpus(),
@@ -252,7 +306,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
 fn all_series(gentle: bool, writes: bool) -> &'static [Series] {
     match (gentle, writes) {
         (true, _) => &[Series::Read],
-        (false, true) => &[Series::Read, Series::ReadBfq, Series::Write],
+        (false, true) => &[Series::Read, Series::ReadBfq, Series::Write, Series::Sync],
         (false, false) => &[Series::Read, Series::ReadBfq],
     }
 }
@@ -300,7 +354,7 @@ fn run_series(
         dir: &options.dir,
         text: &text,
         logs: &logs,
-        read_only: series != Series::Write,
+        read_only: !series.writes(),
         environment: &[],
         duration,
     };
@@ -321,7 +375,8 @@ fn run_series(
             let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
             return Err(MeasureError::Task { task: task(), reason });
         }
-        if stats.total_ios() == 0 {
+        // A flush may take longer than one run; all of them together are looked at later.
+        if stats.total_ios() == 0 && series != Series::Sync {
             let reason = format!("no request completed in {} ms", point.as_millis());
             return Err(MeasureError::Task { task: task(), reason });
         }
@@ -341,10 +396,10 @@ fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: 
     // Cannot fail: writing to a String.
     let _ = write!(
         s,
-        "filename={}\nsize={}\nrw={}\nioengine=libaio\nramp_time={}ms\nruntime={}ms\n",
+        "filename={}\nsize={}\n{}ramp_time={}ms\nruntime={}ms\n",
         escaped(&options.device),
         options.size.0,
-        if series == Series::Write { "randwrite" } else { "randread" },
+        series.options(),
         RAMP.as_millis(),
         point.as_millis(),
     );

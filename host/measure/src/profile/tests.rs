@@ -92,7 +92,7 @@ fn two_groups_need_an_empty_middle() {
 
 #[test]
 fn time_fits_the_budget() {
-    for (series, points) in [(2, 14), (3, 22)] {
+    for (series, points) in [(2, 14), (4, 26)] {
         let point = point_time(Duration::from_secs(36), series, points).unwrap();
         let total = REPETITIONS as u32 * (START_COST * series as u32 + slot(point) * points as u32);
         assert!(total <= Duration::from_secs(36) && total > Duration::from_secs(35), "{total:?}");
@@ -115,7 +115,12 @@ fn job_text_runs_the_depths_one_after_the_other() {
     assert!(text.ends_with("[p5]\nstartdelay=5000ms\nbs=4096\niodepth=32\nrandseed=22\n"));
     let read = job_text(&options, Series::Read, 0, RAMP);
     assert!(read.contains("[p6]\nstartdelay=1380ms\nbs=131072\niodepth=1\n"), "{read}");
-    assert!(job_text(&options, Series::Write, 0, RAMP).contains("rw=randwrite\n"));
+    assert!(job_text(&options, Series::Write, 0, RAMP).contains("rw=randwrite\nioengine=libaio\n"));
+    // Synced writes: the last `direct` counts for fio.
+    let sync = job_text(&options, Series::Sync, 0, RAMP);
+    assert!(sync.contains("rw=randwrite\nioengine=psync\ndirect=0\nsync=dsync\n"), "{sync}");
+    assert_eq!(sync.matches("\niodepth=1\n").count(), SYNC_SLOTS);
+    assert_eq!(Series::Sync.points(options.block, false).len(), SYNC_SLOTS);
 }
 
 fn profile() -> Profile {
@@ -127,6 +132,7 @@ fn profile() -> Profile {
         size: Bytes(1 << 30),
         block: Bytes::from_kib(4),
         guest: Some(GuestPoint { kind: "process".to_owned(), point: read[0].clone(), cpu_per_request: 1e-5 }),
+        sync: Vec::new(),
         read_bfq: read.clone(),
         large: Some(LargeRequests { block: LARGE, read: read.clone(), write: Vec::new() }),
         read,

@@ -93,7 +93,7 @@ fn incomplete_or_foreign_output_is_refused() {
 fn counts_and_latencies_of_a_hostile_guest_do_not_overflow() {
     let (job, mut output) = recorded();
     let mut flood = job.tasks()[4].clone();
-    flood.target = Some(Target { percentile: Percentile::P9999, latency: Nanos(1_000) });
+    flood.targets = vec![Target { percentile: Percentile::P9999, latency: Nanos(1_000) }];
     let vm = Vm { tasks: vec![flood], ..crate::fio::tests::recorded_vm() };
     let job = JobFile::new(&vm, job.options().clone()).unwrap();
     let lat = format!(r#"{{"max":{0},"bins":{{"{0}":{0},"30000000":{0}}}}}"#, u64::MAX);
@@ -140,6 +140,16 @@ fn measured(
     lat: impl Fn(u64) -> u64,
     up_ms: Option<u64>,
 ) -> TaskMeasurement {
+    all_measured(target.into_iter().collect(), made, lat, up_ms).remove(0)
+}
+
+/// The same against several targets.
+fn all_measured(
+    targets: Vec<Target>,
+    made: u64,
+    lat: impl Fn(u64) -> u64,
+    up_ms: Option<u64>,
+) -> Vec<TaskMeasurement> {
     let task = Task {
         name: "t".to_owned(),
         op: Op::Read,
@@ -149,7 +159,9 @@ fn measured(
         depth: 1,
         arrival: Arrival::Closed,
         burst: None,
-        target,
+        mix: Vec::new(),
+        sync: None,
+        targets,
     };
     let vm = Vm {
         name: "vm0".to_owned(),
@@ -179,7 +191,39 @@ fn measured(
     );
     let output =
         FioOutput { json: json.into_bytes(), logs: vec![Some(log.into_bytes())], stderr: String::new() };
-    task_measurements(&job, &output, &[]).unwrap().remove(0)
+    task_measurements(&job, &output, &[]).unwrap()
+}
+
+#[test]
+fn a_task_with_several_targets_is_judged_against_each() {
+    // One request in a hundred takes 8 ms, one of a thousand 300.
+    let lat = |i: u64| match i % 1_000 {
+        500 => 300,
+        n if n % 100 == 0 => 8,
+        _ => 1,
+    };
+    let of = |targets: Vec<Target>| all_measured(targets, 1_000, lat, None);
+    let at = |p: f64, ms: u64| Target { percentile: Percentile(p), latency: Nanos::from_millis(ms) };
+    let rows = of(vec![at(90.0, 2), at(99.0, 7), at(99.9, 400)]);
+    let found: Vec<_> =
+        rows.iter().map(|m| (m.result.percentile.0, m.result.target_ns, m.result.verdict)).collect();
+    let ms = Nanos::from_millis;
+    assert_eq!(
+        found,
+        [
+            (90.0, Some(ms(2)), Some(Verdict::Met)),
+            (99.0, Some(ms(7)), Some(Verdict::Missed)),
+            (99.9, Some(ms(400)), Some(Verdict::Unproven)),
+        ]
+    );
+    // What was measured is the same, and each is what it is alone.
+    for (row, target) in rows.iter().zip([at(90.0, 2), at(99.0, 7), at(99.9, 400)]) {
+        assert_eq!(row.result, of(vec![target]).remove(0).result);
+        assert_eq!(row.series, rows[0].series);
+    }
+    // p99.9 stands in no other field.
+    let at_target = rows[2].result.at_target_ns.unwrap();
+    assert!(at_target > ms(8) && at_target <= rows[2].result.max_ns, "{at_target}");
 }
 
 #[test]

@@ -56,13 +56,15 @@ pub fn task(name: &str, op: Op, rate: Option<f64>, depth: u32, arrival: Arrival)
         depth,
         arrival,
         burst: None,
-        target: None,
+        mix: Vec::new(),
+        sync: None,
+        targets: Vec::new(),
     }
 }
 
 /// A p99 target.
-pub fn p99(ms: u64) -> Option<Target> {
-    Some(Target { percentile: Percentile(99.0), latency: Nanos::from_millis(ms) })
+pub fn p99(ms: u64) -> Vec<Target> {
+    vec![Target { percentile: Percentile(99.0), latency: Nanos::from_millis(ms) }]
 }
 
 /// A VM of these tasks.

@@ -198,7 +198,7 @@ fn sorted(a: &Accuracy) -> XyPlot {
             series(1, "expected", &|h| h.expected_ms),
             series(2, "upper bound", &|h| h.upper_ms),
         ],
-        limit: None,
+        limits: Vec::new(),
         legend: true,
         height: 320.0,
     }
@@ -242,7 +242,7 @@ fn learning(device: &str, curve: &[Accuracy]) -> Section {
             ),
             series(1, "upper bound over the same (median)", &|a| a.sharpness),
         ],
-        limit: None,
+        limits: Vec::new(),
         legend: true,
         height: 240.0,
     };

@@ -66,7 +66,7 @@ pub fn contention(figure: Figure, all: &[Compared]) -> Section {
         },
         y: axis("latency, ms", Spread::Log),
         series,
-        limit: None,
+        limits: Vec::new(),
         legend: true,
         height: 320.0,
     };

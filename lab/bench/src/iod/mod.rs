@@ -169,6 +169,7 @@ pub fn as_run(
             p9999_placebo_ns: less(got, PLACEBO_NS),
             max_ns: got.max(),
             fio_p9999_ns: got.tail(),
+            at_target_ns: None,
             fio_cpus: 0.0,
             tail: None,
             predicted_ns: None,

@@ -11,7 +11,16 @@ pub fn axis(label: &str, spread: Spread) -> Axis {
 /// A plot with a legend.
 pub fn plot(title: &str, x: Axis, y: Axis, series: Vec<Series>, limit: Option<(f64, String)>) -> Plot {
     let (title, heading) = (title.to_owned(), String::new());
-    Plot::Xy(Box::new(XyPlot { title, heading, x, y, series, limit, legend: true, height: 280.0 }))
+    Plot::Xy(Box::new(XyPlot {
+        title,
+        heading,
+        x,
+        y,
+        series,
+        limits: limit.into_iter().collect(),
+        legend: true,
+        height: 280.0,
+    }))
 }
 
 /// A curve: x, y and the text of each point. All except the first are dashed.

@@ -55,7 +55,7 @@ fn the_least_urgent_is_held_down_to_what_is_left() {
 fn a_target_that_cannot_be_met_takes_no_rate() {
     // The rates fit; the first target is below what the device alone does.
     let mut s = vms(&[(3_000.0, 1), (3_000.0, 40), (3_000.0, 40)]);
-    s.vms[0].tasks[0].target.as_mut().unwrap().latency.0 = 50_000;
+    s.vms[0].tasks[0].targets[0].latency.0 = 50_000;
     let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
     assert!(!p.feasible);
     assert!(caps(&s, &p).iter().all(Option::is_none), "{:?}", p.settings);
@@ -64,7 +64,7 @@ fn a_target_that_cannot_be_met_takes_no_rate() {
 #[test]
 fn who_has_no_target_is_given_up_first() {
     let mut s = vms(&[(6_000.0, 25), (6_000.0, 40), (6_000.0, 1)]);
-    s.vms[2].tasks[0].target = None;
+    s.vms[2].tasks[0].targets.clear();
     s.vms.push(s.vms[2].clone());
     s.vms[3].name = "vm3".to_owned();
     s.vms[3].tasks = vec![flood()];
@@ -80,7 +80,7 @@ fn who_has_no_target_is_given_up_first() {
 #[test]
 fn an_unreachable_target_does_not_keep_the_others_from_being_served() {
     let mut s = vms(&[(6_000.0, 40), (6_000.0, 1), (6_000.0, 60)]);
-    s.vms[1].tasks[0].target.as_mut().unwrap().latency.0 = 50_000;
+    s.vms[1].tasks[0].targets[0].latency.0 = 50_000;
     let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
     assert_eq!(met(&p), [true, false, false], "{p:?}");
 }
@@ -96,8 +96,8 @@ fn what_is_said_of_an_overload_is_true() {
 
     // What is too much has no target, so a longer target fits while it is held down.
     let mut s = vms(&[(3_000.0, 1), (14_000.0, 1)]);
-    s.vms[0].tasks[0].target.as_mut().unwrap().latency.0 = 50_000;
-    s.vms[1].tasks[0].target = None;
+    s.vms[0].tasks[0].targets[0].latency.0 = 50_000;
+    s.vms[1].tasks[0].targets.clear();
     let why = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap().infeasible.unwrap();
     assert_eq!(why.conflict, ["vm0/a"]);
     assert!(!why.relaxation.is_empty() && !why.reason.contains("take"), "{why:?}");

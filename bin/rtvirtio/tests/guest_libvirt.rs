@@ -1,0 +1,193 @@
+//! VMs by the names that libvirt gives them, on a real daemon: nothing of libvirt's breaks while
+//! settings are in force, and a domain that restarts is found again.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use rtvirtio_testkit::site::{PROFILE, Site, signal, text};
+use rustix::process::Signal;
+use serde_json::Value;
+
+#[path = "guest_libvirt/host.rs"]
+mod host;
+
+use host::Host;
+
+const GROUPS_OF_V1: &str = "/sys/fs/cgroup/cpu/cpu.rt_runtime_us";
+
+/// Standard error of a command that fails.
+fn error(site: &Site, args: &[&str]) -> String {
+    let out = site.output(args);
+    assert!(!out.status.success(), "{args:?}: {}", text(&out.stdout));
+    text(&out.stderr)
+}
+
+/// Everything that the settings of a plan touched is as it was; threads that QEMU started meanwhile
+/// are left out.
+fn assert_same_threads(before: &[(String, String, String)], after: &[(String, String, String)]) {
+    let lasting = |t: &&(String, String, String)| t.0 != "worker";
+    for thread in before.iter().filter(lasting) {
+        assert!(after.contains(thread), "{thread:?} is not among {after:#?}");
+    }
+}
+
+#[test]
+fn a_domain_is_planned_held_restarted_and_put_back() {
+    let test = "a_domain_is_planned_held_restarted_and_put_back";
+    let site = Site::new();
+    let Some(mut host) = Host::start(test, &site) else { return };
+    let spec = host.spec(&site);
+    let plan = site.dir.path().join("plant.plan").display().to_string();
+
+    let before = host.threads(&site, &spec);
+    for name in ["CPU 0/TCG", "IO iothread1"] {
+        assert!(before.iter().any(|t| t.0 == name), "{name}: {before:?}");
+    }
+    site.ok(&["plan", &spec, "--profile", PROFILE, "-o", &plan]);
+    let saved: Value = serde_json::from_slice(&fs::read(&plan).unwrap()).unwrap();
+    let limits = |s: &&Value| s["knob"]["vm_limit"]["vm"] == host.historian.as_str();
+    assert!(saved["settings"].as_array().unwrap().iter().any(|s| limits(&s)), "{saved}");
+    site.ok(&["apply", &plan]);
+    in_force(&site, &host, &spec);
+    verified(&site, &host, &spec);
+
+    plugged_threads(&site, &host, &spec, 2);
+    host.libvirt.restart();
+    plugged_threads(&site, &host, &spec, 3);
+    host.libvirt.ok(&["schedinfo", &host.plc]);
+    host.libvirt.ok(&["vcpupin", &host.plc, "0", "0"]);
+    assert_eq!(site.output(&["status"]).status.code(), Some(0), "{}", site.ok(&["status"]));
+
+    restarted(&site, &host, &spec);
+    // The plan was made for the start before.
+    let before = host.threads(&site, &spec);
+    site.ok(&["apply", &plan]);
+    in_force(&site, &host, &spec);
+    site.ok(&["revert"]);
+    assert_same_threads(&before, &host.threads(&site, &spec));
+
+    host.libvirt.ok(&["destroy", &host.plc]);
+    host.libvirt.ok(&["destroy", &host.historian]);
+    assert_eq!(host.libvirt.cgroups(), Vec::<std::path::PathBuf>::new(), "{}", host.libvirt.log());
+    drop(host);
+    site.assert_clean();
+}
+
+/// The contract is in force, in libvirt's own cgroup of the domain where the kernel has real-time
+/// groups.
+fn in_force(site: &Site, host: &Host, spec: &str) {
+    let shown = site.output(&["status"]);
+    assert_eq!(shown.status.code(), Some(0), "{}", text(&shown.stdout));
+    let shown = text(&shown.stdout);
+    assert!(shown.contains(&format!("policy of vcpu 0 ({})", host.plc)), "{shown}");
+    if !Path::new(GROUPS_OF_V1).exists() {
+        return;
+    }
+    let vm = |t: &(String, String, String)| t.2.rsplit('/').next().unwrap_or_default().to_owned();
+    for thread in
+        host.threads(site, spec).iter().filter(|t| t.0.starts_with("CPU ") || t.0.starts_with("IO "))
+    {
+        assert_eq!(thread.1, "fifo", "{thread:?}");
+        assert!(vm(thread).starts_with("qemu-") && vm(thread).contains(&host.plc), "{thread:?}");
+    }
+}
+
+/// Tasks run inside of `plc`, through libvirt, and on the host for `historian`.
+fn verified(site: &Site, host: &Host, spec: &str) {
+    let out = site.output(&["verify", spec, "--for", "3s", "--json"]);
+    let code = out.status.code();
+    // 2: a target is missed, as a busy machine may.
+    assert!(matches!(code, Some(0 | 2 | 4)), "{code:?} {}", text(&out.stderr));
+    let result: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let tasks = result["runs"][0]["tasks"].as_array().unwrap();
+    for (vm, task) in [(&host.plc, "cycle"), (&host.historian, "bulk")] {
+        let of = |t: &&Value| t["vm"] == vm.as_str() && t["task"] == task;
+        let found = tasks.iter().find(of).unwrap_or_else(|| panic!("{vm} {task}: {result}"));
+        assert!(found["n"].as_u64().unwrap() > 0, "{found}");
+    }
+}
+
+/// `iothreadadd` works while the contract is in force, the new thread starts as libvirt wants it,
+/// and `keep` takes it in.
+fn plugged_threads(site: &Site, host: &Host, spec: &str, id: u32) {
+    host.libvirt.ok(&["iothreadadd", &host.plc, &id.to_string()]);
+    let name = format!("IO iothread{id}");
+    let policy =
+        |threads: &[(String, String, String)]| threads.iter().find(|t| t.0 == name).map(|t| t.1.clone());
+    assert_eq!(policy(&host.threads(site, spec)).as_deref(), Some("other"));
+    let mut keeper = site.spawn(&["keep", spec, "--every", "50ms", "--json"]);
+    let mut lines = BufReader::new(keeper.stdout.take().unwrap()).lines();
+    // Its end closes the pipe, so this does not wait for ever.
+    let set = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .find(|line| line.contains(&format!("policy of iothread iothread{id}")));
+    let set: Value = serde_json::from_str(&set.expect("keep takes it in")).unwrap();
+    assert_eq!(set["event"], "set", "{set}");
+    signal(&keeper, Signal::INT);
+    keeper.wait().unwrap();
+    assert_eq!(policy(&host.threads(site, spec)).as_deref(), Some("fifo"));
+}
+
+/// A domain that restarts under a contract leaves no directory, is found again, and nothing says
+/// that its settings are in force.
+fn restarted(site: &Site, host: &Host, spec: &str) {
+    let of_plc = |host: &Host| -> Vec<_> {
+        let all = host.libvirt.cgroups();
+        all.into_iter().filter(|g| g.to_string_lossy().contains(&host.plc)).collect()
+    };
+    assert!(!of_plc(host).is_empty() || !Path::new(GROUPS_OF_V1).exists());
+    for name in [&host.plc, &host.historian] {
+        host.libvirt.ok(&["destroy", name]);
+    }
+    assert_eq!(of_plc(host), Vec::<std::path::PathBuf>::new());
+    let off = error(site, &["threads", spec]);
+    assert!(off.contains(&format!("domain {} is shut off: `virsh -c", host.plc)), "{off}");
+    for name in [&host.plc, &host.historian] {
+        host.libvirt.ok(&["start", name]);
+    }
+    host.await_agent();
+
+    let status = site.output(&["status"]);
+    let shown = text(&status.stdout);
+    let words = format!("{}: the VM that the settings were applied to has ended", host.plc);
+    assert!(status.status.code() == Some(3) && shown.contains(&words), "{shown}");
+    let (_, json) = site.json(&["status"]);
+    assert_eq!(json["ended_vms"][0]["vm"], host.plc.as_str(), "{json}");
+    let verify = site.output(&["verify", spec, "--for", "1s"]);
+    assert!(text(&verify.stderr).contains(&words), "{}", text(&verify.stderr));
+
+    let reverted = site.output(&["revert"]);
+    assert!(reverted.status.success(), "{}{}", text(&reverted.stdout), text(&reverted.stderr));
+    assert!(text(&site.output(&["status"]).stdout).contains("no plan is in force"));
+}
+
+#[test]
+fn a_domain_or_a_disk_that_is_not_there_is_an_error_with_what_is() {
+    let test = "a_domain_or_a_disk_that_is_not_there_is_an_error_with_what_is";
+    let site = Site::new();
+    let Some(host) = Host::start(test, &site) else { return };
+    let spec = host.spec(&site);
+    let good = fs::read_to_string(&spec).unwrap();
+    let with = |from: &str, to: &str| {
+        fs::write(&spec, good.replace(from, to)).unwrap();
+        spec.as_str()
+    };
+    let unknown = error(&site, &["threads", with(&format!("domain = \"{}\"", host.plc), "domain = \"pcl\"")]);
+    assert!(unknown.contains("has no domain `pcl`: there is ") && unknown.contains(&host.plc), "{unknown}");
+    let disk = error(&site, &["verify", with("disk = \"vdb\"", "disk = \"vdz\""), "--for", "1s"]);
+    assert!(disk.contains("has no disk `vdz`: it has vdb"), "{disk}");
+    let socket = error(&site, &["threads", with("/libvirt-sock", "/no-sock")]);
+    assert!(socket.contains("no-sock") && socket.contains("list"), "{socket}");
+
+    // By its UUID in other letters.
+    let uuid = host.libvirt.ok(&["domuuid", &host.plc]).trim().to_uppercase();
+    let by_uuid = with(&format!("domain = \"{}\"", host.plc), &format!("domain = \"{uuid}\""));
+    assert!(host.threads(&site, by_uuid).iter().any(|t| t.0 == "CPU 0/TCG"));
+    // Looking has not marked the domain as tampered with.
+    let log = host.libvirt.log();
+    assert!(!log.contains("custom-monitor"), "{log}");
+    drop(host);
+    site.assert_clean();
+}

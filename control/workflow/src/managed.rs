@@ -1,0 +1,133 @@
+//! VMs by the names that their manager gives them: domains of libvirt, and numbers of Proxmox VE.
+//! What leads to their processes is looked up anew by each command.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rtvirtio_kernel::{Root, process};
+use rtvirtio_spec::LibvirtDomain;
+use rtvirtio_vmm::libvirt::{Disk, Lookup, RunningDomain, Virsh};
+
+use crate::error::{Context as _, Result, bail};
+
+/// Where Proxmox VE keeps pid files and sockets of its VMs (`PVE::QemuServer::Helpers`).
+const PROXMOX_RUN: &str = "/var/run/qemu-server";
+/// Where it keeps their configuration, of this node's VMs only.
+const PROXMOX_CONFIG: &str = "/etc/pve/qemu-server";
+
+/// A domain that runs.
+///
+/// # Errors
+/// [`Kind::NotRunning`](crate::Kind::NotRunning) when it is shut off, with the remedy;
+/// [`Kind::File`](crate::Kind::File) when libvirt does not know it.
+pub(crate) fn running(root: &Root, of: &LibvirtDomain) -> Result<RunningDomain> {
+    let uri = of.uri();
+    let connect = match &of.uri {
+        Some(uri) => format!(" -c {uri}"),
+        None => String::new(),
+    };
+    match RunningDomain::find(Arc::new(Virsh::new(uri)), root, &of.domain)? {
+        Lookup::Running(domain) => Ok(domain),
+        Lookup::ShutOff { name } => {
+            bail!(NotRunning, "domain {name} is shut off: `virsh{connect} start {name}`")
+        }
+        Lookup::Unknown { known } if known.is_empty() => {
+            bail!(File, "libvirt at {uri} has no domain at all, so none is `{}`", of.domain)
+        }
+        Lookup::Unknown { known } => {
+            bail!(File, "libvirt at {uri} has no domain `{}`: there is {}", of.domain, known.join(", "))
+        }
+    }
+}
+
+/// The disk of a domain that the spec names by its target.
+///
+/// # Errors
+/// No such disk; [`Kind::File`](crate::Kind::File) with those that it has.
+pub(crate) fn disk<'d>(domain: &'d RunningDomain, target: &str) -> Result<&'d Disk> {
+    if let Some(disk) = domain.xml.disk(target) {
+        return Ok(disk);
+    }
+    let all: Vec<&str> = domain.xml.disks.iter().map(|d| d.target.as_str()).collect();
+    let there = if all.is_empty() { "no disk".to_owned() } else { all.join(", ") };
+    bail!(File, "domain {} has no disk `{target}`: it has {there}", domain.xml.name)
+}
+
+/// The file or device of the host behind a disk, for tasks that run on the host.
+///
+/// # Errors
+/// A disk of a network or a pool, or an image whose bytes are not the guest's.
+pub(crate) fn host_path(domain: &RunningDomain, disk: &Disk) -> Result<PathBuf> {
+    let (name, target) = (&domain.xml.name, &disk.target);
+    let guest = "run qemu-guest-agent in the guest, and the tasks run there";
+    let Some(source) = &disk.source else {
+        bail!(File, "disk {target} of domain {name} is no file or device of this host: {guest}")
+    };
+    if let Some(format) = disk.format.as_deref().filter(|format| *format != "raw") {
+        bail!(
+            File,
+            "disk {target} of domain {name} is a {format} image ({}), whose blocks are not those of the guest's disk: {guest}",
+            source.display()
+        );
+    }
+    Ok(source.clone())
+}
+
+/// A VM of Proxmox VE that runs.
+#[derive(Clone, Debug)]
+pub(crate) struct ProxmoxVm {
+    /// Its QEMU.
+    pub(crate) pid: u32,
+    /// Its monitor.
+    pub(crate) qmp: PathBuf,
+    /// Its guest agent's socket, where its configuration has one.
+    pub(crate) agent: Option<PathBuf>,
+}
+
+/// Finds a VM by its number.
+///
+/// # Errors
+/// [`Kind::NotRunning`](crate::Kind::NotRunning) when it is stopped, or the process of its pid file
+/// is another's; [`Kind::File`](crate::Kind::File) when this node has none of this number.
+pub(crate) fn proxmox(root: &Root, id: u32) -> Result<ProxmoxVm> {
+    let run = |what: &str| PathBuf::from(PROXMOX_RUN).join(format!("{id}.{what}"));
+    let file = run("pid");
+    let text = match fs::read_to_string(root.at(&file)) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(stopped(root, id)?),
+        Err(e) => return Err(e).with_context(|| file.display().to_string()),
+    };
+    let pid: u32 = text.trim().parse().with_context(|| format!("{}: no process id", file.display()))?;
+    let words = process::command_line(root, pid).unwrap_or_default();
+    // `/usr/bin/kvm -id 100 -name plc,debug-threads=on ...`
+    let number = id.to_string();
+    if !words.windows(2).any(|pair| pair[0] == "-id" && pair[1] == number) {
+        bail!(
+            NotRunning,
+            "VM {id} is stopped (process {pid} of {} is not its QEMU): `qm start {id}`",
+            file.display()
+        );
+    }
+    let agent = run("qga");
+    let agent = root.exists(&agent)?.then_some(agent);
+    Ok(ProxmoxVm { pid, qmp: run("qmp"), agent })
+}
+
+/// Why a VM without a pid file cannot be reached.
+fn stopped(root: &Root, id: u32) -> Result<crate::Error> {
+    let config = Path::new(PROXMOX_CONFIG).join(format!("{id}.conf"));
+    let (kind, message) = if root.exists(&config)? {
+        (crate::Kind::NotRunning, format!("VM {id} is stopped: `qm start {id}`"))
+    } else if root.exists(PROXMOX_CONFIG)? {
+        (crate::Kind::File, format!("this node has no VM {id}: `qm list` shows those that it has"))
+    } else {
+        let why = format!("{PROXMOX_CONFIG} does not exist, so this is no node of Proxmox VE");
+        (crate::Kind::File, format!("{why}: name the VM by domain, cgroup, pid or qmp"))
+    };
+    Ok(crate::Error::new(kind, message))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! Which start of each VM the settings in force belong to: a VM that ends takes its cgroups and
+//! threads with it, and its next start has none of the settings.
+
+use std::path::Path;
+
+use rtvirtio_apply::{JOURNAL_FILE, StateDir};
+use rtvirtio_kernel::ProcessId;
+use serde::{Deserialize, Serialize};
+
+use crate::dirs::write_state;
+use crate::error::{Context as _, Error, Kind, Result};
+use crate::find::HostVm;
+use crate::progress::Progress;
+
+/// Name of the file next to the journal, which is valid only with one.
+pub(crate) const VMS_FILE: &str = "vms.json";
+
+/// A VM that settings were applied to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartedVm {
+    /// Its name in the spec.
+    pub vm: String,
+    /// Its processes then.
+    pub processes: Vec<ProcessId>,
+}
+
+impl StartedVm {
+    /// Its processes now; `None` where the VM has none that last, or where they are not known.
+    pub(crate) fn of(vm: &HostVm, progress: &dyn Progress) -> Option<Self> {
+        let pids = vm.lasting_pids(progress)?;
+        let processes: Vec<ProcessId> =
+            pids.into_iter().filter_map(|pid| ProcessId::of(pid).ok().flatten()).collect();
+        (!processes.is_empty()).then(|| Self { vm: vm.name.clone(), processes })
+    }
+
+    /// Whether this start has ended.
+    fn has_ended(&self) -> bool {
+        !self.processes.iter().any(ProcessId::is_alive)
+    }
+
+    /// What that means, in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let pids: Vec<String> = self.processes.iter().map(|p| p.pid.to_string()).collect();
+        format!(
+            "{}: the VM that the settings were applied to has ended (process {}), and a later start of it has none of them: \
+             `rtvirtio revert`, start it, and apply again",
+            self.vm,
+            pids.join(", ")
+        )
+    }
+}
+
+/// Saves the VMs of settings that are about to be journaled.
+pub(crate) fn save(all: &[StartedVm], state_dir: &Path) -> Result<()> {
+    write_state(state_dir, VMS_FILE, &serde_json::to_vec_pretty(all)?)
+}
+
+/// The VMs that settings in force were applied to, and that have ended since.
+///
+/// # Errors
+/// When that is unknown.
+pub fn ended(state_dir: &Path) -> Result<Vec<StartedVm>> {
+    let Some(dir) = StateDir::find(state_dir)? else { return Ok(Vec::new()) };
+    let at = |name: &'static str| move || state_dir.join(name).display().to_string();
+    if !dir.exists(JOURNAL_FILE).with_context(at(JOURNAL_FILE))?
+        || !dir.exists(VMS_FILE).with_context(at(VMS_FILE))?
+    {
+        return Ok(Vec::new());
+    }
+    let text = dir.read(VMS_FILE).with_context(at(VMS_FILE))?;
+    let all: Vec<StartedVm> = serde_json::from_slice(&text)
+        .map_err(|e| Error::from_source(Kind::File, e))
+        .with_context(at(VMS_FILE))?;
+    Ok(all.into_iter().filter(StartedVm::has_ended).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_has_ended_with_its_last_process() {
+        let this = ProcessId::of(std::process::id()).unwrap().unwrap();
+        let other = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
+        let vm = |processes: &[&ProcessId]| StartedVm {
+            vm: "plc".to_owned(),
+            processes: processes.iter().map(|p| (*p).clone()).collect(),
+        };
+        assert!(!vm(&[&other, &this]).has_ended());
+        // Its number is another process's by now.
+        let ended = vm(&[&other]);
+        assert!(ended.has_ended());
+        assert!(ended.words().contains("rtvirtio revert") && ended.words().starts_with("plc: "));
+    }
+
+    #[test]
+    fn without_a_journal_no_vm_is_in_question() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let gone = ProcessId { pid: 1, start_time: u64::MAX };
+        let all = [StartedVm { vm: "plc".to_owned(), processes: vec![gone] }];
+        let state = dir.path().join("state");
+        assert_eq!(ended(&state).unwrap(), []);
+        save(&all, &state).unwrap();
+        assert_eq!(ended(&state).unwrap(), []);
+        std::fs::write(state.join(JOURNAL_FILE), "{}").unwrap();
+        assert_eq!(ended(&state).unwrap(), all);
+        std::fs::write(state.join(VMS_FILE), "{").unwrap();
+        assert!(ended(&state).is_err(), "damaged is not the same as none");
+    }
+}

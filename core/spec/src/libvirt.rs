@@ -1,0 +1,100 @@
+//! `domain`, `uri` and what follows from them: a VM that libvirt manages.
+
+use std::path::PathBuf;
+
+use crate::error::Report;
+use crate::field::{Field, Section, quoted};
+use crate::types::{HostHandle, LibvirtDomain, VmDisk};
+
+/// Longest name of a domain in bytes. libvirt has no limit of its own, but uses the name in file
+/// names.
+const MAX_DOMAIN: usize = 255;
+/// Longest URI in bytes.
+const MAX_URI: usize = 1024;
+/// Longest name of a disk in bytes; the kernel's names have less than 32.
+const MAX_TARGET: usize = 64;
+
+/// `domain`, with the daemon that `uri` names.
+pub(crate) fn domain(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    uri: Field<String>,
+    taken: &mut Vec<(LibvirtDomain, usize)>,
+) -> Field<HostHandle> {
+    let domain = section.string(report, "domain", "\"plc\"").and_then(|name| {
+        let problem = if name.trim().is_empty() {
+            ("is empty", "write the name or UUID that `virsh list --all` shows, such as \"plc\"")
+        } else if name.contains(|c: char| c.is_control() || c == '/') || name.len() > MAX_DOMAIN {
+            ("cannot be the name of a domain", "write the name or UUID that `virsh list --all` shows")
+        } else {
+            return Field::Given(name.to_owned());
+        };
+        report.add(section.value_span("domain"), format!("`domain` {}", problem.0), problem.1);
+        Field::Bad
+    });
+    let Field::Given(domain) = domain else { return Field::Bad };
+    let Some(uri) = uri.optional() else { return Field::Bad };
+    let domain = LibvirtDomain { domain, uri };
+    let at = section.value_span("domain");
+    let line = report.line(at.start);
+    let same = |other: &LibvirtDomain| other.domain == domain.domain && other.uri() == domain.uri();
+    if let Some((_, first)) = taken.iter().find(|(other, _)| same(other)) {
+        let message = format!("another VM is the domain {} too", quoted(&domain.domain));
+        report.add(at, message, format!("the first is on line {first}"));
+        return Field::Bad;
+    }
+    taken.push((domain.clone(), line));
+    Field::Given(HostHandle::Domain(domain))
+}
+
+/// `uri`: a daemon on this host.
+pub(crate) fn uri(report: &mut Report<'_>, section: &Section<'_, '_>, way: &str) -> Field<String> {
+    let example = format!("\"{}\"", LibvirtDomain::DEFAULT_URI);
+    let found = section.string(report, "uri", &example);
+    if way != "domain" {
+        if let Some(place) = section.place("uri") {
+            let message = "`uri` is the address of libvirt, and this VM is not named by `domain`";
+            report.add(place.key, message, "remove this line, or write domain = \"NAME\"");
+        }
+        return Field::Absent;
+    }
+    found.and_then(|uri| {
+        let local = ["qemu:///", "qemu+unix:///"].iter().any(|start| uri.starts_with(start));
+        if local && uri.len() <= MAX_URI && !uri.contains(|c: char| c.is_control() || c.is_whitespace()) {
+            return Field::Given(uri.to_owned());
+        }
+        let message = format!("`uri` {} is not a QEMU daemon of this host", quoted(uri));
+        let help = format!(
+            "write uri = {example} or leave it out; a VM of another host is planned and held by rtvirtio there"
+        );
+        report.add(section.value_span("uri"), message, help);
+        Field::Bad
+    })
+}
+
+/// `agent` of a VM whose manager leads to its agent: must not be there.
+pub(crate) fn no_agent(report: &mut Report<'_>, section: &Section<'_, '_>, way: &str) -> Field<PathBuf> {
+    let Some(place) = section.place("agent") else { return Field::Absent };
+    let message = format!("`agent` is not needed with `{way}`, which leads to the guest agent");
+    report.add(place.key, message, "remove this line");
+    Field::Bad
+}
+
+/// `disk` of a domain: libvirt's name of it.
+pub(crate) fn target(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<VmDisk> {
+    section.string(report, "disk", "\"vdb\"").and_then(|name| {
+        let good = |c: char| c.is_ascii_alphanumeric();
+        if !name.is_empty() && name.len() <= MAX_TARGET && name.chars().all(good) {
+            return Field::Given(VmDisk::Target(name.to_owned()));
+        }
+        let message = format!("`disk` {} is not a disk's name in libvirt", quoted(name));
+        let help = match name.strip_prefix("/dev/") {
+            Some(rest) if !rest.is_empty() && rest.chars().all(good) => {
+                format!("write disk = \"{rest}\": the target that `virsh domblklist` shows")
+            }
+            _ => "write the target that `virsh domblklist` shows, such as disk = \"vdb\"".to_owned(),
+        };
+        report.add(section.value_span("disk"), message, help);
+        Field::Bad
+    })
+}

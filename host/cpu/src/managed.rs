@@ -1,0 +1,122 @@
+//! VMs whose threads a manager keeps in cgroups of its own, as libvirt does: below the VM's group
+//! one for `emulator`, for each `vcpuN` and each `iothreadN` (libvirt's `docs/cgroups.rst`).
+//!
+//! On cgroup v1 the VM's group gets the budget, and the threads go up into it. Had they gone into a
+//! group elsewhere, libvirt would no longer find the domain's cgroup after a restart of its daemon:
+//! it looks at where QEMU's first thread is, and takes only a group of the domain's name
+//! (`virCgroupV1ValidateMachineGroup()`). The groups below cannot have the budget, because the
+//! kernel wants the sum of theirs to be no more than that of the VM's group.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::{Form, Target, Write, append};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root};
+use rtvirtio_vmm::Thread;
+
+use crate::settings::moved;
+use crate::{Ask, Backend, Contract, CpuError, Probe, Settings};
+
+/// Names of processes that managers start for a VM and keep in its cgroup.
+const HELPERS: [&str; 12] = [
+    "swtpm",
+    "virtiofsd",
+    "passt",
+    "pasta",
+    "slirp4netns",
+    "dbus-daemon",
+    "qemu-bridge-hel",
+    "qemu-pr-helper",
+    "virt-launcher",
+    "virt-launcher-m",
+    "virtqemud",
+    "virtlogd",
+];
+
+/// Whether a process serves the VM in whose cgroup it runs, by its name (cut at 15 bytes).
+pub(crate) fn is_helper(name: &str) -> bool {
+    HELPERS.contains(&name)
+}
+
+/// The VM's cgroup in the CPU controller's hierarchy, where a manager keeps this thread, of QEMU's
+/// main loop, in a group below it.
+pub(crate) fn group(cgroups: &Cgroups, main: &Thread) -> Option<PathBuf> {
+    let of_thread = cgroups.of_thread(&main.cgroups)?;
+    let vm = of_thread.parent().filter(|vm| !Cgroups::is_root(vm))?;
+    Cgroups::is_of_thread(of_thread).then(|| vm.to_owned())
+}
+
+/// The budget of the VM's own group; for a real-time budget the threads go into it. A quota holds
+/// the groups below it too.
+pub(crate) fn budget(
+    cgroups: &Cgroups,
+    ask: &Ask<'_>,
+    group: PathBuf,
+    files: &[(&str, u64)],
+    out: &mut Settings,
+) -> Result<(), CpuError> {
+    let dir = cgroups.dir(&group)?;
+    out.writes.extend(files.iter().map(|(file, value)| {
+        let target = Target::host(dir.join(file), Form::Plain);
+        Write::new(format!("{file} of {}", ask.vm), target, value.to_string())
+    }));
+    if out.backend == Backend::RtGroup {
+        out.writes.extend(ask.threads.iter().map(|t| moved(cgroups, ask, t, &group)));
+    }
+    out.group = Some(group);
+    Ok(())
+}
+
+/// What the groups above those of managed VMs need, so that the kernel takes the budgets of VMs:
+/// to be written before them. `all` are the VMs' groups with their contracts.
+///
+/// A group above is never to run out of budget before a VM does, because then one VM would wait
+/// for another. In one of its periods `P` a VM with a budget of `q` in each `p` uses at most
+/// `(ceil(P / p) + 1) q`, since its own periods are not in step with `P`. The kernel sees at the
+/// next tick that a budget is used up, and takes the excess from the next one: another `q`.
+///
+/// # Errors
+/// When a group cannot be read.
+pub fn room(
+    root: &Root,
+    probe: &Probe,
+    all: &[(&Path, Contract)],
+    backend: Backend,
+) -> Result<Vec<Write>, CpuError> {
+    let v1 = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
+    let (Some(cgroups), Backend::RtGroup) = (v1, backend) else { return Ok(Vec::new()) };
+    let limit = probe.found.iter().find(|f| f.backend == backend).map_or(1.0, |f| f.grant.limit.0);
+    let above = |group: &Path| -> Vec<PathBuf> {
+        group.ancestors().skip(1).filter(|a| !Cgroups::is_root(a)).map(Path::to_owned).collect()
+    };
+    let mut groups: Vec<PathBuf> = all.iter().flat_map(|(group, _)| above(group)).collect();
+    // A group before those below it.
+    groups.sort();
+    groups.dedup();
+    let mut writes = Vec::new();
+    for group in groups {
+        let dir = cgroups.dir(&group)?;
+        let period = number(root, &dir.join("cpu.rt_period_us"))?;
+        let path = dir.join("cpu.rt_runtime_us");
+        let Ok(old) = u64::try_from(number(root, &path)?) else { continue };
+        let period = u64::try_from(period).unwrap_or(0);
+        let below = all.iter().filter(|(vm, _)| vm.starts_with(&group));
+        let most = |c: &Contract| (period.div_ceil(c.period_us()) + 2).saturating_mul(c.budget_us());
+        let needed: u64 = below.map(|(_, contract)| most(contract)).sum();
+        // The root's share: more would be refused.
+        let all_of_it = (period as f64 * limit) as u64;
+        let value = old.saturating_add(needed).min(all_of_it.max(old));
+        let target = Target::host(path, Form::Plain);
+        let knob = format!("cpu.rt_runtime_us of {}", group.display());
+        append(&mut writes, vec![Write::new(knob, target, value.to_string())]);
+    }
+    Ok(writes)
+}
+
+fn number(root: &Root, path: &Path) -> Result<i64, HostError> {
+    let text = root.read(path)?;
+    text.trim().parse().map_err(|_| HostError::Form {
+        path: path.to_owned(),
+        text: text.trim().to_owned(),
+        expected: "a number",
+    })
+}

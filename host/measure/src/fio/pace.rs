@@ -1,0 +1,141 @@
+//! When the requests of a task are due.
+
+use rtvirtio_spec::{Arrival, Task};
+
+use crate::MeasureError;
+
+/// How fio spaces the requests of a task: bytes per second and direction, as fio itself holds a
+/// rate.
+///
+/// fio issues request `i` of a direction not before `floor(i * block * 1e6 / bytes_per_second)` us
+/// after its start (`usec_for_io` in fio's backend.c); reads and writes of a mixed task are spaced
+/// apart from each other. Of a mix of sizes the bytes are evenly spaced: a request is due when
+/// those before it have taken their time, so the rate is kept on average.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    read: Option<u64>,
+    write: Option<u64>,
+    /// Bytes of a request; of a mix their mean.
+    block: u64,
+    /// Bytes of the largest request where sizes differ.
+    largest: Option<u64>,
+}
+
+/// Most streams that an open task is made of.
+const MAX_STREAMS: u32 = 64;
+/// Largest deviation of a stream's rate from the mean.
+const DRIFT: f64 = 0.05;
+
+impl Pace {
+    /// How a task's requests are spaced, one pace per fio section; empty when it has no rate.
+    ///
+    /// A closed loop is one section. An open loop of depth `d` is `d` sections (at most 64, and at
+    /// most one per request and second) that together have the declared rate, each with one request
+    /// in flight. Their rates differ by up to 5 %, so that they do not stay in step: requests come
+    /// neither evenly nor in bursts. (fio has a mode for open loops, `io_submit_mode=offload`, but
+    /// before 3.42 it hangs at its start more often than not: fio commit 736c2015; see
+    /// `docs/explanation/measuring.md`.)
+    ///
+    /// # Errors
+    /// [`MeasureError::Unsupported`] when a rate is so low that fio's whole bytes per second miss
+    /// it by more than 0.1 %.
+    pub fn of(task: &Task) -> Result<Vec<Self>, MeasureError> {
+        let Some(rate) = task.rate else { return Ok(Vec::new()) };
+        let streams = match task.arrival {
+            Arrival::Closed => 1,
+            Arrival::Open => (rate.0 as u32).clamp(1, MAX_STREAMS).min(task.depth.max(1)),
+        };
+        // Multiples of the golden ratio: no two streams ever get the same rate, and no number of
+        // periods brings all of them together.
+        let weight = |k: u32| {
+            let fraction = (f64::from(k) * 0.618_033_988_749_895).fract();
+            if streams == 1 { 1.0 } else { 1.0 + DRIFT * (2.0 * fraction - 1.0) }
+        };
+        let sum: f64 = (0..streams).map(weight).sum();
+        (0..streams).map(|k| Self::at(task, rate.0 * weight(k) / sum)).collect()
+    }
+
+    fn at(task: &Task, rate: f64) -> Result<Self, MeasureError> {
+        let direction = |share: f64| {
+            if share <= 0.0 {
+                return Ok(None);
+            }
+            let exact = rate * share * task.mean_block();
+            let whole = exact.round();
+            if !(1.0..1e15).contains(&whole) || (whole - exact).abs() > exact * 1e-3 {
+                return Err(MeasureError::Unsupported {
+                    task: task.name.clone(),
+                    reason: format!("fio cannot pace {exact} bytes per second; choose another rate"),
+                });
+            }
+            Ok(Some(whole as u64))
+        };
+        let writes = task.op.write_share();
+        Ok(Self {
+            read: direction(1.0 - writes)?,
+            write: direction(writes)?,
+            block: task.mean_block().round() as u64,
+            largest: (!task.mix.is_empty()).then_some(task.block.0),
+        })
+    }
+
+    /// Intended start of request `i` (from 0) of one direction, in ns since the job's start; `None`
+    /// when the task has no requests of this direction.
+    #[must_use]
+    pub fn intended_ns(&self, write: bool, i: u64) -> Option<u64> {
+        self.intended_after(write, u128::from(i) * u128::from(self.block))
+    }
+
+    /// Intended start of the request that comes after so many bytes of its direction, in ns since
+    /// the job's start; `None` when the task has no requests of this direction.
+    #[must_use]
+    pub fn intended_after(&self, write: bool, bytes: u128) -> Option<u64> {
+        let bps = if write { self.write } else { self.read }?;
+        let us = bytes.checked_mul(1_000_000)? / u128::from(bps);
+        u64::try_from(us.checked_mul(1_000)?).ok()
+    }
+
+    /// Bytes that a request stands for in the schedule: its own where sizes differ, and the task's
+    /// elsewhere.
+    #[must_use]
+    pub fn bytes_of(&self, logged: u64) -> u64 {
+        if self.largest.is_some() { logged } else { self.block }
+    }
+
+    /// Bytes of a request that was not made, as far as they are known: the mean.
+    #[must_use]
+    pub fn mean_bytes(&self) -> u64 {
+        self.block.max(1)
+    }
+
+    /// Bytes by which what has come in may be less than the schedule: of a mix the request that is
+    /// due next may be the largest.
+    #[must_use]
+    pub fn slack_bytes(&self) -> u64 {
+        self.largest.unwrap_or(0)
+    }
+
+    /// How many requests of one direction should have started before `ns` since the job's start.
+    #[must_use]
+    pub fn due_before(&self, write: bool, ns: u64) -> u64 {
+        let Some(bps) = (if write { self.write } else { self.read }) else { return 0 };
+        // A first guess by division, then at most two steps: the intended starts are rounded down
+        // to whole microseconds.
+        let guess = u128::from(ns) * u128::from(bps) / (u128::from(self.block) * 1_000_000_000);
+        let mut n = u64::try_from(guess).unwrap_or(u64::MAX);
+        while self.intended_ns(write, n).is_some_and(|t| t < ns) {
+            n += 1;
+        }
+        n
+    }
+
+    /// `rate_iops=` where the rates are whole, else `rate=` in bytes per second.
+    pub(super) fn option(&self) -> String {
+        let both: Vec<u64> = [self.read, self.write].into_iter().flatten().collect();
+        // Of a mix fio would take the smallest size for that of all.
+        let whole = self.largest.is_none() && both.iter().all(|bps| bps % self.block == 0);
+        let values: Vec<String> =
+            both.iter().map(|bps| if whole { bps / self.block } else { *bps }.to_string()).collect();
+        format!("{}={}", if whole { "rate_iops" } else { "rate" }, values.join(","))
+    }
+}

@@ -1,0 +1,356 @@
+//! Tasks that sync each write, on a loop device over a file that notes what reaches it.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
+
+use common::{LoopDevice, disk_dir, no_fio, no_fuse, no_loop, skip, task, vm};
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
+    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
+    WriteFlags,
+};
+use rtvirtio_measure::Verdict;
+use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
+use rtvirtio_measure::local::{Control, run_fio};
+use rtvirtio_measure::run::task_results;
+use rtvirtio_spec::{Arrival, BlockShare, Op, Pattern, SyncKind, Target};
+use rtvirtio_units::{Bytes, Nanos, Percentile, Ratio};
+
+const SIZE: u64 = 16 << 20;
+/// How long each flush takes at least.
+const FLUSH: Duration = Duration::from_millis(12);
+const TTL: Duration = Duration::from_secs(60);
+
+/// What reached the file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Seen {
+    Write { offset: u64, bytes: usize },
+    Flush,
+}
+
+/// A FUSE file that notes writes and flushes in their order; reads give zeros.
+struct Disk {
+    session: Option<fuser::BackgroundSession>,
+    dir: tempfile::TempDir,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+struct DiskFs(Arc<Mutex<Vec<Seen>>>);
+
+impl Disk {
+    fn new() -> Self {
+        let (dir, seen) = (disk_dir(), Arc::default());
+        let mut config = Config::default();
+        config.mount_options.push(MountOption::FSName("rtvirtio-sync".to_owned()));
+        config.n_threads = Some(4);
+        let session = fuser::spawn_mount(DiskFs(Arc::clone(&seen)), dir.path(), &config).unwrap();
+        Self { session: Some(session), dir, seen }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("disk")
+    }
+
+    /// What came since the last call.
+    fn take(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.seen.lock().unwrap())
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Unmount before the directory is removed.
+        drop(self.session.take());
+    }
+}
+
+fn attr(ino: u64) -> FileAttr {
+    let dir = ino == 1;
+    FileAttr {
+        ino: INodeNo(ino),
+        size: if dir { 0 } else { SIZE },
+        blocks: SIZE / 512,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: if dir { FileType::Directory } else { FileType::RegularFile },
+        perm: if dir { 0o755 } else { 0o644 },
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        flags: 0,
+        blksize: 4096,
+    }
+}
+
+impl Filesystem for DiskFs {
+    fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if name == "disk" {
+            reply.entry(&TTL, &attr(2), Generation(0));
+        } else {
+            reply.error(Errno::ENOENT);
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&TTL, &attr(ino.0));
+    }
+
+    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        reply.data(&vec![0; size as usize]);
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.0.lock().unwrap().push(Seen::Write { offset, bytes: data.len() });
+        reply.written(data.len() as u32);
+    }
+
+    fn fsync(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        self.0.lock().unwrap().push(Seen::Flush);
+        std::thread::sleep(FLUSH);
+        reply.ok();
+    }
+}
+
+fn options(target: PathBuf, dir: PathBuf) -> JobOptions {
+    JobOptions {
+        target,
+        region: Some(Region { offset: Bytes(0), size: Bytes(8 << 20) }),
+        warmup: Duration::from_millis(200),
+        runtime: Duration::from_millis(1_800),
+        seed: 5,
+        dir,
+        io_class: None,
+        clock: LogClock::JobStart,
+    }
+}
+
+fn run(job: &JobFile) -> rtvirtio_measure::fio::FioOutput {
+    let cancel = AtomicBool::new(false);
+    let grace = Duration::from_secs(60);
+    run_fio(job, &mut Control { cgroup_procs: &[], cancel: &cancel, grace, on_tick: &mut |_| {} }).unwrap()
+}
+
+#[test]
+fn each_write_is_followed_by_its_flush_and_its_latency_holds_both() {
+    let name = "each_write_is_followed_by_its_flush_and_its_latency_holds_both";
+    if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
+        return skip(name, reason);
+    }
+    let (disk, work) = (Disk::new(), disk_dir());
+    let device = LoopDevice::new(&disk.path());
+    for (sync, rate) in
+        [(SyncKind::Fdatasync, Some(20.0)), (SyncKind::Fsync, Some(20.0)), (SyncKind::Fdatasync, None)]
+    {
+        let mut log = task("log", Op::Write, rate, 1, Arrival::Closed);
+        log.pattern = Pattern::Sequential;
+        log.sync = Some(sync);
+        let job = JobFile::new(&vm(vec![log]), options(device.0.clone(), work.path().to_owned())).unwrap();
+        disk.take();
+        let output = run(&job);
+        let seen = disk.take();
+        let result = task_results(&job, &output, &[]).unwrap().remove(0);
+        let writes: Vec<u64> = seen
+            .iter()
+            .filter_map(|s| match s {
+                Seen::Write { offset, bytes } => {
+                    assert_eq!(*bytes, 4096);
+                    Some(*offset)
+                }
+                Seen::Flush => None,
+            })
+            .collect();
+        let flushes = seen.len() - writes.len();
+        // Order: a write, its flush, the next write. The device adds none of its own, but for one
+        // when it is closed.
+        for (i, pair) in seen.chunks(2).take(writes.len()).enumerate() {
+            assert!(
+                matches!(pair, [Seen::Write { offset, .. }, Seen::Flush] if *offset == 4096 * i as u64),
+                "{sync:?} {rate:?}: {i}: {pair:?}"
+            );
+        }
+        assert!(
+            writes.len() > 5 && flushes - writes.len() <= 1,
+            "{} writes, {flushes} flushes",
+            writes.len()
+        );
+        // Every write is counted once, and takes as long as its flush at least.
+        if let Some(rate) = rate {
+            let logged = String::from_utf8(output.logs[0].clone().unwrap()).unwrap();
+            assert_eq!(logged.lines().count(), writes.len());
+            assert!(writes.len() as f64 <= rate * 2.0 + 1.0, "{} writes in two seconds", writes.len());
+        }
+        assert!(result.n > 0 && result.n <= writes.len() as u64);
+        assert!(result.p50_ns >= Nanos::from_millis(12), "{}", result.p50_ns);
+    }
+}
+
+/// What fio itself counts and computes of a run's first section.
+fn fios_own(json: &[u8], side: &str) -> (u64, u64, [u64; 2]) {
+    let json: serde_json::Value = serde_json::from_slice(json).unwrap();
+    let side = &json["jobs"][0][side];
+    let number = |v: &serde_json::Value| v.as_u64().unwrap_or_else(|| panic!("{v} in {side:#}"));
+    let at = |p: &str| number(&side["lat_ns"]["percentile"][p]);
+    (number(&side["total_ios"]), number(&side["lat_ns"]["N"]), [at("50.000000"), at("99.000000")])
+}
+
+/// Whether two percentiles are of the same bin, which is 1.6 % wide, or of neighbours.
+fn same_bin(ours: Nanos, fios: u64) -> bool {
+    (ours.0 as f64 / fios as f64 - 1.0).abs() < 0.033
+}
+
+#[test]
+fn counts_and_percentiles_are_fios_own_of_the_same_run() {
+    let name = "counts_and_percentiles_are_fios_own_of_the_same_run";
+    if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
+        return skip(name, reason);
+    }
+    let (disk, work) = (Disk::new(), disk_dir());
+    let device = LoopDevice::new(&disk.path());
+    let at = |p: f64, ms: u64| Target { percentile: Percentile(p), latency: Nanos::from_millis(ms) };
+    for rate in [None, Some(20.0)] {
+        let mut log = task("log", Op::Write, rate, 1, Arrival::Closed);
+        log.pattern = Pattern::Sequential;
+        log.sync = Some(SyncKind::Fdatasync);
+        log.targets = vec![at(50.0, 5), at(99.0, 100_000)];
+        let mut options = options(device.0.clone(), work.path().to_owned());
+        // So that fio's figures are of the same requests as ours.
+        options.warmup = Duration::ZERO;
+        let job = JobFile::new(&vm(vec![log]), options).unwrap();
+        let output = run(&job);
+        let (total, n, [p50, p99]) = fios_own(&output.json, "write");
+        let results = task_results(&job, &output, &[]).unwrap();
+        let [half, tail] = results.as_slice() else { panic!("{results:?}") };
+        assert_eq!(total, n);
+        assert_eq!((half.n, half.p50_ns, half.p99_ns), (tail.n, tail.p50_ns, tail.p99_ns));
+        assert_eq!((half.at_target_ns, tail.at_target_ns), (Some(half.p50_ns), Some(tail.p99_ns)));
+        // No flush takes less than 12 ms, so that half of them are within 5 at no time.
+        assert_eq!(half.verdict, Some(Verdict::Missed), "{half:?}");
+        assert_ne!(tail.verdict, Some(Verdict::Missed), "{tail:?}");
+        if rate.is_none() {
+            assert_eq!(half.n, n);
+            assert!(same_bin(half.p50_ns, p50) && same_bin(half.p99_ns, p99), "{half:?} {p50} {p99}");
+        } else {
+            // fio drains its schedule beyond the end; its log has each request that it counts. From
+            // the intended start no request is faster than fio's own figure.
+            let logged = String::from_utf8(output.logs[0].clone().unwrap()).unwrap();
+            let mut own: Vec<u64> =
+                logged.lines().map(|l| l.split(", ").nth(1).unwrap().parse().unwrap()).collect();
+            own.sort_unstable();
+            assert_eq!((own.len() as u64, half.n <= n), (n, true), "{half:?}");
+            assert!(same_bin(Nanos(own[(own.len() - 1) / 2]), p50), "{own:?} {p50}");
+            assert!(half.max_ns >= half.fio_p9999_ns && half.fio_p9999_ns.0 <= own[own.len() - 1]);
+        }
+    }
+}
+
+/// fio's own `fdatasync=1` does to a device what our jobs do: one write, one flush.
+#[test]
+fn fios_own_syncs_reach_the_device_as_ours_do() {
+    let name = "fios_own_syncs_reach_the_device_as_ours_do";
+    if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
+        return skip(name, reason);
+    }
+    let disk = Disk::new();
+    let device = LoopDevice::new(&disk.path());
+    disk.take();
+    let out = std::process::Command::new("fio")
+        .args([
+            "--name=log",
+            "--rw=write",
+            "--bs=4096",
+            "--ioengine=psync",
+            "--fdatasync=1",
+            "--invalidate=0",
+        ])
+        .args(["--number_ios=40", "--size=8m", "--lat_percentiles=1", "--percentile_list=50:99"])
+        .args(["--output-format=json+", &format!("--filename={}", device.0.display())])
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let (writes, _, _) = fios_own(&out.stdout, "write");
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let sync = &json["jobs"][0]["sync"];
+    let seen = disk.take();
+    let flushes = seen.iter().filter(|s| **s == Seen::Flush).count();
+    let written = seen.len() - flushes;
+    assert_eq!((written, writes), (40, 40), "{seen:?}");
+    // After its last write fio ends without one; closing the device may flush.
+    assert!((39..=41).contains(&flushes), "{flushes}: {seen:?}");
+    for pair in seen.chunks(2).take(39) {
+        assert!(matches!(pair, [Seen::Write { .. }, Seen::Flush]), "{pair:?}");
+    }
+    // fio counts each, and each took as long as the device does; a bin is 1.6 % wide.
+    assert_eq!(sync["lat_ns"]["N"], 39, "{sync:#}");
+    let bins = sync["lat_ns"]["bins"].as_object().unwrap();
+    let shortest = bins.keys().map(|ns| ns.parse::<u64>().unwrap()).min().unwrap();
+    assert!(shortest as f64 >= FLUSH.as_nanos() as f64 * 0.98, "{sync:#}");
+}
+
+#[test]
+fn a_mix_of_sizes_keeps_its_shares_and_its_rate() {
+    let name = "a_mix_of_sizes_keeps_its_shares_and_its_rate";
+    if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
+        return skip(name, reason);
+    }
+    let (disk, work) = (Disk::new(), disk_dir());
+    let device = LoopDevice::new(&disk.path());
+    let mut mixed = task("mixed", Op::Write, Some(200.0), 1, Arrival::Closed);
+    mixed.block = Bytes::from_kib(16);
+    let size = |kib, share| BlockShare { size: Bytes::from_kib(kib), share: Ratio(share) };
+    mixed.mix = vec![size(4, 0.75), size(16, 0.25)];
+    let job = JobFile::new(&vm(vec![mixed]), options(device.0.clone(), work.path().to_owned())).unwrap();
+    assert!(job.text().contains("\nbssplit=4096/75:16384/25\n"), "{}", job.text());
+    disk.take();
+    let output = run(&job);
+    let result = task_results(&job, &output, &[]).unwrap().remove(0);
+    let sizes: Vec<usize> = disk
+        .take()
+        .iter()
+        .filter_map(|s| if let Seen::Write { bytes, .. } = s { Some(*bytes) } else { None })
+        .collect();
+    let of = |bytes: usize| sizes.iter().filter(|s| **s == bytes).count();
+    assert_eq!(of(4096) + of(16384), sizes.len(), "{sizes:?}");
+    // At most what the rate allows, however slow the machine; the shares are fio's draw of 400.
+    let mean = sizes.iter().sum::<usize>() as f64 / sizes.len() as f64;
+    assert!(sizes.len() as f64 * mean <= 200.0 * 7168.0 * 2.0 + 16384.0, "{} of {mean}", sizes.len());
+    if sizes.len() > 300 {
+        let large = of(16384) as f64 / sizes.len() as f64;
+        assert!((0.15..0.35).contains(&large), "{large} large ones");
+    }
+    let logged = String::from_utf8(output.logs[0].clone().unwrap()).unwrap();
+    assert_eq!(logged.lines().count(), sizes.len());
+    assert!(result.n > 0 && result.achieved_rate.0 > 0.0 && result.achieved_rate.0 <= 200.0);
+}

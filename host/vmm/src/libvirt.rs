@@ -1,0 +1,180 @@
+//! VMs that libvirt manages, through its command line `virsh`: the daemon's own library is LGPL and
+//! is not linked.
+//!
+//! A domain is looked up at each use, because its id, process and cgroup change at every start.
+//! Look-ups use a read-only connection. `qemu-monitor-command` marks the domain as tainted
+//! (`custom-monitor`), so only [`Qmp`](crate::Qmp) uses it.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rtvirtio_kernel::{ProcessId, Root};
+
+use crate::{AgentAddress, LibvirtAgent, VmmError};
+
+mod child;
+mod domain;
+mod guest_disk;
+mod link;
+#[cfg(test)]
+mod tests;
+
+pub use domain::{AgentState, Disk, DomainXml, GuestAddress};
+pub(crate) use guest_disk::GuestDisk;
+pub use guest_disk::guest_device;
+pub(crate) use link::DomainLink;
+
+/// Largest answer to a look-up, in bytes. The XML of a domain with 100 disks has about 100 KB.
+const LOOK_UP_LIMIT: usize = 4 << 20;
+/// Time limit of a look-up. A daemon's first answer after its start takes 12 s, while it asks QEMU
+/// for what it can do.
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a call may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only look.
+    Read,
+    /// Send commands to QEMU and to the guest agent.
+    Write,
+}
+
+/// A connection to a libvirt daemon.
+pub trait Daemon: Debug + Send + Sync {
+    /// Its URI, for errors.
+    fn uri(&self) -> &str;
+
+    /// Runs one of `virsh`'s commands and returns its standard output, at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`VmmError::NoVirsh`], [`VmmError::Libvirt`] with libvirt's message, a time-out, or an
+    /// answer that is too large.
+    fn call(
+        &self,
+        args: &[&str],
+        access: Access,
+        limit: usize,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, VmmError>;
+}
+
+/// `virsh` with a URI: a child process for each call, without a shell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Virsh {
+    uri: String,
+}
+
+impl Virsh {
+    /// The daemon at this URI.
+    #[must_use]
+    pub fn new(uri: &str) -> Self {
+        Self { uri: uri.to_owned() }
+    }
+}
+
+impl Daemon for Virsh {
+    fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    fn call(
+        &self,
+        args: &[&str],
+        access: Access,
+        limit: usize,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, VmmError> {
+        child::run(&self.uri, args, access, limit, timeout)
+    }
+}
+
+/// A domain of libvirt that runs.
+#[derive(Clone, Debug)]
+pub struct RunningDomain {
+    daemon: Arc<dyn Daemon>,
+    /// What libvirt tells about this start.
+    pub xml: DomainXml,
+    /// QEMU's process.
+    pub process: ProcessId,
+}
+
+/// What a name or UUID leads to.
+#[derive(Clone, Debug)]
+pub enum Lookup {
+    /// It runs.
+    Running(RunningDomain),
+    /// libvirt knows it, and it does not run.
+    ShutOff {
+        /// Its name.
+        name: String,
+    },
+    /// libvirt does not know it; the names that it knows.
+    Unknown {
+        /// Names of all domains.
+        known: Vec<String>,
+    },
+}
+
+impl RunningDomain {
+    /// Looks a domain up by its name or UUID.
+    ///
+    /// # Errors
+    /// The daemon does not answer; a domain that runs, and whose process is not found here.
+    pub fn find(daemon: Arc<dyn Daemon>, root: &Root, domain: &str) -> Result<Lookup, VmmError> {
+        let listed = list(&*daemon)?;
+        let same = |uuid: &str, name: &str| name == domain || uuid.eq_ignore_ascii_case(domain);
+        let Some((uuid, name)) = listed.iter().find(|(uuid, name)| same(uuid, name)) else {
+            return Ok(Lookup::Unknown { known: listed.into_iter().map(|(_, name)| name).collect() });
+        };
+        let xml = dumpxml(&*daemon, uuid)?;
+        if xml.id.is_none() {
+            return Ok(Lookup::ShutOff { name: name.clone() });
+        }
+        let process = domain::process(root, &*daemon, &xml)?;
+        Ok(Lookup::Running(Self { daemon, xml, process }))
+    }
+
+    /// The address of its guest agent; `None` while none is connected.
+    #[must_use]
+    pub fn agent(&self) -> Option<AgentAddress> {
+        (self.xml.agent == AgentState::Connected).then(|| {
+            AgentAddress::Libvirt(LibvirtAgent {
+                uri: self.daemon.uri().to_owned(),
+                uuid: self.xml.uuid.clone(),
+                process: self.process.clone(),
+            })
+        })
+    }
+
+    /// The daemon that manages it.
+    #[must_use]
+    pub fn daemon(&self) -> Arc<dyn Daemon> {
+        Arc::clone(&self.daemon)
+    }
+}
+
+/// UUID and name of each domain. A name such as `7` would be taken for an id by every command that
+/// takes a domain, so that all others are called with the UUID.
+fn list(daemon: &dyn Daemon) -> Result<Vec<(String, String)>, VmmError> {
+    let args = ["list", "--all", "--uuid", "--name"];
+    let out = daemon.call(&args, Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
+    let text = String::from_utf8_lossy(&out);
+    let pair = |line: &str| {
+        let (uuid, name) = line.trim().split_once(char::is_whitespace)?;
+        Some((uuid.to_owned(), name.trim().to_owned()))
+    };
+    Ok(text.lines().filter_map(pair).collect())
+}
+
+/// The description of a domain; of this start when it runs.
+fn dumpxml(daemon: &dyn Daemon, uuid: &str) -> Result<DomainXml, VmmError> {
+    let out = daemon.call(&["dumpxml", "--domain", uuid], Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
+    let bad = |detail: String| VmmError::Protocol {
+        peer: format!("libvirt {}", daemon.uri()),
+        operation: "dumpxml".to_owned(),
+        detail,
+    };
+    let text = String::from_utf8(out).map_err(|e| bad(e.to_string()))?;
+    DomainXml::parse(&text).map_err(bad)
+}

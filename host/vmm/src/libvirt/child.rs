@@ -1,0 +1,104 @@
+//! One `virsh` process: its output, within limits.
+
+use std::io::{self, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use super::Access;
+use crate::VmmError;
+use crate::wire::Deadline;
+
+const VIRSH: &str = "virsh";
+/// Most bytes of its messages that are read.
+const ERROR_LIMIT: usize = 64 * 1024;
+
+pub(super) fn run(
+    uri: &str,
+    args: &[&str],
+    access: Access,
+    limit: usize,
+    timeout: Duration,
+) -> Result<Vec<u8>, VmmError> {
+    let peer = || format!("libvirt {uri}");
+    let operation = || args.first().copied().unwrap_or_default().to_owned();
+    let failed = |source| VmmError::Io { peer: peer(), operation: operation(), source };
+    let deadline = Deadline::after(timeout);
+    let mut child = Running(command(uri, args, access).spawn().map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => VmmError::NoVirsh,
+        _ => failed(source),
+    })?);
+    let stdout = read(child.0.stdout.take(), limit);
+    let stderr = read(child.0.stderr.take(), ERROR_LIMIT);
+    let wait = |from: &Receiver<io::Result<Vec<u8>>>| {
+        let left = deadline.left().unwrap_or_default();
+        from.recv_timeout(left)
+            .map_err(|_| VmmError::Timeout { peer: peer(), operation: operation(), waited: timeout })?
+            .map_err(failed)
+    };
+    let out = wait(&stdout)?;
+    if out.len() > limit {
+        return Err(VmmError::TooLarge { peer: peer(), operation: operation(), limit });
+    }
+    let errors = wait(&stderr)?;
+    // Both ends are closed, so that it is ending.
+    let status = child.0.wait().map_err(failed)?;
+    if status.success() {
+        return Ok(out);
+    }
+    Err(VmmError::Libvirt { peer: peer(), operation: operation(), message: message(&errors) })
+}
+
+fn command(uri: &str, args: &[&str], access: Access) -> Command {
+    let mut command = Command::new(VIRSH);
+    command.args(["--quiet", "--connect", uri]);
+    if access == Access::Read {
+        command.arg("--readonly");
+    }
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Messages are compared, and a log on standard error would be taken for one.
+    command.env("LC_ALL", "C").env_remove("LANGUAGE");
+    for name in
+        ["LIBVIRT_DEBUG", "LIBVIRT_LOG_FILTERS", "LIBVIRT_LOG_OUTPUTS", "VIRSH_DEBUG", "VIRSH_LOG_FILE"]
+    {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Ends the process when it is no longer needed, and reaps it.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !matches!(self.0.try_wait(), Ok(Some(_))) {
+            // It may have ended in between.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
+
+/// Reads to the end, or one byte more than `limit`.
+fn read(from: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<io::Result<Vec<u8>>> {
+    let (to, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+        let done = from.map_or(Ok(0), |from| from.take(most).read_to_end(&mut bytes));
+        // The receiver is gone after a time-out.
+        let _ = to.send(done.map(|_| bytes));
+    });
+    receiver
+}
+
+/// The error that virsh prints last, without the word `error:`.
+fn message(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let errors: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("error: ")).collect();
+    match errors.last() {
+        Some(last) => (*last).to_owned(),
+        None => text.trim().to_owned(),
+    }
+}

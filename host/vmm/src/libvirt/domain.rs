@@ -1,0 +1,265 @@
+//! What libvirt knows about a domain: its live XML, and its process.
+//!
+//! Form: libvirt's `docs/formatdomain.rst`.
+
+use std::path::PathBuf;
+
+use roxmltree::{Document, Node, ParsingOptions};
+use rtvirtio_kernel::{ProcessId, Root, process};
+
+use super::Daemon;
+use crate::VmmError;
+
+/// Most nodes of a domain's XML; one with 100 disks has about 5000.
+const MOST_NODES: u32 = 200_000;
+/// Deepest nesting of elements: that which libxml2, libvirt's own parser, takes
+/// (`xmlParserMaxDepth`). The parser here is recursive and knows no limit.
+const MOST_DEPTH: usize = 256;
+/// Name of the agent's channel.
+const AGENT: &str = "org.qemu.guest_agent.0";
+
+/// A domain as its XML describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainXml {
+    /// Number of this start; `None` when it does not run.
+    pub id: Option<u32>,
+    /// Its name.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its disks in the order of the XML.
+    pub disks: Vec<Disk>,
+    /// Its guest agent.
+    pub agent: AgentState,
+}
+
+/// The guest agent of a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AgentState {
+    /// The domain has no channel for it.
+    #[default]
+    NoChannel,
+    /// The domain has the channel, and no program in the guest has its end open.
+    Disconnected,
+    /// It is there.
+    Connected,
+}
+
+/// A disk of a domain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Disk {
+    /// libvirt's name of it (`<target dev>`). The guest may use another.
+    pub target: String,
+    /// `disk`, `cdrom`, `lun` or `floppy`.
+    pub device: String,
+    /// Format of the image, such as `raw` or `qcow2`.
+    pub format: Option<String>,
+    /// File or block device of the host; `None` for a disk of a network or a pool.
+    pub source: Option<PathBuf>,
+    /// The serial number that the guest sees.
+    pub serial: Option<String>,
+    /// Where it is attached.
+    pub address: Option<GuestAddress>,
+}
+
+/// Where a disk is attached in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestAddress {
+    /// A PCI function: a virtio-blk disk.
+    Pci {
+        /// Domain.
+        domain: u32,
+        /// Bus.
+        bus: u32,
+        /// Slot.
+        slot: u32,
+        /// Function.
+        function: u32,
+    },
+    /// Behind a controller: SCSI, SATA.
+    Drive {
+        /// Bus of the controller.
+        bus: u32,
+        /// Target.
+        target: u32,
+        /// Unit.
+        unit: u32,
+    },
+}
+
+fn text(node: Node<'_, '_>, name: &str) -> Option<String> {
+    node.children().find(|n| n.has_tag_name(name))?.text().map(|t| t.trim().to_owned())
+}
+
+/// `0x1f` or `31`.
+fn number(node: Node<'_, '_>, name: &str) -> Option<u32> {
+    let text = node.attribute(name)?;
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+impl DomainXml {
+    /// Reads the output of `virsh dumpxml`.
+    ///
+    /// # Errors
+    /// Text that is no domain's XML.
+    pub fn parse(xml: &str) -> Result<Self, String> {
+        if nesting(xml) > MOST_DEPTH {
+            return Err(format!("elements are nested more than {MOST_DEPTH} deep"));
+        }
+        let options = ParsingOptions { allow_dtd: false, nodes_limit: MOST_NODES };
+        let document = Document::parse_with_options(xml, options).map_err(|e| e.to_string())?;
+        let root = document.root_element();
+        if !root.has_tag_name("domain") {
+            return Err(format!("a `{}`, no domain", root.tag_name().name()));
+        }
+        let id = match root.attribute("id") {
+            None => None,
+            Some(id) => Some(id.parse().map_err(|_| format!("the id `{id}` is no number"))?),
+        };
+        let name = text(root, "name").ok_or("a domain without a name")?;
+        let uuid = text(root, "uuid").ok_or("a domain without a UUID")?;
+        let mut found = Self { id, name, uuid, ..Self::default() };
+        let devices = root.children().filter(|n| n.has_tag_name("devices"));
+        for device in devices.flat_map(|d| d.children()) {
+            if device.has_tag_name("disk") {
+                found.disks.extend(disk(device));
+            }
+            if device.has_tag_name("channel") && child_attribute(device, "target", "name") == Some(AGENT) {
+                found.agent = match child_attribute(device, "target", "state") {
+                    Some("connected") => AgentState::Connected,
+                    _ => AgentState::Disconnected,
+                };
+            }
+        }
+        Ok(found)
+    }
+
+    /// The disk that libvirt calls `target`.
+    #[must_use]
+    pub fn disk(&self, target: &str) -> Option<&Disk> {
+        self.disks.iter().find(|disk| disk.target == target)
+    }
+}
+
+/// How deep elements are nested, of well-formed XML; at least as deep as a parser goes before it
+/// meets an error.
+fn nesting(xml: &str) -> usize {
+    let (mut depth, mut most, mut rest) = (0_usize, 0, xml);
+    while let Some(at) = rest.find('<') {
+        rest = &rest[at + 1..];
+        let after = |mark: &str| rest.find(mark).map_or("", |end| &rest[end + mark.len()..]);
+        if rest.starts_with("!--") {
+            rest = after("-->");
+        } else if rest.starts_with("![CDATA[") {
+            rest = after("]]>");
+        } else if rest.starts_with('?') {
+            rest = after("?>");
+        } else if rest.starts_with('/') {
+            depth = depth.saturating_sub(1);
+        } else {
+            depth += 1;
+            most = most.max(depth);
+            let mut quote = None;
+            let is_end = |c: char| {
+                match quote {
+                    Some(open) if c == open => quote = None,
+                    None if matches!(c, '"' | '\'') => quote = Some(c),
+                    None => return c == '>',
+                    Some(_) => {}
+                }
+                false
+            };
+            let end = rest.find(is_end).unwrap_or(rest.len());
+            if rest[..end].ends_with('/') {
+                depth -= 1;
+            }
+            rest = &rest[end..];
+        }
+    }
+    most
+}
+
+fn disk(node: Node<'_, '_>) -> Option<Disk> {
+    let source = node.children().find(|n| n.has_tag_name("source"));
+    let path = source.and_then(|s| s.attribute("dev").or_else(|| s.attribute("file")));
+    let driver = node.children().find(|n| n.has_tag_name("driver"));
+    let address = node.children().find(|n| n.has_tag_name("address"));
+    Some(Disk {
+        target: child_attribute(node, "target", "dev")?.to_owned(),
+        device: node.attribute("device").unwrap_or("disk").to_owned(),
+        format: driver.and_then(|d| d.attribute("type")).map(str::to_owned),
+        source: path.map(PathBuf::from),
+        serial: text(node, "serial"),
+        address: address.and_then(guest_address),
+    })
+}
+
+fn child_attribute<'a>(node: Node<'a, '_>, name: &str, attribute: &str) -> Option<&'a str> {
+    node.children().find(|n| n.has_tag_name(name))?.attribute(attribute)
+}
+
+fn guest_address(node: Node<'_, '_>) -> Option<GuestAddress> {
+    match node.attribute("type")? {
+        "pci" => Some(GuestAddress::Pci {
+            domain: number(node, "domain")?,
+            bus: number(node, "bus")?,
+            slot: number(node, "slot")?,
+            function: number(node, "function")?,
+        }),
+        "drive" => Some(GuestAddress::Drive {
+            bus: number(node, "bus")?,
+            target: number(node, "target")?,
+            unit: number(node, "unit")?,
+        }),
+        _ => None,
+    }
+}
+
+/// QEMU's process. libvirt starts QEMU with `-uuid`; a process that was started with the same words
+/// by another is told apart by its cgroup, which only libvirt names after the domain's id.
+pub(super) fn process(root: &Root, daemon: &dyn Daemon, xml: &DomainXml) -> Result<ProcessId, VmmError> {
+    let bad = |detail: String| VmmError::Protocol {
+        peer: format!("libvirt {}", daemon.uri()),
+        operation: format!("process of domain {}", xml.name),
+        detail,
+    };
+    let mut found = Vec::new();
+    for pid in process::pids(root).map_err(|e| bad(e.to_string()))? {
+        let line = process::command_line(root, pid);
+        match line {
+            Ok(words) if has_uuid(&words, &xml.uuid) => found.push(pid),
+            // Ended meanwhile, or hidden from this user.
+            _ => {}
+        }
+    }
+    if found.len() > 1 {
+        found.retain(|pid| process::cgroups(root, *pid).is_ok_and(|all| names_domain(&all, xml)));
+    }
+    let id = |pid: u32| ProcessId::of(pid).ok().flatten();
+    match found.as_slice() {
+        [pid] => id(*pid).ok_or_else(|| bad(format!("process {pid} has just ended; try again"))),
+        [] => Err(bad(
+            "it runs, and no process here was started with its UUID: does its QEMU run in a container, or does this user \
+             not see other users' processes?"
+                .to_owned(),
+        )),
+        several => Err(bad(format!("processes {several:?} were all started with its UUID {}", xml.uuid))),
+    }
+}
+
+fn has_uuid(words: &[String], uuid: &str) -> bool {
+    words.windows(2).any(|pair| pair[0] == "-uuid" && pair[1].eq_ignore_ascii_case(uuid))
+}
+
+/// Whether a cgroup is named as libvirt names those of this start: `qemu-ID-NAME...`, in systemd's
+/// units with `\x2d` for `-`.
+fn names_domain(all: &[rtvirtio_kernel::task::Membership], xml: &DomainXml) -> bool {
+    let Some(id) = xml.id else { return false };
+    let marks = [format!("qemu-{id}-"), format!("qemu\\x2d{id}\\x2d")];
+    all.iter().any(|m| {
+        m.path.components().any(|c| marks.iter().any(|mark| c.as_os_str().to_string_lossy().contains(mark)))
+    })
+}

@@ -1,0 +1,216 @@
+use super::*;
+use crate::qmp::Qmp;
+
+/// A live domain, cut down from what libvirt 9.0 printed for one on q35.
+const LIVE: &str = r#"<domain type='qemu' id='3'>
+  <name>plc</name>
+  <uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid>
+  <devices>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw' cache='none' iothread='1'/>
+      <source file='/srv/plc &amp; co.img' index='1'/>
+      <target dev='vdb' bus='virtio'/>
+      <alias name='virtio-disk1'/>
+      <address type='pci' domain='0x0000' bus='0x03' slot='0x1f' function='0x2'/>
+    </disk>
+    <disk type='block' device='disk'>
+      <driver name='qemu' type='qcow2'/>
+      <source dev='/dev/vg0/data'/>
+      <target dev='sda' bus='scsi'/>
+      <serial>QM0001</serial>
+      <address type='drive' controller='0' bus='0' target='0' unit='5'/>
+    </disk>
+    <disk type='network' device='disk'>
+      <source protocol='rbd' name='pool/image'/>
+      <target dev='vdc' bus='virtio'/>
+    </disk>
+    <disk type='file' device='cdrom'><target dev='sdb' bus='sata'/></disk>
+    <channel type='unix'>
+      <target type='virtio' name='org.qemu.guest_agent.0' state='connected'/>
+    </channel>
+  </devices>
+</domain>"#;
+
+#[test]
+fn disks_and_agent_are_read_from_the_live_xml() {
+    let xml = DomainXml::parse(LIVE).unwrap();
+    assert_eq!((xml.id, xml.name.as_str(), xml.agent), (Some(3), "plc", AgentState::Connected));
+    let disk = xml.disk("vdb").unwrap();
+    assert_eq!(disk.source.as_deref(), Some(std::path::Path::new("/srv/plc & co.img")));
+    assert_eq!(disk.format.as_deref(), Some("raw"));
+    assert_eq!(disk.address, Some(GuestAddress::Pci { domain: 0, bus: 3, slot: 31, function: 2 }));
+    let scsi = xml.disk("sda").unwrap();
+    assert_eq!((scsi.format.as_deref(), scsi.serial.as_deref()), (Some("qcow2"), Some("QM0001")));
+    assert_eq!(scsi.address, Some(GuestAddress::Drive { bus: 0, target: 0, unit: 5 }));
+    assert_eq!(
+        (xml.disk("vdc").unwrap().source.as_ref(), xml.disk("sdb").unwrap().device.as_str()),
+        (None, "cdrom")
+    );
+    assert_eq!(xml.disk("vdz"), None);
+    let off = LIVE.replace(" id='3'", "").replace(" state='connected'", "");
+    let off = DomainXml::parse(&off).unwrap();
+    assert_eq!((off.id, off.agent), (None, AgentState::Disconnected));
+}
+
+#[test]
+fn what_is_no_domain_is_refused() {
+    for text in [
+        "",
+        "error",
+        "<network/>",
+        "<domain id='x'><name>a</name><uuid>u</uuid></domain>",
+        "<domain/>",
+        "<!DOCTYPE d [<!ENTITY a 'x'>]><domain><name>&a;</name><uuid>u</uuid></domain>",
+    ] {
+        assert!(DomainXml::parse(text).is_err(), "{text}");
+    }
+    for (open, close) in
+        [("<a>", "</a>"), ("<a b='/>'>", "</a>"), ("<!-- </a> --><a>", "<![CDATA[</a>]]></a>"), ("<a>", "")]
+    {
+        let deep = format!("{}{}", open.repeat(100_000), close.repeat(100_000));
+        assert!(DomainXml::parse(&deep).unwrap_err().contains("256 deep"), "{open}");
+    }
+}
+
+/// A daemon that answers from a list: the first word of a command, and its answer.
+#[derive(Debug)]
+struct Scripted(Vec<(&'static str, Result<&'static str, &'static str>)>);
+
+impl Daemon for Scripted {
+    fn uri(&self) -> &str {
+        "test:///scripted"
+    }
+
+    fn call(&self, args: &[&str], _: Access, limit: usize, _: Duration) -> Result<Vec<u8>, VmmError> {
+        let (_, answer) =
+            self.0.iter().find(|(command, _)| *command == args[0]).expect("an unexpected command");
+        match answer {
+            Ok(text) if text.len() <= limit => Ok(text.as_bytes().to_vec()),
+            Ok(_) => Err(VmmError::TooLarge { peer: self.uri().into(), operation: args[0].into(), limit }),
+            Err(message) => Err(VmmError::Libvirt {
+                peer: self.uri().into(),
+                operation: args[0].into(),
+                message: (*message).to_owned(),
+            }),
+        }
+    }
+}
+
+const LIST: &str = "a9949d75-95e3-4747-82e3-c9fee1047688 plc\n1b3e3c9a-0000-4747-82e3-c9fee1047688 3\n\n";
+
+fn find(domain: &str, xml: &'static str, root: &Root) -> Result<Lookup, VmmError> {
+    let daemon = Scripted(vec![("list", Ok(LIST)), ("dumpxml", Ok(xml))]);
+    RunningDomain::find(Arc::new(daemon), root, domain)
+}
+
+#[test]
+fn a_name_of_digits_is_no_id_and_an_unknown_one_is_said() {
+    let none = Root::new("/nonexistent");
+    let Lookup::Unknown { known } = find("1", LIVE, &none).unwrap() else { panic!("1 is no domain") };
+    assert_eq!(known, ["plc", "3"]);
+    const OFF: &str = "<domain><name>3</name><uuid>1b3e3c9a-0000-4747-82e3-c9fee1047688</uuid></domain>";
+    for domain in ["3", "1B3E3C9A-0000-4747-82E3-C9FEE1047688"] {
+        assert!(matches!(find(domain, OFF, &none).unwrap(), Lookup::ShutOff { name } if name == "3"));
+    }
+}
+
+#[test]
+fn the_process_is_the_one_with_the_uuid_in_the_cgroup_of_this_start() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let me = std::process::id();
+    let process = |pid: u32, line: &str, cgroup: &str| {
+        let proc = dir.path().join("proc").join(pid.to_string());
+        std::fs::create_dir_all(&proc).unwrap();
+        std::fs::write(proc.join("cmdline"), line.replace(' ', "\0")).unwrap();
+        std::fs::write(proc.join("cgroup"), cgroup).unwrap();
+    };
+    let uuid = "a9949d75-95e3-4747-82e3-c9fee1047688";
+    process(1, "init", "0::/\n");
+    let none = find("plc", LIVE, &root).unwrap_err().to_string();
+    assert!(none.contains("no process here was started with its UUID"), "{none}");
+    // This test stands for QEMU, because the start time is read from the real /proc.
+    process(
+        me,
+        &format!("qemu -uuid {uuid}"),
+        "0::/machine.slice/machine-qemu\\x2d3\\x2dplc.scope/libvirt/emulator\n",
+    );
+    let Lookup::Running(domain) = find("plc", LIVE, &root).unwrap() else { panic!("it runs") };
+    assert_eq!(domain.process.pid, me);
+    assert!(
+        matches!(domain.agent(), Some(AgentAddress::Libvirt(a)) if a.uuid == uuid && a.process.pid == me)
+    );
+    // Another process with the same words, in no cgroup of libvirt's.
+    process(2, &format!("sleep -uuid {uuid}"), "0::/user.slice\n");
+    let Lookup::Running(domain) = find("plc", LIVE, &root).unwrap() else { panic!("it runs") };
+    assert_eq!(domain.process.pid, me);
+    // And one that is in such a cgroup too: no guess.
+    process(3, &format!("qemu -uuid {uuid}"), "7:blkio:/machine/qemu-3-plc.libvirt-qemu\n");
+    assert!(find("plc", LIVE, &root).unwrap_err().to_string().contains("all started with its UUID"));
+}
+
+#[test]
+fn answers_of_monitor_and_agent_keep_their_meaning() {
+    let link = |command, answer| {
+        let daemon = Arc::new(Scripted(vec![(command, answer)]));
+        DomainLink::new(daemon, "u", "guest agent plc".to_owned())
+    };
+    let agent = |answer| {
+        link("qemu-agent-command", answer)
+            .agent("{}", "guest-file-open", 64, Duration::from_secs(5))
+            .unwrap_err()
+    };
+    let refused = agent(Err(
+        "internal error: unable to execute QEMU agent command 'guest-file-open': failed to open file '/x': No such file or directory",
+    ));
+    assert!(
+        matches!(&refused, VmmError::Refused { desc, .. } if desc == "failed to open file '/x': No such file or directory"),
+        "{refused}"
+    );
+    let absent = agent(Err("Guest agent is not responding: QEMU guest agent is not connected"));
+    assert!(matches!(absent, VmmError::NoAgent { .. }), "{absent}");
+    let silent =
+        agent(Err("Guest agent is not responding: guest agent didn't respond to command within '5' seconds"));
+    assert!(silent.is_timeout(), "{silent}");
+    assert!(agent(Err("Requested operation is not valid: domain is not running")).is_closed());
+    assert!(matches!(agent(Err("authentication failed")), VmmError::Libvirt { .. }));
+    assert!(matches!(
+        agent(Ok("a long answer that goes beyond the limit of sixty-four bytes of this call")),
+        VmmError::TooLarge { .. }
+    ));
+}
+
+#[test]
+fn a_monitor_that_refuses_is_told_from_one_that_is_gone() {
+    let xml = DomainXml::parse(LIVE).unwrap();
+    let with = |answer| {
+        let daemon = Arc::new(Scripted(vec![("qemu-monitor-command", answer)]));
+        let process = ProcessId { pid: 1, start_time: 1 };
+        let domain = RunningDomain { daemon, xml: xml.clone(), process };
+        Qmp::of_domain(&domain, Duration::from_secs(5))
+    };
+    let version =
+        r#"{"return":{"qemu":{"micro":22,"minor":2,"major":7},"package":"Debian"},"id":"libvirt-9"}"#;
+    assert_eq!(with(Ok(version)).unwrap().version().qemu.major, 7);
+    let refused = r#"{"id":"libvirt-413","error":{"class":"CommandNotFound","desc":"not found"}}"#;
+    assert!(
+        matches!(with(Ok(refused)).unwrap_err(), VmmError::Refused { class, .. } if class == "CommandNotFound")
+    );
+    assert!(with(Err("Requested operation is not valid: domain is not running")).unwrap_err().is_closed());
+    assert!(matches!(with(Ok("{")).unwrap_err(), VmmError::Protocol { .. }));
+}
+
+/// The limits of a real child process; `false(1)` and its like stand for virsh nowhere, so this
+/// asks virsh itself for a daemon that does not exist.
+#[test]
+fn a_daemon_that_is_not_there_is_an_error_with_libvirts_words() {
+    if !rtvirtio_testkit::has("libvirt without a daemon", &[rtvirtio_testkit::Need::Program("virsh")]) {
+        return;
+    }
+    let virsh = Virsh::new("qemu+unix:///system?socket=/nonexistent/libvirt-sock");
+    let error = list(&virsh).unwrap_err();
+    let VmmError::Libvirt { message, .. } = &error else { panic!("{error}") };
+    assert!(message.contains("/nonexistent/libvirt-sock"), "{error}");
+    let error = virsh.call(&["--version"], Access::Read, 2, LOOK_UP_TIMEOUT).unwrap_err();
+    assert!(matches!(error, VmmError::TooLarge { limit: 2, .. }), "{error}");
+}

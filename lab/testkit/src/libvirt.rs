@@ -1,0 +1,188 @@
+//! A libvirt daemon of its own: its directories, its sockets, its domains.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+use crate::sweep::{domain_groups, groups_of_machines, remove_empty_group, remove_group};
+use crate::{HANG, Need};
+
+/// What libvirt's directories are on a host, and their names below ours.
+const DIRS: [(&str, &str); 5] = [
+    ("/etc/libvirt", "etc"),
+    ("/run/libvirt", "run"),
+    ("/var/lib/libvirt", "lib"),
+    ("/var/log/libvirt", "log"),
+    ("/var/cache/libvirt", "cache"),
+];
+/// Neither systemd nor AppArmor nor a user of libvirt's is needed, and no file changes its owner.
+const QEMU_CONF: &str = "namespaces = []\nsecurity_driver = \"none\"\nuser = \"root\"\ngroup = \"root\"\n\
+                         dynamic_ownership = 0\nstdio_handler = \"file\"\n";
+
+/// `libvirtd` in the foreground, in mount and network namespaces of its own, with the host's
+/// processes and cgroups. When it is dropped, its domains end, and it and its cgroups go.
+///
+/// The names of domains must come from [`crate::unique`], so that what a killed test leaves is
+/// known by its name.
+#[derive(Debug)]
+pub struct Libvirt {
+    dir: PathBuf,
+    child: Option<Child>,
+    /// Parents of domains' cgroups that were there before.
+    before: Vec<PathBuf>,
+    /// libvirt's directories that the host did not have: a package without the service has none.
+    made: Vec<&'static str>,
+}
+
+impl Libvirt {
+    /// What it takes. The host's `/etc/libvirt` comes with virsh.
+    pub const NEEDS: [Need; 4] = [Need::Root, Need::QEMU, Need::Program("libvirtd"), Need::Program("virsh")];
+
+    /// Starts one with its files below `dir`, and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not start; ask [`crate::has`] for [`Libvirt::NEEDS`] before.
+    #[must_use]
+    pub fn start(dir: &Path) -> Self {
+        crate::sweep();
+        let dir = dir.join("libvirt");
+        for (_, name) in DIRS {
+            fs::create_dir_all(dir.join(name)).expect("a directory for libvirt");
+        }
+        fs::write(dir.join("etc/qemu.conf"), QEMU_CONF).expect("qemu.conf");
+        let conf = format!(
+            "auth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\nunix_sock_dir = \"{}\"\nlog_outputs = \"2:stderr\"\n",
+            dir.join("run").display()
+        );
+        fs::write(dir.join("etc/libvirtd.conf"), conf).expect("libvirtd.conf");
+        let made =
+            DIRS[2..].iter().map(|(host, _)| *host).filter(|host| fs::create_dir(host).is_ok()).collect();
+        let mut daemon = Self { dir, child: None, before: groups_of_machines(), made };
+        daemon.run();
+        daemon
+    }
+
+    fn run(&mut self) {
+        // A `/run` of its own, because the host may have no `/run/libvirt`.
+        let mut script = "set -e\nmount -t tmpfs tmpfs /run\nmkdir /run/libvirt\n".to_owned();
+        for (host, name) in DIRS {
+            script += &format!("mount --bind '{}' {host}\n", self.dir.join(name).display());
+        }
+        script += "exec libvirtd";
+        let log = fs::File::create(self.dir.join("libvirtd.log")).expect("a log");
+        let child = Command::new("unshare")
+            .args(["--mount", "--net", "--propagation", "private", "sh", "-c", &script])
+            // A sweep finds the daemon by it.
+            .env("RTVIRTIO_RUN_DIR", &self.dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        self.child = Some(child.expect("unshare"));
+        let start = Instant::now();
+        loop {
+            let out = self.virsh(["list"]);
+            if out.status.success() {
+                return;
+            }
+            let ended = self.child.as_mut().map(Child::try_wait);
+            assert!(matches!(ended, Some(Ok(None))), "libvirtd ended: {}", self.log());
+            assert!(start.elapsed() < HANG, "libvirtd does not answer: {}", self.log());
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+
+    /// What it logged since its last start.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("libvirtd.log")).unwrap_or_default()
+    }
+
+    /// Its URI.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        format!("qemu+unix:///system?socket={}", self.dir.join("run/libvirt-sock").display())
+    }
+
+    /// Runs `virsh`, whatever the exit code.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn virsh<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Output {
+        let mut virsh = Command::new("virsh");
+        virsh.args(["--quiet", "--connect", &self.uri()]).args(args);
+        virsh.env("LC_ALL", "C").stdin(Stdio::null()).output().expect("virsh")
+    }
+
+    /// Runs `virsh` and expects exit code 0; returns standard output.
+    ///
+    /// # Panics
+    /// For every other exit code.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let out = self.virsh(args);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(out.status.success(), "virsh {args:?}: {}\n{}", text(&out.stderr), self.log());
+        text(&out.stdout)
+    }
+
+    /// Defines a domain and starts it.
+    ///
+    /// # Panics
+    /// When libvirt refuses it.
+    pub fn start_domain(&self, name: &str, xml: &str) {
+        let file = self.dir.join(format!("{name}.xml"));
+        fs::write(&file, xml).expect("the domain's XML");
+        self.ok(&["define", &file.display().to_string()]);
+        self.ok(&["start", name]);
+    }
+
+    /// Ends the daemon, as an update of its package does, and starts it again. Its domains run on.
+    ///
+    /// # Panics
+    /// When it does not end or start.
+    pub fn restart(&mut self) {
+        self.stop();
+        self.run();
+    }
+
+    fn stop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        let Some(pid) = rustix::process::Pid::from_raw(child.id().try_into().unwrap_or(0)) else { return };
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let start = Instant::now();
+        while matches!(child.try_wait(), Ok(None)) {
+            if start.elapsed() > HANG {
+                let _ = child.kill();
+                let _ = child.wait();
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
+    /// Cgroups of this test's domains.
+    #[must_use]
+    pub fn cgroups(&self) -> Vec<PathBuf> {
+        domain_groups().into_iter().filter(|g| crate::sweep::is_ours(g)).collect()
+    }
+}
+
+impl Drop for Libvirt {
+    fn drop(&mut self) {
+        let names = self.virsh(["list", "--name"]);
+        for name in String::from_utf8_lossy(&names.stdout).lines().map(str::trim).filter(|n| !n.is_empty()) {
+            let _ = self.virsh(["destroy", name]);
+        }
+        self.stop();
+        self.cgroups().iter().for_each(|group| remove_group(group));
+        for host in &self.made {
+            // Mounted over in a namespace that is gone.
+            let _ = fs::remove_dir(host);
+        }
+        for parent in groups_of_machines().iter().filter(|parent| !self.before.contains(parent)) {
+            remove_empty_group(parent);
+        }
+    }
+}
