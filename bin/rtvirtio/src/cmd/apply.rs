@@ -111,7 +111,10 @@ fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
 fn carry_out(resolved: &Resolved, plan: Option<&Plan>, dirs: &Dirs, ui: &Ui) -> anyhow::Result<()> {
     let count = resolved.apply(plan, dirs, ui)?;
     explain(&resolved.held, ui);
-    ui.step(&format!("applied {count} settings; put them back with `rtvirtio revert`"));
+    ui.step(&match count {
+        0 => "nothing to set: the settings found are the plan's, so nothing is in force".to_owned(),
+        _ => format!("applied {count} settings; put them back with `rtvirtio revert`"),
+    });
     Ok(())
 }
 
