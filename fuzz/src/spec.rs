@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use rtvirtio_spec::{
-    Arrival, CpuNeed, MAX_SHOWN_ERRORS, MAX_TASKS_PER_VM, MAX_VMS, Op, Spec, SpecErrors, Task, parse_bytes,
+    Arrival, CpuNeed, HostSpec, MAX_DEVICES, MAX_SHOWN_ERRORS, MAX_TASKS_PER_VM, MAX_VMS, Op, Spec,
+    SpecErrors, Task,
 };
 use rtvirtio_units::{Bytes, Nanos};
 
@@ -18,12 +19,13 @@ const MOST_WORDS: usize = 256 << 10;
 /// all errors is not bounded, and when a spec that was accepted breaks what its types promise or
 /// reads otherwise the second time.
 pub fn play(data: &[u8]) {
-    match parse_bytes("dir/spec.toml", data) {
-        Ok(spec) => {
-            check(&spec);
-            let again = parse_bytes("dir/spec.toml", data).expect("the same text");
-            assert_eq!(format!("{spec:?}"), format!("{again:?}"));
-            assert!(!serde_json::to_string(&spec).expect("JSON").is_empty());
+    match HostSpec::parse_bytes("dir/spec.toml", data) {
+        Ok(host) => {
+            check_parts(&host);
+            let again = HostSpec::parse_bytes("dir/spec.toml", data).expect("the same text");
+            assert_eq!(format!("{host:?}"), format!("{again:?}"));
+            assert!(!serde_json::to_string(&host).expect("JSON").is_empty());
+            assert_eq!(host.single().is_ok(), host.parts().len() == 1);
         }
         Err(errors) => refused(&errors, &String::from_utf8_lossy(data)),
     }
@@ -45,6 +47,27 @@ fn refused(errors: &SpecErrors, text: &str) {
     let shown = errors.to_string();
     assert!(shown.len() <= MOST_WORDS && !shown.chars().any(|c| c.is_control() && c != '\n'), "{shown:?}");
     assert!(!serde_json::to_string(errors).expect("JSON").is_empty());
+}
+
+/// The parts hold each task of the host once, on the device of its disk.
+fn check_parts(host: &HostSpec) {
+    assert!((1..=MAX_DEVICES).contains(&host.parts().len()));
+    host.parts().iter().for_each(|part| check(&part.spec));
+    let mut parts: BTreeSet<(usize, &str, &str)> = BTreeSet::new();
+    for (i, part) in host.parts().iter().enumerate() {
+        assert_eq!(part.disks.len(), part.spec.vms.len());
+        for (vm, disks) in part.spec.vms.iter().zip(&part.disks) {
+            assert_eq!(vm.tasks.len(), disks.len());
+        }
+        parts.extend(part.spec.tasks().map(|(vm, task)| (i, vm.name.as_str(), task.name.as_str())));
+    }
+    let mut whole = BTreeSet::new();
+    for (i, vm) in host.vms().iter().enumerate() {
+        assert_eq!(vm.tasks.len(), host.disks(i).len());
+        let tasks = vm.tasks.iter().zip(host.disks(i));
+        whole.extend(tasks.map(|(task, disk)| (disk.part, vm.name.as_str(), task.name.as_str())));
+    }
+    assert_eq!(parts, whole);
 }
 
 /// What `rtvirtio_spec`'s types promise.

@@ -244,9 +244,17 @@ fn more_declared_than_the_device_can_do() {
     let spec = spec.as_str();
     site.ok(&["lab", "up", spec]);
     let (code, plan) = site.json(&["plan", spec, "--profile", PROFILE]);
-    assert_eq!((code, &plan["infeasible"]["sacrificed"]), (2, &serde_json::json!(["later"])), "{plan:#}");
-    let limit =
-        plan["settings"].as_array().unwrap().iter().find(|s| !s["knob"]["vm_limit"].is_null()).unwrap();
+    assert_eq!(
+        (code, &plan["devices"][0]["plan"]["infeasible"]["sacrificed"]),
+        (2, &serde_json::json!(["later"])),
+        "{plan:#}"
+    );
+    let limit = plan["devices"][0]["plan"]["settings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|s| !s["knob"]["vm_limit"].is_null())
+        .unwrap();
     assert_eq!(limit["knob"]["vm_limit"]["vm"], "later");
 
     let tune = ["tune", spec, "--budget", "5min", "--for", "1s", "--trials", "2", "--profile", PROFILE];
@@ -273,8 +281,8 @@ fn more_declared_than_the_device_can_do() {
 
     let (_, tuned) = site.json(&[&tune[..], &["--compromise", "--put-back"]].concat());
     assert_eq!(tuned["given_up"], serde_json::json!(["later"]));
-    assert_eq!(tuned["plan"]["infeasible"]["sacrificed"], tuned["given_up"]);
-    let settings = tuned["plan"]["settings"].as_array().unwrap();
+    assert_eq!(tuned["plan"]["devices"][0]["plan"]["infeasible"]["sacrificed"], tuned["given_up"]);
+    let settings = tuned["plan"]["devices"][0]["plan"]["settings"].as_array().unwrap();
     let limit = settings.iter().find(|s| s["knob"]["vm_limit"]["vm"] == "later").unwrap();
     let limit: f64 = limit["value"].as_str().unwrap().parse().unwrap();
     let run = &tuned["result"]["runs"][0];

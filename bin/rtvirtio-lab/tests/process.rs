@@ -51,7 +51,7 @@ fn the_whole_loop() {
     // On a busy machine the measured profile may carry no plan; that of a quiet one does.
     let (code, plan) = site.json(&["plan", SPEC, "-o", plan_arg, "--profile", PROFILE]);
     assert_eq!((code, &plan["feasible"]), (0, &true.into()), "{plan:#}");
-    assert!(!plan["settings"].as_array().unwrap().is_empty());
+    assert!(!plan["devices"][0]["plan"]["settings"].as_array().unwrap().is_empty());
 
     let dry = site.ok(&["apply", plan_arg, "--dry-run"]);
     assert!(dry.lines().all(|l| l.contains(": ") && l.contains(" -> ")), "{dry}");
@@ -85,7 +85,7 @@ fn the_whole_loop() {
     ]);
     assert_eq!(result["schema"], "rtvirtio.result.v1");
     assert_eq!(result["runs"][0]["kind"], "process");
-    assert_eq!(result["runs"][0]["scheme"], plan["scheme"]);
+    assert_eq!(result["runs"][0]["scheme"], plan["devices"][0]["plan"]["scheme"]);
     let tasks = result["runs"][0]["tasks"].as_array().unwrap();
     assert_eq!(tasks.len(), 6);
     for task in tasks {

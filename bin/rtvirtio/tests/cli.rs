@@ -114,7 +114,7 @@ fn less_margin_leaves_the_neighbour_more() {
         let args = [&["plan", spec, "--profile", profile, "--model", "slice", "--defaults"], margin].concat();
         let (code, plan) = site.json(&args);
         assert_eq!(code, 0, "{plan:#}");
-        let settings = plan["settings"].as_array().unwrap();
+        let settings = plan["devices"][0]["plan"]["settings"].as_array().unwrap();
         let limit = settings.iter().find(|s| s["knob"].to_string().contains("limit"));
         limit.map_or(f64::INFINITY, |s| s["value"].as_str().unwrap().parse().unwrap())
     };

@@ -61,9 +61,9 @@ pub fn on_device(
     }
     let root = Root::default();
     // What is not offered is not tried.
-    let _ = bfq::load(rig.device(), progress);
-    let baseline = device_config(rig.device(), &root, vms)?;
-    let size = Bytes(rig.device().size(&root)?);
+    let _ = bfq::load(rig.stack(), progress);
+    let baseline = device_config(rig.stack(), &root, vms)?;
+    let size = Bytes(rig.stack().device.size(&root)?);
     let host = HostFacts {
         kernel: kernel_release(),
         cpus: cpus(),

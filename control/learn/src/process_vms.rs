@@ -11,7 +11,7 @@ use std::time::Duration;
 use rtvirtio_apply::{Binding, VmBinding};
 use rtvirtio_kernel::holders::describe_unseen;
 use rtvirtio_kernel::process::Process;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root, task};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root, Stack, task};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::Region;
 use rtvirtio_measure::workload::{Place, VmLoad};
@@ -184,7 +184,7 @@ pub fn remove_leftovers(root: &Root) -> Result<Vec<PathBuf>, ProcessVmsError> {
 pub struct ProcessVms {
     root: Root,
     cgroups: Cgroups,
-    device: BlockDevice,
+    stack: Stack,
     group: Group,
     /// Each VM's part of the device.
     parts: Vec<Region>,
@@ -235,7 +235,8 @@ impl ProcessVms {
         }
         let group = enables_io(!cgroups.io_to_enable(&root, &enables_io(false).path())?.is_empty());
         // From here on a failure removes what was made.
-        let vms = Self { root, cgroups, device, group, parts, unseen: None };
+        let stack = Stack::of(&root, device)?;
+        let vms = Self { root, cgroups, stack, group, parts, unseen: None };
         vms.make_cgroups()?;
         Ok(vms)
     }
@@ -255,10 +256,10 @@ impl ProcessVms {
         self.group.path().join(vm_name(vm))
     }
 
-    /// The disk.
+    /// The device, with the disks that order its requests.
     #[must_use]
-    pub fn device(&self) -> &BlockDevice {
-        &self.device
+    pub fn stack(&self) -> &Stack {
+        &self.stack
     }
 
     /// Processes that could not be asked whether they use the disk, in words, for a warning.
@@ -272,7 +273,7 @@ impl ProcessVms {
     /// # Errors
     /// When they cannot be read.
     pub fn elevators(&self) -> Result<Vec<Elevator>, HostError> {
-        let offered = self.device.elevators(&self.root)?.available;
+        let offered = self.stack.offered(&self.root)?;
         let known = [Elevator::None, Elevator::MqDeadline, Elevator::Kyber, Elevator::Bfq];
         Ok(known.into_iter().filter(|e| offered.iter().any(|name| name == e.name())).collect())
     }
@@ -304,10 +305,10 @@ impl Rig for ProcessVms {
     fn binding(&self) -> Result<Binding, RigError> {
         let vm = |i: usize| {
             let cgroup = Some(self.cgroup(i));
-            (vm_name(i), VmBinding { cgroup, agent: None, guest_disk: None })
+            (vm_name(i), VmBinding { cgroup, agent: None, guest_disks: Vec::new() })
         };
         Ok(Binding {
-            device: self.device.clone(),
+            stack: self.stack.clone(),
             cgroups: Some(self.cgroups.clone()),
             vms: (0..self.parts.len()).map(vm).collect(),
         })
@@ -330,10 +331,16 @@ impl Rig for ProcessVms {
         for (i, (vm, part)) in spec.vms.iter().zip(&self.parts).enumerate() {
             let place = Place::Host {
                 cgroup_procs: vec![self.cgroups.dir(&self.cgroup(i))?.join("cgroup.procs")],
-                target: node(&self.device),
+                target: node(&self.stack.device),
                 region: Some(*part),
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+            loads.push(VmLoad {
+                vm: vm.clone(),
+                place,
+                targets: Vec::new(),
+                predicted: Vec::new(),
+                io_class: None,
+            });
         }
         Ok(loads)
     }

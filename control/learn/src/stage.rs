@@ -11,7 +11,7 @@ use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::IoClass;
 use rtvirtio_measure::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_model::{Config, ModelKind};
-use rtvirtio_planner::{PLAN_SCHEMA, Plan, settings_of};
+use rtvirtio_planner::{Plan, settings_of};
 use rtvirtio_spec::Spec;
 
 use crate::rig::{Regulator, RegulatorError, Rig, RigError};
@@ -200,7 +200,8 @@ impl<'a> Stage<'a> {
         let machine = || Machine::new(&root, self.guests);
         if self.fresh {
             // With the kernel's defaults, as the baseline of a made device is.
-            self.binding.device.renew_elevator(&root, self.baseline.elevator.name())?;
+            let baseline = self.baseline.elevator.name();
+            self.binding.stack.disks.iter().try_for_each(|disk| disk.renew_elevator(&root, baseline))?;
         }
         let mut start = self.baseline.clone();
         start.vms.truncate(spec.vms.len());
@@ -238,7 +239,7 @@ impl<'a> Stage<'a> {
             Some(regulator) => Some(regulator.start(&self.binding, spec)?),
             None => None,
         };
-        let disk = self.binding.device.sysfs();
+        let disk = self.binding.stack.device.sysfs();
         let mut options = RunOptions {
             length: plan.length,
             warm_up: if self.kind() == VmKind::Qemu { workload::WARM_UP } else { WARM_UP },
@@ -280,7 +281,6 @@ pub fn revert_leftovers(state_dir: &Path, guests: &dyn Guests) -> Result<bool, S
 /// A plan that holds nothing but the settings from `start` to `config`.
 fn bare_plan(spec: &Spec, start: &Config, config: &Config) -> Plan {
     Plan {
-        schema: PLAN_SCHEMA.to_owned(),
         scheme: "bench".to_owned(),
         model: ModelKind::Slice,
         settings: settings_of(spec, start, config),
@@ -288,6 +288,5 @@ fn bare_plan(spec: &Spec, start: &Config, config: &Config) -> Plan {
         feasible: true,
         infeasible: None,
         evaluated: 0,
-        spec_file: None,
     }
 }

@@ -3,9 +3,7 @@
 use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, ResultFile, Run, TaskResult, Verdict, VmKind};
 use rtvirtio_model::{DepthPoint, Forecast, GuestPoint, ModelKind, PROFILE_SCHEMA, Profile, Side, Term};
 use rtvirtio_planner::TaskOutlook;
-use rtvirtio_planner::{
-    BfqTunable, Infeasible, Knob, LimitKind, PLAN_SCHEMA, Plan, Relaxation, Setting, Strength,
-};
+use rtvirtio_planner::{BfqTunable, Infeasible, Knob, LimitKind, Plan, Relaxation, Setting, Strength};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
 fn us(v: u64) -> Nanos {
@@ -159,7 +157,6 @@ pub(crate) fn plan() -> Plan {
         Strength::Hint,
     ));
     Plan {
-        schema: PLAN_SCHEMA.into(),
         scheme: "slice".into(),
         model: ModelKind::Slice,
         settings,
@@ -187,7 +184,6 @@ pub(crate) fn plan() -> Plan {
         feasible: true,
         infeasible: None,
         evaluated: 1_284,
-        spec_file: None,
     }
 }
 

@@ -4,22 +4,24 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{
     ApplyError, Line, Machine, Observer, OnConflict, Reverted, Session, Silent, StateDir, Step, Write,
-    append, dry_run,
+    append, dry_run, merge,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_model::{Config, ModelKind};
 use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
-use rtvirtio_spec::Spec;
+use rtvirtio_spec::HostSpec;
 use rtvirtio_units::Ratio;
 
 use crate::contracts::{self, VmCpu};
+use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
-use crate::find::{self, HostVm, load_spec};
+use crate::find::{self, HostVm, load_host};
 use crate::guests::GuestAgents;
 use crate::in_force;
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::load_profile;
+use crate::plan_file::HostPlan;
 use crate::progress::Progress;
 use crate::site::Site;
 use crate::started::{self, StartedVm};
@@ -40,7 +42,7 @@ pub struct PlanWith<'a> {
 /// # Errors
 /// [`Kind::File`](crate::Kind::File) for a file that is neither,
 /// [`Kind::Argument`](crate::Kind::Argument) for a plan whose spec is not known.
-pub fn load(source: &Path, spec: Option<&Path>) -> Result<(Spec, Option<Plan>)> {
+pub fn load(source: &Path, spec: Option<&Path>) -> Result<(HostSpec, Option<HostPlan>)> {
     let saved = if is_spec(source) { None } else { Some(in_force::load_plan(source)?) };
     let path = match (spec, &saved) {
         (Some(spec), _) => spec.to_owned(),
@@ -52,7 +54,9 @@ pub fn load(source: &Path, spec: Option<&Path>) -> Result<(Spec, Option<Plan>)> 
             }
         },
     };
-    Ok((load_spec(&path)?, saved))
+    let host = load_host(&path)?;
+    saved.as_ref().map_or(Ok(()), |plan| plan.check_devices(&host))?;
+    Ok((host, saved))
 }
 
 /// Whether a file is a spec by its name.
@@ -88,7 +92,11 @@ pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
     // The models know no limits on bytes; written by hand they act all the same.
     let bytes =
         |knob: &Knob| matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. });
-    let known: Vec<_> = plan.settings.iter().filter(|s| !bytes(&s.knob)).cloned().collect();
+    // Where nothing schedules, `resolve` names what can act; another elevator is no remedy there.
+    let scheduled =
+        |knob: &Knob| matches!(knob, Knob::HostElevator | Knob::HostBfq(_) | Knob::VmWeight { .. });
+    let elsewhere = |knob: &Knob| bytes(knob) || (site.stack.disks.is_empty() && scheduled(knob));
+    let known: Vec<_> = plan.settings.iter().filter(|s| !elsewhere(&s.knob)).cloned().collect();
     Ok(check_actable(&site.spec, options.mode, &options.start, &known)?)
 }
 
@@ -102,26 +110,33 @@ pub struct Resolved {
     pub vms: Vec<StartedVm>,
 }
 
-/// Everything that a plan and its spec's CPU contracts write.
+/// Everything that a plan and its spec's CPU contracts write: the settings of each device, then the
+/// contract of each VM.
 ///
 /// # Errors
 /// [`Kind::Infeasible`](crate::Kind::Infeasible) when the contracts are more than the kernel
 /// grants.
 pub fn resolve(
-    plan: &Plan,
-    site: &Site,
+    plan: &HostPlan,
+    devices: &Devices,
     cpu_profiles: &[String],
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Resolved> {
-    let (cpu, held) = match contracts::of_spec(&site.spec, cpu_profiles, dirs, progress)? {
-        Some(admitted) => contracts::writes(admitted, &site.host_vms().collect::<Vec<_>>(), progress)?,
+    let host = &devices.host;
+    let (cpu, held) = match contracts::of_vms(host.vms(), cpu_profiles, dirs, progress)? {
+        Some(admitted) => contracts::writes(admitted, &devices.host_vms(), progress)?,
         None => (Vec::new(), Vec::new()),
     };
     let root = Root::default();
-    let mut writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
+    let machine = Machine::new(&root, &GuestAgents);
+    let mut writes = Vec::new();
+    for (of, site) in plan.devices.iter().zip(&devices.sites) {
+        let of_device = rtvirtio_apply::resolve(&of.plan, &site.binding()?, &machine)?;
+        merge(&mut writes, of_device)?;
+    }
     append(&mut writes, cpu);
-    Ok(Resolved { writes, held, vms: started(site.host_vms(), progress) })
+    Ok(Resolved { writes, held, vms: started(devices.host_vms().into_iter(), progress) })
 }
 
 /// The CPU contracts of a spec alone.
@@ -129,15 +144,15 @@ pub fn resolve(
 /// # Errors
 /// [`Kind::Argument`](crate::Kind::Argument) for a spec without contracts; as [`resolve`].
 pub fn resolve_cpu(
-    spec: &Spec,
+    host: &HostSpec,
     cpu_profiles: &[String],
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Resolved> {
-    let Some(admitted) = contracts::of_spec(spec, cpu_profiles, dirs, progress)? else {
+    let Some(admitted) = contracts::of_vms(host.vms(), cpu_profiles, dirs, progress)? else {
         bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply");
     };
-    let vms = find::of_spec(spec, dirs)?;
+    let vms = find::of_host(host.vms(), dirs)?;
     let (writes, held) = contracts::writes(admitted, &vms.iter().collect::<Vec<_>>(), progress)?;
     let contracted = vms.iter().filter(|vm| held.iter().any(|h| h.vm == vm.name));
     let vms = started(contracted, progress);
@@ -165,7 +180,7 @@ impl Resolved {
     /// [`Kind::InForce`](crate::Kind::InForce) when settings are in force;
     /// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it, after everything was put
     /// back.
-    pub fn apply(&self, plan: Option<&Plan>, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
+    pub fn apply(&self, plan: Option<&HostPlan>, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
         let session = Session::open(&dirs.state)?;
         let in_force = session.in_force()?;
         if !in_force && self.writes.is_empty() {
@@ -202,8 +217,9 @@ impl Resolved {
 pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
     let root = Root::default();
     let writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
+    let host_plan = HostPlan::of_one(plan.clone());
     let vms = started(site.host_vms(), progress);
-    Resolved { writes, held: Vec::new(), vms }.apply(Some(plan), dirs, progress)
+    Resolved { writes, held: Vec::new(), vms }.apply(Some(&host_plan), dirs, progress)
 }
 
 /// The session of a state directory; `None` when there is none, and so nothing that was applied.

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_kernel::{Root, Stack};
 
 use crate::error::Result;
 use crate::host::kernel_release;
@@ -12,8 +12,8 @@ use crate::progress::Progress;
 /// devices that do not use it.
 ///
 /// # Errors
-/// When the device does not offer BFQ then.
-pub fn load(device: &BlockDevice, progress: &dyn Progress) -> Result<()> {
+/// When a disk of the device does not offer BFQ then.
+pub fn load(device: &Stack, progress: &dyn Progress) -> Result<()> {
     let root = Root::default();
     if lacks_module(device, &root) {
         // The result is checked below.
@@ -26,10 +26,12 @@ pub fn load(device: &BlockDevice, progress: &dyn Progress) -> Result<()> {
     Ok(device.offers(&root, "bfq")?)
 }
 
-/// Whether a device that has a choice of elevators lacks BFQ, and this kernel has it as a module.
-pub(crate) fn lacks_module(device: &BlockDevice, root: &Root) -> bool {
-    let lacks = device.elevators(root).is_ok_and(|e| e.available.iter().all(|name| name != "bfq"));
-    lacks && has_module(root, &kernel_release(), "bfq")
+/// Whether a disk that has a choice of elevators lacks BFQ, and this kernel has it as a module.
+pub(crate) fn lacks_module(device: &Stack, root: &Root) -> bool {
+    let lacks = |offered: Vec<String>| offered.iter().all(|name| name != "bfq");
+    !device.disks.is_empty()
+        && device.offered(root).is_ok_and(lacks)
+        && has_module(root, &kernel_release(), "bfq")
 }
 
 /// Whether a kernel's modules, as depmod(8) lists them, include this one. A list that cannot be

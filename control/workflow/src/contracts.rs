@@ -10,7 +10,7 @@ use rtvirtio_cpu::{
     choose, find_all, group_name, interference_us, levels, probe, room, settings, tick,
 };
 use rtvirtio_kernel::Root;
-use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
+use rtvirtio_spec::{CpuNeed, Priorities, Vm};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread};
@@ -203,18 +203,18 @@ impl VmNeed<'_> {
 
 /// The VMs of a spec that have `cpu`.
 fn needs<'a>(
-    spec: &'a Spec,
+    vms: &'a [Vm],
     probe: &Probe,
     files: &[String],
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Vec<VmNeed<'a>>> {
     let mut profiles = BTreeMap::new();
-    for vm in spec.vms.iter().filter(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
+    for vm in vms.iter().filter(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
         profiles.insert(vm.name.as_str(), profile_of(vm, files, dirs, progress)?);
     }
     let mut all = Vec::new();
-    for vm in &spec.vms {
+    for vm in vms {
         let Some(need) = vm.cpu.need else { continue };
         let order = order(vm);
         let Some(found) = choose(probe, None, order == Order::Rt) else {
@@ -247,22 +247,22 @@ fn needs<'a>(
 /// # Errors
 /// [`Kind::Infeasible`] where the VMs ask for more than there is; others where something is
 /// missing.
-pub fn of_spec(
-    spec: &Spec,
+pub fn of_vms(
+    vms: &[Vm],
     files: &[String],
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Option<Admitted>> {
-    if spec.vms.iter().all(|vm| vm.cpu.need.is_none()) {
+    if vms.iter().all(|vm| vm.cpu.need.is_none()) {
         return Ok(None);
     }
-    let is_vm = |name: &str| spec.vms.iter().any(|vm| vm.name == name);
+    let is_vm = |name: &str| vms.iter().any(|vm| vm.name == name);
     if let Some(wrong) = files.iter().find(|f| !f.split_once('=').is_some_and(|(name, _)| is_vm(name))) {
         bail!(Argument, "--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
     }
     let mut probe = probe(&Root::default())?;
-    forget_own(&mut probe, spec);
-    let needs = needs(spec, &probe, files, dirs, progress)?;
+    forget_own(&mut probe, vms);
+    let needs = needs(vms, &probe, files, dirs, progress)?;
     // The loads of other programs on a backend reduce what all of our demands share.
     let taken = needs.iter().filter_map(|n| choose(&probe, Some(n.backend), false));
     let taken = taken.map(|f| f.grant.taken.iter().map(|l| l.share.0).sum::<f64>()).fold(0.0, f64::max);
@@ -299,8 +299,8 @@ pub fn of_spec(
 }
 
 /// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
-fn forget_own(probe: &mut Probe, spec: &Spec) {
-    let own: Vec<String> = spec.vms.iter().map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
+fn forget_own(probe: &mut Probe, vms: &[Vm]) {
+    let own: Vec<String> = vms.iter().map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
     for found in &mut probe.found {
         found.grant.taken.retain(|load| !own.contains(&load.name));
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rtvirtio_kernel::holders::describe_unseen;
-use rtvirtio_kernel::{BlockDevice, Claim, Holders};
+use rtvirtio_kernel::{Claim, Holders, Stack};
 use rtvirtio_measure::workload::{Place, VmLoad};
 
 use crate::error::{Result, bail};
@@ -54,15 +54,15 @@ pub fn warn_of_load(path: &Path, progress: &dyn Progress) -> Result<()> {
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) with the VMs' names.
-pub fn refuse_under_vms(path: &Path, device: &BlockDevice, length: Duration) -> Result<()> {
-    let vms = vmms::using(device)?;
+pub fn refuse_under_vms(path: &Path, stack: &Stack, length: Duration) -> Result<()> {
+    let vms = vmms::using(stack)?;
     if vms.is_empty() {
         return Ok(());
     }
     let names: Vec<String> = vms.iter().map(ToString::to_string).collect();
     bail!(
         Guarded,
-        "VMs have {path} in use: {}. The measurement floods it with reads, up to 32 at a time, for {:.0} s and changes its elevator between none and bfq meanwhile, which \
+        "VMs have {path} in use: {}. The measurement floods it with reads, up to 32 at a time, for {:.0} s and changes its elevator meanwhile, which \
          slows them. Measure with --gentle (at most 4 reads at a time, the elevator as it is), or at a quiet hour with --yes",
         names.join(", "),
         length.as_secs_f64(),
@@ -70,25 +70,24 @@ pub fn refuse_under_vms(path: &Path, device: &BlockDevice, length: Duration) -> 
     )
 }
 
-/// Claims what a site's tasks are about to overwrite from the host. A lab's own devices and
+/// Claims what the tasks of these sites are about to overwrite from the host. A lab's own devices and
 /// processes are known; a guest's tasks write the disk that the guest has.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) when a target is in use.
-pub fn claim_targets(site: &Site, loads: &[VmLoad], progress: &dyn Progress) -> Result<Vec<Claim>> {
-    if site.spec.device.is_made() {
+pub fn claim_targets(sites: &[&Site], loads: &[VmLoad], progress: &dyn Progress) -> Result<Vec<Claim>> {
+    if sites.iter().all(|site| site.spec.device.is_made()) {
         return Ok(Vec::new());
     }
     let mut targets = BTreeSet::new();
     for load in loads {
-        match &load.place {
-            Place::Host { target, .. } if load.vm.tasks.iter().any(|t| t.op.write_share() > 0.0) => {
-                targets.insert(target);
-            }
-            _ => {}
+        if let Place::Host { .. } = &load.place {
+            let writers = load.vm.tasks.iter().enumerate().filter(|(_, t)| t.op.write_share() > 0.0);
+            targets.extend(writers.map(|(i, _)| load.target(i)));
         }
     }
-    let ours = site.lab.as_ref().map(Inventory::pids).unwrap_or_default();
+    let lab = sites.iter().find_map(|site| site.lab.as_ref());
+    let ours = lab.map(Inventory::pids).unwrap_or_default();
     let mut claims = Vec::new();
     for target in targets {
         // fio makes a file that does not exist: nothing is overwritten.

@@ -1,14 +1,14 @@
 //! The host's elevator, changed while something is measured.
 
 use rtvirtio_apply::{Binding, Machine, NoGuests, OnConflict, Session, Silent, elevator_writes};
-use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root};
+use rtvirtio_kernel::{Cgroups, HostError, Root, Stack};
 
 use crate::dirs::Dirs;
 use crate::error::{Result, bail, ensure};
 use crate::in_force::forget;
 use crate::progress::Progress;
 
-/// Changes a device's elevator under the same journal as a plan, so that all that the kernel
+/// Changes the elevator of a device, or of the disks below it, under the same journal as a plan, so that all that the kernel
 /// forgets with it (tunables, queue depth, weights) comes back: when it is put back, when this is
 /// dropped, and by `rtvirtio revert` after a kill.
 pub struct MeasuredElevator<'a> {
@@ -24,7 +24,7 @@ impl<'a> MeasuredElevator<'a> {
     /// # Errors
     /// Another rtvirtio holds the state directory, or a plan is in force: its settings would be
     /// measured, and then lost.
-    pub fn open(device: &BlockDevice, dirs: &Dirs, progress: &'a dyn Progress) -> Result<Self> {
+    pub fn open(device: &Stack, dirs: &Dirs, progress: &'a dyn Progress) -> Result<Self> {
         let root = Root::default();
         let session = Session::open(&dirs.state)?;
         if session.in_force()? {
@@ -40,7 +40,7 @@ impl<'a> MeasuredElevator<'a> {
             Err(HostError::NoIoController { .. }) => None,
             Err(e) => return Err(e.into()),
         };
-        let binding = Binding { device: device.clone(), cgroups, vms: Default::default() };
+        let binding = Binding { stack: device.clone(), cgroups, vms: Default::default() };
         Ok(Self { session, binding, root, progress })
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
-use rtvirtio_spec::{HostHandle, LibvirtDomain, Reach, Spec, Vm, VmDisk};
+use rtvirtio_spec::{HostHandle, HostSpec, LabKind, LibvirtDomain, Reach, Spec, Vm, VmDisk};
 use rtvirtio_vmm::libvirt::{AgentState, RunningDomain, guest_device};
 use rtvirtio_vmm::threads::{Named, discover};
 use rtvirtio_vmm::{AgentAddress, GuestAgent, Qmp, Role, VmHandle};
@@ -29,6 +29,14 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// [`rtvirtio_spec::SpecErrors`] with file, line and column.
+pub fn load_host(path: &Path) -> Result<HostSpec> {
+    Ok(HostSpec::load(path)?)
+}
+
+/// Reads a spec file of one device.
+///
+/// # Errors
+/// As [`load_host`], and for a file of several devices.
 pub fn load_spec(path: &Path) -> Result<Spec> {
     Ok(rtvirtio_spec::load(path)?)
 }
@@ -207,10 +215,17 @@ impl HostVm {
     /// As [`HostVm::handle`]; a domain that has no such disk, or a disk that tasks cannot use from
     /// there.
     pub fn disk(&self, root: &Root) -> Result<Option<PathBuf>> {
-        let target = match &self.disk {
-            None => return Ok(None),
-            Some(VmDisk::Path(path)) => return Ok(Some(path.clone())),
-            Some(VmDisk::Target(target)) => target,
+        self.disk.as_ref().map(|disk| self.disk_at(root, disk)).transpose()
+    }
+
+    /// Where tasks find a disk of this VM, as [`HostVm::disk`].
+    ///
+    /// # Errors
+    /// As [`HostVm::disk`].
+    pub fn disk_at(&self, root: &Root, disk: &VmDisk) -> Result<PathBuf> {
+        let target = match disk {
+            VmDisk::Path(path) => return Ok(path.clone()),
+            VmDisk::Target(target) => target,
         };
         let domain = self.domain(root)?;
         let found = || -> Result<PathBuf> {
@@ -223,7 +238,7 @@ impl HostVm {
                 }
             }
         };
-        found().map(Some).with_context(|| self.context())
+        found().with_context(|| self.context())
     }
 
     /// Whether the spec names a disk for its tasks.
@@ -309,7 +324,7 @@ impl HostVm {
 pub fn find(target: Option<&str>, only: Option<&str>, dirs: &Dirs) -> Result<Vec<HostVm>> {
     let vms = match target {
         Some(text) if text.parse::<u32>().is_ok() => vec![HostVm::of_pid(text.parse()?)],
-        Some(path) => of_spec(&load_spec(Path::new(path))?, dirs)?,
+        Some(path) => of_host(load_host(Path::new(path))?.vms(), dirs)?,
         None => of_lab(dirs)?,
     };
     let Some(only) = only else { return Ok(vms) };
@@ -321,19 +336,27 @@ pub fn find(target: Option<&str>, only: Option<&str>, dirs: &Dirs) -> Result<Vec
     Ok(chosen)
 }
 
-/// The VMs of a spec, in its order.
+/// What the lab starts for these VMs.
+fn lab_kind(vms: &[Vm]) -> Option<LabKind> {
+    vms.iter().find_map(|vm| match vm.reach {
+        Reach::Lab(kind) => Some(kind),
+        Reach::Existing { .. } => None,
+    })
+}
+
+/// The VMs of a spec file, in its order.
 ///
 /// # Errors
 /// A lab that is not up, or has other VMs.
-pub fn of_spec(spec: &Spec, dirs: &Dirs) -> Result<Vec<HostVm>> {
-    if spec.lab_kind().is_some() {
+pub fn of_host(vms: &[Vm], dirs: &Dirs) -> Result<Vec<HostVm>> {
+    if lab_kind(vms).is_some() {
         let lab = of_lab(dirs)?;
-        if !lab.iter().map(|v| &v.name).eq(spec.vms.iter().map(|v| &v.name)) {
+        if !lab.iter().map(|v| &v.name).eq(vms.iter().map(|v| &v.name)) {
             bail!(Argument, "the lab that is up has other VMs than this spec: `rtvirtio-lab up` with it");
         }
         return Ok(lab);
     }
-    spec.vms.iter().map(HostVm::of_spec).collect()
+    vms.iter().map(HostVm::of_spec).collect()
 }
 
 /// The VMs of a spec whose lab, if it is a lab's, is this one.
@@ -348,13 +371,13 @@ pub(crate) fn of_spec_in(spec: &Spec, lab: Option<&Inventory>) -> Result<Vec<Hos
 ///
 /// # Errors
 /// When there is no such VM.
-pub fn one_of_spec(spec: &Spec, name: &str, dirs: &Dirs) -> Result<HostVm> {
-    if spec.lab_kind().is_some() {
+pub fn one_of_host(vms: &[Vm], name: &str, dirs: &Dirs) -> Result<HostVm> {
+    if lab_kind(vms).is_some() {
         let lab = Inventory::load(&dirs.run).context("the lab is gone")?;
         let vm = lab.vms.iter().find(|vm| vm.name == name);
         return Ok(HostVm::of_lab(vm.with_context(|| format!("the lab that is up has no VM `{name}`"))?));
     }
-    let vm = spec.vms.iter().find(|vm| vm.name == name);
+    let vm = vms.iter().find(|vm| vm.name == name);
     HostVm::of_spec(vm.with_context(|| format!("the spec has no VM `{name}`"))?)
 }
 

@@ -34,7 +34,7 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
     let high = (alone / 2.0).clamp(4.0, HIGHEST).floor();
     let rates = [(high * LOWER).floor(), high];
     let lab = site.lab.as_ref().context("only a lab's VM can be measured alone")?;
-    let elevator = MeasuredElevator::open(&site.device, dirs, progress)?;
+    let elevator = MeasuredElevator::open(&site.stack, dirs, progress)?;
     elevator.set("none")?;
     let qemu = lab.vms.first().and_then(|vm| vm.guest.as_ref());
     let probed: Result<Vec<_>> = rates

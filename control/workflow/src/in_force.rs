@@ -4,18 +4,18 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use rtvirtio_apply::{JOURNAL_FILE, Session, StateDir};
-use rtvirtio_planner::{PLAN_SCHEMA, Plan};
 
 use crate::contracts::IN_FORCE_FILE;
 use crate::dirs::{Dirs, is_there, write_state};
-use crate::error::{Context as _, Error, Kind, Result, bail};
+use crate::error::{Context as _, Result};
+use crate::plan_file::HostPlan;
 use crate::started::VMS_FILE;
 
 /// The plan in force.
 const PLAN_FILE: &str = "plan.json";
 
 /// Saves the plan that is about to be journaled. Without a journal it means nothing.
-pub(crate) fn save(plan: &Plan, state_dir: &Path) -> Result<()> {
+pub(crate) fn save(plan: &HostPlan, state_dir: &Path) -> Result<()> {
     write_state(state_dir, PLAN_FILE, &serde_json::to_vec_pretty(plan)?)
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn save(plan: &Plan, state_dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// When that is unknown.
-pub fn plan(state_dir: &Path) -> Result<Option<Plan>> {
+pub fn plan(state_dir: &Path) -> Result<Option<HostPlan>> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(None) };
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
     if !dir.exists(JOURNAL_FILE).with_context(at(JOURNAL_FILE))? {
@@ -32,7 +32,7 @@ pub fn plan(state_dir: &Path) -> Result<Option<Plan>> {
     }
     match dir.read(PLAN_FILE) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        read => parse_plan(&state_dir.join(PLAN_FILE), &read.with_context(at(PLAN_FILE))?).map(Some),
+        read => HostPlan::parse(&state_dir.join(PLAN_FILE), &read.with_context(at(PLAN_FILE))?).map(Some),
     }
 }
 
@@ -51,7 +51,7 @@ pub fn forget(state_dir: &Path) -> Result<()> {
 /// Fails while settings are in force.
 ///
 /// # Errors
-/// [`Kind::InForce`].
+/// [`Kind::InForce`](crate::Kind::InForce).
 pub fn refuse(dirs: &Dirs) -> Result<()> {
     let path = dirs.state.join(JOURNAL_FILE);
     if Session::open(&dirs.state)?.in_force()? {
@@ -74,23 +74,7 @@ pub fn applied_by(dirs: &Dirs) -> Result<Option<u32>> {
 /// Reads a plan file.
 ///
 /// # Errors
-/// [`Kind::File`] when it is not a plan of this form.
-pub fn load_plan(path: &Path) -> Result<Plan> {
-    parse_plan(path, &std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?)
-}
-
-fn parse_plan(path: &Path, text: &[u8]) -> Result<Plan> {
-    let plan: Plan =
-        serde_json::from_slice(text).map_err(|e| Error::from_source(Kind::File, e)).with_context(|| {
-            format!("{} is not a plan: make one with `rtvirtio plan SPEC -o FILE`", path.display())
-        })?;
-    if plan.schema != PLAN_SCHEMA {
-        bail!(
-            File,
-            "{} has form {}, this rtvirtio knows {PLAN_SCHEMA}: plan again",
-            path.display(),
-            plan.schema
-        );
-    }
-    Ok(plan)
+/// [`Kind::File`](crate::Kind::File) when it is not a plan of this form.
+pub fn load_plan(path: &Path) -> Result<HostPlan> {
+    HostPlan::parse(path, &std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?)
 }

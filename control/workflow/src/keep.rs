@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
 use rtvirtio_cpu::{Ask, Backend, Probe, domain_of, has_part, probe, resplit, take_in};
 use rtvirtio_kernel::Root;
-use rtvirtio_spec::Spec;
+use rtvirtio_spec::Vm;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
 
@@ -75,12 +75,13 @@ struct Keeper<'a> {
     probe: Probe,
     /// The process that applied the contracts.
     by: u32,
-    spec: &'a Spec,
+    /// The VMs of the spec file.
+    vms: &'a [Vm],
     dirs: &'a Dirs,
     progress: &'a dyn Progress,
 }
 
-/// Keeps the contracts in force of a spec's VMs until it is stopped, they are put back, or the VMs
+/// Keeps the contracts in force of a spec file's VMs until it is stopped, they are put back, or the VMs
 /// end. `report` gets each amendment.
 ///
 /// # Errors
@@ -88,7 +89,7 @@ struct Keeper<'a> {
 /// [`Kind::NotRunning`](crate::Kind::NotRunning) without a VM;
 /// [`Kind::InForce`](crate::Kind::InForce) when other contracts are applied meanwhile.
 pub fn keep(
-    spec: &Spec,
+    vms: &[Vm],
     options: &KeepOptions,
     dirs: &Dirs,
     progress: &dyn Progress,
@@ -99,16 +100,16 @@ pub fn keep(
         Some(by) if is_there(&dirs.state.join(contracts::IN_FORCE_FILE))? => by,
         _ => bail!(NotInForce, "no CPU contract is in force: `rtvirtio apply SPEC` first"),
     };
-    let keeper = Keeper { probe: probe(&root)?, root, by, spec, dirs, progress };
+    let keeper = Keeper { probe: probe(&root)?, root, by, vms, dirs, progress };
     let every = options.every.max(SHORTEST_SCAN);
     let split_every = options.split_every.max(every);
     let mut kept = Vec::new();
     for of in contracts::in_force(&dirs.state)? {
-        if !spec.vms.iter().any(|vm| vm.name == of.vm) {
+        if !vms.iter().any(|vm| vm.name == of.vm) {
             bail!(Argument, "the contracts in force are of another spec: it has a VM `{}`", of.vm);
         }
         // The others' contracts hold without it.
-        match find::one_of_spec(spec, &of.vm, dirs).and_then(|vm| vm.handle(progress)) {
+        match find::one_of_host(vms, &of.vm, dirs).and_then(|vm| vm.handle(progress)) {
             Ok(handle) => kept.push(Kept::start(of, handle, &keeper.root, split_every)),
             Err(e) => progress.warn(&format!("{} is not kept: {e:#}", of.vm)),
         }
@@ -193,7 +194,7 @@ impl Kept {
         if !self.pending.is_empty() {
             // A monitor that is taken, or a VM that is ending, only costs the certainty of the
             // roles.
-            let vm = find::one_of_spec(keeper.spec, &self.of.vm, keeper.dirs);
+            let vm = find::one_of_host(keeper.vms, &self.of.vm, keeper.dirs);
             if let Ok(handle) = vm.and_then(|vm| vm.handle(keeper.progress)) {
                 self.handle = handle;
             }

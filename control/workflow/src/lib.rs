@@ -1,6 +1,6 @@
 //! From a spec to the host and back, one direction, each step testable alone:
 //!
-//! `find::load_spec -> Site::find -> plan -> resolve -> apply`.
+//! `find::load_host -> Devices::find -> plan -> resolve -> apply`.
 //!
 //! No function here touches a terminal: progress goes to a [`Progress`], errors are an [`Error`]
 //! with a [`Kind`] that a caller can act on. The command line and a daemon call the same functions.
@@ -9,6 +9,7 @@ pub mod apply;
 pub mod bfq;
 pub mod contracts;
 pub mod data_guard;
+pub mod devices;
 mod dirs;
 pub mod domain;
 pub mod elevator;
@@ -25,6 +26,7 @@ pub mod leftovers;
 mod managed;
 pub mod model_choice;
 pub mod plan;
+pub mod plan_file;
 pub mod profile;
 pub mod profile_cpu;
 mod progress;

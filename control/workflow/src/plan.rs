@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_kernel::{BlockDevice, Root, Stack};
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, settings_of};
-use rtvirtio_spec::{CpuNeed, Device, Spec};
+use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
 
 use crate::contracts::{self, Contracted};
 use crate::dirs::{Dirs, is_there, profile_key};
@@ -25,6 +25,8 @@ pub struct Basis {
     pub options: PlanOptions,
     /// The model.
     pub choice: ModelChoice,
+    /// [`rtvirtio_kernel::Stack::notes_on_settings`] of the device; none for one that is not here.
+    pub notes: Vec<String>,
 }
 
 /// The saved profile of a spec's device, or that of a file.
@@ -89,11 +91,13 @@ impl Basis {
     /// # Errors
     /// [`Kind::NotMeasured`] without a profile.
     pub fn load(
-        spec: Spec,
+        part: impl Into<Part>,
         options: &BasisOptions<'_>,
         dirs: &Dirs,
         progress: &dyn Progress,
     ) -> Result<Self> {
+        let part = part.into();
+        let spec = part.spec.clone();
         let profile = load_profile(&spec, options.profile, dirs)?;
         match profile.doubts.as_slice() {
             [] => {}
@@ -105,9 +109,10 @@ impl Basis {
         let choice = ModelChoice::find(options.model, &spec, &profile, dirs, progress)?;
         if options.defaults {
             let options = choice.options(site::default_config(&spec));
-            return Ok(Self { spec, profile, options, choice });
+            let notes = notes(&spec.device)?;
+            return Ok(Self { spec, profile, options, choice, notes });
         }
-        let options = match Site::find(spec.clone(), dirs)
+        let options = match Site::find(part, dirs)
             .inspect(|site| {
                 site.warn_without_bfq(progress);
                 site.warn_without_agent(progress);
@@ -120,7 +125,19 @@ impl Basis {
                 choice.options(site::default_config(&spec))
             }
         };
-        Ok(Self { spec, profile, options, choice })
+        let notes = notes(&spec.device)?;
+        Ok(Self { spec, profile, options, choice, notes })
+    }
+}
+
+/// Where the settings of a real device act, which its VMs need not run for. A device that is not
+/// here, as in a plan for another machine, has none.
+fn notes(device: &Device) -> Result<Vec<String>> {
+    let Device::Path(path) = device else { return Ok(Vec::new()) };
+    match Stack::find(&Root::default(), path) {
+        Ok(stack) => Ok(stack.notes_on_settings()),
+        Err(e) if e.is_gone() => Ok(Vec::new()),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -138,21 +155,21 @@ pub fn outlook(
     Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, config)?))
 }
 
-/// Contracts of a spec with demands, or why these cannot be carried; `None` for a spec without
+/// Contracts of a spec's VMs with demands, or why these cannot be carried; `None` for a spec without
 /// demands: contracts that are given need no plan.
 ///
 /// # Errors
 /// Others than that the VMs ask for more than there is.
 pub fn demands(
-    spec: &Spec,
+    vms: &[Vm],
     cpu_profiles: &[String],
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Option<std::result::Result<Vec<Contracted>, Error>>> {
-    if !spec.vms.iter().any(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
+    if !vms.iter().any(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
         return Ok(None);
     }
-    match contracts::of_spec(spec, cpu_profiles, dirs, progress) {
+    match contracts::of_vms(vms, cpu_profiles, dirs, progress) {
         Ok(admitted) => Ok(admitted.map(|admitted| Ok(admitted.contracts))),
         Err(e) if e.kind() == Kind::Infeasible => Ok(Some(Err(e))),
         Err(e) => Err(e),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rtvirtio_kernel::{BlockDevice, Claim, Root};
+use rtvirtio_kernel::{Claim, Root, Stack};
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::awake::Awake;
 use rtvirtio_measure::profile::{GENTLE_DEPTHS, ProfileControl, ProfileOptions, least_time, measure};
@@ -72,7 +72,7 @@ pub fn of_site(
 ) -> Result<Profile> {
     let made = site.spec.device.is_made();
     let access = if made { Access::Made } else { on_real };
-    let mut profile = of_device(&site.device, length, access, dirs, progress)?;
+    let mut profile = of_device(&site.stack, length, access, dirs, progress)?;
     if made {
         // A loop device's number is chance.
         profile.device = profile_key(&site.spec.device)?;
@@ -83,7 +83,8 @@ pub fn of_site(
     Ok(profile)
 }
 
-/// A device.
+/// A device. The elevator is changed on the disks that order its requests; of a device that leaves
+/// no choice, only what it does is measured.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) when it is in use by VMs, or by anything when writes are
@@ -91,7 +92,7 @@ pub fn of_site(
 /// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force,
 /// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it; the elevator is put back.
 pub fn of_device(
-    device: &BlockDevice,
+    stack: &Stack,
     length: Duration,
     access: Access,
     dirs: &Dirs,
@@ -99,6 +100,7 @@ pub fn of_device(
 ) -> Result<Profile> {
     let root = Root::default();
     access.check_length(length)?;
+    let device = &stack.device;
     if let (true, Some(partition)) = (access.writes(), &device.partition) {
         // The measurement is of the whole disk: writing would reach the partition table and the
         // other partitions.
@@ -110,11 +112,12 @@ pub fn of_device(
     }
     let path = PathBuf::from("/dev").join(device.name.replace('!', "/"));
     if access == Access::Reads {
-        data_guard::refuse_under_vms(&path, device, length)?;
+        data_guard::refuse_under_vms(&path, stack, length)?;
     }
     let gentle = access == Access::Gentle;
-    if !gentle {
-        bfq::load(device, progress)?;
+    let choice = !gentle && !stack.disks.is_empty();
+    if choice {
+        bfq::load(stack, progress)?;
     }
     let dir = work_dir(dirs)?;
     let mut options = ProfileOptions::new(path.clone(), Bytes(device.size(&root)?), dir.path().to_owned());
@@ -124,6 +127,7 @@ pub fn of_device(
     let _awake = if made { Awake::hold().ok() } else { None };
     options.watch = made;
     options.gentle = gentle;
+    options.bfq = choice;
     options.budget = length;
     let claim = match access {
         Access::Made => Some(Claim::of_made(&path)?),
@@ -134,13 +138,14 @@ pub fn of_device(
         }
         Access::Gentle => None,
     };
-    let elevator = if gentle { None } else { Some(MeasuredElevator::open(device, dirs, progress)?) };
+    let elevator = if gentle { None } else { Some(MeasuredElevator::open(stack, dirs, progress)?) };
     let mut bar = progress.bar(&format!("measuring {}", device.name), 100);
     let result = measure(
         &options,
         &mut ProfileControl {
-            set_elevator: &mut |name| {
-                elevator.as_ref().map_or(Ok(()), |elevator| elevator.set(name)).map_err(Into::into)
+            set_elevator: &mut |name| match &elevator {
+                Some(elevator) if choice => elevator.set(name).map_err(Into::into),
+                _ => Ok(()),
             },
             claim: claim.as_ref(),
             progress: &mut |done, total, what| {

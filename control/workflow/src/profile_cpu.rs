@@ -13,7 +13,7 @@ use rtvirtio_cpu::{
     choose, probe, tick,
 };
 use rtvirtio_kernel::{Root, process};
-use rtvirtio_spec::{CpuNeed, Priorities, Spec};
+use rtvirtio_spec::{CpuNeed, Priorities, Vm as SpecVm};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread, VmHandle};
@@ -85,8 +85,8 @@ pub enum LoadWith<'a> {
 pub struct ProfileCpuOptions<'a> {
     /// The VM: its name in the spec or in the lab that is up, or the process id of its VMM.
     pub vm: &'a str,
-    /// The spec and its file.
-    pub spec: Option<(&'a Spec, &'a Path)>,
+    /// The VMs of the spec, and its file.
+    pub spec: Option<(&'a [SpecVm], &'a Path)>,
     /// Its load.
     pub load: LoadWith<'a>,
     /// Connections at a time to a web server.
@@ -132,7 +132,7 @@ pub fn profile_cpu(
     }
     let probe = probe(&Root::default())?;
     let backend = backend(&probe, vm.order)?;
-    let spec = options.spec.map(|(spec, _)| spec);
+    let spec = options.spec.map(|(vms, _)| vms);
     let setup = setup(options, &vm, neighbour.as_ref(), spec, &probe, backend, progress)?;
     let path = options.out.map_or_else(|| dirs.cpu_profile(&vm.name), Path::to_owned);
     let session = Session::open(&dirs.state)?;
@@ -169,7 +169,7 @@ fn find_vm(
         LoadWith::Url(url) => Load::http(url, options.connections)?,
         LoadWith::Command(command) => Load::command(command)?,
     };
-    let of_spec = options.spec.and_then(|(spec, _)| spec.vm(name));
+    let of_spec = options.spec.and_then(|(vms, _)| vms.iter().find(|vm| vm.name == name));
     let order = match of_spec.and_then(|v| v.cpu.priorities) {
         Some(Priorities::Rt) => Order::Rt,
         None => Order::Contract,
@@ -199,12 +199,12 @@ fn setup(
     options: &ProfileCpuOptions<'_>,
     vm: &Vm,
     neighbour: Option<&Vm>,
-    spec: Option<&Spec>,
+    spec: Option<&[SpecVm]>,
     probe: &Probe,
     backend: Backend,
     progress: &dyn Progress,
 ) -> Result<Setup> {
-    let need = spec.and_then(|s| s.vms.iter().find(|v| v.name == vm.name)).and_then(|v| v.cpu.need);
+    let need = spec.and_then(|vms| vms.iter().find(|v| v.name == vm.name)).and_then(|v| v.cpu.need);
     let period = match (options.period, need) {
         (Some(period), _) => period,
         (None, Some(CpuNeed::Demand { deadline, .. })) => {

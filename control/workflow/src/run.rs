@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use rtvirtio_measure::Run;
-use rtvirtio_measure::workload::{self, RunOptions};
+use rtvirtio_measure::workload::{self, RunOptions, VmLoad};
+use rtvirtio_measure::{Run, VmKind};
 use rtvirtio_planner::scheme_name;
 use rtvirtio_units::Nanos;
 
 use crate::data_guard;
+use crate::devices::{Devices, Predictions};
 use crate::dirs::Dirs;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::site::Site;
+use crate::site::{self, Site};
 
 /// Runs all tasks of a site at once and judges them.
 ///
@@ -26,21 +27,54 @@ pub fn measure(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Run> {
-    let mut loads = site.loads(predicted)?;
-    let _claims = data_guard::claim_targets(site, &loads, progress)?;
-    let _groups = site.member_groups(&mut loads)?;
+    let loads = site.loads(predicted)?;
+    run(&[site], loads, scheme, length, dirs, progress)
+}
+
+/// Runs all tasks of a host at once, on all its devices, and judges them.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_all(
+    devices: &Devices,
+    scheme: &str,
+    length: Duration,
+    predicted: &Predictions,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Run> {
+    let loads = devices.loads(predicted)?;
+    let sites: Vec<&Site> = devices.sites.iter().collect();
+    run(&sites, loads, scheme, length, dirs, progress)
+}
+
+fn run(
+    sites: &[&Site],
+    mut loads: Vec<VmLoad>,
+    scheme: &str,
+    length: Duration,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Run> {
+    let _claims = data_guard::claim_targets(sites, &loads, progress)?;
+    let _groups = site::member_groups(sites, &mut loads)?;
     let total = length.as_secs() + 1;
-    let mut bar = progress
-        .bar(&format!("running {} tasks ({})", site.spec.tasks().count(), scheme_name(scheme)), total);
+    let tasks: usize = loads.iter().map(|load| load.vm.tasks.len()).sum();
+    let mut bar = progress.bar(&format!("running {tasks} tasks ({})", scheme_name(scheme)), total);
     let work_dir = dirs.fio();
-    let disk = site.device.sysfs();
+    // Pauses are those of one disk: of several, none is watched.
+    let disk = match sites {
+        [one] => Some(one.stack.device.sysfs()),
+        _ => None,
+    };
+    let lab = sites.iter().any(|site| site.lab.is_some());
     let mut options = RunOptions {
         length,
         warm_up: workload::WARM_UP,
         seed: 1,
         // A lab's VMs do nothing else; next to others a probe could be in the way.
-        watch: site.lab.is_some(),
-        disk: Some(&disk),
+        watch: lab,
+        disk: disk.as_deref(),
         work_dir: &work_dir,
         cancel: progress.cancel_flag(),
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),
@@ -49,15 +83,12 @@ pub fn measure(
     drop(bar);
     // Empty now, unless fio's files are still there after an error: then they help to find it.
     let _ = std::fs::remove_dir(&work_dir);
+    let process = sites.iter().any(|site| site.kind() == VmKind::Process);
+    let kind = if process { VmKind::Process } else { VmKind::Qemu };
     match result {
-        Ok((tasks, noise, disk)) => Ok(Run {
-            scheme: scheme.to_owned(),
-            kind: site.kind(),
-            seconds: length.as_secs_f64(),
-            noise,
-            disk,
-            tasks,
-        }),
+        Ok((tasks, noise, disk)) => {
+            Ok(Run { scheme: scheme.to_owned(), kind, seconds: length.as_secs_f64(), noise, disk, tasks })
+        }
         Err(e) if e.is_cancelled() => Err(Error::cancelled()),
         Err(e) => Err(e.into()),
     }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
 use rtvirtio_kernel::cgroup::{Limit, MemberGroup};
-use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, Stack, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
-use rtvirtio_spec::{Device, LabKind, Spec, Vm};
+use rtvirtio_spec::{Device, LabKind, Part, Spec, Vm, VmDisk};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 use rtvirtio_vmm::GuestAgent;
 
@@ -33,8 +33,12 @@ const SMALL_FILE: usize = 4096;
 pub struct Site {
     /// The spec.
     pub spec: Spec,
-    /// The shared device.
-    pub device: BlockDevice,
+    /// The name of the device in its file, if it has one.
+    label: Option<String>,
+    /// The disk of each task, as in [`Part::disks`].
+    disks: Vec<Vec<Option<VmDisk>>>,
+    /// The shared device, with the disks that order its requests.
+    pub stack: Stack,
     /// The VMs as a lab lists them, when they are a lab's.
     pub lab: Option<Inventory>,
     root: Root,
@@ -48,15 +52,15 @@ impl Site {
     /// it.
     pub fn load_bfq(&self, progress: &dyn Progress) {
         // An error means that the device does not offer it, which the plan takes into account.
-        let _ = bfq::load(&self.device, progress);
+        let _ = bfq::load(&self.stack, progress);
     }
 
     /// For steps that change nothing: warns where BFQ is a module that is not loaded.
     pub fn warn_without_bfq(&self, progress: &dyn Progress) {
-        if bfq::lacks_module(&self.device, &self.root) {
+        if bfq::lacks_module(&self.stack, &self.root) {
             progress.warn(&format!(
                 "{} does not offer BFQ now, so the plan does without it; `apply` loads the module first, and so does `modprobe bfq`",
-                self.device.name
+                self.stack.device.name
             ));
         }
     }
@@ -65,16 +69,17 @@ impl Site {
     ///
     /// # Errors
     /// [`Kind::NotRunning`](crate::Kind::NotRunning) with the missing VM.
-    pub fn find(spec: Spec, dirs: &Dirs) -> Result<Self> {
+    pub fn find(part: impl Into<Part>, dirs: &Dirs) -> Result<Self> {
+        let Part { name: label, spec, disks } = part.into();
         let root = Root::default();
         let cgroups = Cgroups::detect(&root)?;
         let lab = match spec.lab_kind() {
             Some(_) => Some(Inventory::of_spec(&spec, &dirs.run)?),
             None => None,
         };
-        let device = match (&spec.device, &lab) {
-            (_, Some(lab)) => BlockDevice::find(&root, &lab.device)?,
-            (Device::Path(path), None) => BlockDevice::find(&root, path)?,
+        let stack = match (&spec.device, &lab) {
+            (_, Some(lab)) => Stack::find(&root, &lab.device)?,
+            (Device::Path(path), None) => Stack::find(&root, path)?,
             (Device::Twin { .. } | Device::File { .. }, None) => {
                 bail!(NotRunning, "the device exists only in a lab")
             }
@@ -82,21 +87,65 @@ impl Site {
         let vms = find::of_spec_in(&spec, lab.as_ref())?;
         let with_cgroup = |vm: HostVm| vm.io_cgroup(&root, &cgroups).map(|cgroup| (vm, cgroup));
         let vms = vms.into_iter().map(with_cgroup).collect::<Result<_>>()?;
-        Ok(Self { spec, device, lab, root, cgroups, vms })
+        Ok(Self { spec, label, disks, stack, lab, root, cgroups, vms })
     }
 
     /// The device and the VMs as `apply` takes them.
     pub fn binding(&self) -> Result<Binding> {
         let mut vms = BTreeMap::new();
-        for (vm, cgroup) in &self.vms {
+        for (i, (vm, cgroup)) in self.vms.iter().enumerate() {
             let agent = vm.agent(&self.root)?;
-            // Only settings in the guest need the disk's name there, and report that it is missing.
-            let disk = agent.as_ref().and_then(|_| vm.disk(&self.root).ok().flatten());
-            let guest_disk =
-                disk.as_deref().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
-            vms.insert(vm.name.clone(), VmBinding { cgroup: Some(cgroup.clone()), agent, guest_disk });
+            let guest_disks = if agent.is_some() { self.guest_disks(i) } else { Vec::new() };
+            vms.insert(vm.name.clone(), VmBinding { cgroup: Some(cgroup.clone()), agent, guest_disks });
         }
-        Ok(Binding { device: self.device.clone(), cgroups: Some(self.cgroups.clone()), vms })
+        Ok(Binding { stack: self.stack.clone(), cgroups: Some(self.cgroups.clone()), vms })
+    }
+
+    /// How the spec calls the device: by its name, or its path.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.label.as_deref().unwrap_or(&self.stack.device.name)
+    }
+
+    /// A disk on which the settings of both sites act, if there is one.
+    #[must_use]
+    pub fn shares(&self, other: &Self) -> Option<String> {
+        let disks = |site: &Self| {
+            let stack = &site.stack;
+            std::iter::once(&stack.device).chain(&stack.disks).map(|d| d.name.clone()).collect::<Vec<_>>()
+        };
+        let others = disks(other);
+        disks(self).into_iter().find(|name| others.contains(name))
+    }
+
+    /// Kernel names, inside its guest, of the disks that the VM at this position has on the device.
+    fn guest_disks(&self, vm: usize) -> Vec<String> {
+        let Some((host_vm, _)) = self.vms.get(vm) else { return Vec::new() };
+        // Only settings in the guest need the disk's name there, and report that it is missing.
+        let mut paths: Vec<PathBuf> =
+            self.disks_of(vm).into_iter().filter_map(|disk| host_vm.disk_at(&self.root, disk).ok()).collect();
+        if paths.is_empty() {
+            paths.extend(host_vm.disk(&self.root).ok().flatten());
+        }
+        let mut names: Vec<String> = Vec::new();
+        for name in paths.iter().filter_map(|path| path.file_name()) {
+            let name = name.to_string_lossy().into_owned();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    /// The different disks that the spec gives the tasks of the VM at this position.
+    fn disks_of(&self, vm: usize) -> Vec<&VmDisk> {
+        let mut all: Vec<&VmDisk> = Vec::new();
+        for disk in self.disks.get(vm).into_iter().flatten().flatten() {
+            if !all.contains(&disk) {
+                all.push(disk);
+            }
+        }
+        all
     }
 
     /// The settings in force.
@@ -104,7 +153,7 @@ impl Site {
     /// # Errors
     /// When the kernel's files cannot be read.
     pub fn config(&self) -> Result<Config> {
-        let mut config = device_config(&self.device, &self.root, 0)?;
+        let mut config = device_config(&self.stack, &self.root, 0)?;
         for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
             let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup)?);
             let mut of_vm = VmConfig { weight, cap, ..default_vm() };
@@ -121,15 +170,21 @@ impl Site {
     pub fn plan_options(&self, start: Config, model: &ModelChoice) -> Result<PlanOptions> {
         let mut options = model.options(start);
         let offered: Vec<Elevator> =
-            self.device.elevators(&self.root)?.available.iter().map(|name| elevator(name)).collect();
+            self.stack.offered(&self.root)?.iter().map(|name| elevator(name)).collect();
         options.space.elevators.retain(|e| offered.contains(e));
+        if self.stack.disks.iter().any(BlockDevice::is_hidden) {
+            options.space.weights.clear();
+        }
         let mut cgroups: Vec<&PathBuf> = self.vms.iter().map(|(_, cgroup)| cgroup).collect();
         cgroups.sort();
         cgroups.dedup();
         if cgroups.len() < self.vms.len() || cgroups.iter().any(|c| Cgroups::is_root(c)) {
             options.mode = CgroupMode::Shared;
         }
-        options.space.guests &= self.host_vms().all(|vm| self.has_agent(vm) && vm.names_disk());
+        // Two disks in a guest may have different settings, which a configuration does not hold.
+        let one_disk = |i: usize, vm: &HostVm| vm.names_disk() && self.disks_of(i).len() <= 1;
+        options.space.guests &=
+            self.vms.iter().enumerate().all(|(i, (vm, _))| self.has_agent(vm) && one_disk(i, vm));
         Ok(options)
     }
 
@@ -180,10 +235,10 @@ impl Site {
                 (
                     format!("{}{domain}", lab.vmm),
                     lab.accelerator.clone(),
-                    format!("{}: {}", self.device.name, lab.device_text),
+                    format!("{}: {}", self.stack.device.name, lab.device_text),
                 )
             }
-            None => ("existing".to_owned(), "unknown".to_owned(), self.device.name.clone()),
+            None => ("existing".to_owned(), "unknown".to_owned(), self.stack.device.name.clone()),
         };
         HostFacts { kernel: kernel_release(), cpus: cpus(), vmm, accelerator, device }
     }
@@ -211,8 +266,21 @@ impl Site {
         // No file: BFQ is not loaded, or on v2 `io` is not enabled yet; the kernel's default holds.
         let Some(content) = self.root.read_optional(&file.path)? else { return Ok(100) };
         let weights = text::weights(&content).unwrap_or_default();
-        let weight = weights.devices.get(&self.device.dev).copied().or(weights.default).unwrap_or(100);
-        Ok(u32::try_from(weight).unwrap_or(100))
+        let of = |disk: &BlockDevice| {
+            let weight = weights.devices.get(&disk.dev).copied().or(weights.default);
+            weight.and_then(|weight| u32::try_from(weight).ok()).unwrap_or(100)
+        };
+        let first = self.stack.disks.first().map_or(100, of);
+        if let Some(other) = self.stack.disks.iter().find(|disk| of(disk) != first) {
+            bail!(
+                System,
+                "{} gives {} another weight than the other disks below {}, and predictions take one: set them alike first",
+                file.path.display(),
+                other.name,
+                self.stack.device.name
+            );
+        }
+        Ok(first)
     }
 
     /// The limit on requests in force: the sum over the directions that the VM's tasks use, as in
@@ -232,8 +300,8 @@ impl Site {
             let path = self.cgroups.limit_file(cgroup, limit)?;
             let content = self.root.read_optional(&path)?.unwrap_or_default();
             let value = match self.cgroups.hierarchy {
-                Hierarchy::V1 => text::throttle_limit(&content, &self.device.dev),
-                Hierarchy::V2 => text::io_max_limit(&content, &self.device.dev, limit.key()),
+                Hierarchy::V1 => text::throttle_limit(&content, &self.stack.device.dev),
+                Hierarchy::V2 => text::io_max_limit(&content, &self.stack.device.dev, limit.key()),
             };
             let Some(value) = value else { return Ok(None) };
             sum += value;
@@ -252,16 +320,30 @@ impl Site {
                     region: Some(here.region),
                 },
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+            loads.push(VmLoad {
+                vm: vm.clone(),
+                place,
+                targets: Vec::new(),
+                predicted: Vec::new(),
+                io_class: None,
+            });
         }
         Ok(loads)
     }
 
     fn existing_loads(&self) -> Result<Vec<VmLoad>> {
         let mut loads = Vec::new();
-        for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
+        for (i, (vm, (host_vm, cgroup))) in self.spec.vms.iter().zip(&self.vms).enumerate() {
             let agent = host_vm.agent(&self.root)?;
-            let Some(disk) = host_vm.disk(&self.root)? else {
+            let disk = host_vm.disk(&self.root)?;
+            let own = |own: &Option<VmDisk>| match own {
+                Some(own) => host_vm.disk_at(&self.root, own).map(Some),
+                None => Ok(disk.clone()),
+            };
+            let of_tasks = self.disks.get(i).map_or(&[][..], Vec::as_slice);
+            let targets: Option<Vec<PathBuf>> =
+                of_tasks.iter().map(own).collect::<Result<Vec<_>>>()?.into_iter().collect();
+            let (Some(disk), Some(targets)) = (disk, targets) else {
                 bail!(
                     File,
                     "vm {}: no `disk` in the spec: name the block device or file that its tasks use{}",
@@ -277,30 +359,32 @@ impl Site {
                     region: None,
                 },
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+            loads.push(VmLoad { vm: vm.clone(), place, targets, predicted: Vec::new(), io_class: None });
         }
         Ok(loads)
     }
+}
 
-    /// Makes cgroups for tasks on the host where a VM's own takes no process, and points the loads
-    /// at them. They go when the result is dropped.
-    ///
-    /// # Errors
-    /// When a VM's cgroup is gone.
-    pub(crate) fn member_groups(&self, loads: &mut [VmLoad]) -> Result<Vec<MemberGroup>> {
-        let mut groups = Vec::new();
-        if self.lab.is_some() {
-            return Ok(groups);
+/// Makes cgroups for tasks on the host where a VM's own takes no process, and points the loads at
+/// them. They go when the result is dropped.
+///
+/// # Errors
+/// When a VM's cgroup is gone.
+pub(crate) fn member_groups(sites: &[&Site], loads: &mut [VmLoad]) -> Result<Vec<MemberGroup>> {
+    let mut groups = Vec::new();
+    for load in loads {
+        let of_load = |site: &&Site| {
+            let found = site.vms.iter().find(|(vm, _)| vm.name == load.vm.name);
+            found.filter(|_| site.lab.is_none()).map(|(_, cgroup)| cgroup.clone())
+        };
+        let found = sites.iter().find_map(|site| Some((site, of_load(site)?)));
+        if let (Some((site, cgroup)), Place::Host { cgroup_procs, .. }) = (found, &mut load.place) {
+            let group = site.cgroups.member_group(&site.root, &cgroup)?;
+            *cgroup_procs = vec![group.procs()];
+            groups.push(group);
         }
-        for (load, (_, cgroup)) in loads.iter_mut().zip(&self.vms) {
-            if let Place::Host { cgroup_procs, .. } = &mut load.place {
-                let group = self.cgroups.member_group(&self.root, cgroup)?;
-                *cgroup_procs = vec![group.procs()];
-                groups.push(group);
-            }
-        }
-        Ok(groups)
     }
+    Ok(groups)
 }
 
 /// The kernel's default BFQ settings for the spec's VMs, the paper's baseline.
@@ -312,13 +396,31 @@ pub fn default_config(spec: &Spec) -> Config {
     }
 }
 
-/// The settings of a device in force, with so many VMs that have the kernel's defaults.
+/// The settings of a device in force, with so many VMs that have the kernel's defaults. Where it
+/// has several disks below it, they have the same.
 ///
 /// # Errors
-/// When the kernel's files cannot be read.
-pub fn device_config(device: &BlockDevice, root: &Root, vms: usize) -> Result<Config> {
-    let elevator = elevator(&device.elevators(root)?.current);
-    let bfq = if elevator == Elevator::Bfq { bfq_of(&device.tunables(root)?)? } else { Bfq::default() };
+/// When the kernel's files cannot be read, or disks below the device have different settings.
+pub fn device_config(stack: &Stack, root: &Root, vms: usize) -> Result<Config> {
+    let of = |disk: &BlockDevice| -> Result<(Elevator, Bfq)> {
+        let elevator = elevator(&disk.elevators(root)?.current);
+        let bfq = if elevator == Elevator::Bfq { bfq_of(&disk.tunables(root)?)? } else { Bfq::default() };
+        Ok((elevator, bfq))
+    };
+    let mut disks = stack.disks.iter();
+    let (elevator, bfq) = disks.next().map_or(Ok((Elevator::None, Bfq::default())), of)?;
+    for disk in disks {
+        if of(disk)? != (elevator, bfq) {
+            bail!(
+                System,
+                "the disks below {} ({}) differ in I/O scheduler or its settings, and predictions take one: set them \
+                 alike first, such as with `echo none > /sys/block/{}/queue/scheduler`, for each",
+                stack.device.name,
+                stack.names(),
+                disk.name
+            );
+        }
+    }
     Ok(Config { elevator, bfq, vms: vec![default_vm(); vms] })
 }
 

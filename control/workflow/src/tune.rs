@@ -7,7 +7,7 @@ use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::{Config, Profile};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
-use rtvirtio_planner::{CgroupMode, Infeasible, Knob, PLAN_SCHEMA, Plan, check_actable, settings_of};
+use rtvirtio_planner::{CgroupMode, Infeasible, Knob, Plan, check_actable, settings_of};
 use rtvirtio_spec::{Target, Vm};
 use rtvirtio_units::Nanos;
 use serde::Serialize;
@@ -17,6 +17,7 @@ use crate::dirs::Dirs;
 use crate::error::{Result, bail, ensure};
 use crate::model_choice::ModelChoice;
 use crate::plan::{load_profile, outlook};
+use crate::plan_file::HostPlan;
 use crate::progress::Progress;
 use crate::run::measure;
 use crate::site::Site;
@@ -39,7 +40,7 @@ pub struct Outcome {
     pub trials: Vec<TrialLine>,
     /// The best settings found; `feasible` where the trials and the proof show that they meet all
     /// targets.
-    pub plan: Plan,
+    pub plan: HostPlan,
     /// The last, longer run under them.
     pub result: ResultFile,
     /// VMs whose targets do not count, because the device cannot carry all declared rates.
@@ -168,6 +169,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
     if !in_force {
         revert_all(dirs)?;
     }
+    let plan = HostPlan::of_one(plan).of_spec_file(options.spec_file)?;
     let result = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![proof] };
     Ok(Tuned::Done(Box::new(Outcome { trials, plan, result, given_up, in_force })))
 }
@@ -247,7 +249,6 @@ impl Tuning<'_> {
             relaxation: Vec::new(),
             reason: given_up_for_the_others(&self.given_up.join(", ")),
         });
-        plan.spec_file = std::path::absolute(self.options.spec_file)?.into_os_string().into_string().ok();
         apply_plan(&plan, self.site, self.dirs, self.progress)?;
         let length = self.proof_length().min(self.time_left()).max(self.length);
         let predicted: Vec<_> = plan.tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect();
@@ -300,7 +301,6 @@ impl Tuning<'_> {
         // A configuration that the model does not cover is measured all the same.
         let tasks = outlook(spec, &self.profile, &self.choice, config).unwrap_or_default();
         Ok(Plan {
-            schema: PLAN_SCHEMA.to_owned(),
             scheme: SCHEME.to_owned(),
             model: self.choice.kind,
             settings,
@@ -308,7 +308,6 @@ impl Tuning<'_> {
             feasible: true,
             infeasible: None,
             evaluated: 0,
-            spec_file: None,
         })
     }
 }

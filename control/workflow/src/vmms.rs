@@ -6,7 +6,7 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::BlockDevice;
+use rtvirtio_kernel::Stack;
 
 use crate::error::{Context as _, Result};
 
@@ -36,12 +36,16 @@ impl fmt::Display for Vmm {
     }
 }
 
-/// The VMMs that have a disk, a part of it, a device on top of it or a file on any of these open.
+/// The VMMs that have a device, a disk below it, a part of these, a device on top of them or a file
+/// on any of these open.
 ///
 /// # Errors
 /// When `/proc` cannot be read. Processes that end meanwhile are none; those that cannot be looked
 /// into are not seen, which root does not meet outside of containers.
-pub fn using(device: &BlockDevice) -> Result<Vec<Vmm>> {
+pub fn using(stack: &Stack) -> Result<Vec<Vmm>> {
+    // What lies on a disk below the device is disturbed as well.
+    let disks: Vec<&str> =
+        stack.disks.iter().chain([&stack.device]).map(|device| device.name.as_str()).collect();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
@@ -53,7 +57,8 @@ pub fn using(device: &BlockDevice) -> Result<Vec<Vmm>> {
         let Ok(files) = fs::read_dir(dir.join("fd")) else { continue };
         // The link's target, whatever its name is in another mount namespace.
         let mut open = files.flatten().filter_map(|fd| fs::metadata(fd.path()).ok());
-        if open.any(|file| number(&file).is_some_and(|n| lies_on(n, &device.name, DEEPEST))) {
+        if open.any(|file| number(&file).is_some_and(|n| disks.iter().any(|disk| lies_on(n, disk, DEEPEST))))
+        {
             found.push(Vmm { pid, program, vm: name(&dir) });
         }
     }

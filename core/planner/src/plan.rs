@@ -6,7 +6,7 @@ use rtvirtio_units::Percentile;
 
 use crate::convert::{check_actable, settings_of};
 use crate::evaluate::{Evaluator, Problem};
-use crate::types::{PLAN_SCHEMA, Plan, TaskOutlook};
+use crate::types::{Plan, TaskOutlook};
 use crate::{PlanError, PlanOptions, explain, infeasible, search};
 
 /// Finds settings for `spec` on the host that `profile` describes, starting from the configuration
@@ -31,7 +31,6 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     check_actable(spec, options.mode, &options.start, &settings)?;
     let forecasts = evaluator.forecast(&found.config)?;
     Ok(Plan {
-        schema: PLAN_SCHEMA.to_owned(),
         scheme: crate::scheme_of(options.model).to_owned(),
         model: options.model,
         settings,
@@ -39,7 +38,6 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
         feasible: infeasible.is_none(),
         infeasible,
         evaluated: evaluator.evaluated(),
-        spec_file: None,
     })
 }
 

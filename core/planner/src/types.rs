@@ -4,15 +4,10 @@ use rtvirtio_model::{Forecast, ModelKind};
 use rtvirtio_units::{Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
-/// Version of the plan file's form.
-pub const PLAN_SCHEMA: &str = "rtvirtio.plan.v1";
-
-/// What to set, and what is expected of it.
+/// What to set for one device, and what is expected of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// Always [`PLAN_SCHEMA`].
-    pub schema: String,
     /// The scheme that chose the settings, such as `rt-virtio-analytical` or `slice`.
     pub scheme: String,
     /// The model behind the predictions.
@@ -27,9 +22,6 @@ pub struct Plan {
     pub infeasible: Option<Infeasible>,
     /// Candidate configurations that the search evaluated.
     pub evaluated: u64,
-    /// Absolute path of the spec that it was made for; filled in where a plan is saved.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spec_file: Option<String>,
 }
 
 /// One knob and the value it should get.

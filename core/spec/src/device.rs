@@ -1,13 +1,16 @@
-//! `[device]`: a real device by path, a twin, or a file that the lab makes.
+//! `[device]`: a real device by path, a twin, or a file that the lab makes. `[[device]]`: several
+//! real ones, each with a name.
 
+use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
 use rtvirtio_units::Bytes;
 use toml::de::DeValue;
 
 use crate::error::Report;
-use crate::field::{Field, Section, kind, listing, quoted};
-use crate::source::printable;
+use crate::field::{Field, Section, kind, listing, quoted, tables};
+use crate::limits::MAX_DEVICES;
+use crate::source::{Span, printable};
 use crate::suggest::closest;
 use crate::types::Device;
 
@@ -22,38 +25,145 @@ pub const MAX_TWIN_SIZE: Bytes = Bytes(64 << 30);
 /// A twin is a whole number of these: the page size, which is the unit of the file behind it.
 const TWIN_GRAIN: u64 = 4096;
 
-/// Reads `[device]`. A twin with a mistake elsewhere in its table is `Bad`.
-pub(crate) fn read(report: &mut Report<'_>, spec: &Section<'_, '_>, directory: &Path) -> Field<Device> {
-    let example = "twin = \"qlc-nvme\", or path = \"/dev/nvme0n1\"";
-    let (place, value) = match spec.get("device") {
-        Some(found) => found,
-        None => {
-            report.add(
-                spec.span.clone(),
-                "a spec has no [device]",
-                format!("add a line [device], below it {example}"),
-            );
-            return Field::Absent;
+const KEYS: &[&str] = &["name", "twin", "path", "file", "size"];
+const ALIASES: &[(&str, &str)] =
+    &[("device", "path"), ("profile", "twin"), ("dev", "path"), ("capacity", "size")];
+
+/// The devices of a file, in its order.
+pub(crate) struct Devices {
+    /// Never empty unless `bad`.
+    pub(crate) entries: Vec<Entry>,
+    /// Whether some name is not known, so that a reference to it cannot be judged.
+    pub(crate) bad: bool,
+}
+
+/// One device of a file.
+pub(crate) struct Entry {
+    pub(crate) name: Option<String>,
+    /// Where it stands.
+    pub(crate) at: Span,
+    pub(crate) device: Field<Device>,
+}
+
+impl Devices {
+    /// The only device of the file.
+    pub(crate) fn only(&self) -> Option<&Entry> {
+        match self.entries.as_slice() {
+            [one] => Some(one),
+            _ => None,
         }
+    }
+
+    /// Position of the device of this name.
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+        self.entries.iter().position(|e| e.name.as_deref() == Some(name))
+    }
+
+    /// Names, quoted, for a remedy.
+    pub(crate) fn names(&self) -> String {
+        let names: Vec<String> =
+            self.entries.iter().filter_map(|e| e.name.as_ref()).map(|n| format!("\"{n}\"")).collect();
+        listing(&names.iter().map(String::as_str).collect::<Vec<_>>(), "or")
+    }
+}
+
+const EXAMPLE: &str = "twin = \"qlc-nvme\", or path = \"/dev/nvme0n1\"";
+
+/// Reads `[device]`, or every `[[device]]`. A twin with a mistake elsewhere in its table is `Bad`.
+pub(crate) fn read_all(report: &mut Report<'_>, spec: &Section<'_, '_>, directory: &Path) -> Devices {
+    let bad = |bad| Devices { entries: Vec::new(), bad };
+    let Some((place, value)) = spec.get("device") else {
+        report.add(
+            spec.span.clone(),
+            "a spec has no [device]",
+            format!("add a line [device], below it {EXAMPLE}"),
+        );
+        return bad(true);
     };
-    let DeValue::Table(table) = value else {
-        let (message, help) = match value {
-            DeValue::Array(_) => (
-                "`device` is a list, but a spec has one device".to_owned(),
-                "write [device] in single brackets".to_owned(),
-            ),
-            _ => (
+    match value {
+        DeValue::Table(table) => {
+            let section = Section::open(report, "[device]", table, place.value, KEYS, ALIASES);
+            let (entry, named) = one(report, &section, directory, 1);
+            Devices { entries: vec![entry], bad: !named }
+        }
+        DeValue::Array(_) => {
+            let Some(tables) = tables(report, spec, "device", "[[device]]") else { return bad(true) };
+            let many = tables.len();
+            if many > MAX_DEVICES {
+                let help = "split the devices over several specs";
+                report.add(place.value, format!("a spec has at most {MAX_DEVICES} devices"), help);
+                return bad(true);
+            }
+            let mut devices = bad(false);
+            let mut lines = HashMap::new();
+            for (table, span) in tables {
+                let section = Section::open(report, "[[device]]", table, span, KEYS, ALIASES);
+                let (entry, named) = one(report, &section, directory, many);
+                devices.bad |= !named | !distinct(report, &section, &entry, &mut lines);
+                devices.entries.push(entry);
+            }
+            devices
+        }
+        _ => {
+            report.add(
+                place.value,
                 format!("`device` must be a table, not {}", kind(value)),
-                format!("write a line [device], below it {example}"),
-            ),
-        };
-        report.add(place.value, message, help);
-        return Field::Bad;
+                format!("write a line [device], below it {EXAMPLE}"),
+            );
+            bad(true)
+        }
+    }
+}
+
+/// Whether no earlier device has its name or path; else it is reported.
+fn distinct(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    entry: &Entry,
+    lines: &mut HashMap<String, usize>,
+) -> bool {
+    let mut good = true;
+    let path = match entry.device.given() {
+        Some(Device::Path(path)) => Some(path.display().to_string()),
+        _ => None,
     };
-    let aliases =
-        [("device", "path"), ("profile", "twin"), ("dev", "path"), ("name", "twin"), ("capacity", "size")];
-    let keys = ["twin", "path", "file", "size"];
-    let section = Section::open(report, "[device]", table, place.value, &keys, &aliases);
+    for (key, value) in [("name", entry.name.clone()), ("path", path)] {
+        let Some(value) = value else { continue };
+        let at = section.value_span(key);
+        let line = report.line(at.start);
+        // A path starts with a slash, a name never does.
+        if let Some(first) = lines.insert(value.clone(), line) {
+            let message = format!("there is already a device with {key} {}", quoted(&value));
+            report.add(at, message, format!("the first is on line {first}; name each disk once"));
+            good = false;
+        }
+    }
+    good
+}
+
+/// One device of so many, and whether its name is known.
+fn one(report: &mut Report<'_>, section: &Section<'_, '_>, directory: &Path, many: usize) -> (Entry, bool) {
+    let name = match section.place("name") {
+        None if many > 1 => section.name(report, "\"fast\""),
+        None => Field::Absent,
+        Some(_) => section.name(report, "\"fast\""),
+    };
+    let mut device = device(report, section, directory);
+    if let (true, Some(made)) = (many > 1, device.given().filter(|d| d.is_made())) {
+        let key = if matches!(made, Device::Twin { .. }) { "twin" } else { "file" };
+        report.add(
+            section.place(key).map_or_else(|| section.span.clone(), |place| place.key),
+            format!("`{key}` is made by the lab, which has one device, and this spec has {many}"),
+            "give this device a `path`, or keep it alone",
+        );
+        device = Field::Bad;
+    }
+    let named = !matches!(name, Field::Bad) && (many == 1 || name.given().is_some());
+    (Entry { name: name.into_value().map(str::to_owned), at: section.span.clone(), device }, named)
+}
+
+fn device(report: &mut Report<'_>, section: &Section<'_, '_>, directory: &Path) -> Field<Device> {
+    let title = section.title;
     let ways = ["twin", "path", "file"];
     let given: Vec<_> = ways.iter().filter_map(|way| Some((*way, section.place(way)?.key))).collect();
     let device = match given.as_slice() {
@@ -61,14 +171,14 @@ pub(crate) fn read(report: &mut Report<'_>, spec: &Section<'_, '_>, directory: &
         [] => {
             report.add(
                 section.span.clone(),
-                "[device] has neither `twin` nor `path`",
-                format!("add {example}"),
+                format!("{title} has neither `twin` nor `path`"),
+                format!("add {EXAMPLE}"),
             );
             None
         }
-        [("twin", _)] => twin(report, &section, directory),
-        [("path", _)] => real(report, &section),
-        [_] => file(report, &section),
+        [("twin", _)] => twin(report, section, directory),
+        [("path", _)] => real(report, section),
+        [_] => file(report, section),
         [(first, at), (second, other), ..] => {
             let later = if at.start > other.start { at } else { other };
             let help = if *second == "path" {
@@ -76,7 +186,7 @@ pub(crate) fn read(report: &mut Report<'_>, spec: &Section<'_, '_>, directory: &
             } else {
                 "keep `twin` for an emulated device, `path` for a real one, or `file` for one on a disk of this machine"
             };
-            report.add(later.clone(), format!("[device] has both `{first}` and `{second}`"), help);
+            report.add(later.clone(), format!("{title} has both `{first}` and `{second}`"), help);
             None
         }
     };

@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::limits::MAX_FILE_BYTES;
 use crate::source::{Excerpt, Source, Span, printable};
-use crate::types::Spec;
 
 /// Most errors of one file that are shown; how many more there are is said in the text form.
 pub const MAX_SHOWN_ERRORS: usize = 100;
@@ -137,6 +136,11 @@ impl<'a> Report<'a> {
         Self { file, source: Source::new(text), found: Vec::new(), omitted: 0 }
     }
 
+    /// The file's name.
+    pub(crate) fn file(&self) -> &'a str {
+        self.file
+    }
+
     /// Records an error at `span`.
     pub(crate) fn add(&mut self, span: Span, message: impl Into<String>, help: impl Into<String>) {
         if self.is_full() {
@@ -161,8 +165,8 @@ impl<'a> Report<'a> {
         self.source.text(span)
     }
 
-    /// The spec if nothing was reported, else the errors.
-    pub(crate) fn finish(mut self, spec: Option<Spec>) -> Result<Spec, SpecErrors> {
+    /// What was read if nothing was reported, else the errors.
+    pub(crate) fn finish<T>(mut self, spec: Option<T>) -> Result<T, SpecErrors> {
         match spec {
             Some(spec) if self.found.is_empty() => return Ok(spec),
             // Readers return nothing only after a report; keep the promise of a non-empty list all
@@ -175,7 +179,7 @@ impl<'a> Report<'a> {
         Err(self.into_errors())
     }
 
-    fn into_errors(mut self) -> SpecErrors {
+    pub(crate) fn into_errors(mut self) -> SpecErrors {
         self.found.sort_by_key(|(span, ..)| span.start);
         let omitted = self.omitted + self.found.len().saturating_sub(MAX_SHOWN_ERRORS);
         let file = printable(self.file, MAX_MESSAGE);

@@ -150,6 +150,11 @@ impl<'t, 'i> Section<'t, 'i> {
         Self { title, span, table, meant }
     }
 
+    /// A table whose keys have been reported already.
+    pub(crate) fn checked(title: &'static str, table: &'t DeTable<'i>, span: Span) -> Self {
+        Self { title, span, table, meant: Vec::new() }
+    }
+
     /// Whether an unknown key was probably meant to be `key`.
     pub(crate) fn meant(&self, key: &str) -> bool {
         self.meant.iter().any(|m| m == key)

@@ -1,6 +1,7 @@
 //! The spec file: devices, VMs, tasks and targets, parsed with line and column.
 //!
-//! [`parse`] turns text into a [`Spec`] that holds no impossible value, or into [`SpecErrors`]:
+//! [`HostSpec::parse`] turns text into a [`HostSpec`], with a [`Spec`] for each device, that holds
+//! no impossible value, or into [`SpecErrors`]:
 //! every mistake of the file at once, each with its place, the source line and a remedy. The form
 //! of the file is in `docs/reference/spec.md`.
 //!
@@ -10,8 +11,10 @@
 mod block;
 mod cpu;
 mod device;
+mod disk;
 mod error;
 mod field;
+mod host;
 mod libvirt;
 mod limits;
 mod nesting;
@@ -33,66 +36,101 @@ use toml::de::DeTable;
 
 pub use device::{DEFAULT_TWIN_SIZE, MAX_TWIN_SIZE, MIN_TWIN_SIZE, TWIN_PROFILES};
 pub use error::{MAX_SHOWN_ERRORS, SpecError, SpecErrors};
-pub use limits::{DEFAULT_OPEN_DEPTH, MAX_FILE_BYTES, MAX_TASKS_PER_VM, MAX_VMS};
+pub use host::{HostSpec, Part};
+pub use limits::{
+    DEFAULT_OPEN_DEPTH, MAX_DEVICES, MAX_DISKS_PER_VM, MAX_FILE_BYTES, MAX_TASKS_PER_VM, MAX_VMS,
+};
 pub use types::*;
 
 use error::Report;
 use field::Section;
 
-/// Reads and validates the spec file at `path`.
+/// Reads and validates the spec file at `path`, which has one device.
 ///
 /// # Errors
 ///
-/// As [`parse`]; also when the file cannot be read, is larger than [`MAX_FILE_BYTES`], or is not
-/// UTF-8.
+/// As [`HostSpec::load`], and [`HostSpec::single`].
 pub fn load(path: impl AsRef<Path>) -> Result<Spec, SpecErrors> {
-    let path = path.as_ref();
-    let name = path.display().to_string();
-    let mut bytes = Vec::new();
-    // One byte more than allowed separates "just fits" from "too large" without reading an endless
-    // pipe.
-    let limit = MAX_FILE_BYTES as u64 + 1;
-    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
-    if let Err(e) = read {
-        return Err(SpecErrors::unreadable(&name, &e));
-    }
-    parse_bytes(&name, &bytes)
+    HostSpec::load(path)?.into_single()
 }
 
-/// Validates the bytes of a spec file, which need not be text. `file_name` as in [`parse`].
+/// Validates the bytes of a spec file of one device, which need not be text. `file_name` as in
+/// [`HostSpec::parse`].
 ///
 /// # Errors
 ///
-/// As [`parse`]; also when there are more than [`MAX_FILE_BYTES`], or they are not UTF-8.
+/// As [`HostSpec::parse_bytes`], and [`HostSpec::single`].
 pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Spec, SpecErrors> {
-    if bytes.len() > MAX_FILE_BYTES {
-        return Err(SpecErrors::too_large(file_name));
-    }
-    match std::str::from_utf8(bytes) {
-        Ok(text) => parse(file_name, text),
-        Err(e) => Err(SpecErrors::not_utf8(file_name, bytes, e.valid_up_to())),
-    }
+    HostSpec::parse_bytes(file_name, bytes)?.into_single()
 }
 
-/// Validates the text of a spec file.
-///
-/// `file_name` stands in the errors, and a relative path of a twin profile is relative to its
-/// directory.
+/// Validates the text of a spec file of one device. `file_name` as in [`HostSpec::parse`].
 ///
 /// # Errors
 ///
-/// One error for text that is not TOML; otherwise every mistake of the file, in file order.
+/// As [`HostSpec::parse`], and [`HostSpec::single`].
 pub fn parse(file_name: &str, text: &str) -> Result<Spec, SpecErrors> {
-    if text.len() > MAX_FILE_BYTES {
-        return Err(SpecErrors::too_large(file_name));
+    HostSpec::parse(file_name, text)?.into_single()
+}
+
+impl HostSpec {
+    /// Reads and validates the spec file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// As [`HostSpec::parse`]; also when the file cannot be read, is larger than
+    /// [`MAX_FILE_BYTES`], or is not UTF-8.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, SpecErrors> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let mut bytes = Vec::new();
+        // One byte more than allowed separates "just fits" from "too large" without reading an
+        // endless pipe.
+        let limit = MAX_FILE_BYTES as u64 + 1;
+        let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+        if let Err(e) = read {
+            return Err(SpecErrors::unreadable(&name, &e));
+        }
+        Self::parse_bytes(&name, &bytes)
     }
-    let mut report = Report::new(file_name, text);
-    let spec = read(&mut report, text, Path::new(file_name).parent().unwrap_or(Path::new("")));
-    report.finish(spec)
+
+    /// Validates the bytes of a spec file, which need not be text. `file_name` as in
+    /// [`HostSpec::parse`].
+    ///
+    /// # Errors
+    ///
+    /// As [`HostSpec::parse`]; also when there are more than [`MAX_FILE_BYTES`], or they are not
+    /// UTF-8.
+    pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Self, SpecErrors> {
+        if bytes.len() > MAX_FILE_BYTES {
+            return Err(SpecErrors::too_large(file_name));
+        }
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Self::parse(file_name, text),
+            Err(e) => Err(SpecErrors::not_utf8(file_name, bytes, e.valid_up_to())),
+        }
+    }
+
+    /// Validates the text of a spec file.
+    ///
+    /// `file_name` stands in the errors, and a relative path of a twin profile is relative to its
+    /// directory.
+    ///
+    /// # Errors
+    ///
+    /// One error for text that is not TOML; otherwise every mistake of the file, in file order.
+    pub fn parse(file_name: &str, text: &str) -> Result<Self, SpecErrors> {
+        if text.len() > MAX_FILE_BYTES {
+            return Err(SpecErrors::too_large(file_name));
+        }
+        let mut report = Report::new(file_name, text);
+        let spec = read(&mut report, text, Path::new(file_name).parent().unwrap_or(Path::new("")));
+        report.finish(spec)
+    }
 }
 
 /// The whole file; `None` when something was reported.
-fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<Spec> {
+fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<HostSpec> {
     if let Some(span) = nesting::too_deep(text) {
         report.add(
             span,
@@ -111,13 +149,14 @@ fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<Spec> {
     // What is missing as a whole has no place of its own: point at the start of the file.
     let aliases = [
         ("vms", "[[vm]]"),
+        ("devices", "[[device]]"),
         ("task", "[[vm.task]] below the [[vm]] it belongs to"),
         ("tasks", "[[vm.task]] below the [[vm]] it belongs to"),
         ("twin", "twin below [device]"),
         ("lab", "lab below each [[vm]]"),
     ];
     let file = Section::open(report, "a spec", root.get_ref(), 0..0, &["device", "vm"], &aliases);
-    let device = device::read(report, &file, directory);
-    let vms = vm::read_all(report, &file, &device);
-    Some(Spec { device: device.into_value()?, vms: vms? })
+    let devices = device::read_all(report, &file, directory);
+    let vms = vm::read_all(report, &file, &devices);
+    host::assemble(report, text, devices, vms?)
 }

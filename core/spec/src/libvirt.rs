@@ -80,21 +80,21 @@ pub(crate) fn no_agent(report: &mut Report<'_>, section: &Section<'_, '_>, way: 
     Field::Bad
 }
 
-/// `disk` of a domain: libvirt's name of it.
-pub(crate) fn target(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<VmDisk> {
-    section.string(report, "disk", "\"vdb\"").and_then(|name| {
+/// A disk of a domain, by libvirt's name of it, which stands at `key`.
+pub(crate) fn target(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> Field<VmDisk> {
+    section.string(report, key, "\"vdb\"").and_then(|name| {
         let good = |c: char| c.is_ascii_alphanumeric();
         if !name.is_empty() && name.len() <= MAX_TARGET && name.chars().all(good) {
             return Field::Given(VmDisk::Target(name.to_owned()));
         }
-        let message = format!("`disk` {} is not a disk's name in libvirt", quoted(name));
+        let message = format!("`{key}` {} is not a disk's name in libvirt", quoted(name));
         let help = match name.strip_prefix("/dev/") {
             Some(rest) if !rest.is_empty() && rest.chars().all(good) => {
-                format!("write disk = \"{rest}\": the target that `virsh domblklist` shows")
+                format!("write {key} = \"{rest}\": the target that `virsh domblklist` shows")
             }
-            _ => "write the target that `virsh domblklist` shows, such as disk = \"vdb\"".to_owned(),
+            _ => format!("write the target that `virsh domblklist` shows, such as {key} = \"vdb\""),
         };
-        report.add(section.value_span("disk"), message, help);
+        report.add(section.value_span(key), message, help);
         Field::Bad
     })
 }

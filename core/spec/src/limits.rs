@@ -2,6 +2,10 @@
 
 /// Largest spec file in bytes. 64 VMs with 64 tasks each fit several times.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
+/// Most devices in one spec.
+pub const MAX_DEVICES: usize = 16;
+/// Most disks of one VM.
+pub const MAX_DISKS_PER_VM: usize = 16;
 /// Most VMs in one spec.
 pub const MAX_VMS: usize = 64;
 /// Most tasks in one VM.

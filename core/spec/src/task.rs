@@ -14,6 +14,7 @@ use block::Sizes;
 
 const KEYS: &[&str] = &[
     "name",
+    "disk",
     "op",
     "write_share",
     "block",

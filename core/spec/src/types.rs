@@ -143,7 +143,7 @@ pub enum Kernel {
 }
 
 /// The disk that the tasks of a running VM use.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum VmDisk {
     /// A block device or file: inside the guest, or on the host without an agent.
@@ -236,6 +236,17 @@ pub enum SyncKind {
     Fdatasync,
     /// fsync(2): the data with all of the file's attributes.
     Fsync,
+}
+
+/// The disk that a task uses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TaskDisk {
+    /// Position of its device in [`HostSpec::parts`].
+    pub part: usize,
+    /// Name of the disk in its VM; `None` for the only disk of a VM.
+    pub name: Option<String>,
+    /// What it is; `None` where the file does not say.
+    pub disk: Option<VmDisk>,
 }
 
 /// Direction of a task's requests.

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use crate::device::Devices;
 use crate::error::Report;
 use crate::field::{Field, Section, quoted, tables};
 use crate::limits::MAX_VMS;
 use crate::source::Span;
-use crate::types::{Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, Vm, VmDisk};
-use crate::{cpu, libvirt, task};
+use crate::types::{Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk};
+use crate::{cpu, disk, libvirt, task};
 
 const KEYS: &[&str] = &[
     "name",
@@ -20,7 +21,9 @@ const KEYS: &[&str] = &[
     "qmp",
     "lab",
     "agent",
+    "device",
     "disk",
+    "disks",
     "cpu",
     "priorities",
     "kernel",
@@ -65,6 +68,12 @@ const MAX_PID: u32 = 1 << 22;
 const MIN_VMID: u32 = 100;
 const MAX_VMID: u32 = 999_999_999;
 
+/// A VM, and the disk of each of its tasks.
+pub(crate) struct VmOnDisks {
+    pub(crate) vm: Vm,
+    pub(crate) disks: Vec<TaskDisk>,
+}
+
 /// What earlier VMs have taken, each with the line where it stands.
 #[derive(Default)]
 struct Taken<'t> {
@@ -81,8 +90,8 @@ struct Taken<'t> {
 pub(crate) fn read_all(
     report: &mut Report<'_>,
     file: &Section<'_, '_>,
-    device: &Field<Device>,
-) -> Option<Vec<Vm>> {
+    devices: &Devices,
+) -> Option<Vec<VmOnDisks>> {
     let tables = tables(report, file, "vm", "[[vm]]")?;
     let mut taken = Taken::default();
     let mut vms = Vec::new();
@@ -97,7 +106,7 @@ pub(crate) fn read_all(
             return None;
         }
         let section = Section::open(report, "[[vm]]", table, span, KEYS, KEY_ALIASES);
-        match read(report, &section, device, &mut taken) {
+        match read(report, &section, devices, &mut taken) {
             Some(vm) => vms.push(vm),
             None => good = false,
         }
@@ -108,9 +117,9 @@ pub(crate) fn read_all(
 fn read<'t>(
     report: &mut Report<'_>,
     section: &Section<'t, '_>,
-    device: &Field<Device>,
+    devices: &Devices,
     taken: &mut Taken<'t>,
-) -> Option<Vm> {
+) -> Option<VmOnDisks> {
     let name = section.name(report, "\"vm0\"");
     let mut unique = true;
     if let Some(name) = name.given() {
@@ -124,19 +133,22 @@ fn read<'t>(
             taken.names.insert(name, line);
         }
     }
-    let reach = reach(report, section, device, taken);
+    let reach = reach(report, section, devices, taken);
     let cpu = cpu::read(report, section);
     let kernel = kernel(report, section);
+    let disks = disk::read(report, section, devices);
     let tasks = task::read_all(report, section);
+    let disks = disks.zip(tasks.as_ref()).and_then(|(disks, _)| disk::of_tasks(report, section, disks));
     let vm =
         Vm { name: name.into_value()?.to_owned(), reach: reach?, cpu: cpu?, kernel: kernel?, tasks: tasks? };
-    unique.then_some(vm)
+    let disks = disks?;
+    unique.then_some(VmOnDisks { vm, disks })
 }
 
 fn reach(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
-    device: &Field<Device>,
+    devices: &Devices,
     taken: &mut Taken<'_>,
 ) -> Option<Reach> {
     let mut ways: Vec<(&str, Span)> =
@@ -160,13 +172,14 @@ fn reach(
     };
     if way == "lab" {
         let lab = section.word(report, "lab", LABS, LAB_ALIASES);
-        let alone = no_host_keys(report, section);
+        let alone = no_host_keys(report, section) & one_device(report, &at, devices);
         let lab = lab.into_value()?;
         let name = if lab == LabKind::Qemu { "lab = \"qemu\"" } else { "lab = \"process\"" };
         let same = same_kind(report, name, at, taken);
         return (alone && same).then_some(Reach::Lab(lab));
     }
-    let fits = if let Some(made) = device.given().filter(|d| d.is_made()) {
+    let only = devices.only().and_then(|entry| entry.device.given());
+    let fits = if let Some(made) = only.filter(|d| d.is_made()) {
         let what = if matches!(made, Device::Twin { .. }) { "twin" } else { "file" };
         let help = format!("write lab = \"qemu\" here, or give [device] a path instead of a {what}");
         report.add(
@@ -192,7 +205,7 @@ fn reach(
         }
     };
     let disk = match way {
-        "domain" => libvirt::target(report, section),
+        "domain" => libvirt::target(report, section, "disk"),
         _ => {
             let disk = section.path(report, "disk", "\"/dev/vdb\"");
             disk.and_then(|path| Field::Given(VmDisk::Path(path)))
@@ -222,7 +235,7 @@ fn kernel(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Kernel> 
 /// Reports keys that a lab VM cannot have.
 fn no_host_keys(report: &mut Report<'_>, section: &Section<'_, '_>) -> bool {
     let mut none = true;
-    for key in ["agent", "disk", "uri"] {
+    for key in ["agent", "disk", "disks", "uri"] {
         if let Some(place) = section.place(key) {
             let message = format!("`{key}` belongs to a running VM; the lab sets up its own");
             report.add(place.key, message, "remove this line");
@@ -230,6 +243,16 @@ fn no_host_keys(report: &mut Report<'_>, section: &Section<'_, '_>) -> bool {
         }
     }
     none
+}
+
+/// Reports a lab VM in a spec of several devices.
+fn one_device(report: &mut Report<'_>, at: &Span, devices: &Devices) -> bool {
+    let many = devices.entries.len();
+    if many > 1 {
+        let message = format!("the lab has one device, and this spec has {many}");
+        report.add(at.clone(), message, "keep one device, or name running VMs by cgroup, pid or qmp");
+    }
+    many <= 1
 }
 
 /// All VMs of a spec are of one kind: every result says which kind it came from, and the lab is

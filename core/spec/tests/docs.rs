@@ -1,7 +1,7 @@
 //! `docs/reference/spec.md` is right: its specs are valid, and its errors are what the parser
 //! prints.
 
-use rtvirtio_spec::parse;
+use rtvirtio_spec::HostSpec;
 
 /// Language and content of every fenced block.
 fn blocks(markdown: &str) -> Vec<(&str, &str)> {
@@ -21,7 +21,7 @@ fn examples_in_the_reference_are_true() {
     let blocks = blocks(include_str!("../../../docs/reference/spec.md"));
     let mut shown = 0;
     for (i, (language, text)) in blocks.iter().enumerate() {
-        let printed = match parse("plant.toml", text) {
+        let printed = match HostSpec::parse("plant.toml", text) {
             _ if *language != "toml" => continue,
             Ok(_) => String::new(),
             Err(errors) => format!("{errors}\n"),

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_spec::{
-    Arrival, Device, HostHandle, LabKind, LibvirtDomain, Op, Pattern, Reach, Spec, SyncKind, TWIN_PROFILES,
-    Target, VmDisk, load, parse,
+    Arrival, Device, HostHandle, HostSpec, LabKind, LibvirtDomain, Op, Pattern, Reach, Spec, SyncKind,
+    TWIN_PROFILES, Target, VmDisk, load, parse,
 };
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
@@ -40,8 +40,16 @@ fn all_examples_are_valid_and_explained() {
         let text = std::fs::read_to_string(&file).unwrap();
         let comment = text.lines().take_while(|line| line.starts_with('#')).count();
         assert!(comment >= 3, "{} does not explain itself", file.display());
-        parse(&file.display().to_string(), &text).unwrap_or_else(|errors| panic!("{errors}"));
+        HostSpec::parse(&file.display().to_string(), &text).unwrap_or_else(|errors| panic!("{errors}"));
     }
+}
+
+#[test]
+fn several_disks_are_on_two_devices() {
+    let host = HostSpec::load(Path::new(DIRECTORY).join("several-disks.toml")).unwrap();
+    let names: Vec<_> = host.parts().iter().map(|part| (part.name.as_deref(), part.spec.vms.len())).collect();
+    assert_eq!(names, [(Some("fast"), 1), (Some("big"), 2)]);
+    assert_eq!(host.vms().len(), 2);
 }
 
 #[test]

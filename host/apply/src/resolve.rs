@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use rtvirtio_kernel::block::RESET_BY_ELEVATOR;
-use rtvirtio_kernel::{BlockDevice, Cgroups, text};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Stack, text};
 use rtvirtio_planner::{BfqTunable, Knob, Plan};
 use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ const SLICE_IDLE_MAX_MS: u64 = 4294;
 /// What a plan's names stand for on this machine.
 #[derive(Clone, Debug)]
 pub struct Binding {
-    /// The shared device.
-    pub device: BlockDevice,
+    /// The shared device, with the disks on which its requests are scheduled.
+    pub stack: Stack,
     /// The hierarchy of the block I/O controller; needed for weights and limits.
     pub cgroups: Option<Cgroups>,
     /// The VMs by name.
@@ -38,8 +38,8 @@ pub struct VmBinding {
     pub cgroup: Option<PathBuf>,
     /// Its guest agent.
     pub agent: Option<AgentAddress>,
-    /// Kernel name of its disk inside the guest, such as `vda`.
-    pub guest_disk: Option<String>,
+    /// Kernel names, inside the guest, of its disks on the device, such as `vda`.
+    pub guest_disks: Vec<String>,
 }
 
 /// One write to one file.
@@ -86,6 +86,33 @@ pub fn append(writes: &mut Vec<Write>, more: Vec<Write>) {
     writes.extend(more.into_iter().map(|w| Write { created_by: w.created_by.map(|i| i + offset), ..w }));
 }
 
+/// Appends the writes of another device to those before. A file that both set to one value, as the
+/// I/O control of a cgroup above the VMs, is written once.
+///
+/// # Errors
+/// [`ApplyError::CannotAct`] when they set a file to different values.
+pub fn merge(writes: &mut Vec<Write>, more: Vec<Write>) -> Result<(), ApplyError> {
+    let mut places: Vec<usize> = Vec::with_capacity(more.len());
+    for write in more {
+        let created_by = write.created_by.and_then(|by| places.get(by).copied());
+        match writes.iter().position(|w| w.target == write.target) {
+            Some(place) if writes[place].value == write.value => places.push(place),
+            Some(_) => {
+                return Err(cannot(
+                    &write.knob,
+                    format!("another device of the spec sets {} to another value", write.target),
+                    "this setting acts on all devices: give the VM the same one on each, or leave one out",
+                ));
+            }
+            None => {
+                places.push(writes.len());
+                writes.push(Write { created_by, ..write });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, cgroup
 /// controllers, weights and limits, guests.
 ///
@@ -104,13 +131,14 @@ pub fn resolve(plan: &Plan, binding: &Binding, machine: &Machine<'_>) -> Result<
         }
     }
     let mut writes = Vec::new();
-    let elevator = host_queue(&values, binding, machine, &mut writes)?;
-    vm::weights_and_limits(&values, binding, machine, &elevator, &mut writes)?;
+    let elevators = host_queues(&values, binding, machine, &mut writes)?;
+    vm::weights_and_limits(&values, binding, machine, &elevators, &mut writes)?;
     guest::queues(&values, binding, machine, &mut writes)?;
     Ok(writes)
 }
 
-/// The writes that change the shared device's elevator and nothing else.
+/// The writes that change the elevator of the shared device, or of the disks below it, and nothing
+/// else.
 ///
 /// # Errors
 /// The kernel does not offer it, or the device's settings cannot be read.
@@ -121,7 +149,7 @@ pub fn elevator_writes(
 ) -> Result<Vec<Write>, ApplyError> {
     let values = BTreeMap::from([(Knob::HostElevator, elevator.to_owned())]);
     let mut writes = Vec::new();
-    host_queue(&values, binding, machine, &mut writes)?;
+    host_queues(&values, binding, machine, &mut writes)?;
     Ok(writes)
 }
 
@@ -129,14 +157,35 @@ pub(crate) fn cannot(knob: &str, why: impl Into<String>, remedy: impl Into<Strin
     ApplyError::CannotAct { knob: knob.to_owned(), why: why.into(), remedy: remedy.into() }
 }
 
-/// The host's elevator and tunables; returns the elevator that will be in use.
+/// The host's elevator and tunables, on each disk that schedules; returns the elevators that will be
+/// in use, disk by disk.
+fn host_queues(
+    values: &BTreeMap<Knob, String>,
+    binding: &Binding,
+    machine: &Machine<'_>,
+    writes: &mut Vec<Write>,
+) -> Result<Vec<String>, ApplyError> {
+    let stack = &binding.stack;
+    if stack.disks.is_empty() {
+        if let Some(wanted) = values.get(&Knob::HostElevator) {
+            stack.offers(machine.root(), wanted)?;
+        }
+        if values.keys().any(|knob| matches!(knob, Knob::HostBfq(_))) {
+            stack.offers(machine.root(), "bfq")?;
+        }
+    }
+    stack.disks.iter().map(|disk| host_queue(disk, values, binding, machine, writes)).collect()
+}
+
+/// One disk; returns the elevator that will be in use.
 fn host_queue(
+    device: &BlockDevice,
     values: &BTreeMap<Knob, String>,
     binding: &Binding,
     machine: &Machine<'_>,
     writes: &mut Vec<Write>,
 ) -> Result<String, ApplyError> {
-    let (root, device) = (machine.root(), &binding.device);
+    let root = machine.root();
     let current = device.elevators(root)?.current;
     let tunables: BTreeMap<BfqTunable, &String> = values
         .iter()
@@ -154,7 +203,7 @@ fn host_queue(
         let mut write = Write::new(format!("elevator of {}", device.name), target, wanted);
         if *wanted != current {
             created_by = Some(writes.len());
-            write.side_effects = reset_by_elevator(binding, machine, &current)?;
+            write.side_effects = reset_by_elevator(device, binding, machine, &current)?;
         }
         writes.push(write);
     }
@@ -176,9 +225,14 @@ fn host_queue(
     Ok(elevator)
 }
 
-/// What the kernel forgets when the elevator changes from `old`.
-fn reset_by_elevator(binding: &Binding, machine: &Machine<'_>, old: &str) -> Result<Vec<Target>, ApplyError> {
-    let (root, device) = (machine.root(), &binding.device);
+/// What the kernel forgets when the elevator of a disk changes from `old`.
+fn reset_by_elevator(
+    device: &BlockDevice,
+    binding: &Binding,
+    machine: &Machine<'_>,
+    old: &str,
+) -> Result<Vec<Target>, ApplyError> {
+    let root = machine.root();
     // nr_requests first: writing it changes a tunable of some elevators (async_depth).
     let mut targets: Vec<_> =
         RESET_BY_ELEVATOR.iter().map(|f| Target::host(device.queue(f), Form::Plain)).collect();

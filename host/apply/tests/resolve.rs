@@ -135,12 +135,12 @@ fn guests_need_an_agent_a_disk_and_bfq() {
     let elevator = |vm: &str, e: &'static str| (Knob::GuestElevator { vm: vm.into() }, e);
     assert_says(
         &l.error(&plan(&[elevator("vm1", "bfq")])),
-        &["elevator in vm1", "cannot be reached", "is the guest running"],
+        &["elevator of vda in vm1", "cannot be reached", "is the guest running"],
     );
     assert_says(&l.error(&plan(&[elevator("vm0", "cfq")])), &["does not offer `cfq`", "modprobe cfq"]);
     let tunable = Knob::GuestBfq { vm: "vm0".into(), tunable: BfqTunable::SliceIdle };
     assert_says(&l.error(&plan(&[(tunable, "0")])), &["slice_idle in vm0", "the guest's elevator is `none`"]);
-    l.binding.vms.get_mut("vm0").unwrap().guest_disk = Some("../../etc".into());
+    l.binding.vms.get_mut("vm0").unwrap().guest_disks = vec!["../../etc".into()];
     assert_says(&l.error(&plan(&[elevator("vm0", "bfq")])), &["`../../etc` is not a disk's name"]);
     l.binding.vms.get_mut("vm0").unwrap().agent = None;
     assert_says(&l.error(&plan(&[elevator("vm0", "bfq")])), &["no guest agent"]);

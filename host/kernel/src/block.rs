@@ -1,14 +1,19 @@
 //! Block devices through sysfs (`Documentation/ABI/stable/sysfs-block`).
 
+mod stack;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
 use crate::text::{self, Elevators};
 use crate::{HostError, Root, is_gone};
+
+pub use stack::Stack;
 
 /// Files below `queue/` that a change of the elevator resets.
 ///
@@ -21,7 +26,7 @@ pub const RESET_BY_ELEVATOR: [&str; 2] = ["nr_requests", "wbt_lat_usec"];
 pub struct BlockDevice {
     /// Kernel name, such as `loop3` or `nvme0n1`.
     pub name: String,
-    /// Device number `MAJ:MIN`.
+    /// Device number `MAJ:MIN`; empty for a hidden path of an NVMe multipath device.
     pub dev: String,
     /// The partition that was named, when it was one; settings are always the disk's.
     pub partition: Option<String>,
@@ -42,13 +47,18 @@ impl BlockDevice {
             return Err(no(format!("{} does not lie below /dev", target.display())));
         };
         // sysfs writes the slash of a name such as `cciss/c0d0` as `!`.
-        let kernel = below.to_string_lossy().replace('/', "!");
+        let mut kernel = below.to_string_lossy().replace('/', "!");
         if kernel.is_empty() {
             return Err(no("no name is given".into()));
         }
-        let class = Path::new("/sys/class/block").join(&kernel);
+        let mut class = Path::new("/sys/class/block").join(&kernel);
         if !root.exists(&class)? {
-            return Err(no(format!("{} does not exist", class.display())));
+            // A node of another name, as dmsetup(8) makes below /dev/mapper where there is no udev.
+            let Some(name) = name_of_node(root, &target)? else {
+                return Err(no(format!("{} does not exist", class.display())));
+            };
+            class = Path::new("/sys/class/block").join(&name);
+            kernel = name;
         }
         let (disk, partition) = if root.exists(class.join("partition"))? {
             let real = fs::canonicalize(root.at(&class))
@@ -107,13 +117,17 @@ impl BlockDevice {
         self.queue("iosched").join(file)
     }
 
-    /// The I/O scheduler in use and those on offer.
+    /// The I/O scheduler in use and those on offer: only `none` for a device that passes requests
+    /// on, see [`Stack`].
     ///
     /// # Errors
-    /// When `queue/scheduler` cannot be read or has another form.
+    /// When `queue/scheduler` cannot be read or has another form; when the device is gone.
     pub fn elevators(&self, root: &Root) -> Result<Elevators, HostError> {
         let path = self.queue("scheduler");
-        let line = root.read(&path)?;
+        let line = match root.read(&path) {
+            Err(e) if e.is_gone() && root.exists(self.sysfs())? => return Ok(stack::no_choice()),
+            line => line?,
+        };
         text::elevators(&line).ok_or(HostError::Form {
             path,
             text: line.trim().to_owned(),
@@ -130,11 +144,8 @@ impl BlockDevice {
         if have.available.iter().any(|e| e == wanted) {
             return Ok(());
         }
-        let below = self.slaves(root);
-        let remedy = if have.available.len() == 1 && !below.is_empty() {
-            format!("it only passes requests on: use the disk below it ({})", below.join(", "))
-        } else if have.available.len() == 1 {
-            "this device passes requests on without a scheduler: use the disk below it".to_owned()
+        let remedy = if !self.schedules(root)? {
+            "it passes requests on, and no disk below it is seen that orders them: use limits".to_owned()
         } else if ["bfq", "kyber"].contains(&wanted) {
             let module = if wanted == "bfq" { "bfq" } else { "kyber-iosched" };
             format!("load it with `modprobe {module}`, or use a kernel that has it")
@@ -219,8 +230,8 @@ impl BlockDevice {
         self.number(root, &dir.join("size")).map(|sectors| sectors.saturating_mul(512))
     }
 
-    /// What distinguishes this drive from another one of the same name: its WWID or serial number.
-    /// `None` where the kernel knows none, as of a loop device.
+    /// What distinguishes this drive from another one of the same name: its WWID or serial number,
+    /// of a stacked device its UUID. `None` where the kernel knows none, as of a loop device.
     ///
     /// # Errors
     /// When that cannot be read.
@@ -235,7 +246,7 @@ impl BlockDevice {
                 Err(e) => return Err(e),
             }
         }
-        Ok(None)
+        stack::uuid(root, self)
     }
 
     fn number(&self, root: &Root, path: &Path) -> Result<u64, HostError> {
@@ -246,10 +257,22 @@ impl BlockDevice {
             expected: "a number",
         })
     }
+}
 
-    /// Devices that this one is built on.
-    fn slaves(&self, root: &Root) -> Vec<String> {
-        root.list(self.sysfs().join("slaves")).unwrap_or_default()
+/// The kernel's name of the block device that a node stands for; `None` when it is no such node.
+fn name_of_node(root: &Root, node: &Path) -> Result<Option<String>, HostError> {
+    let read = |source| HostError::Read { path: node.to_owned(), source };
+    let meta = match fs::metadata(root.at(node)) {
+        Ok(meta) if meta.file_type().is_block_device() => meta,
+        Ok(_) => return Ok(None),
+        Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::NotADirectory => return Ok(None),
+        Err(e) => return Err(read(e)),
+    };
+    let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+    match fs::read_link(root.at(format!("/sys/dev/block/{major}:{minor}"))) {
+        Ok(link) => Ok(link.file_name().map(|name| name.to_string_lossy().into_owned())),
+        Err(e) if is_gone(&e) => Ok(None),
+        Err(e) => Err(read(e)),
     }
 }
 

@@ -71,10 +71,21 @@ pub struct VmLoad {
     pub vm: Vm,
     /// Where they run.
     pub place: Place,
+    /// The disk of each task; empty where all use that of the place.
+    pub targets: Vec<PathBuf>,
     /// Predicted latency per target of its tasks (and per task without one), for the result.
     pub predicted: Vec<Option<Nanos>>,
     /// I/O class of its tasks, where they run on the host.
     pub io_class: Option<IoClass>,
+}
+
+impl VmLoad {
+    /// The disk that the task at this position uses.
+    #[must_use]
+    pub fn target(&self, task: usize) -> &Path {
+        let (Place::Guest { target, .. } | Place::Host { target, .. }) = &self.place;
+        self.targets.get(task).unwrap_or(target)
+    }
 }
 
 /// Why a run has no result.
@@ -274,6 +285,7 @@ fn run_vm(
     let (job, output) = match &load.place {
         Place::Guest { agent, .. } => {
             let prepared = JobFile::new(&load.vm, options)
+                .and_then(|job| job.with_targets(&load.targets))
                 .map_err(measure)
                 .and_then(|job| GuestRun::prepare(vm, agent, &job).map(|guest| (job, guest)));
             ready.wait();
@@ -284,7 +296,8 @@ fn run_vm(
         }
         Place::Host { cgroup_procs, .. } => {
             let dir = options.dir.clone();
-            let prepared = JobFile::new(&load.vm, options).map_err(measure).and_then(|job| {
+            let job = JobFile::new(&load.vm, options).and_then(|job| job.with_targets(&load.targets));
+            let prepared = job.map_err(measure).and_then(|job| {
                 fs::create_dir_all(&dir).map_err(|source| WorkloadError::Io { path: dir.clone(), source })?;
                 Ok(job)
             });

@@ -186,7 +186,7 @@ fn rounds(
         rounds: Vec::new(),
     };
     // As distributions set it up: nothing is tuned.
-    site.device.set_elevator(&rtvirtio_kernel::Root::default(), "bfq")?;
+    site.stack.device.set_elevator(&rtvirtio_kernel::Root::default(), "bfq")?;
     for round in 0..options.repeat {
         let run = |scheme: &str| measure_site(site, scheme, length, &[], dirs, progress);
         let before = Outcome::of(&run("as-found")?);

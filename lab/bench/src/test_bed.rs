@@ -116,7 +116,7 @@ impl<'a> TestBed<'a> {
     /// When fio fails, or the elevator cannot be written.
     pub fn profile(&self) -> anyhow::Result<Profile> {
         let profile = of_site(&self.site, Permission::Reads, PROFILE_TIME, &self.labs.dirs, self.progress)?;
-        self.site.device.renew_elevator(&Root::default(), "bfq")?;
+        self.site.stack.device.renew_elevator(&Root::default(), "bfq")?;
         Ok(profile)
     }
 
@@ -129,7 +129,7 @@ impl<'a> TestBed<'a> {
             return Ok(profile);
         }
         let guest = guest_point::measure(&self.site, &profile, &self.labs.dirs, self.progress)?;
-        self.site.device.renew_elevator(&Root::default(), "bfq")?;
+        self.site.stack.device.renew_elevator(&Root::default(), "bfq")?;
         Ok(Profile { guest: Some(guest), ..profile })
     }
 
@@ -175,7 +175,7 @@ impl<'a> TestBed<'a> {
     /// # Errors
     /// When the elevator cannot be written.
     pub fn without_elevator(&self) -> anyhow::Result<(PathBuf, u64)> {
-        self.site.device.set_elevator(&Root::default(), "none")?;
+        self.site.stack.device.set_elevator(&Root::default(), "none")?;
         Ok((self.lab.device().to_owned(), DEVICE_SIZE.0))
     }
 

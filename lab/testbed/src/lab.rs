@@ -230,7 +230,13 @@ impl Lab {
                     region: Some(here.region()),
                 },
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+            loads.push(VmLoad {
+                vm: vm.clone(),
+                place,
+                targets: Vec::new(),
+                predicted: Vec::new(),
+                io_class: None,
+            });
         }
         Ok(loads)
     }

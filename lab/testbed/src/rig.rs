@@ -1,7 +1,7 @@
 //! A lab as sweeps and experiments measure it.
 
 use rtvirtio_apply::{Binding, VmBinding};
-use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_kernel::{Cgroups, Root, Stack};
 use rtvirtio_learn::rig::{Rig, RigError};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::workload::VmLoad;
@@ -17,12 +17,12 @@ impl Rig for Lab {
             let binding = VmBinding {
                 cgroup: Some(vm.cgroup.clone()),
                 agent: vm.qemu.as_ref().map(|q| q.agent_socket().into()),
-                guest_disk: vm.qemu.as_ref().map(|_| "vda".to_owned()),
+                guest_disks: vm.qemu.iter().map(|_| "vda".to_owned()).collect(),
             };
             (vm.name.clone(), binding)
         });
         let vms = vms.collect();
-        Ok(Binding { device: BlockDevice::find(&root, self.device())?, cgroups: Some(cgroups), vms })
+        Ok(Binding { stack: Stack::find(&root, self.device())?, cgroups: Some(cgroups), vms })
     }
 
     fn kind(&self) -> VmKind {

@@ -124,7 +124,7 @@ impl Stage<'_> {
         print(&text::profile(&profile, &style()), ui);
 
         // A new device, with BFQ as distributions set it: nothing is tuned.
-        site.device.set_elevator(&Root::default(), "bfq")?;
+        site.stack.device.set_elevator(&Root::default(), "bfq")?;
         let config = site.config()?;
         let before = outlook(spec, &profile, &ModelChoice::formula(ModelKind::Slice), &config)?;
         let default = measure(&site, "default-bfq", length, &latencies(&before), dirs, ui)?;

@@ -7,7 +7,7 @@ use anyhow::bail;
 use rtvirtio_bench::sweep::learn;
 use rtvirtio_bench::test_bed::TestBed;
 use rtvirtio_console::{Global, Ui, need_root, save_model, save_profile};
-use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_learn::design::MAX_VMS;
 use rtvirtio_model::Profile;
 use rtvirtio_spec::{Device, LabKind};
@@ -74,7 +74,7 @@ fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Re
     let spec = rtvirtio_spec::parse("profile", &text)?;
     let lab = labs.up(&spec, ("profile", &text), AccelChoice::Auto, None, ui)?;
     // Its content is of no value, so writes are measured too.
-    let result = BlockDevice::find(&Root::default(), lab.device())
+    let result = Stack::find(&Root::default(), lab.device())
         .map_err(Error::from)
         .and_then(|device| of_device(&device, length, Access::Made, &labs.dirs, ui));
     labs.remove()?;

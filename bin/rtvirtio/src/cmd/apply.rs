@@ -3,14 +3,16 @@
 use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, need_root, show, style};
-use rtvirtio_planner::Plan;
 use rtvirtio_report::text;
 use rtvirtio_workflow::apply::{self, PlanWith, Resolved};
 use rtvirtio_workflow::contracts::VmCpu;
+use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::plan::old_values;
-use rtvirtio_workflow::site::Site;
+use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force, one_line};
 
+use super::one_profile;
+use super::plan::title;
 use super::status::status;
 use crate::args::ApplyArgs;
 
@@ -46,41 +48,43 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.cpu_only {
         return cpu_only(args, dirs, ui);
     }
-    let (spec, saved) = apply::load(&args.source, args.spec.as_deref())?;
-    let site = Site::find(spec, dirs)?;
+    let (host, saved) = apply::load(&args.source, args.spec.as_deref())?;
+    let devices = Devices::find(host, dirs)?;
     if args.dry_run {
-        site.warn_without_bfq(ui);
+        devices.warn_without_bfq(ui);
     } else {
         // Before the search, which knows only what the device offers. Without BFQ the plan is made
         // from what there is.
-        site.load_bfq(ui);
+        devices.load_bfq(ui);
     }
     let plan = match saved {
         Some(plan) => {
-            apply::check_saved(&plan, &site)?;
+            for (of, site) in plan.devices.iter().zip(&devices.sites) {
+                apply::check_saved(&of.plan, site)?;
+            }
             plan
         }
-        None => plan_now(args, &site, dirs, ui)?,
+        None => plan_now(args, &devices, dirs, ui)?,
     };
-    let refused = !plan.feasible && !args.compromise;
-    let reason = plan.infeasible.as_ref().map_or("", |i| i.reason.as_str());
+    let refused = !plan.is_feasible() && !args.compromise;
+    let reasons = plan.reasons().join(". ");
     if args.dry_run {
-        let resolved = apply::resolve(&plan, &site, &args.cpu_profiles, dirs, ui)?;
+        let resolved = apply::resolve(&plan, &devices, &args.cpu_profiles, dirs, ui)?;
         if refused {
             // The verdict of `plan` and of `apply` for the same spec.
-            ui.warn(&format!("would not be applied: {reason}. With --compromise this would be written:"));
+            ui.warn(&format!("would not be applied: {reasons}. With --compromise this would be written:"));
             preview(&resolved, ui)?;
             return Ok(ExitCode::from(INFEASIBLE));
         }
         return preview(&resolved, ui);
     }
     if refused {
-        ui.warn(&format!("not applied: {reason}. Apply the compromise anyway with --compromise"));
+        ui.warn(&format!("not applied: {reasons}. Apply the compromise anyway with --compromise"));
         return Ok(ExitCode::from(INFEASIBLE));
     }
     // Before contracts are computed next to those that are in force.
     in_force::refuse(dirs)?;
-    let resolved = apply::resolve(&plan, &site, &args.cpu_profiles, dirs, ui)?;
+    let resolved = apply::resolve(&plan, &devices, &args.cpu_profiles, dirs, ui)?;
     carry_out(&resolved, Some(&plan), dirs, ui)?;
     if ui.json {
         // Its settings were compared when they were written.
@@ -89,14 +93,22 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-fn plan_now(args: &ApplyArgs, site: &Site, dirs: &Dirs, ui: &Ui) -> anyhow::Result<Plan> {
+fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow::Result<HostPlan> {
+    one_profile(args.profile.as_deref(), &devices.host)?;
     let with =
         PlanWith { profile: args.profile.as_deref(), model: args.model.into(), enough: args.margin.enough() };
-    let (plan, found) = apply::plan_now(site, &with, dirs, ui)?;
-    if !ui.json && !args.dry_run {
-        print!("{}", text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()));
+    let mut plans = Vec::new();
+    for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
+        let (plan, found) = apply::plan_now(site, &with, dirs, ui)?;
+        let notes = site.stack.notes_on_settings();
+        if !ui.json && !args.dry_run {
+            print!("{}", title(part.name.as_deref(), devices.sites.len()));
+            print!("{}", text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()));
+            print!("{}", text::notes(&notes, &style()));
+        }
+        plans.push(DevicePlan { device: part.name.clone(), plan, notes });
     }
-    Ok(plan)
+    Ok(HostPlan::new(plans))
 }
 
 fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -108,7 +120,7 @@ fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn carry_out(resolved: &Resolved, plan: Option<&Plan>, dirs: &Dirs, ui: &Ui) -> anyhow::Result<()> {
+fn carry_out(resolved: &Resolved, plan: Option<&HostPlan>, dirs: &Dirs, ui: &Ui) -> anyhow::Result<()> {
     let count = resolved.apply(plan, dirs, ui)?;
     explain(&resolved.held, ui);
     ui.step(&match count {
@@ -120,11 +132,11 @@ fn carry_out(resolved: &Resolved, plan: Option<&Plan>, dirs: &Dirs, ui: &Ui) -> 
 
 /// `apply --cpu-only`: the contracts alone; no plan is involved, so none is saved.
 fn cpu_only(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let spec = rtvirtio_workflow::find::load_spec(&args.source)?;
+    let host = rtvirtio_workflow::find::load_host(&args.source)?;
     if !args.dry_run {
         in_force::refuse(dirs)?;
     }
-    let resolved = apply::resolve_cpu(&spec, &args.cpu_profiles, dirs, ui)?;
+    let resolved = apply::resolve_cpu(&host, &args.cpu_profiles, dirs, ui)?;
     if args.dry_run {
         explain(&resolved.held, ui);
         return preview(&resolved, ui);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rtvirtio_console::{Global, Ui, need_root};
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::find::load_spec;
+use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::keep::{Amendment, Ended, KeepOptions, keep};
 use serde::Serialize;
 
@@ -28,12 +28,12 @@ struct Event<'a> {
 /// `rtvirtio keep`.
 pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("keep")?;
-    let spec = load_spec(&args.spec)?;
+    let host = load_host(&args.spec)?;
     let options = KeepOptions {
         every: Duration::from_nanos(args.every.0),
         split_every: Duration::from_nanos(args.split_every.0),
     };
-    match keep(&spec, &options, &global.dirs(), ui, &mut |amendment| report(amendment, ui))? {
+    match keep(host.vms(), &options, &global.dirs(), ui, &mut |amendment| report(amendment, ui))? {
         Ended::Cancelled => {}
         Ended::PutBack => ui.step("the contracts were put back: nothing is left to be kept"),
         Ended::VmsEnded => ui.step("no thread is left: the VMs have ended"),

@@ -1,5 +1,9 @@
 //! One module per command.
 
+use std::path::Path;
+
+use rtvirtio_spec::HostSpec;
+
 pub mod apply;
 pub mod check;
 pub mod domain;
@@ -14,3 +18,13 @@ pub mod status;
 pub mod threads;
 pub mod tune;
 pub mod verify;
+
+/// A profile file is of one device.
+fn one_profile(profile: Option<&Path>, host: &HostSpec) -> anyhow::Result<()> {
+    let many = host.parts().len();
+    anyhow::ensure!(
+        profile.is_none() || many == 1,
+        "--profile is of one device, and the spec has {many}: measure each with `rtvirtio profile SPEC`"
+    );
+    Ok(())
+}

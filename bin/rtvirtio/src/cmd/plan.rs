@@ -3,26 +3,56 @@
 use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, show, style, write_file};
-use rtvirtio_planner::plan;
+use rtvirtio_planner::{TaskOutlook, plan};
 use rtvirtio_report::text;
-use rtvirtio_workflow::find::load_spec;
+use rtvirtio_spec::HostSpec;
+use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook};
+use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::{Dirs, Progress, contracts, domain};
 
+use super::one_profile;
 use crate::args::{ModelArgs, PlanArgs, PredictArgs};
 
-fn basis(args: &ModelArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<Basis> {
+/// What the predictions for each device rest on, with its name.
+fn bases(
+    args: &ModelArgs,
+    host: &HostSpec,
+    dirs: &Dirs,
+    ui: &Ui,
+) -> anyhow::Result<Vec<(Option<String>, Basis)>> {
+    one_profile(args.profile.as_deref(), host)?;
     let options =
         BasisOptions { profile: args.profile.as_deref(), model: args.model.into(), defaults: args.defaults };
-    Ok(Basis::load(load_spec(&args.spec)?, &options, dirs, ui)?)
+    let of =
+        |part: &rtvirtio_spec::Part| Ok((part.name.clone(), Basis::load(part.clone(), &options, dirs, ui)?));
+    host.parts().iter().map(of).collect()
+}
+
+/// The title of a device's part of an output; none where there is only one device.
+pub(super) fn title(device: Option<&str>, of: usize) -> String {
+    match device {
+        Some(name) if of > 1 => format!("== device {name}\n"),
+        _ => String::new(),
+    }
 }
 
 /// `rtvirtio predict`.
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let basis = basis(&args.model, &global.dirs(), ui)?;
-    let tasks = outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start)?;
-    let measured = basis.profile.guest.as_ref().is_some_and(rtvirtio_model::GuestPoint::is_of_guest);
-    show(ui, &tasks, || text::forecast(&tasks, measured, &style()))?;
+    let host = load_host(&args.model.spec)?;
+    let bases = bases(&args.model, &host, &global.dirs(), ui)?;
+    let of = |(_, basis): &(Option<String>, Basis)| {
+        Ok(outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start)?)
+    };
+    let tasks = bases.iter().map(of).collect::<anyhow::Result<Vec<Vec<TaskOutlook>>>>()?;
+    let all: Vec<&TaskOutlook> = tasks.iter().flatten().collect();
+    show(ui, &all, || {
+        let one = |((name, basis), tasks): (&(Option<String>, Basis), &Vec<TaskOutlook>)| {
+            let measured = basis.profile.guest.as_ref().is_some_and(rtvirtio_model::GuestPoint::is_of_guest);
+            title(name.as_deref(), bases.len()) + &text::forecast(tasks, measured, &style())
+        };
+        bases.iter().zip(&tasks).map(one).collect::<Vec<_>>().join("\n")
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -32,22 +62,32 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     if args.domain {
         return super::domain::make(args, dirs, ui);
     }
-    let mut basis = basis(&args.model, dirs, ui)?;
-    basis.options.enough = args.margin.enough();
-    let mut plan = plan(&basis.spec, &basis.profile, &basis.options)?;
-    // A path that is not UTF-8 cannot stand in JSON; `apply` then asks for --spec.
-    plan.spec_file = std::path::absolute(&args.model.spec)?.into_os_string().into_string().ok();
+    let host = load_host(&args.model.spec)?;
+    let mut bases = bases(&args.model, &host, dirs, ui)?;
+    let mut devices = Vec::new();
+    for (device, basis) in &mut bases {
+        basis.options.enough = args.margin.enough();
+        let plan = plan(&basis.spec, &basis.profile, &basis.options)?;
+        devices.push(DevicePlan { device: device.clone(), plan, notes: basis.notes.clone() });
+    }
+    let plan = HostPlan::new(devices).of_spec_file(&args.model.spec)?;
     if let Some(out) = &args.out {
         write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
         ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), out.display()));
     }
-    let cpu = demands(&basis.spec, &args.cpu_profiles, dirs, ui)?;
+    let cpu = demands(host.vms(), &args.cpu_profiles, dirs, ui)?;
     let mut shown = serde_json::to_value(&plan)?;
     if let Some(Ok(contracts)) = &cpu {
         shown["cpu"] = serde_json::to_value(contracts)?;
     }
     show(ui, &shown, || {
-        let mut out = text::plan(&plan, &old_values(&basis.spec, &basis.options.start, &plan), &style());
+        let one = |(of, (_, basis)): (&DevicePlan, &(Option<String>, Basis))| {
+            let old = old_values(&basis.spec, &basis.options.start, &of.plan);
+            title(of.device.as_deref(), plan.devices.len())
+                + &text::plan(&of.plan, &old, &style())
+                + &text::notes(&of.notes, &style())
+        };
+        let mut out = plan.devices.iter().zip(&bases).map(one).collect::<Vec<_>>().join("\n");
         for one in cpu.iter().flatten().flatten() {
             let choices = one.found.iter().map(|f| contracts::words(&one.vm, f));
             for line in choices.chain(one.notes.iter().map(|note| format!("{}: {note}", one.vm))) {
@@ -56,12 +96,14 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         }
         out
     })?;
-    if !plan.feasible && domain::plan::would_do(&basis.spec, &basis.profile) {
-        ui.step("the kernel's settings do not reach, but the I/O domain can promise every target: `rtvirtio plan --domain`");
+    if let ([(_, basis)], false) = (bases.as_slice(), plan.is_feasible()) {
+        if domain::plan::would_do(&basis.spec, &basis.profile) {
+            ui.step("the kernel's settings do not reach, but the I/O domain can promise every target: `rtvirtio plan --domain`");
+        }
     }
     if let Some(Err(why)) = &cpu {
         ui.warn(&format!("{why:#}"));
     }
-    let feasible = plan.feasible && !matches!(cpu, Some(Err(_)));
+    let feasible = plan.is_feasible() && !matches!(cpu, Some(Err(_)));
     Ok(if feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::bail;
 use rtvirtio_console::{Global, Ui, generated, need_root, save_model, save_profile};
-use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_learn::on_device::{check_device, on_device};
 use rtvirtio_model::Profile;
 use rtvirtio_spec::Device;
-use rtvirtio_workflow::find::load_spec;
+use rtvirtio_workflow::devices::Devices;
+use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
-use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{check_writable, profile_key};
 
 use crate::args::{ProfileArgs, ProfileCommand};
@@ -38,25 +38,18 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     let access = access(args);
     access.check_length(length)?;
     let _lock = dirs.lock_vms()?;
-    let (key, profile) = if is_spec {
-        let spec = load_spec(Path::new(target))?;
-        if let (true, Device::Path(path)) = (args.destroy_data, &spec.device) {
-            bail!(
-                "of the device of a spec only reads are measured; `rtvirtio profile {} --destroy-data` writes too, and everything on it is lost",
-                path.display()
-            );
-        }
-        let key = profile_key(&spec.device)?;
-        let site = Site::find(spec, dirs)?;
-        (key, of_site(&site, access, length, dirs, ui)?)
-    } else {
-        let device = BlockDevice::find(&Root::default(), target)?;
+    if is_spec {
+        return of_spec(args, Path::new(target), length, global, ui);
+    }
+    let (key, profile) = {
+        let stack = Stack::find(&Root::default(), target)?;
+        let name = stack.device.name.clone();
         if args.sweep.is_some() {
             // What refuses the sweep is known before the minute that the profile takes.
-            check_device(&device.name, dirs)?;
+            check_device(&name, dirs)?;
         }
-        let profile = of_device(&device, length, access, dirs, ui)?;
-        (device.name, profile)
+        let profile = of_device(&stack, length, access, dirs, ui)?;
+        (name, profile)
     };
     let path = args.out.clone().unwrap_or_else(|| dirs.profile(&key));
     save_profile(&profile, &path, global, ui)?;
@@ -73,6 +66,43 @@ fn access(args: &ProfileArgs) -> Access {
         (.., true) => Access::ReadsUnderVms,
         _ => Access::Reads,
     }
+}
+
+/// Each device of a spec in turn.
+fn of_spec(
+    args: &ProfileArgs,
+    spec: &Path,
+    length: Duration,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<ExitCode> {
+    let dirs = &global.dirs();
+    let host = load_host(spec)?;
+    let real = |part: &rtvirtio_spec::Part| match &part.spec.device {
+        Device::Path(path) => Some(path.display().to_string()),
+        _ => None,
+    };
+    if let (true, Some(device)) = (args.destroy_data, host.parts().iter().find_map(real)) {
+        bail!(
+            "of the device of a spec only reads are measured; `rtvirtio profile {device} --destroy-data` writes too, \
+             and everything on it is lost"
+        );
+    }
+    let devices = Devices::find(host, dirs)?;
+    let many = devices.sites.len();
+    anyhow::ensure!(
+        args.out.is_none() || many == 1,
+        "--out is one file, and the spec has {many} devices: without it each profile is saved by its device's name"
+    );
+    for site in &devices.sites {
+        let profile = of_site(site, access(args), length, dirs, ui)?;
+        let path = match &args.out {
+            Some(out) => out.clone(),
+            None => dirs.profile(&profile_key(&site.spec.device)?),
+        };
+        save_profile(&profile, &path, global, ui)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use rtvirtio_apply::{KnobState, Machine, Status};
 use rtvirtio_console::{CONFLICT, Global, Ui, show};
 use rtvirtio_kernel::Root;
-use rtvirtio_planner::{Plan, scheme_name};
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::guests::GuestAgents;
+use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::{Progress, domain, in_force, started};
 
 use super::domain::status_text;
@@ -115,9 +115,9 @@ impl Count {
     }
 }
 
-fn text(status: &Status, plan: Option<&Plan>) -> String {
+fn text(status: &Status, plan: Option<&HostPlan>) -> String {
     let mut out = String::new();
-    let scheme = plan.map_or("a plan", |p| scheme_name(&p.scheme));
+    let scheme = plan.map_or("a plan", HostPlan::scheme_name);
     let count = Count::of(status).text();
     let state = match (status.complete, status.reverting) {
         (true, false) => count,

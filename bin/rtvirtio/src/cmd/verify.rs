@@ -7,17 +7,21 @@ use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style,
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
 use rtvirtio_report::{ReportInput, html, terminal, text};
-use rtvirtio_units::Nanos;
 use rtvirtio_workflow::check_writable;
-use rtvirtio_workflow::find::load_spec;
+use rtvirtio_workflow::devices::{Devices, Predictions};
+use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::plan::{load_profile, outlook};
-use rtvirtio_workflow::run::measure;
-use rtvirtio_workflow::site::Site;
+use rtvirtio_workflow::plan_file::HostPlan;
+use rtvirtio_workflow::run::measure_all;
 use rtvirtio_workflow::verified::{self, AsFound};
 use rtvirtio_workflow::{Dirs, Progress, domain, in_force, started};
 
 use crate::args::VerifyArgs;
+
+/// A report shows plan and profile of one device.
+const SEVERAL: &str =
+    "Several devices: their plans and profiles are not in this report; `rtvirtio plan` shows them.";
 
 /// `rtvirtio verify`.
 pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -25,17 +29,13 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     need_root("verify")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
-    let site = Site::find(load_spec(&args.spec)?, dirs)?;
-    site.warn_without_agent(ui);
-    site.guard_data(args.destroy_data)?;
-    let none = |e: &rtvirtio_workflow::Error| {
-        ui.step(&format!("no prediction next to the measurement: {e:#}"));
-    };
-    let profile = load_profile(&site.spec, None, dirs).inspect_err(none).ok();
+    let devices = Devices::find(load_host(&args.spec)?, dirs)?;
+    devices.warn_without_agent(ui);
+    devices.guard_data(args.destroy_data)?;
     let in_force = in_force::plan(&dirs.state)?;
     // What is measured is the start that runs now, under the settings that it has.
     started::ended(&dirs.state)?.iter().for_each(|vm| ui.warn(&vm.words()));
-    let name = match in_force.as_ref().map(|plan| plan.model) {
+    let name = match in_force.as_ref().and_then(|plan| Some(plan.devices.first()?.plan.model)) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,
         Some(ModelKind::Mlp) => ModelName::Mlp,
@@ -43,18 +43,27 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     };
     // A prediction next to the measurement when there is a profile; measuring does not depend on
     // it.
-    let predicted: Vec<Option<Nanos>> = profile
-        .as_ref()
-        .and_then(|profile| {
-            let choice = ModelChoice::find(name, &site.spec, profile, dirs, ui).ok()?;
-            outlook(&site.spec, profile, &choice, &site.config().ok()?).inspect_err(none).ok()
-        })
-        .map_or_else(Vec::new, |tasks| tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect());
+    let none = |e: &rtvirtio_workflow::Error| {
+        ui.step(&format!("no prediction next to the measurement: {e:#}"));
+    };
+    let mut predicted = Predictions::new();
+    let mut profiles = Vec::new();
+    for site in &devices.sites {
+        let Ok(profile) = load_profile(&site.spec, None, dirs).inspect_err(none) else { continue };
+        let tasks = ModelChoice::find(name, &site.spec, &profile, dirs, ui)
+            .and_then(|choice| outlook(&site.spec, &profile, &choice, &site.config()?))
+            .inspect_err(none)
+            .unwrap_or_default();
+        for task in tasks {
+            predicted.entry((task.vm, task.task)).or_default().push(task.forecast.latency_ns);
+        }
+        profiles.push(profile);
+    }
     // Whether settings, or an I/O domain, of ours are in force.
     let ours = in_force::applied_by(dirs)?.is_some() || domain::status(dirs).is_some();
-    let scheme = in_force.as_ref().map_or("as-found", |plan| plan.scheme.as_str()).to_owned();
-    let run = measure(&site, &scheme, Duration::from_nanos(args.length.0), &predicted, dirs, ui)?;
-    let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![run] };
+    let scheme = in_force.as_ref().map_or("as-found", HostPlan::scheme).to_owned();
+    let run = measure_all(&devices, &scheme, Duration::from_nanos(args.length.0), &predicted, dirs, ui)?;
+    let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: devices.facts(), runs: vec![run] };
     let before = if ours { before(&file, dirs, ui) } else { None };
     // Shown first: a full disk must not cost the measurement.
     let mut value = serde_json::to_value(&file)?;
@@ -71,12 +80,15 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         write_file(out, &serde_json::to_vec_pretty(&file)?)?;
     }
     if let Some(out) = &args.html {
+        let one = devices.sites.len() == 1;
+        let plan = in_force.as_ref().and_then(|plan| plan.devices.first()).map(|d| &d.plan);
+        let several = [SEVERAL.to_owned()];
         let report = ReportInput {
             title: "rtvirtio verify",
             result: &file,
-            plan: in_force.as_ref(),
-            profile: profile.as_ref(),
-            notes: &[],
+            plan: plan.filter(|_| one),
+            profile: profiles.first().filter(|_| one),
+            notes: if one { &[] } else { &several },
             generated: &generated(),
         };
         write_file(out, html(&report).as_bytes())?;

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
 use rtvirtio_model::ModelKind;
-use rtvirtio_planner::{BfqTunable, Knob, LimitKind, PLAN_SCHEMA, Plan, Setting, Strength};
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan, Setting, Strength};
 use rtvirtio_testkit::{Need, has, skip, unique};
 
 use rtvirtio_testkit::site::{Site, text};
@@ -93,7 +93,8 @@ impl Drop for Plane {
     }
 }
 
-fn changes(spec: &Path) -> Plan {
+/// A plan in the first form of its file.
+fn changes(spec: &Path) -> serde_json::Value {
     let weight = |n: usize| Knob::VmWeight { vm: format!("vm{n}") };
     let limit = |n: usize, limit| Knob::VmLimit { vm: format!("vm{n}"), limit };
     let settings = [
@@ -113,8 +114,7 @@ fn changes(spec: &Path) -> Plan {
         reason: "test".into(),
         strength: Strength::Hint,
     };
-    Plan {
-        schema: PLAN_SCHEMA.into(),
+    let plan = Plan {
         scheme: "test".into(),
         model: ModelKind::Slice,
         settings: settings.into_iter().map(setting).collect(),
@@ -122,12 +122,15 @@ fn changes(spec: &Path) -> Plan {
         feasible: true,
         infeasible: None,
         evaluated: 0,
-        spec_file: Some(spec.to_str().unwrap().to_owned()),
-    }
+    };
+    let mut file = serde_json::to_value(plan).unwrap();
+    file["schema"] = "rtvirtio.plan.v1".into();
+    file["spec_file"] = spec.to_str().unwrap().into();
+    file
 }
 
 /// Files below a directory that can be set. Not the kernel's counters; links are not followed.
-fn walk(dir: &Path, files: &mut Snapshot) {
+pub fn walk(dir: &Path, files: &mut Snapshot) {
     for entry in fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
         let kind = entry.file_type().unwrap();

@@ -117,12 +117,12 @@ fn on_v2_the_controller_is_enabled_and_put_back() {
     file(&root, control, "cpu\n");
     // What the kernel makes in a new group.
     let group = Group { pid: std::process::id(), start: 77, enables_io: true };
-    let device = BlockDevice::find(&root, "sda").unwrap();
+    let stack = Stack::find(&root, "sda").unwrap();
     let cgroups = Cgroups::detect(&root).unwrap();
     let own = format!("/sys/fs/cgroup{}/cgroup.subtree_control", group.path().display());
     file(&root, &own, "\n");
     let parts = parts(Path::new("/dev/sda"), Bytes(100 << 20), 2).unwrap();
-    let vms = ProcessVms { root: root.clone(), cgroups, device, group, parts, unseen: None };
+    let vms = ProcessVms { root: root.clone(), cgroups, stack, group, parts, unseen: None };
     vms.make_cgroups().unwrap();
     assert_eq!((root.read(control).unwrap().as_str(), root.read(&own).unwrap().as_str()), ("+io", "+io"));
     fs::remove_file(root.at(&own)).unwrap();

@@ -12,7 +12,7 @@ mod table;
 
 pub use domain::{domain_plan, domain_refusals};
 pub use forecast::forecast;
-pub use plan::plan;
+pub use plan::{notes, plan};
 pub use profile::profile;
 pub use results::{before_after, compare, results, run};
 pub use table::{Align, Cell, Column, Table};

@@ -65,6 +65,12 @@ pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String 
     out
 }
 
+/// Remarks below a plan, one a line.
+#[must_use]
+pub fn notes(notes: &[String], style: &Style) -> String {
+    notes.iter().map(|note| style.wrap(&style.clean(&format!("note: {note}")), 0)).collect()
+}
+
 fn settings(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
     if plan.settings.is_empty() {
         return "nothing to change\n".to_owned();

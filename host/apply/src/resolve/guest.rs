@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_kernel::block::RESET_BY_ELEVATOR;
 use rtvirtio_kernel::text;
 use rtvirtio_planner::{BfqTunable, Knob};
+use rtvirtio_vmm::AgentAddress;
 
 use super::{Binding, Write, cannot, push_tunables};
 use crate::error::ApplyError;
@@ -62,29 +63,32 @@ pub(super) fn queues(
         }
     }
     for (vm, (elevator, tunables)) in vms {
-        queue(vm, elevator, &tunables, binding, machine, writes)?;
+        let bound = binding.vms.get(vm);
+        let Some(agent) = bound.and_then(|b| b.agent.as_ref()) else {
+            return Err(cannot(
+                &format!("elevator in {vm}"),
+                "the VM has no guest agent",
+                "run qemu-guest-agent in it; for a VM that is not named by `domain` or `proxmox` give its socket as `agent` in the spec",
+            ));
+        };
+        // Without any disk the remedy of the empty name holds.
+        let disks = bound.map(|b| b.guest_disks.as_slice()).filter(|d| !d.is_empty());
+        for disk in disks.unwrap_or(&[String::new()]) {
+            queue((vm, agent, disk), elevator, &tunables, machine, writes)?;
+        }
     }
     Ok(())
 }
 
+/// One disk inside a guest.
 fn queue(
-    vm: &str,
+    (vm, agent, disk): (&str, &AgentAddress, &str),
     elevator: Option<&String>,
     tunables: &BTreeMap<BfqTunable, &String>,
-    binding: &Binding,
     machine: &Machine<'_>,
     writes: &mut Vec<Write>,
 ) -> Result<(), ApplyError> {
-    let knob = format!("elevator in {vm}");
-    let bound = binding.vms.get(vm);
-    let Some(agent) = bound.and_then(|b| b.agent.clone()) else {
-        return Err(cannot(
-            &knob,
-            "the VM has no guest agent",
-            "run qemu-guest-agent in it; for a VM that is not named by `domain` or `proxmox` give its socket as `agent` in the spec",
-        ));
-    };
-    let disk = bound.and_then(|b| b.guest_disk.as_deref()).unwrap_or_default();
+    let knob = format!("elevator of {disk} in {vm}");
     if disk.is_empty() || disk.contains('/') || disk == "." || disk == ".." {
         return Err(cannot(
             &knob,
@@ -92,7 +96,7 @@ fn queue(
             "give it in the spec, e.g. disk = \"/dev/vda\"",
         ));
     }
-    let place = Place::Guest { vm: vm.to_owned(), agent };
+    let place = Place::Guest { vm: vm.to_owned(), agent: agent.clone() };
     let queue: PathBuf = Path::new("/sys/block").join(disk).join("queue");
     let at = |file: &str, form| Target { place: place.clone(), path: queue.join(file), form };
     let scheduler = at("scheduler", Form::Elevator);

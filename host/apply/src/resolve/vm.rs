@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::cgroup::Limit;
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, HostError};
 use rtvirtio_planner::{Knob, LimitKind};
 
 use super::{Binding, Write, cannot};
@@ -25,7 +25,7 @@ pub(super) fn weights_and_limits(
     values: &BTreeMap<Knob, String>,
     binding: &Binding,
     machine: &Machine<'_>,
-    elevator: &str,
+    elevators: &[String],
     writes: &mut Vec<Write>,
 ) -> Result<(), ApplyError> {
     let mut asks = Vec::new();
@@ -42,21 +42,37 @@ pub(super) fn weights_and_limits(
         return Err(cannot(&first.knob, why, "mount cgroup v2 with `io`, or v1 `blkio`"));
     };
     alone_and_comparable(&asks, binding)?;
-    if let (true, Some(weight)) = (elevator != "bfq", asks.iter().find(|a| a.limit.is_none())) {
-        let why = format!(
-            "BFQ weights act only under BFQ, and the elevator of {} is `{elevator}`",
-            binding.device.name
-        );
-        return Err(cannot(&weight.knob, why, "let the plan set the elevator to `bfq`, or use limits"));
+    if let Some(weight) = asks.iter().find(|a| a.limit.is_none()) {
+        weights_act(&weight.knob, binding, elevators)?;
     }
     let enabled = enable_io(&asks, cgroups, machine, writes)?;
     for ask in &asks {
         let created_by = enabled.get(&ask.cgroup).copied();
-        let target = match ask.limit {
-            None => weight(ask, cgroups, binding, machine, created_by.is_some())?,
-            Some(kind) => limit(ask, kind, cgroups, binding)?,
+        let targets = match ask.limit {
+            None => weights(ask, cgroups, binding, machine, created_by.is_some())?,
+            Some(kind) => vec![limit(ask, kind, cgroups, binding)?],
         };
-        writes.push(Write { created_by, ..Write::new(&ask.knob, target, ask.value) });
+        let write = |target| Write { created_by, ..Write::new(&ask.knob, target, ask.value) };
+        writes.extend(targets.into_iter().map(write));
+    }
+    Ok(())
+}
+
+/// Weights are BFQ's, on each disk that schedules.
+fn weights_act(knob: &str, binding: &Binding, elevators: &[String]) -> Result<(), ApplyError> {
+    let stack = &binding.stack;
+    if stack.disks.is_empty() {
+        let why = stack.describe().unwrap_or_default();
+        return Err(cannot(knob, why, "drop the weight, or use limits"));
+    }
+    if let Some((disk, elevator)) = stack.disks.iter().zip(elevators).find(|(_, e)| *e != "bfq") {
+        let why =
+            format!("BFQ weights act only under BFQ, and the elevator of {} is `{elevator}`", disk.name);
+        return Err(cannot(knob, why, "let the plan set the elevator to `bfq`, or use limits"));
+    }
+    if let Some(path) = stack.disks.iter().find(|disk| disk.is_hidden()) {
+        let why = format!("{} is a path of {} and has no device number", path.name, stack.device.name);
+        return Err(cannot(knob, why, "use limits: they act on the device above its paths"));
     }
     Ok(())
 }
@@ -156,13 +172,14 @@ fn enable_io(
     Ok(enabled)
 }
 
-fn weight(
+/// The weight's line of each disk that schedules.
+fn weights(
     ask: &Ask<'_>,
     cgroups: &Cgroups,
     binding: &Binding,
     machine: &Machine<'_>,
     not_there_yet: bool,
-) -> Result<Target, ApplyError> {
+) -> Result<Vec<Target>, ApplyError> {
     if !ask.value.parse::<u64>().is_ok_and(|w| (1..=1000).contains(&w)) {
         let why = format!("`{}` is not a BFQ weight, a whole number from 1 to 1000", ask.value);
         return Err(cannot(&ask.knob, why, "correct it in the plan"));
@@ -178,9 +195,12 @@ fn weight(
             "modprobe bfq, or use a kernel with CONFIG_BFQ_GROUP_IOSCHED",
         ));
     }
-    let dev = binding.device.dev.clone();
-    let form = if file.per_device { Form::DeviceWeight { dev } } else { Form::Plain };
-    Ok(Target::host(file.path, form))
+    if !file.per_device {
+        return Ok(vec![Target::host(file.path, Form::Plain)]);
+    }
+    let of =
+        |disk: &BlockDevice| Target::host(file.path.clone(), Form::DeviceWeight { dev: disk.dev.clone() });
+    Ok(binding.stack.disks.iter().map(of).collect())
 }
 
 fn limit(ask: &Ask<'_>, kind: LimitKind, cgroups: &Cgroups, binding: &Binding) -> Result<Target, ApplyError> {
@@ -190,7 +210,7 @@ fn limit(ask: &Ask<'_>, kind: LimitKind, cgroups: &Cgroups, binding: &Binding) -
         let why = format!("`{}` is neither `max` nor a whole number from 1 to {largest}", ask.value);
         return Err(cannot(&ask.knob, why, "correct it in the plan"));
     }
-    let dev = binding.device.dev.clone();
+    let dev = binding.stack.device.dev.clone();
     let form = match cgroups.hierarchy {
         Hierarchy::V1 => Form::Throttle { dev },
         Hierarchy::V2 => Form::IoMax { dev, key: limit.key().to_owned() },

@@ -8,16 +8,20 @@ use rtvirtio_kernel::text;
 use crate::journal::{Journal, Kept};
 use crate::machine::{Fault, Machine};
 use crate::outcome::{Fate, Outcome};
-use crate::target::Form;
+use crate::target::{Form, Target};
 
-/// Notes the lines of other devices in the journal, before any is erased. A knob whose file cannot
-/// be read is not touched.
+/// Notes the lines of other devices in the journal, before any is erased. Lines that are put back
+/// themselves are not kept: while that is under way, they may be missing on our account. A knob
+/// whose file cannot be read is not touched.
 pub(super) fn remember(
     journal: &mut Journal,
     todo: &mut BTreeMap<usize, String>,
     fates: &mut BTreeMap<usize, Fate>,
     machine: &Machine<'_>,
 ) {
+    let ours: Vec<Target> =
+        journal.entries.iter().filter(|e| todo.contains_key(&e.id)).map(|e| e.target.clone()).collect();
+    let mut erased: Vec<Target> = Vec::new();
     for entry in &journal.entries {
         let (Form::DeviceWeight { dev }, Some("default")) = (&entry.target.form, entry.old.as_deref()) else {
             continue;
@@ -40,9 +44,17 @@ pub(super) fn remember(
         for (other, weight) in weights.devices.into_iter().filter(|(d, _)| d != dev) {
             let mut target = entry.target.clone();
             target.form = Form::DeviceWeight { dev: other };
-            if !journal.kept.iter().any(|k| k.target == target) {
+            if ours.contains(&target) {
+                erased.push(target);
+            } else if !journal.kept.iter().any(|k| k.target == target) {
                 journal.kept.push(Kept { target, value: weight.to_string(), identity: entry.identity });
             }
+        }
+    }
+    for entry in journal.entries.iter_mut().filter(|e| erased.contains(&e.target)) {
+        let missing = "default".to_owned();
+        if entry.old.as_ref() != Some(&missing) && !entry.also_ours.contains(&missing) {
+            entry.also_ours.push(missing);
         }
     }
 }

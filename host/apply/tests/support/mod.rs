@@ -12,9 +12,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{Binding, VmBinding, Write};
-use rtvirtio_kernel::{BlockDevice, Cgroups, Root, sched, task};
+use rtvirtio_kernel::{Cgroups, Root, Stack, sched, task};
 use rtvirtio_model::ModelKind;
-use rtvirtio_planner::{BfqTunable, Knob, LimitKind, PLAN_SCHEMA, Plan, Setting, Strength};
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan, Setting, Strength};
 use serde::{Deserialize, Serialize};
 
 /// A plan and what its names stand for; goes to the child processes as a file.
@@ -61,10 +61,10 @@ impl Case {
             let name = format!("vm{n}");
             let agent = self.guests.as_ref().map(|dir| dir.join(format!("{name}.sock")).into());
             let cgroup = Some(self.parent.join(&name));
-            (name, VmBinding { cgroup, agent, guest_disk: Some("vda".into()) })
+            (name, VmBinding { cgroup, agent, guest_disks: vec!["vda".into()] })
         };
         Binding {
-            device: BlockDevice::find(&root, &self.device).unwrap(),
+            stack: Stack::find(&root, &self.device).unwrap(),
             cgroups: Some(Cgroups::detect(&root).unwrap()),
             vms: (0..self.vms).map(vm).collect(),
         }
@@ -79,7 +79,6 @@ pub fn plan(settings: &[(Knob, &str)]) -> Plan {
         strength: Strength::Hint,
     };
     Plan {
-        schema: PLAN_SCHEMA.into(),
         scheme: "test".into(),
         model: ModelKind::Slice,
         settings: settings.iter().map(setting).collect(),
@@ -87,7 +86,6 @@ pub fn plan(settings: &[(Knob, &str)]) -> Plan {
         feasible: true,
         infeasible: None,
         evaluated: 0,
-        spec_file: None,
     }
 }
 

@@ -100,6 +100,8 @@ pub struct JobFile {
     tasks: Vec<Task>,
     sections: Vec<Section>,
     options: JobOptions,
+    /// The disk of each task; empty where all use that of the options.
+    targets: Vec<PathBuf>,
 }
 
 /// One section of a job file.
@@ -137,7 +139,25 @@ impl JobFile {
                 })),
             }
         }
-        Ok(Self { vm: vm.name.clone(), tasks: vm.tasks.clone(), sections, options })
+        Ok(Self { vm: vm.name.clone(), tasks: vm.tasks.clone(), sections, options, targets: Vec::new() })
+    }
+
+    /// The same with a disk for each task, in place of the one of all; nothing changes without
+    /// any.
+    ///
+    /// # Errors
+    /// [`MeasureError::JobFile`] for a path that a job file cannot hold, or another number of disks
+    /// than of tasks.
+    pub fn with_targets(mut self, targets: &[PathBuf]) -> Result<Self, MeasureError> {
+        if !targets.is_empty() && targets.len() != self.tasks.len() {
+            let reason = format!("{} disks for {} tasks", targets.len(), self.tasks.len());
+            return Err(MeasureError::JobFile { vm: self.vm, reason });
+        }
+        for path in targets {
+            check_path(&self.vm, path)?;
+        }
+        self.targets = targets.to_vec();
+        Ok(self)
     }
 
     /// Name of the VM.
@@ -222,8 +242,11 @@ impl JobFile {
     pub fn text(&self) -> String {
         let mut s = String::from("[global]\n");
         s.push_str(COMMON);
-        // Cannot fail: writing to a String.
-        let _ = writeln!(s, "filename={}", escaped(&self.options.target));
+        // Cannot fail: writing to a String. A section's own name is added to a global one, so each
+        // stands in one place only.
+        if self.targets.is_empty() {
+            let _ = writeln!(s, "filename={}", escaped(&self.options.target));
+        }
         if let Some(region) = self.options.region {
             let _ = writeln!(s, "offset={}\nsize={}", region.offset.0, region.size.0);
         }
@@ -246,6 +269,9 @@ impl JobFile {
             Op::Write => "write",
             Op::Mixed { .. } => "rw",
         };
+        if let Some(target) = self.targets.get(section.task) {
+            let _ = writeln!(s, "filename={}", escaped(target));
+        }
         let _ = writeln!(s, "rw={random}{rw}\n{}", sizes(task));
         if let Op::Mixed { write_share } = task.op {
             let percent = (write_share.0 * 100.0).round().clamp(1.0, 99.0);
@@ -357,21 +383,8 @@ pub(crate) fn escaped(path: &Path) -> String {
 
 fn check_options(vm: &Vm, options: &JobOptions) -> Result<(), MeasureError> {
     let refuse = |reason: String| Err(MeasureError::JobFile { vm: vm.name.clone(), reason });
-    for path in [&options.target, &options.dir] {
-        if !path.is_absolute() {
-            return refuse(format!("path {} is not absolute", path.display()));
-        }
-        // fio expands `$`, and takes a line break as the end of the option.
-        match path.to_str() {
-            Some(s) if !s.contains(|c: char| c == '$' || c.is_control()) => {}
-            _ => {
-                return refuse(format!(
-                    "path {} has a character that a fio job file cannot hold",
-                    path.display()
-                ));
-            }
-        }
-    }
+    check_path(&vm.name, &options.target)?;
+    check_path(&vm.name, &options.dir)?;
     if options.runtime < Duration::from_millis(1) {
         return refuse("the runtime is zero".to_owned());
     }
@@ -387,6 +400,18 @@ fn check_options(vm: &Vm, options: &JobOptions) -> Result<(), MeasureError> {
         }
     }
     Ok(())
+}
+
+fn check_path(vm: &str, path: &Path) -> Result<(), MeasureError> {
+    let refuse = |reason: String| Err(MeasureError::JobFile { vm: vm.to_owned(), reason });
+    if !path.is_absolute() {
+        return refuse(format!("path {} is not absolute", path.display()));
+    }
+    // fio expands `$`, and takes a line break as the end of the option.
+    match path.to_str() {
+        Some(s) if !s.contains(|c: char| c == '$' || c.is_control()) => Ok(()),
+        _ => refuse(format!("path {} has a character that a fio job file cannot hold", path.display())),
+    }
 }
 
 fn check_task(task: &Task, paces: &[Pace]) -> Result<(), MeasureError> {

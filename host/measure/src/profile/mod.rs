@@ -72,6 +72,8 @@ pub struct ProfileOptions {
     /// Only reads at [`GENTLE_DEPTHS`], under the elevator that is set: for a device that VMs use.
     /// A claim must not be given then.
     pub gentle: bool,
+    /// Whether reads are measured under BFQ too; not where the device leaves no choice.
+    pub bfq: bool,
     /// Time for everything; at least 11 s, with writes 21 s. The default is 36 s.
     pub budget: Duration,
     /// An absolute directory for fio's files.
@@ -90,6 +92,7 @@ impl ProfileOptions {
             block: Bytes::from_kib(4),
             watch: false,
             gentle: false,
+            bfq: true,
             budget: Duration::from_secs(36),
             dir,
             seed: 1,
@@ -205,7 +208,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         return Err(refuse("a gentle measurement does not write"));
     }
     let points_of = |s: &Series| s.points(options.block, options.gentle).len();
-    let series = all_series(options.gentle, control.claim.is_some());
+    let series = all_series(options.bfq && !options.gentle, control.claim.is_some());
     let steps: usize = series.iter().map(points_of).sum();
     let point = point_time(options.budget, series.len(), steps).ok_or_else(|| {
         let least = least_budget(series.len(), steps).as_secs_f64().ceil();
@@ -264,26 +267,25 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     }
     (control.progress)(total, total, "done");
     let mut doubts = Vec::new();
-    let mut results: Vec<Vec<DepthPoint>> = Vec::new();
-    let mut large: Vec<Vec<DepthPoint>> = Vec::new();
+    let mut results: Vec<(Series, Vec<DepthPoint>)> = Vec::new();
+    let mut large: Vec<(Series, Vec<DepthPoint>)> = Vec::new();
     for (series, points) in series.iter().zip(&points) {
         let (own, larger) = points.split_at(series.depths(options.gentle).len());
         let summary = summarise(series.depths(options.gentle), own);
         doubts.extend(checks::doubts(series.label(), &summary, own));
-        results.push(summary);
+        results.push((*series, summary));
         if *series == Series::Sync {
             continue;
         }
         // Fewer samples than the other checks want: of their tails only the deepest one's is used.
         let summary = summarise(&LARGE_DEPTHS, larger);
         doubts.extend(checks::held_up(&format!("large {}", series.label()), &summary));
-        large.push(summary);
+        large.push((*series, summary));
     }
-    let (mut results, mut large) = (results.into_iter(), large.into_iter());
     let large = LargeRequests {
         block: LARGE,
-        read: large.next().unwrap_or_default(),
-        write: large.nth(1).unwrap_or_default(),
+        read: of(&mut large, Series::Read),
+        write: of(&mut large, Series::Write),
     };
     Ok(Profile {
         schema: PROFILE_SCHEMA.to_owned(),
@@ -291,10 +293,10 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         identity: None,
         size: options.size,
         block: options.block,
-        read: results.next().unwrap_or_default(),
-        read_bfq: results.next().unwrap_or_default(),
-        write: results.next().unwrap_or_default(),
-        sync: results.next().unwrap_or_default(),
+        read: of(&mut results, Series::Read),
+        read_bfq: of(&mut results, Series::ReadBfq),
+        write: of(&mut results, Series::Write),
+        sync: of(&mut results, Series::Sync),
         large: (!large.read.is_empty()).then_some(large),
         guest: None,
         cpus: online_cpus(),
@@ -303,19 +305,24 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     })
 }
 
-fn all_series(gentle: bool, writes: bool) -> &'static [Series] {
-    match (gentle, writes) {
-        (true, _) => &[Series::Read],
-        (false, true) => &[Series::Read, Series::ReadBfq, Series::Write, Series::Sync],
-        (false, false) => &[Series::Read, Series::ReadBfq],
-    }
+/// The points of a series; none where it was not measured.
+fn of(all: &mut [(Series, Vec<DepthPoint>)], series: Series) -> Vec<DepthPoint> {
+    all.iter_mut()
+        .find(|(one, _)| *one == series)
+        .map(|(_, points)| std::mem::take(points))
+        .unwrap_or_default()
+}
+
+fn all_series(bfq: bool, writes: bool) -> Vec<Series> {
+    let all = [(Series::Read, true), (Series::ReadBfq, bfq), (Series::Write, writes), (Series::Sync, writes)];
+    all.into_iter().filter(|(_, asked)| *asked).map(|(one, _)| one).collect()
 }
 
 /// The least [`ProfileOptions::budget`] of a measurement with blocks of `block`, for a check before
-/// anything is touched.
+/// anything is touched. A device that leaves no choice of the elevator may take less.
 #[must_use]
 pub fn least_time(block: Bytes, gentle: bool, writes: bool) -> Duration {
-    let series = all_series(gentle, writes);
+    let series = all_series(!gentle, writes);
     least_budget(series.len(), series.iter().map(|s| s.points(block, gentle).len()).sum())
 }
 

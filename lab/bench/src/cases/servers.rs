@@ -91,7 +91,7 @@ impl Servers {
             Some(cgroups) => cgroups.clone(),
             None => Cgroups::detect(&root)?,
         };
-        let dev = binding.device.dev.clone();
+        let dev = binding.stack.device.dev.clone();
         let now = Instant::now();
         let mut accounts = Vec::new();
         for (vm, server) in spec.vms.iter().zip(servers) {

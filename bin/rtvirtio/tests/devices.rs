@@ -1,0 +1,400 @@
+//! Several devices under one spec, and devices that pass requests on: plan, apply, status, verify
+//! and revert on the real kernel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+mod plane;
+
+use plane::{Snapshot, differences, walk};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root};
+use rtvirtio_testkit::site::{PROFILE, Site, text};
+use rtvirtio_testkit::{Need, has, skip, unique};
+use serde_json::{Value, json};
+
+/// Loop devices, and the cgroups of VMs. All of it is removed when this is dropped.
+struct Host {
+    devices: Vec<BlockDevice>,
+    cgroups: Cgroups,
+    parent: PathBuf,
+    vms: usize,
+}
+
+impl Host {
+    /// `None`, after saying so, where the machine does not allow it.
+    fn new(test: &str, site: &Site, devices: usize, vms: usize) -> Option<Self> {
+        if !has(test, &[Need::Root, Need::Path("/dev/loop-control", "no loop devices")]) {
+            return None;
+        }
+        let root = Root::default();
+        let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
+        let parent = PathBuf::from(format!("/rtvirtio-{}", unique(test)));
+        let mut host = Self { devices: Vec::new(), cgroups, parent, vms };
+        for n in 0..devices {
+            let file = site.dir.path().join(format!("disk{n}.img"));
+            fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
+            // With partitions, which a loop device has only when asked.
+            let out = Command::new("losetup").args(["--find", "--show", "-P"]).arg(&file).output().unwrap();
+            if !out.status.success() {
+                skip(test, &format!("losetup: {}", text(&out.stderr).trim()));
+                return None;
+            }
+            let device = BlockDevice::find(&root, text(&out.stdout).trim()).unwrap();
+            host.devices.push(device.clone());
+            // An earlier user of this loop device may have left another.
+            device.set_elevator(&root, "none").unwrap();
+            if let Err(e) = device.offers(&root, "bfq") {
+                skip(test, &e.to_string());
+                return None;
+            }
+        }
+        for n in 0..vms {
+            host.cgroups.create(&root, &host.vm(n)).unwrap();
+        }
+        Some(host)
+    }
+
+    /// Cgroup of a VM.
+    fn vm(&self, n: usize) -> PathBuf {
+        self.parent.join(format!("vm{n}"))
+    }
+
+    fn node(&self, n: usize) -> String {
+        format!("/dev/{}", self.devices[n].name)
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let mut files = Snapshot::new();
+        let dirs = self.devices.iter().map(|device| device.queue(""));
+        for dir in dirs.chain([self.cgroups.dir(&self.parent).unwrap()]) {
+            walk(&dir, &mut files);
+        }
+        files
+    }
+
+    /// BFQ weight of a VM on a device.
+    fn weight(&self, vm: usize, device: &BlockDevice) -> Option<u64> {
+        let file = self.cgroups.weight_file(&Root::default(), &self.vm(vm)).unwrap();
+        let weights = rtvirtio_kernel::text::weights(&fs::read_to_string(file.path).unwrap()).unwrap();
+        weights.devices.get(&device.dev).copied()
+    }
+
+    /// Read requests per second that a VM may have on a device.
+    fn read_limit(&self, vm: usize, dev: &str) -> Option<u64> {
+        let path = self.cgroups.limit_file(&self.vm(vm), rtvirtio_kernel::cgroup::Limit::ReadIops).unwrap();
+        let content = fs::read_to_string(path).unwrap();
+        match self.cgroups.hierarchy {
+            Hierarchy::V1 => rtvirtio_kernel::text::throttle_limit(&content, dev),
+            Hierarchy::V2 => rtvirtio_kernel::text::io_max_limit(&content, dev, "riops"),
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let root = Root::default();
+        for n in 0..self.vms {
+            let _ = self.cgroups.remove(&root, &self.vm(n));
+        }
+        let _ = self.cgroups.remove(&root, &self.parent);
+        for device in &self.devices {
+            let node = format!("/dev/{}", device.name);
+            let _ = Command::new("delpart").args([&node, "1"]).output();
+            // A loop device keeps its queue settings when it is detached.
+            let _ = root.write(device.queue("scheduler"), "none");
+            let _ = Command::new("losetup").args(["-d", &node]).status();
+        }
+    }
+}
+
+fn write(site: &Site, name: &str, text: &str) -> String {
+    let path = site.dir.path().join(name);
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// The measured profile of the flash twin as that of a device.
+fn profile(site: &Site, device: &str) {
+    let dir = site.state_dir().join("profiles");
+    fs::create_dir_all(&dir).unwrap();
+    fs::copy(PROFILE, dir.join(format!("{device}.json"))).unwrap();
+}
+
+fn reader(name: &str, disk: Option<&str>, rate: u32) -> String {
+    let disk = disk.map_or(String::new(), |disk| format!("disk = \"{disk}\"\n"));
+    format!(
+        "[[vm.task]]\nname = \"{name}\"\n{disk}op = \"read\"\nblock = \"4KiB\"\nrate = \"{rate}/s\"\n\
+         target = {{ percentile = \"p99\", latency = \"1s\" }}\n"
+    )
+}
+
+/// A VM on both devices, and one more on each.
+fn two_devices(host: &Host, fast: &str, big: &str) -> String {
+    let cgroup = |n: usize| host.vm(n).display().to_string();
+    format!(
+        "[[device]]\nname = \"fast\"\npath = \"{fast}\"\n[[device]]\nname = \"big\"\npath = \"{big}\"\n\
+         [[vm]]\nname = \"both\"\ncgroup = '{}'\ndisks = [\n\
+         {{ name = \"log\", device = \"fast\", path = \"{fast}\" }},\n\
+         {{ name = \"data\", device = \"big\", path = \"{big}\" }},\n]\n{}{}\
+         [[vm]]\nname = \"a\"\ncgroup = '{}'\ndevice = \"fast\"\ndisk = \"{fast}\"\n{}\
+         [[vm]]\nname = \"b\"\ncgroup = '{}'\ndevice = \"big\"\ndisk = \"{big}\"\n{}",
+        cgroup(0),
+        reader("commit", Some("log"), 50),
+        reader("query", Some("data"), 20),
+        cgroup(1),
+        reader("t", None, 20),
+        cgroup(2),
+        reader("t", None, 20),
+    )
+}
+
+/// Settings as they stand in a plan file.
+fn settings(all: &[(Value, &str)]) -> Value {
+    let one = |(knob, value): &(Value, &str)| json!({"knob": knob, "value": value, "reason": "test", "strength": "hint"});
+    all.iter().map(one).collect()
+}
+
+fn weight(vm: &str) -> Value {
+    json!({"vm_weight": {"vm": vm}})
+}
+
+fn read_iops(vm: &str) -> Value {
+    json!({"vm_limit": {"vm": vm, "limit": "read_iops"}})
+}
+
+/// The plan in a file, with its settings replaced, device by device.
+fn with_settings(plan: &str, devices: &[Value]) {
+    let mut value: Value = serde_json::from_slice(&fs::read(plan).unwrap()).unwrap();
+    for (n, settings) in devices.iter().enumerate() {
+        value["devices"][n]["plan"]["settings"] = settings.clone();
+    }
+    fs::write(plan, value.to_string()).unwrap();
+}
+
+#[test]
+fn two_devices_have_one_plan_one_journal_and_weights_of_their_own() {
+    let test = "two_devices_have_one_plan_one_journal_and_weights_of_their_own";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 2, 3) else { return };
+    let spec = write(&site, "host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
+    let plan = site.dir.path().join("host.plan").to_str().unwrap().to_owned();
+    host.devices.iter().for_each(|device| profile(&site, &device.name));
+
+    // One plan, with the tasks of each device.
+    let (code, value) = site.json(&["plan", &spec, "-o", &plan]);
+    assert_eq!((code, value["schema"].as_str()), (0, Some("rtvirtio.plan.v2")), "{value}");
+    let tasks = |n: usize| {
+        let tasks = value["devices"][n]["plan"]["tasks"].as_array().unwrap();
+        tasks.iter().map(|t| format!("{}/{}", t["vm"], t["task"]).replace('"', "")).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (value["devices"][0]["device"].as_str(), tasks(0)),
+        (Some("fast"), vec!["both/commit".into(), "a/t".into()])
+    );
+    assert_eq!(
+        (value["devices"][1]["device"].as_str(), tasks(1)),
+        (Some("big"), vec!["both/query".into(), "b/t".into()])
+    );
+    let shown = site.ok(&["plan", &spec]);
+    assert!(shown.contains("== device fast") && shown.contains("== device big"), "{shown}");
+    let (_, predicted) = site.json(&["predict", &spec]);
+    assert_eq!(predicted.as_array().unwrap().len(), 4, "{predicted}");
+
+    // A VM has another weight, and another limit, on each of its devices.
+    let fast = [
+        (json!("host_elevator"), "bfq"),
+        (json!({"host_bfq": "slice_idle"}), "2"),
+        (weight("both"), "700"),
+        (weight("a"), "50"),
+    ];
+    let big = [
+        (json!("host_elevator"), "bfq"),
+        (weight("both"), "200"),
+        (weight("b"), "900"),
+        (read_iops("b"), "333"),
+    ];
+    with_settings(&plan, &[settings(&fast), settings(&big)]);
+    let before = host.snapshot();
+    site.ok(&["apply", &plan, "--dry-run"]);
+    assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
+    site.ok(&["apply", &plan]);
+    let weights: Vec<_> =
+        (0..3).map(|vm| host.devices.iter().map(|d| host.weight(vm, d)).collect::<Vec<_>>()).collect();
+    assert_eq!(weights, [[Some(700), Some(200)], [Some(50), None], [None, Some(900)]]);
+    assert_eq!(host.read_limit(2, &host.devices[1].dev), Some(333));
+    assert_eq!(host.read_limit(2, &host.devices[0].dev), None);
+    let root = Root::default();
+    assert_eq!(host.devices[0].tunables(&root).unwrap()["slice_idle"], "2");
+    assert_eq!(host.devices[1].tunables(&root).unwrap()["slice_idle"], "8");
+
+    // One journal, and one status.
+    let (code, status) = site.json(&["status"]);
+    assert_eq!(code, 0, "{status}");
+    for name in host.devices.iter().map(|d| &d.name) {
+        assert!(status.to_string().contains(&format!("elevator of {name}")), "{status}");
+    }
+    assert!(site.state_dir().join("journal.json").exists());
+
+    // All tasks of both devices run at once, each on its own disk.
+    let reads = |device: &BlockDevice| -> u64 {
+        let stat = root.read(device.sysfs().join("stat")).unwrap();
+        stat.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let counted: Vec<u64> = host.devices.iter().map(reads).collect();
+    let (code, result) = site.json(&["verify", &spec, "--for", "3s"]);
+    // 4: nothing missed, not proven; 2: missed, as a busy machine may.
+    assert!([0, 2, 4].contains(&code), "{code} {result}");
+    let tasks = result["runs"][0]["tasks"].as_array().unwrap();
+    let names: Vec<_> = tasks.iter().map(|t| format!("{}/{}", t["vm"], t["task"]).replace('"', "")).collect();
+    assert_eq!(names, ["both/commit", "both/query", "a/t", "b/t"]);
+    assert!(tasks.iter().all(|t| t["n"].as_u64().unwrap() > 0 && t["predicted_ns"].is_u64()), "{result}");
+    for (device, counted) in host.devices.iter().zip(counted) {
+        assert!(reads(device) > counted, "{} was not read", device.name);
+    }
+
+    assert!(site.ok(&["revert"]).contains("everything was put back"));
+    assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
+    assert!(!site.state_dir().join("journal.json").exists());
+}
+
+/// What is killed between two devices is put back on both.
+#[test]
+fn a_kill_between_two_devices_is_reverted_on_both() {
+    let test = "a_kill_between_two_devices_is_reverted_on_both";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 2, 3) else { return };
+    let spec = write(&site, "host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
+    let plan = site.dir.path().join("host.plan").to_str().unwrap().to_owned();
+    host.devices.iter().for_each(|device| profile(&site, &device.name));
+    site.ok(&["plan", &spec, "-o", &plan]);
+    let one = |vm: &str| settings(&[(json!("host_elevator"), "bfq"), (weight(vm), "700")]);
+    with_settings(&plan, &[one("a"), one("b")]);
+    let before = host.snapshot();
+    let mut child = site.spawn(&["apply", &plan, "-q"]);
+    // The journal is there before the first setting is written.
+    let begun = std::time::Instant::now();
+    while !site.state_dir().join("journal.json").exists() && child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < rtvirtio_testkit::HANG, "apply hangs");
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(site.ok(&["revert"]).contains("everything was put back"));
+    assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
+}
+
+#[test]
+fn what_takes_one_device_refuses_several_with_the_place() {
+    let test = "what_takes_one_device_refuses_several_with_the_place";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 2, 3) else { return };
+    let spec = write(&site, "host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
+    let out = site.dir.path().join("out").to_str().unwrap().to_owned();
+    let lab: &[&str] = &["lab", "up", &spec];
+    let commands: [&[&str]; 4] = [
+        &["tune", &spec],
+        &["simulate", &spec, "--for", "1s"],
+        &["plan", &spec, "--domain", "-o", &out],
+        lab,
+    ];
+    for args in commands {
+        let out = site.output(args);
+        let said = text(&out.stderr);
+        assert!(!out.status.success(), "{args:?}");
+        assert!(
+            said.contains("takes one device, and this spec has 2") && said.contains(":4:1"),
+            "{args:?}: {said}"
+        );
+    }
+    for args in [
+        &["plan", &spec, "--profile", PROFILE][..],
+        &["apply", &spec, "--profile", PROFILE, "--dry-run"],
+        &["profile", &spec, "--out", &out],
+    ] {
+        let out = site.output(args);
+        let said = text(&out.stderr);
+        assert!(!out.status.success() && said.contains("the spec has 2"), "{args:?}: {said}");
+    }
+    assert!(!Path::new(&out).exists());
+}
+
+/// A partition stands for its disk, and the plan names it; a disk is named once.
+#[test]
+fn settings_of_a_partition_act_on_its_disk() {
+    let test = "settings_of_a_partition_act_on_its_disk";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 1, 3) else { return };
+    let (disk, node) = (&host.devices[0], host.node(0));
+    let added = Command::new("addpart").args([&node, "1", "2048", "65536"]).output();
+    match &added {
+        Ok(out) if out.status.success() => {}
+        Ok(out) => return skip(test, &format!("addpart: {}", text(&out.stderr).trim())),
+        Err(e) => return skip(test, &format!("addpart: {e}")),
+    }
+    profile(&site, &disk.name);
+    let spec = format!(
+        "[device]\npath = \"{node}p1\"\n[[vm]]\nname = \"a\"\ncgroup = '{}'\n{}",
+        host.vm(0).display(),
+        reader("t", None, 20)
+    );
+    let spec = write(&site, "part.toml", &spec);
+    let plan = site.dir.path().join("part.plan").to_str().unwrap().to_owned();
+    let shown = site.ok(&["plan", &spec, "-o", &plan]);
+    let note = format!("{}p1 is a partition: settings act on the whole disk {}", disk.name, disk.name);
+    assert!(shown.replace('\n', " ").contains(&note), "{shown}");
+    with_settings(&plan, &[settings(&[(json!("host_elevator"), "bfq"), (weight("a"), "300")])]);
+    let before = host.snapshot();
+    site.ok(&["apply", &plan]);
+    assert_eq!(disk.elevators(&Root::default()).unwrap().current, "bfq");
+    assert_eq!(host.weight(0, disk), Some(300));
+    site.ok(&["revert"]);
+    assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
+
+    let twice = two_devices(&host, &node, &format!("{node}p1"));
+    let twice = write(&site, "twice.toml", &twice);
+    let out = site.output(&["apply", &twice, "--dry-run"]);
+    let said = text(&out.stderr);
+    assert!(!out.status.success() && said.contains("are on one disk"), "{said}");
+}
+
+/// A disk that has no file for an elevator leaves no choice: limits act on it, and nothing else.
+#[test]
+fn a_disk_without_an_elevator_takes_limits_only() {
+    let test = "a_disk_without_an_elevator_takes_limits_only";
+    if !has(test, &[Need::Root, Need::Path("/sys/block/zram0", "no zram device")]) {
+        return;
+    }
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 0, 1) else { return };
+    let root = Root::default();
+    let zram = BlockDevice::find(&root, "zram0").unwrap();
+    profile(&site, "zram0");
+    let spec = format!(
+        "[device]\npath = \"/dev/zram0\"\n[[vm]]\nname = \"a\"\ncgroup = '{}'\n{}",
+        host.vm(0).display(),
+        reader("t", None, 20)
+    );
+    let spec = write(&site, "zram.toml", &spec);
+    let plan = site.dir.path().join("zram.plan").to_str().unwrap().to_owned();
+    let (code, value) = site.json(&["plan", &spec, "-o", &plan]);
+    assert_eq!(code, 0, "{value}");
+    let notes = value["devices"][0]["notes"].to_string();
+    assert!(notes.contains("only limits can act") && notes.contains("zram0 is memory"), "{notes}");
+    let chosen = value["devices"][0]["plan"]["settings"].to_string();
+    assert!(!chosen.contains("elevator") && !chosen.contains("weight"), "{chosen}");
+
+    let before = host.snapshot();
+    for knob in [json!("host_elevator"), weight("a")] {
+        let value = if knob.is_string() { "bfq" } else { "300" };
+        with_settings(&plan, &[settings(&[(knob, value)])]);
+        let out = site.output(&["apply", &plan]);
+        let said = text(&out.stderr);
+        assert!(!out.status.success() && said.contains("limits"), "{said}");
+    }
+    with_settings(&plan, &[settings(&[(read_iops("a"), "500")])]);
+    site.ok(&["apply", &plan]);
+    assert_eq!(host.read_limit(0, &zram.dev), Some(500));
+    site.ok(&["revert"]);
+    assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
+}

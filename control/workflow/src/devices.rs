@@ -1,0 +1,139 @@
+//! A whole spec on this host: each of its devices with the VMs on it.
+
+use std::collections::HashMap;
+
+use rtvirtio_kernel::Root;
+use rtvirtio_measure::HostFacts;
+use rtvirtio_measure::workload::VmLoad;
+use rtvirtio_spec::HostSpec;
+use rtvirtio_units::Nanos;
+
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Result, bail};
+use crate::find::HostVm;
+use crate::progress::Progress;
+use crate::site::Site;
+
+/// Predictions by VM and task: one for each target of the task, in its order, or one without a
+/// target.
+pub type Predictions = HashMap<(String, String), Vec<Nanos>>;
+
+/// A spec on this host.
+pub struct Devices {
+    /// The whole file.
+    pub host: HostSpec,
+    /// One for each of its parts, in order; never empty.
+    pub sites: Vec<Site>,
+}
+
+impl Devices {
+    /// Finds every device and every VM. Changes nothing.
+    ///
+    /// # Errors
+    /// As [`Site::find`]; [`Kind::File`](crate::Kind::File) when two devices are one disk.
+    pub fn find(host: HostSpec, dirs: &Dirs) -> Result<Self> {
+        let mut sites: Vec<Site> = Vec::new();
+        for part in host.parts() {
+            let site = Site::find(part.clone(), dirs).with_context(|| label(part.name.as_deref()))?;
+            if let Some((other, disk)) = sites.iter().find_map(|other| Some((other, other.shares(&site)?))) {
+                bail!(
+                    File,
+                    "the devices {} and {} of the spec are on one disk ({disk}), and what is set there is set for both: \
+                     name that disk once, with the VMs of both",
+                    other.name(),
+                    site.name()
+                );
+            }
+            sites.push(site);
+        }
+        Ok(Self { host, sites })
+    }
+
+    /// Loads BFQ for steps that change settings, as [`Site::load_bfq`].
+    pub fn load_bfq(&self, progress: &dyn Progress) {
+        self.sites.iter().for_each(|site| site.load_bfq(progress));
+    }
+
+    /// As [`Site::warn_without_bfq`].
+    pub fn warn_without_bfq(&self, progress: &dyn Progress) {
+        self.sites.iter().for_each(|site| site.warn_without_bfq(progress));
+    }
+
+    /// As [`Site::warn_without_agent`], once for each VM.
+    pub fn warn_without_agent(&self, progress: &dyn Progress) {
+        let root = Root::default();
+        self.host_vms()
+            .into_iter()
+            .filter_map(|vm| vm.agent_note(&root))
+            .for_each(|note| progress.warn(&note));
+    }
+
+    /// Every VM once, in the order of the file: any of its sites leads to its threads.
+    #[must_use]
+    pub fn host_vms(&self) -> Vec<&HostVm> {
+        let all = || self.sites.iter().flat_map(Site::host_vms);
+        self.host.vms().iter().filter_map(|vm| all().find(|found| found.name == vm.name)).collect()
+    }
+
+    /// As [`Site::guard_data`].
+    ///
+    /// # Errors
+    /// [`Kind::Guarded`](crate::Kind::Guarded) when a task would overwrite data.
+    pub fn guard_data(&self, may_destroy: bool) -> Result<()> {
+        self.sites.iter().try_for_each(|site| site.guard_data(may_destroy))
+    }
+
+    /// Every VM once, with all its tasks and the disk of each.
+    ///
+    /// # Errors
+    /// [`Kind::File`](crate::Kind::File) for a VM that runs already and has no `disk`.
+    pub fn loads(&self, predicted: &Predictions) -> Result<Vec<VmLoad>> {
+        let of_sites = self.sites.iter().map(|site| site.loads(&[])).collect::<Result<Vec<_>>>()?;
+        let mut loads = Vec::new();
+        for (i, vm) in self.host.vms().iter().enumerate() {
+            let disks = self.host.disks(i);
+            let of_part = |part: usize| {
+                let load = of_sites.get(part).and_then(|loads| loads.iter().find(|l| l.vm.name == vm.name));
+                load.with_context(|| format!("vm {}: its device is gone", vm.name))
+            };
+            let first = of_part(disks.first().map_or(0, |disk| disk.part))?;
+            let mut load =
+                VmLoad { vm: vm.clone(), targets: Vec::new(), predicted: Vec::new(), ..first.clone() };
+            for (task, disk) in vm.tasks.iter().zip(disks) {
+                let here = of_part(disk.part)?;
+                let position = here.vm.tasks.iter().position(|t| t.name == task.name);
+                let position = position.with_context(|| format!("vm {}: a task is gone", vm.name))?;
+                load.targets.push(here.target(position).to_owned());
+            }
+            for task in &vm.tasks {
+                let of_task = predicted.get(&(vm.name.clone(), task.name.clone()));
+                let of_goal = |goal: usize| of_task.and_then(|all| all.get(goal)).copied();
+                load.predicted.extend((0..task.goals().count()).map(of_goal));
+            }
+            loads.push(load);
+        }
+        Ok(loads)
+    }
+
+    /// The host, as a result file describes it.
+    #[must_use]
+    pub fn facts(&self) -> HostFacts {
+        let mut all = self.sites.iter().map(Site::facts);
+        let mut facts = all.next().unwrap_or_else(|| HostFacts {
+            kernel: crate::kernel_release(),
+            cpus: crate::cpus(),
+            vmm: String::new(),
+            accelerator: String::new(),
+            device: String::new(),
+        });
+        for more in all {
+            facts.device = format!("{}, {}", facts.device, more.device);
+        }
+        facts
+    }
+}
+
+/// What stands before an error of one device; nothing where there is only one.
+fn label(name: Option<&str>) -> String {
+    name.map_or_else(|| "the device".to_owned(), |name| format!("device {name}"))
+}

@@ -1,0 +1,192 @@
+//! A whole spec file: the devices of one host, and the part of the file that concerns each.
+
+use serde::Serialize;
+
+use crate::device::Devices;
+use crate::error::{Report, SpecErrors};
+use crate::types::{LabKind, Reach, Spec, Task, TaskDisk, Vm, VmDisk};
+use crate::vm::VmOnDisks;
+
+/// A validated spec file: the devices of one host, and the VMs on them.
+///
+/// Devices are independent: models, planner and laboratory take one [`Part`] at a time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HostSpec {
+    parts: Vec<Part>,
+    vms: Vec<Vm>,
+    disks: Vec<Vec<TaskDisk>>,
+    /// What a caller that takes one device answers; `None` for a file with one.
+    #[serde(skip)]
+    several: Option<SpecErrors>,
+}
+
+/// What a spec file says of one device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Part {
+    /// Name of the device in the file; a file with one device need not give it.
+    pub name: Option<String>,
+    /// The device, and the VMs that have tasks on it, with those tasks only; in file order.
+    pub spec: Spec,
+    /// The disk of each task, VM by VM as in `spec`; `None` where the file does not say.
+    pub disks: Vec<Vec<Option<VmDisk>>>,
+}
+
+impl HostSpec {
+    /// One part for each device, in file order; never empty.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The VMs with all their tasks, in file order. Where a VM has several disks, `disk` of its
+    /// [`Reach`] is that of its first task; see [`HostSpec::disks`].
+    #[must_use]
+    pub fn vms(&self) -> &[Vm] {
+        &self.vms
+    }
+
+    /// The disk of each task of the VM at this position; empty where there is no such VM.
+    #[must_use]
+    pub fn disks(&self, vm: usize) -> &[TaskDisk] {
+        self.disks.get(vm).map_or(&[], Vec::as_slice)
+    }
+
+    /// Every task with its VM, in file order.
+    pub fn tasks(&self) -> impl Iterator<Item = (&Vm, &Task)> {
+        self.vms.iter().flat_map(|vm| vm.tasks.iter().map(move |task| (vm, task)))
+    }
+
+    /// What the lab starts for this file; `None` when its VMs run already.
+    #[must_use]
+    pub fn lab_kind(&self) -> Option<LabKind> {
+        self.parts.iter().find_map(|part| part.spec.lab_kind())
+    }
+
+    /// The spec of a file that has one device.
+    ///
+    /// # Errors
+    /// When it has several, with the place of the second.
+    pub fn single(&self) -> Result<&Spec, SpecErrors> {
+        match (&self.several, self.parts.as_slice()) {
+            (None, [part]) => Ok(&part.spec),
+            (several, _) => Err(several.clone().unwrap_or_else(|| Report::new("", "").into_errors())),
+        }
+    }
+
+    /// As [`HostSpec::single`].
+    ///
+    /// # Errors
+    /// As [`HostSpec::single`].
+    pub fn into_single(mut self) -> Result<Spec, SpecErrors> {
+        match (self.several, self.parts.pop()) {
+            (None, Some(part)) => Ok(part.spec),
+            (several, _) => Err(several.unwrap_or_else(|| Report::new("", "").into_errors())),
+        }
+    }
+}
+
+impl From<Spec> for Part {
+    /// The part of a host of one device.
+    fn from(spec: Spec) -> Self {
+        let disks = |vm: &Vm| match &vm.reach {
+            Reach::Existing { disk, .. } => vec![disk.clone(); vm.tasks.len()],
+            Reach::Lab(_) => vec![None; vm.tasks.len()],
+        };
+        Self { name: None, disks: spec.vms.iter().map(disks).collect(), spec }
+    }
+}
+
+impl From<Spec> for HostSpec {
+    /// The host of one device.
+    fn from(spec: Spec) -> Self {
+        let (vms, part) = (spec.vms.clone(), Part::from(spec));
+        let named = |disk: &Option<VmDisk>| TaskDisk { part: 0, name: None, disk: disk.clone() };
+        let disks = part.disks.iter().map(|paths| paths.iter().map(named).collect()).collect();
+        Self { parts: vec![part], vms, disks, several: None }
+    }
+}
+
+impl Part {
+    /// The different disks that the tasks of the VM at this position use, in their order.
+    #[must_use]
+    pub fn disks_of(&self, vm: usize) -> Vec<&VmDisk> {
+        let mut all: Vec<&VmDisk> = Vec::new();
+        for disk in self.disks.get(vm).into_iter().flatten().flatten() {
+            if !all.contains(&disk) {
+                all.push(disk);
+            }
+        }
+        all
+    }
+}
+
+/// Puts devices and VMs together; `None` when something was reported.
+pub(crate) fn assemble(
+    report: &mut Report<'_>,
+    text: &str,
+    devices: Devices,
+    mut vms: Vec<VmOnDisks>,
+) -> Option<HostSpec> {
+    for one in &mut vms {
+        let Reach::Existing { disk: Some(disk), .. } = &one.vm.reach else { continue };
+        one.disks.iter_mut().filter(|d| d.name.is_none()).for_each(|d| d.disk = Some(disk.clone()));
+    }
+    let several = several(report, text, &devices);
+    let named = devices.entries.len() > 1;
+    let mut parts = Vec::new();
+    let (bad, mut good) = (devices.bad, !devices.bad);
+    for (i, entry) in devices.entries.into_iter().enumerate() {
+        let Some(device) = entry.device.into_value() else {
+            good = false;
+            continue;
+        };
+        let mut part = Part { name: entry.name, spec: Spec { device, vms: Vec::new() }, disks: Vec::new() };
+        for one in &vms {
+            let here: Vec<(&Task, &TaskDisk)> =
+                one.vm.tasks.iter().zip(&one.disks).filter(|(_, disk)| disk.part == i).collect();
+            if here.is_empty() {
+                continue;
+            }
+            let disks: Vec<Option<VmDisk>> = here.iter().map(|(_, disk)| disk.disk.clone()).collect();
+            let first = disks.iter().flatten().next().cloned();
+            let tasks = here.into_iter().map(|(task, _)| task.clone()).collect();
+            part.spec.vms.push(Vm { tasks, ..with_disk(&one.vm, first) });
+            part.disks.push(disks);
+        }
+        if part.spec.vms.is_empty() && named && !bad {
+            let message = "no task of any VM uses this device";
+            report.add(entry.at, message, "remove it, or let a VM's disk name it: device = ...");
+            good = false;
+        }
+        parts.push(part);
+    }
+    let (vms, disks) = vms
+        .into_iter()
+        .map(|one| {
+            let first = one.disks.iter().find_map(|disk| disk.disk.clone());
+            (with_disk(&one.vm, first), one.disks)
+        })
+        .unzip();
+    good.then_some(HostSpec { parts, vms, disks, several })
+}
+
+/// The VM with this disk, where it is one that runs already.
+fn with_disk(vm: &Vm, first: Option<VmDisk>) -> Vm {
+    let mut vm = vm.clone();
+    if let Reach::Existing { disk, .. } = &mut vm.reach {
+        *disk = first.or_else(|| disk.clone());
+    }
+    vm
+}
+
+/// The answer of a caller that takes one device.
+fn several(report: &Report<'_>, text: &str, devices: &Devices) -> Option<SpecErrors> {
+    let second = devices.entries.get(1)?;
+    let mut answer = Report::new(report.file(), text);
+    answer.add(
+        second.at.clone(),
+        format!("this command takes one device, and this spec has {}", devices.entries.len()),
+        "give it a spec with one [device], and the VMs on it",
+    );
+    Some(answer.into_errors())
+}
