@@ -193,6 +193,9 @@ impl DemoResult {
         for run in &self.file.runs {
             ui.step(&format!("{}: {}", scheme_name(&run.scheme), tally(run).sentence()));
         }
+        if let [before, after] = self.file.runs.as_slice() {
+            print(&text::before_after(before, after, &style()), ui);
+        }
         ui.step(&format!("wrote {} and {}", page.display(), data.display()));
         Ok(last_code(&self.file.runs))
     }
