@@ -82,14 +82,15 @@ fn a_flood_of_discards() {
         let attack = move || {
             in_threads(1, move |_, stop| {
                 let mut client = Client::connect(&socket, Options::default()).unwrap();
-                let mem = Arc::clone(&client.mem);
                 let queue = &mut client.queues[0];
                 let mut i = 0u64;
                 let mut outstanding = 0;
                 while !stop.load(Ordering::Relaxed) {
                     while outstanding < 32 {
-                        let Some(slot) = queue.push(&deallocate(kinds[i as usize % 2])) else { break };
-                        mem.write(queue.data(slot), &range(i / 2 % 8 * (128 << 11), 128 << 11));
+                        let range = range(i / 2 % 8 * (128 << 11), 128 << 11);
+                        if queue.push_with(&deallocate(kinds[i as usize % 2]), &range).is_none() {
+                            break;
+                        }
                         (i, outstanding) = (i + 1, outstanding + 1);
                     }
                     queue.notify().unwrap();
@@ -242,14 +243,12 @@ fn window_flush_and_discard_in_flight_at_once() {
         .collect();
     for _ in 0..200 {
         for client in &mut clients {
-            let mem = Arc::clone(&client.mem);
             let queue = &mut client.queues[0];
             for i in 0..4 {
                 queue.push(&common::write(i * 8, 4_096)).unwrap();
             }
             queue.push(&BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }).unwrap();
-            let slot = queue.push(&deallocate(11)).unwrap();
-            mem.write(queue.data(slot), &range(0, 64));
+            queue.push_with(&deallocate(11), &range(0, 64)).unwrap();
         }
         for client in &mut clients {
             client.queues[0].notify().unwrap();
@@ -281,11 +280,8 @@ fn discards_do_not_hold_up_a_stop() {
     let iod = Iod::start(dir.path(), &config);
     let neighbour = Neighbour::start(dir.path().join("b"));
     let push = |client: &mut Client, kind: u32| {
-        let mem = Arc::clone(&client.mem);
         let queue = &mut client.queues[0];
-        while let Some(slot) = queue.push(&deallocate(kind)) {
-            mem.write(queue.data(slot), &range(0, 1 << 21));
-        }
+        while queue.push_with(&deallocate(kind), &range(0, 1 << 21)).is_some() {}
         queue.notify().unwrap();
         std::thread::sleep(Duration::from_millis(100));
     };

@@ -1,6 +1,7 @@
 //! The command line, with examples. No logic.
 
 mod apply;
+mod discover;
 mod iod;
 mod keep;
 mod plan;
@@ -15,6 +16,7 @@ use clap::{Args, Parser, Subcommand};
 use rtvirtio_console::Global;
 
 pub use apply::*;
+pub use discover::*;
 pub use iod::*;
 pub use keep::*;
 pub use plan::*;
@@ -60,6 +62,17 @@ EXAMPLES
   rtvirtio check --guest /run/vm0.qga   also whether this guest tells the I/O domain what is urgent
   rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
     Check(CheckArgs),
+    /// List the VMs that run here, with their disks, and write a first spec for them; nothing in a
+    /// guest is touched
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio discover                                 libvirt, Proxmox, plain QEMU, Cloud Hypervisor, Firecracker, crosvm
+  sudo rtvirtio discover --observe 5min -o plant.toml    with what each VM does, and proposed targets
+  sudo rtvirtio discover --observe 1min --json | jq '.vms[].disks[].activity'
+
+What a VM does is read from QEMU's own counters and latency histograms where its monitor can be reached, else from its cgroup's.
+The histograms are set for the time of the observation and removed at its end. Without sudo only your own VMs can be looked into.")]
+    Discover(DiscoverArgs),
     /// Measure a device, or with `cpu` a VM, and save its profile, which `predict`, `plan` and
     /// `apply` read
     #[command(after_help = "\

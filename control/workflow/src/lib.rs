@@ -11,6 +11,7 @@ pub mod contracts;
 pub mod data_guard;
 pub mod devices;
 mod dirs;
+pub mod discover;
 pub mod domain;
 pub mod elevator;
 mod error;

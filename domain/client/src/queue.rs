@@ -172,6 +172,17 @@ impl ClientQueue {
         Some(slot)
     }
 
+    /// The same for a request with data. The data is there before the request is: a back end that
+    /// polls the ring takes it without a kick.
+    ///
+    /// # Panics
+    /// As [`ClientQueue::push`]; more data than the buffer of a slot.
+    pub fn push_with(&mut self, request: &BlkRequest, data: &[u8]) -> Option<u16> {
+        assert!(data.len() <= self.buffer, "{} bytes of {}", data.len(), self.buffer);
+        self.mem.write(self.data(*self.free.last()?), data);
+        self.push(request)
+    }
+
     /// Sets the available index to any value, for attacks.
     pub fn set_avail_index(&mut self, index: u16) {
         self.mem.publish(self.avail + 2, index);

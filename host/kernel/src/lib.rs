@@ -11,6 +11,7 @@ pub mod check;
 mod error;
 pub mod flock;
 pub mod holders;
+pub mod io_counters;
 pub mod leftovers;
 pub mod mounts;
 pub mod process;

@@ -197,6 +197,17 @@ impl Descriptor {
         fs::read_link(root.at(self.link()))
     }
 
+    /// Whether it may be written to, by the access mode in `flags:` of `/proc/PID/fdinfo/N`.
+    ///
+    /// # Errors
+    /// `NotFound` when it is closed meanwhile; as read(2) reports.
+    pub fn writes(&self, root: &Root) -> io::Result<bool> {
+        let info = self.info(root)?;
+        let text = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = text.and_then(|t| i32::from_str_radix(t.trim(), 8).ok());
+        Ok(flags.is_some_and(|f| f & libc::O_ACCMODE != libc::O_RDONLY))
+    }
+
     /// Text of `/proc/PID/fdinfo/N`: flags in octal, locks.
     ///
     /// # Errors
@@ -257,15 +268,20 @@ pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// The words that a process was started with (proc_pid_cmdline(5)); none for a kernel thread.
+/// The words that a process was started with (proc_pid_cmdline(5)), the program's name first; none
+/// for a kernel thread. A process can change what is read here. Bytes that are not UTF-8 are
+/// replaced.
 ///
 /// # Errors
 /// When the process is gone or hidden.
 pub fn command_line(root: &Root, pid: u32) -> Result<Vec<String>, HostError> {
     let path = path(pid, "cmdline");
     let bytes = fs::read(root.at(&path)).map_err(|source| HostError::Read { path, source })?;
-    let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|b| *b == 0);
-    Ok(words.map(|w| String::from_utf8_lossy(w).into_owned()).collect())
+    let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+    if bytes.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(bytes.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).collect())
 }
 
 /// Memory of a process that is locked into RAM, and all that it has in RAM, in bytes (`VmLck`,

@@ -11,6 +11,7 @@
 //! - [`standstill`]: whether the disk itself did.
 //! - [`awake`]: keeps its CPUs from sleeping.
 //! - [`profile`]: what a device can do, measured.
+//! - [`observe`]: what a VM does while it works, from counters of QEMU and the kernel.
 //! - [`http`]: requests to a web server, as load.
 //! - [`workload`]: the tasks of several VMs at once, each where it belongs.
 //!
@@ -24,6 +25,7 @@ pub mod http;
 pub mod intended;
 pub mod local;
 pub mod noise;
+pub mod observe;
 pub mod profile;
 mod result;
 pub mod run;

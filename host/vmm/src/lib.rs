@@ -8,8 +8,10 @@
 
 mod address;
 pub mod agent;
+pub mod disk_stats;
 mod error;
 pub mod libvirt;
+pub mod machines;
 pub mod probe;
 pub mod qmp;
 pub mod spawn;

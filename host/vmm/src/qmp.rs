@@ -279,7 +279,7 @@ impl Qmp {
         }
     }
 
-    fn typed<T: for<'de> Deserialize<'de>>(&mut self, command: &str) -> Result<T, VmmError> {
+    pub(crate) fn typed<T: for<'de> Deserialize<'de>>(&mut self, command: &str) -> Result<T, VmmError> {
         let value = self.execute(command, None)?;
         serde_json::from_value(value).map_err(|e| self.protocol(command, e.to_string()))
     }

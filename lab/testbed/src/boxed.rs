@@ -243,8 +243,9 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
 /// As [`run()`], for a script that starts guests under the box's KVM. Under emulated SVM (QEMU 7.2
 /// and 10.0) a nested guest can take the box with it, by a kernel panic, a silent reset, or a CPU
 /// that never leaves KVM (each seen once in ten or more runs): a flaw of the emulation. A box that
-/// ended without the script's exit status, that hung (it printed nothing for 75 s), or for which
-/// `lost` is true, is started anew, twice at most: what fails by our fault fails again.
+/// ended without the script's exit status, that hung (it printed nothing for 75 s, and twice as
+/// long at each further try), or for which `lost` is true, is started anew, twice at most: what
+/// fails by our fault fails again.
 ///
 /// # Errors
 /// See [`BoxError`].
@@ -254,9 +255,9 @@ pub fn run_with_guests(
     on_line: &dyn Fn(&str),
     lost: &dyn Fn(&BoxOutcome) -> bool,
 ) -> Result<BoxOutcome, BoxError> {
-    let run = &BoxRun { quiet: run.quiet.min(QUIET), ..run.clone() };
-    for _ in 1..RUNS {
-        match self::run(image, run, on_line) {
+    let quiet = |n| BoxRun { quiet: run.quiet.min(QUIET * patience(n)), ..run.clone() };
+    for n in 1..RUNS {
+        match self::run(image, &quiet(n), on_line) {
             Ok(out) if out.exit_code.is_none() || lost(&out) => {
                 on_line(&format!("the box died: once more. Its console ended with:\n{}", tail(&out.console)));
             }
@@ -264,12 +265,19 @@ pub fn run_with_guests(
             other => return other,
         }
     }
-    self::run(image, run, on_line)
+    self::run(image, &quiet(RUNS), on_line)
+}
+
+/// How much longer the limits of the `n`th try are, from 1: what is slow because the machine is
+/// busy gets through at last.
+fn patience(n: u32) -> u32 {
+    1 << (n - 1).min(4)
 }
 
 /// Boots the box, runs the script in it and powers it off. Each line that the script prints also
 /// goes to `on_line` as it comes. Two virtual CPUs. A boot that does not reach the script within a
-/// minute is ended, and another tried; likewise a boot whose console is silent for 20 s.
+/// minute is ended, and another tried; likewise a boot whose console is silent for 20 s. Each
+/// further boot has twice the time.
 ///
 /// # Errors
 /// See [`BoxError`]. A script that fails is an outcome, not an error.
@@ -282,7 +290,7 @@ pub fn run(image: &BoxImage, run: &BoxRun, on_line: &dyn Fn(&str)) -> Result<Box
     let files = RunFiles::new(dir.path());
     payload(run, &files.payload)?;
     for boots in 1..=BOOTS {
-        match boot(image, run, &files, on_line)? {
+        match boot(image, run, &files, patience(boots), on_line)? {
             Boot::Ran => {
                 return Ok(BoxOutcome {
                     exit_code: files.status().and_then(|s| s.parse().ok()),
@@ -306,7 +314,13 @@ enum Boot {
     Stuck,
 }
 
-fn boot(image: &BoxImage, run: &BoxRun, files: &RunFiles, on_line: &dyn Fn(&str)) -> Result<Boot, BoxError> {
+fn boot(
+    image: &BoxImage,
+    run: &BoxRun,
+    files: &RunFiles,
+    patience: u32,
+    on_line: &dyn Fn(&str),
+) -> Result<Boot, BoxError> {
     let start = Instant::now();
     let child =
         spawn(command(image, run, files)?, Vec::new(), Lifetime::WithParent).map_err(BoxError::Spawn)?;
@@ -328,8 +342,8 @@ fn boot(image: &BoxImage, run: &BoxRun, files: &RunFiles, on_line: &dyn Fn(&str)
                 });
             }
             Some(_) => return Ok(if begun { Boot::Ran } else { Boot::Stuck }),
-            None if !begun && start.elapsed() > BOOT => return Ok(Boot::Stuck),
-            None if !begun && start.elapsed() > FIRST_WORD && files.console_is_empty() => {
+            None if !begun && start.elapsed() > BOOT * patience => return Ok(Boot::Stuck),
+            None if !begun && start.elapsed() > FIRST_WORD * patience && files.console_is_empty() => {
                 return Ok(Boot::Stuck);
             }
             None if begun && start.elapsed() > run.timeout => return Err(files.timeout(run.timeout, false)),

@@ -6,6 +6,7 @@ use rtvirtio_spec::HostSpec;
 
 pub mod apply;
 pub mod check;
+pub mod discover;
 pub mod domain;
 pub mod iod;
 pub mod keep;

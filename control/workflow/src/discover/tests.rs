@@ -1,0 +1,102 @@
+use std::path::Path;
+
+use rtvirtio_measure::observe::{Observed, Tail};
+use rtvirtio_units::{Bytes, Iops, Percentile};
+use rtvirtio_vmm::disk_stats::Direction;
+
+use super::*;
+
+#[test]
+fn names_fit_a_spec_and_are_unique() {
+    let mut names = BTreeSet::new();
+    assert_eq!(unique("plc", &mut names), "plc");
+    assert_eq!(unique("plc", &mut names), "plc-2");
+    assert_eq!(unique("-Web Server (old)", &mut names), "Web-Server--old-");
+    assert_eq!(unique("…", &mut names), "vm");
+    let long = "x".repeat(60);
+    assert_eq!(unique(&long, &mut names).len(), 32);
+    assert_eq!(unique(&long, &mut names), format!("{}-2", "x".repeat(30)));
+}
+
+fn seen(direction: Direction, rate: f64, size: u64, tails: &[(f64, u64)]) -> Observed {
+    let tail = |(p, ns): &(f64, u64)| Tail { percentile: Percentile(*p), latency_ns: Nanos(*ns) };
+    Observed {
+        direction,
+        n: (rate * 300.0) as u64,
+        rate: Iops(rate),
+        mean_size: Some(Bytes(size)),
+        mean_ns: Some(Nanos(500_000)),
+        depth: Some(rate * 0.0005),
+        tails: tails.iter().map(tail).collect(),
+        longest_ns: None,
+    }
+}
+
+fn disk(path: &str, device: Option<&str>, directions: Option<Vec<Observed>>) -> FoundDisk {
+    FoundDisk {
+        path: path.into(),
+        target: None,
+        is_file: false,
+        writes: true,
+        device: device.map(|name| FoundDevice {
+            name: name.to_owned(),
+            dev: "8:0".to_owned(),
+            path: Path::new("/dev").join(name),
+        }),
+        activity: directions.map(|directions| Activity { source: Source::Qemu, directions }),
+    }
+}
+
+fn found(disks: Vec<FoundDisk>, observed: bool) -> Discovery {
+    let plc = FoundVm {
+        name: "plc".to_owned(),
+        vmm: Vmm::Qemu,
+        pid: 4711,
+        reach: FoundReach::Cgroup(r"/machine.slice/machine-qemu\x2d1\x2dplc.scope".into()),
+        qmp: None,
+        agent: None,
+        cgroup: None,
+        own_cgroup: false,
+        disks,
+        notes: vec!["a note\nname = \"x\"".to_owned()],
+    };
+    Discovery {
+        schema: DISCOVERY_SCHEMA.to_owned(),
+        vms: vec![plc],
+        unreadable: Vec::new(),
+        uri: None,
+        observed_ns: observed.then_some(Nanos::from_millis(300_000)),
+    }
+}
+
+#[test]
+fn a_spec_of_what_was_seen_loads() {
+    let directions = vec![
+        seen(Direction::Read, 99.2, 4100, &[(50.0, 400_000), (99.0, 3_000_000), (99.9, 8_200_000)]),
+        seen(Direction::Write, 8.3, 70_000, &[(50.0, 400_000), (99.0, 2_000_000), (99.9, 3_000_000)]),
+        seen(Direction::Flush, 8.0, 0, &[(50.0, 400_000), (99.0, 2_500_000)]),
+    ];
+    let text = spec_text(&found(vec![disk("/dev/vg0/plc", Some("sda"), Some(directions))], true), "today");
+    let spec = rtvirtio_spec::parse("found.toml", &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let tasks = &spec.vms[0].tasks;
+    assert_eq!(tasks.len(), 3, "{text}");
+    assert_eq!((tasks[0].rate, tasks[0].block), (Some(Iops(100.0)), Bytes(4096)), "{text}");
+    assert_eq!((tasks[1].rate, tasks[1].block), (Some(Iops(18.0 / 60.0)), Bytes(70_144)), "{text}");
+    assert!(text.contains("p99.9"), "{text}");
+    assert!(text.contains("latency = \"20ms\""), "twice 8.2 ms, rounded up: {text}");
+    assert!(text.contains("8.0/s") && text.contains("flushes"), "{text}");
+    assert_eq!((tasks[2].rate, tasks[2].block), (Some(Iops(8.0)), Bytes(69_632)), "{text}");
+    assert_eq!(tasks[2].targets[0].latency, Nanos(10_000_000), "twice 2 + 2.5 ms, rounded up: {text}");
+}
+
+#[test]
+fn what_is_not_known_stays_a_comment() {
+    let text = spec_text(&found(vec![disk("/dev/vg0/plc", Some("sda"), None)], false), "today");
+    assert!(text.contains("--observe 5min"), "{text}");
+    assert!(!text.lines().any(|l| l.starts_with("[[vm.task]]")), "nothing is made up: {text}");
+    let text = spec_text(&found(vec![disk("/mnt/nfs/plc.raw", None, None)], false), "today");
+    assert!(
+        !text.lines().any(|l| l.starts_with("[[vm]]")),
+        "a VM without a device is no VM of a spec: {text}"
+    );
+}

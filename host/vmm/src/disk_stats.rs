@@ -1,0 +1,224 @@
+//! What QEMU counts for each disk of a guest: requests, bytes, time, and latency histograms. The
+//! guest takes no part in it (`query-block`, `query-blockstats` and `block-latency-histogram-set`
+//! in QEMU's `qapi/block-core.json` and `qapi/block.json`).
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{Qmp, VmmError};
+
+/// Direction of a request. QEMU counts discards apart, under other names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Flushes, as a guest's fsync makes them.
+    Flush,
+}
+
+/// Requests that have ended, by how long they took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Histogram {
+    /// Limits between the bins, in nanoseconds, rising.
+    pub boundaries: Vec<u64>,
+    /// Requests below the first limit, between two limits, and above the last: one more than there
+    /// are limits.
+    pub bins: Vec<u64>,
+}
+
+impl Histogram {
+    /// Requests in it.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.bins.iter().sum()
+    }
+
+    /// Upper limit, in nanoseconds, of the bin in which the request of this rank lies; `None` for
+    /// none, or one above the last limit. `share` is 0.9999 for p99.99.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> Option<u64> {
+        let rank = ((self.count() as f64 * share).ceil() as u64).max(1);
+        let mut seen = 0;
+        for (bin, limit) in self.bins.iter().zip(&self.boundaries) {
+            seen += bin;
+            if seen >= rank {
+                return Some(*limit);
+            }
+        }
+        None
+    }
+
+    /// What came in since `earlier`; `None` when the histogram was set anew meanwhile.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Option<Self> {
+        let same = self.boundaries == earlier.boundaries && self.bins.len() == earlier.bins.len();
+        let pairs = self.bins.iter().zip(&earlier.bins);
+        let bins: Option<Vec<u64>> = pairs.map(|(now, then)| now.checked_sub(*then)).collect();
+        same.then_some(bins?).map(|bins| Self { boundaries: self.boundaries.clone(), bins })
+    }
+}
+
+/// Counters of one direction since QEMU started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Requests completed without an error.
+    pub ops: u64,
+    /// Bytes of them; 0 for flushes.
+    pub bytes: u64,
+    /// Sum of their times, in nanoseconds.
+    pub time_ns: u64,
+    /// Their times, where a histogram has been asked for.
+    pub histogram: Option<Histogram>,
+}
+
+/// One disk of a guest, with its counters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DiskStats {
+    /// What names it in the monitor's commands: the path of its device, such as
+    /// `/machine/peripheral/disk0/virtio-backend`, or the drive's name.
+    pub id: String,
+    /// The file or block device on the host; `None` for an empty drive.
+    pub file: Option<String>,
+    /// Format of the image, such as `raw` or `qcow2`.
+    pub format: Option<String>,
+    /// Whether the guest may only read it.
+    pub read_only: bool,
+    /// Reads.
+    pub read: Counters,
+    /// Writes.
+    pub write: Counters,
+    /// Flushes.
+    pub flush: Counters,
+}
+
+impl DiskStats {
+    /// The counters of a direction.
+    #[must_use]
+    pub fn of(&self, direction: Direction) -> &Counters {
+        match direction {
+            Direction::Read => &self.read,
+            Direction::Write => &self.write,
+            Direction::Flush => &self.flush,
+        }
+    }
+}
+
+/// One entry of `query-block`.
+#[derive(Deserialize)]
+struct Backend {
+    #[serde(default)]
+    device: String,
+    qdev: Option<String>,
+    inserted: Option<Inserted>,
+}
+
+#[derive(Deserialize)]
+struct Inserted {
+    file: String,
+    drv: String,
+    ro: bool,
+    image: Option<Image>,
+}
+
+/// `ImageInfo`.
+#[derive(Deserialize)]
+struct Image {
+    filename: String,
+}
+
+/// One entry of `query-blockstats`.
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(default)]
+    device: String,
+    qdev: Option<String>,
+    stats: Stats,
+}
+
+#[derive(Deserialize)]
+struct Stats {
+    rd_operations: u64,
+    rd_bytes: u64,
+    rd_total_time_ns: u64,
+    rd_latency_histogram: Option<Histogram>,
+    wr_operations: u64,
+    wr_bytes: u64,
+    wr_total_time_ns: u64,
+    wr_latency_histogram: Option<Histogram>,
+    flush_operations: u64,
+    flush_total_time_ns: u64,
+    flush_latency_histogram: Option<Histogram>,
+}
+
+/// The name under which the other commands take a disk. A device that libvirt or `-device` makes
+/// has a path; a `-drive` of old has a name of its own.
+fn id(device: &str, qdev: Option<&str>) -> Option<String> {
+    qdev.filter(|q| !q.is_empty()).or(Some(device).filter(|d| !d.is_empty())).map(str::to_owned)
+}
+
+impl Qmp {
+    /// The guest's disks with their counters, in QEMU's order. Empty drives are among them.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn disk_stats(&mut self) -> Result<Vec<DiskStats>, VmmError> {
+        let backends: Vec<Backend> = self.typed("query-block")?;
+        let entries: Vec<Entry> = self.typed("query-blockstats")?;
+        Ok(join(&backends, entries))
+    }
+
+    /// Makes QEMU keep a latency histogram of a disk, with these limits in nanoseconds, for reads,
+    /// writes and flushes; an earlier one is lost. Without limits it stops.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`]; QEMU before 4.0 has no such command.
+    pub fn set_latency_histogram(&mut self, id: &str, boundaries: &[u64]) -> Result<(), VmmError> {
+        let arguments = if boundaries.is_empty() {
+            json!({ "id": id })
+        } else {
+            json!({ "id": id, "boundaries": boundaries })
+        };
+        self.execute("block-latency-histogram-set", Some(arguments)).map(|_: Value| ())
+    }
+}
+
+/// The path in a name of a file. With options that matter, such as an offset, QEMU writes the whole
+/// block node as `json:{...}`; the path is the `filename` of its innermost `file`.
+fn plain(name: &str) -> String {
+    let node = name.strip_prefix("json:").and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let mut node = node.as_ref();
+    while let Some(here) = node {
+        match here["filename"].as_str() {
+            Some(path) => return path.to_owned(),
+            None => node = here.get("file"),
+        }
+    }
+    name.to_owned()
+}
+
+fn join(backends: &[Backend], entries: Vec<Entry>) -> Vec<DiskStats> {
+    let mut disks = Vec::new();
+    for entry in entries {
+        let Some(id) = id(&entry.device, entry.qdev.as_deref()) else { continue };
+        let of_same = |b: &&Backend| self::id(&b.device, b.qdev.as_deref()).as_ref() == Some(&id);
+        let inserted = backends.iter().find(of_same).and_then(|b| b.inserted.as_ref());
+        let s = entry.stats;
+        let counters = |ops, bytes, time_ns, histogram| Counters { ops, bytes, time_ns, histogram };
+        disks.push(DiskStats {
+            id,
+            file: inserted.map(|i| plain(i.image.as_ref().map_or(&i.file, |image| &image.filename))),
+            format: inserted.map(|i| i.drv.clone()),
+            read_only: inserted.is_some_and(|i| i.ro),
+            read: counters(s.rd_operations, s.rd_bytes, s.rd_total_time_ns, s.rd_latency_histogram),
+            write: counters(s.wr_operations, s.wr_bytes, s.wr_total_time_ns, s.wr_latency_histogram),
+            flush: counters(s.flush_operations, 0, s.flush_total_time_ns, s.flush_latency_histogram),
+        });
+    }
+    disks
+}
+
+#[cfg(test)]
+mod tests;

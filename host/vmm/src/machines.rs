@@ -1,0 +1,192 @@
+//! Virtual machines among this host's processes: QEMU, Cloud Hypervisor, Firecracker, crosvm.
+
+mod command_line;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use rtvirtio_kernel::process::{self, Descriptor};
+use rtvirtio_kernel::{HostError, Root, is_gone, unless_gone};
+use serde::Serialize;
+
+pub use command_line::CommandLine;
+
+/// A smaller file that a VMM has open is no disk: variables of the firmware, a log, a socket's
+/// lock.
+const LEAST_DISK: u64 = 1 << 20;
+
+/// A program that runs virtual machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vmm {
+    /// QEMU, also as `kvm` or `qemu-kvm`.
+    Qemu,
+    /// Cloud Hypervisor.
+    CloudHypervisor,
+    /// Firecracker.
+    Firecracker,
+    /// crosvm.
+    Crosvm,
+}
+
+impl Vmm {
+    /// By the program's file name. Of names that are cut off (proc_pid_comm(5)) 15 bytes count.
+    #[must_use]
+    pub fn of_program(name: &str) -> Option<Self> {
+        match name {
+            "qemu-kvm" | "kvm" => Some(Self::Qemu),
+            "cloud-hypervisor" | "cloud-hyperviso" => Some(Self::CloudHypervisor),
+            "firecracker" => Some(Self::Firecracker),
+            "crosvm" => Some(Self::Crosvm),
+            _ if name.starts_with("qemu-system-") => Some(Self::Qemu),
+            _ => None,
+        }
+    }
+
+    /// The program's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qemu => "QEMU",
+            Self::CloudHypervisor => "Cloud Hypervisor",
+            Self::Firecracker => "Firecracker",
+            Self::Crosvm => "crosvm",
+        }
+    }
+}
+
+/// A disk that a VMM has open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OpenDisk {
+    /// Its path, as the VMM sees it.
+    pub path: PathBuf,
+    /// Number `(major, minor)` of the block device, or of the device on which the file lies.
+    pub dev: (u32, u32),
+    /// Whether it is a file, not a block device.
+    pub is_file: bool,
+    /// Whether the VMM may write.
+    pub writes: bool,
+}
+
+/// A virtual machine that runs on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Process of its VMM.
+    pub pid: u32,
+    /// Which VMM.
+    pub vmm: Vmm,
+    /// What the command line says; empty except of QEMU.
+    pub line: CommandLine,
+    /// Its disks, by path.
+    pub disks: Vec<OpenDisk>,
+}
+
+/// A process that may be a VMM and cannot be looked into.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unreadable {
+    /// The process.
+    pub pid: u32,
+    /// Its name.
+    pub program: String,
+    /// Why.
+    pub why: String,
+}
+
+/// The virtual machines of this host, and what could not be looked into. A QEMU without vCPUs, such
+/// as one that only answers a question about itself, is among them while it runs.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
+    let (mut machines, mut unreadable) = (Vec::new(), Vec::new());
+    for pid in process::pids(root)? {
+        let Some(name) = unless_gone(process::name(root, pid))? else { continue };
+        // The program's file says it for certain, and only root and the owner may read it; a name
+        // can be chosen freely, as QEMU's `-name process=` does.
+        let program = fs::read_link(root.at(format!("/proc/{pid}/exe")));
+        let by_file = program.as_ref().ok().and_then(|p| Vmm::of_program(&file_name(p)));
+        let Some(vmm) = by_file.or_else(|| Vmm::of_program(&name)) else { continue };
+        match machine(root, pid, vmm) {
+            Ok(machine) => machines.extend(machine),
+            Err(e) => unreadable.push(Unreadable { pid, program: name, why: e.to_string() }),
+        }
+    }
+    Ok((machines, unreadable))
+}
+
+/// Without what the kernel appends to a program that was replaced by an update.
+fn file_name(program: &Path) -> String {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    name.strip_suffix(" (deleted)").unwrap_or(&name).to_owned()
+}
+
+/// `None` when it has ended.
+fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError> {
+    let Some(arguments) = unless_gone(process::command_line(root, pid))? else { return Ok(None) };
+    let line = match vmm {
+        Vmm::Qemu => CommandLine::parse(arguments.get(1..).unwrap_or_default()),
+        _ => CommandLine::default(),
+    };
+    let mut disks: Vec<OpenDisk> = Vec::new();
+    let Some(descriptors) = unless_gone(process::descriptors(root, pid))? else { return Ok(None) };
+    for descriptor in descriptors {
+        match disk(root, descriptor, vmm, &line) {
+            Ok(Some(found)) => match disks.iter_mut().find(|d| d.path == found.path) {
+                Some(known) => known.writes |= found.writes,
+                None => disks.push(found),
+            },
+            Ok(None) => {}
+            Err(e) if is_gone(&e) => {}
+            Err(source) => return Err(HostError::Read { path: descriptor.link(), source }),
+        }
+    }
+    disks.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(Some(Machine { pid, vmm, line, disks }))
+}
+
+/// The disk behind a descriptor; `None` for all else that a VMM has open.
+fn disk(root: &Root, of: Descriptor, vmm: Vmm, line: &CommandLine) -> io::Result<Option<OpenDisk>> {
+    let path = of.target(root)?;
+    if !path.is_absolute() || path.starts_with("/proc") || path.starts_with("/sys") {
+        return Ok(None);
+    }
+    let meta = fs::metadata(root.at(of.link()))?;
+    let (kind, writes) = (meta.file_type(), of.writes(root)?);
+    let number = |dev: u64| (rustix::fs::major(dev), rustix::fs::minor(dev));
+    if kind.is_block_device() {
+        return Ok(Some(OpenDisk { path, dev: number(meta.rdev()), is_file: false, writes }));
+    }
+    let named = line.disks.contains(&path);
+    // Without a command line that names it: a large file that the VMM writes to. Memory of the
+    // guest lies in files below /dev.
+    let guessed = vmm != Vmm::Qemu && writes && meta.len() >= LEAST_DISK && !path.starts_with("/dev");
+    Ok((kind.is_file() && (named || guessed)).then(|| OpenDisk {
+        path,
+        dev: number(meta.dev()),
+        is_file: true,
+        writes,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_known_by_name() {
+        for (name, vmm) in [
+            ("qemu-system-x86_64", Some(Vmm::Qemu)),
+            ("qemu-system-x86", Some(Vmm::Qemu)),
+            ("kvm", Some(Vmm::Qemu)),
+            ("cloud-hyperviso", Some(Vmm::CloudHypervisor)),
+            ("firecracker", Some(Vmm::Firecracker)),
+            ("qemu-img", None),
+            ("kvm-nx-lpage-re", None),
+        ] {
+            assert_eq!(Vmm::of_program(name), vmm, "{name}");
+        }
+        assert_eq!(file_name(Path::new("/usr/bin/qemu-system-x86_64 (deleted)")), "qemu-system-x86_64");
+    }
+}

@@ -1,0 +1,233 @@
+//! What QEMU's command line says about a VM (qemu(1)). Management tools give it options as
+//! `key=value,key=value` or as JSON.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// Name of the guest agent's channel.
+const AGENT: &str = "org.qemu.guest_agent.0";
+/// Name of a second agent's channel, where a management tool holds the first (`docs/guide`).
+const OWN_AGENT: &str = "org.rtvirtio.agent.0";
+
+/// A VM, as far as the command line tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommandLine {
+    /// `-name`.
+    pub name: Option<String>,
+    /// `-uuid`.
+    pub uuid: Option<String>,
+    /// Whether libvirt started it.
+    pub libvirt: bool,
+    /// Its id, where Proxmox VE started it.
+    pub proxmox: Option<u32>,
+    /// Socket of a QMP monitor.
+    pub qmp: Option<PathBuf>,
+    /// Socket of the guest agent's channel.
+    pub agent: Option<PathBuf>,
+    /// Files and block devices that are disks of the guest.
+    pub disks: Vec<PathBuf>,
+    /// Sockets of vhost-user disks: another process serves these.
+    pub vhost_user: Vec<PathBuf>,
+}
+
+/// One option's keys with their values.
+struct Keys(Vec<(String, String)>);
+
+impl Keys {
+    /// `first` is the key of a first value that stands without one.
+    fn parse(text: &str, first: &str) -> Self {
+        if text.trim_start().starts_with('{') {
+            let mut keys = Vec::new();
+            if let Ok(value) = serde_json::from_str(text) {
+                flatten("", &value, &mut keys);
+            }
+            return Self(keys);
+        }
+        let mut keys = Vec::new();
+        for (at, part) in split(text).into_iter().enumerate() {
+            match part.split_once('=') {
+                Some((key, value)) => keys.push((key.to_owned(), value.to_owned())),
+                None if at == 0 => keys.push((first.to_owned(), part)),
+                None => keys.push((part, "on".to_owned())),
+            }
+        }
+        Self(keys)
+    }
+
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Nested objects as QEMU writes them in one line: `file.filename`.
+fn flatten(prefix: &str, value: &Value, keys: &mut Vec<(String, String)>) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                flatten(&name, value, keys);
+            }
+        }
+        Value::String(text) => keys.push((prefix.to_owned(), text.clone())),
+        other => keys.push((prefix.to_owned(), other.to_string())),
+    }
+}
+
+/// At commas; two of them stand for one in a value.
+fn split(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        if c != ',' || rest.next_if_eq(&',').is_some() {
+            parts.last_mut().expect("there is a first part").push(c);
+        } else {
+            parts.push(String::new());
+        }
+    }
+    parts
+}
+
+impl CommandLine {
+    /// Reads the arguments of a QEMU, without the program's name.
+    #[must_use]
+    pub fn parse(arguments: &[String]) -> Self {
+        let mut found = Self::default();
+        let mut sockets: Vec<(String, PathBuf)> = Vec::new();
+        let (mut monitors, mut agents, mut served) = (Vec::new(), Vec::new(), Vec::new());
+        let mut arguments = arguments.iter().peekable();
+        while let Some(argument) = arguments.next() {
+            let Some(option) = argument.strip_prefix('-') else { continue };
+            let option = option.strip_prefix('-').unwrap_or(option);
+            // Options without a value are followed by the next option.
+            let Some(value) = arguments.next_if(|next| !next.starts_with('-')) else { continue };
+            match option {
+                "name" => found.name = Keys::parse(value, "guest").get("guest").map(str::to_owned),
+                "uuid" => found.uuid = Some(value.clone()),
+                "pidfile" => found.proxmox = found.proxmox.or(proxmox(Path::new(value))),
+                "object" => {
+                    let keys = Keys::parse(value, "qom-type");
+                    found.libvirt |= keys.get("id") == Some("masterKey0");
+                }
+                "qmp" | "qmp-pretty" => {
+                    let path = value.strip_prefix("unix:").map(|rest| split(rest).swap_remove(0));
+                    found.qmp = found.qmp.take().or(path.map(PathBuf::from));
+                }
+                "mon" => {
+                    let keys = Keys::parse(value, "chardev");
+                    if keys.get("mode") == Some("control") {
+                        monitors.extend(keys.get("chardev").map(str::to_owned));
+                    }
+                }
+                "chardev" => {
+                    let keys = Keys::parse(value, "backend");
+                    if let (Some(id), Some(path)) = (keys.get("id"), keys.get("path")) {
+                        sockets.push((id.to_owned(), path.into()));
+                    }
+                }
+                "device" => {
+                    let keys = Keys::parse(value, "driver");
+                    let chardev = keys.get("chardev").map(str::to_owned);
+                    if keys.get("name") == Some(OWN_AGENT) {
+                        agents.splice(0..0, chardev);
+                    } else if keys.get("name") == Some(AGENT) {
+                        agents.extend(chardev);
+                    } else if keys.get("driver").is_some_and(|d| d.starts_with("vhost-user-blk")) {
+                        served.extend(chardev);
+                    }
+                }
+                "drive" => {
+                    let keys = Keys::parse(value, "file");
+                    let is_disk = !matches!(keys.get("if"), Some("pflash"))
+                        && !matches!(keys.get("media"), Some("cdrom"));
+                    let file = keys.get("file").or(keys.get("file.filename")).filter(|_| is_disk);
+                    found.disks.extend(file.map(PathBuf::from));
+                }
+                "blockdev" => {
+                    let keys = Keys::parse(value, "driver");
+                    let is_firmware = keys.get("node-name").is_some_and(|n| n.contains("pflash"));
+                    let file = keys.get("filename").or(keys.get("file.filename"));
+                    found.disks.extend(file.filter(|_| !is_firmware).map(PathBuf::from));
+                }
+                "hda" | "hdb" | "hdc" | "hdd" => found.disks.push(value.into()),
+                _ => {}
+            }
+        }
+        // Chardevs may be declared after what uses them.
+        let socket = |id: &String| sockets.iter().find(|(i, _)| i == id).map(|(_, path)| path.clone());
+        found.qmp = found.qmp.take().or_else(|| monitors.iter().find_map(socket));
+        found.agent = agents.iter().find_map(socket);
+        found.vhost_user = served.iter().filter_map(socket).collect();
+        found
+    }
+}
+
+/// The id in `/var/run/qemu-server/100.pid`.
+fn proxmox(pidfile: &Path) -> Option<u32> {
+    let in_dir = pidfile.parent()?.ends_with("run/qemu-server");
+    pidfile.file_stem()?.to_str()?.parse().ok().filter(|_| in_dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> CommandLine {
+        let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        CommandLine::parse(&arguments)
+    }
+
+    #[test]
+    fn plain_qemu() {
+        let vm = parse(
+            "-nodefaults -name plc,debug-threads=on -enable-kvm -m 512 -qmp unix:/run/plc.qmp,server=on,wait=off \
+             -drive file=/srv/plc,,1.raw,if=virtio,format=raw -drive if=pflash,file=/srv/vars.fd \
+             -device virtserialport,chardev=ga,name=org.qemu.guest_agent.0 \
+             -chardev socket,id=ga,path=/run/plc.qga,server=on,wait=off -hda /srv/b.raw -cdrom /srv/c.iso",
+        );
+        assert_eq!(vm.name.as_deref(), Some("plc"));
+        assert_eq!(vm.qmp.as_deref(), Some(Path::new("/run/plc.qmp")));
+        assert_eq!(vm.agent.as_deref(), Some(Path::new("/run/plc.qga")));
+        assert_eq!(vm.disks, [Path::new("/srv/plc,1.raw"), Path::new("/srv/b.raw")]);
+        assert!(!vm.libvirt && vm.proxmox.is_none() && vm.vhost_user.is_empty());
+    }
+
+    #[test]
+    fn of_libvirt() {
+        let vm = parse(
+            r#"-name guest=db,debug-threads=on -S -object {"qom-type":"secret","id":"masterKey0","format":"raw","file":"/var/lib/libvirt/qemu/domain-1-db/master-key.aes"}
+             -uuid 0f5e7f0a-0000-4000-8000-000000000001 -chardev socket,id=charmonitor,fd=30,server=on,wait=off
+             -mon chardev=charmonitor,id=monitor,mode=control
+             -blockdev {"driver":"file","filename":"/usr/share/OVMF/OVMF_CODE.fd","node-name":"libvirt-pflash0-storage"}
+             -blockdev {"driver":"host_device","filename":"/dev/vg0/db","node-name":"libvirt-1-storage","read-only":false}
+             -device {"driver":"virtserialport","chardev":"charchannel0","name":"org.qemu.guest_agent.0"}
+             -chardev socket,id=charchannel0,fd=28,server=on"#,
+        );
+        assert!(vm.libvirt);
+        assert_eq!(vm.name.as_deref(), Some("db"));
+        assert_eq!(vm.uuid.as_deref(), Some("0f5e7f0a-0000-4000-8000-000000000001"));
+        assert_eq!(vm.disks, [Path::new("/dev/vg0/db")]);
+        assert_eq!((vm.qmp, vm.agent), (None, None), "libvirt passes descriptors");
+    }
+
+    #[test]
+    fn of_proxmox_and_the_io_domain() {
+        let vm = parse(
+            "-id 100 -name web -chardev socket,id=qmp,path=/var/run/qemu-server/100.qmp,server=on -mon chardev=qmp,mode=control \
+             -pidfile /var/run/qemu-server/100.pid -chardev socket,id=d,path=/run/rtvirtio/web.sock \
+             -device vhost-user-blk-pci,chardev=d -blockdev driver=qcow2,node-name=x,file.driver=file,file.filename=/srv/x.qcow2",
+        );
+        assert_eq!(vm.proxmox, Some(100));
+        assert_eq!(vm.qmp.as_deref(), Some(Path::new("/var/run/qemu-server/100.qmp")));
+        assert_eq!(vm.vhost_user, [Path::new("/run/rtvirtio/web.sock")]);
+        assert_eq!(vm.disks, [Path::new("/srv/x.qcow2")]);
+        assert_eq!(parse("-pidfile /run/100.pid").proxmox, None);
+    }
+
+    #[test]
+    fn nonsense_is_no_panic() {
+        for line in ["", "-", "--", "-name", "-drive ,,,", "-blockdev {", "-qmp unix:", "-mon mode=control"] {
+            parse(line);
+        }
+    }
+}
