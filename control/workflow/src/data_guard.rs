@@ -70,8 +70,8 @@ pub fn refuse_under_vms(path: &Path, stack: &Stack, length: Duration) -> Result<
     )
 }
 
-/// Claims what the tasks of these sites are about to overwrite from the host. A lab's own devices and
-/// processes are known; a guest's tasks write the disk that the guest has.
+/// Claims what the tasks of these sites are about to overwrite from the host. A lab's own devices
+/// and processes are known; a guest's tasks write the disk that the guest has.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) when a target is in use.

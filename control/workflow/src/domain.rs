@@ -32,8 +32,8 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Whether a file is a domain's configuration rather than a spec, which has VMs and may have several
-/// devices too.
+/// Whether a file is a domain's configuration rather than a spec, which has VMs and may have
+/// several devices too.
 #[must_use]
 pub fn is_config(path: &Path) -> bool {
     let Ok(text) = std::fs::read_to_string(path) else { return false };

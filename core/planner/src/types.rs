@@ -94,7 +94,8 @@ impl Knob {
 }
 
 /// BFQ's tunables, named as the files below `queue/iosched/`, in the order in which they are
-/// written: setting `strict_guarantees` raises `slice_idle` to 8 ms (`bfq_strict_guarantees_store()`).
+/// written: setting `strict_guarantees` raises `slice_idle` to 8 ms
+/// (`bfq_strict_guarantees_store()`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BfqTunable {

@@ -157,8 +157,8 @@ pub(crate) fn cannot(knob: &str, why: impl Into<String>, remedy: impl Into<Strin
     ApplyError::CannotAct { knob: knob.to_owned(), why: why.into(), remedy: remedy.into() }
 }
 
-/// The host's elevator and tunables, on each disk that schedules; returns the elevators that will be
-/// in use, disk by disk.
+/// The host's elevator and tunables, on each disk that schedules; returns the elevators that will
+/// be in use, disk by disk.
 fn host_queues(
     values: &BTreeMap<Knob, String>,
     binding: &Binding,

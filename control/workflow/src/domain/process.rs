@@ -127,8 +127,8 @@ fn boot_id() -> Result<String> {
     Ok(Root::default().read("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// Starts a domain on a configuration, which names `control`, and waits until guests may connect. The state directory is
-/// locked by the caller.
+/// Starts a domain on a configuration, which names `control`, and waits until guests may connect.
+/// The state directory is locked by the caller.
 ///
 /// # Errors
 /// Its output when it did not start; all of its parts are removed then.
