@@ -39,8 +39,19 @@ struct Args {
     check: bool,
 }
 
+/// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
+const USAGE: u8 = 64;
+
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // A closed output is no reason for another code.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("rtvirtio-iod: {}", describe(&e));
