@@ -32,8 +32,8 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Whether a file is a domain's configuration rather than a spec, which has VMs and may have several
-/// devices too.
+/// Whether a file is a domain's configuration rather than a spec, which has VMs and may have
+/// several devices too.
 #[must_use]
 pub fn is_config(path: &Path) -> bool {
     let Ok(text) = std::fs::read_to_string(path) else { return false };
@@ -121,7 +121,7 @@ impl Config {
                 }
             }
         }
-        process::start(Command::new(program()), &self.text, &dirs.state)
+        process::start(Command::new(program()), &self.text, &self.file.control, &dirs.state)
     }
 
     /// The status of the domain that was started on it.
@@ -227,7 +227,10 @@ fn applied(dirs: &Dirs) -> Result<File> {
 /// Fails where a guest is attached, or where that is unknown.
 fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
     let unknown = "which guests the I/O domain serves is not known, and they would stand still: mend that, or `rtvirtio revert --stop-domain`";
-    let control = applied(dirs).context(unknown)?.control;
+    let control = match process::control(&dirs.state).context(unknown)? {
+        Some(control) => control,
+        None => applied(dirs).context(unknown)?.control,
+    };
     let attached = || -> Result<Vec<String>> {
         let status = client::ask_one_of(&control, &pids(processes))?;
         let vms = status["vms"].as_array().context("its status names no VMs")?;

@@ -8,8 +8,8 @@ use crate::error::{Result, bail, ensure};
 use crate::in_force::forget;
 use crate::progress::Progress;
 
-/// Changes the elevator of a device, or of the disks below it, under the same journal as a plan, so that all that the kernel
-/// forgets with it (tunables, queue depth, weights) comes back: when it is put back, when this is
+/// Changes the elevator of a device, or of the disks below it, under the same journal as a plan, so
+/// that all that the kernel forgets with it (tunables, queue depth, weights) comes back: when it is put back, when this is
 /// dropped, and by `rtvirtio revert` after a kill.
 pub struct MeasuredElevator<'a> {
     session: Session,

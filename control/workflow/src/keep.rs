@@ -81,8 +81,8 @@ struct Keeper<'a> {
     progress: &'a dyn Progress,
 }
 
-/// Keeps the contracts in force of a spec file's VMs until it is stopped, they are put back, or the VMs
-/// end. `report` gets each amendment.
+/// Keeps the contracts in force of a spec file's VMs until it is stopped, they are put back, or the
+/// VMs end. `report` gets each amendment.
 ///
 /// # Errors
 /// [`Kind::NotInForce`](crate::Kind::NotInForce) without contracts;

@@ -155,8 +155,8 @@ pub fn outlook(
     Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, config)?))
 }
 
-/// Contracts of a spec's VMs with demands, or why these cannot be carried; `None` for a spec without
-/// demands: contracts that are given need no plan.
+/// Contracts of a spec's VMs with demands, or why these cannot be carried; `None` for a spec
+/// without demands: contracts that are given need no plan.
 ///
 /// # Errors
 /// Others than that the VMs ask for more than there is.

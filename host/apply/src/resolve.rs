@@ -157,8 +157,8 @@ pub(crate) fn cannot(knob: &str, why: impl Into<String>, remedy: impl Into<Strin
     ApplyError::CannotAct { knob: knob.to_owned(), why: why.into(), remedy: remedy.into() }
 }
 
-/// The host's elevator and tunables, on each disk that schedules; returns the elevators that will be
-/// in use, disk by disk.
+/// The host's elevator and tunables, on each disk that schedules; returns the elevators that will
+/// be in use, disk by disk.
 fn host_queues(
     values: &BTreeMap<Knob, String>,
     binding: &Binding,
@@ -265,12 +265,9 @@ pub(crate) fn push_tunables(
     created_by: Option<usize>,
     writes: &mut Vec<Write>,
 ) -> Result<(), ApplyError> {
-    // Setting strict_guarantees raises slice_idle to 8 ms (bfq_strict_guarantees_store()), so it
-    // goes before slice_idle.
-    let mut order: Vec<_> = tunables.iter().collect();
-    order.sort_by_key(|(t, _)| **t != BfqTunable::StrictGuarantees);
     let strict = tunables.contains_key(&BfqTunable::StrictGuarantees);
-    for (tunable, value) in order {
+    // In the order of `BfqTunable`, which is that of writing.
+    for (tunable, value) in tunables {
         let knob = format!("{} of {disk}", tunable.file_name());
         validate(*tunable, value, &knob)?;
         let mut target = at(tunable.file_name());

@@ -23,8 +23,8 @@ pub struct Stack {
     /// The device that VMs open, or its whole disk where that is a partition. Limits act here:
     /// blk-throttle works on bios where they are submitted (`submit_bio_noacct()`).
     pub device: BlockDevice,
-    /// The disks that have an I/O scheduler, by name: the device itself, or those below it. Elevator,
-    /// tunables and weights act here. Empty where none is seen.
+    /// The disks that have an I/O scheduler, by name: the device itself, or those below it.
+    /// Elevator, tunables and weights act here. Empty where none is seen.
     pub disks: Vec<BlockDevice>,
     /// What cannot be seen or done here, one sentence each.
     pub notes: Vec<String>,
