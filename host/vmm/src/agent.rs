@@ -26,6 +26,7 @@ use crate::{AgentAddress, VmmError};
 mod exec;
 mod file;
 mod info;
+mod needs;
 #[cfg(test)]
 mod tests;
 
