@@ -42,13 +42,8 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     let host = load_host(&args.model.spec)?;
     let bases = bases(&args.model, &host, &global.dirs(), ui)?;
     let of = |(_, basis): &(Option<String>, Basis)| {
-        Ok(outlook(
-            &basis.spec,
-            &basis.profile,
-            &basis.choice,
-            &basis.options.start,
-            &basis.options.placements,
-        )?)
+        let (start, placements) = (&basis.options.start, &basis.options.placements);
+        Ok(outlook(&basis.spec, &basis.profile, &basis.choice, start, placements)?)
     };
     let tasks = bases.iter().map(of).collect::<anyhow::Result<Vec<Vec<TaskOutlook>>>>()?;
     let all: Vec<&TaskOutlook> = tasks.iter().flatten().collect();

@@ -117,7 +117,7 @@ fn terms(f: &Forecast, name_width: usize, label: &dyn Fn(&Term) -> String, style
     let whole = f.terms.iter().map(|t| t.latency_ns.0 as f64).sum::<f64>().max(1.0);
     let line = |t: &Term| {
         let share = t.latency_ns.0 as f64 / whole;
-        let line = format!(
+        let mut out = format!(
             "  {:5}  {:name_width$}  {}  {:>7}  {:>5}\n",
             words::side(t.side),
             style.shorten(&label(t), name_width),
@@ -126,8 +126,10 @@ fn terms(f: &Forecast, name_width: usize, label: &dyn Fn(&Term) -> String, style
             num::percent(share),
         );
         // Of small terms it matters to none.
-        let statistic = t.statistic.as_ref().filter(|_| share >= WORTH_NAMING);
-        line + &statistic.map_or_else(String::new, |s| style.wrap(&format!("({})", style.clean(s)), 9))
+        if let Some(statistic) = t.statistic.as_ref().filter(|_| share >= WORTH_NAMING) {
+            out.push_str(&style.wrap(&format!("({})", style.clean(statistic)), 9));
+        }
+        out
     };
     f.terms.iter().filter(|t| t.latency_ns.0 > 0).map(line).collect()
 }
