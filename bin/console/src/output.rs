@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use rtvirtio_report::text::Style;
-use rtvirtio_workflow::Kind;
+use rtvirtio_workflow::{Kind, one_line};
 use serde::Serialize;
 
 use crate::{INTERRUPTED, Ui};
@@ -63,11 +63,12 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
                 println!("{text}");
             }
         }
-        Some(errors) => eprint!("{errors}"),
+        Some(errors) => eprintln!("{errors}"),
         None => {
             // An error may hold what a guest printed: bytes that must not reach the terminal as
             // they are.
-            let text: String = format!("{error:#}").chars().take(LONGEST_ERROR).collect();
+            let whole = one_line(error.as_ref());
+            let text: String = whole.chars().take(LONGEST_ERROR).collect();
             eprintln!("rtvirtio: {}", rtvirtio_report::terminal(&text, false));
             // Commands to be copied, line by line; it prints no control characters.
             let of_step = step.and_then(|e| e.cause::<rtvirtio_apply::ApplyError>());
@@ -80,7 +81,7 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
                 eprintln!("{readable}");
             }
             if json {
-                println!("{}", serde_json::json!({ "error": format!("{error:#}"), "journal": readable }));
+                println!("{}", serde_json::json!({ "error": whole, "journal": readable }));
             }
         }
     }

@@ -38,6 +38,9 @@ struct Args {
     check: Option<Check>,
 }
 
+/// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
+const USAGE: u8 = 64;
+
 /// Scope of `--check`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Check {
@@ -46,7 +49,15 @@ enum Check {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // A closed output is no reason for another code.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("rtvirtio-iod: {}", describe(&e));

@@ -77,7 +77,14 @@ EXAMPLES
     #[command(after_help = "EXAMPLES\n  rtvirtio-lab kvm")]
     Kvm,
     /// The experiments: datasets, the papers' cases, how well predictions hold
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench before-after         does the first tour show what it says, ten times
+  sudo rtvirtio-lab bench cases --only 3vm-LM- the RT-VirtIO paper's Fig. 7
+  rtvirtio-lab bench report --html report.html all results of a directory"
+    )]
     Bench(BenchCommand),
     /// Serves a twin's FUSE file; started by the lab
     #[command(hide = true)]

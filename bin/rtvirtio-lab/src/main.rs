@@ -5,13 +5,15 @@ mod cmd;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use rtvirtio_console::{Ui, finish};
 
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match rtvirtio_console::parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     if let Command::TwinServe(args) = &cli.command {
         // It has its own way to end, so it must not share the signal handling below.
         return finish(serve_twin(args), cli.global.json);

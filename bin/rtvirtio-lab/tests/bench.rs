@@ -266,6 +266,12 @@ fn more_declared_than_the_device_can_do() {
     let apply =
         |more: &[&str]| site.output(&[&["apply", spec, "--profile", PROFILE], more].concat()).status.code();
     assert_eq!(apply(&[]), Some(2), "not without consent");
+    let dry = site.output(&["apply", spec, "--profile", PROFILE, "--dry-run"]);
+    assert_eq!(dry.status.code(), Some(2), "the verdict of the dry run is that of `plan`");
+    let said = text(&dry.stderr);
+    assert!(said.contains("would not be applied") && said.contains("--compromise"), "{said}");
+    assert!(text(&dry.stdout).contains(" -> "), "what the compromise would write: {}", text(&dry.stdout));
+    assert_eq!(apply(&["--dry-run", "--compromise"]), Some(0));
     assert_eq!(apply(&["--compromise"]), Some(0));
     let (_, status) = site.json(&["status"]);
     let of_later = |k: &&Value| k.to_string().contains("later");

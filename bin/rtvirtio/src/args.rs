@@ -77,13 +77,15 @@ The histograms are set for the time of the observation and removed at its end. W
     /// `apply` read
     #[command(after_help = "\
 EXAMPLES
-  sudo rtvirtio profile /dev/nvme0n1            reads only: safe on a disk with data
+  sudo rtvirtio profile /dev/nvme0n1            reads only: data stays, but it floods the disk for half a minute
+  sudo rtvirtio profile /dev/nvme0n1 --gentle   under VMs that run: at most 4 reads at a time, the elevator as it is
   sudo rtvirtio profile /dev/sdb --destroy-data writes too: everything on the disk is lost
   sudo rtvirtio profile examples/fig7.toml      the device of a running lab, and I/O as its first VM sees it
   sudo rtvirtio profile /dev/nvme0n1 --sweep 30min    also learn how tails depend on load and settings
   sudo rtvirtio profile cpu web --url http://10.0.0.7/   a VM's throughput over its CPU budget
 
-The elevator is changed during the measurement and put back. Other I/O on the device spoils the numbers: stop it first.")]
+The elevator is changed during the measurement and put back (not with --gentle). Other I/O on the device spoils the numbers: stop it
+first. While VMs have the device, or an image on it, open, it is refused without --gentle or --yes.")]
     Profile(Box<ProfileArgs>),
     /// Predict every task's tail latency under the settings in force, and show where the time goes
     #[command(after_help = "\
@@ -189,7 +191,14 @@ EXAMPLES
 Threads that nothing holds to a budget are shown as `not under control`.")]
     Threads(ThreadsArgs),
     /// The I/O domain: a process that serves and schedules the disks of VMs
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "\
+EXAMPLES
+  sudo rtvirtio apply iod.toml    start it on a file of `rtvirtio plan --domain`
+  sudo rtvirtio iod status        what each VM gets
+  sudo rtvirtio revert            stop it"
+    )]
     Iod(IodCommand),
 }
 

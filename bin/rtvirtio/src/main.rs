@@ -5,13 +5,15 @@ mod cmd;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use rtvirtio_console::{Ui, finish};
 
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match rtvirtio_console::parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     let result = Ui::new(&cli.global).and_then(|ui| run(&cli, &ui));
     finish(result, cli.global.json)
 }

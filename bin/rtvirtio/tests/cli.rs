@@ -5,23 +5,11 @@ use rtvirtio_testkit::site::{Site, lines, text};
 #[test]
 fn every_command_has_help_with_examples() {
     let site = Site::new();
-    let commands: [&[&str]; 14] = [
-        &["check"],
-        &["profile"],
-        &["predict"],
-        &["plan"],
-        &["apply"],
-        &["status"],
-        &["revert"],
-        &["verify"],
-        &["lab", "up"],
-        &["lab", "run"],
-        &["lab", "down"],
-        &["lab", "status"],
-        &["lab", "demo"],
-        &["lab", "profile"],
-    ];
-    for command in commands {
+    let all = [commands(&site, &[]), commands(&site, &["lab"])].concat();
+    assert!(all.len() > 30, "{all:?}");
+    for command in all {
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let command = command.as_slice();
         let help = site.ok(&[command, &["--help"]].concat());
         assert!(help.contains("EXAMPLES"), "{command:?}\n{help}");
         assert!(help.contains("--json"), "{command:?}\n{help}");
@@ -54,7 +42,39 @@ fn planning_without_a_profile_names_the_remedy() {
 fn nothing_in_force_is_said_and_is_no_error() {
     let site = Site::new();
     assert!(site.ok(&["status"]).contains("no plan is in force"));
-    assert_eq!(site.json(&["status"]), (0, serde_json::Value::Null));
+    let none = serde_json::json!({"schema": "rtvirtio.status.v1", "in_force": false});
+    assert_eq!(site.json(&["status"]), (0, none));
+}
+
+/// All commands of a program, as its help lists them.
+fn commands(site: &Site, program: &[&str]) -> Vec<Vec<String>> {
+    let help = site.ok(&[program, &["--help"]].concat());
+    let listed = help.lines().skip_while(|l| *l != "Commands:").skip(1);
+    let names = listed.take_while(|l| !l.is_empty()).filter(|l| l.starts_with("  ") && !l.starts_with("   "));
+    let names: Vec<&str> =
+        names.filter_map(|l| l.split_whitespace().next()).filter(|n| *n != "help").collect();
+    let mut all = Vec::new();
+    for name in names {
+        let command = [program, &[name]].concat();
+        all.push(command.iter().map(|part| (*part).to_owned()).collect());
+        all.extend(commands(site, &command));
+    }
+    all
+}
+
+#[test]
+fn a_mistake_in_the_command_line_has_a_code_of_its_own() {
+    let site = Site::new();
+    for args in
+        [&["verfy"][..], &["plan"], &["verify", "--for", "3 parsec", "x.toml"], &["lab", "up"], &[], &["lab"]]
+    {
+        let out = site.output(args);
+        assert_eq!(out.status.code(), Some(64), "{args:?}: {}", text(&out.stderr));
+        assert!(text(&out.stderr).contains("--help") || text(&out.stderr).contains("Usage"), "{args:?}");
+    }
+    for args in [&["--help"][..], &["--version"], &["help", "plan"], &["lab", "--version"]] {
+        site.ok(args);
+    }
 }
 
 #[test]

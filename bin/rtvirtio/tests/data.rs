@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -166,6 +167,88 @@ fn a_disk_that_is_in_use_is_never_overwritten() {
         run("umount", &[point.to_str().unwrap()]);
         done.unwrap();
     }
+    site.assert_clean();
+}
+
+/// A disk under VMs is flooded only when the user says that it may be; a gentle measurement leaves
+/// the elevator alone and says what it does not know.
+#[test]
+fn a_disk_under_vms_is_measured_gently_or_with_consent() {
+    let test = "a_disk_under_vms_is_measured_gently_or_with_consent";
+    if !can_run(test) || !has(test, &[Need::QEMU]) {
+        return;
+    }
+    let (site, disk) = (Site::new(), Disk::new());
+    let name = disk.device.trim_start_matches("/dev/");
+    let elevator = || std::fs::read_to_string(format!("/sys/block/{name}/queue/scheduler")).unwrap();
+    let (before, checksum) = (elevator(), disk.checksum());
+    let out = site.dir.path().join("out.json");
+    let out = out.to_str().unwrap();
+    let qemu = qemu(&disk.device);
+    for way in [vec!["profile", &disk.device], vec!["profile", &disk.device, "--sweep", "30min"]] {
+        let refused = site.output(&[way, vec!["-o", out]].concat());
+        let said = text(&refused.stderr);
+        assert!(!refused.status.success(), "{said}");
+        for part in [&format!("process {} (qemu-system-x86)", qemu.0.id()), "--gentle", "--yes", &disk.device]
+        {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+    let short = site.output(&["profile", &disk.device, "--gentle", "--for", "1s"]);
+    assert!(text(&short.stderr).contains("give at least"), "{}", text(&short.stderr));
+    site.ok(&["profile", &disk.device, "--gentle", "--for", "5s", "-o", out]);
+    let profile: serde_json::Value = serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap();
+    let depths: Vec<u64> =
+        profile["read"].as_array().unwrap().iter().map(|p| p["depth"].as_u64().unwrap()).collect();
+    assert_eq!(depths, [1, 2, 4]);
+    let doubt = profile["doubts"][0].as_str().unwrap();
+    assert!(doubt.contains("measured gently") && doubt.contains("not known"), "{doubt}");
+    assert_eq!(elevator(), before);
+    // With consent it is what it is without VMs; the default settings are measured, and put back.
+    site.ok(&["profile", &disk.device, "--yes", "--for", "12s", "-o", out]);
+    let profile: serde_json::Value = serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap();
+    assert_eq!(profile["read"].as_array().unwrap().len(), 6);
+    assert_eq!(elevator(), before);
+    drop(qemu);
+    assert_eq!(disk.checksum(), checksum);
+    site.assert_clean();
+}
+
+/// A measurement is for every user to read; a directory that cannot be read is not an absent one.
+#[test]
+fn a_profile_is_read_without_being_root() {
+    let test = "a_profile_is_read_without_being_root";
+    if !can_run(test) {
+        return;
+    }
+    let (site, disk) = (Site::new(), Disk::new());
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    mode(site.dir.path(), 0o755);
+    let program = site.dir.path().join("program");
+    std::fs::copy(env!("CARGO_BIN_EXE_rtvirtio"), &program).unwrap();
+    mode(&program, 0o755);
+    site.ok(&["profile", &disk.device, "--gentle", "--for", "4s"]);
+    let spec = site.dir.path().join("spec.toml");
+    let text_of = format!(
+        "[device]\npath = \"{}\"\n[[vm]]\nname = \"a\"\npid = {}\n[[vm.task]]\nname = \"t\"\n\
+         op = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\n",
+        disk.device,
+        std::process::id()
+    );
+    std::fs::write(&spec, text_of).unwrap();
+    let nobody = || {
+        let mut command = Command::new(&program);
+        command.env("RTVIRTIO_STATE_DIR", site.state_dir()).env("RTVIRTIO_RUN_DIR", site.run_dir());
+        command.uid(65_534).gid(65_534).current_dir("/").arg("predict").arg(&spec).output().unwrap()
+    };
+    let out = nobody();
+    assert!(out.status.success() && text(&out.stdout).contains("a/t"), "{}", text(&out.stderr));
+    mode(&site.state_dir(), 0o700);
+    let out = nobody();
+    let said = text(&out.stderr);
+    assert!(!out.status.success() && said.contains("sudo") && !said.contains("not been measured"), "{said}");
     site.assert_clean();
 }
 

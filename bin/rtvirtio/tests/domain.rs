@@ -132,18 +132,22 @@ fn a_domain_is_planned_applied_and_stopped() {
     let said = text(&out.stdout);
     assert!(said.contains("serves the disks of a:") && said.contains("--stop-domain"), "{said}");
     assert!(!said.contains("put back"), "{said}");
-    // Also not when the file does not say any more which guests it serves; and to force settings is
-    // not to stop guests.
+    // Also not when the file is edited and wrong; and to force settings is not to stop guests.
     let applied = site.state_dir().join("iod.toml");
     let right = std::fs::read_to_string(&applied).unwrap();
     std::fs::write(&applied, "[[device]]\nnam = 1\n").unwrap();
     let (code, out) = site.json(&["revert", "--force"]);
     assert_eq!((code, &out["domain"]["fate"], &out["done"]), (3, &"left".into(), &false.into()), "{out:#}");
-    assert!(out["domain"]["why"].as_str().unwrap().contains("mend that"), "{out:#}");
+    assert!(out["domain"]["why"].as_str().unwrap().contains("serves the disks of a:"), "{out:#}");
     std::fs::write(&applied, right).unwrap();
     let (code, out) = site.json(&["revert", "--stop-domain"]);
     assert_eq!((code, &out["domain"]["fate"], &out["done"]), (0, &"stopped".into(), &true.into()), "{out:#}");
     drop(client);
+    // A wrong file of a domain without guests keeps nothing from going back.
+    site.ok(&["apply", file]);
+    std::fs::write(&applied, "[[device]]\nnam = 1\n").unwrap();
+    let (code, out) = site.json(&["revert"]);
+    assert_eq!((code, &out["domain"]["fate"], &out["done"]), (0, &"stopped".into(), &true.into()), "{out:#}");
     assert!(site.ok(&["status"]).contains("no plan is in force"));
     assert!(site.ok(&["revert"]).contains("nothing to put back"));
     site.assert_clean();
@@ -283,6 +287,8 @@ fn guests_run_on_a_planned_domain() {
     }
     let agent = site.run_dir().join("guests/a.qga");
     let (_, found) = site.json(&["check", "--guest", agent.to_str().unwrap()]);
+    let tasks = found.as_array().unwrap().iter().find(|f| f["id"] == "guest.tasks").unwrap();
+    assert_eq!(tasks["level"], "ok", "{tasks:#}");
     let guest = found.as_array().unwrap().iter().find(|f| f["id"] == "guest.ioprio").unwrap();
     assert!(guest["what"].as_str().unwrap().contains("Linux "), "{guest:#}");
     // All of it went through the domain.

@@ -120,6 +120,8 @@ fn commands_that_look_leave_what_is_in_force() {
     site.ok(&["apply", domain.to_str().unwrap()]);
     site.ok(&["apply", plane.plan()]);
     let in_force = plane.snapshot();
+    let journal = fs::metadata(site.state_dir().join("journal.json")).unwrap();
+    assert_eq!(journal.permissions().mode() & 0o777, 0o600, "it names what root has set");
     let spec = site.dir.path().join("plane.toml");
     let commands = [
         vec!["status"],
@@ -184,6 +186,29 @@ fn an_error_is_not_read_as_absence() {
             assert_eq!(differences(&in_force, &plane.snapshot()), [""; 0]);
         }
     }
+    assert!(site.ok(&["revert"]).contains("everything was put back"));
+    assert_eq!(differences(&before, &plane.snapshot()), [""; 0]);
+    drop(plane);
+    site.assert_clean();
+}
+
+/// A plan that sets nothing leaves nothing in force: no journal stands in the way of the next one.
+#[test]
+fn an_empty_plan_leaves_nothing_in_force() {
+    let test = "an_empty_plan_leaves_nothing_in_force";
+    let site = Site::new();
+    let Some(plane) = Plane::new(test, &site) else { return };
+    let before = plane.snapshot();
+    let mut plan: serde_json::Value = serde_json::from_slice(&fs::read(plane.plan()).unwrap()).unwrap();
+    plan["settings"] = serde_json::json!([]);
+    let empty = site.dir.path().join("empty.json");
+    fs::write(&empty, plan.to_string()).unwrap();
+    let out = site.output(&["apply", empty.to_str().unwrap()]);
+    let said = text(&out.stderr);
+    assert!(out.status.success() && said.contains("nothing to set"), "{said}");
+    assert!(site.ok(&["status"]).contains("no plan is in force"));
+    assert!(!site.state_dir().join("journal.json").exists());
+    site.ok(&["apply", plane.plan()]);
     assert!(site.ok(&["revert"]).contains("everything was put back"));
     assert_eq!(differences(&before, &plane.snapshot()), [""; 0]);
     drop(plane);

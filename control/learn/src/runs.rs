@@ -91,7 +91,8 @@ pub struct RunsFile<'a> {
 /// # Errors
 /// When the file is no dataset.
 pub fn began_with(path: &Path, device: &str) -> Result<Option<Profile>, DatasetError> {
-    if !path.exists() {
+    // A file that cannot be looked at is not absent: reading it reports why.
+    if matches!(path.try_exists(), Ok(false)) {
         return Ok(None);
     }
     Ok(Dataset::header(path)?.profiles.remove(device))

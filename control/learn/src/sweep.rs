@@ -175,7 +175,8 @@ pub fn set_aside(
     profile: &Profile,
     progress: &dyn Progress,
 ) -> Result<(), SweepError> {
-    if !data.exists() {
+    // A file that cannot be looked at is not absent: reading it reports why.
+    if matches!(data.try_exists(), Ok(false)) {
         return Ok(());
     }
     let why = match Dataset::header(data) {
@@ -195,9 +196,15 @@ pub fn set_aside(
         Err(DatasetError::Line { reason, .. }) => reason,
         Err(e) => return Err(e.into()),
     };
-    let free = |n: &usize| !data.with_extension(format!("{n}.jsonl")).exists();
-    let aside = (1..).find(free).map(|n| data.with_extension(format!("{n}.jsonl"))).unwrap_or_default();
     let failed = |source| SweepError::Rename { path: data.to_owned(), source };
+    let mut n = 1;
+    let aside = loop {
+        let aside = data.with_extension(format!("{n}.jsonl"));
+        if !aside.try_exists().map_err(failed)? {
+            break aside;
+        }
+        n += 1;
+    };
     std::fs::rename(data, &aside).map_err(failed)?;
     progress.warn(&format!(
         "the earlier sweep cannot go on here ({why}): it is {} from here on, and a new one begins",

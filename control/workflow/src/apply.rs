@@ -182,8 +182,13 @@ impl Resolved {
     /// back.
     pub fn apply(&self, plan: Option<&HostPlan>, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
         let session = Session::open(&dirs.state)?;
+        let in_force = session.in_force()?;
+        if !in_force && self.writes.is_empty() {
+            // Nothing is set, so nothing is in force and there is nothing to put back.
+            return Ok(0);
+        }
         // Before the journal: these files mean nothing without one.
-        if !session.in_force()? {
+        if !in_force {
             match plan {
                 Some(plan) => in_force::save(plan, &dirs.state)?,
                 None => in_force::forget(&dirs.state)?,

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use rtvirtio_kernel::holders::describe_unseen;
-use rtvirtio_kernel::{Claim, Holders};
+use rtvirtio_kernel::{Claim, Holders, Stack};
 use rtvirtio_measure::workload::{Place, VmLoad};
 
 use crate::error::{Result, bail};
 use crate::inventory::Inventory;
 use crate::progress::Progress;
 use crate::site::Site;
+use crate::vmms;
 
 /// Claims a device whose data is about to be overwritten; refused while anything except the
 /// processes of `except` uses it. Unobservable users are a warning.
@@ -46,6 +48,26 @@ pub fn warn_of_load(path: &Path, progress: &dyn Progress) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Refuses to flood a disk that VMs have in use.
+///
+/// # Errors
+/// [`Kind::Guarded`](crate::Kind::Guarded) with the VMs' names.
+pub fn refuse_under_vms(path: &Path, stack: &Stack, length: Duration) -> Result<()> {
+    let vms = vmms::using(stack)?;
+    if vms.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = vms.iter().map(ToString::to_string).collect();
+    bail!(
+        Guarded,
+        "VMs have {path} in use: {}. The measurement floods it with reads, up to 32 at a time, for {:.0} s and changes its elevator meanwhile, which \
+         slows them. Measure with --gentle (at most 4 reads at a time, the elevator as it is), or at a quiet hour with --yes",
+        names.join(", "),
+        length.as_secs_f64(),
+        path = path.display()
+    )
 }
 
 /// Claims what the tasks of these sites are about to overwrite from the host. A lab's own devices

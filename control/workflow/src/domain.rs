@@ -121,7 +121,7 @@ impl Config {
                 }
             }
         }
-        process::start(Command::new(program()), &self.text, &dirs.state)
+        process::start(Command::new(program()), &self.text, &self.file.control, &dirs.state)
     }
 
     /// The status of the domain that was started on it.
@@ -227,7 +227,10 @@ fn applied(dirs: &Dirs) -> Result<File> {
 /// Fails where a guest is attached, or where that is unknown.
 fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
     let unknown = "which guests the I/O domain serves is not known, and they would stand still: mend that, or `rtvirtio revert --stop-domain`";
-    let control = applied(dirs).context(unknown)?.control;
+    let control = match process::control(&dirs.state).context(unknown)? {
+        Some(control) => control,
+        None => applied(dirs).context(unknown)?.control,
+    };
     let attached = || -> Result<Vec<String>> {
         let status = client::ask_one_of(&control, &pids(processes))?;
         let vms = status["vms"].as_array().context("its status names no VMs")?;

@@ -95,22 +95,32 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.context.join(": "))?;
-        let Some(source) = self.source.as_deref() else { return Ok(()) };
-        if self.context.is_empty() {
-            write!(f, "{source}")?;
-        } else if f.alternate() {
-            write!(f, ": {source}")?;
-        }
         if f.alternate() {
-            let mut next = source.source();
-            while let Some(error) = next {
-                write!(f, ": {error}")?;
-                next = error.source();
-            }
+            return f.write_str(&one_line(self));
         }
-        Ok(())
+        f.write_str(&self.context.join(": "))?;
+        match &self.source {
+            Some(source) if self.context.is_empty() => write!(f, "{source}"),
+            _ => Ok(()),
+        }
     }
+}
+
+/// An error and its causes on one line, each cause once: many errors have their cause in their own
+/// message as well.
+#[must_use]
+pub fn one_line(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
 }
 
 impl fmt::Debug for Error {
@@ -243,6 +253,20 @@ mod tests {
         assert_eq!(outer.kind(), Kind::System);
         assert!(outer.cause::<std::io::Error>().is_some());
         assert!(outer.cause::<ApplyError>().is_none());
+    }
+
+    #[test]
+    fn a_cause_that_is_in_the_message_too_is_shown_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot write /x: {source}")]
+        struct Twice {
+            source: std::io::Error,
+        }
+        let cause = std::io::Error::from_raw_os_error(13).to_string();
+        let error = Error::from_source(Kind::System, Twice { source: std::io::Error::from_raw_os_error(13) });
+        let outer = Err::<(), _>(error).context("vm a").unwrap_err();
+        assert_eq!(format!("{outer:#}"), format!("vm a: cannot write /x: {cause}"));
+        assert_eq!(one_line(&outer), format!("{outer:#}"));
     }
 
     #[test]

@@ -249,15 +249,32 @@ impl HostVm {
 
     /// What a reader of results has to know about its guest agent.
     pub(crate) fn agent_note(&self, root: &Root) -> Option<String> {
-        let HostReach::Domain(..) = &self.reach else { return None };
-        let domain = self.domain(root).ok()?;
-        (domain.xml.agent == AgentState::Disconnected).then(|| {
-            format!(
-                "{}: no guest agent is connected (is qemu-guest-agent running in it?): its tasks run on the host, past QEMU, and \
-                 its own settings are neither known nor set",
-                self.name
-            )
-        })
+        match &self.reach {
+            HostReach::Domain(..) => {
+                let domain = self.domain(root).ok()?;
+                if domain.xml.agent == AgentState::Disconnected {
+                    return Some(format!(
+                        "{}: no guest agent is connected (is qemu-guest-agent running in it?): its tasks run on the host, past \
+                         QEMU, and its own settings are neither known nor set",
+                        self.name
+                    ));
+                }
+            }
+            // The lab's own guests have all that tasks need.
+            HostReach::LabGuest { .. } => return None,
+            _ => {}
+        }
+        let agent = self.agent(root).ok()??;
+        let lacks = GuestAgent::reach(&agent, AGENT_TIMEOUT).and_then(|mut agent| agent.lacks_for_tasks());
+        match lacks {
+            Ok(lacks) if lacks.is_empty() => None,
+            Ok(lacks) => {
+                Some(format!("{}: its tasks cannot run in the guest: {}", self.name, lacks.join("; ")))
+            }
+            Err(e) => {
+                Some(format!("{}: whether its tasks can run in the guest is not known: {e}", self.name))
+            }
+        }
     }
 
     /// The domain of this start.

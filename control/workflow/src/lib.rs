@@ -36,9 +36,11 @@ pub mod scoped_contracts;
 pub mod site;
 pub mod started;
 pub mod tune;
+pub mod verified;
+pub mod vmms;
 
 pub use dirs::{Dirs, is_there, profile_key, write_state};
-pub use error::{Context, Error, Kind, Result};
+pub use error::{Context, Error, Kind, Result, one_line};
 pub use files::{check_writable, generated, write_file};
 pub use host::{cpus, kernel_release};
 pub use progress::{Bar, Progress};

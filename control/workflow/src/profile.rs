@@ -6,7 +6,7 @@ use std::time::Duration;
 use rtvirtio_kernel::{Claim, Root, Stack};
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::awake::Awake;
-use rtvirtio_measure::profile::{ProfileControl, ProfileOptions, measure};
+use rtvirtio_measure::profile::{GENTLE_DEPTHS, ProfileControl, ProfileOptions, least_time, measure};
 use rtvirtio_model::Profile;
 use rtvirtio_units::Bytes;
 
@@ -14,28 +14,64 @@ use crate::bfq;
 use crate::data_guard;
 use crate::dirs::{Dirs, profile_key};
 use crate::elevator::MeasuredElevator;
-use crate::error::{Context as _, Error, Result, bail};
+use crate::error::{Context as _, Error, Result, bail, ensure};
 use crate::progress::Progress;
 use crate::site::Site;
 
 /// Permissions of a measurement on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads only: it holds data, and may be in use.
+    /// Reads at low depths only, under the elevator that is set: VMs may use it.
+    Gentle,
+    /// Reads only: it holds data, and may be in use. Refused while VMs use it.
     Reads,
+    /// The same although VMs use it: the user accepts that they are slowed.
+    ReadsUnderVms,
     /// Reads and writes: the user accepts the loss of its data. Refused while anything uses it.
     DestroyData,
     /// Reads and writes on a device that was made for the measurement and holds no data.
     Made,
 }
 
-/// The device of a site, and I/O as its first VM sees it.
+impl Access {
+    fn writes(self) -> bool {
+        matches!(self, Self::DestroyData | Self::Made)
+    }
+
+    /// Refuses a measurement that is too short, before anything is touched.
+    ///
+    /// # Errors
+    /// [`Kind::Argument`](crate::Kind::Argument) with the least length.
+    pub fn check_length(self, length: Duration) -> Result<()> {
+        let least = least_time(BLOCK, self == Self::Gentle, self.writes()).as_secs_f64().ceil();
+        let writes = if self.writes() { " with writes" } else { "" };
+        ensure!(
+            length.as_secs_f64() >= least,
+            Argument,
+            "--for {:.0}s is too short{writes}: give at least {least}s",
+            length.as_secs_f64()
+        );
+        Ok(())
+    }
+}
+
+/// Size of the requests that the models expect.
+const BLOCK: Bytes = Bytes::from_kib(4);
+
+/// The device of a site, and I/O as its first VM sees it. `on_real` is how a device that was not
+/// made for the site may be measured.
 ///
 /// # Errors
 /// As [`of_device`].
-pub fn of_site(site: &Site, length: Duration, dirs: &Dirs, progress: &dyn Progress) -> Result<Profile> {
+pub fn of_site(
+    site: &Site,
+    on_real: Access,
+    length: Duration,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Profile> {
     let made = site.spec.device.is_made();
-    let access = if made { Access::Made } else { Access::Reads };
+    let access = if made { Access::Made } else { on_real };
     let mut profile = of_device(&site.stack, length, access, dirs, progress)?;
     if made {
         // A loop device's number is chance.
@@ -51,7 +87,8 @@ pub fn of_site(site: &Site, length: Duration, dirs: &Dirs, progress: &dyn Progre
 /// no choice, only what it does is measured.
 ///
 /// # Errors
-/// [`Kind::Guarded`](crate::Kind::Guarded) when writes are asked for and it is in use,
+/// [`Kind::Guarded`](crate::Kind::Guarded) when it is in use by VMs, or by anything when writes are
+/// asked for; [`Kind::Argument`](crate::Kind::Argument) for a measurement that is too short;
 /// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force,
 /// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it; the elevator is put back.
 pub fn of_device(
@@ -62,8 +99,9 @@ pub fn of_device(
     progress: &dyn Progress,
 ) -> Result<Profile> {
     let root = Root::default();
+    access.check_length(length)?;
     let device = &stack.device;
-    if let (true, Some(partition)) = (access != Access::Reads, &device.partition) {
+    if let (true, Some(partition)) = (access.writes(), &device.partition) {
         // The measurement is of the whole disk: writing would reach the partition table and the
         // other partitions.
         bail!(
@@ -73,7 +111,11 @@ pub fn of_device(
         );
     }
     let path = PathBuf::from("/dev").join(device.name.replace('!', "/"));
-    let choice = !stack.disks.is_empty();
+    if access == Access::Reads {
+        data_guard::refuse_under_vms(&path, stack, length)?;
+    }
+    let gentle = access == Access::Gentle;
+    let choice = !gentle && !stack.disks.is_empty();
     if choice {
         bfq::load(stack, progress)?;
     }
@@ -84,22 +126,27 @@ pub fn of_device(
     // stalls of the host are not the device's.
     let _awake = if made { Awake::hold().ok() } else { None };
     options.watch = made;
+    options.gentle = gentle;
     options.bfq = choice;
     options.budget = length;
     let claim = match access {
         Access::Made => Some(Claim::of_made(&path)?),
         Access::DestroyData => Some(data_guard::claim(&path, &[], progress)?),
-        Access::Reads => {
+        Access::Reads | Access::ReadsUnderVms => {
             data_guard::warn_of_load(&path, progress)?;
             None
         }
+        Access::Gentle => None,
     };
-    let elevator = MeasuredElevator::open(stack, dirs, progress)?;
+    let elevator = if gentle { None } else { Some(MeasuredElevator::open(stack, dirs, progress)?) };
     let mut bar = progress.bar(&format!("measuring {}", device.name), 100);
     let result = measure(
         &options,
         &mut ProfileControl {
-            set_elevator: &mut |name| if choice { elevator.set(name).map_err(Into::into) } else { Ok(()) },
+            set_elevator: &mut |name| match &elevator {
+                Some(elevator) if choice => elevator.set(name).map_err(Into::into),
+                _ => Ok(()),
+            },
             claim: claim.as_ref(),
             progress: &mut |done, total, what| {
                 bar.set_message(&format!("measuring {}: {what}", device.name));
@@ -109,11 +156,26 @@ pub fn of_device(
         },
     );
     drop(bar);
-    elevator.put_back()?;
-    match result {
-        Err(MeasureError::Cancelled) => Err(Error::cancelled()),
-        other => Ok(Profile { identity: device.identity(&root)?, ..other? }),
+    if let Some(elevator) = elevator {
+        elevator.put_back()?;
     }
+    let mut profile = match result {
+        Err(MeasureError::Cancelled) => return Err(Error::cancelled()),
+        other => Profile { identity: device.identity(&root)?, ..other? },
+    };
+    if gentle {
+        profile.doubts.insert(0, not_known(&device.elevators(&root)?.current));
+    }
+    Ok(profile)
+}
+
+/// What a gentle measurement does not show.
+fn not_known(elevator: &str) -> String {
+    format!(
+        "measured gently, with at most {} reads in flight and under the elevator {elevator}, next to what else uses the device: what it does when it is full, what BFQ \
+         costs on it, larger requests and writes are not known, so plans for heavy loads are guesses",
+        GENTLE_DEPTHS.iter().max().unwrap_or(&1)
+    )
 }
 
 /// A directory for fio's files, removed afterwards.

@@ -12,13 +12,12 @@ use crate::{BfqTunable, Knob, LimitKind, PlanError, Setting, Strength};
 /// sectors).
 const SECTOR: u64 = 512;
 
-/// The tunables in the order in which they are written.
 const TUNABLES: [BfqTunable; 5] = [
-    BfqTunable::LowLatency,
+    BfqTunable::StrictGuarantees,
     BfqTunable::SliceIdle,
     BfqTunable::TimeoutSync,
+    BfqTunable::LowLatency,
     BfqTunable::MaxBudget,
-    BfqTunable::StrictGuarantees,
 ];
 
 /// The settings that lead from `start` to `config`, in the order in which they are to be written,
@@ -62,6 +61,7 @@ pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting>
             push(Knob::GuestBfq { vm: vm.name.clone(), tunable }, value);
         }
     }
+    out.sort_by_key(|s| s.knob.write_order());
     out
 }
 

@@ -121,13 +121,12 @@ fn without(
     if lacking.kept[i] < RATE_KEPT && lacking.kept[i] < with.1[i] {
         return Some(format!("without it {name} would get only {} of its rate", Ratio(lacking.kept[i])));
     }
-    let ns = |v: f64| Nanos(v as u64);
-    Some(format!(
-        "without it {name} is predicted at {} instead of {} (target {})",
-        ns(lacking.latency[i]),
-        ns(with.0[i]),
-        ns(target)
-    ))
+    let ns = |v: f64| Nanos(v as u64).to_string();
+    let (without, with) = (ns(lacking.latency[i]), ns(with.0[i]));
+    // A difference below the digits that are printed is none.
+    (without != with).then(|| {
+        format!("without it {name} is predicted at {without} instead of {with} (target {})", ns(target))
+    })
 }
 
 /// Whether two settings belong together: the limits that make up one VM's cap do.

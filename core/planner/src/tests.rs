@@ -123,6 +123,7 @@ fn fig7_misses_under_defaults_and_plans_feasibly() {
     let p = plan(&s, &profile(), &options).unwrap();
     assert_meets(&p, 0.2);
     assert!(!p.settings.is_empty());
+    assert!(p.settings.is_sorted_by_key(|s| s.knob.write_order()), "{:?}", p.settings);
     for setting in &p.settings {
         assert!(setting.reason.len() > 20, "{setting:?}");
         assert_eq!(setting.strength, Strength::Hint);

@@ -75,10 +75,32 @@ pub enum Knob {
     },
 }
 
-/// BFQ's tunables, named as the files below `queue/iosched/`.
+impl Knob {
+    /// Place in the order in which a plan's settings are written: the elevator before its
+    /// tunables, weights and limits of cgroups, then guest by guest.
+    #[must_use]
+    pub fn write_order(&self) -> impl Ord + use<> {
+        let place = |step, vm: &str, tunable, limit| (step, vm.to_owned(), tunable, limit);
+        match self {
+            Self::HostElevator => place(0, "", None, None),
+            Self::HostBfq(tunable) => place(1, "", Some(*tunable), None),
+            Self::VmWeight { vm } => place(2, vm, None, None),
+            Self::VmLimit { vm, limit } => place(3, vm, None, Some(*limit)),
+            // None sorts before any tunable.
+            Self::GuestElevator { vm } => place(4, vm, None, None),
+            Self::GuestBfq { vm, tunable } => place(4, vm, Some(*tunable), None),
+        }
+    }
+}
+
+/// BFQ's tunables, named as the files below `queue/iosched/`, in the order in which they are
+/// written: setting `strict_guarantees` raises `slice_idle` to 8 ms
+/// (`bfq_strict_guarantees_store()`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BfqTunable {
+    /// Idle always and keep one request at the device: 0 or 1. Default 0.
+    StrictGuarantees,
     /// How long BFQ waits for the next request of the queue in service, in ms. Default 8.
     SliceIdle,
     /// Longest slice of a sync queue, in ms. Default 125 (124 after rounding to jiffies at HZ=250).
@@ -87,8 +109,6 @@ pub enum BfqTunable {
     LowLatency,
     /// Largest budget in 512 B sectors; 0 lets BFQ choose from the measured peak rate. Default 0.
     MaxBudget,
-    /// Idle always and keep one request at the device: 0 or 1. Default 0.
-    StrictGuarantees,
 }
 
 /// What a limit limits.

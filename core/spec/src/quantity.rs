@@ -20,6 +20,10 @@ pub(crate) trait Quantity: FromStr<Err = UnitError> {
     const ALIASES: &'static [(&'static str, &'static str)];
     /// The likeliest text for a bare number.
     fn guess(number: &str) -> String;
+    /// The text for a number whose unit has a prefix that our units do not have, as `2k/s`.
+    fn without_prefix(_number: &str, _unit: &str) -> Option<String> {
+        None
+    }
 }
 
 impl Quantity for Nanos {
@@ -71,7 +75,7 @@ impl Quantity for Iops {
     const EXAMPLE: &'static str = "\"100/s\"";
     const UNITS: &'static [&'static str] = &["/s", "/min", "/ms"];
     const ALIASES: &'static [(&'static str, &'static str)] = &[
-        ("iops", "/s"),
+        ("io/s", "/s"),
         ("rps", "/s"),
         ("s", "/s"),
         ("per second", "/s"),
@@ -83,6 +87,23 @@ impl Quantity for Iops {
     ];
     fn guess(number: &str) -> String {
         format!("{number}/s")
+    }
+    fn without_prefix(number: &str, unit: &str) -> Option<String> {
+        let mut rest = unit.chars();
+        let factor = match rest.next()? {
+            'k' | 'K' => 1e3,
+            'm' | 'M' => 1e6,
+            _ => return None,
+        };
+        let per = rest.as_str();
+        let ours = Self::UNITS.contains(&per)
+            || Self::ALIASES.iter().any(|(from, _)| from.eq_ignore_ascii_case(per))
+            || format!("1{per}").parse::<Self>().is_ok();
+        // `2k` alone is a rate per second, `2 ms` and `2 min` are no rates with a prefix.
+        let is_rate = per.is_empty() && factor < 1e6 || ours && !per.eq_ignore_ascii_case("s");
+        let rate: f64 = number.replace('_', "").parse().ok()?;
+        let per = if Self::UNITS.contains(&per) { per } else { "/s" };
+        is_rate.then(|| format!("{}{per}", rate * factor))
     }
 }
 
@@ -104,8 +125,17 @@ impl Quantity for Percentile {
     const ALIASES: &'static [(&'static str, &'static str)] =
         &[("p999", "p99.9"), ("p9999", "p99.99"), ("p99999", "p99.999"), ("median", "p50")];
     fn guess(number: &str) -> String {
-        format!("p{number}")
+        match number.parse::<f64>() {
+            Ok(share) if share > 0.0 && share < 1.0 => of_share(share),
+            _ => format!("p{number}"),
+        }
     }
+}
+
+/// The percentile that a share of all requests is: `p99.9` for 0.999.
+fn of_share(share: f64) -> String {
+    // A share has a last digit that a product in binary may lose: 99.9, not 99.90000000000001.
+    format!("p{}", (share * 1e10).round() / 1e8)
 }
 
 impl<'t> Section<'t, '_> {
@@ -157,7 +187,16 @@ fn remedy<Q: Quantity>(key: &str, text: &str, error: &UnitError) -> String {
             return format!("write {key} = {good}");
         }
     }
+    if let Some(good) = Q::without_prefix(number, unit) {
+        if good.parse::<Q>().is_ok() {
+            return format!("did you mean \"{good}\"?");
+        }
+    }
     if Q::UNITS.is_empty() {
+        // `p0.999`, `99.9%`.
+        if let Some(good) = number_with_unit::<Q>(text.trim_start_matches(['p', 'P']).trim_end_matches('%')) {
+            return format!("write {key} = {good}");
+        }
         if let Some((_, good)) = Q::ALIASES.iter().find(|(from, _)| from.eq_ignore_ascii_case(text)) {
             return format!("did you mean \"{good}\"?");
         }

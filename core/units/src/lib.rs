@@ -110,7 +110,9 @@ impl Percentile {
 /// A float without a needless ".0" and with at most `digits` decimals.
 fn trimmed(v: f64, digits: usize) -> String {
     let s = format!("{v:.digits$}");
-    if s.contains('.') { s.trim_end_matches('0').trim_end_matches('.').to_owned() } else { s }
+    let s = if s.contains('.') { s.trim_end_matches('0').trim_end_matches('.') } else { &s };
+    // The sum of nothing is -0.0.
+    if s == "-0" { "0".to_owned() } else { s.to_owned() }
 }
 
 impl fmt::Display for Nanos {
@@ -199,7 +201,8 @@ macro_rules! number_form {
     ($($t:ident($inner:ty)),*) => {$(
         impl Serialize for $t {
             fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-                self.0.serialize(s)
+                // -0.0, as the sum of nothing, is written as 0.
+                (self.0 + <$inner>::default()).serialize(s)
             }
         }
         impl<'de> Deserialize<'de> for $t {

@@ -96,9 +96,11 @@ pub(crate) fn size(text: &str) -> Result<u64, UnitError> {
 
 pub(crate) fn rate(text: &str) -> Result<f64, UnitError> {
     scaled(text, RATE, |u| match u {
-        "/s" | "Hz" | "IOPS" => Some(1.0),
+        "/s" => Some(1.0),
         "/min" => Some(1.0 / 60.0),
         "/ms" => Some(1e3),
+        // Neither has a prefix here that case could change.
+        _ if ["hz", "iops"].iter().any(|name| name.eq_ignore_ascii_case(u)) => Some(1.0),
         _ => None,
     })
 }
@@ -116,5 +118,6 @@ pub(crate) fn percentile(text: &str) -> Result<f64, UnitError> {
     let digits =
         text.trim().strip_prefix('p').ok_or_else(|| err(format!("\"{text}\" does not start with \"p\"")))?;
     let v: f64 = digits.parse().map_err(|_| err(format!("\"{digits}\" is not a number")))?;
-    if v > 0.0 && v < 100.0 { Ok(v) } else { Err(err(format!("\"{text}\" is not between p0 and p100"))) }
+    // Below p1 it is a share, as in `p0.999` for p99.9: a target that any device meets.
+    if (1.0..100.0).contains(&v) { Ok(v) } else { Err(err(format!("\"{text}\" is not between p1 and p100"))) }
 }

@@ -9,6 +9,9 @@ fn every_documented_form_parses() {
     assert_eq!("4kB".parse(), Ok(Bytes(4000)));
     assert_eq!("500/s".parse(), Ok(Iops(500.0)));
     assert_eq!("600/min".parse(), Ok(Iops(10.0)));
+    for iops in ["300 IOPS", "300iops", "300 Iops", "300Hz", "300 hz", "0.3/ms"] {
+        assert_eq!(iops.parse(), Ok(Iops(300.0)), "{iops}");
+    }
     assert_eq!("70MB/s".parse(), Ok(BytesPerSec(70e6)));
     assert_eq!("30%".parse(), Ok(Ratio(0.3)));
     assert_eq!("p99.99".parse(), Ok(Percentile(99.99)));
@@ -24,6 +27,7 @@ fn what_is_wrong_is_said() {
     assert!(problem("1.2.3ms".parse()).contains("is not a number"));
     assert!(problem("9999999999999s".parse()).contains("too large"));
     assert!("p100".parse::<Percentile>().is_err());
+    assert!("p0.999".parse::<Percentile>().is_err());
     assert!("99.99".parse::<Percentile>().is_err());
     assert!("4K".parse::<Bytes>().is_err());
 }
@@ -38,4 +42,9 @@ fn printed_values_read_back() {
     }
     assert_eq!(Percentile::P9999.to_string(), "p99.99");
     assert_eq!(Iops(100.0).to_string(), "100/s");
+    let nothing: f64 = std::iter::empty::<f64>().sum();
+    for none in [nothing, -0.0, -1e-9] {
+        assert_eq!(Ratio(none).to_string(), "0%");
+    }
+    assert_eq!(serde_json::to_string(&Ratio(-0.0)).unwrap(), "0.0");
 }

@@ -265,12 +265,9 @@ pub(crate) fn push_tunables(
     created_by: Option<usize>,
     writes: &mut Vec<Write>,
 ) -> Result<(), ApplyError> {
-    // Setting strict_guarantees raises slice_idle to 8 ms (bfq_strict_guarantees_store()), so it
-    // goes before slice_idle.
-    let mut order: Vec<_> = tunables.iter().collect();
-    order.sort_by_key(|(t, _)| **t != BfqTunable::StrictGuarantees);
     let strict = tunables.contains_key(&BfqTunable::StrictGuarantees);
-    for (tunable, value) in order {
+    // In the order of `BfqTunable`, which is that of writing.
+    for (tunable, value) in tunables {
         let knob = format!("{} of {disk}", tunable.file_name());
         validate(*tunable, value, &knob)?;
         let mut target = at(tunable.file_name());

@@ -173,3 +173,40 @@ fn writes_come_in_the_order_that_the_kernel_needs() {
         }
     }
 }
+
+/// A setting as `apply` names it.
+fn label(knob: &Knob) -> String {
+    match knob {
+        Knob::HostElevator => "elevator of loop0".to_owned(),
+        Knob::HostBfq(tunable) => format!("{} of loop0", tunable.file_name()),
+        Knob::VmWeight { vm } => format!("weight of {vm}"),
+        Knob::VmLimit { vm, limit } => {
+            let key = match limit {
+                LimitKind::ReadBps => "rbps",
+                LimitKind::WriteBps => "wbps",
+                LimitKind::ReadIops => "riops",
+                LimitKind::WriteIops => "wiops",
+            };
+            format!("{key} limit of {vm}")
+        }
+        Knob::GuestElevator { vm } => format!("elevator in {vm}"),
+        Knob::GuestBfq { vm, tunable } => format!("{} of vda in {vm}", tunable.file_name()),
+    }
+}
+
+#[test]
+fn settings_are_written_in_the_order_in_which_a_plan_lists_them() {
+    let lab = lab(true, "mq-deadline");
+    let mut plan = full_plan(true);
+    // The simulated host has one guest.
+    plan.settings.retain(|s| !matches!(&s.knob, Knob::GuestElevator { vm } if vm == "vm1"));
+    plan.settings.reverse();
+    let machine = Machine::with_host(&lab.root, &lab.kernel, &SimGuests);
+    let writes = resolve(&plan, &lab.binding, &machine).unwrap();
+    plan.settings.sort_by_key(|s| s.knob.write_order());
+    let listed: Vec<String> = plan.settings.iter().map(|s| label(&s.knob)).collect();
+    let mut written: Vec<&str> = writes.iter().map(|w| w.knob.as_str()).collect();
+    // What a plan needs and does not list: controllers of cgroups v2.
+    written.retain(|knob| !knob.starts_with("I/O control for"));
+    assert_eq!(written, listed);
+}

@@ -211,8 +211,23 @@ impl BlockDevice {
     /// # Errors
     /// When it cannot be read.
     pub fn size(&self, root: &Root) -> Result<u64, HostError> {
+        self.size_in(root, &self.sysfs())
+    }
+
+    /// Size in bytes of what was named: of the partition where it was one.
+    ///
+    /// # Errors
+    /// When the file cannot be read as a number.
+    pub fn named_size(&self, root: &Root) -> Result<u64, HostError> {
+        match &self.partition {
+            Some(partition) => self.size_in(root, &Path::new("/sys/class/block").join(partition)),
+            None => self.size(root),
+        }
+    }
+
+    fn size_in(&self, root: &Root, dir: &Path) -> Result<u64, HostError> {
         // The unit of this file is 512 B whatever the block size of the device.
-        self.number(root, &self.sysfs().join("size")).map(|sectors| sectors.saturating_mul(512))
+        self.number(root, &dir.join("size")).map(|sectors| sectors.saturating_mul(512))
     }
 
     /// What distinguishes this drive from another one of the same name: its WWID or serial number,

@@ -25,6 +25,7 @@ use crate::{AgentAddress, VmmError};
 
 mod exec;
 mod file;
+mod needs;
 #[cfg(test)]
 mod tests;
 

@@ -12,7 +12,9 @@ use crate::accuracy::{self, AccuracyOptions};
 use crate::cases::{self, Tier};
 use crate::report::ExperimentReport;
 use crate::sweep::IN_GUESTS;
-use crate::{contention, cyclictest, iod, iod_crash, iod_startup, planning, reservation, tails};
+use crate::{
+    before_after, contention, cyclictest, iod, iod_crash, iod_startup, planning, reservation, tails,
+};
 
 /// Extension of datasets.
 const DATASET: &str = "jsonl";
@@ -30,7 +32,8 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 4] = [
+    let results: [(&str, Reader); 5] = [
+        (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
         (reservation::FILE, reservation::report),

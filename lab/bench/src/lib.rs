@@ -7,6 +7,7 @@
 
 pub mod accuracy;
 pub mod backend;
+pub mod before_after;
 pub mod cases;
 pub mod claims;
 pub mod contention;

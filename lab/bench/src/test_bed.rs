@@ -24,7 +24,7 @@ use crate::{BENCH_DIR, cores};
 use rtvirtio_workflow::guest_point;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelChoice;
-use rtvirtio_workflow::profile::of_site;
+use rtvirtio_workflow::profile::{Access as Permission, of_site};
 use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{Error, Progress, generated};
 
@@ -115,7 +115,7 @@ impl<'a> TestBed<'a> {
     /// # Errors
     /// When fio fails, or the elevator cannot be written.
     pub fn profile(&self) -> anyhow::Result<Profile> {
-        let profile = of_site(&self.site, PROFILE_TIME, &self.labs.dirs, self.progress)?;
+        let profile = of_site(&self.site, Permission::Reads, PROFILE_TIME, &self.labs.dirs, self.progress)?;
         self.site.stack.device.renew_elevator(&Root::default(), "bfq")?;
         Ok(profile)
     }

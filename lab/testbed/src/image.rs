@@ -198,11 +198,11 @@ pub(crate) fn io_at<'a>(
     move |source| ImageError::Io { operation, path: path.to_path_buf(), source }
 }
 
-/// Default directory of images: `$RTVIRTIO_CACHE`, else `/var/cache/rtvirtio` for root and
-/// `~/.cache/rtvirtio` for others.
+/// Default directory of images: `$RTVIRTIO_CACHE_DIR`, as for the programs, else
+/// `/var/cache/rtvirtio` for root and `~/.cache/rtvirtio` for others.
 #[must_use]
 pub fn default_cache() -> PathBuf {
-    if let Some(dir) = std::env::var_os("RTVIRTIO_CACHE") {
+    if let Some(dir) = std::env::var_os("RTVIRTIO_CACHE_DIR") {
         return PathBuf::from(dir);
     }
     match std::env::var_os("HOME") {

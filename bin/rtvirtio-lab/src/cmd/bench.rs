@@ -10,8 +10,8 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, cases, contention, cyclictest, directory, iod, iod_crash, iod_startup, planning, reservation,
-    sweep, tails,
+    accuracy, before_after, cases, contention, cyclictest, directory, iod, iod_crash, iod_startup, planning,
+    reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -19,9 +19,9 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 
 use super::lab::lab_host;
 use crate::args::{
-    BenchAccuracyArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs, BenchCyclictestArgs, BenchIodArgs,
-    BenchIodCrashArgs, BenchIodStartupArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
+    BenchCyclictestArgs, BenchIodArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchPlanArgs,
+    BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -31,6 +31,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Cases(args) => run_cases(args, global, ui),
         BenchCommand::Contention(args) => run_contention(args, global, ui),
         BenchCommand::Accuracy(args) => run_accuracy(args, ui),
+        BenchCommand::BeforeAfter(args) => run_before_after(args, global, ui),
         BenchCommand::Plan(args) => run_plan(args, ui),
         BenchCommand::Iod(args) => run_iod(args, global, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
@@ -196,6 +197,17 @@ fn run_tails(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<
         ui.step(&format!("wrote {}", path.display()));
     }
     print_result(tails::report, &path, "rtvirtio: tails from few samples", &args.result, ui)
+}
+
+fn run_before_after(args: &BenchBeforeAfterArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(before_after::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench before-after")?;
+        before_after::measure(&args.options(), &path, &lab_host(global), ui)?;
+        ui.step(&format!("wrote {}", path.display()));
+    }
+    print_result(before_after::report, &path, "rtvirtio: the first tour", &args.result, ui)
 }
 
 fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -18,7 +18,7 @@ use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::apply::{apply_plan, revert_all};
 use rtvirtio_workflow::model_choice::ModelChoice;
 use rtvirtio_workflow::plan::{old_values, outlook};
-use rtvirtio_workflow::profile::of_site;
+use rtvirtio_workflow::profile::{Access, of_site};
 use rtvirtio_workflow::run::measure;
 use rtvirtio_workflow::site::Site;
 
@@ -120,7 +120,7 @@ impl Stage<'_> {
         self.labs.up(spec, (name, text_of_spec), args.accel.into(), None, ui)?;
         let dirs = &self.labs.dirs;
         let site = Site::find(spec.clone(), dirs)?;
-        let profile = of_site(&site, PROFILE_TIME, dirs, ui)?;
+        let profile = of_site(&site, Access::Reads, PROFILE_TIME, dirs, ui)?;
         print(&text::profile(&profile, &style()), ui);
 
         // A new device, with BFQ as distributions set it: nothing is tuned.
@@ -192,6 +192,9 @@ impl DemoResult {
         }
         for run in &self.file.runs {
             ui.step(&format!("{}: {}", scheme_name(&run.scheme), tally(run).sentence()));
+        }
+        if let [before, after] = self.file.runs.as_slice() {
+            print(&text::before_after(before, after, &style()), ui);
         }
         ui.step(&format!("wrote {} and {}", page.display(), data.display()));
         Ok(last_code(&self.file.runs))

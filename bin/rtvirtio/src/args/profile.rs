@@ -22,6 +22,13 @@ pub struct ProfileArgs {
     /// Measure writes too: EVERYTHING ON THE DEVICE IS LOST
     #[arg(long)]
     pub destroy_data: bool,
+    /// At most 4 reads at a time, under the elevator that is set: for a disk that VMs use. What the
+    /// device does when it is full, BFQ's cost, larger requests and writes are then not known
+    #[arg(long, conflicts_with_all = ["destroy_data", "sweep"])]
+    pub gentle: bool,
+    /// Flood the device although VMs use it: they are slowed meanwhile
+    #[arg(long)]
+    pub yes: bool,
     /// Where to save it instead of the state directory
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,

@@ -9,7 +9,7 @@ use rtvirtio_workflow::contracts::VmCpu;
 use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::plan::old_values;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
-use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force};
+use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force, one_line};
 
 use super::one_profile;
 use super::plan::title;
@@ -24,7 +24,7 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     };
     match apply_any(args, global, ui) {
         Err(e) if infeasible(&e) => {
-            ui.warn(&format!("not applied: {e:#}"));
+            ui.warn(&format!("not applied: {}", one_line(e.as_ref())));
             Ok(ExitCode::from(INFEASIBLE))
         }
         done => done,
@@ -66,11 +66,19 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         }
         None => plan_now(args, &devices, dirs, ui)?,
     };
+    let refused = !plan.is_feasible() && !args.compromise;
+    let reasons = plan.reasons().join(". ");
     if args.dry_run {
-        return preview(&apply::resolve(&plan, &devices, &args.cpu_profiles, dirs, ui)?, ui);
+        let resolved = apply::resolve(&plan, &devices, &args.cpu_profiles, dirs, ui)?;
+        if refused {
+            // The verdict of `plan` and of `apply` for the same spec.
+            ui.warn(&format!("would not be applied: {reasons}. With --compromise this would be written:"));
+            preview(&resolved, ui)?;
+            return Ok(ExitCode::from(INFEASIBLE));
+        }
+        return preview(&resolved, ui);
     }
-    if !plan.is_feasible() && !args.compromise {
-        let reasons = plan.reasons().join(". ");
+    if refused {
         ui.warn(&format!("not applied: {reasons}. Apply the compromise anyway with --compromise"));
         return Ok(ExitCode::from(INFEASIBLE));
     }
@@ -106,7 +114,7 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
 fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
     let lines = resolved.preview()?;
     show(ui, &lines, || match lines.as_slice() {
-        [] => "nothing to change: the settings in force are the plan's\n".to_owned(),
+        [] => "nothing to change: the settings found are the plan's\n".to_owned(),
         lines => lines.iter().map(|line| format!("{line}\n")).collect(),
     })?;
     Ok(ExitCode::SUCCESS)
@@ -115,7 +123,10 @@ fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
 fn carry_out(resolved: &Resolved, plan: Option<&HostPlan>, dirs: &Dirs, ui: &Ui) -> anyhow::Result<()> {
     let count = resolved.apply(plan, dirs, ui)?;
     explain(&resolved.held, ui);
-    ui.step(&format!("applied {count} settings; put them back with `rtvirtio revert`"));
+    ui.step(&match count {
+        0 => "nothing to set: the settings found are the plan's, so nothing is in force".to_owned(),
+        _ => format!("applied {count} settings; put them back with `rtvirtio revert`"),
+    });
     Ok(())
 }
 

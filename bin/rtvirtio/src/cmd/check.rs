@@ -7,7 +7,7 @@ use std::time::Duration;
 use rtvirtio_console::{Global, Ui, show, style};
 use rtvirtio_kernel::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
-use rtvirtio_vmm::{GuestAgent, KvmProbe, probe_kvm};
+use rtvirtio_vmm::{GuestAgent, KvmProbe, VmmError, probe_kvm};
 use rtvirtio_workflow::{Progress, kernel_release, leftovers};
 
 use crate::args::CheckArgs;
@@ -24,26 +24,47 @@ pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let mut extra = rtvirtio_kernel::check::vms(&Root::default());
     extra.extend(leftovers::findings(&Root::default(), &global.dirs()));
     extra.push(kvm(ui));
-    extra.extend(args.guests.iter().map(|socket| guest(socket)));
+    extra.extend(args.guests.iter().flat_map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);
     show(ui, &findings, || text(&findings))?;
     let failed = findings.iter().any(|f| f.level == Level::Fail);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Asks a guest for its kernel.
-fn guest(socket: &Path) -> Finding {
+/// Asks a guest for its kernel, and for what tasks need that run in it.
+fn guest(socket: &Path) -> Vec<Finding> {
+    const REMEDY: &str = "is qemu-guest-agent running in the guest, and this its socket?";
+    const TASKS: (&str, &str) =
+        ("guest.tasks", "`verify` runs a VM's tasks in the guest, with its fio and through its agent");
     let name = socket.display().to_string();
-    let asked = GuestAgent::connect(socket, PATIENCE)
-        .and_then(|mut agent| agent.read_file("/proc/sys/kernel/osrelease", LONGEST_RELEASE));
-    match asked {
+    let asked = GuestAgent::connect(socket, PATIENCE).and_then(|mut agent| {
+        let release = agent.read_file("/proc/sys/kernel/osrelease", LONGEST_RELEASE);
+        Ok((agent.lacks_for_tasks()?, release))
+    });
+    let kernel = |release: Result<Vec<u8>, VmmError>| match release {
         Ok(release) => guest_priority(&name, String::from_utf8_lossy(&release).trim()),
         Err(e) => Finding::warn(
             "guest.ioprio",
             format!("not known: {e}"),
             "the I/O domain acts on a guest's own priorities only if its kernel passes them on",
-            "is qemu-guest-agent running in the guest, and this its socket?",
+            REMEDY,
         ),
+    };
+    match asked {
+        Ok((lacks, release)) => {
+            let tasks = match lacks.as_slice() {
+                [] => Finding::ok(TASKS.0, format!("{name}: tasks can run in the guest"), TASKS.1),
+                lacks => {
+                    let remedy = "see \"The guest agent\" in docs/guide/your-vms.md";
+                    Finding::warn(TASKS.0, format!("{name}: {}", lacks.join("; ")), TASKS.1, remedy)
+                }
+            };
+            vec![tasks, kernel(release)]
+        }
+        Err(e) => {
+            let why = format!("{name}: not known: {e}");
+            vec![Finding::warn(TASKS.0, why, TASKS.1, REMEDY), kernel(Err(e))]
+        }
     }
 }
 

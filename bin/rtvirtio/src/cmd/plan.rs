@@ -41,18 +41,17 @@ pub(super) fn title(device: Option<&str>, of: usize) -> String {
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let host = load_host(&args.model.spec)?;
     let bases = bases(&args.model, &host, &global.dirs(), ui)?;
-    let of = |(name, basis): &(Option<String>, Basis)| {
-        let tasks = outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start)?;
-        Ok((name.clone(), tasks))
+    let of = |(_, basis): &(Option<String>, Basis)| {
+        Ok(outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start)?)
     };
-    let devices =
-        bases.iter().map(of).collect::<anyhow::Result<Vec<(Option<String>, Vec<TaskOutlook>)>>>()?;
-    let all: Vec<&TaskOutlook> = devices.iter().flat_map(|(_, tasks)| tasks).collect();
+    let tasks = bases.iter().map(of).collect::<anyhow::Result<Vec<Vec<TaskOutlook>>>>()?;
+    let all: Vec<&TaskOutlook> = tasks.iter().flatten().collect();
     show(ui, &all, || {
-        let one = |(name, tasks): &(Option<String>, Vec<TaskOutlook>)| {
-            title(name.as_deref(), devices.len()) + &text::forecast(tasks, &style())
+        let one = |((name, basis), tasks): (&(Option<String>, Basis), &Vec<TaskOutlook>)| {
+            let measured = basis.profile.guest.as_ref().is_some_and(rtvirtio_model::GuestPoint::is_of_guest);
+            title(name.as_deref(), bases.len()) + &text::forecast(tasks, measured, &style())
         };
-        devices.iter().map(one).collect::<Vec<_>>().join("\n")
+        bases.iter().zip(&tasks).map(one).collect::<Vec<_>>().join("\n")
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -9,6 +9,7 @@ use rtvirtio_console::{Global, Ui, generated, need_root, save_model, save_profil
 use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_learn::on_device::{check_device, on_device};
 use rtvirtio_model::Profile;
+use rtvirtio_spec::Device;
 use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
@@ -34,6 +35,8 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.sweep.is_some() && is_spec {
         bail!("a sweep needs the device for itself: name the device instead of a spec");
     }
+    let access = access(args);
+    access.check_length(length)?;
     let _lock = dirs.lock_vms()?;
     if is_spec {
         return of_spec(args, Path::new(target), length, global, ui);
@@ -45,7 +48,6 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
             // What refuses the sweep is known before the minute that the profile takes.
             check_device(&name, dirs)?;
         }
-        let access = if args.destroy_data { Access::DestroyData } else { Access::Reads };
         let profile = of_device(&stack, length, access, dirs, ui)?;
         (name, profile)
     };
@@ -57,6 +59,15 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
+fn access(args: &ProfileArgs) -> Access {
+    match (args.destroy_data, args.gentle, args.yes) {
+        (true, ..) => Access::DestroyData,
+        (_, true, _) => Access::Gentle,
+        (.., true) => Access::ReadsUnderVms,
+        _ => Access::Reads,
+    }
+}
+
 /// Each device of a spec in turn.
 fn of_spec(
     args: &ProfileArgs,
@@ -66,14 +77,25 @@ fn of_spec(
     ui: &Ui,
 ) -> anyhow::Result<ExitCode> {
     let dirs = &global.dirs();
-    let devices = Devices::find(load_host(spec)?, dirs)?;
+    let host = load_host(spec)?;
+    let real = |part: &rtvirtio_spec::Part| match &part.spec.device {
+        Device::Path(path) => Some(path.display().to_string()),
+        _ => None,
+    };
+    if let (true, Some(device)) = (args.destroy_data, host.parts().iter().find_map(real)) {
+        bail!(
+            "of the device of a spec only reads are measured; `rtvirtio profile {device} --destroy-data` writes too, \
+             and everything on it is lost"
+        );
+    }
+    let devices = Devices::find(host, dirs)?;
     let many = devices.sites.len();
     anyhow::ensure!(
         args.out.is_none() || many == 1,
         "--out is one file, and the spec has {many} devices: without it each profile is saved by its device's name"
     );
     for site in &devices.sites {
-        let profile = of_site(site, length, dirs, ui)?;
+        let profile = of_site(site, access(args), length, dirs, ui)?;
         let path = match &args.out {
             Some(out) => out.clone(),
             None => dirs.profile(&profile_key(&site.spec.device)?),

@@ -11,7 +11,7 @@ use rtvirtio_units::{Iops, Nanos};
 use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::profile_cpu::{LoadWith, ProfileCpuOptions, partial, profile_cpu};
-use rtvirtio_workflow::{Error, Kind, Progress};
+use rtvirtio_workflow::{Error, Kind, Progress, one_line};
 
 use crate::args::ProfileCpuArgs;
 
@@ -32,7 +32,7 @@ pub fn run(args: &ProfileCpuArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
         }
     };
     let write = |path: &Path, content: &[u8]| {
-        write_result(path, content, global).map_err(|e| Error::new(Kind::System, format!("{e:#}")))
+        write_result(path, content, global).map_err(|e| Error::new(Kind::System, one_line(e.as_ref())))
     };
     let options = ProfileCpuOptions {
         vm: &args.vm,

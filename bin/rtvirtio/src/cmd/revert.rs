@@ -59,6 +59,9 @@ fn remove_leftovers(ui: &Ui) -> Vec<PathBuf> {
     [contracts.unwrap_or_default(), learned.unwrap_or_default()].concat()
 }
 
+/// Version of the form of `revert --json`.
+const REVERT_SCHEMA: &str = "rtvirtio.revert.v1";
+
 impl Report {
     fn is_done(&self) -> bool {
         let settings = self.settings.as_ref().is_ok_and(|s| s.as_ref().is_none_or(|r| r.done));
@@ -71,6 +74,7 @@ impl Report {
             Ok(reverted) => serde_json::to_value(reverted.clone().unwrap_or_default())?,
             Err(e) => serde_json::json!({ "error": format!("{e:#}") }),
         };
+        value["schema"] = REVERT_SCHEMA.into();
         value["plan"] = (!matches!(self.settings, Ok(None))).into();
         value["done"] = self.is_done().into();
         value["leftovers"] = serde_json::to_value(&self.leftovers)?;

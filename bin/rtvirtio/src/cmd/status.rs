@@ -13,6 +13,9 @@ use rtvirtio_workflow::{Progress, domain, in_force, started};
 
 use super::domain::status_text;
 
+/// Version of the form of `status --json`.
+const STATUS_SCHEMA: &str = "rtvirtio.status.v1";
+
 /// `rtvirtio status`. Changes nothing.
 pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
@@ -22,14 +25,16 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Some(_) => started::ended(&global.state_dir)?,
         None => Vec::new(),
     };
-    let mut value = serde_json::to_value(&status)?;
+    let mut value = match &status {
+        Some(status) => serde_json::to_value(status)?,
+        None => serde_json::json!({}),
+    };
+    value["schema"] = STATUS_SCHEMA.into();
+    value["in_force"] = (status.is_some() || domain.is_some()).into();
     if !ended.is_empty() {
         value["ended_vms"] = serde_json::to_value(&ended)?;
     }
     if let Some(domain) = &domain {
-        if value.is_null() {
-            value = serde_json::json!({});
-        }
         value["domain"] = serde_json::to_value(domain)?;
     }
     // It only gives the name; the knobs are the journal's.

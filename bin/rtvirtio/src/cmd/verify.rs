@@ -6,7 +6,7 @@ use std::time::Duration;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
-use rtvirtio_report::{ReportInput, html, text};
+use rtvirtio_report::{ReportInput, html, terminal, text};
 use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
 use rtvirtio_workflow::find::load_host;
@@ -14,7 +14,8 @@ use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::run::measure_all;
-use rtvirtio_workflow::{Progress, in_force, started};
+use rtvirtio_workflow::verified::{self, AsFound};
+use rtvirtio_workflow::{Dirs, Progress, domain, in_force, started};
 
 use crate::args::VerifyArgs;
 
@@ -58,11 +59,23 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         }
         profiles.push(profile);
     }
+    // Whether settings, or an I/O domain, of ours are in force.
+    let ours = in_force::applied_by(dirs)?.is_some() || domain::status(dirs).is_some();
     let scheme = in_force.as_ref().map_or("as-found", HostPlan::scheme).to_owned();
     let run = measure_all(&devices, &scheme, Duration::from_nanos(args.length.0), &predicted, dirs, ui)?;
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: devices.facts(), runs: vec![run] };
+    let before = if ours { before(&file, dirs, ui) } else { None };
     // Shown first: a full disk must not cost the measurement.
-    show(ui, &file, || text::results(&file, &style()))?;
+    let mut value = serde_json::to_value(&file)?;
+    if let Some(before) = &before {
+        value["before"] = serde_json::to_value(before)?;
+    }
+    show(ui, &value, || {
+        text::results(&file, &style()) + &before.as_ref().map(|b| change(b, &file)).unwrap_or_default()
+    })?;
+    if !ours {
+        verified::keep(&file, dirs)?;
+    }
     if let Some(out) = &args.out {
         write_file(out, &serde_json::to_vec_pretty(&file)?)?;
     }
@@ -81,4 +94,23 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         write_file(out, html(&report).as_bytes())?;
     }
     Ok(exit_code(&file.runs[0]))
+}
+
+/// The verification under the settings found that one under ours is compared with.
+fn before(now: &ResultFile, dirs: &Dirs, ui: &Ui) -> Option<AsFound> {
+    // A comparison that cannot be made must not cost the measurement.
+    let found = verified::comparable(now, dirs);
+    found.inspect_err(|e| ui.warn(&format!("not compared with the last verification: {e:#}"))).ok()?
+}
+
+/// The last lines: what the settings have changed.
+fn change(before: &AsFound, now: &ResultFile) -> String {
+    let (Some(old), Some(new)) = (before.result.runs.first(), now.runs.first()) else {
+        return String::new();
+    };
+    format!(
+        "\nlargest of all tasks, compared with the verification before `apply` ({}):\n{}",
+        terminal(&before.generated, false),
+        text::before_after(old, new, &style())
+    )
 }

@@ -4,15 +4,17 @@
 //! keep to [`Style::width`] columns by shortening names in their middle; numbers are never cut.
 
 mod domain;
+mod forecast;
 mod plan;
 mod profile;
 mod results;
 mod table;
 
 pub use domain::{domain_plan, domain_refusals};
-pub use plan::{forecast, notes, plan};
+pub use forecast::forecast;
+pub use plan::{notes, plan};
 pub use profile::profile;
-pub use results::{compare, results, run};
+pub use results::{before_after, compare, results, run};
 pub use table::{Align, Cell, Column, Table};
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};

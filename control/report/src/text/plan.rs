@@ -2,65 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_model::{Forecast, Upper, UpperBasis};
+use rtvirtio_model::{Upper, UpperBasis};
 use rtvirtio_planner::{Infeasible, Knob, Plan, TaskOutlook, scheme_name};
 use rtvirtio_units::Nanos;
-use unicode_width::UnicodeWidthStr;
 
 use super::{Cell, Column, Paint, Style, Table};
 use crate::{num, words};
 
-/// Columns of the longest bar.
-const BAR: usize = 40;
-
-/// Predictions with their terms: where the time of each task is expected to go.
-///
-/// The bars of one task are shares of its own predicted latency.
-#[must_use]
-pub fn forecast(tasks: &[TaskOutlook], style: &Style) -> String {
-    if tasks.is_empty() {
-        return "no tasks to predict\n".to_owned();
-    }
-    let names = tasks.iter().flat_map(|t| &t.forecast.terms).map(|t| style.clean(&t.name).chars().count());
-    let name_width = names.max().unwrap_or(0).min(24);
-    let mut out = String::new();
-    for (i, t) in tasks.iter().enumerate() {
-        if i > 0 {
-            out.push('\n');
-        }
-        out.push_str(&forecast_head(t, style));
-        out.push_str(&terms(&t.forecast, name_width, style));
-    }
-    out
-}
-
-/// Name, prediction, target, margin and rate: on one line where they fit, else the name on a line
-/// of its own.
-fn forecast_head(t: &TaskOutlook, style: &Style) -> String {
-    let name = style.clean(&format!("{}/{}", t.vm, t.task));
-    let mut parts = vec![(format!("{} {}", t.percentile, num::latency(t.forecast.latency_ns, "")), None)];
-    parts.extend(t.forecast.upper.as_ref().map(|u| (upper(u), None)));
-    parts.extend(t.target_ns.map(|l| (format!("target {}", num::latency(l, "")), None)));
-    parts.extend(t.margin_ns.map(|m| {
-        let size = num::latency(Nanos(m.unsigned_abs()), "");
-        if m < 0 {
-            (format!("predicted to miss by {size}"), Some(Paint::Bad))
-        } else {
-            (format!("margin {size}"), Some(Paint::Good))
-        }
-    }));
-    parts.push((format!("rate kept {}", num::percent(t.forecast.rate_kept)), None));
-    let plain: Vec<&str> = parts.iter().map(|p| p.0.as_str()).collect();
-    let gap = if name.width() + 2 + plain.join(", ").width() > style.width { "\n  " } else { "  " };
-    let painted: Vec<String> = parts
-        .iter()
-        .map(|(text, paint)| paint.map_or_else(|| text.clone(), |p| style.paint(text, p)))
-        .collect();
-    format!("{}{gap}{}\n", style.paint(&name, Paint::Strong), painted.join(", "))
-}
-
 /// "below 12ms in 99% of runs of 8s".
-fn upper(u: &Upper) -> String {
+pub(super) fn upper(u: &Upper) -> String {
     let basis = match u.basis {
         UpperBasis::Regime | UpperBasis::Pooled | UpperBasis::Guests => String::new(),
         UpperBasis::Extrapolated => format!(", NOT PROVEN: {}", outside(u)),
@@ -86,23 +36,6 @@ fn outside(u: &Upper) -> String {
 /// " of 8s", where it is known.
 fn of_length(u: &Upper) -> String {
     if u.run_s > 0.0 { format!(" of {}", Nanos::from_secs_f64(u.run_s)) } else { String::new() }
-}
-
-fn terms(f: &Forecast, name_width: usize, style: &Style) -> String {
-    let mut out = String::new();
-    let whole = f.terms.iter().map(|t| t.latency_ns.0 as f64).sum::<f64>().max(1.0);
-    for t in &f.terms {
-        let share = t.latency_ns.0 as f64 / whole;
-        out.push_str(&format!(
-            "  {:5}  {:name_width$}  {}  {:>7}  {:>5}\n",
-            words::side(t.side),
-            style.shorten(&style.clean(&t.name), name_width),
-            style.bar(share, BAR),
-            num::latency(t.latency_ns, ""),
-            num::percent(share),
-        ));
-    }
-    out
 }
 
 /// A plan: its settings in order, then what is expected of each task, then what does not fit.

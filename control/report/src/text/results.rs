@@ -1,7 +1,7 @@
 //! Measured runs, one by one and side by side.
 
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
-use rtvirtio_units::Iops;
+use rtvirtio_units::{Iops, Nanos};
 
 use super::{Cell, Column, Paint, Style, Table};
 use crate::summary::{self, tail_is_max, tally};
@@ -80,6 +80,11 @@ pub fn run(run: &Run, style: &Style) -> String {
     }
     let mut out = table.draw(style);
     out.push_str(&footnote(&run.tasks, style));
+    if run.tasks.iter().any(|t| t.predicted_ns.is_some()) {
+        let what =
+            "predicted: a model's estimate of the target's percentile, for choosing settings; no bound";
+        out.push_str(&style.wrap(what, 0));
+    }
     out.push_str(&estimates(&run.tasks, style));
     out.push_str(&reasons(run, style));
     out.push_str(&sentence(run, style));
@@ -164,6 +169,36 @@ pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
         out.push_str(&reasons(r, style));
     }
     out
+}
+
+/// What changed between two runs of the same tasks, on one line: the largest p99 and p99.99 of any
+/// task, then the verdicts.
+#[must_use]
+pub fn before_after(before: &Run, after: &Run, style: &Style) -> String {
+    let arrow = if style.ascii { "->" } else { "→" };
+    let worst = |run: &Run, of: fn(&TaskResult) -> Nanos| {
+        run.tasks
+            .iter()
+            .filter(|t| t.n > 0)
+            .map(of)
+            .max()
+            .map_or_else(|| "-".to_owned(), |v| num::latency(v, ""))
+    };
+    let change = |of: fn(&TaskResult) -> Nanos| format!("{} {arrow} {}", worst(before, of), worst(after, of));
+    let (old, new) = (tally(before), tally(after));
+    let counts = |old: usize, new: usize| format!("{old} {arrow} {new}");
+    let mut line = format!(
+        "before {arrow} after: p99 {}, p99.99 {}; missed {}, met {}",
+        change(|t| t.p99_ns),
+        change(|t| t.p9999_ns),
+        counts(old.missed, new.missed),
+        counts(old.met, new.met),
+    );
+    if old.unproven + new.unproven > 0 {
+        line.push_str(&format!(", unproven {}", counts(old.unproven, new.unproven)));
+    }
+    line.push_str(&format!(" of {}", new.targets()));
+    style.wrap(&line, 0)
 }
 
 /// The target; its percentile too when it is not p99.99.

@@ -19,7 +19,7 @@ fn everything(style: &Style) -> String {
         compare(&r.runs[0], &r.runs[1], style),
         plan(&fixture::plan(), &BTreeMap::new(), style),
         plan(&fixture::infeasible_plan(), &BTreeMap::new(), style),
-        forecast(&fixture::plan().tasks, style),
+        forecast(&fixture::plan().tasks, true, style),
         profile(&fixture::profile(), style),
         results(&fixture::many(), style),
         compare(&fixture::many().runs[0], &fixture::many().runs[1], style),
@@ -31,6 +31,17 @@ fn everything(style: &Style) -> String {
 fn compare_is_the_table_a_user_expects() {
     let r = fixture::result();
     assert_eq!(compare(&r.runs[0], &r.runs[1], &PLAIN), GOLDEN.trim_start_matches('\n'));
+}
+
+#[test]
+fn one_line_says_what_changed() {
+    let r = fixture::result();
+    let line = before_after(&r.runs[0], &r.runs[1], &PLAIN);
+    assert_eq!(
+        line,
+        "before → after: p99 150ms → 6.62ms, p99.99 902ms → 39.7ms; missed 5 → 0, met 0 → 3, unproven 1 → 3\nof 6\n"
+    );
+    assert!(before_after(&r.runs[0], &r.runs[1], &ASCII).is_ascii());
 }
 
 #[test]
@@ -79,7 +90,7 @@ fn long_names_do_not_widen_lines() {
     let text = [
         results(&r, &PLAIN),
         compare(&r.runs[0], &r.runs[1], &PLAIN),
-        forecast(&p.tasks, &PLAIN),
+        forecast(&p.tasks, true, &PLAIN),
         plan(&p, &BTreeMap::new(), &PLAIN),
         profile(&d, &PLAIN),
     ]
@@ -130,7 +141,41 @@ fn empty_and_odd_inputs_read_well() {
     assert!(text.contains("not run"), "{text}");
     r.runs.clear();
     assert!(results(&r, &PLAIN).contains("no runs"));
-    assert!(forecast(&[], &PLAIN).contains("no tasks"));
+    assert!(forecast(&[], true, &PLAIN).contains("no tasks"));
+}
+
+#[test]
+fn a_forecast_shows_each_thing_once_and_what_it_is() {
+    use rtvirtio_model::{Side, Term};
+    let mut tasks = fixture::plan().tasks;
+    let term =
+        |side, name: &'static str, ms| Term { side, name: name.into(), latency_ns: Nanos::from_millis(ms) };
+    for t in &mut tasks {
+        t.forecast.terms = vec![
+            term(Side::Guest, "virtualization", 4),
+            term(Side::Host, "own-service", 1),
+            term(Side::Host, "backlog", 0),
+        ];
+    }
+    // Of one task nothing but the time of its target differs, of another the terms.
+    tasks[0].forecast.latency_ns = tasks[1].forecast.latency_ns;
+    (tasks[0].target_ns, tasks[0].margin_ns) = (tasks[1].target_ns, tasks[1].margin_ns);
+    tasks[5].forecast.terms[2].latency_ns = Nanos::from_millis(70);
+    let text = forecast(&tasks, false, &PLAIN);
+    assert_eq!(text.matches("  guest  virtualization (assumed)").count(), 2, "{text}");
+    assert!(text.starts_with("vm1/light, vm1/medium  p99.99 24ms"), "{text}");
+    assert_eq!(text.matches("  host   backlog").count(), 1, "no row of no time: {text}");
+    for what in [
+        "virtualization: guest kernel and VMM; no guest was measured",
+        "own-service: ",
+        "backlog: ",
+        "no bound",
+    ] {
+        assert_eq!(text.matches(what).count(), 1, "{what}: {text}");
+    }
+    assert!(!text.contains("other-vms"), "only what is shown is explained: {text}");
+    let measured = forecast(&tasks, true, &PLAIN);
+    assert!(!measured.contains("assum"), "{measured}");
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub const FILE: &str = "iod.toml";
 pub const LOG: &str = "iod.log";
 /// Locked by the domain's process as long as it lives.
 const LOCK: &str = "iod.lock";
-/// The process that was started, for messages.
+/// The process that was started, and where it answers.
 const RECORD: &str = "iod.json";
 /// How long a domain may take to finish what it holds.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,6 +46,10 @@ struct Record {
     boot_id: String,
     #[serde(flatten)]
     process: ProcessId,
+    /// Its control socket, as the configuration named it at the start: that file may be edited
+    /// since, and be wrong.
+    #[serde(default)]
+    control: Option<PathBuf>,
 }
 
 /// Looks for the domain that is applied from a state directory. Changes nothing.
@@ -94,16 +98,28 @@ fn holders(path: &Path, lock: &File) -> Result<Vec<Process>> {
 
 /// The process of the record, if it runs.
 fn recorded(dir: &StateDir) -> Result<Option<ProcessId>> {
+    let Some(record) = record(dir)? else { return Ok(None) };
+    let is_of_this_boot = record.boot_id == boot_id()?;
+    Ok(Some(record.process).filter(|process| is_of_this_boot && process.is_alive()))
+}
+
+/// The control socket of the domain that was started; `None` where it is not recorded.
+///
+/// # Errors
+/// When the record cannot be read.
+pub fn control(state_dir: &Path) -> Result<Option<PathBuf>> {
+    Ok(record(&StateDir::open(state_dir)?)?.and_then(|record| record.control))
+}
+
+fn record(dir: &StateDir) -> Result<Option<Record>> {
     let path = dir.path().join(RECORD);
     let text = match dir.read(RECORD) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         read => read.with_context(|| path.display().to_string())?,
     };
-    let record: Record = serde_json::from_slice(&text).with_context(|| {
+    serde_json::from_slice(&text).map(Some).with_context(|| {
         format!("{} is damaged: see that no rtvirtio-iod runs, and remove it", path.display())
-    })?;
-    let is_of_this_boot = record.boot_id == boot_id()?;
-    Ok(Some(record.process).filter(|process| is_of_this_boot && process.is_alive()))
+    })
 }
 
 /// Identifies this run of the kernel.
@@ -111,12 +127,12 @@ fn boot_id() -> Result<String> {
     Ok(Root::default().read("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// Starts a domain on a configuration and waits until guests may connect. The state directory is
-/// locked by the caller.
+/// Starts a domain on a configuration, which names `control`, and waits until guests may connect.
+/// The state directory is locked by the caller.
 ///
 /// # Errors
 /// Its output when it did not start; all of its parts are removed then.
-pub fn start(mut command: Command, config: &str, state_dir: &Path) -> Result<u32> {
+pub fn start(mut command: Command, config: &str, control: &Path, state_dir: &Path) -> Result<u32> {
     let dir = StateDir::open(state_dir)?;
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
     let lock = dir.open_file(LOCK, 0o600).with_context(at(LOCK))?;
@@ -136,7 +152,9 @@ pub fn start(mut command: Command, config: &str, state_dir: &Path) -> Result<u32
     command.arg("--config").arg(config_path(state_dir));
     let started = start::start(command, None, inherited).map_err(Error::from);
     let recorded = started.and_then(|process| {
-        let record = serde_json::to_vec_pretty(&Record { boot_id: boot_id()?, process: process.clone() })?;
+        let record =
+            Record { boot_id: boot_id()?, process: process.clone(), control: Some(control.to_owned()) };
+        let record = serde_json::to_vec_pretty(&record)?;
         match dir.replace(RECORD, 0o644, &record).with_context(at(RECORD)) {
             Ok(()) => Ok(process.pid),
             Err(e) => {

@@ -69,13 +69,13 @@ fn values_are_in_the_kernels_units_and_in_order() {
         text(&settings),
         [
             (Knob::HostElevator, "bfq"),
-            (Knob::HostBfq(BfqTunable::LowLatency), "0"),
             (Knob::HostBfq(BfqTunable::SliceIdle), "2"),
+            (Knob::HostBfq(BfqTunable::LowLatency), "0"),
             (Knob::HostBfq(BfqTunable::MaxBudget), "1024"),
             (Knob::VmWeight { vm: vm("writes") }, "700"),
-            (Knob::VmLimit { vm: vm("reads"), limit: LimitKind::ReadIops }, "900"),
             (Knob::VmLimit { vm: vm("both"), limit: LimitKind::ReadIops }, "701"),
             (Knob::VmLimit { vm: vm("both"), limit: LimitKind::WriteIops }, "300"),
+            (Knob::VmLimit { vm: vm("reads"), limit: LimitKind::ReadIops }, "900"),
             (Knob::GuestElevator { vm: vm("writes") }, "mq-deadline"),
         ]
     );

@@ -29,6 +29,7 @@ fn nvme() -> Fixture {
     f.file(&format!("{disk}/queue/iosched/timeout_sync"), "124\n");
     f.file(&format!("{disk}/nvme0n1p2/dev"), "259:2\n");
     f.file(&format!("{disk}/nvme0n1p2/partition"), "2\n");
+    f.file(&format!("{disk}/nvme0n1p2/size"), "512\n");
     f.file("proc/self/mountinfo", "1 1 0:1 / /proc rw - proc proc rw\n");
     let at = |p: &str| f.dir.path().join(p);
     for d in ["sys/block", "sys/class/block", "dev/disk/by-id"] {
@@ -50,6 +51,7 @@ fn every_way_to_name_a_disk_leads_to_it() {
     }
     let d = BlockDevice::find(&f.root, "/dev/nvme0n1p2").unwrap();
     assert_eq!((d.name.as_str(), d.partition.as_deref()), ("nvme0n1", Some("nvme0n1p2")));
+    assert_eq!((d.named_size(&f.root).unwrap(), d.size(&f.root).unwrap()), (256 << 10, 1 << 20));
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn job_text_runs_the_depths_one_after_the_other() {
     let sync = job_text(&options, Series::Sync, 0, RAMP);
     assert!(sync.contains("rw=randwrite\nioengine=psync\ndirect=0\nsync=dsync\n"), "{sync}");
     assert_eq!(sync.matches("\niodepth=1\n").count(), SYNC_SLOTS);
-    assert_eq!(Series::Sync.points(options.block).len(), SYNC_SLOTS);
+    assert_eq!(Series::Sync.points(options.block, false).len(), SYNC_SLOTS);
 }
 
 fn profile() -> Profile {

@@ -174,6 +174,48 @@ fn program_that_never_ends_is_killed() {
 }
 
 #[test]
+fn what_a_guest_lacks_for_tasks_is_named() {
+    // As RHEL has it: guest-exec and the file commands are there and disabled.
+    let rhel = |disabled: &'static str, fio: &'static str| {
+        scripted(move |command, arguments| {
+            let file = |name: &str| name == fio;
+            Some(match command {
+                "guest-info" => {
+                    let commands =
+                        ["exec", "exec-status", "file-open", "file-read", "file-write", "file-flush"];
+                    let list: Vec<Value> = (commands.iter().chain(&["file-close"]))
+                        .map(|name| json!({ "name": format!("guest-{name}"), "enabled": !name.starts_with(disabled) }))
+                        .collect();
+                    json!({ "return": { "version": "7.2", "supported_commands": list } }).to_string()
+                }
+                "guest-file-open" if !file(arguments["path"].as_str().unwrap()) => {
+                    json!({ "error": { "class": "GenericError", "desc": "No such file" } }).to_string()
+                }
+                "guest-file-open" => json!({ "return": 7 }).to_string(),
+                "guest-file-read" => {
+                    json!({ "return": { "count": 6, "buf-b64": "f0VMRgIB", "eof": false } }).to_string()
+                }
+                _ => json!({ "return": {} }).to_string(),
+            })
+        })
+    };
+    let lacks = |disabled, fio| {
+        let (mut agent, player) = rhel(disabled, fio);
+        let lacks = agent.lacks_for_tasks().unwrap();
+        drop(agent);
+        assert!(player.join().unwrap().iter().all(|c| c != "guest-exec"), "nothing is started");
+        lacks
+    };
+    assert_eq!(lacks("none", "/usr/local/bin/fio"), [""; 0]);
+    let none = lacks("none", "");
+    assert!(none.len() == 1 && none[0].contains("fio is not installed"), "{none:?}");
+    let exec = lacks("exec", "/usr/bin/fio");
+    assert!(exec.len() == 1 && exec[0].contains("refuses guest-exec, guest-exec-status:"), "{exec:?}");
+    let files = lacks("file", "/usr/bin/fio");
+    assert!(files.len() == 2 && files[1].contains("not known"), "{files:?}");
+}
+
+#[test]
 fn hostile_answers_are_errors() {
     let answers = [
         "nonsense",

@@ -98,9 +98,10 @@ impl Lab {
                     (options.progress)(&format!("whether {} is in use: {unseen}", path.display()));
                 }
                 drop(claim);
-                let size = Bytes(device.size(&root)?);
+                let size = Bytes(device.named_size(&root)?);
                 self.state.device = Some(path.clone());
-                self.state.device_text = format!("{} ({size})", device.name);
+                let name = device.partition.as_ref().unwrap_or(&device.name);
+                self.state.device_text = format!("{name} ({size})");
                 self.save()?;
                 Ok((path.clone(), size))
             }

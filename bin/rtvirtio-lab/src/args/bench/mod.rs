@@ -1,6 +1,7 @@
 //! The command line of `bench`.
 
 mod accuracy;
+mod before_after;
 mod cases;
 mod contention;
 mod cyclictest;
@@ -15,6 +16,7 @@ use clap::{Args, Subcommand};
 use rtvirtio_bench::run_basis::RunOptions;
 
 pub use accuracy::BenchAccuracyArgs;
+pub use before_after::BenchBeforeAfterArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
@@ -64,6 +66,15 @@ EXAMPLES
 
 Exit code 2 when a claim is not met.")]
     Tails(BenchTailsArgs),
+    /// The first tour again and again: the kernel's default settings and a plan in turn
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench before-after                    ten rounds of examples/heavy-process.toml, ten minutes
+  sudo rtvirtio-lab bench before-after examples/fig7-process.toml --repeat 3 --for 60s --out /tmp/tour
+  rtvirtio-lab bench before-after --report-only --json | jq .claims
+
+Exit code 2 when a round misses nothing without the plan, misses a target with it, or shows no target of a VM to hold.")]
+    BeforeAfter(BenchBeforeAfterArgs),
     /// How long planning takes, and how near it comes to the best of an exhaustive search
     #[command(
         after_help = "EXAMPLES\n  rtvirtio-lab bench plan --model data/qlc-nvme.model.json\n  rtvirtio-lab bench plan --repeat 50 --out /tmp/planning --json | jq .claims"

@@ -1,0 +1,147 @@
+//! Virtual machine monitors that have a disk in use, by device or by an image on it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use rtvirtio_kernel::Stack;
+
+use crate::error::{Context as _, Result};
+
+/// Starts of the names of programs that run VMs or serve their disks, as in `/proc/PID/comm`.
+const PROGRAMS: [&str; 8] =
+    ["qemu", "kvm", "CPU ", "cloud-hypervis", "firecracker", "crosvm", "rtvirtio-iod", "qemu-storage-da"];
+/// Devices below devices that are followed.
+const DEEPEST: usize = 8;
+
+/// A process that has a disk in use for a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vmm {
+    /// Its id.
+    pub pid: u32,
+    /// Its program.
+    pub program: String,
+    /// The VM's name, where the command line has it (QEMU's `-name`).
+    pub vm: Option<String>,
+}
+
+impl fmt::Display for Vmm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.vm {
+            Some(vm) => write!(f, "{vm} (process {}, {})", self.pid, self.program),
+            None => write!(f, "process {} ({})", self.pid, self.program),
+        }
+    }
+}
+
+/// The VMMs that have a device, a disk below it, a part of these, a device on top of them or a file
+/// on any of these open.
+///
+/// # Errors
+/// When `/proc` cannot be read. Processes that end meanwhile are none; those that cannot be looked
+/// into are not seen, which root does not meet outside of containers.
+pub fn using(stack: &Stack) -> Result<Vec<Vmm>> {
+    // What lies on a disk below the device is disturbed as well.
+    let disks: Vec<&str> =
+        stack.disks.iter().chain([&stack.device]).map(|device| device.name.as_str()).collect();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
+        let dir = entry.path();
+        let program = fs::read_to_string(dir.join("comm")).unwrap_or_default().trim().to_owned();
+        if !PROGRAMS.iter().any(|p| program.starts_with(p)) {
+            continue;
+        }
+        let Ok(files) = fs::read_dir(dir.join("fd")) else { continue };
+        // The link's target, whatever its name is in another mount namespace.
+        let mut open = files.flatten().filter_map(|fd| fs::metadata(fd.path()).ok());
+        if open.any(|file| number(&file).is_some_and(|n| disks.iter().any(|disk| lies_on(n, disk, DEEPEST))))
+        {
+            found.push(Vmm { pid, program, vm: name(&dir) });
+        }
+    }
+    found.sort_by_key(|vmm| vmm.pid);
+    Ok(found)
+}
+
+/// Number of the block device that a file is, or lies on.
+fn number(file: &Metadata) -> Option<u64> {
+    if file.file_type().is_block_device() { Some(file.rdev()) } else { file.is_file().then(|| file.dev()) }
+}
+
+/// Whether a block device is the disk, a partition of it, or built on it.
+fn lies_on(number: u64, disk: &str, depth: usize) -> bool {
+    let link = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    // No block device, as tmpfs, overlayfs and the network have it.
+    let Ok(dir) = fs::canonicalize(link) else { return false };
+    let whole = if dir.join("partition").exists() { dir.parent() } else { Some(dir.as_path()) };
+    let Some(whole) = whole else { return false };
+    if whole.file_name().is_some_and(|name| name == disk) {
+        return true;
+    }
+    depth > 0 && below(&dir, whole).into_iter().any(|number| lies_on(number, disk, depth - 1))
+}
+
+/// Numbers of the devices below a device: those it is built on, and that of a loop device's file.
+fn below(dir: &Path, whole: &Path) -> BTreeSet<u64> {
+    let slaves = fs::read_dir(dir.join("slaves")).into_iter().flatten().flatten();
+    let of_slave = |path: PathBuf| {
+        let text = fs::read_to_string(path.join("dev")).ok()?;
+        let (major, minor) = text.trim().split_once(':')?;
+        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    };
+    let file = fs::read_to_string(whole.join("loop/backing_file")).ok();
+    let of_file = file.and_then(|file| number(&fs::metadata(file.trim_end()).ok()?));
+    slaves.filter_map(|slave| of_slave(slave.path())).chain(of_file).collect()
+}
+
+/// The VM's name in QEMU's command line: `-name plc`, `-name guest=plc,debug-threads=on`.
+fn name(process: &Path) -> Option<String> {
+    let line = fs::read(process.join("cmdline")).ok()?;
+    let words: Vec<String> =
+        line.split(|b| *b == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    name_of(&words)
+}
+
+fn name_of(words: &[String]) -> Option<String> {
+    let at = words.iter().position(|word| word == "-name" || word == "--name")?;
+    let parts = || words.get(at + 1).into_iter().flat_map(|value| value.split(','));
+    let guest = parts().find_map(|part| part.strip_prefix("guest="));
+    let name = guest.or_else(|| parts().next().filter(|part| !part.contains('=')))?;
+    // Other people's text: what reaches a terminal is cleaned there.
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_is_named_as_its_command_line_names_it() {
+        let name = |line: &str| name_of(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(name("qemu -name plc -m 64").as_deref(), Some("plc"));
+        assert_eq!(name("qemu -name guest=plc,debug-threads=on").as_deref(), Some("plc"));
+        assert_eq!(name("qemu -name plc,debug-threads=on").as_deref(), Some("plc"));
+        assert_eq!(name("qemu -name debug-threads=on"), None);
+        assert_eq!(name("qemu -m 64"), None);
+        assert_eq!(name("qemu -name"), None);
+    }
+
+    #[test]
+    fn a_file_lies_on_the_disk_of_its_file_system() {
+        let file = fs::metadata("/proc/self/exe").unwrap();
+        let number = number(&file).unwrap();
+        let link = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        let Ok(dir) = fs::canonicalize(link) else {
+            // On tmpfs or overlayfs there is no disk, and none is found.
+            assert!(!lies_on(number, "vda", DEEPEST));
+            return;
+        };
+        let whole = if dir.join("partition").exists() { dir.parent().unwrap() } else { dir.as_path() };
+        let disk = whole.file_name().unwrap().to_str().unwrap();
+        assert!(lies_on(number, disk, DEEPEST));
+        assert!(!lies_on(number, "no-such-disk", DEEPEST));
+    }
+}
