@@ -47,9 +47,14 @@ fn a_domain_is_planned_held_restarted_and_put_back() {
     site.ok(&["plan", &spec, "--profile", PROFILE, "-o", &plan]);
     let saved: Value = serde_json::from_slice(&fs::read(&plan).unwrap()).unwrap();
     let limits = |s: &&Value| s["knob"]["vm_limit"]["vm"] == host.historian.as_str();
-    assert!(saved["settings"].as_array().unwrap().iter().any(|s| limits(&s)), "{saved}");
+    assert!(
+        saved["devices"][0]["plan"]["settings"].as_array().unwrap().iter().any(|s| limits(&s)),
+        "{saved}"
+    );
     site.ok(&["apply", &plan]);
     in_force(&site, &host, &spec);
+    // What is in force for its own VMs is not counted as another's.
+    site.ok(&["plan", &spec, "--profile", PROFILE]);
     verified(&site, &host, &spec);
 
     plugged_threads(&site, &host, &spec, 2);
@@ -157,6 +162,7 @@ fn restarted(site: &Site, host: &Host, spec: &str) {
     assert_eq!(json["ended_vms"][0]["vm"], host.plc.as_str(), "{json}");
     let verify = site.output(&["verify", spec, "--for", "1s"]);
     assert!(text(&verify.stderr).contains(&words), "{}", text(&verify.stderr));
+    assert!(text(&verify.stdout).contains("(a part of it)"), "{}", text(&verify.stdout));
 
     let reverted = site.output(&["revert"]);
     assert!(reverted.status.success(), "{}{}", text(&reverted.stdout), text(&reverted.stderr));

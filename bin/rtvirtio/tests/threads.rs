@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::{Command, Output};
 
 use rtvirtio_testkit::site::{Site, signal, text};
 use rtvirtio_testkit::{Machine, Need, has};
@@ -162,4 +163,69 @@ fn numbers_of_another_pid_namespace_are_not_taken_for_threads_here() {
     let told = text(&told.stderr);
     assert!(told.contains(&format!("process {} (sleep)", other.id())), "{told}");
     assert!(told.contains("another pid namespace") && told.contains("name the VM by `pid`"), "{told}");
+}
+
+/// `rtvirtio threads SPEC --json` where `/run` holds `qemu-server` with the files that Proxmox VE
+/// has there for a VM, in a mount namespace of its own.
+fn on_proxmox(site: &Site, machine: &Machine, spec: &str) -> Output {
+    let script = format!(
+        "set -e; mount -t tmpfs tmpfs /var/run/; mkdir /var/run/qemu-server; cd /var/run/qemu-server\n\
+         echo {} >100.pid; ln -s '{}' 100.qmp; exec \"$@\"",
+        machine.pid(),
+        machine.qmp().display()
+    );
+    let rtvirtio = site.command(&["threads", spec, "--json"]);
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "--propagation", "private", "sh", "-c", &script, "sh"]);
+    unshare.arg(rtvirtio.get_program()).args(rtvirtio.get_args());
+    unshare.envs(rtvirtio.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    unshare.current_dir(site.dir.path()).output().unwrap()
+}
+
+#[test]
+fn a_vm_of_proxmox_is_found_by_its_number() {
+    let test = "a_vm_of_proxmox_is_found_by_its_number";
+    let site = Site::new();
+    if !has(test, &[Need::Root, Need::QEMU, Need::Program("unshare")]) {
+        return;
+    }
+    // Only Proxmox's QEMU has an option `-id`; here `-id` is a name, and `100` a disk.
+    let disk = site.dir.path().join("100");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let options = ["-machine", "q35", "-smp", "2", "-name", "-id", "100"];
+    let machine = Machine::start(site.dir.path(), "plc", &options);
+    let file = site.dir.path().join("proxmox.toml");
+    let spec = |number: u32| {
+        let text = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\nproxmox = {number}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        );
+        fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let out = on_proxmox(&site, &machine, &spec(100));
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let threads: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let roles = roles(&threads[0]["threads"]);
+    assert!(roles.contains(&"vcpu[0]".to_owned()) && roles.contains(&"vcpu[1]".to_owned()), "{roles:?}");
+    let other = on_proxmox(&site, &machine, &spec(101));
+    assert!(
+        !other.status.success() && text(&other.stderr).contains("no node of Proxmox VE"),
+        "{}",
+        text(&other.stderr)
+    );
+}
+
+#[test]
+fn a_monitor_is_known_through_links_to_its_directory() {
+    let site = Site::new();
+    let Some(_machine) = machine("a_monitor_is_known_through_links_to_its_directory", &site) else { return };
+    let link = site.dir.path().join("link");
+    std::os::unix::fs::symlink(site.dir.path(), &link).unwrap();
+    let spec = spec(&site, &site.vm("plc"), "");
+    let through = fs::read_to_string(&spec).unwrap().replace("/qmp\"", "/link/qmp\"");
+    fs::write(&spec, through).unwrap();
+    let (code, json) = site.json(&["threads", &spec]);
+    assert_eq!(code, 0, "{json}");
+    assert!(roles(&json[0]["threads"]).contains(&"vcpu[1]".to_owned()), "{json}");
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{
     Ask, Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, admit, attr,
-    choose, find_all, group_name, interference_us, levels, probe, room, settings, tick,
+    choose, find_all, group_name, interference_us, levels, probe, room, room_load, settings, tick,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Vm};
@@ -261,7 +261,7 @@ pub fn of_vms(
         bail!(Argument, "--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
     }
     let mut probe = probe(&Root::default())?;
-    forget_own(&mut probe, vms);
+    forget_own(&mut probe, vms, dirs)?;
     let needs = needs(vms, &probe, files, dirs, progress)?;
     // The loads of other programs on a backend reduce what all of our demands share.
     let taken = needs.iter().filter_map(|n| choose(&probe, Some(n.backend), false));
@@ -299,11 +299,27 @@ pub fn of_vms(
 }
 
 /// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
-fn forget_own(probe: &mut Probe, vms: &[Vm]) {
+fn forget_own(probe: &mut Probe, vms: &[Vm], dirs: &Dirs) -> Result<()> {
     let own: Vec<String> = vms.iter().map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
+    let mut room = Vec::new();
+    if is_there(&dirs.state.join(IN_FORCE_FILE))? {
+        for of in in_force(&dirs.state)? {
+            let ours = vms.iter().any(|vm| vm.name == of.vm) && of.backend == Backend::RtGroup;
+            if let Some(group) = of.group.filter(|_| ours) {
+                room.extend(room_load(&Root::default(), probe, &group, &of.contract)?);
+            }
+        }
+    }
+    for found in probe.found.iter_mut().filter(|f| f.backend == Backend::RtGroup) {
+        for load in &mut found.grant.taken {
+            let ours: f64 = room.iter().filter(|r| r.name == load.name).map(|r| r.share.0).sum();
+            load.share.0 = (load.share.0 - ours).max(0.0);
+        }
+    }
     for found in &mut probe.found {
         found.grant.taken.retain(|load| !own.contains(&load.name));
     }
+    Ok(())
 }
 
 /// Adds the limits of each contract.

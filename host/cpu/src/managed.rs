@@ -10,11 +10,12 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{Form, Target, Write, append};
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, unless_gone};
+use rtvirtio_units::Ratio;
 use rtvirtio_vmm::Thread;
 
 use crate::settings::moved;
-use crate::{Ask, Backend, Contract, CpuError, Probe, Settings};
+use crate::{Ask, Backend, Contract, CpuError, Load, Probe, Settings};
 
 /// Names of processes that managers start for a VM and keep in its cgroup.
 const HELPERS: [&str; 12] = [
@@ -100,8 +101,7 @@ pub fn room(
         let Ok(old) = u64::try_from(number(root, &path)?) else { continue };
         let period = u64::try_from(period).unwrap_or(0);
         let below = all.iter().filter(|(vm, _)| vm.starts_with(&group));
-        let most = |c: &Contract| (period.div_ceil(c.period_us()) + 2).saturating_mul(c.budget_us());
-        let needed: u64 = below.map(|(_, contract)| most(contract)).sum();
+        let needed: u64 = below.map(|(_, contract)| most(contract, period)).sum();
         // The root's share: more would be refused.
         let all_of_it = (period as f64 * limit) as u64;
         let value = old.saturating_add(needed).min(all_of_it.max(old));
@@ -110,6 +110,37 @@ pub fn room(
         append(&mut writes, vec![Write::new(knob, target, value.to_string())]);
     }
     Ok(writes)
+}
+
+/// What a VM under this contract can use in one period of a group above it, in microseconds.
+fn most(contract: &Contract, period_us: u64) -> u64 {
+    (period_us.div_ceil(contract.period_us()) + 2).saturating_mul(contract.budget_us())
+}
+
+/// The part of the load of the topmost group, as a probe names and counts it, that [`room`] has put
+/// there for one VM.
+///
+/// # Errors
+/// When the group cannot be read; one that is gone is no load.
+pub fn room_load(
+    root: &Root,
+    probe: &Probe,
+    group: &Path,
+    contract: &Contract,
+) -> Result<Option<Load>, CpuError> {
+    let Some(cgroups) = &probe.cgroups else { return Ok(None) };
+    let Some(top) = group.ancestors().filter(|a| !Cgroups::is_root(a)).last().filter(|top| *top != group)
+    else {
+        return Ok(None);
+    };
+    let file = cgroups.dir(top)?.join("cpu.rt_period_us");
+    let Some(period) =
+        unless_gone(number(root, &file))?.and_then(|p| u64::try_from(p).ok()).filter(|p| *p > 0)
+    else {
+        return Ok(None);
+    };
+    let name = format!("cgroup {}", top.file_name().unwrap_or_default().to_string_lossy());
+    Ok(Some(Load { name, share: Ratio(most(contract, period) as f64 / period as f64) }))
 }
 
 fn number(root: &Root, path: &Path) -> Result<i64, HostError> {

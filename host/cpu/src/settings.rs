@@ -208,8 +208,7 @@ fn units_file(
     }
     if !helpers.is_empty() {
         out.notes.push(format!(
-            "{}: {} in its cgroup {}: the budget holds what serves the VM too, so leave room for it",
-            ask.vm,
+            "{} in its cgroup {}: the budget holds what serves the VM too, so leave room for it",
             helpers.join(", "),
             unit.display()
         ));
@@ -258,11 +257,11 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
         }
     }
     if managed && ask.order == Order::Contract {
-        out.notes.push(format!(
-            "{}: its manager moves each I/O thread and vCPU that is plugged in into a group without a real-time budget; so new threads \
-             start as ordinary ones, outside of the contract, until `rtvirtio keep` takes them in",
-            ask.vm
-        ));
+        out.notes.push(
+            "libvirt moves each I/O thread and vCPU that is plugged in into a group without a real-time budget; so new threads \
+             start as ordinary ones, outside of the contract, until `rtvirtio keep` takes them in"
+                .to_owned(),
+        );
     }
     wanted.sort_by_key(|(_, attr)| std::cmp::Reverse(attr.priority));
     out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));
@@ -273,8 +272,7 @@ fn unlocked(root: &Root, ask: &Ask<'_>) -> Option<String> {
     let (locked, resident) = process::locked_memory(root, main_thread(ask).pid).ok()?;
     (locked < resident / 2).then(|| {
         format!(
-            "{}: {} MiB of {} MiB in RAM are locked; start QEMU with `-overcommit mem-lock=on` (libvirt: <memoryBacking><locked/>)",
-            ask.vm,
+            "{} MiB of {} MiB in RAM are locked; start QEMU with `-overcommit mem-lock=on` (libvirt: <memoryBacking><locked/>)",
             locked >> 20,
             resident >> 20
         )

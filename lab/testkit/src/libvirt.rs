@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::sweep::{domain_groups, groups_of_machines, remove_empty_group, remove_group};
@@ -34,6 +35,7 @@ pub struct Libvirt {
     before: Vec<PathBuf>,
     /// libvirt's directories that the host did not have: a package without the service has none.
     made: Vec<&'static str>,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Libvirt {
@@ -46,6 +48,9 @@ impl Libvirt {
     /// When it does not start; ask [`crate::has`] for [`Libvirt::NEEDS`] before.
     #[must_use]
     pub fn start(dir: &Path) -> Self {
+        // One at a time: the last one removes what is above its domains' cgroups.
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         crate::sweep();
         let dir = dir.join("libvirt");
         for (_, name) in DIRS {
@@ -59,7 +64,7 @@ impl Libvirt {
         fs::write(dir.join("etc/libvirtd.conf"), conf).expect("libvirtd.conf");
         let made =
             DIRS[2..].iter().map(|(host, _)| *host).filter(|host| fs::create_dir(host).is_ok()).collect();
-        let mut daemon = Self { dir, child: None, before: groups_of_machines(), made };
+        let mut daemon = Self { dir, child: None, before: groups_of_machines(), made, _alone: alone };
         daemon.run();
         daemon
     }

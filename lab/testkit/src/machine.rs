@@ -22,7 +22,8 @@ pub struct Machine {
 
 impl Machine {
     /// Starts one of this name, its monitor in `dir`, with further options of QEMU, and waits until
-    /// the monitor answers: its socket is there before the threads of the vCPUs are.
+    /// the monitor answers: its socket is there before the threads of the vCPUs are. It runs in
+    /// `dir`.
     ///
     /// # Panics
     /// When QEMU does not start; ask [`crate::has`] for [`crate::Need::QEMU`] before.
@@ -35,6 +36,7 @@ impl Machine {
             .args(["-m", "64", "-name", &format!("{name},debug-threads=on")])
             .args(["-qmp", &format!("unix:{},server=on,wait=off", qmp.display())])
             .args(options)
+            .current_dir(dir)
             .stdin(Stdio::null())
             .stderr(Stdio::null())
             .spawn();

@@ -6,13 +6,13 @@ use std::time::Duration;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
+use rtvirtio_planner::scheme_name;
 use rtvirtio_report::{ReportInput, html, terminal, text};
 use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::plan::{load_profile, outlook};
-use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::run::measure_all;
 use rtvirtio_workflow::verified::{self, AsFound};
 use rtvirtio_workflow::{Dirs, Progress, domain, in_force, started};
@@ -34,7 +34,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     devices.guard_data(args.destroy_data)?;
     let in_force = in_force::plan(&dirs.state)?;
     // What is measured is the start that runs now, under the settings that it has.
-    started::ended(&dirs.state)?.iter().for_each(|vm| ui.warn(&vm.words()));
+    let ended = started::ended(&dirs.state)?;
+    ended.iter().for_each(|vm| ui.warn(&vm.words()));
     let name = match in_force.as_ref().and_then(|plan| Some(plan.devices.first()?.plan.model)) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,
@@ -61,7 +62,11 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     }
     // Whether settings, or an I/O domain, of ours are in force.
     let ours = in_force::applied_by(dirs)?.is_some() || domain::status(dirs).is_some();
-    let scheme = in_force.as_ref().map_or("as-found", HostPlan::scheme).to_owned();
+    let scheme = match &in_force {
+        Some(plan) if ended.is_empty() => plan.scheme().to_owned(),
+        Some(plan) => format!("{} (a part of it)", scheme_name(plan.scheme())),
+        None => "as-found".to_owned(),
+    };
     let run = measure_all(&devices, &scheme, Duration::from_nanos(args.length.0), &predicted, dirs, ui)?;
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: devices.facts(), runs: vec![run] };
     let before = if ours { before(&file, dirs, ui) } else { None };

@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(found(&Disk { address: at(9), ..disk.clone() }), [""; 0]);
         assert_eq!(found(&Disk { address: None, ..disk.clone() }), [""; 0]);
         let serial = Some("0123456789abcdefghijklmnop".to_owned());
-        assert_eq!(found(&Disk { serial: serial.clone(), address: at(3), ..disk.clone() }), ["/dev/vdb"]);
+        assert_eq!(found(&Disk { serial, address: at(3), ..disk.clone() }), ["/dev/vdb"]);
         // An agent without udev reports no serial number.
         let other = Some("unknown".to_owned());
         assert_eq!(found(&Disk { serial: other, address: at(3), ..disk.clone() }), ["/dev/vda"]);
