@@ -170,12 +170,16 @@ fn device_of(report: &mut Report<'_>, section: &Section<'_, '_>, devices: &Devic
 }
 
 /// The disk of each task, in order. The tasks have been read without a mistake.
-pub(crate) fn of_tasks(report: &mut Report<'_>, vm: &Section<'_, '_>, disks: Disks) -> Option<Vec<TaskDisk>> {
+pub(crate) fn of_tasks(
+    report: &mut Report<'_>,
+    vm: &Section<'_, '_>,
+    disks: &Disks,
+) -> Option<Vec<TaskDisk>> {
     let mut all = Vec::new();
     let mut good = true;
     for (table, span) in tables(report, vm, "task", "[[vm.task]]")? {
         let task = Section::checked("[[vm.task]]", table, span);
-        match of_task(report, &task, &disks) {
+        match of_task(report, &task, disks) {
             Some(disk) => all.push(disk),
             None => good = false,
         }

@@ -138,7 +138,7 @@ fn read<'t>(
     let kernel = kernel(report, section);
     let disks = disk::read(report, section, devices);
     let tasks = task::read_all(report, section);
-    let disks = disks.zip(tasks.as_ref()).and_then(|(disks, _)| disk::of_tasks(report, section, disks));
+    let disks = disks.zip(tasks.as_ref()).and_then(|(disks, _)| disk::of_tasks(report, section, &disks));
     let vm =
         Vm { name: name.into_value()?.to_owned(), reach: reach?, cpu: cpu?, kernel: kernel?, tasks: tasks? };
     let disks = disks?;

@@ -182,7 +182,7 @@ impl BlockDevice {
         let is_path = |name: &String| {
             let rest = name.strip_prefix(&format!("nvme{subsystem}c"));
             let rest = rest.and_then(|rest| rest.strip_suffix(&format!("n{namespace}")));
-            rest.is_some_and(|controller| is_number(controller))
+            rest.is_some_and(is_number)
         };
         Ok(names(root, Path::new("/sys/block"))?.into_iter().filter(is_path).collect())
     }
