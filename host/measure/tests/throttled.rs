@@ -46,6 +46,7 @@ fn a_throttled_task_has_the_rate_of_its_limit() {
             dir: dir.path().to_owned(),
             io_class: None,
             clock: LogClock::JobStart,
+            preload: true,
         };
         let job = JobFile::new(&vm, options).unwrap();
         let (procs, cancel) = ([group.dir.join("cgroup.procs")], AtomicBool::new(false));
