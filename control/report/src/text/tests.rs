@@ -148,8 +148,12 @@ fn empty_and_odd_inputs_read_well() {
 fn a_forecast_shows_each_thing_once_and_what_it_is() {
     use rtvirtio_model::{Side, Term};
     let mut tasks = fixture::plan().tasks;
-    let term =
-        |side, name: &'static str, ms| Term { side, name: name.into(), latency_ns: Nanos::from_millis(ms) };
+    let term = |side, name: &'static str, ms| Term {
+        side,
+        name: name.into(),
+        latency_ns: Nanos::from_millis(ms),
+        statistic: None,
+    };
     for t in &mut tasks {
         t.forecast.terms = vec![
             term(Side::Guest, "virtualization", 4),
