@@ -249,7 +249,7 @@ fn an_attach_refuses_what_a_start_refuses() {
     assert_eq!(std::fs::read_to_string(dir.path().join("taken")).unwrap(), "a file");
     wait_for("refused disks are closed", || Resources::of(iod.pid()).descriptors == descriptors);
     // The process itself opens no files: a signal alone does not attach.
-    configure(dir.path(), &(base.clone() + &x));
+    configure(dir.path(), &(base + &x));
     assert!(iod.command("reload").contains("opens no files"), "disks come with their descriptors");
     assert_eq!(changed(&iod.reload(false)), ["disk \"x\": attached"]);
     // Its lock is that of the domain.

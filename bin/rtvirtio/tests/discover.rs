@@ -27,7 +27,7 @@ fn a_running_qemu_is_found_with_its_disk_and_left_as_it_is() {
     assert_eq!(code, 0);
     assert_eq!(found["schema"], "rtvirtio.discovery.v1");
     let vm = of_pid(&found, machine.pid());
-    assert_eq!((&vm["name"], &vm["vmm"]), (&name.clone().into(), &"qemu".into()), "{vm:#}");
+    assert_eq!((&vm["name"], &vm["vmm"]), (&name.into(), &"qemu".into()), "{vm:#}");
     assert_eq!(vm["reach"]["qmp"], machine.qmp().to_str().unwrap(), "{vm:#}");
     assert_eq!(vm["disks"][0]["path"], image.to_str().unwrap(), "{vm:#}");
     assert_eq!(vm["disks"][0]["writes"], true, "{vm:#}");

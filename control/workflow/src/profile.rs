@@ -46,7 +46,7 @@ impl Access {
         let least = least_time(BLOCK, self == Self::Gentle, self.writes()).as_secs_f64().ceil();
         let writes = if self.writes() { " with writes" } else { "" };
         ensure!(
-            length.as_secs_f64() >= least,
+            length >= Duration::from_secs_f64(least),
             Argument,
             "--for {:.0}s is too short{writes}: give at least {least}s",
             length.as_secs_f64()

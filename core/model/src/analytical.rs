@@ -212,7 +212,7 @@ impl TailModel for Analytical {
                 // Without BFQ in the guest there is no budget and no share: what is left is the
                 // measured overhead.
                 sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu, flow.exceedance));
-                sum.from_statistic(|| overhead_statistic(profile, flow.exceedance));
+                sum.note_statistic(|| overhead_statistic(profile, flow.exceedance));
             }
             Tier {
                 side: Side::Host,

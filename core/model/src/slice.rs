@@ -138,7 +138,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let mut sum = T::default();
         if is_guest(vm) {
             sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu, flow.exceedance));
-            sum.from_statistic(|| overhead_statistic(profile, flow.exceedance));
+            sum.note_statistic(|| overhead_statistic(profile, flow.exceedance));
             sum.add(Side::Guest, "other-tasks", idling::guest_wait(config, &flows, i));
         }
         sum.add(Side::Host, "own-service", wait.service);
@@ -150,7 +150,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let stall = device.stall(flow.access, flow.exceedance, slack);
         let full = saturated.latency(flow.exceedance) - wait.own_vm - wait.other_vms;
         sum.add(Side::Host, "device", (stall.max(full) - wait.service).max(0.0));
-        sum.from_statistic(|| {
+        sum.note_statistic(|| {
             if full > stall {
                 "latencies with as many in flight as the floods have".to_owned()
             } else {

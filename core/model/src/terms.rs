@@ -14,7 +14,7 @@ pub(crate) trait Terms: Default {
     fn add(&mut self, side: Side, name: &'static str, seconds: f64);
 
     /// Names the statistic that feeds the last term, where terms are kept.
-    fn from_statistic(&mut self, statistic: impl FnOnce() -> String);
+    fn note_statistic(&mut self, statistic: impl FnOnce() -> String);
 
     fn whole(self, rate_kept: f64) -> Self::Whole;
 }
@@ -53,7 +53,7 @@ impl Terms for Total {
         self.0 = self.0.saturating_add(counted(seconds).0);
     }
 
-    fn from_statistic(&mut self, _: impl FnOnce() -> String) {}
+    fn note_statistic(&mut self, _: impl FnOnce() -> String) {}
 
     fn whole(self, rate_kept: f64) -> Brief {
         Brief { latency_ns: Nanos(self.0), rate_kept: rate_kept.clamp(0.0, 1.0) }
@@ -68,7 +68,7 @@ impl Terms for Sum {
         self.terms.push(Term { side, name: Cow::Borrowed(name), latency_ns, statistic: None });
     }
 
-    fn from_statistic(&mut self, statistic: impl FnOnce() -> String) {
+    fn note_statistic(&mut self, statistic: impl FnOnce() -> String) {
         if let Some(last) = self.terms.last_mut().filter(|t| t.latency_ns.0 > 0) {
             last.statistic = Some(statistic());
         }

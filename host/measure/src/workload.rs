@@ -109,7 +109,7 @@ pub enum WorkloadError {
         /// VM name.
         vm: String,
         /// Which.
-        source: VmmError,
+        source: Box<VmmError>,
     },
     /// The guest's agent.
     #[error(
@@ -119,7 +119,7 @@ pub enum WorkloadError {
         /// VM name.
         vm: String,
         /// What went wrong.
-        source: VmmError,
+        source: Box<VmmError>,
     },
     /// A command inside the guest failed.
     #[error("vm {vm}: {what} failed inside the guest: {said}")]
@@ -349,7 +349,7 @@ struct GuestRun<'a> {
 impl<'a> GuestRun<'a> {
     fn prepare(vm: &'a str, agent: &AgentAddress, job: &JobFile) -> Result<Self, WorkloadError> {
         let agent = GuestAgent::reach(agent, Duration::from_secs(20))
-            .map_err(|source| WorkloadError::Agent { vm: vm.to_owned(), source })?;
+            .map_err(|source| WorkloadError::Agent { vm: vm.to_owned(), source: Box::new(source) })?;
         let mut run = Self { vm, agent };
         run.agent.set_timeout(GRACE);
         run.agent.require(&NEEDED).map_err(|e| run.agent_error(e))?;
@@ -365,8 +365,8 @@ impl<'a> GuestRun<'a> {
     }
 
     fn agent_error(&self, source: VmmError) -> WorkloadError {
-        let vm = self.vm.to_owned();
-        match source {
+        let (vm, source) = (self.vm.to_owned(), Box::new(source));
+        match *source {
             VmmError::Disabled { .. } => WorkloadError::AgentDisabled { vm, source },
             _ => WorkloadError::Agent { vm, source },
         }

@@ -69,9 +69,12 @@ pub fn forecast(tasks: &[TaskOutlook], guest_measured: bool, style: &Style) -> S
     out
 }
 
+/// A part of a head, and how it is painted.
+type Part = (String, Option<Paint>);
+
 /// The tasks of a block; those about which the same is to be said share a line.
 fn heads(tasks: &[&TaskOutlook], style: &Style) -> String {
-    let mut heads: Vec<(Vec<(String, Option<Paint>)>, Vec<String>)> = Vec::new();
+    let mut heads: Vec<(Vec<Part>, Vec<String>)> = Vec::new();
     for t in tasks {
         let (parts, name) = (parts(t), style.clean(&format!("{}/{}", t.vm, t.task)));
         match heads.iter_mut().find(|(known, _)| *known == parts) {
@@ -83,7 +86,7 @@ fn heads(tasks: &[&TaskOutlook], style: &Style) -> String {
 }
 
 /// Prediction, target, margin and rate.
-fn parts(t: &TaskOutlook) -> Vec<(String, Option<Paint>)> {
+fn parts(t: &TaskOutlook) -> Vec<Part> {
     let mut parts = vec![(format!("{} {}", t.percentile, num::latency(t.forecast.latency_ns, "")), None)];
     parts.extend(t.forecast.upper.as_ref().map(|u| (upper(u), None)));
     parts.extend(t.target_ns.map(|l| (format!("target {}", num::latency(l, "")), None)));
@@ -100,7 +103,7 @@ fn parts(t: &TaskOutlook) -> Vec<(String, Option<Paint>)> {
 }
 
 /// Names and parts on one line where they fit, else the names on lines of their own.
-fn head(names: &str, parts: &[(String, Option<Paint>)], style: &Style) -> String {
+fn head(names: &str, parts: &[Part], style: &Style) -> String {
     let plain: Vec<&str> = parts.iter().map(|p| p.0.as_str()).collect();
     let painted: Vec<String> = parts
         .iter()
