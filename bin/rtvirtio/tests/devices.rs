@@ -334,9 +334,10 @@ fn settings_of_a_partition_act_on_its_disk() {
     }
     profile(&site, &disk.name);
     let spec = format!(
-        "[device]\npath = \"{node}p1\"\n[[vm]]\nname = \"a\"\ncgroup = '{}'\n{}",
+        "[device]\npath = \"{node}p1\"\n[[vm]]\nname = \"a\"\ncgroup = '{}'\n{task}[[vm]]\nname = \"b\"\ncgroup = '{}'\n{task}",
         host.vm(0).display(),
-        reader("t", None, 20)
+        host.vm(1).display(),
+        task = reader("t", None, 20),
     );
     let spec = write(&site, "part.toml", &spec);
     let plan = site.dir.path().join("part.plan").to_str().unwrap().to_owned();

@@ -113,6 +113,31 @@ fn verified(site: &Site, host: &Host, spec: &str) {
     }
 }
 
+/// The domain is found with its disk and what its tasks do, and the spec of it names it by domain.
+fn discovered(site: &Site, host: &Host, spec: &str) {
+    let first = site.dir.path().join("first.toml");
+    let (uri, out) = (host.libvirt.uri(), first.display().to_string());
+    let mut child = site.spawn(&["discover", "--uri", &uri, "--observe", "1h", "--json", "-o", &out]);
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("observing")), "it ended before it observed anything");
+    verified(site, host, spec);
+    signal(&child, Signal::INT);
+    let rest: Vec<String> = lines.collect();
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success(), "{rest:?}");
+    let found: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let of = |vm: &&Value| vm["reach"]["domain"] == host.plc.as_str();
+    let vm = found["vms"].as_array().unwrap().iter().find(of).unwrap_or_else(|| panic!("{found:#}"));
+    let disk = &vm["disks"][0];
+    assert_eq!((&disk["target"], &disk["activity"]["source"]), (&"vdb".into(), &"qemu".into()), "{vm:#}");
+    let reads = |d: &Value| d["direction"] == "read" && d["n"].as_u64() > Some(0);
+    assert!(disk["activity"]["directions"].as_array().unwrap().iter().any(reads), "{vm:#}");
+    let text = fs::read_to_string(&first).unwrap();
+    for line in [format!("domain = \"{}\"", host.plc), format!("uri = \"{uri}\"")] {
+        assert!(text.contains(&line), "{line}: {text}");
+    }
+}
+
 /// `iothreadadd` works while the contract is in force, the new thread starts as libvirt wants it,
 /// and `keep` takes it in.
 fn plugged_threads(site: &Site, host: &Host, spec: &str, id: u32) {

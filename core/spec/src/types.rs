@@ -241,7 +241,7 @@ pub enum SyncKind {
 /// The disk that a task uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TaskDisk {
-    /// Position of its device in [`HostSpec::parts`].
+    /// Position of its device in [`HostSpec::parts`](crate::HostSpec::parts).
     pub part: usize,
     /// Name of the disk in its VM; `None` for the only disk of a VM.
     pub name: Option<String>,

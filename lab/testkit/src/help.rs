@@ -9,7 +9,7 @@ const TRACKED: [&str; 4] = ["data/", "docs/", "examples/", "scripts/"];
 #[must_use]
 pub fn missing_files(text: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let words = text.split(|c: char| c.is_whitespace() || "`'\"(),;".contains(c));
+    let words = text.split(|c: char| c.is_whitespace() || "`'\"()[],;".contains(c));
     let paths = words.map(|word| word.split('#').next().unwrap_or(word).trim_end_matches(['.', ':']));
     let named = paths.filter(|path| TRACKED.iter().any(|dir| path.starts_with(dir)));
     named.filter(|path| !root.join(path).exists()).map(ToOwned::to_owned).collect()
@@ -21,7 +21,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_there_is_told_from_one_that_is_not() {
-        let text = "see (docs/reference/cli.md#options), `data/README.md`: data/no-such.json.";
+        let text = "see (docs/reference/cli.md#options), `data/README.md`: data/no-such.json. [default: examples/fig7.toml]";
         assert_eq!(missing_files(text), ["data/no-such.json"]);
     }
 }
