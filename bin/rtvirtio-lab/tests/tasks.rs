@@ -68,8 +68,9 @@ fn every_target_has_a_prediction_and_a_verdict() {
     let (quiet, plan_arg) = (quiet.to_str().unwrap(), plan_file.to_str().unwrap());
     let (code, plan) = site.json(&["plan", SPEC, "-o", plan_arg, "--profile", quiet]);
     assert_eq!((code, &plan["feasible"]), (0, &true.into()), "{plan:#}");
-    assert_eq!(rows(&plan["tasks"]), ROWS);
-    let targets: Vec<_> = plan["tasks"].as_array().unwrap().iter().map(|t| &t["target_ns"]).collect();
+    assert_eq!(rows(&plan["devices"][0]["plan"]["tasks"]), ROWS);
+    let planned = plan["devices"][0]["plan"]["tasks"].as_array().unwrap();
+    let targets: Vec<_> = planned.iter().map(|t| &t["target_ns"]).collect();
     assert_eq!(json!(targets), json!([10_000_000, 50_000_000, 20_000_000, null]));
     site.ok(&["apply", plan_arg]);
 
