@@ -152,7 +152,10 @@ pub fn check_actable(
                 "the VM has no I/O cgroup of its own, and weights and limits act only between cgroups; \
                  give each VM its own, or use I/O classes"
             }
-            Knob::VmWeight { vm } if index(vm).is_some_and(|i| !placements.weights_compare(i)) => {
+            // The weight of a spec's only VM counts against cgroups that the spec does not name.
+            Knob::VmWeight { vm }
+                if spec.vms.len() > 1 && index(vm).is_some_and(|i| !placements.weights_compare(i)) =>
+            {
                 "weights compare only cgroups with one parent, and no other VM's has the same; \
                  move the VMs below one parent cgroup, such as machine.slice"
             }

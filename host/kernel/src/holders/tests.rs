@@ -347,6 +347,7 @@ fn without_root_it_is_not_known() {
     let path = image(&dir, "image");
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let process = Process::with(open(&path, true));
+    let (mut said, mut tell) = std::os::unix::net::UnixStream::pair().unwrap();
     // SAFETY: the child becomes another user, allocates (glibc's locks are whole after fork), and
     // leaves by _exit.
     let pid = unsafe { libc::fork() };
@@ -363,14 +364,20 @@ fn without_root_it_is_not_known() {
             }
             _ => false,
         };
+        if !fine {
+            let _ = io::Write::write_all(&mut tell, format!("{taken:?}").as_bytes());
+        }
         // SAFETY: ends the child without running what belongs to the parent.
         unsafe { libc::_exit(if done == 0 { i32::from(!fine) } else { 2 }) };
     }
+    drop(tell);
+    let mut taken = String::new();
+    io::Read::read_to_string(&mut said, &mut taken).unwrap();
     let mut status = 0;
     // SAFETY: `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
     assert!(libc::WIFEXITED(status), "{status}");
-    assert_eq!(libc::WEXITSTATUS(status), 0);
+    assert_eq!(libc::WEXITSTATUS(status), 0, "{}", taken.get(..2000).unwrap_or(&taken));
 }
 
 #[test]
