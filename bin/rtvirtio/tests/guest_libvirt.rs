@@ -56,7 +56,7 @@ fn a_domain_is_planned_held_restarted_and_put_back() {
     in_force(&site, &host, &spec);
     // What is in force for its own VMs is not counted as another's.
     site.ok(&["plan", &spec, "--profile", PROFILE]);
-    verified(&site, &host, &spec);
+    discovered(&site, &host, &spec);
 
     plugged_threads(&site, &host, &spec, 2);
     host.libvirt.restart();
