@@ -216,6 +216,12 @@ impl QemuGuest {
         self.agent.as_mut().ok_or_else(|| QemuError::gone(&self.handle.name))
     }
 
+    /// Closes the connection to the guest agent, so that another can be made: QEMU serves one at a
+    /// time. [`Self::agent`] makes a new one.
+    pub fn close_agent(&mut self) {
+        self.agent = None;
+    }
+
     /// Runs a program in the guest to its end: [`GuestAgent::exec`].
     ///
     /// # Errors

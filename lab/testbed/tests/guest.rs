@@ -181,6 +181,7 @@ fn a_disabled_command_of_the_agent_is_named() {
                chmod 755 /usr/bin/qemu-ga && (sleep 1; kill $(pidof qemu-ga)) >/dev/null 2>&1 &";
     guest.write_file("/tmp/qemu-ga", wrapper).unwrap();
     assert!(guest.exec(&["sh", "-c", end], HANG).unwrap().success());
+    guest.close_agent();
     let socket = guest.handle().agent_socket();
     let connect = || GuestAgent::connect(&socket, Duration::from_secs(5));
     wait_for("the agent with disabled commands", || {
