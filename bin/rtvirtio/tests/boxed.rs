@@ -1,5 +1,6 @@
-//! The loop on a host as users have it: cgroup v2 only, BFQ as a module, guests under KVM. Inside
-//! the box, because the machine that runs the tests may have none of it.
+//! The loop on a host as users have it: cgroup v2 only, BFQ as a module, guests under KVM, and a VM
+//! in groups as libvirt makes them there. Inside the box, because the machine that runs the tests
+//! may have none of it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -39,5 +40,6 @@ fn the_loop_on_cgroup_v2_under_kvm() {
     let out = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"), &lost).unwrap();
     assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
     assert!(out.output.contains("every byte as before"), "{}", out.output);
+    assert!(out.output.contains("the scope was left as it was"), "{}", out.output);
     eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
 }

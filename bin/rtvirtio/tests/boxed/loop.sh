@@ -71,3 +71,48 @@ say reverted after four kills
 rtvirtio-lab down
 test -z "$(find /sys/fs/cgroup -name 'rtvirtio-lab*')"
 say down
+
+# libvirt's layout: QEMU's threads in threaded groups, below a scope whose children have controllers.
+scope='/machine.slice/machine-qemu\x2d1\x2dplc.scope'
+dir="/sys/fs/cgroup$scope"
+mkdir -p "$dir/libvirt/emulator" "$dir/libvirt/vcpu0"
+for group in /sys/fs/cgroup /sys/fs/cgroup/machine.slice "$dir"; do
+    echo '+cpu +io +memory' >"$group/cgroup.subtree_control"
+done
+for group in emulator vcpu0; do echo threaded >"$dir/libvirt/$group/cgroup.type"; done
+qemu-system-x86_64 -accel tcg -nodefaults -display none -S -m 32 -name plc,debug-threads=on &
+qemu=$!
+vcpu=
+while [ -z "$vcpu" ]; do
+    sleep 0.2
+    vcpu=$(grep -l '^CPU 0' /proc/$qemu/task/*/comm | cut -d/ -f5)
+done
+echo $qemu >"$dir/libvirt/cgroup.procs"
+for task in /proc/$qemu/task/*; do echo "${task##*/}" >"$dir/libvirt/emulator/cgroup.threads"; done
+echo "$vcpu" >"$dir/libvirt/vcpu0/cgroup.threads"
+# The scope itself takes no process.
+if (echo 0 >"$dir/cgroup.procs") 2>/dev/null; then exit 1; fi
+cat >plc.toml <<E
+[device]
+path = "/dev/nullb0"
+[[vm]]
+name = "plc"
+cgroup = '$scope'
+disk = "/dev/nullb0"
+[[vm.task]]
+name = "cycle"
+op = "read"
+block = "4KiB"
+rate = "20/s"
+target = { percentile = "p99", latency = "30s" }
+E
+rtvirtio threads plc.toml | grep -q 'vcpu 0'
+code=0
+rtvirtio verify plc.toml --for 2s --json >result.json || code=$?
+say "verified next to libvirt's groups with exit code $code"
+case $code in 0 | 2 | 4) ;; *) exit 1 ;; esac
+grep -E '"n": [1-9]' result.json
+test -z "$(find /sys/fs/cgroup -name 'rtvirtio-*')"
+kill $qemu
+wait $qemu || true
+say the scope was left as it was
