@@ -217,14 +217,9 @@ mod tests {
 
     use super::*;
 
-    fn help(command: &mut clap::Command) -> String {
-        let own = command.render_long_help().to_string();
-        command.get_subcommands_mut().fold(own, |text, sub| text + &help(sub))
-    }
-
     #[test]
     fn files_that_the_help_names_exist() {
-        let text = help(&mut Cli::command());
+        let text = rtvirtio_testkit::help(&mut Cli::command());
         assert!(text.contains("EXAMPLES") && text.contains("docs/") | text.contains("data/"), "{text}");
         assert_eq!(rtvirtio_testkit::missing_files(&text), Vec::<String>::new());
     }

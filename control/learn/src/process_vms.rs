@@ -334,13 +334,7 @@ impl Rig for ProcessVms {
                 target: node(&self.stack.device),
                 region: Some(*part),
             };
-            loads.push(VmLoad {
-                vm: vm.clone(),
-                place,
-                targets: Vec::new(),
-                predicted: Vec::new(),
-                io_class: None,
-            });
+            loads.push(VmLoad::new(vm.clone(), place));
         }
         Ok(loads)
     }

@@ -337,13 +337,7 @@ impl Site {
                     region: Some(here.region),
                 },
             };
-            loads.push(VmLoad {
-                vm: vm.clone(),
-                place,
-                targets: Vec::new(),
-                predicted: Vec::new(),
-                io_class: None,
-            });
+            loads.push(VmLoad::new(vm.clone(), place));
         }
         Ok(loads)
     }
@@ -376,7 +370,7 @@ impl Site {
                     region: None,
                 },
             };
-            loads.push(VmLoad { vm: vm.clone(), place, targets, predicted: Vec::new(), io_class: None });
+            loads.push(VmLoad { targets, ..VmLoad::new(vm.clone(), place) });
         }
         Ok(loads)
     }

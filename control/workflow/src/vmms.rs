@@ -6,9 +6,10 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::Stack;
+use rtvirtio_kernel::{Root, Stack, process};
+use rtvirtio_vmm::machines::CommandLine;
 
-use crate::error::{Context as _, Result};
+use crate::error::Result;
 
 /// Starts of the names of programs that run VMs or serve their disks, as in `/proc/PID/comm`.
 const PROGRAMS: [&str; 8] =
@@ -47,19 +48,19 @@ pub fn using(stack: &Stack) -> Result<Vec<Vmm>> {
     let disks: Vec<&str> =
         stack.disks.iter().chain([&stack.device]).map(|device| device.name.as_str()).collect();
     let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
-        let dir = entry.path();
-        let program = fs::read_to_string(dir.join("comm")).unwrap_or_default().trim().to_owned();
+    let root = Root::default();
+    for pid in process::pids(&root)? {
+        let program = process::name(&root, pid).unwrap_or_default();
         if !PROGRAMS.iter().any(|p| program.starts_with(p)) {
             continue;
         }
-        let Ok(files) = fs::read_dir(dir.join("fd")) else { continue };
+        let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         // The link's target, whatever its name is in another mount namespace.
         let mut open = files.flatten().filter_map(|fd| fs::metadata(fd.path()).ok());
         if open.any(|file| number(&file).is_some_and(|n| disks.iter().any(|disk| lies_on(n, disk, DEEPEST))))
         {
-            found.push(Vmm { pid, program, vm: name(&dir) });
+            let words = process::command_line(&root, pid).unwrap_or_default();
+            found.push(Vmm { pid, program, vm: name_of(&words) });
         }
     }
     found.sort_by_key(|vmm| vmm.pid);
@@ -97,21 +98,11 @@ fn below(dir: &Path, whole: &Path) -> BTreeSet<u64> {
     slaves.filter_map(|slave| of_slave(slave.path())).chain(of_file).collect()
 }
 
-/// The VM's name in QEMU's command line: `-name plc`, `-name guest=plc,debug-threads=on`.
-fn name(process: &Path) -> Option<String> {
-    let line = fs::read(process.join("cmdline")).ok()?;
-    let words: Vec<String> =
-        line.split(|b| *b == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-    name_of(&words)
-}
-
+/// The VM's name in the words that QEMU was started with.
 fn name_of(words: &[String]) -> Option<String> {
-    let at = words.iter().position(|word| word == "-name" || word == "--name")?;
-    let parts = || words.get(at + 1).into_iter().flat_map(|value| value.split(','));
-    let guest = parts().find_map(|part| part.strip_prefix("guest="));
-    let name = guest.or_else(|| parts().next().filter(|part| !part.contains('=')))?;
+    let line = CommandLine::parse(words.get(1..).unwrap_or_default());
     // Other people's text: what reaches a terminal is cleaned there.
-    (!name.is_empty()).then(|| name.to_owned())
+    line.name.filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use crate::config::{Device, Disk, File, FileError};
 use crate::domain::DomainError;
 use crate::engine::{AttachError, ReconfigureError};
 
-/// Why a configuration is refused. Nothing is changed then, except where an error says so.
+/// Why a configuration is refused. The old one stays in force, unless the message names what was
+/// changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {

@@ -22,7 +22,7 @@ pub struct ResultFile {
 }
 
 /// What one needs to know of the host to read the numbers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostFacts {
     /// Kernel release.
     pub kernel: String,

@@ -83,6 +83,12 @@ pub struct VmLoad {
 }
 
 impl VmLoad {
+    /// All tasks of a VM on the disk of its place, without predictions.
+    #[must_use]
+    pub fn new(vm: Vm, place: Place) -> Self {
+        Self { vm, place, targets: Vec::new(), predicted: Vec::new(), io_class: None }
+    }
+
     /// The disk that the task at this position uses.
     #[must_use]
     pub fn target(&self, task: usize) -> &Path {

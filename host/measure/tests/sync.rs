@@ -6,13 +6,12 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use common::{LoopDevice, disk_dir, no_fio, no_fuse, no_loop, skip, task, vm};
+use common::{LoopDevice, TTL, attr, disk_dir, look_up, no_fio, no_fuse, no_loop, skip, task, vm};
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
-    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
-    WriteFlags,
+    Config, FileHandle, Filesystem, FopenFlags, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr,
+    ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
@@ -21,10 +20,8 @@ use rtvirtio_measure::run::task_results;
 use rtvirtio_spec::{Arrival, BlockShare, Op, Pattern, SyncKind, Target};
 use rtvirtio_units::{Bytes, Nanos, Percentile, Ratio};
 
-const SIZE: u64 = 16 << 20;
 /// How long each flush takes at least.
 const FLUSH: Duration = Duration::from_millis(12);
-const TTL: Duration = Duration::from_secs(60);
 
 /// What reached the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,34 +66,9 @@ impl Drop for Disk {
     }
 }
 
-fn attr(ino: u64) -> FileAttr {
-    let dir = ino == 1;
-    FileAttr {
-        ino: INodeNo(ino),
-        size: if dir { 0 } else { SIZE },
-        blocks: SIZE / 512,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: if dir { FileType::Directory } else { FileType::RegularFile },
-        perm: if dir { 0o755 } else { 0o644 },
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        flags: 0,
-        blksize: 4096,
-    }
-}
-
 impl Filesystem for DiskFs {
     fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if name == "disk" {
-            reply.entry(&TTL, &attr(2), Generation(0));
-        } else {
-            reply.error(Errno::ENOENT);
-        }
+        look_up(name, reply);
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {

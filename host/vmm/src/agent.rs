@@ -19,6 +19,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use crate::libvirt::{DomainLink, GuestDisk, Virsh};
+use crate::link::Link;
 use crate::qmp::ReplyError;
 use crate::wire::{Deadline, Wire};
 use crate::{AgentAddress, VmmError};
@@ -51,13 +52,6 @@ pub struct GuestAgent {
     link: Link,
     timeout: Duration,
     in_step: bool,
-}
-
-/// What the commands go over.
-#[derive(Debug)]
-enum Link {
-    Socket(Wire),
-    Libvirt(DomainLink),
 }
 
 #[derive(Deserialize)]
@@ -218,39 +212,20 @@ impl GuestAgent {
             Link::Libvirt(link) => link.agent(&text, command, limit, self.timeout)?,
         };
         let reply: Reply<T> =
-            serde_json::from_slice(&line).map_err(|e| self.protocol(command, e.to_string()))?;
+            serde_json::from_slice(&line).map_err(|e| self.link.protocol(command, e.to_string()))?;
         self.in_step = true;
         if let Some(ReplyError { class, desc }) = reply.error {
             if class == info::NOT_FOUND {
-                return Err(VmmError::Disabled { peer: self.peer().into(), commands: command.into() });
+                return Err(VmmError::Disabled { peer: self.link.peer().into(), commands: command.into() });
             }
             return Err(VmmError::Refused {
-                peer: self.peer().into(),
+                peer: self.link.peer().into(),
                 operation: command.into(),
                 class,
                 desc,
             });
         }
-        reply.value.ok_or_else(|| self.protocol(command, "neither `return` nor `error`"))
-    }
-
-    #[cfg(test)]
-    fn buffered(&self) -> usize {
-        match &self.link {
-            Link::Socket(wire) => wire.buffered(),
-            Link::Libvirt(_) => 0,
-        }
-    }
-
-    fn peer(&self) -> &str {
-        match &self.link {
-            Link::Socket(wire) => wire.peer(),
-            Link::Libvirt(link) => link.peer(),
-        }
-    }
-
-    fn protocol(&self, operation: &str, detail: impl Into<String>) -> VmmError {
-        VmmError::Protocol { peer: self.peer().into(), operation: operation.into(), detail: detail.into() }
+        reply.value.ok_or_else(|| self.link.protocol(command, "neither `return` nor `error`"))
     }
 
     /// The guest's disks and partitions.

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::block_node::BlockNode;
 use crate::{Qmp, VmmError};
 
 /// Direction of a request. QEMU counts discards apart, under other names.
@@ -185,18 +186,9 @@ impl Qmp {
     }
 }
 
-/// The path in a name of a file. With options that matter, such as an offset, QEMU writes the whole
-/// block node as `json:{...}`; the path is the `filename` of its innermost `file`.
+/// The path in a name of a file; the name itself where it shows none.
 fn plain(name: &str) -> String {
-    let node = name.strip_prefix("json:").and_then(|text| serde_json::from_str::<Value>(text).ok());
-    let mut node = node.as_ref();
-    while let Some(here) = node {
-        match here["filename"].as_str() {
-            Some(path) => return path.to_owned(),
-            None => node = here.get("file"),
-        }
-    }
-    name.to_owned()
+    BlockNode::of(name).file.map_or_else(|| name.to_owned(), |path| path.display().to_string())
 }
 
 fn join(backends: &[Backend], entries: Vec<Entry>) -> Vec<DiskStats> {

@@ -8,9 +8,11 @@
 
 mod address;
 pub mod agent;
+mod block_node;
 pub mod disk_stats;
 mod error;
 pub mod libvirt;
+mod link;
 pub mod machines;
 pub mod probe;
 pub mod qmp;

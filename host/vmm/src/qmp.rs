@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::VmmError;
 use crate::libvirt::{DomainLink, RunningDomain};
+use crate::link::Link;
 use crate::wire::{Deadline, Wire};
 
 mod throttle;
@@ -96,13 +97,6 @@ pub struct Qmp {
     events_skipped: u64,
     /// After an oversized reply the stream is no longer at a line's start.
     broken: bool,
-}
-
-/// What the commands go over.
-#[derive(Debug)]
-enum Link {
-    Socket(Wire),
-    Libvirt(DomainLink),
 }
 
 #[derive(Deserialize)]
@@ -196,7 +190,7 @@ impl Qmp {
     /// [`VmmError::Refused`] when QEMU refuses it; else the connection's own trouble.
     pub fn execute(&mut self, command: &str, arguments: Option<Value>) -> Result<Value, VmmError> {
         if self.broken {
-            return Err(self.protocol(command, "an earlier answer was too large; connect again"));
+            return Err(self.link.protocol(command, "an earlier answer was too large; connect again"));
         }
         let mut request = json!({ "execute": command });
         if let Some(arguments) = arguments {
@@ -206,25 +200,25 @@ impl Qmp {
         let reply = match &self.link {
             Link::Libvirt(link) => {
                 let text = link.monitor(&request.to_string(), command, REPLY_LIMIT, self.timeout)?;
-                serde_json::from_slice(&text).map_err(|e| self.protocol(command, e.to_string()))?
+                serde_json::from_slice(&text).map_err(|e| self.link.protocol(command, e.to_string()))?
             }
             Link::Socket(_) => self.exchange(request, command, deadline)?,
         };
         if let Some(ReplyError { class, desc }) = reply.error {
             return Err(VmmError::Refused {
-                peer: self.peer().into(),
+                peer: self.link.peer().into(),
                 operation: command.into(),
                 class,
                 desc,
             });
         }
-        reply.value.ok_or_else(|| self.protocol(command, "neither `return` nor `error`"))
+        reply.value.ok_or_else(|| self.link.protocol(command, "neither `return` nor `error`"))
     }
 
     /// Sends a command over the socket and reads until the answer with its id.
     fn exchange(&mut self, mut request: Value, command: &str, deadline: Deadline) -> Result<Reply, VmmError> {
         let Link::Socket(wire) = &mut self.link else {
-            return Err(self.protocol(command, "no socket"));
+            return Err(self.link.protocol(command, "no socket"));
         };
         let id = self.next_id;
         self.next_id += 1;
@@ -251,25 +245,6 @@ impl Qmp {
         }
     }
 
-    #[cfg(test)]
-    fn buffered(&self) -> usize {
-        match &self.link {
-            Link::Socket(wire) => wire.buffered(),
-            Link::Libvirt(_) => 0,
-        }
-    }
-
-    fn peer(&self) -> &str {
-        match &self.link {
-            Link::Socket(wire) => wire.peer(),
-            Link::Libvirt(link) => link.peer(),
-        }
-    }
-
-    fn protocol(&self, operation: &str, detail: impl Into<String>) -> VmmError {
-        VmmError::Protocol { peer: self.peer().into(), operation: operation.into(), detail: detail.into() }
-    }
-
     /// The process that QEMU's end of the socket belongs to: the one that began to listen, which
     /// may be a manager that opened the socket for QEMU. `None` through libvirt, and for a process
     /// of another PID namespace.
@@ -285,7 +260,7 @@ impl Qmp {
 
     pub(crate) fn typed<T: for<'de> Deserialize<'de>>(&mut self, command: &str) -> Result<T, VmmError> {
         let value = self.execute(command, None)?;
-        serde_json::from_value(value).map_err(|e| self.protocol(command, e.to_string()))
+        serde_json::from_value(value).map_err(|e| self.link.protocol(command, e.to_string()))
     }
 
     /// Is the guest running?

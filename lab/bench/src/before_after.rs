@@ -320,13 +320,7 @@ mod tests {
     fn data(rounds: Vec<Round>) -> BeforeAfterData {
         BeforeAfterData {
             schema: BeforeAfterData::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 2,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: String::new(),
-            },
+            host: HostFacts { cpus: 2, ..HostFacts::default() },
             command: String::new(),
             generated: String::new(),
             seconds: 25.0,

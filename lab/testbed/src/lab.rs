@@ -232,13 +232,7 @@ impl Lab {
                     region: Some(here.region()),
                 },
             };
-            loads.push(VmLoad {
-                vm: vm.clone(),
-                place,
-                targets: Vec::new(),
-                predicted: Vec::new(),
-                io_class: None,
-            });
+            loads.push(VmLoad::new(vm.clone(), place));
         }
         Ok(loads)
     }

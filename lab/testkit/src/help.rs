@@ -5,6 +5,13 @@ use std::path::Path;
 /// Directories whose files are in the repository.
 const TRACKED: [&str; 4] = ["data/", "docs/", "examples/", "scripts/"];
 
+/// The help of a command and of all below it.
+#[must_use]
+pub fn help(command: &mut clap::Command) -> String {
+    let own = command.render_long_help().to_string();
+    command.get_subcommands_mut().fold(own, |text, sub| text + &help(sub))
+}
+
 /// The files of the repository that a text names and that do not exist.
 #[must_use]
 pub fn missing_files(text: &str) -> Vec<String> {

@@ -11,7 +11,7 @@ mod owner;
 pub mod site;
 mod sweep;
 
-pub use help::missing_files;
+pub use help::{help, missing_files};
 pub use libvirt::Libvirt;
 pub use machine::Machine;
 pub use name::{disk_dir, tempdir, tempdir_in, unique};

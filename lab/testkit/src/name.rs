@@ -6,8 +6,8 @@
 //! | what | name |
 //! |---|---|
 //! | directory | `rtvirtio-test-PID-START-RANDOM` in the directory of temporary files or `/var/tmp` |
-//! | VM | `NAME-test-PID-START-N`, so the cgroup of its CPU contract is `rtvirtio-NAME-test-PID-START-N` |
-//! | domain of libvirt | the same, so its cgroup is `machine/qemu-ID-NAME-test-PID-START-N.libvirt-qemu` |
+//! | VM | `NAME-test-PID-START-N`; the cgroup of its CPU contract has `rtvirtio-` before it |
+//! | domain of libvirt | as a VM, so its cgroup is `qemu-ID-NAME-test-PID-START-N.libvirt-qemu` |
 //! | cgroup made by hand | `rtvirtio-NAME-test-PID-START-N` |
 //! | process | its command line, its environment or an open file names such a directory |
 //!

@@ -220,8 +220,8 @@ fn filters(role: Role, log: bool) -> anyhow::Result<Vec<BpfProgram>> {
     let second = SeccompFilter::new(any(&refused), SeccompAction::Allow, error, arch)?.try_into()?;
     let mut filters = vec![first, second];
     if role == Role::Spawner {
-        // A filter cannot read the flags of clone3, which are in memory: libcs that are told that
-        // there is none use clone, whose flags it reads.
+        // A filter cannot read the flags of clone3, which are in memory. After ENOSYS a libc falls
+        // back to clone, whose flags are an argument.
         let absent = SeccompAction::Errno(libc::ENOSYS as u32);
         let clone3 = any(&[libc::SYS_clone3]);
         filters.push(SeccompFilter::new(clone3, SeccompAction::Allow, absent, arch)?.try_into()?);

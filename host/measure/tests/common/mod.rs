@@ -129,7 +129,8 @@ impl Drop for StallingFile {
     }
 }
 
-fn attr(ino: u64) -> FileAttr {
+/// Of the directory and the one file of a FUSE file system of the tests.
+pub fn attr(ino: u64) -> FileAttr {
     let dir = ino == 1;
     FileAttr {
         ino: INodeNo(ino),
@@ -150,15 +151,20 @@ fn attr(ino: u64) -> FileAttr {
     }
 }
 
-const TTL: Duration = Duration::from_secs(60);
+pub const TTL: Duration = Duration::from_secs(60);
+
+/// Answers a look-up: the file is called `disk`.
+pub fn look_up(name: &OsStr, reply: ReplyEntry) {
+    if name == "disk" {
+        reply.entry(&TTL, &attr(2), Generation(0));
+    } else {
+        reply.error(Errno::ENOENT);
+    }
+}
 
 impl Filesystem for StallFs {
     fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if name == "disk" {
-            reply.entry(&TTL, &attr(2), Generation(0));
-        } else {
-            reply.error(Errno::ENOENT);
-        }
+        look_up(name, reply);
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {

@@ -76,7 +76,7 @@ impl GuestAgent {
     pub fn spawn(&mut self, argv: &[&str]) -> Result<Process, VmmError> {
         const OP: &str = "guest-exec";
         let Some((path, args)) = argv.split_first() else {
-            return Err(self.protocol(OP, "no program given"));
+            return Err(self.link.protocol(OP, "no program given"));
         };
         let arguments = json!({ "path": path, "arg": args, "capture-output": true });
         let Pid { pid } = self.call(OP, Some(&arguments), SMALL_REPLY)?;
@@ -96,7 +96,7 @@ impl GuestAgent {
             return Ok(None);
         }
         let decode = |data: Option<String>| {
-            STANDARD.decode(data.unwrap_or_default()).map_err(|e| self.protocol(OP, e.to_string()))
+            STANDARD.decode(data.unwrap_or_default()).map_err(|e| self.link.protocol(OP, e.to_string()))
         };
         Ok(Some(ExecOutput {
             code: status.exitcode,
@@ -126,7 +126,7 @@ impl GuestAgent {
                 // The time-out is the news; a kill that fails too adds nothing.
                 let _ = self.kill(process);
                 return Err(VmmError::Timeout {
-                    peer: self.peer().into(),
+                    peer: self.link.peer().into(),
                     operation: format!("`{}` in the guest", argv.join(" ")),
                     waited: timeout,
                 });

@@ -73,14 +73,14 @@ impl GuestAgent {
         loop {
             let reply: ReadReply =
                 self.call(OP, Some(&arguments), CHUNK_REPLY).map_err(|e| about(path, e))?;
-            let chunk = STANDARD.decode(&reply.buf_b64).map_err(|e| self.protocol(OP, e.to_string()))?;
+            let chunk = STANDARD.decode(&reply.buf_b64).map_err(|e| self.link.protocol(OP, e.to_string()))?;
             if chunk.len() != reply.count {
                 let detail = format!("count is {}, but {} bytes came", reply.count, chunk.len());
-                return Err(self.protocol(OP, detail));
+                return Err(self.link.protocol(OP, detail));
             }
             if data.len() + chunk.len() > limit {
                 return Err(VmmError::TooLarge {
-                    peer: self.peer().into(),
+                    peer: self.link.peer().into(),
                     operation: format!("{OP} {path}"),
                     limit,
                 });
@@ -105,7 +105,9 @@ impl GuestAgent {
                 self.call(OP, Some(&arguments), SMALL_REPLY).map_err(|e| about(path, e))?;
             // fwrite(3) writes all or fails; see `read_all` on short ones.
             if reply.count != chunk.len() {
-                return Err(self.protocol(OP, format!("wrote {} of {} bytes", reply.count, chunk.len())));
+                return Err(self
+                    .link
+                    .protocol(OP, format!("wrote {} of {} bytes", reply.count, chunk.len())));
             }
             rest = &rest[reply.count..];
         }

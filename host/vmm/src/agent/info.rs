@@ -6,12 +6,13 @@ use super::{GuestAgent, SMALL_REPLY};
 use crate::VmmError;
 
 /// Commands that reading and setting a guest's knobs and running tasks in it take.
-pub const NEEDED: [&str; 6] = [
+pub const NEEDED: [&str; 7] = [
     "guest-exec",
     "guest-exec-status",
     "guest-file-open",
     "guest-file-read",
     "guest-file-write",
+    "guest-file-flush",
     "guest-file-close",
 ];
 
@@ -20,18 +21,23 @@ pub(super) const NOT_FOUND: &str = "CommandNotFound";
 
 #[derive(Deserialize)]
 struct Info {
-    #[serde(default)]
     supported_commands: Vec<Command>,
 }
 
 #[derive(Deserialize)]
 struct Command {
     name: String,
-    #[serde(default)]
     enabled: bool,
 }
 
 impl GuestAgent {
+    /// Those of the commands `needed` that are not enabled.
+    pub(super) fn not_enabled<'n>(&mut self, needed: &[&'n str]) -> Result<Vec<&'n str>, VmmError> {
+        let info: Info = self.call("guest-info", None, SMALL_REPLY)?;
+        let enabled = |name: &str| info.supported_commands.iter().any(|c| c.enabled && c.name == name);
+        Ok(needed.iter().copied().filter(|name| !enabled(name)).collect())
+    }
+
     /// Checks that the commands `needed` are enabled.
     ///
     /// # Errors
@@ -39,15 +45,13 @@ impl GuestAgent {
     /// does not tell (`guest-info` itself is disabled) is asked no further: each command names
     /// itself.
     pub fn require(&mut self, needed: &[&str]) -> Result<(), VmmError> {
-        let info: Info = match self.call("guest-info", None, SMALL_REPLY) {
+        let missing = match self.not_enabled(needed) {
             Err(VmmError::Disabled { .. }) => return Ok(()),
-            info => info?,
+            missing => missing?,
         };
-        let enabled = |name: &str| info.supported_commands.iter().any(|c| c.enabled && c.name == name);
-        let missing: Vec<&str> = needed.iter().copied().filter(|name| !enabled(name)).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        Err(VmmError::Disabled { peer: self.peer().into(), commands: missing.join(", ") })
+        Err(VmmError::Disabled { peer: self.link.peer().into(), commands: missing.join(", ") })
     }
 }

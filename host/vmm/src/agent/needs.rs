@@ -1,35 +1,12 @@
 //! What a guest lacks for tasks that are run and measured in it.
 
-use serde::Deserialize;
-
-use super::{GuestAgent, SMALL_REPLY};
+use super::{GuestAgent, NEEDED};
 use crate::VmmError;
 
-/// Commands with which fio is started, given its job and asked for its result.
-const COMMANDS: [&str; 7] = [
-    "guest-exec",
-    "guest-exec-status",
-    "guest-file-open",
-    "guest-file-read",
-    "guest-file-write",
-    "guest-file-flush",
-    "guest-file-close",
-];
 /// Where fio lies.
 const FIO: [&str; 3] = ["/usr/bin/fio", "/usr/local/bin/fio", "/bin/fio"];
 /// Bytes of it that are read: that it is there is what counts.
 const LOOK: usize = 4;
-
-#[derive(Deserialize)]
-struct Info {
-    supported_commands: Vec<Command>,
-}
-
-#[derive(Deserialize)]
-struct Command {
-    name: String,
-    enabled: bool,
-}
 
 impl GuestAgent {
     /// What the guest lacks for tasks that run in it, each with the remedy; empty when nothing.
@@ -38,9 +15,7 @@ impl GuestAgent {
     /// # Errors
     /// The agent does not answer, or the connection's own trouble.
     pub fn lacks_for_tasks(&mut self) -> Result<Vec<String>, VmmError> {
-        let Info { supported_commands } = self.call("guest-info", None, SMALL_REPLY)?;
-        let works = |name: &&str| supported_commands.iter().any(|c| c.enabled && c.name == **name);
-        let refused: Vec<&str> = COMMANDS.into_iter().filter(|name| !works(name)).collect();
+        let refused = self.not_enabled(&NEEDED)?;
         let mut lacks = Vec::new();
         if !refused.is_empty() {
             lacks.push(format!(

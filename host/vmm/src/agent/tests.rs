@@ -113,7 +113,7 @@ fn flood_is_cut_off_at_the_limit() {
     // The flood has no end: synchronising must give up by its deadline, and keep none of it.
     agent.set_timeout(Duration::from_millis(300));
     assert!(agent.ping().unwrap_err().is_timeout());
-    assert!(agent.buffered() <= 128 * 1024, "kept {} bytes", agent.buffered());
+    assert!(agent.link.buffered() <= 128 * 1024, "kept {} bytes", agent.link.buffered());
     drop(agent);
     flood.join().unwrap();
 }

@@ -252,8 +252,8 @@ fn guest_address(node: Node<'_, '_>) -> Option<GuestAddress> {
     }
 }
 
-/// QEMU's process. libvirt starts QEMU with `-uuid`; a process that was started with the same words
-/// by another is told apart by its cgroup, which only libvirt names after the domain's id.
+/// QEMU's process: the one that was started with the domain's `-uuid`. Where several were, the one
+/// in a cgroup with the domain's id in its name, which only libvirt gives.
 pub(super) fn process(root: &Root, daemon: &dyn Daemon, xml: &DomainXml) -> Result<ProcessId, VmmError> {
     let bad = |detail: String| VmmError::Protocol {
         peer: format!("libvirt {}", daemon.uri()),

@@ -116,7 +116,7 @@ fn endless_line_is_refused_and_the_connection_not_used_again() {
     });
     let mut qmp = Qmp::from_stream(ours, "flood", HANG).unwrap();
     assert!(matches!(qmp.query_status(), Err(VmmError::TooLarge { .. })));
-    assert!(qmp.buffered() <= REPLY_LIMIT, "kept {} bytes", qmp.buffered());
+    assert!(qmp.link.buffered() <= REPLY_LIMIT, "kept {} bytes", qmp.link.buffered());
     assert!(matches!(qmp.query_status(), Err(VmmError::Protocol { .. })));
     drop(qmp);
     flood.join().unwrap();

@@ -4,15 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::block_node::BlockNode;
 use crate::{Qmp, VmmError};
-
-/// Nodes that a filename in JSON form may nest.
-const MOST_NODES: usize = 64;
 
 /// Limits of one drive; 0 is none. A burst allowance (`iops-total-max`) is not kept: it lasts for
 /// seconds.
@@ -109,10 +107,10 @@ impl Qmp {
         let mut drives = Vec::new();
         for block in blocks {
             let Some(inserted) = block.inserted else { continue };
-            let graph = Graph::of(&inserted.file);
+            let node = BlockNode::of(&inserted.file);
             let mut drive = Drive {
                 name: if block.device.is_empty() { device_name(&block.qdev) } else { block.device },
-                file: graph.file,
+                file: node.file,
                 removable: block.removable,
                 limits: Vec::new(),
                 groups: Vec::new(),
@@ -121,7 +119,7 @@ impl Qmp {
                 drive.limits.push(inserted.limits);
                 drive.groups.extend(inserted.group);
             }
-            for group in graph.groups {
+            for group in node.groups {
                 let limits = match groups.get(&group) {
                     Some(known) => *known,
                     None => *groups.entry(group.clone()).or_insert(self.group_limits(&group)?),
@@ -140,7 +138,7 @@ impl Qmp {
     fn group_limits(&mut self, group: &str) -> Result<ThrottleLimits, VmmError> {
         let arguments = json!({ "path": format!("/objects/{group}"), "property": "limits" });
         let value = self.execute("qom-get", Some(arguments))?;
-        serde_json::from_value(value).map_err(|e| self.protocol("qom-get", e.to_string()))
+        serde_json::from_value(value).map_err(|e| self.link.protocol("qom-get", e.to_string()))
     }
 }
 
@@ -149,58 +147,9 @@ fn device_name(qdev: &str) -> String {
     qdev.split('/').nth(3).unwrap_or(qdev).to_owned()
 }
 
-/// What a filename shows of a drive's graph.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Graph {
-    file: Option<PathBuf>,
-    groups: Vec<String>,
-}
-
-impl Graph {
-    /// A plain path, or QEMU's `json:{...}` where filters lie between.
-    fn of(filename: &str) -> Self {
-        let Some(text) = filename.strip_prefix("json:") else {
-            let file = (!filename.is_empty() && !filename.contains("://")).then(|| PathBuf::from(filename));
-            return Self { file, groups: Vec::new() };
-        };
-        let mut graph = Self::default();
-        let whole: Value = serde_json::from_str(text).unwrap_or_default();
-        let mut node = &whole;
-        for _ in 0..MOST_NODES {
-            let text = |key: &str| node.get(key).and_then(Value::as_str);
-            graph.groups.extend(text("throttle-group").map(str::to_owned));
-            if let Some(file) = text("filename") {
-                graph.file = Some(Path::new(file).to_owned());
-            }
-            // Both forms are QEMU's: an object, or dotted keys of a flattened one.
-            if let Some(file) = text("file.filename").or_else(|| text("file.file.filename")) {
-                graph.file = Some(Path::new(file).to_owned());
-            }
-            match node.get("file") {
-                Some(below) => node = below,
-                None => break,
-            }
-        }
-        graph
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_filename_shows_the_file_and_the_groups() {
-        let of = |text: &str| Graph::of(text);
-        assert_eq!(of("/vm/a.img"), Graph { file: Some("/vm/a.img".into()), groups: vec![] });
-        assert_eq!(of(""), Graph::default());
-        assert_eq!(of("nbd://host/x"), Graph::default());
-        assert_eq!(of("json:{\"driver\": [1"), Graph::default());
-        let nested = r#"json:{"throttle-group": "tg0", "driver": "throttle", "file": {"driver": "raw", "file": {"driver": "file", "filename": "/b.img"}}}"#;
-        assert_eq!(of(nested), Graph { file: Some("/b.img".into()), groups: vec!["tg0".to_owned()] });
-        let deep = format!("json:{}{{}}{}", r#"{"file":"#.repeat(100), "}".repeat(100));
-        assert_eq!(of(&deep), Graph::default());
-    }
 
     #[test]
     fn limits_are_read_in_both_forms() {

@@ -367,13 +367,7 @@ mod tests {
             |contract, ms: &[f64]| Web { loaded: true, contract, apart: false, ms: ms.to_vec(), failed: 0 };
         ReservationData {
             schema: ReservationData::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 2,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: String::new(),
-            },
+            host: HostFacts { cpus: 2, ..HostFacts::default() },
             command: String::new(),
             generated: String::new(),
             awake: true,

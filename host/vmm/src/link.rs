@@ -1,0 +1,36 @@
+//! What the commands of both clients, QMP and the guest agent, go over.
+
+use crate::VmmError;
+use crate::libvirt::DomainLink;
+use crate::wire::Wire;
+
+/// A socket of QEMU's, or libvirt, which has that socket open.
+#[derive(Debug)]
+pub(crate) enum Link {
+    Socket(Wire),
+    Libvirt(DomainLink),
+}
+
+impl Link {
+    /// The other side, for errors.
+    pub(crate) fn peer(&self) -> &str {
+        match self {
+            Self::Socket(wire) => wire.peer(),
+            Self::Libvirt(link) => link.peer(),
+        }
+    }
+
+    /// An answer to `operation` that is not understood.
+    pub(crate) fn protocol(&self, operation: &str, detail: impl Into<String>) -> VmmError {
+        VmmError::Protocol { peer: self.peer().into(), operation: operation.into(), detail: detail.into() }
+    }
+
+    /// Bytes that were read and not yet used.
+    #[cfg(test)]
+    pub(crate) fn buffered(&self) -> usize {
+        match self {
+            Self::Socket(wire) => wire.buffered(),
+            Self::Libvirt(_) => 0,
+        }
+    }
+}
