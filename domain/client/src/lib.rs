@@ -1,4 +1,4 @@
-//! A vhost-user-blk front end without a VM: connects to a back end's socket, sets up virtqueues in
+//! A vhost-user front end without a VM, for disks and network ports: connects to a back end's socket, sets up virtqueues in
 //! memory of its own, and submits requests.
 //!
 //! It measures a back end without a guest's overhead ([`load`]), and attacks it with messages that
@@ -7,8 +7,10 @@
 mod client;
 pub mod load;
 mod memory;
+mod net;
 mod queue;
 
 pub use client::{Client, ClientError, Options};
 pub use memory::SharedMemory;
+pub use net::{HEADER as NET_HEADER, NetClient};
 pub use queue::{BlkCompletion, BlkRequest, ClientQueue};
