@@ -64,11 +64,12 @@ pub enum Power {
 }
 
 /// How a thread waits for work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Poll {
     /// It polls for this long before it sleeps.
     Fixed(Nanos),
     /// As long as that pays.
+    #[default]
     Adaptive,
 }
 

@@ -49,7 +49,7 @@ pub struct Disk {
 }
 
 /// Configuration of an engine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
     /// Name of its thread.
     pub name: String,

@@ -28,7 +28,7 @@ const TUN_F_TSO: [libc::c_uint; 2] = [2, 4];
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The ioctl requests that an uplink uses after its start; the sandbox allows no others.
-pub const IOCTLS: [u64; 2] = [TUNSETOFFLOAD as u64, TUNATTACHFILTER as u64];
+pub const IOCTLS: [u64; 2] = [TUNSETOFFLOAD, TUNATTACHFILTER];
 
 /// `linux/if_packet.h`.
 const PACKET_VNET_HDR: libc::c_int = 15;
@@ -71,10 +71,18 @@ pub enum UplinkError {
     },
 }
 
+/// The kind of descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Tap,
+    Packet,
+    Datagram,
+}
+
 /// An open uplink of one port.
 #[derive(Debug)]
 pub struct Uplink {
-    kind: UplinkKind,
+    kind: Kind,
     fd: OwnedFd,
     /// The port's address and its multicast addresses.
     addresses: Vec<Mac>,
@@ -98,19 +106,30 @@ impl Uplink {
             UplinkKind::Packet => open_packet(&name)?,
         };
         let addresses = [&[port.mac][..], &port.multicast].concat();
-        let mut uplink = Self { kind: network.uplink, fd, addresses, groups: None };
+        let kind = match network.uplink {
+            UplinkKind::Tap => Kind::Tap,
+            UplinkKind::Packet => Kind::Packet,
+        };
+        let mut uplink = Self { kind, fd, addresses, groups: None };
         let failed = |what| {
             let name = name.clone();
             move |source| UplinkError::Io { name, what, source }
         };
         uplink.accept_groups(true).map_err(failed("cannot filter frames"))?;
         uplink.set_offloads(0).map_err(failed("cannot set offloads"))?;
-        if network.uplink == UplinkKind::Packet {
+        if kind == Kind::Packet {
             // Frames that were queued before the filter.
             let mut drained = [0u8; 64];
             while uplink.read(&mut drained).is_ok() {}
         }
         Ok(uplink)
+    }
+
+    /// A non-blocking datagram socket, each datagram a frame with virtio-net's header before it: for
+    /// tests, which have no interface. Nothing is filtered before it is read.
+    #[must_use]
+    pub fn from_datagrams(fd: OwnedFd) -> Self {
+        Self { kind: Kind::Datagram, fd, addresses: Vec::new(), groups: None }
     }
 
     /// Lets frames to unlisted groups pass the filter or not: a storm of them is stopped in the
@@ -126,8 +145,9 @@ impl Uplink {
         let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         let done = match self.kind {
             // SAFETY: the kernel copies the program, which outlives the call.
-            UplinkKind::Tap => unsafe { libc::ioctl(self.fd.as_raw_fd(), TUNATTACHFILTER, &program) },
-            UplinkKind::Packet => set_option(&self.fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program),
+            Kind::Tap => unsafe { libc::ioctl(self.fd.as_raw_fd(), TUNATTACHFILTER, &program) },
+            Kind::Datagram => 0,
+            Kind::Packet => set_option(&self.fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program),
         };
         check(done)?;
         self.groups = Some(groups);
@@ -139,7 +159,7 @@ impl Uplink {
     /// # Errors
     /// The kernel's.
     pub fn set_offloads(&self, features: u64) -> io::Result<()> {
-        if self.kind == UplinkKind::Packet {
+        if self.kind != Kind::Tap {
             return Ok(());
         }
         let mut offloads = 0;
@@ -160,8 +180,8 @@ impl Uplink {
     /// `WouldBlock` when there is none; the kernel's.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.kind {
-            UplinkKind::Tap => Ok(rustix::io::read(&self.fd, buffer)?),
-            UplinkKind::Packet => {
+            Kind::Tap | Kind::Datagram => Ok(rustix::io::read(&self.fd, buffer)?),
+            Kind::Packet => {
                 let shift = HEADER - LEGACY_HEADER;
                 let Some(behind) = buffer.get_mut(shift..) else { return Ok(0) };
                 let len = rustix::io::read(&self.fd, behind)?;
@@ -181,8 +201,8 @@ impl Uplink {
     /// The kernel's: the frame is lost then.
     pub fn write(&self, bytes: &mut [u8]) -> io::Result<()> {
         match self.kind {
-            UplinkKind::Tap => rustix::io::write(&self.fd, bytes)?,
-            UplinkKind::Packet => {
+            Kind::Tap | Kind::Datagram => rustix::io::write(&self.fd, bytes)?,
+            Kind::Packet => {
                 let shift = HEADER - LEGACY_HEADER;
                 if bytes.len() < HEADER {
                     return Err(io::ErrorKind::InvalidInput.into());

@@ -146,7 +146,11 @@ impl NetLoop {
     fn pass_inside(&mut self, from: usize, slot: u32, to: Mac, time: Nanos) -> bool {
         let mut is_inside = false;
         for other in (0..self.ports.len()).filter(|other| *other != from) {
-            let Ok([source, port]) = self.ports.get_disjoint_mut([from, other]) else { continue };
+            let (before, after) = self.ports.split_at_mut(from.max(other));
+            let (Some(low), Some(high)) = (before.get_mut(from.min(other)), after.first_mut()) else {
+                continue;
+            };
+            let (source, port) = if from < other { (low, high) } else { (high, low) };
             let bytes = source.tx.bytes(slot);
             let Some(frame) = Frame::parse(&bytes[HEADER..]) else { return false };
             match port.rules.delivery(&frame) {
