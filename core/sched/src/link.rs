@@ -1,10 +1,11 @@
 //! The transmission of frames on a link of a declared rate, as a virtual clock.
 //!
 //! Taps and packet sockets accept a frame at once and report no completion, so a queue would form
-//! behind them, where nobody orders it. Here a frame of cost c (its time on the wire) that is handed
-//! over at t completes at `max(f, t - u) + c`, with f the completion of the frame before it and u
-//! the *catch-up*. While frames are queued the sum of costs in any interval of length x is thus at
-//! most `x + u` and one frame more, and a thread that is late by no more than u loses no rate.
+//! behind them, where nobody orders it. Here a frame of cost c (its time on the wire) that is
+//! handed over at t completes at `max(f, t - u) + c`, with f the completion of the frame before it
+//! and u the *catch-up*. While frames are queued the sum of costs in any interval of length x is
+//! thus at most `x + u` and one frame more, and a thread that is late by no more than u loses no
+//! rate.
 
 use std::collections::VecDeque;
 

@@ -27,7 +27,7 @@ const CAP_BURST_S: f64 = 0.002;
 const COPY: Line = Line { base_ns: 1_000, per_mib_ns: 300_000 };
 
 impl Network {
-    /// Largest frame without its FCS, in bytes: Ethernet's header and two VLAN tags with the payload.
+    /// Largest frame without its FCS, in bytes: Ethernet's header, two VLAN tags and the payload.
     #[must_use]
     pub fn largest_frame(&self) -> u64 {
         u64::from(self.mtu) + 22

@@ -4,6 +4,7 @@
 //! its own device.
 
 mod connection;
+mod early;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use vhost::vhost_user::{BackendReqHandler, Error};
+use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
 
 use self::connection::Connection;
 use crate::confine::{Role, StartThread};
@@ -136,8 +137,17 @@ where
     C: From<QueueCommand> + Send,
 {
     let connection = Arc::new(Mutex::new(Connection::new(device.clone(), engine.clone())));
-    let mut handler = BackendReqHandler::from_stream(stream, connection);
+    let Ok(early) = stream.try_clone() else { return };
+    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&connection));
     loop {
+        match serve_early(&early, &connection) {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(e) => {
+                crate::log::line(&device.name, format_args!("connection ends: {e}"));
+                break;
+            }
+        }
         match handler.handle_request() {
             Ok(()) => {}
             // A refused message is reported to QEMU if it asked for a reply; the connection
@@ -150,6 +160,21 @@ where
             }
         }
     }
+}
+
+/// Serves a message that comes before features are set; `false` for any other.
+fn serve_early<C: From<QueueCommand>>(
+    stream: &UnixStream,
+    connection: &Mutex<Connection<C>>,
+) -> io::Result<bool> {
+    let Ok(mut connection) = connection.lock() else { return Ok(false) };
+    if connection.has_features() {
+        return Ok(false);
+    }
+    let Some(message) = early::take_enable(stream)? else { return Ok(false) };
+    let done = connection.set_vring_enable(message.index, message.enable);
+    message.reply(stream, done.is_ok())?;
+    Ok(true)
 }
 
 impl<C: From<QueueCommand>> VhostUserServer<C> {

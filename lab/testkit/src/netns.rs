@@ -41,8 +41,8 @@ pub fn run(program: &str, arguments: &str) {
 /// # Panics
 /// When one cannot be made.
 pub fn bridge(taps: &[&str]) {
-    // Addresses of IPv6 would be announced by frames that the test does not expect. The file is that
-    // of the calling thread's namespace.
+    // Addresses of IPv6 would be announced by frames that the test does not expect. The file is
+    // that of the calling thread's namespace.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     ip("link add br0 type bridge mcast_snooping 0 stp_state 0");
     ip("link add up0 type veth peer name up1");

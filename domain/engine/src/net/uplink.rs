@@ -1,7 +1,7 @@
 //! What is behind a port: a tap, or a packet socket on an interface of the network's own.
 //!
-//! Each port has a queue of its own in the kernel, and a filter on its address before it: frames for
-//! other ports cost this port nothing, and frames that nobody reads are dropped by the kernel.
+//! Each port has a queue of its own in the kernel, and a filter on its address before it: frames
+//! for other ports cost this port nothing, and the kernel drops frames that nobody reads.
 
 use std::fs::File;
 use std::io;
@@ -125,8 +125,8 @@ impl Uplink {
         Ok(uplink)
     }
 
-    /// A non-blocking datagram socket, each datagram a frame with virtio-net's header before it: for
-    /// tests, which have no interface. Nothing is filtered before it is read.
+    /// A non-blocking datagram socket, each datagram a frame with virtio-net's header before it:
+    /// for tests, which have no interface. Nothing is filtered before it is read.
     #[must_use]
     pub fn from_datagrams(fd: OwnedFd) -> Self {
         Self { kind: Kind::Datagram, fd, addresses: Vec::new(), groups: None }

@@ -64,6 +64,11 @@ impl<C: From<QueueCommand>> Connection<C> {
         Self { device, engine, features: 0, mem: None, inflight: None, queues }
     }
 
+    /// Whether the features are set that make a message per queue valid.
+    pub(super) fn has_features(&self) -> bool {
+        self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0
+    }
+
     fn offered_features(&self) -> u64 {
         self.device.features | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
