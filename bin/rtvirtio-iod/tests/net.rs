@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{Iod, program};
 use rtvirtio_domain_client::{NET_HEADER, NetClient};
-use rtvirtio_testkit::netns::{self, RawSocket};
+use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 use rtvirtio_testkit::{HANG, Need, has};
 use serde_json::Value;
 
@@ -51,11 +51,11 @@ impl Bed {
         if !has(test, &[Need::Root, Need::Program("ip"), Need::Path("/dev/net/tun", "no taps")]) {
             return None;
         }
-        netns::enter();
-        netns::bridge(&["tap-a", "tap-b"]);
+        Namespace::new().unwrap().enter().unwrap();
+        netns::bridge(&["tap-a", "tap-b"]).unwrap();
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let iod = Iod::start(dir.path(), &config(dir.path(), network, a, b));
-        Some(Self { dir, iod, peer: RawSocket::open("up1") })
+        Some(Self { dir, iod, peer: RawSocket::open("up1").unwrap() })
     }
 
     fn connect(&self, name: &str) -> NetClient {
@@ -106,7 +106,7 @@ fn frames_pass_in_order() {
         while !a.send(&sent).unwrap() {
             std::thread::yield_now();
         }
-        assert_eq!(bed.peer.receive(HANG), Some(sent), "frame {number}");
+        assert_eq!(bed.peer.receive(HANG).unwrap(), Some(sent), "frame {number}");
     }
     for number in 0..1_500u32 {
         let sent = frame(A, PEER, number, sizes[number as usize % sizes.len()]);
@@ -135,8 +135,8 @@ fn ports_reach_each_other_and_nobody_is_impersonated() {
     bed.wait_for("b", "/drops/spoofed", 1);
     b.send(&frame(PEER, B, 4, 60)).unwrap();
     // The bridge did not know B when A sent to it, so the peer got that frame too.
-    assert_eq!(bed.peer.receive(HANG), Some(frame(B, A, 1, 60)));
-    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, B, 4, 60)));
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(B, A, 1, 60)));
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, B, 4, 60)));
     // For another address: the kernel's filter drops it before it is read.
     bed.peer.send(&frame([0x52, 0x54, 0, 0, 0, 0xcc], PEER, 5, 60)).unwrap();
     bed.peer.send(&frame(A, PEER, 6, 60)).unwrap();
@@ -189,12 +189,39 @@ fn a_cap_holds_and_drops_nothing() {
     }
     a.tx.notify().unwrap();
     for number in 0..200 {
-        assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, number, 60)), "frame {number}");
+        if number % 50 == 10 {
+            pause(&bed.iod);
+        }
+        assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, number, 60)), "frame {number}");
     }
     // Never early: 5 at once, and one each millisecond.
     assert!(begin.elapsed() >= Duration::from_millis(195), "{:?}", begin.elapsed());
     assert!(bed.port("a")["tx"]["cap_hits"].as_u64().unwrap() > 0);
     assert_eq!(a.unfetched(), 0);
+}
+
+/// The host does not run the domain for a while: all that it holds may go by then.
+fn pause(iod: &Iod) {
+    iod.signal(rustix::process::Signal::STOP);
+    std::thread::sleep(Duration::from_millis(30));
+    iod.signal(rustix::process::Signal::CONT);
+}
+
+/// The same toward the VM, where frames wait in the kernel.
+#[test]
+fn a_cap_toward_the_vm_holds_what_the_kernel_has() {
+    let cap = "depth = 4\nrx_cap = { frames = \"1000/s\", frames_burst = 5 }";
+    let Some(bed) = Bed::new("a_cap_toward_the_vm_holds_what_the_kernel_has", "", cap, "") else { return };
+    let mut a = bed.connect("a");
+    for number in 0..200 {
+        bed.peer.send(&frame(A, PEER, number, 60)).unwrap();
+    }
+    for number in 0..200 {
+        if number % 50 == 10 {
+            pause(&bed.iod);
+        }
+        assert_eq!(receive(&mut a, HANG), Some(frame(A, PEER, number, 60)), "frame {number}");
+    }
 }
 
 /// A cap toward the VM: what a flood has beyond it is dropped by the kernel, and a neighbour gets
@@ -250,7 +277,7 @@ fn a_killed_domain_serves_again() {
         let mut a = bed.connect("a");
         for number in 0..20 {
             a.send(&frame(PEER, A, round * 100 + number, 60)).unwrap();
-            assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, round * 100 + number, 60)));
+            assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, round * 100 + number, 60)));
         }
         // Under load.
         for number in 20..60 {
@@ -260,7 +287,7 @@ fn a_killed_domain_serves_again() {
         bed.iod.kill();
         bed.iod = Iod::start(bed.dir.path(), &text);
         let mut last = round * 100 + 19;
-        while let Some(frame) = bed.peer.receive(QUIET) {
+        while let Some(frame) = bed.peer.receive(QUIET).unwrap() {
             let number = u32::from_be_bytes(frame[14..18].try_into().unwrap());
             assert!(number > last, "{number} after {last}");
             last = number;
@@ -274,7 +301,7 @@ fn caps_change_while_a_guest_sends() {
     let Some(bed) = Bed::new("caps_change_while_a_guest_sends", "", "", "") else { return };
     let mut a = bed.connect("a");
     a.send(&frame(PEER, A, 0, 60)).unwrap();
-    assert!(bed.peer.receive(HANG).is_some());
+    assert!(bed.peer.receive(HANG).unwrap().is_some());
     let capped = config(bed.dir.path(), "", "tx_cap = { frames = \"1/min\", frames_burst = 2 }", "");
     common::configure(bed.dir.path(), &capped);
     let reply = bed.iod.command("reload");
@@ -282,13 +309,13 @@ fn caps_change_while_a_guest_sends() {
     for number in 1..=3 {
         a.send(&frame(PEER, A, number, 60)).unwrap();
     }
-    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, 1, 60)));
-    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, 2, 60)));
-    assert_eq!(bed.peer.receive(QUIET), None, "the third waits for a minute");
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, 1, 60)));
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, 2, 60)));
+    assert_eq!(bed.peer.receive(QUIET).unwrap(), None, "the third waits for a minute");
     common::configure(bed.dir.path(), &config(bed.dir.path(), "", "", ""));
     let reply = bed.iod.command("reload");
     assert!(reply.contains("tx_cap"), "{reply}");
-    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, 3, 60)));
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, 3, 60)));
     let other = config(bed.dir.path(), "mtu = 9000", "", "");
     common::configure(bed.dir.path(), &other);
     assert!(bed.iod.command("reload").contains("network \\\"lan\\\": mtu needs a restart"));
@@ -301,24 +328,24 @@ fn a_packet_uplink_switches_between_its_ports() {
     if !has(name, &[Need::Root, Need::Program("ip")]) {
         return;
     }
-    netns::enter();
-    netns::bridge(&[]);
-    netns::ip("link set up0 nomaster");
+    Namespace::new().unwrap().enter().unwrap();
+    netns::bridge::<&str>(&[]).unwrap();
+    netns::run("ip", "link set up0 nomaster").unwrap();
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let network = "uplink = \"packet\"\ninterface = \"up0\"\nlink = \"1Gbit/s\"";
     let iod = Iod::start(dir.path(), &config(dir.path(), network, "", ""));
-    let bed = Bed { dir, iod, peer: RawSocket::open("up1") };
+    let bed = Bed { dir, iod, peer: RawSocket::open("up1").unwrap() };
     let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
     a.send(&frame(PEER, A, 1, 1_514)).unwrap();
-    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, 1, 1_514)));
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, 1, 1_514)));
     bed.peer.send(&frame(A, PEER, 2, 1_514)).unwrap();
     assert_eq!(receive(&mut a, HANG), Some(frame(A, PEER, 2, 1_514)));
     a.send(&frame(B, A, 3, 60)).unwrap();
     assert_eq!(receive(&mut b, HANG), Some(frame(B, A, 3, 60)));
-    assert_eq!(bed.peer.receive(QUIET), None, "it stays inside");
+    assert_eq!(bed.peer.receive(QUIET).unwrap(), None, "it stays inside");
     b.send(&frame([0xff; 6], B, 4, 60)).unwrap();
     assert_eq!(receive(&mut a, HANG), Some(frame([0xff; 6], B, 4, 60)));
-    assert_eq!(bed.peer.receive(HANG), Some(frame([0xff; 6], B, 4, 60)));
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame([0xff; 6], B, 4, 60)));
 }
 
 /// Whatever one guest writes into its queues, its neighbour loses nothing.
@@ -333,7 +360,7 @@ fn a_hostile_guest_harms_itself_only() {
         for _ in 0..20 {
             sent += 1;
             a.send(&frame(PEER, A, sent, 60)).unwrap();
-            while bed.peer.receive(HANG).unwrap() != frame(PEER, A, sent, 60) {}
+            while bed.peer.receive(HANG).unwrap().unwrap() != frame(PEER, A, sent, 60) {}
             bed.peer.send(&frame(A, PEER, sent, 60)).unwrap();
             while receive(&mut a, HANG).unwrap() != frame(A, PEER, sent, 60) {}
         }
@@ -406,7 +433,7 @@ fn mistakes_are_named_with_the_remedy() {
     if !has("mistakes_are_named_with_the_remedy", &[Need::Root, Need::Program("ip")]) {
         return;
     }
-    netns::enter();
+    Namespace::new().unwrap().enter().unwrap();
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let refused = |text: String| Iod::try_start(dir.path(), &text).err().expect("refused");
     let error = refused(config(dir.path(), "", "", ""));

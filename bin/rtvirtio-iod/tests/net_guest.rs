@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use common::Iod;
 use rtvirtio_testbed::image;
+use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testbed::qemu::{GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
-use rtvirtio_testkit::{HANG, Need, has, netns};
+use rtvirtio_testkit::{HANG, Need, has};
 
 const MAC: &str = "52:54:00:00:00:0a";
 const HOST: &str = "10.200.0.1";
@@ -48,9 +49,9 @@ fn a_guests_network_is_back_after_each_crash() {
     if !has(test, &[Need::Root, Need::QEMU, Need::Program("ip")]) {
         return;
     }
-    netns::enter();
-    netns::bridge(&["tap-a"]);
-    netns::ip(&format!("addr add {HOST}/24 dev up1"));
+    Namespace::new().unwrap().enter().unwrap();
+    netns::bridge(&["tap-a"]).unwrap();
+    netns::run("ip", &format!("addr add {HOST}/24 dev up1")).unwrap();
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let mut iod = Iod::start(dir.path(), &config(dir.path(), ""));
     let backend = NicBackend::VhostUser(dir.path().join("a"));

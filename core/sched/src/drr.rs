@@ -1,5 +1,7 @@
 //! Sharing without deadlines: round robin by pieces, or by device time in proportion to weights.
 
+use crate::active::ActiveSet;
+
 /// Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995). Plain round robin by data quantum
 /// (the I/O-domain paper, section III-C) is the case of one piece a turn.
 #[derive(Clone, Debug)]
@@ -73,20 +75,40 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// The VM that is served next. `cost` returns the cost of a VM's next piece in ns, `None` for a
-    /// VM that has none. Nothing changes until [`DeficitRoundRobin::commit`].
-    pub fn peek(&self, round: &mut Round, mut cost: impl FnMut(usize) -> Option<u64>) -> Option<usize> {
-        let n = self.quanta.len();
+    /// A VM has no more requests: it accumulates no deficit, and its turn ends.
+    pub fn on_idle(&mut self, vm: usize) {
+        if let Some(deficit) = self.deficits.get_mut(vm) {
+            *deficit = 0;
+        }
+        if self.current == vm {
+            self.current = (vm + 1) % self.quanta.len().max(1);
+            self.replenished = false;
+        }
+    }
+
+    /// The VM that is served next, among those with requests. `cost` returns the cost of a VM's
+    /// next piece in ns, `None` for a VM whose requests may not go. Nothing changes until
+    /// [`DeficitRoundRobin::commit`].
+    pub fn peek(
+        &self,
+        active: &ActiveSet,
+        round: &mut Round,
+        mut cost: impl FnMut(usize) -> Option<u64>,
+    ) -> Option<usize> {
+        let (n, places) = (active.len(), self.quanta.len());
         round.visited.clear();
         (round.current, round.replenished) = (self.current, self.replenished);
         // After n + 1 visits each VM was seen with a fresh quantum, which covers any piece.
         let visits = if n == 0 { 0 } else { n + 1 };
         for visit in 0..visits {
-            let vm = round.current;
+            let vm = active.next(round.current).filter(|vm| *vm < places)?;
+            if vm != round.current {
+                (round.current, round.replenished) = (vm, false);
+            }
             let mut deficit = if visit == n { round.visited[0].1 } else { self.deficits[vm] };
             let mut served = false;
             match cost(vm) {
-                // An idle VM accumulates no deficit.
+                // A VM that may not go accumulates no deficit.
                 None => deficit = 0,
                 Some(cost) => {
                     let cost = if self.per_piece { 1 } else { cost };
@@ -104,7 +126,7 @@ impl DeficitRoundRobin {
             if served {
                 return Some(vm);
             }
-            round.current = (vm + 1) % n;
+            round.current = (vm + 1) % places;
             round.replenished = false;
         }
         None
@@ -123,9 +145,19 @@ impl DeficitRoundRobin {
 mod tests {
     use super::*;
 
-    fn next(drr: &mut DeficitRoundRobin, cost: impl FnMut(usize) -> Option<u64>) -> Option<usize> {
-        let mut round = Round::default();
-        let vm = drr.peek(&mut round, cost);
+    /// The next VM among all, each with requests or idle.
+    fn next(drr: &mut DeficitRoundRobin, mut cost: impl FnMut(usize) -> Option<u64>) -> Option<usize> {
+        let (mut active, mut round) = (ActiveSet::default(), Round::default());
+        let places = drr.quanta.len();
+        active.reserve(places);
+        for vm in 0..places {
+            let has_requests = cost(vm).is_some();
+            active.set(vm, has_requests);
+            if !has_requests {
+                drr.on_idle(vm);
+            }
+        }
+        let vm = drr.peek(&active, &mut round, cost);
         drr.commit(&round);
         vm
     }
@@ -178,9 +210,12 @@ mod tests {
     #[test]
     fn a_peek_changes_nothing() {
         let drr = DeficitRoundRobin::weighted(&[1, 2], 100);
-        let mut round = Round::with_capacity(2);
+        let (mut active, mut round) = (ActiveSet::default(), Round::with_capacity(2));
+        active.reserve(2);
+        active.set(0, true);
+        active.set(1, true);
         for _ in 0..3 {
-            assert_eq!(drr.peek(&mut round, |_| Some(100)), Some(0));
+            assert_eq!(drr.peek(&active, &mut round, |_| Some(100)), Some(0));
         }
     }
 }

@@ -23,6 +23,7 @@
 //! - [`bound`] computes worst-case latencies, and admission refuses reservations that cannot be
 //!   kept.
 
+mod active;
 pub mod bound;
 mod bucket;
 mod config;

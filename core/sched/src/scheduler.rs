@@ -9,6 +9,7 @@ use rtvirtio_units::Nanos;
 pub use self::membership::{MembershipError, PreparedVm};
 use self::pick::{Choice, Decision, Findings, Grant};
 use self::vm::{Vm, reservation_for};
+use crate::active::ActiveSet;
 use crate::config::{Config, ConfigError, Policy, VmConfig};
 use crate::deallocation::{DeallocationPacer, DeallocationStatus};
 use crate::drr::DeficitRoundRobin;
@@ -92,6 +93,8 @@ pub struct Scheduler {
     /// Discards and zeroing.
     pacer: DeallocationPacer,
     vms: Vec<Vm>,
+    /// Those with requests that are not wholly submitted.
+    active: ActiveSet,
     /// Requests that are not wholly submitted to the device.
     backlog: usize,
     /// Flushes among these.
@@ -115,6 +118,8 @@ impl Scheduler {
         let weights: Vec<u32> = config.vms.iter().map(|v| v.weight).collect();
         let drr = drr(config.policy, &weights, &splitter);
         let vms = config.vms.iter().map(|v| Vm::new(v, &splitter)).collect();
+        let mut active = ActiveSet::default();
+        active.reserve(config.vms.len());
         Ok(Self {
             policy: config.policy,
             splitter,
@@ -128,6 +133,7 @@ impl Scheduler {
                 config.discard_share,
             ),
             vms,
+            active,
             backlog: 0,
             flush_backlog: 0,
             deallocation_backlog: 0,
@@ -194,6 +200,7 @@ impl Scheduler {
     pub fn submit(&mut self, vm: usize, request: Request) -> Result<(), SubmitError> {
         let v = self.vms.get_mut(vm).ok_or(SubmitError::NoVm(vm))?;
         v.queue.push(request).ok_or(SubmitError::Full(vm))?;
+        self.active.set(vm, true);
         let direction = request.op.direction().index();
         v.outstanding[direction] += 1;
         v.meters[direction].on_submit(request.arrival);
@@ -240,6 +247,15 @@ impl Scheduler {
         }
     }
 
+    /// A VM without queued requests takes no part in searches.
+    fn update_active(&mut self, vm: usize) {
+        let is_active = self.vms.get(vm).is_some_and(|v| v.queue.backlog() > 0);
+        self.active.set(vm, is_active);
+        if !is_active {
+            self.drr.on_idle(vm);
+        }
+    }
+
     /// Moves a piece to the device and charges it.
     fn dispatch(&mut self, choice: &Choice, now: Nanos) -> Piece {
         let Choice { vm, candidate: c, grant } = choice;
@@ -248,6 +264,8 @@ impl Scheduler {
         let before = (v.queue.backlog(), v.queue.deallocation_backlog());
         v.queue.submit(&c.head, c.len);
         self.backlog -= before.0 - v.queue.backlog();
+        self.update_active(*vm);
+        let v = &mut self.vms[*vm];
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
         v.caps[c.head.op.direction().index()].take(now, &c.charge);
         match *grant {
@@ -301,6 +319,7 @@ impl Scheduler {
         v.queue.cancel_remainder(piece.slot);
         self.backlog -= before.0 - v.queue.backlog();
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
+        self.update_active(piece.vm);
     }
 
     /// Cancels the queued discards of a VM, and passes each that ends thereby to `cancelled`. One
@@ -319,6 +338,7 @@ impl Scheduler {
         self.backlog -= before.0 - v.queue.backlog();
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
         self.pacer.recheck_now();
+        self.update_active(vm);
     }
 
     /// A piece completes; returns its request when that was the last piece.
@@ -376,6 +396,7 @@ impl Scheduler {
             }
             cancelled(request);
         });
+        self.update_active(vm);
     }
 
     /// Measured discards and zeroing.

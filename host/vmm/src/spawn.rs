@@ -3,7 +3,9 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Sender};
@@ -66,10 +68,20 @@ pub fn spawn(mut command: Command, cgroups: Vec<File>, lifetime: Lifetime) -> io
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-fn spawn_on_keeper(command: Command) -> io::Result<Child> {
-    static KEEPER: OnceLock<Option<Sender<Order>>> = OnceLock::new();
+/// The network namespace of the calling thread.
+const NAMESPACE: &str = "/proc/thread-self/ns/net";
+
+/// The thread that forks, and its network namespace.
+struct Keeper {
+    orders: Sender<Order>,
+    namespace: Option<PathBuf>,
+}
+
+fn spawn_on_keeper(mut command: Command) -> io::Result<Child> {
+    static KEEPER: OnceLock<Option<Keeper>> = OnceLock::new();
     let gone = || io::Error::other("the thread that starts processes is gone");
     let keeper = KEEPER.get_or_init(|| {
+        let namespace = std::fs::read_link(NAMESPACE).ok();
         let (orders, inbox) = mpsc::channel::<Order>();
         let run = move || {
             for (mut command, reply) in inbox {
@@ -77,9 +89,25 @@ fn spawn_on_keeper(command: Command) -> io::Result<Child> {
                 let _ = reply.send(command.spawn());
             }
         };
-        thread::Builder::new().name("rtvirtio-spawn".into()).spawn(run).ok().map(|_| orders)
+        thread::Builder::new()
+            .name("rtvirtio-spawn".into())
+            .spawn(run)
+            .ok()
+            .map(|_| Keeper { orders, namespace })
     });
+    let keeper = keeper.as_ref().ok_or_else(gone)?;
+    // A child is in the namespace of its caller, whichever thread forks it.
+    if keeper.namespace.is_some() && std::fs::read_link(NAMESPACE).ok() != keeper.namespace {
+        let namespace = File::open(NAMESPACE)?;
+        let enter = move || {
+            let network = Some(rustix::thread::LinkNameSpaceType::Network);
+            Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), network)?)
+        };
+        // SAFETY: between fork and exec the closure makes only a system call (setns) on a descriptor
+        // opened before the fork.
+        unsafe { command.pre_exec(enter) };
+    }
     let (reply, answer) = mpsc::channel();
-    keeper.as_ref().ok_or_else(gone)?.send((command, reply)).map_err(|_| gone())?;
+    keeper.orders.send((command, reply)).map_err(|_| gone())?;
     answer.recv().map_err(|_| gone())?
 }

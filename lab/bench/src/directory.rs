@@ -13,8 +13,8 @@ use crate::cases::{self, Tier};
 use crate::report::ExperimentReport;
 use crate::sweep::IN_GUESTS;
 use crate::{
-    before_after, contention, cyclictest, iod, iod_attach, iod_crash, iod_startup, planning, reservation,
-    tails,
+    before_after, contention, cyclictest, iod, iod_attach, iod_crash, iod_startup, net, planning,
+    reservation, tails,
 };
 
 /// Extension of datasets.
@@ -55,11 +55,12 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
 /// # Errors
 /// When a result cannot be read.
 pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
-    let all: [(&str, Reader); 4] = [
+    let all: [(&str, Reader); 5] = [
         (iod::FILE, iod::report),
         (iod_attach::FILE, iod_attach::report),
         (iod_crash::FILE, iod_crash::report),
         (iod_startup::FILE, iod_startup::report),
+        (net::FILE, net::report),
     ];
     let present =
         all.into_iter().map(|(file, read)| (dir.join(file), read)).filter(|(path, _)| path.exists());

@@ -20,6 +20,7 @@ pub mod iod;
 pub mod iod_attach;
 pub mod iod_crash;
 pub mod iod_startup;
+pub mod net;
 pub mod page;
 pub mod planning;
 pub mod report;

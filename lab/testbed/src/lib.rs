@@ -8,6 +8,7 @@ pub mod image;
 mod lab;
 mod leftovers;
 mod loops;
+pub mod netns;
 pub mod qemu;
 mod ram_disk;
 mod rig;

@@ -11,7 +11,7 @@ use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
     accuracy, before_after, cases, contention, cyclictest, directory, iod, iod_attach, iod_crash,
-    iod_startup, planning, reservation, sweep, tails,
+    iod_startup, net, planning, reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -21,7 +21,8 @@ use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
     BenchCyclictestArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs,
-    BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchNetArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs,
+    BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -37,6 +38,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
+        BenchCommand::Net(args) => run_net(args, global, ui),
         BenchCommand::Tails(args) => run_tails(args, global, ui),
         BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
         BenchCommand::Reservation(args) => run_reservation(args, global, ui),
@@ -196,6 +198,16 @@ fn run_iod_startup(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyh
         save(&path, &iod_startup::measure(&args.options(), &lab_host(global), ui)?, ui)?;
     }
     print_result(iod_startup::report, &path, "rtvirtio: start-up of an application", &args.result, ui)
+}
+
+fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(net::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench net")?;
+        save(&path, &net::measure(&args.options(), &lab_host(global), ui)?, ui)?;
+    }
+    print_result(net::report, &path, "rtvirtio: networks of the I/O domain", &args.result, ui)
 }
 
 fn run_tails(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

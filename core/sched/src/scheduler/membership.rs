@@ -54,6 +54,7 @@ impl Scheduler {
             None if vm == places => self.vms.push(prepared.0),
             _ => return Err(MembershipError::Taken(vm)),
         }
+        self.active.reserve(self.vms.len());
         self.findings.reserve(self.vms.len());
         self.pacer.replace(vm);
         self.drr.replace(vm);

@@ -189,7 +189,8 @@ impl Scheduler {
         findings: &mut Findings,
     ) -> Option<Choice> {
         let mut best: Option<(Nanos, Choice)> = None;
-        for (i, vm) in self.vms.iter().enumerate() {
+        for i in self.active.iter() {
+            let vm = &self.vms[i];
             for (index, class) in [Class::RealTime, Class::BestEffort].into_iter().enumerate() {
                 let mask = class_mask(class);
                 let Some(reservation) = &vm.reservations[index] else { continue };
@@ -223,7 +224,8 @@ impl Scheduler {
     fn pick_oldest(&self, now: Nanos, wake: &mut Nanos, findings: &mut Findings) -> Option<Choice> {
         let query = Query { mask: TRANSFERS, order: Order::Age, quantum: self.splitter.quantum, now };
         let mut best: Option<Choice> = None;
-        for (i, vm) in self.vms.iter().enumerate() {
+        for i in self.active.iter() {
+            let vm = &self.vms[i];
             let note = |d, h: &Head| {
                 findings.capped.push(capped(i, d, TRANSFERS, h.priority.class));
             };
@@ -241,7 +243,7 @@ impl Scheduler {
         let Findings { capped: held, round, has_round, .. } = findings;
         *has_round = true;
         let mut candidate = None;
-        let vm = self.drr.peek(round, |i| {
+        let vm = self.drr.peek(&self.active, round, |i| {
             let vm = &self.vms[i];
             let order = if vm.has_aged(now, self.aging) { Order::Age } else { Order::Priority };
             let query = Query { mask: TRANSFERS, order, quantum: self.splitter.quantum, now };

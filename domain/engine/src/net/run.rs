@@ -112,13 +112,12 @@ impl NetLoop {
         busy |= self.read_uplinks(now());
         let rx_wake = self.dispatch_to_vms();
         self.notify_guests()?;
-        busy |= self.pending;
+        // Room that appeared after the turn of a queue: no notification tells of it.
+        busy |= self.pending || self.ports.iter_mut().any(|port| port.needs_fetch() || port.can_receive());
         self.first = (self.first + 1) % self.ports.len().max(1);
         let time = now();
         let sleeps = self.poll.sleeps(time, busy);
-        if sleeps {
-            self.arm_uplinks()?;
-        }
+        self.arm_uplinks()?;
         let wake = tx_wake.min(rx_wake).min(self.next_reopening());
         self.ring.enter(sleeps, time, wake)?;
         let time = now();
@@ -160,17 +159,16 @@ impl NetLoop {
         }
     }
 
-    /// Looks at the queues of VMs and at the uplinks without a notification.
+    /// Looks at the queues of VMs without a notification.
     fn poll_rings(&mut self) {
         for port in &mut self.ports {
-            port.readable = true;
             if let Some(vring) = port.slots[usize::from(TX)].vring.as_mut() {
                 vring.poll();
             }
         }
     }
 
-    /// Arms the polls of uplinks that a sleeping thread waits for: those that were empty.
+    /// Arms the polls of uplinks that were empty.
     fn arm_uplinks(&mut self) -> io::Result<()> {
         for (i, port) in self.ports.iter_mut().enumerate() {
             let receives = port.slots[usize::from(RX)].vring.is_some();

@@ -99,3 +99,30 @@ fn vanished_cgroup_is_an_error_and_nothing_runs() {
     let read_only = File::open("/dev/null").unwrap();
     assert!(spawn(sleeper(), vec![read_only], Lifetime::WithParent).is_err());
 }
+
+#[test]
+fn child_is_in_the_network_namespace_of_its_caller() {
+    if !rtvirtio_testkit::has(
+        "child_is_in_the_network_namespace_of_its_caller",
+        &[rtvirtio_testkit::Need::Root],
+    ) {
+        return;
+    }
+    let child_namespace = || {
+        let mut child = spawn(sleeper(), Vec::new(), Lifetime::WithParent).unwrap();
+        let namespace = fs::read_link(format!("/proc/{}/ns/net", child.id())).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        namespace
+    };
+    // Forks the thread that forks, if no other test has.
+    let outer = child_namespace();
+    assert_eq!(outer, fs::read_link(NAMESPACE).unwrap());
+    let worker = thread::spawn(move || {
+        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
+        (fs::read_link(NAMESPACE).unwrap(), child_namespace())
+    });
+    let (own, child) = worker.join().unwrap();
+    assert_eq!(own, child);
+    assert_ne!(own, outer);
+}

@@ -6,6 +6,7 @@ mod cases;
 mod contention;
 mod cyclictest;
 mod iod;
+mod net;
 mod reservation;
 mod sweep;
 mod tails;
@@ -21,6 +22,7 @@ pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
+pub use net::BenchNetArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
@@ -119,6 +121,16 @@ EXAMPLES
 Start-ups with a cold page cache: without load; with load first come first served; with a reservation for the VM; with a
 reservation for the requests that the guest's kernel marks real-time (`ionice -c 1`). Exit code 2 when a claim is not met.")]
     IodStartup(BenchIodStartupArgs),
+    /// Networks of the I/O domain next to QEMU's taps: round trips of a VM while its neighbour is
+    /// flooded, floods a slow link, or attacks
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench net
+  sudo rtvirtio-lab bench net --rounds 1 --requests 4000 --crashes 1      a first look, about two minutes
+  rtvirtio-lab bench net --report-only --json | jq .claims
+
+Four guests in network namespaces of their own; nothing leaves the machine. Exit code 2 when a claim is not met.")]
+    Net(BenchNetArgs),
     /// CPU contracts: throughput over budget, isolation and web requests of two guests on one core
     #[command(after_help = "\
 EXAMPLES

@@ -1,0 +1,350 @@
+//! Two guests behind one uplink: on taps of QEMU's own, or on the I/O domain.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rtvirtio_testbed::image::GuestImage;
+use rtvirtio_testbed::netns::{self, Namespace};
+use rtvirtio_testbed::qemu::{Accel, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::agent::Process;
+
+use super::probe::Address;
+use crate::backend::Backend;
+
+/// The far end.
+pub const HOST: Address = Address { mac: [0x52, 0x54, 0, 0, 0, 1], ip: [10, 200, 0, 1] };
+/// The guests: the victim and its neighbour.
+pub const GUESTS: [Address; 2] = [
+    Address { mac: [0x52, 0x54, 0, 0, 0, 0xa], ip: [10, 200, 0, 10] },
+    Address { mac: [0x52, 0x54, 0, 0, 0, 0xb], ip: [10, 200, 0, 11] },
+];
+/// Names of ports and guests.
+pub const NAMES: [&str; 2] = ["a", "b"];
+/// Bits per second of the uplink, where it has a rate.
+pub const LINK: f64 = 100e6;
+/// Time limit of commands in a guest.
+const COMMAND: Duration = Duration::from_secs(60);
+/// Port of the far end for TCP and UDP.
+const SINK: u16 = 7_001;
+
+/// The network of the guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// QEMU's taps on a bridge.
+    Tap,
+    /// The I/O domain's.
+    Domain,
+}
+
+/// The queue behind the bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uplink {
+    /// No rate.
+    Free,
+    /// A link of [`LINK`] with one queue: 1.5 MB.
+    Fifo,
+    /// The same with a tuned HTB before it: the victim first, with 10 Mbit/s.
+    Htb,
+}
+
+/// What the domain's file says of the link and the ports.
+pub fn domain_config(dir: &Path, link: bool) -> String {
+    let mut text = format!("control = {:?}\n[[network]]\nname = \"bench\"\n", dir.join("control"));
+    if link {
+        text.push_str(&format!("link = \"{}Mbit/s\"\n", LINK / 1e6));
+    }
+    let keys = [
+        if link { "reserve = { rate = \"10Mbit/s\", burst = \"3kB\", deadline = \"2ms\" }\n" } else { "" },
+        "rx_cap = { frames = \"20000/s\" }\n",
+    ];
+    for ((name, address), keys) in NAMES.iter().zip(GUESTS).zip(keys) {
+        text.push_str(&format!(
+            "[[network.port]]\nname = {name:?}\nsocket = {:?}\ntap = \"tap-{name}\"\nmac = \"{}\"\n{keys}",
+            dir.join(name),
+            mac(address)
+        ));
+    }
+    // A port for attackers.
+    text.push_str(&format!(
+        "[[network.port]]\nname = \"c\"\nsocket = {:?}\ntap = \"tap-c\"\nmac = \"52:54:00:00:00:0c\"\n",
+        dir.join("c")
+    ));
+    text
+}
+
+/// An Ethernet address as text.
+pub fn mac(address: Address) -> String {
+    address.mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+fn ip(address: Address) -> String {
+    address.ip.map(|byte| byte.to_string()).join(".")
+}
+
+/// Guests, their network, and the far end.
+pub struct NetBed {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// How the guests are connected.
+    pub system: System,
+    /// The victim and its neighbour.
+    pub guests: [QemuGuest; 2],
+    /// The I/O domain, for [`System::Domain`].
+    pub domain: Option<Backend>,
+    dir: tempfile::TempDir,
+    uplink: Uplink,
+}
+
+impl NetBed {
+    /// Boots both guests. The calling thread moves into the namespace.
+    ///
+    /// # Errors
+    /// A namespace, a domain or a guest that cannot be made.
+    pub fn new(system: System, image: &GuestImage, accel: Accel, link: bool) -> anyhow::Result<Self> {
+        let namespace = Namespace::new().context("a network namespace")?;
+        namespace.enter()?;
+        netns::bridge(&["tap-a", "tap-b", "tap-c"])?;
+        netns::run("ip", &format!("link set up1 address {}", mac(HOST)))?;
+        netns::run("ip", &format!("addr add {}/24 dev up1", ip(HOST)))?;
+        let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
+        let domain = match system {
+            System::Tap => None,
+            System::Domain => Some(Backend::start_domain(dir.path(), &domain_config(dir.path(), link))?),
+        };
+        let boot = |i: usize| -> anyhow::Result<QemuGuest> {
+            let backend = match system {
+                System::Tap => NicBackend::Tap(format!("tap-{}", NAMES[i])),
+                System::Domain => NicBackend::VhostUser(dir.path().join(NAMES[i])),
+            };
+            let nic = Some(GuestNic { mac: mac(GUESTS[i]), backend });
+            let run_dir = dir.path().join("run");
+            let base = QemuConfig::new(NAMES[i], image.clone(), GuestDisk::None, &run_dir);
+            let mut guest = QemuGuest::start(&QemuConfig { nic, accel, ..base })?;
+            let setup = format!("ip addr add {}/24 dev eth0 && ip link set eth0 up", ip(GUESTS[i]));
+            command(&mut guest, &setup)?;
+            Ok(guest)
+        };
+        let guests = [boot(0)?, boot(1)?];
+        for address in GUESTS {
+            let entry =
+                format!("neigh replace {} lladdr {} dev up1 nud permanent", ip(address), mac(address));
+            netns::run("ip", &entry)?;
+        }
+        Ok(Self { namespace, system, guests, domain, dir, uplink: Uplink::Free })
+    }
+
+    /// The directory of its sockets.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Puts a queue behind the bridge.
+    ///
+    /// # Errors
+    /// When `tc` fails.
+    pub fn set_uplink(&mut self, uplink: Uplink) -> anyhow::Result<()> {
+        self.namespace.enter()?;
+        let tc = |arguments: &str| netns::run("tc", arguments);
+        if self.uplink != Uplink::Free {
+            tc("qdisc del dev up0 root")?;
+        }
+        self.uplink = uplink;
+        let mbit = LINK / 1e6;
+        match uplink {
+            Uplink::Free => {}
+            Uplink::Fifo => {
+                tc(&format!("qdisc add dev up0 root tbf rate {mbit}mbit burst 16kb limit 1500000"))?;
+            }
+            Uplink::Htb => {
+                // Slightly below the link, so that the queue is here.
+                let rate = mbit * 0.99;
+                tc("qdisc add dev up0 root handle 1: htb default 20")?;
+                tc(&format!(
+                    "class add dev up0 parent 1: classid 1:1 htb rate {rate}mbit burst 3k cburst 3k"
+                ))?;
+                tc(&format!(
+                    "class add dev up0 parent 1:1 classid 1:10 htb rate 10mbit ceil {rate}mbit prio 0 burst 3k cburst 3k"
+                ))?;
+                tc(&format!(
+                    "class add dev up0 parent 1:1 classid 1:20 htb rate {}mbit ceil {rate}mbit prio 1 burst 3k cburst 3k",
+                    rate - 10.0
+                ))?;
+                tc(&format!(
+                    "filter add dev up0 parent 1: protocol ip u32 match ip src {}/32 flowid 1:10",
+                    ip(GUESTS[0])
+                ))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that have left toward the far end.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn sent_bytes(&self) -> anyhow::Result<u64> {
+        self.namespace.enter()?;
+        let text = std::fs::read_to_string("/proc/thread-self/net/dev")?;
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("up0:")).context("up0")?;
+        // The ninth column is that of bytes sent.
+        let bytes = line.split_whitespace().nth(8).and_then(|word| word.parse().ok());
+        bytes.context("bytes of up0")
+    }
+
+    /// The neighbour sends as fast as it can; ended with [`NetBed::stop_neighbour`].
+    ///
+    /// # Errors
+    /// When its guest does not answer.
+    pub fn start_neighbour(&mut self, udp: bool) -> anyhow::Result<Process> {
+        let (protocol, size) = if udp { ("udp", "1400") } else { ("tcp", "64k") };
+        let script = format!(
+            "fio --name=n --ioengine=net --protocol={protocol} --hostname={} --port={SINK} --rw=write --bs={size} \
+             --size=100g --time_based --runtime=600 >/run/load.log 2>&1",
+            ip(HOST)
+        );
+        Ok(self.guests[1].spawn(&["sh", "-c", &script])?)
+    }
+
+    /// Ends what the neighbour sends.
+    ///
+    /// # Errors
+    /// When its guest does not answer.
+    pub fn stop_neighbour(&mut self, process: Process) -> anyhow::Result<()> {
+        command(&mut self.guests[1], "killall -9 fio; true")?;
+        let begin = Instant::now();
+        while self.guests[1].poll(process)?.is_none() {
+            if begin.elapsed() > COMMAND {
+                bail!("the neighbour's load does not end");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Seconds in which the victim sends this many bytes by TCP to the far end.
+    ///
+    /// # Errors
+    /// When they do not arrive.
+    pub fn tcp_seconds(&mut self, bytes: u64) -> anyhow::Result<f64> {
+        self.namespace.enter()?;
+        let listener = std::net::TcpListener::bind((ip(HOST).as_str(), 0))?;
+        let port = listener.local_addr()?.port();
+        let receiving = std::thread::spawn(move || -> std::io::Result<(u64, Duration)> {
+            let (mut stream, _) = listener.accept()?;
+            let begin = Instant::now();
+            let received = std::io::copy(&mut stream, &mut std::io::sink())?;
+            Ok((received, begin.elapsed()))
+        });
+        command(
+            &mut self.guests[0],
+            &format!(
+                "fio --name=n --ioengine=net --protocol=tcp --hostname={} --port={port} --rw=write --bs=64k --size={bytes}",
+                ip(HOST)
+            ),
+        )?;
+        let (received, time) = receiving.join().map_err(|_| anyhow::anyhow!("a defect"))??;
+        if received != bytes {
+            bail!("{received} of {bytes} bytes arrived");
+        }
+        Ok(time.as_secs_f64())
+    }
+
+    /// A sink for what the neighbour sends; ended when dropped.
+    ///
+    /// # Errors
+    /// When the port is taken.
+    pub fn sink(&self) -> anyhow::Result<Sink> {
+        self.namespace.enter()?;
+        Sink::start(&ip(HOST))
+    }
+
+    /// CPU time of the neighbour's QEMU, and of the domain.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn cpu_time(&self) -> anyhow::Result<Nanos> {
+        let root = rtvirtio_kernel::Root::default();
+        let qemu = rtvirtio_kernel::process::cpu_time(&root, self.guests[1].handle().process.pid)?;
+        let domain = self.domain.as_ref().map_or(Ok(Duration::ZERO), Backend::cpu_time)?;
+        Ok(Nanos((qemu + domain).as_nanos() as u64))
+    }
+
+    /// Kills the domain and starts it again; returns when it was killed.
+    ///
+    /// # Errors
+    /// When there is none, or it does not start.
+    pub fn crash(&mut self, link: bool) -> anyhow::Result<Instant> {
+        self.namespace.enter()?;
+        let begin = Instant::now();
+        self.domain.take().context("no domain")?.kill()?;
+        self.domain = Some(Backend::start_domain(self.dir.path(), &domain_config(self.dir.path(), link))?);
+        Ok(begin)
+    }
+}
+
+/// Runs a shell command in a guest.
+///
+/// # Errors
+/// When it fails.
+pub fn command(guest: &mut QemuGuest, script: &str) -> anyhow::Result<()> {
+    let out = guest.exec(&["sh", "-c", script], COMMAND)?;
+    if !out.success() {
+        bail!("in the guest: {script}: {}", String::from_utf8_lossy(&out.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Accepts connections and datagrams, and drops what comes.
+#[derive(Debug)]
+pub struct Sink {
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Sink {
+    fn start(host: &str) -> anyhow::Result<Self> {
+        use std::sync::atomic::Ordering::Relaxed;
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let tcp = std::net::TcpListener::bind((host, SINK))?;
+        tcp.set_nonblocking(true)?;
+        let udp = std::net::UdpSocket::bind((host, SINK))?;
+        udp.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let (stopped, mut buffer) = (std::sync::Arc::clone(&stop), vec![0u8; 65_536]);
+        let datagrams = std::thread::spawn(move || {
+            while !stopped.load(Relaxed) {
+                let _ = udp.recv(&mut buffer);
+            }
+        });
+        let stopped = std::sync::Arc::clone(&stop);
+        let streams = std::thread::spawn(move || {
+            while !stopped.load(Relaxed) {
+                match tcp.accept() {
+                    Ok((mut stream, _)) => {
+                        let _ = stream.set_nonblocking(false);
+                        let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
+                        let mut buffer = vec![0u8; 65_536];
+                        while !stopped.load(Relaxed) {
+                            match std::io::Read::read(&mut stream, &mut buffer) {
+                                Ok(0) => break,
+                                Ok(_) => {}
+                                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                                Err(_) => break,
+                            }
+                        }
+                    }
+                    Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                }
+            }
+        });
+        Ok(Self { stop, threads: vec![datagrams, streams] })
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}

@@ -1,0 +1,123 @@
+//! Parts without guests: frames per second of an engine, how they fall with the number of ports,
+//! and a neighbour that attacks.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rtvirtio_domain_client::{NET_HEADER, NetClient};
+use rtvirtio_testbed::netns::{self, Namespace};
+
+use crate::backend::Backend;
+
+/// How long frames are counted.
+const LENGTH: Duration = Duration::from_secs(3);
+
+/// Frames per second of one port out of `ports`, sent as fast as the engine takes them, with the
+/// frames that left the engine counted.
+///
+/// # Errors
+/// A namespace or a domain that cannot be made.
+pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
+    let namespace = Namespace::new()?;
+    namespace.enter()?;
+    let taps: Vec<String> = (0..ports).map(|i| format!("tap{i}")).collect();
+    netns::bridge(&taps)?;
+    let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
+    let mut config = format!("control = {:?}\n[[network]]\nname = \"bench\"\n", dir.path().join("control"));
+    for i in 0..ports {
+        config.push_str(&format!(
+            "[[network.port]]\nname = \"p{i}\"\nsocket = {:?}\ntap = \"tap{i}\"\nmac = \"52:54:00:00:01:{i:02x}\"\n",
+            dir.path().join(format!("p{i}"))
+        ));
+    }
+    let _domain = Backend::start_domain(dir.path(), &config)?;
+    // All are attached; one is busy.
+    let connect = |i: usize| NetClient::connect(&dir.path().join(format!("p{i}")));
+    let mut clients = (0..ports).map(connect).collect::<Result<Vec<_>, _>>()?;
+    let mut frame = [[0x52, 0x54, 0, 0, 0, 1], [0x52, 0x54, 0, 0, 1, 0]].concat();
+    frame.extend([0x88, 0xb5]);
+    frame.resize(60, 0x5a);
+    let client = &mut clients[0];
+    let (begin, mut sent) = (Instant::now(), 0u64);
+    while begin.elapsed() < LENGTH {
+        let mut any = false;
+        for _ in 0..32 {
+            if !client.queue(&frame) {
+                break;
+            }
+            sent += 1;
+            any = true;
+        }
+        client.tx.notify()?;
+        if !any {
+            std::thread::yield_now();
+        }
+    }
+    Ok((sent - client.unfetched() as u64) as f64 / begin.elapsed().as_secs_f64())
+}
+
+/// A guest that does everything wrong, until it is dropped.
+#[derive(Debug)]
+pub struct Attacker {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Attacker {
+    /// Starts it on a port.
+    #[must_use]
+    pub fn start(socket: &Path, own: [u8; 6], victim: [u8; 6]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, socket) = (Arc::clone(&stop), socket.to_owned());
+        let thread = std::thread::spawn(move || {
+            let mut rounds = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                if let Ok(mut client) = NetClient::connect(&socket) {
+                    attack(&mut client, own, victim);
+                    rounds += 1;
+                }
+            }
+            rounds
+        });
+        Self { stop, thread: Some(thread) }
+    }
+
+    /// Ends it; returns the number of its connections.
+    #[must_use]
+    pub fn end(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or(0)
+    }
+}
+
+/// One connection: as the victim, invalid headers, a storm of groups, kicks, and invalid chains.
+fn attack(client: &mut NetClient, own: [u8; 6], victim: [u8; 6]) {
+    let frame = |to: [u8; 6], from: [u8; 6]| {
+        let mut frame = [to, from].concat();
+        frame.extend([0x88, 0xb5]);
+        frame.resize(60, 0);
+        frame
+    };
+    for i in 0..200u8 {
+        let _ = client.send(&frame([0xff; 6], victim));
+        let mut header = [0; NET_HEADER];
+        header[usize::from(i) % NET_HEADER] = i | 1;
+        client.queue_with_header(&header, &frame(victim, own));
+        let _ = client.send(&frame([1, 0, 0x5e, 0, 0, i], own));
+        let _ = client.tx.kick.write(1);
+        let _ = client.rx.kick.write(1);
+    }
+    client.tx.write_descriptor_raw(900, 1 << 20, 64, 1, 900);
+    client.rx.write_descriptor_raw(900, u64::MAX - 8, 4_096, 2, 0);
+    for _ in 0..100 {
+        client.tx.add_avail(900);
+        client.rx.add_avail(900);
+    }
+    let _ = client.tx.kick.write(1);
+    let _ = client.rx.kick.write(1);
+    client.tx.set_avail_index(30_000);
+    let _ = client.tx.kick.write(1);
+}
