@@ -20,7 +20,7 @@ use signal_hook::iterator::Signals;
 use crate::control::{Control, Served, reload};
 use crate::sandbox::Sandbox;
 
-/// Serves the disks of VMs over vhost-user-blk and schedules every request.
+/// Serves the disks and network cards of VMs over vhost-user, and schedules every request and frame.
 #[derive(Debug, Parser)]
 #[command(
     name = "rtvirtio-iod",
@@ -77,6 +77,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let disks: usize = file.devices.iter().map(|d| d.disks.len()).sum();
         let notes = check::check(&file, &args.config, Directories::MustExist)?;
         println!("{}: {} devices, {disks} disks", args.config.display(), file.devices.len());
+        if !file.networks.is_empty() {
+            let ports: usize = file.networks.iter().map(|n| n.ports.len()).sum();
+            println!("{}: {} networks, {ports} ports", args.config.display(), file.networks.len());
+        }
         for note in notes {
             println!("{note}");
         }
