@@ -269,6 +269,27 @@ fn a_port_without_a_guest_delays_nobody() {
     }
 }
 
+/// A tap that is removed concerns its own VM only, and keeps no CPU busy.
+#[test]
+fn a_removed_tap_concerns_its_own_vm_only() {
+    let Some(mut bed) = Bed::new("a_removed_tap_concerns_its_own_vm_only", "", "", "") else { return };
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    netns::run("ip", "link del tap-b").unwrap();
+    b.send(&frame(PEER, B, 1, 60)).unwrap();
+    bed.wait_for("b", "/drops/refused", 1);
+    let cpu =
+        || rtvirtio_kernel::process::cpu_time(&rtvirtio_kernel::Root::default(), bed.iod.pid()).unwrap();
+    let before = cpu();
+    std::thread::sleep(Duration::from_secs(1));
+    let used = cpu() - before;
+    assert!(used < Duration::from_millis(500), "{used:?} of CPU time in a second without frames");
+    for number in 0..50 {
+        a.send(&frame(PEER, A, number, 60)).unwrap();
+        assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, number, 60)));
+    }
+    assert!(bed.iod.is_alive());
+}
+
 /// After a crash the port is back at the next connection: no broken ring, nothing twice.
 #[test]
 fn a_killed_domain_serves_again() {

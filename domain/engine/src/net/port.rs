@@ -80,6 +80,8 @@ pub struct Port {
     pub readable: bool,
     /// The poll of the uplink is armed.
     pub poll_armed: bool,
+    /// The uplink failed, and is read again at this moment: its poll would complete at once.
+    pub retry_at: Option<Nanos>,
     /// How long the thread may sleep beyond the moment at which a frame to the VM is admitted.
     pub coalesce: Nanos,
     pub sent: FlowMeter,
@@ -127,6 +129,7 @@ impl Port {
             groups_again_at: None,
             readable: true,
             poll_armed: false,
+            retry_at: None,
             coalesce: config.rx_cap.coalesce(),
             sent: FlowMeter::new(),
             received: FlowMeter::new(),

@@ -118,7 +118,7 @@ impl NetLoop {
         let time = now();
         let sleeps = self.poll.sleeps(time, busy);
         self.arm_uplinks()?;
-        let wake = tx_wake.min(rx_wake).min(self.next_reopening());
+        let wake = tx_wake.min(rx_wake).min(self.next_resume());
         self.ring.enter(sleeps, time, wake)?;
         let time = now();
         if sleeps {
@@ -172,7 +172,7 @@ impl NetLoop {
     fn arm_uplinks(&mut self) -> io::Result<()> {
         for (i, port) in self.ports.iter_mut().enumerate() {
             let receives = port.slots[usize::from(RX)].vring.is_some();
-            if receives && !port.readable && !port.poll_armed {
+            if receives && !port.readable && !port.poll_armed && port.retry_at.is_none() {
                 port.poll_armed = true;
                 let fd = port.uplink.as_fd().as_raw_fd();
                 self.ring.arm_poll_once(fd, CompletionToken::Uplink(i as u16))?;

@@ -89,8 +89,8 @@ pub fn measure(options: &IodOptions, labs: &LabHost, progress: &dyn Progress) ->
     bed.remove()?;
     progress.step("the scheduler without a machine");
     let simulated = Some(simulated::measure(length)?);
-    let (pairs, late) =
-        if options.no_peer { (Vec::new(), None) } else { costs(options, dir.path(), progress)? };
+    let (pairs, many, late) =
+        if options.no_peer { (Vec::new(), Vec::new(), None) } else { costs(options, dir.path(), progress)? };
     Ok(IodData {
         schema: IodData::SCHEMA.to_owned(),
         host: HostFacts { vmm: "none: a frontend without a VM".to_owned(), ..facts },
@@ -101,6 +101,7 @@ pub fn measure(options: &IodOptions, labs: &LabHost, progress: &dyn Progress) ->
         generated: generated(),
         rounds,
         pairs,
+        many,
         late,
         read,
         simulated,
@@ -150,8 +151,9 @@ fn flood(
     Ok((as_run(scheme.name, length.as_secs_f64(), &streams, &results, noise), window))
 }
 
-/// Pairs of the domain's and the peer's cost; p99.99 of a regulator's lateness and its n.
-type Costs = (Vec<(Cost, Cost)>, Option<(u64, u64)>);
+/// Pairs of the domain's and the peer's cost; rates of one busy disk on engines of one and of 64;
+/// p99.99 of a regulator's lateness and its n.
+type Costs = (Vec<(Cost, Cost)>, Vec<[f64; 2]>, Option<(u64, u64)>);
 
 /// Cost of a request over a RAM disk, and the lateness of the domain's regulator.
 fn costs(options: &IodOptions, dir: &Path, progress: &dyn Progress) -> anyhow::Result<Costs> {
@@ -172,8 +174,8 @@ fn costs(options: &IodOptions, dir: &Path, progress: &dyn Progress) -> anyhow::R
                 } else {
                     Backend::start_peer(ram.device(), dir)?
                 };
-                for depth in DEPTHS {
-                    both[side].push(cost(&backend, &socket(dir, 0), depth, length)?);
+                for (depth, spin) in DEPTHS.into_iter().flat_map(|depth| [(depth, false), (depth, true)]) {
+                    both[side].push(cost(&backend, &socket(dir, 0), depth, length, spin)?);
                 }
             }
             let [domain, peer] = both;
@@ -182,15 +184,24 @@ fn costs(options: &IodOptions, dir: &Path, progress: &dyn Progress) -> anyhow::R
     } else {
         progress.warn(&format!("{PEER} is not installed: no comparison of the cost of a request"));
     }
+    let mut many = Vec::new();
+    for round in 0..options.repeat {
+        progress.check_cancelled()?;
+        let mut rates = [0.0; 2];
+        for side in [round % 2, 1 - round % 2] {
+            rates[side] = busy_one_of([1, 64][side], ram.device(), dir, length)?;
+        }
+        many.push(rates);
+    }
     // A regulator releases 2 000 requests per second one by one, for as long as a run of the flood.
     let capped = plain_config(ram.device(), dir, "read_cap = { requests = \"2000/s\" }\n");
     let domain = Backend::start_domain(dir, &capped)?;
     let seconds = Duration::from_nanos(options.length.0);
-    cost(&domain, &socket(dir, 0), 32, seconds)?;
+    cost(&domain, &socket(dir, 0), 32, seconds, false)?;
     let status = client::ask(&dir.join("control"))?;
     drop(domain);
     let number = |key: &str| status["devices"][0][key].as_u64();
-    Ok((pairs, number("late_p9999_ns").zip(number("held"))))
+    Ok((pairs, many, number("late_p9999_ns").zip(number("held"))))
 }
 
 fn plain_config(device: &Path, dir: &Path, more: &str) -> String {
@@ -203,13 +214,39 @@ fn plain_config(device: &Path, dir: &Path, more: &str) -> String {
     )
 }
 
-fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> anyhow::Result<Cost> {
+/// Requests per second at depth 32 of one disk, next to others that are attached and idle.
+fn busy_one_of(disks: usize, device: &Path, dir: &Path, length: Duration) -> anyhow::Result<f64> {
+    let mut config = plain_config(device, dir, "");
+    for i in 1..disks {
+        config.push_str(&format!(
+            "[[device.disk]]\nname = \"vm{i}\"\nsocket = {:?}\npath = {:?}\nshared = true\n",
+            socket(dir, i).display().to_string(),
+            device.display().to_string(),
+        ));
+    }
+    let _domain = Backend::start_domain(dir, &config)?;
+    let connect = |i| Client::connect(&socket(dir, i), Options::default());
+    let mut clients = (0..disks).map(connect).collect::<Result<Vec<_>, _>>()?;
+    let stream = Stream::reads("all", 32, RAM.0);
+    // The clients of the others have nothing to do: only the first is driven.
+    let results =
+        run_load(&mut clients[..1], &[stream], &Plan { warm_up: WARM_UP, length, seed: 1, spin: false })?;
+    Ok(results.first().map_or(0.0, |g| g.rate))
+}
+
+fn cost(
+    backend: &Backend,
+    socket: &Path,
+    depth: usize,
+    length: Duration,
+    spin: bool,
+) -> anyhow::Result<Cost> {
     let mut clients = [Client::connect(socket, Options::default())?];
     let stream = Stream::reads("all", depth, RAM.0);
     let before = backend.cpu_time()?;
     let begin = Instant::now();
     let stream_results =
-        run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed: 1, spin: false })?;
+        run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed: 1, spin })?;
     let busy = backend.cpu_time()?.saturating_sub(before);
     let errors: u64 = stream_results.iter().map(|g| g.errors).sum();
     if errors > 0 {
@@ -221,5 +258,6 @@ fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> any
         iops: stream_results.first().map_or(0.0, |g| g.rate),
         p50: stream_results.first().map_or(0.0, |g| g.percentile(50.0).0 as f64),
         cpu: busy.as_nanos() as f64 / all.max(1.0),
+        spin,
     })
 }

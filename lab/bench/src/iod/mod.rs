@@ -310,6 +310,10 @@ pub struct Cost {
     pub p50: f64,
     /// CPU time of the backend per request, in ns.
     pub cpu: f64,
+    /// The client polls for completions, as a guest with a core of its own does; it sleeps
+    /// otherwise.
+    #[serde(default)]
+    pub spin: bool,
 }
 
 /// Depths at which backends are compared.
@@ -318,23 +322,31 @@ pub const DEPTHS: [usize; 3] = [1, 32, 128];
 /// What runs against ours and the peer show: pairs of the same round and depth.
 #[must_use]
 pub fn cost_claims(pairs: &[(Cost, Cost)]) -> Vec<Claim> {
+    let spins = if pairs.iter().any(|(ours, _)| ours.spin) { &[false, true][..] } else { &[false] };
+    spins.iter().flat_map(|spin| cost_claims_of(pairs, *spin)).collect()
+}
+
+fn cost_claims_of(pairs: &[(Cost, Cost)], spin: bool) -> Vec<Claim> {
+    let (id, client) = if spin { ("iod.polling", ", polling client") } else { ("iod", "") };
+    let count = pairs.iter().filter(|(ours, _)| ours.spin == spin).count();
     let ratio = |depth: Option<usize>, f: &dyn Fn(&Cost) -> f64| {
-        let of = pairs.iter().filter(|(ours, _)| depth.is_none_or(|d| ours.depth == d));
+        let of = pairs.iter().filter(|(ours, _)| ours.spin == spin && depth.is_none_or(|d| ours.depth == d));
         let ratios: Vec<f64> = of.map(|(ours, peer)| f(ours) / f(peer).max(1e-9)).collect();
         (ratios.len(), median(ratios))
     };
     let mut claims = Vec::new();
     for depth in DEPTHS {
         let (n, value) = ratio(Some(depth), &|c| c.iops);
-        let what =
-            format!("requests per second at depth {depth}, over qemu-storage-daemon's, median of pairs");
-        claims.push(Claim::new(format!("iod.qd{depth}.iops_ratio"), what, value, "times", n).at_least(1.0));
+        let what = format!(
+            "requests per second at depth {depth}{client}, over qemu-storage-daemon's, median of pairs"
+        );
+        claims.push(Claim::new(format!("{id}.qd{depth}.iops_ratio"), what, value, "times", n).at_least(1.0));
     }
     let (n, p50) = ratio(Some(1), &|c| c.p50);
     claims.push(
         Claim::new(
-            "iod.qd1.p50_ratio",
-            "median latency at depth 1, over qemu-storage-daemon's, median of pairs",
+            format!("{id}.qd1.p50_ratio"),
+            format!("median latency at depth 1{client}, over qemu-storage-daemon's, median of pairs"),
             p50,
             "times",
             n,
@@ -344,11 +356,11 @@ pub fn cost_claims(pairs: &[(Cost, Cost)]) -> Vec<Claim> {
     let worst = DEPTHS.iter().map(|d| ratio(Some(*d), &|c| c.cpu).1).fold(0.0, f64::max);
     claims.push(
         Claim::new(
-            "iod.cpu_per_io_ratio",
-            "CPU time per request, over qemu-storage-daemon's, worst of the depths' medians",
+            format!("{id}.cpu_per_io_ratio"),
+            format!("CPU time per request{client}, over qemu-storage-daemon's, worst of the depths' medians"),
             worst,
             "times",
-            pairs.len(),
+            count,
         )
         .at_most(1.0),
     );
@@ -370,6 +382,10 @@ pub struct IodData {
     pub rounds: Vec<Vec<Run>>,
     /// Ours and the peer's cost of a request.
     pub pairs: Vec<(Cost, Cost)>,
+    /// Requests per second of one busy disk at depth 32, on an engine of one disk and on one of 64,
+    /// each round.
+    #[serde(default)]
+    pub many: Vec<[f64; 2]>,
     /// How late pieces went that a regulator had held: p99.99 in ns, and how many.
     pub late: Option<(u64, u64)>,
     /// Declared service time of a read of 4 KiB.
@@ -435,6 +451,12 @@ pub fn claims(data: &IodData) -> Vec<Claim> {
     if !data.pairs.is_empty() {
         claims.extend(cost_claims(&data.pairs));
     }
+    if !data.many.is_empty() {
+        let ratios: Vec<f64> = data.many.iter().map(|[one, many]| many / one.max(1e-9)).collect();
+        let (n, what) =
+            (ratios.len(), "requests per second of one busy disk out of 64, over those of one disk");
+        claims.push(Claim::new("iod.many.iops_ratio", what, median(ratios), "times", n).at_least(0.8));
+    }
     if let Some((late, n)) = data.late {
         let what = "p99.99 of how much later than the exact moment requests went that a regulator had held";
         claims.push(
@@ -467,7 +489,7 @@ mod tests {
 
     #[test]
     fn ratios_are_medians_of_pairs() {
-        let cost = |iops: f64| Cost { depth: 1, iops, p50: 1e9 / iops, cpu: 1_000.0 };
+        let cost = |iops: f64| Cost { depth: 1, iops, p50: 1e9 / iops, cpu: 1_000.0, spin: false };
         let claims =
             cost_claims(&[(cost(100.0), cost(50.0)), (cost(90.0), cost(100.0)), (cost(80.0), cost(80.0))]);
         assert_eq!((claims[0].value, claims[0].n, claims[0].met), (1.0, 3, true));

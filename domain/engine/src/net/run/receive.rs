@@ -1,5 +1,7 @@
 //! Frames to the VMs.
 
+use std::io;
+
 use rtvirtio_sched::{Next, Op, Piece, Request};
 use rtvirtio_units::Nanos;
 
@@ -11,6 +13,8 @@ use crate::net::port::{Delivered, Port, RX};
 
 /// Frames read for a VM in one turn.
 const READ_BATCH: u32 = 16;
+/// Time until an uplink that failed is read again.
+const RETRY_NS: u64 = 100_000_000;
 /// Frames delivered in one round.
 const DELIVER_BATCH: u32 = 128;
 
@@ -21,7 +25,7 @@ impl NetLoop {
         let ports = self.ports.len();
         for i in 0..ports {
             let port = (self.first + i) % ports;
-            self.reopen_groups(port, time);
+            self.resume(port, time);
             any |= self.read_for(port, time);
         }
         any
@@ -38,9 +42,11 @@ impl NetLoop {
             let len = match port.uplink.read(buffer) {
                 Ok(len) => len,
                 Err(e) => {
-                    // Any other error than an empty queue: the interface is down or gone, and its
-                    // poll tells when that changes.
-                    port.readable = e.kind() == std::io::ErrorKind::Interrupted;
+                    port.readable = e.kind() == io::ErrorKind::Interrupted;
+                    if !matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) {
+                        // The interface is down or gone.
+                        port.retry_at = Some(Nanos(time.0 + RETRY_NS));
+                    }
                     return any;
                 }
             };
@@ -133,17 +139,22 @@ impl NetLoop {
         }
     }
 
-    fn reopen_groups(&mut self, i: usize, time: Nanos) {
+    /// What a port has put off until now: reading an uplink that failed, frames to groups.
+    fn resume(&mut self, i: usize, time: Nanos) {
         let port = &mut self.ports[i];
+        if port.retry_at.is_some_and(|at| time >= at) {
+            (port.retry_at, port.readable) = (None, true);
+        }
         if port.groups_again_at.is_some_and(|at| time >= at) {
             port.groups_again_at = None;
             let _ = port.uplink.accept_groups(true);
         }
     }
 
-    /// When the next port accepts frames to unlisted groups again.
-    pub(super) fn next_reopening(&self) -> Nanos {
-        self.ports.iter().filter_map(|port| port.groups_again_at).min().unwrap_or(Nanos(u64::MAX))
+    /// When the next port resumes what it has put off.
+    pub(super) fn next_resume(&self) -> Nanos {
+        let moments = self.ports.iter().flat_map(|port| [port.groups_again_at, port.retry_at]);
+        moments.flatten().min().unwrap_or(Nanos(u64::MAX))
     }
 }
 
