@@ -369,6 +369,47 @@ fn a_packet_uplink_switches_between_its_ports() {
     assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame([0xff; 6], B, 4, 60)));
 }
 
+/// The largest chain that a network without a link accepts, to another of its ports.
+#[test]
+fn the_largest_frame_is_copied_between_ports() {
+    let name = "the_largest_frame_is_copied_between_ports";
+    if !has(name, &[Need::Root, Need::Program("ip")]) {
+        return;
+    }
+    Namespace::new().unwrap().enter().unwrap();
+    netns::bridge::<&str>(&[]).unwrap();
+    netns::run("ip", "link set up0 nomaster").unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let network = "uplink = \"packet\"\ninterface = \"up0\"";
+    let iod = Iod::start(dir.path(), &config(dir.path(), network, "", ""));
+    let mut bed = Bed { dir, iod, peer: RawSocket::open("up1").unwrap() };
+    let mut b = bed.connect("b");
+    let largest = rtvirtio_domain_config::OFFLOADED_FRAME as usize;
+    let (mut passed, mut refused) = (0, 0);
+    for len in [largest - 1, largest, largest + 1, largest + 64] {
+        // All of it is one frame to B, read from the same buffer again and again.
+        let part = 4_096;
+        let mut a = bed.connect("a");
+        let at = a.tx.data(0);
+        a.queue(&frame(B, A, 0, part - NET_HEADER));
+        let total = NET_HEADER + len;
+        let parts: Vec<usize> = (0..total).step_by(part).map(|from| part.min(total - from)).collect();
+        for (i, part) in parts.iter().enumerate() {
+            let next = u16::from(i + 1 < parts.len());
+            let address = rtvirtio_domain_client::SharedMemory::BASE + at as u64;
+            a.tx.write_descriptor_raw(900 + i as u16, address, *part as u32, next, 901 + i as u16);
+        }
+        a.tx.add_avail(900);
+        a.tx.notify().unwrap();
+        (passed, refused) = (passed + 1 + u64::from(len <= largest), refused + u64::from(len > largest));
+        bed.wait_for("a", "/tx/frames", passed);
+        bed.wait_for("a", "/drops/malformed", refused);
+        assert!(bed.iod.is_alive(), "{len} bytes");
+    }
+    bed.wait_for("b", "/rx/frames", passed);
+    assert!(b.rx.pop_used_raw().is_some());
+}
+
 /// Whatever one guest writes into its queues, its neighbour loses nothing.
 #[test]
 fn a_hostile_guest_harms_itself_only() {

@@ -17,7 +17,7 @@ pub use error::FileError;
 pub use network::{
     FrameCap, Mac, MacError, Network, Port, RateConfig, SHORTEST_FRAME, UplinkKind, WIRE_OVERHEAD,
 };
-pub use network_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW};
+pub use network_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW, OFFLOADED_FRAME};
 pub use paths::{NamedPath, PathKind, parent_dir};
 pub use schema::{
     CapConfig, CostConfig, Device, Disk, File, Format, GuestPriorityConfig, LineConfig, Poll, Power,

@@ -19,8 +19,8 @@ pub const LINK_SHARE: f64 = 0.99;
 pub const LINK_WINDOW: u32 = 2;
 /// Time that the thread catches up after it was late.
 pub const CATCH_UP: Nanos = Nanos::from_micros(500);
-/// No smaller than any frame with segmentation offload, and its header: no frame is split.
-const OFFLOADED_FRAME: u64 = 68 << 10;
+/// Largest frame with segmentation offload, in bytes.
+pub const OFFLOADED_FRAME: u64 = 68 << 10;
 /// Default bursts of caps last this long, so that one wake-up serves several frames.
 const CAP_BURST_S: f64 = 0.002;
 /// Estimate of a copy: fixed time, and per MiB.

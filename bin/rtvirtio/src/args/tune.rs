@@ -42,4 +42,8 @@ pub struct TuneArgs {
     /// Let tasks write although the device is real: the data that they overwrite is LOST
     #[arg(long)]
     pub destroy_data: bool,
+    /// Load a small object into fio inside guests with an `agent` (LD_PRELOAD), with which fio's
+    /// pauses between requests end on time
+    #[arg(long)]
+    pub fio_preload: bool,
 }

@@ -26,7 +26,8 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         "{}: no task has a target, so there is nothing to tune for",
         args.spec.display()
     );
-    let site = Site::find(spec, dirs)?;
+    let mut site = Site::find(spec, dirs)?;
+    site.preload = args.fio_preload;
     site.load_bfq(ui);
     site.guard_data(args.destroy_data)?;
     let options = TuneOptions {

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_domain_config::{Network, Port as PortConfig};
+use rtvirtio_domain_config::{Network, OFFLOADED_FRAME, Port as PortConfig};
 use rtvirtio_sched::{Bucket, Meter};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
@@ -28,8 +28,8 @@ pub const QUEUES: u16 = 2;
 /// Frames to a VM that were read and wait for its tokens: no more, so that the kernel drops what a
 /// flood has beyond the cap.
 const RX_FRAMES: u32 = 16;
-/// Bytes of a frame with segmentation offload and its header.
-const LARGEST_READ: usize = 68 << 10;
+/// Bytes of the largest frame to a VM and its header: as large as any frame of another VM.
+const LARGEST_RECEIVED: usize = HEADER + OFFLOADED_FRAME as usize;
 /// Most descriptors of a frame. Linux uses at most 19; a chain of more is refused.
 const MAX_DESCRIPTORS: usize = 64;
 /// Most chains of a frame to the VM.
@@ -124,7 +124,7 @@ impl Port {
             uplink,
             slots: Default::default(),
             tx: FramePool::new(config.depth, HEADER + network.largest_sent() as usize),
-            rx: FramePool::new(config.depth.min(RX_FRAMES), LARGEST_READ),
+            rx: FramePool::new(config.depth.min(RX_FRAMES), LARGEST_RECEIVED),
             broadcast: Bucket::new(rate, rate.div_ceil(2)),
             groups_again_at: None,
             readable: true,

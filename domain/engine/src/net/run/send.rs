@@ -163,13 +163,13 @@ impl NetLoop {
                 Delivery::Accept => is_inside |= !to.is_group(),
             }
             let len = bytes.len();
-            let Some(buffer) = port.rx.first_free() else {
+            let Some(buffer) = port.rx.first_free().and_then(|buffer| buffer.get_mut(..len)) else {
                 port.drops.no_buffer += 1;
                 continue;
             };
-            buffer[..len].copy_from_slice(bytes);
+            buffer.copy_from_slice(bytes);
             // The sender left its checksum to a device; this receiver may expect it.
-            complete_checksum(&mut buffer[..len]);
+            complete_checksum(buffer);
             self.enqueue_received(other, len, time, frame);
         }
         is_inside
