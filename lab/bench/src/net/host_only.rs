@@ -8,9 +8,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rtvirtio_domain_client::{NET_HEADER, NetClient};
-use rtvirtio_testbed::netns::{self, Namespace};
+use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 
+use super::probe::PEER;
 use crate::backend::Backend;
+use crate::iod::FIFO;
 
 /// How long frames are counted.
 const LENGTH: Duration = Duration::from_secs(3);
@@ -26,7 +28,8 @@ pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
     let taps: Vec<String> = (0..ports).map(|i| format!("tap{i}")).collect();
     netns::bridge(&taps)?;
     let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
-    let mut config = format!("control = {:?}\n[[network]]\nname = \"bench\"\n", dir.path().join("control"));
+    let mut config =
+        format!("control = {:?}\n[[network]]\nname = \"bench\"\nfifo = {FIFO}\n", dir.path().join("control"));
     for i in 0..ports {
         config.push_str(&format!(
             "[[network.port]]\nname = \"p{i}\"\nsocket = {:?}\ntap = \"tap{i}\"\nmac = \"52:54:00:00:01:{i:02x}\"\n",
@@ -40,6 +43,8 @@ pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
     let mut frame = [[0x52, 0x54, 0, 0, 0, 1], [0x52, 0x54, 0, 0, 1, 0]].concat();
     frame.extend([0x88, 0xb5]);
     frame.resize(60, 0x5a);
+    // The bridge learns where the far end is: otherwise it copies each frame to all taps.
+    RawSocket::sender(PEER)?.send(&[&frame[6..12], &frame[..6], &frame[12..]].concat())?;
     let client = &mut clients[0];
     let (begin, mut sent) = (Instant::now(), 0u64);
     while begin.elapsed() < LENGTH {
