@@ -87,6 +87,12 @@ impl Backend {
         }
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// CPU time of the process so far.
     ///
     /// # Errors

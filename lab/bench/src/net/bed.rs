@@ -12,7 +12,8 @@ use rtvirtio_vmm::agent::Process;
 
 use super::probe::Address;
 use crate::backend::Backend;
-use crate::iod::FIFO;
+use crate::cores::{bind, core_and_others};
+use rtvirtio_domain_config::WIRE_OVERHEAD;
 
 /// The far end.
 pub const HOST: Address = Address { mac: [0x52, 0x54, 0, 0, 0, 1], ip: [10, 200, 0, 1] };
@@ -51,15 +52,16 @@ pub enum Uplink {
 }
 
 /// What the domain's file says of the link and the ports.
-pub fn domain_config(dir: &Path, link: bool) -> String {
+pub fn domain_config(dir: &Path, link: bool, cap: u32) -> String {
     let head = "[[network]]\nname = \"bench\"\n";
-    let mut text = format!("control = {:?}\n{head}fifo = {FIFO}\n", dir.join("control"));
+    let mut text = format!("control = {:?}\n{head}", dir.join("control"));
     if link {
         text.push_str(&format!("link = \"{}Mbit/s\"\n", LINK / 1e6));
     }
+    let reserve = "reserve = { rate = \"10Mbit/s\", burst = \"3kB\", deadline = \"2ms\" }\n";
     let keys = [
-        if link { "reserve = { rate = \"10Mbit/s\", burst = \"3kB\", deadline = \"2ms\" }\n" } else { "" },
-        "rx_cap = { frames = \"20000/s\" }\n",
+        if link { reserve.to_owned() } else { String::new() },
+        format!("rx_cap = {{ frames = \"{cap}/s\" }}\n"),
     ];
     for ((name, address), keys) in NAMES.iter().zip(GUESTS).zip(keys) {
         text.push_str(&format!(
@@ -97,6 +99,8 @@ pub struct NetBed {
     pub domain: Option<Backend>,
     dir: tempfile::TempDir,
     uplink: Uplink,
+    /// Frames per second that the neighbour gets at most, on the domain.
+    cap: u32,
 }
 
 impl NetBed {
@@ -104,7 +108,7 @@ impl NetBed {
     ///
     /// # Errors
     /// A namespace, a domain or a guest that cannot be made.
-    pub fn new(system: System, image: &GuestImage, accel: Accel, link: bool) -> anyhow::Result<Self> {
+    pub fn new(system: System, image: &GuestImage, accel: Accel, cap: u32) -> anyhow::Result<Self> {
         let namespace = Namespace::new().context("a network namespace")?;
         namespace.enter()?;
         netns::bridge(&["tap-a", "tap-b", "tap-c"])?;
@@ -113,7 +117,7 @@ impl NetBed {
         let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
         let domain = match system {
             System::Tap => None,
-            System::Domain => Some(Backend::start_domain(dir.path(), &domain_config(dir.path(), link))?),
+            System::Domain => Some(Backend::start_domain(dir.path(), &domain_config(dir.path(), true, cap))?),
         };
         let boot = |i: usize| -> anyhow::Result<QemuGuest> {
             let backend = match system {
@@ -141,7 +145,14 @@ impl NetBed {
                 format!("neigh replace {} lladdr {} dev up1 nud permanent", ip(address), mac(address));
             netns::run("ip", &entry)?;
         }
-        Ok(Self { namespace, system, guests, domain, dir, uplink: Uplink::Free })
+        // The load comes from another core, as it does from a network.
+        let (core, _) = core_and_others()?;
+        for pid in
+            guests.iter().map(|guest| guest.handle().process.pid).chain(domain.as_ref().map(Backend::pid))
+        {
+            bind(pid, &[core])?;
+        }
+        Ok(Self { namespace, system, guests, domain, dir, uplink: Uplink::Free, cap })
     }
 
     /// The directory of its sockets.
@@ -189,7 +200,7 @@ impl NetBed {
         Ok(())
     }
 
-    /// Bytes that have left toward the far end.
+    /// Bytes on the wire that have left toward the far end.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -197,9 +208,10 @@ impl NetBed {
         self.namespace.enter()?;
         let text = std::fs::read_to_string("/proc/thread-self/net/dev")?;
         let line = text.lines().find_map(|line| line.trim().strip_prefix("up0:")).context("up0")?;
-        // The ninth column is that of bytes sent.
-        let bytes = line.split_whitespace().nth(8).and_then(|word| word.parse().ok());
-        bytes.context("bytes of up0")
+        // The ninth and tenth columns are those of bytes and frames sent.
+        let mut numbers = line.split_whitespace().skip(8).map_while(|word| word.parse::<u64>().ok());
+        let (bytes, frames) = numbers.next().zip(numbers.next()).context("bytes of up0")?;
+        Ok(bytes + frames * WIRE_OVERHEAD)
     }
 
     /// The neighbour sends as fast as it can; ended with [`NetBed::stop_neighbour`].
@@ -289,7 +301,10 @@ impl NetBed {
         self.namespace.enter()?;
         let begin = Instant::now();
         self.domain.take().context("no domain")?.kill()?;
-        self.domain = Some(Backend::start_domain(self.dir.path(), &domain_config(self.dir.path(), link))?);
+        self.domain =
+            Some(Backend::start_domain(self.dir.path(), &domain_config(self.dir.path(), link, self.cap))?);
+        let (core, _) = core_and_others()?;
+        self.domain.as_ref().map_or(Ok(()), |domain| bind(domain.pid(), &[core]))?;
         Ok(begin)
     }
 }

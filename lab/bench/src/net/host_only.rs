@@ -12,7 +12,6 @@ use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 
 use super::probe::PEER;
 use crate::backend::Backend;
-use crate::iod::FIFO;
 
 /// How long frames are counted.
 const LENGTH: Duration = Duration::from_secs(3);
@@ -28,8 +27,7 @@ pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
     let taps: Vec<String> = (0..ports).map(|i| format!("tap{i}")).collect();
     netns::bridge(&taps)?;
     let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
-    let mut config =
-        format!("control = {:?}\n[[network]]\nname = \"bench\"\nfifo = {FIFO}\n", dir.path().join("control"));
+    let mut config = format!("control = {:?}\n[[network]]\nname = \"bench\"\n", dir.path().join("control"));
     for i in 0..ports {
         config.push_str(&format!(
             "[[network.port]]\nname = \"p{i}\"\nsocket = {:?}\ntap = \"tap{i}\"\nmac = \"52:54:00:00:01:{i:02x}\"\n",

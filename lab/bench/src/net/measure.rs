@@ -36,6 +36,8 @@ pub struct NetOptions {
     pub cases: usize,
     /// Crashes in a round.
     pub crashes: usize,
+    /// Frames per second that the flooded neighbour gets at most, on the domain.
+    pub cap: u32,
 }
 
 /// The systems and uplinks that are compared on a slow link.
@@ -71,16 +73,16 @@ pub fn measure(options: &NetOptions, labs: &LabHost, progress: &dyn Progress) ->
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
     progress.step("booting two guests on taps and two on the I/O domain");
     let mut beds = Beds {
-        tap: NetBed::new(System::Tap, &image, accel, true)?,
-        domain: NetBed::new(System::Domain, &image, accel, true)?,
+        tap: NetBed::new(System::Tap, &image, accel, options.cap)?,
+        domain: NetBed::new(System::Domain, &image, accel, options.cap)?,
     };
     let host = facts(&mut beds.tap.guests[0], accel, format!("veth, {} Mbit/s by tbf", LINK / 1e6))?;
     let mut data = NetData {
         schema: NetData::SCHEMA.to_owned(),
         host,
         command: format!(
-            "rtvirtio-lab bench net --rounds {} --requests {} --cases {} --crashes {}",
-            options.rounds, options.requests, options.cases, options.crashes
+            "rtvirtio-lab bench net --rounds {} --requests {} --cases {} --crashes {} --cap {}",
+            options.rounds, options.requests, options.cases, options.crashes, options.cap
         ),
         generated: generated(),
         paths: Vec::new(),

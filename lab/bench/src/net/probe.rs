@@ -1,12 +1,13 @@
 //! Round trips to a guest, and floods, as raw frames on the far end of the uplink.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rtvirtio_testbed::netns::{Namespace, RawSocket};
+
+use crate::cores::{bind_this_thread, core_and_others};
 
 /// The far end of the uplink.
 pub const PEER: &str = "up1";
@@ -104,7 +105,10 @@ pub fn round_trips(
     let begin = Instant::now();
     let done = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&done);
-    let receiving = std::thread::spawn(move || -> io::Result<Vec<u64>> {
+    let (_, others) = core_and_others()?;
+    let load_core = others[0];
+    let receiving = std::thread::spawn(move || -> anyhow::Result<Vec<u64>> {
+        bind_this_thread(load_core)?;
         let mut received = vec![0u64; count as usize];
         let mut buffer = vec![0u8; 2_048];
         let mut missing = count;
@@ -164,7 +168,10 @@ impl Flood {
         frame.resize(60, 0x5a);
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&sent));
+        let (_, others) = core_and_others()?;
         let thread = std::thread::spawn(move || {
+            // Another core would make it part of what it disturbs.
+            let _ = bind_this_thread(others[0]);
             while !stopped.load(Ordering::Relaxed) {
                 for _ in 0..64 {
                     if sender.send(&frame).is_ok() {

@@ -20,6 +20,9 @@ pub struct BenchNetArgs {
     /// How often the domain is killed in a round
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub crashes: usize,
+    /// Frames per second that the flooded neighbour gets at most, on the I/O domain
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub cap: u32,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
@@ -33,6 +36,7 @@ impl BenchNetArgs {
             requests: self.requests,
             cases: self.cases,
             crashes: self.crashes,
+            cap: self.cap,
         }
     }
 }
