@@ -59,6 +59,18 @@ pub enum GuestDisk {
     },
 }
 
+/// A device with the urgency page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UrgencyDevice {
+    /// Memory without a name, in an `ivshmem-plain` device.
+    Memory,
+    /// Memory and doorbell of a server, in an `ivshmem-doorbell` device.
+    Doorbell {
+        /// The server's socket. It must listen before QEMU starts.
+        socket: PathBuf,
+    },
+}
+
 impl From<DiskRegion> for GuestDisk {
     fn from(region: DiskRegion) -> Self {
         Self::Region(region)
@@ -90,6 +102,8 @@ pub struct QemuConfig {
     /// the guest, whose network is QEMU's own: without rights, and with no way out. All of it is
     /// work of QEMU's threads.
     pub port: Option<u16>,
+    /// Memory that it shares with the host, for what its guest says about urgency.
+    pub urgency: Option<UrgencyDevice>,
     /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep
     /// the path short: a socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
@@ -115,6 +129,7 @@ impl QemuConfig {
             lock_memory: false,
             vcpus: 1,
             port: None,
+            urgency: None,
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),
             lifetime: Lifetime::WithParent,
