@@ -20,6 +20,7 @@ use urgency::{Follower, Wanted};
 
 mod urgency;
 
+pub use rtvirtio_urgency_host::Server;
 pub use urgency::{STATUS_FILE, UrgencyStatus};
 
 /// Shortest time between two scans: more of them would themselves be a load.

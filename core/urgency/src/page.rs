@@ -5,8 +5,8 @@
 //! 15. Each side reads the other's words once, and checks what it has read. The protocol for people
 //! who write a guest is `docs/reference/urgency-page.md`.
 //!
-//! A guest has the region mapped ([`Region`]). The host copies what it needs ([`Host`]): a file that
-//! its owner truncates then gives an error, where a mapping would end the process.
+//! A guest has the region mapped ([`Region`]). The host copies what it needs ([`Host`]): a file
+//! that its owner truncates then gives an error, where a mapping would end the process.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -272,6 +272,12 @@ impl Block<'_> {
             self.words[at].store(word.to_le(), Ordering::Relaxed);
         }
         self.words[vcpu::SEQUENCE].store(odd.wrapping_add(1).to_le(), Ordering::Release);
+    }
+
+    /// Leaves the block as one that is being written, as a writer that is cut off does.
+    pub fn tear(&self) {
+        let odd = self.load(vcpu::SEQUENCE, Ordering::Relaxed) | 1;
+        self.words[vcpu::SEQUENCE].store(odd.to_le(), Ordering::Release);
     }
 
     /// The level of its vCPU; 0 for an ordinary thread.

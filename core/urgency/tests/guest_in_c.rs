@@ -51,7 +51,7 @@ fn the_documented_guest_reports() {
     let early = run();
     assert_eq!(early.status.code(), Some(1), "no page is offered yet");
     host.serve(None).unwrap();
-    // While it runs, its reports are seen whole. On a busy machine it may end before the first look.
+    // While it runs, its reports are seen whole. It may end before the first look.
     let blocks = Blocks::new(shared, BLOCK, host.vcpus());
     let (mut runs, mut seen) = (0, 0);
     while seen == 0 {

@@ -1,12 +1,14 @@
 //! The `ivshmem` device of a running QEMU, and the memory behind it.
 
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_vmm::{Qmp, VmmError};
 use serde_json::{Value, json};
 
 use crate::UrgencyError;
+use crate::server::{memory_file, take_eventfd};
 
 /// Vendor and device of `ivshmem` (QEMU's `docs/specs/ivshmem-spec.rst`).
 const ID: (u64, u64) = (0x1af4, 0x1110);
@@ -22,6 +24,8 @@ pub struct Page {
     pub path: PathBuf,
     /// Its size, in bytes.
     pub size: usize,
+    /// What the guest's notices arrive at; `None` without a doorbell.
+    pub doorbell: Option<OwnedFd>,
 }
 
 /// Finds the page of a VM: the memory of its only `ivshmem` device, or of the one whose memory or
@@ -75,7 +79,8 @@ fn memory(vm: &str, pid: u32, qmp: &mut Qmp, id: &str) -> Result<Option<Page>, U
     if id.is_empty() {
         let arguments = json!({ "path": "/machine/peripheral-anon" });
         for child in list(&qmp.execute("qom-list", Some(arguments))?) {
-            if child["type"].as_str() == Some("child<ivshmem-plain>") {
+            let kind = child["type"].as_str().unwrap_or_default();
+            if kind.starts_with("child<ivshmem-") {
                 objects.extend(child["name"].as_str().map(|n| format!("/machine/peripheral-anon/{n}")));
             }
         }
@@ -83,6 +88,9 @@ fn memory(vm: &str, pid: u32, qmp: &mut Qmp, id: &str) -> Result<Option<Page>, U
         objects.push(format!("/machine/peripheral/{id}"));
     }
     for object in objects {
+        if let Some(chardev) = property(qmp, &object, "chardev")? {
+            return served(vm, pid, qmp, &chardev).map(Some);
+        }
         let Some(backend) = property(qmp, &object, "memdev")? else { continue };
         let page = match property(qmp, &backend, "mem-path")? {
             Some(path) => open(vm, pid, Path::new(&path))?,
@@ -91,6 +99,22 @@ fn memory(vm: &str, pid: u32, qmp: &mut Qmp, id: &str) -> Result<Option<Page>, U
         return Ok(Some(page));
     }
     Ok(None)
+}
+
+/// The memory and the doorbell that our server gave to QEMU.
+fn served(vm: &str, pid: u32, qmp: &mut Qmp, chardev: &str) -> Result<Page, UrgencyError> {
+    let no = |why: String| UrgencyError::NoMemory { vm: vm.to_owned(), why };
+    let all = qmp.execute("query-chardev", None)?;
+    let name = chardev.rsplit('/').next().unwrap_or(chardev);
+    let is = |c: &&Value| c["label"].as_str() == Some(name);
+    let address = list(&all).find(is).and_then(|c| c["filename"].as_str()).unwrap_or_default().to_owned();
+    // `unix:/run/a.sock`, `disconnected:unix:/run/a.sock`, with options after a comma.
+    let socket = address.split_once("unix:").map(|(_, path)| path.split(',').next().unwrap_or(path));
+    let socket = socket.filter(|path| path.starts_with('/'));
+    let socket = socket.ok_or_else(|| no(format!("its server's socket is `{address}`")))?;
+    let memory = memory_file(Path::new(socket));
+    let doorbell = take_eventfd(vm, Path::new(socket), pid)?;
+    Ok(Page { doorbell: Some(doorbell), ..open(vm, pid, &memory)? })
 }
 
 fn open(vm: &str, pid: u32, path: &Path) -> Result<Page, UrgencyError> {
@@ -103,7 +127,7 @@ fn open(vm: &str, pid: u32, path: &Path) -> Result<Page, UrgencyError> {
     let file = OpenOptions::new().read(true).write(true).open(&path);
     let file = file.map_err(|e| no(format!("{}: {e}", path.display())))?;
     let size = file.metadata().map_err(|e| no(e.to_string()))?.len();
-    Ok(Page { file, path, size: usize::try_from(size).unwrap_or(usize::MAX) })
+    Ok(Page { file, path, size: usize::try_from(size).unwrap_or(usize::MAX), doorbell: None })
 }
 
 /// Memory without a name (`memory-backend-memfd`): the only open file of this size that QEMU has.
@@ -122,5 +146,6 @@ fn unnamed(vm: &str, pid: u32, qmp: &mut Qmp, backend: &str) -> Result<Page, Urg
     let [path] = fits.as_slice() else { return Err(no("it has no name and no size of its own")) };
     let file = OpenOptions::new().read(true).write(true).open(path);
     let file = file.map_err(UrgencyError::io("open", path))?;
-    Ok(Page { file, path: path.clone(), size: usize::try_from(size).unwrap_or(usize::MAX) })
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    Ok(Page { file, path: path.clone(), size, doorbell: None })
 }

@@ -2,7 +2,8 @@
 //! contract.
 //!
 //! [`find_page`] asks QEMU for the `ivshmem` device that holds the page, [`ServedVm`] looks at one
-//! VM and moves its vCPUs, [`serve`] does so for all VMs at the times that matter. Which levels a
+//! VM and moves its vCPUs, [`serve`] does so for all VMs at the times that matter. [`Server`] gives
+//! QEMU the memory where the device has a doorbell. Which levels a
 //! thread may have stands in the journal ([`rtvirtio_apply::Levels`]); what a look decides is
 //! [`rtvirtio_urgency::Vcpu`]'s.
 
@@ -10,6 +11,7 @@ mod device;
 mod error;
 mod memory;
 mod served;
+mod server;
 mod serving;
 mod thread;
 
@@ -17,5 +19,6 @@ pub use device::{Page, find_page};
 pub use error::UrgencyError;
 pub use memory::FileMemory;
 pub use served::{Monitor, ServedVm, VcpuStatus, VmStatus};
+pub use server::{DOORBELL, Server, memory_file};
 pub use serving::{Ended, LOOK, LOOK_BOOSTED, serve};
 pub use thread::now;

@@ -1,12 +1,13 @@
 //! One VM whose page is followed.
 
 use std::fs::OpenOptions;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
-use rtvirtio_urgency::{Config, Counters, GuestClock, Level, Look, Reason, Report, Vcpu};
+use rtvirtio_urgency::{Config, Counters, Doorbell, GuestClock, Level, Look, Reason, Report, Vcpu};
 use rtvirtio_vmm::Qmp;
 use rtvirtio_vmm::threads::Named;
 use rustix::fs::{FlockOperation, flock};
@@ -15,7 +16,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::thread::VcpuThread;
-use crate::{FileMemory, Page, UrgencyError};
+use crate::{DOORBELL, FileMemory, Page, UrgencyError};
 
 /// Makes a connection to a VM's monitor, for a moment.
 pub type Monitor = Box<dyn FnMut() -> Result<Qmp, UrgencyError> + Send>;
@@ -49,6 +50,7 @@ pub struct ServedVm {
     vcpus: Vec<ServedVcpu>,
     clock: GuestClock,
     ask_again: Nanos,
+    bell: Option<(OwnedFd, Doorbell)>,
     nonsense: u64,
     unreadable: u64,
     refused: Option<String>,
@@ -66,6 +68,8 @@ pub struct VmStatus {
     pub vcpus: Vec<VcpuStatus>,
     /// Reports with values that are none of the protocol's.
     pub nonsense: u64,
+    /// Notices by the doorbell, and those of them that were ignored.
+    pub notices: [u64; 2],
     /// Looks that found a report half written.
     pub unreadable: u64,
     /// Why something is not followed.
@@ -118,7 +122,7 @@ impl ServedVm {
         let why = format!("{} has {} bytes, {LEAST_SIZE} at least", page.path.display(), page.size);
         let host = Host::new(FileMemory::new(page.file, 0), page.size)
             .ok_or(UrgencyError::NoMemory { vm: name.to_owned(), why })?;
-        host.serve(None).map_err(UrgencyError::io("write", page.path))?;
+        host.serve(page.doorbell.as_ref().map(|_| DOORBELL)).map_err(UrgencyError::io("write", page.path))?;
         Ok(Self {
             name: name.to_owned(),
             pid,
@@ -131,6 +135,7 @@ impl ServedVm {
             vcpus: Vec::new(),
             clock: GuestClock::default(),
             ask_again: Nanos(0),
+            bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
             nonsense: 0,
             unreadable: 0,
             refused: None,
@@ -159,6 +164,23 @@ impl ServedVm {
         self.vcpus.iter().any(boosted)
     }
 
+    /// What its notices arrive at, unless there are too many at the moment.
+    pub(crate) fn bell(&self, now: Nanos) -> Option<BorrowedFd<'_>> {
+        let (fd, bell) = self.bell.as_ref()?;
+        bell.muted_until(now).is_none().then(|| fd.as_fd())
+    }
+
+    /// Takes the notices that have arrived; whether to look.
+    pub(crate) fn take_notices(&mut self, now: Nanos) -> bool {
+        let Some((fd, bell)) = &mut self.bell else { return false };
+        let mut count = [0; 8];
+        // Nothing to read is no notice.
+        match rustix::io::read(&*fd, &mut count) {
+            Ok(8) => bell.ring(now, u64::from_ne_bytes(count)),
+            _ => false,
+        }
+    }
+
     /// How it stands.
     #[must_use]
     pub fn status(&self) -> VmStatus {
@@ -184,6 +206,7 @@ impl ServedVm {
             },
             vcpus: self.vcpus.iter().map(one).collect(),
             nonsense: self.nonsense,
+            notices: self.bell.as_ref().map_or([0, 0], |(_, bell)| [bell.rung(), bell.ignored()]),
             unreadable: self.unreadable,
             refused: self.refused.clone(),
         }

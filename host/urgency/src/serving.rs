@@ -1,10 +1,11 @@
 //! All VMs, looked at when it matters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use rtvirtio_apply::{Hold, Levels};
 use rtvirtio_units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::thread::now;
 use crate::{ServedVm, UrgencyError, VmStatus};
@@ -35,7 +36,7 @@ pub enum Ended {
 /// When the journal or a page cannot be read; all vCPUs are at their contract's level then, where
 /// that is still ours to set.
 pub fn serve(
-    vms: &mut Vec<ServedVm>,
+    vms: &mut [ServedVm],
     levels: &mut Levels,
     stop: &AtomicBool,
     report: &mut dyn FnMut(&[VmStatus]),
@@ -51,7 +52,7 @@ pub fn serve(
 }
 
 fn follow(
-    vms: &mut Vec<ServedVm>,
+    vms: &mut [ServedVm],
     levels: &mut Levels,
     stop: &AtomicBool,
     report: &mut dyn FnMut(&[VmStatus]),
@@ -80,7 +81,8 @@ fn follow(
             }
         }
         for (vm, due) in vms.iter_mut().zip(&mut due) {
-            if at < *due {
+            let is_called = vm.bell(at).is_some() && vm.take_notices(at);
+            if at < *due && !is_called {
                 continue;
             }
             let next = vm.look(levels, now())?;
@@ -97,7 +99,24 @@ fn follow(
             return Ok(Ended::VmsEnded);
         }
         let wake = due.iter().copied().min().unwrap_or(Nanos(now().0 + LOOK.0));
-        std::thread::sleep(Duration::from_nanos(wake.0.saturating_sub(now().0)));
+        wait(vms, wake)?;
     }
     Ok(Ended::Stopped)
+}
+
+/// Sleeps until then, or until a guest rings.
+fn wait(vms: &[ServedVm], until: Nanos) -> Result<(), UrgencyError> {
+    let at = now();
+    let mut bells: Vec<PollFd<'_>> = vms
+        .iter()
+        .filter_map(|vm| vm.bell(at))
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+        .collect();
+    let left = until.0.saturating_sub(at.0);
+    // A sleep is no more than milliseconds, so both parts fit.
+    let timeout = Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+    match poll(&mut bells, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(UrgencyError::io("wait for", "the doorbells")(e.into())),
+    }
 }

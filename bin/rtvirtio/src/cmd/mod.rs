@@ -9,6 +9,7 @@ pub mod check;
 pub mod discover;
 pub mod domain;
 pub mod iod;
+pub mod ivshmem;
 pub mod keep;
 pub mod plan;
 pub mod profile;
