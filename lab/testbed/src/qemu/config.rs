@@ -77,6 +77,25 @@ impl From<DiskRegion> for GuestDisk {
     }
 }
 
+/// A guest's network card, on an interface of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestNic {
+    /// Its Ethernet address.
+    pub mac: String,
+    /// What is behind it.
+    pub backend: NicBackend,
+}
+
+/// What is behind a network card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NicBackend {
+    /// QEMU's own: a tap that exists.
+    Tap(String),
+    /// A vhost-user-net back end at this socket, such as the I/O domain. QEMU connects again within
+    /// a second when the back end is started anew.
+    VhostUser(PathBuf),
+}
+
 /// How to start one guest.
 #[derive(Debug, Clone)]
 pub struct QemuConfig {
@@ -104,6 +123,8 @@ pub struct QemuConfig {
     pub port: Option<u16>,
     /// Memory that it shares with the host, for what its guest says about urgency.
     pub urgency: Option<UrgencyDevice>,
+    /// A network card; none when `None`.
+    pub nic: Option<GuestNic>,
     /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep
     /// the path short: a socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
@@ -130,6 +151,7 @@ impl QemuConfig {
             vcpus: 1,
             port: None,
             urgency: None,
+            nic: None,
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),
             lifetime: Lifetime::WithParent,
