@@ -26,11 +26,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(site: &Site) -> Self {
+    fn boot(site: &Site, device: UrgencyDevice) -> Self {
         let image = image::ensure(Path::new("/var/cache/rtvirtio"), &|_| ()).unwrap();
         let name = site.vm("plc");
         let config = QemuConfig {
-            urgency: Some(UrgencyDevice::Memory),
+            urgency: Some(device),
             ..QemuConfig::new(&name, image, GuestDisk::None, &site.dir.path().join("vms"))
         };
         let mut vm = QemuGuest::start(&config).unwrap();
@@ -52,7 +52,7 @@ impl Guest {
     fn spec(&self, site: &Site) -> String {
         let path = site.dir.path().join("plant.toml");
         let spec = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"18ms\", period = \"20ms\" }}\n\
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
              priorities = \"rt\"\nurgency = {{ ceiling = 90, budget = \"1s\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
             self.name,
             self.vm.handle().qmp_socket().display()
@@ -85,7 +85,7 @@ fn a_guests_tasks_move_its_vcpu() {
         return;
     }
     let site = Site::new();
-    let mut guest = Guest::boot(&site);
+    let mut guest = Guest::boot(&site, UrgencyDevice::Memory);
     let refused = guest.vm.exec(&[PROGRAM, "bpf"], HANG).unwrap();
     assert!(
         !refused.success() && text(&refused.stderr).contains("no host offers"),
@@ -158,6 +158,57 @@ fn a_guests_tasks_move_its_vcpu() {
     let (_, after): (_, Value) = site.json(&["status"]);
     assert_eq!(after["in_force"], false, "{after}");
     assert!(guest.vm.poll(hog).unwrap().is_none());
+    guest.vm.stop().unwrap();
+    site.assert_clean();
+}
+
+/// Notices that a VM's guest has rung so far, as `threads` shows them.
+fn notices(site: &Site, spec: &str) -> u64 {
+    let (_, all) = site.json(&["threads", spec]);
+    all[0]["urgency"]["notices"][0].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_doorbell_outlives_its_server_and_its_follower() {
+    let test = "a_doorbell_outlives_its_server_and_its_follower";
+    if !has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU, Need::Cpus(2)]) {
+        return;
+    }
+    let site = Site::new();
+    let socket = site.dir.path().join("urgency");
+    let mut server = site.spawn(&["ivshmem", socket.to_str().unwrap()]);
+    wait_for("the server", || socket.exists());
+    let mut guest = Guest::boot(&site, UrgencyDevice::Doorbell { socket: socket.clone() });
+    let spec = guest.spec(&site);
+    site.ok(&["apply", &spec, "--cpu-only"]);
+    // QEMU has all that it needs.
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let mut keeper = keep(&site, &spec);
+    wait_for("the page", || guest.vm.exec(&[PROGRAM, "status"], HANG).unwrap().success());
+    assert!(guest.run(&format!("{PROGRAM} status")).contains("with a doorbell"));
+    guest.run(&format!("{PROGRAM} run --urgent true"));
+    wait_for("notices", || notices(&site, &spec) >= 2);
+
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    let mut keeper = keep(&site, &spec);
+    // Counted anew by the one that took over.
+    wait_for("the file of the second", || notices(&site, &spec) == 0);
+    wait_for("notices", || {
+        guest.run(&format!("{PROGRAM} run --urgent true"));
+        notices(&site, &spec) >= 2
+    });
+    // A server that is started again replaces the dead one's socket, and disturbs nobody.
+    let mut server = site.spawn(&["ivshmem", socket.to_str().unwrap()]);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(server.try_wait().unwrap().is_none(), "it listens");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    signal(&keeper, Signal::INT);
+    assert!(keeper.wait().unwrap().success());
+    guest.wait_for(Policy::Fifo, 97);
+    site.ok(&["revert"]);
     guest.vm.stop().unwrap();
     site.assert_clean();
 }

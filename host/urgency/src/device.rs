@@ -28,8 +28,8 @@ pub struct Page {
     pub doorbell: Option<OwnedFd>,
 }
 
-/// Finds the page of a VM: the memory of its only `ivshmem` device, or of the one whose memory or
-/// device is named `rtvirtio...`.
+/// Finds the page of a VM: the memory of its only `ivshmem` device, or of the one whose memory's
+/// file is named `rtvirtio...`.
 ///
 /// # Errors
 /// [`UrgencyError::NoDevice`], [`UrgencyError::NoMemory`], or as the monitor reports.
@@ -42,7 +42,8 @@ pub fn find_page(vm: &str, pid: u32, qmp: &mut Qmp) -> Result<Page, UrgencyError
     for id in found {
         pages.extend(memory(vm, pid, qmp, &id)?);
     }
-    let named = |page: &Page| page.path.to_string_lossy().contains(NAME);
+    let file = |page: &Page| page.path.file_name().map(|n| n.to_string_lossy().into_owned());
+    let named = |page: &Page| file(page).is_some_and(|name| name.contains(NAME));
     let at = pages.iter().position(named).or_else(|| (pages.len() == 1).then_some(0));
     at.map(|at| pages.swap_remove(at)).ok_or_else(|| UrgencyError::NoDevice { vm: vm.to_owned() })
 }
@@ -104,13 +105,11 @@ fn memory(vm: &str, pid: u32, qmp: &mut Qmp, id: &str) -> Result<Option<Page>, U
 /// The memory and the doorbell that our server gave to QEMU.
 fn served(vm: &str, pid: u32, qmp: &mut Qmp, chardev: &str) -> Result<Page, UrgencyError> {
     let no = |why: String| UrgencyError::NoMemory { vm: vm.to_owned(), why };
-    let all = qmp.execute("query-chardev", None)?;
-    let name = chardev.rsplit('/').next().unwrap_or(chardev);
-    let is = |c: &&Value| c["label"].as_str() == Some(name);
-    let address = list(&all).find(is).and_then(|c| c["filename"].as_str()).unwrap_or_default().to_owned();
-    // `unix:/run/a.sock`, `disconnected:unix:/run/a.sock`, with options after a comma.
-    let socket = address.split_once("unix:").map(|(_, path)| path.split(',').next().unwrap_or(path));
-    let socket = socket.filter(|path| path.starts_with('/'));
+    // The monitor's list of character devices has no path for one that has connected.
+    let path = if chardev.starts_with('/') { chardev.to_owned() } else { format!("/chardevs/{chardev}") };
+    let arguments = json!({ "path": path, "property": "addr" });
+    let address = qmp.execute("qom-get", Some(arguments))?;
+    let socket = address["path"].as_str().filter(|path| path.starts_with('/'));
     let socket = socket.ok_or_else(|| no(format!("its server's socket is `{address}`")))?;
     let memory = memory_file(Path::new(socket));
     let doorbell = take_eventfd(vm, Path::new(socket), pid)?;

@@ -61,6 +61,8 @@ pub struct Server {
     memory: File,
     /// QEMU keeps its connection; it would take the end of one for the end of its peer.
     connected: Option<UnixStream>,
+    /// Held as long as it listens.
+    _lock: File,
 }
 
 impl Server {
@@ -75,19 +77,21 @@ impl Server {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
         let memory = options.open(&page).map_err(UrgencyError::io("open", &page))?;
         memory.set_len(LEAST_SIZE as u64).map_err(UrgencyError::io("size", &page))?;
+        let path = beside(socket, ".lock");
+        let lock = options.open(&path).map_err(UrgencyError::io("open", &path))?;
+        match rtvirtio_kernel::flock::lock(&lock) {
+            Ok(true) => {}
+            Ok(false) => return Err(UrgencyError::io("listen at", socket)(io::ErrorKind::AddrInUse.into())),
+            Err(e) => return Err(UrgencyError::io("lock", path)(e)),
+        }
+        // Without the lock nobody listens at it.
         if fs::symlink_metadata(socket).is_ok_and(|m| m.file_type().is_socket()) {
-            match UnixStream::connect(socket) {
-                Ok(_) => return Err(UrgencyError::io("listen at", socket)(io::ErrorKind::AddrInUse.into())),
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                    fs::remove_file(socket).map_err(UrgencyError::io("remove", socket))?;
-                }
-                Err(e) => return Err(UrgencyError::io("connect to", socket)(e)),
-            }
+            fs::remove_file(socket).map_err(UrgencyError::io("remove", socket))?;
         }
         let listener = UnixListener::bind(socket).map_err(UrgencyError::io("listen at", socket))?;
         fs::set_permissions(socket, fs::Permissions::from_mode(0o600))
             .map_err(UrgencyError::io("chmod", socket))?;
-        Ok(Self { listener, socket: socket.to_owned(), memory, connected: None })
+        Ok(Self { listener, socket: socket.to_owned(), memory, connected: None, _lock: lock })
     }
 
     /// Waits for a QEMU and gives it what it needs; false when `cancelled` says so first. The one
@@ -109,6 +113,8 @@ impl Server {
             }
         }
         let (stream, _) = self.listener.accept().map_err(failed)?;
+        // What breaks off here is no QEMU, and leaves what the last one got.
+        send(&stream, PROTOCOL, None).map_err(|e| failed(e.into()))?;
         self.connected = None;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let event = || eventfd(0, flags).map_err(|e| failed(e.into()));
@@ -124,7 +130,6 @@ impl Server {
         let written = fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, &path));
         written.map_err(UrgencyError::io("write", &path))?;
         let send = |number, fd| send(&stream, number, fd).map_err(|e| failed(e.into()));
-        send(PROTOCOL, None)?;
         send(GUEST, None)?;
         send(MEMORY, Some(self.memory.as_fd()))?;
         send(HOST, Some(host.as_fd()))?;
@@ -136,8 +141,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Another server that replaced it is at the same path; that cannot be told from here, and
-        // it binds anew when it is started again.
+        // The lock is still held, so it is this server's.
         let _ = fs::remove_file(&self.socket);
     }
 }

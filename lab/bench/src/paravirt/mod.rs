@@ -1,8 +1,8 @@
 //! Paravirtual scheduling: a guest that says what is urgent, and its neighbour, on one core. The RT
 //! hypervisor paper's section 5, on stock kernels.
 //!
-//! VM A has a timed task (cyclictest each [`INTERVAL_US`]) and a background job that takes all; VM B
-//! computes. Against: no priorities, and A above B always.
+//! VM A has a timed task (cyclictest each [`INTERVAL_US`]) and a background job that takes all;
+//! VM B computes. Against: no priorities, and A above B always.
 
 mod guests;
 mod measure;
@@ -159,8 +159,8 @@ impl ParavirtData {
             .collect()
     }
 
-    /// For each kind of lie, the median over the rounds of B's work over that next to an honest guest
-    /// with as much urgent work.
+    /// For each kind of lie, the median over the rounds of B's work over that next to an honest
+    /// guest with as much urgent work.
     #[must_use]
     pub fn neighbour_ratios(&self) -> Vec<(String, f64)> {
         let honest: Vec<f64> = self.lies.iter().filter(|l| l.kind == HONEST).map(|l| l.batch).collect();
