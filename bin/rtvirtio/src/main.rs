@@ -29,6 +29,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Simulate(args) => cmd::simulate::run(args, global, ui),
         Command::Apply(args) => cmd::apply::apply(args, global, ui),
         Command::Keep(args) => cmd::keep::run(args, global, ui),
+        Command::Contract(args) => cmd::contract::run(args, global, ui),
         Command::Status => cmd::status::status(global, ui),
         Command::Revert(args) => cmd::revert::revert(args, global, ui),
         Command::Tune(args) => cmd::tune::run(args, global, ui),

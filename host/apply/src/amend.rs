@@ -1,4 +1,4 @@
-//! Adding threads to what is in force.
+//! Adding to what is in force: threads that have appeared, and new values of settings.
 
 use rtvirtio_kernel::sched::Attr;
 use serde::Serialize;
@@ -50,9 +50,10 @@ pub(crate) fn amend(
     if journal.reverting || journal.leftover || !journal.complete || journal.is_of_another_boot(machine)? {
         return Err(ApplyError::NotWhole { path: journal::path(dir) });
     }
-    if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {
+    if let Some(wrong) = writes.iter().find(|w| !stands_alone(w)) {
         let remedy = "revert, and apply all of it again";
-        return Err(cannot(&wrong.knob, "only settings of threads can be added to what is in force", remedy));
+        let why = "only settings that change no other file can be added to what is in force";
+        return Err(cannot(&wrong.knob, why, remedy));
     }
     let gone = |t: &Target| t.is_thread() && matches!(machine.read(t), Err(Fault::Gone(_)));
     let had = journal.entries.len();
@@ -156,6 +157,18 @@ pub(crate) fn amend(
         out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
     }
     Ok(out)
+}
+
+/// Whether a write depends on no other and changes no other file: those of an elevator do, and a
+/// cgroup of our own is made with its files at once.
+fn stands_alone(write: &Write) -> bool {
+    let alone = write.created_by.is_none() && write.side_effects.is_empty();
+    let of_one_file = match (&write.target.place, &write.target.form) {
+        (Place::Thread { .. }, _) => true,
+        (Place::Host, form) => !matches!(form, Form::Elevator | Form::Group { .. } | Form::IoEnabled),
+        (Place::Guest { .. }, _) => false,
+    };
+    alone && of_one_file
 }
 
 /// What a thread would have without us, where that is not what it has: one that was started by a

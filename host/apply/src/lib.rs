@@ -9,6 +9,7 @@
 mod amend;
 mod apply;
 mod capture;
+mod drift;
 mod error;
 mod journal;
 mod lock;

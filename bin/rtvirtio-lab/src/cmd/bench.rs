@@ -10,7 +10,7 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, before_after, cases, contention, cyclictest, directory, iod, iod_attach, iod_crash,
+    accuracy, before_after, cases, contention, cyclictest, daemon, directory, iod, iod_attach, iod_crash,
     iod_startup, planning, reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
@@ -20,7 +20,7 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs,
+    BenchCyclictestArgs, BenchDaemonArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs,
     BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
@@ -34,6 +34,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::BeforeAfter(args) => run_before_after(args, global, ui),
         BenchCommand::Plan(args) => run_plan(args, ui),
         BenchCommand::Iod(args) => run_iod(args, global, ui),
+        BenchCommand::Daemon(args) => run_daemon(args, ui),
         BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
@@ -174,6 +175,16 @@ fn run_iod_attach(args: &BenchIodAttachArgs, ui: &Ui) -> anyhow::Result<ExitCode
         save(&path, &iod_attach::measure(&args.options(), ui)?, ui)?;
     }
     print_result(iod_attach::report, &path, "rtvirtio: disks come and go", &args.result, ui)
+}
+
+fn run_daemon(args: &BenchDaemonArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(daemon::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench daemon")?;
+        save(&path, &daemon::measure(&args.options()?, ui)?, ui)?;
+    }
+    print_result(daemon::report, &path, "rtvirtio: the service", &args.result, ui)
 }
 
 fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

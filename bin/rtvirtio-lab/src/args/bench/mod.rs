@@ -5,6 +5,7 @@ mod before_after;
 mod cases;
 mod contention;
 mod cyclictest;
+mod daemon;
 mod iod;
 mod reservation;
 mod sweep;
@@ -20,6 +21,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
+pub use daemon::BenchDaemonArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
@@ -90,6 +92,15 @@ EXAMPLES
 
 Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
     Iod(BenchIodArgs),
+    /// The service that keeps contracts: how soon it acts, what it costs, `kill -9`, simulated months
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench daemon
+  sudo rtvirtio-lab bench daemon --threads 10 --restarts 3 --kills 6 --idle 10s --out /tmp/daemon --json | jq .claims
+  rtvirtio-lab bench daemon --report-only --json | jq .claims
+
+On QEMU processes without a guest, with the rtvirtiod beside this program. Exit code 2 when a claim is not met.")]
+    Daemon(BenchDaemonArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
 EXAMPLES

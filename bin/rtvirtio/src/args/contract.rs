@@ -1,0 +1,49 @@
+//! `contract`: contracts that the service keeps.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// `contract`.
+#[derive(Args, Debug)]
+pub struct ContractArgs {
+    /// The directory with the contracts, one spec in each `*.toml`
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RTVIRTIO_CONTRACTS_DIR",
+        default_value = "/etc/rtvirtio/contracts.d"
+    )]
+    pub contracts: PathBuf,
+    /// What is done.
+    #[command(subcommand)]
+    pub command: ContractCommand,
+}
+
+/// What is done with a contract.
+#[derive(Subcommand, Debug)]
+pub enum ContractCommand {
+    /// Make a VM's part of a spec its contract, in place of the one it has
+    Set {
+        /// The VM
+        vm: String,
+        /// The spec with the VM
+        spec: PathBuf,
+    },
+    /// Show contracts, and how they stand
+    Show {
+        /// One VM; all without it
+        vm: Option<String>,
+    },
+    /// Remove a VM's contract; the service puts back what is in force for it
+    Remove {
+        /// The VM
+        vm: String,
+    },
+    /// Accept the contract that a VM waits for, where the service asks (`mode = "ask"`)
+    Accept {
+        /// The VM
+        vm: String,
+    },
+}
