@@ -27,7 +27,12 @@ pub struct Cli {
     #[arg(long, value_name = "FILE", default_value = "/etc/rtvirtio/rtvirtiod.toml")]
     pub config: PathBuf,
     /// The directory with the contracts, one spec in each `*.toml`
-    #[arg(long, value_name = "DIR", env = "RTVIRTIO_CONTRACTS_DIR", default_value = "/etc/rtvirtio/contracts.d")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RTVIRTIO_CONTRACTS_DIR",
+        default_value = "/etc/rtvirtio/contracts.d"
+    )]
     pub contracts: PathBuf,
     /// A further spec with contracts; several times for several
     #[arg(long = "spec", value_name = "FILE")]

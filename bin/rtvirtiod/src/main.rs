@@ -36,11 +36,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     }
     let dirs = cli.global.dirs();
     let options = ServiceOptions {
-        listeners: Listeners {
-            socket: socket(&dirs.run),
-            group: Some(cli.group.clone()),
-            tcp: cli.listen,
-        },
+        listeners: Listeners { socket: socket(&dirs.run), group: Some(cli.group.clone()), tcp: cli.listen },
         places: Places { dirs, contracts: cli.contracts.clone(), specs: cli.specs.clone() },
         config,
     };
@@ -89,7 +85,11 @@ impl Log {
         if self.quiet && priority > 4 {
             return;
         }
-        let prefix = if std::env::var_os("JOURNAL_STREAM").is_some() { format!("<{priority}>") } else { String::new() };
+        let prefix = if std::env::var_os("JOURNAL_STREAM").is_some() {
+            format!("<{priority}>")
+        } else {
+            String::new()
+        };
         let vm = event.vm.as_ref().map_or_else(String::new, |vm| format!("{vm}: "));
         let text = rtvirtio_report::terminal(&event.text, false);
         let mut out = std::io::stderr().lock();

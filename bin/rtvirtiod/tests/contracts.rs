@@ -181,5 +181,9 @@ fn asked_first_and_observing_sets_nothing() {
     rig.start(&["--mode", "ask"]);
     rig.wait_state(&plc.name, "in_force");
     let second = rig.command(&[]).output().unwrap();
-    assert!(common::output_text(&second).contains("another rtvirtiod runs"), "{}", common::output_text(&second));
+    assert!(
+        common::output_text(&second).contains("another rtvirtiod runs"),
+        "{}",
+        common::output_text(&second)
+    );
 }

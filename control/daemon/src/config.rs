@@ -101,8 +101,7 @@ impl Config {
         };
         let wrong = |why: String| DaemonError::Config { path: path.to_owned(), why };
         let config: Self = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-        for (key, value) in
-            [("scan", config.scan), ("compare", config.compare), ("observe", config.observe)]
+        for (key, value) in [("scan", config.scan), ("compare", config.compare), ("observe", config.observe)]
         {
             if value < Self::SHORTEST {
                 return Err(wrong(format!("`{key}` is {value}: at least {}", Self::SHORTEST)));

@@ -24,7 +24,9 @@ pub enum ContractFileError {
         known: Vec<String>,
     },
     /// A lab's VM.
-    #[error("VM `{vm}` of {file} is a lab's: contracts are for running ones, named by domain, proxmox, qmp, cgroup or pid")]
+    #[error(
+        "VM `{vm}` of {file} is a lab's: contracts are for running ones, named by domain, proxmox, qmp, cgroup or pid"
+    )]
     Lab {
         /// The spec.
         file: PathBuf,
@@ -163,7 +165,8 @@ fn names(path: &Path) -> Vec<String> {
 
 /// A spec with some of its VMs and devices only, its comments kept.
 fn cut(path: &Path, text: &str, keep: impl Fn(&str) -> bool, devices: &[Option<String>]) -> Result<String> {
-    let wrong = |e: toml_edit::TomlError| ContractFileError::Toml { path: path.to_owned(), why: e.to_string() };
+    let wrong =
+        |e: toml_edit::TomlError| ContractFileError::Toml { path: path.to_owned(), why: e.to_string() };
     let mut doc: DocumentMut = text.parse().map_err(wrong)?;
     let name = |table: &toml_edit::Table| table.get("name").and_then(Item::as_str).map(str::to_owned);
     if let Some(vms) = doc.get_mut("vm").and_then(Item::as_array_of_tables_mut) {
@@ -231,7 +234,10 @@ block = \"4KiB\"
         fs::write(&spec, SPEC).unwrap();
         let file = set(&dir, "plc", &spec).unwrap();
         let text = fs::read_to_string(&file).unwrap();
-        assert!(text.contains("# The controller.") && !text.contains("hist") && !text.contains("sdz"), "{text}");
+        assert!(
+            text.contains("# The controller.") && !text.contains("hist") && !text.contains("sdz"),
+            "{text}"
+        );
         assert_eq!(find(&dir, "plc").unwrap(), Some(file.clone()));
         set(&dir, "hist", &spec).unwrap();
         assert_eq!(remove(&dir, "plc").unwrap(), file);

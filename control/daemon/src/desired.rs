@@ -204,7 +204,9 @@ impl ContractFiles {
                 }
             };
             if spec.lab_kind().is_some() {
-                desired.faults.push(fault("it has a lab's VMs: name running ones by domain, proxmox, qmp, cgroup or pid".to_owned()));
+                desired.faults.push(fault(
+                    "it has a lab's VMs: name running ones by domain, proxmox, qmp, cgroup or pid".to_owned(),
+                ));
                 continue;
             }
             right.insert(path.clone(), spec.vms().iter().map(|vm| vm.name.clone()).collect());

@@ -32,7 +32,9 @@ pub enum DaemonError {
         source: io::Error,
     },
     /// An address that is not this host's own.
-    #[error("{address} is no loopback address: the interface has no passwords, so it is served to this host only")]
+    #[error(
+        "{address} is no loopback address: the interface has no passwords, so it is served to this host only"
+    )]
     NotLoopback {
         /// The address.
         address: String,

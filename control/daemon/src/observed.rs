@@ -119,12 +119,7 @@ impl ObservedVm {
     /// One that does not run, with nothing in force.
     #[must_use]
     pub fn off(why: impl Into<String>) -> Self {
-        Self {
-            presence: Presence::Off(why.into()),
-            scope: None,
-            new_threads: false,
-            applied_by_hand: false,
-        }
+        Self { presence: Presence::Off(why.into()), scope: None, new_threads: false, applied_by_hand: false }
     }
 }
 

@@ -342,12 +342,8 @@ fn take_lock(run: &Path) -> Result<File, DaemonError> {
     };
     fs::create_dir_all(run).map_err(io("create", run))?;
     let path = run.join(LOCK);
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(io("open", &path))?;
+    let file =
+        File::options().create(true).truncate(false).write(true).open(&path).map_err(io("open", &path))?;
     match flock::lock(&file) {
         Ok(true) => Ok(file),
         Ok(false) => Err(DaemonError::Runs { path }),

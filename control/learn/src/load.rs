@@ -4,7 +4,9 @@
 use std::fmt;
 
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
-use rtvirtio_spec::{Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu,
+};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 

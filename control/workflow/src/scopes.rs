@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{
-    Amended, ApplyError, Applied, JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Silent, Status, Write,
+    Amended, Applied, ApplyError, JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Silent, Status, Write,
 };
 use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::{ProcessId, Root};
@@ -152,8 +152,7 @@ impl<'a> Scopes<'a> {
     pub fn amend(&self, vm: &str, writes: &[Write], saved: Option<&VmInForce>) -> Result<Amended> {
         let dir = vm_dir(self.dirs, vm);
         let root = Root::default();
-        let amended =
-            Session::open(&dir)?.amend(writes, &Machine::new(&root, &GuestAgents), &mut Silent)?;
+        let amended = Session::open(&dir)?.amend(writes, &Machine::new(&root, &GuestAgents), &mut Silent)?;
         if let Some(saved) = saved {
             write_state(&dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(saved)?)?;
         }

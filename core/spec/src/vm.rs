@@ -8,7 +8,9 @@ use crate::error::Report;
 use crate::field::{Field, Section, quoted, tables};
 use crate::limits::MAX_VMS;
 use crate::source::Span;
-use crate::types::{Criticality, Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk};
+use crate::types::{
+    Criticality, Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk,
+};
 use crate::{cpu, disk, libvirt, task};
 
 const KEYS: &[&str] = &[

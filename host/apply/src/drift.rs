@@ -54,7 +54,9 @@ pub(crate) fn restore(
                 old: Some(found),
                 new: new.clone(),
             }),
-            Some(now) => out.failed.push((entry.knob.clone(), format!("`{text}` was written but it shows `{now}`"))),
+            Some(now) => {
+                out.failed.push((entry.knob.clone(), format!("`{text}` was written but it shows `{now}`")))
+            }
         }
     }
     Ok(out)

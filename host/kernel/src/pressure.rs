@@ -35,7 +35,11 @@ pub fn pressure(root: &Root, resource: &str) -> Result<Option<Pressure>, HostErr
     };
     match total("some") {
         Some(some) => Ok(Some(Pressure { some, full: total("full").unwrap_or_default() })),
-        None => Err(HostError::Form { path, text: text.trim().to_owned(), expected: "pressure stall information" }),
+        None => Err(HostError::Form {
+            path,
+            text: text.trim().to_owned(),
+            expected: "pressure stall information",
+        }),
     }
 }
 
@@ -95,7 +99,8 @@ mod tests {
     fn throttling_of_both_hierarchies() {
         let v1 = "nr_periods 10\nnr_throttled 4\nthrottled_time 7000000\n";
         let v2 = "usage_usec 1\nnr_periods 10\nnr_throttled 4\nthrottled_usec 7000\n";
-        let (_dir, root) = root(&[("/a/cpu.stat", v1), ("/b/cpu.stat", v2), ("/c/cpu.stat", "usage_usec 1\n")]);
+        let (_dir, root) =
+            root(&[("/a/cpu.stat", v1), ("/b/cpu.stat", v2), ("/c/cpu.stat", "usage_usec 1\n")]);
         let found = Some(Throttled { periods: 4, time: Duration::from_millis(7) });
         assert_eq!(throttled(&root, Path::new("/a")).unwrap(), found);
         assert_eq!(throttled(&root, Path::new("/b")).unwrap(), found);

@@ -13,8 +13,8 @@ use crate::cases::{self, Tier};
 use crate::report::ExperimentReport;
 use crate::sweep::IN_GUESTS;
 use crate::{
-    before_after, contention, cyclictest, daemon, iod, iod_attach, iod_crash, iod_startup, planning, reservation,
-    tails,
+    before_after, contention, cyclictest, daemon, iod, iod_attach, iod_crash, iod_startup, planning,
+    reservation, tails,
 };
 
 /// Extension of datasets.

@@ -20,8 +20,9 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchDaemonArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs,
-    BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchCyclictestArgs, BenchDaemonArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs,
+    BenchIodStartupArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs,
+    BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.

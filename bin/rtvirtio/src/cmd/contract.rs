@@ -17,7 +17,9 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let running = Client::find(&global.run_dir).is_some();
     let hint = || {
         if !running {
-            ui.step("rtvirtiod does not run: the contract is kept once it does (`systemctl start rtvirtiod`)");
+            ui.step(
+                "rtvirtiod does not run: the contract is kept once it does (`systemctl start rtvirtiod`)",
+            );
         }
     };
     match &args.command {
@@ -33,7 +35,9 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             if !running {
                 ui.step("rtvirtiod does not run: what is in force for the VM stays until it does, or until `rtvirtio revert`");
             }
-            show(ui, &json!({ "vm": vm, "file": file }), || format!("removed {vm} from {}\n", file.display()))?;
+            show(ui, &json!({ "vm": vm, "file": file }), || {
+                format!("removed {vm} from {}\n", file.display())
+            })?;
         }
         ContractCommand::Accept { vm } => {
             let client = Client::new(socket(&global.run_dir));

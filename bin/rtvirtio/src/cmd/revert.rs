@@ -9,11 +9,11 @@ use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_kernel::Root;
 use rtvirtio_learn::process_vms;
 use rtvirtio_report::terminal;
-use rtvirtio_workflow::scopes::{self, Scopes};
-use rtvirtio_workflow::{Dirs, Progress as _};
 use rtvirtio_workflow::apply::{open_session, put_back};
 use rtvirtio_workflow::domain::{self, Fate as DomainFate};
 use rtvirtio_workflow::leftovers;
+use rtvirtio_workflow::scopes::{self, Scopes};
+use rtvirtio_workflow::{Dirs, Progress as _};
 
 use crate::args::RevertArgs;
 
@@ -96,8 +96,10 @@ const REVERT_SCHEMA: &str = "rtvirtio.revert.v1";
 impl Report {
     fn is_done(&self) -> bool {
         let settings = self.settings.as_ref().is_ok_and(|s| s.as_ref().is_none_or(|r| r.done));
-        let contracts =
-            self.contracts.as_ref().is_ok_and(|c| c.kept.is_empty() && c.put_back.iter().all(|(_, r)| r.done));
+        let contracts = self
+            .contracts
+            .as_ref()
+            .is_ok_and(|c| c.kept.is_empty() && c.put_back.iter().all(|(_, r)| r.done));
         settings && contracts && self.domain.is_settled()
     }
 
@@ -113,7 +115,8 @@ impl Report {
         };
         match &self.contracts {
             Ok(contracts) => {
-                let of = |(vm, reverted): &(String, Reverted)| Ok((vm.clone(), serde_json::to_value(reverted)?));
+                let of =
+                    |(vm, reverted): &(String, Reverted)| Ok((vm.clone(), serde_json::to_value(reverted)?));
                 let all = contracts.put_back.iter().map(of);
                 value["contracts"] = all.collect::<serde_json::Result<serde_json::Map<_, _>>>()?.into();
                 value["contracts_kept"] = serde_json::to_value(&contracts.kept)?;

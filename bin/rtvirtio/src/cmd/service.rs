@@ -38,7 +38,8 @@ pub fn vm_lines(vms: &[&VmSnapshot]) -> String {
 /// The whole state.
 pub fn text(status: &Snapshot) -> String {
     let vms: Vec<&VmSnapshot> = status.vms.iter().collect();
-    let mut out = format!("rtvirtiod (process {}, {}): {} contracts\n", status.pid, word(&status.mode), vms.len());
+    let mut out =
+        format!("rtvirtiod (process {}, {}): {} contracts\n", status.pid, word(&status.mode), vms.len());
     out += &vm_lines(&vms);
     for fault in &status.faults {
         let _ = writeln!(out, "  {} is not used: {}", fault.file, terminal(&fault.why, true));

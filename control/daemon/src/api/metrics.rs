@@ -39,8 +39,13 @@ pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
     gauge("rtvirtio_contract_files_unused", "Contract files with a mistake.", &[])?
         .with_label_values::<&str>(&[])
         .set(snapshot.faults.len() as f64);
-    let state = gauge("rtvirtio_contract_state", "How the contract of a VM stands: 1 for its state.", &["vm", "state"])?;
-    let drift = gauge("rtvirtio_contract_drift_settings", "Settings that another program has changed.", &["vm"])?;
+    let state = gauge(
+        "rtvirtio_contract_state",
+        "How the contract of a VM stands: 1 for its state.",
+        &["vm", "state"],
+    )?;
+    let drift =
+        gauge("rtvirtio_contract_drift_settings", "Settings that another program has changed.", &["vm"])?;
     for vm in &snapshot.vms {
         state.with_label_values(&[vm.name.as_str(), &word(&vm.state)]).set(1.0);
         drift.with_label_values(&[&vm.name]).set(vm.drift.len() as f64);
@@ -76,8 +81,13 @@ fn observed(
         &["vm"],
     )?;
     let hits = gauge("rtvirtio_vm_quota_hits_per_second", "How often a quota stopped a VM.", &["vm"])?;
-    let pressure = gauge("rtvirtio_host_pressure_ratio", "Share of the time in which some task waited.", &["resource"])?;
-    let stolen = gauge("rtvirtio_host_stolen_ratio", "Share of the CPUs that the host's hypervisor gave to others.", &[])?;
+    let pressure =
+        gauge("rtvirtio_host_pressure_ratio", "Share of the time in which some task waited.", &["resource"])?;
+    let stolen = gauge(
+        "rtvirtio_host_stolen_ratio",
+        "Share of the CPUs that the host's hypervisor gave to others.",
+        &[],
+    )?;
     for (vm, of) in &seen.vms {
         used.with_label_values(&[vm]).set(of.cpu_used);
         if let Some(value) = of.cpu_delay {

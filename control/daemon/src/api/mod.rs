@@ -103,7 +103,9 @@ pub fn serve(listeners: &Listeners, shared: Arc<Shared>) -> Result<Running, Daem
         });
     });
     match thread {
-        Ok(thread) => Ok(Running { stop: Some(stop), thread: Some(thread), socket: listeners.socket.clone() }),
+        Ok(thread) => {
+            Ok(Running { stop: Some(stop), thread: Some(thread), socket: listeners.socket.clone() })
+        }
         Err(source) => Err(failed("start a thread for")(source)),
     }
 }

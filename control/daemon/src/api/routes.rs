@@ -33,7 +33,8 @@ const INDEX: &str = include_str!("../../page/index.html");
 const SCRIPT: &str = include_str!("../../page/app.js");
 const STYLE: &str = include_str!("../../page/app.css");
 /// The page loads nothing from elsewhere, and runs no script but its own.
-const POLICY: &str = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; frame-ancestors 'self'";
+const POLICY: &str =
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; frame-ancestors 'self'";
 /// Events of one answer.
 const MOST_EVENTS: usize = 1_000;
 /// So often a stream without events sends a comment, so that a client that is gone is noticed.
@@ -43,9 +44,7 @@ type Ctx = State<Arc<Shared>>;
 
 /// Everything: for the Unix socket.
 pub(super) fn all(shared: Arc<Shared>) -> Router {
-    let change = Router::new()
-        .route("/v1/vms/{vm}/accept", post(accept))
-        .route("/v1/compare", post(compare));
+    let change = Router::new().route("/v1/vms/{vm}/accept", post(accept)).route("/v1/compare", post(compare));
     reads().merge(change).with_state(shared)
 }
 
@@ -68,14 +67,16 @@ fn reads() -> Router<Arc<Shared>> {
         .route("/v1/events", get(events))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
-        .fallback(|| async { problem(StatusCode::NOT_FOUND, "there is nothing of this name: see /openapi.json") })
+        .fallback(|| async {
+            problem(StatusCode::NOT_FOUND, "there is nothing of this name: see /openapi.json")
+        })
 }
 
 async fn loopback_only(request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
-    let name = host.rsplit_once(':').map_or(host, |(name, port)| {
-        if port.bytes().all(|b| b.is_ascii_digit()) { name } else { host }
-    });
+    let name = host
+        .rsplit_once(':')
+        .map_or(host, |(name, port)| if port.bytes().all(|b| b.is_ascii_digit()) { name } else { host });
     if ["localhost", "127.0.0.1", "[::1]"].contains(&name) {
         next.run(request).await
     } else {
@@ -148,10 +149,7 @@ async fn history(State(shared): Ctx, Query(which): Query<Which>) -> Json<Vec<Eve
 
 /// The state now and whenever it changes, and every event. A client that does not read keeps its
 /// own connection waiting and nothing else: it misses events, and is told how many.
-async fn events(
-    State(shared): Ctx,
-    headers: HeaderMap,
-) -> Sse<impl Stream<Item = Result<Sent, Infallible>>> {
+async fn events(State(shared): Ctx, headers: HeaderMap) -> Sse<impl Stream<Item = Result<Sent, Infallible>>> {
     let last = headers.get("last-event-id").and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     // Subscribed before the past is read, so that none is lost between.
     let live = BroadcastStream::new(shared.events());

@@ -104,7 +104,9 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     };
     let changes = applied.knobs.iter().filter(|l| l.old.as_ref() != Some(&l.new)).map(change).collect();
     let mut notes = held.settings.notes.clone();
-    notes.extend(held.settings.outside.iter().map(|(tid, why)| format!("thread {tid} is outside of it: {why}")));
+    notes.extend(
+        held.settings.outside.iter().map(|(tid, why)| format!("thread {tid} is outside of it: {why}")),
+    );
     let handle = found.handle.clone();
     let kept = Kept::start(in_force, handle, &host.root, SPLIT_EVERY);
     if let Some(tracked) = host.tracked.get_mut(&step.vm) {
@@ -117,7 +119,8 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
 fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
     let scopes = Scopes::lock(&host.places.dirs)?;
     let on_conflict = if force { OnConflict::Force } else { OnConflict::Accept };
-    let reverted = scopes.put_back(vm, on_conflict)?.unwrap_or(Reverted { done: true, ..Reverted::default() });
+    let reverted =
+        scopes.put_back(vm, on_conflict)?.unwrap_or(Reverted { done: true, ..Reverted::default() });
     if !reverted.done {
         return Err(Stop::Failed(reverted.summary()));
     }

@@ -110,12 +110,15 @@ impl Sampler {
             .and_then(|vm| vm.monitor(&self.root));
         let mut qmp = match found {
             Ok(Some(qmp)) => qmp,
-            Ok(None) => return Err("it is reached without a monitor, so QEMU's counters cannot be read".to_owned()),
+            Ok(None) => {
+                return Err("it is reached without a monitor, so QEMU's counters cannot be read".to_owned());
+            }
             Err(e) => return Err(format!("{e:#}")),
         };
         let words = |e: VmmError| e.to_string();
         let mut disks = qmp.disk_stats().map_err(words)?;
-        let without = |d: &DiskStats| d.file.is_some() && d.read.histogram.is_none() && d.write.histogram.is_none();
+        let without =
+            |d: &DiskStats| d.file.is_some() && d.read.histogram.is_none() && d.write.histogram.is_none();
         let lacking: Vec<String> = disks.iter().filter(|d| without(d)).map(|d| d.id.clone()).collect();
         if !lacking.is_empty() {
             let limits = limits(vm);

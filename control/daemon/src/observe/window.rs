@@ -101,8 +101,12 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
     let seconds = time.as_secs_f64();
     let n: u64 = directions.iter().map(|of| of(last).ops.saturating_sub(of(first).ops)).sum();
     let rate = Iops(n as f64 / seconds.max(f64::MIN_POSITIVE));
-    let shared: Vec<&str> =
-        vm.tasks.iter().filter(|t| t.name != task.name && overlaps(t.op, task.op)).map(|t| t.name.as_str()).collect();
+    let shared: Vec<&str> = vm
+        .tasks
+        .iter()
+        .filter(|t| t.name != task.name && overlaps(t.op, task.op))
+        .map(|t| t.name.as_str())
+        .collect();
     let one = |target: rtvirtio_spec::Target| {
         let counted = directions.iter().map(|of| {
             let histogram = between(of(first), of(last))?;

@@ -193,18 +193,25 @@ fn new_threads_and_another_place_are_taken_in() {
 }
 
 fn drifted(class: KnobClass, path: &str) -> Drift {
-    Drift { knob: "k".to_owned(), path: path.to_owned(), class, wanted: "1".to_owned(), found: "2".to_owned() }
+    Drift {
+        knob: "k".to_owned(),
+        path: path.to_owned(),
+        class,
+        wanted: "1".to_owned(),
+        found: "2".to_owned(),
+    }
 }
 
 #[test]
 fn each_policy_about_drift() {
     let mut case = Case::new(vec![(plc(), in_force(&plc(), 7))]);
-    case.scope("plc").drift =
-        vec![drifted(KnobClass::Weight, "/w"), drifted(KnobClass::Thread, "/t"), drifted(KnobClass::Limit, "/l")];
-    case.config.drift = BTreeMap::from([
-        (KnobClass::Weight, DriftPolicy::Report),
-        (KnobClass::Limit, DriftPolicy::Yield),
-    ]);
+    case.scope("plc").drift = vec![
+        drifted(KnobClass::Weight, "/w"),
+        drifted(KnobClass::Thread, "/t"),
+        drifted(KnobClass::Limit, "/l"),
+    ];
+    case.config.drift =
+        BTreeMap::from([(KnobClass::Weight, DriftPolicy::Report), (KnobClass::Limit, DriftPolicy::Yield)]);
     assert_eq!(case.steps(), one(Action::Release { paths: vec!["/l".to_owned()] }));
     case.scope("plc").drift.pop();
     assert_eq!(case.steps(), one(Action::Restore { paths: vec!["/t".to_owned()] }));

@@ -7,8 +7,8 @@ use std::time::Duration;
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{Ask, Backend, Contract, Probe, room_beyond, settings};
 use rtvirtio_kernel::Root;
-use rtvirtio_vmm::{Thread, VmHandle};
 use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::{Thread, VmHandle};
 
 use super::{Admitted, Contracted, DemandChoice, VmCpu};
 use crate::error::{Context as _, Result};
@@ -65,11 +65,7 @@ pub fn writes(
 ///
 /// # Errors
 /// As [`writes`].
-pub fn writes_of_one(
-    probe: &Probe,
-    one: Contracted,
-    vm: &VmHandle,
-) -> Result<VmCpu> {
+pub fn writes_of_one(probe: &Probe, one: Contracted, vm: &VmHandle) -> Result<VmCpu> {
     let root = Root::default();
     let threads = discover(&root, vm)?;
     hold(&root, probe, one, &threads, &[])

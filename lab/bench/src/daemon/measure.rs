@@ -312,11 +312,7 @@ fn restarts(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Result<
 
 /// The service is killed at any moment while it puts contracts in force, changes them and puts them
 /// back. Started again and asked to put all back, nothing may differ.
-fn kills(
-    options: &DaemonOptions,
-    random: &mut Random,
-    progress: &dyn Progress,
-) -> anyhow::Result<Kills> {
+fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) -> anyhow::Result<Kills> {
     progress.step(&format!("the service is killed {} times", options.kills));
     let mut rig = Rig::new(&options.program)?;
     let vm = BareQemu::start(rig.dir.path(), "daemon-kills")?;

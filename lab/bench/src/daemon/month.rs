@@ -211,14 +211,20 @@ impl Host for SimHost {
                 state: if scope.whole { ScopeState::Whole } else { ScopeState::Cut },
                 level: Some(scope.level),
                 // A quick look compares nothing.
-                drift: if look == Look::Compare { scope.drift.iter().map(drift).collect() } else { Vec::new() },
+                drift: if look == Look::Compare {
+                    scope.drift.iter().map(drift).collect()
+                } else {
+                    Vec::new()
+                },
             });
             let presence = match &vm.process {
                 Some(process) => Presence::Running(vec![process.clone()]),
                 None => Presence::Off("it is off".to_owned()),
             };
             let new_threads = vm.scope.is_some() && vm.taken_in < vm.threads;
-            observed.vms.insert(name.clone(), ObservedVm { presence, scope, new_threads, applied_by_hand: false });
+            observed
+                .vms
+                .insert(name.clone(), ObservedVm { presence, scope, new_threads, applied_by_hand: false });
         }
         observed
     }
@@ -386,7 +392,8 @@ fn wrong(daemon: &mut Daemon<SimHost>) -> u64 {
     let admission = host.admission(&desired);
     let mut wrong = 0;
     for (name, vm) in &host.vms {
-        let should = desired.of(name).filter(|_| vm.process.is_some() && admission.admitted.contains_key(name));
+        let should =
+            desired.of(name).filter(|_| vm.process.is_some() && admission.admitted.contains_key(name));
         let fits = match (should, &vm.scope) {
             (None, None) => true,
             (Some(contract), Some(scope)) => {
