@@ -125,7 +125,7 @@ fn a_client_that_never_reads_holds_nothing() {
     wait_for("more passes", || passes() > before + 3.0);
     let rss = fs::read_to_string(format!("/proc/{}/statm", rig.service.as_ref().unwrap().0.id())).unwrap();
     let pages: u64 = rss.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
-    assert!(pages * 4096 < 128 << 20, "{} MiB", pages * 4096 >> 20);
+    assert!(pages * 4096 < 128 << 20, "{} MiB", (pages * 4096) >> 20);
     // Stopped while they hang on it, it ends.
     signal(&rig.service.as_ref().unwrap().0, Signal::TERM);
     assert!(rig.service.as_mut().unwrap().0.wait().unwrap().success());

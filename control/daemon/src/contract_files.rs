@@ -68,8 +68,8 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Contra
     move |source| ContractFileError::Io { action, path, source }
 }
 
-/// Makes the contract of one VM of a spec its file in `dir`, in place of the one it has. Returns the
-/// file.
+/// Makes the contract of one VM of a spec its file in `dir`, in place of the one it has. Returns
+/// the file.
 ///
 /// # Errors
 /// A spec with mistakes, or without the VM; when the file cannot be written.

@@ -5,8 +5,8 @@
 //! it. [`linux`] is the host as it is; a simulated one runs the same code in virtual time. [`api`]
 //! serves state, events and metrics over HTTP on a Unix socket.
 //!
-//! The loop keeps nothing that must survive it: what is in force stands in journals on disk, one for
-//! each VM (`rtvirtio_workflow::scopes`). When it ends, however it ends, nothing changes on the
+//! The loop keeps nothing that must survive it: what is in force stands in journals on disk, one
+//! for each VM (`rtvirtio_workflow::scopes`). When it ends, however it ends, nothing changes on the
 //! host; started again, it goes on from the journals.
 
 pub mod api;

@@ -149,8 +149,8 @@ fn kept(
     drift(name, scope, config, memory, now)
 }
 
-/// Whether what is put back is put back over the values of another program: where it would have been
-/// restored.
+/// Whether what is put back is put back over the values of another program: where it would have
+/// been restored.
 fn forces(scope: &ScopeView, config: &Config) -> bool {
     scope.drift.iter().all(|d| config.drift(d.class) == DriftPolicy::Restore)
 }

@@ -353,15 +353,12 @@ fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
 }
 
 /// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
-fn forget_own<'n>(
-    probe: &mut Probe,
-    vms: impl Iterator<Item = &'n str> + Clone,
-    kept: &[InForce],
-) -> Result<()> {
-    let own: Vec<String> = vms.clone().map(|vm| format!("cgroup {}", group_name(vm))).collect();
+fn forget_own<'n>(probe: &mut Probe, vms: impl Iterator<Item = &'n str>, kept: &[InForce]) -> Result<()> {
+    let vms: Vec<&str> = vms.collect();
+    let own: Vec<String> = vms.iter().map(|vm| format!("cgroup {}", group_name(vm))).collect();
     let mut room = Vec::new();
     for of in kept {
-        let ours = vms.clone().any(|vm| vm == of.vm) && of.backend == Backend::RtGroup;
+        let ours = vms.contains(&of.vm.as_str()) && of.backend == Backend::RtGroup;
         if let Some(group) = of.group.as_ref().filter(|_| ours) {
             room.extend(room_load(&Root::default(), probe, group, &of.contract)?);
         }

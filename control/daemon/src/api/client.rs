@@ -79,7 +79,7 @@ impl Client {
 
     fn ask<T: DeserializeOwned>(&self, method: &str, path: &str) -> Result<T, ClientError> {
         let body = self.text(method, path)?;
-        serde_json::from_str(&body).map_err(|e| self.wrong(e))
+        serde_json::from_str(&body).map_err(|e| self.wrong(&e))
     }
 
     /// The body of an answer.
@@ -96,8 +96,8 @@ impl Client {
         stream.write_all(request.as_bytes()).map_err(failed)?;
         let mut answer = Vec::new();
         stream.take(LARGEST).read_to_end(&mut answer).map_err(failed)?;
-        let answer = String::from_utf8(answer).map_err(|e| self.wrong(e))?;
-        let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| self.wrong("it has no head"))?;
+        let answer = String::from_utf8(answer).map_err(|e| self.wrong(&e))?;
+        let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| self.wrong(&"it has no head"))?;
         let status = head.split_ascii_whitespace().nth(1).and_then(|code| code.parse::<u16>().ok());
         match status {
             Some(200..300) => Ok(body.to_owned()),
@@ -107,11 +107,11 @@ impl Client {
                     .and_then(|v| Some(v.get("error")?.as_str()?.to_owned()));
                 Err(ClientError::Refused { status, why: why.unwrap_or_else(|| body.to_owned()) })
             }
-            None => Err(self.wrong("it has no status")),
+            None => Err(self.wrong(&"it has no status")),
         }
     }
 
-    fn wrong(&self, why: impl ToString) -> ClientError {
+    fn wrong(&self, why: &dyn std::fmt::Display) -> ClientError {
         ClientError::Answer { socket: self.socket.clone(), why: why.to_string() }
     }
 }

@@ -54,11 +54,11 @@ pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
     TextEncoder::new().encode_to_string(&registry.gather())
 }
 
+/// Makes and registers a gauge: name, help, labels.
+type NewGauge<'a> = dyn Fn(&str, &str, &[&str]) -> prometheus::Result<GaugeVec> + 'a;
+
 /// What was observed last, over its windows.
-fn observed(
-    seen: &Observation,
-    gauge: &dyn Fn(&str, &str, &[&str]) -> prometheus::Result<GaugeVec>,
-) -> prometheus::Result<()> {
+fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
     let verdict = gauge(
         "rtvirtio_target_verdict",
         "Verdict of a target over the last minutes: 1 for met, missed or unproven.",

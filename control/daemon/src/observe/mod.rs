@@ -35,8 +35,8 @@ pub struct VmObservation {
     pub disks_unseen: Option<String>,
     /// Share of one CPU that its threads used.
     pub cpu_used: f64,
-    /// Time that its threads were ready and waited for a CPU, per second, all together; `None` where
-    /// the kernel does not count it.
+    /// Time that its threads were ready and waited for a CPU, per second, all together; `None`
+    /// where the kernel does not count it.
     pub cpu_delay: Option<f64>,
     /// How often its quota stopped it, per second; `None` where nothing counts that, as under a
     /// real-time budget.
@@ -58,7 +58,8 @@ pub struct DiskObservation {
     pub seconds: f64,
     /// By direction; directions at rest are left out.
     pub directions: Vec<Observed>,
-    /// Latencies of reads and writes in the window, for a drawing: limits in nanoseconds and counts.
+    /// Latencies of reads and writes in the window, for a drawing: limits in nanoseconds and
+    /// counts.
     pub histogram: Option<HistogramObservation>,
 }
 

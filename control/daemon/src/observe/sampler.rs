@@ -95,8 +95,9 @@ impl Sampler {
         out
     }
 
-    /// The disks of a VM with their counters. Where QEMU keeps no histogram yet, one with the limits
-    /// of the targets is asked for; it lasts as long as this start of QEMU, and costs nothing more.
+    /// The disks of a VM with their counters. Where QEMU keeps no histogram yet, one with the
+    /// limits of the targets is asked for; it lasts as long as this start of QEMU, and costs
+    /// nothing more.
     fn disks_of(&self, vm: &Vm) -> Result<Vec<DiskStats>, String> {
         let is_domain = matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
         if is_domain && !self.monitor_of_libvirt {
@@ -192,8 +193,8 @@ impl Seen {
         }
     }
 
-    /// CPU time and delay of all threads since the last look; threads that came meanwhile count from
-    /// their start.
+    /// CPU time and delay of all threads since the last look; threads that came meanwhile count
+    /// from their start.
     fn threads(&mut self, root: &Root, now: Instant, out: &mut VmObservation) {
         let mut cpu = BTreeMap::new();
         for process in &self.processes {

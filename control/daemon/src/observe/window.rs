@@ -87,9 +87,9 @@ fn between(before: &Counters, after: &Counters) -> Option<Histogram> {
 /// The verdicts of a task's targets from the window of the disk that it uses.
 ///
 /// QEMU counts a request from when the device model takes it up: what it waited before that, in the
-/// guest, is not in it, so that `met` concerns the host's part only. Where other tasks send requests
-/// of the same direction to the same disk, whose request a late one was cannot be told: the verdict
-/// is `unproven`.
+/// guest, is not in it, so that `met` concerns the host's part only. Where other tasks send
+/// requests of the same direction to the same disk, whose request a late one was cannot be told:
+/// the verdict is `unproven`.
 #[must_use]
 pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObservation> {
     let Some((first, last, time)) = window.ends() else { return Vec::new() };

@@ -25,8 +25,8 @@ pub const FILE: &str = "daemon.json";
 pub struct Kills {
     /// Kills.
     pub n: usize,
-    /// Those that came while the contract was not as it should be: something was under way, or about
-    /// to be.
+    /// Those that came while the contract was not as it should be: something was under way, or
+    /// about to be.
     pub unsettled: usize,
     /// Comparisons with the state from before.
     pub compared: usize,

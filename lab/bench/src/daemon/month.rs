@@ -289,7 +289,8 @@ fn config() -> Config {
     Config { drift: BTreeMap::from([(KnobClass::Weight, DriftPolicy::Yield)]), ..Config::default() }
 }
 
-/// Lets the loop run until it has nothing more to do, at most for [`REST`]; whether it came to rest.
+/// Lets the loop run until it has nothing more to do, at most for [`REST`]; whether it came to
+/// rest.
 fn rest(daemon: &mut Daemon<SimHost>) -> bool {
     let begin = daemon.host().now;
     let mut quiet = 0;

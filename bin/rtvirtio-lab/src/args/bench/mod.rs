@@ -92,7 +92,7 @@ EXAMPLES
 
 Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
     Iod(BenchIodArgs),
-    /// The service that keeps contracts: how soon it acts, what it costs, `kill -9`, simulated months
+    /// The service that keeps contracts: how soon it acts, its cost, `kill -9`, simulated months
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench daemon
