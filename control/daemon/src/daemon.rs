@@ -7,8 +7,8 @@ use crate::desired::Desired;
 use crate::history::EventKind;
 use crate::host::{Host, Look, Millis, Outcome, SettingChange};
 use crate::memory::Memory;
-use crate::observed::{Observed, Presence};
-use crate::reconcile::{Action, Step, reconcile};
+use crate::observed::{Drift, Observed, Presence};
+use crate::reconcile::{APPLIED, Action, Step, reconcile};
 use crate::snapshot::Snapshot;
 
 /// Rounds of one pass: what is put back is applied anew in the next, and one sees that all is done.
@@ -26,6 +26,9 @@ pub struct Happening {
     /// Settings that were changed.
     pub changes: Vec<SettingChange>,
 }
+
+/// A state that lasts: what it is about, its kind, the VM, the words.
+type State = (String, EventKind, Option<String>, String);
 
 /// The loop over a host.
 pub struct Daemon<H> {
@@ -184,9 +187,22 @@ impl<H: Host> Daemon<H> {
         }
     }
 
+    /// A setting that another program has changed and that is left so, as a state.
+    fn left(&self, name: &str, drift: &Drift, now: Millis) -> Option<State> {
+        let policy = self.config.drift(drift.class);
+        let contested = policy == DriftPolicy::Restore && self.memory.is_contested(name, &drift.path, now);
+        let why = match policy {
+            DriftPolicy::Restore if contested => "another program sets it again and again, so it is left",
+            DriftPolicy::Report => "it is left as it is",
+            DriftPolicy::Restore | DriftPolicy::Yield => return None,
+        };
+        let text = format!("{} was changed from {} to {}: {why}", drift.knob, drift.wanted, drift.found);
+        Some((format!("drift {name} {}", drift.path), EventKind::Drift, Some(name.to_owned()), text))
+    }
+
     /// States that are new.
     fn notice(&mut self, now: Millis, out: &mut Vec<Happening>) {
-        let mut states: Vec<(String, EventKind, Option<String>, String)> = Vec::new();
+        let mut states: Vec<State> = Vec::new();
         for (name, vm) in &self.observed.vms {
             let (kind, text) = match &vm.presence {
                 Presence::Running(_) => (EventKind::Appeared, "it runs".to_owned()),
@@ -194,23 +210,10 @@ impl<H: Host> Daemon<H> {
                 Presence::Unknown(why) => (EventKind::Note, why.clone()),
             };
             states.push((format!("presence {name}"), kind, Some(name.clone()), text));
-            for drift in vm.scope.iter().flat_map(|s| &s.drift) {
-                let policy = self.config.drift(drift.class);
-                let contested =
-                    policy == DriftPolicy::Restore && self.memory.is_contested(name, &drift.path, now);
-                if policy == DriftPolicy::Report || contested {
-                    let why = if contested {
-                        "another program sets it again and again, so it is left"
-                    } else {
-                        "it is left as it is"
-                    };
-                    let text =
-                        format!("{} was changed from {} to {}: {why}", drift.knob, drift.wanted, drift.found);
-                    let key = format!("drift {name} {}", drift.path);
-                    states.push((key, EventKind::Drift, Some(name.clone()), text));
-                }
-            }
+            let drift = vm.scope.iter().flat_map(|s| &s.drift);
+            states.extend(drift.filter_map(|drift| self.left(name, drift, now)));
         }
+        states.extend(self.observed.applied_drift.iter().filter_map(|drift| self.left(APPLIED, drift, now)));
         for (vm, why) in &self.observed.admission.refused {
             states.push((format!("refused {vm}"), EventKind::Refused, Some(vm.clone()), why.clone()));
         }
@@ -234,6 +237,7 @@ fn words(action: &Action) -> &'static str {
         Action::Apply => "put in force",
         Action::PutBack { .. } => "put back",
         Action::TakeIn => "taken in",
+        Action::Renew => "weights and limits given again",
         Action::Relevel => "priorities moved",
         Action::Restore { .. } => "set again",
         Action::Release { .. } => "left to another program",

@@ -69,6 +69,13 @@ impl Event {
     }
 }
 
+/// The time now, as RFC 3339 has it, to the millisecond.
+#[must_use]
+pub fn now() -> String {
+    let now = jiff::Timestamp::now();
+    now.round(jiff::Unit::Millisecond).unwrap_or(now).to_string()
+}
+
 /// Events in memory, and their file.
 #[derive(Debug)]
 pub struct History {
@@ -95,7 +102,7 @@ impl History {
         changes: Vec<SettingChange>,
     ) -> Event {
         let (vm, text) = (vm.map(str::to_owned), text.into());
-        let event = Event { id: self.next, time: rtvirtio_workflow::generated(), kind, vm, text, changes };
+        let event = Event { id: self.next, time: now(), kind, vm, text, changes };
         self.next += 1;
         if let Some(path) = &self.path {
             self.problem = append(path, &event).err().map(|e| format!("{}: {e}", path.display()));

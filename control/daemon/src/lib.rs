@@ -33,6 +33,6 @@ pub use history::{Event, EventKind, History, read as read_history};
 pub use host::{Host, Look, Millis, Outcome, SettingChange};
 pub use memory::Memory;
 pub use observed::{Admission, Drift, KnobClass, Observed, ObservedVm, Presence, ScopeState, ScopeView};
-pub use reconcile::{Action, Step, reconcile};
+pub use reconcile::{APPLIED, Action, Step, reconcile};
 pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, runs, socket};
 pub use snapshot::{Snapshot, VmSnapshot, VmState};

@@ -113,13 +113,16 @@ pub struct ObservedVm {
     pub new_threads: bool,
     /// Whether `rtvirtio apply` has settings for it.
     pub applied_by_hand: bool,
+    /// Whether it was started again since `rtvirtio apply` has put a plan in force, so that it lacks
+    /// its weights and limits.
+    pub lacks_plan: bool,
 }
 
 impl ObservedVm {
     /// One that does not run, with nothing in force.
     #[must_use]
     pub fn off(why: impl Into<String>) -> Self {
-        Self { presence: Presence::Off(why.into()), scope: None, new_threads: false, applied_by_hand: false }
+        Self { presence: Presence::Off(why.into()), scope: None, new_threads: false, applied_by_hand: false, lacks_plan: false }
     }
 }
 
@@ -139,6 +142,8 @@ pub struct Observed {
     pub vms: BTreeMap<String, ObservedVm>,
     /// Which contracts fit together.
     pub admission: Admission,
+    /// Settings that `rtvirtio apply` has put in force and another program has changed.
+    pub applied_drift: Vec<Drift>,
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::config::{Config, DriftPolicy, Mode};
 use crate::desired::{Contract, Desired};
 use crate::host::Millis;
 use crate::memory::Memory;
-use crate::observed::{Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::observed::{Drift, Observed, ObservedVm, Presence, ScopeState, ScopeView};
 
 /// What is done for a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -20,6 +20,8 @@ pub enum Action {
         /// Also settings that another program has changed; else they are left as they are.
         force: bool,
     },
+    /// Started again, it gets the weights and limits of the plan in force.
+    Renew,
     /// New threads are taken into its contract, or its budget is split anew.
     TakeIn,
     /// Its threads get the priorities of its place among the VMs that are admitted now.
@@ -74,10 +76,19 @@ pub fn reconcile(
             None => new(contract, vm, observed, config, memory),
         });
     }
+    for (name, vm) in &observed.vms {
+        if vm.lacks_plan && matches!(vm.presence, Presence::Running(_)) {
+            steps.push(step(name, Action::Renew, "the VM was restarted, and a plan is in force"));
+        }
+    }
+    steps.extend(drift(APPLIED, &observed.applied_drift, config, memory, now));
     steps.retain(|step| !memory.waits(step, now));
     steps.sort_by_key(|step| !matches!(step.action, Action::PutBack { .. }));
     if config.mode == Mode::Observe { Vec::new() } else { steps }
 }
+
+/// Stands for the name of a VM in steps about what `rtvirtio apply` has put in force: no VM has it.
+pub const APPLIED: &str = "(applied plan)";
 
 fn step(vm: &str, action: Action, reason: impl Into<String>) -> Step {
     Step { vm: vm.to_owned(), action, reason: reason.into() }
@@ -146,7 +157,7 @@ fn kept(
     if vm.new_threads {
         return Some(step(name, Action::TakeIn, "new threads"));
     }
-    drift(name, scope, config, memory, now)
+    drift(name, &scope.drift, config, memory, now)
 }
 
 /// Whether what is put back is put back over the values of another program: where it would have
@@ -161,16 +172,16 @@ fn same_start(now: &[ProcessId], then: &[ProcessId]) -> bool {
 }
 
 /// What becomes of settings that another program has changed.
-fn drift(name: &str, scope: &ScopeView, config: &Config, memory: &Memory, now: Millis) -> Option<Step> {
+fn drift(name: &str, all: &[Drift], config: &Config, memory: &Memory, now: Millis) -> Option<Step> {
     let with = |policy: DriftPolicy| {
-        let of_policy = scope.drift.iter().filter(move |d| config.drift(d.class) == policy);
+        let of_policy = all.iter().filter(move |d| config.drift(d.class) == policy);
         of_policy.collect::<Vec<_>>()
     };
-    let words = |all: &[&crate::Drift]| {
-        let one = |d: &&crate::Drift| format!("{} was changed from {} to {}", d.knob, d.wanted, d.found);
+    let words = |all: &[&Drift]| {
+        let one = |d: &&Drift| format!("{} was changed from {} to {}", d.knob, d.wanted, d.found);
         all.iter().map(one).collect::<Vec<_>>().join("; ")
     };
-    let paths = |all: &[&crate::Drift]| all.iter().map(|d| d.path.clone()).collect();
+    let paths = |all: &[&Drift]| all.iter().map(|d| d.path.clone()).collect();
     let left = with(DriftPolicy::Yield);
     if !left.is_empty() {
         return Some(step(name, Action::Release { paths: paths(&left) }, words(&left)));

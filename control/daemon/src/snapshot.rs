@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::memory::Memory;
-use crate::observed::{Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::observed::{Drift, Observed, ObservedVm, Presence, ScopeState, ScopeView};
 
 /// Schema of [`Snapshot`] as JSON.
 pub const SNAPSHOT_SCHEMA: &str = "rtvirtio.service.v1";
@@ -97,6 +97,17 @@ pub struct DriftSnapshot {
     pub found: String,
 }
 
+impl DriftSnapshot {
+    fn of(drift: &Drift) -> Self {
+        Self {
+            knob: drift.knob.clone(),
+            path: drift.path.clone(),
+            wanted: drift.wanted.clone(),
+            found: drift.found.clone(),
+        }
+    }
+}
+
 /// The state of the service.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -110,6 +121,9 @@ pub struct Snapshot {
     pub mode: Mode,
     /// The VMs with a contract, the most critical first, and those that still have settings.
     pub vms: Vec<VmSnapshot>,
+    /// Settings that `rtvirtio apply` has put in force and another program has changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub applied_drift: Vec<DriftSnapshot>,
     /// Files that are not used, each with the reason.
     pub faults: Vec<FaultSnapshot>,
     /// What does not work apart from single VMs.
@@ -149,6 +163,7 @@ impl Snapshot {
             pid: std::process::id(),
             mode: config.mode,
             vms,
+            applied_drift: observed.applied_drift.iter().map(DriftSnapshot::of).collect(),
             faults: desired.faults.iter().map(fault).collect(),
             problems: Vec::new(),
         }
@@ -158,17 +173,12 @@ impl Snapshot {
     #[must_use]
     pub fn is_whole(&self) -> bool {
         let fine = |vm: &VmSnapshot| matches!(vm.state, VmState::InForce | VmState::Off | VmState::Observed);
-        self.faults.is_empty() && self.problems.is_empty() && self.vms.iter().all(fine)
+        self.faults.is_empty() && self.applied_drift.is_empty() && self.problems.is_empty() && self.vms.iter().all(fine)
     }
 }
 
 fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
-    let drift = vm.scope.iter().flat_map(|s| &s.drift).map(|d| DriftSnapshot {
-        knob: d.knob.clone(),
-        path: d.path.clone(),
-        wanted: d.wanted.clone(),
-        found: d.found.clone(),
-    });
+    let drift = vm.scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::of);
     let processes = match &vm.presence {
         Presence::Running(processes) => processes.clone(),
         Presence::Off(_) | Presence::Unknown(_) => Vec::new(),
@@ -190,6 +200,9 @@ fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
 fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Memory) -> VmSnapshot {
     let held = desired.held.iter().any(|held| held == name);
     let (state, why) = match memory.failure(name) {
+        _ if vm.scope.is_none() => {
+            (VmState::AppliedByHand, "a plan that `rtvirtio apply` has put in force acts on it")
+        }
         _ if held => (VmState::Held, "the file with its contract has a mistake: what is in force stays"),
         Some(why) => (VmState::Failed, why),
         None => (VmState::Pending, "its contract was removed"),
@@ -212,6 +225,10 @@ fn contracted(
     let refused = observed.admission.refused.get(name);
     let (state, why) = match (&vm.presence, &vm.scope) {
         (_, Some(ScopeView { state: ScopeState::Unusable(why), .. })) => (VmState::Failed, Some(why.clone())),
+        // What should go and does not: said before why it should.
+        (_, Some(_)) if memory.failure(name).is_some() => {
+            (VmState::Failed, memory.failure(name).map(str::to_owned))
+        }
         (Presence::Unknown(why), _) => (VmState::Unknown, Some(why.clone())),
         _ if refused.is_some() => (VmState::Refused, refused.cloned()),
         (Presence::Off(why), _) => (VmState::Off, Some(why.clone())),

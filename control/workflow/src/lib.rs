@@ -33,6 +33,7 @@ pub mod plan_file;
 pub mod profile;
 pub mod profile_cpu;
 mod progress;
+pub mod renew;
 pub mod run;
 pub mod scoped_contracts;
 pub mod scopes;

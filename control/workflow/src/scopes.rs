@@ -15,6 +15,8 @@ use crate::contracts::{InForce, room_for};
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::guests::GuestAgents;
+use crate::progress::Progress;
+use crate::renew::renew;
 use crate::started;
 
 /// The directory of all scopes, in the state directory.
@@ -104,7 +106,8 @@ pub fn status(dirs: &Dirs, vm: &str, machine: &Machine<'_>) -> Result<Option<Sta
 /// The right to change scopes: no other rtvirtio changes anything meanwhile.
 pub struct Scopes<'a> {
     dirs: &'a Dirs,
-    _lock: Session,
+    /// Of the state directory, with what `rtvirtio apply` has put in force.
+    session: Session,
 }
 
 /// What is to be put in force for one VM.
@@ -121,7 +124,7 @@ impl<'a> Scopes<'a> {
     /// # Errors
     /// [`Kind::InForce`] while another rtvirtio holds it: try again.
     pub fn lock(dirs: &'a Dirs) -> Result<Self> {
-        Ok(Self { _lock: Session::open(&dirs.state)?, dirs })
+        Ok(Self { session: Session::open(&dirs.state)?, dirs })
     }
 
     /// Puts a contract in force.
@@ -218,6 +221,32 @@ impl<'a> Scopes<'a> {
             session.apply(&writes, &machine, &mut Silent)?;
         }
         Ok(())
+    }
+
+    /// As [`Scopes::restore`], of what `rtvirtio apply` has put in force.
+    ///
+    /// # Errors
+    /// As [`Session::restore`].
+    pub fn restore_applied(&self, paths: &[String]) -> Result<Amended> {
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        Ok(self.session.restore(&chosen, &Machine::new(&root, &GuestAgents))?)
+    }
+
+    /// As [`Scopes::release`], of what `rtvirtio apply` has put in force.
+    ///
+    /// # Errors
+    /// As [`Session::release`].
+    pub fn release_applied(&self, paths: &[String]) -> Result<Vec<String>> {
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        Ok(self.session.release(&chosen, &Machine::new(&root, &GuestAgents))?)
+    }
+
+    /// Gives a VM that was started again the weights and limits of the plan in force.
+    ///
+    /// # Errors
+    /// As [`renew()`](crate::renew::renew).
+    pub fn renew(&self, vm: &str, progress: &dyn Progress) -> Result<Amended> {
+        renew(&self.session, vm, self.dirs, progress)
     }
 
     /// Puts everything back, VM by VM; returns what became of each.

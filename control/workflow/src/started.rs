@@ -56,6 +56,14 @@ pub(crate) fn save(all: &[StartedVm], state_dir: &Path) -> Result<()> {
     write_state(state_dir, VMS_FILE, &serde_json::to_vec_pretty(all)?)
 }
 
+/// Notes another start of a VM.
+pub(crate) fn replace(start: StartedVm, state_dir: &Path) -> Result<()> {
+    let mut all = started(state_dir)?;
+    all.retain(|vm| vm.vm != start.vm);
+    all.push(start);
+    save(&all, state_dir)
+}
+
 /// The VMs that settings in force were applied to, and that have ended since.
 ///
 /// # Errors

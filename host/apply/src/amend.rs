@@ -10,6 +10,7 @@ use crate::journal::{self, Entry, Journal};
 use crate::machine::{Fault, Machine, PRESENT};
 use crate::observer::{Observer, Step};
 use crate::resolve::{Write, cannot};
+use crate::revert::{State, inspect};
 use crate::state_dir::StateDir;
 use crate::target::{Form, Place, Target};
 
@@ -55,9 +56,15 @@ pub(crate) fn amend(
         let why = "only settings that change no other file can be added to what is in force";
         return Err(cannot(&wrong.knob, why, remedy));
     }
-    let gone = |t: &Target| t.is_thread() && matches!(machine.read(t), Err(Fault::Gone(_)));
+    // With a thread, or the cgroup of a VM that has ended, its settings are gone: nothing of them is
+    // left to be put back, and the next group of this name has other values from before us.
+    let gone = |e: &Entry| {
+        let ended = e.target.is_thread() && matches!(machine.read(&e.target), Err(Fault::Gone(_)));
+        let removed = e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none();
+        ended || (removed && matches!(inspect(e, true, machine), State::Gone(_)))
+    };
     let had = journal.entries.len();
-    journal.entries.retain(|e| !gone(&e.target));
+    journal.entries.retain(|e| !gone(e));
     let forgotten = journal.entries.len() < had;
     let (mut out, mut touched, mut fresh) = (Amended::default(), Vec::new(), Vec::new());
     for (place, write) in writes.iter().enumerate() {

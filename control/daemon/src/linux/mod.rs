@@ -15,12 +15,12 @@ use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, of_vms_in_turn};
 use rtvirtio_workflow::kept::Kept;
-use rtvirtio_workflow::{Dirs, scopes, started};
+use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
 use crate::desired::{ContractFiles, Desired};
 use crate::host::{Host, Look, Millis, Outcome};
 use crate::observed::{Admission, Drift, KnobClass, Observed, ObservedVm, Presence, ScopeState, ScopeView};
-use crate::reconcile::Step;
+use crate::reconcile::{APPLIED, Action, Step};
 use lookup::Lookups;
 use quiet::Quiet;
 
@@ -86,7 +86,20 @@ pub struct LinuxHost {
     problems: Vec<String>,
     /// Processes at the last look.
     pids: BTreeSet<u32>,
-    by_hand: Vec<String>,
+    applied: Applied,
+}
+
+/// What `rtvirtio apply` has put in force.
+#[derive(Default)]
+struct Applied {
+    /// The VMs that it acts on.
+    vms: Vec<String>,
+    /// Those of them that have ended since.
+    ended: Vec<String>,
+    /// How the plan's spec reaches its VMs; without a plan that names its spec, none.
+    reach: Vec<Vm>,
+    /// Settings that another program has changed.
+    drift: Vec<Drift>,
 }
 
 impl LinuxHost {
@@ -104,7 +117,7 @@ impl LinuxHost {
             admission: None,
             problems: Vec::new(),
             pids: BTreeSet::new(),
-            by_hand: Vec::new(),
+            applied: Applied::default(),
         }
     }
 
@@ -129,11 +142,17 @@ impl LinuxHost {
         self.tracked.iter().filter_map(one).collect()
     }
 
+    fn problem(&mut self, text: String) {
+        if !self.problems.contains(&text) {
+            self.problems.push(text);
+        }
+    }
+
     /// New processes may be VMs that have started, or threads of the kernel for one.
     fn new_processes(&mut self) {
         let pids: BTreeSet<u32> = match process::pids(&self.root) {
             Ok(pids) => pids.into_iter().collect(),
-            Err(e) => return self.problems.push(e.to_string()),
+            Err(e) => return self.problem(e.to_string()),
         };
         let new: Vec<u32> = pids.difference(&self.pids).copied().collect();
         let first = self.pids.is_empty();
@@ -232,6 +251,30 @@ impl LinuxHost {
         }
     }
 
+    /// Whether a VM that a plan acts on has ended, or was renewed by another program.
+    fn applied_has_changed(&self) -> bool {
+        let ended = || started::ended(&self.places.dirs.state).map(|ended| ended.len());
+        !self.applied.vms.is_empty() && ended().is_ok_and(|now| now != self.applied.ended.len())
+    }
+
+    /// Reads what `rtvirtio apply` has put in force.
+    fn read_applied(&self) -> rtvirtio_workflow::Result<Applied> {
+        let state = &self.places.dirs.state;
+        let vms = started::applied_vms(state)?;
+        let ended: Vec<String> = started::ended(state)?.into_iter().map(|vm| vm.vm).collect();
+        // The plan's VMs are looked for only when one has ended.
+        let plan = if ended.is_empty() { None } else { renew::plan_in_force(&self.places.dirs)? };
+        let reach = plan.map(|(_, host)| host.vms().to_vec()).unwrap_or_default();
+        let status = rtvirtio_apply::status(state, &Machine::new(&self.root, &NoGuests))?;
+        let whole = status.filter(|s| s.complete && !s.reverting && !s.rebooted);
+        Ok(Applied {
+            drift: whole.as_ref().map(drift).unwrap_or_default(),
+            reach: reach.into_iter().filter(|vm| ended.contains(&vm.name)).collect(),
+            vms,
+            ended,
+        })
+    }
+
     fn refresh_admission(&mut self, desired: &Desired, now: Instant) {
         if self.admission.as_ref().is_some_and(|(at, _)| now.duration_since(*at) < ADMISSION_AGE) {
             return;
@@ -243,7 +286,7 @@ impl LinuxHost {
         let vms = ordered.iter().map(|c| &c.vm);
         match of_vms_in_turn(vms, &kept, &self.places.dirs, &Quiet::default()) {
             Ok(admitted) => self.admission = Some((now, admitted)),
-            Err(e) => self.problems.push(format!("what can be promised is not known: {e:#}")),
+            Err(e) => self.problem(format!("what can be promised is not known: {e:#}")),
         }
     }
 
@@ -286,31 +329,46 @@ impl Host for LinuxHost {
 
     fn observe(&mut self, desired: &Desired, look: Look) -> Observed {
         let now = Instant::now();
-        self.problems.clear();
+        // What a comparison found stands until the next.
+        if look == Look::Compare {
+            self.problems.clear();
+        }
         let mut names: BTreeSet<String> = desired.contracts.iter().map(|c| c.vm.name.clone()).collect();
         if look == Look::Compare {
             match scopes::vms(&self.places.dirs) {
                 Ok(vms) => names.extend(vms),
-                Err(e) => self.problems.push(format!("what is in force is not known: {e:#}")),
-            }
-            match started::applied_vms(&self.places.dirs.state) {
-                Ok(vms) => self.by_hand = vms,
-                Err(e) => self.problems.push(format!("what `rtvirtio apply` has set is not known: {e:#}")),
+                Err(e) => self.problem(format!("what is in force is not known: {e:#}")),
             }
         }
         names.extend(self.tracked.iter().filter(|(_, t)| t.scope.is_some()).map(|(name, _)| name.clone()));
+        if look == Look::Compare || self.applied_has_changed() {
+            match self.read_applied() {
+                Ok(applied) => self.applied = applied,
+                Err(e) => self.problem(format!("what `rtvirtio apply` has set is not known: {e:#}")),
+            }
+        }
+        names.extend(self.applied.reach.iter().map(|vm| vm.name.clone()));
         self.tracked.retain(|name, _| names.contains(name));
         self.new_processes();
         for name in &names {
-            self.look_at(name, desired.of(name).map(|c| &c.vm), now);
+            let of_plan = self.applied.reach.iter().find(|vm| vm.name == *name).cloned();
+            self.look_at(name, desired.of(name).map(|c| &c.vm).or(of_plan.as_ref()), now);
             if look == Look::Compare || self.tracked.get(name).is_some_and(|t| t.stale) {
                 self.read_scope(name);
             }
         }
         self.refresh_admission(desired, now);
-        let mut observed = Observed { vms: BTreeMap::new(), admission: self.admission() };
+        let mut observed = Observed {
+            vms: BTreeMap::new(),
+            admission: self.admission(),
+            applied_drift: self.applied.drift.clone(),
+        };
         for (name, tracked) in &mut self.tracked {
-            observed.vms.insert(name.clone(), tracked.observed(&self.root, self.by_hand.contains(name), now));
+            let vm = tracked.observed(&self.root, now);
+            let applied_by_hand = self.applied.vms.contains(name);
+            let lacks_plan =
+                self.applied.ended.contains(name) && self.applied.reach.iter().any(|vm| vm.name == *name);
+            observed.vms.insert(name.clone(), ObservedVm { applied_by_hand, lacks_plan, ..vm });
         }
         observed
     }
@@ -320,12 +378,22 @@ impl Host for LinuxHost {
         if let Some(tracked) = self.tracked.get_mut(&step.vm) {
             tracked.stale = true;
         }
+        // What it was about is not read anew before the next comparison.
+        match &step.action {
+            Action::Renew => self.applied.ended.retain(|vm| *vm != step.vm || !is_done(&outcome)),
+            _ if step.vm == APPLIED && is_done(&outcome) => self.applied.drift.clear(),
+            _ => {}
+        }
         outcome
     }
 }
 
+fn is_done(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Done { .. })
+}
+
 impl Tracked {
-    fn observed(&mut self, root: &Root, applied_by_hand: bool, now: Instant) -> ObservedVm {
+    fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
         let presence = match (&self.found, &self.lack) {
             (Some(found), _) => Presence::Running(found.processes.clone()),
             (None, Some(lack)) => lack.clone(),
@@ -348,7 +416,8 @@ impl Tracked {
             let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
             self.threads_changed || (again && kept.pending() > 0) || (splits && is_split)
         });
-        ObservedVm { presence, scope: self.scope.clone(), new_threads, applied_by_hand }
+        let scope = self.scope.clone();
+        ObservedVm { presence, scope, new_threads, applied_by_hand: false, lacks_plan: false }
     }
 }
 
@@ -358,27 +427,28 @@ fn view(status: &Status, saved: &scopes::VmInForce) -> ScopeView {
         (true, false, _) => ScopeState::Whole,
         _ => ScopeState::Cut,
     };
-    let drift = |knob: &rtvirtio_apply::KnobStatus| {
+    ScopeView {
+        contract: saved.contract.clone(),
+        start: saved.processes.clone(),
+        start_alive: true,
+        drift: if state == ScopeState::Whole { drift(status) } else { Vec::new() },
+        state,
+        level: saved.cpu.as_ref().map(|cpu| cpu.level),
+    }
+}
+
+/// The settings in force that have another value.
+fn drift(status: &Status) -> Vec<Drift> {
+    let one = |knob: &rtvirtio_apply::KnobStatus| {
         let found = match &knob.state {
             KnobState::Changed { found } => found.clone(),
             KnobState::Original => knob.old.clone().unwrap_or_else(|| "nothing".to_owned()),
             KnobState::InForce | KnobState::Gone { .. } | KnobState::Unknown { .. } => return None,
         };
-        let (knob_name, path, wanted) = (knob.knob.clone(), knob.path.clone(), knob.new.clone());
-        Some(Drift { class: KnobClass::of_path(&path), knob: knob_name, path, wanted, found })
+        let (name, path, wanted) = (knob.knob.clone(), knob.path.clone(), knob.new.clone());
+        Some(Drift { class: KnobClass::of_path(&path), knob: name, path, wanted, found })
     };
-    ScopeView {
-        contract: saved.contract.clone(),
-        start: saved.processes.clone(),
-        start_alive: true,
-        drift: if state == ScopeState::Whole {
-            status.knobs.iter().filter_map(drift).collect()
-        } else {
-            Vec::new()
-        },
-        state,
-        level: saved.cpu.as_ref().map(|cpu| cpu.level),
-    }
+    status.knobs.iter().filter_map(one).collect()
 }
 
 fn tids(root: &Root, processes: &[ProcessId]) -> BTreeSet<u32> {

@@ -6,12 +6,13 @@ use rtvirtio_apply::{Amended, ApplyError, Fate, OnConflict, Reverted};
 use rtvirtio_workflow::contracts::{InForce, writes_of_one};
 use rtvirtio_workflow::kept::Kept;
 use rtvirtio_workflow::scopes::{NewContract, Scopes, VmInForce};
-use rtvirtio_workflow::{Error, generated};
+use rtvirtio_workflow::Error;
 
-use super::{LinuxHost, SPLIT_EVERY};
+use super::{LinuxHost, Quiet, SPLIT_EVERY};
 use crate::desired::Desired;
+use crate::history::now;
 use crate::host::{Outcome, SettingChange};
-use crate::reconcile::{Action, Step};
+use crate::reconcile::{APPLIED, Action, Step};
 
 /// Why a step ended early.
 enum Stop {
@@ -36,14 +37,31 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
         Action::PutBack { force } => put_back(host, &step.vm, *force),
         Action::TakeIn => take_in(host, &step.vm, false),
         Action::Relevel => take_in(host, &step.vm, true),
+        Action::Renew => {
+            let renewed =
+                || Ok(amended(Scopes::lock(&host.places.dirs)?.renew(&step.vm, &Quiet::default())?));
+            renewed()
+        }
         Action::Restore { paths } => {
-            let restored = || Ok(amended(Scopes::lock(&host.places.dirs)?.restore(&step.vm, paths)?));
+            let restored = || {
+                let scopes = Scopes::lock(&host.places.dirs)?;
+                let done = match step.vm.as_str() {
+                    APPLIED => scopes.restore_applied(paths)?,
+                    vm => scopes.restore(vm, paths)?,
+                };
+                Ok(amended(done))
+            };
             restored()
         }
         Action::Release { paths } => {
             let released = || {
-                let left = Scopes::lock(&host.places.dirs)?.release(&step.vm, paths)?;
-                Ok((Vec::new(), left.into_iter().map(|knob| format!("{knob} is no longer kept")).collect()))
+                let scopes = Scopes::lock(&host.places.dirs)?;
+                let left = match step.vm.as_str() {
+                    APPLIED => scopes.release_applied(paths)?,
+                    vm => scopes.release(vm, paths)?,
+                };
+                let notes = left.into_iter().map(|knob| format!("{knob} is no longer kept"));
+                Ok((Vec::new(), notes.collect()))
             };
             released()
         }
@@ -80,7 +98,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
             processes: found.processes.clone(),
             cpu: Some(in_force.clone()),
             reason: step.reason.clone(),
-            since: generated(),
+            since: now(),
         },
         writes: held.settings.writes.clone(),
     };

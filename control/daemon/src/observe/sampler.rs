@@ -13,10 +13,11 @@ use rtvirtio_measure::observe::boundaries;
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::disk_stats::DiskStats;
-use rtvirtio_workflow::{Dirs, find, generated};
+use rtvirtio_workflow::{Dirs, find};
 
 use super::window::{DiskWindow, judge_task};
 use super::{DiskObservation, HostObservation, Observation, TargetObservation, VmObservation};
+use crate::history::now;
 use crate::linux::RunningVm;
 
 /// What is remembered of a VM between two looks.
@@ -62,7 +63,7 @@ impl Sampler {
         for vm in vms {
             observed.insert(vm.contract.vm.name.clone(), self.one(vm));
         }
-        Observation { time: generated(), vms: observed, host: self.host() }
+        Observation { time: now(), vms: observed, host: self.host() }
     }
 
     fn one(&mut self, vm: &RunningVm) -> VmObservation {

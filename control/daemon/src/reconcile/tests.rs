@@ -6,7 +6,7 @@ use rtvirtio_spec::HostSpec;
 
 use super::*;
 use crate::host::Outcome;
-use crate::observed::{Admission, Drift, KnobClass};
+use crate::observed::{Admission, KnobClass};
 
 fn contract(vm: &str, criticality: &str, budget: &str) -> Contract {
     let text = format!(
@@ -190,6 +190,20 @@ fn new_threads_and_another_place_are_taken_in() {
     // Not known what is admitted: nothing moves.
     case.observed.admission = Admission::default();
     assert_eq!(case.steps(), one(Action::TakeIn));
+}
+
+#[test]
+fn a_plan_that_was_applied_by_hand_is_kept_too() {
+    let mut case = Case::new(vec![(plc(), ObservedVm { lacks_plan: true, ..running(7) })]);
+    case.vm("plc").applied_by_hand = true;
+    assert_eq!(case.steps(), one(Action::Renew));
+    case.vm("plc").presence = Presence::Off("shut off".to_owned());
+    assert_eq!(case.steps(), []);
+    case.observed.applied_drift = vec![drifted(KnobClass::Elevator, "/e")];
+    let again = Action::Restore { paths: vec!["/e".to_owned()] };
+    assert_eq!(case.steps(), [(APPLIED.to_owned(), again)]);
+    case.config.drift = BTreeMap::from([(KnobClass::Elevator, DriftPolicy::Report)]);
+    assert_eq!(case.steps(), []);
 }
 
 fn drifted(class: KnobClass, path: &str) -> Drift {

@@ -192,7 +192,7 @@ impl Host for SimHost {
     }
 
     fn observe(&mut self, desired: &Desired, look: Look) -> Observed {
-        let mut observed = Observed { vms: BTreeMap::new(), admission: self.admission(desired) };
+        let mut observed = Observed { admission: self.admission(desired), ..Observed::default() };
         for (name, vm) in &self.vms {
             if desired.of(name).is_none() && vm.scope.is_none() {
                 continue;
@@ -224,7 +224,7 @@ impl Host for SimHost {
             let new_threads = vm.scope.is_some() && vm.taken_in < vm.threads;
             observed
                 .vms
-                .insert(name.clone(), ObservedVm { presence, scope, new_threads, applied_by_hand: false });
+                .insert(name.clone(), ObservedVm { presence, scope, new_threads, ..ObservedVm::off("") });
         }
         observed
     }
@@ -263,6 +263,7 @@ impl Host for SimHost {
                 };
                 vm.taken_in = if vm.scope.is_some() { vm.threads } else { 0 };
             }
+            Action::Renew => {}
             Action::TakeIn => vm.taken_in = vm.threads,
             Action::Relevel => {
                 if let Some(scope) = &mut vm.scope {
