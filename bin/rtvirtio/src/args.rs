@@ -4,6 +4,7 @@ mod apply;
 mod contract;
 mod discover;
 mod iod;
+mod ivshmem;
 mod keep;
 mod plan;
 mod profile;
@@ -20,6 +21,7 @@ pub use apply::*;
 pub use contract::*;
 pub use discover::*;
 pub use iod::*;
+pub use ivshmem::*;
 pub use keep::*;
 pub use plan::*;
 pub use profile::*;
@@ -151,6 +153,16 @@ EXAMPLES
 
 Exit code of `show` 3 when a contract is not as it asks.")]
     Contract(ContractArgs),
+    /// Give a VM's `ivshmem-doorbell` device its memory and doorbell, for a guest that says what is
+    /// urgent. Until Ctrl-C
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio ivshmem /run/rtvirtio/plc.ivshmem &
+  qemu-system-x86_64 ... -chardev socket,id=urgency,path=/run/rtvirtio/plc.ivshmem -device ivshmem-doorbell,chardev=urgency,vectors=1
+
+QEMU must find it when it starts, and goes on without it. `rtvirtio keep` follows the page. `ivshmem-plain` needs no server: see
+docs/guide/urgency.md.")]
+    Ivshmem(IvshmemArgs),
     /// Show the applied settings, and whether they are still in force
     #[command(after_help = "\
 EXAMPLES

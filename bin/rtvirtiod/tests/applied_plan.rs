@@ -111,9 +111,7 @@ fn plan(rig: &Rig, disk: &Disk, vms: &[&Plc]) -> PathBuf {
     }
     let spec_file = rig.site.dir.path().join("plant.toml");
     fs::write(&spec_file, spec).unwrap();
-    let setting = |knob: serde_json::Value, value: &str| {
-        json!({ "knob": knob, "value": value, "reason": "test", "strength": "hint" })
-    };
+    let setting = |knob: serde_json::Value, value: &str| json!({ "knob": knob, "value": value, "reason": "test", "strength": "hint" });
     let plan = json!({
         "schema": "rtvirtio.plan.v1",
         "spec_file": spec_file,
@@ -165,7 +163,9 @@ fn a_restarted_vm_gets_the_weights_and_limits_of_the_plan_in_force() {
     rig.site.ok(&["revert"]);
     assert_eq!(disk.settings(&plc, 2), (None, None));
     assert_eq!(disk.settings(&hist, 1), (None, None));
-    let elevator = fs::read_to_string(Path::new("/sys").join(disk.device.queue("scheduler").strip_prefix("/sys").unwrap()));
+    let elevator = fs::read_to_string(
+        Path::new("/sys").join(disk.device.queue("scheduler").strip_prefix("/sys").unwrap()),
+    );
     assert!(elevator.unwrap().contains("[none]"));
     drop((plc, hist));
 }

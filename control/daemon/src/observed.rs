@@ -113,8 +113,8 @@ pub struct ObservedVm {
     pub new_threads: bool,
     /// Whether `rtvirtio apply` has settings for it.
     pub applied_by_hand: bool,
-    /// Whether it was started again since `rtvirtio apply` has put a plan in force, so that it lacks
-    /// its weights and limits.
+    /// Whether it was started again since `rtvirtio apply` has put a plan in force, so that it
+    /// lacks its weights and limits.
     pub lacks_plan: bool,
 }
 
@@ -122,7 +122,13 @@ impl ObservedVm {
     /// One that does not run, with nothing in force.
     #[must_use]
     pub fn off(why: impl Into<String>) -> Self {
-        Self { presence: Presence::Off(why.into()), scope: None, new_threads: false, applied_by_hand: false, lacks_plan: false }
+        Self {
+            presence: Presence::Off(why.into()),
+            scope: None,
+            new_threads: false,
+            applied_by_hand: false,
+            lacks_plan: false,
+        }
     }
 }
 

@@ -173,7 +173,10 @@ impl Snapshot {
     #[must_use]
     pub fn is_whole(&self) -> bool {
         let fine = |vm: &VmSnapshot| matches!(vm.state, VmState::InForce | VmState::Off | VmState::Observed);
-        self.faults.is_empty() && self.applied_drift.is_empty() && self.problems.is_empty() && self.vms.iter().all(fine)
+        self.faults.is_empty()
+            && self.applied_drift.is_empty()
+            && self.problems.is_empty()
+            && self.vms.iter().all(fine)
     }
 }
 

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_cpu::{
-    Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, admit, attr, choose,
-    find_all, group_name, interference_us, levels, probe, room_load, tick,
+    Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange, admit,
+    attr, choose, find_all, group_name, interference_us, levels, probe, room_load, tick,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Vm};
@@ -40,6 +40,9 @@ pub struct VmCpu {
     /// How the contract follows from a demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
 }
 
 /// A contract in force, as saved next to the journal.
@@ -59,6 +62,9 @@ pub struct InForce {
     /// The cgroup with the budget, where it is the VM's own: [`Settings::group`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<PathBuf>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
 }
 
 impl InForce {
@@ -72,6 +78,7 @@ impl InForce {
             level: v.level,
             backend: v.settings.backend,
             group: v.settings.group.clone(),
+            urgency: v.urgency,
         }
     }
 }
@@ -113,6 +120,9 @@ pub struct Contracted {
     /// How the contract follows from a demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
     /// Its limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -169,6 +179,11 @@ fn order(vm: &Vm) -> Order {
         Some(Priorities::Rt) => Order::Rt,
         None => Order::Contract,
     }
+}
+
+/// The range in which a VM's guest moves its vCPUs.
+fn range(vm: &Vm) -> Option<UrgencyRange> {
+    vm.cpu.urgency.map(|u| UrgencyRange { ceiling: u.ceiling, floor: u.floor, budget: u.budget })
 }
 
 /// Contracts that are admitted together.
@@ -338,6 +353,7 @@ fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
             level: Level::ALONE,
             backend: of_vm.backend,
             found,
+            urgency: range(of_vm.vm),
             notes: Vec::new(),
         });
     }

@@ -14,6 +14,12 @@ use crate::find;
 use crate::in_force;
 use crate::kept::Kept;
 use crate::progress::Progress;
+use urgency::{Follower, Wanted};
+
+mod urgency;
+
+pub use rtvirtio_urgency_host::Server;
+pub use urgency::{STATUS_FILE, UrgencyStatus};
 
 /// Shortest time between two scans: more of them would themselves be a load.
 const SHORTEST_SCAN: Duration = Duration::from_millis(10);
@@ -82,20 +88,27 @@ pub fn keep(
     let keeper = Keeper { probe: probe(&root)?, root, by, vms, dirs, progress };
     let every = options.every.max(SHORTEST_SCAN);
     let split_every = options.split_every.max(every);
-    let mut kept = Vec::new();
+    let (mut kept, mut urgent) = (Vec::new(), Vec::new());
     for of in contracts::in_force(&dirs.state)? {
         if !vms.iter().any(|vm| vm.name == of.vm) {
             bail!(Argument, "the contracts in force are of another spec: it has a VM `{}`", of.vm);
         }
         // The others' contracts hold without it.
-        match find::one_of_host(vms, &of.vm, dirs).and_then(|vm| vm.handle(progress)) {
-            Ok(handle) => kept.push(Kept::start(of, handle, &keeper.root, split_every)),
+        let found = find::one_of_host(vms, &of.vm, dirs).and_then(|vm| Ok((vm.handle(progress)?, vm)));
+        match found {
+            Ok((handle, vm)) => {
+                if of.urgency.is_some() {
+                    urgent.push(Wanted { of: of.clone(), vm, handle: handle.clone() });
+                }
+                kept.push(Kept::start(of, handle, &keeper.root, split_every));
+            }
             Err(e) => progress.warn(&format!("{} is not kept: {e:#}", of.vm)),
         }
     }
     if kept.is_empty() {
         bail!(NotRunning, "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply SPEC`");
     }
+    let mut follower = Follower::start(urgent, dirs, progress)?;
     let mut next = Instant::now();
     while !progress.is_cancelled() {
         if !is_there(&dirs.state.join(JOURNAL_FILE))? {
@@ -103,6 +116,9 @@ pub fn keep(
         }
         for vm in &mut kept {
             scan(vm, &keeper, report)?;
+        }
+        if let Some(follower) = &mut follower {
+            follower.poll(dirs, progress)?;
         }
         kept.retain(|vm| {
             let runs = vm.runs();
@@ -121,6 +137,9 @@ pub fn keep(
         next = (next + every).max(Instant::now());
         // Cancelling ends the loop and is no error.
         let _ = progress.pause(next.saturating_duration_since(Instant::now()));
+    }
+    if let Some(follower) = &mut follower {
+        follower.finish()?;
     }
     Ok(Ended::Cancelled)
 }

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use rtvirtio_cpu::{Ask, Backend, Level, Probe, Settings, domain_of, has_part, resplit, take_in};
+use rtvirtio_cpu::{
+    Ask, Backend, Level, Probe, Settings, domain_of, has_part, resplit, take_in, with_levels,
+};
 use rtvirtio_kernel::Root;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
@@ -131,11 +133,14 @@ impl Kept {
             level: self.of.level,
             used: &used,
         };
-        let settings = if is_split {
+        let mut settings = if is_split {
             resplit(probe, &domain, &ask)
         } else {
             take_in(probe, self.of.backend, self.of.group.as_deref(), &ask)
         };
+        if let Some(range) = &self.of.urgency {
+            with_levels(&self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
+        }
         Ok(Some(TakeIn { settings, threads, at: now }))
     }
 

@@ -1,5 +1,5 @@
-//! A VM that was started again has new cgroups: it gets the weights and limits of the plan in force,
-//! added to the plan's journal.
+//! A VM that was started again has new cgroups: it gets the weights and limits of the plan in
+//! force, added to the plan's journal.
 
 use std::path::Path;
 

@@ -28,6 +28,7 @@ const KEYS: &[&str] = &[
     "disks",
     "cpu",
     "priorities",
+    "urgency",
     "kernel",
     "criticality",
     "task",
@@ -45,6 +46,7 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("dom", "domain"),
     ("connect", "uri"),
     ("vmid", "proxmox"),
+    ("urgent", "urgency"),
     ("twin", "twin below [device]"),
 ];
 /// Exactly one of these stands in a VM.

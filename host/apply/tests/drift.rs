@@ -70,7 +70,7 @@ impl Sim {
     }
 
     fn budget(&self) -> String {
-        self.kernel.get(budget_file().to_str().unwrap().to_owned()).trim().to_owned()
+        self.kernel.get(budget_file().to_str().unwrap()).trim().to_owned()
     }
 
     /// Whether all goes back.

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use rtvirtio_apply::{Amended, ApplyError, Fate, OnConflict, Reverted};
+use rtvirtio_workflow::Error;
 use rtvirtio_workflow::contracts::{InForce, writes_of_one};
 use rtvirtio_workflow::kept::Kept;
 use rtvirtio_workflow::scopes::{NewContract, Scopes, VmInForce};
-use rtvirtio_workflow::Error;
 
 use super::{LinuxHost, Quiet, SPLIT_EVERY};
 use crate::desired::Desired;

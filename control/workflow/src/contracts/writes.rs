@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Write, append};
-use rtvirtio_cpu::{Ask, Backend, Contract, Probe, room_beyond, settings};
+use rtvirtio_cpu::{Ask, Backend, Contract, Probe, room_beyond, settings, with_levels};
 use rtvirtio_kernel::Root;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Thread, VmHandle};
@@ -82,7 +82,11 @@ fn hold(
     let ask = Ask { vm: &one.vm, threads, contract, order, level, used };
     let mut settings = settings(root, probe, one.backend, &ask)?;
     settings.notes.extend(one.notes);
-    Ok(VmCpu { vm: one.vm, contract, order, level, settings, found: one.found })
+    if let Some(range) = &one.urgency {
+        with_levels(&one.vm, threads, one.backend, range, &mut settings.writes)?;
+    }
+    let (vm, found, urgency) = (one.vm, one.found, one.urgency);
+    Ok(VmCpu { vm, contract, order, level, settings, found, urgency })
 }
 
 /// What the groups above those of managed VMs need before the VMs' own writes; `before` as in

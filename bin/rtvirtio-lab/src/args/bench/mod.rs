@@ -7,6 +7,7 @@ mod contention;
 mod cyclictest;
 mod daemon;
 mod iod;
+mod paravirt;
 mod reservation;
 mod sweep;
 mod tails;
@@ -23,6 +24,7 @@ pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use daemon::BenchDaemonArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
+pub use paravirt::BenchParavirtArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
@@ -153,6 +155,17 @@ EXAMPLES
 The RT hypervisor paper's Figs. 1 to 5: on the host; in a guest with default priorities; with its threads real-time; with AIO
 workers lowered; with the I/O load moved to the host. All of it shares one core. Exit code 2 when a claim is not met.")]
     Cyclictest(BenchCyclictestArgs),
+    /// A guest that says what is urgent, next to a batch VM on one core: latency, throughput, cost,
+    /// lies
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench paravirt
+  sudo rtvirtio-lab bench paravirt --for 60s --repeat 10 --html paravirt.html
+  rtvirtio-lab bench paravirt --report-only --json | jq .claims
+
+The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities
+and the first VM above the second always. Exit code 2 when a claim is not met.")]
+    Paravirt(BenchParavirtArgs),
     /// The child process that `bench reservation` kills
     #[command(hide = true)]
     KillAt(BenchKillAtArgs),
