@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rtvirtio_testkit::site::{Site, program, text, wait_for};
 use rtvirtio_testkit::{HANG, Machine, Need, has};
@@ -25,7 +26,11 @@ impl Drop for Service {
 pub struct Rig {
     pub service: Option<Service>,
     pub site: Site,
+    _alone: MutexGuard<'static, ()>,
 }
+
+/// Budgets of all rigs come out of one host's: one rig at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Whether CPU contracts of real machines can be had here.
 pub fn can_run(test: &str) -> bool {
@@ -34,7 +39,8 @@ pub fn can_run(test: &str) -> bool {
 
 impl Rig {
     pub fn new() -> Self {
-        let rig = Self { service: None, site: Site::new() };
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let rig = Self { service: None, site: Site::new(), _alone: alone };
         fs::create_dir_all(rig.contracts()).unwrap();
         rig
     }
