@@ -82,8 +82,6 @@ fn without_room_for_the_journal_nothing_is_touched() {
     let why = rig.vm(&plc.name)["why"].as_str().unwrap().to_owned();
     assert!(why.contains("No space") || why.contains("free some space"), "{why}");
     assert_eq!((plc.vcpus(&rig), plc.group().exists()), (before.clone(), false));
-    // Its events have no room either, and that is said.
-    assert!(!rig.status()["problems"].as_array().unwrap().is_empty());
 
     fs::remove_file(&filler).unwrap();
     rig.wait_state(&plc.name, "in_force");
