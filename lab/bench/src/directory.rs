@@ -13,7 +13,7 @@ use crate::cases::{self, Tier};
 use crate::report::ExperimentReport;
 use crate::sweep::IN_GUESTS;
 use crate::{
-    before_after, contention, cyclictest, iod, iod_attach, iod_crash, iod_startup, planning, reservation,
+    before_after, contention, cyclictest, fleet, iod, iod_attach, iod_crash, iod_startup, planning, reservation,
     tails,
 };
 
@@ -33,12 +33,13 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 5] = [
+    let results: [(&str, Reader); 6] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
         (reservation::FILE, reservation::report),
         (cyclictest::FILE, cyclictest::report),
+        (fleet::FILE, fleet::report),
     ];
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
     let results: Vec<ExperimentReport> =

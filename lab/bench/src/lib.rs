@@ -14,6 +14,7 @@ pub mod contention;
 pub mod cores;
 pub mod cyclictest;
 pub mod directory;
+pub mod fleet;
 pub mod guest;
 pub mod interleave;
 pub mod iod;

@@ -10,7 +10,7 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, before_after, cases, contention, cyclictest, directory, iod, iod_attach, iod_crash,
+    accuracy, before_after, cases, contention, cyclictest, directory, fleet, iod, iod_attach, iod_crash,
     iod_startup, planning, reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
@@ -20,7 +20,7 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs,
+    BenchCyclictestArgs, BenchFleetArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs,
     BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
@@ -40,6 +40,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Tails(args) => run_tails(args, global, ui),
         BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
         BenchCommand::Reservation(args) => run_reservation(args, global, ui),
+        BenchCommand::Fleet(args) => run_fleet(args, ui),
         BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
         BenchCommand::Report(args) => run_report(args, ui),
     }
@@ -141,6 +142,15 @@ fn run_accuracy(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let reports = reports.collect::<anyhow::Result<Vec<_>>>()?;
     let all = reports.into_iter().reduce(ExperimentReport::and).context("no dataset was given")?;
     print(all, "rtvirtio: accuracy of the models", args.html.as_deref(), ui)
+}
+
+fn run_fleet(args: &BenchFleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(fleet::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        save(&path, &fleet::measure(&args.options(), ui)?, ui)?;
+    }
+    print_result(fleet::report, &path, "rtvirtio: fleets", &args.result, ui)
 }
 
 fn run_plan(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {

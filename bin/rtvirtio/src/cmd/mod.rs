@@ -8,6 +8,7 @@ pub mod apply;
 pub mod check;
 pub mod discover;
 pub mod domain;
+pub mod fleet;
 pub mod iod;
 pub mod keep;
 pub mod plan;

@@ -5,6 +5,7 @@ mod before_after;
 mod cases;
 mod contention;
 mod cyclictest;
+mod fleet;
 mod iod;
 mod reservation;
 mod sweep;
@@ -20,6 +21,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
+pub use fleet::BenchFleetArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
@@ -142,6 +144,15 @@ EXAMPLES
 The RT hypervisor paper's Figs. 1 to 5: on the host; in a guest with default priorities; with its threads real-time; with AIO
 workers lowered; with the I/O load moved to the host. All of it shares one core. Exit code 2 when a claim is not met.")]
     Cyclictest(BenchCyclictestArgs),
+    /// Many hosts: what adding up integers costs, and contracts placed in simulated fleets
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-lab bench fleet --html fleet.html              100 to 100 000 hosts, ten contracts for each
+  rtvirtio-lab bench fleet --hosts 100,1000 --out /tmp/fleet
+  rtvirtio-lab bench fleet --report-only --json | jq .claims
+
+No host is measured: hosts and contracts are simulated, the decisions and their time are real. Exit code 2 when a claim is not met.")]
+    Fleet(BenchFleetArgs),
     /// The child process that `bench reservation` kills
     #[command(hide = true)]
     KillAt(BenchKillAtArgs),

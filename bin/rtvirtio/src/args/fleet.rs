@@ -1,0 +1,16 @@
+//! `fleet`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// `fleet`.
+#[derive(Args, Debug)]
+pub struct FleetArgs {
+    /// The fleet file: hosts with their profiles, contracts with their specs
+    #[arg(value_name = "FLEET")]
+    pub fleet: PathBuf,
+    /// Show every host, contract and loss; without it at most 20 of each
+    #[arg(long)]
+    pub all: bool,
+}
