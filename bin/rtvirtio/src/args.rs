@@ -192,8 +192,8 @@ EXAMPLES
 
 Threads that nothing holds to a budget are shown as `not under control`.")]
     Threads(ThreadsArgs),
-    /// Which contracts fit on which of many hosts, what the loss of a host does, what to buy. Asks no
-    /// host, changes nothing
+    /// Which contracts fit on which of many hosts, what the loss of a host does, what to buy. Asks
+    /// no host, changes nothing
     #[command(after_help = "\
 EXAMPLES
   rtvirtio fleet examples/fleet/fleet.toml    hosts with their profiles, contracts with their specs

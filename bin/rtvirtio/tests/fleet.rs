@@ -30,5 +30,8 @@ fn a_mistake_is_an_error_with_its_place() {
     let out = site.output(&["fleet", file.to_str().unwrap()]);
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
-    assert!(said.contains("width") && said.contains("line 4") && said.contains("docs/guide/fleet.md"), "{said}");
+    assert!(
+        said.contains("width") && said.contains("line 4") && said.contains("docs/guide/fleet.md"),
+        "{said}"
+    );
 }

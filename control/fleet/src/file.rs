@@ -7,7 +7,7 @@ use rtvirtio_capacity::DeviceError;
 use rtvirtio_measure::MeasureError;
 use rtvirtio_spec::SpecErrors;
 use rtvirtio_units::Ratio;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 /// Hosts and contracts, as in the file. Paths are relative to its directory.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -19,6 +19,21 @@ pub struct FleetFile {
     /// Contracts that are in force nowhere yet.
     #[serde(default)]
     pub contracts: Vec<ContractsEntry>,
+}
+
+/// A share of each CPU, written as `"95%"`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share(pub Ratio);
+
+impl<'de> Deserialize<'de> for Share {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let share: Ratio = text.parse().map_err(serde::de::Error::custom)?;
+        if (0.0..=1.0).contains(&share.0) {
+            return Ok(Self(share));
+        }
+        Err(serde::de::Error::custom(format!("{text} is no share of each CPU: write \"0%\" to \"100%\"")))
+    }
 }
 
 /// One host, or several alike.
@@ -42,7 +57,7 @@ pub struct HostEntry {
     /// Share of each CPU for contracts: 95 % where the file does not say, as the kernel grants
     /// real-time work by default (`sched_rt_runtime_us`).
     #[serde(default)]
-    pub cpu: Option<Ratio>,
+    pub cpu: Option<Share>,
     /// Spec of the VMs whose contracts are in force there.
     #[serde(default)]
     pub spec: Option<PathBuf>,
@@ -51,7 +66,7 @@ pub struct HostEntry {
     pub priority: i32,
     /// Shares of each CPU by VM, for those of the spec that declare requests and a deadline.
     #[serde(default)]
-    pub budgets: BTreeMap<String, Ratio>,
+    pub budgets: BTreeMap<String, Share>,
 }
 
 /// The VMs of a spec, as contracts that need a host.
@@ -68,7 +83,7 @@ pub struct ContractsEntry {
     pub count: Option<u32>,
     /// As for hosts.
     #[serde(default)]
-    pub budgets: BTreeMap<String, Ratio>,
+    pub budgets: BTreeMap<String, Share>,
 }
 
 /// Why a fleet cannot be read.

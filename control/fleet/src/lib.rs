@@ -9,10 +9,10 @@ mod buckets;
 mod cluster;
 mod file;
 mod load;
+mod openstack;
 
-pub use assess::{
-    Assessment, Buy, ContractRow, FLEET_SCHEMA, FitsOn, HostRow, Loss, MATRIX_HOSTS, assess,
-};
+pub use assess::{Assessment, Buy, ContractRow, FLEET_SCHEMA, FitsOn, HostRow, Loss, MATRIX_HOSTS, assess};
 pub use cluster::{Cluster, Search};
-pub use file::{ContractsEntry, FleetError, FleetFile, HostEntry};
+pub use file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
 pub use load::{Fleet, FleetContract, FleetHost, load};
+pub use openstack::{Inventory, OpenStack};

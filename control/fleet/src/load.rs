@@ -10,7 +10,7 @@ use rtvirtio_spec::{DEFAULT_TWIN_SIZE, HostSpec};
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::Ratio;
 
-use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry};
+use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
 
 /// Share of each CPU that the kernel grants real-time work by default: 950 of 1000 ms.
 const DEFAULT_CPU: Ratio = Ratio(0.95);
@@ -102,10 +102,7 @@ type Form<'f> = dyn Fn(String) -> FleetError + 'f;
 impl Fleet {
     fn add_hosts(&mut self, entry: &HostEntry, dir: &Path, form: &Form<'_>) -> Result<(), FleetError> {
         let name = &entry.name;
-        let cpu = entry.cpu.unwrap_or(DEFAULT_CPU);
-        if !(0.0..=1.0).contains(&cpu.0) {
-            return Err(form(format!("host {name}: cpu is {cpu}, a share of each CPU from 0 % to 100 %")));
-        }
+        let cpu = entry.cpu.map_or(DEFAULT_CPU, |share| share.0);
         let disks = self.disks(entry, dir, form)?;
         let class = self.classes.len();
         self.classes.push(Node { disks, cpu });
@@ -168,7 +165,12 @@ impl Fleet {
         Ok(disks)
     }
 
-    fn add_contracts(&mut self, entry: &ContractsEntry, dir: &Path, form: &Form<'_>) -> Result<(), FleetError> {
+    fn add_contracts(
+        &mut self,
+        entry: &ContractsEntry,
+        dir: &Path,
+        form: &Form<'_>,
+    ) -> Result<(), FleetError> {
         let all = contracts(&dir.join(&entry.spec), &entry.budgets)?;
         let new = all.len() as u64 * u64::from(entry.count.unwrap_or(1));
         if self.contracts.len() as u64 + new > MOST {
@@ -221,10 +223,10 @@ fn read(path: &Path) -> Result<String, FleetError> {
     fs::read_to_string(path).map_err(|source| FleetError::Read { path: path.to_owned(), source })
 }
 
-fn contracts(spec: &PathBuf, budgets: &BTreeMap<String, Ratio>) -> Result<Vec<Contract>, FleetError> {
+fn contracts(spec: &PathBuf, budgets: &BTreeMap<String, Share>) -> Result<Vec<Contract>, FleetError> {
     let host = HostSpec::load(spec)?;
     Contract::all_of(&host, |vm| {
-        let said = budgets.get(&vm.name).copied();
+        let said = budgets.get(&vm.name).map(|share| share.0);
         said.ok_or_else(|| FleetError::Budget { spec: spec.clone(), vm: vm.name.clone() })
     })
 }

@@ -29,8 +29,8 @@ const DEVICE: &str = "[device]\ntwin = \"qlc-nvme\"\n";
 #[test]
 fn contracts_are_placed_by_priority_and_losses_are_told() {
     let dir = tempdir().unwrap();
-    write(dir.path(), "a.toml", &(DEVICE.to_owned() + &vm("a", 40, 100, 60)));
-    write(dir.path(), "b.toml", &(DEVICE.to_owned() + &vm("b", 50, 100, 60)));
+    write(dir.path(), "a.toml", &(DEVICE.to_owned() + &vm("a", 45, 100, 60)));
+    write(dir.path(), "b.toml", &(DEVICE.to_owned() + &vm("b", 45, 100, 60)));
     let text = "[[host]]\nname = \"h\"\ncount = 2\ntwin = \"qlc-nvme\"\n\
                 [[contracts]]\nspec = \"b.toml\"\ncount = 2\n\
                 [[contracts]]\nspec = \"a.toml\"\npriority = 5\ncount = 2\n";
@@ -38,13 +38,16 @@ fn contracts_are_placed_by_priority_and_losses_are_told() {
     let answer = assess(&fleet, &|| false);
     let names: Vec<&str> = answer.contracts.iter().map(|c| c.name.as_str()).collect();
     assert_eq!(names, ["a-1", "a-2", "b-1", "b-2"]);
-    // 40 + 50 % of each CPU on each of the two hosts, of 95 %.
+    // Twice 45 % of each CPU on each of the two hosts, of 95 %.
     assert!(answer.contracts.iter().all(|c| c.host.is_some()), "{answer:?}");
     assert!(matches!(&answer.contracts[0].fits, FitsOn::Hosts(h) if h.len() == 2));
     // Two hosts full: the loss of one loses what was there, and one more host is enough.
     assert!(answer.losses.iter().all(|l| l.contracts == 2 && !l.lost.is_empty()), "{answer:?}");
     assert_eq!(answer.buy.iter().map(|b| b.hosts).collect::<Vec<_>>(), [Some(1)]);
-    let more = assess(&self::fleet(dir.path(), &text.replace("count = 2\ntwin", "count = 3\ntwin")).unwrap(), &|| false);
+    let more = assess(
+        &self::fleet(dir.path(), &text.replace("count = 2\ntwin", "count = 3\ntwin")).unwrap(),
+        &|| false,
+    );
     assert!(more.losses.iter().all(|l| l.lost.is_empty()) && more.buy.is_empty(), "{more:?}");
 }
 
@@ -71,7 +74,8 @@ fn what_has_no_host_says_why_and_what_is_in_force_counts() {
 fn mistakes_name_the_key() {
     let dir = tempdir().unwrap();
     let demand = DEVICE.to_owned()
-        + &vm("a", 1, 1, 60).replace("budget = \"1ms\", period = \"100ms\"", "requests = \"50/s\", deadline = \"20ms\"");
+        + &vm("a", 1, 1, 60)
+            .replace("budget = \"1ms\", period = \"100ms\"", "requests = \"50/s\", deadline = \"20ms\"");
     write(dir.path(), "demand.toml", &demand);
     let host = "[[host]]\nname = \"h\"\n";
     for (text, says) in [
@@ -80,7 +84,7 @@ fn mistakes_name_the_key() {
         (host.to_owned(), "say one of profile"),
         (format!("{host}twin = \"nvme9\"\n"), "nvme9"),
         (format!("{host}profile = \"none.json\"\n"), "host h"),
-        (format!("{host}twin = \"qlc-nvme\"\ncpu = \"150%\"\n"), "from 0 % to 100 %"),
+        (format!("{host}twin = \"qlc-nvme\"\ncpu = \"150%\"\n"), "\"0%\" to \"100%\""),
         (format!("{host}twin = \"qlc-nvme\"\n{host}twin = \"qlc-nvme\"\n"), "two hosts h"),
         (format!("{host}twin = \"qlc-nvme\"\ncount = 2\nspec = \"demand.toml\"\n"), "give each a [[host]]"),
         (format!("{host}twin = \"qlc-nvme\"\n[[contracts]]\nspec = \"demand.toml\"\n"), "budgets = { a"),
@@ -89,8 +93,33 @@ fn mistakes_name_the_key() {
         let error = fleet(dir.path(), &text).unwrap_err();
         assert!(error.to_string().contains(says), "{error} of {text}");
     }
-    let with = format!("{host}twin = \"qlc-nvme\"\n[[contracts]]\nspec = \"demand.toml\"\nbudgets = {{ a = \"20%\" }}\n");
+    let with = format!(
+        "{host}twin = \"qlc-nvme\"\n[[contracts]]\nspec = \"demand.toml\"\nbudgets = {{ a = \"20%\" }}\n"
+    );
     assert_eq!(fleet(dir.path(), &with).unwrap().kinds[0].cpu.unwrap().0, 0.2);
+}
+
+#[test]
+fn openstack_counts_the_same_integers() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("here", 19, 50, 60)));
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 38, 50, 60)));
+    let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n[[contracts]]\nspec = \"new.toml\"\ncount = 3\n";
+    let fleet = fleet(dir.path(), text).unwrap();
+    let told = serde_json::to_value(rtvirtio_fleet::OpenStack::of(&fleet)).unwrap();
+    assert_eq!(told["resource_classes"], serde_json::json!(["CUSTOM_RTVIRTIO_CPU", "CUSTOM_RTVIRTIO_DISK"]));
+    let cpu = &told["inventories"]["h"]["CUSTOM_RTVIRTIO_CPU"];
+    assert_eq!(
+        (&cpu["total"], &cpu["reserved"], &cpu["allocation_ratio"]),
+        (&1000.into(), &200.into(), &1.0.into())
+    );
+    assert_eq!(told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_CPU"], 400);
+    let disk = |v: &serde_json::Value| v.as_u64().unwrap();
+    let (reserved, takes) = (
+        disk(&told["inventories"]["h"]["CUSTOM_RTVIRTIO_DISK"]["reserved"]),
+        disk(&told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_DISK"]),
+    );
+    assert!(reserved > 0 && reserved == takes, "the same I/O: {told}");
 }
 
 proptest! {

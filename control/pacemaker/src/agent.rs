@@ -9,14 +9,16 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{KnobState, Machine, OnConflict, Status};
+use rtvirtio_cpu::Contract;
 use rtvirtio_kernel::Root;
+use rtvirtio_spec::CpuNeed;
 use rtvirtio_workflow::apply::{PlanWith, open_session, plan_now, put_back, resolve, resolve_cpu};
 use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelName;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
-use rtvirtio_workflow::{Dirs, Kind, Progress, started};
+use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started};
 
 use crate::PacemakerError;
 use crate::node::contract_dirs;
@@ -142,7 +144,10 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
 
 /// A monitor that does not answer yet, or threads that are not there yet.
 fn is_starting(e: &rtvirtio_workflow::Error) -> bool {
-    !matches!(e.kind(), Kind::Infeasible | Kind::NotMeasured | Kind::Argument | Kind::Cancelled | Kind::InForce)
+    !matches!(
+        e.kind(),
+        Kind::Infeasible | Kind::NotMeasured | Kind::Argument | Kind::Cancelled | Kind::InForce
+    )
 }
 
 fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
@@ -183,11 +188,28 @@ fn stop(p: &Parameters) -> Result<(), PacemakerError> {
 
 /// Reads the contract. Where it was changed it is applied again; that is success, and is reported.
 fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerError> {
-    match standing(p)? {
+    let standing = match standing(p)? {
+        Standing::Verified => match asked_now(p) {
+            Ok(None) => Standing::Verified,
+            Ok(Some(what)) => Standing::Differs(what),
+            // What is in force holds, whatever the file has become.
+            Err(e) => {
+                progress.warn(&format!(
+                    "{}: held as applied: {}",
+                    p.resource,
+                    rtvirtio_workflow::one_line(&e)
+                ));
+                Standing::Verified
+            }
+        },
+        other => other,
+    };
+    match standing {
         Standing::Verified => Ok(Ocf::Success),
         Standing::None => Ok(Ocf::NotRunning),
         Standing::Differs(what) => {
             progress.warn(&format!("{}: {what}; it is applied again", p.resource));
+            stop(p)?;
             start(p, progress)?;
             Ok(Ocf::Success)
         }
@@ -204,6 +226,30 @@ fn standing(p: &Parameters) -> Result<Standing, PacemakerError> {
         return Ok(Standing::None);
     }
     Ok(differs(&status).map_or(Standing::Verified, Standing::Differs))
+}
+
+/// How the spec's CPU contracts differ from those that were applied.
+fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
+    let own = p.own();
+    if !is_there(&own.state.join(contracts::IN_FORCE_FILE))? {
+        return Ok(None);
+    }
+    let applied = contracts::in_force(&own.state)?;
+    for vm in load_host(&p.spec)?.vms() {
+        let Some(CpuNeed::Contract { budget, period }) = vm.cpu.need else { continue };
+        let now = Contract::new(budget, period);
+        let then = applied.iter().find(|a| a.vm == vm.name).map(|a| a.contract);
+        if now != then {
+            let words = |c: Option<Contract>| c.map_or_else(|| "nothing".to_owned(), |c| c.to_string());
+            return Ok(Some(format!(
+                "{}: the spec asks for {} now, {} was applied",
+                vm.name,
+                words(now),
+                words(then)
+            )));
+        }
+    }
+    Ok(None)
 }
 
 /// What is not as it was applied. Settings of a thread that has ended do not count: threads end all
@@ -253,7 +299,8 @@ mod tests {
         .unwrap();
         assert_eq!((p.resource.as_str(), p.disk), ("plc", false));
         assert_eq!(p.own().state, PathBuf::from("/var/lib/rtvirtio/contracts/plc"));
-        let other = [("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_state_dir", "/s")];
+        let other =
+            [("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_state_dir", "/s")];
         assert_eq!(parameters(&other).unwrap().own().state, PathBuf::from("/s/contracts/x"));
         for bad in [
             &[("OCF_RESOURCE_INSTANCE", "x")][..],

@@ -78,7 +78,8 @@ impl Crm {
         text.lines()
             .filter(|line| !line.trim().is_empty())
             .map(|line| {
-                let field = |key: &str| Some(line.split_once(&format!("{key}=\""))?.1.split_once('"')?.0.to_owned());
+                let field =
+                    |key: &str| Some(line.split_once(&format!("{key}=\""))?.1.split_once('"')?.0.to_owned());
                 let bad = || PacemakerError::Output {
                     command: command("attrd_updater", &args),
                     text: line.to_owned(),

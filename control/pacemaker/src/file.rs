@@ -57,10 +57,16 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
         .into_iter()
         .map(|entry| {
             if !is_resource(&entry.resource) {
-                return Err(bad(format!("resource {:?}: letters, digits, `-`, `_` and `.` only", entry.resource)));
+                return Err(bad(format!(
+                    "resource {:?}: letters, digits, `-`, `_` and `.` only",
+                    entry.resource
+                )));
             }
             if !names.insert(entry.resource.clone()) {
-                return Err(bad(format!("resource {} has two contracts: put its VMs into one spec", entry.resource)));
+                return Err(bad(format!(
+                    "resource {} has two contracts: put its VMs into one spec",
+                    entry.resource
+                )));
             }
             let spec_file = dir.join(&entry.spec);
             let spec = HostSpec::load(&spec_file)?;

@@ -2,10 +2,10 @@
 //! measured devices, the contracts and a candidate.
 //!
 //! A *contract* is what one VM is promised: the I/O domain's reservation for its targets on each
-//! disk ([`reserve`]), and a share of each CPU. The disk's test is the scheduler's own admission
-//! (`rtvirtio_sched::bound`); so the answer is about disks that the I/O domain serves, and about CPU
-//! contracts. The kernel's knobs (weights, elevators) promise nothing that could be admitted; what
-//! they bring is the planner's to predict.
+//! disk ([`reserve()`]), and a share of each CPU. The disk's test is the scheduler's own admission
+//! (`rtvirtio_sched::bound`); so the answer is about disks that the I/O domain serves, and about
+//! CPU contracts. The kernel's knobs (weights, elevators) promise nothing that could be admitted;
+//! what they bring is the planner's to predict.
 //!
 //! Cluster engines know capacity as integers that they add up. [`Scalars`] are such integers, per
 //! disk and for the CPU, with one property: contracts whose sum is within the limits are admitted.

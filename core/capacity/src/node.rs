@@ -44,7 +44,11 @@ impl Disk {
     #[must_use]
     pub fn new(name: Option<String>, device: &DeviceModel, options: &Options) -> Self {
         let shapes = Shape::all(device, options);
-        Self { name, shapes: shapes.into_iter().map(|s| DiskCapacity::new(device, options, s)).collect(), chosen: 0 }
+        Self {
+            name,
+            shapes: shapes.into_iter().map(|s| DiskCapacity::new(device, options, s)).collect(),
+            chosen: 0,
+        }
     }
 
     /// The device under the shape that scalars are of.

@@ -83,10 +83,12 @@ impl Shape {
         for window in std::iter::successors(Some(full), |w| (*w > 1).then_some(w / 2)) {
             for &catch_up in &options.catch_up {
                 for &quantum in &options.quanta {
-                    all.extend(
-                        [short.max(DISCARD_PIECE), short]
-                            .map(|discard| Self { window, quantum, catch_up, discard }),
-                    );
+                    all.extend([short.max(DISCARD_PIECE), short].map(|discard| Self {
+                        window,
+                        quantum,
+                        catch_up,
+                        discard,
+                    }));
                 }
             }
         }

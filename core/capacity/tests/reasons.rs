@@ -6,8 +6,7 @@ use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::{Bytes, Ratio};
 
 fn node(cpu: f64) -> Node {
-    let device =
-        DeviceModel::declared("qlc-nvme", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+    let device = DeviceModel::declared("qlc-nvme", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
     Node { disks: vec![Disk::new(None, &device, &Options::default())], cpu: Ratio(cpu) }
 }
 
@@ -57,10 +56,7 @@ fn a_disk_that_is_not_there_and_targets_that_nothing_covers_are_named() {
     let mut elsewhere = contract(MODEST);
     elsewhere.disks[0].device = Some("fast".to_owned());
     let answer = admit(&node(0.8), &[], &elsewhere);
-    assert_eq!(
-        answer.refused,
-        Some(Refused::NoDisk { device: "fast".to_owned(), known: "disk".to_owned() })
-    );
+    assert_eq!(answer.refused, Some(Refused::NoDisk { device: "fast".to_owned(), known: "disk".to_owned() }));
     let synced = contract(
         "rate = \"10/s\"\nsync = \"fdatasync\"\ntarget = { percentile = \"p99\", latency = \"30ms\" }",
     );

@@ -4,9 +4,7 @@ use proptest::prelude::*;
 use rtvirtio_capacity::{
     Contract, DeviceModel, Disk, DiskCapacity, Ledger, Node, OnDisk, Options, Reserve, Scalars, Shape, admit,
 };
-use rtvirtio_spec::{
-    Arrival, Kernel, LabKind, Op, Pattern, Reach, TWIN_PROFILES, Target, Task, Vm, VmCpu,
-};
+use rtvirtio_spec::{Arrival, Kernel, LabKind, Op, Pattern, Reach, TWIN_PROFILES, Target, Task, Vm, VmCpu};
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
@@ -28,11 +26,7 @@ struct Asked {
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
-    let op = prop_oneof![
-        Just(Op::Read),
-        Just(Op::Write),
-        Just(Op::Mixed { write_share: Ratio(0.3) })
-    ];
+    let op = prop_oneof![Just(Op::Read), Just(Op::Write), Just(Op::Mixed { write_share: Ratio(0.3) })];
     let rate = prop_oneof![3 => (1.0..1_500.0).prop_map(Some), 1 => Just(None)];
     (op, 1u64..=64, rate, 1u32..8, 2_000u64..400_000, 0.0..0.4)
         .prop_map(|(op, kib, rate, depth, target_us, cpu)| Asked { op, kib, rate, depth, target_us, cpu })

@@ -13,4 +13,8 @@ pub struct FleetArgs {
     /// Show every host, contract and loss; without it at most 20 of each
     #[arg(long)]
     pub all: bool,
+    /// Instead print, as JSON, the inventories of OpenStack's Placement and the extra specs of
+    /// flavours
+    #[arg(long, conflicts_with = "all")]
+    pub openstack: bool,
 }

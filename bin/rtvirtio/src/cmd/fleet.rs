@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style};
-use rtvirtio_fleet::{Assessment, ContractRow, FitsOn, HostRow, Loss, assess, load};
+use rtvirtio_fleet::{Assessment, ContractRow, FitsOn, HostRow, Loss, OpenStack, assess, load};
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Style, Table, notes};
 use rtvirtio_workflow::Progress as _;
@@ -18,6 +18,12 @@ const SHOWN: usize = 20;
 /// `rtvirtio fleet`. Changes nothing, and asks no host.
 pub fn run(args: &FleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let fleet = load(&args.fleet).context("the fleet cannot be read")?;
+    if args.openstack {
+        let told = OpenStack::of(&fleet);
+        let text = serde_json::to_string_pretty(&told)? + "\n";
+        show(ui, &told, || text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let answer = assess(&fleet, &|| ui.is_cancelled());
     anyhow::ensure!(!ui.is_cancelled(), "stopped as asked: nothing was changed");
     let shown = if args.all { usize::MAX } else { SHOWN };
@@ -110,7 +116,11 @@ fn hosts(all: &[HostRow], shown: usize, style: &Style) -> String {
             over.into(),
         ]);
     }
-    format!("taken, in thousandths of what each host can promise\n{}{}", t.draw(style), more(all.len(), shown, "hosts"))
+    format!(
+        "taken, in thousandths of what each host can promise\n{}{}",
+        t.draw(style),
+        more(all.len(), shown, "hosts")
+    )
 }
 
 fn losses(all: &[Loss], shown: usize, style: &Style) -> String {

@@ -73,7 +73,15 @@ impl Instance {
         let kinds = kinds()?;
         let classes = classes(&kinds)?;
         let mut random = Random::new(seed);
-        let class = |r: usize| if r < 6 { 0 } else if r < 8 { 1 } else { 2 };
+        let class = |r: usize| {
+            if r < 6 {
+                0
+            } else if r < 8 {
+                1
+            } else {
+                2
+            }
+        };
         let hosts: Vec<usize> = (0..hosts).map(|_| class(random.below(10))).collect();
         let vms = (0..hosts.len() * VMS_PER_HOST)
             .map(|_| (random.below(kinds.len()) as u16, random.below(PRIORITIES) as u8))

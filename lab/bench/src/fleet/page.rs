@@ -2,7 +2,7 @@
 
 use rtvirtio_report::svg::Spread;
 
-use super::{FleetData, Filled};
+use super::{Filled, FleetData};
 use crate::page::Section;
 use crate::page::xy::{axis, plot, series, table};
 
@@ -41,8 +41,16 @@ fn cost(data: &FleetData) -> Section {
 
 fn placed(data: &FleetData) -> Section {
     let row = |f: &Filled| {
-        [f.vms, f.placed, f.placed_by_sums, f.first_fit, f.pacemaker, f.placed_decreasing, f.first_fit_decreasing]
-            .map(|n| n.to_string())
+        [
+            f.vms,
+            f.placed,
+            f.placed_by_sums,
+            f.first_fit,
+            f.pacemaker,
+            f.placed_decreasing,
+            f.first_fit_decreasing,
+        ]
+        .map(|n| n.to_string())
     };
     let rows = data
         .fleets

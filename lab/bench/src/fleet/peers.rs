@@ -120,7 +120,8 @@ impl FreeTree {
 
     fn pull(&mut self, node: usize) {
         for c in 0..self.classes {
-            let (a, b) = (self.most[2 * node * self.classes + c], self.most[(2 * node + 1) * self.classes + c]);
+            let (a, b) =
+                (self.most[2 * node * self.classes + c], self.most[(2 * node + 1) * self.classes + c]);
             self.most[node * self.classes + c] = [a[0].max(b[0]), a[1].max(b[1])];
         }
     }

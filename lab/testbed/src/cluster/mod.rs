@@ -7,6 +7,7 @@
 //! system below, so a file or a loop device is their shared storage. Fencing is off; a node that is
 //! killed ends at once with all that runs on it.
 
+mod contracts;
 mod error;
 mod node;
 
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+pub use contracts::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES};
 pub use error::ClusterError;
 use node::Node;
 
@@ -44,17 +46,25 @@ impl Cluster {
     ///
     /// # Errors
     /// What does not start.
-    pub fn start(dir: &Path, name: &str, nodes: usize, budget_us: u64, agents: &Path) -> Result<Self, ClusterError> {
+    pub fn start(
+        dir: &Path,
+        name: &str,
+        nodes: usize,
+        budget_us: u64,
+        agents: &Path,
+    ) -> Result<Self, ClusterError> {
         let dir = dir.join("cluster");
         std::fs::create_dir_all(&dir).map_err(|e| ClusterError::io(&dir, e))?;
-        let script = "ip link add br0 type bridge && ip link set br0 up && ip link set lo up && exec sleep infinity";
+        let script =
+            "ip link add br0 type bridge && ip link set br0 up && ip link set lo up && exec sleep infinity";
         let mut unshare = Command::new("setpriv");
         unshare.args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", script]);
         // A sweep of dead tests' leftovers knows it by its directory.
         unshare.env("RTVIRTIO_RUN_DIR", &dir).stdin(Stdio::null()).stdout(Stdio::null());
         let switch = unshare.spawn().map_err(|e| ClusterError::program("setpriv", e))?;
         let names: Vec<String> = (1..=nodes).map(|i| format!("n{i}")).collect();
-        std::fs::write(dir.join("corosync.conf"), corosync_conf(&names)).map_err(|e| ClusterError::io(&dir, e))?;
+        std::fs::write(dir.join("corosync.conf"), corosync_conf(&names))
+            .map_err(|e| ClusterError::io(&dir, e))?;
         let mut cluster = Self { dir, name: name.to_owned(), switch, nodes: Vec::new(), budget_us };
         cluster.wait("the bridge", ELECTION, |c| {
             let up = c.in_switch(&["ip", "link", "show", "br0", "up"]);

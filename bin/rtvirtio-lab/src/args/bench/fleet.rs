@@ -1,4 +1,6 @@
-//! `bench fleet`.
+//! `bench fleet`, `bench fleet-cluster`.
+
+use std::path::PathBuf;
 
 use clap::Args;
 use rtvirtio_bench::fleet::FleetOptions;
@@ -27,4 +29,18 @@ impl BenchFleetArgs {
     pub fn options(&self) -> FleetOptions {
         FleetOptions { hosts: self.hosts.clone(), singles: self.singles, seed: self.seed }
     }
+}
+
+/// `bench fleet-cluster`.
+#[derive(Args, Debug)]
+pub struct BenchFleetClusterArgs {
+    /// Repetitions, each with a new cluster
+    #[arg(long, default_value_t = 5)]
+    pub repeat: usize,
+    /// `rtvirtio-pacemaker`, instead of the one next to this program
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
 }

@@ -21,7 +21,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
-pub use fleet::BenchFleetArgs;
+pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
@@ -153,6 +153,16 @@ EXAMPLES
 
 No host is measured: hosts and contracts are simulated, the decisions and their time are real. Exit code 2 when a claim is not met.")]
     Fleet(BenchFleetArgs),
+    /// Contracts in a real Pacemaker cluster, three nodes in namespaces of this machine: a node
+    /// dies, a link is cut, a move is refused, a node joins, a contract is raised
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench fleet-cluster
+  sudo rtvirtio-lab bench fleet-cluster --repeat 1 --out /tmp/cluster --json | jq .claims
+
+Needs pacemaker, corosync and resource-agents (`scripts/deps.sh test`) and real-time groups of cgroup v1. About three minutes for a repetition. Exit code 2
+when a claim is not met.")]
+    FleetCluster(BenchFleetClusterArgs),
     /// The child process that `bench reservation` kills
     #[command(hide = true)]
     KillAt(BenchKillAtArgs),
