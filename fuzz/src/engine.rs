@@ -12,20 +12,22 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rtvirtio_engine::backing::{Backing, BackingConfig};
-use rtvirtio_engine::engine::{Command, Disk, Engine, EngineConfig, EngineHandle, VmStatus, VringStart};
+use rtvirtio_engine::engine::{
+    Command, Disk, Engine, EngineConfig, EngineHandle, QueueCommand, VmStatus, VringStart,
+};
 use rtvirtio_engine::inflight::Region;
 use rtvirtio_engine::memory::GuestMem;
 use rtvirtio_sched::{Config, VmConfig};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// Bytes of guest memory.
-const MEMORY: usize = 0x2_0000;
+pub const MEMORY: usize = 0x2_0000;
 /// Bytes of each disk.
 const DISK: u64 = 128 << 10;
 /// Addresses of the attacker's available and used rings; the table is at 0. Sixteen descriptors at
 /// most.
-const AVAIL: u64 = 0x100;
-const USED: u64 = 0x140;
+pub const AVAIL: u64 = 0x100;
+pub const USED: u64 = 0x140;
 /// Longest wait for a completion.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -38,11 +40,19 @@ pub struct House {
     pub dir: tempfile::TempDir,
 }
 
-fn memory() -> GuestMemoryMmap<()> {
+/// A guest's memory.
+///
+/// # Panics
+/// Without memory.
+pub fn memory() -> GuestMemoryMmap<()> {
     GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory")
 }
 
-fn eventfd() -> File {
+/// An eventfd.
+///
+/// # Panics
+/// Without descriptors.
+pub fn eventfd() -> File {
     let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
     File::from(rustix::event::eventfd(0, flags).expect("an eventfd"))
 }
@@ -116,12 +126,12 @@ pub fn play(data: &[u8]) {
         used: GuestAddress(USED),
         base: u16::from_le_bytes([base[0], base[1]]),
         event_idx: flags & 2 != 0,
-        write_through: flags & 4 != 0,
+        features: if flags & 4 != 0 { 0 } else { rtvirtio_engine::feature::blk::FLUSH },
         kick: kick.try_clone().expect("a descriptor"),
         call: (flags & 8 != 0).then(eventfd),
         inflight,
     };
-    let started = handle.ask(|reply| Command::Start { vm: 0, index: 0, start: Box::new(start), reply });
+    let started = handle.ask(|reply| QueueCommand::Start { vm: 0, index: 0, start: Box::new(start), reply });
     if started.expect("the engine lives").is_ok() {
         if flags & 16 != 0 {
             // Memory changes while the engine reads it.
@@ -133,9 +143,9 @@ pub fn play(data: &[u8]) {
             neighbour.reads(u64::from(flags));
         }
         if flags & 64 != 0 {
-            handle.ask(|reply| Command::Disconnect { vm: 0, reply }).expect("the engine lives");
+            handle.ask(|reply| QueueCommand::Disconnect { vm: 0, reply }).expect("the engine lives");
         } else {
-            handle.ask(|reply| Command::Stop { vm: 0, index: 0, reply }).expect("the engine lives");
+            handle.ask(|reply| QueueCommand::Stop { vm: 0, index: 0, reply }).expect("the engine lives");
         }
     }
     let status = vm_status(handle, 0);
@@ -189,13 +199,13 @@ impl Neighbour {
             used: GuestAddress(USED),
             base: 0,
             event_idx: false,
-            write_through: false,
+            features: rtvirtio_engine::feature::blk::FLUSH,
             kick: kick.try_clone().expect("a descriptor"),
             call: None,
             inflight: None,
         };
         let start = Box::new(start);
-        let started = handle.ask(|reply| Command::Start { vm: 1, index: 0, start, reply });
+        let started = handle.ask(|reply| QueueCommand::Start { vm: 1, index: 0, start, reply });
         started.expect("the engine lives").expect("a queue as Linux makes it");
         Self { mem, kick, asked: 0 }
     }

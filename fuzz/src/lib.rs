@@ -13,6 +13,7 @@ pub mod json;
 pub mod kernel;
 pub mod learned;
 pub mod messages;
+pub mod net;
 pub mod peer;
 pub mod profile;
 pub mod qemu;

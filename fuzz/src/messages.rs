@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use rtvirtio_engine::blk::Limits;
 use rtvirtio_engine::confine::Confine;
 use rtvirtio_engine::listen::SocketListener;
-use rtvirtio_engine::vhost_user::{DiskInfo, VhostUserServer};
+use rtvirtio_engine::vhost_user::{DeviceInfo, VhostUserServer};
 
 use super::engine::{house, vm_status};
 use super::qemu;
@@ -28,7 +28,15 @@ fn door() -> &'static Mutex<Door> {
         let house = house().lock().expect("an engine that lives");
         let socket = house.dir.path().join("socket");
         let limits = Limits { size: 128 << 10, read_only: false, discard: true };
-        let disk = DiskInfo { name: "fuzz".into(), vm: 0, limits, block: 512, queues: 2, hugepages: false };
+        let disk = DeviceInfo {
+            name: "fuzz".into(),
+            vm: 0,
+            features: rtvirtio_engine::feature::blk::offered(&limits),
+            config: rtvirtio_engine::blk::config_space(&limits, 2, 512).to_vec(),
+            queues: 2,
+            hugepages: false,
+            has_inflight: true,
+        };
         let listening = SocketListener::bind(&socket).expect("a socket");
         let frontend = VhostUserServer::start(disk, listening, house.handle.clone(), &Confine::none())
             .expect("a thread");

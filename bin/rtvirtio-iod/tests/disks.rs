@@ -146,13 +146,27 @@ fn kernel_users_are_refused() {
         assert!(stderr.contains(&format!("{node} is mounted on {}", point.display())), "{stderr}");
     }
     assert!(below.contains(&format!("losetup -d {node}")), "{below}");
-    // Free again: one lock covers all parts of a device.
+    // Free again: one lock covers all parts of a device. The kernel may release a file system some
+    // time after its unmount, as long as anything else refers to it.
+    wait_until_free(&device.0);
     let parts = two_disks(dir.path(), 32, "").replace(&format!("{}/disk", dir.path().display()), node);
     let iod = Iod::start(dir.path(), &parts);
     let mounted = Command::new("mount").arg(node).arg(&point).output().unwrap();
     assert!(!mounted.status.success(), "what is served cannot be mounted");
     iod.kill();
+    wait_until_free(&device.0);
     drop(Iod::start(dir.path(), &parts));
+}
+
+/// Waits until nobody has a device exclusively.
+fn wait_until_free(device: &Path) {
+    use std::os::unix::fs::OpenOptionsExt;
+    let begin = std::time::Instant::now();
+    let flags = rustix::fs::OFlags::EXCL.bits() as i32;
+    while let Err(e) = std::fs::File::options().read(true).custom_flags(flags).open(device) {
+        assert!(begin.elapsed() < rtvirtio_testkit::HANG, "{}: {e}", device.display());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
 }
 
 /// Ended when dropped.

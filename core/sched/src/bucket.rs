@@ -54,6 +54,12 @@ impl Bucket {
         Self { rate, full, level: full, at: Nanos(0) }
     }
 
+    /// The burst, in tokens.
+    #[must_use]
+    pub fn burst(&self) -> u64 {
+        self.full / SCALE
+    }
+
     /// The first moment not before `from` at which `tokens` are available; `u64::MAX` when they
     /// never are.
     ///

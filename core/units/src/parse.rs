@@ -22,7 +22,7 @@ impl std::error::Error for UnitError {}
 const DURATION: &str = "a duration such as \"300ms\", \"50us\" or \"2s\"";
 const SIZE: &str = "a size such as \"4KiB\", \"1MiB\" or \"512B\"";
 const RATE: &str = "a request rate such as \"500/s\" or \"30000/min\"";
-const BANDWIDTH: &str = "a data rate such as \"70MB/s\" or \"16MiB/s\"";
+const BANDWIDTH: &str = "a data rate such as \"70MB/s\", \"16MiB/s\" or \"100Mbit/s\"";
 const RATIO: &str = "a share such as \"30%\" or \"0.5%\"";
 const PERCENTILE: &str = "a percentile such as \"p99.99\" or \"p50\"";
 
@@ -90,6 +90,17 @@ fn byte_factor(unit: &str) -> Option<f64> {
     })
 }
 
+/// Bytes in a unit of bits; networks count in powers of ten.
+fn bit_factor(unit: &str) -> Option<f64> {
+    Some(match unit {
+        "bit" => 0.125,
+        "kbit" => 125.0,
+        "Mbit" => 125e3,
+        "Gbit" => 125e6,
+        _ => return None,
+    })
+}
+
 pub(crate) fn size(text: &str) -> Result<u64, UnitError> {
     whole(text, SIZE, byte_factor)
 }
@@ -106,7 +117,10 @@ pub(crate) fn rate(text: &str) -> Result<f64, UnitError> {
 }
 
 pub(crate) fn bandwidth(text: &str) -> Result<f64, UnitError> {
-    scaled(text, BANDWIDTH, |u| byte_factor(u.strip_suffix("/s")?))
+    scaled(text, BANDWIDTH, |u| {
+        let unit = u.strip_suffix("/s")?;
+        byte_factor(unit).or_else(|| bit_factor(unit))
+    })
 }
 
 pub(crate) fn ratio(text: &str) -> Result<f64, UnitError> {

@@ -13,6 +13,7 @@ fn every_documented_form_parses() {
         assert_eq!(iops.parse(), Ok(Iops(300.0)), "{iops}");
     }
     assert_eq!("70MB/s".parse(), Ok(BytesPerSec(70e6)));
+    assert_eq!("100Mbit/s".parse(), Ok(BytesPerSec(12.5e6)));
     assert_eq!("30%".parse(), Ok(Ratio(0.3)));
     assert_eq!("p99.99".parse(), Ok(Percentile(99.99)));
 }

@@ -11,8 +11,8 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use crate::memory::SharedMemory;
 use crate::queue::ClientQueue;
 
-const EVENT_IDX: u64 = 1 << 29;
-const VERSION_1: u64 = 1 << 32;
+pub(crate) const EVENT_IDX: u64 = 1 << 29;
+pub(crate) const VERSION_1: u64 = 1 << 32;
 const FLUSH: u64 = 1 << 9;
 const QUEUES: u64 = 1 << 12;
 
@@ -83,10 +83,7 @@ impl Client {
     /// [`ClientError`].
     pub fn connect(socket: &Path, options: Options) -> Result<Self, ClientError> {
         let io = |what| move |source| ClientError::Io { what, source };
-        let backend = |what| {
-            let socket = socket.to_owned();
-            move |source: vhost::Error| ClientError::Backend { socket, what, source }
-        };
+        let backend = |what| backend_error(socket, what);
         let each = ClientQueue::bytes(options.size, options.buffer);
         let len = each * usize::from(options.queues);
         let mem = Arc::new(SharedMemory::new(len, options.sealed).map_err(io("memory"))?);
@@ -115,39 +112,15 @@ impl Client {
                 capacity = u64::from_le_bytes(sectors) * 512;
             }
         }
-        let region = VhostUserMemoryRegionInfo {
-            guest_phys_addr: SharedMemory::BASE,
-            memory_size: mem.len() as u64,
-            userspace_addr: mem.address(),
-            mmap_offset: 0,
-            mmap_handle: mem.fd(),
-        };
-        frontend.set_mem_table(&[region]).map_err(backend("set memory table"))?;
+        share_memory(&frontend, &mem).map_err(backend("set memory table"))?;
         let mut queues = Vec::new();
         for i in 0..usize::from(options.queues) {
             let at = i * each;
             let event_idx = features & EVENT_IDX != 0;
             let queue = ClientQueue::new(Arc::clone(&mem), at, options.size, options.buffer, event_idx)
                 .map_err(io("queue"))?;
-            let (desc, avail, used) = queue.ring_offsets();
-            let place = |offset: usize| mem.address() + offset as u64;
-            let addresses = VringConfigData {
-                queue_max_size: options.size,
-                queue_size: options.size,
-                flags: 0,
-                desc_table_addr: place(desc),
-                used_ring_addr: place(used),
-                avail_ring_addr: place(avail),
-                log_addr: None,
-            };
-            frontend.set_vring_num(i, options.size).map_err(backend("set queue size"))?;
-            frontend.set_vring_addr(i, &addresses).map_err(backend("set queue addresses"))?;
-            frontend.set_vring_base(i, 0).map_err(backend("set queue base"))?;
-            frontend.set_vring_call(i, &queue.call).map_err(backend("set call"))?;
-            frontend.set_vring_kick(i, &queue.kick).map_err(backend("set kick"))?;
-            if features & protocol != 0 {
-                frontend.set_vring_enable(i, true).map_err(backend("enable queue"))?;
-            }
+            start_queue(&mut frontend, i, &mem, &queue, features & protocol != 0)
+                .map_err(backend("start a queue"))?;
             queues.push(queue);
         }
         Ok(Self { frontend, mem, queues, capacity })
@@ -162,4 +135,49 @@ impl Client {
     pub fn raw(&mut self) -> &mut Frontend {
         &mut self.frontend
     }
+}
+
+/// The error of an operation on a back end.
+pub(crate) fn backend_error(socket: &Path, what: &'static str) -> impl FnOnce(vhost::Error) -> ClientError {
+    let socket = socket.to_owned();
+    move |source| ClientError::Backend { socket, what, source }
+}
+
+/// Shares all memory.
+pub(crate) fn share_memory(frontend: &Frontend, mem: &SharedMemory) -> vhost::Result<()> {
+    let region = VhostUserMemoryRegionInfo {
+        guest_phys_addr: SharedMemory::BASE,
+        memory_size: mem.len() as u64,
+        userspace_addr: mem.address(),
+        mmap_offset: 0,
+        mmap_handle: mem.fd(),
+    };
+    frontend.set_mem_table(&[region]).map(drop)
+}
+
+/// Starts a queue from index 0.
+pub(crate) fn start_queue(
+    frontend: &mut Frontend,
+    index: usize,
+    mem: &SharedMemory,
+    queue: &ClientQueue,
+    enable: bool,
+) -> vhost::Result<()> {
+    let (desc, avail, used) = queue.ring_offsets();
+    let place = |offset: usize| mem.address() + offset as u64;
+    let addresses = VringConfigData {
+        queue_max_size: queue.size(),
+        queue_size: queue.size(),
+        flags: 0,
+        desc_table_addr: place(desc),
+        used_ring_addr: place(used),
+        avail_ring_addr: place(avail),
+        log_addr: None,
+    };
+    frontend.set_vring_num(index, queue.size())?;
+    frontend.set_vring_addr(index, &addresses)?;
+    frontend.set_vring_base(index, 0)?;
+    frontend.set_vring_call(index, &queue.call)?;
+    frontend.set_vring_kick(index, &queue.kick)?;
+    if enable { frontend.set_vring_enable(index, true) } else { Ok(()) }
 }

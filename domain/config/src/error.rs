@@ -53,6 +53,14 @@ pub enum FileError {
         /// The reason, with its numbers.
         source: Refusal,
     },
+    /// An invalid network.
+    #[error("network \"{network}\": {what}")]
+    Network {
+        /// The network.
+        network: String,
+        /// What is wrong, with the port's name.
+        what: String,
+    },
     /// Two paths are the same.
     #[error("{first} and {second} are the same path, {}; give each its own", path.display())]
     Collision {
@@ -66,7 +74,7 @@ pub enum FileError {
     /// A duplicate name or socket.
     #[error("{what} \"{name}\" is there twice")]
     Duplicate {
-        /// Device, disk or socket.
+        /// Device, disk, network, port or socket.
         what: &'static str,
         /// The name.
         name: String,

@@ -4,6 +4,8 @@
 mod admission;
 pub mod edit;
 mod error;
+mod network;
+mod network_sched;
 mod paths;
 mod sched;
 mod schema;
@@ -12,10 +14,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 pub use error::FileError;
+pub use network::{
+    FrameCap, Mac, MacError, Network, Port, RateConfig, SHORTEST_FRAME, UplinkKind, WIRE_OVERHEAD,
+};
+pub use network_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW};
 pub use paths::{NamedPath, PathKind, parent_dir};
 pub use schema::{
-    CapConfig, CostConfig, Device, Disk, File, Format, GuestPriorityConfig, LineConfig, ReservationConfig,
-    Sandbox, Window,
+    CapConfig, CostConfig, Device, Disk, File, Format, GuestPriorityConfig, LineConfig, Poll, Power,
+    ReservationConfig, Sandbox, Window,
 };
 
 impl File {
@@ -39,7 +45,7 @@ impl File {
         let mut seen = BTreeSet::new();
         for device in &file.devices {
             require_unique(&mut seen, "device", &device.name)?;
-            if device.fifo.is_some() && device.poll.0 > 0 {
+            if device.fifo.is_some() && device.poll.is_some_and(|poll| poll.0 > 0) {
                 return Err(FileError::Conflict { device: device.name.clone() });
             }
             for disk in &device.disks {
@@ -52,6 +58,22 @@ impl File {
                 source,
             })?;
             device.admit()?;
+        }
+        for network in &file.networks {
+            require_unique(&mut seen, "network", &network.name)?;
+            if network.fifo.is_some_and(|priority| !(1..=99).contains(&priority)) {
+                let what = "`fifo` must be 1 to 99".to_owned();
+                return Err(FileError::Network { network: network.name.clone(), what });
+            }
+            for port in &network.ports {
+                require_unique(&mut seen, "port", &port.name)?;
+                require_unique(&mut seen, "socket", &port.socket.to_string_lossy())?;
+            }
+            network.check()?;
+        }
+        if file.devices.is_empty() && file.networks.is_empty() {
+            let message = "neither a `[[device]]` nor a `[[network]]`".to_owned();
+            return Err(FileError::Parse { path: path.to_owned(), message });
         }
         file.refuse_collisions(path)?;
         Ok(file)

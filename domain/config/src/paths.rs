@@ -10,7 +10,7 @@ use crate::schema::File;
 pub enum PathKind {
     /// The configuration file itself.
     Config,
-    /// A socket of the domain: `control`, or a disk's.
+    /// A socket of the domain: `control`, a disk's or a port's.
     Socket,
     /// A disk's backing; several disks may be parts of one file.
     Disk,
@@ -48,6 +48,9 @@ impl File {
             let what = |key: &str| format!("`{key}` of disk \"{}\"", disk.name);
             paths.push(named(what("socket"), &disk.socket, PathKind::Socket));
             paths.push(named(what("path"), &disk.path, PathKind::Disk));
+        }
+        for port in self.networks.iter().flat_map(|n| &n.ports) {
+            paths.push(named(format!("`socket` of port \"{}\"", port.name), &port.socket, PathKind::Socket));
         }
         paths
     }

@@ -9,6 +9,8 @@ use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
+use crate::network::Network;
+
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,9 +23,15 @@ pub struct File {
     /// Confinement of the process while it serves.
     #[serde(default)]
     pub sandbox: Sandbox,
+    /// What the host's energy is worth.
+    #[serde(default)]
+    pub power: Power,
     /// Devices; each has a thread and a scheduler of its own.
-    #[serde(rename = "device")]
+    #[serde(default, rename = "device")]
     pub devices: Vec<Device>,
+    /// Networks; each has a thread and two schedulers of its own.
+    #[serde(default, rename = "network")]
+    pub networks: Vec<Network>,
 }
 
 fn default_control() -> PathBuf {
@@ -42,6 +50,40 @@ pub enum Sandbox {
     /// All layers that the kernel supports.
     #[default]
     On,
+}
+
+/// What the host's energy is worth: on batteries no thread polls, unless its table says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Power {
+    /// Threads poll as long as that pays.
+    #[default]
+    Normal,
+    /// Threads sleep.
+    Save,
+}
+
+/// How a thread waits for work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Poll {
+    /// It polls for this long before it sleeps.
+    Fixed(Nanos),
+    /// As long as that pays.
+    #[default]
+    Adaptive,
+}
+
+impl Poll {
+    /// From a table's `poll` and `fifo`. A real-time thread that polls would keep its CPU from all
+    /// others.
+    #[must_use]
+    pub fn new(power: Power, poll: Option<Nanos>, fifo: Option<u8>) -> Self {
+        match poll {
+            Some(poll) => Self::Fixed(poll),
+            None if power == Power::Save || fifo.is_some() => Self::Fixed(Nanos(0)),
+            None => Self::Adaptive,
+        }
+    }
 }
 
 /// One device and its disks.
@@ -72,9 +114,9 @@ pub struct Device {
     pub cpus: Vec<usize>,
     /// `SCHED_FIFO` priority of its thread.
     pub fifo: Option<u8>,
-    /// How long its thread polls before it sleeps.
-    #[serde(default, deserialize_with = "parse_text")]
-    pub poll: Nanos,
+    /// How long its thread polls before it sleeps; adapts when not given.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub poll: Option<Nanos>,
     /// Passes the guest's class on to the host's I/O scheduler; `mq-deadline` acts on it.
     #[serde(default)]
     pub pass_priority: bool,
@@ -309,7 +351,7 @@ fn default_class() -> Class {
 }
 
 /// Parses a value with its unit.
-fn parse_text<'de, T, D>(d: D) -> Result<T, D::Error>
+pub(crate) fn parse_text<'de, T, D>(d: D) -> Result<T, D::Error>
 where
     T: FromStr,
     T::Err: Display,
@@ -318,7 +360,7 @@ where
     String::deserialize(d)?.parse().map_err(D::Error::custom)
 }
 
-fn parse_optional_text<'de, T, D>(d: D) -> Result<Option<T>, D::Error>
+pub(crate) fn parse_optional_text<'de, T, D>(d: D) -> Result<Option<T>, D::Error>
 where
     T: FromStr,
     T::Err: Display,

@@ -14,6 +14,7 @@ use crate::config::{File, NamedPath, parent_dir};
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT};
 use crate::domain::{DomainError, OpenedDisks};
 use crate::listen::{self, SocketState};
+use crate::net::uplink::Uplink;
 use crate::socket_group;
 
 /// Refuses two paths of a configuration that lead to the same file, such as a socket in the place
@@ -87,16 +88,29 @@ pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec
     if let Some(pid) = running {
         notes.push(format!("process {pid} answers on {}", file.control.display()));
     }
-    for disk in file.devices.iter().flat_map(|d| &d.disks) {
-        let failed = |source| DomainError::path(disk, "socket", source);
-        check_bindable(&disk.socket, directories == Directories::AreMade).map_err(failed)?;
-        socket_group::resolve(disk.socket_group.as_deref())
-            .map_err(|source| DomainError::path(disk, "socket_group", source))?;
-        if let Some(listener) = listener_pid(&disk.socket).map_err(failed)? {
+    let disks = file.devices.iter().flat_map(|d| &d.disks);
+    let disks = disks.map(|d| (format!("disk \"{}\"", d.name), &d.socket, d.socket_group.as_deref()));
+    let ports = file.networks.iter().flat_map(|n| &n.ports);
+    let ports = ports.map(|p| (format!("port \"{}\"", p.name), &p.socket, p.socket_group.as_deref()));
+    for (name, socket, group) in disks.chain(ports) {
+        let failed = |source| DomainError::Path { what: format!("`socket` of {name}"), source };
+        check_bindable(socket, directories == Directories::AreMade).map_err(failed)?;
+        socket_group::resolve(group)
+            .map_err(|source| DomainError::Path { what: format!("`socket_group` of {name}"), source })?;
+        if let Some(listener) = listener_pid(socket).map_err(failed)? {
             let pid = listener.map_err(failed)?;
             if running != Some(pid) {
-                let text = format!("{}: process {pid} listens there", disk.socket.display());
+                let text = format!("{}: process {pid} listens there", socket.display());
                 return Err(failed(io::Error::new(io::ErrorKind::AddrInUse, text)));
+            }
+        }
+    }
+    // A running domain has its taps: only one process can be attached to each.
+    if running.is_none() {
+        for network in &file.networks {
+            for port in &network.ports {
+                let opened = Uplink::open(network, port);
+                opened.map_err(|source| DomainError::Uplink { port: port.name.clone(), source })?;
             }
         }
     }

@@ -16,6 +16,8 @@ pub enum Role {
         /// real-time class.
         passes_priority: bool,
     },
+    /// Serves the ports of a network: reads and writes frames, and sets filters and offloads.
+    Network,
     /// Handles one VM's vhost-user messages, descriptors and memory mappings.
     VhostUser,
     /// Serves the control socket and reloads the configuration.

@@ -5,14 +5,17 @@ use std::path::{Path, PathBuf};
 
 use crate::backing::{Backing, BackingConfig, BackingError};
 use crate::check::take_locks;
-use crate::config::{Disk, File};
+use crate::config::{Disk, File, Poll};
 use crate::confine::{Confine, Spawner, StartThread};
 use crate::disk_lock::{DiskLock, DiskUse, Identity, identity};
 use crate::engine::{self, Engine, EngineConfig, EngineError, EngineHandle};
 use crate::listen::SocketListener;
-use crate::running::{Member, Running};
+use crate::net::NetError;
+use crate::net::uplink::UplinkError;
+use crate::network::OpenedNetwork;
+use crate::running::{Member, Running, RunningParts};
 use crate::socket_group;
-use crate::vhost_user::{DiskInfo, VhostUserServer};
+use crate::vhost_user::{DeviceInfo, VhostUserServer};
 
 /// Why a domain does not start.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +57,22 @@ pub enum DomainError {
         /// The cause, with the path.
         source: io::Error,
     },
+    /// The uplink of a port cannot be opened.
+    #[error("port \"{port}\": {source}")]
+    Uplink {
+        /// Which.
+        port: String,
+        /// Why.
+        source: UplinkError,
+    },
+    /// A network cannot start.
+    #[error("network \"{network}\": {source}")]
+    Network {
+        /// Which.
+        network: String,
+        /// Why.
+        source: NetError,
+    },
     /// An engine cannot start.
     #[error("device \"{device}\": {source}")]
     Engine {
@@ -63,7 +82,7 @@ pub enum DomainError {
         source: EngineError,
     },
     /// A socket cannot be served.
-    #[error("disk \"{disk}\": {source}")]
+    #[error("\"{disk}\": {source}")]
     Socket {
         /// Which.
         disk: String,
@@ -87,6 +106,7 @@ pub struct OpenedDomain {
     backings: Vec<Vec<Backing>>,
     sockets: Vec<Vec<SocketListener>>,
     locks: Vec<DiskLock>,
+    networks: Vec<OpenedNetwork>,
 }
 
 /// A running domain; it ends when this is dropped.
@@ -95,6 +115,8 @@ pub struct Domain {
     // Servers end before the engines that they use.
     running: Running,
     engines: Vec<(String, Engine)>,
+    /// The rings of the networks.
+    is_restricted: bool,
 }
 
 impl OpenedDomain {
@@ -114,7 +136,8 @@ impl OpenedDomain {
             };
             sockets.push(device.disks.iter().map(listen).collect::<Result<Vec<_>, _>>()?);
         }
-        Ok(Self { file: file.clone(), backings, sockets, locks })
+        let networks = file.networks.iter().map(OpenedNetwork::open).collect::<Result<_, _>>()?;
+        Ok(Self { file: file.clone(), backings, sockets, locks, networks })
     }
 
     /// Starts all engines, then serves. Each thread is confined before it reads guest input.
@@ -122,7 +145,7 @@ impl OpenedDomain {
     /// # Errors
     /// [`DomainError`]; no thread runs then.
     pub fn start(self, confine: &Confine) -> Result<Domain, DomainError> {
-        let Self { file, backings, sockets, locks } = self;
+        let Self { file, backings, sockets, locks, networks } = self;
         let spawner = Spawner::start(confine).map_err(|source| DomainError::Path {
             what: "cannot start the thread that starts those of disks attached later".into(),
             source,
@@ -140,7 +163,7 @@ impl OpenedDomain {
                 name: device.name.clone(),
                 cpus: device.cpus.clone(),
                 fifo: device.fifo,
-                poll: device.poll,
+                poll: Poll::new(file.power, device.poll, device.fifo),
                 pass_priority: device.pass_priority,
                 confine: confine.clone(),
             };
@@ -155,8 +178,13 @@ impl OpenedDomain {
             places.push(members.into_iter().map(serve).collect::<Result<Vec<_>, DomainError>>()?);
         }
         let handles = engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect();
-        let running = Running::new(file, handles, places, locks, Box::new(spawner));
-        Ok(Domain { running, engines })
+        let pairs = file.networks.iter().zip(networks);
+        let networks = pairs.map(|(network, opened)| opened.start(network, file.power, confine));
+        let networks = networks.collect::<Result<Vec<_>, _>>()?;
+        let is_restricted = networks.iter().all(|n| n.engine.is_restricted());
+        let parts = RunningParts { places, locks, networks };
+        let running = Running::new(file, handles, parts, Box::new(spawner));
+        Ok(Domain { running, engines, is_restricted })
     }
 }
 
@@ -171,20 +199,21 @@ pub(crate) fn engine_disk(disk: &Disk, backing: Backing) -> engine::Disk {
 }
 
 /// A disk as its control thread sees it.
-pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DiskInfo {
-    DiskInfo {
+pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DeviceInfo {
+    DeviceInfo {
         name: disk.name.clone(),
         vm,
-        limits: backing.limits,
-        block: backing.block,
+        features: crate::feature::blk::offered(&backing.limits),
+        config: crate::blk::config_space(&backing.limits, disk.queues, backing.block).to_vec(),
         queues: disk.queues,
         hugepages: disk.hugepages,
+        has_inflight: true,
     }
 }
 
 /// Serves a disk's socket.
 pub(crate) fn serve_disk(
-    info: DiskInfo,
+    info: DeviceInfo,
     socket: SocketListener,
     engine: &EngineHandle,
     threads: &dyn StartThread,
@@ -334,7 +363,7 @@ impl Domain {
     /// Whether the kernel refuses every io_uring operation that the engines do not use.
     #[must_use]
     pub fn is_ring_restricted(&self) -> bool {
-        self.engines.iter().all(|(_, e)| e.is_restricted())
+        self.is_restricted && self.engines.iter().all(|(_, e)| e.is_restricted())
     }
 }
 

@@ -6,29 +6,32 @@
 
 mod command;
 mod data;
+pub(crate) mod poll;
 mod prepared;
+pub(crate) mod queue_host;
 mod run;
-mod slot;
+pub(crate) mod slot;
 mod table;
 mod trace;
 mod trace_reader;
-mod uring;
-mod vring;
+pub(crate) mod uring;
+pub(crate) mod vring;
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use rtvirtio_domain_config::Poll;
 use rtvirtio_sched::{Config, ConfigError, Scheduler};
-use rtvirtio_units::Nanos;
 
 use crate::backing::Backing;
 use crate::confine::{Confine, Role};
 pub use command::{
-    Command, EngineGone, EngineHandle, EngineStatus, PromiseCounters, ReconfigureError, StartError, VmStatus,
-    VringBase, VringStart,
+    Command, EngineGone, EngineHandle, EngineStatus, PromiseCounters, QueueCommand, ReconfigureError,
+    StartError, VmStatus, VringBase, VringStart,
 };
 pub use prepared::{AttachError, Capacity, DetachedDisk, PreparedDisk, RefusedDisk};
+pub(crate) use run::{now, prepare_thread};
 pub use trace::{TraceEvent, TraceWriter};
 pub use trace_reader::{TraceError, TraceReader};
 
@@ -54,9 +57,8 @@ pub struct EngineConfig {
     pub cpus: Vec<usize>,
     /// `SCHED_FIFO` priority; an ordinary thread when `None`.
     pub fifo: Option<u8>,
-    /// How long it polls the rings before it sleeps. Polling costs CPU and saves the guest's
-    /// wake-up.
-    pub poll: Nanos,
+    /// How it waits for work.
+    pub poll: Poll,
     /// Passes the guest's I/O class on to the host's I/O scheduler.
     pub pass_priority: bool,
     /// Privileges that its thread drops before it serves guests.
@@ -163,7 +165,7 @@ impl Engine {
 
 /// A panic of the engine ends the process: its guests would wait for ever, and the kernel may still
 /// write to memory that is about to be unmapped. QEMU reconnects to the restarted domain.
-struct AbortOnPanic;
+pub(crate) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {

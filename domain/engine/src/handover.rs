@@ -252,7 +252,12 @@ impl AdoptedDisk {
 #[must_use]
 pub fn socket_directories(file: &File) -> BTreeSet<PathBuf> {
     let disks = file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.socket);
-    disks.chain([&file.control]).map(|p| crate::config::parent_dir(p).to_owned()).collect::<BTreeSet<_>>()
+    let ports = file.networks.iter().flat_map(|n| &n.ports).map(|p| &p.socket);
+    disks
+        .chain(ports)
+        .chain([&file.control])
+        .map(|p| crate::config::parent_dir(p).to_owned())
+        .collect::<BTreeSet<_>>()
 }
 
 /// Whether a path is the same as another, as text.

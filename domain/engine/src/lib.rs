@@ -1,4 +1,5 @@
-//! The I/O domain: serves the disks of many VMs over vhost-user-blk and schedules every request.
+//! The I/O domain: serves the disks and network ports of many VMs over vhost-user, and schedules
+//! every request and frame.
 //!
 //! ```text
 //!  VM's memory: virtqueue ─kick─► engine thread of the device ──io_uring──► file or block device
@@ -23,6 +24,7 @@ pub mod confine;
 mod disk_lock;
 pub mod domain;
 pub mod engine;
+pub mod feature;
 pub mod handover;
 mod image_format;
 pub mod inflight;
@@ -30,6 +32,9 @@ pub mod line_server;
 pub mod listen;
 pub mod log;
 pub mod memory;
+pub mod net;
+mod network;
+pub mod network_report;
 pub mod reload;
 pub mod report;
 pub mod running;

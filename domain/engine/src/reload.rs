@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use crate::config::{Device, Disk, File, FileError};
 use crate::domain::DomainError;
 use crate::engine::{AttachError, ReconfigureError};
+use crate::network::networks_need_restart;
 
 /// Why a configuration is refused. The old one stays in force, unless the message names what was
 /// changed.
@@ -81,6 +82,14 @@ pub enum ReloadError {
         /// How long was waited.
         seconds: u64,
     },
+    /// A network's engine refuses what was checked, a defect. Changes before it are in force.
+    #[error("network \"{network}\": {message}")]
+    Network {
+        /// Which.
+        network: String,
+        /// Why.
+        message: String,
+    },
     /// An engine refuses what was checked, a defect. Changes before it are in force.
     #[error("device \"{device}\": {source}")]
     Engine {
@@ -147,8 +156,9 @@ pub(crate) fn disk_changes(old: &Disk, new: &Disk, list: &mut Vec<String>) {
 pub(crate) fn needs_restart(started: &File, current: &File, new: &File) -> Vec<String> {
     let old = started;
     let mut list = Vec::new();
-    let File { control: _, control_group: _, sandbox: _, devices: _ } = new;
-    push_differences!(list, "", old, new, control, control_group, sandbox);
+    let File { control: _, control_group: _, sandbox: _, power: _, devices: _, networks: _ } = new;
+    push_differences!(list, "", old, new, control, control_group, sandbox, power);
+    list.extend(networks_need_restart(old, new));
     if !same_names(&old.devices, &new.devices, |d| &d.name) {
         list.push("another list of devices".into());
         return list;

@@ -5,6 +5,8 @@ use serde::Serialize;
 
 use crate::config::{Disk, ReservationConfig};
 use crate::engine::{Command, PromiseCounters, VmStatus};
+use crate::log::Refusals;
+use crate::network_report::{self, NetworkReport, PortReport};
 use crate::running::{Member, Running};
 
 /// One direction of one VM.
@@ -130,6 +132,19 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// Their VMs.
     pub vms: Vec<VmReport>,
+    /// The networks.
+    pub networks: Vec<NetworkReport>,
+    /// Their ports.
+    pub ports: Vec<PortReport>,
+}
+
+/// What was refused last.
+pub(crate) fn last_refusal(refusals: &Refusals) -> Option<RefusalReport> {
+    refusals.last().map(|last| RefusalReport {
+        why: last.why,
+        seconds_ago: last.at.elapsed().as_secs(),
+        count: last.count,
+    })
 }
 
 fn vm_report(device: &str, disk: Option<&Disk>, member: &Member, vm: VmStatus) -> VmReport {
@@ -147,11 +162,7 @@ fn vm_report(device: &str, disk: Option<&Disk>, member: &Member, vm: VmStatus) -
             cap_hits: vm.counters.cap_hits[i],
         }
     };
-    let refused = member.server().refusals().last().map(|last| RefusalReport {
-        why: last.why,
-        seconds_ago: last.at.elapsed().as_secs(),
-        count: last.count,
-    });
+    let refused = last_refusal(member.server().refusals());
     let promise = |key, reservation: Option<ReservationConfig>, seen: &PromiseCounters| {
         reservation.map(|r| PromiseReport {
             key,
@@ -192,6 +203,7 @@ impl Running {
     #[must_use]
     pub fn report(&self) -> Report {
         let mut all = Report { version: VERSION, ..Report::default() };
+        (all.networks, all.ports) = network_report::networks(self);
         let state = self.state();
         let devices = self.engines().iter().zip(&state.places).zip(&state.file.devices);
         for (((name, handle), places), device) in devices {

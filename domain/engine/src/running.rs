@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use rtvirtio_sched::{Config, VmConfig};
 
 use crate::backing::Backing;
-use crate::config::{Device, Disk, File};
+use crate::config::{Device, Disk, File, Poll};
 use crate::confine::StartThread;
 use crate::disk_lock::{DiskLock, DiskUse, Identity};
 use crate::domain::{DomainError, disk_info, engine_disk, serve_disk};
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
 use crate::handover::{AdoptedDisk, PassedDisk, is_below, socket_directories};
+use crate::network::RunningNetwork;
 use crate::reload::{Membership, ReloadError, device_changes, disk_changes, needs_restart};
 use crate::vhost_user::VhostUserServer;
 
@@ -83,6 +84,16 @@ pub(crate) struct State {
     /// The disks of each device, by place.
     pub(crate) places: Vec<Vec<Option<Member>>>,
     locks: Vec<DiskLock>,
+    /// The networks, in the order of the file.
+    pub(crate) networks: Vec<RunningNetwork>,
+}
+
+/// What a start made.
+pub(crate) struct RunningParts {
+    /// The disks of each device, by place.
+    pub(crate) places: Vec<Vec<Option<Member>>>,
+    pub(crate) locks: Vec<DiskLock>,
+    pub(crate) networks: Vec<RunningNetwork>,
 }
 
 struct Shared {
@@ -119,7 +130,7 @@ struct Ready {
     device: usize,
     place: usize,
     part: Part,
-    info: crate::vhost_user::DiskInfo,
+    info: crate::vhost_user::DeviceInfo,
     prepared: Box<PreparedDisk>,
     lock: Option<DiskLock>,
     socket: (PathBuf, std::os::fd::OwnedFd),
@@ -129,12 +140,12 @@ impl Running {
     pub(crate) fn new(
         file: File,
         engines: Vec<(String, EngineHandle)>,
-        places: Vec<Vec<Option<Member>>>,
-        locks: Vec<DiskLock>,
+        parts: RunningParts,
         threads: Box<dyn StartThread + Send + Sync>,
     ) -> Self {
         let directories = socket_directories(&file);
-        let state = Mutex::new(State { file: file.clone(), places, locks });
+        let RunningParts { places, locks, networks } = parts;
+        let state = Mutex::new(State { file: file.clone(), places, locks, networks });
         Self(Arc::new(Shared { started: file, directories, state, engines, threads }))
     }
 
@@ -160,7 +171,9 @@ impl Running {
         let mut state = self.state();
         // All end at the same time; then each is joined.
         state.places.iter().flatten().flatten().for_each(|m| m.server.close());
+        state.networks.iter().for_each(RunningNetwork::close);
         state.places.iter_mut().for_each(Vec::clear);
+        state.networks.clear();
     }
 
     /// Reads the file, validates it including admission, and compares its disks with those that
@@ -356,6 +369,10 @@ impl Running {
         new: &File,
         changes: &mut Vec<String>,
     ) -> Result<(), ReloadError> {
+        for (i, network) in new.networks.iter().enumerate() {
+            state.networks[i].reconfigure(&state.file.networks[i], network, changes)?;
+        }
+        let power = new.power;
         for (i, (name, handle)) in self.0.engines.iter().enumerate() {
             let (old, new) = (&state.file.devices[i], &new.devices[i]);
             let before = changes.len();
@@ -374,8 +391,9 @@ impl Running {
                 continue;
             }
             let config = Box::new(Self::by_place(new, &state.places[i]));
+            let poll = Poll::new(power, new.poll, new.fifo);
             let reconfigured = handle
-                .ask(|reply| Command::Reconfigure { config, vms, poll: new.poll, reply })
+                .ask(|reply| Command::Reconfigure { config, vms, poll, reply })
                 .map_err(ReconfigureError::from)
                 .and_then(|done| done);
             reconfigured.map_err(|source| ReloadError::Engine { device: name.clone(), source })?;

@@ -1,9 +1,10 @@
-//! The vhost-user back end of one VM's disk: a socket, its thread, and one connection at a time.
+//! The vhost-user back end of one VM's device: a socket, its thread, and one connection at a time.
 //!
 //! Everything here is between one QEMU and this process. Whatever a QEMU sends, or delays, concerns
-//! its own disk.
+//! its own device.
 
 mod connection;
+mod early;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,61 +14,63 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use vhost::vhost_user::{BackendReqHandler, Error};
+use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
 
 use self::connection::Connection;
-use crate::blk::Limits;
 use crate::confine::{Role, StartThread};
-use crate::engine::{Command, EngineHandle};
+use crate::engine::{Command, EngineHandle, QueueCommand};
 use crate::listen::SocketListener;
 use crate::log::Refusals;
 
-/// A disk as its control thread sees it.
+/// A device as its control thread sees it.
 #[derive(Clone, Debug)]
-pub struct DiskInfo {
+pub struct DeviceInfo {
     /// Name in logs and of the thread.
     pub name: String,
     /// Index of the VM in its engine.
     pub vm: usize,
-    /// Size and operations.
-    pub limits: Limits,
-    /// Block size in bytes.
-    pub block: u32,
+    /// Offered features of virtio.
+    pub features: u64,
+    /// The configuration space; empty where the VMM provides it, as for network devices.
+    pub config: Vec<u8>,
     /// Number of queues.
     pub queues: u16,
     /// Huge pages are accepted.
     pub hugepages: bool,
+    /// Requests in flight are tracked in memory that outlives this process. QEMU has it for disks
+    /// only.
+    pub has_inflight: bool,
 }
 
 /// A socket with its thread; serves one QEMU at a time.
 #[derive(Debug)]
-pub struct VhostUserServer {
+pub struct VhostUserServer<C: From<QueueCommand> = Command> {
     stop: Arc<AtomicBool>,
     connection: Arc<Mutex<Option<UnixStream>>>,
     socket: SocketListener,
-    engine: EngineHandle,
+    engine: EngineHandle<C>,
     vm: usize,
     refusals: Arc<Refusals>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl VhostUserServer {
-    /// Serves a disk's socket; the thread is confined when this returns.
+impl<C: From<QueueCommand> + Send + 'static> VhostUserServer<C> {
+    /// Serves a device's socket; the thread is confined when this returns.
     ///
     /// # Errors
     /// The thread cannot be started or confined.
     pub fn start(
-        disk: DiskInfo,
+        device: DeviceInfo,
         socket: SocketListener,
-        engine: EngineHandle,
+        engine: EngineHandle<C>,
         threads: &dyn StartThread,
     ) -> io::Result<Self> {
         let listener = socket.listener().try_clone()?;
         let stop = Arc::new(AtomicBool::new(false));
         let connection = Arc::new(Mutex::new(None));
         let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
-        let (vm, handle) = (disk.vm, engine.clone());
-        let name: String = format!("vm-{}", disk.name).chars().take(15).collect();
+        let (vm, handle) = (device.vm, engine.clone());
+        let name: String = format!("vm-{}", device.name).chars().take(15).collect();
         let refusals = Arc::new(Refusals::default());
         let seen = Arc::clone(&refusals);
         let body = move || {
@@ -95,8 +98,8 @@ impl VhostUserServer {
                     break;
                 }
                 // A panic in message handling ends this connection only; the next one is served.
-                if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
-                    crate::log::line(&disk.name, "a defect ended the connection");
+                if catch_unwind(AssertUnwindSafe(|| serve(stream, &device, &engine))).is_err() {
+                    crate::log::line(&device.name, "a defect ended the connection");
                 }
                 if let Ok(mut current) = current.lock() {
                     *current = None;
@@ -106,7 +109,9 @@ impl VhostUserServer {
         let thread = threads.start_thread(&name, Role::VhostUser, Box::new(body))?;
         Ok(Self { stop, connection, socket, engine: handle, vm, refusals, thread: Some(thread) })
     }
+}
 
+impl<C: From<QueueCommand>> VhostUserServer<C> {
     /// Whether a QEMU is connected, whatever its guest does.
     #[must_use]
     pub fn is_connected(&self) -> bool {
@@ -127,10 +132,22 @@ impl VhostUserServer {
     }
 }
 
-fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
-    let connection = Arc::new(Mutex::new(Connection::new(disk.clone(), engine.clone())));
-    let mut handler = BackendReqHandler::from_stream(stream, connection);
+fn serve<C>(stream: UnixStream, device: &DeviceInfo, engine: &EngineHandle<C>)
+where
+    C: From<QueueCommand> + Send,
+{
+    let connection = Arc::new(Mutex::new(Connection::new(device.clone(), engine.clone())));
+    let Ok(early) = stream.try_clone() else { return };
+    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&connection));
     loop {
+        match serve_early(&early, &connection) {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(e) => {
+                crate::log::line(&device.name, format_args!("connection ends: {e}"));
+                break;
+            }
+        }
         match handler.handle_request() {
             Ok(()) => {}
             // A refused message is reported to QEMU if it asked for a reply; the connection
@@ -138,14 +155,29 @@ fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
             Err(Error::ReqHandlerError(_) | Error::InvalidParam | Error::InvalidOperation(_)) => {}
             Err(Error::Disconnected) => break,
             Err(e) => {
-                crate::log::line(&disk.name, format_args!("connection ends: {e}"));
+                crate::log::line(&device.name, format_args!("connection ends: {e}"));
                 break;
             }
         }
     }
 }
 
-impl VhostUserServer {
+/// Serves a message that comes before features are set; `false` for any other.
+fn serve_early<C: From<QueueCommand>>(
+    stream: &UnixStream,
+    connection: &Mutex<Connection<C>>,
+) -> io::Result<bool> {
+    let Ok(mut connection) = connection.lock() else { return Ok(false) };
+    if connection.has_features() {
+        return Ok(false);
+    }
+    let Some(message) = early::take_enable(stream)? else { return Ok(false) };
+    let done = connection.set_vring_enable(message.index, message.enable);
+    message.reply(stream, done.is_ok())?;
+    Ok(true)
+}
+
+impl<C: From<QueueCommand>> VhostUserServer<C> {
     /// Ends the connection and the listener; the thread ends soon. Dropping joins it, so several
     /// are closed first and then dropped.
     pub fn close(&self) {
@@ -158,13 +190,13 @@ impl VhostUserServer {
         // The thread may wait for a queue to stop, which takes as long as the guest's requests:
         // they are cancelled, and QEMU keeps them in flight.
         let (reply, _) = std::sync::mpsc::sync_channel(1);
-        let _ = self.engine.send(Command::Disconnect { vm: self.vm, reply });
+        let _ = self.engine.send(QueueCommand::Disconnect { vm: self.vm, reply });
         // Wakes the accepting thread, also when the socket's name was removed.
         let _ = rustix::net::shutdown(self.socket.listener().as_fd(), rustix::net::Shutdown::Both);
     }
 }
 
-impl Drop for VhostUserServer {
+impl<C: From<QueueCommand>> Drop for VhostUserServer<C> {
     fn drop(&mut self) {
         self.close();
         if let Some(thread) = self.thread.take() {

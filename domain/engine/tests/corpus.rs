@@ -11,6 +11,8 @@ mod engine;
 mod inflight;
 #[path = "../../../fuzz/src/messages.rs"]
 mod messages;
+#[path = "../../../fuzz/src/net.rs"]
+mod net;
 #[path = "../../../fuzz/src/qemu.rs"]
 mod qemu;
 #[path = "../../../fuzz/src/replay.rs"]
@@ -43,4 +45,9 @@ fn inflight() {
 #[test]
 fn messages() {
     replay("messages", messages::play);
+}
+
+#[test]
+fn net() {
+    replay("net", net::play);
 }

@@ -7,6 +7,7 @@ mod libvirt;
 mod machine;
 mod name;
 mod need;
+pub mod netns;
 mod owner;
 pub mod site;
 mod sweep;

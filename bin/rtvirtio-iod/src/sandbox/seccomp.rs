@@ -50,6 +50,10 @@ const COMMON: &[c_long] = &[
 
 const ENGINE: &[c_long] = &[libc::SYS_io_uring_enter];
 
+/// Frames are read and written by calls that every role has. The requests of `ioctl` and the option
+/// of `setsockopt` are limited in [`filters`].
+const NETWORK: &[c_long] = &[libc::SYS_io_uring_enter];
+
 /// Messages with descriptors, and the checks of these descriptors.
 const VHOST_USER: &[c_long] = &[
     libc::SYS_accept4,
@@ -138,6 +142,7 @@ pub fn is_supported() -> bool {
 #[derive(Debug)]
 pub struct Filters {
     engine: Vec<BpfProgram>,
+    network: Vec<BpfProgram>,
     vhost_user: Vec<BpfProgram>,
     control: Vec<BpfProgram>,
     spawner: Vec<BpfProgram>,
@@ -152,6 +157,7 @@ impl Filters {
         let of = |role| filters(role, log);
         Ok(Self {
             engine: of(Role::Engine { passes_priority: false })?,
+            network: of(Role::Network)?,
             vhost_user: of(Role::VhostUser)?,
             control: of(Role::Control)?,
             spawner: of(Role::Spawner)?,
@@ -165,6 +171,7 @@ impl Filters {
     pub fn apply(&self, role: Role) -> io::Result<()> {
         let filters = match role {
             Role::Engine { .. } => &self.engine,
+            Role::Network => &self.network,
             Role::VhostUser => &self.vhost_user,
             Role::Control => &self.control,
             Role::Spawner => &self.spawner,
@@ -187,6 +194,7 @@ fn filters(role: Role, log: bool) -> anyhow::Result<Vec<BpfProgram>> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(anyhow::Error::new)?;
     let (own, old, refused): (_, _, Vec<c_long>) = match role {
         Role::Engine { .. } => (ENGINE, &[][..], refused_except(&[])),
+        Role::Network => (NETWORK, &[][..], refused_except(&[])),
         Role::VhostUser => (VHOST_USER, old::VHOST_USER, refused_except(&[VHOST_USER, old::VHOST_USER])),
         Role::Control => {
             (CONTROL, old::CONTROL, refused_except(&[CONTROL, old::CONTROL, &[libc::SYS_openat]]))
@@ -203,6 +211,14 @@ fn filters(role: Role, log: bool) -> anyhow::Result<Vec<BpfProgram>> {
         // Read-only, in addition to landlock's rules for paths.
         let writes = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
         rules.insert(libc::SYS_openat, vec![rule(2, SeccompCmpOp::MaskedEq(writes), 0)?]);
+    }
+    if role == Role::Network {
+        let requests = rtvirtio_engine::net::uplink::IOCTLS;
+        let requests: Result<Vec<_>, _> =
+            requests.map(|request| rule(1, SeccompCmpOp::Eq, request)).into_iter().collect();
+        rules.insert(libc::SYS_ioctl, requests?);
+        let filter = vec![rule(2, SeccompCmpOp::Eq, libc::SO_ATTACH_FILTER as u64)?];
+        rules.insert(libc::SYS_setsockopt, filter);
     }
     if role == Role::Spawner {
         rules.extend(any(SPAWNER));

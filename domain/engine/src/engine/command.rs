@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use rtvirtio_domain_config::Poll;
 use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
@@ -32,8 +33,8 @@ pub struct VringStart {
     pub base: u16,
     /// VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
-    /// Writes are stable before they complete, for guests that do not flush.
-    pub write_through: bool,
+    /// The negotiated features.
+    pub features: u64,
     /// The guest's notification of new requests. Guests that are polled, without a kick descriptor,
     /// are not served.
     pub kick: File,
@@ -95,9 +96,9 @@ pub enum ReconfigureError {
     Gone(#[from] EngineGone),
 }
 
-/// A command.
+/// A command about the queues of a VM, the same for disks and network ports.
 #[derive(Debug)]
-pub enum Command {
+pub enum QueueCommand {
     /// Serves a queue.
     Start {
         /// Index of the VM.
@@ -137,6 +138,19 @@ pub enum Command {
         /// Sent when nothing of the VM is in flight.
         reply: SyncSender<()>,
     },
+}
+
+impl From<QueueCommand> for Command {
+    fn from(command: QueueCommand) -> Self {
+        Self::Queue(command)
+    }
+}
+
+/// A command to the engine of a device.
+#[derive(Debug)]
+pub enum Command {
+    /// A command about the queues of a VM.
+    Queue(QueueCommand),
     /// Replaces policy, window and aging, and caps, weights, reservations and rules of these VMs.
     /// All or nothing, between two pieces.
     Reconfigure {
@@ -145,8 +159,8 @@ pub enum Command {
         config: Box<Config>,
         /// VMs whose part has changed: their buckets start full.
         vms: Vec<usize>,
-        /// How long the thread polls before it sleeps.
-        poll: Nanos,
+        /// How the thread waits for work.
+        poll: Poll,
         /// Why the command is refused.
         reply: SyncSender<Result<(), ReconfigureError>>,
     },
@@ -159,7 +173,7 @@ pub enum Command {
         /// Why the command is refused, with the disk.
         reply: SyncSender<Result<(), Box<RefusedDisk>>>,
     },
-    /// Removes a VM of which nothing is in flight, after [`Command::Disconnect`].
+    /// Removes a VM of which nothing is in flight, after [`QueueCommand::Disconnect`].
     Detach {
         /// Index of the VM.
         vm: usize,
@@ -252,7 +266,7 @@ pub struct PromiseCounters {
 }
 
 impl PromiseCounters {
-    pub(super) fn record(&mut self, took: Nanos, missed: bool) {
+    pub(crate) fn record(&mut self, took: Nanos, missed: bool) {
         self.requests += 1;
         self.missed += u64::from(missed);
         self.worst = self.worst.max(took);
@@ -265,14 +279,20 @@ impl PromiseCounters {
 pub struct EngineGone;
 
 /// Sends commands to an engine, from any thread.
-#[derive(Clone, Debug)]
-pub struct EngineHandle {
-    sender: SyncSender<Command>,
+#[derive(Debug)]
+pub struct EngineHandle<C = Command> {
+    sender: SyncSender<C>,
     doorbell: Arc<OwnedFd>,
 }
 
-impl EngineHandle {
-    pub(super) fn new(sender: SyncSender<Command>, doorbell: Arc<OwnedFd>) -> Self {
+impl<C> Clone for EngineHandle<C> {
+    fn clone(&self) -> Self {
+        Self { sender: self.sender.clone(), doorbell: Arc::clone(&self.doorbell) }
+    }
+}
+
+impl<C> EngineHandle<C> {
+    pub(crate) fn new(sender: SyncSender<C>, doorbell: Arc<OwnedFd>) -> Self {
         Self { sender, doorbell }
     }
 
@@ -280,8 +300,8 @@ impl EngineHandle {
     ///
     /// # Errors
     /// The engine has ended.
-    pub fn send(&self, command: Command) -> Result<(), EngineGone> {
-        self.sender.send(command).map_err(|_| EngineGone)?;
+    pub fn send(&self, command: impl Into<C>) -> Result<(), EngineGone> {
+        self.sender.send(command.into()).map_err(|_| EngineGone)?;
         rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).map_err(|_| EngineGone)?;
         Ok(())
     }
@@ -290,7 +310,7 @@ impl EngineHandle {
     ///
     /// # Errors
     /// The engine has ended.
-    pub fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, EngineGone> {
+    pub fn ask<T, K: Into<C>>(&self, command: impl FnOnce(SyncSender<T>) -> K) -> Result<T, EngineGone> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply))?;
         answer.recv().map_err(|_| EngineGone)

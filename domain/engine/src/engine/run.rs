@@ -17,6 +17,7 @@ use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
 use super::command::{Command, PromiseCounters};
+use super::poll::AdaptivePoll;
 use super::slot::QueueSlot;
 use super::table::{PieceSlot, RequestTable};
 use super::trace::TraceWriter;
@@ -116,17 +117,21 @@ pub struct EventLoop {
     /// The deferred VM that is fetched from first, and when deferred VMs were last fetched from.
     next_deferred: usize,
     last_deferred: Nanos,
+    /// The last round had completions of any kind.
+    had_work: bool,
     /// The last round had completions of pieces.
     had_completions: bool,
     /// The next moment at which a regulator admits a piece.
     regulator_wakeup: Option<Nanos>,
     regulator_lateness: Latencies,
+    poll: AdaptivePoll,
     /// The running trace.
     trace: Option<Box<TraceWriter>>,
     quit: bool,
 }
 
-fn now() -> Nanos {
+/// The monotonic clock.
+pub(crate) fn now() -> Nanos {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
@@ -146,7 +151,7 @@ impl EventLoop {
         doorbell: Arc<OwnedFd>,
     ) -> Result<Self, EngineError> {
         let io = |what| move |source| EngineError::Io { what, source };
-        prepare_thread(&config).map_err(io("cannot set the engine's CPUs and priority"))?;
+        prepare_thread(&config.cpus, config.fifo).map_err(io("cannot set the engine's CPUs and priority"))?;
         let most = max_inflight_pieces(sched.window.most.max(sched.window.start), disks.len());
         let ring = Uring::new(most + 2 * disks.len() as u32 * 8).map_err(io("io_uring"))?;
         let mut pieces = Vec::new();
@@ -155,6 +160,7 @@ impl EventLoop {
             pieces.push(PieceSlot::new(largest).map_err(io("memory"))?);
         }
         let members = disks.len() as u32;
+        let poll = config.poll;
         let vms = disks.into_iter().zip(&sched.vms).zip(0..);
         let vms = vms.map(|((disk, vm), member)| Vm { member, ..Vm::new(disk, vm.depth) });
         let mut engine = Self {
@@ -173,9 +179,11 @@ impl EventLoop {
             failed_submissions: 0,
             next_deferred: 0,
             last_deferred: Nanos(0),
+            had_work: false,
             had_completions: false,
             regulator_wakeup: None,
             regulator_lateness: histogram(),
+            poll: AdaptivePoll::new(poll),
             trace: None,
             quit: false,
         };
@@ -194,41 +202,39 @@ impl EventLoop {
     /// Runs until [`Command::Quit`]. A failure of io_uring is a defect or the end of memory, and
     /// ends the process.
     pub fn run(&mut self) {
-        let mut last_work = now();
         while !self.quit {
-            if let Err(e) = self.run_once(&mut last_work) {
+            if let Err(e) = self.run_once() {
                 self.abort_on_ring_failure(&e);
             }
         }
     }
 
-    /// One round. It sleeps only without work, and `poll` after the last work.
-    fn run_once(&mut self, last_work: &mut Nanos) -> io::Result<()> {
+    /// One round. It sleeps only without work.
+    fn run_once(&mut self) -> io::Result<()> {
         let fetched = self.fetch();
         let wake = self.dispatch()?;
         self.notify_guests()?;
         let busy = fetched
+            || self.had_work
             || self.commands_pending
             || self.failed_submissions > 0
             || self.vms.iter().any(Vm::needs_fetch);
         let time = now();
-        if busy {
-            *last_work = time;
-        }
-        let polling = time.0 - last_work.0 < self.config.poll.0;
-        self.ring.enter(!busy && !polling, time, wake)?;
+        let sleeps = self.poll.sleeps(time, busy);
+        self.ring.enter(sleeps, time, wake)?;
         let time = now();
+        if sleeps {
+            self.poll.woke(time);
+        }
         if std::mem::take(&mut self.commands_pending) {
             self.run_commands(time)?;
         }
-        let mut completed = false;
+        self.had_work = false;
         while let Some(completion) = self.ring.next_completion() {
-            completed = true;
+            self.had_work = true;
             self.handle_cqe(time, completion)?;
         }
-        if completed {
-            *last_work = time;
-        } else if polling {
+        if !self.had_work && !sleeps && !busy {
             self.poll_avail_rings();
         }
         Ok(())
@@ -242,10 +248,11 @@ impl EventLoop {
     }
 }
 
-fn prepare_thread(config: &EngineConfig) -> io::Result<()> {
-    if !config.cpus.is_empty() {
+/// Sets CPUs, timer slack and priority of the calling thread.
+pub(crate) fn prepare_thread(cpus: &[usize], fifo: Option<u8>) -> io::Result<()> {
+    if !cpus.is_empty() {
         let mut set = rustix::thread::CpuSet::new();
-        for cpu in &config.cpus {
+        for cpu in cpus {
             set.set(*cpu);
         }
         rustix::thread::sched_setaffinity(None, &set)?;
@@ -253,7 +260,7 @@ fn prepare_thread(config: &EngineConfig) -> io::Result<()> {
     // SAFETY: prctl with these arguments touches no memory. Timers of ordinary threads may be 50 us
     // late otherwise.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    if let Some(priority) = config.fifo {
+    if let Some(priority) = fifo {
         let param = libc::sched_param { sched_priority: priority.into() };
         // SAFETY: `param` is valid for the call; 0 is the calling thread.
         let done =

@@ -21,6 +21,8 @@ pub enum CompletionToken {
     Call(u16, u16, u16),
     /// The piece in this slot.
     Piece(u32),
+    /// The poll of a network port's uplink.
+    Uplink(u16),
     /// An operation whose result does not matter.
     Ignored,
 }
@@ -35,6 +37,7 @@ impl CompletionToken {
             Self::Kick(vm, q, g) => queue(2, vm, q, g),
             Self::Call(vm, q, g) => queue(3, vm, q, g),
             Self::Piece(i) => 4 << 56 | u64::from(i),
+            Self::Uplink(port) => 5 << 56 | u64::from(port),
             Self::Ignored => 0,
         }
     }
@@ -46,6 +49,7 @@ impl CompletionToken {
             2 => Self::Kick(vm, q, g),
             3 => Self::Call(vm, q, g),
             4 => Self::Piece(v as u32),
+            5 => Self::Uplink(v as u16),
             _ => Self::Ignored,
         }
     }
@@ -131,6 +135,12 @@ impl Uring {
     /// Polls a descriptor for reading, multishot.
     pub fn arm_poll(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).multi(true).build();
+        self.push(&entry.user_data(token.to_user_data()))
+    }
+
+    /// Polls a descriptor for reading, once.
+    pub fn arm_poll_once(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
+        let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build();
         self.push(&entry.user_data(token.to_user_data()))
     }
 
@@ -325,6 +335,7 @@ mod tests {
             CompletionToken::Kick(7, 3, 65_535),
             CompletionToken::Call(65_535, 0, 1),
             CompletionToken::Piece(u32::MAX),
+            CompletionToken::Uplink(u16::MAX),
             CompletionToken::Ignored,
         ] {
             assert_eq!(CompletionToken::from_user_data(token.to_user_data()), token);

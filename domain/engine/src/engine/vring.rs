@@ -21,6 +21,9 @@ pub struct Vring {
     pub kick: File,
     pub call: Option<Arc<File>>,
     pub inflight: Option<Inflight>,
+    /// The negotiated features.
+    pub features: u64,
+    /// Writes are stable before they complete, for guests that do not flush.
     pub write_through: bool,
     pub generation: u32,
     /// Requests fetched and not completed.
@@ -47,19 +50,8 @@ pub struct Vring {
 impl Vring {
     /// Checks the rings and recovers requests in flight.
     pub fn new(start: VringStart, generation: u32) -> Result<Self, StartError> {
-        let VringStart {
-            mem,
-            size,
-            desc,
-            avail,
-            used,
-            base,
-            event_idx,
-            write_through,
-            kick,
-            call,
-            mut inflight,
-        } = start;
+        let VringStart { mem, size, desc, avail, used, base, event_idx, features, kick, call, mut inflight } =
+            start;
         let mut queue = Queue::new(size.max(1)).map_err(|source| StartError::Size { size, source })?;
         let wrong = StartError::Address;
         queue.try_set_desc_table_address(desc).map_err(wrong)?;
@@ -83,7 +75,8 @@ impl Vring {
             kick,
             call: call.map(Arc::new),
             inflight,
-            write_through,
+            features,
+            write_through: features & crate::feature::blk::FLUSH == 0,
             generation,
             outstanding: 0,
             active: true,
@@ -156,6 +149,14 @@ impl Vring {
         let written = mem.mem.write_obj(code, status).is_ok();
         // Without a valid status address no byte counts as written.
         self.add_used(head, if written { u32::try_from(len + 1).unwrap_or(u32::MAX) } else { 0 });
+    }
+
+    /// Looks at the available ring, for guests that add requests without a kick.
+    pub fn poll(&mut self) {
+        let there = self.queue.avail_idx(&self.mem.mem, Ordering::Acquire);
+        if there.is_ok_and(|i| i.0 != self.queue.next_avail()) {
+            self.active = true;
+        }
     }
 
     /// Whether it may hold requests that can be fetched.

@@ -13,27 +13,11 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vm_memory::GuestAddress;
 
-use super::DiskInfo;
-use crate::blk::config_space;
-use crate::engine::{Command, EngineHandle, VringStart};
+use super::DeviceInfo;
+use crate::engine::{EngineHandle, QueueCommand, VringStart};
+use crate::feature;
 use crate::inflight::{MAX_QUEUE_SIZE, Region};
 use crate::memory::GuestMem;
-
-/// Feature bits of virtio and virtio-blk (virtio 1.2, sections 6 and 5.2.3).
-mod feature {
-    pub const SEG_MAX: u64 = 1 << 2;
-    pub const GEOMETRY: u64 = 1 << 4;
-    pub const READ_ONLY: u64 = 1 << 5;
-    pub const BLOCK_SIZE: u64 = 1 << 6;
-    pub const FLUSH: u64 = 1 << 9;
-    pub const TOPOLOGY: u64 = 1 << 10;
-    pub const QUEUES: u64 = 1 << 12;
-    pub const DISCARD: u64 = 1 << 13;
-    pub const WRITE_ZEROES: u64 = 1 << 14;
-    pub const INDIRECT: u64 = 1 << 28;
-    pub const EVENT_IDX: u64 = 1 << 29;
-    pub const VERSION_1: u64 = 1 << 32;
-}
 
 #[derive(Default)]
 struct VringSetup {
@@ -48,56 +32,45 @@ struct VringSetup {
 }
 
 /// One connection.
-pub(super) struct Connection {
-    disk: DiskInfo,
-    engine: EngineHandle,
+pub(super) struct Connection<C: From<QueueCommand>> {
+    device: DeviceInfo,
+    engine: EngineHandle<C>,
     features: u64,
     mem: Option<Arc<GuestMem>>,
     inflight: Option<Arc<Region>>,
     queues: Vec<VringSetup>,
 }
 
-fn log_and_reject(disk: &str, what: &str, e: impl std::fmt::Display) -> Error {
-    crate::log::line(disk, format_args!("{what}: {e}"));
+fn log_and_reject(device: &str, what: &str, e: impl std::fmt::Display) -> Error {
+    crate::log::line(device, format_args!("{what}: {e}"));
     Error::ReqHandlerError(io::Error::other(format!("{what}: {e}")))
 }
 
 /// Accepts eventfds only: other descriptors could block the engine, or stay readable and make it
 /// spin.
-fn require_eventfd(disk: &str, file: Option<File>) -> Result<Option<File>> {
+fn require_eventfd(device: &str, file: Option<File>) -> Result<Option<File>> {
     let Some(file) = file else { return Ok(None) };
     let link = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))
-        .map_err(|e| log_and_reject(disk, "descriptor", e))?;
+        .map_err(|e| log_and_reject(device, "descriptor", e))?;
     if link.as_os_str() == "anon_inode:[eventfd]" {
         return Ok(Some(file));
     }
-    Err(log_and_reject(disk, "kick or call", format!("{} is no eventfd", link.display())))
+    Err(log_and_reject(device, "kick or call", format!("{} is no eventfd", link.display())))
 }
 
-impl Connection {
-    pub(super) fn new(disk: DiskInfo, engine: EngineHandle) -> Self {
-        let queues = (0..disk.queues).map(|_| VringSetup::default()).collect();
-        Self { disk, engine, features: 0, mem: None, inflight: None, queues }
+impl<C: From<QueueCommand>> Connection<C> {
+    pub(super) fn new(device: DeviceInfo, engine: EngineHandle<C>) -> Self {
+        let queues = (0..device.queues).map(|_| VringSetup::default()).collect();
+        Self { device, engine, features: 0, mem: None, inflight: None, queues }
+    }
+
+    /// Whether the features are set that make a message per queue valid.
+    pub(super) fn has_features(&self) -> bool {
+        self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0
     }
 
     fn offered_features(&self) -> u64 {
-        let mut f = feature::SEG_MAX
-            | feature::GEOMETRY
-            | feature::BLOCK_SIZE
-            | feature::FLUSH
-            | feature::TOPOLOGY
-            | feature::QUEUES
-            | feature::INDIRECT
-            | feature::EVENT_IDX
-            | feature::VERSION_1
-            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-        if self.disk.limits.read_only {
-            f |= feature::READ_ONLY;
-        }
-        if self.disk.limits.discard {
-            f |= feature::DISCARD | feature::WRITE_ZEROES;
-        }
-        f
+        self.device.features | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
 
     fn queue(&mut self, index: u32) -> Result<&mut VringSetup> {
@@ -106,9 +79,9 @@ impl Connection {
 
     /// Starts a queue as soon as it is completely configured.
     fn try_start(&mut self, index: u32) -> Result<()> {
-        let name = self.disk.name.clone();
+        let name = self.device.name.clone();
         let gone = |e| log_and_reject(&name, "engine", e);
-        let (mem, features, vm) = (self.mem.clone(), self.features, self.disk.vm);
+        let (mem, features, vm) = (self.mem.clone(), self.features, self.device.vm);
         let enabled_by_message = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
         let inflight = self.inflight.as_ref().and_then(|r| r.queue(index as u16));
         let engine = self.engine.clone();
@@ -137,13 +110,14 @@ impl Connection {
             used,
             base: setup.base,
             event_idx: features & feature::EVENT_IDX != 0,
-            write_through: features & feature::FLUSH == 0,
+            features,
             kick,
             call,
             inflight,
         });
-        let done =
-            engine.ask(|reply| Command::Start { vm, index: index as u16, start, reply }).map_err(gone)?;
+        let done = engine
+            .ask(|reply| QueueCommand::Start { vm, index: index as u16, start, reply })
+            .map_err(gone)?;
         done.map_err(|e| log_and_reject(&name, "queue", e))?;
         setup.running = true;
         Ok(())
@@ -151,11 +125,11 @@ impl Connection {
 
     /// Stops a queue; returns when its requests are completed.
     fn stop(&mut self, index: u32) -> Result<()> {
-        let (vm, engine, name) = (self.disk.vm, self.engine.clone(), self.disk.name.clone());
+        let (vm, engine, name) = (self.device.vm, self.engine.clone(), self.device.name.clone());
         let setup = self.queue(index)?;
         if std::mem::take(&mut setup.running) {
             setup.base = engine
-                .ask(|reply| Command::Stop { vm, index: index as u16, reply })
+                .ask(|reply| QueueCommand::Stop { vm, index: index as u16, reply })
                 .map_err(|e| log_and_reject(&name, "engine", e))?;
         }
         Ok(())
@@ -170,16 +144,16 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl<C: From<QueueCommand>> Drop for Connection<C> {
     fn drop(&mut self) {
         // Requests without a completion are in the in-flight memory; nothing is completed without a
         // connection.
-        let vm = self.disk.vm;
-        let _ = self.engine.ask(|reply| Command::Disconnect { vm, reply });
+        let vm = self.device.vm;
+        let _ = self.engine.ask(|reply| QueueCommand::Disconnect { vm, reply });
     }
 }
 
-impl VhostUserBackendReqHandlerMut for Connection {
+impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
     }
@@ -215,8 +189,8 @@ impl VhostUserBackendReqHandlerMut for Connection {
         files: Vec<File>,
         _: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let mem = GuestMem::map(regions, files, self.disk.hugepages)
-            .map_err(|e| log_and_reject(&self.disk.name, "memory", e))?;
+        let mem = GuestMem::map(regions, files, self.device.hugepages)
+            .map_err(|e| log_and_reject(&self.device.name, "memory", e))?;
         self.stop_all()?;
         self.mem = Some(Arc::new(mem));
         self.start_all()?;
@@ -260,22 +234,22 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = require_eventfd(&self.disk.name, fd)?;
+        let fd = require_eventfd(&self.device.name, fd)?;
         self.stop(index.into())?;
         self.queue(index.into())?.kick = fd;
         self.try_start(index.into())
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = require_eventfd(&self.disk.name, fd)?;
-        let (vm, name) = (self.disk.vm, self.disk.name.clone());
+        let fd = require_eventfd(&self.device.name, fd)?;
+        let (vm, name) = (self.device.vm, self.device.name.clone());
         let engine = self.engine.clone();
         let q = self.queue(index.into())?;
         q.call =
             fd.as_ref().map(File::try_clone).transpose().map_err(|e| log_and_reject(&name, "call", e))?;
         if q.running {
             engine
-                .ask(|reply| Command::Call { vm, index: index.into(), call: fd, reply })
+                .ask(|reply| QueueCommand::Call { vm, index: index.into(), call: fd, reply })
                 .map_err(|e| log_and_reject(&name, "engine", e))?;
         }
         Ok(())
@@ -286,11 +260,17 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::CONFIG
+        // The crate handles no other messages (NET_SET_MTU, SEND_RARP, SET_STATUS).
+        let mut offered = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::RESET_DEVICE
-            | VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+            | VhostUserProtocolFeatures::RESET_DEVICE;
+        if !self.device.config.is_empty() {
+            offered |= VhostUserProtocolFeatures::CONFIG;
+        }
+        if self.device.has_inflight {
+            offered |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        }
+        Ok(offered)
     }
 
     fn set_protocol_features(&mut self, _: u64) -> Result<()> {
@@ -298,7 +278,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(self.disk.queues.into())
+        Ok(self.device.queues.into())
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
@@ -308,7 +288,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
         // Fields that newer QEMUs ask for read as zero.
-        let mut space = config_space(&self.disk.limits, self.disk.queues, self.disk.block).to_vec();
+        let mut space = self.device.config.clone();
         let (from, to) = (offset as usize, offset as usize + size as usize);
         if to > 256 {
             return Err(Error::InvalidParam);
@@ -332,14 +312,14 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn get_inflight_fd(&mut self, layout: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, size) = (layout.num_queues, layout.queue_size);
-        if queues > self.disk.queues || size > MAX_QUEUE_SIZE {
+        if queues > self.device.queues || size > MAX_QUEUE_SIZE {
             return Err(Error::InvalidParam);
         }
         let (file, made) =
-            Region::create(queues, size).map_err(|e| log_and_reject(&self.disk.name, "in flight", e))?;
-        let copy = file.try_clone().map_err(|e| log_and_reject(&self.disk.name, "in flight", e))?;
+            Region::create(queues, size).map_err(|e| log_and_reject(&self.device.name, "in flight", e))?;
+        let copy = file.try_clone().map_err(|e| log_and_reject(&self.device.name, "in flight", e))?;
         let region =
-            Region::open(copy, &made).map_err(|e| log_and_reject(&self.disk.name, "in flight", e))?;
+            Region::open(copy, &made).map_err(|e| log_and_reject(&self.device.name, "in flight", e))?;
         self.inflight = Some(Arc::new(region));
         Ok((made, file))
     }
@@ -347,7 +327,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     fn set_inflight_fd(&mut self, layout: &VhostUserInflight, file: File) -> Result<()> {
         self.stop_all()?;
         let region =
-            Region::open(file, layout).map_err(|e| log_and_reject(&self.disk.name, "in flight", e))?;
+            Region::open(file, layout).map_err(|e| log_and_reject(&self.device.name, "in flight", e))?;
         self.inflight = Some(Arc::new(region));
         self.start_all()
     }

@@ -11,7 +11,7 @@ use rtvirtio_vmm::probe::QEMU;
 use serde_json::json;
 
 use super::files::Files;
-use super::{Accel, DiskRegion, GUEST_PORT, GuestDisk, QemuConfig, QemuError};
+use super::{Accel, DiskRegion, GUEST_PORT, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuError};
 use crate::image::find_program;
 
 /// `O_DIRECT` on a device with 4 KiB blocks takes no finer slices.
@@ -68,11 +68,12 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         move |source| QemuError::Io { operation, path, source }
     };
     let stderr = File::create(&files.stderr).map_err(at("create", &files.stderr))?;
-    // Another process serves the disk out of the guest's memory, which therefore is shared with it.
-    let machine = match config.disk {
-        GuestDisk::None | GuestDisk::Region(_) => "q35",
-        GuestDisk::VhostUser { .. } => "q35,memory-backend=mem",
-    };
+    // Another process serves the disk or the network out of the guest's memory, which therefore is
+    // shared with it.
+    let nic = config.nic.as_ref().map(|nic| &nic.backend);
+    let shared =
+        matches!(config.disk, GuestDisk::VhostUser { .. }) || matches!(nic, Some(NicBackend::VhostUser(_)));
+    let machine = if shared { "q35,memory-backend=mem" } else { "q35" };
     let mut command = Command::new(program);
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
@@ -112,6 +113,14 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
             // Nobody boots from it.
             .args(["-device", "virtio-net-pci,netdev=net0,romfile="]);
     }
+    if shared {
+        command
+            .arg("-object")
+            .arg(format!("memory-backend-memfd,id=mem,size={}M,share=on", config.memory.0 >> 20));
+    }
+    if let Some(nic) = &config.nic {
+        add_nic(&mut command, nic);
+    }
     match &config.disk {
         GuestDisk::None => {}
         GuestDisk::Region(disk) => {
@@ -123,14 +132,32 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         }
         GuestDisk::VhostUser { socket, queues } => {
             command
-                .arg("-object")
-                .arg(format!("memory-backend-memfd,id=mem,size={}M,share=on", config.memory.0 >> 20))
                 .arg("-chardev")
                 .arg(format!("socket,id=disk0,reconnect=1,path={}", option(socket)))
                 .args(["-device", &format!("vhost-user-blk-pci,chardev=disk0,num-queues={queues}")]);
         }
     }
     Ok(command)
+}
+
+fn add_nic(command: &mut Command, nic: &GuestNic) {
+    match &nic.backend {
+        NicBackend::Tap(interface) => {
+            command
+                .arg("-netdev")
+                .arg(format!("tap,id=nic0,ifname={interface},script=no,downscript=no,vhost=off"))
+                .args(["-device", &format!("virtio-net-pci,netdev=nic0,mac={},romfile=", nic.mac)]);
+        }
+        NicBackend::VhostUser(socket) => {
+            command
+                .arg("-chardev")
+                .arg(format!("socket,id=nic0,reconnect=1,path={}", option(socket)))
+                .args(["-netdev", "vhost-user,id=net1,chardev=nic0,vhostforce=on"])
+                // Without MSI-X: QEMU 7.2 under TCG ends with a fault where it starts a vhost-user
+                // network with it.
+                .args(["-device", &format!("virtio-net-pci,netdev=net1,mac={},vectors=0,romfile=", nic.mac)]);
+        }
+    }
 }
 
 /// Under TCG the guest's clock must not change while it measures: the kernel's watchdog would take

@@ -65,6 +65,25 @@ impl From<DiskRegion> for GuestDisk {
     }
 }
 
+/// A guest's network card, on an interface of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestNic {
+    /// Its Ethernet address.
+    pub mac: String,
+    /// What is behind it.
+    pub backend: NicBackend,
+}
+
+/// What is behind a network card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NicBackend {
+    /// QEMU's own: a tap that exists.
+    Tap(String),
+    /// A vhost-user-net back end at this socket, such as the I/O domain. QEMU connects again within
+    /// a second when the back end is started anew.
+    VhostUser(PathBuf),
+}
+
 /// How to start one guest.
 #[derive(Debug, Clone)]
 pub struct QemuConfig {
@@ -90,6 +109,8 @@ pub struct QemuConfig {
     /// the guest, whose network is QEMU's own: without rights, and with no way out. All of it is
     /// work of QEMU's threads.
     pub port: Option<u16>,
+    /// A network card; none when `None`.
+    pub nic: Option<GuestNic>,
     /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep
     /// the path short: a socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
@@ -115,6 +136,7 @@ impl QemuConfig {
             lock_memory: false,
             vcpus: 1,
             port: None,
+            nic: None,
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),
             lifetime: Lifetime::WithParent,

@@ -16,19 +16,119 @@ capped: pieces that waited for a cap of the VM; held by regulators: the same for
   later than their exact moment they went
 ";
 
+/// What the columns of ports are.
+const PORT_LEGEND: &str = "\
+promised: longest time from when rate and burst of its reservation cover a frame until it is sent; bound: what
+  is computed for the worst case; worst and missed: the longest such frame, and those that took longer
+p50 ... longest: out, from the guest's queue to the uplink; in, from the uplink to the guest's memory
+capped: frames that waited for a cap of the VM. Of a flood to a VM the kernel drops the rest, which is not seen here
+";
+
 /// The status as a table, with its legend.
 pub fn status(status: &Value) -> String {
     let mut s = String::new();
-    list(status, "devices").iter().for_each(|d| device(d, &mut s));
-    promises(status, &mut s);
+    if list(status, "networks").is_empty() || !list(status, "devices").is_empty() {
+        disks(status, &mut s);
+    }
+    if !list(status, "networks").is_empty() {
+        networks(status, &mut s);
+    }
+    s
+}
+
+fn disks(status: &Value, s: &mut String) {
+    list(status, "devices").iter().for_each(|d| device(d, s));
+    promises(status, s);
     let _ = writeln!(
         s,
         "{:<16} {:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
         "VM", "", "requests", "moved", "p50", "p99", "p99.99", "longest", "alpha", "Delta", "capped"
     );
-    list(status, "vms").iter().for_each(|v| vm(v, &mut s));
+    list(status, "vms").iter().for_each(|v| vm(v, s));
     s.push_str(LEGEND);
-    s
+}
+
+fn bit_rate(bytes_per_second: f64) -> String {
+    format!("{:.1}Mbit/s", bytes_per_second * 8.0 / 1e6)
+}
+
+fn networks(status: &Value, s: &mut String) {
+    for n in list(status, "networks") {
+        let link = n["link_bytes_per_second"].as_f64();
+        let link = link.map_or_else(|| "no rate declared: frames go at once".to_owned(), bit_rate);
+        let _ = write!(s, "network {}: {link}", name(&n));
+        if n["held"].as_u64().unwrap_or(0) > 0 {
+            let late = time(&n, "late_p9999_ns");
+            let _ = write!(s, ", {} frames held by regulators, p99.99 {late} late", n["held"]);
+        }
+        s.push('\n');
+    }
+    let ports = list(status, "ports");
+    if ports.iter().any(|port| !list(port, "promises").is_empty()) {
+        let _ = writeln!(
+            s,
+            "{:<16} {:<7} {:>12} {:>9} {:>9} {:>9} {:>9} {:>7} {:>10}",
+            "VM", "", "rate", "burst", "promised", "bound", "worst", "missed", "frames"
+        );
+        ports.iter().for_each(|port| link_promises(port, s));
+    }
+    let _ = writeln!(
+        s,
+        "{:<16} {:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
+        "VM", "", "frames", "moved", "p50", "p99", "p99.99", "longest", "alpha", "Delta", "capped"
+    );
+    ports.iter().for_each(|p| port(p, s));
+    s.push_str(PORT_LEGEND);
+}
+
+fn link_promises(port: &Value, s: &mut String) {
+    for p in list(port, "promises") {
+        let frames = p["frames"].as_u64().unwrap_or(0);
+        // Nothing was seen: neither kept nor missed.
+        let seen = |text: String| if frames > 0 { text } else { "-".into() };
+        let bound = if p["bound_ns"].is_null() { "none".to_owned() } else { time(&p, "bound_ns") };
+        let _ = writeln!(
+            s,
+            "{:<16} {:<7} {:>12} {:>9} {:>9} {bound:>9} {:>9} {:>7} {frames:>10}",
+            name(port),
+            p["key"].as_str().unwrap_or_default(),
+            bit_rate(p["bytes_per_second"].as_f64().unwrap_or(0.0)),
+            format!("{}B", p["burst"]),
+            time(&p, "deadline_ns"),
+            seen(time(&p, "worst_ns")),
+            seen(p["missed"].to_string()),
+        );
+    }
+}
+
+fn port(port: &Value, s: &mut String) {
+    for (i, (direction, title)) in [("tx", "out"), ("rx", "in")].into_iter().enumerate() {
+        let f = &port[direction];
+        let vm = if i == 0 { name(port) } else { String::new() };
+        let _ = writeln!(
+            s,
+            "{vm:<16} {title:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
+            f["frames"],
+            Bytes(f["bytes"].as_u64().unwrap_or(0) >> 20 << 20).to_string(),
+            time(f, "p50_ns"),
+            time(f, "p99_ns"),
+            time(f, "p9999_ns"),
+            time(f, "max_ns"),
+            format!("{:.1}MB/s", f["alpha_bytes_per_second"].as_f64().unwrap_or(0.0) / 1e6),
+            time(f, "delta_ns"),
+            f["cap_hits"],
+        );
+    }
+    let drops = port["drops"].as_object().cloned().unwrap_or_default();
+    let drops: Vec<String> = drops
+        .iter()
+        .filter(|(_, count)| count.as_u64() != Some(0))
+        .map(|(reason, count)| format!("{} {count}", reason.replace('_', " ")))
+        .collect();
+    if !drops.is_empty() {
+        let _ = writeln!(s, "                 not passed on: {}", drops.join(", "));
+    }
+    notes(port, "the network", s);
 }
 
 fn list(value: &Value, key: &str) -> Vec<Value> {
@@ -115,6 +215,16 @@ fn vm(vm: &Value, s: &mut String) {
             f["cap_hits"],
         );
     }
+    notes(vm, "the disk", s);
+    for fault in ["errors", "malformed"] {
+        if vm[fault].as_u64().unwrap_or(0) > 0 {
+            let _ = writeln!(s, "                 {fault}: {}", vm[fault]);
+        }
+    }
+}
+
+/// Whether its guest is there, and what was refused.
+fn notes(vm: &Value, device: &str, s: &mut String) {
     let refused = vm["refused"]["why"].as_str().map(|why| {
         let seconds = Nanos(vm["refused"]["seconds_ago"].as_u64().unwrap_or(0) * 1_000_000_000);
         format!(
@@ -125,19 +235,17 @@ fn vm(vm: &Value, s: &mut String) {
     });
     if vm["attached"] == false {
         let state = if vm["connected"] == true {
-            "a QEMU is connected, and its guest does not use the disk (yet)"
+            format!("a QEMU is connected, and its guest does not use {device} (yet)")
         } else {
-            "no guest is attached"
+            "no guest is attached".to_owned()
         };
         let _ = writeln!(s, "                 {state}");
     }
     if let Some(refused) = refused {
         let _ = writeln!(s, "                 {refused}");
     }
-    for fault in ["errors", "malformed", "broken"] {
-        if vm[fault].as_u64().unwrap_or(0) > 0 {
-            let _ = writeln!(s, "                 {fault}: {}", vm[fault]);
-        }
+    if vm["broken"].as_u64().unwrap_or(0) > 0 {
+        let _ = writeln!(s, "                 broken: {}", vm["broken"]);
     }
 }
 
@@ -171,6 +279,25 @@ mod tests {
         let text = status(&example(0, 0));
         let line = text.lines().find(|l| l.contains("reserve")).unwrap();
         assert!(line.split_whitespace().filter(|w| *w == "-").count() == 2, "{line}");
+    }
+
+    #[test]
+    fn ports_are_shown_with_what_was_dropped() {
+        let flow = json!({ "frames": 9, "bytes": 3 << 20, "p50_ns": 1, "p99_ns": 1, "p9999_ns": 1, "max_ns": 1,
+            "alpha_bytes_per_second": 0.0, "delta_ns": 0, "cap_hits": 4 });
+        let value = json!({
+            "networks": [{ "name": "lan", "link_bytes_per_second": 12.5e6, "held": 0 }],
+            "ports": [{ "name": "plc", "attached": true, "tx": flow, "rx": flow,
+                "drops": { "spoofed": 3, "no_buffer": 0 },
+                "promises": [{ "key": "reserve", "bytes_per_second": 1.25e6, "burst": 3_000,
+                    "deadline_ns": 2_000_000, "bound_ns": 1_400_000, "worst_ns": 900_000, "frames": 9, "missed": 0 }] }]
+        });
+        let text = status(&value);
+        assert!(text.starts_with("network lan: 100.0Mbit/s\n"), "{text}");
+        let line = text.lines().find(|l| l.contains("reserve")).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words, ["plc", "reserve", "10.0Mbit/s", "3000B", "2ms", "1.4ms", "900us", "0", "9"]);
+        assert!(text.contains("not passed on: spoofed 3\n") && text.contains(PORT_LEGEND), "{text}");
     }
 
     #[test]

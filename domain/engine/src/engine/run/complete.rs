@@ -9,6 +9,7 @@ use rtvirtio_units::Nanos;
 use super::EventLoop;
 use crate::blk;
 use crate::engine::data::copy_to_guest;
+use crate::engine::queue_host::QueueHost;
 use crate::engine::trace::TraceEvent;
 use crate::engine::uring::{Completion, CompletionToken};
 use crate::engine::vring::Vring;
@@ -20,7 +21,7 @@ const REFUSED_NS: u64 = 5_000_000_000;
 impl EventLoop {
     pub(super) fn handle_cqe(&mut self, time: Nanos, completion: Completion) -> io::Result<()> {
         match completion.token {
-            CompletionToken::Ignored => Ok(()),
+            CompletionToken::Ignored | CompletionToken::Uplink(_) => Ok(()),
             CompletionToken::Piece(index) => {
                 self.had_completions = true;
                 self.on_completion(time, index, completion.result)

@@ -40,10 +40,7 @@ impl EventLoop {
     /// Polls the available rings, for guests that add requests without a kick.
     pub(super) fn poll_avail_rings(&mut self) {
         for vring in self.vms.iter_mut().flat_map(|vm| vm.slots.iter_mut()).filter_map(|s| s.vring.as_mut()) {
-            let there = vring.queue.avail_idx(&vring.mem.mem, std::sync::atomic::Ordering::Acquire);
-            if there.is_ok_and(|i| i.0 != vring.queue.next_avail()) {
-                vring.active = true;
-            }
+            vring.poll();
         }
     }
 

@@ -1,0 +1,426 @@
+//! Networks, with a front end without a VM: what passes, what is dropped, and what waits.
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{Iod, program};
+use rtvirtio_domain_client::{NET_HEADER, NetClient};
+use rtvirtio_testkit::netns::{self, RawSocket};
+use rtvirtio_testkit::{HANG, Need, has};
+use serde_json::Value;
+
+const A: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xa];
+const B: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xb];
+const PEER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xee];
+const SAMPLED_VALUES: [u8; 6] = [1, 0x0c, 0xcd, 4, 0, 1];
+const OTHER_GROUP: [u8; 6] = [1, 0x0c, 0xcd, 4, 0, 2];
+/// When a frame that does not come is taken for dropped.
+const QUIET: Duration = Duration::from_millis(300);
+
+fn frame(to: [u8; 6], from: [u8; 6], number: u32, len: usize) -> Vec<u8> {
+    let mut frame = [&to[..], &from[..], &[0x88, 0xb5], &number.to_be_bytes()[..]].concat();
+    frame.resize(len.max(60), 0x5a);
+    frame
+}
+
+/// A network with the ports `a` and `b`, and further keys of each.
+fn config(dir: &Path, network: &str, a: &str, b: &str) -> String {
+    let port = |name: &str, mac: [u8; 6], keys: &str| {
+        let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+        let tap = if network.contains("packet") { String::new() } else { format!("tap = \"tap-{name}\"\n") };
+        let socket = dir.join(name);
+        format!(
+            "[[network.port]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{mac}\"\n{tap}{keys}\n",
+            socket.display()
+        )
+    };
+    format!("[[network]]\nname = \"lan\"\n{network}\n{}{}", port("a", A, a), port("b", B, b))
+}
+
+struct Bed {
+    dir: tempfile::TempDir,
+    iod: Iod,
+    peer: RawSocket,
+}
+
+impl Bed {
+    /// A bridge with two taps and a peer, and a domain; `None` where that cannot be had.
+    fn new(test: &str, network: &str, a: &str, b: &str) -> Option<Self> {
+        if !has(test, &[Need::Root, Need::Program("ip"), Need::Path("/dev/net/tun", "no taps")]) {
+            return None;
+        }
+        netns::enter();
+        netns::bridge(&["tap-a", "tap-b"]);
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let iod = Iod::start(dir.path(), &config(dir.path(), network, a, b));
+        Some(Self { dir, iod, peer: RawSocket::open("up1") })
+    }
+
+    fn connect(&self, name: &str) -> NetClient {
+        NetClient::connect(&self.dir.path().join(name)).unwrap()
+    }
+
+    fn port(&self, name: &str) -> Value {
+        let status: Value = serde_json::from_str(&self.iod.status()).unwrap();
+        let ports = status["ports"].as_array().unwrap().clone();
+        ports.into_iter().find(|port| port["name"] == name).unwrap()
+    }
+
+    /// Waits until a counter of a port has a value.
+    fn wait_for(&self, port: &str, pointer: &str, value: u64) {
+        let begin = Instant::now();
+        loop {
+            let port = self.port(port);
+            if port.pointer(pointer).and_then(Value::as_u64) == Some(value) {
+                return;
+            }
+            assert!(begin.elapsed() < HANG, "{pointer} is not {value}: {port}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn receive(client: &mut NetClient, patience: Duration) -> Option<Vec<u8>> {
+    let begin = Instant::now();
+    loop {
+        if let Some(frame) = client.receive() {
+            return Some(frame);
+        }
+        if begin.elapsed() > patience {
+            return None;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Frames of all sizes pass in order in both directions, more than there are buffers.
+#[test]
+fn frames_pass_in_order() {
+    let Some(bed) = Bed::new("frames_pass_in_order", "", "", "") else { return };
+    let mut a = bed.connect("a");
+    let sizes = [60usize, 61, 128, 1_000, 1_513, 1_514];
+    for number in 0..1_500u32 {
+        let sent = frame(PEER, A, number, sizes[number as usize % sizes.len()]);
+        while !a.send(&sent).unwrap() {
+            std::thread::yield_now();
+        }
+        assert_eq!(bed.peer.receive(HANG), Some(sent), "frame {number}");
+    }
+    for number in 0..1_500u32 {
+        let sent = frame(A, PEER, number, sizes[number as usize % sizes.len()]);
+        bed.peer.send(&sent).unwrap();
+        assert_eq!(receive(&mut a, HANG), Some(sent), "frame {number}");
+    }
+    let port = bed.port("a");
+    assert_eq!((&port["tx"]["frames"], &port["rx"]["frames"]), (&1_500.into(), &1_500.into()), "{port}");
+    assert_eq!(port["connected"], true);
+    let drops = port["drops"].as_object().unwrap();
+    assert!(drops.values().all(|count| *count == 0), "{port}");
+}
+
+/// Two VMs reach each other over the administrator's bridge, and by their own addresses only.
+#[test]
+fn ports_reach_each_other_and_nobody_is_impersonated() {
+    let name = "ports_reach_each_other_and_nobody_is_impersonated";
+    let Some(bed) = Bed::new(name, "", "", "") else { return };
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    a.send(&frame(B, A, 1, 60)).unwrap();
+    assert_eq!(receive(&mut b, HANG), Some(frame(B, A, 1, 60)));
+    b.send(&frame(A, B, 2, 1_514)).unwrap();
+    assert_eq!(receive(&mut a, HANG), Some(frame(A, B, 2, 1_514)));
+    // B as A: nobody gets it.
+    b.send(&frame(PEER, A, 3, 60)).unwrap();
+    bed.wait_for("b", "/drops/spoofed", 1);
+    b.send(&frame(PEER, B, 4, 60)).unwrap();
+    // The bridge did not know B when A sent to it, so the peer got that frame too.
+    assert_eq!(bed.peer.receive(HANG), Some(frame(B, A, 1, 60)));
+    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, B, 4, 60)));
+    // For another address: the kernel's filter drops it before it is read.
+    bed.peer.send(&frame([0x52, 0x54, 0, 0, 0, 0xcc], PEER, 5, 60)).unwrap();
+    bed.peer.send(&frame(A, PEER, 6, 60)).unwrap();
+    assert_eq!(receive(&mut a, HANG), Some(frame(A, PEER, 6, 60)));
+    assert_eq!(bed.port("a")["drops"]["filtered"], 0);
+}
+
+/// Listed groups pass a storm of others, which is stopped after the burst.
+#[test]
+fn a_storm_of_broadcasts_is_limited() {
+    let a = "multicast = [\"01:0c:cd:04:00:01\"]\nbroadcast = \"20/min\"";
+    let Some(bed) = Bed::new("a_storm_of_broadcasts_is_limited", "", a, "") else { return };
+    let mut a = bed.connect("a");
+    let storm = 2_000u32;
+    let mut listed = 0;
+    for number in 0..storm {
+        let to = if number % 2 == 0 { [0xff; 6] } else { OTHER_GROUP };
+        bed.peer.send(&frame(to, PEER, number, 60)).unwrap();
+        if number % 100 == 99 {
+            let sent = frame(SAMPLED_VALUES, PEER, number, 100);
+            bed.peer.send(&sent).unwrap();
+            // Those of the storm that are within the burst come before it.
+            let begin = Instant::now();
+            while receive(&mut a, HANG).unwrap() != sent {
+                assert!(begin.elapsed() < HANG);
+            }
+            listed += 1;
+        }
+    }
+    let port = bed.port("a");
+    let passed = port["rx"]["frames"].as_u64().unwrap() - listed;
+    // The burst is that of half a second, at least 1; a minute brings 20 more.
+    assert!(passed < 60, "{passed} of {storm}: {port}");
+    assert!(port["drops"]["broadcast"].as_u64().unwrap() > 0, "{port}");
+    assert!(
+        passed + port["drops"]["broadcast"].as_u64().unwrap() < u64::from(storm),
+        "in the kernel: {port}"
+    );
+}
+
+/// A cap toward the link holds frames in the VM's queue and drops none.
+#[test]
+fn a_cap_holds_and_drops_nothing() {
+    let cap = "depth = 4\ntx_cap = { frames = \"1000/s\", frames_burst = 5 }";
+    let Some(bed) = Bed::new("a_cap_holds_and_drops_nothing", "", cap, "") else { return };
+    let mut a = bed.connect("a");
+    let begin = Instant::now();
+    for number in 0..200 {
+        assert!(a.queue(&frame(PEER, A, number, 60)));
+    }
+    a.tx.notify().unwrap();
+    for number in 0..200 {
+        assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, number, 60)), "frame {number}");
+    }
+    // Never early: 5 at once, and one each millisecond.
+    assert!(begin.elapsed() >= Duration::from_millis(195), "{:?}", begin.elapsed());
+    assert!(bed.port("a")["tx"]["cap_hits"].as_u64().unwrap() > 0);
+    assert_eq!(a.unfetched(), 0);
+}
+
+/// A cap toward the VM: what a flood has beyond it is dropped by the kernel, and a neighbour gets
+/// all of its own.
+#[test]
+fn a_flood_costs_its_receiver_only() {
+    let cap = "rx_cap = { frames = \"100/s\", frames_burst = 10 }";
+    let Some(bed) = Bed::new("a_flood_costs_its_receiver_only", "", "", cap) else { return };
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    let begin = Instant::now();
+    let mut received = 0;
+    for number in 0..20_000u32 {
+        bed.peer.send(&frame(B, PEER, number, 60)).unwrap();
+        if number % 100 == 0 {
+            let sent = frame(A, PEER, number, 60);
+            bed.peer.send(&sent).unwrap();
+            assert_eq!(receive(&mut a, HANG), Some(sent), "frame {number}");
+        }
+        received += u32::from(b.receive().is_some());
+    }
+    let most = 10.0 + begin.elapsed().as_secs_f64() * 100.0 + 1.0;
+    assert!(f64::from(received) <= most, "{received} of at most {most}");
+    assert!(received >= 1, "it gets what its cap allows");
+}
+
+/// A VM without buffers delays nobody, and gets frames again when it has some.
+#[test]
+fn a_port_without_a_guest_delays_nobody() {
+    let Some(bed) = Bed::new("a_port_without_a_guest_delays_nobody", "", "", "") else { return };
+    let mut a = bed.connect("a");
+    for number in 0..5_000u32 {
+        // Nobody is attached to B.
+        bed.peer.send(&frame(B, PEER, number, 60)).unwrap();
+        if number % 50 == 0 {
+            bed.peer.send(&frame(A, PEER, number, 60)).unwrap();
+            assert_eq!(receive(&mut a, HANG), Some(frame(A, PEER, number, 60)));
+        }
+    }
+    let mut b = bed.connect("b");
+    bed.peer.send(&frame(B, PEER, 9_999, 60)).unwrap();
+    let begin = Instant::now();
+    // Those that the kernel kept come first.
+    while receive(&mut b, HANG).unwrap() != frame(B, PEER, 9_999, 60) {
+        assert!(begin.elapsed() < HANG);
+    }
+}
+
+/// After a crash the port is back at the next connection: no broken ring, nothing twice.
+#[test]
+fn a_killed_domain_serves_again() {
+    let Some(mut bed) = Bed::new("a_killed_domain_serves_again", "", "", "") else { return };
+    for round in 0..5u32 {
+        let mut a = bed.connect("a");
+        for number in 0..20 {
+            a.send(&frame(PEER, A, round * 100 + number, 60)).unwrap();
+            assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, round * 100 + number, 60)));
+        }
+        // Under load.
+        for number in 20..60 {
+            a.send(&frame(PEER, A, round * 100 + number, 60)).unwrap();
+        }
+        let text = config(bed.dir.path(), "", "", "");
+        bed.iod.kill();
+        bed.iod = Iod::start(bed.dir.path(), &text);
+        let mut last = round * 100 + 19;
+        while let Some(frame) = bed.peer.receive(QUIET) {
+            let number = u32::from_be_bytes(frame[14..18].try_into().unwrap());
+            assert!(number > last, "{number} after {last}");
+            last = number;
+        }
+    }
+}
+
+/// Live keys: a cap comes and goes while the guest sends.
+#[test]
+fn caps_change_while_a_guest_sends() {
+    let Some(bed) = Bed::new("caps_change_while_a_guest_sends", "", "", "") else { return };
+    let mut a = bed.connect("a");
+    a.send(&frame(PEER, A, 0, 60)).unwrap();
+    assert!(bed.peer.receive(HANG).is_some());
+    let capped = config(bed.dir.path(), "", "tx_cap = { frames = \"1/min\", frames_burst = 2 }", "");
+    common::configure(bed.dir.path(), &capped);
+    let reply = bed.iod.command("reload");
+    assert!(reply.contains("port \\\"a\\\": tx_cap"), "{reply}");
+    for number in 1..=3 {
+        a.send(&frame(PEER, A, number, 60)).unwrap();
+    }
+    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, 1, 60)));
+    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, 2, 60)));
+    assert_eq!(bed.peer.receive(QUIET), None, "the third waits for a minute");
+    common::configure(bed.dir.path(), &config(bed.dir.path(), "", "", ""));
+    let reply = bed.iod.command("reload");
+    assert!(reply.contains("tx_cap"), "{reply}");
+    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, 3, 60)));
+    let other = config(bed.dir.path(), "mtu = 9000", "", "");
+    common::configure(bed.dir.path(), &other);
+    assert!(bed.iod.command("reload").contains("network \\\"lan\\\": mtu needs a restart"));
+}
+
+/// An interface of the network's own: the same rules, and frames between VMs stay inside.
+#[test]
+fn a_packet_uplink_switches_between_its_ports() {
+    let name = "a_packet_uplink_switches_between_its_ports";
+    if !has(name, &[Need::Root, Need::Program("ip")]) {
+        return;
+    }
+    netns::enter();
+    netns::bridge(&[]);
+    netns::ip("link set up0 nomaster");
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let network = "uplink = \"packet\"\ninterface = \"up0\"\nlink = \"1Gbit/s\"";
+    let iod = Iod::start(dir.path(), &config(dir.path(), network, "", ""));
+    let bed = Bed { dir, iod, peer: RawSocket::open("up1") };
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    a.send(&frame(PEER, A, 1, 1_514)).unwrap();
+    assert_eq!(bed.peer.receive(HANG), Some(frame(PEER, A, 1, 1_514)));
+    bed.peer.send(&frame(A, PEER, 2, 1_514)).unwrap();
+    assert_eq!(receive(&mut a, HANG), Some(frame(A, PEER, 2, 1_514)));
+    a.send(&frame(B, A, 3, 60)).unwrap();
+    assert_eq!(receive(&mut b, HANG), Some(frame(B, A, 3, 60)));
+    assert_eq!(bed.peer.receive(QUIET), None, "it stays inside");
+    b.send(&frame([0xff; 6], B, 4, 60)).unwrap();
+    assert_eq!(receive(&mut a, HANG), Some(frame([0xff; 6], B, 4, 60)));
+    assert_eq!(bed.peer.receive(HANG), Some(frame([0xff; 6], B, 4, 60)));
+}
+
+/// Whatever one guest writes into its queues, its neighbour loses nothing.
+#[test]
+fn a_hostile_guest_harms_itself_only() {
+    let Some(mut bed) = Bed::new("a_hostile_guest_harms_itself_only", "link = \"1Gbit/s\"", "", "") else {
+        return;
+    };
+    let mut a = bed.connect("a");
+    let mut sent = 0;
+    let mut check = |bed: &mut Bed| {
+        for _ in 0..20 {
+            sent += 1;
+            a.send(&frame(PEER, A, sent, 60)).unwrap();
+            while bed.peer.receive(HANG).unwrap() != frame(PEER, A, sent, 60) {}
+            bed.peer.send(&frame(A, PEER, sent, 60)).unwrap();
+            while receive(&mut a, HANG).unwrap() != frame(A, PEER, sent, 60) {}
+        }
+        assert!(bed.iod.is_alive());
+    };
+    // Headers that promise what the frame does not have.
+    let mut b = bed.connect("b");
+    for (i, byte) in (0..NET_HEADER).flat_map(|i| [1u8, 4, 0x7f, 0x80, 0xff].map(|byte| (i, byte))) {
+        let mut header = [0; NET_HEADER];
+        header[i] = byte;
+        b.queue_with_header(&header, &frame(PEER, B, 0, 60));
+        b.tx.notify().unwrap();
+    }
+    check(&mut bed);
+    // Chains: empty, too long, in a circle, writable, outside of the memory; an index far ahead.
+    let attacks: [fn(&mut NetClient); 6] = [
+        |b| b.tx.write_descriptor_raw(900, 1 << 20, 0, 0, 0),
+        |b| b.tx.write_descriptor_raw(900, 1 << 20, u32::MAX, 0, 0),
+        |b| b.tx.write_descriptor_raw(900, 1 << 20, 64, 1, 900),
+        |b| b.tx.write_descriptor_raw(900, 1 << 20, 64, 2, 0),
+        |b| b.tx.write_descriptor_raw(900, u64::MAX - 8, 64, 0, 0),
+        |b| b.tx.write_descriptor_raw(900, 1 << 20, 24, 4, 0),
+    ];
+    for attack in attacks {
+        attack(&mut b);
+        for _ in 0..200 {
+            b.tx.add_avail(900);
+        }
+        b.tx.kick.write(1).unwrap();
+        check(&mut bed);
+    }
+    b.tx.set_avail_index(30_000);
+    b.tx.kick.write(1).unwrap();
+    check(&mut bed);
+    drop(b);
+    // Buffers for received frames: read-only, outside, in a circle.
+    for (address, len, flags, next) in [
+        (1u64 << 20, 64u32, 0u16, 0u16),
+        (u64::MAX - 8, 4_096, 2, 0),
+        (1 << 20, 8, 3, 900),
+        (1 << 20, 0, 2, 0),
+    ] {
+        let mut b = bed.connect("b");
+        b.rx.write_descriptor_raw(900, address, len, flags, next);
+        // All of its good buffers are used up first.
+        for number in 0..700 {
+            b.rx.add_avail(900);
+            bed.peer.send(&frame(B, PEER, number, 60)).unwrap();
+        }
+        b.rx.kick.write(1).unwrap();
+        check(&mut bed);
+    }
+    // Connections that come and go.
+    for _ in 0..60 {
+        drop(bed.connect("b"));
+    }
+    check(&mut bed);
+    // Kicks without frames.
+    let b = bed.connect("b");
+    for _ in 0..10_000 {
+        b.tx.kick.write(1).unwrap();
+        b.rx.kick.write(1).unwrap();
+    }
+    check(&mut bed);
+}
+
+/// What is wrong is said with its remedy, before anything runs.
+#[test]
+fn mistakes_are_named_with_the_remedy() {
+    if !has("mistakes_are_named_with_the_remedy", &[Need::Root, Need::Program("ip")]) {
+        return;
+    }
+    netns::enter();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let refused = |text: String| Iod::try_start(dir.path(), &text).err().expect("refused");
+    let error = refused(config(dir.path(), "", "", ""));
+    assert!(error.contains("port \"a\": there is no tap tap-a; make it"), "{error}");
+    let check = program().arg("--config").arg(dir.path().join("iod.toml")).arg("--check").output().unwrap();
+    assert!(String::from_utf8_lossy(&check.stderr).contains("there is no tap tap-a"), "{check:?}");
+    let error = refused(config(dir.path(), "uplink = \"packet\"\ninterface = \"none\"", "", ""));
+    assert!(error.contains("there is no interface none"), "{error}");
+    let reserve = "reserve = { rate = \"60Mbit/s\", burst = \"3kB\", deadline = \"2ms\" }";
+    let error = refused(config(dir.path(), "", reserve, ""));
+    assert!(error.contains("a reservation needs `link`"), "{error}");
+    let error = refused(config(dir.path(), "link = \"100Mbit/s\"", reserve, reserve));
+    assert!(error.contains("121.2 % of the link are reserved, and it can give 100.0 %"), "{error}");
+    let short = reserve.replace("2ms", "900us").replace("60", "10");
+    let error = refused(config(dir.path(), "link = \"100Mbit/s\"", &short, ""));
+    assert!(error.contains("port \"a\" cannot be promised 900us"), "{error}");
+}

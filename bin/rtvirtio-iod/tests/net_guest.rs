@@ -1,0 +1,121 @@
+//! A real guest's network through a domain that is killed while serving it.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::Iod;
+use rtvirtio_testbed::image;
+use rtvirtio_testbed::qemu::{GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
+use rtvirtio_testkit::{HANG, Need, has, netns};
+
+const MAC: &str = "52:54:00:00:00:0a";
+const HOST: &str = "10.200.0.1";
+const GUEST: &str = "10.200.0.2";
+/// Bytes that the guest sends and gets by TCP.
+const MIB: usize = 8;
+
+fn config(dir: &Path, keys: &str) -> String {
+    format!(
+        "[[network]]\nname = \"lan\"\n{keys}\n[[network.port]]\nname = \"a\"\nsocket = \"{}\"\nmac = \"{MAC}\"\ntap = \"tap-a\"\n",
+        dir.join("a").display()
+    )
+}
+
+/// Whether the host answers one of a few pings of the guest.
+fn is_answered(guest: &mut QemuGuest, count: u32) -> bool {
+    let ping = format!("ping -q -A -c {count} -W 2 {HOST}");
+    guest.exec(&["sh", "-c", &ping], HANG).unwrap().success()
+}
+
+fn sh(guest: &mut QemuGuest, script: &str) -> String {
+    let out = guest.exec(&["sh", "-c", script], HANG).unwrap();
+    assert!(out.success(), "{script}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// Ping, TCP in both directions with checksums and segments left to the host, and the link is back
+/// after each crash.
+#[test]
+fn a_guests_network_is_back_after_each_crash() {
+    let test = "a_guests_network_is_back_after_each_crash";
+    let image = match image::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
+        Ok(image) => image,
+        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
+    };
+    if !has(test, &[Need::Root, Need::QEMU, Need::Program("ip")]) {
+        return;
+    }
+    netns::enter();
+    netns::bridge(&["tap-a"]);
+    netns::ip(&format!("addr add {HOST}/24 dev up1"));
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let mut iod = Iod::start(dir.path(), &config(dir.path(), ""));
+    let backend = NicBackend::VhostUser(dir.path().join("a"));
+    let nic = Some(GuestNic { mac: MAC.into(), backend });
+    let base = QemuConfig::new("vm", image, GuestDisk::None, &dir.path().join("run"));
+    let mut guest = QemuGuest::start(&QemuConfig { nic, ..base }).unwrap();
+    sh(&mut guest, &format!("ip addr add {GUEST}/24 dev eth0 && ip link set eth0 up"));
+    assert!(is_answered(&mut guest, 50), "{}", iod.status());
+    // TCP from the guest: what it sends arrives whole.
+    let listener = std::net::TcpListener::bind((HOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let receiver = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut received = Vec::new();
+        std::io::Read::read_to_end(&mut stream, &mut received).unwrap();
+        received
+    });
+    sh(&mut guest, &format!("head -c {} /dev/zero | nc {HOST} {port}", MIB << 20));
+    let received = receiver.join().unwrap();
+    assert!(
+        received.len() == MIB << 20 && received.iter().all(|byte| *byte == 0),
+        "{} bytes",
+        received.len()
+    );
+    // And to it.
+    let listening = guest.spawn(&["sh", "-c", "nc -l -p 7777 </dev/null | md5sum"]).unwrap();
+    let begin = Instant::now();
+    let mut stream = loop {
+        match std::net::TcpStream::connect((GUEST, 7_777)) {
+            Ok(stream) => break stream,
+            Err(e) => assert!(begin.elapsed() < HANG, "{e}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    std::io::Write::write_all(&mut stream, &vec![b'x'; MIB << 20]).unwrap();
+    drop(stream);
+    let begin = Instant::now();
+    let output = loop {
+        if let Some(output) = guest.poll(listening).unwrap() {
+            break output;
+        }
+        assert!(begin.elapsed() < HANG);
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let expected = Command::new("sh")
+        .args(["-c", &format!("head -c {} /dev/zero | tr '\\0' x | md5sum", MIB << 20)])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&expected.stdout));
+    // Crashes under load.
+    for round in 0..5 {
+        let load = guest.spawn(&["ping", "-q", "-A", "-c", "100000", "-w", "2", HOST]).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        iod.kill();
+        iod = Iod::start(dir.path(), &config(dir.path(), ""));
+        let begin = Instant::now();
+        while !is_answered(&mut guest, 1) {
+            assert!(begin.elapsed() < HANG, "round {round}: {}", iod.status());
+        }
+        while guest.poll(load).unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    assert!(is_answered(&mut guest, 20), "{}", iod.status());
+    let kernel = sh(&mut guest, "dmesg");
+    assert!(!kernel.contains("Unexpected TXQ") && !kernel.contains("BUG"), "{kernel}");
+    guest.stop().unwrap();
+}

@@ -1,0 +1,308 @@
+//! Networks and their ports, as the file has them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use rtvirtio_sched::Policy;
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos};
+use serde::{Deserialize, Deserializer};
+
+use crate::error::FileError;
+use crate::schema::{parse_optional_text, parse_text};
+
+/// Largest frame without its FCS, of a network whose MTU is not given: 1500 bytes of payload,
+/// Ethernet's header and a VLAN tag.
+const DEFAULT_MTU: u16 = 1_500;
+/// Preamble, FCS and gap between frames (IEEE 802.3): bytes of a frame on the wire that its length
+/// does not count.
+pub const WIRE_OVERHEAD: u64 = 24;
+/// Shortest frame without its FCS; shorter ones are padded on the wire.
+pub const SHORTEST_FRAME: u64 = 60;
+
+/// A network: ports of VMs that share one uplink.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Name of its thread, and in the status.
+    pub name: String,
+    /// What is behind the ports.
+    #[serde(default)]
+    pub uplink: UplinkKind,
+    /// The interface of a `packet` uplink.
+    pub interface: Option<String>,
+    /// Rate of the link behind the ports, in bytes per second: frames to it are ordered, and leave
+    /// at 99 % of this rate. Without it, frames go at once, and nothing can be reserved.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub link: Option<BytesPerSec>,
+    /// Largest payload of a frame, in bytes.
+    #[serde(default = "default_mtu")]
+    pub mtu: u16,
+    /// The scheduler's policy toward the link.
+    #[serde(default = "default_policy")]
+    pub policy: Policy,
+    /// Longest time in which the host does not run the thread; for admission.
+    #[serde(default = "default_stall", deserialize_with = "parse_text")]
+    pub stall: Nanos,
+    /// CPUs of its thread.
+    #[serde(default)]
+    pub cpus: Vec<usize>,
+    /// `SCHED_FIFO` priority of its thread.
+    pub fifo: Option<u8>,
+    /// How long its thread polls before it sleeps; adapts when not given.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub poll: Option<Nanos>,
+    /// The ports.
+    #[serde(default, rename = "port")]
+    pub ports: Vec<Port>,
+}
+
+fn default_mtu() -> u16 {
+    DEFAULT_MTU
+}
+
+fn default_policy() -> Policy {
+    Policy::Edf
+}
+
+fn default_stall() -> Nanos {
+    Nanos::from_micros(500)
+}
+
+/// What is behind the ports of a network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UplinkKind {
+    /// A tap for each port, on a bridge of the administrator.
+    #[default]
+    Tap,
+    /// An interface that belongs to the network alone, by a packet socket for each port.
+    Packet,
+}
+
+/// One VM's port.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// Name of the VM.
+    pub name: String,
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// Group whose members may connect, by name or number: mode 0660, otherwise 0600.
+    pub socket_group: Option<String>,
+    /// The tap of a `tap` uplink.
+    pub tap: Option<String>,
+    /// The VM's address: the source of all its frames, and the destination of those that it gets.
+    pub mac: Mac,
+    /// VLANs that it may use; any when empty.
+    #[serde(default)]
+    pub vlans: Vec<u16>,
+    /// Multicast addresses whose frames it gets without the limit on unlisted ones.
+    #[serde(default)]
+    pub multicast: Vec<Mac>,
+    /// Broadcast and unlisted multicast frames per second that it gets.
+    #[serde(default = "default_broadcast", deserialize_with = "parse_text")]
+    pub broadcast: Iops,
+    /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
+    #[serde(default)]
+    pub hugepages: bool,
+    /// Frames of the VM that the network holds at most, in each direction.
+    #[serde(default = "default_depth")]
+    pub depth: u32,
+    /// Share of what is not reserved.
+    #[serde(default = "default_weight")]
+    pub weight: u32,
+    /// Reservation of the link for all frames but the urgent ones.
+    pub reserve: Option<RateConfig>,
+    /// Reservation of the link for its urgent frames.
+    pub urgent: Option<RateConfig>,
+    /// Priority code points (IEEE 802.1Q) of urgent frames.
+    #[serde(default)]
+    pub urgent_pcp: Vec<u8>,
+    /// Differentiated services code points of urgent frames.
+    #[serde(default)]
+    pub urgent_dscp: Vec<u8>,
+    /// Cap on frames from the VM: they wait.
+    #[serde(default)]
+    pub tx_cap: FrameCap,
+    /// Cap on frames to the VM: they are dropped by the kernel when its queue is full.
+    #[serde(default)]
+    pub rx_cap: FrameCap,
+}
+
+fn default_broadcast() -> Iops {
+    Iops(100.0)
+}
+
+fn default_depth() -> u32 {
+    64
+}
+
+fn default_weight() -> u32 {
+    100
+}
+
+/// A reservation of the link, counted on the wire: a frame has [`WIRE_OVERHEAD`] more bytes than
+/// its length without the FCS.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateConfig {
+    /// Bytes per second.
+    #[serde(deserialize_with = "parse_text")]
+    pub rate: BytesPerSec,
+    /// Burst.
+    #[serde(deserialize_with = "parse_text")]
+    pub burst: Bytes,
+    /// Longest time from the moment at which a frame is within rate and burst until it is sent.
+    #[serde(deserialize_with = "parse_text")]
+    pub deadline: Nanos,
+}
+
+/// Caps (RFC 2215's TSPEC); each is optional. Bytes are those of frames, without FCS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrameCap {
+    /// Frames per second.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub frames: Option<Iops>,
+    /// Burst of frames; those of 2 ms when not given, at least 1.
+    pub frames_burst: Option<u64>,
+    /// Bytes per second.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub bytes: Option<BytesPerSec>,
+    /// Burst of bytes; those of 2 ms when not given, at least the largest frame.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub bytes_burst: Option<Bytes>,
+    /// Peak rate over the sustained rate; unlimited when not given.
+    pub peak: Option<f64>,
+}
+
+impl FrameCap {
+    /// Whether nothing is capped.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.frames.is_none() && self.bytes.is_none()
+    }
+}
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// The broadcast address.
+    pub const BROADCAST: Self = Self([0xff; 6]);
+
+    /// A group address: multicast or broadcast.
+    #[must_use]
+    pub fn is_group(self) -> bool {
+        self.0[0] & 1 == 1
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text that is no Ethernet address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("\"{0}\" is no Ethernet address; expected one such as \"52:54:00:12:34:56\"")]
+pub struct MacError(String);
+
+impl FromStr for Mac {
+    type Err = MacError;
+
+    fn from_str(text: &str) -> Result<Self, MacError> {
+        let wrong = || MacError(text.to_owned());
+        let mut mac = [0; 6];
+        let mut parts = text.split([':', '-']);
+        for byte in &mut mac {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(wrong)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
+        }
+        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(mac)) }
+    }
+}
+
+impl<'de> Deserialize<'de> for Mac {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        parse_text(d)
+    }
+}
+
+impl Network {
+    /// Checks what the types do not express.
+    pub(crate) fn check(&self) -> Result<(), FileError> {
+        let wrong = |what: String| Err(FileError::Network { network: self.name.clone(), what });
+        if !(68..=9_216).contains(&self.mtu) {
+            return wrong(format!("`mtu` is {}; it must be 68 to 9216", self.mtu));
+        }
+        match (self.uplink, &self.interface) {
+            (UplinkKind::Packet, None) => {
+                return wrong(
+                    "`uplink = \"packet\"` needs `interface`, the one that it has to itself".into(),
+                );
+            }
+            (UplinkKind::Tap, Some(_)) => {
+                return wrong("`interface` belongs to `uplink = \"packet\"`; a port names its `tap`".into());
+            }
+            _ => {}
+        }
+        if self.link.is_some_and(|link| !(1e3..=50e9).contains(&link.0)) {
+            return wrong("`link` must be 8kbit/s to 400Gbit/s".into());
+        }
+        let (mut macs, mut taps) = (BTreeSet::new(), BTreeSet::new());
+        for port in &self.ports {
+            let of = |what: String| wrong(format!("port \"{}\": {what}", port.name));
+            if port.mac.is_group() {
+                return of(format!("`mac` {} is a group address", port.mac));
+            }
+            if !macs.insert(port.mac) {
+                return of(format!("`mac` {} is there twice", port.mac));
+            }
+            match (self.uplink, &port.tap) {
+                (UplinkKind::Tap, None) => return of("`tap` is missing".into()),
+                (UplinkKind::Packet, Some(_)) => {
+                    return of("`tap` belongs to `uplink = \"tap\"`".into());
+                }
+                (UplinkKind::Tap, Some(tap)) if !taps.insert(tap.clone()) => {
+                    return of(format!("`tap` {tap} is there twice"));
+                }
+                _ => {}
+            }
+            if let Some(address) = port.multicast.iter().find(|m| !m.is_group()) {
+                return of(format!("`multicast`: {address} is no group address"));
+            }
+            if let Some(vlan) = port.vlans.iter().find(|vlan| **vlan > 4_094) {
+                return of(format!("`vlans`: {vlan} is no VLAN; 0 to 4094"));
+            }
+            if let Some(pcp) = port.urgent_pcp.iter().find(|pcp| **pcp > 7) {
+                return of(format!("`urgent_pcp`: {pcp} is no priority code point; 0 to 7"));
+            }
+            if let Some(dscp) = port.urgent_dscp.iter().find(|dscp| **dscp > 63) {
+                return of(format!("`urgent_dscp`: {dscp} is no code point; 0 to 63"));
+            }
+            if port.depth < 2 || port.depth > 4_096 {
+                return of(format!("`depth` is {}; it must be 2 to 4096", port.depth));
+            }
+            let reserves = port.reserve.is_some() || port.urgent.is_some();
+            if reserves && self.link.is_none() {
+                return of("a reservation needs `link` of the network: the rate that it is a part of".into());
+            }
+            if port.urgent.is_some() && port.urgent_pcp.is_empty() && port.urgent_dscp.is_empty() {
+                return of("`urgent` needs `urgent_pcp` or `urgent_dscp`: which frames are urgent".into());
+            }
+        }
+        self.admit()
+    }
+}

@@ -1,0 +1,224 @@
+//! A network's values as configurations of its two schedulers, and admission.
+//!
+//! Toward the link the device time of a frame is its time on the wire. Toward the VMs it is the
+//! time of the copy, of which every frame has the same estimate.
+
+use rtvirtio_sched::bound::{self, Deallocations, Flow};
+use rtvirtio_sched::{
+    Cap, Config, Cost, Line, Policy, PriorityRule, Reservation, Tspec, VmConfig, WindowConfig,
+};
+use rtvirtio_units::Nanos;
+
+use crate::error::FileError;
+use crate::network::{FrameCap, Network, Port, RateConfig, SHORTEST_FRAME, WIRE_OVERHEAD};
+
+/// Share of the link that is used: the queue is here and not in the interface behind, whose clock
+/// may be slower than declared.
+pub const LINK_SHARE: f64 = 0.99;
+/// Frames that the interface has at once.
+pub const LINK_WINDOW: u32 = 2;
+/// Time that the thread catches up after it was late.
+pub const CATCH_UP: Nanos = Nanos::from_micros(500);
+/// No smaller than any frame with segmentation offload, and its header: no frame is split.
+const OFFLOADED_FRAME: u64 = 68 << 10;
+/// Default bursts of caps last this long, so that one wake-up serves several frames.
+const CAP_BURST_S: f64 = 0.002;
+/// Estimate of a copy: fixed time, and per MiB.
+const COPY: Line = Line { base_ns: 1_000, per_mib_ns: 300_000 };
+
+impl Network {
+    /// Largest frame without its FCS, in bytes: Ethernet's header, two VLAN tags and the payload.
+    #[must_use]
+    pub fn largest_frame(&self) -> u64 {
+        u64::from(self.mtu) + 22
+    }
+
+    /// Nanoseconds of a byte on the link, of which [`LINK_SHARE`] is used.
+    fn ns_per_byte(&self) -> Option<f64> {
+        self.link.map(|link| 1e9 / (link.0 * LINK_SHARE))
+    }
+
+    /// Time of a frame on the link.
+    #[must_use]
+    pub fn line(&self) -> Line {
+        self.ns_per_byte().map_or(COPY, |ns| Line {
+            base_ns: (ns * WIRE_OVERHEAD as f64).ceil() as u64,
+            per_mib_ns: (ns * 1_048_576.0).ceil() as u64,
+        })
+    }
+
+    /// Whether VMs may send segments larger than a frame, which the host splits. Not on a link
+    /// that is ordered: 64 KiB at once would hold up all others.
+    #[must_use]
+    pub fn offers_segmentation(&self) -> bool {
+        self.link.is_none()
+    }
+
+    /// Largest frame from a VM that is accepted, in bytes.
+    #[must_use]
+    pub fn largest_sent(&self) -> u64 {
+        if self.offers_segmentation() { OFFLOADED_FRAME } else { self.largest_frame() }
+    }
+
+    /// The scheduler of frames from the VMs.
+    #[must_use]
+    pub fn tx_sched(&self) -> Config {
+        let vms = self.ports.iter().map(|port| VmConfig {
+            depth: port.depth + LINK_WINDOW,
+            weight: port.weight,
+            caps: [Cap::default(), port.tx_cap.cap(self.largest_sent())],
+            urgent: port.urgent.and_then(|r| self.reservation(r)),
+            normal: port.reserve.and_then(|r| self.reservation(r)),
+            urgent_quantum: None,
+            priority: PriorityRule::default(),
+        });
+        let quantum = self.largest_sent().next_multiple_of(4_096);
+        config(self.line(), quantum, vms.collect(), self.policy, LINK_WINDOW)
+    }
+
+    /// The scheduler of frames to the VMs.
+    #[must_use]
+    pub fn rx_sched(&self) -> Config {
+        let vms = self.ports.iter().map(|port| VmConfig {
+            depth: port.depth,
+            weight: port.weight,
+            caps: [port.rx_cap.cap(OFFLOADED_FRAME), Cap::default()],
+            ..VmConfig::default()
+        });
+        config(COPY, OFFLOADED_FRAME, vms.collect(), Policy::Drr, 1)
+    }
+
+    fn reservation(&self, config: RateConfig) -> Option<Reservation> {
+        let ns = self.ns_per_byte()?;
+        // Rounded up: a reservation covers what it says.
+        let whole = |v: f64| v.ceil() as u64;
+        Some(Reservation {
+            rate: whole(config.rate.0 * ns),
+            burst: whole(config.burst.0 as f64 * ns),
+            deadline: config.deadline,
+        })
+    }
+
+    /// Demand of the ports on the link. Each may send more than it reserves.
+    fn demand(&self, sched: &Config) -> Vec<Flow> {
+        let largest = self.line().of(self.largest_frame()) as f64;
+        let mut flows = Vec::new();
+        for (vm, config) in sched.vms.iter().enumerate() {
+            let free = Flow {
+                vm,
+                rate: 0.0,
+                burst: 0.0,
+                piece: largest,
+                outstanding: None,
+                deadline: None,
+                weight: config.weight,
+            };
+            flows.push(free);
+            flows.extend([config.urgent, config.normal].into_iter().flatten().map(|r| Flow {
+                rate: r.rate as f64 / 1e9,
+                burst: r.burst as f64,
+                deadline: Some(r.deadline),
+                piece: largest.min(r.burst as f64),
+                ..free
+            }));
+        }
+        flows
+    }
+
+    fn bound_device(&self) -> bound::Device {
+        // What is caught up may wait in the interface behind.
+        let latency = Nanos(self.stall.0 + CATCH_UP.0);
+        let deallocations = Deallocations::default();
+        bound::Device { parallel: 1, window: LINK_WINDOW, latency, stretch: 1.0, deallocations }
+    }
+
+    /// Admission: whether every reservation's deadline is kept in the worst case.
+    pub(crate) fn admit(&self) -> Result<(), FileError> {
+        let (tx, rx) = (self.tx_sched(), self.rx_sched());
+        let named = |text: &str| self.with_port_names(text);
+        let wrong =
+            |message: String| FileError::Network { network: self.name.clone(), what: named(&message) };
+        tx.check().map_err(|e| wrong(e.to_string()))?;
+        rx.check().map_err(|e| wrong(e.to_string()))?;
+        for port in &self.ports {
+            port.check_bursts(self)?;
+        }
+        if self.policy != Policy::Edf {
+            return Ok(());
+        }
+        bound::admit(&self.bound_device(), &self.demand(&tx))
+            .map_err(|refusal| wrong(refusal.to_string().replace("the device", "the link")))
+    }
+
+    /// Worst-case time of a frame of this port within its reservation, from when the reservation
+    /// covers it until it is sent. `None` without a reservation or a bound.
+    #[must_use]
+    pub fn bound(&self, port: usize) -> Option<Nanos> {
+        let sched = self.tx_sched();
+        let flows = self.demand(&sched);
+        let flow = flows.iter().rposition(|f| f.vm == port && f.deadline.is_some())?;
+        bound::bounds(sched.policy, &self.bound_device(), &flows)[flow]
+    }
+
+    /// Replaces the scheduler's index ("VM 0") by the port's name.
+    fn with_port_names(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (i, port) in self.ports.iter().enumerate().rev() {
+            text = text.replace(&format!("VM {i}"), &format!("port \"{}\"", port.name));
+        }
+        text
+    }
+}
+
+fn config(line: Line, quantum: u64, vms: Vec<VmConfig>, policy: Policy, window: u32) -> Config {
+    let cost = Cost { read: line, write: line, ..Cost::UNIT };
+    Config { policy, quantum, window: WindowConfig::fixed(window), cost, vms, ..Config::default() }
+}
+
+impl Port {
+    /// A reservation whose burst is less than one frame covers none.
+    fn check_bursts(&self, network: &Network) -> Result<(), FileError> {
+        let least = SHORTEST_FRAME + WIRE_OVERHEAD;
+        for (key, config) in [("reserve", self.reserve), ("urgent", self.urgent)] {
+            if let Some(burst) = config.map(|c| c.burst.0).filter(|burst| *burst < least) {
+                let what = format!(
+                    "port \"{}\": `{key}`: a burst of {burst} bytes covers no frame; the shortest has {least} on the wire",
+                    self.name
+                );
+                return Err(FileError::Network { network: network.name.clone(), what });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FrameCap {
+    fn cap(&self, largest: u64) -> Cap {
+        let tspec = |rate: f64, burst: Option<u64>, least: u64| {
+            let default = || ((rate * CAP_BURST_S) as u64).max(least);
+            Tspec {
+                rate: (rate.round() as u64).max(1),
+                burst: burst.unwrap_or_else(default),
+                peak: self.peak.map(|times| ((rate * times.max(1.0)).round() as u64).max(1)),
+            }
+        };
+        Cap {
+            requests: self.frames.map(|r| tspec(r.0, self.frames_burst, 1)),
+            bytes: self
+                .bytes
+                .map(|r| tspec(r.0, self.bytes_burst.map(|b| b.0), largest.next_multiple_of(4_096))),
+            time: None,
+        }
+    }
+
+    /// How long the thread may sleep beyond the moment at which the next frame is admitted, without
+    /// a loss of rate: half of the shortest burst, at most 250 us. Zero without a cap.
+    #[must_use]
+    pub fn coalesce(&self) -> Nanos {
+        let cap = self.cap(OFFLOADED_FRAME);
+        let specs = [cap.requests, cap.bytes];
+        let spare = |spec: &Tspec| spec.burst.saturating_sub(1).saturating_mul(500_000_000) / spec.rate;
+        let shortest = specs.iter().flatten().map(spare).min();
+        Nanos(shortest.unwrap_or(0).min(250_000))
+    }
+}

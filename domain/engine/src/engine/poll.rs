@@ -1,0 +1,137 @@
+//! How long a loop polls before it sleeps.
+//!
+//! A sleep costs the wake-up: some microseconds of latency, and CPU time for the notification. A
+//! poll costs CPU time until work comes. As `halt_poll_ns` of KVM does, the time adapts: it grows
+//! when work came soon after the loop went to sleep, and shrinks when it did not. Polls that ended
+//! without work take at most [`WASTED_SHARE`] of a CPU.
+
+use rtvirtio_domain_config::Poll;
+use rtvirtio_units::Nanos;
+
+/// Longest poll: what a sleep and a wake-up cost a guest, with some room.
+const LIMIT: Nanos = Nanos::from_micros(50);
+/// First poll after a sleep that was too long.
+const FIRST: Nanos = Nanos::from_micros(10);
+/// Period in which wasted polls are counted.
+const PERIOD: Nanos = Nanos::from_millis(20);
+/// Share of a period for polls that end without work, in percent.
+const WASTED_SHARE: u64 = 25;
+
+/// The state of one loop.
+#[derive(Debug)]
+pub struct AdaptivePoll {
+    mode: Poll,
+    /// How long it polls now.
+    window: Nanos,
+    /// Since when there is no work.
+    idle_since: Option<Nanos>,
+    period: Nanos,
+    wasted: u64,
+}
+
+impl AdaptivePoll {
+    pub fn new(mode: Poll) -> Self {
+        let window = match mode {
+            Poll::Fixed(window) => window,
+            Poll::Adaptive => Nanos(0),
+        };
+        Self { mode, window, idle_since: None, period: Nanos(0), wasted: 0 }
+    }
+
+    /// Whether the loop sleeps now; it polls otherwise. `busy` when it has work.
+    pub fn sleeps(&mut self, now: Nanos, busy: bool) -> bool {
+        if busy {
+            self.idle_since = None;
+            return false;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        let polled = now.0.saturating_sub(since.0);
+        if polled < self.window.0 {
+            return false;
+        }
+        if now.0.saturating_sub(self.period.0) > PERIOD.0 {
+            (self.period, self.wasted) = (now, 0);
+        }
+        self.wasted += polled;
+        true
+    }
+
+    /// The loop wakes up.
+    pub fn woke(&mut self, now: Nanos) {
+        let idle = self.idle_since.take().map_or(0, |since| now.0.saturating_sub(since.0));
+        if self.mode != Poll::Adaptive {
+            return;
+        }
+        let affordable = self.wasted * 100 < PERIOD.0 * WASTED_SHARE;
+        self.window = if !affordable {
+            Nanos(0)
+        } else if idle <= LIMIT.0 {
+            Nanos((self.window.0 * 2).clamp(FIRST.0, LIMIT.0))
+        } else {
+            Nanos(if self.window.0 > FIRST.0 { self.window.0 / 2 } else { 0 })
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs through gaps between work; returns how long the loop polled in vain and how often it
+    /// slept. A sleep adds `wake` to the gap.
+    fn run(poll: &mut AdaptivePoll, gaps: impl Iterator<Item = u64>, wake: u64) -> (u64, u32, u64) {
+        let (mut now, mut wasted, mut sleeps) = (1_000_000_000u64, 0, 0);
+        for gap in gaps {
+            let begin = now;
+            assert!(!poll.sleeps(Nanos(now), true));
+            loop {
+                if now - begin >= gap {
+                    break;
+                }
+                if poll.sleeps(Nanos(now), false) {
+                    wasted += now - begin;
+                    sleeps += 1;
+                    now = begin + gap + wake;
+                    poll.woke(Nanos(now));
+                    break;
+                }
+                now += 500;
+            }
+        }
+        (wasted, sleeps, now - 1_000_000_000)
+    }
+
+    #[test]
+    fn short_gaps_are_polled_through() {
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        let (wasted, sleeps, _) = run(&mut poll, std::iter::repeat_n(8_000, 1_000), 5_000);
+        assert!(sleeps <= 3 && wasted < 50_000, "{sleeps} sleeps, {wasted} ns");
+    }
+
+    #[test]
+    fn long_gaps_are_slept_through() {
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        let (wasted, sleeps, total) = run(&mut poll, std::iter::repeat_n(250_000, 1_000), 5_000);
+        assert!(sleeps == 1_000 && wasted * 1_000 < total, "{sleeps} sleeps, {wasted} of {total} ns");
+    }
+
+    /// Gaps that change between short and long waste no more than the limit.
+    #[test]
+    fn wasted_polls_are_bounded() {
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        let gaps = (0..20_000).map(|i| if i % 2 == 0 { 45_000 } else { 60_000 });
+        let (wasted, _, total) = run(&mut poll, gaps, 1_000);
+        assert!(wasted * 100 <= total * (WASTED_SHARE + 1), "{wasted} of {total} ns");
+    }
+
+    #[test]
+    fn a_fixed_time_stays() {
+        let mut poll = AdaptivePoll::new(Poll::Fixed(Nanos(20_000)));
+        let (_, sleeps, _) = run(&mut poll, std::iter::repeat_n(19_000, 100), 0);
+        assert_eq!(sleeps, 0);
+        let (wasted, sleeps, _) = run(&mut poll, std::iter::repeat_n(1_000_000, 100), 0);
+        assert_eq!((wasted, sleeps), (2_000_000, 100));
+        let (wasted, ..) = run(&mut AdaptivePoll::new(Poll::Fixed(Nanos(0))), [1_000].into_iter(), 0);
+        assert_eq!(wasted, 0);
+    }
+}

@@ -1,0 +1,223 @@
+//! The life of a queue, whatever it carries: start, kicks, calls, stop.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use rtvirtio_units::Nanos;
+use virtio_queue::QueueT;
+
+use super::command::{StartError, VringStart};
+use super::slot::{Draining, QueueSlot};
+use super::uring::{Completion, CompletionToken, Uring};
+use super::vring::Vring;
+
+/// An event loop that serves queues of VMs.
+pub trait QueueHost {
+    /// The loop's ring.
+    fn ring(&mut self) -> &mut Uring;
+
+    /// The slot of a queue.
+    fn queue_slot(&mut self, vm: usize, index: u16) -> Option<&mut QueueSlot>;
+
+    /// A number that no queue of the loop has had lately.
+    fn next_generation(&mut self) -> u32;
+
+    /// Nothing of one of the VM's queues is in flight in the kernel any more.
+    fn on_drained(&mut self, vm: usize);
+
+    /// Starts a queue as soon as the kernel has completed the operations of its predecessor.
+    fn start(
+        &mut self,
+        vm: usize,
+        index: u16,
+        start: Box<VringStart>,
+        reply: SyncSender<Result<(), StartError>>,
+    ) -> io::Result<()> {
+        let refuse = |why: StartError| {
+            let _ = reply.send(Err(why));
+            Ok(())
+        };
+        let Some(slot) = self.queue_slot(vm, index) else {
+            return refuse(StartError::NoQueue(index));
+        };
+        if slot.vring.is_some() || slot.pending.is_some() {
+            return refuse(StartError::Running(index));
+        }
+        if slot.draining.is_some() {
+            slot.pending = Some((start, reply));
+            return self.cancel_call_write(vm, usize::from(index));
+        }
+        let done = self.start_vring(vm, index, *start)?;
+        let _ = reply.send(done);
+        Ok(())
+    }
+
+    /// Serves a queue whose slot is free. The inner error refuses the queue; after the outer one,
+    /// of io_uring, the engine cannot go on.
+    fn start_vring(
+        &mut self,
+        vm: usize,
+        index: u16,
+        start: VringStart,
+    ) -> io::Result<Result<(), StartError>> {
+        let mut vring = match Vring::new(start, self.next_generation()) {
+            Ok(vring) => vring,
+            Err(why) => return Ok(Err(why)),
+        };
+        // Polled before it is stored: every served queue is polled.
+        let token = CompletionToken::Kick(vm as u16, index, vring.generation as u16);
+        self.ring().arm_poll(vring.kick.as_raw_fd(), token)?;
+        vring.kick_armed = true;
+        if let Some(slot) = self.queue_slot(vm, index) {
+            slot.vring = Some(vring);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Stops serving a queue: its slot drains.
+    fn retire_vring(&mut self, vm: usize, q: usize) -> io::Result<()> {
+        let slot = self.queue_slot(vm, q as u16);
+        let Some(mut vring) = slot.and_then(|slot| slot.vring.take()) else { return Ok(()) };
+        let generation = vring.generation as u16;
+        let stopped = vring.stopping.take().map(|reply| (reply, vring.queue.next_avail()));
+        let mut draining = Draining {
+            generation: vring.generation,
+            kick: vring.kick_armed.then_some(vring.kick),
+            call: vring.call_write,
+            final_call: None,
+        };
+        // Completions without a notification: the guest gets one before QEMU learns that the queue
+        // has stopped. By io_uring, because the descriptor may be full.
+        if vring.notify_pending || vring.force_notify || vring.call_again {
+            match (&draining.call, vring.call) {
+                (Some(_), call) => draining.final_call = call,
+                (None, Some(call)) => {
+                    self.ring().signal_eventfd(
+                        call.as_raw_fd(),
+                        CompletionToken::Call(vm as u16, q as u16, generation),
+                    )?;
+                    draining.call = Some(call);
+                }
+                (None, None) => {}
+            }
+        }
+        if draining.kick.is_some() {
+            self.ring().cancel(CompletionToken::Kick(vm as u16, q as u16, generation))?;
+        }
+        if let Some(slot) = self.queue_slot(vm, q as u16).filter(|_| !draining.is_done()) {
+            slot.draining = Some(draining);
+        }
+        // Submitted at once: the write to a non-blocking eventfd is done when QEMU learns of the
+        // stop. Any other write may be late or never done, and the guest is notified at the next
+        // start (`force_notify`).
+        self.ring().enter(false, Nanos(0), Nanos(0))?;
+        // QEMU's next message may replace the memory: the control thread unmaps it, not this one.
+        drop((vring.mem, vring.inflight));
+        if let Some((reply, next_avail)) = stopped {
+            let _ = reply.send(next_avail);
+        }
+        Ok(())
+    }
+
+    /// Cancels a call write, which may wait for ever on a full eventfd.
+    fn cancel_call_write(&mut self, vm: usize, q: usize) -> io::Result<()> {
+        let slot = self.queue_slot(vm, q as u16);
+        let Some(draining) = slot.and_then(|slot| slot.draining.as_mut()) else { return Ok(()) };
+        draining.final_call = None;
+        if draining.call.is_none() {
+            return Ok(());
+        }
+        let token = CompletionToken::Call(vm as u16, q as u16, draining.generation as u16);
+        self.ring().cancel(token)
+    }
+
+    /// An operation of a draining slot has completed; the last one lets a pending start go on.
+    fn finish_draining(&mut self, vm: usize, q: usize) -> io::Result<()> {
+        let Some(slot) = self.queue_slot(vm, q as u16) else { return Ok(()) };
+        if slot.draining.as_ref().is_some_and(|d| !d.is_done()) {
+            return Ok(());
+        }
+        slot.draining = None;
+        if let Some((start, reply)) = slot.pending.take() {
+            let done = self.start_vring(vm, q as u16, *start)?;
+            let _ = reply.send(done);
+        }
+        self.on_drained(vm);
+        Ok(())
+    }
+
+    /// The poll of a kick descriptor completes: the guest kicked, or the poll has ended.
+    fn on_kick(&mut self, (vm, q, generation): (u16, u16, u16), completion: Completion) -> io::Result<()> {
+        let Some(slot) = self.queue_slot(vm.into(), q) else { return Ok(()) };
+        if let Some(vring) = slot.serving(generation) {
+            vring.kick_armed = completion.more;
+            if !completion.more && completion.result < 0 {
+                // The descriptor cannot be polled.
+                vring.broken = true;
+                return Ok(());
+            }
+            vring.active = true;
+            if !completion.more {
+                vring.kick_armed = true;
+                let fd = vring.kick.as_raw_fd();
+                return self.ring().arm_poll(fd, completion.token);
+            }
+        } else if let Some(draining) = slot.draining(generation) {
+            if !completion.more {
+                draining.kick = None;
+                return self.finish_draining(vm.into(), q.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The write to a call descriptor completes.
+    fn on_call(&mut self, (vm, q, generation): (u16, u16, u16)) -> io::Result<()> {
+        let Some(slot) = self.queue_slot(vm.into(), q) else { return Ok(()) };
+        if let Some(vring) = slot.serving(generation) {
+            vring.call_write = None;
+            vring.force_notify |= std::mem::take(&mut vring.call_again);
+        } else if let Some(draining) = slot.draining(generation) {
+            draining.call = draining.final_call.take();
+            if let Some(call) = &draining.call {
+                let fd = call.as_raw_fd();
+                return self.ring().signal_eventfd(fd, CompletionToken::Call(vm, q, generation));
+            }
+            return self.finish_draining(vm.into(), q.into());
+        }
+        Ok(())
+    }
+
+    /// Replaces the call descriptor of a served queue.
+    fn set_call(&mut self, vm: usize, index: u16, call: Option<std::fs::File>) -> io::Result<()> {
+        let Some(vring) = self.queue_slot(vm, index).and_then(|slot| slot.vring.as_mut()) else {
+            return Ok(());
+        };
+        vring.call = call.map(Arc::new);
+        vring.force_notify = true;
+        // The write to the old descriptor may wait for ever; the new one must not wait for it.
+        let waits = vring.call_write.is_some();
+        let token = CompletionToken::Call(vm as u16, index, vring.generation as u16);
+        if waits { self.ring().cancel(token) } else { Ok(()) }
+    }
+}
+
+/// Signals the call descriptor of a queue, if its guest wants to be notified of completions.
+pub fn notify_guest(ring: &mut Uring, vm: usize, q: usize, slot: &mut QueueSlot) -> io::Result<()> {
+    let Some(vring) = slot.vring.as_mut() else { return Ok(()) };
+    let pending = std::mem::take(&mut vring.notify_pending);
+    // Asked only when the used ring has new entries: each question resets the event index.
+    let wanted = pending && vring.queue.needs_notification(&vring.mem.mem).unwrap_or(true);
+    vring.force_notify |= wanted;
+    let Some(call) = vring.call.as_ref().filter(|_| vring.force_notify) else { return Ok(()) };
+    vring.force_notify = false;
+    if vring.call_write.is_some() {
+        vring.call_again = true;
+        return Ok(());
+    }
+    vring.call_write = Some(Arc::clone(call));
+    let token = CompletionToken::Call(vm as u16, q as u16, vring.generation as u16);
+    ring.signal_eventfd(call.as_raw_fd(), token)
+}

@@ -1,0 +1,211 @@
+//! Ethernet frames: the fields that decide where a frame goes, and virtio-net's header before it.
+
+use rtvirtio_domain_config::{Mac, Port};
+use rtvirtio_sched::Priority;
+
+use crate::feature::net as feature;
+
+/// Length of virtio-net's header (virtio 1.2, section 5.1.6).
+pub const HEADER: usize = 12;
+/// The same of a legacy driver without mergeable buffers.
+pub const LEGACY_HEADER: usize = 10;
+/// Length of Ethernet's header.
+const ETHERNET: usize = 14;
+
+const VLAN: u16 = 0x8100;
+const SERVICE_VLAN: u16 = 0x88a8;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+
+/// Flag of the header: the checksum is left to the receiver.
+const NEEDS_CSUM: u8 = 1;
+/// Flag of the header: the checksum is known to be right.
+const DATA_VALID: u8 = 2;
+/// Kind of segmentation: TCP over IPv4 and IPv6, and a flag beside them.
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_ECN: u8 = 0x80;
+
+/// The fields of a frame that decide where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Destination.
+    pub destination: Mac,
+    /// Source.
+    pub source: Mac,
+    /// Tag of the outer VLAN: identifier and priority code point.
+    pub vlan: Option<(u16, u8)>,
+    /// Differentiated services code point of an IP packet.
+    pub dscp: Option<u8>,
+}
+
+impl Frame {
+    /// Parses a frame without its FCS; `None` for one that is too short.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let header = bytes.get(..ETHERNET)?;
+        let address = |at: usize| Some(Mac(header.get(at..at + 6)?.try_into().ok()?));
+        let word = |at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+        let mut frame = Self { destination: address(0)?, source: address(6)?, vlan: None, dscp: None };
+        let (mut kind, mut at) = (word(12)?, ETHERNET);
+        // An outer and an inner tag.
+        for _ in 0..2 {
+            if kind != VLAN && kind != SERVICE_VLAN {
+                break;
+            }
+            let tag = word(at)?;
+            frame.vlan.get_or_insert((tag & 0xfff, (tag >> 13) as u8));
+            kind = word(at + 2)?;
+            at += 4;
+        }
+        frame.dscp = match kind {
+            IPV4 => bytes.get(at + 1).map(|tos| tos >> 2),
+            IPV6 => word(at).map(|v| ((v >> 6) & 0x3f) as u8),
+            _ => None,
+        };
+        Some(frame)
+    }
+}
+
+/// What a port sends and gets.
+#[derive(Clone, Debug)]
+pub struct PortRules {
+    mac: Mac,
+    vlans: Vec<u16>,
+    multicast: Vec<Mac>,
+    /// Bit n: this priority code point is urgent.
+    urgent_pcp: u8,
+    /// Bit n: this code point is urgent.
+    urgent_dscp: u64,
+}
+
+/// What becomes of a frame to a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// The port gets it.
+    Accept,
+    /// The port gets it as long as its limit on broadcasts allows.
+    Limited,
+    /// It is for others.
+    Drop,
+}
+
+impl PortRules {
+    /// The rules of a port.
+    #[must_use]
+    pub fn new(port: &Port) -> Self {
+        Self {
+            mac: port.mac,
+            vlans: port.vlans.clone(),
+            multicast: port.multicast.clone(),
+            urgent_pcp: port.urgent_pcp.iter().fold(0, |set, pcp| set | 1 << (pcp & 7)),
+            urgent_dscp: port.urgent_dscp.iter().fold(0, |set, dscp| set | 1 << (dscp & 63)),
+        }
+    }
+
+    /// The port's address.
+    #[must_use]
+    pub fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    fn allows_vlan(&self, frame: &Frame) -> bool {
+        // A tag with identifier 0 carries a priority only.
+        let id = frame.vlan.map_or(0, |(id, _)| id);
+        self.vlans.is_empty() || self.vlans.contains(&id)
+    }
+
+    /// Whether the port may send a frame: its own address as the source, and a VLAN of its own.
+    #[must_use]
+    pub fn may_send(&self, frame: &Frame) -> bool {
+        frame.source == self.mac && self.allows_vlan(frame)
+    }
+
+    /// What becomes of a frame to this port.
+    #[must_use]
+    pub fn delivery(&self, frame: &Frame) -> Delivery {
+        if !self.allows_vlan(frame) {
+            Delivery::Drop
+        } else if frame.destination == self.mac || self.multicast.contains(&frame.destination) {
+            Delivery::Accept
+        } else if frame.destination.is_group() {
+            Delivery::Limited
+        } else {
+            Delivery::Drop
+        }
+    }
+
+    /// The priority of a frame.
+    #[must_use]
+    pub fn priority(&self, frame: &Frame) -> Priority {
+        let pcp = frame.vlan.is_some_and(|(_, pcp)| self.urgent_pcp >> pcp & 1 == 1);
+        let dscp = frame.dscp.is_some_and(|dscp| self.urgent_dscp >> dscp & 1 == 1);
+        if pcp || dscp { Priority::URGENT } else { Priority::NORMAL }
+    }
+}
+
+/// A 16-bit field of virtio-net's header; little-endian for modern drivers, as on the machines that
+/// legacy drivers run on here.
+fn field(header: &[u8], at: usize) -> usize {
+    header.get(at..at + 2).map_or(0, |b| usize::from(u16::from_le_bytes([b[0], b[1]])))
+}
+
+/// Whether a guest's header describes the frame after it and uses nothing that was not negotiated.
+#[must_use]
+pub fn is_valid_header(bytes: &[u8], features: u64) -> bool {
+    let Some((header, frame)) = bytes.split_at_checked(HEADER) else { return false };
+    let (flags, kind) = (header[0], header[1]);
+    if flags & !(NEEDS_CSUM | DATA_VALID) != 0 {
+        return false;
+    }
+    let (start, offset) = (field(header, 6), field(header, 8));
+    if flags & NEEDS_CSUM != 0 && (features & feature::CSUM == 0 || start + offset + 2 > frame.len()) {
+        return false;
+    }
+    let allowed = match kind & !GSO_ECN {
+        0 => return kind == 0,
+        GSO_TCPV4 => features & feature::HOST_TSO[0] != 0,
+        GSO_TCPV6 => features & feature::HOST_TSO[1] != 0,
+        _ => false,
+    };
+    let (headers, segment) = (field(header, 2), field(header, 4));
+    allowed && flags & NEEDS_CSUM != 0 && segment > 0 && headers < frame.len()
+}
+
+/// Whether the host has left segmentation to the receiver.
+#[must_use]
+pub fn is_segmented(bytes: &[u8]) -> bool {
+    bytes.get(1).is_some_and(|kind| *kind != 0)
+}
+
+/// Completes a checksum that the sender has left to the receiver: the sum from `csum_start` to the
+/// end, at `csum_offset` (virtio 1.2, section 5.1.6.2; RFC 1071).
+pub fn complete_checksum(bytes: &mut [u8]) {
+    let Some((header, frame)) = bytes.split_at_mut_checked(HEADER) else { return };
+    if header[0] & NEEDS_CSUM == 0 {
+        return;
+    }
+    header[0] = 0;
+    let (start, offset) = (field(header, 6), field(header, 8));
+    header[6..10].fill(0);
+    if start + offset + 2 > frame.len() {
+        return;
+    }
+    let mut sum = 0u64;
+    for pair in frame[start..].chunks(2) {
+        sum += u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    // A sum of 0 is sent as its other form: 0 means "no checksum" to UDP.
+    let sum = match !(sum as u16) {
+        0 => 0xffff,
+        sum => sum,
+    };
+    frame[start + offset..start + offset + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;

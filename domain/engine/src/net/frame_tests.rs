@@ -1,0 +1,121 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+use rtvirtio_domain_config::File;
+
+use super::*;
+
+fn port(keys: &str) -> PortRules {
+    let text = format!(
+        "[[network]]\nname = \"n\"\n[[network.port]]\nname = \"a\"\nsocket = \"/s\"\ntap = \"t\"\nmac = \"52:54:00:00:00:01\"\n{keys}"
+    );
+    PortRules::new(&File::parse(Path::new("x"), &text).unwrap().networks[0].ports[0])
+}
+
+fn frame(destination: &str, source: &str, rest: &[u8]) -> Vec<u8> {
+    let mac = |text: &str| text.parse::<Mac>().unwrap().0;
+    [&mac(destination)[..], &mac(source)[..], rest].concat()
+}
+
+const OWN: &str = "52:54:00:00:00:01";
+const OTHER: &str = "52:54:00:00:00:02";
+const SAMPLED_VALUES: &str = "01:0c:cd:04:00:01";
+
+#[test]
+fn fields_are_found_behind_tags() {
+    let plain = Frame::parse(&frame(OTHER, OWN, &[0x08, 0, 0x45, 0xb8])).unwrap();
+    assert_eq!((plain.vlan, plain.dscp), (None, Some(46)));
+    let tagged = Frame::parse(&frame(OTHER, OWN, &[0x81, 0, 0x80, 5, 0x88, 0xba, 1])).unwrap();
+    assert_eq!((tagged.vlan, tagged.dscp), (Some((5, 4)), None));
+    let twice = [0x88, 0xa8, 0x20, 7, 0x81, 0, 0xe0, 9, 0x86, 0xdd, 0x6b, 0x80];
+    let twice = Frame::parse(&frame(OTHER, OWN, &twice)).unwrap();
+    assert_eq!((twice.vlan, twice.dscp), (Some((7, 1)), Some(46)));
+    assert_eq!(Frame::parse(&frame(OTHER, OWN, &[8])), None);
+    // A tag without the type behind it.
+    assert_eq!(Frame::parse(&frame(OTHER, OWN, &[0x81, 0, 0])), None);
+}
+
+#[test]
+fn a_port_sends_as_itself_and_gets_what_is_for_it() {
+    let rules = port(&format!("multicast = [\"{SAMPLED_VALUES}\"]\nvlans = [5]"));
+    let of = |destination, source, tag: u8| {
+        Frame::parse(&frame(destination, source, &[0x81, 0, 0x80, tag, 8, 0, 0x45, 0])).unwrap()
+    };
+    assert!(rules.may_send(&of(OTHER, OWN, 5)));
+    assert!(!rules.may_send(&of(OTHER, OTHER, 5)), "another source");
+    assert!(!rules.may_send(&of(OTHER, OWN, 6)), "another VLAN");
+    assert_eq!(rules.delivery(&of(OWN, OTHER, 5)), Delivery::Accept);
+    assert_eq!(rules.delivery(&of(SAMPLED_VALUES, OTHER, 5)), Delivery::Accept);
+    assert_eq!(rules.delivery(&of("01:0c:cd:04:00:02", OTHER, 5)), Delivery::Limited);
+    assert_eq!(rules.delivery(&of("ff:ff:ff:ff:ff:ff", OTHER, 5)), Delivery::Limited);
+    assert_eq!(rules.delivery(&of(OTHER, OWN, 5)), Delivery::Drop);
+    assert_eq!(rules.delivery(&of(OWN, OTHER, 6)), Delivery::Drop);
+    assert!(port("").may_send(&of(OTHER, OWN, 6)), "any VLAN");
+}
+
+#[test]
+fn urgent_frames_are_known_by_their_code_points() {
+    let rules = port("urgent_pcp = [4]\nurgent_dscp = [46]");
+    let of = |rest: &[u8]| rules.priority(&Frame::parse(&frame(OTHER, OWN, rest)).unwrap());
+    assert_eq!(of(&[0x81, 0, 0x80, 0, 0x88, 0xba]), Priority::URGENT);
+    assert_eq!(of(&[0x81, 0, 0x60, 0, 0x88, 0xba]), Priority::NORMAL);
+    assert_eq!(of(&[8, 0, 0x45, 0xb8]), Priority::URGENT);
+    assert_eq!(of(&[8, 0, 0x45, 0]), Priority::NORMAL);
+}
+
+fn header(flags: u8, kind: u8, headers: u16, segment: u16, start: u16, offset: u16) -> Vec<u8> {
+    let mut bytes = vec![flags, kind];
+    for v in [headers, segment, start, offset, 0] {
+        bytes.extend(v.to_le_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn headers_describe_their_frame() {
+    let all = feature::offered(true);
+    let with = |header: Vec<u8>| [header, vec![0; 60]].concat();
+    assert!(is_valid_header(&with(header(0, 0, 0, 0, 0, 0)), 0));
+    assert!(is_valid_header(&with(header(1, 0, 0, 0, 34, 16)), all));
+    assert!(!is_valid_header(&with(header(1, 0, 0, 0, 34, 16)), 0), "not negotiated");
+    assert!(!is_valid_header(&with(header(1, 0, 0, 0, 34, 25)), all), "beyond the frame");
+    assert!(!is_valid_header(&with(header(1, 0, 0, 0, 65_535, 65_535)), all));
+    assert!(!is_valid_header(&with(header(4, 0, 0, 0, 0, 0)), all), "unknown flag");
+    assert!(is_valid_header(&with(header(1, 1, 54, 1_448, 34, 16)), all));
+    assert!(!is_valid_header(&with(header(0, 1, 54, 1_448, 34, 16)), all), "segments need checksums");
+    assert!(!is_valid_header(&with(header(1, 1, 54, 0, 34, 16)), all), "no length of a segment");
+    assert!(!is_valid_header(&with(header(1, 3, 54, 1_448, 34, 16)), all), "UDP is not offered");
+    assert!(!is_valid_header(&with(header(1, 1, 54, 1_448, 34, 16)), feature::offered(false)));
+    assert!(!is_valid_header(&[0; 11], all));
+}
+
+/// The sum over the whole range, its own field included, is all ones.
+#[test]
+fn a_checksum_is_completed() {
+    for len in [40usize, 41] {
+        let mut bytes = [header(1, 0, 0, 0, 14, 6), (0..len as u8).collect()].concat();
+        // The pseudo header's sum is there already.
+        bytes[HEADER + 20..HEADER + 22].copy_from_slice(&0x1234u16.to_be_bytes());
+        let pseudo = 0x1234u64;
+        complete_checksum(&mut bytes);
+        assert_eq!(bytes[0], 0);
+        let mut sum = pseudo;
+        for pair in bytes[HEADER + 14..].chunks(2) {
+            sum += u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+        }
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        assert_eq!(sum, 0xffff);
+    }
+}
+
+proptest! {
+    /// No bytes of a guest make these panic.
+    #[test]
+    fn any_bytes_are_parsed(mut bytes in prop::collection::vec(any::<u8>(), 0..100), features in any::<u64>()) {
+        let _ = Frame::parse(&bytes);
+        let _ = is_valid_header(&bytes, features);
+        complete_checksum(&mut bytes);
+    }
+}

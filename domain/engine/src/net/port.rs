@@ -1,0 +1,356 @@
+//! A port: its queues, its frames, and what it has done.
+
+use std::sync::mpsc::SyncSender;
+
+use rtvirtio_domain_config::{Network, Port as PortConfig};
+use rtvirtio_sched::{Bucket, Meter};
+use rtvirtio_stats::Latencies;
+use rtvirtio_units::Nanos;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::command::Drops;
+use super::frame::{HEADER, LEGACY_HEADER, PortRules};
+use super::pool::FramePool;
+use super::uplink::Uplink;
+use crate::blk::Segment;
+use crate::engine::PromiseCounters;
+use crate::engine::slot::QueueSlot;
+use crate::engine::vring::Vring;
+use crate::feature::{VERSION_1, net as feature};
+
+/// Index of the queue of frames to the VM.
+pub const RX: u16 = 0;
+/// Index of the queue of frames from the VM.
+pub const TX: u16 = 1;
+/// Queues of a port.
+pub const QUEUES: u16 = 2;
+/// Frames to a VM that were read and wait for its tokens: no more, so that the kernel drops what a
+/// flood has beyond the cap.
+const RX_FRAMES: u32 = 16;
+/// Bytes of a frame with segmentation offload and its header.
+const LARGEST_READ: usize = 68 << 10;
+/// Most descriptors of a frame. Linux uses at most 19; a chain of more is refused.
+const MAX_DESCRIPTORS: usize = 64;
+/// Most chains of a frame to the VM.
+const MAX_CHAINS: usize = 256;
+/// Longest latency that the histograms tell apart: 1000 s.
+const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
+
+/// What one direction has done.
+#[derive(Debug)]
+pub struct FlowMeter {
+    pub frames: u64,
+    pub bytes: u64,
+    pub latencies: Latencies,
+    pub meter: Meter,
+}
+
+impl FlowMeter {
+    fn new() -> Self {
+        let latencies = Latencies::with_range(LONGEST_LATENCY, 2);
+        Self { frames: 0, bytes: 0, latencies, meter: Meter::default() }
+    }
+
+    /// A frame passes on.
+    pub fn record(&mut self, now: Nanos, since: Nanos, bytes: u64, more: bool) {
+        self.frames += 1;
+        self.bytes += bytes;
+        self.latencies.record(Nanos(now.0.saturating_sub(since.0)), 1);
+        self.meter.on_complete(now, bytes, more);
+    }
+}
+
+/// A port.
+#[derive(Debug)]
+pub struct Port {
+    pub name: String,
+    pub rules: PortRules,
+    pub uplink: Uplink,
+    pub slots: [QueueSlot; QUEUES as usize],
+    /// Frames from the VM that wait for the link.
+    pub tx: FramePool,
+    /// Frames to the VM that wait for its tokens.
+    pub rx: FramePool,
+    /// Broadcast and unlisted multicast frames to the VM.
+    pub broadcast: Bucket,
+    /// When frames to unlisted groups are accepted again; `None` while they are.
+    pub groups_again_at: Option<Nanos>,
+    /// The uplink may hold frames.
+    pub readable: bool,
+    /// The poll of the uplink is armed.
+    pub poll_armed: bool,
+    /// How long the thread may sleep beyond the moment at which a frame to the VM is admitted.
+    pub coalesce: Nanos,
+    pub sent: FlowMeter,
+    pub received: FlowMeter,
+    pub promises: [PromiseCounters; 2],
+    pub drops: Drops,
+    pub broken_queues: u64,
+    /// Answered when nothing of the port is in flight after a disconnect.
+    pub disconnect_reply: Option<SyncSender<()>>,
+    /// Buffers of the frame that is being written to the VM.
+    segments: Vec<Segment>,
+    chains: Vec<(u16, u32)>,
+}
+
+/// What became of a frame that was fetched from the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetched {
+    /// In the free buffer, with this length.
+    Frame(usize),
+    /// The chain is invalid; it is completed.
+    Malformed,
+    /// The queue is empty.
+    Empty,
+}
+
+/// What became of a frame to the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivered {
+    Yes,
+    NoBuffer,
+}
+
+impl Port {
+    /// A port without a guest.
+    pub fn new(network: &Network, config: &PortConfig, uplink: Uplink) -> Self {
+        let rate = (config.broadcast.0.round() as u64).max(1);
+        Self {
+            name: config.name.clone(),
+            rules: PortRules::new(config),
+            uplink,
+            slots: Default::default(),
+            tx: FramePool::new(config.depth, HEADER + network.largest_sent() as usize),
+            rx: FramePool::new(config.depth.min(RX_FRAMES), LARGEST_READ),
+            broadcast: Bucket::new(rate, rate.div_ceil(2)),
+            groups_again_at: None,
+            readable: true,
+            poll_armed: false,
+            coalesce: config.rx_cap.coalesce(),
+            sent: FlowMeter::new(),
+            received: FlowMeter::new(),
+            promises: [PromiseCounters::default(); 2],
+            drops: Drops::default(),
+            broken_queues: 0,
+            disconnect_reply: None,
+            segments: Vec::with_capacity(MAX_DESCRIPTORS * 4),
+            chains: Vec::with_capacity(MAX_CHAINS),
+        }
+    }
+
+    fn vring(&mut self, queue: u16) -> Option<&mut Vring> {
+        self.slots[usize::from(queue)].vring.as_mut().filter(|v| !v.broken && v.stopping.is_none())
+    }
+
+    /// Whether its VM may have frames to send, and there is room for one.
+    pub fn needs_fetch(&mut self) -> bool {
+        self.tx.has_free() && self.vring(TX).is_some_and(|vring| vring.active)
+    }
+
+    /// Whether it can take a frame from the uplink: a buffer here, and one of the VM. Without one
+    /// of the VM it asks for a kick.
+    pub fn can_receive(&mut self) -> bool {
+        if !self.readable || !self.rx.has_free() {
+            return false;
+        }
+        let waiting = self.rx.taken() as u16;
+        let Some(vring) = self.vring(RX).filter(|vring| vring.active) else { return false };
+        let mem = std::sync::Arc::clone(&vring.mem);
+        for _ in 0..2 {
+            let Ok(available) = vring.queue.avail_idx(&mem.mem, std::sync::atomic::Ordering::Acquire) else {
+                vring.broken = true;
+                break;
+            };
+            if available.0.wrapping_sub(vring.queue.next_avail()) > waiting {
+                return true;
+            }
+            if !matches!(vring.queue.enable_notification(&mem.mem), Ok(true)) {
+                break;
+            }
+            // It has frames' worth of buffers that others wait for: no kick tells of more.
+            if waiting > 0 {
+                return false;
+            }
+        }
+        vring.active = waiting > 0;
+        self.broken_queues += u64::from(self.slots[usize::from(RX)].vring.as_ref().is_some_and(|v| v.broken));
+        false
+    }
+
+    /// Copies the next frame of the VM into the free buffer of `tx`, and completes its chain.
+    pub fn fetch(&mut self) -> Fetched {
+        let Self { slots, tx, broken_queues, .. } = self;
+        let Some(vring) = slots[usize::from(TX)].vring.as_mut() else { return Fetched::Empty };
+        let Some(buffer) = tx.first_free() else { return Fetched::Empty };
+        let mem = std::sync::Arc::clone(&vring.mem);
+        for retry in [false, true] {
+            let Ok(mut chains) = vring.queue.iter(&mem.mem) else { break };
+            if let Some(chain) = chains.next() {
+                let head = chain.head_index();
+                let copied = copy_from_guest(&mem.mem, chain, buffer, vring.features);
+                vring.add_used(head, 0);
+                return copied.map_or(Fetched::Malformed, Fetched::Frame);
+            }
+            match vring.queue.enable_notification(&mem.mem) {
+                Ok(false) => {
+                    vring.active = false;
+                    return Fetched::Empty;
+                }
+                // The queue holds something; when it cannot be read after this, it never can.
+                Ok(true) if !retry && vring.queue.disable_notification(&mem.mem).is_ok() => {}
+                _ => break,
+            }
+        }
+        vring.broken = true;
+        *broken_queues += 1;
+        Fetched::Empty
+    }
+
+    /// Copies a frame of `rx` to the VM.
+    pub fn deliver(&mut self, slot: u32) -> Delivered {
+        let Self { slots, rx, segments, chains, broken_queues, .. } = self;
+        let serving = slots[usize::from(RX)].vring.as_mut().filter(|v| !v.broken && v.stopping.is_none());
+        let Some(vring) = serving else { return Delivered::NoBuffer };
+        let bytes = rx.bytes(slot);
+        let mem = std::sync::Arc::clone(&vring.mem);
+        let header = header_length(vring.features);
+        let mergeable = vring.features & feature::MRG_RXBUF != 0;
+        let len = bytes.len() - HEADER + header;
+        let before = vring.queue.next_avail();
+        segments.clear();
+        chains.clear();
+        if !gather_buffers(&mem.mem, &mut vring.queue, len, mergeable, segments, chains) {
+            // The VM gets it back: a frame takes all of its buffers or none.
+            vring.queue.set_next_avail(before);
+            return Delivered::NoBuffer;
+        }
+        if header == HEADER {
+            let count = chains.len() as u16;
+            bytes[LEGACY_HEADER..HEADER].copy_from_slice(&count.to_le_bytes());
+        }
+        let parts = [&bytes[..header], &bytes[HEADER..]];
+        if write_segments(&mem.mem, segments, &parts).is_err() {
+            vring.broken = true;
+        }
+        publish(vring, chains);
+        *broken_queues += u64::from(vring.broken);
+        if vring.broken { Delivered::NoBuffer } else { Delivered::Yes }
+    }
+}
+
+/// Length of virtio-net's header under these features.
+fn header_length(features: u64) -> usize {
+    if features & (VERSION_1 | feature::MRG_RXBUF) == 0 { LEGACY_HEADER } else { HEADER }
+}
+
+/// Copies a chain; returns the length with a header of [`HEADER`] bytes, or `None` for a chain that
+/// holds no frame.
+fn copy_from_guest(
+    mem: &GuestMemoryMmap<()>,
+    chain: impl Iterator<Item = virtio_queue::desc::split::Descriptor>,
+    buffer: &mut [u8],
+    features: u64,
+) -> Option<usize> {
+    let header = header_length(features);
+    // A shorter header leaves the number of buffers out, which has no meaning here.
+    let shift = HEADER - header;
+    let mut len = 0;
+    for (i, descriptor) in chain.enumerate() {
+        if i >= MAX_DESCRIPTORS || descriptor.is_write_only() {
+            return None;
+        }
+        let part = descriptor.len() as usize;
+        let to = buffer.get_mut(shift + len..shift + len + part)?;
+        mem.read_slice(to, descriptor.addr()).ok()?;
+        len += part;
+    }
+    if shift > 0 {
+        buffer.copy_within(shift..shift + header, 0);
+        buffer[header..HEADER].fill(0);
+    }
+    (len > header).then_some(len + shift)
+}
+
+/// Takes chains whose writable buffers hold `len` bytes.
+fn gather_buffers(
+    mem: &GuestMemoryMmap<()>,
+    queue: &mut Queue,
+    len: usize,
+    mergeable: bool,
+    segments: &mut Vec<Segment>,
+    chains: &mut Vec<(u16, u32)>,
+) -> bool {
+    let mut room = 0;
+    while room < len {
+        if chains.len() == chains.capacity() || (!mergeable && !chains.is_empty()) {
+            return false;
+        }
+        let Ok(mut available) = queue.iter(mem) else { return false };
+        let Some(chain) = available.next() else { return false };
+        let head = chain.head_index();
+        let before = room;
+        for descriptor in chain.writable().take(MAX_DESCRIPTORS) {
+            if room >= len || segments.len() == segments.capacity() {
+                break;
+            }
+            let part = (descriptor.len() as usize).min(len - room);
+            segments.push(Segment { addr: descriptor.addr(), len: part as u32 });
+            room += part;
+        }
+        if room == before {
+            // A chain without room: it is of no use, and stays with the VM.
+            return false;
+        }
+        chains.push((head, (room - before) as u32));
+    }
+    true
+}
+
+/// Writes consecutive parts into consecutive segments.
+fn write_segments(
+    mem: &GuestMemoryMmap<()>,
+    segments: &[Segment],
+    parts: &[&[u8]; 2],
+) -> Result<(), vm_memory::GuestMemoryError> {
+    let (mut part, mut from) = (0, 0);
+    for segment in segments {
+        let (mut at, mut left) = (segment.addr.0, segment.len as usize);
+        while left > 0 && part < parts.len() {
+            let n = left.min(parts[part].len() - from);
+            mem.write_slice(&parts[part][from..from + n], GuestAddress(at))?;
+            (at, left, from) = (at + n as u64, left - n, from + n);
+            if from == parts[part].len() {
+                (part, from) = (part + 1, 0);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Completes the chains of one frame. The VM must see all of them at once: Linux drops a frame of
+/// which it sees a part.
+fn publish(vring: &mut Vring, chains: &[(u16, u32)]) {
+    let Some(((head, len), rest)) = chains.split_first() else { return };
+    if rest.is_empty() {
+        return vring.add_used(*head, *len);
+    }
+    let mem = std::sync::Arc::clone(&vring.mem);
+    let (ring, size) = (vring.queue.used_ring(), vring.queue.size());
+    let mut next = vring.queue.next_used();
+    for (head, len) in chains {
+        let at = GuestAddress(ring + 4 + 8 * u64::from(next % size));
+        let element = u64::from(*head) | u64::from(*len) << 32;
+        vring.broken |= *head >= size || mem.mem.write_obj(element.to_le(), at).is_err();
+        next = next.wrapping_add(1);
+    }
+    if vring.broken {
+        return;
+    }
+    let index = GuestAddress(ring + 2);
+    let stored = mem.mem.store(next.to_le(), index, std::sync::atomic::Ordering::Release);
+    vring.broken |= stored.is_err();
+    vring.queue.set_next_used(next);
+    // The queue does not know how many entries are new.
+    vring.force_notify = true;
+}

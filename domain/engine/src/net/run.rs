@@ -1,0 +1,213 @@
+//! The event loop of a network: fetch, order, hand over; read, order, deliver.
+
+mod control;
+mod receive;
+mod send;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use rtvirtio_domain_config::{CATCH_UP, LINK_WINDOW, Network, Poll, UplinkKind};
+use rtvirtio_sched::{Scheduler, VirtualLink};
+use rtvirtio_stats::Latencies;
+use rtvirtio_units::Nanos;
+
+use super::command::NetCommand;
+use super::port::{Port, QUEUES, RX, TX};
+use super::uplink::Uplink;
+use super::{NetError, failed};
+use crate::engine::poll::AdaptivePoll;
+use crate::engine::queue_host::{QueueHost, notify_guest};
+use crate::engine::slot::QueueSlot;
+use crate::engine::uring::{Completion, CompletionToken, Uring};
+use crate::engine::{now, prepare_thread};
+
+/// The state of a network's thread.
+pub struct NetLoop {
+    name: String,
+    /// Frames between ports stay inside: the interface does not send them back.
+    switches: bool,
+    /// The link has a rate; without one, frames leave at once.
+    ordered: bool,
+    ring: Uring,
+    ports: Vec<Port>,
+    /// Toward the link.
+    tx: Scheduler,
+    link: VirtualLink,
+    /// Toward the VMs.
+    rx: Scheduler,
+    commands: Receiver<NetCommand>,
+    doorbell: Arc<OwnedFd>,
+    generation: u32,
+    /// More is pending than one round does.
+    pending: bool,
+    /// The port that is served first in the next round.
+    first: usize,
+    /// The next moment at which a regulator admits a frame to the link.
+    regulator_wakeup: Option<Nanos>,
+    regulator_lateness: Latencies,
+    poll: AdaptivePoll,
+    quit: bool,
+}
+
+impl NetLoop {
+    pub fn new(
+        network: &Network,
+        uplinks: Vec<Uplink>,
+        commands: Receiver<NetCommand>,
+        doorbell: Arc<OwnedFd>,
+        poll: Poll,
+    ) -> Result<Self, NetError> {
+        prepare_thread(&network.cpus, network.fifo)
+            .map_err(failed("cannot set the network's CPUs and priority"))?;
+        let ports = network.ports.len() as u32;
+        // A kick, a call and cancels of each queue, and the uplink's poll.
+        let mut ring = Uring::new(8 + ports * 16).map_err(failed("io_uring"))?;
+        ring.arm_poll(doorbell.as_raw_fd(), CompletionToken::Doorbell).map_err(failed("io_uring"))?;
+        let pairs = network.ports.iter().zip(uplinks);
+        Ok(Self {
+            name: network.name.clone(),
+            switches: network.uplink == UplinkKind::Packet,
+            ordered: network.link.is_some(),
+            ring,
+            ports: pairs.map(|(port, uplink)| Port::new(network, port, uplink)).collect(),
+            tx: Scheduler::new(&network.tx_sched())?,
+            link: VirtualLink::new(LINK_WINDOW, CATCH_UP),
+            rx: Scheduler::new(&network.rx_sched())?,
+            commands,
+            doorbell,
+            generation: 0,
+            pending: false,
+            first: 0,
+            regulator_wakeup: None,
+            regulator_lateness: Latencies::with_range(Nanos(1_000_000_000_000), 2),
+            poll: AdaptivePoll::new(poll),
+            quit: false,
+        })
+    }
+
+    /// Whether the ring accepts no operations but those that are used.
+    pub fn is_restricted(&self) -> bool {
+        self.ring.restricted
+    }
+
+    /// Runs until [`NetCommand::Quit`]. A failure of io_uring ends the process.
+    pub fn run(&mut self) {
+        while !self.quit {
+            if let Err(e) = self.run_once() {
+                eprintln!("rtvirtio-iod: {}: io_uring failed, the process ends: {e}", self.name);
+                std::process::abort();
+            }
+        }
+    }
+
+    /// One round. It sleeps only without work.
+    fn run_once(&mut self) -> io::Result<()> {
+        let time = now();
+        self.pending = false;
+        let mut busy = self.fetch_all(time);
+        let tx_wake = self.dispatch_to_link();
+        busy |= self.read_uplinks(now());
+        let rx_wake = self.dispatch_to_vms();
+        self.notify_guests()?;
+        busy |= self.pending;
+        self.first = (self.first + 1) % self.ports.len().max(1);
+        let time = now();
+        let sleeps = self.poll.sleeps(time, busy);
+        if sleeps {
+            self.arm_uplinks()?;
+        }
+        let wake = tx_wake.min(rx_wake).min(self.next_reopening());
+        self.ring.enter(sleeps, time, wake)?;
+        let time = now();
+        if sleeps {
+            self.poll.woke(time);
+        }
+        let mut any = false;
+        while let Some(completion) = self.ring.next_completion() {
+            any = true;
+            self.handle_cqe(completion)?;
+        }
+        if !sleeps && !any && !busy {
+            self.poll_rings();
+        }
+        Ok(())
+    }
+
+    fn handle_cqe(&mut self, completion: Completion) -> io::Result<()> {
+        match completion.token {
+            CompletionToken::Ignored | CompletionToken::Piece(_) => Ok(()),
+            CompletionToken::Kick(port, q, generation) => self.on_kick((port, q, generation), completion),
+            CompletionToken::Call(port, q, generation) => self.on_call((port, q, generation)),
+            CompletionToken::Uplink(port) => {
+                if let Some(port) = self.ports.get_mut(usize::from(port)) {
+                    (port.poll_armed, port.readable) = (false, true);
+                }
+                Ok(())
+            }
+            CompletionToken::Doorbell => {
+                let mut count = [0u8; 8];
+                let _ = rustix::io::read(&self.doorbell, &mut count);
+                self.run_commands()?;
+                if completion.more {
+                    Ok(())
+                } else {
+                    self.ring.arm_poll(self.doorbell.as_raw_fd(), CompletionToken::Doorbell)
+                }
+            }
+        }
+    }
+
+    /// Looks at the queues of VMs and at the uplinks without a notification.
+    fn poll_rings(&mut self) {
+        for port in &mut self.ports {
+            port.readable = true;
+            if let Some(vring) = port.slots[usize::from(TX)].vring.as_mut() {
+                vring.poll();
+            }
+        }
+    }
+
+    /// Arms the polls of uplinks that a sleeping thread waits for: those that were empty.
+    fn arm_uplinks(&mut self) -> io::Result<()> {
+        for (i, port) in self.ports.iter_mut().enumerate() {
+            let receives = port.slots[usize::from(RX)].vring.is_some();
+            if receives && !port.readable && !port.poll_armed {
+                port.poll_armed = true;
+                let fd = port.uplink.as_fd().as_raw_fd();
+                self.ring.arm_poll_once(fd, CompletionToken::Uplink(i as u16))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn notify_guests(&mut self) -> io::Result<()> {
+        for (i, port) in self.ports.iter_mut().enumerate() {
+            for q in 0..usize::from(QUEUES) {
+                notify_guest(&mut self.ring, i, q, &mut port.slots[q])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl QueueHost for NetLoop {
+    fn ring(&mut self) -> &mut Uring {
+        &mut self.ring
+    }
+
+    fn queue_slot(&mut self, vm: usize, index: u16) -> Option<&mut QueueSlot> {
+        self.ports.get_mut(vm)?.slots.get_mut(usize::from(index))
+    }
+
+    fn next_generation(&mut self) -> u32 {
+        self.generation = self.generation.wrapping_add(1);
+        self.generation
+    }
+
+    fn on_drained(&mut self, vm: usize) {
+        self.reply_to_disconnect(vm);
+    }
+}

@@ -1,0 +1,147 @@
+//! Commands of control threads.
+
+use std::io;
+use std::sync::mpsc::SyncSender;
+
+use rtvirtio_sched::{Config, ConfigError, Direction};
+use rtvirtio_units::Nanos;
+
+use super::NetLoop;
+use crate::engine::queue_host::QueueHost;
+use crate::engine::{QueueCommand, now};
+use crate::net::command::{Flow, NetCommand, NetStatus, PortStatus};
+use crate::net::port::{FlowMeter, QUEUES, RX};
+
+/// Commands of one round: all guests wait for them.
+const COMMAND_BATCH: usize = 16;
+
+impl NetLoop {
+    pub(super) fn run_commands(&mut self) -> io::Result<()> {
+        for _ in 0..COMMAND_BATCH {
+            match self.commands.try_recv() {
+                Ok(command) => self.run_command(command)?,
+                Err(_) => return Ok(()),
+            }
+        }
+        // The rest follows when the loop comes back: the doorbell rings again.
+        let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+        Ok(())
+    }
+
+    fn run_command(&mut self, command: NetCommand) -> io::Result<()> {
+        match command {
+            NetCommand::Queue(command) => return self.run_queue_command(command),
+            NetCommand::Reconfigure { tx, rx, ports, coalesce, reply } => {
+                let _ = reply.send(self.reconfigure(&tx, &rx, &ports, &coalesce));
+            }
+            NetCommand::Status { reply } => {
+                let regulator_lateness = self.regulator_lateness.clone();
+                let _ = reply.send(NetStatus { ports: self.ports.len(), regulator_lateness });
+            }
+            NetCommand::PortStatus { port, reply } => {
+                let _ = reply.send(self.port_status(port).map(Box::new));
+            }
+            NetCommand::Quit => self.quit = true,
+        }
+        Ok(())
+    }
+
+    fn run_queue_command(&mut self, command: QueueCommand) -> io::Result<()> {
+        match command {
+            QueueCommand::Start { vm, index, start, reply } => {
+                let features = start.features;
+                if let Some(port) = self.ports.get(vm).filter(|_| index == RX) {
+                    if let Err(e) = port.uplink.set_offloads(features) {
+                        eprintln!("rtvirtio-iod: {}: offloads: {e}", port.name);
+                    }
+                }
+                self.start(vm, index, start, reply)
+            }
+            QueueCommand::Stop { vm, index, reply } => self.stop(vm, index, reply),
+            QueueCommand::Call { vm, index, call, reply } => {
+                self.set_call(vm, index, call)?;
+                let _ = reply.send(());
+                Ok(())
+            }
+            QueueCommand::Disconnect { vm, reply } => self.disconnect(vm, reply),
+        }
+    }
+
+    /// Stops a queue. Its frames were completed when they were fetched, so nothing is waited for.
+    fn stop(&mut self, vm: usize, index: u16, reply: SyncSender<u16>) -> io::Result<()> {
+        match self.queue_slot(vm, index).and_then(|slot| slot.vring.as_mut()) {
+            Some(vring) => {
+                vring.stopping = Some(reply);
+                self.retire_vring(vm, usize::from(index))
+            }
+            None => {
+                let _ = reply.send(0);
+                Ok(())
+            }
+        }
+    }
+
+    fn disconnect(&mut self, vm: usize, reply: SyncSender<()>) -> io::Result<()> {
+        if vm >= self.ports.len() {
+            return Ok(());
+        }
+        for q in 0..usize::from(QUEUES) {
+            self.retire_vring(vm, q)?;
+            self.ports[vm].slots[q].pending = None;
+            self.cancel_call_write(vm, q)?;
+        }
+        self.ports[vm].disconnect_reply = Some(reply);
+        self.reply_to_disconnect(vm);
+        Ok(())
+    }
+
+    /// Replies to a disconnect when nothing of the port is in flight in the kernel.
+    pub(super) fn reply_to_disconnect(&mut self, vm: usize) {
+        let Some(port) = self.ports.get_mut(vm) else { return };
+        if port.slots.iter().all(|slot| slot.draining.is_none()) {
+            if let Some(reply) = port.disconnect_reply.take() {
+                let _ = reply.send(());
+            }
+        }
+    }
+
+    fn reconfigure(
+        &mut self,
+        tx: &Config,
+        rx: &Config,
+        ports: &[usize],
+        coalesce: &[Nanos],
+    ) -> Result<(), ConfigError> {
+        rx.check()?;
+        self.tx.reconfigure(tx, ports)?;
+        self.rx.reconfigure(rx, ports)?;
+        for (port, coalesce) in self.ports.iter_mut().zip(coalesce) {
+            port.coalesce = *coalesce;
+        }
+        Ok(())
+    }
+
+    fn port_status(&self, i: usize) -> Option<PortStatus> {
+        let port = self.ports.get(i)?;
+        let time = now();
+        let flow = |meter: &FlowMeter| Flow {
+            frames: meter.frames,
+            bytes: meter.bytes,
+            latencies: meter.latencies.clone(),
+            contract: meter.meter.contract(time),
+        };
+        let counters = [self.tx.counters(i), self.rx.counters(i)];
+        debug_assert_eq!(Direction::ALL.len(), counters.len());
+        Some(PortStatus {
+            name: port.name.clone(),
+            queues: port.slots.iter().filter(|s| s.vring.is_some()).count() as u16,
+            tx: flow(&port.sent),
+            rx: flow(&port.received),
+            tx_counters: counters[0],
+            rx_counters: counters[1],
+            promises: port.promises,
+            drops: port.drops,
+            broken_queues: port.broken_queues,
+        })
+    }
+}

@@ -1,0 +1,159 @@
+//! Frames to the VMs.
+
+use rtvirtio_sched::{Next, Op, Piece, Request};
+use rtvirtio_units::Nanos;
+
+use super::NetLoop;
+use crate::engine::now;
+use crate::feature::net as feature;
+use crate::net::frame::{Delivery, Frame, HEADER, complete_checksum, is_segmented};
+use crate::net::port::{Delivered, Port, RX};
+
+/// Frames read for a VM in one turn.
+const READ_BATCH: u32 = 16;
+/// Frames delivered in one round.
+const DELIVER_BATCH: u32 = 128;
+
+impl NetLoop {
+    /// Reads frames for all VMs that can take them. Returns whether there was one.
+    pub(super) fn read_uplinks(&mut self, time: Nanos) -> bool {
+        let mut any = false;
+        let ports = self.ports.len();
+        for i in 0..ports {
+            let port = (self.first + i) % ports;
+            self.reopen_groups(port, time);
+            any |= self.read_for(port, time);
+        }
+        any
+    }
+
+    fn read_for(&mut self, i: usize, time: Nanos) -> bool {
+        let mut any = false;
+        for _ in 0..READ_BATCH {
+            let port = &mut self.ports[i];
+            if !port.can_receive() {
+                return any;
+            }
+            let Some(buffer) = port.rx.first_free() else { return any };
+            let len = match port.uplink.read(buffer) {
+                Ok(len) => len,
+                Err(e) => {
+                    // Any other error than an empty queue: the interface is down or gone, and its
+                    // poll tells when that changes.
+                    port.readable = e.kind() == std::io::ErrorKind::Interrupted;
+                    return any;
+                }
+            };
+            any = true;
+            let Some(frame) = buffer.get(HEADER..len).and_then(Frame::parse) else {
+                port.drops.filtered += 1;
+                continue;
+            };
+            match port.rules.delivery(&frame) {
+                Delivery::Drop => port.drops.filtered += 1,
+                Delivery::Limited if port.broadcast.ready_at(time, 1) > time => {
+                    port.drops.broadcast += 1;
+                    port.close_groups(time);
+                }
+                delivery => {
+                    if delivery == Delivery::Limited {
+                        port.broadcast.take(time, 1);
+                    }
+                    self.enqueue_received(i, len, time, frame);
+                }
+            }
+        }
+        self.pending = true;
+        any
+    }
+
+    /// Queues the frame in the first free buffer of a port.
+    pub(super) fn enqueue_received(&mut self, i: usize, len: usize, time: Nanos, frame: Frame) {
+        let port = &mut self.ports[i];
+        let features = port.slots[usize::from(RX)].vring.as_ref().map_or(0, |v| v.features);
+        let Some(bytes) = port.rx.first_free().map(|buffer| &mut buffer[..len]) else { return };
+        let takes_segments = features & feature::MRG_RXBUF != 0 && features & feature::GUEST_TSO[0] != 0;
+        if is_segmented(bytes) && !takes_segments {
+            port.drops.segmented += 1;
+            return;
+        }
+        if features & feature::GUEST_CSUM == 0 {
+            complete_checksum(bytes);
+        }
+        let priority = port.rules.priority(&frame);
+        let Some(slot) = port.rx.take(len, time) else { return };
+        let request =
+            Request { tag: slot.into(), op: Op::Read, len: (len - HEADER) as u64, priority, arrival: time };
+        if self.rx.submit(i, request).is_err() {
+            port.rx.release(slot);
+            port.drops.no_buffer += 1;
+        } else {
+            port.received.meter.on_submit(time);
+        }
+    }
+
+    /// Delivers all frames that may go; returns the moment of the next one.
+    pub(super) fn dispatch_to_vms(&mut self) -> Nanos {
+        for _ in 0..DELIVER_BATCH {
+            let time = now();
+            match self.rx.next(time) {
+                Next::Piece(piece) => self.deliver(time, &piece),
+                // A few frames at once, within their burst: each wake-up costs more than a frame.
+                Next::Wait(at) => {
+                    let longest = self.ports.iter().filter(|p| p.rx.taken() > 0).map(|p| p.coalesce).min();
+                    return Nanos(at.0.saturating_add(longest.unwrap_or_default().0));
+                }
+                Next::Full | Next::Idle => return Nanos(u64::MAX),
+            }
+        }
+        self.pending = true;
+        Nanos(0)
+    }
+
+    fn deliver(&mut self, time: Nanos, piece: &Piece) {
+        let _ = self.rx.complete(time, piece);
+        let port = &mut self.ports[piece.vm];
+        let slot = piece.tag as u32;
+        let arrival = port.rx.arrival(slot);
+        let delivered = port.deliver(slot);
+        port.rx.release(slot);
+        let more = port.rx.taken() > 0;
+        match delivered {
+            Delivered::Yes => port.received.record(now(), arrival, piece.len, more),
+            Delivered::NoBuffer => {
+                port.drops.no_buffer += 1;
+                port.received.meter.on_complete(time, 0, more);
+            }
+        }
+        // A kick tells of new buffers; until then none is known.
+        if delivered == Delivered::NoBuffer && !more {
+            if let Some(vring) = port.slots[usize::from(RX)].vring.as_mut() {
+                vring.active = true;
+            }
+        }
+    }
+
+    fn reopen_groups(&mut self, i: usize, time: Nanos) {
+        let port = &mut self.ports[i];
+        if port.groups_again_at.is_some_and(|at| time >= at) {
+            port.groups_again_at = None;
+            let _ = port.uplink.accept_groups(true);
+        }
+    }
+
+    /// When the next port accepts frames to unlisted groups again.
+    pub(super) fn next_reopening(&self) -> Nanos {
+        self.ports.iter().filter_map(|port| port.groups_again_at).min().unwrap_or(Nanos(u64::MAX))
+    }
+}
+
+impl Port {
+    /// Stops frames to unlisted groups in the kernel until half of their burst is there again.
+    fn close_groups(&mut self, time: Nanos) {
+        let half = self.broadcast.burst().div_ceil(2);
+        let again = self.broadcast.ready_at(time, half);
+        if self.groups_again_at.is_none() && self.uplink.accept_groups(false).is_ok() {
+            self.groups_again_at = Some(again.max(Nanos(time.0 + 1_000_000)));
+        }
+    }
+}

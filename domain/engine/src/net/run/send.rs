@@ -1,0 +1,177 @@
+//! Frames from the VMs.
+
+use std::io;
+
+use rtvirtio_domain_config::{Mac, SHORTEST_FRAME};
+use rtvirtio_sched::{Class, Next, Op, Piece, Request};
+use rtvirtio_units::Nanos;
+use virtio_queue::QueueT;
+
+use super::NetLoop;
+use crate::engine::now;
+use crate::net::frame::{Delivery, Frame, HEADER, complete_checksum, is_valid_header};
+use crate::net::port::{Fetched, TX};
+
+/// Frames fetched from a VM in one turn, and their time limit: chains may be long.
+const FETCH_BATCH: u32 = 32;
+const FETCH_BATCH_NS: u64 = 50_000;
+/// Frames handed over in one round.
+const SEND_BATCH: u32 = 64;
+
+impl NetLoop {
+    /// Fetches frames of all VMs. Returns whether there was one.
+    pub(super) fn fetch_all(&mut self, time: Nanos) -> bool {
+        let mut any = false;
+        let ports = self.ports.len();
+        for i in 0..ports {
+            let port = (self.first + i) % ports;
+            if self.ports[port].needs_fetch() {
+                any |= self.fetch_from(port, time);
+            }
+        }
+        any
+    }
+
+    fn fetch_from(&mut self, i: usize, time: Nanos) -> bool {
+        let port = &mut self.ports[i];
+        let features = {
+            let Some(vring) = port.slots[usize::from(TX)].vring.as_mut() else { return false };
+            vring.broken |= vring.queue.disable_notification(&vring.mem.mem).is_err();
+            vring.features
+        };
+        let mut fetched = 0;
+        while fetched < FETCH_BATCH && port.needs_fetch() {
+            if fetched % 8 == 7 && now().0 - time.0 > FETCH_BATCH_NS {
+                break;
+            }
+            let len = match port.fetch() {
+                Fetched::Empty => break,
+                Fetched::Malformed => {
+                    fetched += 1;
+                    port.drops.malformed += 1;
+                    continue;
+                }
+                Fetched::Frame(len) => len,
+            };
+            fetched += 1;
+            let Some(bytes) = port.tx.first_free().map(|buffer| &buffer[..len]) else { break };
+            let frame = Frame::parse(&bytes[HEADER..]).filter(|_| is_valid_header(bytes, features));
+            let Some(frame) = frame else {
+                port.drops.malformed += 1;
+                continue;
+            };
+            if !port.rules.may_send(&frame) {
+                port.drops.spoofed += 1;
+                continue;
+            }
+            let priority = port.rules.priority(&frame);
+            let Some(slot) = port.tx.take(len, time) else { break };
+            let len = ((len - HEADER) as u64).max(SHORTEST_FRAME);
+            let request = Request { tag: slot.into(), op: Op::Write, len, priority, arrival: time };
+            if self.tx.submit(i, request).is_err() {
+                // The tables have the same size, so this is a defect; the buffer is not lost.
+                port.tx.release(slot);
+                port.drops.malformed += 1;
+            } else {
+                port.sent.meter.on_submit(time);
+            }
+        }
+        // Fetched again in the next round, when there is room.
+        self.pending |= port.needs_fetch();
+        fetched > 0
+    }
+
+    /// Hands over all frames that may go; returns the moment of the next one.
+    pub(super) fn dispatch_to_link(&mut self) -> Nanos {
+        for _ in 0..SEND_BATCH {
+            let time = now();
+            while let Some((at, piece)) = self.link.pop_completed(time) {
+                let _ = self.tx.complete(at, &piece);
+            }
+            match self.tx.next(time) {
+                Next::Piece(piece) => {
+                    if let Some(at) = self.regulator_wakeup.take_if(|at| time >= *at) {
+                        self.regulator_lateness.record(Nanos(time.0 - at.0), 1);
+                    }
+                    self.send(time, piece);
+                }
+                Next::Wait(at) => {
+                    self.regulator_wakeup = Some(at);
+                    return at;
+                }
+                Next::Full => {
+                    self.regulator_wakeup = None;
+                    return self.link.next_completion().unwrap_or(Nanos(u64::MAX));
+                }
+                Next::Idle => {
+                    self.regulator_wakeup = None;
+                    return Nanos(u64::MAX);
+                }
+            }
+        }
+        self.pending = true;
+        Nanos(0)
+    }
+
+    fn send(&mut self, time: Nanos, piece: Piece) {
+        let (i, slot) = (piece.vm, piece.tag as u32);
+        let sent_at = if self.ordered {
+            self.link.submit(time, piece)
+        } else {
+            let _ = self.tx.complete(time, &piece);
+            time
+        };
+        let port = &mut self.ports[i];
+        let bytes = port.tx.bytes(slot);
+        let len = (bytes.len() - HEADER) as u64;
+        let destination = Frame::parse(&bytes[HEADER..]).map(|frame| frame.destination);
+        let own = self.switches && destination.is_some_and(|to| self.pass_inside(i, slot, to, time));
+        let port = &mut self.ports[i];
+        if !own {
+            let written = port.uplink.write(port.tx.bytes(slot));
+            port.drops.refused += u64::from(written.is_err_and(|e| e.kind() != io::ErrorKind::Interrupted));
+        }
+        let arrival = port.tx.arrival(slot);
+        port.tx.release(slot);
+        if piece.due > Nanos(0) && piece.due < Nanos(u64::MAX) {
+            let class = usize::from(piece.priority.class != Class::RealTime);
+            let took = Nanos(sent_at.0.saturating_sub(piece.eligible_at.0));
+            port.promises[class].record(took, sent_at > piece.due);
+        }
+        let more = port.tx.taken() > 0;
+        port.sent.record(time, arrival, len, more);
+    }
+
+    /// Copies a frame to the ports that it is for; whether none but them gets it.
+    fn pass_inside(&mut self, from: usize, slot: u32, to: Mac, time: Nanos) -> bool {
+        let mut is_inside = false;
+        for other in (0..self.ports.len()).filter(|other| *other != from) {
+            let (before, after) = self.ports.split_at_mut(from.max(other));
+            let (Some(low), Some(high)) = (before.get_mut(from.min(other)), after.first_mut()) else {
+                continue;
+            };
+            let (source, port) = if from < other { (low, high) } else { (high, low) };
+            let bytes = source.tx.bytes(slot);
+            let Some(frame) = Frame::parse(&bytes[HEADER..]) else { return false };
+            match port.rules.delivery(&frame) {
+                Delivery::Drop => continue,
+                Delivery::Limited if port.broadcast.ready_at(time, 1) > time => {
+                    port.drops.broadcast += 1;
+                    continue;
+                }
+                Delivery::Limited => port.broadcast.take(time, 1),
+                Delivery::Accept => is_inside |= !to.is_group(),
+            }
+            let len = bytes.len();
+            let Some(buffer) = port.rx.first_free() else {
+                port.drops.no_buffer += 1;
+                continue;
+            };
+            buffer[..len].copy_from_slice(bytes);
+            // The sender left its checksum to a device; this receiver may expect it.
+            complete_checksum(&mut buffer[..len]);
+            self.enqueue_received(other, len, time, frame);
+        }
+        is_inside
+    }
+}

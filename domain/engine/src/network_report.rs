@@ -1,0 +1,203 @@
+//! The networks of the status report.
+
+use rtvirtio_domain_config::{Port, RateConfig};
+use rtvirtio_units::Percentile;
+use serde::Serialize;
+
+use crate::engine::PromiseCounters;
+use crate::net::{Drops, Flow, NetCommand, NetHandle, PortStatus};
+use crate::running::Running;
+
+/// One direction of a port.
+#[derive(Clone, Debug, Serialize)]
+pub struct FlowReport {
+    /// Frames passed on.
+    pub frames: u64,
+    /// Their bytes, without FCS.
+    pub bytes: u64,
+    /// Median latency in ns. From the VM: from fetch to hand-over. To the VM: from the read of the
+    /// uplink to its memory.
+    pub p50_ns: u64,
+    /// 99th percentile, in ns.
+    pub p99_ns: u64,
+    /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
+    pub p9999_ns: u64,
+    /// The longest, in ns.
+    pub max_ns: u64,
+    /// alpha: bytes per second while backlogged.
+    pub alpha_bytes_per_second: f64,
+    /// Delta: longest time between two frames while backlogged, in ns.
+    pub delta_ns: u64,
+    /// Frames that waited for a cap.
+    pub cap_hits: u64,
+}
+
+/// A reservation of the link, and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinkPromiseReport {
+    /// `"reserve"` or `"urgent"`, the key of the file.
+    pub key: &'static str,
+    /// Promised bytes per second on the wire.
+    pub bytes_per_second: f64,
+    /// Promised burst on the wire, in bytes.
+    pub burst: u64,
+    /// Promised longest time of a frame within rate and burst, in ns.
+    pub deadline_ns: u64,
+    /// The computed worst case of that time, in ns; `null` where there is no bound.
+    pub bound_ns: Option<u64>,
+    /// Frames that were within rate and burst.
+    pub frames: u64,
+    /// The longest of them, from when the reservation covered it, in ns.
+    pub worst_ns: u64,
+    /// Those that took longer than the deadline.
+    pub missed: u64,
+}
+
+/// Frames that were not passed on, by reason.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DropReport {
+    /// From the VM: another source address or VLAN.
+    pub spoofed: u64,
+    /// From the VM: no valid frame.
+    pub malformed: u64,
+    /// From the VM: refused by the uplink.
+    pub refused: u64,
+    /// To the VM: beyond its limit on broadcasts.
+    pub broadcast: u64,
+    /// To the VM: for another address or VLAN.
+    pub filtered: u64,
+    /// To the VM: it had no buffers.
+    pub no_buffer: u64,
+    /// To the VM: a segment that it cannot take.
+    pub segmented: u64,
+}
+
+impl From<Drops> for DropReport {
+    fn from(drops: Drops) -> Self {
+        let Drops { spoofed, malformed, refused, broadcast, filtered, no_buffer, segmented } = drops;
+        Self { spoofed, malformed, refused, broadcast, filtered, no_buffer, segmented }
+    }
+}
+
+/// One port.
+#[derive(Clone, Debug, Serialize)]
+pub struct PortReport {
+    /// Its network.
+    pub network: String,
+    /// Its name.
+    pub name: String,
+    /// Its socket.
+    pub socket: String,
+    /// Its address.
+    pub mac: String,
+    /// A QEMU is connected.
+    pub connected: bool,
+    /// Its guest uses the port: a queue is served.
+    pub attached: bool,
+    /// Frames from the VM.
+    pub tx: FlowReport,
+    /// Frames to the VM.
+    pub rx: FlowReport,
+    /// Its reservations; none for a port without.
+    pub promises: Vec<LinkPromiseReport>,
+    /// Frames under a reservation.
+    pub reserved: u64,
+    /// Frames as a share of the rest.
+    pub shared: u64,
+    /// Frames that were not passed on.
+    pub drops: DropReport,
+    /// Queues that are no longer served because the guest corrupted them.
+    pub broken: u64,
+    /// What was refused last; `null` without any.
+    pub refused: Option<crate::report::RefusalReport>,
+}
+
+/// One network.
+#[derive(Clone, Debug, Serialize)]
+pub struct NetworkReport {
+    /// Its name.
+    pub name: String,
+    /// Its policy toward the link.
+    pub policy: &'static str,
+    /// The declared rate of the link in bytes per second; `null` without one.
+    pub link_bytes_per_second: Option<f64>,
+    /// Frames to the link that a regulator delayed.
+    pub held: u64,
+    /// Median delay of these beyond their exact moment, in ns.
+    pub late_p50_ns: u64,
+    /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
+    pub late_p9999_ns: u64,
+}
+
+fn flow_report(flow: &Flow, cap_hits: u64) -> FlowReport {
+    FlowReport {
+        frames: flow.frames,
+        bytes: flow.bytes,
+        p50_ns: flow.latencies.at(Percentile(50.0)).0,
+        p99_ns: flow.latencies.at(Percentile(99.0)).0,
+        p9999_ns: flow.latencies.tail().0,
+        max_ns: flow.latencies.max().0,
+        alpha_bytes_per_second: flow.contract.bytes_per_second,
+        delta_ns: flow.contract.longest_gap_ns,
+        cap_hits,
+    }
+}
+
+fn promises(port: &Port, bound: Option<u64>, status: &PortStatus) -> Vec<LinkPromiseReport> {
+    let promise = |key, config: Option<RateConfig>, seen: &PromiseCounters| {
+        config.map(|c| LinkPromiseReport {
+            key,
+            bytes_per_second: c.rate.0,
+            burst: c.burst.0,
+            deadline_ns: c.deadline.0,
+            bound_ns: bound,
+            frames: seen.requests,
+            worst_ns: seen.worst.0,
+            missed: seen.missed,
+        })
+    };
+    let [urgent, normal] = &status.promises;
+    [promise("reserve", port.reserve, normal), promise("urgent", port.urgent, urgent)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// All networks and ports; those whose engine has ended are left out.
+pub(crate) fn networks(running: &Running) -> (Vec<NetworkReport>, Vec<PortReport>) {
+    let (mut networks, mut ports) = (Vec::new(), Vec::new());
+    let state = running.state();
+    for (config, running) in state.file.networks.iter().zip(&state.networks) {
+        let handle: NetHandle = running.engine.handle();
+        let Ok(status) = handle.ask(|reply| NetCommand::Status { reply }) else { continue };
+        networks.push(NetworkReport {
+            name: config.name.clone(),
+            policy: config.policy.name(),
+            link_bytes_per_second: config.link.map(|link| link.0),
+            held: status.regulator_lateness.n(),
+            late_p50_ns: status.regulator_lateness.at(Percentile(50.0)).0,
+            late_p9999_ns: status.regulator_lateness.tail().0,
+        });
+        for (i, (port, server)) in config.ports.iter().zip(&running.servers).enumerate() {
+            let asked = handle.ask(|reply| NetCommand::PortStatus { port: i, reply });
+            let Ok(Some(status)) = asked else { continue };
+            ports.push(PortReport {
+                network: config.name.clone(),
+                name: port.name.clone(),
+                socket: port.socket.display().to_string(),
+                mac: port.mac.to_string(),
+                connected: server.is_connected(),
+                attached: status.queues > 0,
+                tx: flow_report(&status.tx, status.tx_counters.cap_hits[1]),
+                rx: flow_report(&status.rx, status.rx_counters.cap_hits[0]),
+                promises: promises(port, config.bound(i).map(|b| b.0), &status),
+                reserved: status.tx_counters.reserved,
+                shared: status.tx_counters.shared,
+                drops: status.drops.into(),
+                broken: status.broken_queues,
+                refused: crate::report::last_refusal(server.refusals()),
+            });
+        }
+    }
+    (networks, ports)
+}
