@@ -94,7 +94,9 @@ fn it_says_what_it_is_and_refuses_what_it_does_not_know() {
     let agent = |action: &str, spec: Option<&str>| {
         let mut command = Command::new(PROGRAM);
         command.args(["agent", action]).env_remove("OCF_RESKEY_spec").env("OCF_RESOURCE_INSTANCE", "plc");
-        spec.into_iter().for_each(|s| drop(command.env("OCF_RESKEY_spec", s)));
+        if let Some(spec) = spec {
+            command.env("OCF_RESKEY_spec", spec);
+        }
         command.output().unwrap()
     };
     let out = agent("meta-data", None);

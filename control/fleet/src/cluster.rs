@@ -140,18 +140,18 @@ impl Cluster {
             })
     }
 
-    /// A host for one more contract of a kind; the fullest that has room by its sums, so that room
-    /// for large ones stays.
+    /// A host for one more contract of a kind: of the class of which it takes least, the fullest
+    /// host that has room by its sums, so that room for large ones stays.
     #[must_use]
     pub fn find(&self, kind: usize, search: Search) -> Option<usize> {
         let sums = |class: usize| {
-            let least = self.need(kind, class)?.scalars.largest().0;
-            let (free, host) = self.index[class].least(least)?;
-            Some((free - least, host as usize))
+            let takes = self.need(kind, class)?.scalars.largest().0;
+            let (free, host) = self.index[class].least(takes)?;
+            Some((takes, free, host as usize))
         };
         let best = (0..self.classes.len()).filter_map(sums).min();
         match (best, search) {
-            (Some((_, host)), _) => Some(host),
+            (Some((.., host)), _) => Some(host),
             (None, Search::Sums) => None,
             (None, Search::Exact { tries }) => self.find_exact(kind, tries),
         }

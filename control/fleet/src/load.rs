@@ -213,7 +213,7 @@ impl Fleet {
                 let name = node.disks[i].name.clone();
                 let here = |d: &&OnDisk| d.device == name || (only && d.device.is_none());
                 let on: Vec<&OnDisk> = self.kinds.iter().flat_map(|k| &k.disks).filter(here).collect();
-                node.disks[i].choose(on.iter().copied());
+                node.disks[i].choose(&on);
             }
         }
     }

@@ -77,7 +77,7 @@ pub fn survey(contracts: &[ClusterContract], dirs: &Dirs) -> Result<NodeAnswer, 
         let name = node.disks[i].name.clone();
         let all = asked.iter().flatten().flatten().flat_map(|c| &c.disks);
         let on: Vec<&OnDisk> = all.filter(|d| d.device == name).collect();
-        node.disks[i].choose(on.iter().copied());
+        node.disks[i].choose(&on);
     }
     let in_force: Vec<bool> =
         contracts.iter().map(|c| is_in_force(dirs, &c.resource)).collect::<Result<_, _>>()?;

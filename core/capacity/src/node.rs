@@ -60,10 +60,10 @@ impl Disk {
     /// Takes the shape under which the scalars of these contracts are smallest in sum: of the
     /// shapes that refuse fewest of them alone, the first of the smallest sum. A smaller window or
     /// piece makes room for a short target, and costs throughput.
-    pub fn choose<'c>(&mut self, contracts: impl Iterator<Item = &'c OnDisk> + Clone) {
+    pub fn choose(&mut self, contracts: &[&OnDisk]) {
         let cost = |capacity: &DiskCapacity| {
             let (mut refused, mut sum) = (0u32, 0.0);
-            for of in contracts.clone() {
+            for of in contracts {
                 match capacity.reserve(&of.vm) {
                     Ok(None) => {}
                     Ok(Some(r)) => match capacity.part(&r) {

@@ -84,7 +84,8 @@ proptest! {
         let device = device(twin, stall_ms);
         let contracts: Vec<Contract> = many.iter().enumerate().map(|(i, a)| contract(i, a)).collect();
         let mut disk = Disk::new(None, &device, &Options::default());
-        disk.choose(contracts.iter().flat_map(|c| &c.disks));
+        let on: Vec<&OnDisk> = contracts.iter().flat_map(|c| &c.disks).collect();
+        disk.choose(&on);
         let node = Node { disks: vec![disk], cpu: Ratio(cpu) };
         let (placed, _) = by_sums(&node, &contracts);
         // Every prefix, so that each was admitted beside those before it.

@@ -1,7 +1,7 @@
 //! Hosts and contracts of the simulation.
 
 use anyhow::Context as _;
-use rtvirtio_capacity::{Contract, DeviceModel, Disk, Node, Options};
+use rtvirtio_capacity::{Contract, DeviceModel, Disk, Node, OnDisk, Options};
 use rtvirtio_model::Profile;
 use rtvirtio_spec::HostSpec;
 use rtvirtio_stats::Random;
@@ -36,19 +36,20 @@ fn classes(kinds: &[Contract]) -> anyhow::Result<Vec<Node>> {
     let profile: Profile = serde_json::from_str(PROFILE).context("the built-in profile")?;
     let measured = Node { disks: vec![Disk::measured(None, &profile)?], cpu: Ratio(0.95) };
     let mut all = vec![declared("qlc-nvme", 0.95)?, declared("emmc", 0.8)?, measured];
+    let on: Vec<&OnDisk> = kinds.iter().flat_map(|k| &k.disks).collect();
     for disk in all.iter_mut().flat_map(|n| &mut n.disks) {
-        disk.choose(kinds.iter().flat_map(|k| &k.disks));
+        disk.choose(&on);
     }
     Ok(all)
 }
 
 /// Forty-eight kinds: four loads by three targets by four shares of each CPU.
 fn kinds() -> anyhow::Result<Vec<Contract>> {
-    let loads = [("read", 4, 30), ("read", 16, 60), ("write", 4, 25), ("mixed", 8, 40)];
+    let loads = [("read", 4, 900), ("read", 16, 450), ("write", 4, 250), ("mixed", 8, 300)];
     let mut all = Vec::new();
     for (op, kib, rate) in loads {
         for target_ms in [60, 150, 400] {
-            for budget_ms in [2, 5, 9, 16] {
+            for budget_ms in [3, 7, 12, 20] {
                 let share = if op == "mixed" { "write_share = \"30%\"\n" } else { "" };
                 let text = format!(
                     "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"vm\"\nlab = \"process\"\n\

@@ -42,7 +42,9 @@ ip link set lo up
 until ip link set eth0 up 2>/dev/null; do sleep 0.1; done
 ip addr add "10.77.0.$1/24" dev eth0
 corosync
-exec pacemakerd
+# Process 1 reaps what daemons leave: a zombie would look like a VM that does not stop.
+pacemakerd &
+wait $!
 "#;
 
 /// Moves itself into the node's groups, which the new cgroup namespace then has as its roots, and
