@@ -4,6 +4,7 @@ mod apply;
 mod discover;
 mod fleet;
 mod iod;
+mod ivshmem;
 mod keep;
 mod plan;
 mod profile;
@@ -20,6 +21,7 @@ pub use apply::*;
 pub use discover::*;
 pub use fleet::*;
 pub use iod::*;
+pub use ivshmem::*;
 pub use keep::*;
 pub use plan::*;
 pub use profile::*;
@@ -141,6 +143,16 @@ EXAMPLES
 Each new thread is journaled before it is touched, so `rtvirtio revert` puts it back, also after a crash of this command. It may be stopped and started again
 at any time, and ends by itself after a revert, or with the VMs.")]
     Keep(KeepArgs),
+    /// Give a VM's `ivshmem-doorbell` device its memory and doorbell, for a guest that says what is
+    /// urgent. Until Ctrl-C
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio ivshmem /run/rtvirtio/plc.ivshmem &
+  qemu-system-x86_64 ... -chardev socket,id=urgency,path=/run/rtvirtio/plc.ivshmem -device ivshmem-doorbell,chardev=urgency,vectors=1
+
+QEMU must find it when it starts, and goes on without it. `rtvirtio keep` follows the page. `ivshmem-plain` needs no server: see
+docs/guide/urgency.md.")]
+    Ivshmem(IvshmemArgs),
     /// Show the applied settings, and whether they are still in force
     #[command(after_help = "\
 EXAMPLES

@@ -28,6 +28,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Plan(args) => cmd::plan::make(args, global, ui),
         Command::Simulate(args) => cmd::simulate::run(args, global, ui),
         Command::Apply(args) => cmd::apply::apply(args, global, ui),
+        Command::Ivshmem(args) => cmd::ivshmem::run(args, ui),
         Command::Keep(args) => cmd::keep::run(args, global, ui),
         Command::Status => cmd::status::status(global, ui),
         Command::Revert(args) => cmd::revert::revert(args, global, ui),

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{
-    Ask, Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, admit, attr,
-    choose, find_all, group_name, interference_us, levels, probe, room, room_load, settings, tick,
+    Ask, Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange,
+    admit, attr, choose, find_all, group_name, interference_us, levels, probe, room, room_load, settings,
+    tick, with_levels,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Vm};
@@ -45,10 +46,13 @@ pub struct VmCpu {
     /// How the contract follows from a demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
 }
 
 /// A contract in force, as saved next to the journal.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct InForce {
     /// The VM.
     pub vm: String,
@@ -64,6 +68,9 @@ pub struct InForce {
     /// The cgroup with the budget, where it is the VM's own: [`Settings::group`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<PathBuf>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
 }
 
 /// Name of that file, which is valid only with a journal.
@@ -78,6 +85,7 @@ pub(crate) fn save(all: &[VmCpu], state_dir: &Path) -> Result<()> {
         level: v.level,
         backend: v.settings.backend,
         group: v.settings.group.clone(),
+        urgency: v.urgency,
     };
     let all: Vec<InForce> = all.iter().map(one).collect();
     write_state(state_dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&all)?)
@@ -111,6 +119,9 @@ pub struct Contracted {
     /// How the contract follows from a demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
     /// Its limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -167,6 +178,11 @@ fn order(vm: &Vm) -> Order {
         Some(Priorities::Rt) => Order::Rt,
         None => Order::Contract,
     }
+}
+
+/// The range in which a VM's guest moves its vCPUs.
+fn range(vm: &Vm) -> Option<UrgencyRange> {
+    vm.cpu.urgency.map(|u| UrgencyRange { ceiling: u.ceiling, floor: u.floor, budget: u.budget })
 }
 
 /// Contracts that are admitted together.
@@ -284,6 +300,7 @@ pub fn of_vms(
             level: Level::ALONE,
             backend: of_vm.backend,
             found,
+            urgency: range(of_vm.vm),
             notes: Vec::new(),
         });
     }
@@ -405,9 +422,20 @@ pub fn writes(
         };
         let mut settings = settings(&root, &probe, one.backend, &ask)?;
         settings.notes.extend(one.notes);
+        if let Some(range) = &one.urgency {
+            with_levels(&one.vm, &threads, one.backend, range, &mut settings.writes)?;
+        }
         append(&mut all, settings.writes.clone());
         let (contract, order, level) = (one.contract, one.order, one.level);
-        out.push(VmCpu { vm: one.vm, contract, order, level, settings, found: one.found });
+        out.push(VmCpu {
+            vm: one.vm,
+            contract,
+            order,
+            level,
+            settings,
+            found: one.found,
+            urgency: one.urgency,
+        });
     }
     let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
     let mut writes = room_for(&root, &probe, out.iter().filter_map(budgets))?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
-use rtvirtio_cpu::{Ask, Backend, Probe, domain_of, has_part, probe, resplit, take_in};
+use rtvirtio_cpu::{Ask, Backend, Probe, domain_of, has_part, probe, resplit, take_in, with_levels};
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::Vm;
 use rtvirtio_vmm::threads::discover;
@@ -16,6 +16,12 @@ use crate::error::{Result, bail};
 use crate::find;
 use crate::in_force;
 use crate::progress::Progress;
+use urgency::{Follower, Wanted};
+
+mod urgency;
+
+pub use rtvirtio_urgency_host::Server;
+pub use urgency::{STATUS_FILE, UrgencyStatus};
 
 /// Shortest time between two scans: more of them would themselves be a load.
 const SHORTEST_SCAN: Duration = Duration::from_millis(10);
@@ -103,20 +109,27 @@ pub fn keep(
     let keeper = Keeper { probe: probe(&root)?, root, by, vms, dirs, progress };
     let every = options.every.max(SHORTEST_SCAN);
     let split_every = options.split_every.max(every);
-    let mut kept = Vec::new();
+    let (mut kept, mut urgent) = (Vec::new(), Vec::new());
     for of in contracts::in_force(&dirs.state)? {
         if !vms.iter().any(|vm| vm.name == of.vm) {
             bail!(Argument, "the contracts in force are of another spec: it has a VM `{}`", of.vm);
         }
         // The others' contracts hold without it.
-        match find::one_of_host(vms, &of.vm, dirs).and_then(|vm| vm.handle(progress)) {
-            Ok(handle) => kept.push(Kept::start(of, handle, &keeper.root, split_every)),
+        let found = find::one_of_host(vms, &of.vm, dirs).and_then(|vm| Ok((vm.handle(progress)?, vm)));
+        match found {
+            Ok((handle, vm)) => {
+                if of.urgency.is_some() {
+                    urgent.push(Wanted { of: of.clone(), vm, handle: handle.clone() });
+                }
+                kept.push(Kept::start(of, handle, &keeper.root, split_every));
+            }
             Err(e) => progress.warn(&format!("{} is not kept: {e:#}", of.vm)),
         }
     }
     if kept.is_empty() {
         bail!(NotRunning, "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply SPEC`");
     }
+    let mut follower = Follower::start(urgent, dirs, progress)?;
     let mut next = Instant::now();
     while !progress.is_cancelled() {
         if !is_there(&dirs.state.join(JOURNAL_FILE))? {
@@ -124,6 +137,9 @@ pub fn keep(
         }
         for vm in &mut kept {
             vm.scan(&keeper, report)?;
+        }
+        if let Some(follower) = &mut follower {
+            follower.poll(dirs, progress)?;
         }
         kept.retain(|vm| {
             let runs = vm.watcher.threads().next().is_some();
@@ -142,6 +158,9 @@ pub fn keep(
         next = (next + every).max(Instant::now());
         // Cancelling ends the loop and is no error.
         let _ = progress.pause(next.saturating_duration_since(Instant::now()));
+    }
+    if let Some(follower) = &mut follower {
+        follower.finish()?;
     }
     Ok(Ended::Cancelled)
 }
@@ -225,11 +244,14 @@ impl Kept {
             level: self.of.level,
             used: &used,
         };
-        let settings = if is_split {
+        let mut settings = if is_split {
             resplit(&keeper.probe, &domain, &ask)
         } else {
             take_in(&keeper.probe, self.of.backend, self.of.group.as_deref(), &ask)
         };
+        if let Some(range) = &self.of.urgency {
+            with_levels(&self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
+        }
         let session = match Session::open(&keeper.dirs.state) {
             Ok(session) => session,
             // Another rtvirtio is at work, perhaps a revert: again at the next scan.

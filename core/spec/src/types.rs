@@ -70,6 +70,20 @@ pub struct VmCpu {
     pub need: Option<CpuNeed>,
     /// Order of its threads; only together with `need`.
     pub priorities: Option<Priorities>,
+    /// The range in which the guest may move its vCPUs; only together with `need`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<Urgency>,
+}
+
+/// The range in which a VM's guest moves its vCPUs by what they run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Urgency {
+    /// Highest real-time priority, 1 to 97; `None` for the one that the contract gives vCPUs.
+    pub ceiling: Option<u32>,
+    /// Priority while nothing urgent runs, 0 for an ordinary thread; below the ceiling.
+    pub floor: u32,
+    /// CPU time above the floor in each second, 1 ms to 1 s.
+    pub budget: Nanos,
 }
 
 /// CPU time that a VM needs.

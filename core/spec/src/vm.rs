@@ -26,6 +26,7 @@ const KEYS: &[&str] = &[
     "disks",
     "cpu",
     "priorities",
+    "urgency",
     "kernel",
     "task",
 ];
@@ -42,6 +43,7 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("dom", "domain"),
     ("connect", "uri"),
     ("vmid", "proxmox"),
+    ("urgent", "urgency"),
     ("twin", "twin below [device]"),
 ];
 /// Exactly one of these stands in a VM.

@@ -79,15 +79,19 @@ pub(crate) fn amend(
         };
         let form = &entry.target.form;
         let is_new = entry.new.as_ref().is_some_and(|new| form.is(&found, new));
-        if is_new && entry.new.as_deref() == Some(&write.value) {
+        if is_new && entry.new.as_deref() == Some(&write.value) && entry.levels == write.levels {
             continue;
         }
-        if !is_new && !entry.also_ours.contains(&found) && entry.old.as_ref() != Some(&found) {
+        if !is_new && !entry.is_ours(&found) && entry.old.as_ref() != Some(&found) {
             out.left.push((write.knob.clone(), found));
             continue;
         }
         if !entry.also_ours.contains(&found) {
             entry.also_ours.push(found);
+        }
+        // Those of before may be read until the write.
+        for level in write.levels.iter().filter(|l| !entry.levels.contains(*l)).cloned().collect::<Vec<_>>() {
+            entry.levels.push(level);
         }
         entry.new = Some(write.value.clone());
         touched.push((entry.id, place));
@@ -149,6 +153,7 @@ pub(crate) fn amend(
         let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
         if arrived {
             entry.also_ours.clone_from(&writes[*place].also_ours);
+            entry.levels.clone_from(&writes[*place].levels);
         }
     }
     // The journal on disk holds these values too, so everything can be put back from it.

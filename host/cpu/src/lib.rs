@@ -28,6 +28,7 @@ mod profile;
 mod settings;
 mod split;
 mod supply;
+mod urgency;
 
 pub use admission::admit;
 pub use ask::{Ask, Settings};
@@ -47,3 +48,4 @@ pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup
 pub use settings::{group_name, settings};
 pub use split::{Share, split};
 pub use supply::{Surroundings, interference_us, tick};
+pub use urgency::{UrgencyRange, with_levels};

@@ -52,7 +52,8 @@ impl Saved for ClusterData {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Round {
-    /// From `kill -9` of all processes of a node until the contract of its VM verifies elsewhere, s.
+    /// From `kill -9` of all processes of a node until the contract of its VM verifies elsewhere,
+    /// s.
     pub node_dies_s: f64,
     /// The same from a cut link, s.
     pub link_cut_s: f64,

@@ -23,6 +23,7 @@ pub mod iod_attach;
 pub mod iod_crash;
 pub mod iod_startup;
 pub mod page;
+pub mod paravirt;
 pub mod planning;
 pub mod report;
 pub mod reservation;

@@ -11,7 +11,7 @@ use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
     accuracy, before_after, cases, contention, cyclictest, directory, fleet, fleet_cluster, iod, iod_attach,
-    iod_crash, iod_startup, planning, reservation, sweep, tails,
+    iod_crash, iod_startup, paravirt, planning, reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -21,8 +21,8 @@ use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
     BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchIodArgs, BenchIodAttachArgs,
-    BenchIodCrashArgs, BenchIodStartupArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchIodCrashArgs, BenchIodStartupArgs, BenchParavirtArgs, BenchPlanArgs, BenchReportArgs,
+    BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -40,6 +40,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
         BenchCommand::Tails(args) => run_tails(args, global, ui),
         BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
+        BenchCommand::Paravirt(args) => run_paravirt(args, global, ui),
         BenchCommand::Reservation(args) => run_reservation(args, global, ui),
         BenchCommand::Fleet(args) => run_fleet(args, ui),
         BenchCommand::FleetCluster(args) => run_fleet_cluster(args, ui),
@@ -253,6 +254,16 @@ fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyho
         cyclictest::measure(&args.options(), &path, &lab_host(global), ui)?;
     }
     print_result(cyclictest::report, &path, "rtvirtio: latency in a guest", &args.result, ui)
+}
+
+fn run_paravirt(args: &BenchParavirtArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(paravirt::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench paravirt")?;
+        paravirt::measure(&args.options(), &path, &lab_host(global), ui)?;
+    }
+    print_result(paravirt::report, &path, "rtvirtio: what a guest says is urgent", &args.result, ui)
 }
 
 fn run_reservation(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

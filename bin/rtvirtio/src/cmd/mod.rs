@@ -10,6 +10,7 @@ pub mod discover;
 pub mod domain;
 pub mod fleet;
 pub mod iod;
+pub mod ivshmem;
 pub mod keep;
 pub mod plan;
 pub mod profile;

@@ -7,6 +7,7 @@ mod contention;
 mod cyclictest;
 mod fleet;
 mod iod;
+mod paravirt;
 mod reservation;
 mod sweep;
 mod tails;
@@ -23,6 +24,7 @@ pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
+pub use paravirt::BenchParavirtArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
@@ -163,6 +165,17 @@ EXAMPLES
 Needs pacemaker, corosync and resource-agents (`scripts/deps.sh test`) and real-time groups of cgroup v1. About three minutes for a repetition. Exit code 2
 when a claim is not met.")]
     FleetCluster(BenchFleetClusterArgs),
+    /// A guest that says what is urgent, next to a batch VM on one core: latency, throughput, cost,
+    /// lies
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench paravirt
+  sudo rtvirtio-lab bench paravirt --for 60s --repeat 10 --html paravirt.html
+  rtvirtio-lab bench paravirt --report-only --json | jq .claims
+
+The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities
+and the first VM above the second always. Exit code 2 when a claim is not met.")]
+    Paravirt(BenchParavirtArgs),
     /// The child process that `bench reservation` kills
     #[command(hide = true)]
     KillAt(BenchKillAtArgs),
