@@ -3,6 +3,7 @@
 mod apply;
 mod contract;
 mod discover;
+mod fleet;
 mod iod;
 mod ivshmem;
 mod keep;
@@ -20,6 +21,7 @@ use rtvirtio_console::Global;
 pub use apply::*;
 pub use contract::*;
 pub use discover::*;
+pub use fleet::*;
 pub use iod::*;
 pub use ivshmem::*;
 pub use keep::*;
@@ -214,6 +216,17 @@ EXAMPLES
 
 Threads that nothing holds to a budget are shown as `not under control`.")]
     Threads(ThreadsArgs),
+    /// Which contracts fit on which of many hosts, what the loss of a host does, what to buy. Asks
+    /// no host, changes nothing
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio fleet examples/fleet/fleet.toml    hosts with their profiles, contracts with their specs
+  rtvirtio fleet site.toml --json | jq '.losses[] | select(.lost != [])'
+  rtvirtio fleet site.toml --json | jq -r '.contracts[] | select(.host == null) | .name'
+
+docs/guide/fleet.md has the file's keys. Capacity is what the I/O domain and the CPU contracts of a host can promise. Where contracts are placed is
+the cluster engine's decision; this shows what it can do. Exit code 2 when a contract fits on no host, or would not survive a single loss.")]
+    Fleet(FleetArgs),
     /// The I/O domain: a process that serves and schedules the disks of VMs
     #[command(
         subcommand,

@@ -36,6 +36,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Tune(args) => cmd::tune::run(args, global, ui),
         Command::Verify(args) => cmd::verify::run(args, global, ui),
         Command::Threads(args) => cmd::threads::run(args, global, ui),
+        Command::Fleet(args) => cmd::fleet::run(args, ui),
         Command::Iod(command) => cmd::iod::run(command, global, ui),
     }
 }

@@ -15,6 +15,8 @@ pub mod cores;
 pub mod cyclictest;
 pub mod daemon;
 pub mod directory;
+pub mod fleet;
+pub mod fleet_cluster;
 pub mod guest;
 pub mod interleave;
 pub mod iod;

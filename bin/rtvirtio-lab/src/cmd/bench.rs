@@ -10,8 +10,8 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, before_after, cases, contention, cyclictest, daemon, directory, iod, iod_attach, iod_crash,
-    iod_startup, paravirt, planning, reservation, sweep, tails,
+    accuracy, before_after, cases, contention, cyclictest, daemon, directory, fleet, fleet_cluster, iod,
+    iod_attach, iod_crash, iod_startup, paravirt, planning, reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -20,9 +20,9 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchDaemonArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs,
-    BenchIodStartupArgs, BenchParavirtArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchIodArgs,
+    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchParavirtArgs, BenchPlanArgs,
+    BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -43,6 +43,8 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
         BenchCommand::Paravirt(args) => run_paravirt(args, global, ui),
         BenchCommand::Reservation(args) => run_reservation(args, global, ui),
+        BenchCommand::Fleet(args) => run_fleet(args, ui),
+        BenchCommand::FleetCluster(args) => run_fleet_cluster(args, ui),
         BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
         BenchCommand::Report(args) => run_report(args, ui),
     }
@@ -144,6 +146,27 @@ fn run_accuracy(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let reports = reports.collect::<anyhow::Result<Vec<_>>>()?;
     let all = reports.into_iter().reduce(ExperimentReport::and).context("no dataset was given")?;
     print(all, "rtvirtio: accuracy of the models", args.html.as_deref(), ui)
+}
+
+fn run_fleet(args: &BenchFleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(fleet::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        save(&path, &fleet::measure(&args.options(), ui)?, ui)?;
+    }
+    print_result(fleet::report, &path, "rtvirtio: fleets", &args.result, ui)
+}
+
+fn run_fleet_cluster(args: &BenchFleetClusterArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(fleet_cluster::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench fleet-cluster")?;
+        let own = std::env::current_exe()?.with_file_name("rtvirtio-pacemaker");
+        let program = args.program.as_deref().unwrap_or(&own);
+        save(&path, &fleet_cluster::measure(args.repeat, program, ui)?, ui)?;
+    }
+    print_result(fleet_cluster::report, &path, "rtvirtio: contracts in a cluster", &args.result, ui)
 }
 
 fn run_plan(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -9,6 +9,7 @@ pub mod check;
 pub mod contract;
 pub mod discover;
 pub mod domain;
+pub mod fleet;
 pub mod iod;
 pub mod ivshmem;
 pub mod keep;
