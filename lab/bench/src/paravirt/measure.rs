@@ -238,7 +238,9 @@ fn promote(guests: &mut Guests<'_>, n: u32, progress: &dyn Progress) -> anyhow::
     let output = guest::wait_for_exit(vm, process, GUEST_TIMEOUT, progress, &mut || Ok(()))?;
     let floor = probe.finish()?;
     if !output.success() {
-        bail!("promotions in the guest: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let status = format!("{:?}", guests.status());
+        bail!("promotions in the guest: {} ({status}; {:?})", stderr.trim(), guests.unfollow());
     }
     let mut all = Latencies::default();
     for line in String::from_utf8_lossy(&output.stdout).lines() {
