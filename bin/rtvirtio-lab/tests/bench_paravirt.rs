@@ -35,8 +35,8 @@ fn urgency_and_lies_are_measured_and_shown_again() {
     let urgent = data["both"].as_array().unwrap().iter().find(|b| b["setup"] == "urgency").unwrap();
     assert!(urgent["promotions"].as_u64().unwrap() > 0, "{urgent}");
     assert_eq!(data["lies"].as_array().unwrap().len(), 7);
-    // No lie gives more CPU time above the floor than the budget of each second that it touches, and
-    // what the kernel's tick counts late.
+    // No lie gives more CPU time above the floor than the budget of each second that it touches,
+    // and what the kernel's tick counts late.
     for lie in data["lies"].as_array().unwrap() {
         let (boosted, seconds) = (lie["boosted"].as_f64().unwrap(), lie["seconds"].as_f64().unwrap());
         assert!(boosted <= (seconds + 3.0) * 0.6, "{lie}");

@@ -45,7 +45,11 @@ pub struct ServedVm {
     host: Host<FileMemory>,
     monitor: Monitor,
     mode: Mode,
+    /// Where the guest reports.
     blocks: Option<Blocks<FileMemory>>,
+    /// Where levels are shown: always in the page. The guest's own memory is only read, because the
+    /// reporter may end, and the guest use it for something else, before that is known here.
+    shown: Blocks<FileMemory>,
     beat: Option<u32>,
     vcpus: Vec<ServedVcpu>,
     clock: GuestClock,
@@ -125,6 +129,7 @@ impl ServedVm {
         let host = Host::new(FileMemory::new(page.file, 0), page.size)
             .ok_or(UrgencyError::NoMemory { vm: name.to_owned(), why })?;
         host.serve(page.doorbell.as_ref().map(|_| DOORBELL)).map_err(UrgencyError::io("write", page.path))?;
+        let shown = Blocks::new(host.memory().clone(), BLOCK, host.vcpus());
         Ok(Self {
             name: name.to_owned(),
             pid,
@@ -133,6 +138,7 @@ impl ServedVm {
             monitor,
             mode: Mode::Off,
             blocks: None,
+            shown,
             beat: None,
             vcpus: Vec::new(),
             clock: GuestClock::default(),
@@ -315,6 +321,8 @@ impl ServedVm {
             (self.mode, self.blocks, self.refused) = (mode, None, None);
             for v in &mut self.vcpus {
                 (v.sequence, v.report) = (None, None);
+                // What stands there may be of a host process that was killed.
+                let _ = self.shown.show(v.vcpu, v.thread.level());
                 // A guest that changes its mind all the time is not one that reports nothing.
                 if mode == Mode::Off {
                     v.machine.end(now);
@@ -412,10 +420,8 @@ impl ServedVm {
                 }
                 match v.thread.set(new, guard) {
                     Ok(true) => {
-                        if let Some(blocks) = &mut self.blocks {
-                            // As above: memory that has gone shows in the threads.
-                            let _ = blocks.show(v.vcpu, new);
-                        }
+                        // As above: memory that has gone shows in the threads.
+                        let _ = self.shown.show(v.vcpu, new);
                     }
                     Ok(false) => v.foreign = true,
                     Err(e) if rtvirtio_kernel::is_gone(&e) => {}
