@@ -45,10 +45,16 @@ fn hooks_end_with_0_whatever_happens() {
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        assert!(out.status.success() && output_text(&out).is_empty(), "{file} {args:?}: {}", output_text(&out));
+        assert!(
+            out.status.success() && output_text(&out).is_empty(),
+            "{file} {args:?}: {}",
+            output_text(&out)
+        );
     };
     let all = |rig: &Rig| {
-        for event in ["prepare", "start", "started", "stopped", "release", "reconnect", "migrate", "restore", ""] {
+        for event in
+            ["prepare", "start", "started", "stopped", "release", "reconnect", "migrate", "restore", ""]
+        {
             hook(rig, "libvirt/rtvirtio", &["plc", event, "begin", "-"]);
         }
         for event in ["pre-start", "post-start", "pre-stop", "post-stop"] {

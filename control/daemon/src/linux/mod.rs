@@ -20,7 +20,9 @@ use rtvirtio_workflow::{Dirs, renew, scopes, started};
 use crate::daemon::Daemon;
 use crate::desired::{ContractFiles, Desired};
 use crate::host::{Host, Look, Millis, Outcome};
-use crate::observed::{Admission, Drift, KnobClass, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::observed::{
+    Admission, Drift, KnobClass, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView,
+};
 use crate::reconcile::{APPLIED, Action, Step};
 use lookup::Lookups;
 use quiet::Quiet;
