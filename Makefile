@@ -15,7 +15,7 @@ help:
 	@echo "make test       all checks, about 25 minutes; as root also those on the real kernel"
 	@echo "make test-host  the part of them on this host's kernel, without guests"
 	@echo "make test-slow  the part of them that boots guests and the box"
-	@echo "make install    rtvirtio, rtvirtio-iod and rtvirtio-lab in PREFIX/bin (PREFIX=$(PREFIX))"
+	@echo "make install    rtvirtio, rtvirtiod, rtvirtio-iod and rtvirtio-lab in PREFIX/bin (PREFIX=$(PREFIX))"
 
 deps:
 	@sh scripts/deps.sh
@@ -59,6 +59,7 @@ install:
 	install -D -m 755 target/release/rtvirtio $(DESTDIR)$(PREFIX)/bin/rtvirtio
 	install -D -m 755 target/release/rtvirtio-lab $(DESTDIR)$(PREFIX)/bin/rtvirtio-lab
 	install -D -m 755 target/release/rtvirtio-iod $(DESTDIR)$(PREFIX)/bin/rtvirtio-iod
+	install -D -m 755 target/release/rtvirtiod $(DESTDIR)$(PREFIX)/bin/rtvirtiod
 	[ ! -x target/guest/release/rtvirtio-guest ] || install -D -m 755 target/guest/release/rtvirtio-guest $(DESTDIR)$(PREFIX)/bin/rtvirtio-guest
 
 clean:

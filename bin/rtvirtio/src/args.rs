@@ -1,6 +1,7 @@
 //! The command line, with examples. No logic.
 
 mod apply;
+mod contract;
 mod discover;
 mod fleet;
 mod iod;
@@ -18,6 +19,7 @@ use clap::{Args, Parser, Subcommand};
 use rtvirtio_console::Global;
 
 pub use apply::*;
+pub use contract::*;
 pub use discover::*;
 pub use fleet::*;
 pub use iod::*;
@@ -143,6 +145,16 @@ EXAMPLES
 Each new thread is journaled before it is touched, so `rtvirtio revert` puts it back, also after a crash of this command. It may be stopped and started again
 at any time, and ends by itself after a revert, or with the VMs.")]
     Keep(KeepArgs),
+    /// Contracts that rtvirtiod keeps: set, show, remove, accept
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio contract set plc plant.toml   the VM plc of the spec, from now on and at every start of it
+  sudo rtvirtio contract show                 all, and how they stand
+  sudo rtvirtio contract accept plc           where rtvirtiod asks first (`mode = \"ask\"`)
+  sudo rtvirtio contract remove plc
+
+Exit code of `show` 3 when a contract is not as it asks.")]
+    Contract(ContractArgs),
     /// Give a VM's `ivshmem-doorbell` device its memory and doorbell, for a guest that says what is
     /// urgent. Until Ctrl-C
     #[command(after_help = "\

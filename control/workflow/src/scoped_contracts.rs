@@ -83,7 +83,7 @@ impl<'a> ScopedContracts<'a> {
             budgets.extend(settings.group.map(|group| (self.backend, group, w.contract)));
             append(&mut of_vms, settings.writes);
         }
-        let mut writes = room_for(&root, &self.probe, budgets.into_iter())?;
+        let mut writes = room_for(&root, &self.probe, budgets.into_iter(), &|_| None)?;
         append(&mut writes, of_vms);
         self.session.apply(&writes, &Machine::new(&root, &NoGuests), &mut Silent)?;
         Ok(())

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 use rtvirtio_capacity::{
     Contract, DeviceModel, Disk, DiskCapacity, Ledger, Node, OnDisk, Options, Reserve, Scalars, Shape, admit,
 };
-use rtvirtio_spec::{Arrival, Kernel, LabKind, Op, Pattern, Reach, TWIN_PROFILES, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, TWIN_PROFILES, Target, Task, Vm, VmCpu,
+};
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
@@ -52,6 +54,7 @@ fn contract(i: usize, a: &Asked) -> Contract {
         reach: Reach::Lab(LabKind::Process),
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
+        criticality: Criticality::default(),
         tasks: vec![task],
     };
     Contract { vm: name, disks: vec![OnDisk { device: None, vm }], cpu: Some(Ratio(a.cpu)) }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A validated spec file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,6 +58,9 @@ pub struct Vm {
     /// The kernel that the lab boots for it; standard unless the spec says otherwise, and only with
     /// `lab = "qemu"`.
     pub kernel: Kernel,
+    /// How much its contract matters beside those of others.
+    #[serde(skip_serializing_if = "Criticality::is_default")]
+    pub criticality: Criticality,
     /// Its I/O tasks in file order; names are unique within the VM. Never empty.
     pub tasks: Vec<Task>,
 }
@@ -154,6 +157,36 @@ pub enum Kernel {
     Standard,
     /// The one with PREEMPT_RT (`linux-image-rt-amd64`).
     Rt,
+}
+
+/// How much a VM's contract matters beside those of others: where not all can be held, lower ones
+/// give way first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Criticality {
+    /// Gives way to all others.
+    Low,
+    /// Where the spec says nothing.
+    #[default]
+    Medium,
+    /// Gives way to none.
+    High,
+}
+
+impl Criticality {
+    /// The spec's word for it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The disk that the tasks of a running VM use.

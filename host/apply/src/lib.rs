@@ -10,6 +10,7 @@
 mod amend;
 mod apply;
 mod capture;
+mod drift;
 mod error;
 mod journal;
 mod levels;

@@ -41,7 +41,7 @@ pub use demand::{Asked, Choice, CurveChoice, Demand, DemandError, MARGIN, Neighb
 pub use error::CpuError;
 pub use grant::{Grant, Load};
 pub use keep::{resplit, take_in};
-pub use managed::{room, room_load};
+pub use managed::{room, room_beyond, room_load};
 pub use order::{Level, Order, attr, levels};
 pub use probe::{Found, Probe, choose, probe};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};

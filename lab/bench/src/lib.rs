@@ -13,6 +13,7 @@ pub mod claims;
 pub mod contention;
 pub mod cores;
 pub mod cyclictest;
+pub mod daemon;
 pub mod directory;
 pub mod fleet;
 pub mod fleet_cluster;

@@ -10,8 +10,8 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, before_after, cases, contention, cyclictest, directory, fleet, fleet_cluster, iod, iod_attach,
-    iod_crash, iod_startup, paravirt, planning, reservation, sweep, tails,
+    accuracy, before_after, cases, contention, cyclictest, daemon, directory, fleet, fleet_cluster, iod,
+    iod_attach, iod_crash, iod_startup, paravirt, planning, reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -20,9 +20,9 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchIodArgs, BenchIodAttachArgs,
-    BenchIodCrashArgs, BenchIodStartupArgs, BenchParavirtArgs, BenchPlanArgs, BenchReportArgs,
-    BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchIodArgs,
+    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchParavirtArgs, BenchPlanArgs,
+    BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -35,6 +35,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::BeforeAfter(args) => run_before_after(args, global, ui),
         BenchCommand::Plan(args) => run_plan(args, ui),
         BenchCommand::Iod(args) => run_iod(args, global, ui),
+        BenchCommand::Daemon(args) => run_daemon(args, ui),
         BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
@@ -199,6 +200,16 @@ fn run_iod_attach(args: &BenchIodAttachArgs, ui: &Ui) -> anyhow::Result<ExitCode
         save(&path, &iod_attach::measure(&args.options(), ui)?, ui)?;
     }
     print_result(iod_attach::report, &path, "rtvirtio: disks come and go", &args.result, ui)
+}
+
+fn run_daemon(args: &BenchDaemonArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(daemon::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench daemon")?;
+        save(&path, &daemon::measure(&args.options()?, ui)?, ui)?;
+    }
+    print_result(daemon::report, &path, "rtvirtio: the service", &args.result, ui)
 }
 
 fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -5,6 +5,7 @@ mod before_after;
 mod cases;
 mod contention;
 mod cyclictest;
+mod daemon;
 mod fleet;
 mod iod;
 mod paravirt;
@@ -22,6 +23,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
+pub use daemon::BenchDaemonArgs;
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use paravirt::BenchParavirtArgs;
@@ -94,6 +96,15 @@ EXAMPLES
 
 Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
     Iod(BenchIodArgs),
+    /// The service that keeps contracts: how soon it acts, its cost, `kill -9`, simulated months
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench daemon
+  sudo rtvirtio-lab bench daemon --threads 10 --restarts 3 --kills 6 --idle 10s --out /tmp/daemon --json | jq .claims
+  rtvirtio-lab bench daemon --report-only --json | jq .claims
+
+On QEMU processes without a guest, with the rtvirtiod beside this program. Exit code 2 when a claim is not met.")]
+    Daemon(BenchDaemonArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
 EXAMPLES
