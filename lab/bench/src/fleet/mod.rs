@@ -27,9 +27,9 @@ pub use sums::Sums;
 /// File name of the result.
 pub const FILE: &str = "fleet.json";
 
-/// Hosts of the fleet that Pacemaker's own scheduler fills: it takes seconds for some hundred
+/// Hosts of the fleet that Pacemaker's own scheduler fills: it takes minutes for some hundred
 /// resources.
-const SMALL: usize = 30;
+const SMALL: usize = 6;
 
 /// Options of `bench fleet`.
 #[derive(Clone, Debug)]
@@ -156,7 +156,7 @@ impl FleetData {
         claims.extend(self.pacemaker.iter().map(|p| {
             Claim::new(
                 "fleet.placed_over_crm_simulate",
-                "contracts placed over those that Pacemaker's own scheduler places in the same fleet of 30 hosts",
+                "contracts placed over those that Pacemaker's own scheduler places in the same fleet of 6 hosts",
                 p.fleet.placed as f64 / p.by_crm_simulate.max(1) as f64,
                 "ratio",
                 p.fleet.vms,
