@@ -242,7 +242,8 @@ mod tests {
         assert!(data.first_fit > data.vms / 3 && data.pacemaker > data.vms / 3, "{data:?}");
         let sums = sums::sums(12, 3).unwrap();
         assert_eq!(sums.admitted_wrongly, 0);
-        assert!(sums.by_sums <= sums.by_ledger, "{sums:?}");
+        // One that is let in may keep two later ones out, so neither rule is always ahead.
+        assert!(sums.by_sums > sums.hosts && sums.by_ledger > sums.hosts, "{sums:?}");
         assert_eq!(simulate::fill(60, 3).unwrap().placed, data.placed, "a seed decides all but the time");
     }
 }
