@@ -186,8 +186,9 @@ function drawDetail() {
     line(settings.reason + ", since " + settings.since, "dim");
     for (const knob of settings.knobs) {
       const now = knob.state === "in_force" ? "" : " — " + words(knob.state) + (knob.found ? " to " + knob.found : "");
-      body.push(el("p", `${knob.knob}: ${knob.old ?? "(absent)"} → ${knob.new}${now}`, { class: knob.state === "in_force" ? "" : colour("drift") }));
-      const text = command(knob);
+      body.push(el("p", `${knob.knob}: ${knob.old ?? "(absent)"} → ${knob.new}${now}`, { class: { in_force: "", gone: "dim" }[knob.state] ?? colour("drift") }));
+      // A thread that has ended took its settings along.
+      const text = knob.state === "gone" ? null : command(knob);
       if (text) body.push(el("pre", text));
     }
   }

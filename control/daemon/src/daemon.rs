@@ -7,7 +7,7 @@ use crate::desired::Desired;
 use crate::history::EventKind;
 use crate::host::{Host, Look, Millis, Outcome, SettingChange};
 use crate::memory::Memory;
-use crate::observed::{Drift, Observed, Presence};
+use crate::observed::{Drift, LOOKED_FOR, Observed, Presence};
 use crate::reconcile::{APPLIED, Action, Step, reconcile};
 use crate::snapshot::Snapshot;
 
@@ -60,6 +60,12 @@ impl<H: Host> Daemon<H> {
     /// The host.
     pub fn host(&mut self) -> &mut H {
         &mut self.host
+    }
+
+    /// The host, to be read.
+    #[must_use]
+    pub fn host_ref(&self) -> &H {
+        &self.host
     }
 
     /// The host, and nothing else.
@@ -207,6 +213,7 @@ impl<H: Host> Daemon<H> {
             let (kind, text) = match &vm.presence {
                 Presence::Running(_) => (EventKind::Appeared, "it runs".to_owned()),
                 Presence::Off(why) => (EventKind::Gone, why.clone()),
+                Presence::Unknown(why) if why == LOOKED_FOR => continue,
                 Presence::Unknown(why) => (EventKind::Note, why.clone()),
             };
             states.push((format!("presence {name}"), kind, Some(name.clone()), text));

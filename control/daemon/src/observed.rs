@@ -45,6 +45,9 @@ impl KnobClass {
     }
 }
 
+/// Why it is not known whether a VM runs, before the first look has come back.
+pub const LOOKED_FOR: &str = "it is looked for";
+
 /// Whether a VM runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {

@@ -17,9 +17,12 @@ use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, of_vms_in_turn};
 use rtvirtio_workflow::kept::Kept;
 use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
+use crate::daemon::Daemon;
 use crate::desired::{ContractFiles, Desired};
 use crate::host::{Host, Look, Millis, Outcome};
-use crate::observed::{Admission, Drift, KnobClass, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::observed::{
+    Admission, Drift, KnobClass, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView,
+};
 use crate::reconcile::{APPLIED, Action, Step};
 use lookup::Lookups;
 use quiet::Quiet;
@@ -127,9 +130,7 @@ impl LinuxHost {
         &self.problems
     }
 
-    /// The VMs that run now, with their contracts: for observation.
-    #[must_use]
-    pub fn running(&self, desired: &Desired) -> Vec<Arc<RunningVm>> {
+    fn running(&self, desired: &Desired) -> Vec<Arc<RunningVm>> {
         let one = |(name, tracked): (&String, &Tracked)| {
             let found = tracked.found.as_ref()?;
             let contract = desired.of(name)?;
@@ -299,6 +300,14 @@ impl LinuxHost {
     }
 }
 
+impl Daemon<LinuxHost> {
+    /// The VMs that run now, with their contracts: for observation.
+    #[must_use]
+    pub fn running(&self) -> Vec<Arc<RunningVm>> {
+        self.host_ref().running(self.desired())
+    }
+}
+
 /// A VM that runs, for observation.
 #[derive(Debug)]
 pub struct RunningVm {
@@ -397,7 +406,7 @@ impl Tracked {
         let presence = match (&self.found, &self.lack) {
             (Some(found), _) => Presence::Running(found.processes.clone()),
             (None, Some(lack)) => lack.clone(),
-            (None, None) => Presence::Unknown("it is looked for".to_owned()),
+            (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
         };
         if let Some(scope) = &mut self.scope {
             scope.start_alive = scope.start.is_empty() || scope.start.iter().any(ProcessId::is_alive);
