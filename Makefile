@@ -1,5 +1,5 @@
 # The commands of README.md. `make demo` and `make test` install what they need on Debian 12 and 13.
-.PHONY: all build deps deps-test demo check test test-host test-slow install clean help
+.PHONY: all build guest deps deps-test demo check test test-host test-slow install clean help
 
 PREFIX ?= /usr/local
 
@@ -7,6 +7,7 @@ all: build
 
 help:
 	@echo "make build      target/release/rtvirtio; needs a Rust compiler, 1.85 or later, and a C linker"
+	@echo "make guest      target/guest/release/rtvirtio-guest, without libraries, to be copied into guests"
 	@echo "make deps       installs the rest on Debian 12 and 13: a compiler, fio, QEMU, ...; needs root"
 	@echo "make deps-test  the same and libvirt's daemon, which the tests start themselves"
 	@echo "make demo       the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html"
@@ -14,7 +15,7 @@ help:
 	@echo "make test       all checks, about 25 minutes; as root also those on the real kernel"
 	@echo "make test-host  the part of them on this host's kernel, without guests"
 	@echo "make test-slow  the part of them that boots guests and the box"
-	@echo "make install    rtvirtio, rtvirtio-iod and rtvirtio-lab in PREFIX/bin (PREFIX=$(PREFIX))"
+	@echo "make install    rtvirtio, rtvirtiod, rtvirtio-iod and rtvirtio-lab in PREFIX/bin (PREFIX=$(PREFIX))"
 
 deps:
 	@sh scripts/deps.sh
@@ -25,6 +26,11 @@ deps-test:
 build:
 	@command -v cargo >/dev/null 2>&1 || { echo "no cargo here: make deps, or https://rustup.rs" >&2; exit 1; }
 	cargo build --locked --release
+
+# The guest's part, which runs where none of the build's libraries are: linked statically, in a directory of its own.
+guest:
+	cargo rustc --locked --release -p rtvirtio-guest --target-dir target/guest -- -C target-feature=+crt-static
+	@ls -l target/guest/release/rtvirtio-guest
 
 demo: deps
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo needs root (loop devices, FUSE, cgroups): sudo make demo" >&2; exit 1; }
@@ -53,6 +59,8 @@ install:
 	install -D -m 755 target/release/rtvirtio $(DESTDIR)$(PREFIX)/bin/rtvirtio
 	install -D -m 755 target/release/rtvirtio-lab $(DESTDIR)$(PREFIX)/bin/rtvirtio-lab
 	install -D -m 755 target/release/rtvirtio-iod $(DESTDIR)$(PREFIX)/bin/rtvirtio-iod
+	install -D -m 755 target/release/rtvirtiod $(DESTDIR)$(PREFIX)/bin/rtvirtiod
+	[ ! -x target/guest/release/rtvirtio-guest ] || install -D -m 755 target/guest/release/rtvirtio-guest $(DESTDIR)$(PREFIX)/bin/rtvirtio-guest
 
 clean:
 	cargo clean

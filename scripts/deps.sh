@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what `make demo` and `make test` need on Debian 12 or 13: a compiler, fio, QEMU and more. Installs nothing that is there already.
 # Usage: scripts/deps.sh [test]        Other distributions: docs/guide/quick-start.md.
-# With `test` also libvirt's daemon, without its service: tests start one of their own.
+# With `test` also libvirt's daemon, Pacemaker and Corosync: tests start their own, in namespaces.
 set -eu
 
 # Rust 1.85 is the oldest that builds rtvirtio.
@@ -30,6 +30,12 @@ need apt-get apt
 if [ "${1:-}" = test ]; then
     need libvirtd "libvirt-daemon libvirt-daemon-driver-qemu"
     need virsh libvirt-clients
+    need pacemakerd pacemaker
+    need corosync corosync
+    need cibadmin pacemaker-cli-utils
+    [ -e /usr/lib/ocf/resource.d/heartbeat/anything ] || missing="$missing resource-agents"
+    need ip iproute2
+    need nsenter util-linux
 fi
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 
@@ -61,8 +67,18 @@ if [ -n "$missing" ]; then
     }
     echo "rtvirtio: installing$missing"
     apt-get update -q
+    # No package starts or, of the cluster's, enables a service.
+    if [ ! -e /usr/sbin/policy-rc.d ]; then
+        trap 'rm -f /usr/sbin/policy-rc.d' EXIT INT TERM
+        printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+        chmod 755 /usr/sbin/policy-rc.d
+    fi
     # shellcheck disable=SC2086 # a list of words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing
+    case "$missing" in
+    *pacemaker* | *corosync*)
+        if [ -d /run/systemd/system ]; then systemctl disable -q pacemaker corosync || true; fi ;;
+    esac
 fi
 if [ -z "$missing$lists" ] && [ "$(id -u)" -eq 0 ]; then apt-get update -q; fi
 rust_is_new_enough || {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, LogClock, Region, parse_json};
 use rtvirtio_measure::run::task_measurements;
 use rtvirtio_measure::stalls::Stalls;
-use rtvirtio_spec::{Arrival, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde_json::Value;
 
@@ -59,6 +59,7 @@ fn job(flags: u8) -> JobFile {
         reach: Reach::Lab(LabKind::Process),
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
+        criticality: Criticality::default(),
         tasks: vec![
             task("light", Op::Read, Some(100.0), 1, Arrival::Closed),
             task("global", mixed, Some(62.5), 1, Arrival::Closed),

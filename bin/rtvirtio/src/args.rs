@@ -1,8 +1,11 @@
 //! The command line, with examples. No logic.
 
 mod apply;
+mod contract;
 mod discover;
+mod fleet;
 mod iod;
+mod ivshmem;
 mod keep;
 mod plan;
 mod profile;
@@ -16,8 +19,11 @@ use clap::{Args, Parser, Subcommand};
 use rtvirtio_console::Global;
 
 pub use apply::*;
+pub use contract::*;
 pub use discover::*;
+pub use fleet::*;
 pub use iod::*;
+pub use ivshmem::*;
 pub use keep::*;
 pub use plan::*;
 pub use profile::*;
@@ -139,6 +145,26 @@ EXAMPLES
 Each new thread is journaled before it is touched, so `rtvirtio revert` puts it back, also after a crash of this command. It may be stopped and started again
 at any time, and ends by itself after a revert, or with the VMs.")]
     Keep(KeepArgs),
+    /// Contracts that rtvirtiod keeps: set, show, remove, accept
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio contract set plc plant.toml   the VM plc of the spec, from now on and at every start of it
+  sudo rtvirtio contract show                 all, and how they stand
+  sudo rtvirtio contract accept plc           where rtvirtiod asks first (`mode = \"ask\"`)
+  sudo rtvirtio contract remove plc
+
+Exit code of `show` 3 when a contract is not as it asks.")]
+    Contract(ContractArgs),
+    /// Give a VM's `ivshmem-doorbell` device its memory and doorbell, for a guest that says what is
+    /// urgent. Until Ctrl-C
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio ivshmem /run/rtvirtio/plc.ivshmem &
+  qemu-system-x86_64 ... -chardev socket,id=urgency,path=/run/rtvirtio/plc.ivshmem -device ivshmem-doorbell,chardev=urgency,vectors=1
+
+QEMU must find it when it starts, and goes on without it. `rtvirtio keep` follows the page. `ivshmem-plain` needs no server: see
+docs/guide/urgency.md.")]
+    Ivshmem(IvshmemArgs),
     /// Show the applied settings, and whether they are still in force
     #[command(after_help = "\
 EXAMPLES
@@ -190,6 +216,17 @@ EXAMPLES
 
 Threads that nothing holds to a budget are shown as `not under control`.")]
     Threads(ThreadsArgs),
+    /// Which contracts fit on which of many hosts, what the loss of a host does, what to buy. Asks
+    /// no host, changes nothing
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio fleet examples/fleet/fleet.toml    hosts with their profiles, contracts with their specs
+  rtvirtio fleet site.toml --json | jq '.losses[] | select(.lost != [])'
+  rtvirtio fleet site.toml --json | jq -r '.contracts[] | select(.host == null) | .name'
+
+docs/guide/fleet.md has the file's keys. Capacity is what the I/O domain and the CPU contracts of a host can promise. Where contracts are placed is
+the cluster engine's decision; this shows what it can do. Exit code 2 when a contract fits on no host, or would not survive a single loss.")]
+    Fleet(FleetArgs),
     /// The I/O domain: a process that serves and schedules the disks of VMs
     #[command(
         subcommand,

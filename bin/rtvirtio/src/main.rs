@@ -28,12 +28,15 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Plan(args) => cmd::plan::make(args, global, ui),
         Command::Simulate(args) => cmd::simulate::run(args, global, ui),
         Command::Apply(args) => cmd::apply::apply(args, global, ui),
+        Command::Ivshmem(args) => cmd::ivshmem::run(args, ui),
         Command::Keep(args) => cmd::keep::run(args, global, ui),
+        Command::Contract(args) => cmd::contract::run(args, global, ui),
         Command::Status => cmd::status::status(global, ui),
         Command::Revert(args) => cmd::revert::revert(args, global, ui),
         Command::Tune(args) => cmd::tune::run(args, global, ui),
         Command::Verify(args) => cmd::verify::run(args, global, ui),
         Command::Threads(args) => cmd::threads::run(args, global, ui),
+        Command::Fleet(args) => cmd::fleet::run(args, ui),
         Command::Iod(command) => cmd::iod::run(command, global, ui),
     }
 }

@@ -92,6 +92,7 @@ fn commands_that_look_make_no_file_and_load_no_module() {
         vec!["lab", "status"],
         vec!["threads", "1"],
         vec!["simulate", "examples/flood.toml", "--for", "1s"],
+        vec!["fleet", "examples/fleet/fleet.toml"],
         vec!["predict", &spec, "--profile", PROFILE],
         vec!["predict", &spec],
         vec!["predict", zram, "--profile", PROFILE],

@@ -4,7 +4,9 @@
 use std::fmt;
 
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
-use rtvirtio_spec::{Arrival, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu,
+};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -116,6 +118,7 @@ pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
         reach: Reach::Lab(kind),
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
+        criticality: Criticality::default(),
         tasks: streams.iter().enumerate().map(|(k, s)| s.task(k)).collect(),
     };
     Spec { device, vms: vms.iter().enumerate().map(vm).collect() }

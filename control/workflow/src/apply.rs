@@ -23,6 +23,7 @@ use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::load_profile;
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
+use crate::scopes;
 use crate::site::Site;
 use crate::started::{self, StartedVm};
 
@@ -126,6 +127,7 @@ pub fn resolve(
     progress: &dyn Progress,
 ) -> Result<Resolved> {
     let host = &devices.host;
+    refuse_kept(host.vms().iter().map(|vm| vm.name.as_str()), dirs)?;
     let (cpu, held) = match contracts::of_vms(host.vms(), cpu_profiles, dirs, progress)? {
         Some(admitted) => contracts::writes(admitted, &devices.host_vms(), progress)?,
         None => (Vec::new(), Vec::new()),
@@ -151,6 +153,7 @@ pub fn resolve_cpu(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Resolved> {
+    refuse_kept(host.vms().iter().map(|vm| vm.name.as_str()), dirs)?;
     let Some(admitted) = contracts::of_vms(host.vms(), cpu_profiles, dirs, progress)? else {
         bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply");
     };
@@ -159,6 +162,19 @@ pub fn resolve_cpu(
     let contracted = vms.iter().filter(|vm| held.iter().any(|h| h.vm == vm.name));
     let vms = started(contracted, progress);
     Ok(Resolved { writes, held, vms })
+}
+
+/// Refuses VMs whose contract the service keeps: two hands on one VM would each put back what the
+/// other has set.
+fn refuse_kept<'n>(mut vms: impl Iterator<Item = &'n str>, dirs: &Dirs) -> Result<()> {
+    let kept = scopes::vms(dirs)?;
+    match vms.find(|vm| kept.iter().any(|kept| kept == vm)) {
+        None => Ok(()),
+        Some(vm) => bail!(
+            InForce,
+            "rtvirtiod keeps the contract of {vm}: `rtvirtio contract remove {vm}` first, or stop it and `rtvirtio revert`"
+        ),
+    }
 }
 
 fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -> Vec<StartedVm> {
@@ -189,6 +205,7 @@ impl Resolved {
             // Nothing is set, so nothing is in force and there is nothing to put back.
             return Ok(0);
         }
+        refuse_kept(self.vms.iter().map(|vm| vm.vm.as_str()), dirs)?;
         // Before the journal: these files mean nothing without one.
         if !in_force {
             match plan {

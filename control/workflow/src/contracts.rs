@@ -1,32 +1,27 @@
 //! The spec's CPU contracts and demands as writes on this host.
 
+mod writes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{
-    Ask, Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, admit, attr,
-    choose, find_all, group_name, interference_us, levels, probe, room, room_load, settings, tick,
+    Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange, admit,
+    attr, choose, find_all, group_name, interference_us, levels, probe, room_load, tick,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Vm};
 use rtvirtio_units::Nanos;
-use rtvirtio_vmm::threads::discover;
-use rtvirtio_vmm::{Role, Thread};
+use rtvirtio_vmm::Role;
 use serde::{Deserialize, Serialize};
 
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
-use crate::find::HostVm;
 use crate::host::kernel_release;
 use crate::progress::Progress;
 
-/// How long threads are observed before a budget is split over them: load moves between a VM's
-/// threads within seconds.
-const OBSERVED: Duration = Duration::from_secs(1);
-/// A VM that uses less than this part of one CPU, all threads together, is idle.
-const IDLE: u32 = 10;
+pub(crate) use writes::room_for;
+pub use writes::{explain, words, writes, writes_of_one};
 
 /// The settings of one VM's contract.
 #[derive(Serialize)]
@@ -45,10 +40,13 @@ pub struct VmCpu {
     /// How the contract follows from a demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
 }
 
 /// A contract in force, as saved next to the journal.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForce {
     /// The VM.
     pub vm: String,
@@ -64,6 +62,25 @@ pub struct InForce {
     /// The cgroup with the budget, where it is the VM's own: [`Settings::group`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<PathBuf>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
+}
+
+impl InForce {
+    /// Of settings that are about to be written.
+    #[must_use]
+    pub fn of(v: &VmCpu) -> Self {
+        Self {
+            vm: v.vm.clone(),
+            contract: v.contract,
+            order: v.order,
+            level: v.level,
+            backend: v.settings.backend,
+            group: v.settings.group.clone(),
+            urgency: v.urgency,
+        }
+    }
 }
 
 /// Name of that file, which is valid only with a journal.
@@ -71,15 +88,7 @@ pub const IN_FORCE_FILE: &str = "cpu.json";
 
 /// Saves the contracts that are about to be journaled, for [`crate::keep`].
 pub(crate) fn save(all: &[VmCpu], state_dir: &Path) -> Result<()> {
-    let one = |v: &VmCpu| InForce {
-        vm: v.vm.clone(),
-        contract: v.contract,
-        order: v.order,
-        level: v.level,
-        backend: v.settings.backend,
-        group: v.settings.group.clone(),
-    };
-    let all: Vec<InForce> = all.iter().map(one).collect();
+    let all: Vec<InForce> = all.iter().map(InForce::of).collect();
     write_state(state_dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&all)?)
 }
 
@@ -96,7 +105,7 @@ pub fn in_force(state_dir: &Path) -> Result<Vec<InForce>> {
 }
 
 /// A VM's contract.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub struct Contracted {
     /// The VM.
     pub vm: String,
@@ -111,6 +120,9 @@ pub struct Contracted {
     /// How the contract follows from a demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
+    /// The range in which its guest moves its vCPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<UrgencyRange>,
     /// Its limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -169,9 +181,15 @@ fn order(vm: &Vm) -> Order {
     }
 }
 
+/// The range in which a VM's guest moves its vCPUs.
+fn range(vm: &Vm) -> Option<UrgencyRange> {
+    vm.cpu.urgency.map(|u| UrgencyRange { ceiling: u.ceiling, floor: u.floor, budget: u.budget })
+}
+
 /// Contracts that are admitted together.
 pub struct Admitted {
-    probe: Probe,
+    /// The kernel's mechanisms, without what these contracts take.
+    pub probe: Probe,
     /// In spec order, without VMs that have none.
     pub contracts: Vec<Contracted>,
 }
@@ -261,12 +279,63 @@ pub fn of_vms(
         bail!(Argument, "--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
     }
     let mut probe = probe(&Root::default())?;
-    forget_own(&mut probe, vms, dirs)?;
+    let kept = if is_there(&dirs.state.join(IN_FORCE_FILE))? { in_force(&dirs.state)? } else { Vec::new() };
+    forget_own(&mut probe, vms.iter().map(|vm| vm.name.as_str()), &kept)?;
     let needs = needs(vms, &probe, files, dirs, progress)?;
+    let contracts = contracted(&probe, &needs.iter().collect::<Vec<_>>())?;
+    Ok(Some(Admitted { probe, contracts }))
+}
+
+/// What is admitted of contracts that come one after the other.
+pub struct AdmittedInTurn {
+    /// Those that are, all together.
+    pub admitted: Admitted,
+    /// The others, each with the reason.
+    pub refused: Vec<(String, Error)>,
+}
+
+/// As [`of_vms`], but a VM whose contract cannot be had beside those before it is refused alone.
+/// `kept` are contracts in force that these replace.
+///
+/// # Errors
+/// When the kernel's mechanisms cannot be read.
+pub fn of_vms_in_turn<'v>(
+    vms: impl Iterator<Item = &'v Vm> + Clone,
+    kept: &[InForce],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<AdmittedInTurn> {
+    let mut probe = probe(&Root::default())?;
+    let names = vms.clone().map(|vm| vm.name.as_str());
+    forget_own(&mut probe, names.chain(kept.iter().map(|of| of.vm.as_str())), kept)?;
+    let (mut taken, mut refused, mut contracts) = (Vec::new(), Vec::new(), Vec::new());
+    for vm in vms.filter(|vm| vm.cpu.need.is_some()) {
+        let need = match needs(std::slice::from_ref(vm), &probe, &[], dirs, progress) {
+            Ok(need) => need.into_iter().next(),
+            Err(e) => {
+                refused.push((vm.name.clone(), e));
+                continue;
+            }
+        };
+        let Some(need) = need else { continue };
+        taken.push(need);
+        match contracted(&probe, &taken.iter().collect::<Vec<_>>()) {
+            Ok(all) => contracts = all,
+            Err(e) => {
+                taken.pop();
+                refused.push((vm.name.clone(), e));
+            }
+        }
+    }
+    Ok(AdmittedInTurn { admitted: Admitted { probe, contracts }, refused })
+}
+
+/// The contracts of these VMs, all together admitted.
+fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
     // The loads of other programs on a backend reduce what all of our demands share.
-    let taken = needs.iter().filter_map(|n| choose(&probe, Some(n.backend), false));
+    let taken = needs.iter().filter_map(|n| choose(probe, Some(n.backend), false));
     let taken = taken.map(|f| f.grant.taken.iter().map(|l| l.share.0).sum::<f64>()).fold(0.0, f64::max);
-    let asked: Vec<Asked<'_>> = needs.iter().map(VmNeed::asked).collect();
+    let asked: Vec<Asked<'_>> = needs.iter().map(|n| n.asked()).collect();
     let choices = find_all(&asked, taken, tick())?;
     let mut contracts: Vec<Contracted> = Vec::new();
     for (of_vm, choice) in needs.iter().zip(choices) {
@@ -284,30 +353,30 @@ pub fn of_vms(
             level: Level::ALONE,
             backend: of_vm.backend,
             found,
+            urgency: range(of_vm.vm),
             notes: Vec::new(),
         });
     }
     let of_all: Vec<_> = contracts.iter().map(|c| (c.backend, c.order, c.contract)).collect();
     contracts.iter_mut().zip(levels(&of_all)).for_each(|(c, level)| c.level = level);
     for backend in contracts.iter().map(|c| c.backend).collect::<BTreeSet<_>>() {
-        let found = choose(&probe, Some(backend), false).context("the mechanism is gone")?;
+        let found = choose(probe, Some(backend), false).context("the mechanism is gone")?;
         let ours = contracts.iter().filter(|c| c.backend == backend);
         admit(&found.grant, &ours.map(|c| (c.vm.clone(), c.contract)).collect::<Vec<_>>())?;
     }
     notes(&mut contracts);
-    Ok(Some(Admitted { probe, contracts }))
+    Ok(contracts)
 }
 
 /// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
-fn forget_own(probe: &mut Probe, vms: &[Vm], dirs: &Dirs) -> Result<()> {
-    let own: Vec<String> = vms.iter().map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
+fn forget_own<'n>(probe: &mut Probe, vms: impl Iterator<Item = &'n str>, kept: &[InForce]) -> Result<()> {
+    let vms: Vec<&str> = vms.collect();
+    let own: Vec<String> = vms.iter().map(|vm| format!("cgroup {}", group_name(vm))).collect();
     let mut room = Vec::new();
-    if is_there(&dirs.state.join(IN_FORCE_FILE))? {
-        for of in in_force(&dirs.state)? {
-            let ours = vms.iter().any(|vm| vm.name == of.vm) && of.backend == Backend::RtGroup;
-            if let Some(group) = of.group.filter(|_| ours) {
-                room.extend(room_load(&Root::default(), probe, &group, &of.contract)?);
-            }
+    for of in kept {
+        let ours = vms.contains(&of.vm.as_str()) && of.backend == Backend::RtGroup;
+        if let Some(group) = of.group.as_ref().filter(|_| ours) {
+            room.extend(room_load(&Root::default(), probe, group, &of.contract)?);
         }
     }
     for found in probe.found.iter_mut().filter(|f| f.backend == Backend::RtGroup) {
@@ -362,107 +431,6 @@ fn notes(all: &mut [Contracted]) {
             one.notes.push(
                 "each thread has a part of the budget: the latest answer holds while the split follows the work".to_owned(),
             );
-        }
-    }
-}
-
-/// The writes for all VMs that have a contract, and what they are worth.
-///
-/// # Errors
-/// [`Kind::NotRunning`] for a VM that does not run.
-pub fn writes(
-    admitted: Admitted,
-    vms: &[&HostVm],
-    progress: &dyn Progress,
-) -> Result<(Vec<Write>, Vec<VmCpu>)> {
-    let root = Root::default();
-    let Admitted { probe, contracts } = admitted;
-    let contracted: Vec<_> = contracts
-        .into_iter()
-        .map(|one| {
-            let vm = vms.iter().find(|vm| vm.name == one.vm).context("a VM without a name")?;
-            let handle = vm.handle(progress)?;
-            let before =
-                if one.backend == Backend::Deadline { discover(&root, &handle)? } else { Vec::new() };
-            Ok((one, handle, before))
-        })
-        .collect::<Result<_>>()?;
-    if contracted.iter().any(|(one, ..)| one.backend == Backend::Deadline) {
-        progress.step("observing which threads use the CPU, to split the budget over them");
-        std::thread::sleep(OBSERVED);
-    }
-    let (mut all, mut out) = (Vec::new(), Vec::new());
-    for (one, handle, before) in contracted {
-        let threads = discover(&root, &handle)?;
-        let used = cpu_time_since(&before, &threads);
-        let ask = Ask {
-            vm: &one.vm,
-            threads: &threads,
-            contract: one.contract,
-            order: one.order,
-            level: one.level,
-            used: &used,
-        };
-        let mut settings = settings(&root, &probe, one.backend, &ask)?;
-        settings.notes.extend(one.notes);
-        append(&mut all, settings.writes.clone());
-        let (contract, order, level) = (one.contract, one.order, one.level);
-        out.push(VmCpu { vm: one.vm, contract, order, level, settings, found: one.found });
-    }
-    let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
-    let mut writes = room_for(&root, &probe, out.iter().filter_map(budgets))?;
-    append(&mut writes, all);
-    Ok((writes, out))
-}
-
-/// What the groups above those of managed VMs need before the VMs' own writes.
-pub(crate) fn room_for(
-    root: &Root,
-    probe: &Probe,
-    all: impl Iterator<Item = (Backend, PathBuf, Contract)>,
-) -> Result<Vec<Write>> {
-    let mut of: BTreeMap<Backend, Vec<(PathBuf, Contract)>> = BTreeMap::new();
-    for (backend, group, contract) in all {
-        of.entry(backend).or_default().push((group, contract));
-    }
-    let mut writes = Vec::new();
-    for (backend, groups) in of {
-        let groups: Vec<_> = groups.iter().map(|(group, contract)| (group.as_path(), *contract)).collect();
-        append(&mut writes, room(root, probe, &groups, backend)?);
-    }
-    Ok(writes)
-}
-
-/// CPU time that each thread used since `before`; empty for an idle VM, whose threads' total CPU
-/// time is the better basis. A booting VM is not idle: its total is that of QEMU's start, and a
-/// vCPU with a part by that would not come up.
-fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
-    let since = |t: &Thread| {
-        let old = before.iter().find(|b| (b.tid, b.start) == (t.tid, t.start))?;
-        Some((t.tid, t.cpu_time.saturating_sub(old.cpu_time)))
-    };
-    let used: Vec<_> = now.iter().filter_map(since).collect();
-    if used.iter().map(|u| u.1).sum::<Duration>() < OBSERVED / IDLE { Vec::new() } else { used }
-}
-
-/// How a contract follows from a demand, as text.
-pub fn words(vm: &str, found: &DemandChoice) -> String {
-    format!("{vm}: {}", found.choice.words(&found.demand))
-}
-
-/// Reports how each contract is held, and what is outside of it.
-pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
-    for VmCpu { vm, settings: s, found, .. } in all {
-        if let Some(found) = found {
-            progress.step(&words(vm, found));
-        }
-        let strength = format!("{:?}", s.strength).to_lowercase();
-        progress.step(&format!("{vm}: its CPU contract is held by {} ({strength})", s.backend));
-        for note in &s.notes {
-            progress.step(&format!("{vm}: {note}"));
-        }
-        for (tid, why) in &s.outside {
-            progress.step(&format!("{vm}: thread {tid} is outside of it: {why}"));
         }
     }
 }

@@ -175,6 +175,11 @@ from! {
         _ => Kind::System,
     };
     CpuError => |e| if matches!(e, CpuError::TooMuch { .. }) { Kind::Infeasible } else { Kind::System };
+    rtvirtio_urgency_host::UrgencyError => |e| match e {
+        rtvirtio_urgency_host::UrgencyError::Taken { .. } => Kind::InForce,
+        rtvirtio_urgency_host::UrgencyError::NoDevice { .. } => Kind::NotRunning,
+        _ => Kind::System,
+    };
     DemandError => |e| if e.is_infeasible() { Kind::Infeasible } else { Kind::NotMeasured };
     MeasureError => |e| if matches!(e, MeasureError::Cancelled) { Kind::Cancelled } else { Kind::System };
     WorkloadError => |e| if e.is_cancelled() { Kind::Cancelled } else { Kind::System };

@@ -361,6 +361,7 @@ impl Bench<'_> {
             contract: part(step.budget)?,
             order: self.vm.order,
             used: self.split.clone(),
+            urgency: None,
         }];
         let loaded = match (step.neighbour, &self.neighbour) {
             (Some(percent), Some(neighbour)) => {
@@ -373,6 +374,7 @@ impl Bench<'_> {
                     contract: part(percent)?,
                     order: neighbour.order,
                     used: Vec::new(),
+                    urgency: None,
                 };
                 vm_contracts.insert(0, first);
                 Some(neighbour)

@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
-use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session, Silent, append};
-use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, admit, choose, levels, settings};
+use rtvirtio_apply::{Levels, Machine, NoGuests, OnConflict, Session, Silent, append};
+use rtvirtio_cpu::{
+    Ask, Backend, Contract, Order, Probe, UrgencyRange, admit, choose, levels, settings, with_levels,
+};
 use rtvirtio_kernel::Root;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, VmHandle};
@@ -28,6 +30,8 @@ pub struct VmContract<'a> {
     pub order: Order,
     /// CPU time of each thread in the last period of observation, for a split by use.
     pub used: Vec<(u32, Duration)>,
+    /// The range in which its guest moves its vCPUs.
+    pub urgency: Option<UrgencyRange>,
 }
 
 /// A backend with the contracts that it holds. Dropping it reverts them.
@@ -72,14 +76,25 @@ impl<'a> ScopedContracts<'a> {
             threads.retain(|t| !w.vcpus_only || matches!(t.role, Role::Vcpu(_)));
             let (vm, threads, used) = (w.vm, &threads, &w.used);
             let ask = Ask { vm, threads, contract: w.contract, order: w.order, level, used };
-            let settings = settings(&root, &self.probe, self.backend, &ask)?;
+            let mut settings = settings(&root, &self.probe, self.backend, &ask)?;
+            if let Some(range) = &w.urgency {
+                with_levels(vm, threads, self.backend, range, &mut settings.writes)?;
+            }
             budgets.extend(settings.group.map(|group| (self.backend, group, w.contract)));
             append(&mut of_vms, settings.writes);
         }
-        let mut writes = room_for(&root, &self.probe, budgets.into_iter())?;
+        let mut writes = room_for(&root, &self.probe, budgets.into_iter(), &|_| None)?;
         append(&mut writes, of_vms);
         self.session.apply(&writes, &Machine::new(&root, &NoGuests), &mut Silent)?;
         Ok(())
+    }
+
+    /// The vCPUs that may be moved, until these contracts are replaced or released.
+    ///
+    /// # Errors
+    /// When the journal cannot be read.
+    pub fn levels(&self) -> Result<Levels> {
+        Ok(Levels::of_session(&self.session)?)
     }
 
     /// Puts everything back.

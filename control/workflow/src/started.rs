@@ -56,11 +56,31 @@ pub(crate) fn save(all: &[StartedVm], state_dir: &Path) -> Result<()> {
     write_state(state_dir, VMS_FILE, &serde_json::to_vec_pretty(all)?)
 }
 
+/// Notes another start of a VM.
+pub(crate) fn replace(start: StartedVm, state_dir: &Path) -> Result<()> {
+    let mut all = started(state_dir)?;
+    all.retain(|vm| vm.vm != start.vm);
+    all.push(start);
+    save(&all, state_dir)
+}
+
 /// The VMs that settings in force were applied to, and that have ended since.
 ///
 /// # Errors
 /// When that is unknown.
 pub fn ended(state_dir: &Path) -> Result<Vec<StartedVm>> {
+    Ok(started(state_dir)?.into_iter().filter(StartedVm::has_ended).collect())
+}
+
+/// Names of the VMs that settings in force were applied to.
+///
+/// # Errors
+/// When that is unknown.
+pub fn applied_vms(state_dir: &Path) -> Result<Vec<String>> {
+    Ok(started(state_dir)?.into_iter().map(|vm| vm.vm).collect())
+}
+
+fn started(state_dir: &Path) -> Result<Vec<StartedVm>> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(Vec::new()) };
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
     if !dir.exists(JOURNAL_FILE).with_context(at(JOURNAL_FILE))?
@@ -69,10 +89,7 @@ pub fn ended(state_dir: &Path) -> Result<Vec<StartedVm>> {
         return Ok(Vec::new());
     }
     let text = dir.read(VMS_FILE).with_context(at(VMS_FILE))?;
-    let all: Vec<StartedVm> = serde_json::from_slice(&text)
-        .map_err(|e| Error::from_source(Kind::File, e))
-        .with_context(at(VMS_FILE))?;
-    Ok(all.into_iter().filter(StartedVm::has_ended).collect())
+    serde_json::from_slice(&text).map_err(|e| Error::from_source(Kind::File, e)).with_context(at(VMS_FILE))
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Profiles and specs for the tests: the twin and the disk whose measurements the tests compare
 //! with.
 
-use rtvirtio_spec::{Arrival, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu,
+};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
 use crate::types::{Bfq, Config, DepthPoint, Elevator, GuestPoint, PROFILE_SCHEMA, Profile, VmConfig};
@@ -82,6 +84,7 @@ pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
                 reach: Reach::Lab(kind),
                 cpu: VmCpu::default(),
                 kernel: Kernel::Standard,
+                criticality: Criticality::default(),
                 tasks: tasks.clone(),
             })
             .collect(),

@@ -2,7 +2,9 @@ use proptest::prelude::*;
 use rtvirtio_model::{
     Bfq, Config, DepthPoint, Elevator, GuestPoint, ModelKind, PROFILE_SCHEMA, Profile, VmConfig,
 };
-use rtvirtio_spec::{Arrival, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu,
+};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
 use super::*;
@@ -74,6 +76,7 @@ pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
                 reach: Reach::Lab(kind),
                 cpu: VmCpu::default(),
                 kernel: Kernel::Standard,
+                criticality: Criticality::default(),
                 tasks: tasks.clone(),
             })
             .collect(),

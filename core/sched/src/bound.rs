@@ -177,11 +177,39 @@ pub fn admit(device: &Device, flows: &[Flow]) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Work that reservations may demand under `edf` by a time t after the start of a busy period:
+/// `k (t - T - c (1 - 1/k)) - W C`, where every piece takes C at most. Reservations are admitted
+/// exactly if their demand stays within it at each of their deadlines, and the sum of their rates
+/// within `k`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EdfRoom {
+    /// k: device time served per time.
+    pub speed: f64,
+    /// What is lost to latency, blocking and the last piece, in ns of device time.
+    pub lost: f64,
+}
+
+impl EdfRoom {
+    /// At a time in ns; negative where nothing can be promised so early.
+    #[must_use]
+    pub fn at(self, t: f64) -> f64 {
+        self.speed * t - self.lost
+    }
+}
+
 fn ns(v: f64) -> Nanos {
     Nanos(v.max(0.0).ceil() as u64)
 }
 
 impl Device {
+    /// The room for reservations while the largest piece of any VM takes `piece` ns.
+    #[must_use]
+    pub fn edf_room(&self, piece: f64) -> EdfRoom {
+        let blocking = f64::from(self.window.max(1)) * piece;
+        let speed = self.speed();
+        EdfRoom { speed, lost: blocking + speed * (self.latency() + self.last_piece(piece)) }
+    }
+
     fn servers(&self) -> f64 {
         f64::from(self.parallel.min(self.window).max(1))
     }

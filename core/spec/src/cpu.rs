@@ -1,5 +1,5 @@
 //! `cpu` and `priorities` of a VM: the CPU time that all its threads get together, and their
-//! real-time order.
+//! real-time order. `urgency` goes with them.
 
 use rtvirtio_units::{Iops, Nanos};
 use toml::de::DeValue;
@@ -8,6 +8,7 @@ use crate::error::Report;
 use crate::field::{Field, Section, kind};
 use crate::source::printable;
 use crate::types::{CpuNeed, Priorities, VmCpu};
+use crate::urgency;
 
 /// Shortest budget. `cpu.cfs_quota_us` takes no less (`min_cfs_quota_period`), and below it a
 /// switch costs a noticeable part.
@@ -42,7 +43,8 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<VmCp
         );
         return None;
     }
-    Some(VmCpu { need: need.optional()?, priorities: priorities.optional()? })
+    let urgency = urgency::read(report, vm);
+    Some(VmCpu { need: need.optional()?, priorities: priorities.optional()?, urgency: urgency? })
 }
 
 fn need(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Field<CpuNeed> {

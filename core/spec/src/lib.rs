@@ -26,6 +26,7 @@ mod syntax;
 mod target;
 mod task;
 mod types;
+mod urgency;
 mod vm;
 
 use std::fs::File;

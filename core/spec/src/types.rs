@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A validated spec file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,6 +58,9 @@ pub struct Vm {
     /// The kernel that the lab boots for it; standard unless the spec says otherwise, and only with
     /// `lab = "qemu"`.
     pub kernel: Kernel,
+    /// How much its contract matters beside those of others.
+    #[serde(skip_serializing_if = "Criticality::is_default")]
+    pub criticality: Criticality,
     /// Its I/O tasks in file order; names are unique within the VM. Never empty.
     pub tasks: Vec<Task>,
 }
@@ -70,6 +73,20 @@ pub struct VmCpu {
     pub need: Option<CpuNeed>,
     /// Order of its threads; only together with `need`.
     pub priorities: Option<Priorities>,
+    /// The range in which the guest may move its vCPUs; only together with `need`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgency: Option<Urgency>,
+}
+
+/// The range in which a VM's guest moves its vCPUs by what they run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Urgency {
+    /// Highest real-time priority, 1 to 97; `None` for the one that the contract gives vCPUs.
+    pub ceiling: Option<u32>,
+    /// Priority while nothing urgent runs, 0 for an ordinary thread; below the ceiling.
+    pub floor: u32,
+    /// CPU time above the floor in each second, 1 ms to 1 s.
+    pub budget: Nanos,
 }
 
 /// CPU time that a VM needs.
@@ -140,6 +157,36 @@ pub enum Kernel {
     Standard,
     /// The one with PREEMPT_RT (`linux-image-rt-amd64`).
     Rt,
+}
+
+/// How much a VM's contract matters beside those of others: where not all can be held, lower ones
+/// give way first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Criticality {
+    /// Gives way to all others.
+    Low,
+    /// Where the spec says nothing.
+    #[default]
+    Medium,
+    /// Gives way to none.
+    High,
+}
+
+impl Criticality {
+    /// The spec's word for it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The disk that the tasks of a running VM use.

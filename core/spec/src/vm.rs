@@ -8,7 +8,9 @@ use crate::error::Report;
 use crate::field::{Field, Section, quoted, tables};
 use crate::limits::MAX_VMS;
 use crate::source::Span;
-use crate::types::{Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk};
+use crate::types::{
+    Criticality, Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk,
+};
 use crate::{cpu, disk, libvirt, task};
 
 const KEYS: &[&str] = &[
@@ -26,7 +28,9 @@ const KEYS: &[&str] = &[
     "disks",
     "cpu",
     "priorities",
+    "urgency",
     "kernel",
+    "criticality",
     "task",
 ];
 const KEY_ALIASES: &[(&str, &str)] = &[
@@ -42,6 +46,7 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("dom", "domain"),
     ("connect", "uri"),
     ("vmid", "proxmox"),
+    ("urgent", "urgency"),
     ("twin", "twin below [device]"),
 ];
 /// Exactly one of these stands in a VM.
@@ -62,6 +67,10 @@ const KERNEL_ALIASES: &[(&str, &str)] = &[
     ("cloud", "kernel = \"standard\""),
     ("default", "kernel = \"standard\""),
 ];
+const CRITICALITIES: &[(&str, Criticality)] =
+    &[("high", Criticality::High), ("medium", Criticality::Medium), ("low", Criticality::Low)];
+const CRITICALITY_ALIASES: &[(&str, &str)] =
+    &[("normal", "criticality = \"medium\""), ("critical", "criticality = \"high\"")];
 /// The kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 const MAX_PID: u32 = 1 << 22;
 /// Ids of Proxmox VE (`pve-vmid` in its JSONSchema.pm).
@@ -136,11 +145,18 @@ fn read<'t>(
     let reach = reach(report, section, devices, taken);
     let cpu = cpu::read(report, section);
     let kernel = kernel(report, section);
+    let criticality = section.word(report, "criticality", CRITICALITIES, CRITICALITY_ALIASES).optional();
     let disks = disk::read(report, section, devices);
     let tasks = task::read_all(report, section);
     let disks = disks.zip(tasks.as_ref()).and_then(|(disks, _)| disk::of_tasks(report, section, &disks));
-    let vm =
-        Vm { name: name.into_value()?.to_owned(), reach: reach?, cpu: cpu?, kernel: kernel?, tasks: tasks? };
+    let vm = Vm {
+        name: name.into_value()?.to_owned(),
+        reach: reach?,
+        cpu: cpu?,
+        kernel: kernel?,
+        criticality: criticality?.unwrap_or_default(),
+        tasks: tasks?,
+    };
     let disks = disks?;
     unique.then_some(VmOnDisks { vm, disks })
 }

@@ -4,12 +4,11 @@
 //!
 //! Pure: a spec and a device model go in, decisions come out.
 
-mod device;
 mod plan;
 mod simulate;
 mod text;
 
-pub use device::{DeviceError, DeviceModel};
-pub use plan::{DomainPlan, Options, TaskPromise, VmPlan, plan};
+pub use plan::{DomainPlan, TaskPromise, VmPlan, plan};
+pub use rtvirtio_capacity::{DeviceError, DeviceModel, Options};
 pub use simulate::{Simulation, TaskOutcome, Traffic};
 pub use text::DiskPlace;

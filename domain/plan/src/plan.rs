@@ -1,48 +1,13 @@
 //! Reservations with which a spec's targets hold in the worst case.
 
+use rtvirtio_capacity::{
+    DeviceModel, Options, Reserve, Shape, has_closed_loop_target, promised, reserve, tightest,
+};
+use rtvirtio_sched::Policy;
 use rtvirtio_sched::bound::{Flow, Refusal, admit, bounds, discard_clause};
-use rtvirtio_sched::{Op, Policy};
-use rtvirtio_spec::{Spec, Target, Task, Vm};
+use rtvirtio_spec::{Spec, Target};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 use serde::Serialize;
-
-use crate::device::DeviceModel;
-
-/// Choices of the planner.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Options {
-    /// A reservation's rate over the declared one, so that a closed loop can catch up.
-    pub headroom: f64,
-    /// Longest stall of a vCPU that is planned for; its tasks then submit the accumulated requests
-    /// as one burst. The first value that fits is chosen.
-    pub catch_up: Vec<Nanos>,
-    /// Quanta; the first that fits is chosen.
-    pub quanta: Vec<Bytes>,
-    /// Latency within the guest, which the domain cannot reduce.
-    pub guest: Nanos,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            headroom: 1.1,
-            catch_up: [5, 1, 0].map(Nanos::from_millis).to_vec(),
-            quanta: [64, 16, 4].map(Bytes::from_kib).to_vec(),
-            guest: Nanos(0),
-        }
-    }
-}
-
-/// Reserved device time of a VM.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Reserve {
-    /// Share of one of the device's servers; above 1 where it has several.
-    pub share: Ratio,
-    /// Burst of device time.
-    pub burst: Nanos,
-    /// Longest time from a request to its completion.
-    pub deadline: Nanos,
-}
 
 /// One VM's part of the plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -82,16 +47,6 @@ pub struct TaskPromise {
 const UNBOUNDED_FLUSH: &str = "its writes are synced, and no schedule bounds a flush: it takes as long as the drive needs for what all VMs have in its cache (nothing \
      on a drive whose cache is safe); `rtvirtio verify` shows what it gets";
 
-/// The targets of a task that can be promised.
-pub(crate) fn promised(task: &Task) -> &[Target] {
-    if task.sync.is_some() { &[] } else { &task.targets }
-}
-
-/// The shortest latency that a VM can be promised.
-fn tightest(vm: &Vm) -> Option<Nanos> {
-    vm.tasks.iter().flat_map(promised).map(|t| t.latency).min()
-}
-
 /// The plan of a domain.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DomainPlan {
@@ -116,29 +71,6 @@ pub struct DomainPlan {
     pub device: DeviceModel,
 }
 
-/// Parameters that all VMs share.
-#[derive(Clone, Copy)]
-struct Shape {
-    window: u32,
-    quantum: Bytes,
-    catch_up: Nanos,
-    /// Longest time of one piece of a discard.
-    discard: Nanos,
-}
-
-impl Shape {
-    /// The device model with these parameters.
-    fn device(&self, device: &DeviceModel) -> DeviceModel {
-        let mut device = device.limited_to(self.window);
-        device.cost.discard_ns = self.discard.0;
-        device
-    }
-}
-
-/// Time of a discard's piece that allows large pieces: a hole of one block takes nearly as long as
-/// a large one.
-const DISCARD_PIECE: Nanos = Nanos(500_000);
-
 struct Candidate {
     shape: Shape,
     vms: Vec<VmPlan>,
@@ -153,29 +85,18 @@ struct Candidate {
 /// then with the largest pieces, then with the largest pieces of discards.
 #[must_use]
 pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan {
-    let full = device.window.max(1);
     let mut best: Option<Candidate> = None;
-    for window in std::iter::successors(Some(full), |w| (*w > 1).then_some(w / 2)) {
-        for catch_up in &options.catch_up {
-            for quantum in &options.quanta {
-                let short = Nanos(device.cost.discard_ns);
-                for discard in [short.max(DISCARD_PIECE), short] {
-                    let shape = Shape { window, quantum: *quantum, catch_up: *catch_up, discard };
-                    let this = evaluate(spec, device, options, shape);
-                    let admitted = |t: &Candidate| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
-                    if best.as_ref().is_none_or(|b| admitted(&this) > admitted(b)) {
-                        best = Some(this);
-                    }
-                }
-            }
+    let shapes = Shape::all(device, options);
+    for shape in &shapes {
+        let this = evaluate(spec, device, options, *shape);
+        let admitted = |t: &Candidate| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
+        if best.as_ref().is_none_or(|b| admitted(&this) > admitted(b)) {
+            best = Some(this);
         }
     }
-    // `options` may be empty.
-    let best = best.unwrap_or_else(|| {
-        let discard = Nanos(device.cost.discard_ns);
-        let shape = Shape { window: full, quantum: Bytes::from_kib(64), catch_up: Nanos(0), discard };
-        evaluate(spec, device, options, shape)
-    });
+    let full = device.window.max(1);
+    // There is at least one shape.
+    let best = best.unwrap_or_else(|| evaluate(spec, device, options, shapes[0]));
     assemble(spec, device, options, full, best)
 }
 
@@ -233,48 +154,6 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
         }
     }
     Candidate { shape, vms, flows }
-}
-
-/// The reservation of the VM's tasks with a target. All requests are charged as the task's most
-/// expensive operation, so a random run of expensive ones stays within it.
-///
-/// Closed loops keep the reservation used up, so a request of their VM first waits until the burst
-/// is replenished: half of the target covers that, and half is the deadline.
-fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
-    let (mut share, mut burst) = (0.0, 0.0);
-    for task in vm.tasks.iter().filter(|t| !promised(t).is_empty()) {
-        let most = max_request_cost(task, device, shape.quantum);
-        match task.rate {
-            Some(rate) => {
-                share += rate.0 * most * options.headroom / 1e9;
-                burst += (1.0 + (rate.0 * shape.catch_up.as_secs_f64()).ceil()) * most;
-            }
-            None => burst += f64::from(task.depth) * most,
-        }
-    }
-    let deadline = if has_closed_loop_target(vm) {
-        share = f64::max(share, 2.0 * burst / target.0.max(1) as f64);
-        Nanos(target.0 / 2)
-    } else {
-        target
-    };
-    Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline }
-}
-
-/// Whether a task with a target is a closed loop.
-fn has_closed_loop_target(vm: &Vm) -> bool {
-    vm.tasks.iter().any(|t| !promised(t).is_empty() && t.rate.is_none())
-}
-
-/// Device time of a task's most expensive request, in ns.
-fn max_request_cost(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
-    let read = device.request(Op::Read, task.block, quantum);
-    let write = device.request(Op::Write, task.block, quantum);
-    match task.op.write_share() {
-        w if w <= 0.0 => read,
-        w if w >= 1.0 => write,
-        _ => read.max(write),
-    }
 }
 
 fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> String {
@@ -335,7 +214,7 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::DeviceError;
+    use rtvirtio_capacity::DeviceError;
     use rtvirtio_twin::TwinProfile;
 
     fn device() -> DeviceModel {

@@ -7,7 +7,9 @@ use rtvirtio_stats::Random;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::Serialize;
 
-use crate::plan::{DomainPlan, promised};
+use rtvirtio_capacity::promised;
+
+use crate::plan::DomainPlan;
 
 /// Clock drift between machines, so that periodic tasks meet in all phases.
 const DRIFT: f64 = 100e-6;

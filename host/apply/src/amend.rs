@@ -1,4 +1,4 @@
-//! Adding threads to what is in force.
+//! Adding to what is in force: threads that have appeared, and new values of settings.
 
 use rtvirtio_kernel::sched::Attr;
 use serde::Serialize;
@@ -10,6 +10,7 @@ use crate::journal::{self, Entry, Journal};
 use crate::machine::{Fault, Machine, PRESENT};
 use crate::observer::{Observer, Step};
 use crate::resolve::{Write, cannot};
+use crate::revert::{State, inspect};
 use crate::state_dir::StateDir;
 use crate::target::{Form, Place, Target};
 
@@ -50,13 +51,20 @@ pub(crate) fn amend(
     if journal.reverting || journal.leftover || !journal.complete || journal.is_of_another_boot(machine)? {
         return Err(ApplyError::NotWhole { path: journal::path(dir) });
     }
-    if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {
+    if let Some(wrong) = writes.iter().find(|w| !stands_alone(w)) {
         let remedy = "revert, and apply all of it again";
-        return Err(cannot(&wrong.knob, "only settings of threads can be added to what is in force", remedy));
+        let why = "only settings that change no other file can be added to what is in force";
+        return Err(cannot(&wrong.knob, why, remedy));
     }
-    let gone = |t: &Target| t.is_thread() && matches!(machine.read(t), Err(Fault::Gone(_)));
+    // With a thread, or the cgroup of a VM that has ended, its settings are gone: nothing of them
+    // is left to be put back, and the next group of this name has other values from before us.
+    let gone = |e: &Entry| {
+        let ended = e.target.is_thread() && matches!(machine.read(&e.target), Err(Fault::Gone(_)));
+        let removed = e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none();
+        ended || (removed && matches!(inspect(e, true, machine), State::Gone(_)))
+    };
     let had = journal.entries.len();
-    journal.entries.retain(|e| !gone(&e.target));
+    journal.entries.retain(|e| !gone(e));
     let forgotten = journal.entries.len() < had;
     let (mut out, mut touched, mut fresh) = (Amended::default(), Vec::new(), Vec::new());
     for (place, write) in writes.iter().enumerate() {
@@ -79,15 +87,19 @@ pub(crate) fn amend(
         };
         let form = &entry.target.form;
         let is_new = entry.new.as_ref().is_some_and(|new| form.is(&found, new));
-        if is_new && entry.new.as_deref() == Some(&write.value) {
+        if is_new && entry.new.as_deref() == Some(&write.value) && entry.levels == write.levels {
             continue;
         }
-        if !is_new && !entry.also_ours.contains(&found) && entry.old.as_ref() != Some(&found) {
+        if !is_new && !entry.is_ours(&found) && entry.old.as_ref() != Some(&found) {
             out.left.push((write.knob.clone(), found));
             continue;
         }
         if !entry.also_ours.contains(&found) {
             entry.also_ours.push(found);
+        }
+        // Those of before may be read until the write.
+        for level in write.levels.iter().filter(|l| !entry.levels.contains(*l)).cloned().collect::<Vec<_>>() {
+            entry.levels.push(level);
         }
         entry.new = Some(write.value.clone());
         touched.push((entry.id, place));
@@ -149,6 +161,7 @@ pub(crate) fn amend(
         let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
         if arrived {
             entry.also_ours.clone_from(&writes[*place].also_ours);
+            entry.levels.clone_from(&writes[*place].levels);
         }
     }
     // The journal on disk holds these values too, so everything can be put back from it.
@@ -156,6 +169,18 @@ pub(crate) fn amend(
         out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
     }
     Ok(out)
+}
+
+/// Whether a write depends on no other and changes no other file: those of an elevator do, and a
+/// cgroup of our own is made with its files at once.
+fn stands_alone(write: &Write) -> bool {
+    let alone = write.created_by.is_none() && write.side_effects.is_empty();
+    let of_one_file = match (&write.target.place, &write.target.form) {
+        (Place::Thread { .. }, _) => true,
+        (Place::Host, form) => !matches!(form, Form::Elevator | Form::Group { .. } | Form::IoEnabled),
+        (Place::Guest { .. }, _) => false,
+    };
+    alone && of_one_file
 }
 
 /// What a thread would have without us, where that is not what it has: one that was started by a

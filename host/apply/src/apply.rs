@@ -120,7 +120,7 @@ pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, Ap
     let Some(new) = &entry.new else { return Ok(false) };
     let Some(found) = read_value(entry, machine)? else { return Ok(false) };
     if let Some(was) = &entry.old {
-        if found != *was && !entry.also_ours.contains(&found) {
+        if found != *was && !entry.is_ours(&found) {
             return Err(ApplyError::Raced {
                 entry: entry.id,
                 label: entry.target.to_string(),

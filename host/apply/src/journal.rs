@@ -46,6 +46,9 @@ pub(crate) struct Entry {
     /// Further values that are ours, because another of our writes causes them.
     #[serde(alias = "passing")]
     pub also_ours: Vec<String>,
+    /// Values among which a program moves it while it is in force.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub levels: Vec<String>,
     /// The entry whose write brings this file into being.
     pub created_by: Option<usize>,
     /// The entry along with which this file changes.
@@ -58,6 +61,16 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Whether a value that is not the written one is ours all the same.
+    pub fn is_ours(&self, found: &str) -> bool {
+        self.also_ours.iter().any(|ours| ours == found) || self.is_level(found)
+    }
+
+    /// Whether it is one of the values among which a program moves it.
+    pub fn is_level(&self, found: &str) -> bool {
+        self.levels.iter().any(|level| self.target.form.is(found, level))
+    }
+
     /// Whether writing this file changes the other one: setting `strict_guarantees` raises
     /// `slice_idle` (`bfq_strict_guarantees_store()`).
     pub fn moves(&self, other: &Self) -> bool {

@@ -3,14 +3,17 @@
 //!
 //! [`resolve()`] turns a plan into [`Write`]s, [`dry_run`] shows them, [`Session::apply`] carries
 //! them out and [`Session::revert`] puts everything back, also after the process was killed between
-//! any two writes. [`Session::amend`] adds threads that appear later. `docs/explanation/safety.md`
+//! any two writes. [`Session::amend`] adds threads that appear later, and
+//! [`Levels`] moves threads among values that the journal names. `docs/explanation/safety.md`
 //! states what is guaranteed and what is not.
 
 mod amend;
 mod apply;
 mod capture;
+mod drift;
 mod error;
 mod journal;
+mod levels;
 mod lock;
 mod machine;
 mod observer;
@@ -29,6 +32,7 @@ pub use apply::Applied;
 pub use capture::{Line, dry_run};
 pub use error::ApplyError;
 pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA};
+pub use levels::{Guard, Hold, Levels, Movable};
 pub use lock::LOCK_FILE;
 pub use machine::{GuestFiles, Guests, HostFiles, Machine, NoGuests};
 pub use observer::{Observer, Silent, Step};

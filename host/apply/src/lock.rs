@@ -12,6 +12,12 @@ use crate::state_dir::StateDir;
 /// ends.
 pub const LOCK_FILE: &str = "lock";
 
+/// Opens the file of the lock.
+pub(crate) fn open(dir: &StateDir) -> Result<File, ApplyError> {
+    let path = dir.path().join(LOCK_FILE);
+    dir.open_file(LOCK_FILE, 0o600).map_err(|source| ApplyError::State { action: "open", path, source })
+}
+
 /// Holds the lock until dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -23,7 +29,7 @@ impl Lock {
     pub fn take(dir: &StateDir) -> Result<Self, ApplyError> {
         let path = dir.path().join(LOCK_FILE);
         let failed = |action, source| ApplyError::State { action, path: path.clone(), source };
-        let mut file = dir.open_file(LOCK_FILE, 0o600).map_err(|e| failed("open", e))?;
+        let mut file = open(dir)?;
         match flock::lock(&file) {
             Ok(true) => {}
             Ok(false) => {

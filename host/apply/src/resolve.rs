@@ -56,6 +56,10 @@ pub struct Write {
     pub created_by: Option<usize>,
     /// Further values that the file may have because of another of our writes.
     pub also_ours: Vec<String>,
+    /// Values among which a program moves a thread's setting while it is in force
+    /// ([`crate::Levels`]). Each counts as in force, and as ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub levels: Vec<String>,
     /// Files that the kernel changes along with this one; they are captured too and put back after
     /// it.
     pub side_effects: Vec<Target>,
@@ -74,6 +78,7 @@ impl Write {
             value: value.into(),
             created_by: None,
             also_ours: Vec::new(),
+            levels: Vec::new(),
             side_effects: Vec::new(),
             takes: false,
         }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::amend::{Amended, amend};
 use crate::apply::{Applied, apply};
+use crate::drift::{release, restore};
 use crate::error::ApplyError;
 use crate::journal;
 use crate::lock::Lock;
@@ -76,14 +77,14 @@ impl Session {
         Ok(journal::load(&self.dir)?.map(|j| j.pid))
     }
 
-    /// Adds writes to threads to what is in force, or gives those that are in it another value:
-    /// journaled first, so that [`Session::revert`] puts them back too. A write that the kernel
-    /// refuses undoes nothing; it is reported in [`Amended`].
+    /// Adds writes to threads and single files to what is in force, or gives those that are in it
+    /// another value: journaled first, so that [`Session::revert`] puts them back too. A write that
+    /// the kernel refuses undoes nothing; it is reported in [`Amended`].
     ///
     /// # Errors
     /// [`ApplyError::NothingInForce`] or [`ApplyError::NotWhole`] when nothing can be added;
-    /// [`ApplyError::CannotAct`] for a write to anything but a thread; or when the journal cannot
-    /// be written. No thread was touched then.
+    /// [`ApplyError::CannotAct`] for a write that changes other files too; or when the journal
+    /// cannot be written. Nothing was touched then.
     pub fn amend(
         &self,
         writes: &[Write],
@@ -91,6 +92,33 @@ impl Session {
         observer: &mut dyn Observer,
     ) -> Result<Amended, ApplyError> {
         amend(&self.dir, writes, machine, observer)
+    }
+
+    /// Gives settings that are in force and that another program has changed since the value of the
+    /// journal again: those that `chosen` names by setting and path. The journal stays as it is,
+    /// with the values from before the first write.
+    ///
+    /// # Errors
+    /// As [`Session::amend`].
+    pub fn restore(
+        &self,
+        chosen: &dyn Fn(&str, &str) -> bool,
+        machine: &Machine<'_>,
+    ) -> Result<Amended, ApplyError> {
+        restore(&self.dir, chosen, machine)
+    }
+
+    /// Leaves settings to another program that has changed them since: those that `chosen` names by
+    /// setting and path are forgotten as they are, and no longer put back. Returns their names.
+    ///
+    /// # Errors
+    /// As [`Session::amend`].
+    pub fn release(
+        &self,
+        chosen: &dyn Fn(&str, &str) -> bool,
+        machine: &Machine<'_>,
+    ) -> Result<Vec<String>, ApplyError> {
+        release(&self.dir, chosen, machine)
     }
 
     /// Puts everything back that the journal names; `None` when there is no journal.

@@ -90,6 +90,11 @@ impl StateDir {
         &self.path
     }
 
+    /// The open directory.
+    pub(crate) fn descriptor(&self) -> &OwnedFd {
+        &self.dir
+    }
+
     /// Makes a new, empty file for writing, with at most the permissions `mode` (such as `0o600`).
     /// A file or symbolic link of that name is removed first, never written to.
     ///

@@ -82,7 +82,7 @@ pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, Apply
         .iter()
         .filter_map(|entry| {
             let new = entry.new.clone()?;
-            let in_force = |found: &str| entry.target.form.is(found, &new);
+            let in_force = |found: &str| entry.target.form.is(found, &new) || entry.is_level(found);
             let state = match inspect(entry, true, machine) {
                 // A knob that had the plan's value already is both.
                 State::Old if entry.old.as_deref().is_some_and(in_force) => KnobState::InForce,

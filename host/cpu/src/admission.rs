@@ -8,10 +8,6 @@ use rtvirtio_units::Ratio;
 
 use crate::{Contract, CpuError, Grant};
 
-/// Rounding of shares: the kernel compares them with 20 binary digits (`BW_SHIFT`), so a sum that
-/// fits to this is let in.
-const EPSILON: f64 = 1.0 / (1 << 20) as f64;
-
 /// Whether all contracts fit, in this order; returns the share of each CPU that stays free.
 ///
 /// # Errors
@@ -21,7 +17,7 @@ pub fn admit(grant: &Grant, contracts: &[(String, Contract)]) -> Result<Ratio, C
     let mut free = grant.free();
     for (i, (vm, contract)) in contracts.iter().enumerate() {
         let share = contract.share().0;
-        if share > free + EPSILON {
+        if !rtvirtio_capacity::fits(share, free) {
             // A millionth of a microsecond, so that 3999.999... from binary fractions counts
             // as 4000.
             let most = (free * contract.period_us() as f64 + 1e-6).floor();

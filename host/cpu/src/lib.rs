@@ -28,6 +28,7 @@ mod profile;
 mod settings;
 mod split;
 mod supply;
+mod urgency;
 
 pub use admission::admit;
 pub use ask::{Ask, Settings};
@@ -40,10 +41,11 @@ pub use demand::{Asked, Choice, CurveChoice, Demand, DemandError, MARGIN, Neighb
 pub use error::CpuError;
 pub use grant::{Grant, Load};
 pub use keep::{resplit, take_in};
-pub use managed::{room, room_load};
+pub use managed::{room, room_beyond, room_load};
 pub use order::{Level, Order, attr, levels};
 pub use probe::{Found, Probe, choose, probe};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
 pub use settings::{group_name, settings};
 pub use split::{Share, split};
 pub use supply::{Surroundings, interference_us, tick};
+pub use urgency::{UrgencyRange, with_levels};

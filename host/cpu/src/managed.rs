@@ -83,6 +83,21 @@ pub fn room(
     all: &[(&Path, Contract)],
     backend: Backend,
 ) -> Result<Vec<Write>, CpuError> {
+    room_beyond(root, probe, all, backend, &|_| None)
+}
+
+/// As [`room`], where some of these groups have room already: `before` is the budget in a file
+/// before that, in microseconds.
+///
+/// # Errors
+/// As [`room`].
+pub fn room_beyond(
+    root: &Root,
+    probe: &Probe,
+    all: &[(&Path, Contract)],
+    backend: Backend,
+    before: &dyn Fn(&Path) -> Option<u64>,
+) -> Result<Vec<Write>, CpuError> {
     let v1 = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
     let (Some(cgroups), Backend::RtGroup) = (v1, backend) else { return Ok(Vec::new()) };
     let limit = probe.found.iter().find(|f| f.backend == backend).map_or(1.0, |f| f.grant.limit.0);
@@ -98,7 +113,8 @@ pub fn room(
         let dir = cgroups.dir(&group)?;
         let period = number(root, &dir.join("cpu.rt_period_us"))?;
         let path = dir.join("cpu.rt_runtime_us");
-        let Ok(old) = u64::try_from(number(root, &path)?) else { continue };
+        let now = u64::try_from(number(root, &path)?);
+        let Some(old) = before(&path).or(now.ok()) else { continue };
         let period = u64::try_from(period).unwrap_or(0);
         let below = all.iter().filter(|(vm, _)| vm.starts_with(&group));
         let needed: u64 = below.map(|(_, contract)| most(contract, period)).sum();

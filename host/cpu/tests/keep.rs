@@ -6,7 +6,9 @@ use std::fs;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rtvirtio_cpu::{Ask, Backend, Contract, Level, Order, Probe, resplit, take_in};
+use rtvirtio_cpu::{
+    Ask, Backend, Contract, CpuError, Level, Order, Probe, UrgencyRange, resplit, take_in, with_levels,
+};
 use rtvirtio_kernel::sched::{Policy, Reservation};
 use rtvirtio_kernel::{Cgroups, Hierarchy, Root};
 use rtvirtio_units::Nanos;
@@ -135,5 +137,43 @@ proptest! {
             }
             prop_assert!(parts.iter().all(Option::is_some));
         }
+    }
+}
+
+#[test]
+fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
+    let threads = [thread(7, Role::Emulator, None), thread(9, Role::Vcpu(vec![0]), None)];
+    let probe = probe(Hierarchy::V1);
+    let writes = |order, backend| take_in(&probe, backend, None, &ask(&threads, order, &[])).writes;
+    let range = |ceiling, floor| UrgencyRange { ceiling, floor, budget: Nanos::from_millis(500) };
+    let mut rt = writes(Order::Rt, Backend::RtGroup);
+    assert_eq!(with_levels("plc", &threads, Backend::RtGroup, &range(None, 0), &mut rt).unwrap(), Some(97));
+    let with: Vec<_> = rt.iter().filter(|w| !w.levels.is_empty()).collect();
+    let [vcpu] = with.as_slice() else { panic!("{} writes with levels", with.len()) };
+    assert!(vcpu.target.path.starts_with("/proc/7/task/9"));
+    // An ordinary thread, and FIFO and RR of each priority.
+    assert_eq!(vcpu.levels.len(), 1 + 2 * 97);
+    assert_eq!(vcpu.levels[0], "other nice 0 reset-on-fork");
+    assert!(vcpu.levels.contains(&vcpu.value) && vcpu.levels.contains(&"rr 97 reset-on-fork".to_owned()));
+
+    let mut some = writes(Order::Rt, Backend::Throttle);
+    assert_eq!(
+        with_levels("plc", &threads, Backend::Throttle, &range(Some(20), 10), &mut some).unwrap(),
+        Some(20)
+    );
+    let levels = &some.iter().find(|w| !w.levels.is_empty()).unwrap().levels;
+    assert_eq!((levels.len(), levels[0].as_str()), (2 * 11, "fifo 10 reset-on-fork"));
+
+    // What serves a vCPU stands above it by the contract; the other mechanisms know no levels.
+    let mut low = writes(Order::Contract, Backend::RtGroup);
+    assert_eq!(with_levels("plc", &threads, Backend::RtGroup, &range(None, 0), &mut low).unwrap(), Some(1));
+    for (backend, range) in [
+        (Backend::RtGroup, range(Some(2), 0)),
+        (Backend::RtGroup, range(None, 1)),
+        (Backend::Deadline, range(None, 0)),
+        (Backend::CpuMax, range(None, 0)),
+    ] {
+        let error = with_levels("plc", &threads, backend, &range, &mut low).unwrap_err();
+        assert!(matches!(error, CpuError::CannotHold { .. }), "{error}");
     }
 }

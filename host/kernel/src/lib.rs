@@ -14,6 +14,7 @@ pub mod holders;
 pub mod io_counters;
 pub mod leftovers;
 pub mod mounts;
+pub mod pressure;
 pub mod process;
 mod root;
 mod root_domain;

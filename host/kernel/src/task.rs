@@ -143,6 +143,19 @@ pub fn cpu_time(root: &Root, pid: u32, tid: u32) -> Result<Duration, HostError> 
     Ok(stat(root, pid, tid)?.cpu_time)
 }
 
+/// Time that a thread was ready to run and waited for a CPU, since it started; `None` where the
+/// kernel does not count it (`schedstat`, proc_pid_schedstat(5)).
+///
+/// # Errors
+/// When the thread is gone.
+pub fn run_delay(root: &Root, pid: u32, tid: u32) -> Result<Option<Duration>, HostError> {
+    let text = root.read(dir(pid, tid).join("schedstat"))?;
+    let mut numbers = text.split_whitespace().map(|n| n.parse::<u64>().ok());
+    let (ran, waited) = (numbers.next().flatten(), numbers.next().flatten());
+    // CONFIG_SCHED_INFO off makes it `0 0 0`.
+    Ok(waited.filter(|_| ran.is_some_and(|ran| ran > 0)).map(Duration::from_nanos))
+}
+
 /// The CPUs that a thread may run on, as the kernel lists them: `0-3,6`.
 ///
 /// # Errors

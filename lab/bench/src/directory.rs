@@ -13,8 +13,8 @@ use crate::cases::{self, Tier};
 use crate::report::ExperimentReport;
 use crate::sweep::IN_GUESTS;
 use crate::{
-    before_after, contention, cyclictest, iod, iod_attach, iod_crash, iod_startup, net, planning,
-    reservation, tails,
+    before_after, contention, cyclictest, daemon, fleet, fleet_cluster, iod, iod_attach, iod_crash,
+    iod_startup, net, paravirt, planning, reservation, tails,
 };
 
 /// Extension of datasets.
@@ -33,12 +33,16 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 5] = [
+    let results: [(&str, Reader); 9] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
         (reservation::FILE, reservation::report),
         (cyclictest::FILE, cyclictest::report),
+        (daemon::FILE, daemon::report),
+        (fleet::FILE, fleet::report),
+        (fleet_cluster::FILE, fleet_cluster::report),
+        (paravirt::FILE, paravirt::report),
     ];
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
     let results: Vec<ExperimentReport> =

@@ -2,6 +2,7 @@
 
 mod app_disk;
 pub mod boxed;
+pub mod cluster;
 mod file_disk;
 mod host;
 pub mod image;

@@ -22,7 +22,7 @@ mod files;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Accel, DiskRegion, GuestDisk, GuestNic, NicBackend, QemuConfig};
+pub use config::{Accel, DiskRegion, GuestDisk, GuestNic, NicBackend, QemuConfig, UrgencyDevice};
 pub use error::QemuError;
 use files::Files;
 

@@ -10,8 +10,8 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, before_after, cases, contention, cyclictest, directory, iod, iod_attach, iod_crash,
-    iod_startup, net, planning, reservation, sweep, tails,
+    accuracy, before_after, cases, contention, cyclictest, daemon, directory, fleet, fleet_cluster, iod,
+    iod_attach, iod_crash, iod_startup, net, paravirt, planning, reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -20,9 +20,9 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs,
-    BenchNetArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs,
-    BenchTailsArgs,
+    BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchIodArgs,
+    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
+    BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -35,13 +35,17 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::BeforeAfter(args) => run_before_after(args, global, ui),
         BenchCommand::Plan(args) => run_plan(args, ui),
         BenchCommand::Iod(args) => run_iod(args, global, ui),
+        BenchCommand::Daemon(args) => run_daemon(args, ui),
         BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
         BenchCommand::Net(args) => run_net(args, global, ui),
         BenchCommand::Tails(args) => run_tails(args, global, ui),
         BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
+        BenchCommand::Paravirt(args) => run_paravirt(args, global, ui),
         BenchCommand::Reservation(args) => run_reservation(args, global, ui),
+        BenchCommand::Fleet(args) => run_fleet(args, ui),
+        BenchCommand::FleetCluster(args) => run_fleet_cluster(args, ui),
         BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
         BenchCommand::Report(args) => run_report(args, ui),
     }
@@ -145,6 +149,27 @@ fn run_accuracy(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     print(all, "rtvirtio: accuracy of the models", args.html.as_deref(), ui)
 }
 
+fn run_fleet(args: &BenchFleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(fleet::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        save(&path, &fleet::measure(&args.options(), ui)?, ui)?;
+    }
+    print_result(fleet::report, &path, "rtvirtio: fleets", &args.result, ui)
+}
+
+fn run_fleet_cluster(args: &BenchFleetClusterArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(fleet_cluster::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench fleet-cluster")?;
+        let own = std::env::current_exe()?.with_file_name("rtvirtio-pacemaker");
+        let program = args.program.as_deref().unwrap_or(&own);
+        save(&path, &fleet_cluster::measure(args.repeat, program, ui)?, ui)?;
+    }
+    print_result(fleet_cluster::report, &path, "rtvirtio: contracts in a cluster", &args.result, ui)
+}
+
 fn run_plan(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(planning::FILE);
     if !args.result.report_only {
@@ -176,6 +201,16 @@ fn run_iod_attach(args: &BenchIodAttachArgs, ui: &Ui) -> anyhow::Result<ExitCode
         save(&path, &iod_attach::measure(&args.options(), ui)?, ui)?;
     }
     print_result(iod_attach::report, &path, "rtvirtio: disks come and go", &args.result, ui)
+}
+
+fn run_daemon(args: &BenchDaemonArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(daemon::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench daemon")?;
+        save(&path, &daemon::measure(&args.options()?, ui)?, ui)?;
+    }
+    print_result(daemon::report, &path, "rtvirtio: the service", &args.result, ui)
 }
 
 fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -241,6 +276,16 @@ fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyho
         cyclictest::measure(&args.options(), &path, &lab_host(global), ui)?;
     }
     print_result(cyclictest::report, &path, "rtvirtio: latency in a guest", &args.result, ui)
+}
+
+fn run_paravirt(args: &BenchParavirtArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(paravirt::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench paravirt")?;
+        paravirt::measure(&args.options(), &path, &lab_host(global), ui)?;
+    }
+    print_result(paravirt::report, &path, "rtvirtio: what a guest says is urgent", &args.result, ui)
 }
 
 fn run_reservation(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

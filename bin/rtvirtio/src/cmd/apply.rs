@@ -108,7 +108,8 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
         }
         plans.push(DevicePlan { device: part.name.clone(), plan, notes });
     }
-    Ok(HostPlan::new(plans))
+    // So that the service finds the VMs again when they were restarted.
+    Ok(HostPlan::new(plans).of_spec_file(&args.source)?)
 }
 
 fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -6,14 +6,18 @@ use rtvirtio_spec::HostSpec;
 
 pub mod apply;
 pub mod check;
+pub mod contract;
 pub mod discover;
 pub mod domain;
+pub mod fleet;
 pub mod iod;
+pub mod ivshmem;
 pub mod keep;
 pub mod plan;
 pub mod profile;
 pub mod profile_cpu;
 pub mod revert;
+pub mod service;
 pub mod simulate;
 pub mod status;
 pub mod threads;

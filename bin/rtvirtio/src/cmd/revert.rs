@@ -9,10 +9,11 @@ use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_kernel::Root;
 use rtvirtio_learn::process_vms;
 use rtvirtio_report::terminal;
-use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::apply::{open_session, put_back};
 use rtvirtio_workflow::domain::{self, Fate as DomainFate};
 use rtvirtio_workflow::leftovers;
+use rtvirtio_workflow::scopes::{self, Scopes};
+use rtvirtio_workflow::{Dirs, Progress as _};
 
 use crate::args::RevertArgs;
 
@@ -20,6 +21,8 @@ use crate::args::RevertArgs;
 struct Report {
     /// The settings; `None` when no plan was in force.
     settings: rtvirtio_workflow::Result<Option<Reverted>>,
+    /// The contracts of the service, VM by VM.
+    contracts: rtvirtio_workflow::Result<Contracts>,
     domain: DomainFate,
     /// Cgroups that processes which are gone had left.
     leftovers: Vec<PathBuf>,
@@ -36,19 +39,47 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
     let dirs = &global.dirs();
     let report = match open_session(dirs)? {
         // The settings first: a domain that has to stay must not keep them from going back.
-        Some(session) => Report {
-            settings: put_back(&session, on_conflict, dirs),
-            domain: domain::stop(dirs, args.stop_domain),
+        Some(session) => {
+            let settings = put_back(&session, on_conflict, dirs);
+            // The contracts are changed under the same lock.
+            drop(session);
+            let contracts = contracts(dirs, on_conflict);
+            let domain = domain::stop(dirs, args.stop_domain);
+            Report { settings, contracts, domain, leftovers: remove_leftovers(ui) }
+        }
+        None => Report {
+            settings: Ok(None),
+            contracts: Ok(Contracts::default()),
+            domain: DomainFate::None,
             leftovers: remove_leftovers(ui),
         },
-        None => Report { settings: Ok(None), domain: DomainFate::None, leftovers: remove_leftovers(ui) },
     };
+    let done = report.is_done();
     show(ui, &report.json()?, || report.text())?;
-    if let Err(e) = report.settings {
+    if let Some(e) = report.settings.err().or(report.contracts.err()) {
         // The machine-readable form has it already.
         return if ui.json { Ok(ExitCode::FAILURE) } else { Err(e.into()) };
     }
-    Ok(if report.is_done() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
+    Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
+}
+
+/// What became of the service's contracts.
+#[derive(Default)]
+struct Contracts {
+    put_back: Vec<(String, Reverted)>,
+    /// The service runs: it would put them in force again.
+    kept: Vec<String>,
+}
+
+fn contracts(dirs: &Dirs, on_conflict: OnConflict) -> rtvirtio_workflow::Result<Contracts> {
+    if !scopes::any_in_force(dirs)? {
+        return Ok(Contracts::default());
+    }
+    if rtvirtio_daemon::runs(&dirs.run)? {
+        return Ok(Contracts { kept: scopes::vms(dirs)?, ..Contracts::default() });
+    }
+    let put_back = Scopes::lock(dirs)?.put_all_back(on_conflict)?;
+    Ok(Contracts { put_back, ..Contracts::default() })
 }
 
 /// What cannot be removed keeps nothing else from going back.
@@ -65,7 +96,15 @@ const REVERT_SCHEMA: &str = "rtvirtio.revert.v1";
 impl Report {
     fn is_done(&self) -> bool {
         let settings = self.settings.as_ref().is_ok_and(|s| s.as_ref().is_none_or(|r| r.done));
-        settings && self.domain.is_settled()
+        let contracts = self
+            .contracts
+            .as_ref()
+            .is_ok_and(|c| c.kept.is_empty() && c.put_back.iter().all(|(_, r)| r.done));
+        settings && contracts && self.domain.is_settled()
+    }
+
+    fn has_contracts(&self) -> bool {
+        self.contracts.as_ref().map_or(true, |c| !c.put_back.is_empty() || !c.kept.is_empty())
     }
 
     /// The settings' part as it is, with `done` for both parts and the domain's part.
@@ -74,6 +113,16 @@ impl Report {
             Ok(reverted) => serde_json::to_value(reverted.clone().unwrap_or_default())?,
             Err(e) => serde_json::json!({ "error": format!("{e:#}") }),
         };
+        match &self.contracts {
+            Ok(contracts) => {
+                let of =
+                    |(vm, reverted): &(String, Reverted)| Ok((vm.clone(), serde_json::to_value(reverted)?));
+                let all = contracts.put_back.iter().map(of);
+                value["contracts"] = all.collect::<serde_json::Result<serde_json::Map<_, _>>>()?.into();
+                value["contracts_kept"] = serde_json::to_value(&contracts.kept)?;
+            }
+            Err(e) => value["contracts_error"] = format!("{e:#}").into(),
+        }
         value["schema"] = REVERT_SCHEMA.into();
         value["plan"] = (!matches!(self.settings, Ok(None))).into();
         value["done"] = self.is_done().into();
@@ -86,6 +135,19 @@ impl Report {
         let mut out = String::new();
         if let Ok(Some(reverted)) = &self.settings {
             lines(reverted, &mut out);
+        }
+        let contracts = self.contracts.as_ref().ok();
+        for (vm, reverted) in contracts.iter().flat_map(|c| &c.put_back) {
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "contract of {vm}:");
+            lines(reverted, &mut out);
+            let _ = writeln!(out, "  {}", reverted.summary());
+        }
+        for vm in contracts.iter().flat_map(|c| &c.kept) {
+            let _ = writeln!(
+                out,
+                "contract of {vm}: rtvirtiod keeps it in force: `rtvirtio contract remove {vm}`, or stop rtvirtiod first"
+            );
         }
         // Writing to a String cannot fail.
         match &self.domain {
@@ -110,6 +172,7 @@ impl Report {
         }
         match (&self.settings, &self.domain) {
             (Err(_), _) => {}
+            (Ok(None), DomainFate::None) if self.has_contracts() => {}
             (Ok(None), DomainFate::None) => out.push_str("no plan is in force: nothing to put back\n"),
             (Ok(None), _) => {}
             // "everything was put back" is printed only when all changes of `apply` are reverted.

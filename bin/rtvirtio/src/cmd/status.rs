@@ -5,13 +5,16 @@ use std::process::ExitCode;
 
 use rtvirtio_apply::{KnobState, Machine, Status};
 use rtvirtio_console::{CONFLICT, Global, Ui, show};
+use rtvirtio_daemon::Snapshot;
+use rtvirtio_daemon::api::Client;
 use rtvirtio_kernel::Root;
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::plan_file::HostPlan;
-use rtvirtio_workflow::{Progress, domain, in_force, started};
+use rtvirtio_workflow::{Progress, domain, in_force, scopes, started};
 
 use super::domain::status_text;
+use super::service;
 
 /// Version of the form of `status --json`.
 const STATUS_SCHEMA: &str = "rtvirtio.status.v1";
@@ -29,8 +32,17 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Some(status) => serde_json::to_value(status)?,
         None => serde_json::json!({}),
     };
+    let client = Client::find(&global.run_dir);
+    let service: Option<Snapshot> = client.map(|client| client.get("/v1/status")).transpose()?;
+    let kept = scopes::vms(&global.dirs())?;
     value["schema"] = STATUS_SCHEMA.into();
-    value["in_force"] = (status.is_some() || domain.is_some()).into();
+    value["in_force"] = (status.is_some() || domain.is_some() || !kept.is_empty()).into();
+    if let Some(service) = &service {
+        value["service"] = serde_json::to_value(service)?;
+    }
+    if !kept.is_empty() {
+        value["contracts_in_force"] = serde_json::to_value(&kept)?;
+    }
     if !ended.is_empty() {
         value["ended_vms"] = serde_json::to_value(&ended)?;
     }
@@ -47,18 +59,27 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     show(ui, &value, || {
         let plan = match &status {
-            None if domain.is_some() => String::new(),
+            None if domain.is_some() || service.is_some() || !kept.is_empty() => String::new(),
             None => "no plan is in force\n".to_owned(),
             Some(status) => {
                 let ended: String = ended.iter().map(|vm| vm.words() + "\n").collect();
                 text(status, plan.as_ref()) + &ended
             }
         };
-        plan + &domain.as_ref().map(status_text).unwrap_or_default()
+        let service = match &service {
+            Some(service) => service::text(service),
+            None if kept.is_empty() => String::new(),
+            None => format!(
+                "contracts in force, and rtvirtiod does not run, so that nothing keeps them: {}\n",
+                kept.join(", ")
+            ),
+        };
+        plan + &service + &domain.as_ref().map(status_text).unwrap_or_default()
     })?;
     let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s))
         && ended.is_empty()
-        && domain.is_none_or(|d| d.runs());
+        && domain.is_none_or(|d| d.runs())
+        && service.as_ref().map_or(kept.is_empty(), Snapshot::is_whole);
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
 }
 

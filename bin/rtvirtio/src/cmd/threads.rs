@@ -15,7 +15,9 @@ use rtvirtio_vmm::threads::{discover, main_loop_without_vcpus};
 use rtvirtio_vmm::{Thread, Watcher};
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::find::{HostVm, find};
+use rtvirtio_workflow::keep::UrgencyStatus;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::args::ThreadsArgs;
 
@@ -37,6 +39,9 @@ struct Line {
 struct VmThreads {
     vm: String,
     threads: Vec<Line>,
+    /// How its guest moves its vCPUs, as `keep` has last written it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    urgency: Option<Value>,
 }
 
 /// `rtvirtio threads`.
@@ -52,6 +57,7 @@ pub fn run(args: &ThreadsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         watch(args, &root, cpu.as_ref(), &vms, ui)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let urgency = UrgencyStatus::read(&global.dirs())?;
     let mut all = Vec::new();
     for vm in vms {
         let threads =
@@ -67,7 +73,8 @@ pub fn run(args: &ThreadsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
             ));
         }
         let lines = threads.into_iter().map(|t| line(&root, cpu.as_ref(), t));
-        all.push(VmThreads { vm: vm.name, threads: lines.collect::<anyhow::Result<_>>()? });
+        let urgency = urgency.as_ref().and_then(|u| u.of_vm(&vm.name)).cloned();
+        all.push(VmThreads { vm: vm.name, threads: lines.collect::<anyhow::Result<_>>()?, urgency });
     }
     show(ui, &all, || all.iter().map(|vm| table(vm, cpu.as_ref())).collect::<Vec<_>>().join("\n"))?;
     Ok(ExitCode::SUCCESS)
@@ -118,12 +125,33 @@ fn table(vm: &VmThreads, cpu: Option<&Cgroups>) -> String {
     let free = vm.threads.iter().filter(|l| l.control.by.is_none()).count();
     let sum: Duration = vm.threads.iter().map(|l| l.thread.cpu_time).sum();
     format!(
-        "{}: {} threads, {free} not under control, {} of CPU time\n{}",
+        "{}: {} threads, {free} not under control, {} of CPU time\n{}{}",
         vm.vm,
         vm.threads.len(),
         nanos(sum),
-        table.draw(&style())
+        table.draw(&style()),
+        vm.urgency.as_ref().map(urgency_lines).unwrap_or_default()
     )
+}
+
+/// One line for each vCPU that its guest moves.
+fn urgency_lines(vm: &Value) -> String {
+    let line = |v: &Value| {
+        let time = |key: &str| Nanos(v[key].as_u64().unwrap_or(0));
+        let level = match v["level"]["priority"].as_u64() {
+            Some(priority @ 1..) => format!("priority {priority}"),
+            _ => "ordinary".to_owned(),
+        };
+        format!(
+            "urgency of vcpu {}: {level} ({}), {} above the floor in {} promotions, {} left in this second\n",
+            v["vcpu"],
+            v["reason"].as_str().unwrap_or("?"),
+            time("boosted"),
+            v["promotions"],
+            time("task_left")
+        )
+    };
+    vm["vcpus"].as_array().into_iter().flatten().map(line).collect()
 }
 
 fn nanos(time: Duration) -> Nanos {

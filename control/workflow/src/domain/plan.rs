@@ -7,7 +7,6 @@ use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
 use rtvirtio_engine::check::Directories;
 use rtvirtio_model::Profile;
 use rtvirtio_spec::{Device, Spec};
-use rtvirtio_units::Nanos;
 
 use super::absolute;
 use crate::dirs::Dirs;
@@ -92,11 +91,7 @@ pub fn would_do(spec: &Spec, profile: &Profile) -> bool {
 
 fn of_profile(spec: &Spec, profile: &Profile) -> Result<DomainPlan> {
     let device = DeviceModel::measured(profile)?;
-    // The longest that a request took in a guest that was alone: all of it that the device does not
-    // explain is the guest's.
-    let alone = profile.read.iter().min_by_key(|p| p.depth).map_or(0, |p| p.p50.0);
-    let guest = profile.guest.as_ref().map_or(0, |g| g.point.max.0.saturating_sub(alone));
-    Ok(plan(spec, &device, &Options { guest: Nanos(guest), ..Options::default() }))
+    Ok(plan(spec, &device, &Options::of_profile(profile)))
 }
 
 fn control(dirs: &Dirs) -> PathBuf {

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rtvirtio_model::VmConfig;
-use rtvirtio_spec::{Arrival, Device, HostHandle, Kernel, LabKind, Op, Pattern, Task, VmCpu};
+use rtvirtio_spec::{Arrival, Criticality, Device, HostHandle, Kernel, LabKind, Op, Pattern, Task, VmCpu};
 use rtvirtio_units::Ratio;
 
 use super::*;
@@ -26,6 +26,7 @@ fn spec() -> Spec {
         reach,
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
+        criticality: Criticality::default(),
         tasks: vec![task(op)],
     };
     let pid = Reach::Existing { host: HostHandle::Pid(1), agent: None, disk: None };

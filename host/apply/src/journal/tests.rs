@@ -9,6 +9,7 @@ fn entry(id: usize, created_by: Option<usize>) -> Entry {
         old: Some("none".to_owned()),
         new: Some("bfq".to_owned()),
         also_ours: Vec::new(),
+        levels: Vec::new(),
         created_by,
         changed_by: None,
         identity: Some(4711),

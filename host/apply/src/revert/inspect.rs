@@ -57,7 +57,7 @@ pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> S
         return State::Old;
     }
     let ours = entry.new.as_ref().is_some_and(|new| form.is(&found, new))
-        || entry.also_ours.contains(&found)
+        || entry.is_ours(&found)
         || entry.unsettled
         // Cut off between the write that made the file and our own: it shows the kernel's default.
         || (entry.old.is_none() && !complete);

@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use rtvirtio_spec::{Arrival, Kernel, LabKind, Op, Pattern, Reach, Target, Vm, VmCpu};
+use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Ratio};
 
 use super::*;
@@ -168,6 +168,7 @@ fn all_measured(
         reach: Reach::Lab(LabKind::Process),
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
+        criticality: Criticality::default(),
         tasks: vec![task],
     };
     let options = JobOptions {

@@ -11,7 +11,7 @@ use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
     MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
-use rtvirtio_spec::{Arrival, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
 pub use rtvirtio_testkit::skip;
@@ -70,7 +70,14 @@ pub fn p99(ms: u64) -> Vec<Target> {
 /// A VM of these tasks.
 pub fn vm(tasks: Vec<Task>) -> Vm {
     let reach = Reach::Lab(LabKind::Process);
-    Vm { name: "vm0".to_owned(), reach, cpu: VmCpu::default(), kernel: Kernel::Standard, tasks }
+    Vm {
+        name: "vm0".to_owned(),
+        reach,
+        cpu: VmCpu::default(),
+        kernel: Kernel::Standard,
+        criticality: Criticality::default(),
+        tasks,
+    }
 }
 
 /// A FUSE file that serves reads one after the other and stands still in given periods after its

@@ -10,7 +10,7 @@ mod load;
 mod measure;
 mod page;
 mod pinned_guest;
-mod wake_up_probe;
+pub(crate) mod wake_up_probe;
 
 pub use latencies::{Latencies, parse};
 pub use measure::{CyclictestOptions, measure};

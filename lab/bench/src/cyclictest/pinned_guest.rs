@@ -119,6 +119,7 @@ impl<'a> PinnedGuest<'a> {
                 contract: self.contract,
                 order,
                 used: Vec::new(),
+                urgency: None,
             }])?;
         }
         let _walk = MemoryWalk::start(self.core);

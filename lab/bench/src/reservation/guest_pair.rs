@@ -135,6 +135,7 @@ impl<'c> GuestPair<'c> {
                 contract,
                 order: Order::Contract,
                 used: Vec::new(),
+                urgency: None,
             });
         }
         Ok(self.contracts.set(&all)?)

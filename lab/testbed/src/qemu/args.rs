@@ -11,7 +11,9 @@ use rtvirtio_vmm::probe::QEMU;
 use serde_json::json;
 
 use super::files::Files;
-use super::{Accel, DiskRegion, GUEST_PORT, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuError};
+use super::{
+    Accel, DiskRegion, GUEST_PORT, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuError, UrgencyDevice,
+};
 use crate::image::find_program;
 
 /// `O_DIRECT` on a device with 4 KiB blocks takes no finer slices.
@@ -112,6 +114,20 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
             .arg(format!("user,id=net0,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:{GUEST_PORT}"))
             // Nobody boots from it.
             .args(["-device", "virtio-net-pci,netdev=net0,romfile="]);
+    }
+    match &config.urgency {
+        None => {}
+        Some(UrgencyDevice::Memory) => {
+            command
+                .args(["-object", "memory-backend-memfd,id=urgency,size=4K,share=on"])
+                .args(["-device", "ivshmem-plain,id=rtvirtio,memdev=urgency"]);
+        }
+        Some(UrgencyDevice::Doorbell { socket }) => {
+            command
+                .arg("-chardev")
+                .arg(format!("socket,id=urgency,path={}", option(socket)))
+                .args(["-device", "ivshmem-doorbell,id=rtvirtio,chardev=urgency,vectors=1"]);
+        }
     }
     if shared {
         command

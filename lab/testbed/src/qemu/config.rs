@@ -59,6 +59,18 @@ pub enum GuestDisk {
     },
 }
 
+/// A device with the urgency page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UrgencyDevice {
+    /// Memory without a name, in an `ivshmem-plain` device.
+    Memory,
+    /// Memory and doorbell of a server, in an `ivshmem-doorbell` device.
+    Doorbell {
+        /// The server's socket. It must listen before QEMU starts.
+        socket: PathBuf,
+    },
+}
+
 impl From<DiskRegion> for GuestDisk {
     fn from(region: DiskRegion) -> Self {
         Self::Region(region)
@@ -109,6 +121,8 @@ pub struct QemuConfig {
     /// the guest, whose network is QEMU's own: without rights, and with no way out. All of it is
     /// work of QEMU's threads.
     pub port: Option<u16>,
+    /// Memory that it shares with the host, for what its guest says about urgency.
+    pub urgency: Option<UrgencyDevice>,
     /// A network card; none when `None`.
     pub nic: Option<GuestNic>,
     /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep
@@ -136,6 +150,7 @@ impl QemuConfig {
             lock_memory: false,
             vcpus: 1,
             port: None,
+            urgency: None,
             nic: None,
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),

@@ -5,8 +5,11 @@ mod before_after;
 mod cases;
 mod contention;
 mod cyclictest;
+mod daemon;
+mod fleet;
 mod iod;
 mod net;
+mod paravirt;
 mod reservation;
 mod sweep;
 mod tails;
@@ -21,8 +24,11 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
+pub use daemon::BenchDaemonArgs;
+pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use net::BenchNetArgs;
+pub use paravirt::BenchParavirtArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
@@ -92,6 +98,15 @@ EXAMPLES
 
 Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
     Iod(BenchIodArgs),
+    /// The service that keeps contracts: how soon it acts, its cost, `kill -9`, simulated months
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench daemon
+  sudo rtvirtio-lab bench daemon --threads 10 --restarts 3 --kills 6 --idle 10s --out /tmp/daemon --json | jq .claims
+  rtvirtio-lab bench daemon --report-only --json | jq .claims
+
+On QEMU processes without a guest, with the rtvirtiod beside this program. Exit code 2 when a claim is not met.")]
+    Daemon(BenchDaemonArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
 EXAMPLES
@@ -154,6 +169,36 @@ EXAMPLES
 The RT hypervisor paper's Figs. 1 to 5: on the host; in a guest with default priorities; with its threads real-time; with AIO
 workers lowered; with the I/O load moved to the host. All of it shares one core. Exit code 2 when a claim is not met.")]
     Cyclictest(BenchCyclictestArgs),
+    /// Many hosts: what adding up integers costs, and contracts placed in simulated fleets
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-lab bench fleet --html fleet.html              100 to 100 000 hosts, ten contracts for each
+  rtvirtio-lab bench fleet --hosts 100,1000 --out /tmp/fleet
+  rtvirtio-lab bench fleet --report-only --json | jq .claims
+
+No host is measured: hosts and contracts are simulated, the decisions and their time are real. Exit code 2 when a claim is not met.")]
+    Fleet(BenchFleetArgs),
+    /// Contracts in a real Pacemaker cluster, three nodes in namespaces of this machine: a node
+    /// dies, a link is cut, a move is refused, a node joins, a contract is raised
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench fleet-cluster
+  sudo rtvirtio-lab bench fleet-cluster --repeat 1 --out /tmp/cluster --json | jq .claims
+
+Needs pacemaker, corosync and resource-agents (`scripts/deps.sh test`) and real-time groups of cgroup v1. About three minutes for a repetition. Exit code 2
+when a claim is not met.")]
+    FleetCluster(BenchFleetClusterArgs),
+    /// A guest that says what is urgent, next to a batch VM on one core: latency, throughput, cost,
+    /// lies
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench paravirt
+  sudo rtvirtio-lab bench paravirt --for 60s --repeat 10 --html paravirt.html
+  rtvirtio-lab bench paravirt --report-only --json | jq .claims
+
+The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities
+and the first VM above the second always. Exit code 2 when a claim is not met.")]
+    Paravirt(BenchParavirtArgs),
     /// The child process that `bench reservation` kills
     #[command(hide = true)]
     KillAt(BenchKillAtArgs),

@@ -1,0 +1,103 @@
+//! `rtvirtio-guest`: arguments and output.
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use rtvirtio_reporter::bpf::Watch;
+use rtvirtio_reporter::{Device, RunOptions, run};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// Says to the host, from inside a guest, which vCPU runs something urgent.
+#[derive(Debug, Parser)]
+#[command(
+    name = "rtvirtio-guest",
+    version,
+    after_help = "EXAMPLES\n  rtvirtio-guest bpf                                    report all real-time tasks, until stopped\n  \
+    rtvirtio-guest run --urgent cyclictest -p 80 -D 10    one command, urgent while it runs\n  rtvirtio-guest status                                 \
+    is a page offered, and followed?\n\nThe host has [vm.urgency] in its spec and runs `rtvirtio keep`."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Watch the kernel's scheduler and report what each vCPU runs (needs root)
+    Bpf,
+    /// Run a command at a real-time priority, and report it as urgent until it ends
+    Run(RunArguments),
+    /// Say whether a host offers the urgency page and follows it
+    Status,
+}
+
+#[derive(Args, Debug)]
+struct RunArguments {
+    /// The command is urgent (the default; there is no other kind yet)
+    #[arg(long)]
+    urgent: bool,
+    /// Its priority in this guest, 1 to 99
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..=99))]
+    priority: u32,
+    /// Take turns with its equals (SCHED_RR)
+    #[arg(long)]
+    round_robin: bool,
+    /// The command with its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    argv: Vec<String>,
+}
+
+/// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
+const USAGE: u8 = 64;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // A closed output is no reason for another code.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let done = match arguments.command {
+        Command::Bpf => watch(),
+        Command::Run(of) => {
+            let options = RunOptions { priority: of.priority, round_robin: of.round_robin };
+            run(&of.argv, options)
+                .map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
+                .map_err(Into::into)
+        }
+        Command::Status => status(),
+    };
+    done.unwrap_or_else(|e| {
+        eprintln!("rtvirtio-guest: {e:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn watch() -> anyhow::Result<ExitCode> {
+    // Before the threads that must not take them.
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let watch = Watch::start()?;
+    let _reporter = watch.report(Device::find()?)?;
+    if !watch.announces_timers() {
+        eprintln!("rtvirtio-guest: timers are not announced: /proc/kallsyms hides hrtimer_wakeup");
+    }
+    println!("reporting what each vCPU runs; Ctrl-C ends it");
+    signals.forever().next();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn status() -> anyhow::Result<ExitCode> {
+    let device = Device::find()?;
+    let region = device.region();
+    let word = if region.is_served() { "followed" } else { "offered; no host process follows it now" };
+    let doorbell = if region.doorbell().is_some() { "with a doorbell" } else { "no doorbell" };
+    println!("{}: {word}, {} vCPUs, {doorbell}", device.path().display(), region.vcpus());
+    let levels = (0..region.vcpus()).filter_map(|vcpu| Some((vcpu, region.block(vcpu)?.level())));
+    for (vcpu, level) in levels.filter(|(_, level)| *level > 0) {
+        println!("vCPU {vcpu}: real-time priority {level} on the host");
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,170 @@
+//! Contracts of VMs in a Pacemaker cluster: arguments, output and wiring.
+
+mod args;
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rtvirtio_console::{Global, Ui, finish, need_root, show, style};
+use rtvirtio_pacemaker_control::agent::{self, Ocf, Parameters};
+use rtvirtio_pacemaker_control::{
+    Crm, Demand, METADATA, NodeAnswer, Published, constraints_xml, demands, load, primitive_xml, publish,
+    published, survey, write_constraints,
+};
+use rtvirtio_report::terminal;
+use rtvirtio_report::text::{Cell, Column, Paint, Table};
+use rtvirtio_workflow::Progress as _;
+use serde::Serialize;
+
+use args::{AgentArgs, Cli, Command, ConstraintsArgs, FileArgs, PublishArgs};
+
+fn main() -> ExitCode {
+    let cli: Cli = match rtvirtio_console::parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
+    let result = Ui::new(&cli.global).and_then(|ui| run(&cli, &ui));
+    finish(result, cli.global.json)
+}
+
+fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let global = &cli.global;
+    match &cli.command {
+        Command::Publish(args) => run_publish(args, global, ui),
+        Command::Constraints(args) => run_constraints(args, ui),
+        Command::Show(args) => run_show(args, ui),
+        Command::Agent(args) => Ok(run_agent(args, global, ui)),
+    }
+}
+
+fn run_publish(args: &PublishArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let contracts = load(&args.file.file)?;
+    let dirs = global.dirs();
+    if args.dry_run {
+        let answer = survey(&contracts, &dirs)?;
+        show(ui, &answer, || answer_text(&answer))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    need_root("publish")?;
+    let node = args.node.clone().map_or_else(|| Crm.node_name(), Ok)?;
+    let once = || -> anyhow::Result<()> {
+        let answer = survey(&contracts, &dirs)?;
+        publish(Crm, &node, &answer)?;
+        show(ui, &answer, || answer_text(&answer))
+    };
+    let Some(every) = args.every else {
+        once()?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    while !ui.is_cancelled() {
+        // What is published stays; the next round may find the cluster again.
+        if let Err(e) = once() {
+            ui.warn(&format!("{e:#}"));
+        }
+        let _ = ui.pause(Duration::from_nanos(every.0));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn answer_text(answer: &NodeAnswer) -> String {
+    let mut out = String::new();
+    for of in &answer.contracts {
+        let takes: Vec<String> = of.takes.iter().map(|(name, n)| format!("{name} {n}")).collect();
+        let word = match (&of.refused, of.in_force) {
+            (_, true) => "in force".to_owned(),
+            (None, false) => "fits".to_owned(),
+            (Some(why), false) => format!("does not fit: {}", terminal(why, false)),
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{}: {word} ({})", of.resource, takes.join(", "));
+    }
+    out
+}
+
+#[derive(Serialize)]
+struct Constraints {
+    demands: Vec<Demand>,
+    resources: Vec<String>,
+    constraints: String,
+    applied: bool,
+}
+
+fn run_constraints(args: &ConstraintsArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let contracts = load(&args.file.file)?;
+    let published = published(Crm, &contracts)?;
+    for of in &contracts {
+        anyhow::ensure!(
+            published.iter().any(|p| p.resource == of.resource),
+            "no node has published what {} takes: run `rtvirtio-pacemaker publish` on each",
+            of.resource
+        );
+    }
+    let demands = demands(&contracts, &published);
+    if args.apply {
+        need_root("constraints --apply")?;
+        write_constraints(Crm, &contracts, &demands)?;
+    }
+    let all = Constraints {
+        demands,
+        resources: contracts.iter().map(primitive_xml).collect(),
+        constraints: constraints_xml(&contracts),
+        applied: args.apply,
+    };
+    show(ui, &all, || {
+        let mut out = String::new();
+        for of in &all.demands {
+            let takes: Vec<String> = of.takes.iter().map(|(name, n)| format!("{name}={n}")).collect();
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "{} takes {}", of.resource, takes.join(" "));
+        }
+        out + &all.resources.join("\n") + "\n" + &all.constraints + "\n"
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_show(args: &FileArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let contracts = load(&args.file)?;
+    let all = published(Crm, &contracts)?;
+    show(ui, &all, || table(&all))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(all: &[Published]) -> String {
+    let style = style();
+    let mut t = Table::new(vec![
+        Column::name("contract"),
+        Column::name("node"),
+        Column::word(""),
+        Column::name("takes"),
+        Column::name("why"),
+    ]);
+    for p in all {
+        let takes: Vec<String> = p.takes.iter().map(|(name, n)| format!("{name} {n}")).collect();
+        let (word, paint) = if p.veto { ("VETO", Paint::Bad) } else { ("fits", Paint::Good) };
+        t.row(vec![
+            terminal(&p.resource, style.ascii).into(),
+            terminal(&p.node, style.ascii).into(),
+            Cell::painted(word, Some(paint)),
+            terminal(&takes.join(", "), style.ascii).into(),
+            terminal(&p.why, style.ascii).into(),
+        ]);
+    }
+    t.draw(&style)
+}
+
+fn run_agent(args: &AgentArgs, global: &Global, ui: &Ui) -> ExitCode {
+    if args.action == "meta-data" {
+        print!("{METADATA}");
+        return ExitCode::SUCCESS;
+    }
+    let variable = |name: &str| std::env::var(name).ok();
+    let code = match Parameters::of_environment(&variable, &global.dirs()) {
+        Ok(parameters) => agent::run(&args.action, &parameters, ui),
+        Err(why) => {
+            ui.warn(&why);
+            Ocf::Configured
+        }
+    };
+    ExitCode::from(code as u8)
+}

@@ -1,0 +1,215 @@
+//! The resource agent, called as Pacemaker's executor calls it, on a real QEMU.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rtvirtio_kernel::{Cgroups, Root};
+use rtvirtio_testkit::{Machine, Need, has, skip, tempdir, unique};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_rtvirtio-pacemaker");
+const NEEDS: [Need; 3] = [Need::Root, Need::QEMU, Need::RT_GROUPS];
+
+struct Agent {
+    spec: PathBuf,
+    state: PathBuf,
+    disk: bool,
+}
+
+impl Agent {
+    fn run(&self, action: &str) -> (Option<i32>, String) {
+        let out: Output = Command::new(PROGRAM)
+            .args(["agent", action, "--state-dir"])
+            .arg(&self.state)
+            .arg("--run-dir")
+            .arg(self.state.with_file_name("run"))
+            .env("OCF_RESKEY_spec", &self.spec)
+            .env("OCF_RESOURCE_INSTANCE", "plc")
+            .env("OCF_RESKEY_disk", self.disk.to_string())
+            .output()
+            .unwrap();
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    }
+
+    fn ok(&self, action: &str) -> String {
+        let (code, said) = self.run(action);
+        assert_eq!(code, Some(0), "{action}: {said}");
+        said
+    }
+
+    fn write(&self, vm: &str, qmp: &Path, budget: &str) {
+        let spec = format!(
+            "[device]\npath = \"/dev/vda\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"{}\"\ncpu = {{ budget = \"{budget}\", period = \"100ms\" }}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n",
+            qmp.display()
+        );
+        fs::write(&self.spec, spec).unwrap();
+    }
+}
+
+#[test]
+fn a_contract_comes_is_restored_changes_and_goes() {
+    if !has("a_contract_comes_is_restored_changes_and_goes", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let vm = unique("ocf");
+    let mut machine = Machine::spinning(dir.path(), &vm, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    agent.write(&vm, machine.qmp(), "1ms");
+    let budget = Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}/cpu.rt_runtime_us"));
+    let found = || fs::read_to_string(&budget).ok().map(|t| t.trim().to_owned());
+    assert_eq!(agent.run("monitor").0, Some(7), "nothing is applied");
+    agent.ok("start");
+    assert_eq!(found().as_deref(), Some("1000"));
+    agent.ok("start");
+    assert_eq!(agent.ok("monitor"), "");
+    // Another program: said, and put right.
+    fs::write(&budget, "700").unwrap();
+    let said = agent.ok("monitor");
+    assert!(said.contains("was changed to 700") && said.contains("applied again"), "{said}");
+    assert_eq!(found().as_deref(), Some("1000"));
+    // The user: the new contract.
+    agent.write(&vm, machine.qmp(), "2ms");
+    let said = agent.ok("monitor");
+    assert!(said.contains("asks for 2ms in 100ms now"), "{said}");
+    assert_eq!(found().as_deref(), Some("2000"));
+    // A file that is broken takes nothing away.
+    let good = fs::read(&agent.spec).unwrap();
+    fs::write(&agent.spec, "[[vm").unwrap();
+    assert!(agent.ok("monitor").contains("held as applied"));
+    assert_eq!(agent.run("validate-all").0, Some(6));
+    fs::write(&agent.spec, good).unwrap();
+    agent.ok("stop");
+    assert_eq!(found(), None, "its group is gone");
+    assert_eq!(agent.run("monitor").0, Some(7));
+    agent.ok("stop");
+    // A VM that has ended takes its contract with it.
+    agent.ok("start");
+    machine.kill();
+    assert_eq!(agent.run("monitor").0, Some(7));
+    agent.ok("stop");
+    assert_eq!(found(), None);
+}
+
+/// Of the flash twin.
+const PROFILE: &str = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
+
+/// A loop device and the cgroups of two VMs; all of it goes with it.
+struct Disk {
+    name: String,
+    cgroups: Cgroups,
+    parent: PathBuf,
+}
+
+impl Disk {
+    fn new(test: &str, dir: &Path) -> Option<Self> {
+        let root = Root::default();
+        let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
+        let file = dir.join("disk.img");
+        fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
+        let path = String::from_utf8(out.stdout).unwrap();
+        let Some(name) = path.trim().strip_prefix("/dev/") else {
+            skip(test, &String::from_utf8_lossy(&out.stderr));
+            return None;
+        };
+        let disk =
+            Self { name: name.to_owned(), cgroups, parent: format!("/rtvirtio-{}", unique("disk")).into() };
+        for vm in ["plc", "bulk"] {
+            disk.cgroups.create(&root, &disk.parent.join(vm)).unwrap();
+        }
+        // An earlier user of this loop device may have left another.
+        fs::write(disk.scheduler(), "none").unwrap();
+        Some(disk)
+    }
+
+    fn scheduler(&self) -> String {
+        format!("/sys/block/{}/queue/scheduler", self.name)
+    }
+
+    fn elevator(&self) -> String {
+        let text = fs::read_to_string(self.scheduler()).unwrap();
+        text.split_once('[').unwrap().1.split_once(']').unwrap().0.to_owned()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let root = Root::default();
+        for vm in ["plc", "bulk"] {
+            let _ = self.cgroups.remove(&root, &self.parent.join(vm));
+        }
+        let _ = self.cgroups.remove(&root, &self.parent);
+        let _ = fs::write(self.scheduler(), "none");
+        let _ = Command::new("losetup").arg("-d").arg(format!("/dev/{}", self.name)).status();
+    }
+}
+
+#[test]
+fn with_disk_the_kernels_settings_are_planned_and_held() {
+    let test = "with_disk_the_kernels_settings_are_planned_and_held";
+    if !has(test, &[Need::Root, Need::Path("/dev/loop-control", "no loop devices")]) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let Some(disk) = Disk::new(test, dir.path()) else { return };
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: true };
+    let vm = |name: &str, task: &str| {
+        format!(
+            "[[vm]]\nname = \"{name}\"\ncgroup = '{}'\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n{task}\n",
+            disk.parent.join(name).display()
+        )
+    };
+    let target = "rate = \"300/s\"\ntarget = { percentile = \"p99.99\", latency = \"25ms\" }";
+    let head = format!("[device]\npath = \"/dev/{}\"\n", disk.name);
+    let spec = head.clone()
+        + &vm("plc", target)
+        + &vm("bulk", "depth = 128").replace("4KiB\"\ndepth", "64KiB\"\ndepth");
+    fs::write(&agent.spec, spec).unwrap();
+    let (code, said) = agent.run("start");
+    assert!(code == Some(1) && said.contains("has not been measured"), "{code:?} {said}");
+    let profiles = agent.state.join("profiles");
+    fs::create_dir_all(&profiles).unwrap();
+    let mut profile: serde_json::Value = serde_json::from_str(PROFILE).unwrap();
+    profile["device"] = disk.name.clone().into();
+    fs::write(profiles.join(format!("{}.json", disk.name)), profile.to_string()).unwrap();
+    let before = disk.elevator();
+    agent.ok("start");
+    assert_eq!(agent.ok("monitor"), "");
+    let journal = fs::read_to_string(agent.state.join("contracts/plc/journal.json")).unwrap();
+    assert!(journal.contains("bulk") || journal.contains(&disk.name), "{journal}");
+    let planned = disk.elevator();
+    if planned != before {
+        fs::write(disk.scheduler(), &before).unwrap();
+        assert!(agent.ok("monitor").contains("applied again"));
+        assert_eq!(disk.elevator(), planned);
+    }
+    agent.ok("stop");
+    assert_eq!(disk.elevator(), before);
+    // Without a target no setting is asked for, and that is held too.
+    fs::write(&agent.spec, head + &vm("plc", "rate = \"10/s\"")).unwrap();
+    agent.ok("start");
+    assert_eq!(agent.ok("monitor"), "");
+    agent.ok("stop");
+    assert_eq!(agent.run("monitor").0, Some(7));
+}
+
+#[test]
+fn it_says_what_it_is_and_refuses_what_it_does_not_know() {
+    let agent = |action: &str, spec: Option<&str>| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["agent", action]).env_remove("OCF_RESKEY_spec").env("OCF_RESOURCE_INSTANCE", "plc");
+        if let Some(spec) = spec {
+            command.env("OCF_RESKEY_spec", spec);
+        }
+        command.output().unwrap()
+    };
+    let out = agent("meta-data", None);
+    let xml = String::from_utf8(out.stdout).unwrap();
+    for part in ["<resource-agent name=\"contract\"", "name=\"spec\"", "name=\"monitor\""] {
+        assert!(out.status.success() && xml.contains(part), "{xml}");
+    }
+    assert_eq!(agent("start", None).status.code(), Some(6), "no spec");
+    assert_eq!(agent("promote", Some("/x")).status.code(), Some(3));
+}

@@ -1,0 +1,63 @@
+//! `contract`: contracts that the service keeps.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// `contract`.
+#[derive(Args, Debug)]
+pub struct ContractArgs {
+    /// The directory with the contracts, one spec in each `*.toml`
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RTVIRTIO_CONTRACTS_DIR",
+        default_value = "/etc/rtvirtio/contracts.d"
+    )]
+    pub contracts: PathBuf,
+    /// What is done.
+    #[command(subcommand)]
+    pub command: ContractCommand,
+}
+
+/// What is done with a contract.
+#[derive(Subcommand, Debug)]
+pub enum ContractCommand {
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio contract set plc plant.toml
+  sudo rtvirtio contract set plc plant.toml --contracts /srv/contracts")]
+    /// Make a VM's part of a spec its contract, in place of the one it has
+    Set {
+        /// The VM
+        vm: String,
+        /// The spec with the VM
+        spec: PathBuf,
+    },
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio contract show
+  sudo rtvirtio contract show plc --json | jq '.[].state'")]
+    /// Show contracts, and how they stand
+    Show {
+        /// One VM; all without it
+        vm: Option<String>,
+    },
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio contract remove plc")]
+    /// Remove a VM's contract; the service puts back what is in force for it
+    Remove {
+        /// The VM
+        vm: String,
+    },
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio contract accept plc")]
+    /// Accept the contract that a VM waits for, where the service asks (`mode = "ask"`)
+    Accept {
+        /// The VM
+        vm: String,
+    },
+}

@@ -1,0 +1,62 @@
+//! `rtvirtio contract`.
+
+use std::process::ExitCode;
+
+use rtvirtio_console::{Global, Ui, need_root, show};
+use rtvirtio_daemon::api::Client;
+use rtvirtio_daemon::{Snapshot, VmSnapshot, contract_files, socket};
+use rtvirtio_workflow::Progress as _;
+use serde_json::{Value, json};
+
+use super::service::{self, vm_lines};
+use crate::args::{ContractArgs, ContractCommand};
+
+/// `rtvirtio contract`.
+pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let dir = &args.contracts;
+    let running = Client::find(&global.run_dir).is_some();
+    let hint = || {
+        if !running {
+            ui.step(
+                "rtvirtiod does not run: the contract is kept once it does (`systemctl start rtvirtiod`)",
+            );
+        }
+    };
+    match &args.command {
+        ContractCommand::Set { vm, spec } => {
+            need_root("contract set")?;
+            let file = contract_files::set(dir, vm, spec)?;
+            hint();
+            show(ui, &json!({ "vm": vm, "file": file }), || format!("wrote {}\n", file.display()))?;
+        }
+        ContractCommand::Remove { vm } => {
+            need_root("contract remove")?;
+            let file = contract_files::remove(dir, vm)?;
+            if !running {
+                ui.step("rtvirtiod does not run: what is in force for the VM stays until it does, or until `rtvirtio revert`");
+            }
+            show(ui, &json!({ "vm": vm, "file": file }), || {
+                format!("removed {vm} from {}\n", file.display())
+            })?;
+        }
+        ContractCommand::Accept { vm } => {
+            let client = Client::new(socket(&global.run_dir));
+            let answer: Value = client.post(&format!("/v1/vms/{vm}/accept"))?;
+            show(ui, &answer, || format!("{vm}: accepted\n"))?;
+        }
+        ContractCommand::Show { vm } => {
+            let client = Client::new(socket(&global.run_dir));
+            let status: Snapshot = client.get("/v1/status")?;
+            let chosen: Vec<&VmSnapshot> =
+                status.vms.iter().filter(|one| vm.as_ref().is_none_or(|vm| one.name == *vm)).collect();
+            anyhow::ensure!(
+                vm.is_none() || !chosen.is_empty(),
+                "no contract names a VM `{}`: `rtvirtio contract show` lists those that there are",
+                vm.as_deref().unwrap_or_default()
+            );
+            show(ui, &chosen, || vm_lines(&chosen))?;
+            return Ok(service::exit_code(&status));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

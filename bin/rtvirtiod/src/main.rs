@@ -1,0 +1,103 @@
+//! The service: arguments, its log, systemd.
+
+mod args;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context as _;
+use rtvirtio_console::{finish, need_root};
+use rtvirtio_daemon::api::Listeners;
+use rtvirtio_daemon::linux::Places;
+use rtvirtio_daemon::{Config, Event, EventKind, Mode, Service, ServiceOptions, Told, socket};
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use args::Cli;
+
+fn main() -> ExitCode {
+    let cli: Cli = match rtvirtio_console::parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
+    finish(run(&cli), cli.global.json)
+}
+
+fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
+    need_root("rtvirtiod")?;
+    let mut config = Config::load(&cli.config)?;
+    match cli.mode.as_deref() {
+        Some("observe") => config.mode = Mode::Observe,
+        Some("ask") => config.mode = Mode::Ask,
+        Some(_) => config.mode = Mode::Auto,
+        None => {}
+    }
+    let dirs = cli.global.dirs();
+    let options = ServiceOptions {
+        listeners: Listeners { socket: socket(&dirs.run), group: Some(cli.group.clone()), tcp: cli.listen },
+        places: Places { dirs, contracts: cli.contracts.clone(), specs: cli.specs.clone() },
+        config,
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("signals")?;
+    }
+    let mut service = Service::start(options)?;
+    let log = Log { json: cli.global.json, quiet: cli.global.quiet };
+    let mut ready = false;
+    service.run(&stop, &mut |told| match told {
+        Told::Event(event) => log.line(event),
+        Told::Pass => {
+            // systemd may be absent, and need not hear every time.
+            let _ = match ready {
+                false => sd_notify::notify(false, &[NotifyState::Ready]),
+                true => sd_notify::notify(false, &[NotifyState::Watchdog]),
+            };
+            ready = true;
+        }
+    });
+    let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Events as lines: on standard error with the priority that systemd's journal reads, or as JSON on
+/// standard output.
+struct Log {
+    json: bool,
+    quiet: bool,
+}
+
+impl Log {
+    fn line(&self, event: &Event) {
+        if self.json {
+            // A closed output must not stop the service.
+            let _ = writeln!(std::io::stdout(), "{}", event.to_json());
+            return;
+        }
+        let priority = match event.kind {
+            EventKind::Failed => 3,
+            EventKind::Drift | EventKind::Refused | EventKind::Fault => 4,
+            EventKind::Waiting | EventKind::Changed => 5,
+            EventKind::Started | EventKind::Appeared | EventKind::Gone | EventKind::Note => 6,
+        };
+        if self.quiet && priority > 4 {
+            return;
+        }
+        let prefix = if std::env::var_os("JOURNAL_STREAM").is_some() {
+            format!("<{priority}>")
+        } else {
+            String::new()
+        };
+        let vm = event.vm.as_ref().map_or_else(String::new, |vm| format!("{vm}: "));
+        let text = rtvirtio_report::terminal(&event.text, false);
+        let mut out = std::io::stderr().lock();
+        let _ = writeln!(out, "{prefix}{vm}{text}");
+        for change in &event.changes {
+            let old = change.old.as_deref().unwrap_or("(absent)");
+            let line = format!("{}: {old} -> {} ({})", change.knob, change.new, change.path);
+            let _ = writeln!(out, "{prefix}  {}", rtvirtio_report::terminal(&line, false));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Days that go wrong: VMs that die while they are taken in, a full disk for journals, many VMs at
+//! once.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Plc, Rig, can_run};
+use rtvirtio_testkit::site::{Random, number, wait_for};
+use serde_json::Value;
+
+#[test]
+fn vms_that_die_at_any_moment_leave_nothing_and_disturb_no_other() {
+    if !can_run("vms_that_die_at_any_moment_leave_nothing_and_disturb_no_other") {
+        return;
+    }
+    let mut random = Random::new();
+    println!("RTVIRTIO_SEED={}", random.seed());
+    let mut rig = Rig::new();
+    let (mut dying, steady) = (Plc::start(&rig, "dying"), Plc::start(&rig, "steady"));
+    steady.contract(&rig, "4ms", "");
+    dying.contract(&rig, "4ms", "");
+    rig.start(&[]);
+    rig.wait_state(&steady.name, "in_force");
+    for _ in 0..8 {
+        // From before it is seen to after it is in force.
+        std::thread::sleep(Duration::from_secs_f64(0.5 * random.next()));
+        dying.machine = None;
+        dying.boot();
+    }
+    dying.machine = None;
+    rig.wait_state(&dying.name, "off");
+    wait_for("the group's end", || !dying.group().exists());
+    assert_eq!(rig.vm(&steady.name)["state"], "in_force");
+    let touched = |e: &Value| e["vm"] == steady.name.as_str() && e["kind"] == "failed";
+    let failed: Vec<Value> = rig.events().into_iter().filter(touched).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    dying.boot();
+    rig.wait_state(&dying.name, "in_force");
+}
+
+/// A small file system. Unmounted when it is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(dir: &Path) -> Self {
+        fs::create_dir_all(dir).unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=256k,mode=0755", "rtvirtio-test"])
+            .arg(dir)
+            .status();
+        assert!(mounted.unwrap().success());
+        Self(dir.to_owned())
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn without_room_for_the_journal_nothing_is_touched() {
+    if !can_run("without_room_for_the_journal_nothing_is_touched") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let plc = Plc::start(&rig, "plc");
+    let before = plc.vcpus(&rig);
+    let small = Small::mount(&rig.site.state_dir());
+    rig.start(&[]);
+    wait_for("the service", || rig.status()["pid"].is_number());
+    let filler = rig.site.state_dir().join("filler");
+    // Ends with the last byte that there is.
+    let _ = fs::write(&filler, vec![0_u8; 1 << 20]);
+    plc.contract(&rig, "4ms", "");
+    rig.wait_state(&plc.name, "failed");
+    let why = rig.vm(&plc.name)["why"].as_str().unwrap().to_owned();
+    assert!(why.contains("No space") || why.contains("free some space"), "{why}");
+    assert_eq!((plc.vcpus(&rig), plc.group().exists()), (before.clone(), false));
+
+    fs::remove_file(&filler).unwrap();
+    rig.wait_state(&plc.name, "in_force");
+    rig.contract(&["remove", &plc.name]);
+    wait_for("the end of the contract", || !plc.group().exists());
+    wait_for("the old policy", || plc.vcpus(&rig) == before);
+    rig.kill();
+    drop(small);
+}
+
+#[test]
+fn many_vms_that_start_at_once_get_their_contracts() {
+    if !can_run("many_vms_that_start_at_once_get_their_contracts") {
+        return;
+    }
+    let n = number("RTVIRTIO_VMS", 16);
+    let mut rig = Rig::new();
+    rig.start(&[]);
+    let vms: Vec<Plc> = (0..n).map(|i| Plc::start(&rig, &format!("m{i}"))).collect();
+    // All contracts in one moment: in one file.
+    let mut spec = "[device]\npath = \"/dev/sdz\"\n".to_owned();
+    for vm in &vms {
+        spec += &format!(
+            "[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"1ms\", period = \"100ms\" }}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+            vm.name,
+            vm.qmp().display()
+        );
+    }
+    fs::write(rig.contracts().join("all.toml"), spec).unwrap();
+    wait_for("all contracts", || {
+        let status = rig.status();
+        let vms = status["vms"].as_array().cloned().unwrap_or_default();
+        vms.len() == n as usize && vms.iter().all(|vm| vm["state"] == "in_force")
+    });
+    fs::remove_file(rig.contracts().join("all.toml")).unwrap();
+    wait_for("their end", || vms.iter().all(|vm| !vm.group().exists()));
+}

@@ -1,0 +1,210 @@
+//! The service with directories of its own, and QEMU machines that it keeps contracts for.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rtvirtio_testkit::site::{Site, program, text, wait_for};
+use rtvirtio_testkit::{HANG, Machine, Need, has};
+use rtvirtio_vmm::Qmp;
+use serde_json::Value;
+
+/// The service's process; killed when this is dropped, as `kill -9` does.
+pub struct Service(pub Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Directories, and perhaps a service on them. The service goes first: what is in force is put back
+/// by the site.
+pub struct Rig {
+    pub service: Option<Service>,
+    pub site: Site,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Budgets of all rigs come out of one host's: one rig at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Whether CPU contracts of real machines can be had here.
+pub fn can_run(test: &str) -> bool {
+    has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU])
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let rig = Self { service: None, site: Site::new(), _alone: alone };
+        fs::create_dir_all(rig.contracts()).unwrap();
+        rig
+    }
+
+    pub fn contracts(&self) -> PathBuf {
+        self.site.dir.path().join("contracts.d")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.site.run_dir().join("rtvirtiod.sock")
+    }
+
+    /// `rtvirtiod` on these directories, with further options.
+    pub fn command(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(program("rtvirtiod"));
+        command
+            .args(["--config", self.config().to_str().unwrap()])
+            .args(["--contracts", self.contracts().to_str().unwrap()])
+            .args(options)
+            .env("RTVIRTIO_RUN_DIR", self.site.run_dir())
+            .env("RTVIRTIO_STATE_DIR", self.site.state_dir())
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.site.dir.path().join("rtvirtiod.toml")
+    }
+
+    /// Starts it, and waits until it answers.
+    pub fn start(&mut self, options: &[&str]) {
+        let log = fs::File::options()
+            .append(true)
+            .create(true)
+            .open(self.site.dir.path().join("rtvirtiod.log"))
+            .unwrap();
+        let child = self.command(options).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        self.service = Some(Service(child));
+        wait_for("the service", || std::os::unix::net::UnixStream::connect(self.socket()).is_ok());
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.service = None;
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.site.dir.path().join("rtvirtiod.log")).unwrap_or_default()
+    }
+
+    /// What `rtvirtio status --json` says of the service.
+    pub fn status(&self) -> Value {
+        self.site.json(&["status"]).1["service"].clone()
+    }
+
+    /// One VM of it.
+    pub fn vm(&self, name: &str) -> Value {
+        let status = self.status();
+        let vms = status["vms"].as_array().cloned().unwrap_or_default();
+        vms.into_iter().find(|vm| vm["name"] == name).unwrap_or(Value::Null)
+    }
+
+    pub fn wait_state(&self, name: &str, state: &str) {
+        let begin = std::time::Instant::now();
+        loop {
+            let last = self.vm(name);
+            if last["state"] == state {
+                return;
+            }
+            assert!(begin.elapsed() < HANG, "{name} is not {state}: {last:#}\n{}", self.log());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+
+    /// Runs `rtvirtio contract ...` and expects success.
+    pub fn contract(&self, args: &[&str]) -> String {
+        let contracts = self.contracts();
+        let all = [&["contract"], args, &["--contracts", contracts.to_str().unwrap()]].concat();
+        self.site.ok(&all)
+    }
+
+    /// The events of the service's file.
+    pub fn events(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.site.state_dir().join("history.jsonl")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+}
+
+/// A machine with room for one more vCPU, and its spec.
+pub struct Plc {
+    pub machine: Option<Machine>,
+    pub name: String,
+    dir: PathBuf,
+}
+
+impl Plc {
+    pub fn start(rig: &Rig, name: &str) -> Self {
+        let dir = rig.site.dir.path().join(name);
+        fs::create_dir_all(&dir).unwrap();
+        let mut plc = Self { machine: None, name: rig.site.vm(name), dir };
+        plc.boot();
+        plc
+    }
+
+    /// Starts it again, at the same socket.
+    pub fn boot(&mut self) {
+        let options = ["-machine", "q35", "-smp", "1,maxcpus=2"];
+        self.machine = None;
+        let _ = fs::remove_file(self.dir.join("qmp"));
+        self.machine = Some(Machine::start(&self.dir, &self.name, &options));
+    }
+
+    pub fn qmp(&self) -> PathBuf {
+        self.dir.join("qmp")
+    }
+
+    pub fn spec(&self, rig: &Rig, budget: &str, more: &str) -> PathBuf {
+        let path = rig.site.dir.path().join(format!("{}.spec.toml", self.name));
+        let spec = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"{budget}\", period = \"20ms\" }}\n\
+             {more}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+            self.name,
+            self.qmp().display()
+        );
+        fs::write(&path, spec).unwrap();
+        path
+    }
+
+    /// Sets its contract.
+    pub fn contract(&self, rig: &Rig, budget: &str, more: &str) {
+        let spec = self.spec(rig, budget, more);
+        rig.contract(&["set", &self.name, spec.to_str().unwrap()]);
+    }
+
+    /// Plugs the second vCPU in. The monitor serves one client at a time, and others ask it too.
+    pub fn plug(&self) {
+        let mut qmp = Qmp::connect(&self.qmp(), HANG).unwrap();
+        let all = qmp.execute("query-hotpluggable-cpus", None).unwrap();
+        let free = all.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap();
+        let mut arguments = free["props"].clone();
+        arguments["driver"] = free["type"].clone();
+        qmp.execute("device_add", Some(arguments)).unwrap();
+    }
+
+    /// Policy and priority of its vCPUs.
+    pub fn vcpus(&self, rig: &Rig) -> Vec<(String, u64)> {
+        let pid = self.machine.as_ref().unwrap().pid().to_string();
+        let all = rig.site.json(&["threads", &pid]).1;
+        let threads = all[0]["threads"].as_array().unwrap().iter();
+        let vcpus = threads.filter(|t| t["role"]["kind"] == "vcpu");
+        vcpus.map(|t| (t["policy"].as_str().unwrap().to_owned(), t["priority"].as_u64().unwrap())).collect()
+    }
+
+    /// The group of its contract.
+    pub fn group(&self) -> PathBuf {
+        Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{}", self.name))
+    }
+
+    pub fn budget(&self) -> Option<String> {
+        let text = fs::read_to_string(self.group().join("cpu.rt_runtime_us")).ok()?;
+        Some(text.trim().to_owned())
+    }
+}
+
+pub fn output_text(out: &std::process::Output) -> String {
+    text(&out.stdout) + &text(&out.stderr)
+}

@@ -1,0 +1,189 @@
+//! Contracts of real QEMU machines through the days of a service: put in force, new threads,
+//! restarts, `kill -9`, another program's hand, removal.
+
+mod common;
+
+use std::fs;
+
+use common::{Plc, Rig, can_run};
+use rtvirtio_testkit::site::wait_for;
+use serde_json::Value;
+
+fn fifo(n: usize) -> Vec<(String, u64)> {
+    vec![("fifo".to_owned(), 1); n]
+}
+
+#[test]
+fn a_contract_is_put_in_force_kept_through_kill_9_and_put_back() {
+    if !can_run("a_contract_is_put_in_force_kept_through_kill_9_and_put_back") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let plc = Plc::start(&rig, "plc");
+    let before = plc.vcpus(&rig);
+    rig.start(&[]);
+    plc.contract(&rig, "4ms", "criticality = \"high\"");
+    rig.wait_state(&plc.name, "in_force");
+    assert_eq!((plc.vcpus(&rig), plc.budget().as_deref()), (fifo(1), Some("4000")));
+
+    // A new thread is taken in.
+    plc.plug();
+    wait_for("the new vCPU", || plc.vcpus(&rig) == fifo(2));
+
+    // Killed, nothing changes; started again it finds all as it was.
+    rig.kill();
+    assert_eq!((plc.vcpus(&rig), plc.budget().as_deref()), (fifo(2), Some("4000")));
+    let events = rig.events().len();
+    rig.start(&[]);
+    rig.wait_state(&plc.name, "in_force");
+    let changed: Vec<Value> =
+        rig.events()[events..].iter().filter(|e| e["kind"] == "changed").cloned().collect();
+    assert!(changed.is_empty(), "{changed:#?}");
+
+    // `apply` and `revert` by hand do not work against it.
+    let spec = plc.spec(&rig, "5ms", "");
+    let out = rig.site.output(&["apply", spec.to_str().unwrap(), "--cpu-only"]);
+    assert!(common::output_text(&out).contains("rtvirtio contract remove"), "{}", common::output_text(&out));
+    let out = rig.site.output(&["revert"]);
+    assert_eq!(out.status.code(), Some(3), "{}", common::output_text(&out));
+    assert_eq!(plc.budget().as_deref(), Some("4000"));
+
+    // Another budget, then none.
+    plc.contract(&rig, "5ms", "");
+    wait_for("the new budget", || plc.budget().as_deref() == Some("5000"));
+    rig.contract(&["remove", &plc.name]);
+    wait_for("the end of the contract", || !plc.group().exists());
+    wait_for("the old policy", || plc.vcpus(&rig).iter().all(|v| *v == before[0]));
+    let reasons: Vec<String> = rig.events().iter().map(|e| e["text"].as_str().unwrap().to_owned()).collect();
+    for reason in ["the contract in ", "its contract was changed", "its contract was removed"] {
+        assert!(reasons.iter().any(|text| text.contains(reason)), "{reason}: {reasons:#?}");
+    }
+}
+
+#[test]
+fn a_restarted_vm_has_its_contract_again_and_a_stopped_service_can_be_reverted() {
+    if !can_run("a_restarted_vm_has_its_contract_again_and_a_stopped_service_can_be_reverted") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let mut plc = Plc::start(&rig, "plc");
+    plc.contract(&rig, "4ms", "");
+    rig.start(&[]);
+    rig.wait_state(&plc.name, "in_force");
+    plc.machine = None;
+    rig.wait_state(&plc.name, "off");
+    wait_for("the group's end", || !plc.group().exists());
+    plc.boot();
+    rig.wait_state(&plc.name, "in_force");
+    assert_eq!(plc.vcpus(&rig), fifo(1));
+
+    // It ends while nothing watches, and comes again before the service does.
+    rig.kill();
+    plc.boot();
+    rig.start(&[]);
+    wait_for("the contract of the new start", || plc.vcpus(&rig) == fifo(1));
+    rig.wait_state(&plc.name, "in_force");
+
+    rig.kill();
+    let (code, status) = rig.site.json(&["status"]);
+    assert_eq!((code, &status["contracts_in_force"][0]), (3, &Value::from(plc.name.clone())));
+    let (code, reverted) = rig.site.json(&["revert"]);
+    assert_eq!((code, &reverted["done"]), (0, &Value::from(true)), "{reverted:#}");
+    assert!(!plc.group().exists());
+}
+
+#[test]
+fn another_hand_on_a_knob_meets_the_policy() {
+    if !can_run("another_hand_on_a_knob_meets_the_policy") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let plc = Plc::start(&rig, "plc");
+    plc.contract(&rig, "4ms", "");
+    let write = |value: &str| fs::write(plc.group().join("cpu.rt_runtime_us"), value).unwrap();
+
+    // Restored: the default.
+    fs::write(rig.config(), "compare = \"200ms\"\n").unwrap();
+    rig.start(&[]);
+    rig.wait_state(&plc.name, "in_force");
+    write("3000");
+    wait_for("the budget again", || plc.budget().as_deref() == Some("4000"));
+    rig.kill();
+
+    // Reported and left.
+    fs::write(rig.config(), "compare = \"200ms\"\n[drift]\nbudget = \"report\"\n").unwrap();
+    rig.start(&[]);
+    rig.wait_state(&plc.name, "in_force");
+    write("3000");
+    rig.wait_state(&plc.name, "drift");
+    let drift = rig.vm(&plc.name)["drift"][0].clone();
+    assert_eq!((&drift["wanted"], &drift["found"]), (&Value::from("4000"), &Value::from("3000")));
+    assert_eq!(plc.budget().as_deref(), Some("3000"));
+    rig.kill();
+
+    // Left to the other program for good.
+    fs::write(rig.config(), "compare = \"200ms\"\n[drift]\nbudget = \"yield\"\n").unwrap();
+    rig.start(&[]);
+    rig.wait_state(&plc.name, "in_force");
+    assert_eq!(plc.budget().as_deref(), Some("3000"));
+    rig.contract(&["remove", &plc.name]);
+    wait_for("the end of the contract", || !plc.group().exists());
+}
+
+#[test]
+fn what_does_not_fit_gives_way_by_criticality_and_a_malformed_file_concerns_only_itself() {
+    if !can_run("what_does_not_fit_gives_way_by_criticality_and_a_malformed_file_concerns_only_itself") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (low, high) = (Plc::start(&rig, "low"), Plc::start(&rig, "high"));
+    low.contract(&rig, "12ms", "criticality = \"low\"");
+    rig.start(&[]);
+    rig.wait_state(&low.name, "in_force");
+    high.contract(&rig, "12ms", "criticality = \"high\"");
+    rig.wait_state(&high.name, "in_force");
+    rig.wait_state(&low.name, "refused");
+    assert!(rig.vm(&low.name)["why"].as_str().unwrap().contains("too much"));
+    assert!(!low.group().exists() && high.budget().as_deref() == Some("12000"));
+
+    fs::write(rig.contracts().join("broken.toml"), "[[vm]\nname = ").unwrap();
+    wait_for("the fault", || rig.status()["faults"].as_array().is_some_and(|f| f.len() == 1));
+    assert_eq!(rig.vm(&high.name)["state"], "in_force");
+    // A contract that becomes unreadable keeps what is in force.
+    fs::write(rig.contracts().join(format!("{}.toml", high.name)), "[[vm]\nname = ").unwrap();
+    rig.wait_state(&high.name, "held");
+    assert_eq!(high.budget().as_deref(), Some("12000"));
+    fs::remove_file(rig.contracts().join(format!("{}.toml", high.name))).unwrap();
+    wait_for("its end", || !high.group().exists());
+    rig.wait_state(&low.name, "in_force");
+}
+
+#[test]
+fn asked_first_and_observing_sets_nothing() {
+    if !can_run("asked_first_and_observing_sets_nothing") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let plc = Plc::start(&rig, "plc");
+    plc.contract(&rig, "4ms", "");
+    rig.start(&["--mode", "observe"]);
+    rig.wait_state(&plc.name, "would_apply");
+    assert!(!plc.group().exists());
+    rig.kill();
+    rig.start(&["--mode", "ask"]);
+    rig.wait_state(&plc.name, "waiting");
+    assert!(!plc.group().exists());
+    rig.contract(&["accept", &plc.name]);
+    rig.wait_state(&plc.name, "in_force");
+    // What was accepted is kept by the next process too.
+    rig.kill();
+    rig.site.ok(&["revert"]);
+    rig.start(&["--mode", "ask"]);
+    rig.wait_state(&plc.name, "in_force");
+    let second = rig.command(&[]).output().unwrap();
+    assert!(
+        common::output_text(&second).contains("another rtvirtiod runs"),
+        "{}",
+        common::output_text(&second)
+    );
+}

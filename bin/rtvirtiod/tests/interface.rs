@@ -1,0 +1,157 @@
+//! The interface of the service: state, events, metrics, and clients that behave badly.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use common::Rig;
+use rtvirtio_testkit::site::{signal, wait_for};
+use rtvirtio_testkit::{HANG, Need, has};
+use rustix::process::Signal;
+use serde_json::Value;
+
+fn contract(rig: &Rig, name: &str) {
+    let text = format!(
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\nqmp = \"/nowhere/{name}.qmp\"\n[[vm.task]]\nname = \"t\"\n\
+         op = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\ntarget = {{ percentile = \"p99\", latency = \"10ms\" }}\n"
+    );
+    fs::write(rig.contracts().join(format!("{name}.toml")), text).unwrap();
+}
+
+/// Status and body of a request on the socket.
+fn ask(rig: &Rig, method: &str, path: &str) -> (u16, String) {
+    answer(UnixStream::connect(rig.socket()).unwrap(), method, path, "localhost")
+}
+
+fn answer<S: Read + Write>(mut stream: S, method: &str, path: &str, host: &str) -> (u16, String) {
+    write!(stream, "{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split_ascii_whitespace().nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+#[test]
+fn state_events_and_metrics_are_served() {
+    if !has("state_events_and_metrics_are_served", &[Need::Root]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    contract(&rig, "plc");
+    rig.start(&[]);
+    wait_for("the contract", || rig.vm("plc")["state"] != Value::Null);
+    let (code, body) = ask(&rig, "GET", "/v1/vms/plc");
+    let vm: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((code, &vm["targets"][0]["task"]), (200, &Value::from("t")));
+    assert_eq!(vm["targets"][0]["latency_ns"], 10_000_000);
+    for (method, path, expected) in [
+        ("GET", "/v1/vms/none", 404),
+        ("GET", "/v2/status", 404),
+        ("GET", "/v1/history?after=x", 400),
+        ("DELETE", "/v1/status", 405),
+        ("POST", "/v1/vms/plc/accept", 409),
+        ("POST", "/v1/compare", 202),
+        ("GET", "/openapi.json", 200),
+    ] {
+        assert_eq!(ask(&rig, method, path).0, expected, "{method} {path}");
+    }
+    let history: Vec<Value> = serde_json::from_str(&ask(&rig, "GET", "/v1/history?limit=1").1).unwrap();
+    assert_eq!(history.len(), 1);
+    let (code, metrics) = ask(&rig, "GET", "/metrics");
+    assert_eq!(code, 200);
+    for line in
+        ["# TYPE rtvirtio_loop_passes_total counter", "rtvirtio_contract_drift_settings{vm=\"plc\"} 0"]
+    {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+
+    // A stream: the state at once, then what happens; with a number, also what was missed.
+    let mut stream = UnixStream::connect(rig.socket()).unwrap();
+    stream.set_read_timeout(Some(HANG)).unwrap();
+    stream.write_all(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: 0\r\n\r\n").unwrap();
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    // In which order the first ones come is not said.
+    let mut wanted = vec!["event: status", "event: observation", "the service began"];
+    while !wanted.is_empty() {
+        let line = lines.next().expect("the stream ended");
+        wanted.retain(|text| !line.contains(text));
+    }
+    fs::write(rig.contracts().join("broken.toml"), "x").unwrap();
+    assert!(lines.by_ref().any(|l| l.starts_with("data: ") && l.contains("broken.toml")));
+
+    // Only root, where there is no group.
+    let mode = fs::metadata(rig.socket()).unwrap().permissions().mode() & 0o777;
+    assert!([0o600, 0o660].contains(&mode), "{mode:o}");
+
+    // SIGTERM ends it, and the socket goes.
+    signal(&rig.service.as_ref().unwrap().0, Signal::TERM);
+    assert!(rig.service.as_mut().unwrap().0.wait().unwrap().success());
+    assert!(!rig.socket().exists());
+}
+
+#[test]
+fn a_client_that_never_reads_holds_nothing() {
+    if !has("a_client_that_never_reads_holds_nothing", &[Need::Root]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    contract(&rig, "plc");
+    rig.start(&[]);
+    let idle: Vec<UnixStream> = (0..8)
+        .map(|_| {
+            let mut stream = UnixStream::connect(rig.socket()).unwrap();
+            stream.write_all(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            stream
+        })
+        .collect();
+    // And one that does not even ask.
+    let silent = UnixStream::connect(rig.socket()).unwrap();
+    // Many changes of state, each sent to all.
+    for i in 0..400 {
+        fs::write(rig.contracts().join("broken.toml"), format!("x{i}")).unwrap();
+        assert_eq!(ask(&rig, "POST", "/v1/compare").0, 202);
+    }
+    let passes = || {
+        let text = ask(&rig, "GET", "/metrics").1;
+        let line = text.lines().find(|l| l.starts_with("rtvirtio_loop_passes_total ")).unwrap().to_owned();
+        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    let before = passes();
+    wait_for("more passes", || passes() > before + 3.0);
+    let rss = fs::read_to_string(format!("/proc/{}/statm", rig.service.as_ref().unwrap().0.id())).unwrap();
+    let pages: u64 = rss.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(pages * 4096 < 128 << 20, "{} MiB", (pages * 4096) >> 20);
+    // Stopped while they hang on it, it ends.
+    signal(&rig.service.as_ref().unwrap().0, Signal::TERM);
+    assert!(rig.service.as_mut().unwrap().0.wait().unwrap().success());
+    drop((idle, silent));
+}
+
+#[test]
+fn on_tcp_it_is_read_only_and_for_this_host() {
+    if !has("on_tcp_it_is_read_only_and_for_this_host", &[Need::Root]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let out = rig.command(&["--listen", "0.0.0.0:0"]).output().unwrap();
+    assert!(common::output_text(&out).contains("no loopback address"), "{}", common::output_text(&out));
+    // A port that is free now; another test would have to take it in this moment.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    rig.start(&["--listen", &address]);
+    let ask = |method, path, host: &str| {
+        let stream = TcpStream::connect(&address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        answer(stream, method, path, host).0
+    };
+    assert_eq!(ask("GET", "/v1/status", &address), 200);
+    assert_eq!(ask("GET", "/v1/status", "localhost"), 200);
+    assert_eq!(ask("POST", "/v1/compare", &address), 404);
+    assert_eq!(ask("GET", "/v1/status", "evil.example"), 403);
+    assert_eq!(ask("GET", "/v1/status", "evil.example:80"), 403);
+}

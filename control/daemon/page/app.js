@@ -1,0 +1,298 @@
+// The page of rtvirtiod: state, observation and events from one stream. Nothing is loaded from elsewhere, and every text from outside
+// goes into the page as text, never as markup.
+"use strict";
+
+const MOST_EVENTS = 500;
+const state = { status: null, seen: null, events: [], chosen: null, filter: "", kind: "", settings: null };
+const $ = (id) => document.getElementById(id);
+
+function el(name, text, attributes) {
+  const node = document.createElement(name);
+  if (text !== undefined && text !== null) node.textContent = text;
+  for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
+  return node;
+}
+
+function svg(name, attributes, text) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+const words = (text) => String(text).replaceAll("_", " ");
+
+function time(ns) {
+  if (ns >= 1e9) return (ns / 1e9).toPrecision(3) + " s";
+  if (ns >= 1e6) return (ns / 1e6).toPrecision(3) + " ms";
+  return (ns / 1e3).toPrecision(3) + " µs";
+}
+
+const share = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1) + " %");
+const colour = (name) => ({ in_force: "good", observed: "good", met: "good", drift: "bad", failed: "bad", refused: "bad", missed: "bad",
+  changed: "", fault: "bad", waiting: "warn", held: "warn", unknown: "warn", unproven: "warn", applied_by_hand: "warn", would_apply: "warn" }[name] || "dim");
+
+function tail(disks, direction) {
+  let worst = null;
+  for (const disk of disks || []) for (const one of disk.directions) {
+    if (one.direction !== direction) continue;
+    const found = one.tails.find((t) => t.percentile === 99.99);
+    if (found && (!worst || found.latency_ns > worst)) worst = found.latency_ns;
+  }
+  return worst === null ? "–" : time(worst);
+}
+
+function verdicts(seen) {
+  const count = {};
+  for (const target of seen?.targets || []) count[target.verdict] = (count[target.verdict] || 0) + 1;
+  return ["missed", "unproven", "met"].filter((v) => count[v]).map((v) => [v, count[v]]);
+}
+
+function shown() {
+  const all = state.status ? state.status.vms : [];
+  const filter = state.filter.toLowerCase();
+  return all.filter((vm) => (vm.name + " " + words(vm.state)).toLowerCase().includes(filter));
+}
+
+function drawSummary() {
+  const status = state.status;
+  if (!status) return;
+  const count = {};
+  for (const vm of status.vms) count[vm.state] = (count[vm.state] || 0) + 1;
+  const parts = Object.entries(count).map(([name, n]) => n + " " + words(name));
+  let text = status.vms.length + " contracts: " + (parts.join(" · ") || "none") + " · mode " + status.mode;
+  const host = state.seen?.host;
+  for (const [resource, value] of Object.entries(host?.pressure || {})) text += " · " + resource + " pressure " + share(value);
+  if (host && typeof host.stolen === "number") text += " · stolen " + share(host.stolen);
+  $("summary").textContent = text;
+  $("faults").replaceChildren(...status.faults.map((f) => el("li", f.file + " is not used: " + f.why)), ...status.problems.map((p) => el("li", p)));
+  $("none").hidden = status.vms.length > 0;
+}
+
+function drawTable() {
+  const body = $("vms").tBodies[0];
+  const focused = document.activeElement?.dataset?.vm;
+  const rows = shown().map((vm) => {
+    const seen = state.seen?.vms[vm.name];
+    const row = el("tr", null, { tabindex: "0", "aria-selected": String(vm.name === state.chosen) });
+    row.dataset.vm = vm.name;
+    row.append(el("td", vm.name));
+    row.append(el("td", words(vm.state), { class: colour(vm.state) }));
+    row.append(el("td", vm.criticality || "–"));
+    const targets = el("td");
+    const judged = verdicts(seen);
+    if (!judged.length) targets.textContent = vm.targets.length ? "–" : "none";
+    for (const [name, n] of judged) targets.append(el("span", n + " " + name + " ", { class: colour(name) }));
+    row.append(targets);
+    let rate = 0;
+    for (const disk of seen?.disks || []) for (const one of disk.directions) if (one.direction !== "flush") rate += one.rate;
+    row.append(el("td", tail(seen?.disks, "read"), { class: "n" }), el("td", tail(seen?.disks, "write"), { class: "n" }));
+    row.append(el("td", seen?.disks.length ? rate.toFixed(0) + "/s" : "–", { class: "n" }));
+    row.append(el("td", seen ? share(seen.cpu_used) : "–", { class: "n" }), el("td", share(seen?.cpu_delay), { class: "n" }));
+    row.append(el("td", typeof seen?.throttled_per_s === "number" ? seen.throttled_per_s.toFixed(1) + "/s" : "–", { class: "n" }));
+    return row;
+  });
+  body.replaceChildren(...rows);
+  if (focused) body.querySelector(`tr[data-vm="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+// Requests by latency on logarithmic axes, with the targets as lines.
+function histogram(disk, targets) {
+  const { limits_ns: limits, reads, writes } = disk.histogram;
+  const width = 720, height = 180, left = 44, bottom = 22, top = 14;
+  const low = Math.log10(limits[0]), high = Math.log10(limits[limits.length - 1]);
+  const x = (ns) => left + ((Math.log10(ns) - low) / (high - low)) * (width - left - 8);
+  const most = Math.max(1, ...reads.map((n, i) => n + writes[i]));
+  const y = (n) => (n <= 0 ? height - bottom : top + (1 - Math.log10(n + 1) / Math.log10(most + 1)) * (height - bottom - top));
+  const title = "Latencies of " + (disk.file || disk.id);
+  const out = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": title });
+  for (let e = Math.ceil(low); e <= high; e++) {
+    out.append(svg("line", { class: "axis", x1: x(10 ** e), x2: x(10 ** e), y1: top, y2: height - bottom }));
+    out.append(svg("text", { x: x(10 ** e), y: height - 6, "text-anchor": "middle" }, time(10 ** e)));
+  }
+  out.append(svg("text", { x: 2, y: top + 8 }, String(most)));
+  for (let i = 0; i < reads.length; i++) {
+    const from = i === 0 ? left : x(limits[i - 1]), to = i < limits.length ? x(limits[i]) : width - 4;
+    const all = reads[i] + writes[i];
+    if (!all) continue;
+    const bar = (n, kind) => out.append(svg("rect", { class: kind, x: from, y: y(n), width: Math.max(1, to - from - 0.5), height: height - bottom - y(n) }));
+    bar(all, "write");
+    if (reads[i]) bar(reads[i], "read");
+  }
+  for (const target of targets) {
+    if (target.latency_ns < limits[0] || target.latency_ns > limits[limits.length - 1]) continue;
+    const at = x(target.latency_ns);
+    out.append(svg("line", { class: "target", x1: at, x2: at, y1: top, y2: height - bottom }));
+    out.append(svg("text", { x: at + 3, y: top + 8 }, target.task + " p" + target.percentile));
+  }
+  return out;
+}
+
+// The command that writes a setting, as a shell takes it.
+function command(knob) {
+  const quote = (text) => "'" + String(text).replaceAll("'", "'\\''") + "'";
+  const thread = knob.path.match(/^\/proc\/\d+\/task\/(\d+)\/(sched|cgroup)$/);
+  const fifo = knob.new.match(/^fifo (\d+)/);
+  if (thread && thread[2] === "sched") return fifo ? `chrt --fifo --pid ${fifo[1]} ${thread[1]}` : null;
+  if (thread) return `echo ${thread[1]} > /sys/fs/cgroup/cpu${knob.new}/tasks`;
+  if (knob.new === "present") return `mkdir ${quote(knob.path)}`;
+  return knob.path.startsWith("/") ? `echo ${quote(knob.new)} > ${quote(knob.path)}` : null;
+}
+
+function drawDetail() {
+  const vm = state.status?.vms.find((one) => one.name === state.chosen);
+  $("detail").hidden = !vm;
+  if (!vm) return;
+  const seen = state.seen?.vms[vm.name];
+  $("detail-title").textContent = vm.name;
+  const body = [];
+  const line = (text, kind) => body.push(el("p", text, { class: kind || "" }));
+  line(words(vm.state) + (vm.why ? ": " + vm.why : ""), colour(vm.state));
+  if (vm.file) line("contract: " + vm.file + (vm.contract ? " (" + vm.contract + ")" : ""), "dim");
+  if (vm.waits_for) body.push(el("pre", "sudo rtvirtio contract accept " + vm.name));
+  if (vm.targets.length) {
+    body.push(el("h3", "Targets"));
+    const table = el("table");
+    const head = el("tr");
+    for (const name of ["task", "target", "verdict", "why", "window"]) head.append(el("th", name, { scope: "col" }));
+    table.append(head);
+    for (const target of vm.targets) {
+      const judged = seen?.targets.find((t) => t.task === target.task && t.percentile === target.percentile);
+      const row = el("tr");
+      row.append(el("td", target.task), el("td", "p" + target.percentile + " ≤ " + time(target.latency_ns)));
+      row.append(el("td", judged ? judged.verdict : "–", { class: colour(judged?.verdict) }), el("td", judged?.why || "", { class: "why" }));
+      row.append(el("td", judged ? judged.seconds.toFixed(0) + " s" : ""));
+      table.append(row);
+    }
+    const scroll = el("div", null, { class: "scroll" });
+    scroll.append(table);
+    body.push(scroll);
+  }
+  if (seen?.disks_unseen) line("Disks are not seen: " + seen.disks_unseen, "why");
+  for (const disk of seen?.disks || []) {
+    body.push(el("h3", (disk.file || disk.id) + ", last " + disk.seconds.toFixed(0) + " s"));
+    for (const one of disk.directions) {
+      const tails = one.tails.map((t) => "p" + t.percentile + " " + time(t.latency_ns)).join(", ");
+      line(`${one.direction}: ${one.rate.toFixed(1)}/s, n ${one.n}${tails ? ", " + tails : ""}${one.longest_ns ? ", longest below " + time(one.longest_ns) : ""}`);
+    }
+    if (disk.histogram) body.push(histogram(disk, vm.targets));
+  }
+  body.push(el("h3", "Settings in force, and the command that sets each"));
+  const settings = state.settings?.vm === vm.name ? state.settings : null;
+  if (!settings) line("…", "dim");
+  else if (settings.error) line(settings.error, "bad");
+  else if (!settings.knobs.length) line("none", "dim");
+  else {
+    line(settings.reason + ", since " + settings.since, "dim");
+    for (const knob of settings.knobs) {
+      const now = knob.state === "in_force" ? "" : " — " + words(knob.state) + (knob.found ? " to " + knob.found : "");
+      body.push(el("p", `${knob.knob}: ${knob.old ?? "(absent)"} → ${knob.new}${now}`, { class: { in_force: "", gone: "dim" }[knob.state] ?? colour("drift") }));
+      // A thread that has ended took its settings along.
+      const text = knob.state === "gone" ? null : command(knob);
+      if (text) body.push(el("pre", text));
+    }
+  }
+  $("detail-body").replaceChildren(...body);
+}
+
+function drawEvents() {
+  const kinds = [...new Set(state.events.map((e) => e.kind))].sort();
+  const select = $("kind");
+  if (select.options.length !== kinds.length + 1) {
+    select.replaceChildren(el("option", "all", { value: "" }), ...kinds.map((k) => el("option", words(k), { value: k })));
+    select.value = state.kind;
+  }
+  const items = state.events.filter((e) => !state.kind || e.kind === state.kind).map((event) => {
+    const item = el("li");
+    const at = new Date(event.time);
+    item.append(el("time", isNaN(at) ? event.time : at.toLocaleTimeString(), { datetime: event.time, title: event.time }));
+    item.append(el("span", words(event.kind), { class: colour(event.kind) }));
+    item.append(el("span", (event.vm ? event.vm + ": " : "") + event.text));
+    if (event.changes?.length) {
+      const list = el("ul");
+      for (const c of event.changes.slice(0, 30)) list.append(el("li", `${c.knob}: ${c.old ?? "(absent)"} → ${c.new}`));
+      if (event.changes.length > 30) list.append(el("li", event.changes.length - 30 + " more"));
+      item.append(list);
+    }
+    return item;
+  });
+  $("events").replaceChildren(...items.reverse());
+}
+
+let drawing = false;
+function draw() {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    drawSummary();
+    drawTable();
+    drawDetail();
+    drawEvents();
+  });
+}
+
+async function loadSettings() {
+  const vm = state.chosen;
+  if (!vm) return;
+  try {
+    const answer = await fetch("v1/vms/" + encodeURIComponent(vm) + "/settings");
+    const value = await answer.json();
+    state.settings = answer.ok ? { vm, ...value } : { vm, error: value.error };
+  } catch (error) {
+    state.settings = { vm, error: String(error) };
+  }
+  draw();
+}
+
+function choose(vm) {
+  state.chosen = vm;
+  draw();
+  loadSettings();
+  if (vm) requestAnimationFrame(() => $("detail-title").focus());
+}
+
+function connect() {
+  const stream = new EventSource("v1/events");
+  const connected = (yes) => {
+    $("link").textContent = yes ? "live" : "not connected: trying again";
+    $("link").className = yes ? "good" : "bad";
+  };
+  stream.onopen = () => {
+    connected(true);
+    fetch("v1/history").then((answer) => answer.json()).then((events) => {
+      state.events = events;
+      draw();
+    }).catch(() => {});
+  };
+  // EventSource tries again by itself unless the answer was no stream.
+  stream.onerror = () => {
+    connected(false);
+    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+  };
+  stream.addEventListener("status", (message) => { state.status = JSON.parse(message.data); draw(); });
+  stream.addEventListener("observation", (message) => { state.seen = JSON.parse(message.data); draw(); });
+  stream.addEventListener("event", (message) => {
+    const event = JSON.parse(message.data);
+    if (state.events.some((e) => e.id === event.id && e.time === event.time)) return;
+    state.events = [...state.events, event].slice(-MOST_EVENTS);
+    if (event.vm && event.vm === state.chosen) loadSettings();
+    draw();
+  });
+}
+
+$("filter").addEventListener("input", (event) => { state.filter = event.target.value; draw(); });
+$("kind").addEventListener("change", (event) => { state.kind = event.target.value; draw(); });
+$("close").addEventListener("click", () => choose(null));
+$("vms").addEventListener("click", (event) => { const row = event.target.closest("tr[data-vm]"); if (row) choose(row.dataset.vm); });
+document.addEventListener("keydown", (event) => {
+  const typing = ["INPUT", "SELECT"].includes(event.target.tagName);
+  const row = document.activeElement?.closest?.("tr[data-vm]");
+  const rows = [...document.querySelectorAll("#vms tr[data-vm]")];
+  if (event.key === "Escape") { if (typing) event.target.blur(); else choose(null); return; }
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
+  if (event.key === "j" || event.key === "k") rows[Math.max(0, Math.min(rows.length - 1, rows.indexOf(row) + (event.key === "j" ? 1 : -1)))]?.focus();
+  if (event.key === "Enter" && row) choose(row.dataset.vm);
+});
+connect();

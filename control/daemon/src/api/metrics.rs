@@ -1,0 +1,129 @@
+//! `/metrics`: the state as Prometheus takes it, made anew for each scrape.
+
+use std::sync::atomic::Ordering;
+
+use prometheus::{Counter, GaugeVec, Opts, Registry, TextEncoder};
+use serde::Serialize;
+
+use crate::observe::Observation;
+use crate::service::Shared;
+
+/// The whole text.
+///
+/// # Errors
+/// When a name or a value is refused.
+pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
+    let registry = Registry::new();
+    let snapshot = shared.snapshot();
+    let counter = |name: &str, help: &str, value: f64| {
+        let counter = Counter::new(name, help)?;
+        counter.inc_by(value);
+        registry.register(Box::new(counter))
+    };
+    let gauge = |name: &str, help: &str, labels: &[&str]| {
+        let gauge = GaugeVec::new(Opts::new(name, help), labels)?;
+        registry.register(Box::new(gauge.clone())).map(|()| gauge)
+    };
+    let counted = |of: &std::sync::atomic::AtomicU64| of.load(Ordering::Relaxed) as f64;
+    let counters = &shared.counters;
+    counter("rtvirtio_loop_passes_total", "Passes of the loop.", counted(&counters.passes))?;
+    counter(
+        "rtvirtio_loop_busy_seconds_total",
+        "Time that the passes of the loop took.",
+        counted(&counters.pass_us) / 1e6,
+    )?;
+    counter("rtvirtio_settings_written_total", "Settings that were written.", counted(&counters.changes))?;
+    counter("rtvirtio_steps_failed_total", "Steps that were not done.", counted(&counters.failures))?;
+    let info = gauge("rtvirtio_service_info", "Version and mode of the service.", &["version", "mode"])?;
+    info.with_label_values(&[snapshot.version.as_str(), &word(&snapshot.mode)]).set(1.0);
+    gauge("rtvirtio_contract_files_unused", "Contract files with a mistake.", &[])?
+        .with_label_values::<&str>(&[])
+        .set(snapshot.faults.len() as f64);
+    let state = gauge(
+        "rtvirtio_contract_state",
+        "How the contract of a VM stands: 1 for its state.",
+        &["vm", "state"],
+    )?;
+    let drift =
+        gauge("rtvirtio_contract_drift_settings", "Settings that another program has changed.", &["vm"])?;
+    for vm in &snapshot.vms {
+        state.with_label_values(&[vm.name.as_str(), &word(&vm.state)]).set(1.0);
+        drift.with_label_values(&[&vm.name]).set(vm.drift.len() as f64);
+    }
+    observed(&shared.observation(), &gauge)?;
+    TextEncoder::new().encode_to_string(&registry.gather())
+}
+
+/// Makes and registers a gauge: name, help, labels.
+type NewGauge<'a> = dyn Fn(&str, &str, &[&str]) -> prometheus::Result<GaugeVec> + 'a;
+
+/// What was observed last, over its windows.
+fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
+    let verdict = gauge(
+        "rtvirtio_target_verdict",
+        "Verdict of a target over the last minutes: 1 for met, missed or unproven.",
+        &["vm", "task", "percentile", "verdict"],
+    )?;
+    let latency = gauge(
+        "rtvirtio_disk_latency_seconds",
+        "Latency of a VM's requests as QEMU counts them, over the last minutes; at most 12 % too high.",
+        &["vm", "disk", "direction", "percentile"],
+    )?;
+    let requests = gauge(
+        "rtvirtio_disk_requests_per_second",
+        "Requests of a VM over the last minutes.",
+        &["vm", "disk", "direction"],
+    )?;
+    let used = gauge("rtvirtio_vm_cpu_used_ratio", "CPUs that a VM's threads used.", &["vm"])?;
+    let delay = gauge(
+        "rtvirtio_vm_cpu_delay_ratio",
+        "Time that a VM's threads were ready and waited for a CPU, per second.",
+        &["vm"],
+    )?;
+    let hits = gauge("rtvirtio_vm_quota_hits_per_second", "How often a quota stopped a VM.", &["vm"])?;
+    let pressure =
+        gauge("rtvirtio_host_pressure_ratio", "Share of the time in which some task waited.", &["resource"])?;
+    let stolen = gauge(
+        "rtvirtio_host_stolen_ratio",
+        "Share of the CPUs that the host's hypervisor gave to others.",
+        &[],
+    )?;
+    for (vm, of) in &seen.vms {
+        used.with_label_values(&[vm]).set(of.cpu_used);
+        if let Some(value) = of.cpu_delay {
+            delay.with_label_values(&[vm]).set(value);
+        }
+        if let Some(value) = of.throttled_per_s {
+            hits.with_label_values(&[vm]).set(value);
+        }
+        for t in &of.targets {
+            let percentile = t.percentile.to_string();
+            verdict.with_label_values(&[vm, &t.task, &percentile, &word(&t.verdict)]).set(1.0);
+        }
+        for disk in &of.disks {
+            let name = disk.file.as_ref().unwrap_or(&disk.id);
+            for one in &disk.directions {
+                let direction = word(&one.direction);
+                requests.with_label_values(&[vm, name, &direction]).set(one.rate.0);
+                for tail in &one.tails {
+                    let percentile = tail.percentile.to_string();
+                    let seconds = tail.latency_ns.0 as f64 / 1e9;
+                    latency.with_label_values(&[vm, name, &direction, &percentile]).set(seconds);
+                }
+            }
+        }
+    }
+    for (resource, share) in &seen.host.pressure {
+        pressure.with_label_values(&[resource]).set(*share);
+    }
+    if let Some(share) = seen.host.stolen {
+        stolen.with_label_values::<&str>(&[]).set(share);
+    }
+    Ok(())
+}
+
+/// The word of a variant, as JSON has it.
+fn word(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
+}

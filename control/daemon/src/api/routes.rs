@@ -1,0 +1,206 @@
+//! What is served where. `docs/openapi.json` describes it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::sse::{Event as Sent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::{get, post};
+use rtvirtio_apply::{Machine, NoGuests};
+use rtvirtio_kernel::Root;
+use rtvirtio_workflow::scopes;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+use tokio_stream::wrappers::{BroadcastStream, WatchStream};
+use tokio_stream::{Stream, StreamExt as _};
+
+use super::metrics;
+use crate::history::Event;
+use crate::observe::Observation;
+use crate::service::{Command, Shared};
+use crate::snapshot::Snapshot;
+
+/// The description of the interface.
+pub const OPENAPI: &str = include_str!("../../openapi.json");
+const INDEX: &str = include_str!("../../page/index.html");
+const SCRIPT: &str = include_str!("../../page/app.js");
+const STYLE: &str = include_str!("../../page/app.css");
+/// The page loads nothing from elsewhere, and runs no script but its own.
+const POLICY: &str =
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; frame-ancestors 'self'";
+/// Events of one answer.
+const MOST_EVENTS: usize = 1_000;
+/// So often a stream without events sends a comment, so that a client that is gone is noticed.
+const ALIVE_EVERY: Duration = Duration::from_secs(15);
+
+type Ctx = State<Arc<Shared>>;
+
+/// Everything: for the Unix socket.
+pub(super) fn all(shared: Arc<Shared>) -> Router {
+    let change = Router::new().route("/v1/vms/{vm}/accept", post(accept)).route("/v1/compare", post(compare));
+    reads().merge(change).with_state(shared)
+}
+
+/// What changes nothing: for TCP. A page of another site must not read it through a name that leads
+/// here (DNS rebinding), so the host that is asked for has to be an address of loopback.
+pub(super) fn read_only(shared: Arc<Shared>) -> Router {
+    reads().layer(from_fn(loopback_only)).with_state(shared)
+}
+
+fn reads() -> Router<Arc<Shared>> {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/", get(|| async { file("text/html; charset=utf-8", INDEX) }))
+        .route("/app.js", get(|| async { file("text/javascript; charset=utf-8", SCRIPT) }))
+        .route("/app.css", get(|| async { file("text/css; charset=utf-8", STYLE) }))
+        .route("/v1/vms/{vm}", get(vm))
+        .route("/v1/vms/{vm}/settings", get(settings))
+        .route("/v1/observation", get(observation))
+        .route("/v1/history", get(history))
+        .route("/v1/events", get(events))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
+        .fallback(|| async {
+            problem(StatusCode::NOT_FOUND, "there is nothing of this name: see /openapi.json")
+        })
+}
+
+async fn loopback_only(request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
+    let name = host
+        .rsplit_once(':')
+        .map_or(host, |(name, port)| if port.bytes().all(|b| b.is_ascii_digit()) { name } else { host });
+    if ["localhost", "127.0.0.1", "[::1]"].contains(&name) {
+        next.run(request).await
+    } else {
+        problem(StatusCode::FORBIDDEN, "ask for localhost, 127.0.0.1 or [::1]")
+    }
+}
+
+fn problem(status: StatusCode, why: &str) -> Response {
+    (status, Json(json!({ "error": why }))).into_response()
+}
+
+async fn status(State(shared): Ctx) -> Json<Snapshot> {
+    Json((*shared.snapshot()).clone())
+}
+
+async fn vm(State(shared): Ctx, Path(name): Path<String>) -> Response {
+    match shared.snapshot().vms.iter().find(|vm| vm.name == name) {
+        Some(vm) => Json(vm).into_response(),
+        None => problem(StatusCode::NOT_FOUND, "no contract names a VM of this name"),
+    }
+}
+
+fn file(kind: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text).into_response()
+}
+
+/// What is in force for a VM: every setting with its value before, ours and now.
+async fn settings(State(shared): Ctx, Path(name): Path<String>) -> Response {
+    if !shared.snapshot().vms.iter().any(|vm| vm.name == name) {
+        return problem(StatusCode::NOT_FOUND, "no contract names a VM of this name");
+    }
+    let dirs = shared.dirs().clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let root = Root::default();
+        let status = scopes::status(&dirs, &name, &Machine::new(&root, &NoGuests))?;
+        Ok::<_, rtvirtio_workflow::Error>((status, scopes::in_force(&dirs, &name)?))
+    });
+    match read.await {
+        Ok(Ok((status, in_force))) => Json(json!({
+            "knobs": status.map(|status| status.knobs).unwrap_or_default(),
+            "reason": in_force.as_ref().map(|f| f.reason.clone()),
+            "since": in_force.as_ref().map(|f| f.since.clone()),
+        }))
+        .into_response(),
+        Ok(Err(e)) => problem(StatusCode::INTERNAL_SERVER_ERROR, &format!("{e:#}")),
+        Err(e) => problem(StatusCode::INTERNAL_SERVER_ERROR, &e.to_string()),
+    }
+}
+
+async fn observation(State(shared): Ctx) -> Json<Observation> {
+    Json((*shared.observation()).clone())
+}
+
+#[derive(Deserialize)]
+struct Which {
+    #[serde(default)]
+    after: u64,
+    limit: Option<usize>,
+}
+
+async fn history(State(shared): Ctx, Query(which): Query<Which>) -> Json<Vec<Event>> {
+    Json(shared.history(which.after, which.limit.unwrap_or(MOST_EVENTS).min(MOST_EVENTS)))
+}
+
+/// The state now and whenever it changes, and every event. A client that does not read keeps its
+/// own connection waiting and nothing else: it misses events, and is told how many.
+async fn events(State(shared): Ctx, headers: HeaderMap) -> Sse<impl Stream<Item = Result<Sent, Infallible>>> {
+    let last = headers.get("last-event-id").and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    // Subscribed before the past is read, so that none is lost between.
+    let live = BroadcastStream::new(shared.events());
+    let missed = last.map_or_else(Vec::new, |id| shared.history(id, MOST_EVENTS));
+    let newest = missed.last().map_or(0, |e| e.id);
+    let past = tokio_stream::iter(missed).map(|event| sent(&event));
+    let live = live.filter_map(move |event| match event {
+        Ok(event) if event.id <= newest => None,
+        Ok(event) => Some(sent(&event)),
+        Err(BroadcastStreamRecvError::Lagged(n)) => Some(Sent::default().event("lost").data(n.to_string())),
+    });
+    let states = WatchStream::new(shared.snapshots()).map(|state| {
+        let data = serde_json::to_string(&*state).unwrap_or_default();
+        Sent::default().event("status").data(data)
+    });
+    let seen = WatchStream::new(shared.observations()).map(|seen| {
+        let data = serde_json::to_string(&*seen).unwrap_or_default();
+        Sent::default().event("observation").data(data)
+    });
+    let all = past.chain(live).merge(states).merge(seen);
+    Sse::new(all.map(Ok)).keep_alive(KeepAlive::new().interval(ALIVE_EVERY))
+}
+
+fn sent(event: &Event) -> Sent {
+    let data = serde_json::to_string(event).unwrap_or_default();
+    Sent::default().event("event").id(event.id.to_string()).data(data)
+}
+
+async fn accept(State(shared): Ctx, Path(vm): Path<String>) -> Response {
+    let (answer, answered) = oneshot::channel();
+    if !shared.send(Command::Accept(vm, answer)) {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends");
+    }
+    match answered.await {
+        Ok(true) => Json(json!({ "accepted": true })).into_response(),
+        Ok(false) => problem(StatusCode::CONFLICT, "no contract of a VM of this name waits"),
+        Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends"),
+    }
+}
+
+async fn compare(State(shared): Ctx) -> Response {
+    if shared.send(Command::Compare) {
+        (StatusCode::ACCEPTED, Json(json!({ "compares": true }))).into_response()
+    } else {
+        problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends")
+    }
+}
+
+async fn metrics(State(shared): Ctx) -> Response {
+    match metrics::text(&shared) {
+        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(e) => problem(StatusCode::INTERNAL_SERVER_ERROR, &e.to_string()),
+    }
+}

@@ -1,0 +1,264 @@
+//! Writing contract files: one VM of a spec becomes a file of its own.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use rtvirtio_spec::{HostSpec, SpecErrors};
+use toml_edit::{DocumentMut, Item};
+
+/// Why a contract is not written or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum ContractFileError {
+    /// The spec has mistakes.
+    #[error(transparent)]
+    Spec(#[from] SpecErrors),
+    /// The spec has no such VM.
+    #[error("{file} has no VM `{vm}`: it has {}", .known.join(", "))]
+    NoVm {
+        /// The spec.
+        file: PathBuf,
+        /// The VM.
+        vm: String,
+        /// Those that it has.
+        known: Vec<String>,
+    },
+    /// A lab's VM.
+    #[error(
+        "VM `{vm}` of {file} is a lab's: contracts are for running ones, named by domain, proxmox, qmp, cgroup or pid"
+    )]
+    Lab {
+        /// The spec.
+        file: PathBuf,
+        /// The VM.
+        vm: String,
+    },
+    /// No file has a contract of the VM.
+    #[error("no file in {dir} has a contract of VM `{vm}`")]
+    None {
+        /// The directory.
+        dir: PathBuf,
+        /// The VM.
+        vm: String,
+    },
+    /// A file could not be used.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A file is no TOML.
+    #[error("{path}: {why}")]
+    Toml {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, ContractFileError>;
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ContractFileError {
+    let path = path.to_owned();
+    move |source| ContractFileError::Io { action, path, source }
+}
+
+/// Makes the contract of one VM of a spec its file in `dir`, in place of the one it has. Returns
+/// the file.
+///
+/// # Errors
+/// A spec with mistakes, or without the VM; when the file cannot be written.
+pub fn set(dir: &Path, vm: &str, spec: &Path) -> Result<PathBuf> {
+    let text = fs::read_to_string(spec).map_err(failed("read", spec))?;
+    let parsed = HostSpec::load(spec)?;
+    if parsed.lab_kind().is_some() {
+        return Err(ContractFileError::Lab { file: spec.to_owned(), vm: vm.to_owned() });
+    }
+    let known: Vec<String> = parsed.vms().iter().map(|vm| vm.name.clone()).collect();
+    if !known.iter().any(|name| name == vm) {
+        return Err(ContractFileError::NoVm { file: spec.to_owned(), vm: vm.to_owned(), known });
+    }
+    let devices: Vec<Option<String>> = parsed
+        .parts()
+        .iter()
+        .filter(|part| part.spec.vms.iter().any(|other| other.name == vm))
+        .map(|part| part.name.clone())
+        .collect();
+    let text = cut(spec, &text, |name| name == vm, &devices)?;
+    // Before the old one goes: what is written must be a contract.
+    let name = dir.join(format!("{vm}.toml"));
+    HostSpec::parse(&name.display().to_string(), &text)?;
+    let old = find(dir, vm)?;
+    fs::create_dir_all(dir).map_err(failed("create", dir))?;
+    write(&name, &text)?;
+    if old.is_some_and(|old| old != name) {
+        remove_from(dir, vm, &name)?;
+    }
+    Ok(name)
+}
+
+/// The file in `dir` with the contract of a VM. Files with mistakes are passed over.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn find(dir: &Path, vm: &str) -> Result<Option<PathBuf>> {
+    Ok(all(dir)?.into_iter().find(|path| names(path).iter().any(|name| name == vm)))
+}
+
+/// Removes the contract of a VM; the file goes with its last one. Returns the file.
+///
+/// # Errors
+/// [`ContractFileError::None`] when none has it; when a file cannot be written.
+pub fn remove(dir: &Path, vm: &str) -> Result<PathBuf> {
+    let none = || ContractFileError::None { dir: dir.to_owned(), vm: vm.to_owned() };
+    let path = find(dir, vm)?.ok_or_else(none)?;
+    remove_at(&path, vm)?;
+    Ok(path)
+}
+
+/// Removes a VM from all files but one.
+fn remove_from(dir: &Path, vm: &str, but: &Path) -> Result<()> {
+    for path in all(dir)? {
+        if path != but && names(&path).iter().any(|name| name == vm) {
+            remove_at(&path, vm)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_at(path: &Path, vm: &str) -> Result<()> {
+    let spec = HostSpec::load(path)?;
+    let left = |part: &&rtvirtio_spec::Part| part.spec.vms.iter().any(|other| other.name != vm);
+    let devices: Vec<Option<String>> = spec.parts().iter().filter(left).map(|p| p.name.clone()).collect();
+    if devices.is_empty() {
+        return fs::remove_file(path).map_err(failed("remove", path));
+    }
+    let text = fs::read_to_string(path).map_err(failed("read", path))?;
+    write(path, &cut(path, &text, |name| name != vm, &devices)?)
+}
+
+fn all(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed("read", dir))?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed("read", dir))?.path();
+        if path.extension().is_some_and(|e| e == "toml") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn names(path: &Path) -> Vec<String> {
+    let spec = HostSpec::load(path).ok();
+    spec.iter().flat_map(|spec| spec.vms()).map(|vm| vm.name.clone()).collect()
+}
+
+/// A spec with some of its VMs and devices only, its comments kept.
+fn cut(path: &Path, text: &str, keep: impl Fn(&str) -> bool, devices: &[Option<String>]) -> Result<String> {
+    let wrong =
+        |e: toml_edit::TomlError| ContractFileError::Toml { path: path.to_owned(), why: e.to_string() };
+    let mut doc: DocumentMut = text.parse().map_err(wrong)?;
+    let name = |table: &toml_edit::Table| table.get("name").and_then(Item::as_str).map(str::to_owned);
+    if let Some(vms) = doc.get_mut("vm").and_then(Item::as_array_of_tables_mut) {
+        vms.retain(|vm| name(vm).is_some_and(|name| keep(&name)));
+    }
+    if let Some(all) = doc.get_mut("device").and_then(Item::as_array_of_tables_mut) {
+        all.retain(|device| devices.contains(&name(device)));
+    }
+    Ok(doc.to_string())
+}
+
+/// Whole or not at all, and there after a power failure.
+fn write(path: &Path, text: &str) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    // Hidden, so that it is never taken for a contract.
+    let name = format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy());
+    let new = dir.join(name);
+    let written = fs::File::create(&new).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written.map_err(failed("write", &new))?;
+    fs::rename(&new, path).map_err(failed("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPEC: &str = "\
+# The plant.
+[[device]]
+name = \"fast\"
+path = \"/dev/sdy\"
+
+[[device]]
+name = \"big\"
+path = \"/dev/sdz\"
+
+# The controller.
+[[vm]]
+name = \"plc\"
+device = \"fast\"
+qmp = \"/run/plc.qmp\"
+criticality = \"high\"
+[[vm.task]]
+name = \"t\"
+op = \"read\"
+block = \"4KiB\"
+
+[[vm]]
+name = \"hist\"
+device = \"big\"
+qmp = \"/run/hist.qmp\"
+[[vm.task]]
+name = \"t\"
+op = \"read\"
+block = \"4KiB\"
+";
+
+    #[test]
+    fn a_vm_of_a_spec_becomes_a_file_and_goes_again() {
+        let temp = rtvirtio_testkit::tempdir().unwrap();
+        let (dir, spec) = (temp.path().join("contracts.d"), temp.path().join("plant.toml"));
+        fs::write(&spec, SPEC).unwrap();
+        let file = set(&dir, "plc", &spec).unwrap();
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(
+            text.contains("# The controller.") && !text.contains("hist") && !text.contains("sdz"),
+            "{text}"
+        );
+        assert_eq!(find(&dir, "plc").unwrap(), Some(file.clone()));
+        set(&dir, "hist", &spec).unwrap();
+        assert_eq!(remove(&dir, "plc").unwrap(), file);
+        assert_eq!(find(&dir, "plc").unwrap(), None);
+        assert!(matches!(remove(&dir, "plc"), Err(ContractFileError::None { .. })));
+        assert!(find(&dir, "hist").unwrap().is_some());
+    }
+
+    #[test]
+    fn a_vm_has_one_file_also_when_it_was_in_another() {
+        let temp = rtvirtio_testkit::tempdir().unwrap();
+        let (dir, spec) = (temp.path().to_owned(), temp.path().join("spec"));
+        fs::write(&spec, SPEC).unwrap();
+        fs::write(dir.join("all.toml"), SPEC).unwrap();
+        let file = set(&dir, "plc", &spec).unwrap();
+        assert_eq!(names(&dir.join("all.toml")), ["hist"]);
+        assert_eq!(names(&file), ["plc"]);
+        // Its last VM takes the file with it.
+        remove(&dir, "hist").unwrap();
+        assert!(!dir.join("all.toml").exists());
+        let unknown = set(&dir, "plk", &spec).unwrap_err();
+        assert!(matches!(&unknown, ContractFileError::NoVm { known, .. } if known.len() == 2), "{unknown}");
+    }
+}

@@ -1,0 +1,252 @@
+//! The loop: look, decide, act, and look again until there is nothing to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::config::{Config, DriftPolicy};
+use crate::desired::Desired;
+use crate::history::EventKind;
+use crate::host::{Host, Look, Millis, Outcome, SettingChange};
+use crate::memory::Memory;
+use crate::observed::{Drift, LOOKED_FOR, Observed, Presence};
+use crate::reconcile::{APPLIED, Action, Step, reconcile};
+use crate::snapshot::Snapshot;
+
+/// Rounds of one pass: what is put back is applied anew in the next, and one sees that all is done.
+const ROUNDS: usize = 4;
+
+/// Something that happened in a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Happening {
+    /// What kind of thing.
+    pub kind: EventKind,
+    /// The VM that it concerns.
+    pub vm: Option<String>,
+    /// In words, with the reason.
+    pub text: String,
+    /// Settings that were changed.
+    pub changes: Vec<SettingChange>,
+}
+
+/// A state that lasts: what it is about, its kind, the VM, the words.
+type State = (String, EventKind, Option<String>, String);
+
+/// The loop over a host.
+pub struct Daemon<H> {
+    host: H,
+    config: Config,
+    desired: Desired,
+    observed: Observed,
+    memory: Memory,
+    compared: Option<Millis>,
+    /// What was said before, so that a state is an event once: by what it is about.
+    said: BTreeMap<String, String>,
+}
+
+impl<H: Host> Daemon<H> {
+    /// A loop that has not looked yet.
+    #[must_use]
+    pub fn new(host: H, config: Config, memory: Memory) -> Self {
+        Self {
+            host,
+            config,
+            desired: Desired::default(),
+            observed: Observed::default(),
+            memory,
+            compared: None,
+            said: BTreeMap::new(),
+        }
+    }
+
+    /// The host.
+    pub fn host(&mut self) -> &mut H {
+        &mut self.host
+    }
+
+    /// The host, to be read.
+    #[must_use]
+    pub fn host_ref(&self) -> &H {
+        &self.host
+    }
+
+    /// The host, and nothing else.
+    #[must_use]
+    pub fn into_host(self) -> H {
+        self.host
+    }
+
+    /// The contracts as last read.
+    #[must_use]
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// The host as last seen.
+    #[must_use]
+    pub fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    /// What it remembers.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Accepts the contract that a VM waits for; false when it waits for none.
+    pub fn accept(&mut self, vm: &str) -> bool {
+        let waiting = self.snapshot().vms.iter().any(|v| v.name == vm && v.waits_for.is_some());
+        if let (true, Some(contract)) = (waiting, self.desired.of(vm)) {
+            self.memory.accept(vm, &contract.id);
+        }
+        waiting
+    }
+
+    /// The next pass compares every setting.
+    pub fn compare_next(&mut self) {
+        self.compared = None;
+    }
+
+    /// Looks, decides and acts once. Returns what happened.
+    pub fn pass(&mut self) -> Vec<Happening> {
+        let mut out = Vec::new();
+        if let Some(desired) = self.host.desired() {
+            self.changed(&desired, &mut out);
+            self.desired = desired;
+        }
+        let now = self.host.now();
+        let due = self.compared.is_none_or(|at| now.since(at) >= self.config.compare.0 / 1_000_000);
+        let mut look = if due { Look::Compare } else { Look::Scan };
+        for _ in 0..ROUNDS {
+            let now = self.host.now();
+            self.observed = self.host.observe(&self.desired, look);
+            if look == Look::Compare {
+                self.compared = Some(now);
+            }
+            self.notice(now, &mut out);
+            let steps = reconcile(&self.desired, &self.observed, &self.config, &self.memory, now);
+            if steps.is_empty() {
+                break;
+            }
+            let mut acted = false;
+            for step in steps {
+                acted |= self.perform(&step, &mut out);
+            }
+            if !acted {
+                break;
+            }
+            look = Look::Scan;
+        }
+        out
+    }
+
+    /// The state for clients.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory)
+    }
+
+    /// Carries one step out; whether something may have changed.
+    fn perform(&mut self, step: &Step, out: &mut Vec<Happening>) -> bool {
+        let outcome = self.host.perform(step, &self.desired);
+        let failed_before = self.memory.failure(&step.vm).map(str::to_owned);
+        self.memory.note(step, &outcome, self.host.now());
+        let vm = Some(step.vm.clone());
+        match outcome {
+            Outcome::Busy => false,
+            Outcome::Done { changes, notes } => {
+                if !changes.is_empty() || step.action != Action::TakeIn {
+                    let text = format!("{}: {}", words(&step.action), step.reason);
+                    out.push(Happening { kind: EventKind::Changed, vm: vm.clone(), text, changes });
+                }
+                out.extend(notes.into_iter().map(|text| Happening {
+                    kind: EventKind::Note,
+                    vm: vm.clone(),
+                    text,
+                    changes: Vec::new(),
+                }));
+                true
+            }
+            Outcome::Failed(why) => {
+                // The same failure again is no news.
+                if failed_before.as_ref() != Some(&why) {
+                    let text = format!("{} failed: {why}", words(&step.action));
+                    out.push(Happening { kind: EventKind::Failed, vm, text, changes: Vec::new() });
+                }
+                false
+            }
+        }
+    }
+
+    /// What the contracts say that they did not say before.
+    fn changed(&mut self, desired: &Desired, out: &mut Vec<Happening>) {
+        for fault in &desired.faults {
+            if !self.desired.faults.contains(fault) {
+                let text = format!("{} is not used: {}", fault.file.display(), fault.why);
+                out.push(Happening { kind: EventKind::Fault, vm: None, text, changes: Vec::new() });
+            }
+        }
+        for contract in &desired.contracts {
+            let vm = &contract.vm.name;
+            if self.desired.of(vm).is_none_or(|old| old.id != contract.id) {
+                self.memory.forget(vm);
+            }
+        }
+    }
+
+    /// A setting that another program has changed and that is left so, as a state.
+    fn left(&self, name: &str, drift: &Drift, now: Millis) -> Option<State> {
+        let policy = self.config.drift(drift.class);
+        let contested = policy == DriftPolicy::Restore && self.memory.is_contested(name, &drift.path, now);
+        let why = match policy {
+            DriftPolicy::Restore if contested => "another program sets it again and again, so it is left",
+            DriftPolicy::Report => "it is left as it is",
+            DriftPolicy::Restore | DriftPolicy::Yield => return None,
+        };
+        let text = format!("{} was changed from {} to {}: {why}", drift.knob, drift.wanted, drift.found);
+        Some((format!("drift {name} {}", drift.path), EventKind::Drift, Some(name.to_owned()), text))
+    }
+
+    /// States that are new.
+    fn notice(&mut self, now: Millis, out: &mut Vec<Happening>) {
+        let mut states: Vec<State> = Vec::new();
+        for (name, vm) in &self.observed.vms {
+            let (kind, text) = match &vm.presence {
+                Presence::Running(_) => (EventKind::Appeared, "it runs".to_owned()),
+                Presence::Off(why) => (EventKind::Gone, why.clone()),
+                Presence::Unknown(why) if why == LOOKED_FOR => continue,
+                Presence::Unknown(why) => (EventKind::Note, why.clone()),
+            };
+            states.push((format!("presence {name}"), kind, Some(name.clone()), text));
+            let drift = vm.scope.iter().flat_map(|s| &s.drift);
+            states.extend(drift.filter_map(|drift| self.left(name, drift, now)));
+        }
+        states.extend(self.observed.applied_drift.iter().filter_map(|drift| self.left(APPLIED, drift, now)));
+        for (vm, why) in &self.observed.admission.refused {
+            states.push((format!("refused {vm}"), EventKind::Refused, Some(vm.clone()), why.clone()));
+        }
+        for vm in self.snapshot().vms.iter().filter(|vm| vm.waits_for.is_some()) {
+            let text = format!("its contract waits: `rtvirtio contract accept {}`", vm.name);
+            states.push((format!("waiting {}", vm.name), EventKind::Waiting, Some(vm.name.clone()), text));
+        }
+        let keys: BTreeSet<&String> = states.iter().map(|s| &s.0).collect();
+        self.said.retain(|key, _| keys.contains(key));
+        for (key, kind, vm, text) in states {
+            if self.said.get(&key) != Some(&text) {
+                out.push(Happening { kind, vm, text: text.clone(), changes: Vec::new() });
+                self.said.insert(key, text);
+            }
+        }
+    }
+}
+
+fn words(action: &Action) -> &'static str {
+    match action {
+        Action::Apply => "put in force",
+        Action::PutBack { .. } => "put back",
+        Action::TakeIn => "taken in",
+        Action::Renew => "weights and limits given again",
+        Action::Relevel => "priorities moved",
+        Action::Restore { .. } => "set again",
+        Action::Release { .. } => "left to another program",
+    }
+}

@@ -1,0 +1,301 @@
+//! What is to be: the contracts of `contracts.d`, one spec in each file.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_spec::{Criticality, HostSpec, Part, Vm};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+/// Bytes of a contract's name that are shown and compared.
+const ID_BYTES: usize = 8;
+
+/// The contract of one VM.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contract {
+    /// The VM, with its tasks and targets.
+    pub vm: Vm,
+    /// Identifies what is put in force for it: how the VM is reached, and its CPU contract.
+    pub id: String,
+    /// The file that it stands in.
+    pub file: PathBuf,
+    /// The devices that it uses, each with the tasks on it; this VM alone.
+    pub parts: Vec<Part>,
+}
+
+impl Contract {
+    /// How much it matters beside others.
+    #[must_use]
+    pub fn criticality(&self) -> Criticality {
+        self.vm.criticality
+    }
+
+    /// Whether something is to be put in force for it.
+    #[must_use]
+    pub fn sets_something(&self) -> bool {
+        self.vm.cpu.need.is_some()
+    }
+
+    /// The contracts of one spec.
+    #[must_use]
+    pub fn of_spec(spec: &HostSpec, file: &Path) -> Vec<Self> {
+        spec.vms().iter().map(|vm| Self::new(vm, spec, file)).collect()
+    }
+
+    fn new(vm: &Vm, spec: &HostSpec, file: &Path) -> Self {
+        let of_vm = |part: &Part| {
+            let place = part.spec.vms.iter().position(|other| other.name == vm.name)?;
+            let mut part = part.clone();
+            part.spec.vms = vec![part.spec.vms.swap_remove(place)];
+            part.disks = vec![part.disks.swap_remove(place)];
+            Some(part)
+        };
+        // Serialising plain data cannot fail; were it to, all contracts would look alike and be
+        // put in force anew by nothing but their removal.
+        let text = serde_json::to_vec(&(&vm.reach, &vm.cpu)).unwrap_or_default();
+        let digest = Sha256::digest(text);
+        let id = digest.iter().take(ID_BYTES).map(|byte| format!("{byte:02x}")).collect();
+        Self {
+            vm: vm.clone(),
+            id,
+            file: file.to_owned(),
+            parts: spec.parts().iter().filter_map(of_vm).collect(),
+        }
+    }
+}
+
+/// A file, or a part of one, that is not used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ContractFault {
+    /// The file.
+    pub file: PathBuf,
+    /// What is wrong with it, with line and remedy.
+    pub why: String,
+}
+
+/// All contracts, and the files that are not used.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Desired {
+    /// By file name, and in a file in its order; each VM once.
+    pub contracts: Vec<Contract>,
+    /// Files that are not used. A file with a mistake concerns only itself: what was in force for
+    /// its VMs is put back, as if it were not there, unless [`Desired::held`] names them.
+    pub faults: Vec<ContractFault>,
+    /// VMs of files that could be read before and cannot now: what is in force for them stays.
+    pub held: Vec<String>,
+}
+
+impl Desired {
+    /// The contract of a VM.
+    #[must_use]
+    pub fn of(&self, vm: &str) -> Option<&Contract> {
+        self.contracts.iter().find(|c| c.vm.name == vm)
+    }
+
+    /// The contracts in the order in which they are admitted: the most critical first, then those
+    /// that are in force already, then as the files have them. So a new contract takes nothing from
+    /// an old one that is as critical.
+    #[must_use]
+    pub fn by_criticality(&self, in_force: impl Fn(&str) -> bool) -> Vec<&Contract> {
+        let mut all: Vec<&Contract> = self.contracts.iter().collect();
+        all.sort_by_key(|c| (std::cmp::Reverse(c.criticality()), !in_force(&c.vm.name)));
+        all
+    }
+}
+
+/// A directory of contract files, and further spec files.
+#[derive(Debug)]
+pub struct ContractFiles {
+    dir: PathBuf,
+    more: Vec<PathBuf>,
+    seen: Option<Vec<Stamp>>,
+    /// The VMs of each file when it was last right.
+    last_right: BTreeMap<PathBuf, Vec<String>>,
+}
+
+/// What shows that a file was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stamp {
+    path: PathBuf,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl ContractFiles {
+    /// Contracts of every `*.toml` in `dir`, and of `more`.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>, more: Vec<PathBuf>) -> Self {
+        Self { dir: dir.into(), more, seen: None, last_right: BTreeMap::new() }
+    }
+
+    /// The contracts when a file has changed since the last call; `None` when none has.
+    pub fn changed(&mut self) -> Option<Desired> {
+        let (stamps, faults) = self.stamps();
+        // A directory that cannot be read is looked at again and again, and never taken for empty.
+        if self.seen.as_ref() == Some(&stamps) && faults.is_empty() {
+            return None;
+        }
+        let desired = self.load(stamps.iter().map(|s| s.path.clone()), faults);
+        self.seen = Some(stamps);
+        Some(desired)
+    }
+
+    fn stamps(&self) -> (Vec<Stamp>, Vec<ContractFault>) {
+        let mut faults = Vec::new();
+        let mut paths = Vec::new();
+        match fs::read_dir(&self.dir) {
+            Ok(entries) => {
+                for entry in entries {
+                    match entry {
+                        Ok(entry) => paths.push(entry.path()),
+                        Err(e) => faults.push(ContractFault { file: self.dir.clone(), why: e.to_string() }),
+                    }
+                }
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => faults.push(ContractFault { file: self.dir.clone(), why: e.to_string() }),
+        }
+        // Editors and package managers leave `.x.toml.swp`, `x.toml.dpkg-new`.
+        let is_contract = |path: &PathBuf| {
+            let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
+            !hidden && path.extension().is_some_and(|e| e == "toml")
+        };
+        paths.retain(is_contract);
+        paths.sort();
+        paths.extend(self.more.iter().cloned());
+        let stamps = paths
+            .into_iter()
+            .map(|path| match fs::metadata(&path) {
+                Ok(data) => Stamp {
+                    inode: data.ino(),
+                    bytes: data.len(),
+                    modified: (data.mtime(), data.mtime_nsec()),
+                    changed: (data.ctime(), data.ctime_nsec()),
+                    path,
+                },
+                Err(_) => Stamp { path, inode: 0, bytes: 0, modified: (0, 0), changed: (0, 0) },
+            })
+            .collect();
+        (stamps, faults)
+    }
+
+    fn load(&mut self, paths: impl Iterator<Item = PathBuf>, faults: Vec<ContractFault>) -> Desired {
+        let mut desired = Desired { faults, ..Desired::default() };
+        // A directory that cannot be read hides files that are there.
+        if !desired.faults.is_empty() {
+            desired.held.extend(self.last_right.values().flatten().cloned());
+        }
+        let mut right = BTreeMap::new();
+        for path in paths {
+            let fault = |why: String| ContractFault { file: path.clone(), why };
+            let spec = match HostSpec::load(&path) {
+                Ok(spec) => spec,
+                Err(errors) => {
+                    if let Some(vms) = self.last_right.get(&path) {
+                        desired.held.extend(vms.iter().cloned());
+                        right.insert(path.clone(), vms.clone());
+                    }
+                    desired.faults.push(fault(errors.to_string()));
+                    continue;
+                }
+            };
+            if spec.lab_kind().is_some() {
+                desired.faults.push(fault(
+                    "it has a lab's VMs: name running ones by domain, proxmox, qmp, cgroup or pid".to_owned(),
+                ));
+                continue;
+            }
+            right.insert(path.clone(), spec.vms().iter().map(|vm| vm.name.clone()).collect());
+            for contract in Contract::of_spec(&spec, &path) {
+                match desired.of(&contract.vm.name) {
+                    None => desired.contracts.push(contract),
+                    Some(first) => {
+                        let (vm, other) = (&contract.vm.name, first.file.display());
+                        let why = format!("VM \"{vm}\" has a contract in {other} already: keep one of them");
+                        desired.faults.push(fault(why));
+                    }
+                }
+            }
+        }
+        desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
+        self.last_right = right;
+        desired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(vm: &str, more: &str) -> String {
+        format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\npid = 7\n{more}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        )
+    }
+
+    #[test]
+    fn a_malformed_file_concerns_only_itself_and_what_it_had_is_held() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mut files = ContractFiles::new(dir.path(), Vec::new());
+        assert_eq!(files.changed(), Some(Desired::default()));
+        assert_eq!(files.changed(), None);
+        fs::write(at("a.toml"), spec("plc", "criticality = \"high\"")).unwrap();
+        fs::write(at("b.toml"), "[[vm]\n").unwrap();
+        fs::write(at(".c.toml"), "not looked at").unwrap();
+        fs::write(at("d.toml.dpkg-new"), "not looked at").unwrap();
+        let desired = files.changed().unwrap();
+        assert_eq!(desired.contracts.len(), 1);
+        assert_eq!(desired.contracts[0].criticality(), Criticality::High);
+        assert_eq!(desired.faults.len(), 1);
+        assert!(desired.faults[0].file.ends_with("b.toml") && desired.held.is_empty());
+        // One that was right keeps what is in force for its VMs.
+        fs::write(at("a.toml"), "criticality").unwrap();
+        let desired = files.changed().unwrap();
+        assert_eq!((desired.contracts.len(), desired.held.as_slice()), (0, &["plc".to_owned()][..]));
+        // Removed, it does not.
+        fs::remove_file(at("a.toml")).unwrap();
+        let desired = files.changed().unwrap();
+        assert_eq!((desired.held.len(), desired.faults.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_vm_has_one_contract_and_its_identity_is_what_is_put_in_force() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("a.toml"), spec("plc", "")).unwrap();
+        fs::write(at("b.toml"), spec("plc", "cpu = { budget = \"4ms\", period = \"20ms\" }")).unwrap();
+        let mut files = ContractFiles::new(dir.path(), Vec::new());
+        let first = files.changed().unwrap();
+        assert!(first.contracts.len() == 1 && first.faults[0].why.contains("a.toml already"));
+        assert!(!first.contracts[0].sets_something());
+        // How critical it is decides what gives way, and changes no setting.
+        fs::remove_file(at("b.toml")).unwrap();
+        fs::write(at("a.toml"), spec("plc", "criticality = \"low\"")).unwrap();
+        assert_eq!(files.changed().unwrap().contracts[0].id, first.contracts[0].id);
+        fs::write(at("a.toml"), spec("plc", "cpu = { budget = \"4ms\", period = \"20ms\" }")).unwrap();
+        let other = files.changed().unwrap();
+        assert_ne!(other.contracts[0].id, first.contracts[0].id);
+        assert!(other.contracts[0].sets_something() && other.contracts[0].parts.len() == 1);
+    }
+
+    #[test]
+    fn the_most_critical_is_admitted_first_and_what_is_in_force_before_what_is_new() {
+        let all = ["low", "high", "medium", "medium"].iter().enumerate().map(|(i, word)| {
+            let text = spec(&format!("vm{i}"), &format!("criticality = \"{word}\""));
+            Contract::of_spec(&HostSpec::parse("x.toml", &text).unwrap(), Path::new("x.toml")).remove(0)
+        });
+        let desired = Desired { contracts: all.collect(), ..Desired::default() };
+        let order = |in_force: &str| {
+            let all = desired.by_criticality(|vm| vm == in_force);
+            all.iter().map(|c| c.vm.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(order(""), ["vm1", "vm2", "vm3", "vm0"]);
+        assert_eq!(order("vm3"), ["vm1", "vm3", "vm2", "vm0"]);
+        assert_eq!(order("vm0"), ["vm1", "vm2", "vm3", "vm0"]);
+    }
+}

@@ -1,0 +1,181 @@
+//! What happened, in order: kept in memory for clients, and on disk for people.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::SettingChange;
+
+/// Events that clients can ask for.
+const KEPT: usize = 1_000;
+/// Largest file; the one before it is kept beside it.
+const LARGEST: u64 = 4 << 20;
+
+/// What kind of thing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// The service began.
+    Started,
+    /// Settings were written, with their reason.
+    Changed,
+    /// A step was not done.
+    Failed,
+    /// A setting was changed by another program, and left so.
+    Drift,
+    /// A contract was refused, or gives way.
+    Refused,
+    /// A file is not used.
+    Fault,
+    /// A VM came.
+    Appeared,
+    /// A VM went.
+    Gone,
+    /// A contract waits for acceptance.
+    Waiting,
+    /// Something else to know.
+    Note,
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Rising by one; begins anew with the service.
+    pub id: u64,
+    /// RFC 3339.
+    pub time: String,
+    /// What kind of thing.
+    pub kind: EventKind,
+    /// The VM that it concerns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
+    /// In words, with the reason.
+    pub text: String,
+    /// Settings that were changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<SettingChange>,
+}
+
+impl Event {
+    /// As one line.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Plain data: it cannot fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// The time now, as RFC 3339 has it, to the millisecond.
+#[must_use]
+pub fn now() -> String {
+    let now = jiff::Timestamp::now();
+    now.round(jiff::Unit::Millisecond).unwrap_or(now).to_string()
+}
+
+/// Events in memory, and their file.
+#[derive(Debug)]
+pub struct History {
+    events: VecDeque<Event>,
+    next: u64,
+    path: Option<PathBuf>,
+    /// Why the last event is not in the file.
+    problem: Option<String>,
+}
+
+impl History {
+    /// With its file, where there is one. What earlier processes wrote there stays.
+    #[must_use]
+    pub fn new(path: Option<PathBuf>) -> Self {
+        Self { events: VecDeque::new(), next: 1, path, problem: None }
+    }
+
+    /// Adds an event, and returns it. A disk that is full only keeps it from the file.
+    pub fn push(
+        &mut self,
+        kind: EventKind,
+        vm: Option<&str>,
+        text: impl Into<String>,
+        changes: Vec<SettingChange>,
+    ) -> Event {
+        let (vm, text) = (vm.map(str::to_owned), text.into());
+        let event = Event { id: self.next, time: now(), kind, vm, text, changes };
+        self.next += 1;
+        if let Some(path) = &self.path {
+            self.problem = append(path, &event).err().map(|e| format!("{}: {e}", path.display()));
+        }
+        if self.events.len() == KEPT {
+            self.events.pop_front();
+        }
+        self.events.push_back(event.clone());
+        event
+    }
+
+    /// Why events are not in the file.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// The latest events after one of this number, oldest first.
+    #[must_use]
+    pub fn after(&self, id: u64, most: usize) -> Vec<Event> {
+        let found: Vec<Event> = self.events.iter().filter(|e| e.id > id).cloned().collect();
+        found[found.len().saturating_sub(most)..].to_vec()
+    }
+}
+
+fn append(path: &Path, event: &Event) -> io::Result<()> {
+    if std::fs::metadata(path).is_ok_and(|data| data.len() > LARGEST) {
+        std::fs::rename(path, path.with_extension("jsonl.1"))?;
+    }
+    let mut line = serde_json::to_vec(event)?;
+    line.push(b'\n');
+    let flags = rustix::fs::OFlags::NOFOLLOW.bits();
+    let flags = i32::try_from(flags).map_err(io::Error::other)?;
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags).open(path)?;
+    file.write_all(&line)
+}
+
+/// The events of a file, for people; lines that are cut are left out.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read(path: &Path) -> io::Result<Vec<Event>> {
+    let lines = BufReader::new(File::open(path)?).lines();
+    Ok(lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_counted_kept_and_written() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let path = dir.path().join("history.jsonl");
+        let mut history = History::new(Some(path.clone()));
+        for i in 0..1_200 {
+            history.push(EventKind::Note, Some("plc"), format!("{i}"), Vec::new());
+        }
+        assert_eq!(history.problem(), None);
+        assert_eq!(history.after(0, 5_000).len(), KEPT);
+        assert_eq!(history.after(1_198, 10).iter().map(|e| e.id).collect::<Vec<_>>(), [1_199, 1_200]);
+        assert_eq!(history.after(0, 1)[0].text, "1199");
+        assert_eq!(read(&path).unwrap().len(), 1_200);
+    }
+
+    #[test]
+    fn a_full_disk_loses_the_line_and_nothing_else() {
+        if !Path::new("/dev/full").exists() {
+            return rtvirtio_testkit::skip("a_full_disk_loses_the_line_and_nothing_else", "no /dev/full");
+        }
+        let mut history = History::new(Some("/dev/full".into()));
+        let event = history.push(EventKind::Note, None, "x", Vec::new());
+        assert_eq!(history.after(0, 9), [event]);
+        assert!(history.problem().is_some_and(|why| why.contains("/dev/full")));
+    }
+}

@@ -1,0 +1,74 @@
+//! What the loop needs of a host. The clock is part of it, so that a simulated host has virtual
+//! time.
+
+use serde::{Deserialize, Serialize};
+
+use crate::desired::Desired;
+use crate::observed::Observed;
+use crate::reconcile::Step;
+
+/// Milliseconds of a clock that never goes back: `CLOCK_MONOTONIC`, or virtual time. A jump of the
+/// wall clock moves nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Millis(pub u64);
+
+impl Millis {
+    /// Since an earlier moment.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// How closely to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// VMs and threads that came or went.
+    Scan,
+    /// Also every setting in force.
+    Compare,
+}
+
+/// A setting that was changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettingChange {
+    /// The setting.
+    pub knob: String,
+    /// Its file.
+    pub path: String,
+    /// Value before, where it had one.
+    pub old: Option<String>,
+    /// Value now.
+    pub new: String,
+}
+
+/// What became of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was done.
+    Done {
+        /// What was changed.
+        changes: Vec<SettingChange>,
+        /// Settings that were not, and why; further things to know.
+        notes: Vec<String>,
+    },
+    /// Another rtvirtio is at work: again later, this is no failure.
+    Busy,
+    /// It was not done; nothing remains of it.
+    Failed(String),
+}
+
+/// A host.
+pub trait Host {
+    /// The time now.
+    fn now(&self) -> Millis;
+
+    /// The contracts, when they have changed since the last call; always at the first.
+    fn desired(&mut self) -> Option<Desired>;
+
+    /// Looks at the host. Never fails: what cannot be seen is unknown.
+    fn observe(&mut self, desired: &Desired, look: Look) -> Observed;
+
+    /// Carries a step out.
+    fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome;
+}

@@ -1,0 +1,38 @@
+//! The service that keeps contracts true.
+//!
+//! A level-triggered loop: [`reconcile()`] is a pure function from *desired* contracts and the
+//! *observed* host to steps, [`Daemon`] carries these out through a [`Host`], and events only wake
+//! it. [`linux`] is the host as it is; a simulated one runs the same code in virtual time. [`api`]
+//! serves state, events and metrics over HTTP on a Unix socket.
+//!
+//! The loop keeps nothing that must survive it: what is in force stands in journals on disk, one
+//! for each VM (`rtvirtio_workflow::scopes`). When it ends, however it ends, nothing changes on the
+//! host; started again, it goes on from the journals.
+
+pub mod api;
+pub mod config;
+pub mod contract_files;
+mod daemon;
+mod desired;
+mod error;
+mod history;
+mod host;
+pub mod linux;
+mod memory;
+pub mod observe;
+mod observed;
+mod reconcile;
+mod service;
+mod snapshot;
+
+pub use config::{Config, DriftPolicy, Mode};
+pub use daemon::{Daemon, Happening};
+pub use desired::{Contract, ContractFault, Desired};
+pub use error::DaemonError;
+pub use history::{Event, EventKind, History, read as read_history};
+pub use host::{Host, Look, Millis, Outcome, SettingChange};
+pub use memory::Memory;
+pub use observed::{Admission, Drift, KnobClass, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+pub use reconcile::{APPLIED, Action, Step, reconcile};
+pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, runs, socket};
+pub use snapshot::{Snapshot, VmSnapshot, VmState};

@@ -1,0 +1,465 @@
+//! The host as it is.
+
+mod lookup;
+mod perform;
+mod quiet;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rtvirtio_apply::{KnobState, Machine, NoGuests, Status};
+use rtvirtio_kernel::{ProcessId, Root, process, task};
+use rtvirtio_spec::{HostHandle, Reach, Vm};
+use rtvirtio_vmm::VmHandle;
+use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, of_vms_in_turn};
+use rtvirtio_workflow::kept::Kept;
+use rtvirtio_workflow::{Dirs, renew, scopes, started};
+
+use crate::daemon::Daemon;
+use crate::desired::{ContractFiles, Desired};
+use crate::host::{Host, Look, Millis, Outcome};
+use crate::observed::{
+    Admission, Drift, KnobClass, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView,
+};
+use crate::reconcile::{APPLIED, Action, Step};
+use lookup::Lookups;
+use quiet::Quiet;
+
+pub use lookup::Waker;
+
+/// What the kernel's mechanisms grant is asked again after so long.
+const ADMISSION_AGE: Duration = Duration::from_secs(60);
+/// A VM that does not run is looked for again after so long, unless a new process shows sooner that
+/// it may have been started.
+const LOOKUP_EVERY: Duration = Duration::from_secs(1);
+/// The same for domains of libvirt, whose lookup starts a program.
+const DOMAIN_LOOKUP_EVERY: Duration = Duration::from_secs(15);
+/// Threads whose role is not known yet are looked at again after so long.
+const ROLE_EVERY: Duration = Duration::from_millis(150);
+/// Between two splits of a budget over threads, where the mechanism knows single threads only.
+const SPLIT_EVERY: Duration = Duration::from_secs(2);
+
+/// Where the service's files are.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Journals and sockets.
+    pub dirs: Dirs,
+    /// The directory of contract files.
+    pub contracts: PathBuf,
+    /// Further spec files.
+    pub specs: Vec<PathBuf>,
+}
+
+/// A VM that runs.
+struct Found {
+    handle: VmHandle,
+    processes: Vec<ProcessId>,
+    tids: BTreeSet<u32>,
+}
+
+/// What is known of one VM between two looks.
+#[derive(Default)]
+struct Tracked {
+    found: Option<Found>,
+    /// Why it is not found.
+    lack: Option<Presence>,
+    next_lookup: Option<Instant>,
+    /// The contract that holds new threads.
+    kept: Option<Kept>,
+    taken_in: Option<Instant>,
+    threads_changed: bool,
+    scope: Option<ScopeView>,
+    saved: Option<scopes::VmInForce>,
+    /// Whether `scope` has to be read anew.
+    stale: bool,
+}
+
+/// The host as it is.
+pub struct LinuxHost {
+    root: Root,
+    places: Places,
+    files: ContractFiles,
+    begin: Instant,
+    tracked: BTreeMap<String, Tracked>,
+    lookups: Lookups,
+    admission: Option<(Instant, AdmittedInTurn)>,
+    /// What could not be read, for the state that clients see.
+    problems: Vec<String>,
+    /// Processes at the last look.
+    pids: BTreeSet<u32>,
+    applied: Applied,
+}
+
+/// What `rtvirtio apply` has put in force.
+#[derive(Default)]
+struct Applied {
+    /// The VMs that it acts on.
+    vms: Vec<String>,
+    /// Those of them that have ended since.
+    ended: Vec<String>,
+    /// How the plan's spec reaches its VMs; without a plan that names its spec, none.
+    reach: Vec<Vm>,
+    /// Settings that another program has changed.
+    drift: Vec<Drift>,
+}
+
+impl LinuxHost {
+    /// `waker` is called when a VM that was looked for is found, from another thread.
+    #[must_use]
+    pub fn new(places: Places, waker: Waker) -> Self {
+        let files = ContractFiles::new(&places.contracts, places.specs.clone());
+        Self {
+            root: Root::default(),
+            lookups: Lookups::new(places.dirs.clone(), waker),
+            places,
+            files,
+            begin: Instant::now(),
+            tracked: BTreeMap::new(),
+            admission: None,
+            problems: Vec::new(),
+            pids: BTreeSet::new(),
+            applied: Applied::default(),
+        }
+    }
+
+    /// What could not be read at the last look.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    fn running(&self, desired: &Desired) -> Vec<Arc<RunningVm>> {
+        let one = |(name, tracked): (&String, &Tracked)| {
+            let found = tracked.found.as_ref()?;
+            let contract = desired.of(name)?;
+            Some(Arc::new(RunningVm {
+                contract: contract.clone(),
+                processes: found.processes.clone(),
+                cpu: tracked.saved.as_ref().and_then(|saved| saved.cpu.clone()),
+            }))
+        };
+        self.tracked.iter().filter_map(one).collect()
+    }
+
+    fn problem(&mut self, text: String) {
+        if !self.problems.contains(&text) {
+            self.problems.push(text);
+        }
+    }
+
+    /// New processes may be VMs that have started, or threads of the kernel for one.
+    fn new_processes(&mut self) {
+        let pids: BTreeSet<u32> = match process::pids(&self.root) {
+            Ok(pids) => pids.into_iter().collect(),
+            Err(e) => return self.problem(e.to_string()),
+        };
+        let new: Vec<u32> = pids.difference(&self.pids).copied().collect();
+        let first = self.pids.is_empty();
+        self.pids = pids;
+        if first || new.is_empty() {
+            return;
+        }
+        let names: Vec<String> = new.iter().filter_map(|pid| process::name(&self.root, *pid).ok()).collect();
+        let of_kernel = names.iter().any(|n| n.starts_with("vhost-") || n.starts_with("kvm-"));
+        let vmm = names.iter().any(|n| n.starts_with("qemu") || n == "kvm" || n.starts_with("CPU "));
+        for tracked in self.tracked.values_mut() {
+            tracked.threads_changed |= of_kernel;
+            if vmm && tracked.found.is_none() {
+                tracked.next_lookup = None;
+            }
+        }
+    }
+
+    /// Whether the VM still runs, and whether its threads changed; looks for it where it is not
+    /// known.
+    fn look_at(&mut self, name: &str, vm: Option<&Vm>, now: Instant) {
+        let tracked = self.tracked.entry(name.to_owned()).or_default();
+        for result in self.lookups.take(name) {
+            match result {
+                Ok((handle, processes)) => {
+                    let tids = tids(&self.root, &processes);
+                    tracked.threads_changed |= tracked.found.as_ref().is_none_or(|f| f.handle != handle);
+                    tracked.found = Some(Found { handle, processes, tids });
+                    tracked.lack = None;
+                }
+                Err(lack) => {
+                    // A monitor that is taken for a moment does not end a VM that runs.
+                    if tracked.found.is_none() {
+                        tracked.lack = Some(lack);
+                    }
+                }
+            }
+        }
+        if let Some(found) = &mut tracked.found {
+            if found.processes.iter().any(ProcessId::is_alive) {
+                let tids = tids(&self.root, &found.processes);
+                if tids != found.tids {
+                    found.tids = tids;
+                    tracked.threads_changed = true;
+                    if let Some(vm) = vm {
+                        self.lookups.start(vm);
+                    }
+                }
+            } else {
+                tracked.found = None;
+                tracked.kept = None;
+                tracked.lack = Some(Presence::Off("its process has ended".to_owned()));
+                tracked.next_lookup = None;
+            }
+        }
+        let Some(vm) = vm else { return };
+        if tracked.found.is_none() && tracked.next_lookup.is_none_or(|at| now >= at) {
+            let is_domain = matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
+            let every = if is_domain { DOMAIN_LOOKUP_EVERY } else { LOOKUP_EVERY };
+            tracked.next_lookup = Some(now + every);
+            self.lookups.start(vm);
+        }
+    }
+
+    /// Reads what is in force for a VM.
+    fn read_scope(&mut self, name: &str) {
+        let machine = Machine::new(&self.root, &NoGuests);
+        let status = scopes::status(&self.places.dirs, name, &machine);
+        let saved = scopes::in_force(&self.places.dirs, name);
+        let Some(tracked) = self.tracked.get_mut(name) else { return };
+        tracked.stale = false;
+        let unusable = |why: String| ScopeView {
+            contract: String::new(),
+            start: Vec::new(),
+            start_alive: true,
+            state: ScopeState::Unusable(why),
+            level: None,
+            drift: Vec::new(),
+        };
+        tracked.saved = None;
+        tracked.scope = match (status, saved) {
+            (Ok(None), _) => None,
+            (Err(e), _) => Some(unusable(format!("{e:#}"))),
+            (Ok(Some(status)), Ok(Some(saved))) => {
+                let view = view(&status, &saved);
+                tracked.saved = Some(saved);
+                Some(view)
+            }
+            // Without the file beside it a journal can only be put back.
+            (Ok(Some(_)), Ok(None) | Err(_)) => {
+                Some(ScopeView { state: ScopeState::Cut, ..unusable(String::new()) })
+            }
+        };
+        if tracked.scope.is_none() {
+            tracked.kept = None;
+        }
+    }
+
+    /// Whether a VM that a plan acts on has ended, or was renewed by another program.
+    fn applied_has_changed(&self) -> bool {
+        let ended = || started::ended(&self.places.dirs.state).map(|ended| ended.len());
+        !self.applied.vms.is_empty() && ended().is_ok_and(|now| now != self.applied.ended.len())
+    }
+
+    /// Reads what `rtvirtio apply` has put in force.
+    fn read_applied(&self) -> rtvirtio_workflow::Result<Applied> {
+        let state = &self.places.dirs.state;
+        let vms = started::applied_vms(state)?;
+        let ended: Vec<String> = started::ended(state)?.into_iter().map(|vm| vm.vm).collect();
+        // The plan's VMs are looked for only when one has ended.
+        let plan = if ended.is_empty() { None } else { renew::plan_in_force(&self.places.dirs)? };
+        let reach = plan.map(|(_, host)| host.vms().to_vec()).unwrap_or_default();
+        let status = rtvirtio_apply::status(state, &Machine::new(&self.root, &NoGuests))?;
+        let whole = status.filter(|s| s.complete && !s.reverting && !s.rebooted);
+        Ok(Applied {
+            drift: whole.as_ref().map(drift).unwrap_or_default(),
+            reach: reach.into_iter().filter(|vm| ended.contains(&vm.name)).collect(),
+            vms,
+            ended,
+        })
+    }
+
+    fn refresh_admission(&mut self, desired: &Desired, now: Instant) {
+        if self.admission.as_ref().is_some_and(|(at, _)| now.duration_since(*at) < ADMISSION_AGE) {
+            return;
+        }
+        let in_force = |vm: &str| self.tracked.get(vm).is_some_and(|t| t.scope.is_some());
+        let ordered = desired.by_criticality(in_force);
+        let kept: Vec<InForce> =
+            self.tracked.values().filter_map(|t| t.saved.as_ref()?.cpu.clone()).collect();
+        let vms = ordered.iter().map(|c| &c.vm);
+        match of_vms_in_turn(vms, &kept, &self.places.dirs, &Quiet::default()) {
+            Ok(admitted) => self.admission = Some((now, admitted)),
+            Err(e) => self.problem(format!("what can be promised is not known: {e:#}")),
+        }
+    }
+
+    fn admission(&self) -> Admission {
+        let Some((_, of)) = &self.admission else { return Admission::default() };
+        Admission {
+            admitted: of.admitted.contracts.iter().map(|c| (c.vm.clone(), c.level)).collect(),
+            refused: of.refused.iter().map(|(vm, e)| (vm.clone(), format!("{e:#}"))).collect(),
+        }
+    }
+}
+
+impl Daemon<LinuxHost> {
+    /// The VMs that run now, with their contracts: for observation.
+    #[must_use]
+    pub fn running(&self) -> Vec<Arc<RunningVm>> {
+        self.host_ref().running(self.desired())
+    }
+}
+
+/// A VM that runs, for observation.
+#[derive(Debug)]
+pub struct RunningVm {
+    /// Its contract.
+    pub contract: crate::Contract,
+    /// Its processes.
+    pub processes: Vec<ProcessId>,
+    /// Its CPU contract in force.
+    pub cpu: Option<InForce>,
+}
+
+impl Host for LinuxHost {
+    fn now(&self) -> Millis {
+        Millis(u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    fn desired(&mut self) -> Option<Desired> {
+        let desired = self.files.changed()?;
+        self.admission = None;
+        for (name, tracked) in &mut self.tracked {
+            // Perhaps it is reached in another way now.
+            if desired.of(name).is_some() {
+                tracked.next_lookup = None;
+            }
+        }
+        Some(desired)
+    }
+
+    fn observe(&mut self, desired: &Desired, look: Look) -> Observed {
+        let now = Instant::now();
+        // What a comparison found stands until the next.
+        if look == Look::Compare {
+            self.problems.clear();
+        }
+        let mut names: BTreeSet<String> = desired.contracts.iter().map(|c| c.vm.name.clone()).collect();
+        if look == Look::Compare {
+            match scopes::vms(&self.places.dirs) {
+                Ok(vms) => names.extend(vms),
+                Err(e) => self.problem(format!("what is in force is not known: {e:#}")),
+            }
+        }
+        names.extend(self.tracked.iter().filter(|(_, t)| t.scope.is_some()).map(|(name, _)| name.clone()));
+        if look == Look::Compare || self.applied_has_changed() {
+            match self.read_applied() {
+                Ok(applied) => self.applied = applied,
+                Err(e) => self.problem(format!("what `rtvirtio apply` has set is not known: {e:#}")),
+            }
+        }
+        names.extend(self.applied.reach.iter().map(|vm| vm.name.clone()));
+        self.tracked.retain(|name, _| names.contains(name));
+        self.new_processes();
+        for name in &names {
+            let of_plan = self.applied.reach.iter().find(|vm| vm.name == *name).cloned();
+            self.look_at(name, desired.of(name).map(|c| &c.vm).or(of_plan.as_ref()), now);
+            if look == Look::Compare || self.tracked.get(name).is_some_and(|t| t.stale) {
+                self.read_scope(name);
+            }
+        }
+        self.refresh_admission(desired, now);
+        let mut observed = Observed {
+            vms: BTreeMap::new(),
+            admission: self.admission(),
+            applied_drift: self.applied.drift.clone(),
+        };
+        for (name, tracked) in &mut self.tracked {
+            let vm = tracked.observed(&self.root, now);
+            let applied_by_hand = self.applied.vms.contains(name);
+            let lacks_plan =
+                self.applied.ended.contains(name) && self.applied.reach.iter().any(|vm| vm.name == *name);
+            observed.vms.insert(name.clone(), ObservedVm { applied_by_hand, lacks_plan, ..vm });
+        }
+        observed
+    }
+
+    fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
+        let outcome = perform::perform(self, step, desired);
+        if let Some(tracked) = self.tracked.get_mut(&step.vm) {
+            tracked.stale = true;
+        }
+        // What it was about is not read anew before the next comparison.
+        match &step.action {
+            Action::Renew => self.applied.ended.retain(|vm| *vm != step.vm || !is_done(&outcome)),
+            _ if step.vm == APPLIED && is_done(&outcome) => self.applied.drift.clear(),
+            _ => {}
+        }
+        outcome
+    }
+}
+
+fn is_done(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Done { .. })
+}
+
+impl Tracked {
+    fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
+        let presence = match (&self.found, &self.lack) {
+            (Some(found), _) => Presence::Running(found.processes.clone()),
+            (None, Some(lack)) => lack.clone(),
+            (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
+        };
+        if let Some(scope) = &mut self.scope {
+            scope.start_alive = scope.start.is_empty() || scope.start.iter().any(ProcessId::is_alive);
+        }
+        // A contract that an earlier process has put in force is taken up.
+        let whole = self.scope.as_ref().is_some_and(|s| s.state == ScopeState::Whole && s.start_alive);
+        if let (true, None, Some(found), Some(cpu)) =
+            (whole, &self.kept, &self.found, self.saved.as_ref().and_then(|saved| saved.cpu.clone()))
+        {
+            self.kept = Some(Kept::start(cpu, found.handle.clone(), root, SPLIT_EVERY));
+            self.threads_changed = true;
+        }
+        let again = self.taken_in.is_none_or(|at| now.duration_since(at) >= ROLE_EVERY);
+        let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
+        let new_threads = self.kept.as_ref().is_some_and(|kept| {
+            let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
+            self.threads_changed || (again && kept.pending() > 0) || (splits && is_split)
+        });
+        let scope = self.scope.clone();
+        ObservedVm { presence, scope, new_threads, applied_by_hand: false, lacks_plan: false }
+    }
+}
+
+fn view(status: &Status, saved: &scopes::VmInForce) -> ScopeView {
+    let state = match (status.complete, status.reverting, status.rebooted) {
+        (_, _, true) => ScopeState::Rebooted,
+        (true, false, _) => ScopeState::Whole,
+        _ => ScopeState::Cut,
+    };
+    ScopeView {
+        contract: saved.contract.clone(),
+        start: saved.processes.clone(),
+        start_alive: true,
+        drift: if state == ScopeState::Whole { drift(status) } else { Vec::new() },
+        state,
+        level: saved.cpu.as_ref().map(|cpu| cpu.level),
+    }
+}
+
+/// The settings in force that have another value.
+fn drift(status: &Status) -> Vec<Drift> {
+    let one = |knob: &rtvirtio_apply::KnobStatus| {
+        let found = match &knob.state {
+            KnobState::Changed { found } => found.clone(),
+            KnobState::Original => knob.old.clone().unwrap_or_else(|| "nothing".to_owned()),
+            KnobState::InForce | KnobState::Gone { .. } | KnobState::Unknown { .. } => return None,
+        };
+        let (name, path, wanted) = (knob.knob.clone(), knob.path.clone(), knob.new.clone());
+        Some(Drift { class: KnobClass::of_path(&path), knob: name, path, wanted, found })
+    };
+    status.knobs.iter().filter_map(one).collect()
+}
+
+fn tids(root: &Root, processes: &[ProcessId]) -> BTreeSet<u32> {
+    processes.iter().flat_map(|p| task::tids(root, p.pid).unwrap_or_default()).collect()
+}

@@ -1,0 +1,209 @@
+//! Carrying a step out: journaled, VM by VM.
+
+use std::time::Instant;
+
+use rtvirtio_apply::{Amended, ApplyError, Fate, OnConflict, Reverted};
+use rtvirtio_workflow::Error;
+use rtvirtio_workflow::contracts::{InForce, writes_of_one};
+use rtvirtio_workflow::kept::Kept;
+use rtvirtio_workflow::scopes::{NewContract, Scopes, VmInForce};
+
+use super::{LinuxHost, Quiet, SPLIT_EVERY};
+use crate::desired::Desired;
+use crate::history::now;
+use crate::host::{Outcome, SettingChange};
+use crate::reconcile::{APPLIED, Action, Step};
+
+/// Why a step ended early.
+enum Stop {
+    Busy,
+    Failed(String),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        match error.cause::<ApplyError>() {
+            Some(ApplyError::Locked { .. }) => Self::Busy,
+            _ => Self::Failed(format!("{error:#}")),
+        }
+    }
+}
+
+type Done = (Vec<SettingChange>, Vec<String>);
+
+pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Outcome {
+    let result = match &step.action {
+        Action::Apply => apply(host, step, desired),
+        Action::PutBack { force } => put_back(host, &step.vm, *force),
+        Action::TakeIn => take_in(host, &step.vm, false),
+        Action::Relevel => take_in(host, &step.vm, true),
+        Action::Renew => {
+            let renewed =
+                || Ok(amended(Scopes::lock(&host.places.dirs)?.renew(&step.vm, &Quiet::default())?));
+            renewed()
+        }
+        Action::Restore { paths } => {
+            let restored = || {
+                let scopes = Scopes::lock(&host.places.dirs)?;
+                let done = match step.vm.as_str() {
+                    APPLIED => scopes.restore_applied(paths)?,
+                    vm => scopes.restore(vm, paths)?,
+                };
+                Ok(amended(done))
+            };
+            restored()
+        }
+        Action::Release { paths } => {
+            let released = || {
+                let scopes = Scopes::lock(&host.places.dirs)?;
+                let left = match step.vm.as_str() {
+                    APPLIED => scopes.release_applied(paths)?,
+                    vm => scopes.release(vm, paths)?,
+                };
+                let notes = left.into_iter().map(|knob| format!("{knob} is no longer kept"));
+                Ok((Vec::new(), notes.collect()))
+            };
+            released()
+        }
+    };
+    match result {
+        Ok((changes, notes)) => Outcome::Done { changes, notes },
+        Err(Stop::Busy) => Outcome::Busy,
+        Err(Stop::Failed(why)) => Outcome::Failed(why),
+    }
+}
+
+/// The CPU contracts in force for all VMs but one.
+fn others(host: &LinuxHost, vm: &str) -> Vec<InForce> {
+    let others = host.tracked.iter().filter(|(name, _)| name.as_str() != vm);
+    others.filter_map(|(_, t)| t.saved.as_ref()?.cpu.clone()).collect()
+}
+
+fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, Stop> {
+    let failed = |why: &str| Stop::Failed(why.to_owned());
+    let contract = desired.of(&step.vm).ok_or_else(|| failed("its contract is gone"))?;
+    let tracked = host.tracked.get(&step.vm).ok_or_else(|| failed("it is not known"))?;
+    let found = tracked.found.as_ref().ok_or_else(|| failed("it does not run"))?;
+    let (_, admission) = host.admission.as_ref().ok_or_else(|| failed("nothing is admitted yet"))?;
+    let probe = &admission.admitted.probe;
+    let mut admitted = admission.admitted.contracts.iter();
+    let one = admitted.find(|c| c.vm == step.vm).ok_or_else(|| failed("it is not admitted"))?;
+    let scopes = Scopes::lock(&host.places.dirs)?;
+    let held = writes_of_one(probe, one.clone(), &found.handle)?;
+    let in_force = InForce::of(&held);
+    let new = NewContract {
+        in_force: VmInForce {
+            vm: step.vm.clone(),
+            contract: contract.id.clone(),
+            processes: found.processes.clone(),
+            cpu: Some(in_force.clone()),
+            reason: step.reason.clone(),
+            since: now(),
+        },
+        writes: held.settings.writes.clone(),
+    };
+    let others = others(host, &step.vm);
+    let mut all = others.clone();
+    all.push(in_force.clone());
+    scopes.make_room(probe, &all)?;
+    let applied = match scopes.apply(&new) {
+        Ok(applied) => applied,
+        Err(e) => {
+            // Room that nobody uses takes nothing from the VMs; the next change of any sets it.
+            let _ = scopes.make_room(probe, &others);
+            return Err(e.into());
+        }
+    };
+    let change = |line: &rtvirtio_apply::Line| SettingChange {
+        knob: line.knob.clone(),
+        path: line.path.clone(),
+        old: line.old.clone(),
+        new: line.new.clone(),
+    };
+    let changes = applied.knobs.iter().filter(|l| l.old.as_ref() != Some(&l.new)).map(change).collect();
+    let mut notes = held.settings.notes.clone();
+    notes.extend(
+        held.settings.outside.iter().map(|(tid, why)| format!("thread {tid} is outside of it: {why}")),
+    );
+    let handle = found.handle.clone();
+    let kept = Kept::start(in_force, handle, &host.root, SPLIT_EVERY);
+    if let Some(tracked) = host.tracked.get_mut(&step.vm) {
+        tracked.kept = Some(kept);
+        tracked.threads_changed = true;
+    }
+    Ok((changes, notes))
+}
+
+fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
+    let scopes = Scopes::lock(&host.places.dirs)?;
+    let on_conflict = if force { OnConflict::Force } else { OnConflict::Accept };
+    let reverted =
+        scopes.put_back(vm, on_conflict)?.unwrap_or(Reverted { done: true, ..Reverted::default() });
+    if !reverted.done {
+        return Err(Stop::Failed(reverted.summary()));
+    }
+    let mut notes = reverted.warnings.clone();
+    if let Some((_, admission)) = &host.admission {
+        if let Err(e) = scopes.make_room(&admission.admitted.probe, &others(host, vm)) {
+            notes.push(format!("the groups above those of VMs keep more than they need: {e:#}"));
+        }
+    }
+    let mut changes = Vec::new();
+    for outcome in &reverted.outcomes {
+        match &outcome.fate {
+            Fate::Restored { from } => changes.push(SettingChange {
+                knob: outcome.knob.clone(),
+                path: outcome.path.clone(),
+                old: Some(from.clone()),
+                new: outcome.old.clone().unwrap_or_default(),
+            }),
+            Fate::Accepted => notes.push(format!("{} is left as another program has set it", outcome.knob)),
+            _ => {}
+        }
+    }
+    if let Some(tracked) = host.tracked.get_mut(vm) {
+        tracked.kept = None;
+        tracked.saved = None;
+    }
+    Ok((changes, notes))
+}
+
+/// Takes new threads in; with `relevel` all threads, at the VM's present place among the others.
+fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> {
+    let Some((_, admission)) = &host.admission else { return Err(Stop::Busy) };
+    let Some(tracked) = host.tracked.get_mut(vm) else { return Err(Stop::Busy) };
+    let (Some(kept), Some(found)) = (&mut tracked.kept, &tracked.found) else { return Err(Stop::Busy) };
+    let probe = &admission.admitted.probe;
+    let mut saved = None;
+    if relevel {
+        let level = admission.admitted.contracts.iter().find(|c| c.vm == vm).map(|c| c.level);
+        let level = level.ok_or_else(|| Stop::Failed("it is not admitted".to_owned()))?;
+        kept.set_level(level);
+        saved.clone_from(&tracked.saved);
+        if let Some(cpu) = saved.as_mut().and_then(|saved| saved.cpu.as_mut()) {
+            cpu.level = level;
+        }
+    }
+    tracked.threads_changed = false;
+    tracked.taken_in = Some(Instant::now());
+    let mut look_up = || Some(found.handle.clone());
+    let Some(new) = kept.scan(&host.root, probe, &mut look_up)? else { return Ok(Done::default()) };
+    let scopes = Scopes::lock(&host.places.dirs).inspect_err(|_| tracked.threads_changed = true)?;
+    let amended_now = scopes.amend(vm, &new.settings.writes, saved.as_ref());
+    let done = amended(amended_now.inspect_err(|_| tracked.threads_changed = true)?);
+    kept.written(new);
+    Ok(done)
+}
+
+fn amended(amended: Amended) -> Done {
+    let change = |line: rtvirtio_apply::Line| SettingChange {
+        knob: line.knob,
+        path: line.path,
+        old: line.old,
+        new: line.new,
+    };
+    let failed = amended.failed.into_iter().map(|(knob, why)| format!("{knob} could not be set: {why}"));
+    let left = amended.left.into_iter().map(|(knob, found)| format!("{knob} is left at {found}"));
+    let notes = failed.chain(left).chain(amended.warnings).collect();
+    (amended.written.into_iter().map(change).collect(), notes)
+}

@@ -1,0 +1,248 @@
+//! Reading QEMU's counters and the kernel's, in a thread of its own: a monitor that does not answer
+//! holds no contract up.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rtvirtio_cpu::group_name;
+use rtvirtio_kernel::pressure::{Throttled, pressure, throttled};
+use rtvirtio_kernel::steal::StealWatch;
+use rtvirtio_kernel::{Cgroups, ProcessId, Root, task, unless_gone};
+use rtvirtio_measure::observe::boundaries;
+use rtvirtio_spec::{HostHandle, Reach, Vm};
+use rtvirtio_vmm::VmmError;
+use rtvirtio_vmm::disk_stats::DiskStats;
+use rtvirtio_workflow::{Dirs, find};
+
+use super::window::{DiskWindow, judge_task};
+use super::{DiskObservation, HostObservation, Observation, TargetObservation, VmObservation};
+use crate::history::now;
+use crate::linux::RunningVm;
+
+/// What is remembered of a VM between two looks.
+struct Seen {
+    processes: Vec<ProcessId>,
+    disks: BTreeMap<String, DiskWindow>,
+    at: Option<Instant>,
+    cpu: BTreeMap<(u32, u64), (u64, Option<u64>)>,
+    throttled: Option<Throttled>,
+}
+
+/// Looks at VMs again and again.
+pub struct Sampler {
+    root: Root,
+    dirs: Dirs,
+    seen: BTreeMap<String, Seen>,
+    /// Whether monitors of libvirt's domains may be asked, which taints these.
+    monitor_of_libvirt: bool,
+    pressure: BTreeMap<&'static str, std::time::Duration>,
+    steal: Option<StealWatch>,
+    at: Option<Instant>,
+}
+
+impl Sampler {
+    /// One that has not looked yet.
+    #[must_use]
+    pub fn new(dirs: Dirs, monitor_of_libvirt: bool) -> Self {
+        Self {
+            root: Root::default(),
+            dirs,
+            seen: BTreeMap::new(),
+            monitor_of_libvirt,
+            pressure: BTreeMap::new(),
+            steal: None,
+            at: None,
+        }
+    }
+
+    /// Looks once at all VMs that run.
+    pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> Observation {
+        self.seen.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
+        let mut observed = BTreeMap::new();
+        for vm in vms {
+            observed.insert(vm.contract.vm.name.clone(), self.one(vm));
+        }
+        Observation { time: now(), vms: observed, host: self.host() }
+    }
+
+    fn one(&mut self, vm: &RunningVm) -> VmObservation {
+        let spec = &vm.contract.vm;
+        let disks = self.disks_of(spec);
+        let seen = self.seen.entry(spec.name.clone()).or_insert_with(|| Seen::new(&vm.processes));
+        if seen.processes != vm.processes {
+            *seen = Seen::new(&vm.processes);
+        }
+        let now = Instant::now();
+        let mut out = VmObservation::default();
+        match disks {
+            Ok(disks) => {
+                seen.disks.retain(|id, _| disks.iter().any(|d| d.id == *id));
+                for disk in disks {
+                    seen.disks.entry(disk.id.clone()).or_default().add(now, disk);
+                }
+            }
+            Err(why) => {
+                // A gap in the windows would count what was not seen.
+                seen.disks.clear();
+                out.disks_unseen = Some(why);
+            }
+        }
+        out.disks = seen.disks.iter().filter_map(|(id, window)| disk(id, window)).collect();
+        out.targets = targets(spec, &seen.disks);
+        seen.threads(&self.root, now, &mut out);
+        seen.throttling(&self.root, vm, now, &mut out);
+        seen.at = Some(now);
+        out
+    }
+
+    /// The disks of a VM with their counters. Where QEMU keeps no histogram yet, one with the
+    /// limits of the targets is asked for; it lasts as long as this start of QEMU, and costs
+    /// nothing more.
+    fn disks_of(&self, vm: &Vm) -> Result<Vec<DiskStats>, String> {
+        let is_domain = matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
+        if is_domain && !self.monitor_of_libvirt {
+            return Err(
+                "QEMU's counters of a domain are read through libvirt's monitor command, which taints it: allow it with \
+                 `monitor_of_libvirt = true`"
+                    .to_owned(),
+            );
+        }
+        let found = find::one_of_host(std::slice::from_ref(vm), &vm.name, &self.dirs)
+            .and_then(|vm| vm.monitor(&self.root));
+        let mut qmp = match found {
+            Ok(Some(qmp)) => qmp,
+            Ok(None) => {
+                return Err("it is reached without a monitor, so QEMU's counters cannot be read".to_owned());
+            }
+            Err(e) => return Err(format!("{e:#}")),
+        };
+        let words = |e: VmmError| e.to_string();
+        let mut disks = qmp.disk_stats().map_err(words)?;
+        let without =
+            |d: &DiskStats| d.file.is_some() && d.read.histogram.is_none() && d.write.histogram.is_none();
+        let lacking: Vec<String> = disks.iter().filter(|d| without(d)).map(|d| d.id.clone()).collect();
+        if !lacking.is_empty() {
+            let limits = limits(vm);
+            for id in lacking {
+                // QEMU before 4.0 has no such command: rates are seen all the same.
+                let _ = qmp.set_latency_histogram(&id, &limits);
+            }
+            disks = qmp.disk_stats().map_err(words)?;
+        }
+        disks.retain(|d| d.file.is_some());
+        Ok(disks)
+    }
+
+    fn host(&mut self) -> HostObservation {
+        let now = Instant::now();
+        let passed = self.at.map(|at| now.duration_since(at).as_secs_f64());
+        self.at = Some(now);
+        let mut out = HostObservation::default();
+        for resource in ["cpu", "io", "memory"] {
+            let Ok(Some(total)) = pressure(&self.root, resource) else { continue };
+            if let (Some(before), Some(passed)) = (self.pressure.insert(resource, total.some), passed) {
+                let share = total.some.saturating_sub(before).as_secs_f64() / passed.max(f64::MIN_POSITIVE);
+                out.pressure.insert(resource.to_owned(), share);
+            }
+        }
+        out.stolen = self.steal.as_ref().and_then(|watch| watch.share(&self.root).ok().flatten());
+        self.steal = StealWatch::start(&self.root).ok();
+        out
+    }
+}
+
+/// Limits of a histogram: the usual ones, and every target's latency, so that what exceeds a target
+/// is counted exactly.
+fn limits(vm: &Vm) -> Vec<u64> {
+    let targets = vm.tasks.iter().flat_map(|task| task.goals().flatten()).map(|target| target.latency.0);
+    let mut limits = boundaries();
+    limits.extend(targets.filter(|latency| *latency > 0));
+    limits.sort_unstable();
+    limits.dedup();
+    limits
+}
+
+fn disk(id: &str, window: &DiskWindow) -> Option<DiskObservation> {
+    let (directions, time) = window.observed()?;
+    Some(DiskObservation {
+        id: id.to_owned(),
+        file: window.file(),
+        seconds: time.as_secs_f64(),
+        directions,
+        histogram: window.histogram(),
+    })
+}
+
+/// The targets of a VM with one disk. Which of several a task uses is known inside the guest only.
+fn targets(vm: &Vm, disks: &BTreeMap<String, DiskWindow>) -> Vec<TargetObservation> {
+    let mut windows = disks.values();
+    match (windows.next(), windows.next()) {
+        (Some(window), None) => vm.tasks.iter().flat_map(|task| judge_task(vm, task, window)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+impl Seen {
+    fn new(processes: &[ProcessId]) -> Self {
+        Self {
+            processes: processes.to_vec(),
+            disks: BTreeMap::new(),
+            at: None,
+            cpu: BTreeMap::new(),
+            throttled: None,
+        }
+    }
+
+    /// CPU time and delay of all threads since the last look; threads that came meanwhile count
+    /// from their start.
+    fn threads(&mut self, root: &Root, now: Instant, out: &mut VmObservation) {
+        let mut cpu = BTreeMap::new();
+        for process in &self.processes {
+            for tid in task::tids(root, process.pid).unwrap_or_default() {
+                let read = || {
+                    let stat = unless_gone(task::stat(root, process.pid, tid)).ok()??;
+                    let used = unless_gone(task::cpu_time(root, process.pid, tid)).ok()??;
+                    let delay = unless_gone(task::run_delay(root, process.pid, tid)).ok()??;
+                    let nanos = |t: std::time::Duration| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX);
+                    Some(((tid, stat.start), (nanos(used), delay.map(nanos))))
+                };
+                cpu.extend(read());
+            }
+        }
+        if let Some(at) = self.at {
+            let passed = now.duration_since(at).as_secs_f64().max(f64::MIN_POSITIVE);
+            let before = |key| self.cpu.get(key).copied().unwrap_or((0, Some(0)));
+            let used: u64 = cpu.iter().map(|(key, now)| now.0.saturating_sub(before(key).0)).sum();
+            out.cpu_used = used as f64 / 1e9 / passed;
+            let delays = cpu.iter().map(|(key, now)| Some(now.1?.saturating_sub(before(key).1?)));
+            let delay: u64 = delays.clone().flatten().sum();
+            out.cpu_delay = delays.flatten().next().map(|_| delay as f64 / 1e9 / passed);
+        }
+        self.cpu = cpu;
+    }
+
+    /// What a quota has stopped since the last look.
+    fn throttling(&mut self, root: &Root, vm: &RunningVm, now: Instant, out: &mut VmObservation) {
+        let found = throttled_of(root, vm);
+        if let (Some(now_at), Some(before), Some(total)) = (self.at, self.throttled, found) {
+            let passed = now.duration_since(now_at).as_secs_f64().max(f64::MIN_POSITIVE);
+            out.throttled_per_s = Some(total.periods.saturating_sub(before.periods) as f64 / passed);
+            out.throttled_time = Some(total.time.saturating_sub(before.time).as_secs_f64() / passed);
+        }
+        self.throttled = found;
+    }
+}
+
+/// The counters of the group that holds a VM: the one of its contract, else the one that it is in.
+fn throttled_of(root: &Root, vm: &RunningVm) -> Option<Throttled> {
+    let cgroups = Cgroups::detect_cpu(root).ok()?;
+    let group = match &vm.cpu {
+        Some(cpu) => cpu
+            .group
+            .clone()
+            .unwrap_or_else(|| std::path::Path::new("/").join(group_name(&vm.contract.vm.name))),
+        None => cgroups.of_pid(root, vm.processes.first()?.pid).ok()?,
+    };
+    throttled(root, &cgroups.dir(&group).ok()?).ok()?
+}

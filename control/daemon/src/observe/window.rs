@@ -1,0 +1,226 @@
+//! Sliding windows over counters that only rise.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rtvirtio_measure::Verdict;
+use rtvirtio_measure::observe::{Observed, of_qemu};
+use rtvirtio_measure::verdict::{Evidence, judge};
+use rtvirtio_spec::{Op, Task, Vm};
+use rtvirtio_units::Iops;
+use rtvirtio_vmm::disk_stats::{Counters, DiskStats, Histogram};
+
+use super::{HistogramObservation, TargetObservation};
+
+/// Length of a window.
+const WINDOW: Duration = Duration::from_secs(300);
+
+/// The counters of one disk over a window that slides.
+#[derive(Debug, Default)]
+pub struct DiskWindow {
+    /// The oldest first; the first is at most [`WINDOW`] and one interval old.
+    looks: VecDeque<(Instant, DiskStats)>,
+}
+
+impl DiskWindow {
+    /// Another look. Counters that began anew begin a new window.
+    pub fn add(&mut self, now: Instant, stats: DiskStats) {
+        if let Some((at, last)) = self.looks.back() {
+            let same = of_qemu(last, &stats, now.duration_since(*at)).is_some()
+                && has_histogram(last) == has_histogram(&stats)
+                && boundaries(last) == boundaries(&stats);
+            if !same {
+                self.looks.clear();
+            }
+        }
+        self.looks.push_back((now, stats));
+        while self.looks.get(1).is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
+            self.looks.pop_front();
+        }
+    }
+
+    /// The window's ends; `None` before the second look.
+    fn ends(&self) -> Option<(&DiskStats, &DiskStats, Duration)> {
+        let ((begin, first), (end, last)) = (self.looks.front()?, self.looks.back()?);
+        (end > begin).then(|| (first, last, end.duration_since(*begin)))
+    }
+
+    /// Rates, sizes and tails in the window.
+    #[must_use]
+    pub fn observed(&self) -> Option<(Vec<Observed>, Duration)> {
+        let (first, last, time) = self.ends()?;
+        Some((of_qemu(first, last, time)?, time))
+    }
+
+    /// The file of the disk on the host.
+    #[must_use]
+    pub fn file(&self) -> Option<String> {
+        self.looks.back()?.1.file.clone()
+    }
+
+    /// Latencies in the window, for a drawing.
+    #[must_use]
+    pub fn histogram(&self) -> Option<HistogramObservation> {
+        let (first, last, _) = self.ends()?;
+        let reads = between(&first.read, &last.read)?;
+        let writes = between(&first.write, &last.write)?;
+        (reads.boundaries == writes.boundaries).then(|| HistogramObservation {
+            limits_ns: reads.boundaries.clone(),
+            reads: reads.bins,
+            writes: writes.bins,
+        })
+    }
+}
+
+fn has_histogram(stats: &DiskStats) -> bool {
+    stats.read.histogram.is_some()
+}
+
+fn boundaries(stats: &DiskStats) -> Option<&[u64]> {
+    stats.read.histogram.as_ref().map(|h| h.boundaries.as_slice())
+}
+
+fn between(before: &Counters, after: &Counters) -> Option<Histogram> {
+    after.histogram.as_ref()?.since(before.histogram.as_ref()?)
+}
+
+/// The verdicts of a task's targets from the window of the disk that it uses.
+///
+/// QEMU counts a request from when the device model takes it up: what it waited before that, in the
+/// guest, is not in it, so that `met` concerns the host's part only. Where other tasks send
+/// requests of the same direction to the same disk, whose request a late one was cannot be told:
+/// the verdict is `unproven`.
+#[must_use]
+pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObservation> {
+    let Some((first, last, time)) = window.ends() else { return Vec::new() };
+    let directions: &[fn(&DiskStats) -> &Counters] = match task.op {
+        Op::Read => &[|s| &s.read],
+        Op::Write => &[|s| &s.write],
+        Op::Mixed { .. } => &[|s| &s.read, |s| &s.write],
+    };
+    let seconds = time.as_secs_f64();
+    let n: u64 = directions.iter().map(|of| of(last).ops.saturating_sub(of(first).ops)).sum();
+    let rate = Iops(n as f64 / seconds.max(f64::MIN_POSITIVE));
+    let shared: Vec<&str> = vm
+        .tasks
+        .iter()
+        .filter(|t| t.name != task.name && overlaps(t.op, task.op))
+        .map(|t| t.name.as_str())
+        .collect();
+    let one = |target: rtvirtio_spec::Target| {
+        let counted = directions.iter().map(|of| {
+            let histogram = between(of(first), of(last))?;
+            Some((histogram.count(), above(&histogram, target.latency.0)))
+        });
+        let counted: Option<Vec<(u64, u64)>> = counted.collect();
+        let (seen, exceedances) =
+            counted.iter().flatten().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let evidence = Evidence { n: seen, exceedances, declared: task.rate, achieved: rate };
+        let judgement = judge(target, &evidence);
+        let (verdict, why) = if !shared.is_empty() {
+            let why = format!("its requests cannot be told from those of {}", shared.join(", "));
+            (Verdict::Unproven, why)
+        } else if counted.is_none() {
+            (Verdict::Unproven, "QEMU keeps no histogram of its latencies".to_owned())
+        } else if n == 0 {
+            (Verdict::Unproven, "it sends no requests".to_owned())
+        } else {
+            (judgement.verdict, judgement.why)
+        };
+        TargetObservation {
+            task: task.name.clone(),
+            percentile: target.percentile,
+            latency_ns: target.latency,
+            verdict,
+            why,
+            n: seen,
+            exceedances,
+            rate,
+            seconds,
+        }
+    };
+    task.goals().flatten().map(one).collect()
+}
+
+fn overlaps(a: Op, b: Op) -> bool {
+    !matches!((a, b), (Op::Read, Op::Write) | (Op::Write, Op::Read))
+}
+
+/// Requests in bins that reach above a latency: exact where it is a limit between two bins.
+fn above(histogram: &Histogram, latency_ns: u64) -> u64 {
+    let first = histogram.boundaries.partition_point(|limit| *limit <= latency_ns);
+    histogram.bins.iter().skip(first).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_spec::HostSpec;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn stats(ops: u64, bins: [u64; 4]) -> DiskStats {
+        let histogram = Histogram { boundaries: vec![MS, 10 * MS, 100 * MS], bins: bins.to_vec() };
+        let counters = |ops, histogram| Counters { ops, bytes: ops * 4096, time_ns: ops * MS, histogram };
+        let empty = Histogram { boundaries: vec![MS, 10 * MS, 100 * MS], bins: vec![0; 4] };
+        DiskStats {
+            id: "d".to_owned(),
+            file: Some("/d".to_owned()),
+            format: None,
+            read_only: false,
+            read: counters(ops, Some(histogram)),
+            write: counters(0, Some(empty)),
+            flush: Counters::default(),
+        }
+    }
+
+    fn vm(more: &str) -> Vm {
+        let text = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
+             rate = \"100/s\"\ntarget = {{ percentile = \"p99\", latency = \"10ms\" }}\n{more}"
+        );
+        HostSpec::parse("x.toml", &text).unwrap().vms()[0].clone()
+    }
+
+    #[test]
+    fn a_window_slides_and_begins_anew_with_its_counters() {
+        let begin = Instant::now();
+        let at = |s: u64| begin + Duration::from_secs(s);
+        let mut window = DiskWindow::default();
+        window.add(at(0), stats(0, [0; 4]));
+        assert!(window.observed().is_none());
+        for i in 1..=40 {
+            window.add(at(10 * i), stats(100 * i, [100 * i, 0, 0, 0]));
+        }
+        let (observed, time) = window.observed().unwrap();
+        assert_eq!((time, observed[0].n), (WINDOW, 3_000));
+        assert_eq!(window.histogram().unwrap().reads, [3_000, 0, 0, 0]);
+        window.add(at(410), stats(5, [5, 0, 0, 0]));
+        assert!(window.observed().is_none(), "QEMU was restarted");
+    }
+
+    #[test]
+    fn verdicts_of_a_window() {
+        let begin = Instant::now();
+        let judged = |vm: &Vm, seconds: u64, bins: [u64; 4]| {
+            let mut window = DiskWindow::default();
+            window.add(begin, stats(0, [0; 4]));
+            window.add(begin + Duration::from_secs(seconds), stats(bins.iter().sum(), bins));
+            judge_task(vm, &vm.tasks[0], &window).remove(0)
+        };
+        let one = judged(&vm(""), 10, [995, 5, 0, 0]);
+        assert_eq!((one.verdict, one.n, one.exceedances), (Verdict::Met, 1_000, 0));
+        // A request of exactly the limit is in the bin above it.
+        assert_eq!(judged(&vm(""), 10, [900, 50, 50, 0]).verdict, Verdict::Missed);
+        assert_eq!(judged(&vm(""), 1, [100, 0, 0, 0]).verdict, Verdict::Unproven);
+        // A tail that is met by doing less work is not met.
+        let slow = judged(&vm(""), 100, [1_000, 0, 0, 0]);
+        assert!(slow.verdict == Verdict::Missed && slow.why.contains("instead of"), "{slow:?}");
+        let other = vm("[[vm.task]]\nname = \"bulk\"\nop = \"read\"\nblock = \"64KiB\"\n");
+        let shared = judged(&other, 10, [900, 50, 50, 0]);
+        assert!(shared.verdict == Verdict::Unproven && shared.why.contains("bulk"), "{shared:?}");
+        let writes = vm("[[vm.task]]\nname = \"log\"\nop = \"write\"\nblock = \"64KiB\"\n");
+        assert_eq!(judged(&writes, 10, [1_000, 0, 0, 0]).verdict, Verdict::Met);
+    }
+}

@@ -1,0 +1,195 @@
+//! What is to be done: a pure function of contracts, host, configuration and memory.
+
+use rtvirtio_kernel::ProcessId;
+use serde::Serialize;
+
+use crate::config::{Config, DriftPolicy, Mode};
+use crate::desired::{Contract, Desired};
+use crate::host::Millis;
+use crate::memory::Memory;
+use crate::observed::{Drift, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+
+/// What is done for a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "action")]
+pub enum Action {
+    /// Its contract is put in force.
+    Apply,
+    /// What is in force for it is put back.
+    PutBack {
+        /// Also settings that another program has changed; else they are left as they are.
+        force: bool,
+    },
+    /// Started again, it gets the weights and limits of the plan in force.
+    Renew,
+    /// New threads are taken into its contract, or its budget is split anew.
+    TakeIn,
+    /// Its threads get the priorities of its place among the VMs that are admitted now.
+    Relevel,
+    /// Settings that another program has changed are set again.
+    Restore {
+        /// Their files.
+        paths: Vec<String>,
+    },
+    /// Settings that another program has changed are left to it.
+    Release {
+        /// Their files.
+        paths: Vec<String>,
+    },
+}
+
+/// One step for one VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Step {
+    /// The VM.
+    pub vm: String,
+    /// What is done.
+    #[serde(flatten)]
+    pub action: Action,
+    /// Why, in words.
+    pub reason: String,
+}
+
+/// The steps that lead from the host as observed to the contracts. What is put back comes first, so
+/// that there is room; then the most critical VM. Steps that failed a short time ago are left out.
+#[must_use]
+pub fn reconcile(
+    desired: &Desired,
+    observed: &Observed,
+    config: &Config,
+    memory: &Memory,
+    now: Millis,
+) -> Vec<Step> {
+    let in_force = |vm: &str| observed.vms.get(vm).is_some_and(|v| v.scope.is_some());
+    let mut steps = Vec::new();
+    for (name, vm) in &observed.vms {
+        if desired.of(name).is_none() && !desired.held.contains(name) && vm.scope.is_some() {
+            let force = vm.scope.as_ref().is_some_and(|scope| forces(scope, config));
+            steps.push(step(name, Action::PutBack { force }, "its contract was removed"));
+        }
+    }
+    for contract in desired.by_criticality(in_force) {
+        let name = &contract.vm.name;
+        let Some(vm) = observed.vms.get(name) else { continue };
+        steps.extend(match &vm.scope {
+            Some(scope) => kept(contract, vm, scope, observed, config, memory, now),
+            None => new(contract, vm, observed, config, memory),
+        });
+    }
+    for (name, vm) in &observed.vms {
+        if vm.lacks_plan && matches!(vm.presence, Presence::Running(_)) {
+            steps.push(step(name, Action::Renew, "the VM was restarted, and a plan is in force"));
+        }
+    }
+    steps.extend(drift(APPLIED, &observed.applied_drift, config, memory, now));
+    steps.retain(|step| !memory.waits(step, now));
+    steps.sort_by_key(|step| !matches!(step.action, Action::PutBack { .. }));
+    if config.mode == Mode::Observe { Vec::new() } else { steps }
+}
+
+/// Stands for the name of a VM in steps about what `rtvirtio apply` has put in force: no VM has it.
+pub const APPLIED: &str = "(applied plan)";
+
+fn step(vm: &str, action: Action, reason: impl Into<String>) -> Step {
+    Step { vm: vm.to_owned(), action, reason: reason.into() }
+}
+
+/// A VM for which nothing is in force.
+fn new(
+    contract: &Contract,
+    vm: &ObservedVm,
+    observed: &Observed,
+    config: &Config,
+    memory: &Memory,
+) -> Option<Step> {
+    let name = &contract.vm.name;
+    let Presence::Running(_) = &vm.presence else { return None };
+    let ready = contract.sets_something()
+        && !vm.applied_by_hand
+        && observed.admission.admitted.contains_key(name)
+        && (config.mode != Mode::Ask || memory.is_accepted(name, &contract.id));
+    ready.then(|| step(name, Action::Apply, format!("the contract in {}", contract.file.display())))
+}
+
+/// A VM for which something is in force.
+fn kept(
+    contract: &Contract,
+    vm: &ObservedVm,
+    scope: &ScopeView,
+    observed: &Observed,
+    config: &Config,
+    memory: &Memory,
+    now: Millis,
+) -> Option<Step> {
+    let name = &contract.vm.name;
+    let put_back = |why: String| Some(step(name, Action::PutBack { force: forces(scope, config) }, why));
+    match &scope.state {
+        ScopeState::Whole => {}
+        ScopeState::Cut => return put_back("it was cut off half way".to_owned()),
+        ScopeState::Rebooted => return put_back("the host was restarted since".to_owned()),
+        // Nothing is written where it is not known what was there before.
+        ScopeState::Unusable(_) => return None,
+    }
+    match &vm.presence {
+        Presence::Running(start) if !same_start(start, &scope.start) => {
+            return put_back("the VM was restarted".to_owned());
+        }
+        Presence::Off(_) | Presence::Unknown(_) if !scope.start_alive => {
+            return put_back("the VM has ended".to_owned());
+        }
+        Presence::Running(_) | Presence::Off(_) | Presence::Unknown(_) => {}
+    }
+    let accepted = config.mode != Mode::Ask || memory.is_accepted(name, &contract.id);
+    if scope.contract != contract.id && accepted {
+        return put_back("its contract was changed".to_owned());
+    }
+    if scope.contract == contract.id {
+        if let Some(why) = observed.admission.refused.get(name) {
+            return put_back(format!("it gives way: {why}"));
+        }
+    }
+    let level = observed.admission.admitted.get(name).copied();
+    if let (Some(now), Some(then)) = (level, scope.level) {
+        if now != then && scope.contract == contract.id {
+            return Some(step(name, Action::Relevel, "other VMs came or went"));
+        }
+    }
+    if vm.new_threads {
+        return Some(step(name, Action::TakeIn, "new threads"));
+    }
+    drift(name, &scope.drift, config, memory, now)
+}
+
+/// Whether what is put back is put back over the values of another program: where it would have
+/// been restored.
+fn forces(scope: &ScopeView, config: &Config) -> bool {
+    scope.drift.iter().all(|d| config.drift(d.class) == DriftPolicy::Restore)
+}
+
+/// Whether two lists are one start of a VM: helpers come and go, its VMM stays.
+fn same_start(now: &[ProcessId], then: &[ProcessId]) -> bool {
+    now.iter().any(|process| then.contains(process))
+}
+
+/// What becomes of settings that another program has changed.
+fn drift(name: &str, all: &[Drift], config: &Config, memory: &Memory, now: Millis) -> Option<Step> {
+    let with = |policy: DriftPolicy| {
+        let of_policy = all.iter().filter(move |d| config.drift(d.class) == policy);
+        of_policy.collect::<Vec<_>>()
+    };
+    let words = |all: &[&Drift]| {
+        let one = |d: &&Drift| format!("{} was changed from {} to {}", d.knob, d.wanted, d.found);
+        all.iter().map(one).collect::<Vec<_>>().join("; ")
+    };
+    let paths = |all: &[&Drift]| all.iter().map(|d| d.path.clone()).collect();
+    let left = with(DriftPolicy::Yield);
+    if !left.is_empty() {
+        return Some(step(name, Action::Release { paths: paths(&left) }, words(&left)));
+    }
+    let mut again = with(DriftPolicy::Restore);
+    again.retain(|d| !memory.is_contested(name, &d.path, now));
+    (!again.is_empty()).then(|| step(name, Action::Restore { paths: paths(&again) }, words(&again)))
+}
+
+#[cfg(test)]
+mod tests;

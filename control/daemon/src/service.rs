@@ -1,0 +1,379 @@
+//! The loop in a thread of its own, and what it shares with the interface.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::flock;
+use rtvirtio_workflow::{Dirs, write_state};
+use tokio::sync::{broadcast, oneshot, watch};
+
+use crate::api::{self, Listeners};
+use crate::config::Config;
+use crate::daemon::Daemon;
+use crate::error::DaemonError;
+use crate::history::{Event, EventKind, History};
+use crate::linux::{LinuxHost, Places, RunningVm};
+use crate::memory::Memory;
+use crate::observe::{Observation, Sampler};
+use crate::snapshot::Snapshot;
+
+/// Events that a client may be behind before it loses some.
+const BEHIND: usize = 256;
+/// Name of the lock in the run directory.
+const LOCK: &str = "rtvirtiod.lock";
+/// Events, in the state directory.
+pub const HISTORY_FILE: &str = "history.jsonl";
+/// Accepted contracts, in the state directory.
+const ACCEPTED_FILE: &str = "accepted.json";
+/// The socket, in the run directory.
+pub const SOCKET: &str = "rtvirtiod.sock";
+
+/// What wakes the loop.
+pub enum Command {
+    /// Something may have changed.
+    Wake,
+    /// Compare every setting now.
+    Compare,
+    /// Accept the contract that a VM waits for; answers whether it waits for one.
+    Accept(String, oneshot::Sender<bool>),
+}
+
+/// What the loop shares with the interface. No lock is held while anything waits for a client.
+pub struct Shared {
+    snapshot: watch::Sender<Arc<Snapshot>>,
+    observation: watch::Sender<Arc<Observation>>,
+    running: Mutex<Vec<Arc<RunningVm>>>,
+    events: broadcast::Sender<Event>,
+    history: Mutex<History>,
+    commands: Mutex<Sender<Command>>,
+    /// Counters for `/metrics`.
+    pub counters: Counters,
+    config: RwLock<Config>,
+    dirs: Dirs,
+}
+
+/// What the loop counts.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Passes of the loop.
+    pub passes: AtomicU64,
+    /// Time that they took, in microseconds.
+    pub pass_us: AtomicU64,
+    /// Settings that were written.
+    pub changes: AtomicU64,
+    /// Steps that failed.
+    pub failures: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn new(
+        snapshot: Snapshot,
+        history: History,
+        commands: Sender<Command>,
+        config: Config,
+        dirs: Dirs,
+    ) -> Self {
+        Self {
+            snapshot: watch::Sender::new(Arc::new(snapshot)),
+            observation: watch::Sender::default(),
+            running: Mutex::default(),
+            events: broadcast::Sender::new(BEHIND),
+            history: Mutex::new(history),
+            commands: Mutex::new(commands),
+            counters: Counters::default(),
+            config: RwLock::new(config),
+            dirs,
+        }
+    }
+
+    /// The state now.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.borrow())
+    }
+
+    /// The state now, and each new one. A reader that is slow sees the latest only.
+    #[must_use]
+    pub fn snapshots(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.snapshot.subscribe()
+    }
+
+    /// What was observed last.
+    #[must_use]
+    pub fn observation(&self) -> Arc<Observation> {
+        Arc::clone(&self.observation.borrow())
+    }
+
+    /// What was observed last, and each new look.
+    #[must_use]
+    pub fn observations(&self) -> watch::Receiver<Arc<Observation>> {
+        self.observation.subscribe()
+    }
+
+    /// Events from now on. A reader that is too slow loses some, and is told how many.
+    #[must_use]
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// Events that have happened.
+    #[must_use]
+    pub fn history(&self, after: u64, most: usize) -> Vec<Event> {
+        lock(&self.history).after(after, most)
+    }
+
+    /// Wakes the loop; false when it has ended.
+    pub fn send(&self, command: Command) -> bool {
+        lock(&self.commands).send(command).is_ok()
+    }
+
+    /// Where journals are.
+    #[must_use]
+    pub fn dirs(&self) -> &Dirs {
+        &self.dirs
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Publishes a state; whether it is new.
+    fn publish(&self, snapshot: Snapshot) -> bool {
+        self.snapshot.send_if_modified(|now| {
+            let changed = **now != snapshot;
+            if changed {
+                *now = Arc::new(snapshot);
+            }
+            changed
+        })
+    }
+}
+
+/// How the service runs.
+#[derive(Clone, Debug)]
+pub struct ServiceOptions {
+    /// Its files.
+    pub places: Places,
+    /// Its configuration.
+    pub config: Config,
+    /// Where it listens.
+    pub listeners: Listeners,
+}
+
+/// A service that runs.
+pub struct Service {
+    shared: Arc<Shared>,
+    commands: Receiver<Command>,
+    daemon: Daemon<LinuxHost>,
+    options: ServiceOptions,
+    /// Ends the observer when it goes.
+    _observer: Sender<()>,
+    _lock: File,
+    _api: api::Running,
+}
+
+/// What a pass of the loop tells its program.
+pub enum Told<'a> {
+    /// Something happened.
+    Event(&'a Event),
+    /// A pass has ended; the loop is alive.
+    Pass,
+}
+
+impl Service {
+    /// Takes the lock, and begins to listen. Nothing is looked at yet.
+    ///
+    /// # Errors
+    /// [`DaemonError::Runs`] while another one runs; when files or sockets cannot be used.
+    pub fn start(options: ServiceOptions) -> Result<Self, DaemonError> {
+        let lock = take_lock(&options.places.dirs.run)?;
+        let state = &options.places.dirs.state;
+        rtvirtio_apply::StateDir::open_or_create(state).map_err(rtvirtio_workflow::Error::from)?;
+        let (sender, commands) = channel();
+        let wake = Mutex::new(sender.clone());
+        let waker = Arc::new(move || {
+            let _ = self::lock(&wake).send(Command::Wake);
+        });
+        let mut memory = Memory::default();
+        memory.set_accepted(accepted(state));
+        let host = LinuxHost::new(options.places.clone(), waker);
+        let daemon = Daemon::new(host, options.config.clone(), memory);
+        let history = History::new(Some(state.join(HISTORY_FILE)));
+        let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
+        let shared = Arc::new(Shared::new(daemon.snapshot(), history, sender, config, dirs));
+        let api = api::serve(&options.listeners, Arc::clone(&shared))?;
+        let observer = observe(&options, Arc::clone(&shared))?;
+        Ok(Self { shared, commands, daemon, options, _observer: observer, _lock: lock, _api: api })
+    }
+
+    /// What it shares.
+    #[must_use]
+    pub fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Runs until `stop` is set. What is in force stays in force.
+    pub fn run(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Told<'_>)) {
+        self.event(EventKind::Started, None, "the service began".to_owned(), Vec::new(), tell);
+        let scan = Duration::from_nanos(self.options.config.scan.0);
+        let mut next = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            let begin = Instant::now();
+            for happening in self.daemon.pass() {
+                if happening.kind == EventKind::Failed {
+                    self.shared.counters.failures.fetch_add(1, Ordering::Relaxed);
+                }
+                let changes = happening.changes.len() as u64;
+                self.shared.counters.changes.fetch_add(changes, Ordering::Relaxed);
+                self.event(happening.kind, happening.vm.as_deref(), happening.text, happening.changes, tell);
+            }
+            self.publish();
+            let took = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
+            self.shared.counters.pass_us.fetch_add(took, Ordering::Relaxed);
+            self.shared.counters.passes.fetch_add(1, Ordering::Relaxed);
+            tell(Told::Pass);
+            // A pass that took longer is not repeated.
+            next = (next + scan).max(Instant::now());
+            self.wait(next, stop);
+        }
+    }
+
+    /// Until the next pass is due, or something wakes it.
+    fn wait(&mut self, until: Instant, stop: &AtomicBool) {
+        /// A signal is noticed at latest after so long.
+        const NAP: Duration = Duration::from_millis(200);
+        while !stop.load(Ordering::Relaxed) {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.commands.recv_timeout(left.min(NAP)) {
+                Ok(command) => {
+                    self.obey(command);
+                    while let Ok(command) = self.commands.try_recv() {
+                        self.obey(command);
+                    }
+                    return;
+                }
+                Err(RecvTimeoutError::Timeout) if left <= NAP => return,
+                Err(RecvTimeoutError::Timeout) => {}
+                // The shared part has a sender.
+                Err(RecvTimeoutError::Disconnected) => return std::thread::sleep(left.min(NAP)),
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Wake => {}
+            Command::Compare => self.daemon.compare_next(),
+            Command::Accept(vm, answer) => {
+                let accepted = self.daemon.accept(&vm);
+                if accepted {
+                    let all = self.daemon.memory().accepted().clone();
+                    let saved = serde_json::to_vec(&all).map_err(|e| e.to_string()).and_then(|text| {
+                        write_state(&self.options.places.dirs.state, ACCEPTED_FILE, &text)
+                            .map_err(|e| format!("{e:#}"))
+                    });
+                    if let Err(e) = saved {
+                        let text = format!("it waits again after a restart of the service: {e}");
+                        self.event(EventKind::Note, Some(&vm), text, Vec::new(), &mut |_| {});
+                    }
+                }
+                // The client may be gone.
+                let _ = answer.send(accepted);
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let mut snapshot = self.daemon.snapshot();
+        snapshot.problems.extend(self.daemon.host().problems().iter().cloned());
+        snapshot.problems.extend(lock(&self.shared.history).problem().map(str::to_owned));
+        // A contract may also change in what no state shows, such as a declared rate.
+        let now_and_then = self.shared.counters.passes.load(Ordering::Relaxed) % 50 == 0;
+        if self.shared.publish(snapshot) || now_and_then {
+            *lock(&self.shared.running) = self.daemon.running();
+        }
+    }
+
+    fn event(
+        &self,
+        kind: EventKind,
+        vm: Option<&str>,
+        text: String,
+        changes: Vec<crate::SettingChange>,
+        tell: &mut dyn FnMut(Told<'_>),
+    ) {
+        let event = lock(&self.shared.history).push(kind, vm, text, changes);
+        tell(Told::Event(&event));
+        // Without a reader there is none to tell.
+        let _ = self.shared.events.send(event);
+    }
+}
+
+/// Looks at the VMs that run, in a thread of its own, until the sender is dropped.
+fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<Sender<()>, DaemonError> {
+    let (sender, end) = channel::<()>();
+    let every = Duration::from_nanos(options.config.observe.0);
+    let mut sampler = Sampler::new(options.places.dirs.clone(), options.config.monitor_of_libvirt);
+    let run = move || {
+        while matches!(end.recv_timeout(every), Err(RecvTimeoutError::Timeout)) {
+            let vms = lock(&shared.running).clone();
+            let _ = shared.observation.send_replace(Arc::new(sampler.look(&vms)));
+        }
+    };
+    let spawned = std::thread::Builder::new().name("observe".to_owned()).spawn(run);
+    let path = PathBuf::from("observe");
+    spawned.map_err(|source| DaemonError::Io { action: "start the thread", path, source })?;
+    Ok(sender)
+}
+
+/// One service at a time. The lock ends with the process, however it ends.
+fn take_lock(run: &Path) -> Result<File, DaemonError> {
+    let io = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| DaemonError::Io { action, path, source }
+    };
+    fs::create_dir_all(run).map_err(io("create", run))?;
+    let path = run.join(LOCK);
+    let file =
+        File::options().create(true).truncate(false).write(true).open(&path).map_err(io("open", &path))?;
+    match flock::lock(&file) {
+        Ok(true) => Ok(file),
+        Ok(false) => Err(DaemonError::Runs { path }),
+        Err(source) => Err(DaemonError::Io { action: "lock", path, source }),
+    }
+}
+
+/// Whether a service runs on this run directory.
+///
+/// # Errors
+/// When that is unknown.
+pub fn runs(run: &Path) -> rtvirtio_workflow::Result<bool> {
+    match File::open(run.join(LOCK)) {
+        Ok(file) => Ok(flock::is_held(&file)?),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Contracts that were accepted before. A file that is damaged accepts none.
+fn accepted(state: &Path) -> BTreeSet<String> {
+    let text = fs::read(state.join(ACCEPTED_FILE)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+/// Where the socket is, in a run directory.
+#[must_use]
+pub fn socket(run: &Path) -> PathBuf {
+    run.join(SOCKET)
+}

@@ -1,0 +1,267 @@
+//! The state of the service as clients see it.
+
+use rtvirtio_kernel::ProcessId;
+use rtvirtio_spec::Criticality;
+use rtvirtio_units::{Nanos, Percentile};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, Mode};
+use crate::desired::{Contract, Desired};
+use crate::memory::Memory;
+use crate::observed::{Drift, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+
+/// Schema of [`Snapshot`] as JSON.
+pub const SNAPSHOT_SCHEMA: &str = "rtvirtio.service.v1";
+
+/// How a VM's contract stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// It is in force.
+    InForce,
+    /// In force, but settings have other values.
+    Drift,
+    /// The VM does not run.
+    Off,
+    /// Whether the VM runs is not known.
+    Unknown,
+    /// The contract sets nothing: the VM is only observed.
+    Observed,
+    /// The contract fits not beside the others.
+    Refused,
+    /// The contract waits for acceptance.
+    Waiting,
+    /// The service only observes: it would be put in force.
+    WouldApply,
+    /// `rtvirtio apply` has settings for the VM.
+    AppliedByHand,
+    /// The last step failed; it is tried again.
+    Failed,
+    /// It is about to be put in force, or put back.
+    Pending,
+    /// The contract's file has a mistake; what is in force stays as it is.
+    Held,
+}
+
+/// A target of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TargetSnapshot {
+    /// The task.
+    pub task: String,
+    /// Which percentile.
+    pub percentile: Percentile,
+    /// What it must stay below.
+    pub latency_ns: Nanos,
+}
+
+/// One VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmSnapshot {
+    /// Its name.
+    pub name: String,
+    /// How its contract stands.
+    pub state: VmState,
+    /// Why, where that is not plain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// How much its contract matters; `None` where the contract is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub criticality: Option<Criticality>,
+    /// The file with its contract.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Identifies its contract.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contract: Option<String>,
+    /// The contract that waits for acceptance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
+    /// Its processes.
+    pub processes: Vec<ProcessId>,
+    /// Settings that another program has changed.
+    pub drift: Vec<DriftSnapshot>,
+    /// Its targets.
+    pub targets: Vec<TargetSnapshot>,
+}
+
+/// A setting that another program has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriftSnapshot {
+    /// The setting.
+    pub knob: String,
+    /// Its file.
+    pub path: String,
+    /// Our value.
+    pub wanted: String,
+    /// Its value now.
+    pub found: String,
+}
+
+impl DriftSnapshot {
+    fn of(drift: &Drift) -> Self {
+        Self {
+            knob: drift.knob.clone(),
+            path: drift.path.clone(),
+            wanted: drift.wanted.clone(),
+            found: drift.found.clone(),
+        }
+    }
+}
+
+/// The state of the service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Always [`SNAPSHOT_SCHEMA`].
+    pub schema: String,
+    /// Version of the service.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// How much it does by itself.
+    pub mode: Mode,
+    /// The VMs with a contract, the most critical first, and those that still have settings.
+    pub vms: Vec<VmSnapshot>,
+    /// Settings that `rtvirtio apply` has put in force and another program has changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub applied_drift: Vec<DriftSnapshot>,
+    /// Files that are not used, each with the reason.
+    pub faults: Vec<FaultSnapshot>,
+    /// What does not work apart from single VMs.
+    pub problems: Vec<String>,
+}
+
+/// A file that is not used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultSnapshot {
+    /// The file.
+    pub file: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl Snapshot {
+    /// Of what is known at one moment.
+    #[must_use]
+    pub fn of(desired: &Desired, observed: &Observed, config: &Config, memory: &Memory) -> Self {
+        let contracts = desired.by_criticality(|_| false);
+        let mut vms: Vec<VmSnapshot> = contracts
+            .iter()
+            .filter_map(|c| Some(contracted(c, observed.vms.get(&c.vm.name)?, observed, config, memory)))
+            .collect();
+        for (name, vm) in &observed.vms {
+            if desired.of(name).is_none() {
+                vms.push(without_contract(name, vm, desired, memory));
+            }
+        }
+        let fault = |f: &crate::ContractFault| FaultSnapshot {
+            file: f.file.display().to_string(),
+            why: f.why.clone(),
+        };
+        Self {
+            schema: SNAPSHOT_SCHEMA.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            mode: config.mode,
+            vms,
+            applied_drift: observed.applied_drift.iter().map(DriftSnapshot::of).collect(),
+            faults: desired.faults.iter().map(fault).collect(),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Whether every contract is in force, or needs nothing, or its VM is off.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let fine = |vm: &VmSnapshot| matches!(vm.state, VmState::InForce | VmState::Off | VmState::Observed);
+        self.faults.is_empty()
+            && self.applied_drift.is_empty()
+            && self.problems.is_empty()
+            && self.vms.iter().all(fine)
+    }
+}
+
+fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
+    let drift = vm.scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::of);
+    let processes = match &vm.presence {
+        Presence::Running(processes) => processes.clone(),
+        Presence::Off(_) | Presence::Unknown(_) => Vec::new(),
+    };
+    VmSnapshot {
+        name: name.to_owned(),
+        state: VmState::Pending,
+        why: None,
+        criticality: None,
+        file: None,
+        contract: vm.scope.as_ref().map(|s| s.contract.clone()),
+        waits_for: None,
+        processes,
+        drift: drift.collect(),
+        targets: Vec::new(),
+    }
+}
+
+fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Memory) -> VmSnapshot {
+    let held = desired.held.iter().any(|held| held == name);
+    let (state, why) = match memory.failure(name) {
+        _ if vm.scope.is_none() => {
+            (VmState::AppliedByHand, "a plan that `rtvirtio apply` has put in force acts on it")
+        }
+        _ if held => (VmState::Held, "the file with its contract has a mistake: what is in force stays"),
+        Some(why) => (VmState::Failed, why),
+        None => (VmState::Pending, "its contract was removed"),
+    };
+    VmSnapshot { state, why: Some(why.to_owned()), ..base(name, vm) }
+}
+
+fn contracted(
+    contract: &Contract,
+    vm: &ObservedVm,
+    observed: &Observed,
+    config: &Config,
+    memory: &Memory,
+) -> VmSnapshot {
+    let name = &contract.vm.name;
+    let waits = config.mode == Mode::Ask
+        && contract.sets_something()
+        && !memory.is_accepted(name, &contract.id)
+        && vm.scope.as_ref().is_none_or(|s| s.contract != contract.id);
+    let refused = observed.admission.refused.get(name);
+    let (state, why) = match (&vm.presence, &vm.scope) {
+        (_, Some(ScopeView { state: ScopeState::Unusable(why), .. })) => (VmState::Failed, Some(why.clone())),
+        // What should go and does not: said before why it should.
+        (_, Some(_)) if memory.failure(name).is_some() => {
+            (VmState::Failed, memory.failure(name).map(str::to_owned))
+        }
+        (Presence::Unknown(why), _) => (VmState::Unknown, Some(why.clone())),
+        _ if refused.is_some() => (VmState::Refused, refused.cloned()),
+        (Presence::Off(why), _) => (VmState::Off, Some(why.clone())),
+        _ if !contract.sets_something() => (VmState::Observed, None),
+        _ if vm.applied_by_hand => {
+            let why = "`rtvirtio apply` has put its settings in force: `rtvirtio revert`, and they come from its contract";
+            (VmState::AppliedByHand, Some(why.to_owned()))
+        }
+        _ if memory.failure(name).is_some() => (VmState::Failed, memory.failure(name).map(str::to_owned)),
+        _ if waits => (VmState::Waiting, Some(format!("`rtvirtio contract accept {name}`"))),
+        (_, Some(scope)) if scope.state == ScopeState::Whole && scope.contract == contract.id => {
+            (if scope.drift.is_empty() { VmState::InForce } else { VmState::Drift }, None)
+        }
+        _ if config.mode == Mode::Observe => (VmState::WouldApply, None),
+        _ => (VmState::Pending, None),
+    };
+    let targets = contract.vm.tasks.iter().flat_map(|task| {
+        task.goals().flatten().map(|target| TargetSnapshot {
+            task: task.name.clone(),
+            percentile: target.percentile,
+            latency_ns: target.latency,
+        })
+    });
+    VmSnapshot {
+        state,
+        why,
+        criticality: Some(contract.criticality()),
+        file: Some(contract.file.display().to_string()),
+        waits_for: waits.then(|| contract.id.clone()),
+        targets: targets.collect(),
+        ..base(name, vm)
+    }
+}

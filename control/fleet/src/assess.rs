@@ -1,0 +1,308 @@
+//! What fits where, what each loss does, what to buy.
+
+use rtvirtio_capacity::{Contract, Refused, Scalars, admit};
+use serde::Serialize;
+
+use crate::cluster::{Cluster, Search};
+use crate::load::Fleet;
+
+/// Version of the form of `rtvirtio fleet --json`.
+pub const FLEET_SCHEMA: &str = "rtvirtio.fleet.v1";
+/// Fleets of up to so many hosts are answered host by host for each contract.
+pub const MATRIX_HOSTS: usize = 64;
+/// Most hosts of one kind to buy that are looked for.
+const MOST_TO_BUY: u32 = 1 << 16;
+
+/// The answer for a fleet.
+#[derive(Clone, Debug, Serialize)]
+pub struct Assessment {
+    /// [`FLEET_SCHEMA`].
+    pub schema: &'static str,
+    /// The hosts with all contracts that could be placed.
+    pub hosts: Vec<HostRow>,
+    /// The contracts, by falling priority.
+    pub contracts: Vec<ContractRow>,
+    /// Hosts on which the contracts in force are more than they can promise, with the reason.
+    pub broken: Vec<(String, Refused)>,
+    /// What the loss of each host that has contracts does.
+    pub losses: Vec<Loss>,
+    /// What would place every contract and keep all of them over any single loss, by kind of host;
+    /// empty where nothing is needed.
+    pub buy: Vec<Buy>,
+    /// What the numbers rest on.
+    pub doubts: Vec<String>,
+}
+
+/// A host.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostRow {
+    /// Its name.
+    pub name: String,
+    /// What is taken of it, in thousandths; exact admission may take more than 1000 by this count.
+    pub taken: Scalars,
+    /// The contracts there.
+    pub contracts: Vec<String>,
+}
+
+/// A contract.
+#[derive(Clone, Debug, Serialize)]
+pub struct ContractRow {
+    /// Its name.
+    pub name: String,
+    /// Its priority.
+    pub priority: i32,
+    /// Whether it is in force already.
+    pub in_force: bool,
+    /// Where it is in force, or would be placed.
+    pub host: Option<String>,
+    /// Where it would fit beside the contracts in force, before any other is placed.
+    pub fits: FitsOn,
+    /// Why no host admits it.
+    pub refused: Option<(String, Refused)>,
+    /// Tasks with targets that admission does not cover: their writes are synced, and nothing
+    /// bounds a flush.
+    pub unpromised: Vec<String>,
+}
+
+/// Where a contract would fit.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FitsOn {
+    /// It is in force.
+    InForce,
+    /// On these hosts.
+    Hosts(Vec<String>),
+    /// On so many; a fleet of more than [`MATRIX_HOSTS`] hosts.
+    Count(usize),
+}
+
+/// The loss of one host.
+#[derive(Clone, Debug, Serialize)]
+pub struct Loss {
+    /// The host.
+    pub host: String,
+    /// Contracts that were there.
+    pub contracts: usize,
+    /// Those that no other host admits.
+    pub lost: Vec<String>,
+}
+
+/// Hosts to buy.
+#[derive(Clone, Debug, Serialize)]
+pub struct Buy {
+    /// Like this host.
+    pub like: String,
+    /// So many; `None` where hosts of this kind do not help.
+    pub hosts: Option<u32>,
+}
+
+/// A fleet with every contract placed that fits.
+struct Placed {
+    cluster: Cluster,
+    /// Host of each contract.
+    at: Vec<Option<usize>>,
+}
+
+/// All hosts are asked.
+const EXACT: Search = Search::Exact { tries: usize::MAX };
+
+/// Places the contracts that are in force nowhere, by falling priority, and looks at every single
+/// loss. `cancelled` ends it early.
+#[must_use]
+pub fn assess(fleet: &Fleet, cancelled: &dyn Fn() -> bool) -> Assessment {
+    let order = order(fleet);
+    let empty = in_force(fleet);
+    let fits: Vec<FitsOn> = order.iter().map(|c| fits_on(fleet, &empty, *c)).collect();
+    let mut placed = place(fleet, empty, &order);
+    let losses = losses(fleet, &mut placed, cancelled);
+    let enough = placed.at.iter().all(Option::is_some) && losses.iter().all(|l| l.lost.is_empty());
+    let buy = if enough || cancelled() { Vec::new() } else { buy(fleet, &order, cancelled) };
+    let contracts = order.iter().zip(fits).map(|(c, fits)| row(fleet, &placed, *c, fits)).collect();
+    Assessment {
+        schema: FLEET_SCHEMA,
+        hosts: hosts(fleet, &placed),
+        contracts,
+        broken: broken(fleet),
+        losses,
+        buy,
+        doubts: fleet.doubts.clone(),
+    }
+}
+
+/// Contracts by falling priority, then those that ask for most of their best host first.
+fn order(fleet: &Fleet) -> Vec<usize> {
+    let size = |kind: &Contract| {
+        let largest = fleet.classes.iter().map(|n| n.scalars(kind).largest());
+        largest.min()
+    };
+    let sizes: Vec<_> = fleet.kinds.iter().map(size).collect();
+    let mut order: Vec<usize> = (0..fleet.contracts.len()).collect();
+    order.sort_by_key(|c| {
+        let of = &fleet.contracts[*c];
+        (std::cmp::Reverse(of.priority), std::cmp::Reverse(sizes[of.kind]))
+    });
+    order
+}
+
+fn in_force(fleet: &Fleet) -> Placed {
+    let classes: Vec<usize> = fleet.hosts.iter().map(|h| h.class).collect();
+    let mut cluster = Cluster::new(fleet.classes.clone(), &classes, &fleet.kinds);
+    let at: Vec<_> = fleet.contracts.iter().map(|c| c.host).collect();
+    for contract in &fleet.contracts {
+        if let Some(host) = contract.host {
+            cluster.put(host, contract.kind);
+        }
+    }
+    Placed { cluster, at }
+}
+
+fn place(fleet: &Fleet, mut placed: Placed, order: &[usize]) -> Placed {
+    for &c in order {
+        if placed.at[c].is_none() {
+            placed.at[c] = placed.cluster.place(fleet.contracts[c].kind, EXACT);
+        }
+    }
+    placed
+}
+
+fn fits_on(fleet: &Fleet, placed: &Placed, contract: usize) -> FitsOn {
+    let of = &fleet.contracts[contract];
+    if of.host.is_some() {
+        return FitsOn::InForce;
+    }
+    let hosts = (0..fleet.hosts.len()).filter(|h| placed.cluster.admits(*h, of.kind));
+    if fleet.hosts.len() <= MATRIX_HOSTS {
+        FitsOn::Hosts(hosts.map(|h| fleet.hosts[h].name.clone()).collect())
+    } else {
+        FitsOn::Count(hosts.count())
+    }
+}
+
+/// Each host with contracts is lost once; then all is as before.
+fn losses(fleet: &Fleet, placed: &mut Placed, cancelled: &dyn Fn() -> bool) -> Vec<Loss> {
+    let mut on: Vec<Vec<usize>> = vec![Vec::new(); placed.cluster.hosts()];
+    for (contract, host) in placed.at.iter().enumerate() {
+        if let Some(host) = host {
+            on[*host].push(contract);
+        }
+    }
+    let mut all = Vec::new();
+    for (host, mut contracts) in on.into_iter().enumerate().filter(|(_, c)| !c.is_empty()) {
+        if cancelled() {
+            break;
+        }
+        contracts.sort_by_key(|c| std::cmp::Reverse(fleet.contracts[*c].priority));
+        let lost = lose(fleet, &mut placed.cluster, host, &contracts);
+        let lost = lost.iter().map(|c| fleet.contracts[*c].name.clone()).collect();
+        let host = fleet.hosts.get(host).map_or_else(|| "a new host".to_owned(), |h| h.name.clone());
+        all.push(Loss { host, contracts: contracts.len(), lost });
+    }
+    all
+}
+
+/// The contracts of a host that no other admits. The cluster is left as it was.
+fn lose(fleet: &Fleet, cluster: &mut Cluster, host: usize, contracts: &[usize]) -> Vec<usize> {
+    cluster.lose_host(host);
+    let mut moved = Vec::new();
+    let mut lost = Vec::new();
+    for &c in contracts {
+        let kind = fleet.contracts[c].kind;
+        match cluster.place(kind, EXACT) {
+            Some(to) => moved.push((to, kind)),
+            None => lost.push(c),
+        }
+    }
+    moved.iter().rev().for_each(|(to, kind)| cluster.remove(*to, *kind));
+    cluster.return_host(host);
+    lost
+}
+
+/// For each kind of host the least number of new ones with which every contract is placed and
+/// survives any single loss.
+fn buy(fleet: &Fleet, order: &[usize], cancelled: &dyn Fn() -> bool) -> Vec<Buy> {
+    let enough = |class: usize, n: u32| {
+        let mut empty = in_force(fleet);
+        (0..n).for_each(|_| empty.cluster.add_host(class));
+        let mut placed = place(fleet, empty, order);
+        placed.at.iter().all(Option::is_some)
+            && losses(fleet, &mut placed, cancelled).iter().all(|l| l.lost.is_empty())
+    };
+    let least = |class: usize| -> Option<u32> {
+        // A contract that no empty host of this kind or of one that is there promises.
+        let hopeless = |k: &Contract| !fleet.classes.iter().any(|n| admit(n, &[], k).is_admitted());
+        if fleet.kinds.iter().any(hopeless) {
+            return None;
+        }
+        let mut high = 1;
+        while !enough(class, high) {
+            high = high.checked_mul(2).filter(|h| *h <= MOST_TO_BUY && !cancelled())?;
+        }
+        let mut low = high / 2;
+        // Not `low`, but `high` is enough.
+        while high - low > 1 && !cancelled() {
+            let middle = low + (high - low) / 2;
+            if enough(class, middle) { high = middle } else { low = middle }
+        }
+        Some(high)
+    };
+    let names = fleet.class_names.iter().enumerate();
+    names.map(|(class, name)| Buy { like: name.clone(), hosts: least(class) }).collect()
+}
+
+fn hosts(fleet: &Fleet, placed: &Placed) -> Vec<HostRow> {
+    let mut rows: Vec<HostRow> = fleet
+        .hosts
+        .iter()
+        .enumerate()
+        .map(|(i, h)| HostRow {
+            name: h.name.clone(),
+            taken: placed.cluster.taken(i).clone(),
+            contracts: Vec::new(),
+        })
+        .collect();
+    for (contract, at) in fleet.contracts.iter().zip(&placed.at) {
+        if let Some(at) = at {
+            rows[*at].contracts.push(contract.name.clone());
+        }
+    }
+    rows
+}
+
+/// Hosts whose contracts in force are not admitted together.
+fn broken(fleet: &Fleet) -> Vec<(String, Refused)> {
+    let mut all = Vec::new();
+    for (i, host) in fleet.hosts.iter().enumerate() {
+        let on = fleet.contracts.iter().filter(|c| c.host == Some(i)).map(|c| &fleet.kinds[c.kind]);
+        let on: Vec<&Contract> = on.collect();
+        let Some((last, others)) = on.split_last() else { continue };
+        if let Some(refused) = admit(&fleet.classes[host.class], others, last).refused {
+            all.push((host.name.clone(), refused));
+        }
+    }
+    all
+}
+
+fn row(fleet: &Fleet, placed: &Placed, contract: usize, fits: FitsOn) -> ContractRow {
+    let of = &fleet.contracts[contract];
+    let at = placed.at[contract];
+    let kind = &fleet.kinds[of.kind];
+    ContractRow {
+        name: of.name.clone(),
+        priority: of.priority,
+        in_force: of.host.is_some(),
+        host: at.map(|h| fleet.hosts[h].name.clone()),
+        fits,
+        refused: if at.is_none() { why(fleet, placed, kind) } else { None },
+        unpromised: kind.unpromised().into_iter().map(|u| u.task).collect(),
+    }
+}
+
+/// The reason of the host with most room, of each kind of host the one that asks least of it.
+fn why(fleet: &Fleet, placed: &Placed, kind: &Contract) -> Option<(String, Refused)> {
+    let roomiest = placed.cluster.roomiest();
+    let host = roomiest.min_by_key(|h| fleet.classes[fleet.hosts[*h].class].scalars(kind).largest())?;
+    let on = fleet.contracts.iter().zip(&placed.at).filter(|(_, at)| **at == Some(host));
+    let on: Vec<&Contract> = on.map(|(c, _)| &fleet.kinds[c.kind]).collect();
+    let admission = admit(&fleet.classes[fleet.hosts[host].class], &on, kind);
+    admission.refused.map(|refused| (fleet.hosts[host].name.clone(), refused))
+}

@@ -1,0 +1,148 @@
+//! The fleet file.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use rtvirtio_capacity::DeviceError;
+use rtvirtio_measure::MeasureError;
+use rtvirtio_spec::SpecErrors;
+use rtvirtio_units::Ratio;
+use serde::{Deserialize, Deserializer};
+
+/// Hosts and contracts, as in the file. Paths are relative to its directory.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FleetFile {
+    /// The hosts.
+    #[serde(default)]
+    pub host: Vec<HostEntry>,
+    /// Contracts that are in force nowhere yet.
+    #[serde(default)]
+    pub contracts: Vec<ContractsEntry>,
+}
+
+/// A share of each CPU, written as `"95%"`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share(pub Ratio);
+
+impl<'de> Deserialize<'de> for Share {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let share: Ratio = text.parse().map_err(serde::de::Error::custom)?;
+        if (0.0..=1.0).contains(&share.0) {
+            return Ok(Self(share));
+        }
+        Err(serde::de::Error::custom(format!("{text} is no share of each CPU: write \"0%\" to \"100%\"")))
+    }
+}
+
+/// One host, or several alike.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostEntry {
+    /// Its name; of several alike the beginning of their names.
+    pub name: String,
+    /// How many are alike, named `NAME-1`, `NAME-2`, ...; `None` for one of this name.
+    #[serde(default)]
+    pub count: Option<u32>,
+    /// Profile of its only disk, as `rtvirtio profile` writes it.
+    #[serde(default)]
+    pub profile: Option<PathBuf>,
+    /// Instead of a profile a built-in twin or a twin's file: declared, not measured.
+    #[serde(default)]
+    pub twin: Option<String>,
+    /// Profiles of several disks, by the names that specs give their devices.
+    #[serde(default)]
+    pub disks: BTreeMap<String, PathBuf>,
+    /// Share of each CPU for contracts: 95 % where the file does not say, as the kernel grants
+    /// real-time work by default (`sched_rt_runtime_us`).
+    #[serde(default)]
+    pub cpu: Option<Share>,
+    /// Spec of the VMs whose contracts are in force there.
+    #[serde(default)]
+    pub spec: Option<PathBuf>,
+    /// Priority of these contracts.
+    #[serde(default)]
+    pub priority: i32,
+    /// Shares of each CPU by VM, for those of the spec that declare requests and a deadline.
+    #[serde(default)]
+    pub budgets: BTreeMap<String, Share>,
+}
+
+/// The VMs of a spec, as contracts that need a host.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContractsEntry {
+    /// The spec. Its devices count by name only: hosts have devices of their own.
+    pub spec: PathBuf,
+    /// The higher, the earlier it is placed.
+    #[serde(default)]
+    pub priority: i32,
+    /// So many of each VM, named `VM-1`, `VM-2`, ...; `None` for one of its name.
+    #[serde(default)]
+    pub count: Option<u32>,
+    /// As for hosts.
+    #[serde(default)]
+    pub budgets: BTreeMap<String, Share>,
+}
+
+/// Why a fleet cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FleetError {
+    /// A file.
+    #[error("cannot read {}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The fleet file's form.
+    #[error("{}: {message} (docs/guide/fleet.md has the keys)", .path.display())]
+    Form {
+        /// The file.
+        path: PathBuf,
+        /// With line and column where there is one.
+        message: String,
+    },
+    /// A spec.
+    #[error(transparent)]
+    Spec(#[from] SpecErrors),
+    /// A profile.
+    #[error("host {host}")]
+    Profile {
+        /// Whose.
+        host: String,
+        /// What is wrong with it.
+        source: MeasureError,
+    },
+    /// A profile that shows too little.
+    #[error("host {host}")]
+    Device {
+        /// Whose.
+        host: String,
+        /// What it lacks.
+        source: DeviceError,
+    },
+    /// A twin.
+    #[error("host {host}: {message}")]
+    Twin {
+        /// Whose.
+        host: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A budget that has to be found first.
+    #[error(
+        "{}: vm {vm} declares requests and a deadline, and which budget they need depends on the host: say budgets = {{ {vm} = \"20%\" }} next to `spec`, with what \
+         `rtvirtio profile cpu` and `rtvirtio plan` show there",
+        .spec.display()
+    )]
+    Budget {
+        /// The spec.
+        spec: PathBuf,
+        /// The VM.
+        vm: String,
+    },
+}

@@ -1,0 +1,18 @@
+//! Many hosts and their contracts: what fits where, what the loss of a host does, what to buy.
+//!
+//! [`load`] reads a fleet file with the hosts' profiles and the contracts' specs, [`assess`]
+//! answers from them alone: nothing is measured, no host is asked. Placement is the cluster
+//! engine's; what [`Cluster`] does here shows what an engine that knows admission could do.
+
+mod assess;
+mod buckets;
+mod cluster;
+mod file;
+mod load;
+mod openstack;
+
+pub use assess::{Assessment, Buy, ContractRow, FLEET_SCHEMA, FitsOn, HostRow, Loss, MATRIX_HOSTS, assess};
+pub use cluster::{Cluster, Search};
+pub use file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
+pub use load::{Fleet, FleetContract, FleetHost, load};
+pub use openstack::{Inventory, OpenStack};

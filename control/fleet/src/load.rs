@@ -1,0 +1,232 @@
+//! A fleet read from its files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_capacity::{Contract, DeviceModel, Disk, Node, OnDisk, Options};
+use rtvirtio_measure::profile;
+use rtvirtio_spec::{DEFAULT_TWIN_SIZE, HostSpec};
+use rtvirtio_twin::TwinProfile;
+use rtvirtio_units::Ratio;
+
+use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
+
+/// Share of each CPU that the kernel grants real-time work by default: 950 of 1000 ms.
+const DEFAULT_CPU: Ratio = Ratio(0.95);
+/// Most hosts, and most contracts.
+const MOST: u64 = 4_000_000;
+
+/// Hosts and contracts.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// Kinds of hosts.
+    pub classes: Vec<Node>,
+    /// Name of the entry behind each class.
+    pub class_names: Vec<String>,
+    /// The hosts.
+    pub hosts: Vec<FleetHost>,
+    /// Kinds of contracts: all of a kind ask for the same.
+    pub kinds: Vec<Contract>,
+    /// The contracts.
+    pub contracts: Vec<FleetContract>,
+    /// What the numbers rest on: doubts of profiles, disks that were declared and not measured.
+    pub doubts: Vec<String>,
+}
+
+/// One host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetHost {
+    /// Its name.
+    pub name: String,
+    /// Its class.
+    pub class: usize,
+}
+
+/// One contract.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetContract {
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: usize,
+    /// The higher, the earlier it is placed.
+    pub priority: i32,
+    /// The host where it is in force.
+    pub host: Option<usize>,
+}
+
+/// Reads a fleet file and what it names.
+///
+/// # Errors
+/// The first that cannot be read.
+pub fn load(path: &Path) -> Result<Fleet, FleetError> {
+    let text = read(path)?;
+    let form = |message: String| FleetError::Form { path: path.to_owned(), message };
+    let file: FleetFile = toml::from_str(&text).map_err(|e| form(e.to_string().trim_end().to_owned()))?;
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let mut fleet = Fleet {
+        classes: Vec::new(),
+        class_names: Vec::new(),
+        hosts: Vec::new(),
+        kinds: Vec::new(),
+        contracts: Vec::new(),
+        doubts: Vec::new(),
+    };
+    if file.host.is_empty() {
+        return Err(form("it has no [[host]]".to_owned()));
+    }
+    let count = |count: Option<u32>| u64::from(count.unwrap_or(1));
+    if file.host.iter().map(|h| count(h.count)).sum::<u64>() > MOST {
+        return Err(form(format!("it has more than {MOST} hosts")));
+    }
+    let mut names = BTreeSet::new();
+    for entry in &file.host {
+        let first = fleet.hosts.len();
+        fleet.add_hosts(entry, dir, &form)?;
+        for host in &fleet.hosts[first..] {
+            if !names.insert(host.name.clone()) {
+                return Err(form(format!("there are two hosts {}: give each a name of its own", host.name)));
+            }
+        }
+    }
+    for entry in &file.contracts {
+        fleet.add_contracts(entry, dir, &form)?;
+    }
+    fleet.choose_shapes();
+    Ok(fleet)
+}
+
+type Form<'f> = dyn Fn(String) -> FleetError + 'f;
+
+impl Fleet {
+    fn add_hosts(&mut self, entry: &HostEntry, dir: &Path, form: &Form<'_>) -> Result<(), FleetError> {
+        let name = &entry.name;
+        let cpu = entry.cpu.map_or(DEFAULT_CPU, |share| share.0);
+        let disks = self.disks(entry, dir, form)?;
+        let class = self.classes.len();
+        self.classes.push(Node { disks, cpu });
+        self.class_names.push(name.clone());
+        match entry.count {
+            None => self.hosts.push(FleetHost { name: name.clone(), class }),
+            Some(n) => {
+                if entry.spec.is_some() {
+                    return Err(form(format!(
+                        "host {name}: `spec` names the VMs of one host, and `count` makes {n} of it: give each a [[host]]"
+                    )));
+                }
+                let named = |i| FleetHost { name: format!("{name}-{i}"), class };
+                self.hosts.extend((1..=n).map(named));
+            }
+        }
+        let Some(spec) = &entry.spec else { return Ok(()) };
+        let host = self.hosts.len() - 1;
+        for contract in contracts(&dir.join(spec), &entry.budgets)? {
+            let full = format!("{name}/{}", contract.vm);
+            self.add(full, contract, entry.priority, Some(host));
+        }
+        Ok(())
+    }
+
+    fn disks(&mut self, entry: &HostEntry, dir: &Path, form: &Form<'_>) -> Result<Vec<Disk>, FleetError> {
+        let host = &entry.name;
+        let said = [entry.profile.is_some(), entry.twin.is_some(), !entry.disks.is_empty()];
+        if said.iter().filter(|s| **s).count() != 1 {
+            return Err(form(format!(
+                "host {host}: say one of profile = \"FILE\" (of its only disk), disks = {{ NAME = \"FILE\" }}, or twin = \"NAME\""
+            )));
+        }
+        if let Some(twin) = &entry.twin {
+            let at = if twin.contains('/') { dir.join(twin).display().to_string() } else { twin.clone() };
+            let model = TwinProfile::load(&at)
+                .map_err(|e| FleetError::Twin { host: host.clone(), message: e.to_string() })?;
+            self.doubts.push(format!("host {host}: its disk is declared as {twin}, and was not measured"));
+            let device = DeviceModel::declared(twin, &model, DEFAULT_TWIN_SIZE);
+            return Ok(vec![Disk::new(None, &device, &Options::default())]);
+        }
+        let one = entry.profile.iter().map(|p| (None, p));
+        let several = entry.disks.iter().map(|(name, p)| (Some(name.clone()), p));
+        let mut disks = Vec::new();
+        for (name, file) in one.chain(several) {
+            let profile = profile::load(&dir.join(file))
+                .map_err(|source| FleetError::Profile { host: host.clone(), source })?;
+            let doubts = profile.doubts.iter().map(|d| format!("host {host}: {}: {d}", file.display()));
+            self.doubts.extend(doubts);
+            if profile.guest.is_none() {
+                self.doubts.push(format!(
+                    "host {host}: {}: the guest's own part of a request's time was not measured, and is not in what is promised",
+                    file.display()
+                ));
+            }
+            let disk = Disk::measured(name, &profile)
+                .map_err(|source| FleetError::Device { host: host.clone(), source })?;
+            disks.push(disk);
+        }
+        Ok(disks)
+    }
+
+    fn add_contracts(
+        &mut self,
+        entry: &ContractsEntry,
+        dir: &Path,
+        form: &Form<'_>,
+    ) -> Result<(), FleetError> {
+        let all = contracts(&dir.join(&entry.spec), &entry.budgets)?;
+        let new = all.len() as u64 * u64::from(entry.count.unwrap_or(1));
+        if self.contracts.len() as u64 + new > MOST {
+            return Err(form(format!("it has more than {MOST} contracts")));
+        }
+        for contract in all {
+            let vm = contract.vm.clone();
+            match entry.count {
+                None => self.add(vm, contract, entry.priority, None),
+                Some(n) => {
+                    let kind = self.add_kind(contract);
+                    let named = |i| FleetContract {
+                        name: format!("{vm}-{i}"),
+                        kind,
+                        priority: entry.priority,
+                        host: None,
+                    };
+                    self.contracts.extend((1..=n).map(named));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_kind(&mut self, contract: Contract) -> usize {
+        self.kinds.push(contract);
+        self.kinds.len() - 1
+    }
+
+    fn add(&mut self, name: String, contract: Contract, priority: i32, host: Option<usize>) {
+        let kind = self.add_kind(contract);
+        self.contracts.push(FleetContract { name, kind, priority, host });
+    }
+
+    /// Each class takes the shape under which these contracts take least.
+    fn choose_shapes(&mut self) {
+        for node in &mut self.classes {
+            let only = node.disks.len() == 1;
+            for i in 0..node.disks.len() {
+                let name = node.disks[i].name.clone();
+                let here = |d: &&OnDisk| d.device == name || (only && d.device.is_none());
+                let on: Vec<&OnDisk> = self.kinds.iter().flat_map(|k| &k.disks).filter(here).collect();
+                node.disks[i].choose(&on);
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<String, FleetError> {
+    fs::read_to_string(path).map_err(|source| FleetError::Read { path: path.to_owned(), source })
+}
+
+fn contracts(spec: &PathBuf, budgets: &BTreeMap<String, Share>) -> Result<Vec<Contract>, FleetError> {
+    let host = HostSpec::load(spec)?;
+    Contract::all_of(&host, |vm| {
+        let said = budgets.get(&vm.name).map(|share| share.0);
+        said.ok_or_else(|| FleetError::Budget { spec: spec.clone(), vm: vm.name.clone() })
+    })
+}

@@ -1,0 +1,160 @@
+//! Fleets from files: who fits where, what a loss does, what to buy.
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+use rtvirtio_capacity::{Refused, admit};
+use rtvirtio_fleet::{Cluster, FitsOn, Fleet, FleetError, Search, assess, load};
+use rtvirtio_testkit::tempdir;
+
+fn vm(name: &str, budget_ms: u32, rate: u32, target_ms: u32) -> String {
+    format!(
+        "[[vm]]\nname = \"{name}\"\nlab = \"process\"\ncpu = {{ budget = \"{budget_ms}ms\", period = \"100ms\" }}\n[[vm.task]]\nname = \"t\"\n\
+         op = \"read\"\nblock = \"4KiB\"\nrate = \"{rate}/s\"\ntarget = {{ percentile = \"p99.99\", latency = \"{target_ms}ms\" }}\n"
+    )
+}
+
+fn write(dir: &Path, name: &str, text: &str) {
+    fs::write(dir.join(name), text).unwrap();
+}
+
+fn fleet(dir: &Path, text: &str) -> Result<Fleet, FleetError> {
+    write(dir, "fleet.toml", text);
+    load(&dir.join("fleet.toml"))
+}
+
+const DEVICE: &str = "[device]\ntwin = \"qlc-nvme\"\n";
+
+#[test]
+fn contracts_are_placed_by_priority_and_losses_are_told() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "a.toml", &(DEVICE.to_owned() + &vm("a", 45, 100, 60)));
+    write(dir.path(), "b.toml", &(DEVICE.to_owned() + &vm("b", 45, 100, 60)));
+    let text = "[[host]]\nname = \"h\"\ncount = 2\ntwin = \"qlc-nvme\"\n\
+                [[contracts]]\nspec = \"b.toml\"\ncount = 2\n\
+                [[contracts]]\nspec = \"a.toml\"\npriority = 5\ncount = 2\n";
+    let fleet = fleet(dir.path(), text).unwrap();
+    let answer = assess(&fleet, &|| false);
+    let names: Vec<&str> = answer.contracts.iter().map(|c| c.name.as_str()).collect();
+    assert_eq!(names, ["a-1", "a-2", "b-1", "b-2"]);
+    // Twice 45 % of each CPU on each of the two hosts, of 95 %.
+    assert!(answer.contracts.iter().all(|c| c.host.is_some()), "{answer:?}");
+    assert!(matches!(&answer.contracts[0].fits, FitsOn::Hosts(h) if h.len() == 2));
+    // Two hosts full: the loss of one loses what was there, and one more host is enough.
+    assert!(answer.losses.iter().all(|l| l.contracts == 2 && !l.lost.is_empty()), "{answer:?}");
+    assert_eq!(answer.buy.iter().map(|b| b.hosts).collect::<Vec<_>>(), [Some(1)]);
+    let more = assess(
+        &self::fleet(dir.path(), &text.replace("count = 2\ntwin", "count = 3\ntwin")).unwrap(),
+        &|| false,
+    );
+    assert!(more.losses.iter().all(|l| l.lost.is_empty()) && more.buy.is_empty(), "{more:?}");
+}
+
+#[test]
+fn what_has_no_host_says_why_and_what_is_in_force_counts() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("here", 80, 50, 60)));
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 30, 50, 60) + &vm("fast", 1, 50, 2)));
+    let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n[[contracts]]\nspec = \"new.toml\"\n";
+    let answer = assess(&fleet(dir.path(), text).unwrap(), &|| false);
+    let of = |name: &str| answer.contracts.iter().find(|c| c.name == name).unwrap();
+    assert!(of("h/here").in_force);
+    assert!(matches!(of("new").refused, Some((ref h, Refused::Cpu { .. })) if h == "h"), "{answer:?}");
+    assert!(matches!(of("fast").refused, Some((_, Refused::Deadline { .. }))), "{answer:?}");
+    // No number of such hosts promises 2 ms on this device.
+    assert_eq!(answer.buy.iter().map(|b| b.hosts).collect::<Vec<_>>(), [None]);
+    assert!(answer.broken.is_empty() && answer.doubts[0].contains("declared"), "{answer:?}");
+    let over = text.replace("spec = \"here.toml\"", "spec = \"here.toml\"\ncpu = \"50%\"");
+    let answer = assess(&fleet(dir.path(), &over).unwrap(), &|| false);
+    assert!(matches!(answer.broken.as_slice(), [(h, Refused::Cpu { .. })] if h == "h"), "{answer:?}");
+}
+
+#[test]
+fn mistakes_name_the_key() {
+    let dir = tempdir().unwrap();
+    let demand = DEVICE.to_owned()
+        + &vm("a", 1, 1, 60)
+            .replace("budget = \"1ms\", period = \"100ms\"", "requests = \"50/s\", deadline = \"20ms\"");
+    write(dir.path(), "demand.toml", &demand);
+    let host = "[[host]]\nname = \"h\"\n";
+    for (text, says) in [
+        (String::new(), "no [[host]]"),
+        (format!("{host}twin = \"qlc-nvme\"\nprofil = 1\n"), "profil"),
+        (host.to_owned(), "say one of profile"),
+        (format!("{host}twin = \"nvme9\"\n"), "nvme9"),
+        (format!("{host}profile = \"none.json\"\n"), "host h"),
+        (format!("{host}twin = \"qlc-nvme\"\ncpu = \"150%\"\n"), "\"0%\" to \"100%\""),
+        (format!("{host}twin = \"qlc-nvme\"\n{host}twin = \"qlc-nvme\"\n"), "two hosts h"),
+        (format!("{host}twin = \"qlc-nvme\"\ncount = 2\nspec = \"demand.toml\"\n"), "give each a [[host]]"),
+        (format!("{host}twin = \"qlc-nvme\"\n[[contracts]]\nspec = \"demand.toml\"\n"), "budgets = { a"),
+        (format!("{host}twin = \"qlc-nvme\"\ncount = 4294967295\n"), "more than"),
+    ] {
+        let error = fleet(dir.path(), &text).unwrap_err();
+        assert!(error.to_string().contains(says), "{error} of {text}");
+    }
+    let with = format!(
+        "{host}twin = \"qlc-nvme\"\n[[contracts]]\nspec = \"demand.toml\"\nbudgets = {{ a = \"20%\" }}\n"
+    );
+    assert_eq!(fleet(dir.path(), &with).unwrap().kinds[0].cpu.unwrap().0, 0.2);
+}
+
+#[test]
+fn openstack_counts_the_same_integers() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("here", 19, 50, 60)));
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 38, 50, 60)));
+    let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n[[contracts]]\nspec = \"new.toml\"\ncount = 3\n";
+    let fleet = fleet(dir.path(), text).unwrap();
+    let told = serde_json::to_value(rtvirtio_fleet::OpenStack::of(&fleet)).unwrap();
+    assert_eq!(told["resource_classes"], serde_json::json!(["CUSTOM_RTVIRTIO_CPU", "CUSTOM_RTVIRTIO_DISK"]));
+    let cpu = &told["inventories"]["h"]["CUSTOM_RTVIRTIO_CPU"];
+    assert_eq!(
+        (&cpu["total"], &cpu["reserved"], &cpu["allocation_ratio"]),
+        (&1000.into(), &200.into(), &1.0.into())
+    );
+    assert_eq!(told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_CPU"], 400);
+    let disk = |v: &serde_json::Value| v.as_u64().unwrap();
+    let (reserved, takes) = (
+        disk(&told["inventories"]["h"]["CUSTOM_RTVIRTIO_DISK"]["reserved"]),
+        disk(&told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_DISK"]),
+    );
+    assert!(reserved > 0 && reserved == takes, "the same I/O: {told}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever comes and goes, the full admission accepts what is on each host.
+    #[test]
+    fn nothing_is_placed_beyond_admission(
+        many in prop::collection::vec((1u32..40, 1u32..300, 20u32..200, any::<bool>()), 1..60),
+    ) {
+        let dir = tempdir().unwrap();
+        let specs: String = many
+            .iter()
+            .enumerate()
+            .map(|(i, (cpu, rate, ms, _))| vm(&format!("v{i}"), *cpu, *rate, *ms))
+            .collect();
+        write(dir.path(), "all.toml", &(DEVICE.to_owned() + &specs));
+        let text = "[[host]]\nname = \"h\"\ncount = 3\ntwin = \"qlc-nvme\"\n[[host]]\nname = \"e\"\ntwin = \"emmc\"\n[[contracts]]\nspec = \"all.toml\"\n";
+        let fleet = fleet(dir.path(), text).unwrap();
+        let classes: Vec<usize> = fleet.hosts.iter().map(|h| h.class).collect();
+        let mut cluster = Cluster::new(fleet.classes.clone(), &classes, &fleet.kinds);
+        let mut at: Vec<Option<usize>> = Vec::new();
+        for (kind, (.., leaves)) in many.iter().enumerate() {
+            at.push(cluster.place(kind, Search::Exact { tries: usize::MAX }));
+            let older = kind / 2;
+            if let Some(host) = at[older].filter(|_| *leaves) {
+                cluster.remove(host, older);
+                at[older] = None;
+            }
+        }
+        for (host, of) in fleet.hosts.iter().enumerate() {
+            let on: Vec<_> = (0..at.len()).filter(|k| at[*k] == Some(host)).map(|k| &fleet.kinds[k]).collect();
+            if let Some((last, others)) = on.split_last() {
+                prop_assert!(admit(&fleet.classes[of.class], others, last).is_admitted());
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The resource agent `ocf:rtvirtio:contract`.
+//!
+//! The contract of one VM's resource has a journal of its own, so contracts come and go with their
+//! VMs and leave each other alone. `start` applies it and reads it back; `monitor` reads it again,
+//! and restores what was changed; `stop` puts everything back. Exit codes are those of the OCF
+//! Resource Agent API 1.1, section 3.5.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rtvirtio_apply::{KnobState, Machine, OnConflict, StateDir, Status};
+use rtvirtio_cpu::Contract;
+use rtvirtio_kernel::Root;
+use rtvirtio_spec::CpuNeed;
+use rtvirtio_workflow::apply::{PlanWith, open_session, plan_now, put_back, resolve, resolve_cpu};
+use rtvirtio_workflow::devices::Devices;
+use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::guests::GuestAgents;
+use rtvirtio_workflow::model_choice::ModelName;
+use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
+use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started, write_state};
+
+use crate::PacemakerError;
+use crate::node::contract_dirs;
+
+/// How long a VM that Pacemaker says is started may take until its monitor answers.
+const STARTING: Duration = Duration::from_secs(20);
+const RETRY: Duration = Duration::from_millis(100);
+/// Stands in the contract's directory where it asks for no setting: then there is no journal.
+pub(crate) const NOTHING_TO_SET: &str = "nothing-to-set";
+
+/// Exit codes of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Ocf {
+    /// Done, or running.
+    Success = 0,
+    /// Failed; another try may help.
+    Generic = 1,
+    /// No such action.
+    Unimplemented = 3,
+    /// A parameter is wrong on every node.
+    Configured = 6,
+    /// Not running.
+    NotRunning = 7,
+}
+
+/// The agent's parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// The spec file.
+    pub spec: PathBuf,
+    /// Name of the VM's resource.
+    pub resource: String,
+    /// Whether the disk's settings are applied too.
+    pub disk: bool,
+    /// rtvirtio's directories.
+    pub dirs: Dirs,
+}
+
+impl Parameters {
+    /// From the environment that Pacemaker's executor gives an agent: `OCF_RESKEY_*`,
+    /// `OCF_RESOURCE_INSTANCE`. `dirs` holds the directories without a parameter.
+    ///
+    /// # Errors
+    /// What is missing, in words.
+    pub fn of_environment(variable: &dyn Fn(&str) -> Option<String>, dirs: &Dirs) -> Result<Self, String> {
+        let given = |name: &str| variable(&format!("OCF_RESKEY_{name}")).filter(|v| !v.is_empty());
+        let spec = given("spec").ok_or("the parameter `spec` is missing")?;
+        let resource = given("resource").or_else(|| variable("OCF_RESOURCE_INSTANCE"));
+        let resource = resource.ok_or("neither `resource` nor OCF_RESOURCE_INSTANCE is given")?;
+        // It becomes the name of a directory.
+        if resource.is_empty() || resource.starts_with('.') || resource.contains('/') {
+            return Err(format!("resource {resource:?} cannot name a directory"));
+        }
+        let disk = match given("disk").as_deref() {
+            None | Some("false" | "no" | "0") => false,
+            Some("true" | "yes" | "1") => true,
+            Some(other) => return Err(format!("disk is {other:?}: write true or false")),
+        };
+        let state = given("state_dir").map_or_else(|| dirs.state.clone(), PathBuf::from);
+        Ok(Self { spec: spec.into(), resource, disk, dirs: Dirs { state, run: dirs.run.clone() } })
+    }
+
+    /// The contract's own journal.
+    fn own(&self) -> Dirs {
+        contract_dirs(&self.dirs, &self.resource)
+    }
+}
+
+/// How a contract stands.
+enum Standing {
+    /// As it was applied.
+    Verified,
+    /// Nothing is applied, or the VM that it was applied to has ended.
+    None,
+    /// Something differs.
+    Differs(String),
+}
+
+/// Runs an action. What goes on is reported as progress.
+pub fn run(action: &str, parameters: &Parameters, progress: &dyn Progress) -> Ocf {
+    let done = match action {
+        "start" => start(parameters, progress).map(|()| Ocf::Success),
+        "stop" => stop(parameters).map(|()| Ocf::Success),
+        "monitor" | "status" => monitor(parameters, progress),
+        "validate-all" => validate(parameters),
+        _ => return Ocf::Unimplemented,
+    };
+    done.unwrap_or_else(|e| {
+        progress.warn(&rtvirtio_workflow::one_line(&e));
+        Ocf::Generic
+    })
+}
+
+fn validate(p: &Parameters) -> Result<Ocf, PacemakerError> {
+    match load_host(&p.spec) {
+        Ok(_) => Ok(Ocf::Success),
+        Err(e) if e.kind() == Kind::File => Ok(Ocf::Configured),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Applies the contract, once the VM's monitor answers, and reads it back.
+fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
+    if matches!(standing(p)?, Standing::Verified) {
+        return Ok(());
+    }
+    // Of a start before, or of a VM that has ended.
+    stop(p)?;
+    let begin = Instant::now();
+    loop {
+        match apply(p, progress) {
+            Err(PacemakerError::Step(e)) if is_starting(&e) && begin.elapsed() < STARTING => {
+                progress.pause(RETRY)?;
+            }
+            done => break done?,
+        }
+    }
+    match standing(p)? {
+        Standing::Verified => Ok(()),
+        Standing::None => Err(not_verified(p, "nothing was applied")),
+        Standing::Differs(what) => Err(not_verified(p, &what)),
+    }
+}
+
+/// A monitor that does not answer yet, or threads that are not there yet.
+fn is_starting(e: &rtvirtio_workflow::Error) -> bool {
+    !matches!(
+        e.kind(),
+        Kind::Infeasible | Kind::NotMeasured | Kind::Argument | Kind::Cancelled | Kind::InForce
+    )
+}
+
+fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
+    let host = load_host(&p.spec)?;
+    let own = p.own();
+    if !p.disk {
+        return applied(&own, resolve_cpu(&host, &[], &own, progress)?.apply(None, &own, progress)?);
+    }
+    // Profiles and models are the host's, the journal is the contract's.
+    let devices = Devices::find(host, &p.dirs)?;
+    let with = PlanWith { profile: None, model: ModelName::Auto, enough: None };
+    let mut plans = Vec::new();
+    for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
+        let (plan, _) = plan_now(site, &with, &p.dirs, progress)?;
+        plans.push(DevicePlan { device: part.name.clone(), plan, notes: site.stack.notes_on_settings() });
+    }
+    let plan = HostPlan::new(plans);
+    if !plan.is_feasible() {
+        let what = format!("not applied: {}", plan.reasons().join(". "));
+        return Err(not_verified(p, &what));
+    }
+    applied(&own, resolve(&plan, &devices, &[], &own, progress)?.apply(Some(&plan), &own, progress)?)
+}
+
+/// The settings found may be the plan's already.
+fn applied(own: &Dirs, settings: usize) -> Result<(), PacemakerError> {
+    if settings == 0 {
+        write_state(&own.state, NOTHING_TO_SET, b"")?;
+    }
+    Ok(())
+}
+
+/// Puts everything back, also what was changed since: the VM is about to stop, or has.
+fn stop(p: &Parameters) -> Result<(), PacemakerError> {
+    let own = p.own();
+    let Some(session) = open_session(&own)? else { return Ok(()) };
+    if let Some(dir) = StateDir::find(&own.state)? {
+        let at = own.state.join(NOTHING_TO_SET);
+        dir.remove(NOTHING_TO_SET).map_err(|source| PacemakerError::State { path: at, source })?;
+    }
+    match put_back(&session, OnConflict::Force, &own)? {
+        Some(reverted) if !reverted.done => {
+            Err(not_verified(p, &format!("not put back: {}", reverted.summary())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads the contract. Where it was changed it is applied again; that is success, and is reported.
+fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerError> {
+    let standing = match standing(p)? {
+        Standing::Verified => match asked_now(p) {
+            Ok(None) => Standing::Verified,
+            Ok(Some(what)) => Standing::Differs(what),
+            // What is in force holds, whatever the file has become.
+            Err(e) => {
+                progress.warn(&format!(
+                    "{}: held as applied: {}",
+                    p.resource,
+                    rtvirtio_workflow::one_line(&e)
+                ));
+                Standing::Verified
+            }
+        },
+        other => other,
+    };
+    match standing {
+        Standing::Verified => Ok(Ocf::Success),
+        Standing::None => Ok(Ocf::NotRunning),
+        Standing::Differs(what) => {
+            progress.warn(&format!("{}: {what}; it is applied again", p.resource));
+            stop(p)?;
+            start(p, progress)?;
+            Ok(Ocf::Success)
+        }
+    }
+}
+
+fn standing(p: &Parameters) -> Result<Standing, PacemakerError> {
+    let own = p.own();
+    let root = Root::default();
+    let Some(status) = rtvirtio_apply::status(&own.state, &Machine::new(&root, &GuestAgents))? else {
+        return Ok(match is_there(&own.state.join(NOTHING_TO_SET))? {
+            true => Standing::Verified,
+            false => Standing::None,
+        });
+    };
+    if status.rebooted || !started::ended(&own.state)?.is_empty() {
+        return Ok(Standing::None);
+    }
+    Ok(differs(&status).map_or(Standing::Verified, Standing::Differs))
+}
+
+/// How the spec's CPU contracts differ from those that were applied.
+fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
+    let own = p.own();
+    if !is_there(&own.state.join(contracts::IN_FORCE_FILE))? {
+        return Ok(None);
+    }
+    let applied = contracts::in_force(&own.state)?;
+    for vm in load_host(&p.spec)?.vms() {
+        let Some(CpuNeed::Contract { budget, period }) = vm.cpu.need else { continue };
+        let now = Contract::new(budget, period);
+        let then = applied.iter().find(|a| a.vm == vm.name).map(|a| a.contract);
+        if now != then {
+            let words = |c: Option<Contract>| c.map_or_else(|| "nothing".to_owned(), |c| c.to_string());
+            return Ok(Some(format!(
+                "{}: the spec asks for {} now, {} was applied",
+                vm.name,
+                words(now),
+                words(then)
+            )));
+        }
+    }
+    Ok(None)
+}
+
+/// What is not as it was applied. Settings of a thread that has ended do not count: threads end all
+/// the time.
+fn differs(status: &Status) -> Option<String> {
+    if !status.complete || status.reverting {
+        return Some("its settings are half applied".to_owned());
+    }
+    let mut in_force = 0;
+    for knob in &status.knobs {
+        match &knob.state {
+            KnobState::InForce => in_force += 1,
+            KnobState::Gone { .. } => {}
+            KnobState::Original => return Some(format!("{} is as before the contract", knob.knob)),
+            KnobState::Changed { found } => {
+                return Some(format!("{} was changed to {found}", knob.knob));
+            }
+            KnobState::Unknown { error } => return Some(format!("{}: {error}", knob.knob)),
+        }
+    }
+    (in_force == 0).then(|| "nothing of it is left".to_owned())
+}
+
+fn not_verified(p: &Parameters, what: &str) -> PacemakerError {
+    PacemakerError::NotVerified { resource: p.resource.clone(), what: what.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parameters(given: &[(&str, &str)]) -> Result<Parameters, String> {
+        let given: Vec<(String, String)> =
+            given.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let find = move |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+        let dirs = Dirs { state: "/var/lib/rtvirtio".into(), run: "/run/rtvirtio".into() };
+        Parameters::of_environment(&find, &dirs)
+    }
+
+    #[test]
+    fn parameters_come_from_the_executors_environment() {
+        let p = parameters(&[
+            ("OCF_RESKEY_spec", "/etc/plc.toml"),
+            ("OCF_RESOURCE_INSTANCE", "plc-contract"),
+            ("OCF_RESKEY_resource", "plc"),
+        ])
+        .unwrap();
+        assert_eq!((p.resource.as_str(), p.disk), ("plc", false));
+        assert_eq!(p.own().state, PathBuf::from("/var/lib/rtvirtio/contracts/plc"));
+        let other =
+            [("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_state_dir", "/s")];
+        assert_eq!(parameters(&other).unwrap().own().state, PathBuf::from("/s/contracts/x"));
+        for bad in [
+            &[("OCF_RESOURCE_INSTANCE", "x")][..],
+            &[("OCF_RESKEY_spec", "/s")],
+            &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "../x")],
+            &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_disk", "perhaps")],
+        ] {
+            assert!(parameters(bad).is_err(), "{bad:?}");
+        }
+    }
+}

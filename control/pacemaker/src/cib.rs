@@ -1,0 +1,132 @@
+//! Rules for Pacemaker, made from contracts.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use rtvirtio_capacity::WHOLE;
+use serde::Serialize;
+
+use crate::publish::{Published, veto};
+use crate::{ClusterContract, Crm, PacemakerError};
+
+/// Preference of a VM for the node that it runs on: bystanders stay where they are when room is
+/// made for another.
+const STICKINESS: u32 = 1000;
+/// How often the agent looks after a contract.
+const MONITOR: &str = "10s";
+
+/// What a contract asks of any node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Demand {
+    /// The VM's resource.
+    pub resource: String,
+    /// By utilization attribute; the most that it takes of any node that could promise it.
+    pub takes: BTreeMap<String, u32>,
+}
+
+/// What each contract asks of a node, whichever it is: Pacemaker knows one demand of a resource,
+/// and capacities by node. Every node has a capacity of 1000, so a demand that is the most over the
+/// nodes is on the safe side on each. A node that refuses the contract even alone does not count:
+/// its veto stands.
+#[must_use]
+pub fn demands(contracts: &[ClusterContract], published: &[Published]) -> Vec<Demand> {
+    contracts
+        .iter()
+        .map(|of| {
+            let mut takes: BTreeMap<String, u32> = BTreeMap::new();
+            let here = published.iter().filter(|p| p.resource == of.resource);
+            for (name, n) in here.flat_map(|p| &p.takes).filter(|(_, n)| **n <= WHOLE.0) {
+                let most = takes.entry(name.clone()).or_default();
+                *most = (*most).max(*n);
+            }
+            Demand { resource: of.resource.clone(), takes }
+        })
+        .collect()
+}
+
+/// The contract's own resource, held by the agent: it starts after the VM, where the VM is. Its
+/// failure stops no VM.
+#[must_use]
+pub fn primitive_xml(of: &ClusterContract) -> String {
+    let (id, spec) = (contract_id(&of.resource), xml(&of.spec_file));
+    format!(
+        "<primitive id=\"{id}\" class=\"ocf\" provider=\"rtvirtio\" type=\"contract\">\
+         <instance_attributes id=\"{id}-params\">\
+         <nvpair id=\"{id}-params-spec\" name=\"spec\" value=\"{spec}\"/>\
+         <nvpair id=\"{id}-params-resource\" name=\"resource\" value=\"{}\"/>\
+         </instance_attributes>\
+         <operations>\
+         <op id=\"{id}-start\" name=\"start\" interval=\"0\" timeout=\"60s\"/>\
+         <op id=\"{id}-stop\" name=\"stop\" interval=\"0\" timeout=\"60s\"/>\
+         <op id=\"{id}-monitor\" name=\"monitor\" interval=\"{MONITOR}\" timeout=\"30s\"/>\
+         </operations></primitive>",
+        of.resource
+    )
+}
+
+/// Veto, order and place of each contract, as the `constraints` section of a CIB takes them.
+#[must_use]
+pub fn constraints_xml(contracts: &[ClusterContract]) -> String {
+    let mut out = String::from("<constraints>");
+    for of in contracts {
+        let (vm, id, veto) = (&of.resource, contract_id(&of.resource), veto(&of.resource));
+        // Writing to a String cannot fail.
+        let _ = write!(
+            out,
+            "<rsc_location id=\"{veto}\" rsc=\"{vm}\">\
+             <rule id=\"{veto}-rule\" score=\"-INFINITY\">\
+             <expression id=\"{veto}-is\" attribute=\"{veto}\" operation=\"eq\" value=\"1\"/>\
+             </rule></rsc_location>\
+             <rsc_colocation id=\"{id}-with\" rsc=\"{id}\" with-rsc=\"{vm}\" score=\"INFINITY\"/>\
+             <rsc_order id=\"{id}-after\" first=\"{vm}\" then=\"{id}\" kind=\"Mandatory\"/>"
+        );
+    }
+    out + "</constraints>"
+}
+
+/// Writes all of it into the CIB: cluster properties, the agent's resources, rules, demands,
+/// priorities. What is there under these ids is replaced, all else is left.
+///
+/// # Errors
+/// Those of Pacemaker's tools, as for a VM that is no resource yet.
+pub fn write_constraints(
+    crm: Crm,
+    contracts: &[ClusterContract],
+    demands: &[Demand],
+) -> Result<(), PacemakerError> {
+    // Without it utilization is not looked at. A contract that fails to start on a node is tried
+    // again there: its VM runs.
+    for (name, value) in [("placement-strategy", "balanced"), ("start-failure-is-fatal", "false")] {
+        crm.run("crm_attribute", &["--type", "crm_config", "--name", name, "--update", value])?;
+    }
+    for (of, demand) in contracts.iter().zip(demands) {
+        let vm = of.resource.as_str();
+        let (priority, stickiness) = (of.priority.to_string(), STICKINESS.to_string());
+        for (name, value) in [("priority", &priority), ("resource-stickiness", &stickiness)] {
+            crm.run("crm_resource", &["--resource", vm, "--meta", "--set-parameter", name, "-v", value])?;
+        }
+        for (name, n) in &demand.takes {
+            let n = n.to_string();
+            let args = ["--resource", vm, "--utilization", "--set-parameter", name, "-v", &n];
+            crm.run("crm_resource", &args)?;
+        }
+    }
+    let modify = |section: &str, xml: &str| {
+        crm.run("cibadmin", &["--modify", "--allow-create", "-o", section, "--xml-text", xml]).map(|_| ())
+    };
+    for of in contracts {
+        modify("resources", &primitive_xml(of))?;
+    }
+    modify("constraints", &constraints_xml(contracts))
+}
+
+fn contract_id(resource: &str) -> String {
+    format!("{resource}-contract")
+}
+
+/// A path in an attribute.
+fn xml(path: &Path) -> String {
+    let text = path.display().to_string();
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,71 @@
+//! What fails.
+
+use std::path::PathBuf;
+
+use rtvirtio_spec::SpecErrors;
+
+/// Why the cluster could not be told, or a contract not be held.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PacemakerError {
+    /// A tool of Pacemaker's is not there.
+    #[error("cannot run {program}: is pacemaker-cli-utils installed?")]
+    NoTool {
+        /// The tool.
+        program: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A tool of Pacemaker's refused.
+    #[error("{command}: {message}; does the cluster run on this node (`crm_mon -1`)?")]
+    Tool {
+        /// The command line.
+        command: String,
+        /// What it said.
+        message: String,
+    },
+    /// What a tool printed is of another form.
+    #[error("{command} printed what is not understood: {text}")]
+    Output {
+        /// The command line.
+        command: String,
+        /// The first line of it.
+        text: String,
+    },
+    /// The cluster file.
+    #[error("{}: {message} (docs/guide/fleet.md has the keys)", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// With line and column where there is one.
+        message: String,
+    },
+    /// A spec.
+    #[error(transparent)]
+    Spec(#[from] SpecErrors),
+    /// A step on the host.
+    #[error(transparent)]
+    Step(#[from] rtvirtio_workflow::Error),
+    /// The host cannot be read.
+    #[error(transparent)]
+    Host(#[from] rtvirtio_kernel::HostError),
+    /// The journal.
+    #[error(transparent)]
+    Apply(#[from] rtvirtio_apply::ApplyError),
+    /// A file of the state directory.
+    #[error("{}", .path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The contract is not as it was applied.
+    #[error("{resource}: {what}")]
+    NotVerified {
+        /// The resource.
+        resource: String,
+        /// What differs.
+        what: String,
+    },
+}

@@ -1,0 +1,82 @@
+//! The cluster file, the same on every node.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_spec::HostSpec;
+use serde::Deserialize;
+
+use crate::PacemakerError;
+
+/// The contracts of a cluster, as in the file.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterFile {
+    /// Each with the resource of its VM.
+    pub contract: Vec<ClusterEntry>,
+}
+
+/// One contract.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterEntry {
+    /// Name of the VM's resource in the CIB, such as that of a `VirtualDomain`.
+    pub resource: String,
+    /// The spec with the VM, of this file's directory where it is relative.
+    pub spec: PathBuf,
+    /// The higher, the earlier Pacemaker places it, and the later it is stopped for others.
+    #[serde(default)]
+    pub priority: i32,
+}
+
+/// A contract with its spec.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterContract {
+    /// Name of the VM's resource.
+    pub resource: String,
+    /// The spec's file.
+    pub spec_file: PathBuf,
+    /// The spec.
+    pub spec: HostSpec,
+    /// Its priority.
+    pub priority: i32,
+}
+
+/// Reads a cluster file and its specs.
+///
+/// # Errors
+/// The first that cannot be read.
+pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
+    let bad = |message: String| PacemakerError::File { path: path.to_owned(), message };
+    let text = std::fs::read_to_string(path).map_err(|e| bad(format!("it cannot be read: {e}")))?;
+    let file: ClusterFile = toml::from_str(&text).map_err(|e| bad(e.to_string().trim_end().to_owned()))?;
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let dir = std::path::absolute(dir).map_err(|e| bad(e.to_string()))?;
+    let mut names = BTreeSet::new();
+    file.contract
+        .into_iter()
+        .map(|entry| {
+            if !is_resource(&entry.resource) {
+                return Err(bad(format!(
+                    "resource {:?}: letters, digits, `-`, `_` and `.` only",
+                    entry.resource
+                )));
+            }
+            if !names.insert(entry.resource.clone()) {
+                return Err(bad(format!(
+                    "resource {} has two contracts: put its VMs into one spec",
+                    entry.resource
+                )));
+            }
+            let spec_file = dir.join(&entry.spec);
+            let spec = HostSpec::load(&spec_file)?;
+            Ok(ClusterContract { resource: entry.resource, spec_file, spec, priority: entry.priority })
+        })
+        .collect()
+}
+
+/// A name that can stand in ids of the CIB and in names of attributes as it is.
+fn is_resource(name: &str) -> bool {
+    let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+    first && name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}

@@ -1,0 +1,171 @@
+//! What this node could promise.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use rtvirtio_apply::Machine;
+use rtvirtio_capacity::{Contract, Disk, Node, OnDisk, Permille, tightest};
+use rtvirtio_cpu::{choose, group_name, probe};
+use rtvirtio_kernel::Root;
+use rtvirtio_spec::{Device, Part, Vm};
+use rtvirtio_units::Ratio;
+use rtvirtio_workflow::guests::GuestAgents;
+use rtvirtio_workflow::plan::load_profile;
+use rtvirtio_workflow::{Dirs, is_there, one_line, started};
+use serde::Serialize;
+
+use crate::agent::NOTHING_TO_SET;
+use crate::{ClusterContract, PacemakerError};
+
+/// Utilization attribute of the share of each CPU.
+pub(crate) const CPU: &str = "rtvirtio-cpu";
+/// Beginning of the utilization attributes of disks.
+const DISK: &str = "rtvirtio-disk-";
+
+/// What a node could promise.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NodeAnswer {
+    /// Utilization attributes that the node has, each with a capacity of 1000.
+    pub resources: Vec<String>,
+    /// The contracts, in the file's order.
+    pub contracts: Vec<ResourceAnswer>,
+}
+
+/// One contract on this node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ResourceAnswer {
+    /// The VM's resource.
+    pub resource: String,
+    /// What it takes here, in thousandths, by utilization attribute.
+    pub takes: BTreeMap<String, u32>,
+    /// Whether it is in force here. Then nothing vetoes it: a contract that became too much stops
+    /// no VM.
+    pub in_force: bool,
+    /// Why the node cannot promise it beside those in force here.
+    pub refused: Option<String>,
+}
+
+/// Where the agent keeps the journal of a resource's contract.
+pub(crate) fn contract_dirs(dirs: &Dirs, resource: &str) -> Dirs {
+    Dirs { state: dirs.state.join("contracts").join(resource), run: dirs.run.clone() }
+}
+
+/// Name of a disk's utilization attribute: the device's last name, as the same spec is read on
+/// every node.
+fn disk_attribute(device: &Device) -> String {
+    let path = match device {
+        Device::Path(path) | Device::File { path, .. } => path.clone(),
+        Device::Twin { profile, .. } => PathBuf::from(profile),
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    format!("{DISK}{}", name.chars().map(plain).collect::<String>())
+}
+
+/// A contract as asked, or why it cannot be judged here.
+type Asked = Result<Vec<Contract>, String>;
+
+/// What this node could promise of each contract, beside those in force on it. Reads profiles and
+/// the kernel's grants; changes nothing.
+///
+/// # Errors
+/// When the kernel's grants or a journal cannot be read. A contract that cannot be judged, as
+/// without a profile of the disk, is refused with the reason.
+pub fn survey(contracts: &[ClusterContract], dirs: &Dirs) -> Result<NodeAnswer, PacemakerError> {
+    let mut node = Node { disks: Vec::new(), cpu: cpu(contracts)? };
+    let asked: Vec<Asked> = contracts.iter().map(|c| asked(c, &mut node, dirs)).collect();
+    for i in 0..node.disks.len() {
+        let name = node.disks[i].name.clone();
+        let all = asked.iter().flatten().flatten().flat_map(|c| &c.disks);
+        let on: Vec<&OnDisk> = all.filter(|d| d.device == name).collect();
+        node.disks[i].choose(&on);
+    }
+    let in_force: Vec<bool> =
+        contracts.iter().map(|c| is_in_force(dirs, &c.resource)).collect::<Result<_, _>>()?;
+    let answer = |i: usize| {
+        let others = (0..contracts.len()).filter(|o| *o != i && in_force[*o]);
+        let others: Vec<&Contract> = others.filter_map(|o| asked[o].as_ref().ok()).flatten().collect();
+        let (takes, refused) = match &asked[i] {
+            Ok(asked) => (takes(&node, asked), refused(&node, &others, asked)),
+            Err(why) => (BTreeMap::new(), Some(why.clone())),
+        };
+        ResourceAnswer { resource: contracts[i].resource.clone(), takes, in_force: in_force[i], refused }
+    };
+    let disks = node.disks.iter().filter_map(|d| d.name.clone());
+    let resources = disks.chain([CPU.to_owned()]).collect();
+    Ok(NodeAnswer { resources, contracts: (0..contracts.len()).map(answer).collect() })
+}
+
+/// The first of a resource's VMs that is refused beside the others.
+fn refused(node: &Node, others: &[&Contract], asked: &[Contract]) -> Option<String> {
+    let mut beside = others.to_vec();
+    for contract in asked {
+        if let Some(why) = rtvirtio_capacity::admit(node, &beside, contract).refused {
+            return Some(format!("{}: {why}", contract.vm));
+        }
+        beside.push(contract);
+    }
+    None
+}
+
+fn takes(node: &Node, asked: &[Contract]) -> BTreeMap<String, u32> {
+    let mut all: BTreeMap<String, Permille> = BTreeMap::new();
+    for contract in asked {
+        let of = node.scalars(contract);
+        let mut add = |name: &str, p: Permille| {
+            let sum = all.entry(name.to_owned()).or_default();
+            *sum = *sum + p;
+        };
+        node.disks.iter().zip(&of.disks).for_each(|(d, p)| add(d.name.as_deref().unwrap_or_default(), *p));
+        add(CPU, of.cpu);
+    }
+    all.into_iter().filter(|(_, p)| p.0 > 0).map(|(name, p)| (name, p.0)).collect()
+}
+
+/// The contracts of a resource's VMs; its disks are added to the node where they are needed.
+fn asked(of: &ClusterContract, node: &mut Node, dirs: &Dirs) -> Asked {
+    let budget = |vm: &Vm| -> Result<Ratio, String> {
+        Err(format!(
+            "{}: it declares requests and a deadline, whose budget differs from node to node: write cpu = {{ budget = ..., period = ... }}",
+            vm.name
+        ))
+    };
+    let mut all = Contract::all_of(&of.spec, budget)?;
+    for part in of.spec.parts() {
+        let name = disk_attribute(&part.spec.device);
+        let is_promised = part.spec.vms.iter().any(|vm| tightest(vm).is_some());
+        if is_promised && !node.disks.iter().any(|d| d.name.as_deref() == Some(&name)) {
+            node.disks.push(disk(&name, part, dirs)?);
+        }
+        let here = all.iter_mut().flat_map(|c| &mut c.disks).filter(|d| d.device == part.name);
+        here.for_each(|d| d.device = Some(name.clone()));
+    }
+    // What is promised nothing needs no disk.
+    all.iter_mut().for_each(|c| c.disks.retain(|d| tightest(&d.vm).is_some()));
+    Ok(all)
+}
+
+fn disk(name: &str, part: &Part, dirs: &Dirs) -> Result<Disk, String> {
+    let profile = load_profile(&part.spec, None, dirs).map_err(|e| one_line(&e))?;
+    Disk::measured(Some(name.to_owned()), &profile).map_err(|e| one_line(&e))
+}
+
+/// Share of each CPU that the kernel grants contracts, without what others have taken.
+fn cpu(contracts: &[ClusterContract]) -> Result<Ratio, PacemakerError> {
+    let probe = probe(&Root::default())?;
+    let Some(found) = choose(&probe, None, false) else { return Ok(Ratio(0.0)) };
+    let mut grant = found.grant.clone();
+    let vms = contracts.iter().flat_map(|c| c.spec.vms());
+    let ours: Vec<String> = vms.map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
+    grant.taken.retain(|load| !ours.contains(&load.name));
+    Ok(Ratio(grant.free()))
+}
+
+/// Whether the agent has applied this contract here, for a VM that has not ended since.
+fn is_in_force(dirs: &Dirs, resource: &str) -> Result<bool, PacemakerError> {
+    let dirs = contract_dirs(dirs, resource);
+    let root = Root::default();
+    let status = rtvirtio_apply::status(&dirs.state, &Machine::new(&root, &GuestAgents))?;
+    let applied = status.is_some() || is_there(&dirs.state.join(NOTHING_TO_SET))?;
+    Ok(applied && started::ended(&dirs.state)?.is_empty())
+}

@@ -1,0 +1,93 @@
+//! What a node tells the cluster.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::node::NodeAnswer;
+use crate::{ClusterContract, Crm, PacemakerError};
+
+/// Longest reason that is published, in bytes: attributes are for short values.
+const LONGEST_REASON: usize = 400;
+
+pub(crate) fn veto(resource: &str) -> String {
+    format!("rtvirtio-veto-{resource}")
+}
+
+fn takes(resource: &str) -> String {
+    format!("rtvirtio-takes-{resource}")
+}
+
+fn why(resource: &str) -> String {
+    format!("rtvirtio-why-{resource}")
+}
+
+/// What one node has published of one contract.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Published {
+    /// The VM's resource.
+    pub resource: String,
+    /// The node.
+    pub node: String,
+    /// What the contract takes there, by utilization attribute.
+    pub takes: BTreeMap<String, u32>,
+    /// Whether the node refuses it.
+    pub veto: bool,
+    /// Why.
+    pub why: String,
+}
+
+/// Tells the cluster what this node could promise: its capacity, and for each contract what it
+/// takes, a veto or none, and the reason. A veto is not set where the contract is in force.
+///
+/// # Errors
+/// Those of Pacemaker's tools.
+pub fn publish(crm: Crm, node: &str, answer: &NodeAnswer) -> Result<(), PacemakerError> {
+    for name in &answer.resources {
+        crm.set_capacity(node, name, rtvirtio_capacity::WHOLE.0)?;
+    }
+    for of in &answer.contracts {
+        let parts: Vec<String> = of.takes.iter().map(|(name, p)| format!("{name}={p}")).collect();
+        crm.set_attribute(node, &takes(&of.resource), &parts.join(" "))?;
+        let reason = of.refused.as_deref().unwrap_or("-");
+        crm.set_attribute(node, &why(&of.resource), &plain(reason))?;
+        let is_vetoed = of.refused.is_some() && !of.in_force;
+        // Last: whoever sees the veto finds the reason.
+        crm.set_attribute(node, &veto(&of.resource), if is_vetoed { "1" } else { "0" })?;
+    }
+    Ok(())
+}
+
+/// A value that the tools print on one line between quotation marks.
+fn plain(reason: &str) -> String {
+    let mut text: String = reason.chars().map(|c| if c.is_control() || c == '"' { ' ' } else { c }).collect();
+    let end = (0..=LONGEST_REASON.min(text.len())).rev().find(|i| text.is_char_boundary(*i));
+    text.truncate(end.unwrap_or(0));
+    text
+}
+
+/// What all nodes have published of these contracts.
+///
+/// # Errors
+/// Those of Pacemaker's tools.
+pub fn published(crm: Crm, contracts: &[ClusterContract]) -> Result<Vec<Published>, PacemakerError> {
+    let mut all = Vec::new();
+    for of in contracts {
+        let by_node = |name: String| -> Result<BTreeMap<String, String>, PacemakerError> {
+            Ok(crm.attribute(&name)?.into_iter().collect())
+        };
+        let (takes, vetoes, reasons) =
+            (by_node(takes(&of.resource))?, by_node(veto(&of.resource))?, by_node(why(&of.resource))?);
+        for (node, veto) in vetoes {
+            let parts = takes.get(&node).map_or("", String::as_str).split_whitespace();
+            let takes = parts.filter_map(|p| {
+                let (name, n) = p.split_once('=')?;
+                Some((name.to_owned(), n.parse().ok()?))
+            });
+            let why = reasons.get(&node).filter(|w| *w != "-").cloned().unwrap_or_default();
+            let takes = takes.collect();
+            all.push(Published { resource: of.resource.clone(), veto: veto != "0", takes, why, node });
+        }
+    }
+    Ok(all)
+}

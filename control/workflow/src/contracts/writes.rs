@@ -1,0 +1,144 @@
+//! From admitted contracts to writes on this host.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_apply::{Write, append};
+use rtvirtio_cpu::{Ask, Backend, Contract, Probe, room_beyond, settings, with_levels};
+use rtvirtio_kernel::Root;
+use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::{Thread, VmHandle};
+
+use super::{Admitted, Contracted, DemandChoice, VmCpu};
+use crate::error::{Context as _, Result};
+use crate::find::HostVm;
+use crate::progress::Progress;
+
+/// How long threads are observed before a budget is split over them: load moves between a VM's
+/// threads within seconds.
+const OBSERVED: Duration = Duration::from_secs(1);
+/// A VM that uses less than this part of one CPU, all threads together, is idle.
+const IDLE: u32 = 10;
+
+/// The writes for all VMs that have a contract, and what they are worth.
+///
+/// # Errors
+/// [`Kind::NotRunning`](crate::Kind::NotRunning) for a VM that does not run.
+pub fn writes(
+    admitted: Admitted,
+    vms: &[&HostVm],
+    progress: &dyn Progress,
+) -> Result<(Vec<Write>, Vec<VmCpu>)> {
+    let root = Root::default();
+    let Admitted { probe, contracts } = admitted;
+    let contracted: Vec<_> = contracts
+        .into_iter()
+        .map(|one| {
+            let vm = vms.iter().find(|vm| vm.name == one.vm).context("a VM without a name")?;
+            let handle = vm.handle(progress)?;
+            let before =
+                if one.backend == Backend::Deadline { discover(&root, &handle)? } else { Vec::new() };
+            Ok((one, handle, before))
+        })
+        .collect::<Result<_>>()?;
+    if contracted.iter().any(|(one, ..)| one.backend == Backend::Deadline) {
+        progress.step("observing which threads use the CPU, to split the budget over them");
+        std::thread::sleep(OBSERVED);
+    }
+    let (mut all, mut out) = (Vec::new(), Vec::new());
+    for (one, handle, before) in contracted {
+        let threads = discover(&root, &handle)?;
+        let used = cpu_time_since(&before, &threads);
+        let held = hold(&root, &probe, one, &threads, &used)?;
+        append(&mut all, held.settings.writes.clone());
+        out.push(held);
+    }
+    let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
+    let mut writes = room_for(&root, &probe, out.iter().filter_map(budgets), &|_| None)?;
+    append(&mut writes, all);
+    Ok((writes, out))
+}
+
+/// What puts one VM's contract in force, without the room above a managed VM's group. A budget that
+/// is split over threads is split by the CPU time that they have used so far.
+///
+/// # Errors
+/// As [`writes`].
+pub fn writes_of_one(probe: &Probe, one: Contracted, vm: &VmHandle) -> Result<VmCpu> {
+    let root = Root::default();
+    let threads = discover(&root, vm)?;
+    hold(&root, probe, one, &threads, &[])
+}
+
+fn hold(
+    root: &Root,
+    probe: &Probe,
+    one: Contracted,
+    threads: &[Thread],
+    used: &[(u32, Duration)],
+) -> Result<VmCpu> {
+    let (contract, order, level) = (one.contract, one.order, one.level);
+    let ask = Ask { vm: &one.vm, threads, contract, order, level, used };
+    let mut settings = settings(root, probe, one.backend, &ask)?;
+    settings.notes.extend(one.notes);
+    if let Some(range) = &one.urgency {
+        with_levels(&one.vm, threads, one.backend, range, &mut settings.writes)?;
+    }
+    let (vm, found, urgency) = (one.vm, one.found, one.urgency);
+    Ok(VmCpu { vm, contract, order, level, settings, found, urgency })
+}
+
+/// What the groups above those of managed VMs need before the VMs' own writes; `before` as in
+/// [`room_beyond`].
+pub(crate) fn room_for(
+    root: &Root,
+    probe: &Probe,
+    all: impl Iterator<Item = (Backend, PathBuf, Contract)>,
+    before: &dyn Fn(&Path) -> Option<u64>,
+) -> Result<Vec<Write>> {
+    let mut of: BTreeMap<Backend, Vec<(PathBuf, Contract)>> = BTreeMap::new();
+    for (backend, group, contract) in all {
+        of.entry(backend).or_default().push((group, contract));
+    }
+    let mut writes = Vec::new();
+    for (backend, groups) in of {
+        let groups: Vec<_> = groups.iter().map(|(group, contract)| (group.as_path(), *contract)).collect();
+        append(&mut writes, room_beyond(root, probe, &groups, backend, before)?);
+    }
+    Ok(writes)
+}
+
+/// CPU time that each thread used since `before`; empty for an idle VM, whose threads' total CPU
+/// time is the better basis. A booting VM is not idle: its total is that of QEMU's start, and a
+/// vCPU with a part by that would not come up.
+fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
+    let since = |t: &Thread| {
+        let old = before.iter().find(|b| (b.tid, b.start) == (t.tid, t.start))?;
+        Some((t.tid, t.cpu_time.saturating_sub(old.cpu_time)))
+    };
+    let used: Vec<_> = now.iter().filter_map(since).collect();
+    if used.iter().map(|u| u.1).sum::<Duration>() < OBSERVED / IDLE { Vec::new() } else { used }
+}
+
+/// How a contract follows from a demand, as text.
+pub fn words(vm: &str, found: &DemandChoice) -> String {
+    format!("{vm}: {}", found.choice.words(&found.demand))
+}
+
+/// Reports how each contract is held, and what is outside of it.
+pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
+    for VmCpu { vm, settings: s, found, .. } in all {
+        if let Some(found) = found {
+            progress.step(&words(vm, found));
+        }
+        let strength = format!("{:?}", s.strength).to_lowercase();
+        progress.step(&format!("{vm}: its CPU contract is held by {} ({strength})", s.backend));
+        for note in &s.notes {
+            progress.step(&format!("{vm}: {note}"));
+        }
+        for (tid, why) in &s.outside {
+            progress.step(&format!("{vm}: thread {tid} is outside of it: {why}"));
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The VMs whose guests say how urgent they are, followed while their contracts are kept.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rtvirtio_apply::Levels;
+use rtvirtio_cpu::UrgencyRange;
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::{self, Attr};
+use rtvirtio_urgency::Config;
+use rtvirtio_urgency_host::{ServedVm, UrgencyError, VmStatus, find_page, serve};
+use rtvirtio_vmm::{Qmp, VmHandle};
+use serde::{Deserialize, Serialize};
+
+use crate::contracts::InForce;
+use crate::dirs::{Dirs, write_state};
+use crate::error::{Context as _, Result, bail};
+use crate::find::HostVm;
+use crate::progress::Progress;
+
+/// Name of the file in the run directory that says how the VMs stand, written each second.
+pub const STATUS_FILE: &str = "urgency.json";
+
+/// How the VMs stand whose guests say how urgent they are.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct UrgencyStatus {
+    /// The process that follows them.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub start_time: u64,
+    /// One for each VM, as [`VmStatus`] is written.
+    pub vms: Vec<serde_json::Value>,
+}
+
+impl UrgencyStatus {
+    /// As the process that follows them has last written it; `None` when none does.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn read(dirs: &Dirs) -> Result<Option<Self>> {
+        let path = dirs.run.join(STATUS_FILE);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
+        };
+        let status: Self = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
+        let process = rtvirtio_kernel::ProcessId { pid: status.pid, start_time: status.start_time };
+        Ok(process.is_alive().then_some(status))
+    }
+
+    /// How a VM stands.
+    #[must_use]
+    pub fn of_vm(&self, name: &str) -> Option<&serde_json::Value> {
+        self.vms.iter().find(|vm| vm["vm"].as_str() == Some(name))
+    }
+}
+
+/// A VM that is to be followed.
+pub(super) struct Wanted {
+    pub of: InForce,
+    pub vm: HostVm,
+    pub handle: VmHandle,
+}
+
+/// A thread that follows pages, until it is stopped or dropped.
+pub(super) struct Follower {
+    stop: Arc<AtomicBool>,
+    latest: Arc<Mutex<Option<Vec<VmStatus>>>>,
+    thread: Option<JoinHandle<std::result::Result<(), UrgencyError>>>,
+    /// VMs that are refused for a reason already reported.
+    warned: Vec<(String, String)>,
+}
+
+impl Follower {
+    /// Offers the pages and starts to follow them; `None` where there is nothing to follow. A VM
+    /// whose page cannot be found has its contract's priority, and a warning.
+    pub fn start(wanted: Vec<Wanted>, dirs: &Dirs, progress: &dyn Progress) -> Result<Option<Self>> {
+        let mut levels = Levels::open(&dirs.state)?;
+        let mut served = Vec::new();
+        for one in wanted {
+            let Some(range) = one.of.urgency else { continue };
+            let name = one.of.vm.clone();
+            match offer(one, &range, &levels) {
+                Ok(vm) => served.push(vm),
+                Err(e) => progress.warn(&format!("the urgency of {name} is not followed: {e:#}")),
+            }
+        }
+        if served.is_empty() {
+            return Ok(None);
+        }
+        let (stop, latest) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let (stopped, reported) = (stop.clone(), latest.clone());
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name("urgency".to_owned()).spawn(move || {
+            // Below a vCPU it could not take back what that vCPU was given.
+            let high = sched::set(0, &Attr::fifo(99));
+            let _ = ready.send(high.err());
+            let mut report = |all: &[VmStatus]| {
+                *reported.lock().unwrap_or_else(PoisonError::into_inner) = Some(all.to_vec());
+            };
+            serve(&mut served, &mut levels, &stopped, &mut report).map(drop)
+        });
+        let thread = thread.context("a thread that follows urgency pages")?;
+        if let Ok(Some(e)) = is_ready.recv() {
+            progress.warn(&format!(
+                "urgency is followed by an ordinary thread, late while the host is busy: {e}; run it in the root cgroup, or give its cgroup a \
+                 real-time budget"
+            ));
+        }
+        Ok(Some(Self { stop, latest, thread: Some(thread), warned: Vec::new() }))
+    }
+
+    /// Writes how the VMs stand, and reports what is new and wrong. To be called now and then.
+    ///
+    /// # Errors
+    /// When following has ended with an error.
+    pub fn poll(&mut self, dirs: &Dirs, progress: &dyn Progress) -> Result<()> {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(latest) = latest {
+            for vm in &latest {
+                let Some(why) = vm.refused.clone() else { continue };
+                let warning = (vm.vm.clone(), why);
+                if !self.warned.contains(&warning) {
+                    progress.warn(&format!("urgency of {}: {}", warning.0, warning.1));
+                    self.warned.push(warning);
+                }
+            }
+            let this = rtvirtio_kernel::ProcessId::of(std::process::id())?.context("this process")?;
+            let vms = latest.iter().map(serde_json::to_value).collect::<std::result::Result<_, _>>()?;
+            let status = UrgencyStatus { pid: this.pid, start_time: this.start_time, vms };
+            write_state(&dirs.run, STATUS_FILE, &serde_json::to_vec_pretty(&status)?)?;
+        }
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Stops it; all vCPUs have their contract's priority then, unless the contracts were put back.
+    ///
+    /// # Errors
+    /// When following has ended with an error.
+    pub fn finish(&mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        match self.thread.take().map(JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => Ok(()),
+            Some(Ok(Err(e))) => Err(e.into()),
+            Some(Err(_)) => bail!(System, "the thread that follows urgency pages panicked"),
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // An error was reported, or another one is.
+        let _ = self.finish();
+    }
+}
+
+/// Finds a VM's page and offers it.
+fn offer(one: Wanted, range: &UrgencyRange, levels: &Levels) -> Result<ServedVm> {
+    let Wanted { of, vm, handle } = one;
+    let ours = |tid: &u32| handle.named.vcpus.contains_key(tid);
+    let movable = levels.movable().iter().find(|m| ours(&m.tid));
+    let movable = movable.context(
+        "no vCPU is known by QEMU's monitor and the journal: name the VM by `qmp` or `domain`, revert, and apply again",
+    )?;
+    let pid = movable.pid;
+    let contract = movable.contract.priority;
+    let ceiling = range.ceiling.unwrap_or(contract);
+    let config = Config { task_budget: range.budget, ..Config::new(ceiling, range.floor, contract) };
+    let name = of.vm.clone();
+    let monitor = move || -> std::result::Result<Qmp, UrgencyError> {
+        let failed = |why: String| UrgencyError::NoMonitor { vm: name.clone(), why };
+        let qmp = vm.monitor(&Root::default()).map_err(|e| failed(format!("{e:#}")))?;
+        qmp.ok_or_else(|| failed("name it by `qmp`, `domain` or `proxmox`".to_owned()))
+    };
+    let page = find_page(&of.vm, pid, &mut monitor()?)?;
+    Ok(ServedVm::new(&of.vm, pid, config, page, Box::new(monitor))?)
+}

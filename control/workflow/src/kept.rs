@@ -1,0 +1,188 @@
+//! One VM's contract in force, and what takes its new threads in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use rtvirtio_cpu::{
+    Ask, Backend, Level, Probe, Settings, domain_of, has_part, resplit, take_in, with_levels,
+};
+use rtvirtio_kernel::Root;
+use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
+
+use crate::contracts::InForce;
+use crate::error::Result;
+
+/// QEMU names a thread, and reports a vCPU to its monitor, some time after it was started: a thread
+/// of unknown role is looked up again this many times.
+const LOOKUPS: u32 = 10;
+/// How long CPU use is observed before a budget is split by it.
+const OBSERVED: Duration = Duration::from_secs(1);
+
+/// A VM whose contract is kept.
+pub struct Kept {
+    of: InForce,
+    handle: VmHandle,
+    watcher: Watcher,
+    /// New threads without settings, by number and start, and how often they were looked up.
+    pending: BTreeMap<(u32, u64), u32>,
+    /// Threads with their CPU time at the last split, or at the start.
+    split: Vec<Thread>,
+    split_at: Instant,
+    split_every: Duration,
+}
+
+/// What takes new threads into a contract.
+pub struct TakeIn {
+    /// The writes, and what is to be known about them.
+    pub settings: Settings,
+    threads: Vec<Thread>,
+    at: Instant,
+}
+
+impl Kept {
+    /// CPU time counts from here.
+    #[must_use]
+    pub fn start(of: InForce, handle: VmHandle, root: &Root, split_every: Duration) -> Self {
+        Self {
+            of,
+            watcher: Watcher::new(handle.clone()),
+            pending: BTreeMap::new(),
+            split: discover(root, &handle).unwrap_or_default(),
+            split_at: Instant::now(),
+            split_every,
+            handle,
+        }
+    }
+
+    /// The contract.
+    #[must_use]
+    pub fn contract(&self) -> &InForce {
+        &self.of
+    }
+
+    /// Whether a thread of it was there at the last scan.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.watcher.threads().next().is_some()
+    }
+
+    /// Threads whose settings are not written yet.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Gives the VM another place among those of its order. All its threads are taken in anew.
+    pub fn set_level(&mut self, level: Level) {
+        self.of.level = level;
+        let all = self.watcher.threads().map(|t| ((t.tid, t.start), 0));
+        self.pending.extend(all);
+    }
+
+    /// Finds new threads; what takes them in is to be written, and [`Kept::written`] called then.
+    /// `None` where there is nothing to do. `look_up` finds the VM's processes and roles anew.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read. A VM that has ended is no error.
+    pub fn scan(
+        &mut self,
+        root: &Root,
+        probe: &Probe,
+        look_up: &mut dyn FnMut() -> Option<VmHandle>,
+    ) -> Result<Option<TakeIn>> {
+        let now = Instant::now();
+        let changes = self.watcher.poll(root, now)?;
+        for new in &changes.appeared {
+            self.pending.insert((new.thread.tid, new.thread.start), 0);
+        }
+        let is_split = self.of.backend == Backend::Deadline;
+        if self.pending.is_empty() && !(is_split && self.is_due(now)) {
+            return Ok(None);
+        }
+        if !self.pending.is_empty() {
+            // A monitor that is taken, or a VM that is ending, only costs the certainty of the
+            // roles.
+            if let Some(handle) = look_up() {
+                self.handle = handle;
+            }
+        }
+        let threads = match discover(root, &self.handle) {
+            Ok(threads) => threads,
+            Err(e) if e.is_gone() => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        let domain = if is_split { domain_of(root, &threads)? } else { BTreeSet::new() };
+        if is_split && !self.splits(&threads, &domain, now) {
+            let wait = |t: &Thread| self.lacks_part(t, &domain);
+            self.pending = still_pending(&self.pending, &threads, wait);
+            return Ok(None);
+        }
+        let new: Vec<Thread> =
+            threads.iter().filter(|t| self.pending.contains_key(&(t.tid, t.start))).cloned().collect();
+        let since = |t: &Thread| {
+            let old = self.split.iter().find(|o| (o.tid, o.start) == (t.tid, t.start));
+            (t.tid, t.cpu_time.saturating_sub(old.map_or(Duration::ZERO, |o| o.cpu_time)))
+        };
+        let used: Vec<(u32, Duration)> = threads.iter().map(since).collect();
+        let ask = Ask {
+            vm: &self.of.vm,
+            threads: if is_split { &threads } else { &new },
+            contract: self.of.contract,
+            order: self.of.order,
+            level: self.of.level,
+            used: &used,
+        };
+        let mut settings = if is_split {
+            resplit(probe, &domain, &ask)
+        } else {
+            take_in(probe, self.of.backend, self.of.group.as_deref(), &ask)
+        };
+        if let Some(range) = &self.of.urgency {
+            with_levels(&self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
+        }
+        Ok(Some(TakeIn { settings, threads, at: now }))
+    }
+
+    /// What [`Kept::scan`] asked for has been written.
+    pub fn written(&mut self, done: TakeIn) {
+        self.pending = still_pending(&self.pending, &done.threads, |_| false);
+        if self.of.backend == Backend::Deadline {
+            self.split_at = done.at;
+            self.split = done.threads;
+        }
+    }
+
+    /// Whether the budget is split now: at the set times, and for a thread that has no part yet, as
+    /// soon as the others' use has been observed.
+    fn splits(&self, threads: &[Thread], domain: &BTreeSet<u32>, now: Instant) -> bool {
+        let waits = |t: &Thread| self.pending.contains_key(&(t.tid, t.start)) && self.lacks_part(t, domain);
+        self.is_due(now) || (now >= self.split_at + OBSERVED && threads.iter().any(waits))
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        now >= self.split_at + self.split_every
+    }
+
+    fn lacks_part(&self, t: &Thread, domain: &BTreeSet<u32>) -> bool {
+        self.of.backend == Backend::Deadline && t.reservation.is_none() && has_part(t, self.of.order, domain)
+    }
+}
+
+/// New threads to look up again: those of unknown role, a limited number of times, and those
+/// that `wait`.
+fn still_pending(
+    pending: &BTreeMap<(u32, u64), u32>,
+    threads: &[Thread],
+    wait: impl Fn(&Thread) -> bool,
+) -> BTreeMap<(u32, u64), u32> {
+    let mut again = BTreeMap::new();
+    for t in threads {
+        let key = (t.tid, t.start);
+        let Some(lookups) = pending.get(&key).map(|lookups| lookups + 1) else { continue };
+        if (t.role == Role::Other && lookups < LOOKUPS) || wait(t) {
+            again.insert(key, lookups);
+        }
+    }
+    again
+}

@@ -1,0 +1,307 @@
+//! Settings that a service keeps: one journal for each VM, so that a cut, a conflict or the end of
+//! one VM concerns no other. What several VMs need together, as room for their budgets in the
+//! groups above theirs, has a journal of its own.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::{
+    Amended, Applied, ApplyError, JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Silent, Status, Write,
+};
+use rtvirtio_cpu::Probe;
+use rtvirtio_kernel::{ProcessId, Root};
+use serde::{Deserialize, Serialize};
+
+use crate::contracts::{InForce, room_for};
+use crate::dirs::{Dirs, is_there, write_state};
+use crate::error::{Context as _, Error, Kind, Result, bail};
+use crate::guests::GuestAgents;
+use crate::progress::Progress;
+use crate::renew::renew;
+use crate::started;
+
+/// The directory of all scopes, in the state directory.
+const SCOPES: &str = "contracts";
+/// Directory of a VM's scope: this and its name.
+const VM: &str = "vm-";
+/// The scope of what VMs need together.
+const SHARED: &str = "shared";
+/// What is in force for a VM, next to its journal; it means nothing without one.
+const IN_FORCE_FILE: &str = "contract.json";
+
+/// What is in force for one VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmInForce {
+    /// The VM.
+    pub vm: String,
+    /// Identifies the contract that is carried out.
+    pub contract: String,
+    /// The start of the VM that it belongs to.
+    pub processes: Vec<ProcessId>,
+    /// Its CPU contract, if it has one.
+    pub cpu: Option<InForce>,
+    /// Why it was put in force.
+    pub reason: String,
+    /// When: RFC 3339.
+    pub since: String,
+}
+
+/// The scopes' directory; it need not exist.
+#[must_use]
+pub fn dir(dirs: &Dirs) -> PathBuf {
+    dirs.state.join(SCOPES)
+}
+
+fn vm_dir(dirs: &Dirs, vm: &str) -> PathBuf {
+    dir(dirs).join(format!("{VM}{vm}"))
+}
+
+/// The VMs for which a journal is there, sorted.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn vms(dirs: &Dirs) -> Result<Vec<String>> {
+    let dir = dir(dirs);
+    if !is_there(&dir)? {
+        return Ok(Vec::new());
+    }
+    let mut vms = Vec::new();
+    for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+        let entry = entry.with_context(|| dir.display().to_string())?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(vm) = name.strip_prefix(VM) {
+            if is_there(&entry.path().join(JOURNAL_FILE))? {
+                vms.push(vm.to_owned());
+            }
+        }
+    }
+    vms.sort();
+    Ok(vms)
+}
+
+/// What is in force for a VM; `None` without a journal.
+///
+/// # Errors
+/// When the file beside the journal is damaged, or missing.
+pub fn in_force(dirs: &Dirs, vm: &str) -> Result<Option<VmInForce>> {
+    let dir = vm_dir(dirs, vm);
+    if !is_there(&dir.join(JOURNAL_FILE))? {
+        return Ok(None);
+    }
+    let path = dir.join(IN_FORCE_FILE);
+    let text = std::fs::read(&path).with_context(|| path.display().to_string())?;
+    let found = serde_json::from_slice(&text)
+        .map_err(|e| Error::from_source(Kind::File, e))
+        .with_context(|| format!("{} is damaged: it is put back, and applied again", path.display()))?;
+    Ok(Some(found))
+}
+
+/// A VM's journal held against the machine; `None` when nothing is in force for it.
+///
+/// # Errors
+/// When the journal cannot be read as one.
+pub fn status(dirs: &Dirs, vm: &str, machine: &Machine<'_>) -> Result<Option<Status>> {
+    Ok(rtvirtio_apply::status(&vm_dir(dirs, vm), machine)?)
+}
+
+/// The right to change scopes: no other rtvirtio changes anything meanwhile.
+pub struct Scopes<'a> {
+    dirs: &'a Dirs,
+    /// Of the state directory, with what `rtvirtio apply` has put in force.
+    session: Session,
+}
+
+/// What is to be put in force for one VM.
+pub struct NewContract {
+    /// What is saved with it.
+    pub in_force: VmInForce,
+    /// What is written, in order.
+    pub writes: Vec<Write>,
+}
+
+impl<'a> Scopes<'a> {
+    /// Takes the lock of the state directory.
+    ///
+    /// # Errors
+    /// [`Kind::InForce`] while another rtvirtio holds it: try again.
+    pub fn lock(dirs: &'a Dirs) -> Result<Self> {
+        Ok(Self { session: Session::open(&dirs.state)?, dirs })
+    }
+
+    /// Puts a contract in force.
+    ///
+    /// # Errors
+    /// [`Kind::InForce`] when `rtvirtio apply` has settings for the VM, or the scope has a journal;
+    /// as [`Session::apply`], after everything was put back.
+    pub fn apply(&self, new: &NewContract) -> Result<Applied> {
+        let vm = &new.in_force.vm;
+        if started::applied_vms(&self.dirs.state)?.contains(vm) {
+            bail!(InForce, "`rtvirtio apply` has put settings of {vm} in force: `rtvirtio revert` first");
+        }
+        let dir = vm_dir(self.dirs, vm);
+        let session = Session::open(&dir)?;
+        if session.in_force()? {
+            return Err(ApplyError::InForce { path: dir.join(JOURNAL_FILE) }.into());
+        }
+        write_state(&dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&new.in_force)?)?;
+        let root = Root::default();
+        Ok(session.apply(&new.writes, &Machine::new(&root, &GuestAgents), &mut Silent)?)
+    }
+
+    /// Adds to what is in force for a VM, or changes it. `saved` takes the place of what is saved
+    /// with it.
+    ///
+    /// # Errors
+    /// As [`Session::amend`].
+    pub fn amend(&self, vm: &str, writes: &[Write], saved: Option<&VmInForce>) -> Result<Amended> {
+        let dir = vm_dir(self.dirs, vm);
+        let root = Root::default();
+        let amended = Session::open(&dir)?.amend(writes, &Machine::new(&root, &GuestAgents), &mut Silent)?;
+        if let Some(saved) = saved {
+            write_state(&dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(saved)?)?;
+        }
+        Ok(amended)
+    }
+
+    /// Gives settings of a VM that another program has changed our value again; `paths` are their
+    /// files.
+    ///
+    /// # Errors
+    /// As [`Session::restore`].
+    pub fn restore(&self, vm: &str, paths: &[String]) -> Result<Amended> {
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        Ok(Session::open(vm_dir(self.dirs, vm))?.restore(&chosen, &Machine::new(&root, &GuestAgents))?)
+    }
+
+    /// Leaves settings of a VM to another program that has changed them.
+    ///
+    /// # Errors
+    /// As [`Session::release`].
+    pub fn release(&self, vm: &str, paths: &[String]) -> Result<Vec<String>> {
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        Ok(Session::open(vm_dir(self.dirs, vm))?.release(&chosen, &Machine::new(&root, &GuestAgents))?)
+    }
+
+    /// Puts back what is in force for a VM; `None` when nothing is.
+    ///
+    /// # Errors
+    /// When the journal cannot be used. The result names settings that remain.
+    pub fn put_back(&self, vm: &str, on_conflict: OnConflict) -> Result<Option<Reverted>> {
+        put_back(&vm_dir(self.dirs, vm), on_conflict)
+    }
+
+    /// Makes the groups above those of managed VMs as large as these contracts need together. With
+    /// none they are put back.
+    ///
+    /// # Errors
+    /// As [`Session::apply`] and [`Session::amend`].
+    pub fn make_room(&self, probe: &Probe, contracts: &[InForce]) -> Result<()> {
+        let dir = dir(self.dirs).join(SHARED);
+        let root = Root::default();
+        let machine = Machine::new(&root, &GuestAgents);
+        let managed = || contracts.iter().filter_map(|c| Some((c.backend, c.group.clone()?, c.contract)));
+        if managed().next().is_none() {
+            put_back(&dir, OnConflict::Accept)?;
+            return Ok(());
+        }
+        let status = rtvirtio_apply::status(&dir, &machine)?;
+        let whole = status.as_ref().is_some_and(|s| s.complete && !s.reverting && !s.rebooted);
+        if status.is_some() && !whole {
+            put_back(&dir, OnConflict::Accept)?;
+        }
+        let known = status.filter(|_| whole);
+        let before = |path: &Path| {
+            let path = path.display().to_string();
+            known.as_ref()?.knobs.iter().find(|k| k.path == path)?.old.as_ref()?.parse().ok()
+        };
+        let writes = room_for(&root, probe, managed(), &before)?;
+        let session = Session::open(&dir)?;
+        if known.is_some() {
+            session.amend(&writes, &machine, &mut Silent)?;
+        } else if !writes.is_empty() {
+            session.apply(&writes, &machine, &mut Silent)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Scopes::restore`], of what `rtvirtio apply` has put in force.
+    ///
+    /// # Errors
+    /// As [`Session::restore`].
+    pub fn restore_applied(&self, paths: &[String]) -> Result<Amended> {
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        Ok(self.session.restore(&chosen, &Machine::new(&root, &GuestAgents))?)
+    }
+
+    /// As [`Scopes::release`], of what `rtvirtio apply` has put in force.
+    ///
+    /// # Errors
+    /// As [`Session::release`].
+    pub fn release_applied(&self, paths: &[String]) -> Result<Vec<String>> {
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        Ok(self.session.release(&chosen, &Machine::new(&root, &GuestAgents))?)
+    }
+
+    /// Gives a VM that was started again the weights and limits of the plan in force.
+    ///
+    /// # Errors
+    /// As [`renew()`](crate::renew::renew).
+    pub fn renew(&self, vm: &str, progress: &dyn Progress) -> Result<Amended> {
+        renew(&self.session, vm, self.dirs, progress)
+    }
+
+    /// Puts everything back, VM by VM; returns what became of each.
+    ///
+    /// # Errors
+    /// When a journal cannot be used.
+    pub fn put_all_back(&self, on_conflict: OnConflict) -> Result<Vec<(String, Reverted)>> {
+        let mut all = Vec::new();
+        for vm in vms(self.dirs)? {
+            if let Some(reverted) = self.put_back(&vm, on_conflict)? {
+                all.push((vm, reverted));
+            }
+        }
+        if let Some(shared) = put_back(&dir(self.dirs).join(SHARED), on_conflict)? {
+            all.push((SHARED.to_owned(), shared));
+        }
+        Ok(all)
+    }
+}
+
+fn is_chosen(paths: &[String], _: &str, path: &str) -> bool {
+    paths.iter().any(|chosen| chosen == path)
+}
+
+fn put_back(dir: &Path, on_conflict: OnConflict) -> Result<Option<Reverted>> {
+    if !is_there(&dir.join(JOURNAL_FILE))? {
+        return Ok(None);
+    }
+    let root = Root::default();
+    Ok(Session::open(dir)?.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?)
+}
+
+/// Whether a scope has a journal.
+///
+/// # Errors
+/// When that is unknown.
+pub fn any_in_force(dirs: &Dirs) -> Result<bool> {
+    Ok(!vms(dirs)?.is_empty() || is_there(&dir(dirs).join(SHARED).join(JOURNAL_FILE))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_directory_nothing_is_in_force() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        assert_eq!(vms(&dirs).unwrap(), Vec::<String>::new());
+        assert_eq!(in_force(&dirs, "plc").unwrap(), None);
+        assert!(!any_in_force(&dirs).unwrap());
+        std::fs::create_dir_all(vm_dir(&dirs, "plc")).unwrap();
+        assert!(!any_in_force(&dirs).unwrap(), "a directory without a journal");
+        std::fs::write(vm_dir(&dirs, "plc").join(JOURNAL_FILE), "{}").unwrap();
+        assert_eq!(vms(&dirs).unwrap(), ["plc"]);
+        assert!(in_force(&dirs, "plc").is_err(), "a journal without its file is not the same as none");
+    }
+}

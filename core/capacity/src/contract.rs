@@ -1,0 +1,74 @@
+//! What one VM is promised, wherever it runs.
+
+use rtvirtio_spec::{CpuNeed, HostSpec, Vm};
+use rtvirtio_units::Ratio;
+use serde::Serialize;
+
+/// The contract of one VM.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contract {
+    /// The VM's name.
+    pub vm: String,
+    /// Its tasks by disk, for each device of its spec on which it has some.
+    pub disks: Vec<OnDisk>,
+    /// Its share of each CPU; `None` without a CPU contract.
+    pub cpu: Option<Ratio>,
+}
+
+/// The part of a contract on one disk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnDisk {
+    /// The device's name in the spec; `None` for the only one.
+    pub device: Option<String>,
+    /// The VM with its tasks there.
+    pub vm: Vm,
+}
+
+/// A task whose target no admission covers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unpromised {
+    /// The VM.
+    pub vm: String,
+    /// The task.
+    pub task: String,
+}
+
+impl Contract {
+    /// The contracts of all VMs of a spec. `budget` finds the share of each CPU for a VM that
+    /// declares requests and a deadline instead of a budget, which takes a CPU profile.
+    ///
+    /// # Errors
+    /// Those of `budget`.
+    pub fn all_of<E>(
+        host: &HostSpec,
+        mut budget: impl FnMut(&Vm) -> Result<Ratio, E>,
+    ) -> Result<Vec<Self>, E> {
+        let on_disks = |name: &str| {
+            let parts = host.parts().iter();
+            let here = parts.filter_map(|p| Some((p.name.clone(), p.spec.vm(name)?.clone())));
+            here.map(|(device, vm)| OnDisk { device, vm }).collect()
+        };
+        host.vms()
+            .iter()
+            .map(|vm| {
+                let cpu = match vm.cpu.need {
+                    None => None,
+                    Some(CpuNeed::Contract { budget, period }) => {
+                        Some(Ratio(budget.0 as f64 / period.0.max(1) as f64))
+                    }
+                    Some(CpuNeed::Demand { .. }) => Some(budget(vm)?),
+                };
+                Ok(Self { vm: vm.name.clone(), disks: on_disks(&vm.name), cpu })
+            })
+            .collect()
+    }
+
+    /// Its tasks with targets that are promised nothing: no schedule bounds a flush, which takes as
+    /// long as the drive needs for what all VMs have in its cache.
+    #[must_use]
+    pub fn unpromised(&self) -> Vec<Unpromised> {
+        let tasks = self.disks.iter().flat_map(|d| &d.vm.tasks);
+        let synced = tasks.filter(|t| t.sync.is_some() && !t.targets.is_empty());
+        synced.map(|t| Unpromised { vm: self.vm.clone(), task: t.name.clone() }).collect()
+    }
+}

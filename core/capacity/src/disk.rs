@@ -1,0 +1,99 @@
+//! One device under one shape: what it can promise, and what a reservation takes of it.
+
+use rtvirtio_sched::bound::{self, EdfRoom, Flow, Refusal};
+use rtvirtio_spec::Vm;
+use rtvirtio_units::Nanos;
+
+use crate::{DeviceModel, Options, Reserve, Shape, reserve, tightest};
+
+/// A device under one shape.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiskCapacity {
+    /// The shape.
+    pub shape: Shape,
+    device: DeviceModel,
+    bound: bound::Device,
+    /// Device time of the largest piece of any VM, ns.
+    piece: f64,
+    room: EdfRoom,
+    options: Options,
+}
+
+/// The guest's own part takes the whole target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoTimeLeft {
+    /// The target.
+    pub target: Nanos,
+    /// The guest's part.
+    pub guest: Nanos,
+}
+
+impl DiskCapacity {
+    /// A device with this shape.
+    #[must_use]
+    pub fn new(device: &DeviceModel, options: &Options, shape: Shape) -> Self {
+        let device = shape.device(device);
+        let bound = device.with_window(shape.window);
+        let piece = device.max_piece_cost(shape.quantum);
+        Self { shape, room: bound.edf_room(piece), bound, piece, device, options: options.clone() }
+    }
+
+    /// What a VM's targets need; `None` for a VM that can be promised nothing here, which needs
+    /// nothing.
+    ///
+    /// # Errors
+    /// When the guest's own part leaves no time for the device.
+    pub fn reserve(&self, vm: &Vm) -> Result<Option<Reserve>, NoTimeLeft> {
+        let Some(target) = tightest(vm) else { return Ok(None) };
+        let guest = self.options.guest;
+        match target.0.checked_sub(guest.0).filter(|left| *left > 0) {
+            Some(left) => Ok(Some(reserve(vm, &self.device, &self.options, self.shape, Nanos(left)))),
+            None => Err(NoTimeLeft { target, guest }),
+        }
+    }
+
+    /// The room for reservations.
+    #[must_use]
+    pub fn room(&self) -> EdfRoom {
+        self.room
+    }
+
+    /// The part of the device that a reservation takes: contracts whose parts sum to 1 at most are
+    /// admitted together. `None` for one that is refused even alone.
+    ///
+    /// With the room `A(t) = k t - L`, which is a line, admission asks that at each deadline t the
+    /// demands `b_j + r_j (t - D_j)` of those with `D_j <= t` sum to `A(t)` at most, and the rates
+    /// to k. Take `w_j = max(b_j / A(D_j), r_j / k)`. Then
+    ///
+    /// ```text
+    /// b_j + r_j (t - D_j)  <=  w_j A(D_j) + w_j k (t - D_j)  =  w_j A(t),
+    /// ```
+    ///
+    /// so the demands sum to no more than `A(t)` times the sum of the parts. No smaller number has
+    /// that property for every set: at `t = D_j` and for t without end, w_j is what the reservation
+    /// takes of the room.
+    #[must_use]
+    pub fn part(&self, r: &Reserve) -> Option<f64> {
+        let room = self.room.at(r.deadline.0 as f64);
+        let part = (r.burst.0 as f64 / room).max(r.share.0 / self.room.speed);
+        (room > 0.0 && part.is_finite() && part <= 1.0).then_some(part)
+    }
+
+    /// The scheduler's own admission of these reservations together.
+    ///
+    /// # Errors
+    /// The first that is refused, by its position.
+    pub fn admit(&self, all: &[Reserve]) -> Result<(), Refusal> {
+        let flow = |(vm, r): (usize, &Reserve)| Flow {
+            vm,
+            rate: r.share.0,
+            burst: r.burst.0 as f64,
+            piece: self.piece,
+            outstanding: None,
+            deadline: Some(r.deadline),
+            weight: 100,
+        };
+        let flows: Vec<Flow> = all.iter().enumerate().map(flow).collect();
+        bound::admit(&self.bound, &flows)
+    }
+}

@@ -1,0 +1,104 @@
+//! The reservations on one device, ready for the exact test of one more.
+
+use crate::{DiskCapacity, Reserve};
+
+/// Slack that rounding may eat, ns: the test never admits what [`DiskCapacity::admit`] refuses.
+const MARGIN: f64 = 1e-3;
+
+/// The reservations of one device, by deadline.
+///
+/// The test of a candidate takes one pass: [`DiskCapacity::admit`] computes every bound, and is
+/// cubic in the reservations.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ledger {
+    all: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Entry {
+    deadline: f64,
+    burst: f64,
+    rate: f64,
+}
+
+impl From<&Reserve> for Entry {
+    fn from(r: &Reserve) -> Self {
+        Self { deadline: r.deadline.0 as f64, burst: r.burst.0 as f64, rate: r.share.0 }
+    }
+}
+
+/// Demand as a line in t: `base + rate t`.
+#[derive(Clone, Copy, Default)]
+struct Demand {
+    base: f64,
+    rate: f64,
+}
+
+impl Demand {
+    fn add(&mut self, e: &Entry) {
+        self.base += e.burst - e.rate * e.deadline;
+        self.rate += e.rate;
+    }
+
+    fn at(self, t: f64) -> f64 {
+        self.base + self.rate * t
+    }
+}
+
+impl Ledger {
+    /// Whether the reservation fits beside those that are there.
+    #[must_use]
+    pub fn fits(&self, disk: &DiskCapacity, r: &Reserve) -> bool {
+        let room = disk.room();
+        let new = Entry::from(r);
+        let mut demand = Demand::default();
+        let mut earlier = true;
+        for e in &self.all {
+            if earlier && new.deadline < e.deadline {
+                earlier = false;
+                demand.add(&new);
+                if demand.at(new.deadline) > room.at(new.deadline) - MARGIN {
+                    return false;
+                }
+            }
+            demand.add(e);
+            // Deadlines before the new one lose nothing.
+            if !earlier && demand.at(e.deadline) > room.at(e.deadline) - MARGIN {
+                return false;
+            }
+        }
+        if earlier {
+            demand.add(&new);
+            if demand.at(new.deadline) > room.at(new.deadline) - MARGIN {
+                return false;
+            }
+        }
+        demand.rate <= room.speed
+    }
+
+    /// Adds a reservation.
+    pub fn insert(&mut self, r: &Reserve) {
+        let new = Entry::from(r);
+        let at = self.all.partition_point(|e| e.deadline <= new.deadline);
+        self.all.insert(at, new);
+    }
+
+    /// Removes one that was added; `false` where there is none.
+    pub fn remove(&mut self, r: &Reserve) -> bool {
+        let of = Entry::from(r);
+        let at = self.all.iter().position(|e| *e == of);
+        at.map(|at| self.all.remove(at)).is_some()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}

@@ -1,0 +1,33 @@
+//! Whether a contract fits a host beside those in force: [`admit`], one pure function of the host's
+//! measured devices, the contracts and a candidate.
+//!
+//! A *contract* is what one VM is promised: the I/O domain's reservation for its targets on each
+//! disk ([`reserve()`]), and a share of each CPU. The disk's test is the scheduler's own admission
+//! (`rtvirtio_sched::bound`); so the answer is about disks that the I/O domain serves, and about
+//! CPU contracts. The kernel's knobs (weights, elevators) promise nothing that could be admitted;
+//! what they bring is the planner's to predict.
+//!
+//! Cluster engines know capacity as integers that they add up. [`Scalars`] are such integers, per
+//! disk and for the CPU, with one property: contracts whose sum is within the limits are admitted.
+//! The reverse does not hold; [`Ledger`] makes the exact test, in time that grows with the
+//! contracts of one host.
+//!
+//! A spec knows no networks yet, so there is no scalar for them.
+
+mod contract;
+mod cpu;
+mod device;
+mod disk;
+mod ledger;
+mod node;
+mod reserve;
+mod scalar;
+
+pub use contract::{Contract, OnDisk, Unpromised};
+pub use cpu::{ROUNDING, fits};
+pub use device::{DeviceError, DeviceModel};
+pub use disk::DiskCapacity;
+pub use ledger::Ledger;
+pub use node::{Admission, Disk, Node, Refused, admit};
+pub use reserve::{Options, Reserve, Shape, has_closed_loop_target, promised, reserve, tightest};
+pub use scalar::{Permille, Scalars, WHOLE};

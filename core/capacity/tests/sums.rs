@@ -1,0 +1,148 @@
+//! Sums of integers never admit what the full admission refuses, and the ledger answers as it.
+
+use proptest::prelude::*;
+use rtvirtio_capacity::{
+    Contract, DeviceModel, Disk, DiskCapacity, Ledger, Node, OnDisk, Options, Reserve, Scalars, Shape, admit,
+};
+use rtvirtio_spec::{
+    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, TWIN_PROFILES, Target, Task, Vm, VmCpu,
+};
+use rtvirtio_twin::TwinProfile;
+use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
+
+fn device(twin: usize, stall_ms: u64) -> DeviceModel {
+    let name = TWIN_PROFILES[twin % TWIN_PROFILES.len()];
+    let mut device = DeviceModel::declared(name, &TwinProfile::load(name).unwrap(), Bytes(1 << 30));
+    device.latency = Nanos::from_millis(stall_ms);
+    device
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    op: Op,
+    kib: u64,
+    rate: Option<f64>,
+    depth: u32,
+    target_us: u64,
+    cpu: f64,
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    let op = prop_oneof![Just(Op::Read), Just(Op::Write), Just(Op::Mixed { write_share: Ratio(0.3) })];
+    let rate = prop_oneof![3 => (1.0..1_500.0).prop_map(Some), 1 => Just(None)];
+    (op, 1u64..=64, rate, 1u32..8, 2_000u64..400_000, 0.0..0.4)
+        .prop_map(|(op, kib, rate, depth, target_us, cpu)| Asked { op, kib, rate, depth, target_us, cpu })
+}
+
+fn contract(i: usize, a: &Asked) -> Contract {
+    let task = Task {
+        name: "t".to_owned(),
+        op: a.op,
+        block: Bytes::from_kib(a.kib),
+        mix: Vec::new(),
+        pattern: Pattern::Random,
+        rate: a.rate.map(Iops),
+        depth: a.depth,
+        arrival: Arrival::Closed,
+        burst: None,
+        sync: None,
+        targets: vec![Target { percentile: Percentile::P9999, latency: Nanos::from_micros(a.target_us) }],
+    };
+    let name = format!("vm{i}");
+    let vm = Vm {
+        name: name.clone(),
+        reach: Reach::Lab(LabKind::Process),
+        cpu: VmCpu::default(),
+        kernel: Kernel::Standard,
+        criticality: Criticality::default(),
+        tasks: vec![task],
+    };
+    Contract { vm: name, disks: vec![OnDisk { device: None, vm }], cpu: Some(Ratio(a.cpu)) }
+}
+
+/// The contracts that sums let in one after the other, and the sum.
+fn by_sums<'c>(node: &Node, contracts: &'c [Contract]) -> (Vec<&'c Contract>, Scalars) {
+    let (mut placed, mut sum) = (Vec::new(), Scalars::none(1));
+    for c in contracts {
+        let mut with = sum.clone();
+        with.add(&node.scalars(c));
+        if with.fit() {
+            sum = with;
+            placed.push(c);
+        }
+    }
+    (placed, sum)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_sum_within_the_limits_is_admitted(
+        twin in 0usize..4,
+        stall_ms in 0u64..20,
+        many in prop::collection::vec(asked(), 1..40),
+        cpu in 0.1..1.0f64,
+    ) {
+        let device = device(twin, stall_ms);
+        let contracts: Vec<Contract> = many.iter().enumerate().map(|(i, a)| contract(i, a)).collect();
+        let mut disk = Disk::new(None, &device, &Options::default());
+        let on: Vec<&OnDisk> = contracts.iter().flat_map(|c| &c.disks).collect();
+        disk.choose(&on);
+        let node = Node { disks: vec![disk], cpu: Ratio(cpu) };
+        let (placed, _) = by_sums(&node, &contracts);
+        // Every prefix, so that each was admitted beside those before it.
+        for n in 1..=placed.len() {
+            let (candidate, in_force) = placed[..n].split_last().unwrap();
+            let answer = admit(&node, in_force, candidate);
+            prop_assert!(answer.is_admitted(), "{:?}", answer);
+            prop_assert!(answer.fits_by_sum());
+        }
+    }
+
+    #[test]
+    fn the_ledger_answers_as_the_schedulers_admission(
+        twin in 0usize..4,
+        stall_ms in 0u64..10,
+        shape in 0usize..18,
+        many in prop::collection::vec(asked(), 1..30),
+    ) {
+        let device = device(twin, stall_ms);
+        let shapes = Shape::all(&device, &Options::default());
+        let disk = DiskCapacity::new(&device, &Options::default(), shapes[shape % shapes.len()]);
+        let mut ledger = Ledger::default();
+        let mut placed: Vec<Reserve> = Vec::new();
+        for (i, a) in many.iter().enumerate() {
+            let r = disk.reserve(&contract(i, a).disks[0].vm).unwrap().unwrap();
+            let mut with = placed.clone();
+            with.push(r);
+            let admitted = disk.admit(&with).is_ok();
+            let fits = ledger.fits(&disk, &r);
+            // Equal but for what rounding may eat.
+            prop_assert!(!fits || admitted);
+            if admitted != fits {
+                let later = Reserve { deadline: Nanos(r.deadline.0 + 2), ..r };
+                prop_assert!(ledger.fits(&disk, &later) || !placed.is_empty());
+            }
+            if fits {
+                ledger.insert(&r);
+                placed = with;
+            }
+        }
+        prop_assert_eq!(ledger.len(), placed.len());
+        for r in &placed {
+            prop_assert!(ledger.remove(r));
+        }
+        prop_assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn one_that_sums_never_admit_is_refused_alone(twin in 0usize..4, a in asked()) {
+        let device = device(twin, 1);
+        for shape in Shape::all(&device, &Options::default()) {
+            let disk = DiskCapacity::new(&device, &Options::default(), shape);
+            let r = disk.reserve(&contract(0, &a).disks[0].vm).unwrap().unwrap();
+            prop_assert_eq!(disk.part(&r).is_some(), disk.admit(&[r]).is_ok());
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! `[vm.urgency]`: the range in which a VM's guest may move its vCPUs.
+
+use rtvirtio_units::Nanos;
+use toml::de::DeValue;
+
+use crate::error::Report;
+use crate::field::{Field, Section, kind};
+use crate::source::printable;
+use crate::types::Urgency;
+
+/// Priorities: a vCPU under `priorities = "rt"` has 97.
+const HIGHEST: u32 = 97;
+/// A budget holds for each second.
+const BUDGETS: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(1000)];
+const DEFAULT_BUDGET: Nanos = Nanos::from_millis(500);
+
+const KEYS: &[&str] = &["ceiling", "floor", "budget"];
+const ALIASES: &[(&str, &str)] = &[
+    ("max", "ceiling"),
+    ("p_max", "ceiling"),
+    ("maxprio", "ceiling"),
+    ("min", "floor"),
+    ("boost", "budget"),
+    ("boost_budget", "budget"),
+    ("priority", "ceiling"),
+    ("period", "budget, which is that of each second"),
+];
+const EXAMPLE: &str = "write [vm.urgency] with floor = 0, or urgency = {} for all defaults";
+
+/// Reads the table; `Some(None)` without one, `None` when something was reported.
+pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Option<Urgency>> {
+    let (place, value) = match vm.get("urgency") {
+        None => return vm.absent("urgency").optional(),
+        Some(found) => found,
+    };
+    let DeValue::Table(table) = value else {
+        report.add(place.value, format!("`urgency` must be a table, not {}", kind(value)), EXAMPLE);
+        return None;
+    };
+    if vm.place("cpu").is_none() && !vm.meant("cpu") {
+        report.add(
+            place.key,
+            "`urgency` without `cpu`: what a guest calls urgent is held by its VM's budget",
+            "add cpu = { budget = \"4ms\", period = \"20ms\" }",
+        );
+        return None;
+    }
+    if vm.get("lab").is_some_and(|(_, lab)| lab.as_str() == Some("process")) {
+        let message = "`urgency` is for a machine with vCPUs, and a process has none";
+        report.add(place.key, message, "remove this table, or write lab = \"qemu\"");
+        return None;
+    }
+    let section = Section::open(report, "[vm.urgency]", table, place.value, KEYS, ALIASES);
+    let ceiling = section.integer(report, "ceiling", 1, HIGHEST).optional();
+    let floor = section.integer(report, "floor", 0, HIGHEST - 1).or(0);
+    let budget = section.quantity::<Nanos>(report, "budget").and_then(|(time, text)| {
+        if (BUDGETS[0]..=BUDGETS[1]).contains(&time) {
+            return Field::Given(time);
+        }
+        let message = format!("`budget` is {}, out of its range", printable(text, 60));
+        let help = format!("write a time of each second, from {} to {}", BUDGETS[0], BUDGETS[1]);
+        report.add(section.value_span("budget"), message, help);
+        Field::Bad
+    });
+    let (ceiling, floor, budget) = (ceiling?, floor?, budget.or(DEFAULT_BUDGET)?);
+    if let Some(ceiling) = ceiling.filter(|ceiling| floor >= *ceiling) {
+        report.add(
+            section.value_span(if section.place("floor").is_some() { "floor" } else { "ceiling" }),
+            format!("the floor {floor} is not below the ceiling {ceiling}"),
+            "floor = 0 makes ordinary threads of vCPUs that run nothing urgent",
+        );
+        return None;
+    }
+    // Unknown keys were reported.
+    let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
+    known.then_some(Some(Urgency { ceiling, floor, budget }))
+}

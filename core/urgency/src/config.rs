@@ -1,0 +1,51 @@
+//! What a VM may use.
+
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+/// What the vCPUs of one VM may use. Priorities are real-time priorities of the host; 0 means an
+/// ordinary thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    /// Highest priority: the paper's p_max.
+    pub ceiling: u32,
+    /// Priority while nothing urgent runs, below the ceiling.
+    pub floor: u32,
+    /// Priority by the VM's contract, used while the guest reports nothing.
+    pub contract: u32,
+    /// CPU time in each `period` above the floor for urgent tasks, and for a vCPU that claims to
+    /// be blocked.
+    pub task_budget: Nanos,
+    /// CPU time in each `period` above the floor for interrupts and critical sections.
+    pub critical_budget: Nanos,
+    /// When both budgets are full again; counted from the start.
+    pub period: Nanos,
+    /// From one change of a vCPU's priority to a demotion at least.
+    pub dwell: Nanos,
+    /// A guest without a sign of life for so long reports nothing any more.
+    pub silence: Nanos,
+    /// How long before an announced timer the vCPU is raised.
+    pub lead: Nanos,
+    /// How long after it the vCPU stays raised where nothing urgent is reported.
+    pub hold: Nanos,
+}
+
+impl Config {
+    /// With default budgets and times. The budgets are those of ChromeOS for the same purpose (3 ms
+    /// for a critical section, 500 ms for a task), here in each second.
+    #[must_use]
+    pub const fn new(ceiling: u32, floor: u32, contract: u32) -> Self {
+        Self {
+            ceiling,
+            floor,
+            contract,
+            task_budget: Nanos::from_millis(500),
+            critical_budget: Nanos::from_millis(3),
+            period: Nanos::from_millis(1000),
+            dwell: Nanos::from_micros(25),
+            silence: Nanos::from_millis(1000),
+            lead: Nanos::from_micros(50),
+            hold: Nanos::from_micros(1000),
+        }
+    }
+}

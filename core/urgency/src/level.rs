@@ -1,0 +1,69 @@
+//! Policies and priorities, the guest's and the host's.
+
+use serde::{Deserialize, Serialize};
+
+/// A scheduling policy that a guest reports. The paper's section 5.1 has these three.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestPolicy {
+    /// Ordinary work.
+    #[default]
+    Other,
+    /// Real-time, until it blocks.
+    Fifo,
+    /// Real-time, in turns with its equals.
+    Rr,
+}
+
+impl GuestPolicy {
+    /// From Linux's number (`include/uapi/linux/sched.h`); `None` for any other.
+    #[must_use]
+    pub fn of_number(number: u32) -> Option<Self> {
+        [Self::Other, Self::Fifo, Self::Rr].into_iter().find(|p| p.number() == number)
+    }
+
+    /// Linux's number.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Other => 0,
+            Self::Fifo => 1,
+            Self::Rr => 2,
+        }
+    }
+}
+
+/// Where a vCPU's thread stands on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Level {
+    /// Real-time priority 1 to 99; 0 for an ordinary thread.
+    pub priority: u32,
+    /// Whether it takes turns with its equals (`SCHED_RR`); false for an ordinary thread.
+    pub round_robin: bool,
+}
+
+impl Level {
+    /// An ordinary thread.
+    pub const ORDINARY: Self = Self { priority: 0, round_robin: false };
+
+    /// `SCHED_FIFO` of this priority; ordinary for 0.
+    #[must_use]
+    pub const fn fifo(priority: u32) -> Self {
+        Self { priority, round_robin: false }
+    }
+
+    /// The level for a guest's policy and priority, where `p_max` is the VM's ceiling:
+    /// `p = floor(p_guest * p_max / 99)` (the paper's section 5.1), `p_guest` confined to 99. A
+    /// real-time task stands at 1 at least: there is no real-time priority 0, and as ordinary work
+    /// it would not be urgent at all under a low ceiling. `u64` holds the product of two `u32`.
+    #[must_use]
+    pub fn of_guest(policy: GuestPolicy, p_guest: u32, p_max: u32) -> Self {
+        if policy == GuestPolicy::Other {
+            return Self::ORDINARY;
+        }
+        let mapped = u64::from(p_guest.min(99)) * u64::from(p_max) / 99;
+        // No more than `p_max`, which is 32 bits.
+        let priority = u32::try_from(mapped).unwrap_or(p_max).max(1).min(p_max);
+        Self { priority, round_robin: policy == GuestPolicy::Rr && priority > 0 }
+    }
+}

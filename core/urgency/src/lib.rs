@@ -1,0 +1,31 @@
+//! How urgent each vCPU is: the page on which a guest says it, and the priority that follows.
+//!
+//! The execution model is that of paravirtual scheduling in J. Kiszka, "Towards Linux as a
+//! Real-Time Hypervisor" (RTLWS 2009), section 5.1: a guest reports policy and priority of what
+//! each vCPU runs, the host maps them into the range that the VM may use, and a pending or handled
+//! interrupt raises the vCPU to the upper end of that range. Three things differ. Reports are
+//! written to shared memory, so they cost the guest no exit. A vCPU that is blocked stands at its
+//! ceiling, so an interrupt finds it high without a call; only demotion is an act of the host, at a
+//! limited rate. And each boost is charged with the CPU time that it takes, so a guest that lies
+//! uses up its own budget.
+//!
+//! [`Vcpu`] is that as a state machine with the clock as an argument. [`page`] is the memory that
+//! host and guest share ([`docs/reference/urgency-page.md`]). [`Doorbell`] bounds what a guest's
+//! notices cost the host, [`GuestClock`] finds the host's time for a moment of the guest's clock.
+//!
+//! [`docs/reference/urgency-page.md`]: https://github.com/rtvirtio/rtvirtio/blob/main/docs/reference/urgency-page.md
+
+mod clock;
+mod config;
+mod doorbell;
+mod level;
+pub mod page;
+mod report;
+mod vcpu;
+
+pub use clock::GuestClock;
+pub use config::Config;
+pub use doorbell::Doorbell;
+pub use level::{GuestPolicy, Level};
+pub use report::Report;
+pub use vcpu::{Counters, Interrupt, Look, Reason, Step, Vcpu};

@@ -1,0 +1,299 @@
+//! The level of one vCPU, over time.
+
+use rtvirtio_units::Nanos;
+use serde::Serialize;
+
+use crate::{Config, GuestPolicy, Level, Report};
+
+/// A kind of interrupt. One of each may be pending at a time: one level of nesting, as the paper's
+/// section 5.1 has it for NMIs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// One that can be masked.
+    Maskable,
+    /// One that cannot, which may come within a handler.
+    NonMaskable,
+}
+
+/// Why a vCPU stands at its level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Nothing is reported: the contract's priority.
+    Contract,
+    /// It is blocked, so that an interrupt finds it at its ceiling.
+    Blocked,
+    /// An interrupt or a critical section.
+    Critical,
+    /// A real-time task runs.
+    Task,
+    /// An announced timer is about to fire, or has just fired.
+    Timer,
+    /// Nothing urgent runs.
+    Floor,
+    /// Something urgent runs, and the budget for it is used up.
+    Exhausted,
+}
+
+impl Reason {
+    /// Whether CPU time under it counts against a budget.
+    #[must_use]
+    pub fn is_boost(self) -> bool {
+        matches!(self, Self::Blocked | Self::Critical | Self::Task | Self::Timer)
+    }
+}
+
+/// What the host has seen of a vCPU at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Look {
+    /// What the guest says; `None` where it could not be read, as while the guest writes it.
+    pub report: Option<Report>,
+    /// Whether the report is another one than at the last look.
+    pub is_new: bool,
+    /// Whether the guest has shown a sign of life since the last look.
+    pub alive: bool,
+    /// CPU time that the thread has used since the last look.
+    pub ran: Nanos,
+}
+
+/// What follows from a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Where the vCPU is to stand now.
+    pub level: Level,
+    /// Why.
+    pub reason: Reason,
+    /// When something changes by itself, so that a look then is useful; `None` for never.
+    pub next: Option<Nanos>,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Changes to a higher level.
+    pub promotions: u64,
+    /// Changes to a lower one.
+    pub demotions: u64,
+    /// Demotions that waited for their turn.
+    pub deferred: u64,
+    /// Periods in which a budget was used up.
+    pub exhausted: u64,
+    /// CPU time above the floor on account of the guest's reports.
+    pub boosted: Nanos,
+}
+
+/// One vCPU: what it runs, what it may use, where it stands.
+#[derive(Clone, Debug)]
+pub struct Vcpu {
+    config: Config,
+    start: Nanos,
+    report: Report,
+    /// Interrupts that the host knows of and the guest has not yet reported about.
+    pending: [bool; 2],
+    last_sign: Option<Nanos>,
+    level: Level,
+    reason: Reason,
+    changed: Nanos,
+    period: u64,
+    task_used: Nanos,
+    critical_used: Nanos,
+    /// Whether a budget was used up in this period.
+    spent: bool,
+    counters: Counters,
+}
+
+fn plus(a: Nanos, b: Nanos) -> Nanos {
+    Nanos(a.0.saturating_add(b.0))
+}
+
+impl Vcpu {
+    /// One that stands at its contract's level at `now`.
+    #[must_use]
+    pub fn new(config: Config, now: Nanos) -> Self {
+        Self {
+            start: now,
+            report: Report::default(),
+            pending: [false; 2],
+            last_sign: None,
+            level: Level::fifo(config.contract),
+            reason: Reason::Contract,
+            changed: now,
+            period: 0,
+            task_used: Nanos(0),
+            critical_used: Nanos(0),
+            spent: false,
+            counters: Counters::default(),
+            config,
+        }
+    }
+
+    /// The level.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Why it has it.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// When its level last changed.
+    #[must_use]
+    pub fn changed(&self) -> Nanos {
+        self.changed
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// CPU time that is left in this period, for tasks and for critical sections.
+    #[must_use]
+    pub fn left(&self) -> (Nanos, Nanos) {
+        let left = |budget: Nanos, used: Nanos| Nanos(budget.0.saturating_sub(used.0));
+        (left(self.config.task_budget, self.task_used), left(self.config.critical_budget, self.critical_used))
+    }
+
+    /// The host makes an interrupt pending for it. It stays so until the guest has written a report
+    /// without the flag of its kind.
+    pub fn interrupt(&mut self, kind: Interrupt, now: Nanos) -> Step {
+        self.roll(now);
+        self.pending[kind as usize] = true;
+        self.decide(now)
+    }
+
+    /// The host has looked.
+    pub fn look(&mut self, look: Look, now: Nanos) -> Step {
+        self.roll(now);
+        self.charge(look.ran);
+        if look.alive {
+            self.last_sign = Some(now);
+        }
+        if let Some(report) = look.report {
+            self.report = report;
+            if look.is_new {
+                self.pending[0] &= report.interrupt;
+                self.pending[1] &= report.nmi;
+            }
+        }
+        self.decide(now)
+    }
+
+    /// The guest says that it reports no more.
+    pub fn end(&mut self, now: Nanos) -> Step {
+        self.roll(now);
+        (self.last_sign, self.pending, self.report) = (None, [false; 2], Report::default());
+        self.decide(now)
+    }
+
+    /// Replenishes both budgets when a period has ended.
+    fn roll(&mut self, now: Nanos) {
+        let period = now.0.saturating_sub(self.start.0) / self.config.period.0.max(1);
+        if period != self.period {
+            self.period = period;
+            (self.task_used, self.critical_used, self.spent) = (Nanos(0), Nanos(0), false);
+        }
+    }
+
+    /// CPU time used since the last look, on the account of what it stood there for. What crosses
+    /// the end of a period counts in the new one.
+    fn charge(&mut self, ran: Nanos) {
+        if !self.reason.is_boost() || self.level.priority <= self.config.floor {
+            return;
+        }
+        self.counters.boosted = plus(self.counters.boosted, ran);
+        let used =
+            if self.reason == Reason::Critical { &mut self.critical_used } else { &mut self.task_used };
+        *used = plus(*used, ran);
+    }
+
+    /// What the reports ask for, and what they get.
+    fn wanted(&self, now: Nanos) -> (Level, Reason) {
+        let config = &self.config;
+        let ceiling = Level { priority: config.ceiling, round_robin: false };
+        let floor = Level::fifo(config.floor);
+        if self.last_sign.is_none_or(|sign| now >= plus(sign, config.silence)) {
+            return (Level::fifo(config.contract), Reason::Contract);
+        }
+        // Under the paper's boost FIFO replaces the ordinary policy only.
+        let boosted = Level { round_robin: self.report.policy == GuestPolicy::Rr, ..ceiling };
+        let (task_left, critical_left) = self.left();
+        let may_task = task_left > Nanos(0);
+        let critical =
+            self.report.interrupt || self.report.nmi || self.report.critical || self.pending != [false; 2];
+        if critical && critical_left > Nanos(0) {
+            return (boosted, Reason::Critical);
+        }
+        let task = Level::of_guest(self.report.policy, self.report.priority, config.ceiling);
+        let asked = [
+            (self.report.idle, ceiling, Reason::Blocked),
+            (self.timer(now), ceiling, Reason::Timer),
+            (task.priority > config.floor, task, Reason::Task),
+        ];
+        match asked.into_iter().find(|(is, ..)| *is) {
+            Some((_, level, reason)) if may_task => (level, reason),
+            None if !critical => (floor, Reason::Floor),
+            _ => (floor, Reason::Exhausted),
+        }
+    }
+
+    /// Whether an announced timer is near.
+    fn timer(&self, now: Nanos) -> bool {
+        self.report.deadline.is_some_and(|deadline| {
+            let from = Nanos(deadline.0.saturating_sub(self.config.lead.0));
+            now >= from && now < plus(deadline, self.config.hold)
+        })
+    }
+
+    /// Promotes at once; demotes no sooner than `dwell` after the last change.
+    fn decide(&mut self, now: Nanos) -> Step {
+        let (level, reason) = self.wanted(now);
+        let lower = level.priority < self.level.priority;
+        let due = plus(self.changed, self.config.dwell);
+        if reason == Reason::Exhausted && !self.spent {
+            (self.spent, self.counters.exhausted) = (true, self.counters.exhausted + 1);
+        }
+        if lower && now < due {
+            self.counters.deferred += 1;
+            return Step { level: self.level, reason: self.reason, next: Some(due) };
+        }
+        if level.priority > self.level.priority {
+            self.counters.promotions += 1;
+        } else if lower {
+            self.counters.demotions += 1;
+        }
+        if level != self.level {
+            (self.level, self.changed) = (level, now);
+        }
+        self.reason = reason;
+        Step { level, reason, next: self.next(now) }
+    }
+
+    /// The next moment at which the answer changes without a new report.
+    fn next(&self, now: Nanos) -> Option<Nanos> {
+        if self.reason == Reason::Contract {
+            return None;
+        }
+        let config = &self.config;
+        let silence = self.last_sign.map(|sign| plus(sign, config.silence));
+        let timer = self.report.deadline.map(|d| {
+            let from = Nanos(d.0.saturating_sub(config.lead.0));
+            if now < from { from } else { plus(d, config.hold) }
+        });
+        let (task, critical) = self.left();
+        let budget = match self.reason {
+            Reason::Critical => Some(plus(now, critical)),
+            Reason::Task | Reason::Timer => Some(plus(now, task)),
+            Reason::Exhausted => {
+                Some(Nanos(self.start.0.saturating_add((self.period + 1).saturating_mul(config.period.0))))
+            }
+            // A blocked one uses none, and an idle look finds one that does.
+            _ => None,
+        };
+        [silence, timer, budget].into_iter().flatten().filter(|at| *at > now).min()
+    }
+}

@@ -1,0 +1,299 @@
+//! The state machine against a reference that keeps the whole history and computes each answer
+//! from it anew; by random histories, and by all short ones over a small alphabet.
+
+use proptest::prelude::*;
+use rtvirtio_units::Nanos;
+use rtvirtio_urgency::{Config, GuestPolicy, Interrupt, Level, Look, Reason, Report, Vcpu};
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Look(Look),
+    Interrupt(Interrupt),
+    End,
+}
+
+struct Entry {
+    now: Nanos,
+    event: Event,
+    level: Level,
+    reason: Reason,
+}
+
+/// The contract in the plainest form: every answer from the list of all events.
+struct Reference {
+    config: Config,
+    start: Nanos,
+    history: Vec<Entry>,
+}
+
+impl Reference {
+    fn before(&self, at: usize) -> (Level, Reason) {
+        match at.checked_sub(1) {
+            Some(at) => (self.history[at].level, self.history[at].reason),
+            None => (Level::fifo(self.config.contract), Reason::Contract),
+        }
+    }
+
+    fn period(&self, now: Nanos) -> u64 {
+        (now.0 - self.start.0) / self.config.period.0
+    }
+
+    /// CPU time in the period of `now` under these reasons.
+    fn used(&self, now: Nanos, reasons: &[Reason]) -> u64 {
+        let entries = self.history.iter().enumerate();
+        let counted = entries.filter_map(|(at, e)| {
+            let (level, reason) = self.before(at);
+            let Event::Look(look) = e.event else { return None };
+            let counts = self.period(e.now) == self.period(now)
+                && reasons.contains(&reason)
+                && level.priority > self.config.floor;
+            counts.then_some(look.ran.0)
+        });
+        counted.sum()
+    }
+
+    fn is_pending(&self, kind: Interrupt) -> bool {
+        let mut pending = false;
+        for e in &self.history {
+            match e.event {
+                Event::Interrupt(k) if k == kind => pending = true,
+                Event::End => pending = false,
+                Event::Look(Look { report: Some(r), is_new: true, .. }) => {
+                    pending &= if kind == Interrupt::Maskable { r.interrupt } else { r.nmi };
+                }
+                _ => {}
+            }
+        }
+        pending
+    }
+
+    fn step(&mut self, event: Event, now: Nanos) -> (Level, Reason) {
+        let (level, reason) = self.before(self.history.len());
+        self.history.push(Entry { now, event, level, reason });
+        let config = self.config;
+        let since = self.history.iter().rposition(|e| matches!(e.event, Event::End)).map_or(0, |at| at + 1);
+        let looks = || {
+            self.history[since..].iter().rev().filter_map(|e| match e.event {
+                Event::Look(look) => Some((e.now, look)),
+                _ => None,
+            })
+        };
+        let alive = looks().find(|(_, l)| l.alive).is_some_and(|(at, _)| now.0 < at.0 + config.silence.0);
+        let report = looks().find_map(|(_, l)| l.report).unwrap_or_default();
+        let irq = report.interrupt || self.is_pending(Interrupt::Maskable);
+        let nmi = report.nmi || self.is_pending(Interrupt::NonMaskable);
+        let critical = irq || nmi || report.critical;
+        let may_critical = self.used(now, &[Reason::Critical]) < config.critical_budget.0;
+        let may_task = self.used(now, &[Reason::Task, Reason::Timer, Reason::Blocked]) < config.task_budget.0;
+        let rr = report.policy == GuestPolicy::Rr;
+        let mapped = match report.policy {
+            GuestPolicy::Other => 0,
+            _ => (f64::from(report.priority.min(99)) * f64::from(config.ceiling) / 99.0 + 1e-9)
+                .floor()
+                .max(1.0) as u32,
+        };
+        let timer =
+            report.deadline.is_some_and(|d| now.0 + config.lead.0 >= d.0 && now.0 < d.0 + config.hold.0);
+        let mut wanted = (Level::fifo(config.floor), Reason::Floor);
+        if critical {
+            wanted.1 = Reason::Exhausted;
+        }
+        let boosts = [
+            (mapped > config.floor, Level { priority: mapped, round_robin: rr }, Reason::Task),
+            (timer, Level::fifo(config.ceiling), Reason::Timer),
+            (report.idle, Level::fifo(config.ceiling), Reason::Blocked),
+        ];
+        // The later one wins.
+        for (is, level, reason) in boosts {
+            if is {
+                wanted =
+                    if may_task { (level, reason) } else { (Level::fifo(config.floor), Reason::Exhausted) };
+            }
+        }
+        if critical && may_critical {
+            wanted = (Level { priority: config.ceiling, round_robin: rr }, Reason::Critical);
+        }
+        if !alive {
+            wanted = (Level::fifo(config.contract), Reason::Contract);
+        }
+        let changed = (0..self.history.len() - 1)
+            .rev()
+            .find(|at| self.history[*at].level != self.before(*at).0)
+            .map_or(self.start, |at| self.history[at].now);
+        if wanted.0.priority < level.priority && now.0 < changed.0 + config.dwell.0 {
+            wanted = (level, reason);
+        }
+        let last = self.history.len() - 1;
+        (self.history[last].level, self.history[last].reason) = wanted;
+        wanted
+    }
+}
+
+fn config(ceiling: u32, floor: u32, contract: u32) -> Config {
+    Config {
+        task_budget: Nanos(500),
+        critical_budget: Nanos(30),
+        period: Nanos(1000),
+        dwell: Nanos(20),
+        silence: Nanos(400),
+        lead: Nanos(10),
+        hold: Nanos(30),
+        ..Config::new(ceiling, floor, contract)
+    }
+}
+
+/// Runs both on one history and compares them; and what must hold whatever the reference says.
+fn compare(config: Config, events: &[(u64, Event)]) {
+    let start = Nanos(7);
+    let mut vcpu = Vcpu::new(config, start);
+    let mut reference = Reference { config, start, history: Vec::new() };
+    let (mut now, mut last_change) = (start, start);
+    for (after, event) in events {
+        now = Nanos(now.0 + after);
+        let before = vcpu.level();
+        let step = match event {
+            Event::Look(look) => vcpu.look(*look, now),
+            Event::Interrupt(kind) => vcpu.interrupt(*kind, now),
+            Event::End => vcpu.end(now),
+        };
+        assert_eq!((step.level, step.reason), reference.step(*event, now), "{config:?} {events:?}");
+        assert_eq!((vcpu.level(), vcpu.reason()), (step.level, step.reason));
+        assert!(step.level.priority <= config.ceiling.max(config.contract), "never above");
+        assert!(step.level.priority >= config.floor.min(config.contract), "never below");
+        assert!(step.next.is_none_or(|next| next > now), "what is next lies ahead");
+        if step.level.priority < before.priority {
+            assert!(now.0 >= last_change.0 + config.dwell.0, "a demotion waits");
+        }
+        if step.level != before {
+            last_change = now;
+        }
+    }
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    let policy = prop_oneof![Just(GuestPolicy::Other), Just(GuestPolicy::Fifo), Just(GuestPolicy::Rr)];
+    let flag = || prop::bool::weighted(0.15);
+    (policy, 0..120_u32, flag(), flag(), flag(), flag(), prop::option::weighted(0.3, 0..6000_u64)).prop_map(
+        |(policy, priority, interrupt, nmi, critical, idle, deadline)| Report {
+            policy,
+            priority,
+            interrupt,
+            nmi,
+            critical,
+            idle,
+            deadline: deadline.map(Nanos),
+        },
+    )
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let look = (prop::option::weighted(0.8, report()), any::<bool>(), prop::bool::weighted(0.7), 0..120_u64);
+    let look = look.prop_map(|(report, is_new, alive, ran)| {
+        Event::Look(Look { report, is_new, alive, ran: Nanos(ran) })
+    });
+    prop_oneof![
+        10 => look,
+        1 => Just(Event::Interrupt(Interrupt::Maskable)),
+        1 => Just(Event::Interrupt(Interrupt::NonMaskable)),
+        1 => Just(Event::End),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn random_histories(
+        ceiling in 1..=97_u32,
+        below in 0..97_u32,
+        contract in 0..=97_u32,
+        events in prop::collection::vec((0..150_u64, event()), 0..60),
+    ) {
+        compare(config(ceiling, below % ceiling, contract), &events);
+    }
+
+    /// A guest that says what it likes gets no more CPU time above its floor than the budgets, and
+    /// what one look finds too late.
+    #[test]
+    fn lies_are_bounded(events in prop::collection::vec((1..50_u64, report()), 0..200)) {
+        let config = Config { contract: 0, ..config(50, 0, 0) };
+        let mut vcpu = Vcpu::new(config, Nanos(0));
+        let (mut now, mut boosted, mut longest) = (0, 0, 0);
+        for (after, report) in &events {
+            now += after;
+            // It computes all the time, also where it says that it is blocked.
+            let above = vcpu.level().priority > 0;
+            let look = Look { report: Some(*report), is_new: true, alive: true, ran: Nanos(*after) };
+            vcpu.look(look, Nanos(now));
+            boosted += if above { *after } else { 0 };
+            longest = longest.max(*after);
+        }
+        let periods = now / config.period.0 + 1;
+        // A look that finds the budget used up may be too early for the demotion by the dwell time.
+        let late = 2 * (longest + config.dwell.0 + longest);
+        prop_assert!(boosted <= periods * (500 + 30 + late), "{boosted} in {now}");
+        prop_assert_eq!(vcpu.counters().boosted, Nanos(boosted));
+    }
+
+    #[test]
+    fn priorities_are_mapped_as_in_the_paper(p_guest in 0..200_u32, p_max in 1..=99_u32) {
+        let level = Level::of_guest(GuestPolicy::Fifo, p_guest, p_max);
+        let exact = p_guest.min(99) * p_max / 99;
+        prop_assert_eq!(level.priority, exact.max(1));
+        prop_assert!(level.priority <= p_max);
+        prop_assert_eq!(Level::of_guest(GuestPolicy::Other, p_guest, p_max), Level::ORDINARY);
+    }
+}
+
+/// Every history of six events out of twelve, at two paces.
+#[test]
+fn all_short_histories() {
+    let says = |report: Report| {
+        Event::Look(Look { report: Some(report), is_new: true, alive: true, ran: Nanos(35) })
+    };
+    let task = Report { policy: GuestPolicy::Fifo, priority: 80, ..Report::default() };
+    let alphabet = [
+        says(Report::default()),
+        says(task),
+        says(Report { idle: true, ..Report::default() }),
+        says(Report { interrupt: true, ..Report::default() }),
+        says(Report { interrupt: true, nmi: true, ..task }),
+        says(Report { deadline: Some(Nanos(90)), ..Report::default() }),
+        Event::Look(Look { report: None, is_new: false, alive: false, ran: Nanos(250) }),
+        Event::Interrupt(Interrupt::Maskable),
+        Event::Interrupt(Interrupt::NonMaskable),
+        Event::End,
+    ];
+    let n = alphabet.len();
+    for pace in [15, 110] {
+        for number in 0..n.pow(5) {
+            let events: Vec<_> = (0..5).map(|i| (pace, alphabet[number / n.pow(i) % n])).collect();
+            compare(config(40, 0, 20), &events);
+        }
+    }
+}
+
+#[test]
+fn nested_interrupts_end_one_by_one() {
+    let mut vcpu = Vcpu::new(config(90, 0, 0), Nanos(0));
+    let at = Nanos;
+    let says = |report| Look { report: Some(report), is_new: true, alive: true, ran: Nanos(0) };
+    assert_eq!(vcpu.look(says(Report::default()), at(100)).level, Level::ORDINARY);
+    assert_eq!(vcpu.interrupt(Interrupt::Maskable, at(101)).level, Level::fifo(90));
+    assert_eq!(vcpu.interrupt(Interrupt::NonMaskable, at(102)).level, Level::fifo(90));
+    // The NMI's handler is done, that of the other goes on.
+    let report = Report { interrupt: true, ..Report::default() };
+    assert_eq!(vcpu.look(says(report), at(150)).reason, Reason::Critical);
+    assert_eq!(vcpu.look(says(Report::default()), at(200)).reason, Reason::Floor);
+    assert_eq!(vcpu.counters().demotions, 1);
+}
+
+#[test]
+fn a_silent_guest_has_its_contract_again() {
+    let mut vcpu = Vcpu::new(config(90, 0, 45), Nanos(0));
+    let look = |alive| Look { report: Some(Report::default()), is_new: true, alive, ran: Nanos(0) };
+    assert_eq!(vcpu.level(), Level::fifo(45));
+    let step = vcpu.look(look(true), Nanos(100));
+    assert_eq!((step.level, step.next), (Level::ORDINARY, Some(Nanos(500))));
+    assert_eq!(vcpu.look(look(false), Nanos(499)).level, Level::ORDINARY);
+    assert_eq!(vcpu.look(look(false), Nanos(500)).reason, Reason::Contract);
+    assert_eq!(vcpu.level(), Level::fifo(45));
+}

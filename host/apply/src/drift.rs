@@ -1,0 +1,89 @@
+//! Settings in force that another program has changed: given our value again, or left to it.
+
+use crate::amend::Amended;
+use crate::capture::Line;
+use crate::error::ApplyError;
+use crate::journal::{self, Entry, Journal};
+use crate::machine::Machine;
+use crate::revert::{State, inspect};
+use crate::state_dir::StateDir;
+
+/// A journal that is whole, and of this run of the kernel.
+fn whole(dir: &StateDir, machine: &Machine<'_>) -> Result<Journal, ApplyError> {
+    let journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
+    if journal.reverting || journal.leftover || !journal.complete || journal.is_of_another_boot(machine)? {
+        return Err(ApplyError::NotWhole { path: journal::path(dir) });
+    }
+    Ok(journal)
+}
+
+/// The value that a setting has now, where that is neither ours nor gone.
+fn drifted(entry: &Entry, machine: &Machine<'_>) -> Option<String> {
+    let new = entry.new.as_ref()?;
+    let found = match inspect(entry, true, machine) {
+        State::Old => match (&entry.old, entry.target.form.unset()) {
+            (Some(old), _) => old.clone(),
+            (None, unset) => unset?.to_owned(),
+        },
+        State::Ours(found) | State::Foreign(found) => found,
+        State::Gone(_) | State::Unreadable(_) => return None,
+    };
+    (!entry.target.form.is(&found, new)).then_some(found)
+}
+
+/// The journal need not change: it has the value from before us, and whichever value a cut leaves
+/// is the other program's or ours.
+pub(crate) fn restore(
+    dir: &StateDir,
+    chosen: &dyn Fn(&str, &str) -> bool,
+    machine: &Machine<'_>,
+) -> Result<Amended, ApplyError> {
+    let journal = whole(dir, machine)?;
+    let mut out = Amended::default();
+    for entry in journal.entries.iter().filter(|e| chosen(&e.knob, &e.target.to_string())) {
+        let (Some(new), Some(found)) = (&entry.new, drifted(entry, machine)) else { continue };
+        let text = entry.target.form.text(new);
+        if let Err(fault) = machine.write(&entry.target, &text) {
+            out.failed.push((entry.knob.clone(), fault.into_io().to_string()));
+            continue;
+        }
+        match drifted(entry, machine) {
+            None => out.written.push(Line {
+                knob: entry.knob.clone(),
+                path: entry.target.to_string(),
+                old: Some(found),
+                new: new.clone(),
+            }),
+            Some(now) => {
+                out.failed.push((entry.knob.clone(), format!("`{text}` was written but it shows `{now}`")))
+            }
+        }
+    }
+    Ok(out)
+}
+
+pub(crate) fn release(
+    dir: &StateDir,
+    chosen: &dyn Fn(&str, &str) -> bool,
+    machine: &Machine<'_>,
+) -> Result<Vec<String>, ApplyError> {
+    let mut journal = whole(dir, machine)?;
+    let left: Vec<(usize, String)> = journal
+        .entries
+        .iter()
+        .filter(|e| chosen(&e.knob, &e.target.to_string()) && drifted(e, machine).is_some())
+        .map(|e| (e.id, e.knob.clone()))
+        .collect();
+    if left.is_empty() {
+        return Ok(Vec::new());
+    }
+    let is_left = |id: &usize| left.iter().any(|(other, _)| other == id);
+    journal.entries.retain(|e| !is_left(&e.id));
+    for entry in &mut journal.entries {
+        // What changes along with a setting that is left stands for itself.
+        entry.created_by = entry.created_by.filter(|id| !is_left(id));
+        entry.changed_by = entry.changed_by.filter(|id| !is_left(id));
+    }
+    journal::store(dir, &journal)?;
+    Ok(left.into_iter().map(|(_, knob)| knob).collect())
+}

@@ -1,0 +1,211 @@
+//! Threads that move among levels which the journal names.
+//!
+//! A write with [`levels`](crate::Write::levels) journals all values that its thread may have while
+//! it is in force. A program may then change the thread thousands of times a second without
+//! touching the journal: whenever it is killed, putting back knows each of these values as ours.
+//! What must not happen is a change after the thread was put back, so each change is made under
+//! the lock of the state directory, for some microseconds, and only while the journal is the one
+//! that was read.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::{self, Attr};
+use rustix::fs::{AtFlags, FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::error::ApplyError;
+use crate::journal::{self, Entry, JOURNAL_FILE};
+use crate::lock;
+use crate::machine::{Machine, NoGuests};
+use crate::session::Session;
+use crate::state_dir::StateDir;
+use crate::target::{Form, Place};
+
+/// A thread whose scheduling may be moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Movable {
+    /// The setting as users know it.
+    pub knob: String,
+    /// Process.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// When it started, in 1/100 s since boot.
+    pub start: u64,
+    /// The plan's value, which it has while nothing moves it.
+    pub contract: Attr,
+    /// Values that it may have.
+    pub levels: Vec<Attr>,
+}
+
+impl Movable {
+    fn of(entry: &Entry) -> Option<Self> {
+        let Place::Thread { pid, tid, start } = entry.target.place else { return None };
+        let attr = |text: &String| text.parse::<Attr>().ok();
+        if entry.target.form != Form::Scheduling || entry.levels.is_empty() {
+            return None;
+        }
+        Some(Self {
+            knob: entry.knob.clone(),
+            pid,
+            tid,
+            start,
+            contract: attr(entry.new.as_ref()?)?,
+            levels: entry.levels.iter().filter_map(attr).collect(),
+        })
+    }
+
+    /// Whether this value is one that the journal names for it.
+    #[must_use]
+    pub fn may_be(&self, attr: &Attr) -> bool {
+        attr.is(&self.contract) || self.levels.iter().any(|level| attr.is(level))
+    }
+}
+
+/// Inode and time of a journal: each that is written has others.
+type Stamp = (u64, i64, i64);
+
+/// The threads of the plan in force that may be moved.
+#[derive(Debug)]
+pub struct Levels {
+    dir: StateDir,
+    /// `None` where the caller has a [`Session`], which holds the lock.
+    lock: Option<File>,
+    stamp: Option<Stamp>,
+    /// Process that applied.
+    by: Option<u32>,
+    movable: Vec<Movable>,
+}
+
+/// Whether threads may be moved now.
+#[derive(Debug)]
+pub enum Hold<'l> {
+    /// They may, until this is dropped.
+    Free(Guard<'l>),
+    /// Another rtvirtio is at work: again in a moment.
+    Busy,
+    /// The journal is another one, or gone: [`Levels::reload`].
+    Changed,
+}
+
+impl Levels {
+    /// Those of a state directory. Nothing in force is no error: there are no threads then.
+    ///
+    /// # Errors
+    /// When the directory cannot be used, or the journal not be read as one.
+    pub fn open(dir: &Path) -> Result<Self, ApplyError> {
+        let dir = StateDir::open(dir)?;
+        let lock = Some(lock::open(&dir)?);
+        Self::of_dir(dir, lock)
+    }
+
+    /// Those of a session, whose lock the caller holds for as long as threads are moved.
+    ///
+    /// # Errors
+    /// As [`Levels::open`].
+    pub fn of_session(session: &Session) -> Result<Self, ApplyError> {
+        Self::of_dir(StateDir::open(session.dir())?, None)
+    }
+
+    fn of_dir(dir: StateDir, lock: Option<File>) -> Result<Self, ApplyError> {
+        let mut levels = Self { dir, lock, stamp: None, by: None, movable: Vec::new() };
+        levels.reload()?;
+        Ok(levels)
+    }
+
+    /// The threads.
+    #[must_use]
+    pub fn movable(&self) -> &[Movable] {
+        &self.movable
+    }
+
+    /// Process that applied what is in force; `None` when nothing is, or when it is being put back.
+    #[must_use]
+    pub fn applied_by(&self) -> Option<u32> {
+        self.by
+    }
+
+    /// Reads the journal anew.
+    ///
+    /// # Errors
+    /// When it cannot be read as one; nothing may be moved then.
+    pub fn reload(&mut self) -> Result<(), ApplyError> {
+        (self.by, self.movable) = (None, Vec::new());
+        // Before the content: a journal that is written in between is seen as another one.
+        self.stamp = self.stamp_now()?;
+        let Some(journal) = journal::load(&self.dir)? else { return Ok(()) };
+        let machine = Root::default();
+        let whole = journal.complete && !journal.reverting && !journal.leftover;
+        if whole && !journal.is_of_another_boot(&Machine::new(&machine, &NoGuests))? {
+            self.by = Some(journal.pid);
+            self.movable = journal.entries.iter().filter_map(Movable::of).collect();
+        }
+        Ok(())
+    }
+
+    fn stamp_now(&self) -> Result<Option<Stamp>, ApplyError> {
+        match rustix::fs::statat(self.dir.descriptor(), JOURNAL_FILE, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some((stat.st_ino, stat.st_mtime, stat.st_mtime_nsec as i64))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(e) => {
+                let path = journal::path(&self.dir);
+                Err(ApplyError::State { action: "look at", path, source: e.into() })
+            }
+        }
+    }
+
+    /// Takes the lock without waiting, and compares the journal.
+    ///
+    /// # Errors
+    /// When the lock or the journal cannot be looked at.
+    pub fn hold(&self) -> Result<Hold<'_>, ApplyError> {
+        if let Some(file) = &self.lock {
+            match flock(file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(Hold::Busy),
+                Err(e) => {
+                    let path = self.dir.path().join(lock::LOCK_FILE);
+                    return Err(ApplyError::State { action: "lock", path, source: e.into() });
+                }
+            }
+        }
+        let guard = Guard { levels: self };
+        let same = self.by.is_some() && self.stamp_now()? == self.stamp;
+        Ok(if same { Hold::Free(guard) } else { Hold::Changed })
+    }
+}
+
+/// The right to move threads.
+#[derive(Debug)]
+pub struct Guard<'l> {
+    levels: &'l Levels,
+}
+
+impl Guard<'_> {
+    /// Gives a thread one of the values that the journal names for it. That `movable` is still the
+    /// same thread is the caller's to know, as from an open file of its directory in `/proc`.
+    ///
+    /// # Errors
+    /// As `sched_setattr(2)`; kind `PermissionDenied` for a value that the journal does not name.
+    pub fn set(&self, movable: &Movable, attr: &Attr) -> io::Result<()> {
+        let same = |m: &&Movable| (m.pid, m.tid, m.start) == (movable.pid, movable.tid, movable.start);
+        let known = self.levels.movable.iter().find(same);
+        if !known.is_some_and(|known| known.may_be(attr)) {
+            let text = format!("{}: `{attr}` is not in the journal", movable.knob);
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+        sched::set(movable.tid, attr)
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if let Some(file) = &self.levels.lock {
+            // It cannot fail for an open file, and ends with it.
+            let _ = flock(file, FlockOperation::Unlock);
+        }
+    }
+}

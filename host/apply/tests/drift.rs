@@ -1,0 +1,146 @@
+//! Settings in force that another program changes, over a simulated kernel: given our value again,
+//! or left to it; and settings of files that get another value.
+
+mod support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
+use rtvirtio_apply::{
+    ApplyError, Form, HostFiles, Machine, NoGuests, OnConflict, Place, Session, Silent, Target, Write,
+};
+use rtvirtio_kernel::Root;
+use support::sim::SimKernel;
+use support::tasks::CPU;
+
+struct Sim {
+    dir: tempfile::TempDir,
+    kernel: SimKernel,
+    root: Root,
+}
+
+fn group() -> PathBuf {
+    Path::new(CPU).join("rtvirtio-vm")
+}
+
+fn budget_file() -> PathBuf {
+    group().join("cpu.rt_runtime_us")
+}
+
+fn budget(value: &str) -> Write {
+    Write::new("budget", Target::host(budget_file(), Form::Plain), value)
+}
+
+impl Sim {
+    /// A group of ours with a budget.
+    fn in_force() -> Self {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let kernel = SimKernel::new(dir.path().join("root"));
+        kernel.v1(&["/lab"]);
+        kernel.boot("one\n");
+        kernel.cpu_root();
+        let form = Form::Group { home: CPU.into(), scheduling: "other nice 0".to_owned() };
+        let file = |name: &str, value: &str| Write {
+            created_by: Some(0),
+            also_ours: vec!["0".to_owned()],
+            ..Write::new(name, Target::host(group().join(name), Form::Plain), value)
+        };
+        let writes = [
+            Write::new("cgroup", Target { place: Place::Host, path: group(), form }, "present"),
+            file("cpu.rt_period_us", "20000"),
+            Write { knob: "budget".to_owned(), ..file("cpu.rt_runtime_us", "4000") },
+        ];
+        let root = Root::new(dir.path().join("root"));
+        let sim = Self { dir, kernel, root };
+        sim.session().apply(&writes, &sim.machine(), &mut Silent).unwrap();
+        sim
+    }
+
+    fn session(&self) -> Session {
+        Session::open(self.dir.path().join("state")).unwrap()
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine::with_host(&self.root, &self.kernel, &NoGuests)
+    }
+
+    fn other_program(&self, value: &str) {
+        HostFiles::write(&self.kernel, &budget_file(), value).unwrap();
+    }
+
+    fn budget(&self) -> String {
+        self.kernel.get(budget_file().to_str().unwrap()).trim().to_owned()
+    }
+
+    /// Whether all goes back.
+    fn reverts(&self) -> bool {
+        let reverted = self.session().revert(OnConflict::Report, &self.machine(), &mut Silent).unwrap();
+        reverted.unwrap().done && !self.kernel.at(group()).exists()
+    }
+}
+
+fn of_budget(knob: &str, path: &str) -> bool {
+    knob == "budget" && path.ends_with("cpu.rt_runtime_us")
+}
+
+#[test]
+fn a_changed_setting_is_set_again_and_only_that_one() {
+    let sim = Sim::in_force();
+    let restored = sim.session().restore(&of_budget, &sim.machine()).unwrap();
+    assert!(restored.written.is_empty(), "nothing has changed: {restored:?}");
+    sim.other_program("3000");
+    let restored = sim.session().restore(&|_, _| false, &sim.machine()).unwrap();
+    assert!(restored.written.is_empty() && sim.budget() == "3000");
+    let restored = sim.session().restore(&of_budget, &sim.machine()).unwrap();
+    assert_eq!(restored.written.len(), 1);
+    assert_eq!((restored.written[0].old.as_deref(), sim.budget().as_str()), (Some("3000"), "4000"));
+    assert!(sim.reverts());
+    let error = sim.session().restore(&of_budget, &sim.machine()).unwrap_err();
+    assert!(matches!(error, ApplyError::NothingInForce));
+}
+
+#[test]
+fn a_setting_that_is_left_is_forgotten_as_it_is() {
+    let sim = Sim::in_force();
+    assert_eq!(sim.session().release(&of_budget, &sim.machine()).unwrap(), Vec::<String>::new());
+    sim.other_program("3000");
+    assert_eq!(sim.session().release(&of_budget, &sim.machine()).unwrap(), ["budget"]);
+    assert_eq!(sim.session().restore(&of_budget, &sim.machine()).unwrap().written.len(), 0);
+    assert_eq!(sim.budget(), "3000");
+    assert!(sim.reverts(), "the group goes all the same");
+}
+
+#[test]
+fn another_value_of_a_file_is_journaled_first_at_every_point() {
+    for at in 1.. {
+        let sim = Sim::in_force();
+        let counted = Points::new(at, || panic!("cut"));
+        let host = CountedHost(&sim.kernel, counted.clone());
+        let machine = Machine::with_host(&sim.root, &host, &NoGuests);
+        let amend = || sim.session().amend(&[budget("5000")], &machine, &mut CountedSteps(counted)).map(drop);
+        let done = catch_unwind(AssertUnwindSafe(amend)).is_ok();
+        assert!(["4000", "5000"].contains(&sim.budget().as_str()), "cut at {at}: {}", sim.budget());
+        assert!(sim.reverts(), "cut at {at}");
+        if done {
+            assert!(at > 3);
+            break;
+        }
+    }
+}
+
+#[test]
+fn what_changes_other_files_cannot_be_added() {
+    let sim = Sim::in_force();
+    let error = |write: Write| sim.session().amend(&[write], &sim.machine(), &mut Silent).unwrap_err();
+    let side = Write { side_effects: vec![Target::host("/x", Form::Plain)], ..budget("5000") };
+    assert!(matches!(error(side), ApplyError::CannotAct { .. }));
+    let made = Write { created_by: Some(0), ..budget("5000") };
+    assert!(matches!(error(made), ApplyError::CannotAct { .. }));
+    sim.kernel.boot("two\n");
+    assert!(matches!(error(budget("5000")), ApplyError::NotWhole { .. }));
+    let restored = sim.session().restore(&of_budget, &sim.machine());
+    assert!(matches!(restored, Err(ApplyError::NotWhole { .. })));
+    let released = sim.session().release(&of_budget, &sim.machine());
+    assert!(matches!(released, Err(ApplyError::NotWhole { .. })));
+}

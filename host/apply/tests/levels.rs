@@ -1,0 +1,140 @@
+//! Threads that a program moves among journaled levels: what counts as in force, who may move them,
+//! and that revert puts them back at any of them.
+
+use std::process::{Child, Command, Stdio};
+
+use rtvirtio_apply::{
+    Hold, KnobState, Levels, Machine, NoGuests, OnConflict, Session, Silent, Target, Write, status,
+};
+use rtvirtio_kernel::sched::{self, Attr};
+use rtvirtio_kernel::{Root, task};
+use rtvirtio_testkit::{Need, has};
+
+/// A process that sleeps; killed when this is dropped.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn start() -> Self {
+        Self(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn target(&self) -> Target {
+        let start = task::stat(&Root::default(), self.pid(), self.pid()).unwrap().start;
+        Target::scheduling(self.pid(), self.pid(), start)
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn attr(text: &str) -> Attr {
+    text.parse().unwrap()
+}
+
+/// Fair policies other than the default one need no budget of a real-time group.
+fn write(sleeper: &Sleeper) -> Write {
+    let levels = ["batch nice 3", "batch nice 5", "other nice 0"].map(str::to_owned).to_vec();
+    Write { levels, ..Write::new("policy of vcpu 0 (plc)", sleeper.target(), "batch nice 1") }
+}
+
+#[test]
+fn levels_are_in_force_and_put_back() {
+    if !has("levels_are_in_force_and_put_back", &[Need::Root]) {
+        return;
+    }
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let root = Root::default();
+    let machine = Machine::new(&root, &NoGuests);
+    let (sleeper, other) = (Sleeper::start(), Sleeper::start());
+    let before = sched::get(sleeper.pid()).unwrap();
+
+    let session = Session::open(&state).unwrap();
+    let mut levels = Levels::of_session(&session).unwrap();
+    assert!(levels.movable().is_empty() && levels.applied_by().is_none());
+    assert!(matches!(levels.hold().unwrap(), Hold::Changed), "nothing is in force");
+    let plain = Write::new("policy of other (plc)", other.target(), "batch nice 2");
+    session.apply(&[write(&sleeper), plain], &machine, &mut Silent).unwrap();
+    levels.reload().unwrap();
+    assert_eq!(levels.movable().len(), 1, "only threads with levels");
+    drop(session);
+
+    // Without the session's lock each change takes it.
+    let mut levels = Levels::open(&state).unwrap();
+    let movable = levels.movable()[0].clone();
+    assert_eq!(levels.applied_by(), Some(std::process::id()));
+    for level in ["batch nice 3", "batch nice 5", "other nice 0", "batch nice 1"] {
+        let Hold::Free(guard) = levels.hold().unwrap() else { panic!("not free") };
+        guard.set(&movable, &attr(level)).unwrap();
+        drop(guard);
+        assert!(sched::get(sleeper.pid()).unwrap().is(&attr(level)));
+        let status = status(&state, &machine).unwrap().unwrap();
+        assert_eq!(status.knobs[0].state, KnobState::InForce, "{level}");
+    }
+    let Hold::Free(guard) = levels.hold().unwrap() else { panic!("not free") };
+    let error = guard.set(&movable, &attr("fifo 99")).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+    guard.set(&movable, &attr("batch nice 3")).unwrap();
+    // A revert waits for the guard, and a mover finds a revert at work.
+    drop(guard);
+    let session = Session::open(&state).unwrap();
+    assert!(matches!(levels.hold().unwrap(), Hold::Busy));
+
+    // At a level that no program is there to leave any more.
+    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    assert!(reverted.done, "{}", reverted.summary());
+    assert!(sched::get(sleeper.pid()).unwrap().is(&before));
+    drop(session);
+    assert!(matches!(levels.hold().unwrap(), Hold::Changed), "the journal has gone");
+    levels.reload().unwrap();
+    assert!(levels.movable().is_empty() && matches!(levels.hold().unwrap(), Hold::Changed));
+}
+
+#[test]
+fn a_value_outside_of_the_levels_is_another_programs() {
+    if !has("a_value_outside_of_the_levels_is_another_programs", &[Need::Root]) {
+        return;
+    }
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::default();
+    let machine = Machine::new(&root, &NoGuests);
+    let sleeper = Sleeper::start();
+    let session = Session::open(dir.path().join("state")).unwrap();
+    session.apply(&[write(&sleeper)], &machine, &mut Silent).unwrap();
+    sched::set(sleeper.pid(), &attr("other nice 7")).unwrap();
+    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    assert!(!reverted.done);
+    assert!(sched::get(sleeper.pid()).unwrap().is(&attr("other nice 7")));
+}
+
+#[test]
+fn an_amendment_adds_levels_to_a_thread_that_has_its_value() {
+    if !has("an_amendment_adds_levels_to_a_thread_that_has_its_value", &[Need::Root]) {
+        return;
+    }
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let root = Root::default();
+    let machine = Machine::new(&root, &NoGuests);
+    let sleeper = Sleeper::start();
+    let session = Session::open(&state).unwrap();
+    let plain = Write { levels: Vec::new(), ..write(&sleeper) };
+    session.apply(&[plain], &machine, &mut Silent).unwrap();
+    session.amend(&[write(&sleeper)], &machine, &mut Silent).unwrap();
+    assert_eq!(Levels::of_session(&session).unwrap().movable().len(), 1);
+    // From a level the plan's value again, and one level less.
+    sched::set(sleeper.pid(), &attr("batch nice 3")).unwrap();
+    let fewer = Write { levels: vec!["batch nice 5".to_owned()], ..write(&sleeper) };
+    let amended = session.amend(&[fewer], &machine, &mut Silent).unwrap();
+    assert!(amended.left.is_empty() && amended.failed.is_empty(), "{amended:?}");
+    assert!(sched::get(sleeper.pid()).unwrap().is(&attr("batch nice 1")));
+    assert_eq!(Levels::of_session(&session).unwrap().movable()[0].levels, [attr("batch nice 5")]);
+}

@@ -1,0 +1,137 @@
+//! Offsets of structure members in the running kernel, from its own type information
+//! (`Documentation/bpf/btf.rst`): one program fits all kernels.
+
+/// Why type information cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BtfError {
+    /// It is cut short, or has another form.
+    #[error("its type information is damaged at byte {0}")]
+    Damaged(usize),
+    /// A member is not there.
+    #[error("it has no {0}")]
+    Missing(String),
+}
+
+const MAGIC: u16 = 0xeb9f;
+/// Kinds of types (`include/uapi/linux/btf.h`).
+const STRUCT: u32 = 4;
+
+/// The type information of a kernel.
+#[derive(Debug)]
+pub struct Btf<'b> {
+    types: &'b [u8],
+    names: &'b [u8],
+}
+
+fn word(bytes: &[u8], at: usize) -> Result<u32, BtfError> {
+    let four = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
+    four.map(u32::from_le_bytes).ok_or(BtfError::Damaged(at))
+}
+
+impl<'b> Btf<'b> {
+    /// Of the content of `/sys/kernel/btf/vmlinux`, little-endian.
+    ///
+    /// # Errors
+    /// [`BtfError::Damaged`].
+    pub fn new(bytes: &'b [u8]) -> Result<Self, BtfError> {
+        let header = word(bytes, 0)?;
+        if header & 0xffff != u32::from(MAGIC) {
+            return Err(BtfError::Damaged(0));
+        }
+        let length = word(bytes, 4)? as usize;
+        let part = |at: usize| -> Result<&'b [u8], BtfError> {
+            let (offset, size) = (word(bytes, at)? as usize, word(bytes, at + 4)? as usize);
+            let start = length.checked_add(offset).ok_or(BtfError::Damaged(at))?;
+            let end = start.checked_add(size).ok_or(BtfError::Damaged(at))?;
+            bytes.get(start..end).ok_or(BtfError::Damaged(at))
+        };
+        Ok(Self { types: part(8)?, names: part(16)? })
+    }
+
+    fn name(&self, at: u32) -> &'b [u8] {
+        let rest = self.names.get(at as usize..).unwrap_or_default();
+        rest.split(|b| *b == 0).next().unwrap_or_default()
+    }
+
+    /// Where a member begins in a structure, in bytes.
+    ///
+    /// # Errors
+    /// [`BtfError::Missing`] where there is no such member, or it is no whole byte.
+    pub fn offset(&self, structure: &str, member: &str) -> Result<u32, BtfError> {
+        let missing = || BtfError::Missing(format!("struct {structure}.{member}"));
+        let mut at = 0;
+        while at < self.types.len() {
+            let (name, info) = (word(self.types, at)?, word(self.types, at + 4)?);
+            let (kind, n) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
+            let members = at + 12;
+            if kind == STRUCT && self.name(name) == structure.as_bytes() {
+                for i in 0..n {
+                    let of = members + i * 12;
+                    if self.name(word(self.types, of)?) == member.as_bytes() {
+                        // Bit fields have their size in the upper byte.
+                        let bits = word(self.types, of + 8)?;
+                        let bits = if info >> 31 == 1 { bits & 0x00ff_ffff } else { bits };
+                        return if bits % 8 == 0 { Ok(bits / 8) } else { Err(missing()) };
+                    }
+                }
+            }
+            at = members
+                + match kind {
+                    1 | 14 | 17 => 4,
+                    3 => 12,
+                    STRUCT | 5 | 15 | 19 => n * 12,
+                    6 | 13 => n * 8,
+                    2 | 7..=12 | 16 | 18 => 0,
+                    _ => return Err(BtfError::Damaged(at)),
+                };
+        }
+        Err(missing())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_of_a_small_kernel() {
+        let names = b"\0task_struct\0pid\0prio\0int\0";
+        // An int, a structure of the name in use for something else, and the structure.
+        let types: [u32; 20] = [
+            22,
+            1 << 24,
+            4,
+            32, // int
+            1,
+            7 << 24,
+            0, // a forward declaration
+            1,
+            STRUCT << 24 | 2,
+            8,
+            13,
+            1,
+            0,
+            17,
+            1,
+            32, // task_struct
+            0,
+            2 << 24,
+            3,
+            0, // a pointer, and a type of kind 0
+        ];
+        let types: Vec<u8> = types[..19].iter().flat_map(|w| w.to_le_bytes()).collect();
+        let mut bytes = vec![0x9f, 0xeb, 1, 0];
+        let sizes = [24, 0, types.len(), types.len(), names.len()];
+        bytes.extend(sizes.iter().flat_map(|w| (*w as u32).to_le_bytes()));
+        bytes.extend(&types);
+        bytes.extend(names);
+        let btf = Btf::new(&bytes).unwrap();
+        assert_eq!(btf.offset("task_struct", "pid"), Ok(0));
+        assert_eq!(btf.offset("task_struct", "prio"), Ok(4));
+        assert!(matches!(btf.offset("task_struct", "tgid"), Err(BtfError::Missing(_))));
+        for cut in 0..bytes.len() {
+            let cut = Btf::new(&bytes[..cut]).and_then(|b| b.offset("task_struct", "prio"));
+            assert!(cut.is_err());
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What a guest's scheduler does, reported by two programs in its kernel.
+//!
+//! The programs write into an array of the kernel that is mapped here, so that its place in the
+//! guest's memory can be found and told to the host: a report costs a few stores, and nothing
+//! leaves the guest. The array cannot move while it exists: the kernel allocates it with the map.
+
+pub mod assembler;
+pub mod btf;
+mod kernel;
+pub mod programs;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rtvirtio_urgency::page::{BLOCK, LEAST_SIZE, Mode};
+
+use crate::{Device, Mapping, Reporter, ReporterError};
+use btf::Btf;
+use programs::{Layout, on_switch, on_timer};
+
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+const SYMBOLS: &str = "/proc/kallsyms";
+const PAGEMAP: &str = "/proc/self/pagemap";
+/// The function of timers that wake a sleeper.
+const WAKE: &str = "hrtimer_wakeup";
+/// vCPUs whose blocks fit into one page, which is in one piece in the guest's memory.
+const MOST: usize = LEAST_SIZE / BLOCK;
+
+/// The programs at work, until this is dropped.
+#[derive(Debug)]
+pub struct Watch {
+    blocks: Mapping,
+    timers: bool,
+    _descriptors: Vec<OwnedFd>,
+}
+
+impl Watch {
+    /// Loads the programs and starts them.
+    ///
+    /// # Errors
+    /// [`ReporterError::Kernel`] for a kernel without BPF or type information;
+    /// [`ReporterError::TooSmall`] with more vCPUs than a page has blocks.
+    pub fn start() -> Result<Self, ReporterError> {
+        let lacks =
+            |what: &str, e: &dyn std::fmt::Display| ReporterError::Kernel { what: format!("{what}: {e}") };
+        let cpus = possible_cpus()?;
+        if cpus > MOST {
+            return Err(ReporterError::TooSmall { vcpu: MOST, blocks: MOST });
+        }
+        let bytes = fs::read(BTF).map_err(|e| lacks(&format!("{BTF} (CONFIG_DEBUG_INFO_BTF)"), &e))?;
+        let layout = Btf::new(&bytes).and_then(|btf| Layout::of(&btf)).map_err(|e| lacks(BTF, &e))?;
+        let map = kernel::array(MOST as u32, BLOCK as u32).map_err(|e| lacks("BPF maps", &e))?;
+        let blocks = Mapping::of_descriptor(&map, LEAST_SIZE).map_err(|e| lacks("a mapped array", &e))?;
+        let number = map.as_raw_fd();
+        let switch = kernel::attach(&on_switch(number, layout), c"sched_switch");
+        let mut descriptors: Vec<OwnedFd> = switch.map_err(|e| lacks("sched_switch", &e))?.into();
+        // Without the address of the function no timer is announced; all else works.
+        let wake = symbol(&fs::read_to_string(SYMBOLS).unwrap_or_default(), WAKE);
+        if let Some(wake) = wake {
+            let timer = kernel::attach(&on_timer(number, layout, wake), c"hrtimer_start");
+            descriptors.extend(timer.map_err(|e| lacks("hrtimer_start", &e))?);
+        }
+        descriptors.push(map);
+        Ok(Self { blocks, timers: wake.is_some(), _descriptors: descriptors })
+    }
+
+    /// Whether timers are announced; they are not where root may not read the kernel's symbols.
+    #[must_use]
+    pub fn announces_timers(&self) -> bool {
+        self.timers
+    }
+
+    /// The blocks, without a header: 16 words for each vCPU.
+    #[must_use]
+    pub fn words(&self) -> &[AtomicU32] {
+        self.blocks.words()
+    }
+
+    /// The guest-physical address of the blocks.
+    ///
+    /// # Errors
+    /// When the kernel does not say: only root may ask.
+    pub fn address(&self) -> Result<u64, ReporterError> {
+        // A page that was never touched has no place.
+        let _ = self.words()[0].load(Ordering::Relaxed);
+        let page = rustix::param::page_size();
+        let mut entry = [0; 8];
+        let read = File::open(PAGEMAP)
+            .and_then(|file| file.read_exact_at(&mut entry, (self.blocks.address() / page * 8) as u64));
+        read.map_err(ReporterError::io("read", PAGEMAP))?;
+        // Documentation/admin-guide/mm/pagemap.rst: the frame in bits 0 to 54, present in bit 63.
+        let entry = u64::from_ne_bytes(entry);
+        match (entry >> 63, entry & ((1 << 55) - 1)) {
+            (1, frame @ 1..) => Ok(frame * page as u64),
+            _ => Err(ReporterError::io("read", PAGEMAP)(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the frame is hidden: run it as root",
+            ))),
+        }
+    }
+
+    /// Tells the host where the blocks are, and that they are kept.
+    ///
+    /// # Errors
+    /// As [`Watch::address`] and [`Reporter::begin`].
+    pub fn report(&self, device: Device) -> Result<Reporter, ReporterError> {
+        let reporter = Reporter::begin(device, Mode::GuestMemory { address: self.address()? })?;
+        reporter.device().ring();
+        Ok(reporter)
+    }
+}
+
+/// The address of a function in the kernel's list of symbols; `None` where it is not there, or
+/// hidden.
+fn symbol(symbols: &str, name: &str) -> Option<u64> {
+    let line = symbols.lines().find(|line| line.split_whitespace().nth(2) == Some(name))?;
+    u64::from_str_radix(line.split_whitespace().next()?, 16).ok().filter(|address| *address != 0)
+}
+
+/// CPUs that may ever be there: their numbers are below this.
+fn possible_cpus() -> Result<usize, ReporterError> {
+    const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+    let text = fs::read_to_string(POSSIBLE).map_err(ReporterError::io("read", POSSIBLE))?;
+    let last = text.trim().rsplit([',', '-']).next().and_then(|n| n.parse::<usize>().ok());
+    last.map(|n| n + 1).ok_or_else(|| ReporterError::io("read", POSSIBLE)(io::ErrorKind::InvalidData.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_symbol_is_found_unless_it_is_hidden() {
+        let list = "0000000000000000 t hidden\nffffffff81 T hrtimer_wakeup_x\nffffffff82 t hrtimer_wakeup\n";
+        assert_eq!(symbol(list, WAKE), Some(0xff_ffff_ff82));
+        assert_eq!(symbol(list, "hidden"), None);
+        assert_eq!(symbol("", WAKE), None);
+    }
+}

@@ -1,0 +1,185 @@
+//! The two programs: what each vCPU runs, and when its next urgent timer fires.
+//!
+//! Both may also be used under the GPL version 2, as the kernel asks of programs that read its
+//! structures.
+
+use rtvirtio_urgency::page::{flag, vcpu};
+
+use super::assembler::{Assembler, Helper, If, Width};
+use super::btf::{Btf, BtfError};
+
+/// Timers further ahead are not announced, in ns: nothing waits at a level for so long, and those
+/// of another clock look like it.
+const FARTHEST: i32 = 2_000_000_000;
+/// `MAX_RT_PRIO`: a task's `prio` below it is real-time.
+const REAL_TIME: i32 = 100;
+/// Bytes of the stack that the programs use.
+const STACK: Offsets = Offsets { prio: -8, key: -16, wide: -24 };
+/// The guest's own double word in each block: the earliest timer that something urgent has armed.
+const ARMED: i16 = 32;
+const SEQUENCE: i16 = bytes(vcpu::SEQUENCE);
+const POLICY: i16 = bytes(vcpu::POLICY);
+const PRIORITY: i16 = bytes(vcpu::PRIORITY);
+const FLAGS: i16 = bytes(vcpu::FLAGS);
+const WRITTEN: i16 = bytes(vcpu::WRITTEN);
+const DEADLINE: i16 = bytes(vcpu::DEADLINE);
+
+struct Offsets {
+    prio: i16,
+    key: i16,
+    wide: i16,
+}
+
+const fn bytes(word: usize) -> i16 {
+    (word * 4) as i16
+}
+
+/// Where members are in this kernel's structures, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    prio: i32,
+    pid: i32,
+    timer_expires: i32,
+    timer_function: i32,
+}
+
+impl Layout {
+    /// From the kernel's type information.
+    ///
+    /// # Errors
+    /// [`BtfError::Missing`] for a kernel that has them otherwise.
+    pub fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
+        let offset = |structure: &str, member: &str| -> Result<i32, BtfError> {
+            let found = btf.offset(structure, member)?;
+            i32::try_from(found).map_err(|_| BtfError::Missing(format!("struct {structure}.{member}")))
+        };
+        Ok(Self {
+            prio: offset("task_struct", "prio")?,
+            pid: offset("task_struct", "pid")?,
+            timer_expires: offset("hrtimer", "node")? + offset("timerqueue_node", "expires")?,
+            timer_function: offset("hrtimer", "function")?,
+        })
+    }
+}
+
+/// r0 = where a member of the structure at `from` was copied to, on the stack at `to`.
+fn read(a: &mut Assembler, to: i16, size: i32, from: u8, offset: i32) {
+    a.copy(1, 10);
+    a.add(1, i32::from(to));
+    a.set(2, size);
+    a.copy(3, from);
+    a.add(3, offset);
+    a.call(Helper::Read);
+}
+
+/// r8 = the block of this processor, or the program ends.
+fn block(a: &mut Assembler, map: i32) {
+    a.call(Helper::Processor);
+    a.store(Width::Word, 10, STACK.key, 0);
+    a.set_map(1, map);
+    a.copy(2, 10);
+    a.add(2, i32::from(STACK.key));
+    a.call(Helper::Lookup);
+    a.jump_if(0, If::Equal, 0, "end");
+    a.copy(8, 0);
+}
+
+/// At `sched_switch(preempt, prev, next, ...)`: writes what the processor runs next, where that is
+/// something else for the host. Most switches, between ordinary tasks, end at once: no byte is
+/// written then.
+#[must_use]
+pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
+    let mut a = Assembler::default();
+    a.load(Width::Double, 7, 1, 16);
+    a.store_value(Width::Double, 10, STACK.prio, 0);
+    read(&mut a, STACK.prio, 4, 7, layout.prio);
+    block(&mut a, map);
+    a.load(Width::Word, 6, 10, STACK.prio);
+    a.jump_if_signed_less(6, REAL_TIME, "urgent");
+
+    // r9 = flags: whether it is the idle task, number 0.
+    a.store_value(Width::Double, 10, STACK.wide, 1);
+    read(&mut a, STACK.wide, 4, 7, layout.pid);
+    a.load(Width::Word, 1, 10, STACK.wide);
+    a.set(9, 0);
+    a.jump_if(1, If::Not, 0, "ordinary");
+    a.set(9, flag::IDLE as i32);
+    a.label("ordinary");
+    a.load(Width::Word, 1, 8, POLICY);
+    a.jump_if(1, If::Not, 0, "ended");
+    a.load(Width::Word, 1, 8, FLAGS);
+    a.jump_if_register(1, If::Equal, 9, "end");
+    a.label("ended");
+    a.call(Helper::Now);
+    // r7 = the armed timer, where it lies ahead.
+    a.load(Width::Double, 7, 8, ARMED);
+    a.jump_if_register(7, If::AtLeast, 0, "armed");
+    a.set(7, 0);
+    a.label("armed");
+    a.set(6, 0);
+    a.set(5, 0);
+    a.jump("write");
+
+    // r5 = the guest's priority, 99 - prio; tasks under deadlines and the kernel's own above all.
+    a.label("urgent");
+    a.call(Helper::Now);
+    a.set(5, 99);
+    a.jump_if_signed_less(6, 0, "highest");
+    a.subtract(5, 6);
+    a.label("highest");
+    a.set(6, 1);
+    a.set(7, 0);
+    a.set(9, 0);
+
+    // r0 = now, r5 = priority, r6 = policy, r7 = deadline, r9 = flags.
+    a.label("write");
+    a.load(Width::Word, 1, 8, SEQUENCE);
+    a.or(1, 1);
+    a.store(Width::Word, 8, SEQUENCE, 1);
+    a.store(Width::Word, 8, POLICY, 6);
+    a.store(Width::Word, 8, PRIORITY, 5);
+    a.store(Width::Word, 8, FLAGS, 9);
+    a.store(Width::Double, 8, WRITTEN, 0);
+    a.store(Width::Double, 8, DEADLINE, 7);
+    a.add(1, 1);
+    a.store(Width::Word, 8, SEQUENCE, 1);
+    a.label("end");
+    a.set(0, 0);
+    a.exit();
+    a.finish()
+}
+
+/// At `hrtimer_start(timer, mode)`: while something urgent runs, remembers the earliest timer that
+/// wakes a sleeper. `wake` is the address of `hrtimer_wakeup`.
+#[must_use]
+pub fn on_timer(map: i32, layout: Layout, wake: u64) -> Vec<u64> {
+    let mut a = Assembler::default();
+    a.load(Width::Double, 7, 1, 0);
+    a.store_value(Width::Double, 10, STACK.wide, 0);
+    read(&mut a, STACK.wide, 8, 7, layout.timer_function);
+    a.load(Width::Double, 1, 10, STACK.wide);
+    a.set_wide(2, wake);
+    a.jump_if_register(1, If::Not, 2, "end");
+    block(&mut a, map);
+    a.load(Width::Word, 1, 8, POLICY);
+    a.jump_if(1, If::Equal, 0, "end");
+    a.store_value(Width::Double, 10, STACK.wide, 0);
+    read(&mut a, STACK.wide, 8, 7, layout.timer_expires);
+    a.call(Helper::Now);
+    a.load(Width::Double, 6, 10, STACK.wide);
+    // It is over, or far away.
+    a.jump_if_register(6, If::Less, 0, "end");
+    a.copy(1, 6);
+    a.subtract(1, 0);
+    a.jump_if(1, If::AtLeast, FARTHEST, "end");
+    // An earlier one is armed and lies ahead.
+    a.load(Width::Double, 1, 8, ARMED);
+    a.jump_if_register(1, If::Less, 0, "arm");
+    a.jump_if_register(6, If::AtLeast, 1, "end");
+    a.label("arm");
+    a.store(Width::Double, 8, ARMED, 6);
+    a.label("end");
+    a.set(0, 0);
+    a.exit();
+    a.finish()
+}

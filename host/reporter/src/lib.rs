@@ -1,0 +1,19 @@
+//! Inside a guest: says on the shared page how urgent each vCPU is.
+//!
+//! The page is the shared memory of an `ivshmem` device ([`Device`]). [`bpf::Watch`] reports what
+//! the guest's scheduler does, by two small programs in the guest's kernel; [`run`] reports a
+//! command as urgent for as long as it runs. Nothing here depends on the host side's crates: the
+//! program that links this is copied into guests.
+
+pub mod bpf;
+mod device;
+mod error;
+mod mapping;
+mod reporter;
+mod run;
+
+pub use device::Device;
+pub use error::ReporterError;
+pub use mapping::Mapping;
+pub use reporter::{Reporter, now};
+pub use run::{RunOptions, run};

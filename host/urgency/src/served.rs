@@ -1,0 +1,433 @@
+//! One VM whose page is followed.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rtvirtio_apply::{Guard, Hold, Levels, Movable};
+use rtvirtio_units::Nanos;
+use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
+use rtvirtio_urgency::{Config, Counters, Doorbell, GuestClock, Level, Look, Reason, Report, Vcpu};
+use rtvirtio_vmm::Qmp;
+use rtvirtio_vmm::threads::Named;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::thread::VcpuThread;
+use crate::{DOORBELL, FileMemory, Page, UrgencyError};
+
+/// Makes a connection to a VM's monitor, for a moment.
+pub type Monitor = Box<dyn FnMut() -> Result<Qmp, UrgencyError> + Send>;
+
+/// Before a page that the guest has named wrongly is asked for again.
+const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
+
+/// One vCPU with its thread.
+struct ServedVcpu {
+    vcpu: usize,
+    thread: VcpuThread,
+    machine: Vcpu,
+    /// Sequence number of the last report.
+    sequence: Option<u32>,
+    /// The last report, as it was checked.
+    report: Option<Report>,
+    /// Another program has set its policy.
+    foreign: bool,
+}
+
+/// One VM whose page is followed.
+pub struct ServedVm {
+    name: String,
+    pid: u32,
+    config: Config,
+    host: Host<FileMemory>,
+    monitor: Monitor,
+    mode: Mode,
+    /// Where the guest reports.
+    blocks: Option<Blocks<FileMemory>>,
+    /// Where levels are shown: always in the page. The guest's own memory is only read, because the
+    /// reporter may end, and the guest use it for something else, before that is known here.
+    shown: Blocks<FileMemory>,
+    beat: Option<u32>,
+    vcpus: Vec<ServedVcpu>,
+    clock: GuestClock,
+    ask_again: Nanos,
+    /// Whether the guest has named memory that it does not have, and no other since.
+    wrong: bool,
+    bell: Option<(OwnedFd, Doorbell)>,
+    nonsense: u64,
+    unreadable: u64,
+    refused: Option<String>,
+    had_vcpus: bool,
+}
+
+/// How a VM stands.
+#[derive(Clone, Debug, Serialize)]
+pub struct VmStatus {
+    /// Its name.
+    pub vm: String,
+    /// `off`, `region` or `guest_memory`.
+    pub mode: &'static str,
+    /// Its vCPUs.
+    pub vcpus: Vec<VcpuStatus>,
+    /// Reports with values that are none of the protocol's.
+    pub nonsense: u64,
+    /// Notices by the doorbell, and those of them that were ignored.
+    pub notices: [u64; 2],
+    /// Looks that found a report half written.
+    pub unreadable: u64,
+    /// Why something is not followed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+/// How a vCPU stands.
+#[derive(Clone, Debug, Serialize)]
+pub struct VcpuStatus {
+    /// Its number.
+    pub vcpu: usize,
+    /// Its thread.
+    pub tid: u32,
+    /// Its level.
+    pub level: Level,
+    /// Why it has it.
+    pub reason: Reason,
+    /// CPU time above the floor that is left in this period, for tasks, in nanoseconds.
+    pub task_left: Nanos,
+    /// The same for critical sections.
+    pub critical_left: Nanos,
+    /// What has happened.
+    #[serde(flatten)]
+    pub counters: Counters,
+    /// Whether it is left to another program that has set its policy.
+    pub foreign: bool,
+}
+
+impl ServedVm {
+    /// Offers the page to a VM's guest. The page is locked: one process follows it at a time, and
+    /// the kernel frees it when that process ends, however it ends.
+    ///
+    /// # Errors
+    /// [`UrgencyError::Taken`], or when the page cannot be written.
+    pub fn new(
+        name: &str,
+        pid: u32,
+        config: Config,
+        page: Page,
+        monitor: Monitor,
+    ) -> Result<Self, UrgencyError> {
+        match flock(&page.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(UrgencyError::Taken { vm: name.to_owned(), path: page.path });
+            }
+            Err(e) => return Err(UrgencyError::io("lock", page.path)(e.into())),
+        }
+        let why = format!("{} has {} bytes, {LEAST_SIZE} at least", page.path.display(), page.size);
+        let host = Host::new(FileMemory::new(page.file, 0), page.size)
+            .ok_or(UrgencyError::NoMemory { vm: name.to_owned(), why })?;
+        host.serve(page.doorbell.as_ref().map(|_| DOORBELL)).map_err(UrgencyError::io("write", page.path))?;
+        let shown = Blocks::new(host.memory().clone(), BLOCK, host.vcpus());
+        Ok(Self {
+            name: name.to_owned(),
+            pid,
+            config,
+            host,
+            monitor,
+            mode: Mode::Off,
+            blocks: None,
+            shown,
+            beat: None,
+            vcpus: Vec::new(),
+            clock: GuestClock::default(),
+            ask_again: Nanos(0),
+            wrong: false,
+            bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
+            nonsense: 0,
+            unreadable: 0,
+            refused: None,
+            had_vcpus: false,
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it had threads once and all have ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.had_vcpus && self.vcpus.is_empty()
+    }
+
+    /// How long the vCPU that was raised last stands above the floor for something urgent; `None`
+    /// where none does.
+    #[must_use]
+    pub fn boosted_for(&self, now: Nanos) -> Option<Nanos> {
+        let boosted =
+            |v: &&ServedVcpu| matches!(v.machine.reason(), Reason::Critical | Reason::Task | Reason::Timer);
+        let since = self.vcpus.iter().filter(boosted).map(|v| v.machine.changed()).max()?;
+        Some(Nanos(now.0.saturating_sub(since.0)))
+    }
+
+    /// What its notices arrive at, unless there are too many at the moment.
+    pub(crate) fn bell(&self, now: Nanos) -> Option<BorrowedFd<'_>> {
+        let (fd, bell) = self.bell.as_ref()?;
+        bell.muted_until(now).is_none().then(|| fd.as_fd())
+    }
+
+    /// Takes the notices that have arrived; whether to look.
+    pub(crate) fn take_notices(&mut self, now: Nanos) -> bool {
+        let Some((fd, bell)) = &mut self.bell else { return false };
+        let mut count = [0; 8];
+        // Nothing to read is no notice.
+        match rustix::io::read(&*fd, &mut count) {
+            Ok(8) => bell.ring(now, u64::from_ne_bytes(count)),
+            _ => false,
+        }
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn status(&self) -> VmStatus {
+        let one = |v: &ServedVcpu| {
+            let (task_left, critical_left) = v.machine.left();
+            VcpuStatus {
+                vcpu: v.vcpu,
+                tid: v.thread.movable().tid,
+                level: v.thread.level(),
+                reason: v.machine.reason(),
+                task_left,
+                critical_left,
+                counters: v.machine.counters(),
+                foreign: v.foreign,
+            }
+        };
+        VmStatus {
+            vm: self.name.clone(),
+            mode: match self.mode {
+                Mode::Off => "off",
+                Mode::Region => "region",
+                Mode::GuestMemory { .. } => "guest_memory",
+            },
+            vcpus: self.vcpus.iter().map(one).collect(),
+            nonsense: self.nonsense,
+            notices: self.bell.as_ref().map_or([0, 0], |(_, bell)| [bell.rung(), bell.ignored()]),
+            unreadable: self.unreadable,
+            refused: self.refused.clone(),
+        }
+    }
+
+    /// Takes the threads that the journal lets move: those that are not known yet are found by
+    /// QEMU's monitor.
+    ///
+    /// # Errors
+    /// [`UrgencyError::SharedThread`], or as the monitor reports.
+    pub fn update(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
+        let ours: Vec<&Movable> = levels.movable().iter().filter(|m| m.pid == self.pid).collect();
+        self.vcpus.retain(|v| ours.iter().any(|m| *m == v.thread.movable()));
+        let is_new = |m: &&&Movable| !self.vcpus.iter().any(|v| v.thread.movable() == **m);
+        let new: Vec<Movable> = ours.iter().filter(is_new).map(|m| (*m).clone()).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let named = Named::ask(&mut (self.monitor)()?)?;
+        for movable in new {
+            let vcpu = match named.vcpus.get(&movable.tid).map(Vec::as_slice) {
+                Some([vcpu]) => *vcpu as usize,
+                Some([_, ..]) => return Err(UrgencyError::SharedThread { vm: self.name.clone() }),
+                // It has ended since.
+                _ => continue,
+            };
+            let Some(thread) = VcpuThread::open(movable)? else { continue };
+            let config = Config { contract: thread.contract().priority, ..self.config };
+            let machine = Vcpu::new(config, now);
+            self.vcpus.push(ServedVcpu {
+                vcpu,
+                thread,
+                machine,
+                sequence: None,
+                report: None,
+                foreign: false,
+            });
+        }
+        self.had_vcpus |= !self.vcpus.is_empty();
+        Ok(())
+    }
+
+    /// Looks once, and moves the threads whose level changes. Returns when something changes by
+    /// itself.
+    ///
+    /// # Errors
+    /// When the page or the journal cannot be read. A thread that has ended is no error.
+    pub fn look(&mut self, levels: &Levels, now: Nanos) -> Result<Option<Nanos>, UrgencyError> {
+        let alive = self.find_blocks(now)?;
+        let mut next = None;
+        for at in (0..self.vcpus.len()).rev() {
+            let Some(ran) = self.vcpus[at].thread.ran_since() else {
+                self.vcpus.remove(at);
+                continue;
+            };
+            let wake = self.look_at(at, alive, ran, now)?;
+            next = [next, wake].into_iter().flatten().min();
+        }
+        let moves = |v: &ServedVcpu| !v.foreign && v.machine.level() != v.thread.level();
+        if self.vcpus.iter().any(moves) {
+            if let Hold::Free(guard) = levels.hold()? {
+                self.move_threads(&guard);
+            }
+        }
+        Ok(next)
+    }
+
+    /// Says to the guest that the page is followed no more.
+    pub(crate) fn close(&self) {
+        // A page that has gone with its VM needs no word.
+        let _ = self.host.leave();
+    }
+
+    /// Puts all vCPUs to their contract's level. Where another rtvirtio is at work, which may be
+    /// putting them back, they stay: the journal knows where they may be.
+    ///
+    /// # Errors
+    /// When the journal cannot be read.
+    pub(crate) fn settle(&mut self, levels: &Levels) -> Result<(), UrgencyError> {
+        for _ in 0..100 {
+            match levels.hold()? {
+                Hold::Free(guard) => {
+                    for v in self.vcpus.iter_mut().filter(|v| !v.foreign) {
+                        let contract = v.thread.contract();
+                        // One that has ended needs no level.
+                        let _ = v.thread.set(contract, &guard);
+                    }
+                    return Ok(());
+                }
+                Hold::Busy => std::thread::sleep(std::time::Duration::from_millis(5)),
+                Hold::Changed => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds where the guest reports. Whether it has shown a sign of life.
+    fn find_blocks(&mut self, now: Nanos) -> Result<bool, UrgencyError> {
+        let (mode, beat) = self.host.mode().map_err(UrgencyError::io("read", "the urgency page"))?;
+        let beats = self.beat.replace(beat).is_some_and(|old| old != beat);
+        if mode != self.mode {
+            (self.mode, self.blocks, self.refused) = (mode, None, None);
+            for v in &mut self.vcpus {
+                (v.sequence, v.report) = (None, None);
+                // What stands there may be of a host process that was killed.
+                let _ = self.shown.show(v.vcpu, v.thread.level());
+                // A guest that changes its mind all the time is not one that reports nothing.
+                if mode == Mode::Off {
+                    v.machine.end(now);
+                }
+            }
+        }
+        match mode {
+            _ if self.blocks.is_some() => {}
+            Mode::Off => self.wrong = false,
+            Mode::Region => {
+                self.wrong = false;
+                self.blocks = Some(Blocks::new(self.host.memory().clone(), BLOCK, self.host.vcpus()));
+            }
+            // QEMU's monitor is slow: a guest that names one address after the other must not keep
+            // the other VMs waiting.
+            Mode::GuestMemory { .. } if now < self.ask_again => {}
+            Mode::GuestMemory { address } => {
+                self.ask_again = Nanos(now.0.saturating_add(ASK_AGAIN.0));
+                match self.guest_memory(address) {
+                    Ok(memory) => {
+                        self.blocks = Some(Blocks::new(memory, 0, LEAST_SIZE / BLOCK));
+                        self.wrong = false;
+                    }
+                    Err(e) => {
+                        // A monitor that does not answer is not the guest's fault.
+                        self.wrong = matches!(e, UrgencyError::Address { .. });
+                        self.refused = Some(e.to_string());
+                    }
+                }
+            }
+        }
+        Ok(beats && (self.blocks.is_some() || self.wrong))
+    }
+
+    /// A page of the guest's memory. QEMU translates the address, and refuses one where the guest
+    /// has no memory of its own; one page is in one piece in QEMU's memory too.
+    fn guest_memory(&mut self, address: u64) -> Result<FileMemory, UrgencyError> {
+        let wrong = |why: &str| UrgencyError::Address { vm: self.name.clone(), address, why: why.to_owned() };
+        if address % LEAST_SIZE as u64 != 0 {
+            return Err(wrong("it is no page's start"));
+        }
+        let mut qmp = (self.monitor)()?;
+        let arguments = json!({ "command-line": format!("gpa2hva {address:#x}") });
+        let answer = qmp.execute("human-monitor-command", Some(arguments))?;
+        drop(qmp);
+        let answer = answer.as_str().unwrap_or_default().trim();
+        // `Host virtual address for 0x1000 (pc.ram) is 0x7f0000001000`
+        let place = answer.rsplit_once(" is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
+        let place = place.ok_or_else(|| wrong(answer))?;
+        let path = PathBuf::from(format!("/proc/{}/mem", self.pid));
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        Ok(FileMemory::new(file.map_err(UrgencyError::io("open", path))?, place))
+    }
+
+    fn look_at(
+        &mut self,
+        at: usize,
+        alive: bool,
+        ran: Nanos,
+        now: Nanos,
+    ) -> Result<Option<Nanos>, UrgencyError> {
+        let v = &mut self.vcpus[at];
+        // Of one that names no memory of its own nothing is urgent.
+        let nothing = self.wrong.then(Report::default);
+        let mut look = Look { report: nothing, is_new: false, alive, ran };
+        if let Some(blocks) = &self.blocks {
+            // A VM that has just ended takes its memory with it: its threads show that.
+            match blocks.read(v.vcpu).ok().flatten() {
+                Some((sequence, raw)) => {
+                    look.is_new = v.sequence.replace(sequence).is_some_and(|old| old != sequence);
+                    if look.is_new || v.report.is_none() {
+                        if look.is_new {
+                            self.clock.observe(now, Nanos(raw.written));
+                        }
+                        let (report, nonsense) = raw.checked(|guest| self.clock.to_host(guest));
+                        self.nonsense += u64::from(nonsense && look.is_new);
+                        v.report = Some(report);
+                    }
+                    look.report = v.report;
+                    look.alive |= look.is_new;
+                }
+                None => self.unreadable += 1,
+            }
+        }
+        Ok(v.machine.look(look, now).next)
+    }
+
+    /// Promotions first: a vCPU that is lowered may be the one that keeps them from running.
+    fn move_threads(&mut self, guard: &Guard<'_>) {
+        for up in [true, false] {
+            for v in self.vcpus.iter_mut().filter(|v| !v.foreign) {
+                let (old, new) = (v.thread.level(), v.machine.level());
+                if old == new || (new.priority > old.priority) != up {
+                    continue;
+                }
+                match v.thread.set(new, guard) {
+                    Ok(true) => {
+                        // As above: memory that has gone shows in the threads.
+                        let _ = self.shown.show(v.vcpu, new);
+                    }
+                    Ok(false) => v.foreign = true,
+                    Err(e) if rtvirtio_kernel::is_gone(&e) => {}
+                    Err(e) => self.refused = Some(format!("vCPU {}: {e}", v.vcpu)),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! All VMs, looked at when it matters.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rtvirtio_apply::{Hold, Levels};
+use rtvirtio_units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::thread::now;
+use crate::{ServedVm, UrgencyError, VmStatus};
+
+/// Between two looks while a vCPU is boosted, at least; else an eighth of the time for which it has
+/// been, so that one that is done stays high for little more than it was urgent.
+pub const LOOK_BOOSTED: Nanos = Nanos::from_micros(25);
+/// Between two looks else: how long an urgency that no timer announced may go unseen.
+pub const LOOK: Nanos = Nanos::from_millis(1);
+/// Between two looks at the journal, and two reports.
+const REPORT: Nanos = Nanos::from_millis(1000);
+const JOURNAL: Nanos = Nanos::from_millis(50);
+
+/// Why serving ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was stopped; all vCPUs are at their contract's level.
+    Stopped,
+    /// The contracts were put back, or others were applied.
+    PutBack,
+    /// All VMs have ended.
+    VmsEnded,
+}
+
+/// Follows the pages of these VMs until `stop` is set. `report` gets how they stand, each second.
+/// The calling thread should have a higher priority than all vCPUs.
+///
+/// # Errors
+/// When the journal or a page cannot be read; all vCPUs are at their contract's level then, where
+/// that is still ours to set.
+pub fn serve(
+    vms: &mut [ServedVm],
+    levels: &mut Levels,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(&[VmStatus]),
+) -> Result<Ended, UrgencyError> {
+    let ended = follow(vms, levels, stop, report);
+    for vm in vms.iter_mut() {
+        vm.close();
+        if !matches!(ended, Ok(Ended::PutBack)) {
+            vm.settle(levels)?;
+        }
+    }
+    ended
+}
+
+fn follow(
+    vms: &mut [ServedVm],
+    levels: &mut Levels,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(&[VmStatus]),
+) -> Result<Ended, UrgencyError> {
+    let by = levels.applied_by();
+    if by.is_none() {
+        return Ok(Ended::PutBack);
+    }
+    for vm in vms.iter_mut() {
+        vm.update(levels, now())?;
+    }
+    let mut due = vec![Nanos(0); vms.len()];
+    let (mut journal, mut next_report) = (now(), now());
+    while !stop.load(Ordering::Relaxed) {
+        let at = now();
+        if at >= journal {
+            journal = Nanos(at.0 + JOURNAL.0);
+            if matches!(levels.hold()?, Hold::Changed) {
+                levels.reload()?;
+                if levels.applied_by() != by {
+                    return Ok(Ended::PutBack);
+                }
+                for vm in vms.iter_mut() {
+                    vm.update(levels, at)?;
+                }
+            }
+        }
+        for (vm, due) in vms.iter_mut().zip(&mut due) {
+            let is_called = vm.bell(at).is_some() && vm.take_notices(at);
+            if at < *due && !is_called {
+                continue;
+            }
+            let next = vm.look(levels, now())?;
+            let after = now();
+            // What has been urgent for long may be so for some time more.
+            let interval =
+                vm.boosted_for(after).map_or(LOOK, |since| Nanos(since.0 / 8).clamp(LOOK_BOOSTED, LOOK));
+            let latest = Nanos(after.0 + interval.0);
+            *due = next.map_or(latest, |next| next.min(latest)).max(Nanos(after.0 + 1));
+        }
+        if at >= next_report {
+            next_report = Nanos(at.0 + REPORT.0);
+            report(&vms.iter().map(ServedVm::status).collect::<Vec<_>>());
+        }
+        if vms.iter().all(ServedVm::has_ended) {
+            return Ok(Ended::VmsEnded);
+        }
+        let wake = due.iter().copied().min().unwrap_or(Nanos(now().0 + LOOK.0));
+        wait(vms, wake)?;
+    }
+    Ok(Ended::Stopped)
+}
+
+/// Sleeps until then, or until a guest rings.
+fn wait(vms: &[ServedVm], until: Nanos) -> Result<(), UrgencyError> {
+    let at = now();
+    let mut bells: Vec<PollFd<'_>> = vms
+        .iter()
+        .filter_map(|vm| vm.bell(at))
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+        .collect();
+    let left = until.0.saturating_sub(at.0);
+    // A sleep is no more than milliseconds, so both parts fit.
+    let timeout = Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+    match poll(&mut bells, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(UrgencyError::io("wait for", "the doorbells")(e.into())),
+    }
+}

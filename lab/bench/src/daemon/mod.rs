@@ -1,0 +1,200 @@
+//! The service that keeps contracts: how soon it acts, what it costs, what `kill -9` leaves, and
+//! whether it comes to rest.
+
+mod measure;
+pub mod month;
+
+use std::path::Path;
+
+use rtvirtio_measure::HostFacts;
+use serde::{Deserialize, Serialize};
+
+pub use measure::{DaemonOptions, IDLE_VMS, measure};
+
+use crate::claims::Claim;
+use crate::page::{Section, Table};
+use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
+use month::Month;
+
+/// File name of the result.
+pub const FILE: &str = "daemon.json";
+
+/// What `kill -9` left.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kills {
+    /// Kills.
+    pub n: usize,
+    /// Those that came while the contract was not as it should be: something was under way, or
+    /// about to be.
+    pub unsettled: usize,
+    /// Comparisons with the state from before.
+    pub compared: usize,
+    /// What differed.
+    pub differences: Vec<String>,
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DaemonData {
+    /// [`DaemonData::SCHEMA`].
+    pub schema: String,
+    /// Where.
+    pub host: HostFacts,
+    /// How.
+    pub command: String,
+    /// When.
+    pub generated: String,
+    /// From a new thread to its priority, in ms.
+    pub thread_ms: Vec<f64>,
+    /// From the first answer of a restarted QEMU to its contract, in s.
+    pub restart_s: Vec<f64>,
+    /// Share of one CPU at rest, window by window.
+    pub idle: Vec<f64>,
+    /// Length of these windows.
+    pub idle_seconds: f64,
+    /// `kill -9`.
+    pub kills: Kills,
+    /// Months of a simulated host.
+    pub months: Vec<Month>,
+}
+
+impl Saved for DaemonData {
+    const SCHEMA: &str = "rtvirtio-daemon/1";
+}
+
+/// The value below which a share of all lie, by nearest rank; 0 for none.
+fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+/// The claims of a result.
+#[must_use]
+pub fn claims(data: &DaemonData) -> Vec<Claim> {
+    let longest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    let sum = |of: fn(&Month) -> u64| data.months.iter().map(of).sum::<u64>() as f64;
+    let months = data.months.len();
+    vec![
+        Claim::new(
+            "daemon.thread_p99_ms",
+            "from a new thread of a VM to its place in the contract, p99",
+            quantile(&data.thread_ms, 0.99),
+            "ms",
+            data.thread_ms.len(),
+        )
+        .at_most(300.0),
+        Claim::new(
+            "daemon.thread_p50_ms",
+            "the same, median",
+            quantile(&data.thread_ms, 0.5),
+            "ms",
+            data.thread_ms.len(),
+        ),
+        Claim::new(
+            "daemon.restart_p99_s",
+            "from the first answer of a restarted QEMU to its contract, p99",
+            quantile(&data.restart_s, 0.99),
+            "s",
+            data.restart_s.len(),
+        )
+        .at_most(2.0),
+        Claim::new(
+            "daemon.idle_cpu",
+            format!("share of one CPU with {IDLE_VMS} VMs at rest, the worst window"),
+            longest(&data.idle),
+            "share",
+            data.idle.len(),
+        )
+        .at_most(0.005),
+        Claim::new(
+            "daemon.kills.differences",
+            "settings that differ after `kill -9` of the service at any moment, a restart and the end of the contract",
+            data.kills.differences.len() as f64,
+            "settings",
+            data.kills.n,
+        )
+        .at_most(0.0),
+        Claim::new(
+            "daemon.settles.oscillating",
+            "contracts put in force or put back without a cause in simulated months",
+            sum(|m| m.oscillating),
+            "steps",
+            months,
+        )
+        .at_most(0.0),
+        Claim::new(
+            "daemon.settles.restless",
+            "times that the loop was not at rest long after the last cause in simulated months",
+            sum(|m| m.restless) + sum(|m| m.wrong_at_rest),
+            "times",
+            months,
+        )
+        .at_most(0.0),
+        Claim::new(
+            "daemon.settles.causes",
+            "things that happened to the simulated host meanwhile",
+            sum(|m| m.causes),
+            "causes",
+            months,
+        ),
+    ]
+}
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: DaemonData = read(path)?;
+    let lead = format!(
+        "The service on Linux {} with {} CPUs, QEMU processes without a guest; {}. The months are simulated: the loop of the \
+         service on a simulated host in virtual time.",
+        data.host.kernel, data.host.cpus, data.command
+    );
+    let row = |name: &str, unit: &str, values: &[f64]| {
+        let number = |share| format!("{:.4}", quantile(values, share));
+        vec![format!("{name}, {unit}"), values.len().to_string(), number(0.5), number(0.99), number(1.0)]
+    };
+    let month = |m: &Month| {
+        [m.seed, m.days, m.causes, m.passes, m.steps, m.oscillating, m.restless, m.restores_per_hour]
+            .map(|n| n.to_string())
+            .to_vec()
+    };
+    let times = Table {
+        label: "times".to_owned(),
+        head: ["", "n", "median", "p99", "longest"].map(str::to_owned).to_vec(),
+        rows: vec![
+            row("a new thread has its place", "ms", &data.thread_ms),
+            row("a restarted VM has its contract", "s", &data.restart_s),
+            row("share of one CPU at rest", "share", &data.idle),
+        ],
+    };
+    let months = Table {
+        label: "simulated months".to_owned(),
+        head: ["seed", "days", "causes", "passes", "steps", "oscillating", "restless", "restores in an hour"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: data.months.iter().map(month).collect(),
+    };
+    let section =
+        Section { title: "The service".to_owned(), tables: vec![times, months], ..Section::default() };
+    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_of_the_right_rank() {
+        let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(
+            (quantile(&values, 0.5), quantile(&values, 0.99), quantile(&values, 1.0)),
+            (50.0, 99.0, 100.0)
+        );
+        assert_eq!(quantile(&[], 0.99), 0.0);
+    }
+}

@@ -1,0 +1,110 @@
+//! Contracts come one after the other to many hosts.
+
+use std::time::Instant;
+
+use anyhow::Context as _;
+use rtvirtio_capacity::{Contract, Reserve, fits};
+use rtvirtio_fleet::{Cluster, Search};
+use serde::{Deserialize, Serialize};
+
+use super::instance::Instance;
+use super::peers;
+
+/// Hosts that the exact admission asks where no sum has room, of each kind of host.
+const TRIES: usize = 32;
+
+/// One fleet, filled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Filled {
+    /// Hosts.
+    pub hosts: usize,
+    /// Contracts that come.
+    pub vms: usize,
+    /// Time for all decisions of one core, s.
+    pub seconds: f64,
+    /// Contracts placed: by sums, and by the exact admission where no sum has room.
+    pub placed: usize,
+    /// Contracts placed by sums alone, in the same order.
+    pub placed_by_sums: usize,
+    /// By first fit on the same integers, in the same order.
+    pub first_fit: usize,
+    /// By first fit, the largest first: it knows all that will come.
+    pub first_fit_decreasing: usize,
+    /// By Pacemaker's rule on the demands that it would be given.
+    pub pacemaker: usize,
+    /// Ours with the largest first.
+    pub placed_decreasing: usize,
+    /// Hosts whose contracts the full admission refuses, by both resources; 0 unless something is
+    /// wrong.
+    pub beyond_capacity: usize,
+}
+
+/// Fills a fleet of so many hosts by every rule.
+///
+/// # Errors
+/// When a built-in profile cannot be read.
+pub fn fill(hosts: usize, seed: u64) -> anyhow::Result<Filled> {
+    let instance = Instance::new(hosts, seed)?;
+    let arrival: Vec<u16> = instance.vms.iter().map(|vm| vm.0).collect();
+    let exact = Search::Exact { tries: TRIES };
+    let begin = Instant::now();
+    let at = place(&instance, &arrival, exact);
+    let seconds = begin.elapsed().as_secs_f64();
+    let beyond_capacity = beyond(&instance, &arrival, &at);
+    let count = |at: &[Option<u32>]| at.iter().flatten().count();
+    let decreasing = peers::decreasing(&instance);
+    Ok(Filled {
+        hosts,
+        vms: arrival.len(),
+        seconds,
+        placed: count(&at),
+        placed_by_sums: count(&place(&instance, &arrival, Search::Sums)),
+        first_fit: peers::first_fit(&instance, &arrival),
+        first_fit_decreasing: peers::first_fit(&instance, &decreasing),
+        pacemaker: peers::pacemaker(&instance),
+        placed_decreasing: count(&place(&instance, &decreasing, exact)),
+        beyond_capacity,
+    })
+}
+
+fn place(instance: &Instance, order: &[u16], search: Search) -> Vec<Option<u32>> {
+    let mut cluster = Cluster::new(instance.classes.clone(), &instance.hosts, &instance.kinds);
+    // There are fewer hosts than u32 has numbers.
+    order.iter().map(|kind| cluster.place(usize::from(*kind), search).map(|h| h as u32)).collect()
+}
+
+/// Hosts on which the scheduler's own admission, or the CPU's, refuses what was placed: computed
+/// anew from the contracts.
+fn beyond(instance: &Instance, order: &[u16], at: &[Option<u32>]) -> usize {
+    let mut on: Vec<Vec<u16>> = vec![Vec::new(); instance.hosts.len()];
+    for (kind, host) in order.iter().zip(at) {
+        if let Some(host) = host {
+            on[*host as usize].push(*kind);
+        }
+    }
+    let is_beyond = |(host, kinds): (usize, &Vec<u16>)| {
+        let node = &instance.classes[instance.hosts[host]];
+        let contracts: Vec<&Contract> = kinds.iter().map(|k| &instance.kinds[usize::from(*k)]).collect();
+        let reserves: Option<Vec<Reserve>> = contracts
+            .iter()
+            .map(|c| Some(node.needs(c)?.into_iter().flatten().collect::<Vec<_>>()))
+            .collect::<Option<Vec<_>>>()
+            .map(|all| all.concat());
+        let cpu: f64 = contracts.iter().filter_map(|c| c.cpu).map(|r| r.0).sum();
+        let disk = reserves.is_some_and(|r| node.disks[0].capacity().admit(&r).is_ok());
+        !disk || !fits(cpu, node.cpu.0)
+    };
+    on.iter().enumerate().filter(|of| is_beyond(*of)).count()
+}
+
+/// The most memory that this process has had, GiB.
+///
+/// # Errors
+/// When the kernel does not say.
+pub fn peak_memory_gib() -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    let kib = status.lines().find_map(|l| l.strip_prefix("VmHWM:")?.trim().strip_suffix("kB"));
+    let kib: f64 = kib.context("no VmHWM in /proc/self/status")?.trim().parse()?;
+    Ok(kib / f64::from(1 << 20))
+}

@@ -1,0 +1,350 @@
+//! Contracts in a real Pacemaker cluster of three nodes: how long after the loss of a node, a cut
+//! link, an operator's move, a node that joins and a raised contract every contract verifies again.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rtvirtio_learn::statistic::median;
+use rtvirtio_measure::HostFacts;
+use rtvirtio_testbed::cluster::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US};
+use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use serde::{Deserialize, Serialize};
+
+use crate::claims::Claim;
+use crate::page::Section;
+use crate::page::xy::table;
+use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
+
+/// File name of the result.
+pub const FILE: &str = "fleet-cluster.json";
+/// A scenario that takes longer has failed.
+const LONGEST: Duration = Duration::from_secs(300);
+/// The VMs; two fit on a node.
+const VMS: [&str; 4] = ["plc", "hmi", "gate", "log"];
+/// Nodes.
+const NODES: usize = 3;
+/// Budget of a raised contract, us: it still fits next to another on a node.
+const RAISED_US: u64 = 1_300;
+
+/// The result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterData {
+    /// [`ClusterData::SCHEMA`].
+    pub schema: String,
+    /// Where.
+    pub host: HostFacts,
+    /// How.
+    pub command: String,
+    /// When.
+    pub generated: String,
+    /// Every repetition.
+    pub rounds: Vec<Round>,
+}
+
+impl Saved for ClusterData {
+    const SCHEMA: &str = "rtvirtio-fleet-cluster/1";
+}
+
+/// One repetition of all scenarios.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Round {
+    /// From `kill -9` of all processes of a node until the contract of its VM verifies elsewhere,
+    /// s.
+    pub node_dies_s: f64,
+    /// The same from a cut link, s.
+    pub link_cut_s: f64,
+    /// From the start of a dead node until a contract that had no room verifies on it, s.
+    pub node_added_s: f64,
+    /// From a change of the spec until the kernel has the new budget, s.
+    pub raised_s: f64,
+    /// From an operator's order until the cluster has done all that follows from it, s.
+    pub refused_s: f64,
+    /// Whether the VM ran on, in the same process, and a reason was published.
+    pub refused_without_stop: bool,
+    /// Nodes whose contracts were more than their budget, over all looks.
+    pub beyond_capacity: usize,
+    /// VMs that ran without a contract that verifies, over all looks after a scenario.
+    pub unverified: usize,
+}
+
+/// Runs the scenarios so often. `program` is `rtvirtio-pacemaker`.
+///
+/// # Errors
+/// What does not start, and cancellation.
+pub fn measure(repeat: usize, program: &Path, progress: &dyn Progress) -> anyhow::Result<ClusterData> {
+    ensure!(
+        program.exists(),
+        "{} is missing: build it with `cargo build -p rtvirtio-pacemaker`",
+        program.display()
+    );
+    let mut rounds = Vec::new();
+    for i in 0..repeat {
+        progress.check_cancelled()?;
+        progress.step(&format!("round {} of {repeat}", i + 1));
+        rounds.push(round(i, program, progress).with_context(|| format!("round {}", i + 1))?);
+    }
+    Ok(ClusterData {
+        schema: ClusterData::SCHEMA.to_owned(),
+        host: HostFacts {
+            kernel: kernel_release(),
+            cpus: cpus(),
+            vmm: "QEMU, firmware without a system".to_owned(),
+            accelerator: "tcg".to_owned(),
+            device: "none: CPU contracts".to_owned(),
+        },
+        command: format!("rtvirtio-lab bench fleet-cluster --repeat {repeat}"),
+        generated: generated(),
+        rounds,
+    })
+}
+
+/// A new cluster for each round: none rests on what another left.
+fn round(number: usize, program: &Path, progress: &dyn Progress) -> anyhow::Result<Round> {
+    let dir = tempfile::Builder::new().prefix("rtvirtio-box-").tempdir()?;
+    let name = format!("bench-{}-{number}", std::process::id());
+    let mut site = ContractCluster::start(dir.path(), &name, program, NODES)?;
+    let mut result = Round::default();
+    // Three of four: a node may die and all have room.
+    VMS[..3].iter().try_for_each(|vm| site.add_vm(0, vm))?;
+    site.set_contracts(&VMS[..3])?;
+    let all: Vec<usize> = (0..NODES).collect();
+    site.publish(&all)?;
+    site.constrain(0)?;
+    for vm in &VMS[..3] {
+        site.wait_held(vm, &all, LONGEST)?;
+    }
+    look(&site, &VMS[..3], &mut result);
+
+    progress.step("an operator moves a VM to a node without room");
+    refused(&mut site, &mut result)?;
+    look(&site, &VMS[..3], &mut result);
+
+    progress.step("a contract is raised");
+    let node = site.node_of(0, "plc").context("plc runs nowhere")?;
+    let begin = Instant::now();
+    site.write_spec("plc", RAISED_US)?;
+    wait("the raised budget", || site.budget(node, "plc") == Some(RAISED_US))?;
+    result.raised_s = begin.elapsed().as_secs_f64();
+    site.write_spec("plc", BUDGET_US)?;
+    wait("the old budget", || site.budget(node, "plc") == Some(BUDGET_US))?;
+
+    progress.step("a node dies");
+    let dead = site.node_of(0, "plc").context("plc runs nowhere")?;
+    let alive: Vec<usize> = all.iter().copied().filter(|n| *n != dead).collect();
+    let begin = Instant::now();
+    site.cluster.kill_node(dead);
+    site.wait_held("plc", &alive, LONGEST)?;
+    result.node_dies_s = begin.elapsed().as_secs_f64();
+    settle(&site, alive[0])?;
+    look(&site, &VMS[..3], &mut result);
+
+    progress.step("a node is added");
+    // Two nodes hold four contracts; a fifth has no room until the third node is back.
+    for vm in [VMS[3], "cam"] {
+        site.add_vm(alive[0], vm)?;
+    }
+    site.set_contracts(&["plc", "hmi", "gate", "log", "cam"])?;
+    site.publish(&alive)?;
+    site.constrain(alive[0])?;
+    site.wait_held("log", &alive, LONGEST)?;
+    settle(&site, alive[0])?;
+    ensure!(site.node_of(alive[0], "cam").is_none(), "a contract was placed without room");
+    let begin = Instant::now();
+    site.start_node(dead)?;
+    site.cluster.wait_online(NODES)?;
+    site.publish(&[dead])?;
+    site.wait_held("cam", &[dead], LONGEST)?;
+    result.node_added_s = begin.elapsed().as_secs_f64();
+    settle(&site, alive[0])?;
+    look(&site, &["plc", "hmi", "gate", "log", "cam"], &mut result);
+
+    progress.step("a link is cut");
+    // The node with one contract: the others have room for none, so the least urgent gives way.
+    let cut = site.node_of(alive[0], "plc").context("plc runs nowhere")?;
+    let rest: Vec<usize> = all.iter().copied().filter(|n| *n != cut).collect();
+    let begin = Instant::now();
+    site.cluster.set_link(cut, false)?;
+    site.wait_held("plc", &rest, LONGEST)?;
+    result.link_cut_s = begin.elapsed().as_secs_f64();
+    settle(&site, rest[0])?;
+    look(&site, &["plc", "hmi", "gate", "log", "cam"], &mut result);
+    Ok(result)
+}
+
+/// Two contracts fill a node; a third VM is to be moved there.
+fn refused(site: &mut ContractCluster, result: &mut Round) -> anyhow::Result<()> {
+    let at =
+        |site: &ContractCluster, vm: &str| site.node_of(0, vm).with_context(|| format!("{vm} runs nowhere"));
+    let (from, full) = (at(site, "plc")?, at(site, "hmi")?);
+    let to = format!("n{}", full + 1);
+    let order = |site: &ContractCluster, vm: &str| {
+        site.cluster.run(0, &["crm_resource", "--move", "-r", vm, "-N", &to])
+    };
+    order(site, "gate")?;
+    site.wait_held("gate", &[full], LONGEST)?;
+    settle(site, 0)?;
+    site.publish(&(0..NODES).collect::<Vec<_>>())?;
+    let before = site.start_of(from, "plc");
+    let begin = Instant::now();
+    order(site, "plc")?;
+    settle(site, 0)?;
+    result.refused_s = begin.elapsed().as_secs_f64();
+    let published = site.published(0)?;
+    let reason = published
+        .iter()
+        .any(|p| p["resource"] == "plc" && p["node"] == to.as_str() && p["veto"] == true && p["why"] != "");
+    let same = before.is_some() && site.start_of(from, "plc") == before && site.verifies(from, "plc");
+    result.refused_without_stop = reason && same;
+    for vm in ["plc", "gate"] {
+        site.cluster.run(0, &["crm_resource", "--clear", "-r", vm])?;
+    }
+    settle(site, 0)
+}
+
+/// Until the cluster has nothing left to do.
+fn settle(site: &ContractCluster, asked: usize) -> anyhow::Result<()> {
+    site.cluster.run(asked, &["crm_resource", "--wait"])?;
+    Ok(())
+}
+
+fn wait(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    while !condition() {
+        ensure!(begin.elapsed() < LONGEST, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Counts what must never be: nodes beyond their budget, and running VMs whose contract does not
+/// verify.
+fn look(site: &ContractCluster, vms: &[&str], result: &mut Round) {
+    for node in 0..NODES {
+        let budgets: u64 = vms.iter().filter_map(|vm| site.budget(node, vm)).sum();
+        // Budgets count in each period, the node's in each second.
+        result.beyond_capacity += usize::from(budgets * 1_000_000 / PERIOD_US > NODE_BUDGET_US);
+    }
+    let asked = (0..NODES).find(|n| site.cluster.run(*n, &["crm_node", "--quorum"]).is_ok_and(|q| q == "1"));
+    let Some(asked) = asked else { return };
+    for vm in vms {
+        if let Some(node) = site.node_of(asked, vm) {
+            result.unverified += usize::from(!site.verifies(node, vm));
+        }
+    }
+}
+
+/// A scenario: its id, what it is, and its time in a round.
+type Scenario = (&'static str, &'static str, fn(&Round) -> f64);
+
+const SCENARIOS: [Scenario; 5] = [
+    (
+        "failover_p50_s",
+        "from the death of a node until the contract of its VM verifies on another, median",
+        |r| r.node_dies_s,
+    ),
+    ("link_cut_p50_s", "the same from a cut link, median; without fencing", |r| r.link_cut_s),
+    (
+        "node_added_p50_s",
+        "from the start of a node until a contract that had no room verifies on it, median",
+        |r| r.node_added_s,
+    ),
+    (
+        "raised_p50_s",
+        "from a change of a spec until the kernel has the new budget, median (the agent looks every 10 s)",
+        |r| r.raised_s,
+    ),
+    (
+        "refused_p50_s",
+        "from an operator's move to a node without room until the cluster has settled, median",
+        |r| r.refused_s,
+    ),
+];
+
+impl ClusterData {
+    /// The claims of a result.
+    #[must_use]
+    pub fn claims(&self) -> Vec<Claim> {
+        let n = self.rounds.len();
+        let mut claims: Vec<Claim> = SCENARIOS
+            .iter()
+            .map(|(id, what, time)| {
+                let times: Vec<f64> = self.rounds.iter().map(time).collect();
+                Claim::new(format!("fleet.{id}"), *what, median(times), "s", n)
+            })
+            .collect();
+        let kept = self.rounds.iter().filter(|r| r.refused_without_stop).count();
+        let sum = |of: fn(&Round) -> usize| self.rounds.iter().map(of).sum::<usize>() as f64;
+        claims.push(
+            Claim::new(
+                "fleet.refused_without_stop",
+                "moves to a node without room that were refused with a reason, the VM running on in the same process",
+                kept as f64 / n.max(1) as f64,
+                "share",
+                n,
+            )
+            .at_least(1.0),
+        );
+        claims.push(
+            Claim::new(
+                "fleet.beyond_capacity",
+                "nodes whose contracts were more than their budget, looked at after every scenario",
+                sum(|r| r.beyond_capacity),
+                "nodes",
+                n,
+            )
+            .at_most(0.0),
+        );
+        claims.push(
+            Claim::new(
+                "fleet.unverified",
+                "VMs that ran after a scenario without a contract that verifies",
+                sum(|r| r.unverified),
+                "VMs",
+                n,
+            )
+            .at_most(0.0),
+        );
+        claims
+    }
+}
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: ClusterData = read(path)?;
+    let lead = format!(
+        "Pacemaker and Corosync, {NODES} nodes in namespaces of one machine with {} CPUs, Linux {}, {}; {}, {}.",
+        data.host.cpus, data.host.kernel, data.host.vmm, data.command, data.generated
+    );
+    ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, vec![section(&data)])
+}
+
+fn section(data: &ClusterData) -> Section {
+    let row = |(_, what, time): &Scenario| {
+        let mut times: Vec<f64> = data.rounds.iter().map(time).collect();
+        times.sort_by(f64::total_cmp);
+        let text = |t: Option<&f64>| t.map_or_else(String::new, |t| format!("{t:.1}"));
+        vec![
+            (*what).to_owned(),
+            text(times.first()),
+            format!("{:.1}", median(times.clone())),
+            text(times.last()),
+        ]
+    };
+    Section {
+        title: "Scenarios in a cluster".to_owned(),
+        text: vec!["Seconds. Each round is a new cluster. Fencing is off.".to_owned()],
+        plots: Vec::new(),
+        tables: vec![table(
+            "times of scenarios",
+            &["scenario", "least", "median", "most"],
+            SCENARIOS.iter().map(row).collect(),
+        )],
+    }
+}

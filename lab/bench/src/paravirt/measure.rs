@@ -1,0 +1,308 @@
+//! The runs, interleaved.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rtvirtio_cpu::{Backend, Contract};
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::steal::stolen;
+use rtvirtio_testbed::LabHost;
+use rtvirtio_testbed::qemu::QemuGuest;
+use rtvirtio_units::Nanos;
+use rtvirtio_workflow::{Progress, generated};
+
+use super::guests::Guests;
+use super::{Both, Cost, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Setup};
+use crate::cores::{keep_awake, on_one_core, with_backend};
+use crate::cyclictest::wake_up_probe::WakeUpProbe;
+use crate::cyclictest::{LARGEST_US, Latencies, WATCH_US, parse};
+use crate::guest;
+use crate::interleave::{Counter, interleaved};
+use crate::report::write;
+use crate::saved::Saved as _;
+
+/// Load before the first wake-up that counts.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// A guest under load may need this much longer than its own clock shows.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
+/// Where a job writes how much it has done.
+const WORK: &str = "/tmp/work";
+
+/// Options of the experiment.
+#[derive(Clone, Debug)]
+pub struct ParavirtOptions {
+    /// Length of each run, whole seconds.
+    pub length: Nanos,
+    /// Runs of each set-up.
+    pub repeat: u16,
+    /// Budget of A in each period.
+    pub budget: Nanos,
+    /// The period.
+    pub period: Nanos,
+    /// CPU time above the floor in each second.
+    pub boost: Nanos,
+    /// Promotions in each round.
+    pub promotions: u32,
+    /// Real-time priorities without a budget of the VM's own, as kernels without
+    /// `CONFIG_RT_GROUP_SCHED` have them.
+    pub priorities_only: bool,
+    /// Keep idle CPUs awake.
+    pub awake: bool,
+}
+
+/// Measures all. The result is written to `path` after each round.
+///
+/// # Errors
+/// A length or contract out of range, a guest that does not boot, and cancellation.
+pub fn measure(
+    options: &ParavirtOptions,
+    path: &Path,
+    labs: &LabHost,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    let length = Duration::from_nanos(options.length.0);
+    if length < Duration::from_secs(2) {
+        bail!("--for {}: two seconds at least: cyclictest counts whole ones", options.length);
+    }
+    let contract = Contract::new(options.budget, options.period).with_context(|| {
+        format!(
+            "--budget {} --period {}: at least 1us, and no more than the period",
+            options.budget, options.period
+        )
+    })?;
+    let contracts = if options.priorities_only {
+        with_backend(&[Backend::Throttle], labs, progress)?
+    } else {
+        on_one_core(labs, progress)?
+    };
+    let awake = if options.awake { keep_awake(progress) } else { None };
+    let dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir()?;
+    let mut guests = Guests::boot(&contracts, contract, options.boost, dir.path(), labs, progress)?;
+    let mut data = ParavirtData {
+        schema: ParavirtData::SCHEMA.to_owned(),
+        host: guests.facts.clone(),
+        command: command(options),
+        generated: String::new(),
+        awake: awake.is_some(),
+        backend: contracts.backend().to_string(),
+        contract: contract.to_string(),
+        budget_ns: options.boost.0,
+        doorbell: true,
+        both: Vec::new(),
+        cost: Vec::new(),
+        promotions: Vec::new(),
+        lies: Vec::new(),
+    };
+    let lies: Vec<&str> = std::iter::once(HONEST).chain(LIES).collect();
+    let runs = (Setup::ALL.len() + 2 + 1 + lies.len()) * usize::from(options.repeat);
+    let mut counter = Counter::new(progress, "paravirt", runs);
+    for round in 0..usize::from(options.repeat) {
+        data.both.extend(interleaved(&Setup::ALL, round, &mut counter, progress, |setup| {
+            both(&mut guests, *setup, length, progress)
+        })?);
+        let costs = interleaved(&[false, true], round, &mut counter, progress, |reports| {
+            cost(&mut guests, *reports, length, progress)
+        })?;
+        data.cost.extend(costs);
+        data.promotions.push(promote(&mut guests, options.promotions, progress)?);
+        counter.step();
+        data.lies.extend(interleaved(&lies, round, &mut counter, progress, |kind| {
+            lie(&mut guests, kind, length / 2, progress)
+        })?);
+        data.generated = generated();
+        write(path, &data)?;
+    }
+    drop(counter);
+    guests.stop()?;
+    progress.step(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// Pieces of work and the guest's clock, in s.
+fn work(vm: &mut QemuGuest) -> anyhow::Result<(f64, f64)> {
+    let bytes = vm.read_file(WORK, 100)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let mut words = text.split_whitespace().map(str::parse::<u64>);
+    match (words.next(), words.next()) {
+        (Some(Ok(done)), Some(Ok(at))) => Ok((done as f64, at as f64 / 1e9)),
+        _ => bail!("{WORK} in the guest holds `{text}`"),
+    }
+}
+
+/// Pieces a second between two readings.
+fn rate(before: (f64, f64), after: (f64, f64)) -> f64 {
+    (after.0 - before.0) / (after.1 - before.1).max(1e-9)
+}
+
+/// Both VMs at once.
+fn both(
+    guests: &mut Guests<'_>,
+    setup: Setup,
+    length: Duration,
+    progress: &dyn Progress,
+) -> anyhow::Result<Both> {
+    guests.set(setup, progress)?;
+    if setup == Setup::Urgency {
+        guests.start_reporter(progress)?;
+    }
+    let has_job = setup != Setup::Alone;
+    if has_job {
+        guests.vms[0].spawn(&["rtvirtio-guestload", "work", WORK])?;
+    }
+    guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
+    progress.pause(WARM_UP)?;
+    let jobs = |guests: &mut Guests<'_>| -> anyhow::Result<[(f64, f64); 2]> {
+        let background = if has_job { work(&mut guests.vms[0])? } else { (0.0, 0.0) };
+        Ok([background, work(&mut guests.vms[1])?])
+    };
+    let before = jobs(guests)?;
+    let stolen_before = stolen(&Root::default(), guests.core)?;
+    let boosted_before = guests.status().map_or(0, |s| s.vcpus.iter().map(|v| v.counters.boosted.0).sum());
+    let probe = WakeUpProbe::start(guests.core, WATCH_US, None)?;
+    let mut latencies = cyclictest(&mut guests.vms[0], length, &["-p99"], progress)?;
+    latencies.floor = Some(Box::new(probe.finish()?));
+    latencies.stolen =
+        Some(stolen(&Root::default(), guests.core)?.saturating_sub(stolen_before).as_secs_f64());
+    let after = jobs(guests)?;
+    let status = guests.unfollow()?;
+    guests.kill(0, &["rtvirtio-guestload", "rtvirtio-guest"])?;
+    guests.kill(1, &["rtvirtio-guestload"])?;
+    guests.set(Setup::None, progress)?;
+    let counters = status.iter().flat_map(|(s, _)| &s.vcpus).map(|v| v.counters);
+    let (promotions, boosted) = counters.fold((0, 0), |sum, c| (sum.0 + c.promotions, sum.1 + c.boosted.0));
+    Ok(Both {
+        setup,
+        latencies,
+        background: rate(before[0], after[0]),
+        batch: rate(before[1], after[1]),
+        promotions,
+        boosted: boosted.saturating_sub(boosted_before) as f64 / 1e9,
+    })
+}
+
+/// cyclictest in a guest, each millisecond.
+fn cyclictest(
+    vm: &mut QemuGuest,
+    length: Duration,
+    more: &[&str],
+    progress: &dyn Progress,
+) -> anyhow::Result<Latencies> {
+    let (interval, largest) = (format!("-i{INTERVAL_US}"), format!("-h{LARGEST_US}"));
+    let seconds = format!("-D{}", length.as_secs());
+    let fixed = ["cyclictest", "-m", "-q", interval.as_str(), largest.as_str(), seconds.as_str()];
+    let process = vm.spawn(&[&fixed[..], more].concat())?;
+    let output = guest::wait_for_exit(vm, process, length * 2 + GUEST_TIMEOUT, progress, &mut || Ok(()))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if !output.success() {
+        bail!("cyclictest in the guest: {stderr:.500}");
+    }
+    let mut latencies =
+        parse(&String::from_utf8_lossy(&output.stdout)).map_err(|e| anyhow::anyhow!("{e}; {stderr:.200}"))?;
+    latencies.seconds = length.as_secs_f64();
+    Ok(latencies)
+}
+
+/// A alone, with nothing urgent in it: under its contract with reports, and as it is without.
+fn cost(
+    guests: &mut Guests<'_>,
+    reports: bool,
+    length: Duration,
+    progress: &dyn Progress,
+) -> anyhow::Result<Cost> {
+    guests.set(if reports { Setup::Urgency } else { Setup::None }, progress)?;
+    if reports {
+        guests.start_reporter(progress)?;
+    }
+    let half = length.as_secs().div_ceil(2).max(1);
+    let vm = &mut guests.vms[0];
+    let latencies = cyclictest(vm, Duration::from_secs(half), &["--policy=other"], progress)?;
+    let process = vm.spawn(&["rtvirtio-guestload", "switches", &half.to_string()])?;
+    let output = guest::wait_for_exit(vm, process, length * 2 + GUEST_TIMEOUT, progress, &mut || Ok(()))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let switches = text.trim().parse();
+    let switches = switches.with_context(|| {
+        format!("switches in the guest: {text}{}", String::from_utf8_lossy(&output.stderr))
+    })?;
+    guests.kill(0, &["rtvirtio-guest"])?;
+    guests.set(Setup::None, progress)?;
+    Ok(Cost { reports, latency_us: latencies.mean(), wakeups: latencies.n(), switches })
+}
+
+/// From a report to the level that the host shows, A alone.
+fn promote(guests: &mut Guests<'_>, n: u32, progress: &dyn Progress) -> anyhow::Result<Latencies> {
+    guests.set(Setup::Urgency, progress)?;
+    let probe = WakeUpProbe::start(guests.other, WATCH_US, None)?;
+    let vm = &mut guests.vms[0];
+    let process = vm.spawn(&["rtvirtio-guestload", "promote", &n.to_string()])?;
+    let output = guest::wait_for_exit(vm, process, GUEST_TIMEOUT, progress, &mut || Ok(()))?;
+    let floor = probe.finish()?;
+    if !output.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let status = format!("{:?}", guests.status());
+        bail!("promotions in the guest: {} ({status}; {:?})", stderr.trim(), guests.unfollow());
+    }
+    let mut all = Latencies::default();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let nanos: u64 = line.trim().parse().with_context(|| format!("promotions in the guest: {line}"))?;
+        all.add(nanos.div_ceil(1000));
+    }
+    all.seconds = floor.seconds;
+    all.floor = Some(Box::new(floor));
+    guests.set(Setup::None, progress)?;
+    Ok(all)
+}
+
+/// A lies, and B works.
+fn lie(
+    guests: &mut Guests<'_>,
+    kind: &str,
+    length: Duration,
+    progress: &dyn Progress,
+) -> anyhow::Result<Lie> {
+    guests.set(Setup::Urgency, progress)?;
+    guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
+    let seconds = length.as_secs().max(1);
+    let liar = guests.vms[0].spawn(&["rtvirtio-guestload", "lie", kind, &(seconds + 20).to_string()])?;
+    progress.pause(WARM_UP)?;
+    let boosted =
+        |g: &Guests<'_>| g.status().map_or(0, |s| s.vcpus.iter().map(|v| v.counters.boosted.0).sum::<u64>());
+    let (before, boosted_before) = (work(&mut guests.vms[1])?, boosted(guests));
+    progress.pause(length)?;
+    let (after, boosted_after) = (work(&mut guests.vms[1])?, boosted(guests));
+    if let Some(out) = guests.vms[0].poll(liar)? {
+        bail!("the guest that lies ended: {}", String::from_utf8_lossy(&out.stderr).trim());
+    }
+    let ended = guests.unfollow();
+    guests.kill(0, &["rtvirtio-guestload"])?;
+    guests.kill(1, &["rtvirtio-guestload"])?;
+    guests.set(Setup::None, progress)?;
+    // A panic is what is measured here.
+    let (status, panicked) = match ended {
+        Ok(Some((status, by_itself))) => (Some(status), by_itself),
+        Ok(None) | Err(_) => (None, true),
+    };
+    Ok(Lie {
+        kind: kind.to_owned(),
+        batch: rate(before, after),
+        boosted: boosted_after.saturating_sub(boosted_before) as f64 / 1e9,
+        notices: status.map_or([0, 0], |s| s.notices),
+        seconds: after.1 - before.1,
+        panicked,
+    })
+}
+
+/// The command with these options.
+fn command(options: &ParavirtOptions) -> String {
+    format!(
+        "rtvirtio-lab bench paravirt --for {} --repeat {} --budget {} --period {} --boost {} --promotions {}{}{}",
+        options.length,
+        options.repeat,
+        options.budget,
+        options.period,
+        options.boost,
+        options.promotions,
+        if options.priorities_only { " --priorities-only" } else { "" },
+        if options.awake { " --awake" } else { "" }
+    )
+}

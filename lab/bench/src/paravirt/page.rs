@@ -1,0 +1,161 @@
+//! What the experiment shows.
+
+use std::path::Path;
+
+use super::{HONEST, ParavirtData, Setup, claims};
+use crate::cores::idle_text;
+use crate::page::Section;
+use crate::page::xy::table;
+use crate::report::{ExperimentReport, read};
+use rtvirtio_learn::statistic::median;
+use rtvirtio_units::Nanos;
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: ParavirtData = read(path)?;
+    let lead = format!(
+        "{} ({} under {}), {} held by {}, {} above the floor in each second, {}; {}.",
+        data.host.device,
+        data.host.vmm,
+        data.host.accelerator,
+        data.contract,
+        data.backend,
+        Nanos(data.budget_ns),
+        idle_text(data.awake),
+        data.command
+    );
+    let sections = vec![both(&data), cost(&data), lies(&data)];
+    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
+}
+
+/// `median (least to most)`.
+fn spread(values: &[f64], digits: usize) -> String {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if values.is_empty() {
+        return "-".to_owned();
+    }
+    format!("{:.digits$} ({least:.digits$} to {most:.digits$})", median(values.to_vec()))
+}
+
+fn both(data: &ParavirtData) -> Section {
+    let mut rows = Vec::new();
+    for setup in Setup::ALL {
+        let all = data.latencies(setup);
+        let of = |value: fn(&super::Both) -> f64| data.of(setup).map(value).collect::<Vec<_>>();
+        rows.push(vec![
+            setup.name().to_owned(),
+            data.of(setup).count().to_string(),
+            all.n().to_string(),
+            format!("{:.0}", all.mean()),
+            all.at(0.5).to_string(),
+            all.at(0.99).to_string(),
+            format!("{} [{}]", all.at(0.999), spread(&of(|b| b.latencies.at(0.999) as f64), 0)),
+            all.at_beyond_floor(0.999).map_or("-".to_owned(), |us| us.to_string()),
+            all.max_us.to_string(),
+            spread(&of(|b| b.background), 1),
+            spread(&of(|b| b.batch), 1),
+            spread(&of(|b| b.boosted / b.latencies.seconds.max(1e-9) * 100.0), 1),
+        ]);
+    }
+    let head = [
+        "set-up",
+        "rounds",
+        "wake-ups",
+        "mean us",
+        "p50",
+        "p99",
+        "p99.9 [of the rounds]",
+        "p99.9 beyond the core's",
+        "longest",
+        "A's background, pieces/s",
+        "B, pieces/s",
+        "above the floor, % of a core",
+    ];
+    Section {
+        title: "Both at once: a timed task with a background job, next to a batch VM".to_owned(),
+        text: vec![
+            "VM A: cyclictest each millisecond at priority 99 and a job that computes; VM B computes. One core for both. Set-ups in turn in each round. Values are \
+             medians with the least and the most of the rounds. Beyond the core's: less as many a second as a thread of the host at priority 99 saw on the same \
+             core meanwhile."
+                .to_owned(),
+        ],
+        plots: Vec::new(),
+        tables: vec![table("both at once", &head, rows)],
+    }
+}
+
+fn cost(data: &ParavirtData) -> Section {
+    let row = |reports: bool| {
+        let of = |value: fn(&super::Cost) -> f64| {
+            data.cost.iter().filter(|c| c.reports == reports).map(value).collect::<Vec<_>>()
+        };
+        let wakeups: u64 = data.cost.iter().filter(|c| c.reports == reports).map(|c| c.wakeups).sum();
+        vec![
+            if reports { "with reports" } else { "without" }.to_owned(),
+            wakeups.to_string(),
+            spread(&of(|c| c.latency_us), 1),
+            spread(&of(|c| c.switches), 0),
+        ]
+    };
+    let head = ["", "wake-ups", "mean latency, us", "a byte to and fro, times/s"];
+    let mut promotions = crate::cyclictest::Latencies::default();
+    data.promotions.iter().for_each(|p| promotions.merge(p));
+    let doorbell = if data.doorbell { "with a doorbell" } else { "without a doorbell" };
+    let text = format!(
+        "A alone on the core, with reports under its contract, without them as an ordinary VM; cyclictest and a byte between two threads, both ordinary. From a report to the level that the host shows the \
+         guest, {doorbell}: n {}, p50 {} us, p99 {} us, longest {} us; p99 beyond the stalls of the host's other core {} us.",
+        promotions.n(),
+        promotions.at(0.5),
+        promotions.at(0.99),
+        promotions.max_us,
+        promotions.at_beyond_floor(0.99).map_or("-".to_owned(), |us| us.to_string())
+    );
+    Section {
+        title: "What reports cost where nothing is urgent, and how fast a promotion is".to_owned(),
+        text: vec![text],
+        plots: Vec::new(),
+        tables: vec![table("cost", &head, vec![row(false), row(true)])],
+    }
+}
+
+fn lies(data: &ParavirtData) -> Section {
+    let mut kinds: Vec<(String, f64)> = data.neighbour_ratios();
+    kinds.insert(0, (HONEST.to_owned(), 1.0));
+    let rows = kinds.iter().map(|(kind, ratio)| {
+        let of: Vec<&super::Lie> = data.lies.iter().filter(|l| l.kind == *kind).collect();
+        let values = |value: fn(&super::Lie) -> f64| of.iter().map(|l| value(l)).collect::<Vec<_>>();
+        vec![
+            kind.clone(),
+            of.len().to_string(),
+            spread(&values(|l| l.batch), 1),
+            format!("{ratio:.3}"),
+            spread(&values(|l| l.boosted / l.seconds.max(1e-9) * 1000.0), 0),
+            of.iter().map(|l| l.notices[0]).sum::<u64>().to_string(),
+            of.iter().map(|l| l.notices[1]).sum::<u64>().to_string(),
+        ]
+    });
+    let head = [
+        "what A says",
+        "rounds",
+        "B, pieces/s",
+        "over next to an honest guest",
+        "above the floor, ms/s",
+        "notices",
+        "ignored",
+    ];
+    let rows = rows.collect();
+    Section {
+        title: "A guest that lies".to_owned(),
+        text: vec![
+            "A computes all the time. `urgent` is what an honest guest says whose urgent work never ends: it may use its budget. The others are false; `torn` leaves \
+             reports half written, `address` names memory that is not there."
+                .to_owned(),
+        ],
+        plots: Vec::new(),
+        tables: vec![table("lies", &head, rows)],
+    }
+}

@@ -1,0 +1,231 @@
+//! A Pacemaker cluster on one machine: real corosync and pacemakerd, each node in namespaces of its
+//! own.
+//!
+//! A node has its own processes, network (a veth on a common bridge), host name, mounts (`/run`,
+//! `/dev/shm`, Pacemaker's and Corosync's directories), and its own cgroups: it sees a group of the
+//! host as its root, with a real-time budget of its own. All nodes share the kernel and the file
+//! system below, so a file or a loop device is their shared storage. Fencing is off; a node that is
+//! killed ends at once with all that runs on it.
+
+mod contracts;
+mod error;
+mod node;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub use contracts::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES};
+pub use error::ClusterError;
+use node::Node;
+
+/// How long a cluster may take until it has elected a controller: it waits 20 s for others
+/// (`dc-deadtime`).
+const ELECTION: Duration = Duration::from_secs(180);
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A running cluster. Everything ends and goes when it is dropped.
+pub struct Cluster {
+    dir: PathBuf,
+    name: String,
+    /// Holds the network namespace with the bridge.
+    switch: Child,
+    nodes: Vec<Node>,
+    budget_us: u64,
+}
+
+impl Cluster {
+    /// Programs that it takes.
+    pub const PROGRAMS: [&str; 6] = ["pacemakerd", "corosync", "cibadmin", "ip", "unshare", "nsenter"];
+
+    /// Starts so many nodes, `n1` and on, with their files below `dir`, and waits for a controller.
+    /// `name` is a part of cgroups' names. Each node may give real-time groups `budget_us` of each
+    /// second; `agents` holds resource agents of further providers.
+    ///
+    /// # Errors
+    /// What does not start.
+    pub fn start(
+        dir: &Path,
+        name: &str,
+        nodes: usize,
+        budget_us: u64,
+        agents: &Path,
+    ) -> Result<Self, ClusterError> {
+        let dir = dir.join("cluster");
+        std::fs::create_dir_all(&dir).map_err(|e| ClusterError::io(&dir, e))?;
+        let script =
+            "ip link add br0 type bridge && ip link set br0 up && ip link set lo up && exec sleep infinity";
+        let mut unshare = Command::new("setpriv");
+        unshare.args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", script]);
+        // A sweep of dead tests' leftovers knows it by its directory.
+        unshare.env("RTVIRTIO_RUN_DIR", &dir).stdin(Stdio::null()).stdout(Stdio::null());
+        let switch = unshare.spawn().map_err(|e| ClusterError::program("setpriv", e))?;
+        let names: Vec<String> = (1..=nodes).map(|i| format!("n{i}")).collect();
+        std::fs::write(dir.join("corosync.conf"), corosync_conf(&names))
+            .map_err(|e| ClusterError::io(&dir, e))?;
+        let mut cluster = Self { dir, name: name.to_owned(), switch, nodes: Vec::new(), budget_us };
+        cluster.wait("the bridge", ELECTION, |c| {
+            let up = c.in_switch(&["ip", "link", "show", "br0", "up"]);
+            Ok(up.is_ok_and(|text| text.contains("br0")))
+        })?;
+        for (i, node) in names.iter().enumerate() {
+            let made = Node::start(i + 1, node, &cluster.dir, &cluster.name, budget_us, agents)?;
+            cluster.nodes.push(made);
+            cluster.plug(i)?;
+        }
+        cluster.wait_online(nodes)?;
+        for (name, value) in [("stonith-enabled", "false"), ("no-quorum-policy", "stop")] {
+            cluster.run(0, &["crm_attribute", "-t", "crm_config", "-n", name, "-v", value])?;
+        }
+        Ok(cluster)
+    }
+
+    /// Waits until so many nodes are online and a controller is elected.
+    ///
+    /// # Errors
+    /// [`ClusterError::Waited`].
+    pub fn wait_online(&mut self, nodes: usize) -> Result<(), ClusterError> {
+        self.wait("the nodes to be online", ELECTION, |c| {
+            let Some(any) = c.nodes.iter().position(Node::runs) else { return Ok(false) };
+            let status = c.run(any, &["crm_mon", "-1", "--output-as=xml"]).unwrap_or_default();
+            let online = status.matches(" online=\"true\"").count();
+            let joined = status.matches(" pending=\"false\"").count();
+            Ok(online == nodes && joined >= nodes && status.contains("with_quorum=\"true\""))
+        })
+    }
+
+    /// Runs a program on a node; returns what it printed.
+    ///
+    /// # Errors
+    /// Its failure, with what it said.
+    pub fn run(&self, node: usize, command: &[&str]) -> Result<String, ClusterError> {
+        let mut nsenter = self.nodes[node].enter();
+        output(nsenter.args(command), command)
+    }
+
+    /// Waits for a condition.
+    ///
+    /// # Errors
+    /// [`ClusterError::Waited`] after `longest`, and those of the condition.
+    pub fn wait(
+        &mut self,
+        what: &str,
+        longest: Duration,
+        mut condition: impl FnMut(&Self) -> Result<bool, ClusterError>,
+    ) -> Result<(), ClusterError> {
+        let begin = Instant::now();
+        while !condition(self)? {
+            if begin.elapsed() > longest {
+                let log = self.log();
+                return Err(ClusterError::Waited { what: what.to_owned(), log });
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// The node on which a resource is active; `None` where it is on none.
+    ///
+    /// # Errors
+    /// When no node answers.
+    pub fn active_on(&self, asked: usize, resource: &str) -> Result<Option<String>, ClusterError> {
+        let text = self.run(asked, &["crm_resource", "--resource", resource, "--locate"])?;
+        // `resource plc is running on: n1`
+        Ok(text.lines().find_map(|l| Some(l.split_once("running on:")?.1.trim().to_owned())))
+    }
+
+    /// Power is cut: every process of the node ends at once.
+    pub fn kill_node(&mut self, node: usize) {
+        self.nodes[node].kill();
+    }
+
+    /// Starts a killed node again, with the files that it had.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub fn start_node(&mut self, node: usize, agents: &Path) -> Result<(), ClusterError> {
+        let name = format!("n{}", node + 1);
+        self.nodes[node].kill();
+        self.nodes[node] = Node::start(node + 1, &name, &self.dir, &self.name, self.budget_us, agents)?;
+        self.plug(node)
+    }
+
+    /// Cuts a node's link, or joins it again.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn set_link(&self, node: usize, up: bool) -> Result<(), ClusterError> {
+        let link = format!("e{}", node + 1);
+        self.in_switch(&["ip", "link", "set", &link, if up { "up" } else { "down" }]).map(|_| ())
+    }
+
+    /// A file of a node that lasts over its restarts; on the node it lies below `/run/lasting`.
+    #[must_use]
+    pub fn lasting(&self, node: usize) -> PathBuf {
+        self.nodes[node].lasting()
+    }
+
+    /// The group of the host that is the root of a node's groups, below a v1 controller.
+    #[must_use]
+    pub fn group(&self, node: usize, controller: &str) -> PathBuf {
+        self.nodes[node].group(controller)
+    }
+
+    /// The last lines of the nodes' logs.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.nodes.iter().map(Node::log).collect()
+    }
+
+    /// Connects a node's network to the bridge.
+    fn plug(&self, node: usize) -> Result<(), ClusterError> {
+        let (link, pid) = (format!("e{}", node + 1), self.nodes[node].init()?.to_string());
+        let _ = self.in_switch(&["ip", "link", "del", &link]);
+        let add = ["ip", "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &pid];
+        self.in_switch(&add)?;
+        self.in_switch(&["ip", "link", "set", &link, "master", "br0", "up"]).map(|_| ())
+    }
+
+    fn in_switch(&self, command: &[&str]) -> Result<String, ClusterError> {
+        let mut nsenter = Command::new("nsenter");
+        nsenter.args(["--net", "--target", &self.switch.id().to_string()]).args(command);
+        output(&mut nsenter, command)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.nodes.iter_mut().for_each(Node::kill);
+        self.nodes.iter().for_each(Node::remove_groups);
+        let _ = self.switch.kill();
+        let _ = self.switch.wait();
+    }
+}
+
+fn output(program: &mut Command, command: &[&str]) -> Result<String, ClusterError> {
+    let out = program.env("LC_ALL", "C").stdin(Stdio::null()).output();
+    let out = out.map_err(|e| ClusterError::program("nsenter", e))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if out.status.success() {
+        return Ok(text(&out.stdout));
+    }
+    let said = format!("{} {}", text(&out.stdout), text(&out.stderr));
+    Err(ClusterError::Refused { command: command.join(" "), said, code: out.status.code() })
+}
+
+/// Node i has the address 10.77.0.i.
+fn corosync_conf(names: &[String]) -> String {
+    let mut s = String::from(
+        "totem {\n version: 2\n cluster_name: rtvirtio\n transport: knet\n crypto_cipher: none\n crypto_hash: none\n}\nnodelist {\n",
+    );
+    for (i, name) in names.iter().enumerate() {
+        let id = i + 1;
+        // Writing to a String cannot fail.
+        let _ = writeln!(s, " node {{\n  ring0_addr: 10.77.0.{id}\n  name: {name}\n  nodeid: {id}\n }}");
+    }
+    // Corosync's real-time priority needs a budget that the node's group does not have.
+    s + "}\nquorum {\n provider: corosync_votequorum\n}\nsystem {\n sched_rr: no\n move_to_root_cgroup: no\n}\n\
+         logging {\n to_logfile: yes\n logfile: /var/log/corosync.log\n to_syslog: no\n}\n"
+}

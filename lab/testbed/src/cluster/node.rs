@@ -1,0 +1,228 @@
+//! One node: its namespaces, its groups, its processes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::error::ClusterError;
+
+/// Controllers of cgroup v1 that a node has groups of.
+const CONTROLLERS: [&str; 8] = ["cpu", "cpuacct", "cpuset", "blkio", "memory", "freezer", "devices", "pids"];
+/// Period of the node's real-time budget.
+const PERIOD_US: u64 = 1_000_000;
+/// How long namespaces and groups may take to come and go.
+const SETTLES: Duration = Duration::from_secs(60);
+
+/// What runs in the node's namespaces as process 1. `$1` is the node's number, `$2` its name, `$3`
+/// its directory, `$4` the further agents.
+const INIT: &str = r#"set -e
+mount --make-rprivate /
+mount -t proc proc /proc
+hostname "$2"
+for c in cpu cpuacct cpuset blkio memory freezer devices pids; do
+  if mountpoint -q /sys/fs/cgroup/$c; then
+    umount /sys/fs/cgroup/$c
+    mount -t cgroup -o $c cgroup /sys/fs/cgroup/$c
+  fi
+done
+mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+for p in pacemaker:/var/lib/pacemaker corosync:/var/lib/corosync etc:/etc/corosync log:/var/log; do
+  mkdir -p "$3/${p%%:*}"
+  mount --bind "$3/${p%%:*}" "${p#*:}"
+done
+mkdir -p /run/lock /run/crm /run/resource-agents /run/lasting "$3/lasting"
+mount --bind "$3/lasting" /run/lasting
+mkdir -p /var/lib/pacemaker/cib /var/lib/pacemaker/pengine /var/lib/pacemaker/cores /var/lib/pacemaker/blackbox
+mkdir -p /var/log/pacemaker /var/log/cluster
+chown -R hacluster:haclient /var/lib/pacemaker /var/log/pacemaker /run/crm
+mount -t overlay -o "lowerdir=$4:/usr/lib/ocf/resource.d" overlay /usr/lib/ocf/resource.d
+ip link set lo up
+until ip link set eth0 up 2>/dev/null; do sleep 0.1; done
+ip addr add "10.77.0.$1/24" dev eth0
+corosync
+# Process 1 reaps what daemons leave: a zombie would look like a VM that does not stop.
+pacemakerd &
+wait $!
+"#;
+
+/// Moves itself into the node's groups, which the new cgroup namespace then has as its roots, and
+/// starts the node's process 1. `$1` holds the groups' name; the rest is for [`INIT`].
+const ENTER: &str = r#"group=$1
+shift
+for c in cpu cpuacct cpuset blkio memory freezer devices pids; do
+  if [ -d "/sys/fs/cgroup/$c/$group" ]; then echo $$ >"/sys/fs/cgroup/$c/$group/cgroup.procs"; fi
+done
+exec setpriv --pdeathsig KILL unshare --mount --net --uts --ipc --pid --cgroup --fork --kill-child=KILL sh -c "$@"
+"#;
+
+pub(super) struct Node {
+    name: String,
+    dir: PathBuf,
+    group: String,
+    child: Child,
+}
+
+impl Node {
+    pub(super) fn start(
+        number: usize,
+        name: &str,
+        dir: &Path,
+        cluster: &str,
+        budget_us: u64,
+        agents: &Path,
+    ) -> Result<Self, ClusterError> {
+        let group = format!("rtvirtio-{name}-{cluster}");
+        make_groups(&group, budget_us)?;
+        let conf = dir.join("corosync.conf");
+        let dir = dir.join(name);
+        let etc = dir.join("etc");
+        fs::create_dir_all(&etc).map_err(|e| ClusterError::io(&etc, e))?;
+        fs::copy(&conf, etc.join("corosync.conf")).map_err(|e| ClusterError::io(&conf, e))?;
+        let log = dir.join("init.log");
+        let out = fs::File::create(&log).map_err(|e| ClusterError::io(&log, e))?;
+        let err = out.try_clone().map_err(|e| ClusterError::io(&log, e))?;
+        let child = Command::new("sh")
+            .args(["-c", ENTER, "enter", &group, INIT, "init", &number.to_string(), name])
+            .args([&dir, agents])
+            .env("RTVIRTIO_RUN_DIR", &dir)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .spawn()
+            .map_err(|e| ClusterError::program("sh", e))?;
+        Ok(Self { name: name.to_owned(), dir, group, child })
+    }
+
+    /// The host's id of the node's process 1.
+    pub(super) fn init(&self) -> Result<u32, ClusterError> {
+        let pid = self.child.id();
+        let begin = Instant::now();
+        loop {
+            // `unshare` forks it; before, the shell has others.
+            let path = PathBuf::from(format!("/proc/{pid}/task/{pid}/children"));
+            let children = fs::read_to_string(&path).map_err(|e| ClusterError::io(&path, e))?;
+            let is_unshare =
+                fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "unshare");
+            if let Some(child) =
+                children.split_whitespace().next().and_then(|c| c.parse().ok()).filter(|_| is_unshare)
+            {
+                return Ok(child);
+            }
+            if begin.elapsed() > SETTLES {
+                return Err(ClusterError::Waited {
+                    what: format!("process 1 of {}", self.name),
+                    log: self.log(),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Runs a program in the node.
+    pub(super) fn enter(&self) -> Command {
+        let mut nsenter = Command::new("nsenter");
+        let init = self.init().unwrap_or_default().to_string();
+        nsenter.args(["--target", &init, "--mount", "--net", "--uts", "--ipc", "--pid", "--cgroup"]);
+        nsenter
+    }
+
+    pub(super) fn runs(&self) -> bool {
+        Path::new(&format!("/proc/{}/task/{0}/children", self.child.id())).exists()
+            && fs::read_to_string(format!("/proc/{}/stat", self.child.id()))
+                .is_ok_and(|s| !s.contains(") Z "))
+    }
+
+    pub(super) fn kill(&mut self) {
+        // With `unshare` its child goes, and with process 1 all others of its namespace.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let begin = Instant::now();
+        while self.processes() > 0 && begin.elapsed() < SETTLES {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Processes in its groups, and in groups below.
+    fn processes(&self) -> usize {
+        groups_below(&self.group("cpu"))
+            .iter()
+            .filter_map(|g| fs::read_to_string(g.join("cgroup.procs")).ok())
+            .map(|text| text.lines().count())
+            .sum()
+    }
+
+    pub(super) fn group(&self, controller: &str) -> PathBuf {
+        Path::new("/sys/fs/cgroup").join(controller).join(&self.group)
+    }
+
+    pub(super) fn remove_groups(&self) {
+        for controller in CONTROLLERS {
+            let mut all = groups_below(&self.group(controller));
+            // The deepest first.
+            all.sort_by_key(|g| std::cmp::Reverse(g.components().count()));
+            all.iter().for_each(|g| {
+                let _ = fs::remove_dir(g);
+            });
+        }
+    }
+
+    pub(super) fn lasting(&self) -> PathBuf {
+        self.dir.join("lasting")
+    }
+
+    pub(super) fn log(&self) -> String {
+        let last = |file: &Path| {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().rev().take(15).collect();
+            lines.into_iter().rev().map(|l| format!("{}: {l}\n", self.name)).collect::<String>()
+        };
+        last(&self.dir.join("init.log")) + &last(&self.dir.join("log/pacemaker/pacemaker.log"))
+    }
+}
+
+fn make_groups(group: &str, budget_us: u64) -> Result<(), ClusterError> {
+    let write = |path: PathBuf, text: &str| fs::write(&path, text).map_err(|e| ClusterError::io(&path, e));
+    for controller in CONTROLLERS {
+        let root = Path::new("/sys/fs/cgroup").join(controller);
+        if !root.is_dir() {
+            continue;
+        }
+        let own = root.join(group);
+        if !own.is_dir() {
+            fs::create_dir(&own).map_err(|e| ClusterError::io(&own, e))?;
+        }
+        if controller == "cpu" && own.join("cpu.rt_runtime_us").exists() {
+            write(own.join("cpu.rt_period_us"), &PERIOD_US.to_string())?;
+            // While other tests hold the host's budget there is none.
+            let begin = Instant::now();
+            while let Err(e) = write(own.join("cpu.rt_runtime_us"), &budget_us.to_string()) {
+                if begin.elapsed() > SETTLES {
+                    return Err(e);
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        if controller == "cpuset" {
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let path = root.join(file);
+                let all = fs::read_to_string(&path).map_err(|e| ClusterError::io(&path, e))?;
+                write(own.join(file), all.trim())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A group and those below it.
+fn groups_below(group: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    let mut rest = vec![group.to_owned()];
+    while let Some(dir) = rest.pop() {
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        rest.extend(entries.flatten().map(|e| e.path()).filter(|p| p.is_dir()));
+        all.push(dir);
+    }
+    all
+}
