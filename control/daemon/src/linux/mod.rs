@@ -193,8 +193,10 @@ impl LinuxHost {
             }
         }
         if let Some(found) = &mut tracked.found {
-            if found.processes.iter().any(ProcessId::is_alive) {
-                let tids = tids(&self.root, &found.processes);
+            let tids = tids(&self.root, &found.processes);
+            // Numbers are used again, but not those of several threads at once.
+            let same = tids == found.tids && tids.len() > 1;
+            if same || found.processes.iter().any(ProcessId::is_alive) {
                 if tids != found.tids {
                     found.tids = tids;
                     tracked.threads_changed = true;
@@ -409,7 +411,11 @@ impl Tracked {
             (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
         };
         if let Some(scope) = &mut self.scope {
-            scope.start_alive = scope.start.is_empty() || scope.start.iter().any(ProcessId::is_alive);
+            // One of a VM that was just seen need not be asked for again.
+            let runs = |p: &ProcessId| self.found.as_ref().is_some_and(|f| f.processes.contains(p));
+            scope.start_alive = scope.start.is_empty()
+                || scope.start.iter().any(runs)
+                || scope.start.iter().any(ProcessId::is_alive);
         }
         // A contract that an earlier process has put in force is taken up.
         let whole = self.scope.as_ref().is_some_and(|s| s.state == ScopeState::Whole && s.start_alive);
