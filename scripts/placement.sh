@@ -41,7 +41,7 @@ with open(sys.argv[1], "w") as port:
     port.write(str(server.server_port) + "\n")
 server.serve_forever()
 PYTHON
-OS_PLACEMENT_CONFIG_DIR=$temporary "$keep/venv/bin/python" "$temporary/serve.py" "$temporary/port" 2>"$temporary/log" &
+OS_PLACEMENT_CONFIG_DIR=$temporary "$keep/venv/bin/python" "$temporary/serve.py" "$temporary/port" >"$temporary/log" 2>&1 &
 service=$!
 while [ ! -s "$temporary/port" ]; do
     kill -0 "$service" 2>/dev/null || { cat "$temporary/log" >&2; exit 1; }

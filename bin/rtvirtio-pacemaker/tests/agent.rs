@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rtvirtio_testkit::{Machine, Need, has, tempdir, unique};
+use rtvirtio_kernel::{Cgroups, Root};
+use rtvirtio_testkit::{Machine, Need, has, skip, tempdir, unique};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rtvirtio-pacemaker");
 const NEEDS: [Need; 3] = [Need::Root, Need::QEMU, Need::RT_GROUPS];
@@ -12,6 +13,7 @@ const NEEDS: [Need; 3] = [Need::Root, Need::QEMU, Need::RT_GROUPS];
 struct Agent {
     spec: PathBuf,
     state: PathBuf,
+    disk: bool,
 }
 
 impl Agent {
@@ -23,6 +25,7 @@ impl Agent {
             .arg(self.state.with_file_name("run"))
             .env("OCF_RESKEY_spec", &self.spec)
             .env("OCF_RESOURCE_INSTANCE", "plc")
+            .env("OCF_RESKEY_disk", self.disk.to_string())
             .output()
             .unwrap();
         (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
@@ -52,7 +55,7 @@ fn a_contract_comes_is_restored_changes_and_goes() {
     let dir = tempdir().unwrap();
     let vm = unique("ocf");
     let mut machine = Machine::spinning(dir.path(), &vm, &[]);
-    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state") };
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
     agent.write(&vm, machine.qmp(), "1ms");
     let budget = Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}/cpu.rt_runtime_us"));
     let found = || fs::read_to_string(&budget).ok().map(|t| t.trim().to_owned());
@@ -87,6 +90,109 @@ fn a_contract_comes_is_restored_changes_and_goes() {
     assert_eq!(agent.run("monitor").0, Some(7));
     agent.ok("stop");
     assert_eq!(found(), None);
+}
+
+/// Of the flash twin.
+const PROFILE: &str = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
+
+/// A loop device and the cgroups of two VMs; all of it goes with it.
+struct Disk {
+    name: String,
+    cgroups: Cgroups,
+    parent: PathBuf,
+}
+
+impl Disk {
+    fn new(test: &str, dir: &Path) -> Option<Self> {
+        let root = Root::default();
+        let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
+        let file = dir.join("disk.img");
+        fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
+        let path = String::from_utf8(out.stdout).unwrap();
+        let Some(name) = path.trim().strip_prefix("/dev/") else {
+            skip(test, &String::from_utf8_lossy(&out.stderr));
+            return None;
+        };
+        let disk =
+            Self { name: name.to_owned(), cgroups, parent: format!("/rtvirtio-{}", unique("disk")).into() };
+        for vm in ["plc", "bulk"] {
+            disk.cgroups.create(&root, &disk.parent.join(vm)).unwrap();
+        }
+        // An earlier user of this loop device may have left another.
+        fs::write(disk.scheduler(), "none").unwrap();
+        Some(disk)
+    }
+
+    fn scheduler(&self) -> String {
+        format!("/sys/block/{}/queue/scheduler", self.name)
+    }
+
+    fn elevator(&self) -> String {
+        let text = fs::read_to_string(self.scheduler()).unwrap();
+        text.split_once('[').unwrap().1.split_once(']').unwrap().0.to_owned()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let root = Root::default();
+        for vm in ["plc", "bulk"] {
+            let _ = self.cgroups.remove(&root, &self.parent.join(vm));
+        }
+        let _ = self.cgroups.remove(&root, &self.parent);
+        let _ = fs::write(self.scheduler(), "none");
+        let _ = Command::new("losetup").arg("-d").arg(format!("/dev/{}", self.name)).status();
+    }
+}
+
+#[test]
+fn with_disk_the_kernels_settings_are_planned_and_held() {
+    let test = "with_disk_the_kernels_settings_are_planned_and_held";
+    if !has(test, &[Need::Root, Need::Path("/dev/loop-control", "no loop devices")]) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let Some(disk) = Disk::new(test, dir.path()) else { return };
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: true };
+    let vm = |name: &str, task: &str| {
+        format!(
+            "[[vm]]\nname = \"{name}\"\ncgroup = '{}'\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n{task}\n",
+            disk.parent.join(name).display()
+        )
+    };
+    let target = "rate = \"300/s\"\ntarget = { percentile = \"p99.99\", latency = \"25ms\" }";
+    let head = format!("[device]\npath = \"/dev/{}\"\n", disk.name);
+    let spec = head.clone()
+        + &vm("plc", target)
+        + &vm("bulk", "depth = 128").replace("4KiB\"\ndepth", "64KiB\"\ndepth");
+    fs::write(&agent.spec, spec).unwrap();
+    let (code, said) = agent.run("start");
+    assert!(code == Some(1) && said.contains("has not been measured"), "{code:?} {said}");
+    let profiles = agent.state.join("profiles");
+    fs::create_dir_all(&profiles).unwrap();
+    let mut profile: serde_json::Value = serde_json::from_str(PROFILE).unwrap();
+    profile["device"] = disk.name.clone().into();
+    fs::write(profiles.join(format!("{}.json", disk.name)), profile.to_string()).unwrap();
+    let before = disk.elevator();
+    agent.ok("start");
+    assert_eq!(agent.ok("monitor"), "");
+    let journal = fs::read_to_string(agent.state.join("contracts/plc/journal.json")).unwrap();
+    assert!(journal.contains("bulk") || journal.contains(&disk.name), "{journal}");
+    let planned = disk.elevator();
+    if planned != before {
+        fs::write(disk.scheduler(), &before).unwrap();
+        assert!(agent.ok("monitor").contains("applied again"));
+        assert_eq!(disk.elevator(), planned);
+    }
+    agent.ok("stop");
+    assert_eq!(disk.elevator(), before);
+    // Without a target no setting is asked for, and that is held too.
+    fs::write(&agent.spec, head + &vm("plc", "rate = \"10/s\"")).unwrap();
+    agent.ok("start");
+    assert_eq!(agent.ok("monitor"), "");
+    agent.ok("stop");
+    assert_eq!(agent.run("monitor").0, Some(7));
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::{KnobState, Machine, OnConflict, Status};
+use rtvirtio_apply::{KnobState, Machine, OnConflict, StateDir, Status};
 use rtvirtio_cpu::Contract;
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::CpuNeed;
@@ -18,7 +18,7 @@ use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelName;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
-use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started};
+use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started, write_state};
 
 use crate::PacemakerError;
 use crate::node::contract_dirs;
@@ -26,6 +26,8 @@ use crate::node::contract_dirs;
 /// How long a VM that Pacemaker says is started may take until its monitor answers.
 const STARTING: Duration = Duration::from_secs(20);
 const RETRY: Duration = Duration::from_millis(100);
+/// Stands in the contract's directory where it asks for no setting: then there is no journal.
+pub(crate) const NOTHING_TO_SET: &str = "nothing-to-set";
 
 /// Exit codes of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,8 +156,7 @@ fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
     let host = load_host(&p.spec)?;
     let own = p.own();
     if !p.disk {
-        resolve_cpu(&host, &[], &own, progress)?.apply(None, &own, progress)?;
-        return Ok(());
+        return applied(&own, resolve_cpu(&host, &[], &own, progress)?.apply(None, &own, progress)?);
     }
     // Profiles and models are the host's, the journal is the contract's.
     let devices = Devices::find(host, &p.dirs)?;
@@ -170,7 +171,14 @@ fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
         let what = format!("not applied: {}", plan.reasons().join(". "));
         return Err(not_verified(p, &what));
     }
-    resolve(&plan, &devices, &[], &own, progress)?.apply(Some(&plan), &own, progress)?;
+    applied(&own, resolve(&plan, &devices, &[], &own, progress)?.apply(Some(&plan), &own, progress)?)
+}
+
+/// The settings found may be the plan's already.
+fn applied(own: &Dirs, settings: usize) -> Result<(), PacemakerError> {
+    if settings == 0 {
+        write_state(&own.state, NOTHING_TO_SET, b"")?;
+    }
     Ok(())
 }
 
@@ -178,6 +186,10 @@ fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
 fn stop(p: &Parameters) -> Result<(), PacemakerError> {
     let own = p.own();
     let Some(session) = open_session(&own)? else { return Ok(()) };
+    if let Some(dir) = StateDir::find(&own.state)? {
+        let at = own.state.join(NOTHING_TO_SET);
+        dir.remove(NOTHING_TO_SET).map_err(|source| PacemakerError::State { path: at, source })?;
+    }
     match put_back(&session, OnConflict::Force, &own)? {
         Some(reverted) if !reverted.done => {
             Err(not_verified(p, &format!("not put back: {}", reverted.summary())))
@@ -220,7 +232,10 @@ fn standing(p: &Parameters) -> Result<Standing, PacemakerError> {
     let own = p.own();
     let root = Root::default();
     let Some(status) = rtvirtio_apply::status(&own.state, &Machine::new(&root, &GuestAgents))? else {
-        return Ok(Standing::None);
+        return Ok(match is_there(&own.state.join(NOTHING_TO_SET))? {
+            true => Standing::Verified,
+            false => Standing::None,
+        });
     };
     if status.rebooted || !started::ended(&own.state)?.is_empty() {
         return Ok(Standing::None);

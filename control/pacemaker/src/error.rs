@@ -52,6 +52,14 @@ pub enum PacemakerError {
     /// The journal.
     #[error(transparent)]
     Apply(#[from] rtvirtio_apply::ApplyError),
+    /// A file of the state directory.
+    #[error("{}", .path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
     /// The contract is not as it was applied.
     #[error("{resource}: {what}")]
     NotVerified {

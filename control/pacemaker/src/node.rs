@@ -11,9 +11,10 @@ use rtvirtio_spec::{Device, Part, Vm};
 use rtvirtio_units::Ratio;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::plan::load_profile;
-use rtvirtio_workflow::{Dirs, one_line, started};
+use rtvirtio_workflow::{Dirs, is_there, one_line, started};
 use serde::Serialize;
 
+use crate::agent::NOTHING_TO_SET;
 use crate::{ClusterContract, PacemakerError};
 
 /// Utilization attribute of the share of each CPU.
@@ -165,5 +166,6 @@ fn is_in_force(dirs: &Dirs, resource: &str) -> Result<bool, PacemakerError> {
     let dirs = contract_dirs(dirs, resource);
     let root = Root::default();
     let status = rtvirtio_apply::status(&dirs.state, &Machine::new(&root, &GuestAgents))?;
-    Ok(status.is_some() && started::ended(&dirs.state)?.is_empty())
+    let applied = status.is_some() || is_there(&dirs.state.join(NOTHING_TO_SET))?;
+    Ok(applied && started::ended(&dirs.state)?.is_empty())
 }

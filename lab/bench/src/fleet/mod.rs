@@ -1,6 +1,7 @@
 //! Many hosts: what sums of integers cost, and contracts placed in simulated fleets of up to
 //! 100 000 hosts.
 
+mod crm;
 mod instance;
 mod page;
 mod peers;
@@ -17,12 +18,18 @@ use crate::claims::Claim;
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
 
+use instance::Instance;
+
 pub use instance::VMS_PER_HOST;
 pub use simulate::Filled;
 pub use sums::Sums;
 
 /// File name of the result.
 pub const FILE: &str = "fleet.json";
+
+/// Hosts of the fleet that Pacemaker's own scheduler fills: it takes minutes for some hundred
+/// resources.
+const SMALL: usize = 6;
 
 /// Options of `bench fleet`.
 #[derive(Clone, Debug)]
@@ -51,8 +58,21 @@ pub struct FleetData {
     pub sums: Sums,
     /// Fleets by rising size.
     pub fleets: Vec<Filled>,
+    /// A small fleet, by Pacemaker's own scheduler; `None` where it is not installed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pacemaker: Option<ByPacemaker>,
     /// The most memory of the process, with every rule's data, GiB.
     pub memory_gib: f64,
+}
+
+/// One small fleet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ByPacemaker {
+    /// Contracts that `crm_simulate` places.
+    pub by_crm_simulate: usize,
+    /// The same fleet by the rules of the larger ones.
+    pub fleet: Filled,
 }
 
 impl Saved for FleetData {
@@ -73,6 +93,11 @@ pub fn measure(options: &FleetOptions, progress: &dyn Progress) -> anyhow::Resul
         progress.step(&format!("{hosts} hosts, {} contracts", hosts * VMS_PER_HOST));
         fleets.push(simulate::fill(*hosts, options.seed)?);
     }
+    progress.step("Pacemaker's own scheduler on a small fleet");
+    let small = Instance::new(SMALL, options.seed)?;
+    let by_crm_simulate = crm::placed(&small)?;
+    let fleet = simulate::fill(SMALL, options.seed)?;
+    let pacemaker = by_crm_simulate.map(|by_crm_simulate| ByPacemaker { by_crm_simulate, fleet });
     let list: Vec<String> = sizes.iter().map(usize::to_string).collect();
     Ok(FleetData {
         schema: FleetData::SCHEMA.to_owned(),
@@ -92,6 +117,7 @@ pub fn measure(options: &FleetOptions, progress: &dyn Progress) -> anyhow::Resul
         generated: generated(),
         sums,
         fleets,
+        pacemaker,
         memory_gib: simulate::peak_memory_gib()?,
     })
 }
@@ -127,6 +153,15 @@ impl FleetData {
             ),
         ];
         claims.extend(self.fleets.last().map(|f| self.of_largest(f)).into_iter().flatten());
+        claims.extend(self.pacemaker.iter().map(|p| {
+            Claim::new(
+                "fleet.placed_over_crm_simulate",
+                "contracts placed over those that Pacemaker's own scheduler places in the same fleet of 6 hosts",
+                p.fleet.placed as f64 / p.by_crm_simulate.max(1) as f64,
+                "ratio",
+                p.fleet.vms,
+            )
+        }));
         claims
     }
 
@@ -207,7 +242,8 @@ mod tests {
         assert!(data.first_fit > data.vms / 3 && data.pacemaker > data.vms / 3, "{data:?}");
         let sums = sums::sums(12, 3).unwrap();
         assert_eq!(sums.admitted_wrongly, 0);
-        assert!(sums.by_sums <= sums.by_ledger, "{sums:?}");
+        // One that is let in may keep two later ones out, so neither rule is always ahead.
+        assert!(sums.by_sums > sums.hosts && sums.by_ledger > sums.hosts, "{sums:?}");
         assert_eq!(simulate::fill(60, 3).unwrap().placed, data.placed, "a seed decides all but the time");
     }
 }

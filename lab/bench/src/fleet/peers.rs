@@ -5,7 +5,7 @@ use rtvirtio_capacity::{Scalars, WHOLE};
 use super::instance::Instance;
 
 /// Disk and CPU, in thousandths.
-type Amount = [u32; 2];
+pub type Amount = [u32; 2];
 
 const NONE: Amount = [0, 0];
 
@@ -55,15 +55,21 @@ pub fn first_fit(instance: &Instance, order: &[u16]) -> usize {
     placed
 }
 
+/// What Pacemaker is told that each kind takes: the most over the kinds of hosts that could promise
+/// it.
+pub fn demands(instance: &Instance) -> Vec<Amount> {
+    let most = |needs: &Vec<Amount>| {
+        let of = needs.iter().filter(|n| fits(**n, [WHOLE.0; 2]));
+        of.fold(NONE, |a, n| [a[0].max(n[0]), a[1].max(n[1])])
+    };
+    needs(instance).iter().map(most).collect()
+}
+
 /// As Pacemaker with `placement-strategy=balanced`: by falling priority, each to the host with the
 /// most room left, and one demand for all hosts: the most over the kinds of hosts.
 pub fn pacemaker(instance: &Instance) -> usize {
     let needs = needs(instance);
-    let demand = |kind: usize| {
-        let of = needs[kind].iter().filter(|n| fits(**n, [WHOLE.0; 2]));
-        of.fold(NONE, |a, n| [a[0].max(n[0]), a[1].max(n[1])])
-    };
-    let demands: Vec<Amount> = (0..needs.len()).map(demand).collect();
+    let demands = demands(instance);
     let mut order: Vec<(u16, u8)> = instance.vms.clone();
     order.sort_by_key(|vm| std::cmp::Reverse(vm.1));
     let mut free = vec![[WHOLE.0; 2]; instance.hosts.len()];

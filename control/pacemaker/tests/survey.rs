@@ -1,0 +1,82 @@
+//! What a node answers for disks: by its own profile of the device that a spec names.
+
+use std::fs;
+use std::path::Path;
+
+use rtvirtio_pacemaker_control::{NodeAnswer, load, survey};
+use rtvirtio_testkit::{skip, tempdir};
+use rtvirtio_workflow::Dirs;
+
+/// Of the flash twin.
+const PROFILE: &str = include_str!("../../learn/data/qlc-nvme.profile.json");
+
+/// A block device of this machine: the profile is looked up by its name.
+fn device() -> Option<String> {
+    let mut names: Vec<String> = fs::read_dir("/sys/block")
+        .ok()?
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .filter(|n| Path::new("/dev").join(n).exists())
+        .collect();
+    names.sort();
+    names.into_iter().next()
+}
+
+fn answer(dir: &Path) -> NodeAnswer {
+    let contracts = load(&dir.join("site.toml")).unwrap();
+    survey(&contracts, &Dirs { state: dir.join("state"), run: dir.join("run") }).unwrap()
+}
+
+#[test]
+fn a_nodes_own_profile_decides() {
+    let Some(device) = device() else { return skip("a_nodes_own_profile_decides", "no block device") };
+    let dir = tempdir().unwrap();
+    let vm = |name: &str, ms: u32| {
+        let text = format!(
+            "[device]\npath = \"/dev/{device}\"\n[[vm]]\nname = \"{name}\"\nqmp = \"/run/{name}.qmp\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\n\
+             block = \"4KiB\"\nrate = \"300/s\"\ntarget = {{ percentile = \"p99.99\", latency = \"{ms}ms\" }}\n"
+        );
+        fs::write(dir.path().join(format!("{name}.toml")), text).unwrap();
+        format!("[[contract]]\nresource = \"{name}\"\nspec = \"{name}.toml\"\n")
+    };
+    fs::write(dir.path().join("site.toml"), vm("plc", 100) + &vm("fast", 1)).unwrap();
+    let refused = |a: &NodeAnswer, i: usize| a.contracts[i].refused.clone().unwrap_or_default();
+
+    // What was not measured is not promised.
+    let unknown = answer(dir.path());
+    assert!(refused(&unknown, 0).contains("has not been measured"), "{unknown:?}");
+    assert_eq!(unknown.contracts[0].takes.len(), 0);
+
+    let profiles = dir.path().join("state/profiles");
+    fs::create_dir_all(&profiles).unwrap();
+    let mut profile: serde_json::Value = serde_json::from_str(PROFILE).unwrap();
+    profile["device"] = device.clone().into();
+    profile["guest"] = serde_json::Value::Null;
+    let save = |profile: &serde_json::Value| {
+        fs::write(profiles.join(format!("{device}.json")), profile.to_string()).unwrap();
+    };
+    save(&profile);
+    let measured = answer(dir.path());
+    let attribute = format!("rtvirtio-disk-{device}");
+    assert_eq!(measured.resources, [attribute.clone(), "rtvirtio-cpu".to_owned()]);
+    assert_eq!(measured.contracts[0].refused, None, "{measured:?}");
+    let takes = measured.contracts[0].takes[&attribute];
+    assert!((1..1000).contains(&takes), "{measured:?}");
+    assert!(!measured.contracts[0].takes.contains_key("rtvirtio-cpu"), "it asks for none");
+    assert!(refused(&measured, 1).contains("may pass in the worst case"), "{measured:?}");
+
+    // The storage of this node has become slow.
+    for kind in ["read", "write", "read_bfq"] {
+        for point in profile[kind].as_array_mut().unwrap() {
+            let slower = |v: &mut serde_json::Value, by: f64| *v = (v.as_f64().unwrap() * by).into();
+            slower(&mut point["iops"], 0.02);
+            for latency in ["p50", "p99", "p9999", "max"] {
+                point[latency] = (point[latency].as_u64().unwrap() * 50).into();
+            }
+        }
+    }
+    save(&profile);
+    let slow = answer(dir.path());
+    assert!(!refused(&slow, 0).is_empty(), "{slow:?}");
+    assert!(!slow.contracts[0].in_force);
+}
