@@ -42,10 +42,10 @@ impl Config {
             task_budget: Nanos::from_millis(500),
             critical_budget: Nanos::from_millis(3),
             period: Nanos::from_millis(1000),
-            dwell: Nanos::from_micros(50),
+            dwell: Nanos::from_micros(25),
             silence: Nanos::from_millis(1000),
-            lead: Nanos::from_micros(100),
-            hold: Nanos::from_micros(300),
+            lead: Nanos::from_micros(50),
+            hold: Nanos::from_micros(1000),
         }
     }
 }

@@ -96,7 +96,7 @@ pub enum Mode {
     Off,
     /// In the blocks of this region.
     Region,
-    /// In blocks at an address of the guest's memory.
+    /// In blocks at an address of the guest's memory, which the host only reads.
     GuestMemory {
         /// Guest-physical address of vCPU 0's block.
         address: u64,

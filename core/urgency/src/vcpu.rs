@@ -139,6 +139,12 @@ impl Vcpu {
         self.reason
     }
 
+    /// When its level last changed.
+    #[must_use]
+    pub fn changed(&self) -> Nanos {
+        self.changed
+    }
+
     /// What has happened so far.
     #[must_use]
     pub fn counters(&self) -> Counters {

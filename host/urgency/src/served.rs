@@ -45,11 +45,17 @@ pub struct ServedVm {
     host: Host<FileMemory>,
     monitor: Monitor,
     mode: Mode,
+    /// Where the guest reports.
     blocks: Option<Blocks<FileMemory>>,
+    /// Where levels are shown: always in the page. The guest's own memory is only read, because the
+    /// reporter may end, and the guest use it for something else, before that is known here.
+    shown: Blocks<FileMemory>,
     beat: Option<u32>,
     vcpus: Vec<ServedVcpu>,
     clock: GuestClock,
     ask_again: Nanos,
+    /// Whether the guest has named memory that it does not have, and no other since.
+    wrong: bool,
     bell: Option<(OwnedFd, Doorbell)>,
     nonsense: u64,
     unreadable: u64,
@@ -123,6 +129,7 @@ impl ServedVm {
         let host = Host::new(FileMemory::new(page.file, 0), page.size)
             .ok_or(UrgencyError::NoMemory { vm: name.to_owned(), why })?;
         host.serve(page.doorbell.as_ref().map(|_| DOORBELL)).map_err(UrgencyError::io("write", page.path))?;
+        let shown = Blocks::new(host.memory().clone(), BLOCK, host.vcpus());
         Ok(Self {
             name: name.to_owned(),
             pid,
@@ -131,10 +138,12 @@ impl ServedVm {
             monitor,
             mode: Mode::Off,
             blocks: None,
+            shown,
             beat: None,
             vcpus: Vec::new(),
             clock: GuestClock::default(),
             ask_again: Nanos(0),
+            wrong: false,
             bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
             nonsense: 0,
             unreadable: 0,
@@ -155,13 +164,14 @@ impl ServedVm {
         self.had_vcpus && self.vcpus.is_empty()
     }
 
-    /// Whether a vCPU stands above the floor on account of what its guest says, so that looking
-    /// soon is worth it.
+    /// How long the vCPU that was raised last stands above the floor for something urgent; `None`
+    /// where none does.
     #[must_use]
-    pub fn is_boosted(&self) -> bool {
+    pub fn boosted_for(&self, now: Nanos) -> Option<Nanos> {
         let boosted =
-            |v: &ServedVcpu| matches!(v.machine.reason(), Reason::Critical | Reason::Task | Reason::Timer);
-        self.vcpus.iter().any(boosted)
+            |v: &&ServedVcpu| matches!(v.machine.reason(), Reason::Critical | Reason::Task | Reason::Timer);
+        let since = self.vcpus.iter().filter(boosted).map(|v| v.machine.changed()).max()?;
+        Some(Nanos(now.0.saturating_sub(since.0)))
     }
 
     /// What its notices arrive at, unless there are too many at the moment.
@@ -311,13 +321,19 @@ impl ServedVm {
             (self.mode, self.blocks, self.refused) = (mode, None, None);
             for v in &mut self.vcpus {
                 (v.sequence, v.report) = (None, None);
-                v.machine.end(now);
+                // What stands there may be of a host process that was killed.
+                let _ = self.shown.show(v.vcpu, v.thread.level());
+                // A guest that changes its mind all the time is not one that reports nothing.
+                if mode == Mode::Off {
+                    v.machine.end(now);
+                }
             }
         }
         match mode {
             _ if self.blocks.is_some() => {}
-            Mode::Off => {}
+            Mode::Off => self.wrong = false,
             Mode::Region => {
+                self.wrong = false;
                 self.blocks = Some(Blocks::new(self.host.memory().clone(), BLOCK, self.host.vcpus()));
             }
             // QEMU's monitor is slow: a guest that names one address after the other must not keep
@@ -326,12 +342,19 @@ impl ServedVm {
             Mode::GuestMemory { address } => {
                 self.ask_again = Nanos(now.0.saturating_add(ASK_AGAIN.0));
                 match self.guest_memory(address) {
-                    Ok(memory) => self.blocks = Some(Blocks::new(memory, 0, LEAST_SIZE / BLOCK)),
-                    Err(e) => self.refused = Some(e.to_string()),
+                    Ok(memory) => {
+                        self.blocks = Some(Blocks::new(memory, 0, LEAST_SIZE / BLOCK));
+                        self.wrong = false;
+                    }
+                    Err(e) => {
+                        // A monitor that does not answer is not the guest's fault.
+                        self.wrong = matches!(e, UrgencyError::Address { .. });
+                        self.refused = Some(e.to_string());
+                    }
                 }
             }
         }
-        Ok(beats && self.blocks.is_some())
+        Ok(beats && (self.blocks.is_some() || self.wrong))
     }
 
     /// A page of the guest's memory. QEMU translates the address, and refuses one where the guest
@@ -362,7 +385,9 @@ impl ServedVm {
         now: Nanos,
     ) -> Result<Option<Nanos>, UrgencyError> {
         let v = &mut self.vcpus[at];
-        let mut look = Look { report: None, is_new: false, alive, ran };
+        // Of one that names no memory of its own nothing is urgent.
+        let nothing = self.wrong.then(Report::default);
+        let mut look = Look { report: nothing, is_new: false, alive, ran };
         if let Some(blocks) = &self.blocks {
             // A VM that has just ended takes its memory with it: its threads show that.
             match blocks.read(v.vcpu).ok().flatten() {
@@ -395,10 +420,8 @@ impl ServedVm {
                 }
                 match v.thread.set(new, guard) {
                     Ok(true) => {
-                        if let Some(blocks) = &mut self.blocks {
-                            // As above: memory that has gone shows in the threads.
-                            let _ = blocks.show(v.vcpu, new);
-                        }
+                        // As above: memory that has gone shows in the threads.
+                        let _ = self.shown.show(v.vcpu, new);
                     }
                     Ok(false) => v.foreign = true,
                     Err(e) if rtvirtio_kernel::is_gone(&e) => {}

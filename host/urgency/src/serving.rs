@@ -10,8 +10,9 @@ use rustix::io::Errno;
 use crate::thread::now;
 use crate::{ServedVm, UrgencyError, VmStatus};
 
-/// Between two looks while a vCPU is boosted: how long one that is done stays high.
-pub const LOOK_BOOSTED: Nanos = Nanos::from_micros(100);
+/// Between two looks while a vCPU is boosted, at least; else an eighth of the time for which it has
+/// been, so that one that is done stays high for little more than it was urgent.
+pub const LOOK_BOOSTED: Nanos = Nanos::from_micros(25);
 /// Between two looks else: how long an urgency that no timer announced may go unseen.
 pub const LOOK: Nanos = Nanos::from_millis(1);
 /// Between two looks at the journal, and two reports.
@@ -87,7 +88,9 @@ fn follow(
             }
             let next = vm.look(levels, now())?;
             let after = now();
-            let interval = if vm.is_boosted() { LOOK_BOOSTED } else { LOOK };
+            // What has been urgent for long may be so for some time more.
+            let interval =
+                vm.boosted_for(after).map_or(LOOK, |since| Nanos(since.0 / 8).clamp(LOOK_BOOSTED, LOOK));
             let latest = Nanos(after.0 + interval.0);
             *due = next.map_or(latest, |next| next.min(latest)).max(Nanos(after.0 + 1));
         }

@@ -122,17 +122,28 @@ pub fn idle_text(awake: bool) -> &'static str {
 /// # Errors
 /// When the kernel has no such backend, or a contract cannot be reverted.
 pub fn on_one_core<'a>(labs: &LabHost, progress: &'a dyn Progress) -> anyhow::Result<ScopedContracts<'a>> {
+    // A deadline thread may not be bound to one CPU, and a cap on ordinary threads counts all CPUs
+    // together.
+    with_backend(&[Backend::Hcbs, Backend::RtGroup], labs, progress)
+}
+
+/// Contracts of the first of these backends that the kernel has, with a journal of their own.
+///
+/// # Errors
+/// As [`on_one_core`].
+pub fn with_backend<'a>(
+    fits: &[Backend],
+    labs: &LabHost,
+    progress: &'a dyn Progress,
+) -> anyhow::Result<ScopedContracts<'a>> {
     let session = Session::open(labs.dirs.run.join(BENCH_DIR).join(STATE))?;
     // Reverted first: the probe counts the contracts of other programs.
     release(&session)?;
     let probe = probe(&Root::default())?;
-    // A deadline thread may not be bound to one CPU, and a cap on ordinary threads counts all CPUs
-    // together.
-    let fits = [Backend::Hcbs, Backend::RtGroup];
-    let Some(backend) = fits.into_iter().find(|b| choose(&probe, Some(*b), false).is_some()) else {
+    let Some(backend) = fits.iter().copied().find(|b| choose(&probe, Some(*b), false).is_some()) else {
         let missing = probe.missing.iter().filter(|(b, _)| fits.contains(b));
         let why: Vec<String> = missing.map(|(b, why)| format!("{b}: {why}")).collect();
-        bail!("this kernel cannot give the threads of a VM a budget on one CPU: {}", why.join("; "));
+        bail!("this kernel cannot hold the threads of a VM on one CPU: {}", why.join("; "));
     };
     Ok(ScopedContracts::new(session, probe, backend, progress))
 }

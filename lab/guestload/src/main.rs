@@ -20,7 +20,7 @@ const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | pr
 /// Additions of one piece of work: some hundred microseconds of an emulated processor.
 const PIECE: u64 = 50_000;
 /// Before a promotion that does not come is given up.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

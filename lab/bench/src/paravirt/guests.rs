@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rtvirtio_cpu::{Contract, Order, UrgencyRange};
+use rtvirtio_cpu::{Backend, Contract, Order, UrgencyRange};
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_spec::Kernel;
@@ -19,8 +19,8 @@ use rtvirtio_urgency_host::{Ended, ServedVm, Server, UrgencyError, VmStatus, fin
 use rtvirtio_vmm::agent::Process;
 use rtvirtio_vmm::threads::Named;
 use rtvirtio_vmm::{Qmp, VmHandle};
-use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::scoped_contracts::{ScopedContracts, VmContract};
+use rtvirtio_workflow::{Kind, Progress};
 
 use super::Setup;
 use crate::cores::{FairGroup, bind, core_and_others};
@@ -30,6 +30,8 @@ use crate::guest;
 const PROGRAMS: [&str; 2] = ["rtvirtio-guest", "rtvirtio-guestload"];
 /// One exchange with QEMU's monitor.
 const QMP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Until other programs' contracts leave room.
+const ADMISSION: Duration = Duration::from_secs(120);
 /// Until a guest that reports is followed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -41,8 +43,8 @@ pub struct Guests<'c> {
     names: [String; 2],
     /// A, and its neighbour B.
     pub vms: [QemuGuest; 2],
-    /// One for each. Dropped after the guests.
-    groups: [FairGroup; 2],
+    /// Of B, and of A where its contract allows one. Dropped after the guests.
+    groups: Vec<FairGroup>,
     /// The guests' core.
     pub core: u32,
     /// Another one.
@@ -91,7 +93,9 @@ impl<'c> Guests<'c> {
         let group = |name: &str| {
             FairGroup::make(&format!("{}fair-{name}", rtvirtio_kernel::ProcessId::prefix("bench")))
         };
-        let groups = [group("a")?, group("b")?];
+        // A real-time thread without a budget of its VM's own can only be in the root group.
+        let in_root = contracts.backend() == Backend::Throttle;
+        let groups = if in_root { vec![group("b")?] } else { vec![group("b")?, group("a")?] };
         let image = labs.guest_image(Kernel::Standard, progress)?;
         let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
         progress.step("booting two guests");
@@ -107,12 +111,14 @@ impl<'c> Guests<'c> {
         };
         let mut vms = [QemuGuest::start(&config(0))?, QemuGuest::start(&config(1))?];
         let server = server.join().map_err(|_| anyhow::anyhow!("the doorbell's server panicked"))??;
-        for (vm, group) in vms.iter_mut().zip(&groups) {
+        for (group, vm) in groups.iter().zip(vms.iter().rev()) {
+            group.attach(vm.handle().process.pid)?;
+        }
+        for vm in &mut vms {
             for (path, bytes) in &programs {
                 vm.write_file(path, bytes)?;
                 guest::run_command(vm, &["chmod", "755", path])?;
             }
-            group.attach(vm.handle().process.pid)?;
             bind(vm.handle().process.pid, &[core])?;
         }
         // Read before this process is bound: the number of CPUs is that of its affinity.
@@ -135,7 +141,7 @@ impl<'c> Guests<'c> {
     }
 
     /// Brings A to a set-up; nothing of the last one stays.
-    pub fn set(&mut self, setup: Setup) -> anyhow::Result<()> {
+    pub fn set(&mut self, setup: Setup, progress: &dyn Progress) -> anyhow::Result<()> {
         self.unfollow()?;
         self.contracts.release()?;
         if setup == Setup::None {
@@ -144,7 +150,7 @@ impl<'c> Guests<'c> {
         let pid = self.vms[0].handle().process.pid;
         let named = Named::ask(&mut self.vms[0].qmp()?)?;
         let range = UrgencyRange { ceiling: None, floor: 0, budget: self.budget };
-        self.contracts.set(&[VmContract {
+        let contract = [VmContract {
             vm: &self.names[0],
             handle: VmHandle { named, ..VmHandle::of_pid(pid) },
             vcpus_only: false,
@@ -152,7 +158,15 @@ impl<'c> Guests<'c> {
             order: Order::Rt,
             used: Vec::new(),
             urgency: (setup == Setup::Urgency).then_some(range),
-        }])?;
+        }];
+        // Other programs may have contracts for some time.
+        let begin = Instant::now();
+        while let Err(e) = self.contracts.set(&contract) {
+            if e.kind() != Kind::Infeasible || begin.elapsed() > ADMISSION {
+                return Err(e.into());
+            }
+            progress.pause(Duration::from_secs(1))?;
+        }
         if setup == Setup::Urgency {
             self.follow(pid)?;
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rtvirtio_cpu::Contract;
+use rtvirtio_cpu::{Backend, Contract};
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::steal::stolen;
 use rtvirtio_testbed::LabHost;
@@ -14,7 +14,7 @@ use rtvirtio_workflow::{Progress, generated};
 
 use super::guests::Guests;
 use super::{Both, Cost, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Setup};
-use crate::cores::{keep_awake, on_one_core};
+use crate::cores::{keep_awake, on_one_core, with_backend};
 use crate::cyclictest::wake_up_probe::WakeUpProbe;
 use crate::cyclictest::{LARGEST_US, Latencies, WATCH_US, parse};
 use crate::guest;
@@ -44,6 +44,9 @@ pub struct ParavirtOptions {
     pub boost: Nanos,
     /// Promotions in each round.
     pub promotions: u32,
+    /// Real-time priorities without a budget of the VM's own, as kernels without
+    /// `CONFIG_RT_GROUP_SCHED` have them.
+    pub priorities_only: bool,
     /// Keep idle CPUs awake.
     pub awake: bool,
 }
@@ -68,7 +71,11 @@ pub fn measure(
             options.budget, options.period
         )
     })?;
-    let contracts = on_one_core(labs, progress)?;
+    let contracts = if options.priorities_only {
+        with_backend(&[Backend::Throttle], labs, progress)?
+    } else {
+        on_one_core(labs, progress)?
+    };
     let awake = if options.awake { keep_awake(progress) } else { None };
     let dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir()?;
     let mut guests = Guests::boot(&contracts, contract, options.boost, dir.path(), labs, progress)?;
@@ -135,15 +142,21 @@ fn both(
     length: Duration,
     progress: &dyn Progress,
 ) -> anyhow::Result<Both> {
-    guests.set(setup)?;
+    guests.set(setup, progress)?;
     if setup == Setup::Urgency {
         guests.start_reporter(progress)?;
     }
-    for vm in &mut guests.vms {
-        vm.spawn(&["rtvirtio-guestload", "work", WORK])?;
+    let has_job = setup != Setup::Alone;
+    if has_job {
+        guests.vms[0].spawn(&["rtvirtio-guestload", "work", WORK])?;
     }
+    guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
     progress.pause(WARM_UP)?;
-    let before = [work(&mut guests.vms[0])?, work(&mut guests.vms[1])?];
+    let jobs = |guests: &mut Guests<'_>| -> anyhow::Result<[(f64, f64); 2]> {
+        let background = if has_job { work(&mut guests.vms[0])? } else { (0.0, 0.0) };
+        Ok([background, work(&mut guests.vms[1])?])
+    };
+    let before = jobs(guests)?;
     let stolen_before = stolen(&Root::default(), guests.core)?;
     let boosted_before = guests.status().map_or(0, |s| s.vcpus.iter().map(|v| v.counters.boosted.0).sum());
     let probe = WakeUpProbe::start(guests.core, WATCH_US, None)?;
@@ -151,11 +164,11 @@ fn both(
     latencies.floor = Some(Box::new(probe.finish()?));
     latencies.stolen =
         Some(stolen(&Root::default(), guests.core)?.saturating_sub(stolen_before).as_secs_f64());
-    let after = [work(&mut guests.vms[0])?, work(&mut guests.vms[1])?];
+    let after = jobs(guests)?;
     let status = guests.unfollow()?;
     guests.kill(0, &["rtvirtio-guestload", "rtvirtio-guest"])?;
     guests.kill(1, &["rtvirtio-guestload"])?;
-    guests.set(Setup::None)?;
+    guests.set(Setup::None, progress)?;
     let counters = status.iter().flat_map(|(s, _)| &s.vcpus).map(|v| v.counters);
     let (promotions, boosted) = counters.fold((0, 0), |sum, c| (sum.0 + c.promotions, sum.1 + c.boosted.0));
     Ok(Both {
@@ -190,14 +203,14 @@ fn cyclictest(
     Ok(latencies)
 }
 
-/// A alone, with nothing urgent in it, under its contract: with reports, and without.
+/// A alone, with nothing urgent in it: under its contract with reports, and as it is without.
 fn cost(
     guests: &mut Guests<'_>,
     reports: bool,
     length: Duration,
     progress: &dyn Progress,
 ) -> anyhow::Result<Cost> {
-    guests.set(if reports { Setup::Urgency } else { Setup::Always })?;
+    guests.set(if reports { Setup::Urgency } else { Setup::None }, progress)?;
     if reports {
         guests.start_reporter(progress)?;
     }
@@ -212,20 +225,22 @@ fn cost(
         format!("switches in the guest: {text}{}", String::from_utf8_lossy(&output.stderr))
     })?;
     guests.kill(0, &["rtvirtio-guest"])?;
-    guests.set(Setup::None)?;
+    guests.set(Setup::None, progress)?;
     Ok(Cost { reports, latency_us: latencies.mean(), wakeups: latencies.n(), switches })
 }
 
 /// From a report to the level that the host shows, A alone.
 fn promote(guests: &mut Guests<'_>, n: u32, progress: &dyn Progress) -> anyhow::Result<Latencies> {
-    guests.set(Setup::Urgency)?;
+    guests.set(Setup::Urgency, progress)?;
     let probe = WakeUpProbe::start(guests.other, WATCH_US, None)?;
     let vm = &mut guests.vms[0];
     let process = vm.spawn(&["rtvirtio-guestload", "promote", &n.to_string()])?;
     let output = guest::wait_for_exit(vm, process, GUEST_TIMEOUT, progress, &mut || Ok(()))?;
     let floor = probe.finish()?;
     if !output.success() {
-        bail!("promotions in the guest: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let status = format!("{:?}", guests.status());
+        bail!("promotions in the guest: {} ({status}; {:?})", stderr.trim(), guests.unfollow());
     }
     let mut all = Latencies::default();
     for line in String::from_utf8_lossy(&output.stdout).lines() {
@@ -234,7 +249,7 @@ fn promote(guests: &mut Guests<'_>, n: u32, progress: &dyn Progress) -> anyhow::
     }
     all.seconds = floor.seconds;
     all.floor = Some(Box::new(floor));
-    guests.set(Setup::None)?;
+    guests.set(Setup::None, progress)?;
     Ok(all)
 }
 
@@ -245,7 +260,7 @@ fn lie(
     length: Duration,
     progress: &dyn Progress,
 ) -> anyhow::Result<Lie> {
-    guests.set(Setup::Urgency)?;
+    guests.set(Setup::Urgency, progress)?;
     guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
     let seconds = length.as_secs().max(1);
     let liar = guests.vms[0].spawn(&["rtvirtio-guestload", "lie", kind, &(seconds + 20).to_string()])?;
@@ -261,7 +276,7 @@ fn lie(
     let ended = guests.unfollow();
     guests.kill(0, &["rtvirtio-guestload"])?;
     guests.kill(1, &["rtvirtio-guestload"])?;
-    guests.set(Setup::None)?;
+    guests.set(Setup::None, progress)?;
     // A panic is what is measured here.
     let (status, panicked) = match ended {
         Ok(Some((status, by_itself))) => (Some(status), by_itself),
@@ -280,13 +295,14 @@ fn lie(
 /// The command with these options.
 fn command(options: &ParavirtOptions) -> String {
     format!(
-        "rtvirtio-lab bench paravirt --for {} --repeat {} --budget {} --period {} --boost {} --promotions {}{}",
+        "rtvirtio-lab bench paravirt --for {} --repeat {} --budget {} --period {} --boost {} --promotions {}{}{}",
         options.length,
         options.repeat,
         options.budget,
         options.period,
         options.boost,
         options.promotions,
+        if options.priorities_only { " --priorities-only" } else { "" },
         if options.awake { " --awake" } else { "" }
     )
 }

@@ -31,13 +31,16 @@ pub enum Setup {
     None,
     /// A has a contract with real-time priorities.
     Always,
+    /// The same without A's background job, which then can use up no budget: the best latency that
+    /// A can have next to B.
+    Alone,
     /// The same contract, and A's guest says what is urgent.
     Urgency,
 }
 
 impl Setup {
     /// In the order of the table.
-    pub const ALL: [Self; 3] = [Self::None, Self::Always, Self::Urgency];
+    pub const ALL: [Self; 4] = [Self::None, Self::Always, Self::Alone, Self::Urgency];
 
     /// As a reader finds it.
     #[must_use]
@@ -45,6 +48,7 @@ impl Setup {
         match self {
             Self::None => "no priority",
             Self::Always => "A above B always",
+            Self::Alone => "the same, no background job",
             Self::Urgency => "A says what is urgent",
         }
     }
@@ -194,17 +198,28 @@ fn count(n: u64) -> usize {
 #[must_use]
 pub fn claims(data: &ParavirtData) -> Vec<Claim> {
     let mut claims = Vec::new();
-    let [none, always, urgency] = Setup::ALL.map(|s| data.latencies(s));
-    let n = count(none.n().min(always.n()).min(urgency.n()));
+    let [none, always, alone, urgency] = Setup::ALL.map(|s| data.latencies(s));
+    let n = count(none.n().min(always.n()).min(alone.n()).min(urgency.n()));
     let rounds = data.of(Setup::Urgency).count();
     if rounds > 0 {
         let over = |a: &Latencies, b: &Latencies| a.at(0.999) as f64 / b.at(0.999).max(1) as f64;
-        let what = "p99.9 of A's timed task while A says what is urgent, over A above B always; A has a background job that takes all, all rounds together";
+        // Its background job may use up A's budget, and A's task then waits for the next period.
+        let best = if alone.at(0.999) < always.at(0.999) { &alone } else { &always };
+        let what = "p99.9 of A's timed task while A has a background job and says what is urgent, over A above B always, with or without that job, \
+                    whichever is better; all rounds together";
         claims.push(
-            Claim::new("paravirt.urgent.p999_over_always", what, over(&urgency, &always), "times", n)
+            Claim::new("paravirt.urgent.p999_over_always", what, over(&urgency, best), "times", n)
                 .at_most(1.25),
         );
-        let what = "the same over no priority";
+        let what = "the same over A above B always with its background job";
+        claims.push(Claim::new(
+            "paravirt.urgent.p999_over_always.job",
+            what,
+            over(&urgency, &always),
+            "times",
+            n,
+        ));
+        let what = "the same over no priority, with its background job";
         claims.push(Claim::new("paravirt.urgent.p999_over_none", what, over(&urgency, &none), "times", n));
         let work = |of, over, value: fn(&Both) -> f64| median(data.ratios(of, over, value));
         let what = "B's work while A says what is urgent, over no priority; median over the rounds";
@@ -265,4 +280,62 @@ pub fn claims(data: &ParavirtData) -> Vec<Claim> {
         ));
     }
     claims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lie(kind: &str, batch: f64) -> Lie {
+        Lie { kind: kind.to_owned(), batch, boosted: 1.0, notices: [0, 0], seconds: 4.0, panicked: false }
+    }
+
+    #[test]
+    fn the_better_baseline_and_the_worst_lie_count() {
+        let both = |setup, us, batch| {
+            let mut latencies = Latencies::default();
+            latencies.add(us);
+            Both { setup, latencies, background: 1.0, batch, promotions: 0, boosted: 0.0 }
+        };
+        let host = HostFacts {
+            kernel: String::new(),
+            cpus: 2,
+            vmm: String::new(),
+            accelerator: String::new(),
+            device: String::new(),
+        };
+        let data = ParavirtData {
+            schema: ParavirtData::SCHEMA.to_owned(),
+            host,
+            command: String::new(),
+            generated: String::new(),
+            awake: false,
+            backend: String::new(),
+            contract: String::new(),
+            budget_ns: 500_000_000,
+            doorbell: true,
+            both: vec![
+                both(Setup::None, 900, 100.0),
+                both(Setup::Always, 300, 5.0),
+                both(Setup::Alone, 100, 90.0),
+                both(Setup::Urgency, 120, 95.0),
+            ],
+            cost: Vec::new(),
+            promotions: Vec::new(),
+            lies: vec![
+                lie(HONEST, 50.0),
+                lie("torn", 49.0),
+                lie("storm", 60.0),
+                lie(HONEST, 40.0),
+                lie("torn", 38.0),
+            ],
+        };
+        let all = claims(&data);
+        let value = |id: &str| all.iter().find(|c| c.id == id).map(|c| (c.value, c.met)).unwrap();
+        assert_eq!(value("paravirt.urgent.p999_over_always"), (1.2, true));
+        assert_eq!(value("paravirt.batch.over_none"), (0.95, true));
+        let (change, met) = value("paravirt.liar.neighbour_change");
+        assert!((change - 0.035).abs() < 1e-9 && !met, "{change}: median of 0.98 and 0.95");
+        assert_eq!(value("paravirt.liar.boost_over_budget").0, 0.5);
+    }
 }

@@ -106,7 +106,7 @@ fn cost(data: &ParavirtData) -> Section {
     data.promotions.iter().for_each(|p| promotions.merge(p));
     let doorbell = if data.doorbell { "with a doorbell" } else { "without a doorbell" };
     let text = format!(
-        "A alone on the core under its contract; cyclictest and a byte between two threads, both ordinary. From a report to the level that the host shows the \
+        "A alone on the core, with reports under its contract, without them as an ordinary VM; cyclictest and a byte between two threads, both ordinary. From a report to the level that the host shows the \
          guest, {doorbell}: n {}, p50 {} us, p99 {} us, longest {} us; p99 beyond the stalls of the host's other core {} us.",
         promotions.n(),
         promotions.at(0.5),

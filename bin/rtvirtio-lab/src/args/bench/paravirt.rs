@@ -27,6 +27,10 @@ pub struct BenchParavirtArgs {
     /// Promotions that are timed in each round
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub promotions: u32,
+    /// Real-time priorities without a budget for the VM, as on kernels without
+    /// CONFIG_RT_GROUP_SCHED; takes no budget from other programs
+    #[arg(long)]
+    pub priorities_only: bool,
     /// Keep idle CPUs from sleeping, as on a real-time host
     #[arg(long)]
     pub awake: bool,
@@ -45,6 +49,7 @@ impl BenchParavirtArgs {
             period: self.period,
             boost: self.boost,
             promotions: self.promotions,
+            priorities_only: self.priorities_only,
             awake: self.awake,
         }
     }
