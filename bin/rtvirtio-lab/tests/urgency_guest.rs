@@ -2,6 +2,7 @@
 //! apply, keep, `kill -9` of keep, revert while it runs.
 
 use std::fs;
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
@@ -74,8 +75,32 @@ impl Guest {
     }
 }
 
-fn keep(site: &Site, spec: &str) -> Child {
-    site.spawn(&["keep", spec, "--every", "50ms"])
+/// A program in the background; killed when this is dropped, also by a test that fails.
+struct Running(Child);
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn keep(site: &Site, spec: &str) -> Running {
+    Running(site.spawn(&["keep", spec, "--every", "50ms"]))
 }
 
 #[test]
@@ -176,7 +201,7 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
     }
     let site = Site::new();
     let socket = site.dir.path().join("urgency");
-    let mut server = site.spawn(&["ivshmem", socket.to_str().unwrap()]);
+    let mut server = Running(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
     wait_for("the server", || socket.exists());
     let mut guest = Guest::boot(&site, UrgencyDevice::Doorbell { socket: socket.clone() });
     let spec = guest.spec(&site);
@@ -200,7 +225,7 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
         notices(&site, &spec) >= 2
     });
     // A server that is started again replaces the dead one's socket, and disturbs nobody.
-    let mut server = site.spawn(&["ivshmem", socket.to_str().unwrap()]);
+    let mut server = Running(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
     std::thread::sleep(Duration::from_millis(300));
     assert!(server.try_wait().unwrap().is_none(), "it listens");
     server.kill().unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::{Config, DriftPolicy};
+use crate::config::{Config, DriftPolicy, Mode};
 use crate::desired::Desired;
 use crate::history::EventKind;
 use crate::host::{Host, Look, Millis, Outcome, SettingChange};
@@ -224,7 +224,9 @@ impl<H: Host> Daemon<H> {
         for (vm, why) in &self.observed.admission.refused {
             states.push((format!("refused {vm}"), EventKind::Refused, Some(vm.clone()), why.clone()));
         }
-        for vm in self.snapshot().vms.iter().filter(|vm| vm.waits_for.is_some()) {
+        let asks = self.config.mode == Mode::Ask;
+        let waiting = if asks { self.snapshot().vms } else { Vec::new() };
+        for vm in waiting.iter().filter(|vm| vm.waits_for.is_some()) {
             let text = format!("its contract waits: `rtvirtio contract accept {}`", vm.name);
             states.push((format!("waiting {}", vm.name), EventKind::Waiting, Some(vm.name.clone()), text));
         }

@@ -211,7 +211,10 @@ impl Service {
         let daemon = Daemon::new(host, options.config.clone(), memory);
         let history = History::new(Some(state.join(HISTORY_FILE)));
         let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
-        let shared = Arc::new(Shared::new(daemon.snapshot(), history, sender, config, dirs));
+        let mut snapshot = daemon.snapshot();
+        // No contract seen yet is not the same as none.
+        snapshot.problems.push("the host has not been looked at yet".to_owned());
+        let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
         let observer = observe(&options, Arc::clone(&shared))?;
         Ok(Self { shared, commands, daemon, options, _observer: observer, _lock: lock, _api: api })

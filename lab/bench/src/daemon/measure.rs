@@ -327,7 +327,7 @@ fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) 
             _ => fs::remove_file(rig.file(&vm.name))?,
         }
         // Most of it happens within one scan; some kills come before and after.
-        std::thread::sleep(Duration::from_secs_f64(0.45 * random.unit()));
+        std::thread::sleep(Duration::from_secs_f64(0.3 * random.unit()));
         let unsettled = rig.state(&vm.name) != Some(VmState::InForce);
         rig.kill();
         kills.n += 1;
@@ -340,8 +340,11 @@ fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) 
         rig.start()?;
         let gone = i % 3 == 2;
         wait("the service to settle", || {
-            let state = rig.state(&vm.name);
-            Ok(if gone { state.is_none() } else { state == Some(VmState::InForce) })
+            // A service that has just started has seen no contract yet: its journals say more.
+            Ok(match gone {
+                true => rtvirtio_workflow::scopes::vms(&rig.dirs)?.is_empty(),
+                false => rig.state(&vm.name) == Some(VmState::InForce),
+            })
         })?;
         if gone {
             compare(&before, &vm, &rig, i, &mut kills)?;
@@ -349,7 +352,7 @@ fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) 
     }
     if rig.file(&vm.name).exists() {
         fs::remove_file(rig.file(&vm.name))?;
-        wait("the end of the contract", || Ok(rig.state(&vm.name).is_none()))?;
+        wait("the end of the contract", || Ok(rtvirtio_workflow::scopes::vms(&rig.dirs)?.is_empty()))?;
     }
     compare(&before, &vm, &rig, options.kills, &mut kills)?;
     Ok(kills)
