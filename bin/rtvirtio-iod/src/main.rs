@@ -20,7 +20,7 @@ use signal_hook::iterator::Signals;
 use crate::control::{Control, Served, reload};
 use crate::sandbox::Sandbox;
 
-/// Serves the disks and network cards of VMs over vhost-user, and schedules every request and frame.
+/// Serves disks and network cards of VMs over vhost-user; schedules every request and frame.
 #[derive(Debug, Parser)]
 #[command(
     name = "rtvirtio-iod",

@@ -77,7 +77,7 @@ mod tests {
                 flags[index] = is_active;
             }
             let all: Vec<usize> = (0..200).filter(|i| flags[*i]).collect();
-            prop_assert_eq!(set.iter().collect::<Vec<_>>(), all.clone());
+            prop_assert_eq!(set.iter().collect::<Vec<_>>(), &all[..]);
             prop_assert_eq!(set.len(), all.len());
             let next = all.iter().find(|i| **i >= from).or(all.first());
             prop_assert_eq!(set.next(from), next.copied());

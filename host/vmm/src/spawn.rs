@@ -103,8 +103,8 @@ fn spawn_on_keeper(mut command: Command) -> io::Result<Child> {
             let network = Some(rustix::thread::LinkNameSpaceType::Network);
             Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), network)?)
         };
-        // SAFETY: between fork and exec the closure makes only a system call (setns) on a descriptor
-        // opened before the fork.
+        // SAFETY: between fork and exec the closure makes only a system call (setns) on a
+        // descriptor opened before the fork.
         unsafe { command.pre_exec(enter) };
     }
     let (reply, answer) = mpsc::channel();

@@ -66,8 +66,8 @@ pub fn run(program: &str, arguments: &str) -> io::Result<String> {
 /// When one cannot be made.
 pub fn bridge<S: AsRef<str>>(taps: &[S]) -> io::Result<()> {
     // These files are those of the calling thread's namespace. A kernel without IPv6 has no such
-    // one. Without the other, the bridge answers for the address of `up1` with its own, and frames to
-    // the far end do not pass the uplink.
+    // one. Without the other, the bridge answers for the address of `up1` with its own, and frames
+    // to the far end do not pass the uplink.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     std::fs::write("/proc/sys/net/ipv4/conf/all/arp_ignore", "1")?;
     let ip = |arguments: &str| run("ip", arguments);
