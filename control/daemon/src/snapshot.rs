@@ -111,7 +111,7 @@ impl DriftSnapshot {
 /// The state of the service.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Always [`SNAPSHOT_SCHEMA`].
+    /// Always the name of this form.
     pub schema: String,
     /// Version of the service.
     pub version: String,

@@ -3,8 +3,8 @@
 //! Placement stays Pacemaker's. Each node computes by the full admission which contracts it could
 //! promise beside those in force ([`survey`]) and publishes it ([`publish`]): its capacity and what
 //! each contract takes as utilization, and a veto for each that does not fit, so that a move is
-//! refused before the VM is stopped. [`constraints`] makes rules of it, and [`agent`] is the
-//! resource agent `ocf:rtvirtio:contract`, which applies a contract after its VM has started,
+//! refused before the VM is stopped. [`write_constraints`] makes rules of it, and [`agent`] is
+//! the resource agent `ocf:rtvirtio:contract`, which applies a contract after its VM has started,
 //! verifies it, and restores it.
 
 pub mod agent;
