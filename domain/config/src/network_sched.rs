@@ -150,14 +150,18 @@ impl Network {
             .map_err(|refusal| wrong(refusal.to_string().replace("the device", "the link")))
     }
 
-    /// Worst-case time of a frame of this port within its reservation, from when the reservation
-    /// covers it until it is sent. `None` without a reservation or a bound.
+    /// Worst-case time of a frame of this port within a reservation, from when the reservation
+    /// covers it until it is sent: of urgent frames, and of the others. `None` without a reservation
+    /// or a bound.
     #[must_use]
-    pub fn bound(&self, port: usize) -> Option<Nanos> {
+    pub fn bounds(&self, port: usize) -> [Option<Nanos>; 2] {
         let sched = self.tx_sched();
         let flows = self.demand(&sched);
-        let flow = flows.iter().rposition(|f| f.vm == port && f.deadline.is_some())?;
-        bound::bounds(sched.policy, &self.bound_device(), &flows)[flow]
+        let bounds = bound::bounds(sched.policy, &self.bound_device(), &flows);
+        let mut own = flows.iter().zip(bounds).filter(|(f, _)| f.vm == port && f.deadline.is_some());
+        let Some(config) = sched.vms.get(port) else { return [None, None] };
+        // In the order of `demand`.
+        [config.urgent, config.normal].map(|r| r.and_then(|_| own.next()).and_then(|(_, bound)| bound))
     }
 
     /// Replaces the scheduler's index ("VM 0") by the port's name.
@@ -220,5 +224,81 @@ impl FrameCap {
         let spare = |spec: &Tspec| spec.burst.saturating_sub(1).saturating_mul(500_000_000) / spec.rate;
         let shortest = specs.iter().flatten().map(spare).min();
         Nanos(shortest.unwrap_or(0).min(250_000))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::File;
+
+    fn parse(network: &str, port: &str) -> Result<File, FileError> {
+        let text = format!(
+            "[[network]]\nname = \"n\"\n{network}\n[[network.port]]\nname = \"p\"\nsocket = \"/s\"\ntap = \"t\"\nmac = \"52:54:00:00:00:01\"\n{port}\n"
+        );
+        File::parse(Path::new("x"), &text)
+    }
+
+    const BOTH: &str = "reserve = { rate = \"10Mbit/s\", burst = \"3kB\", deadline = \"2ms\" }\nurgent_pcp = [4]\nurgent = { rate = \"5Mbit/s\", burst = \"1kB\", deadline = \"1500us\" }";
+
+    #[test]
+    fn each_reservation_has_its_own_bound() {
+        let file = parse("link = \"100Mbit/s\"", BOTH).unwrap();
+        let [urgent, normal] = file.networks[0].bounds(0).map(Option::unwrap);
+        assert!(urgent <= Nanos::from_micros(1_500), "{urgent}");
+        assert!(normal <= Nanos::from_millis(2) && normal >= urgent, "{normal}");
+        let only = parse("link = \"100Mbit/s\"", BOTH.split('\n').next().unwrap()).unwrap();
+        assert_eq!(only.networks[0].bounds(0)[0], None);
+        assert!(only.networks[0].bounds(0)[1].is_some());
+        assert_eq!(only.networks[0].bounds(7), [None, None]);
+    }
+
+    #[test]
+    fn a_frame_costs_its_time_on_the_wire() {
+        let file = parse("link = \"100Mbit/s\"", "").unwrap();
+        // 1514 bytes and 24 more at 99 % of 100 Mbit/s.
+        let exact = 1_538.0 * 80.0 / LINK_SHARE;
+        let cost = file.networks[0].line().of(1_514) as f64;
+        assert!(cost >= exact && cost < exact + 3.0, "{cost} of {exact}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        for (network, port, why) in [
+            ("", "reserve = { rate = \"1Mbit/s\", burst = \"1kB\", deadline = \"1s\" }", "needs `link`"),
+            (
+                "link = \"100Mbit/s\"",
+                "urgent = { rate = \"1Mbit/s\", burst = \"1kB\", deadline = \"1s\" }",
+                "which frames are urgent",
+            ),
+            (
+                "link = \"100Mbit/s\"",
+                "reserve = { rate = \"1Mbit/s\", burst = \"80B\", deadline = \"1s\" }",
+                "covers no frame",
+            ),
+            ("uplink = \"packet\"", "", "needs `interface`"),
+            ("mtu = 20", "", "it must be 68 to 9216"),
+            ("", "vlans = [4095]", "is no VLAN"),
+            ("", "multicast = [\"52:54:00:00:00:02\"]", "is no group address"),
+            ("", "urgent_pcp = [8]", "is no priority code point"),
+            ("", "depth = 1", "it must be 2 to 4096"),
+        ] {
+            let error = parse(network, port).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        assert!(parse("", "mac_ = 1").is_err(), "an unknown key");
+    }
+
+    /// A wake-up serves several frames without a loss of rate.
+    #[test]
+    fn sleeping_longer_costs_no_rate() {
+        let cap =
+            |text: &str| parse("", &format!("rx_cap = {{ {text} }}")).unwrap().networks[0].ports[0].rx_cap;
+        assert_eq!(cap("").coalesce(), Nanos(0));
+        assert_eq!(cap("frames = \"20000/s\"").coalesce(), Nanos(250_000));
+        assert_eq!(cap("frames = \"100/s\"").coalesce(), Nanos(0), "a burst of one");
+        assert_eq!(cap("frames = \"1000/s\", frames_burst = 1").coalesce(), Nanos(0));
     }
 }

@@ -1,7 +1,7 @@
 //! The networks of the status report.
 
 use rtvirtio_domain_config::{Port, RateConfig};
-use rtvirtio_units::Percentile;
+use rtvirtio_units::{Nanos, Percentile};
 use serde::Serialize;
 
 use crate::engine::PromiseCounters;
@@ -143,21 +143,22 @@ fn flow_report(flow: &Flow, cap_hits: u64) -> FlowReport {
     }
 }
 
-fn promises(port: &Port, bound: Option<u64>, status: &PortStatus) -> Vec<LinkPromiseReport> {
-    let promise = |key, config: Option<RateConfig>, seen: &PromiseCounters| {
+fn promises(port: &Port, bounds: [Option<Nanos>; 2], status: &PortStatus) -> Vec<LinkPromiseReport> {
+    let promise = |key, config: Option<RateConfig>, bound: Option<Nanos>, seen: &PromiseCounters| {
         config.map(|c| LinkPromiseReport {
             key,
             bytes_per_second: c.rate.0,
             burst: c.burst.0,
             deadline_ns: c.deadline.0,
-            bound_ns: bound,
+            bound_ns: bound.map(|b| b.0),
             frames: seen.requests,
             worst_ns: seen.worst.0,
             missed: seen.missed,
         })
     };
     let [urgent, normal] = &status.promises;
-    [promise("reserve", port.reserve, normal), promise("urgent", port.urgent, urgent)]
+    let [urgent_bound, bound] = bounds;
+    [promise("reserve", port.reserve, bound, normal), promise("urgent", port.urgent, urgent_bound, urgent)]
         .into_iter()
         .flatten()
         .collect()
@@ -190,7 +191,7 @@ pub(crate) fn networks(running: &Running) -> (Vec<NetworkReport>, Vec<PortReport
                 attached: status.queues > 0,
                 tx: flow_report(&status.tx, status.tx_counters.cap_hits[1]),
                 rx: flow_report(&status.rx, status.rx_counters.cap_hits[0]),
-                promises: promises(port, config.bound(i).map(|b| b.0), &status),
+                promises: promises(port, config.bounds(i), &status),
                 reserved: status.tx_counters.reserved,
                 shared: status.tx_counters.shared,
                 drops: status.drops.into(),

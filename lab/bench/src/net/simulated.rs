@@ -56,7 +56,7 @@ fn network(random: &mut Random) -> anyhow::Result<Network> {
     };
     // First the bound, then a deadline that admission accepts.
     let roomy = File::parse(Path::new("simulated"), &text(1e6))?;
-    let bound = roomy.networks[0].bound(0).context("no bound")?;
+    let bound = roomy.networks[0].bounds(0)[1].context("no bound")?;
     let file = File::parse(Path::new("simulated"), &text(bound.0 as f64 / 1e3 + 1.0))?;
     file.networks.into_iter().next().context("no network")
 }
@@ -80,7 +80,7 @@ fn play(network: &Network, random: &mut Random, all: &mut Simulated) -> anyhow::
     let mut scheduler = Scheduler::new(&config)?;
     let mut link = VirtualLink::new(LINK_WINDOW, CATCH_UP);
     let reservation = config.vms[0].normal.context("a reservation")?;
-    let bound = network.bound(0).context("no bound")?;
+    let bound = network.bounds(0)[1].context("no bound")?;
     let largest = network.largest_frame();
     let (mut now, mut next_at, mut tag) = (Nanos(0), Nanos(0), 0u64);
     let (mut sent, mut idle_from) = (0u64, Nanos(0));
@@ -156,7 +156,7 @@ fn caps(random: &mut Random, all: &mut Simulated) -> anyhow::Result<()> {
     let file = File::parse(Path::new("simulated"), &text)?;
     let mut scheduler = Scheduler::new(&file.networks[0].tx_sched())?;
     let mut now = Nanos(random.below(1_000_000) as u64);
-    let begin = now;
+    let (begin, mut last) = (now, now);
     for n in 0..300u64 {
         let request = Request { tag: n, op: Op::Write, len: 60, priority: Priority::NORMAL, arrival: now };
         scheduler.submit(0, request)?;
@@ -170,9 +170,14 @@ fn caps(random: &mut Random, all: &mut Simulated) -> anyhow::Result<()> {
                 other => anyhow::bail!("a frame is neither sent nor held: {other:?}"),
             }
         }
-        // The burst at once, then frame n at the first nanosecond with n - burst + 1 tokens more.
+        // The burst at once, then frame n at the first nanosecond with n - burst + 1 tokens more. A
+        // burst of one keeps no part of a nanosecond that was waited too long.
         let tokens = (n + 1).saturating_sub(burst);
-        let exact = begin.0 + (u128::from(tokens) * 1_000_000_000).div_ceil(u128::from(rate)) as u64;
+        let exact = match (burst, n) {
+            (1, 1..) => last.0 + 1_000_000_000u64.div_ceil(rate),
+            _ => begin.0 + (u128::from(tokens) * 1_000_000_000).div_ceil(u128::from(rate)) as u64,
+        };
+        last = now;
         all.capped += 1;
         all.inexact += u64::from(now.0 != exact);
     }

@@ -108,7 +108,7 @@ fn port(port: &Value, s: &mut String) {
         let _ = writeln!(
             s,
             "{vm:<16} {title:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
-            f["frames"],
+            count(f, "frames"),
             Bytes(f["bytes"].as_u64().unwrap_or(0) >> 20 << 20).to_string(),
             time(f, "p50_ns"),
             time(f, "p99_ns"),
@@ -116,7 +116,7 @@ fn port(port: &Value, s: &mut String) {
             time(f, "max_ns"),
             format!("{:.1}MB/s", f["alpha_bytes_per_second"].as_f64().unwrap_or(0.0) / 1e6),
             time(f, "delta_ns"),
-            f["cap_hits"],
+            count(f, "cap_hits"),
         );
     }
     let drops = port["drops"].as_object().cloned().unwrap_or_default();
@@ -133,6 +133,11 @@ fn port(port: &Value, s: &mut String) {
 
 fn list(value: &Value, key: &str) -> Vec<Value> {
     value[key].as_array().cloned().unwrap_or_default()
+}
+
+/// A number with a width: a JSON value ignores it.
+fn count(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or(0)
 }
 
 fn time(value: &Value, key: &str) -> String {
@@ -204,7 +209,7 @@ fn vm(vm: &Value, s: &mut String) {
         let _ = writeln!(
             s,
             "{title:<16} {direction:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
-            f["requests"],
+            count(f, "requests"),
             Bytes(f["bytes"].as_u64().unwrap_or(0) >> 20 << 20).to_string(),
             time(f, "p50_ns"),
             time(f, "p99_ns"),
@@ -212,7 +217,7 @@ fn vm(vm: &Value, s: &mut String) {
             time(f, "max_ns"),
             format!("{:.1}MB/s", f["alpha_bytes_per_second"].as_f64().unwrap_or(0.0) / 1e6),
             time(f, "delta_ns"),
-            f["cap_hits"],
+            count(f, "cap_hits"),
         );
     }
     notes(vm, "the disk", s);
