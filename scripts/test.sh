@@ -47,6 +47,8 @@ check() {
         echo "test result: FAILED. 0 passed; 1 failed" >>"$log"
     fi
 }
+# Tests of one crate run another's programs; those of crates without tests of their own are built by the first line.
+build_tests() { cargo build --locked --workspace --bins --quiet && cargo test --locked --workspace --no-run --quiet; }
 skip() { # skip NAME WHY: it cannot run on this machine
     echo "SKIP $1: $2" | tee -a "$log" >&2
     # It counts as skipped, not as passed too: the sum takes skips off what passed, since a skipped test counts as passed.
@@ -148,14 +150,13 @@ tier() {
         minimum_rust
         check "fuzz targets compile" fuzz_targets
         deny
-        # Tests of one crate run another's programs.
-        check "build of all tests" cargo test --locked --workspace --no-run --quiet
+        check "build of all tests" build_tests
         # shellcheck disable=SC2046 # a list of words
         tests "tests on this host" --workspace $(programs host)
         tests "documentation's examples" --workspace --doc
         ;;
     slow)
-        check "build of all tests" cargo test --locked --workspace --no-run --quiet
+        check "build of all tests" build_tests
         # shellcheck disable=SC2046 # a list of words
         tests "tests that boot guests and the box" --workspace $(programs slow)
         ;;

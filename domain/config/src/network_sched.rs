@@ -151,8 +151,8 @@ impl Network {
     }
 
     /// Worst-case time of a frame of this port within a reservation, from when the reservation
-    /// covers it until it is sent: of urgent frames, and of the others. `None` without a reservation
-    /// or a bound.
+    /// covers it until it is sent: of urgent frames, and of the others. `None` without a
+    /// reservation or a bound.
     #[must_use]
     pub fn bounds(&self, port: usize) -> [Option<Nanos>; 2] {
         let sched = self.tx_sched();
