@@ -158,7 +158,7 @@ fn kernel_users_are_refused() {
     drop(Iod::start(dir.path(), &parts));
 }
 
-/// Waits until nobody has a device exclusively.
+/// Waits until a device can be opened exclusively.
 fn wait_until_free(device: &Path) {
     use std::os::unix::fs::OpenOptionsExt;
     let begin = std::time::Instant::now();

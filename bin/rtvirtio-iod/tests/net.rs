@@ -58,6 +58,20 @@ impl Bed {
         Some(Self { dir, iod, peer: RawSocket::open("up1").unwrap() })
     }
 
+    /// An interface of the network's own, whose other end is the peer.
+    fn packet(test: &str, network: &str) -> Option<Self> {
+        if !has(test, &[Need::Root, Need::Program("ip")]) {
+            return None;
+        }
+        Namespace::new().unwrap().enter().unwrap();
+        netns::bridge::<&str>(&[]).unwrap();
+        netns::run("ip", "link set up0 nomaster").unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let network = format!("uplink = \"packet\"\ninterface = \"up0\"\n{network}");
+        let iod = Iod::start(dir.path(), &config(dir.path(), &network, "", ""));
+        Some(Self { dir, iod, peer: RawSocket::open("up1").unwrap() })
+    }
+
     fn connect(&self, name: &str) -> NetClient {
         NetClient::connect(&self.dir.path().join(name)).unwrap()
     }
@@ -122,15 +136,15 @@ fn frames_pass_in_order() {
 
 /// Two VMs reach each other over the administrator's bridge, and by their own addresses only.
 #[test]
-fn ports_reach_each_other_and_nobody_is_impersonated() {
-    let name = "ports_reach_each_other_and_nobody_is_impersonated";
+fn ports_reach_each_other_and_spoofed_frames_are_dropped() {
+    let name = "ports_reach_each_other_and_spoofed_frames_are_dropped";
     let Some(bed) = Bed::new(name, "", "", "") else { return };
     let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
     a.send(&frame(B, A, 1, 60)).unwrap();
     assert_eq!(receive(&mut b, HANG), Some(frame(B, A, 1, 60)));
     b.send(&frame(A, B, 2, 1_514)).unwrap();
     assert_eq!(receive(&mut a, HANG), Some(frame(A, B, 2, 1_514)));
-    // B as A: nobody gets it.
+    // B with A's address: the frame is dropped.
     b.send(&frame(PEER, A, 3, 60)).unwrap();
     bed.wait_for("b", "/drops/spoofed", 1);
     b.send(&frame(PEER, B, 4, 60)).unwrap();
@@ -247,13 +261,13 @@ fn a_flood_costs_its_receiver_only() {
     assert!(received >= 1, "it gets what its cap allows");
 }
 
-/// A VM without buffers delays nobody, and gets frames again when it has some.
+/// A port without a guest delays no other port; its guest gets frames once it is attached.
 #[test]
-fn a_port_without_a_guest_delays_nobody() {
-    let Some(bed) = Bed::new("a_port_without_a_guest_delays_nobody", "", "", "") else { return };
+fn a_port_without_a_guest_delays_no_other() {
+    let Some(bed) = Bed::new("a_port_without_a_guest_delays_no_other", "", "", "") else { return };
     let mut a = bed.connect("a");
     for number in 0..5_000u32 {
-        // Nobody is attached to B.
+        // No guest is attached to B.
         bed.peer.send(&frame(B, PEER, number, 60)).unwrap();
         if number % 50 == 0 {
             bed.peer.send(&frame(A, PEER, number, 60)).unwrap();
@@ -346,16 +360,7 @@ fn caps_change_while_a_guest_sends() {
 #[test]
 fn a_packet_uplink_switches_between_its_ports() {
     let name = "a_packet_uplink_switches_between_its_ports";
-    if !has(name, &[Need::Root, Need::Program("ip")]) {
-        return;
-    }
-    Namespace::new().unwrap().enter().unwrap();
-    netns::bridge::<&str>(&[]).unwrap();
-    netns::run("ip", "link set up0 nomaster").unwrap();
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let network = "uplink = \"packet\"\ninterface = \"up0\"\nlink = \"1Gbit/s\"";
-    let iod = Iod::start(dir.path(), &config(dir.path(), network, "", ""));
-    let bed = Bed { dir, iod, peer: RawSocket::open("up1").unwrap() };
+    let Some(bed) = Bed::packet(name, "link = \"1Gbit/s\"") else { return };
     let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
     a.send(&frame(PEER, A, 1, 1_514)).unwrap();
     assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, 1, 1_514)));
@@ -373,16 +378,7 @@ fn a_packet_uplink_switches_between_its_ports() {
 #[test]
 fn the_largest_frame_is_copied_between_ports() {
     let name = "the_largest_frame_is_copied_between_ports";
-    if !has(name, &[Need::Root, Need::Program("ip")]) {
-        return;
-    }
-    Namespace::new().unwrap().enter().unwrap();
-    netns::bridge::<&str>(&[]).unwrap();
-    netns::run("ip", "link set up0 nomaster").unwrap();
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let network = "uplink = \"packet\"\ninterface = \"up0\"";
-    let iod = Iod::start(dir.path(), &config(dir.path(), network, "", ""));
-    let mut bed = Bed { dir, iod, peer: RawSocket::open("up1").unwrap() };
+    let Some(mut bed) = Bed::packet(name, "") else { return };
     let mut b = bed.connect("b");
     let largest = rtvirtio_domain_config::OFFLOADED_FRAME as usize;
     let (mut passed, mut refused) = (0, 0);

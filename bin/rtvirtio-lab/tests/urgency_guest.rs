@@ -224,7 +224,7 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
         guest.run(&format!("{PROGRAM} run --urgent true"));
         notices(&site, &spec) >= 2
     });
-    // A server that is started again replaces the dead one's socket, and disturbs nobody.
+    // A server that is started again replaces the dead one's socket; nothing else changes.
     let mut server = Running(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
     std::thread::sleep(Duration::from_millis(300));
     assert!(server.try_wait().unwrap().is_none(), "it listens");

@@ -10,7 +10,6 @@ use crate::confine::{Confine, Spawner, StartThread};
 use crate::disk_lock::{DiskLock, DiskUse, Identity, identity};
 use crate::engine::{self, Engine, EngineConfig, EngineError, EngineHandle};
 use crate::listen::SocketListener;
-use crate::net::NetError;
 use crate::net::uplink::UplinkError;
 use crate::network::OpenedNetwork;
 use crate::running::{Member, Running, RunningParts};
@@ -71,7 +70,7 @@ pub enum DomainError {
         /// Which.
         network: String,
         /// Why.
-        source: NetError,
+        source: EngineError,
     },
     /// An engine cannot start.
     #[error("device \"{device}\": {source}")]
@@ -82,10 +81,10 @@ pub enum DomainError {
         source: EngineError,
     },
     /// A socket cannot be served.
-    #[error("\"{disk}\": {source}")]
+    #[error("{device}: {source}")]
     Socket {
-        /// Which.
-        disk: String,
+        /// Which disk or port.
+        device: String,
         /// Why.
         source: io::Error,
     },
@@ -218,9 +217,9 @@ pub(crate) fn serve_disk(
     engine: &EngineHandle,
     threads: &dyn StartThread,
 ) -> Result<VhostUserServer, DomainError> {
-    let disk = info.name.clone();
+    let device = format!("disk \"{}\"", info.name);
     VhostUserServer::start(info, socket, engine.clone(), threads)
-        .map_err(|source| DomainError::Socket { disk, source })
+        .map_err(|source| DomainError::Socket { device, source })
 }
 
 /// The open and locked disks of a configuration.

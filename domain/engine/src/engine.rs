@@ -12,18 +12,18 @@ pub(crate) mod queue_host;
 mod run;
 pub(crate) mod slot;
 mod table;
+pub(crate) mod thread;
 mod trace;
 mod trace_reader;
 pub(crate) mod uring;
 pub(crate) mod vring;
 
 use std::io;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 
 use rtvirtio_domain_config::Poll;
 use rtvirtio_sched::{Config, ConfigError, Scheduler};
 
+use self::thread::EngineThread;
 use crate::backing::Backing;
 use crate::confine::{Confine, Role};
 pub use command::{
@@ -92,11 +92,7 @@ pub enum EngineError {
 
 /// A running engine; it ends when this is dropped.
 #[derive(Debug)]
-pub struct Engine {
-    handle: EngineHandle,
-    thread: Option<JoinHandle<()>>,
-    restricted: bool,
-}
+pub struct Engine(EngineThread<Command>);
 
 impl Engine {
     /// Starts the thread. Disks are in the order of the scheduler's VMs.
@@ -107,79 +103,25 @@ impl Engine {
         if disks.len() != sched.vms.len() {
             return Err(EngineError::Disks { disks: disks.len(), vms: sched.vms.len() });
         }
-        let io = |what| move |source| EngineError::Io { what, source };
-        let doorbell = rustix::event::eventfd(
-            0,
-            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
-        )
-        .map_err(|e| io("eventfd")(e.into()))?;
-        let doorbell = std::sync::Arc::new(doorbell);
-        // A few commands for each VM: further ones wait in the control threads.
-        let (sender, commands): (SyncSender<Command>, Receiver<Command>) = sync_channel(64);
-        let handle = EngineHandle::new(sender, std::sync::Arc::clone(&doorbell));
         let scheduler = Scheduler::new(sched)?;
-        let (ready, is_ready) = sync_channel(1);
         let (name, sched) = (format!("iod-{}", config.name), sched.clone());
-        // The thread that uses the ring makes it: the kernel then needs no lock for it.
-        let thread = std::thread::Builder::new()
-            .name(name.chars().take(15).collect())
-            .spawn(move || {
-                let _ends = AbortOnPanic;
-                let (role, confine) =
-                    (Role::Engine { passes_priority: config.pass_priority }, config.confine.clone());
-                let made = run::EventLoop::new(config, scheduler, &sched, disks, commands, doorbell);
-                let confined = |engine| match confine.apply(role) {
-                    Ok(()) => Ok(engine),
-                    Err(source) => Err(io("cannot confine the engine's thread")(source)),
-                };
-                match made.and_then(confined) {
-                    Ok(mut engine) => {
-                        let _ = ready.send(Ok(engine.is_restricted()));
-                        engine.run();
-                    }
-                    Err(e) => {
-                        let _ = ready.send(Err(e));
-                    }
-                }
-            })
-            .map_err(io("cannot start a thread"))?;
-        match is_ready.recv() {
-            Ok(Ok(restricted)) => Ok(Self { handle, thread: Some(thread), restricted }),
-            Ok(Err(e)) => Err(e),
-            Err(_) => Err(io("the engine's thread ended at once")(io::Error::other("no reason given"))),
-        }
+        let confine = config.confine.clone();
+        let role = Role::Engine { passes_priority: config.pass_priority };
+        let make = move |commands, doorbell| {
+            run::EventLoop::new(config, scheduler, &sched, disks, commands, doorbell)
+        };
+        Ok(Self(EngineThread::start(&name, confine, role, make)?))
     }
 
     /// Whether the kernel refuses every io_uring operation that the engine does not use.
     #[must_use]
     pub fn is_restricted(&self) -> bool {
-        self.restricted
+        self.0.is_restricted()
     }
 
     /// A handle for control threads.
     #[must_use]
     pub fn handle(&self) -> EngineHandle {
-        self.handle.clone()
-    }
-}
-
-/// A panic of the engine ends the process: its guests would wait for ever, and the kernel may still
-/// write to memory that is about to be unmapped. QEMU reconnects to the restarted domain.
-pub(crate) struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::process::abort();
-        }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        let _ = self.handle.send(Command::Quit);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.0.handle()
     }
 }

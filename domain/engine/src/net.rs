@@ -12,7 +12,7 @@
 //! - Toward the link, frames are ordered by the scheduler that also orders disks; a
 //!   [`rtvirtio_sched::VirtualLink`] stands for the link's rate.
 //! - Each port has a queue in the kernel. It is read only while the VM has buffers and tokens: of a
-//!   flood the kernel drops the rest before it costs anybody.
+//!   flood the kernel drops the rest before it costs CPU time.
 //! - Toward a VM nothing waits: without a buffer the frame is dropped.
 
 pub mod command;
@@ -22,114 +22,45 @@ mod port;
 mod run;
 pub mod uplink;
 
-use std::io;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
-
 use rtvirtio_domain_config::{Network, Poll, Power};
-use rtvirtio_sched::ConfigError;
 
 pub use self::command::{Drops, Flow, NetCommand, NetHandle, NetStatus, PortStatus};
 pub use self::port::QUEUES;
 use self::uplink::Uplink;
 use crate::confine::{Confine, Role};
-use crate::engine::EngineHandle;
-
-/// Why a network does not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NetError {
-    /// An invalid scheduler configuration.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// io_uring, an eventfd or a thread.
-    #[error("{what}: {source}")]
-    Io {
-        /// What failed.
-        what: &'static str,
-        /// Why.
-        source: io::Error,
-    },
-}
-
-fn failed(what: &'static str) -> impl Fn(io::Error) -> NetError {
-    move |source| NetError::Io { what, source }
-}
+use crate::engine::EngineError;
+use crate::engine::thread::EngineThread;
 
 /// A running network; it ends when this is dropped.
 #[derive(Debug)]
-pub struct NetEngine {
-    handle: NetHandle,
-    thread: Option<JoinHandle<()>>,
-    restricted: bool,
-}
+pub struct NetEngine(EngineThread<NetCommand>);
 
 impl NetEngine {
     /// Starts the thread. Uplinks are in the order of the ports.
     ///
     /// # Errors
-    /// [`NetError`].
+    /// [`EngineError`].
     pub fn start(
         network: &Network,
         uplinks: Vec<Uplink>,
         power: Power,
         confine: &Confine,
-    ) -> Result<Self, NetError> {
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let doorbell = rustix::event::eventfd(0, flags).map_err(|e| failed("eventfd")(e.into()))?;
-        let doorbell = Arc::new(doorbell);
-        let (sender, commands): (SyncSender<NetCommand>, Receiver<NetCommand>) = sync_channel(64);
-        let handle = EngineHandle::new(sender, Arc::clone(&doorbell));
-        let (ready, is_ready) = sync_channel(1);
-        let (network, confine) = (network.clone(), confine.clone());
+    ) -> Result<Self, EngineError> {
+        let (name, network) = (format!("net-{}", network.name), network.clone());
         let poll = Poll::new(power, network.poll, network.fifo);
-        let name: String = format!("net-{}", network.name).chars().take(15).collect();
-        let thread = std::thread::Builder::new()
-            .name(name)
-            .spawn(move || {
-                let _ends = crate::engine::AbortOnPanic;
-                let made = run::NetLoop::new(&network, uplinks, commands, doorbell, poll);
-                let confined = |engine| match confine.apply(Role::Network) {
-                    Ok(()) => Ok(engine),
-                    Err(source) => Err(failed("cannot confine the network's thread")(source)),
-                };
-                match made.and_then(confined) {
-                    Ok(mut engine) => {
-                        let _ = ready.send(Ok(engine.is_restricted()));
-                        engine.run();
-                    }
-                    Err(e) => {
-                        let _ = ready.send(Err(e));
-                    }
-                }
-            })
-            .map_err(failed("cannot start a thread"))?;
-        match is_ready.recv() {
-            Ok(Ok(restricted)) => Ok(Self { handle, thread: Some(thread), restricted }),
-            Ok(Err(e)) => Err(e),
-            Err(_) => Err(failed("the network's thread ended at once")(io::Error::other("no reason given"))),
-        }
+        let make = move |commands, doorbell| run::NetLoop::new(&network, uplinks, commands, doorbell, poll);
+        Ok(Self(EngineThread::start(&name, confine.clone(), Role::Network, make)?))
     }
 
     /// Whether the kernel refuses every io_uring operation that the thread does not use.
     #[must_use]
     pub fn is_restricted(&self) -> bool {
-        self.restricted
+        self.0.is_restricted()
     }
 
     /// A handle for control threads.
     #[must_use]
     pub fn handle(&self) -> NetHandle {
-        self.handle.clone()
-    }
-}
-
-impl Drop for NetEngine {
-    fn drop(&mut self) {
-        let _ = self.handle.send(NetCommand::Quit);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.0.handle()
     }
 }

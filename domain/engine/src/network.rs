@@ -9,7 +9,7 @@ use crate::feature;
 use crate::listen::SocketListener;
 use crate::net::uplink::Uplink;
 use crate::net::{NetCommand, NetEngine, NetHandle};
-use crate::reload::ReloadError;
+use crate::reload::{ReloadError, push_differences, same_names};
 use crate::socket_group;
 use crate::vhost_user::{DeviceInfo, VhostUserServer};
 
@@ -82,7 +82,7 @@ fn serve_port(
         has_inflight: false,
     };
     VhostUserServer::start(info, socket, handle.clone(), threads)
-        .map_err(|source| DomainError::Socket { disk: port.name.clone(), source })
+        .map_err(|source| DomainError::Socket { device: format!("port \"{}\"", port.name), source })
 }
 
 /// A network that is served. Servers end before the engine that they use.
@@ -128,13 +128,6 @@ impl RunningNetwork {
     }
 }
 
-/// Names the fields in which two values differ.
-macro_rules! push_differences {
-    ($list:expr, $place:expr, $old:expr, $new:expr, $($field:ident),+ $(,)?) => {
-        $(if $old.$field != $new.$field { $list.push(format!("{}{}", $place, stringify!($field))); })+
-    };
-}
-
 fn network_changes(old: &Network, new: &Network, list: &mut Vec<String>) {
     let place = format!("network \"{}\": ", new.name);
     push_differences!(list, place, old, new, policy, stall);
@@ -148,8 +141,7 @@ fn port_changes(old: &Port, new: &Port, list: &mut Vec<String>) {
 /// The changes that need a restart, each with its place.
 pub(crate) fn networks_need_restart(old: &File, new: &File) -> Vec<String> {
     let mut list = Vec::new();
-    let names = |file: &File| file.networks.iter().map(|n| n.name.clone()).collect::<Vec<_>>();
-    if names(old) != names(new) {
+    if !same_names(&old.networks, &new.networks, |network| &network.name) {
         list.push("another list of networks".into());
         return list;
     }
@@ -171,8 +163,7 @@ pub(crate) fn networks_need_restart(old: &File, new: &File) -> Vec<String> {
             stall: _,
         } = new;
         push_differences!(list, place, old, new, uplink, interface, link, mtu, cpus, fifo, poll);
-        let names = |network: &Network| network.ports.iter().map(|p| p.name.clone()).collect::<Vec<_>>();
-        if names(old) != names(new) {
+        if !same_names(&old.ports, &new.ports, |port| &port.name) {
             list.push(format!("{place}another list of ports"));
             continue;
         }

@@ -140,6 +140,7 @@ macro_rules! push_differences {
         $(if $old.$field != $new.$field { $list.push(format!("{}{}", $place, stringify!($field))); })+
     };
 }
+pub(crate) use push_differences;
 
 pub(crate) fn device_changes(old: &Device, new: &Device, list: &mut Vec<String>) {
     let place = format!("device \"{}\": ", new.name);
@@ -244,7 +245,8 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
     );
 }
 
-fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {
+/// Whether two lists have the same names in the same order.
+pub(crate) fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {
     old.len() == new.len() && old.iter().zip(new).all(|(a, b)| name(a) == name(b))
 }
 

@@ -412,7 +412,7 @@ impl Running {
             handle.ask(|reply| Command::Attach { vm: place, disk: prepared, reply }).map_err(gone)?;
         attached.map_err(|refused| ReloadError::Attach { disk: part.name.clone(), source: refused.error })?;
         let served = AdoptedDisk::listen(socket)
-            .map_err(|source| DomainError::Socket { disk: part.name.clone(), source })
+            .map_err(|source| DomainError::Socket { device: format!("disk \"{}\"", part.name), source })
             .and_then(|listener| serve_disk(info, listener, handle, &*self.0.threads));
         let server = match served {
             Ok(server) => server,

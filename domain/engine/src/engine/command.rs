@@ -12,6 +12,7 @@ use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
 use super::prepared::{DetachedDisk, PreparedDisk, RefusedDisk};
+use super::thread::Quit;
 use super::trace::TraceWriter;
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
@@ -138,6 +139,12 @@ pub enum QueueCommand {
         /// Sent when nothing of the VM is in flight.
         reply: SyncSender<()>,
     },
+}
+
+impl Quit for Command {
+    fn quit() -> Self {
+        Self::Quit
+    }
 }
 
 impl From<QueueCommand> for Command {

@@ -20,6 +20,7 @@ use super::command::{Command, PromiseCounters};
 use super::poll::AdaptivePoll;
 use super::slot::QueueSlot;
 use super::table::{PieceSlot, RequestTable};
+use super::thread::Serve;
 use super::trace::TraceWriter;
 use super::uring::{CompletionToken, Uring};
 use super::vring::Vring;
@@ -130,6 +131,22 @@ pub struct EventLoop {
     quit: bool,
 }
 
+impl Serve for EventLoop {
+    fn is_restricted(&self) -> bool {
+        self.ring.restricted
+    }
+
+    /// Runs until [`Command::Quit`]. A failure of io_uring is a defect or the end of memory, and
+    /// ends the process.
+    fn run(&mut self) {
+        while !self.quit {
+            if let Err(e) = self.run_once() {
+                self.abort_on_ring_failure(&e);
+            }
+        }
+    }
+}
+
 /// The monotonic clock.
 pub(crate) fn now() -> Nanos {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -192,21 +209,6 @@ impl EventLoop {
             .arm_poll(engine.doorbell.as_raw_fd(), CompletionToken::Doorbell)
             .map_err(io("io_uring"))?;
         Ok(engine)
-    }
-
-    /// Whether the ring accepts no operations but the engine's.
-    pub fn is_restricted(&self) -> bool {
-        self.ring.restricted
-    }
-
-    /// Runs until [`Command::Quit`]. A failure of io_uring is a defect or the end of memory, and
-    /// ends the process.
-    pub fn run(&mut self) {
-        while !self.quit {
-            if let Err(e) = self.run_once() {
-                self.abort_on_ring_failure(&e);
-            }
-        }
     }
 
     /// One round. It sleeps only without work.

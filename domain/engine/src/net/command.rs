@@ -6,6 +6,7 @@ use rtvirtio_sched::{Config, ConfigError, Contract, VmCounters};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
+use crate::engine::thread::Quit;
 use crate::engine::{EngineHandle, PromiseCounters, QueueCommand};
 
 /// A command.
@@ -40,6 +41,12 @@ pub enum NetCommand {
     },
     /// Ends the thread.
     Quit,
+}
+
+impl Quit for NetCommand {
+    fn quit() -> Self {
+        Self::Quit
+    }
 }
 
 impl From<QueueCommand> for NetCommand {

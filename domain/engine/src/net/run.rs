@@ -17,12 +17,12 @@ use rtvirtio_units::Nanos;
 use super::command::NetCommand;
 use super::port::{Port, QUEUES, RX, TX};
 use super::uplink::Uplink;
-use super::{NetError, failed};
 use crate::engine::poll::AdaptivePoll;
 use crate::engine::queue_host::{QueueHost, notify_guest};
 use crate::engine::slot::QueueSlot;
+use crate::engine::thread::Serve;
 use crate::engine::uring::{Completion, CompletionToken, Uring};
-use crate::engine::{now, prepare_thread};
+use crate::engine::{EngineError, now, prepare_thread};
 
 /// The state of a network's thread.
 pub struct NetLoop {
@@ -59,7 +59,8 @@ impl NetLoop {
         commands: Receiver<NetCommand>,
         doorbell: Arc<OwnedFd>,
         poll: Poll,
-    ) -> Result<Self, NetError> {
+    ) -> Result<Self, EngineError> {
+        let failed = |what| move |source| EngineError::Io { what, source };
         prepare_thread(&network.cpus, network.fifo)
             .map_err(failed("cannot set the network's CPUs and priority"))?;
         let ports = network.ports.len() as u32;
@@ -86,21 +87,6 @@ impl NetLoop {
             poll: AdaptivePoll::new(poll),
             quit: false,
         })
-    }
-
-    /// Whether the ring accepts no operations but those that are used.
-    pub fn is_restricted(&self) -> bool {
-        self.ring.restricted
-    }
-
-    /// Runs until [`NetCommand::Quit`]. A failure of io_uring ends the process.
-    pub fn run(&mut self) {
-        while !self.quit {
-            if let Err(e) = self.run_once() {
-                eprintln!("rtvirtio-iod: {}: io_uring failed, the process ends: {e}", self.name);
-                std::process::abort();
-            }
-        }
     }
 
     /// One round. It sleeps only without work.
@@ -188,6 +174,22 @@ impl NetLoop {
             }
         }
         Ok(())
+    }
+}
+
+impl Serve for NetLoop {
+    fn is_restricted(&self) -> bool {
+        self.ring.restricted
+    }
+
+    /// Runs until [`NetCommand::Quit`]. A failure of io_uring ends the process.
+    fn run(&mut self) {
+        while !self.quit {
+            if let Err(e) = self.run_once() {
+                eprintln!("rtvirtio-iod: {}: io_uring failed, the process ends: {e}", self.name);
+                std::process::abort();
+            }
+        }
     }
 }
 

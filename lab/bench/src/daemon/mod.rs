@@ -15,6 +15,7 @@ use crate::claims::Claim;
 use crate::page::{Section, Table};
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
+use crate::stats::rank::nearest_rank;
 use month::Month;
 
 /// File name of the result.
@@ -67,8 +68,7 @@ impl Saved for DaemonData {
 fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let rank = (sorted.len() as f64 * share).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+    nearest_rank(&sorted, share).unwrap_or(0.0)
 }
 
 /// The claims of a result.

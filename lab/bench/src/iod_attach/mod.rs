@@ -18,6 +18,7 @@ use crate::claims::Claim;
 use crate::page::{Section, Table};
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
+use crate::stats::rank::nearest_rank;
 
 /// File name of the result.
 pub const FILE: &str = "iod-attach.json";
@@ -43,11 +44,7 @@ impl Requests {
     pub fn of(mut latencies: Vec<u64>) -> Self {
         latencies.sort_unstable();
         let n = latencies.len();
-        // The smallest with at least this share at or below it.
-        let at = |share: f64| {
-            let rank = (n as f64 * share).ceil() as usize;
-            latencies.get(rank.saturating_sub(1)).copied().unwrap_or(0)
-        };
+        let at = |share| nearest_rank(&latencies, share).unwrap_or(0);
         Self { n: n as u64, p50_ns: at(0.5), p9999_ns: at(0.9999), longest_ns: at(1.0) }
     }
 }

@@ -12,6 +12,7 @@ mod simulated;
 
 use std::path::Path;
 
+use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,7 @@ use crate::claims::Claim;
 use crate::page::{Section, Table};
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
+use crate::stats::rank::nearest_rank;
 
 /// File name of the result.
 pub const FILE: &str = "net.json";
@@ -62,11 +64,7 @@ impl Tails {
     fn of(trips: &RoundTrips) -> Self {
         let mut ns = trips.ns.clone();
         ns.sort_unstable();
-        // The smallest with at least this share at or below it.
-        let at = |share: f64| {
-            let rank = (ns.len() as f64 * share).ceil() as usize;
-            ns.get(rank.saturating_sub(1)).copied().unwrap_or(0)
-        };
+        let at = |share| nearest_rank(&ns, share).unwrap_or(0);
         let sum: u64 = ns.iter().sum();
         Self {
             n: ns.len() as u64 + trips.lost,
@@ -171,11 +169,6 @@ pub struct NetData {
 
 impl Saved for NetData {
     const SCHEMA: &str = "rtvirtio-net/1";
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 impl NetData {

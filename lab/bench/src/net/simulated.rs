@@ -83,7 +83,7 @@ fn play(network: &Network, random: &mut Random, all: &mut Simulated) -> anyhow::
     let bound = network.bounds(0)[1].context("no bound")?;
     let largest = network.largest_frame();
     let (mut now, mut next_at, mut tag) = (Nanos(0), Nanos(0), 0u64);
-    let (mut sent, mut idle_from) = (0u64, Nanos(0));
+    let mut sent = 0u64;
     while now < LENGTH {
         // Two ports have frames all the time.
         for vm in 1..3 {
@@ -137,7 +137,6 @@ fn play(network: &Network, random: &mut Random, all: &mut Simulated) -> anyhow::
         };
         let completion = link.next_completion().unwrap_or(Nanos(u64::MAX));
         let at = wake.min(completion).min(next_at).max(Nanos(now.0 + 1));
-        idle_from = idle_from.max(now);
         now = at;
     }
     // The first frames use the catch-up.

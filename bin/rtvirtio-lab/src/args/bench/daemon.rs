@@ -35,7 +35,7 @@ pub struct BenchDaemonArgs {
 }
 
 impl BenchDaemonArgs {
-    /// For the experiment: the service is the program beside this one.
+    /// For the experiment: the service is the program in this one's directory.
     pub fn options(&self) -> anyhow::Result<DaemonOptions> {
         Ok(DaemonOptions {
             program: std::env::current_exe()?.with_file_name("rtvirtiod"),

@@ -102,23 +102,7 @@ fn link_promises(port: &Value, s: &mut String) {
 }
 
 fn port(port: &Value, s: &mut String) {
-    for (i, (direction, title)) in [("tx", "out"), ("rx", "in")].into_iter().enumerate() {
-        let f = &port[direction];
-        let vm = if i == 0 { name(port) } else { String::new() };
-        let _ = writeln!(
-            s,
-            "{vm:<16} {title:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
-            count(f, "frames"),
-            Bytes(f["bytes"].as_u64().unwrap_or(0) >> 20 << 20).to_string(),
-            time(f, "p50_ns"),
-            time(f, "p99_ns"),
-            time(f, "p9999_ns"),
-            time(f, "max_ns"),
-            format!("{:.1}MB/s", f["alpha_bytes_per_second"].as_f64().unwrap_or(0.0) / 1e6),
-            time(f, "delta_ns"),
-            count(f, "cap_hits"),
-        );
-    }
+    service(&name(port), [("tx", "out"), ("rx", "in")], "frames", port, s);
     let drops = port["drops"].as_object().cloned().unwrap_or_default();
     let drops: Vec<String> = drops
         .iter()
@@ -203,14 +187,25 @@ fn promises(status: &Value, s: &mut String) {
 }
 
 fn vm(vm: &Value, s: &mut String) {
-    for (i, direction) in ["read", "write"].into_iter().enumerate() {
-        let f = &vm[direction];
-        let title = if i == 0 { name(vm) } else { String::new() };
+    service(&name(vm), [("read", "read"), ("write", "write")], "requests", vm, s);
+    notes(vm, "the disk", s);
+    for fault in ["errors", "malformed"] {
+        if vm[fault].as_u64().unwrap_or(0) > 0 {
+            let _ = writeln!(s, "                 {fault}: {}", vm[fault]);
+        }
+    }
+}
+
+/// Both directions of a disk or port: the key and the title of each.
+fn service(name: &str, directions: [(&str, &str); 2], counted: &str, of: &Value, s: &mut String) {
+    for (i, (direction, title)) in directions.into_iter().enumerate() {
+        let f = &of[direction];
+        let vm = if i == 0 { name } else { "" };
         let _ = writeln!(
             s,
-            "{title:<16} {direction:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
-            count(f, "requests"),
-            Bytes(f["bytes"].as_u64().unwrap_or(0) >> 20 << 20).to_string(),
+            "{vm:<16} {title:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
+            count(f, counted),
+            Bytes(count(f, "bytes") >> 20 << 20).to_string(),
             time(f, "p50_ns"),
             time(f, "p99_ns"),
             time(f, "p9999_ns"),
@@ -219,12 +214,6 @@ fn vm(vm: &Value, s: &mut String) {
             time(f, "delta_ns"),
             count(f, "cap_hits"),
         );
-    }
-    notes(vm, "the disk", s);
-    for fault in ["errors", "malformed"] {
-        if vm[fault].as_u64().unwrap_or(0) > 0 {
-            let _ = writeln!(s, "                 {fault}: {}", vm[fault]);
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_sched::{Config, ConfigError, Direction};
+use rtvirtio_sched::{Config, ConfigError};
 use rtvirtio_units::Nanos;
 
 use super::NetLoop;
@@ -130,15 +130,13 @@ impl NetLoop {
             latencies: meter.latencies.clone(),
             contract: meter.meter.contract(time),
         };
-        let counters = [self.tx.counters(i), self.rx.counters(i)];
-        debug_assert_eq!(Direction::ALL.len(), counters.len());
         Some(PortStatus {
             name: port.name.clone(),
             queues: port.slots.iter().filter(|s| s.vring.is_some()).count() as u16,
             tx: flow(&port.sent),
             rx: flow(&port.received),
-            tx_counters: counters[0],
-            rx_counters: counters[1],
+            tx_counters: self.tx.counters(i),
+            rx_counters: self.rx.counters(i),
             promises: port.promises,
             drops: port.drops,
             broken_queues: port.broken_queues,

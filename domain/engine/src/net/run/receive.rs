@@ -131,7 +131,7 @@ impl NetLoop {
                 port.received.meter.on_complete(time, 0, more);
             }
         }
-        // A kick tells of new buffers; until then none is known.
+        // The next look at the queue asks for a kick when there are new buffers.
         if delivered == Delivered::NoBuffer && !more {
             if let Some(vring) = port.slots[usize::from(RX)].vring.as_mut() {
                 vring.active = true;
