@@ -16,6 +16,9 @@ use crate::error::Result;
 /// QEMU names a thread, and reports a vCPU to its monitor, some time after it was started: a thread
 /// of unknown role is looked up again this many times.
 const LOOKUPS: u32 = 10;
+/// libvirt puts a thread that it has hot-plugged into a cgroup of its own, where the kernel takes
+/// no real-time thread: until that has happened such a thread is left as it was born.
+const LIBVIRT_SETTLES: Duration = Duration::from_millis(500);
 /// How long CPU use is observed before a budget is split by it.
 const OBSERVED: Duration = Duration::from_secs(1);
 
@@ -24,12 +27,21 @@ pub struct Kept {
     of: InForce,
     handle: VmHandle,
     watcher: Watcher,
-    /// New threads without settings, by number and start, and how often they were looked up.
-    pending: BTreeMap<(u32, u64), u32>,
+    /// New threads without settings, by number and start.
+    pending: BTreeMap<(u32, u64), Pending>,
     /// Threads with their CPU time at the last split, or at the start.
     split: Vec<Thread>,
     split_at: Instant,
     split_every: Duration,
+}
+
+/// A thread without settings.
+#[derive(Clone, Copy)]
+struct Pending {
+    /// How often it was looked up.
+    lookups: u32,
+    /// From when on it may be taken in.
+    from: Instant,
 }
 
 /// What takes new threads into a contract.
@@ -76,7 +88,8 @@ impl Kept {
     /// Gives the VM another place among those of its order. All its threads are taken in anew.
     pub fn set_level(&mut self, level: Level) {
         self.of.level = level;
-        let all = self.watcher.threads().map(|t| ((t.tid, t.start), 0));
+        let now = Pending { lookups: 0, from: Instant::now() };
+        let all = self.watcher.threads().map(|t| ((t.tid, t.start), now));
         self.pending.extend(all);
     }
 
@@ -93,14 +106,18 @@ impl Kept {
     ) -> Result<Option<TakeIn>> {
         let now = Instant::now();
         let changes = self.watcher.poll(root, now)?;
+        // A VM in groups of its own is one that libvirt manages.
+        let settles = if self.of.group.is_some() { LIBVIRT_SETTLES } else { Duration::ZERO };
         for new in &changes.appeared {
-            self.pending.insert((new.thread.tid, new.thread.start), 0);
+            let pending = Pending { lookups: 0, from: now + settles };
+            self.pending.insert((new.thread.tid, new.thread.start), pending);
         }
         let is_split = self.of.backend == Backend::Deadline;
-        if self.pending.is_empty() && !(is_split && self.is_due(now)) {
+        let has_new = self.pending.values().any(|p| now >= p.from);
+        if !has_new && !(is_split && self.is_due(now)) {
             return Ok(None);
         }
-        if !self.pending.is_empty() {
+        if has_new {
             // A monitor that is taken, or a VM that is ending, only costs the certainty of the
             // roles.
             if let Some(handle) = look_up() {
@@ -115,11 +132,11 @@ impl Kept {
         let domain = if is_split { domain_of(root, &threads)? } else { BTreeSet::new() };
         if is_split && !self.splits(&threads, &domain, now) {
             let wait = |t: &Thread| self.lacks_part(t, &domain);
-            self.pending = still_pending(&self.pending, &threads, wait);
+            self.pending = still_pending(&self.pending, &threads, now, wait);
             return Ok(None);
         }
-        let new: Vec<Thread> =
-            threads.iter().filter(|t| self.pending.contains_key(&(t.tid, t.start))).cloned().collect();
+        let is_new = |t: &&Thread| self.pending.get(&(t.tid, t.start)).is_some_and(|p| now >= p.from);
+        let new: Vec<Thread> = threads.iter().filter(is_new).cloned().collect();
         let since = |t: &Thread| {
             let old = self.split.iter().find(|o| (o.tid, o.start) == (t.tid, t.start));
             (t.tid, t.cpu_time.saturating_sub(old.map_or(Duration::ZERO, |o| o.cpu_time)))
@@ -146,7 +163,7 @@ impl Kept {
 
     /// What [`Kept::scan`] asked for has been written.
     pub fn written(&mut self, done: TakeIn) {
-        self.pending = still_pending(&self.pending, &done.threads, |_| false);
+        self.pending = still_pending(&self.pending, &done.threads, done.at, |_| false);
         if self.of.backend == Backend::Deadline {
             self.split_at = done.at;
             self.split = done.threads;
@@ -169,19 +186,25 @@ impl Kept {
     }
 }
 
-/// New threads to look up again: those of unknown role, a limited number of times, and those
-/// that `wait`.
+/// New threads to look up again after a look at `now`: those of unknown role, a limited number of
+/// times, those that `wait`, and those that were too new.
 fn still_pending(
-    pending: &BTreeMap<(u32, u64), u32>,
+    pending: &BTreeMap<(u32, u64), Pending>,
     threads: &[Thread],
+    now: Instant,
     wait: impl Fn(&Thread) -> bool,
-) -> BTreeMap<(u32, u64), u32> {
+) -> BTreeMap<(u32, u64), Pending> {
     let mut again = BTreeMap::new();
     for t in threads {
         let key = (t.tid, t.start);
-        let Some(lookups) = pending.get(&key).map(|lookups| lookups + 1) else { continue };
+        let Some(of) = pending.get(&key) else { continue };
+        if now < of.from {
+            again.insert(key, *of);
+            continue;
+        }
+        let lookups = of.lookups + 1;
         if (t.role == Role::Other && lookups < LOOKUPS) || wait(t) {
-            again.insert(key, lookups);
+            again.insert(key, Pending { lookups, ..*of });
         }
     }
     again

@@ -7,7 +7,8 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::{ProcessId, Root};
 
@@ -30,6 +31,12 @@ const LOOK_UP_LIMIT: usize = 4 << 20;
 /// Time limit of a look-up. A daemon's first answer after its start takes 12 s, while it asks QEMU
 /// for what it can do.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(60);
+/// What `domstate --reason` says from the moment a domain has a process until its threads are in
+/// their cgroups.
+const STARTING: &str = "paused (starting up)";
+/// Longest wait for the end of a start.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_POLL: Duration = Duration::from_millis(50);
 
 /// What a call may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +126,9 @@ pub enum Lookup {
 impl RunningDomain {
     /// Looks a domain up by its name or UUID.
     ///
+    /// Waits for the end of a start that is under way: until then libvirt moves the threads to
+    /// cgroups of its own, which the kernel refuses for a real-time thread. A start fails then.
+    ///
     /// # Errors
     /// The daemon does not answer; a domain that runs, and whose process is not found here.
     pub fn find(daemon: Arc<dyn Daemon>, root: &Root, domain: &str) -> Result<Lookup, VmmError> {
@@ -127,6 +137,7 @@ impl RunningDomain {
         let Some((uuid, name)) = listed.iter().find(|(uuid, name)| same(uuid, name)) else {
             return Ok(Lookup::Unknown { known: listed.into_iter().map(|(_, name)| name).collect() });
         };
+        wait_for_start(&*daemon, uuid)?;
         let xml = dumpxml(&*daemon, uuid)?;
         if xml.id.is_none() {
             return Ok(Lookup::ShutOff { name: name.clone() });
@@ -165,6 +176,26 @@ fn list(daemon: &dyn Daemon) -> Result<Vec<(String, String)>, VmmError> {
         Some((uuid.to_owned(), name.trim().to_owned()))
     };
     Ok(text.lines().filter_map(pair).collect())
+}
+
+/// Waits while a domain is being started.
+fn wait_for_start(daemon: &dyn Daemon, uuid: &str) -> Result<(), VmmError> {
+    let until = Instant::now() + START_TIMEOUT;
+    loop {
+        let args = ["domstate", "--reason", "--domain", uuid];
+        let out = daemon.call(&args, Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
+        if String::from_utf8_lossy(&out).trim() != STARTING {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(VmmError::Timeout {
+                peer: format!("libvirt {}", daemon.uri()),
+                operation: "start of the domain".to_owned(),
+                waited: START_TIMEOUT,
+            });
+        }
+        thread::sleep(START_POLL);
+    }
 }
 
 /// The description of a domain; of this start when it runs.

@@ -38,9 +38,6 @@ const LOOKUP_EVERY: Duration = Duration::from_secs(1);
 const DOMAIN_LOOKUP_EVERY: Duration = Duration::from_secs(15);
 /// Threads whose role is not known yet are looked at again after so long.
 const ROLE_EVERY: Duration = Duration::from_millis(150);
-/// libvirt puts a thread that it has hot-plugged into a cgroup of its own, where the kernel takes
-/// no real-time thread: until that has happened such a thread is left as it was born.
-const LIBVIRT_SETTLES: Duration = Duration::from_millis(500);
 /// Between two splits of a budget over threads, where the mechanism knows single threads only.
 const SPLIT_EVERY: Duration = Duration::from_secs(2);
 
@@ -73,8 +70,6 @@ struct Tracked {
     kept: Option<Kept>,
     taken_in: Option<Instant>,
     threads_changed: bool,
-    /// When a thread last came or went.
-    changed_at: Option<Instant>,
     scope: Option<ScopeView>,
     saved: Option<scopes::VmInForce>,
     /// Whether `scope` has to be read anew.
@@ -204,7 +199,6 @@ impl LinuxHost {
             if same || found.processes.iter().any(ProcessId::is_alive) {
                 if tids != found.tids {
                     found.tids = tids;
-                    tracked.changed_at = Some(now);
                     tracked.threads_changed = true;
                     if let Some(vm) = vm {
                         self.lookups.start(vm);
@@ -435,10 +429,7 @@ impl Tracked {
         let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
         let new_threads = self.kept.as_ref().is_some_and(|kept| {
             let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
-            let is_managed = kept.contract().group.is_some();
-            let settled = self.changed_at.is_none_or(|at| now.duration_since(at) >= LIBVIRT_SETTLES);
-            let wanted = self.threads_changed || (again && kept.pending() > 0) || (splits && is_split);
-            wanted && (settled || !is_managed)
+            self.threads_changed || (again && kept.pending() > 0) || (splits && is_split)
         });
         let scope = self.scope.clone();
         ObservedVm { presence, scope, new_threads, applied_by_hand: false, lacks_plan: false }

@@ -99,7 +99,8 @@ impl Daemon for Scripted {
 const LIST: &str = "a9949d75-95e3-4747-82e3-c9fee1047688 plc\n1b3e3c9a-0000-4747-82e3-c9fee1047688 3\n\n";
 
 fn find(domain: &str, xml: &'static str, root: &Root) -> Result<Lookup, VmmError> {
-    let daemon = Scripted(vec![("list", Ok(LIST)), ("dumpxml", Ok(xml))]);
+    let running = ("domstate", Ok("running (booted)\n\n"));
+    let daemon = Scripted(vec![("list", Ok(LIST)), running, ("dumpxml", Ok(xml))]);
     RunningDomain::find(Arc::new(daemon), root, domain)
 }
 
@@ -112,6 +113,37 @@ fn a_name_of_digits_is_no_id_and_an_unknown_one_is_said() {
     for domain in ["3", "1B3E3C9A-0000-4747-82E3-C9FEE1047688"] {
         assert!(matches!(find(domain, OFF, &none).unwrap(), Lookup::ShutOff { name } if name == "3"));
     }
+}
+
+/// A domain that is started meanwhile: it has no id that a look-up may see before that has ended.
+#[derive(Debug, Default)]
+struct Starts(std::sync::atomic::AtomicUsize);
+
+impl Daemon for Starts {
+    fn uri(&self) -> &str {
+        "test:///starts"
+    }
+
+    fn call(&self, args: &[&str], _: Access, _: usize, _: Duration) -> Result<Vec<u8>, VmmError> {
+        use std::sync::atomic::Ordering;
+        let asked = self.0.load(Ordering::Relaxed);
+        let answer = match args[0] {
+            "list" => LIST,
+            "domstate" => {
+                self.0.store(asked + 1, Ordering::Relaxed);
+                if asked < 3 { "paused (starting up)\n\n" } else { "paused (user)\n\n" }
+            }
+            "dumpxml" if asked < 4 => panic!("looked at while it starts"),
+            _ => "<domain><name>plc</name><uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid></domain>",
+        };
+        Ok(answer.as_bytes().to_vec())
+    }
+}
+
+#[test]
+fn the_end_of_a_start_is_waited_for() {
+    let found = RunningDomain::find(Arc::new(Starts::default()), &Root::new("/nonexistent"), "plc");
+    assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }));
 }
 
 #[test]
