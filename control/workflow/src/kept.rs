@@ -114,7 +114,7 @@ impl Kept {
         }
         let is_split = self.of.backend == Backend::Deadline;
         let has_new = self.pending.values().any(|p| now >= p.from);
-        if !has_new && !(is_split && self.is_due(now)) {
+        if !(has_new || is_split && self.is_due(now)) {
             return Ok(None);
         }
         if has_new {
