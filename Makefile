@@ -1,5 +1,5 @@
 # The commands of README.md. `make demo` and `make test` install what they need on Debian 12 and 13.
-.PHONY: all build guest deps deps-test demo check test test-host test-slow install clean help
+.PHONY: all build deb guest deps deps-test demo check test test-host test-slow install clean help
 
 PREFIX ?= /usr/local
 
@@ -8,6 +8,7 @@ all: build
 help:
 	@echo "make build      target/release/rtvirtio; needs a Rust compiler, 1.85 or later, and a C linker"
 	@echo "make guest      target/guest/release/rtvirtio-guest, without libraries, to be copied into guests"
+	@echo "make deb        Debian packages of the build in target/debian: rtvirtio, rtvirtio-pacemaker, rtvirtio-lab, rtvirtio-guest"
 	@echo "make deps       installs the rest on Debian 12 and 13: a compiler, fio, QEMU, ...; needs root"
 	@echo "make deps-test  the same and libvirt's daemon, which the tests start themselves"
 	@echo "make demo       the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html"
@@ -31,6 +32,9 @@ build:
 guest:
 	cargo rustc --locked --release -p rtvirtio-guest --target-dir target/guest -- -C target-feature=+crt-static
 	@ls -l target/guest/release/rtvirtio-guest
+
+deb: build guest
+	@sh packaging/deb/build.sh
 
 demo: deps
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo needs root (loop devices, FUSE, cgroups): sudo make demo" >&2; exit 1; }

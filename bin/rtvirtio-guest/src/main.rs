@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use rtvirtio_reporter::bpf::Watch;
 use rtvirtio_reporter::{Device, RunOptions, run};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -52,6 +52,11 @@ struct RunArguments {
 const USAGE: u8 = 64;
 
 fn main() -> ExitCode {
+    if let Some(written) =
+        rtvirtio_manual::requested(Arguments::command(), rtvirtio_manual::ADMIN, std::env::args_os())
+    {
+        return written.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {

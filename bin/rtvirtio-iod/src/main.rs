@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use rtvirtio_domain_config::File;
 use rtvirtio_engine::check::{self, Directories};
 use rtvirtio_engine::confine::Role;
@@ -43,6 +43,11 @@ struct Args {
 const USAGE: u8 = 64;
 
 fn main() -> ExitCode {
+    if let Some(written) =
+        rtvirtio_manual::requested(Args::command(), rtvirtio_manual::ADMIN, std::env::args_os())
+    {
+        return written.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {

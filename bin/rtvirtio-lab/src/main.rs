@@ -10,7 +10,7 @@ use rtvirtio_console::{Ui, finish};
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli: Cli = match rtvirtio_console::parse() {
+    let cli: Cli = match rtvirtio_console::parse(rtvirtio_manual::USER) {
         Ok(cli) => cli,
         Err(code) => return code,
     };

@@ -20,7 +20,7 @@ use serde::Serialize;
 use args::{AgentArgs, Cli, Command, ConstraintsArgs, FileArgs, PublishArgs};
 
 fn main() -> ExitCode {
-    let cli: Cli = match rtvirtio_console::parse() {
+    let cli: Cli = match rtvirtio_console::parse(rtvirtio_manual::ADMIN) {
         Ok(cli) => cli,
         Err(code) => return code,
     };

@@ -18,7 +18,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use args::Cli;
 
 fn main() -> ExitCode {
-    let cli: Cli = match rtvirtio_console::parse() {
+    let cli: Cli = match rtvirtio_console::parse(rtvirtio_manual::ADMIN) {
         Ok(cli) => cli,
         Err(code) => return code,
     };

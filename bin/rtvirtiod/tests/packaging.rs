@@ -69,3 +69,89 @@ fn hooks_end_with_0_whatever_happens() {
     assert!(rig.socket().exists());
     all(&rig);
 }
+
+/// Lines of a script that runs in a chroot which looks like this machine, and whose changes are in
+/// memory only.
+const IN_CHROOT: &str = r#"
+set -e
+mount --make-rprivate /
+mount -t tmpfs none "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay none -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+mount -t proc none "$1/root/proc"
+mount --bind /dev "$1/root/dev"
+mount --bind "$2" "$1/root/mnt"
+rm -rf "$1/root/var/lib/rtvirtio" "$1/root/etc/rtvirtio"
+exec chroot "$1/root" sh -c "$3"
+"#;
+
+const INSTALLED: &str = r#"
+set -e
+cd /mnt
+dpkg --install rtvirtio_*.deb
+rtvirtio --version; rtvirtiod --version; rtvirtio-iod --version
+getent group rtvirtio >/dev/null
+for page in rtvirtio.1 rtvirtio-plan.1 rtvirtio-iod.1 rtvirtio-iod.8 rtvirtiod.8; do man --warnings -l /usr/share/man/man${page##*.}/$page.gz >/dev/null; done
+bash -c '. /usr/share/bash-completion/completions/rtvirtio && complete -p rtvirtio' >/dev/null
+test -x /etc/libvirt/hooks/qemu.d/rtvirtio
+echo '# ours' >>/etc/libvirt/hooks/qemu.d/rtvirtio
+# An upgrade keeps what the administrator has changed.
+dpkg --force-confold --install rtvirtio_*.deb
+grep -q '# ours' /etc/libvirt/hooks/qemu.d/rtvirtio
+# What cannot be put back keeps the program.
+mkdir -p /var/lib/rtvirtio
+echo '{' >/var/lib/rtvirtio/JOURNAL
+if dpkg --remove rtvirtio; then echo 'removed over a journal that nobody can read'; exit 1; fi
+test -x /usr/bin/rtvirtio
+rm /var/lib/rtvirtio/JOURNAL
+dpkg --remove rtvirtio
+test ! -e /usr/bin/rtvirtio
+test -e /etc/libvirt/hooks/qemu.d/rtvirtio
+dpkg --purge rtvirtio
+test ! -e /etc/libvirt/hooks/qemu.d/rtvirtio
+test ! -e /var/lib/rtvirtio
+"#;
+
+#[test]
+fn the_package_installs_upgrades_and_leaves() {
+    let test = "the_package_installs_upgrades_and_leaves";
+    let programs = ["dpkg-deb", "strip", "objdump", "unshare", "man"].map(Need::Program);
+    if !has(test, &[&[Need::Root][..], &programs].concat()) {
+        return;
+    }
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (packages, root) = (dir.path().join("packages"), dir.path().join("root"));
+    fs::create_dir(&root).unwrap();
+    let build = || {
+        let out = Command::new("sh")
+            .arg(project().join("packaging/deb/build.sh"))
+            .arg("--programs")
+            .arg(program("rtvirtiod").parent().unwrap())
+            .arg("--out")
+            .arg(&packages)
+            .env("COMPRESSION", "none")
+            .env("SOURCE_DATE_EPOCH", "1")
+            .env("RTVIRTIO_GUEST", program("rtvirtio-guest"))
+            .output()
+            .unwrap();
+        assert!(out.status.success(), "{}", output_text(&out));
+        let mut all: Vec<_> = fs::read_dir(&packages).unwrap().map(|e| e.unwrap().path()).collect();
+        all.sort();
+        all
+    };
+    let all = build();
+    assert_eq!(all.len(), 4, "{all:?}");
+    let package = all.iter().find(|p| p.to_string_lossy().contains("/rtvirtio_")).unwrap();
+    let out = Command::new("dpkg-deb").arg("--info").arg(package).output().unwrap();
+    assert!(output_text(&out).contains("Depends: libc6 (>= "), "{}", output_text(&out));
+    let script = INSTALLED.replace("JOURNAL", rtvirtio_apply::JOURNAL_FILE);
+    let out = Command::new("unshare")
+        .args(["--mount", "sh", "-c", IN_CHROOT, "sh"])
+        .args([&root, &packages])
+        .arg(script)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", output_text(&out));
+}
