@@ -10,6 +10,7 @@ use rtvirtio_workflow::apply::revert_all;
 use rtvirtio_workflow::{Context as _, Dirs, Error, Kind, Progress, Result};
 
 use crate::image::{GuestImage, ImageError, ensure_kernel};
+use crate::kvm_verdict;
 use crate::lab::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels};
 use crate::qemu::Accel;
 
@@ -148,10 +149,21 @@ pub fn choose_accel(choice: AccelChoice, image: &GuestImage, progress: &dyn Prog
         AccelChoice::Kvm => Ok(Accel::Kvm),
         AccelChoice::Tcg => Ok(Accel::Tcg),
         AccelChoice::Auto => {
+            if let Some((reason, file)) = kvm_verdict::recall(&image.kernel) {
+                progress.step(&format!(
+                    "KVM does not run a stock guest here ({reason}; found out less than an hour ago, and tried \
+                     again once {} is removed): using TCG emulation, which is slower",
+                    file.display()
+                ));
+                return Ok(Accel::Tcg);
+            }
             progress.step("finding out whether KVM really works");
             let reason = match probe_kvm(&image.kernel, &image.initrd)? {
                 KvmProbe::Works => return Ok(Accel::Kvm),
-                KvmProbe::Broken { reason } => format!("KVM does not run a stock guest here ({reason})"),
+                KvmProbe::Broken { reason } => {
+                    kvm_verdict::remember(&image.kernel, &reason);
+                    format!("KVM does not run a stock guest here ({reason})")
+                }
                 KvmProbe::Absent { reason } => format!("no KVM here ({reason})"),
             };
             progress.step(&format!("{reason}: using TCG emulation, which is slower"));

@@ -6,6 +6,7 @@ pub mod cluster;
 mod file_disk;
 mod host;
 pub mod image;
+mod kvm_verdict;
 mod lab;
 mod leftovers;
 mod loops;
