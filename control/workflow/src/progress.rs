@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 const NAP: Duration = Duration::from_millis(50);
 
 /// Where work reports to: a terminal, a log, a page.
-pub trait Progress {
+pub trait Progress: Sync {
     /// One line of progress.
     fn step(&self, text: &str);
 

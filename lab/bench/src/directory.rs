@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use rayon::prelude::*;
 use rtvirtio_learn::accuracy::FOLDS;
 use rtvirtio_learn::dataset::Dataset;
 use rtvirtio_learn::train::{MISS, TrainError};
@@ -47,8 +48,10 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
     let results: Vec<ExperimentReport> =
         results.filter_map(|(path, read)| usable(&path, read(&path))).collect();
-    let data = datasets(dir)?.into_iter();
-    let data = data.filter_map(|(name, path)| usable(&path, of_dataset(dir, &name, &path, progress)));
+    // Each is judged by models of its own.
+    let judge = |(name, path): (String, PathBuf)| (of_dataset(dir, &name, &path, progress), path);
+    let data: Vec<_> = datasets(dir)?.into_par_iter().map(judge).collect();
+    let data = data.into_iter().filter_map(|(report, path)| usable(&path, report));
     let all = data.chain(iod).chain(results).reduce(ExperimentReport::and);
     all.with_context(|| format!("{} holds no dataset", dir.display()))
 }

@@ -1,6 +1,7 @@
 //! Sweeps whose runs follow a known law, so that no device is needed.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rtvirtio_measure::VmKind;
@@ -18,8 +19,8 @@ use rtvirtio_workflow::Bar;
 
 #[derive(Default)]
 struct Shown {
-    steps: RefCell<Vec<String>>,
-    warnings: RefCell<Vec<String>>,
+    steps: Mutex<Vec<String>>,
+    warnings: Mutex<Vec<String>>,
     cancel: AtomicBool,
 }
 
@@ -32,10 +33,10 @@ impl Bar for NoBar {
 
 impl Progress for Shown {
     fn step(&self, text: &str) {
-        self.steps.borrow_mut().push(text.to_owned());
+        self.steps.lock().unwrap().push(text.to_owned());
     }
     fn warn(&self, text: &str) {
-        self.warnings.borrow_mut().push(text.to_owned());
+        self.warnings.lock().unwrap().push(text.to_owned());
     }
     fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
         Box::new(NoBar)
@@ -138,12 +139,12 @@ fn a_design_that_was_stopped_goes_on_where_it_was() {
     let path = dir.path().join("deep/d.jsonl");
     let (stopped, shown, made) = design(&path, &DESIGN, (5, Nanos(0)));
     assert!(matches!(stopped, Err(SweepError::Runs(RunsError::Cancelled))) && made == 5);
-    assert_eq!(*shown.steps.borrow(), ["5 runs are kept; the same command continues"]);
+    assert_eq!(*shown.steps.lock().unwrap(), ["5 runs are kept; the same command continues"]);
     let (done, shown, made) = design(&path, &DESIGN, (99, Nanos(0)));
     let points = done.unwrap();
     // 8, the first two twice again, 3 of the paper's.
     assert_eq!((points.len(), made), (15, 10));
-    assert!(shown.steps.borrow()[0].starts_with("continuing with 5 runs"));
+    assert!(shown.steps.lock().unwrap()[0].starts_with("continuing with 5 runs"));
     let named = |end: &str| points.iter().find(|p| p.id == format!("qlc-nvme/1/{end}")).unwrap();
     assert!(named("0").repeats(named("0/again2")) && named("0").seed != named("0/again2").seed);
     assert!(points.iter().all(|p| p.scheme == SWEEP && p.vms.iter().flatten().all(|s| s.writes == 0.0)));
@@ -174,9 +175,9 @@ fn guests_get_what_they_can_carry() {
 fn a_busy_host_is_a_warning() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let (_, shown, _) = design(&dir.path().join("quiet"), &DESIGN, (99, Nanos::from_millis(20)));
-    assert!(shown.warnings.borrow().is_empty());
+    assert!(shown.warnings.lock().unwrap().is_empty());
     let (_, shown, _) = design(&dir.path().join("busy"), &DESIGN, (99, Nanos::from_millis(21)));
-    assert!(shown.warnings.borrow()[0].starts_with("in 15 of 15 runs the host itself stalled"));
+    assert!(shown.warnings.lock().unwrap()[0].starts_with("in 15 of 15 runs the host itself stalled"));
 }
 
 /// Learns with runs by the law until the user stops.
@@ -208,14 +209,14 @@ fn learning_needs_enough_runs_and_then_asks_the_model() {
     // The runs of the design, and no time for a model of which more could be asked.
     let (stopped, made) = learned(&data, Duration::from_secs(3600), FEWEST, &shown);
     assert!(matches!(stopped, Err(SweepError::Runs(RunsError::Cancelled))) && made == FEWEST);
-    assert!(shown.warnings.borrow().is_empty(), "an hour is enough for 120 runs");
+    assert!(shown.warnings.lock().unwrap().is_empty(), "an hour is enough for 120 runs");
     // Without time nothing is measured, and what there is makes a model or does not.
     let shown = Shown::default();
     let points = Dataset::load(&data).unwrap().points;
     let missing = FEWEST - conditions(&points).len();
     let (model, made) = learned(&data, Duration::ZERO, 99, &shown);
     assert_eq!((made, model.is_ok()), (0, missing == 0));
-    assert_eq!(shown.warnings.borrow().len(), usize::from(missing > 0));
+    assert_eq!(shown.warnings.lock().unwrap().len(), usize::from(missing > 0));
     // With it the model is asked, and what it is least sure of is measured.
     let shown = Shown::default();
     let (_, made) = learned(&data, Duration::from_secs(3600), missing + BATCH, &shown);
@@ -230,7 +231,7 @@ fn too_short_a_time_is_a_warning_before_the_first_run() {
     let shown = Shown::default();
     let (none, _) = learned(&dir.path().join("d"), Duration::from_millis(1), 0, &shown);
     assert!(none.is_err());
-    let warned = shown.warnings.borrow()[0].clone();
+    let warned = shown.warnings.lock().unwrap()[0].clone();
     assert!(warned.starts_with("a model needs 120 runs, 120 more, about 20 min"), "{warned}");
 }
 
@@ -242,7 +243,7 @@ fn a_sweep_of_elsewhere_is_kept_under_another_name() {
     let aside = |host: &HostFacts, profile: &Profile| {
         let shown = Shown::default();
         set_aside(&data, "qlc-nvme", host, profile, &shown).unwrap();
-        shown.warnings.take()
+        std::mem::take(&mut *shown.warnings.lock().unwrap())
     };
     assert!(aside(&host(), &profile()).is_empty(), "there is none");
     begin();
