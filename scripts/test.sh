@@ -16,7 +16,13 @@ all) tiers="check host slow" ;;
 *) echo "usage: scripts/test.sh check|host|slow|all" >&2; exit 2 ;;
 esac
 work=$(mktemp -d)
-trap 'rm -rf "$work" "$work.failed"' EXIT INT TERM
+beside=
+cleanup() {
+    # With what it runs: a background process of a shell does not see Ctrl-C.
+    [ -z "$beside" ] || kill $(ps -o pid= --ppid "$beside") "$beside" 2>/dev/null || true
+    rm -rf "$work" "$work.failed" "$work.beside"
+}
+trap cleanup EXIT INT TERM
 
 # A test program that boots guests or the box has one of these names.
 slow_name() {
@@ -53,6 +59,26 @@ skip() { # skip NAME WHY: it cannot run on this machine
     echo "SKIP $1: $2" | tee -a "$log" >&2
     # It counts as skipped, not as passed too: the sum takes skips off what passed, since a skipped test counts as passed.
     echo "test result: ok. 1 passed; 0 failed" >>"$log"
+}
+# Checks that only compile, beside tests that mostly wait: start_beside CHECK..., and end_beside before the tier's end. Each has a
+# build directory of its own, so that no test waits for it, and the lowest priority.
+start_beside() {
+    mkdir -p "$work.beside"
+    (
+        # Until it has its priority.
+        sleep 1
+        log=$work.beside/log
+        : >"$log"
+        for each in "$@"; do "$each"; done
+    ) >"$work.beside/output" 2>&1 &
+    beside=$!
+    renice -n 19 -p "$beside" >/dev/null 2>&1 || true
+}
+end_beside() {
+    wait "$beside" || true
+    beside=
+    cat "$work.beside/output"
+    cat "$work.beside/log" >>"$log"
 }
 tests() { # tests WHAT CARGO_TEST_ARGUMENTS...: one test program at a time, since they share loop devices, cgroups and CPUs
     step "$1"
@@ -113,6 +139,8 @@ fuzz_targets() {
     }
 }
 
+fuzz_compiles() { check "fuzz targets compile" fuzz_targets; }
+
 # Licences, sources and versions are tests of lab/testkit too, which need cargo alone.
 deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
@@ -147,13 +175,13 @@ tier() {
         ;;
     host)
         check "documentation" documentation
-        minimum_rust
-        check "fuzz targets compile" fuzz_targets
         deny
         check "build of all tests" build_tests
+        start_beside minimum_rust fuzz_compiles
         # shellcheck disable=SC2046 # a list of words
         tests "tests on this host" --workspace $(programs host)
         tests "documentation's examples" --workspace --doc
+        end_beside
         ;;
     slow)
         check "build of all tests" build_tests
