@@ -13,7 +13,9 @@ use std::time::Duration;
 use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, LogClock, Region, parse_json};
 use rtvirtio_measure::run::task_measurements;
 use rtvirtio_measure::stalls::Stalls;
-use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Traffic, Vm, VmCpu,
+};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde_json::Value;
 
@@ -60,6 +62,7 @@ fn job(flags: u8) -> JobFile {
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
+        traffic: Traffic::default(),
         tasks: vec![
             task("light", Op::Read, Some(100.0), 1, Arrival::Closed),
             task("global", mixed, Some(62.5), 1, Arrival::Closed),

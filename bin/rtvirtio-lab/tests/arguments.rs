@@ -55,6 +55,7 @@ fn files_of_another_device_and_places_that_cannot_be_written() {
         "iod-attach",
         "iod-crash",
         "iod-startup",
+        "regulation",
         "reservation",
     ] {
         let device: &[&str] = if command == "sweep" { &["twin:emmc"] } else { &[] };

@@ -9,6 +9,7 @@ mod ivshmem;
 mod keep;
 mod plan;
 mod profile;
+mod regulator;
 mod simulate;
 mod threads;
 mod tune;
@@ -27,6 +28,7 @@ pub use ivshmem::*;
 pub use keep::*;
 pub use plan::*;
 pub use profile::*;
+pub use regulator::*;
 pub use simulate::*;
 pub use threads::*;
 pub use tune::*;
@@ -132,6 +134,7 @@ EXAMPLES
   sudo rtvirtio apply plant.toml             plan first, then apply when all targets are predicted to be met
   sudo rtvirtio apply iod.toml               start the I/O domain on a file of `plan --domain`
   sudo rtvirtio apply plant.toml --cpu-only  only the CPU contracts and priorities of its VMs
+  sudo rtvirtio apply plant.toml --traffic-only   only the limits of its VMs' traffic
 
 Exit code 2, and nothing changed, when some target cannot be met or the CPU contracts are more than the kernel grants.")]
     Apply(ApplyArgs),
@@ -165,6 +168,20 @@ EXAMPLES
 QEMU must find it when it starts, and goes on without it. `rtvirtio keep` follows the page. `ivshmem-plain` needs no server: see
 docs/guide/urgency.md.")]
     Ivshmem(IvshmemArgs),
+    /// Show a spec's traffic limits as settings of regulators: commands, words, addresses, what
+    /// each keeps and the error that remains. Changes nothing
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio regulator plant.toml                                     every regulator that can express them
+  rtvirtio regulator plant.toml --vm build --actuator tc-htb --interface vnet3
+  rtvirtio regulator plant.toml --actuator resctrl --full-bandwidth 12GB/s
+  rtvirtio regulator plant.toml --actuator qos400 --soc zynqmp --master gem --clock 247.5MHz
+  rtvirtio regulator qos400 --rate 125MB/s --burst 8KiB --clock 250MHz --transaction 8B
+  rtvirtio regulator qos400 --clock 247.5MHz --decode 0xff000000 0x1 0x10000000
+
+A guarantee is never exceeded; a cap by the excess that is shown; nothing bounds what passes a hint. `apply` sets those of disks through the
+kernel, `plan --domain` in the I/O domain. docs/guide/traffic.md explains them.")]
+    Regulator(Box<RegulatorArgs>),
     /// Show the applied settings, and whether they are still in force
     #[command(after_help = "\
 EXAMPLES

@@ -31,6 +31,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Ivshmem(args) => cmd::ivshmem::run(args, ui),
         Command::Keep(args) => cmd::keep::run(args, global, ui),
         Command::Contract(args) => cmd::contract::run(args, global, ui),
+        Command::Regulator(args) => cmd::regulator::run(args, global, ui),
         Command::Status => cmd::status::status(global, ui),
         Command::Revert(args) => cmd::revert::revert(args, global, ui),
         Command::Tune(args) => cmd::tune::run(args, global, ui),

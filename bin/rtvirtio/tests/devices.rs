@@ -399,3 +399,47 @@ fn a_disk_without_an_elevator_takes_limits_only() {
     site.ok(&["revert"]);
     assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
 }
+
+#[test]
+fn limits_of_traffic_are_set_shown_and_put_back() {
+    let test = "limits_of_traffic_are_set_shown_and_put_back";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 1, 2) else { return };
+    let before = host.snapshot();
+    let vm = |n: usize, traffic: &str| {
+        format!(
+            "[[vm]]\nname = \"vm{n}\"\ncgroup = '{}'\n{traffic}[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+            host.vm(n).display()
+        )
+    };
+    let limited = "traffic.read = { rate = \"500/s\" }\ntraffic.write = { rate = \"20MB/s\", burst = \"1MiB\" }\n\
+         traffic.rx = { rate = \"1MB/s\" }\n";
+    let text = format!("[device]\npath = \"{}\"\n{}{}", host.node(0), vm(0, limited), vm(1, ""));
+    let spec = write(&site, "s.toml", &text);
+    let args = ["apply", &spec, "--traffic-only"];
+    let (code, lines) = site.json(&[&args[..], &["--dry-run"]].concat());
+    let new: Vec<&str> = lines.as_array().unwrap().iter().map(|line| line["new"].as_str().unwrap()).collect();
+    assert_eq!(code, 0, "{lines}");
+    assert!(new.len() == 2 && new[0].contains("20000000") && new[1].contains("500"), "{lines}");
+    assert_eq!(differences(&before, &host.snapshot()), Vec::<String>::new(), "a dry run changes nothing");
+
+    let out = site.output(&args);
+    let said = rtvirtio_testkit::site::text(&out.stderr);
+    assert!(out.status.success() && said.contains("rx of vm0 not set"), "{said}");
+    assert_eq!(host.read_limit(0, &host.devices[0].dev), Some(500));
+    assert_eq!(host.read_limit(1, &host.devices[0].dev), None);
+    let (code, status) = site.json(&["status"]);
+    assert_eq!((code, status["knobs"].as_array().unwrap().len()), (0, 2), "{status}");
+    site.ok(&["revert"]);
+    assert_eq!(differences(&before, &host.snapshot()), Vec::<String>::new());
+
+    let target = "[[vm.task]]\nname = \"in-time\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"501/s\"\n\
+         target = { percentile = \"p99\", latency = \"1s\" }\n";
+    let own = format!("[device]\npath = \"{}\"\n{}{target}", host.node(0), vm(0, limited));
+    let spec = write(&site, "own.toml", &own);
+    let refused = site.output(&["apply", &spec, "--traffic-only"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", rtvirtio_testkit::site::text(&refused.stderr));
+    let none = write(&site, "none.toml", &format!("[device]\npath = \"{}\"\n{}", host.node(0), vm(1, "")));
+    assert_eq!(site.output(&["apply", &none, "--traffic-only"]).status.code(), Some(1));
+    assert_eq!(differences(&before, &host.snapshot()), Vec::<String>::new());
+}

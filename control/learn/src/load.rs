@@ -5,7 +5,7 @@ use std::fmt;
 
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_spec::{
-    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu,
+    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic, Vm, VmCpu,
 };
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
@@ -119,6 +119,7 @@ pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
+        traffic: Traffic::default(),
         tasks: streams.iter().enumerate().map(|(k, s)| s.task(k)).collect(),
     };
     Spec { device, vms: vms.iter().enumerate().map(vm).collect() }

@@ -26,6 +26,7 @@ use crate::progress::Progress;
 use crate::scopes;
 use crate::site::Site;
 use crate::started::{self, StartedVm};
+use crate::traffic;
 
 /// How a plan is made where none is given.
 #[derive(Clone, Copy, Debug)]
@@ -136,11 +137,33 @@ pub fn resolve(
     let machine = Machine::new(&root, &GuestAgents);
     let mut writes = Vec::new();
     for (of, site) in plan.devices.iter().zip(&devices.sites) {
-        let of_device = rtvirtio_apply::resolve(&of.plan, &site.binding()?, &machine)?;
+        let limited = traffic::with_limits(&of.plan, &site.spec)?;
+        let of_device = rtvirtio_apply::resolve(&limited, &site.binding()?, &machine)?;
         merge(&mut writes, of_device)?;
     }
     append(&mut writes, cpu);
+    traffic::name_unset(host.vms().iter(), progress);
     Ok(Resolved { writes, held, vms: started(devices.host_vms().into_iter(), progress) })
+}
+
+/// The limits of a spec's `traffic` alone.
+///
+/// # Errors
+/// [`Kind::Argument`](crate::Kind::Argument) for a spec without limits of disks; as [`resolve`].
+pub fn resolve_traffic(devices: &Devices, dirs: &Dirs, progress: &dyn Progress) -> Result<Resolved> {
+    refuse_kept(devices.host.vms().iter().map(|vm| vm.name.as_str()), dirs)?;
+    let root = Root::default();
+    let machine = Machine::new(&root, &GuestAgents);
+    let mut writes = Vec::new();
+    for site in &devices.sites {
+        let limits = traffic::limits_only(&site.spec)?;
+        merge(&mut writes, rtvirtio_apply::resolve(&limits, &site.binding()?, &machine)?)?;
+    }
+    traffic::name_unset(devices.host.vms().iter(), progress);
+    if writes.is_empty() {
+        bail!(Argument, "no VM of the spec has `traffic` for its disks: there is nothing to apply");
+    }
+    Ok(Resolved { writes, held: Vec::new(), vms: started(devices.host_vms().into_iter(), progress) })
 }
 
 /// The CPU contracts of a spec alone.

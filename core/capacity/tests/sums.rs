@@ -5,7 +5,8 @@ use rtvirtio_capacity::{
     Contract, DeviceModel, Disk, DiskCapacity, Ledger, Node, OnDisk, Options, Reserve, Scalars, Shape, admit,
 };
 use rtvirtio_spec::{
-    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, TWIN_PROFILES, Target, Task, Vm, VmCpu,
+    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, TWIN_PROFILES, Target, Task, Traffic, Vm,
+    VmCpu,
 };
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
@@ -55,6 +56,7 @@ fn contract(i: usize, a: &Asked) -> Contract {
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
+        traffic: Traffic::default(),
         tasks: vec![task],
     };
     Contract { vm: name, disks: vec![OnDisk { device: None, vm }], cpu: Some(Ratio(a.cpu)) }

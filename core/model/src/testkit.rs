@@ -2,7 +2,7 @@
 //! with.
 
 use rtvirtio_spec::{
-    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu,
+    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic, Vm, VmCpu,
 };
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
@@ -85,6 +85,7 @@ pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
                 cpu: VmCpu::default(),
                 kernel: Kernel::Standard,
                 criticality: Criticality::default(),
+                traffic: Traffic::default(),
                 tasks: tasks.clone(),
             })
             .collect(),

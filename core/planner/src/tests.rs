@@ -3,7 +3,7 @@ use rtvirtio_model::{
     Bfq, Config, DepthPoint, Elevator, GuestPoint, ModelKind, PROFILE_SCHEMA, Profile, VmConfig,
 };
 use rtvirtio_spec::{
-    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu,
+    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic, Vm, VmCpu,
 };
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
@@ -77,6 +77,7 @@ pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
                 cpu: VmCpu::default(),
                 kernel: Kernel::Standard,
                 criticality: Criticality::default(),
+                traffic: Traffic::default(),
                 tasks: tasks.clone(),
             })
             .collect(),

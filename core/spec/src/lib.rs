@@ -25,6 +25,7 @@ mod sync;
 mod syntax;
 mod target;
 mod task;
+mod traffic;
 mod types;
 mod urgency;
 mod vm;
@@ -41,6 +42,7 @@ pub use host::{HostSpec, Part};
 pub use limits::{
     DEFAULT_OPEN_DEPTH, MAX_DEVICES, MAX_DISKS_PER_VM, MAX_FILE_BYTES, MAX_TASKS_PER_VM, MAX_VMS,
 };
+pub use traffic::{Traffic, TrafficSpec, TrafficUnit};
 pub use types::*;
 
 use error::Report;

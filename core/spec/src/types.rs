@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
+use crate::traffic::Traffic;
+
 /// A validated spec file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Spec {
@@ -61,6 +63,9 @@ pub struct Vm {
     /// How much its contract matters beside those of others.
     #[serde(skip_serializing_if = "Criticality::is_default")]
     pub criticality: Criticality,
+    /// Limits on what it moves.
+    #[serde(skip_serializing_if = "Traffic::is_none")]
+    pub traffic: Traffic,
     /// Its I/O tasks in file order; names are unique within the VM. Never empty.
     pub tasks: Vec<Task>,
 }

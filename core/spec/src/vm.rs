@@ -11,7 +11,7 @@ use crate::source::Span;
 use crate::types::{
     Criticality, Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk,
 };
-use crate::{cpu, disk, libvirt, task};
+use crate::{cpu, disk, libvirt, task, traffic};
 
 const KEYS: &[&str] = &[
     "name",
@@ -31,6 +31,7 @@ const KEYS: &[&str] = &[
     "urgency",
     "kernel",
     "criticality",
+    "traffic",
     "task",
 ];
 const KEY_ALIASES: &[(&str, &str)] = &[
@@ -47,6 +48,10 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("connect", "uri"),
     ("vmid", "proxmox"),
     ("urgent", "urgency"),
+    ("tspec", "traffic"),
+    ("limits", "traffic"),
+    ("iotune", "traffic"),
+    ("bandwidth", "traffic"),
     ("twin", "twin below [device]"),
 ];
 /// Exactly one of these stands in a VM.
@@ -146,6 +151,7 @@ fn read<'t>(
     let cpu = cpu::read(report, section);
     let kernel = kernel(report, section);
     let criticality = section.word(report, "criticality", CRITICALITIES, CRITICALITY_ALIASES).optional();
+    let traffic = traffic::read(report, section);
     let disks = disk::read(report, section, devices);
     let tasks = task::read_all(report, section);
     let disks = disks.zip(tasks.as_ref()).and_then(|(disks, _)| disk::of_tasks(report, section, &disks));
@@ -155,6 +161,7 @@ fn read<'t>(
         cpu: cpu?,
         kernel: kernel?,
         criticality: criticality?.unwrap_or_default(),
+        traffic: traffic?,
         tasks: tasks?,
     };
     let disks = disks?;

@@ -1,6 +1,5 @@
 //! Load generators: open loop at fixed times, or closed loop; latencies from the intended start.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use rtvirtio_units::{Nanos, Percentile};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::client::Client;
-use crate::queue::{BlkRequest, ClientQueue};
+use crate::queue::BlkRequest;
 
 /// Longest latency that the histograms tell apart: 1000 s.
 const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
@@ -230,10 +229,8 @@ fn sleep(clients: &mut [Client], begin: Instant, next: u64) -> std::io::Result<(
     let Some(rest) = next.checked_sub(now).filter(|r| *r > 0) else { return Ok(()) };
     let time = Timespec { tv_sec: (rest / 1_000_000_000) as i64, tv_nsec: (rest % 1_000_000_000) as i64 };
     let queues: Vec<_> = clients.iter().flat_map(|c| c.queues.iter()).collect();
-    // SAFETY: the descriptors belong to the clients, which live through the call.
-    let watch = |q: &&ClientQueue| unsafe { BorrowedFd::borrow_raw(q.call.as_raw_fd()) };
     let mut fds: Vec<PollFd<'_>> =
-        queues.iter().map(|q| PollFd::from_borrowed_fd(watch(q), PollFlags::IN)).collect();
+        queues.iter().map(|q| PollFd::from_borrowed_fd(q.call_fd(), PollFlags::IN)).collect();
     match poll(&mut fds, Some(&time)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(e) => return Err(e.into()),

@@ -1,5 +1,6 @@
 //! The driver's side of one virtqueue (virtio 1.2, section 2.7).
 
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -245,6 +246,13 @@ impl ClientQueue {
         self.next_used = self.next_used.wrapping_add(1);
         let e = self.mem.read(offset, 8);
         Some((u32::from_le_bytes([e[0], e[1], e[2], e[3]]), u32::from_le_bytes([e[4], e[5], e[6], e[7]])))
+    }
+
+    /// The descriptor that notifies this side, to be waited for.
+    #[must_use]
+    pub fn call_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as `call`, which the queue owns.
+        unsafe { BorrowedFd::borrow_raw(self.call.as_raw_fd()) }
     }
 
     /// Asks for a call at the next completion. Check the used ring once more after this.

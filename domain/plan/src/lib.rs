@@ -4,6 +4,7 @@
 //!
 //! Pure: a spec and a device model go in, decisions come out.
 
+mod caps;
 mod plan;
 mod simulate;
 mod text;

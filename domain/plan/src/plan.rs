@@ -9,6 +9,8 @@ use rtvirtio_spec::{Spec, Target};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 use serde::Serialize;
 
+use crate::caps::{Caps, caps, held_back};
+
 /// One VM's part of the plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmPlan {
@@ -23,6 +25,12 @@ pub struct VmPlan {
     pub refused: Option<String>,
     /// Sum of the depths of its tasks.
     pub depth: u32,
+    /// Caps of its traffic, as keys of its disk.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub caps: Vec<String>,
+    /// Limits of its traffic that are no caps, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub uncapped: Vec<String>,
 }
 
 /// The bound of a task, against one of its targets.
@@ -46,6 +54,10 @@ pub struct TaskPromise {
 /// Nothing bounds a flush: it takes as long as the device needs for what all VMs have in its cache.
 const UNBOUNDED_FLUSH: &str = "its writes are synced, and no schedule bounds a flush: it takes as long as the drive needs for what all VMs have in its cache (nothing \
      on a drive whose cache is safe); `rtvirtio verify` shows what it gets";
+
+/// What a VM may not move at once is not promised for a time.
+const HELD_BACK: &str = "its VM's own traffic limit is below what its tasks may ask for, so nothing bounds how long it holds a request back: raise the limit, or give \
+     every task of the VM a rate within it";
 
 /// The plan of a domain.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -121,7 +133,16 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
         .map(|vm| {
             let depth: u32 = vm.tasks.iter().map(|t| t.depth).sum();
             let depth = depth.clamp(1, 65_536);
-            VmPlan { vm: vm.name.clone(), reserve: None, urgent_only: false, refused: None, depth }
+            let Caps { lines: caps, refused: uncapped } = caps(vm);
+            VmPlan {
+                vm: vm.name.clone(),
+                reserve: None,
+                urgent_only: false,
+                refused: None,
+                depth,
+                caps,
+                uncapped,
+            }
         })
         .collect();
     let mut urgent: Vec<(usize, Nanos)> =
@@ -186,10 +207,13 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
         of_flows[flow].map(|b| Nanos(b.0.saturating_add(wait).saturating_add(options.guest.0)))
     };
     let tasks = spec.vms.iter().enumerate().flat_map(|(i, vm)| {
-        let bound = bound_of(i);
+        let held = held_back(vm, best.shape.catch_up);
+        let bound = bound_of(i).zip(held).map(|(bound, held)| Nanos(bound.0.saturating_add(held.0)));
         let goals = vm.tasks.iter().flat_map(|task| task.goals().map(move |target| (task, target)));
         goals.map(move |(task, target)| {
-            let unpromised = target.and(task.sync).map(|_| UNBOUNDED_FLUSH.to_owned());
+            let flush = target.and(task.sync).map(|_| UNBOUNDED_FLUSH.to_owned());
+            let unpromised =
+                flush.or_else(|| (target.is_some() && held.is_none()).then(|| HELD_BACK.to_owned()));
             let bound = target.and(bound).filter(|_| unpromised.is_none());
             let met = target.map(|t| bound.is_some_and(|b| b <= t.latency));
             TaskPromise { vm: vm.name.clone(), task: task.name.clone(), target, bound, met, unpromised }
@@ -367,5 +391,56 @@ mod tests {
         let plan = plan(&spec(&[("a", &both)]), &device(), &Options::default());
         assert!(plan.vms[0].urgent_only);
         assert!(plan.feasible);
+    }
+
+    #[test]
+    fn a_vm_that_is_held_back_by_its_own_limit_has_that_in_its_bound() {
+        let spec = |traffic: &str| {
+            let vm = "[[vm]]\nname = \"a\"\nlab = \"qemu\"\n";
+            let text = format!("[device]\ntwin = \"qlc-nvme\"\n{vm}{traffic}\n{}", with(500, "60ms"));
+            rtvirtio_spec::parse("test", &text).unwrap()
+        };
+        let of = |traffic: &str| plan(&spec(traffic), &device(), &Options::default());
+        let free = of("");
+        let bound = |plan: &DomainPlan| plan.tasks[0].bound.map(|bound| bound.0);
+        // A burst as large as what the guest makes up for at once costs nothing.
+        let roomy = of("traffic.read = { rate = \"1000/s\", burst = 100 }");
+        assert_eq!(bound(&roomy), bound(&free));
+        let lines = ["read_cap = { requests = \"1000/s\", requests_burst = 100 }"];
+        assert_eq!(roomy.vms[0].caps, lines);
+        // Of what comes at once all but one wait for 1 ms each.
+        let tight = of("traffic.read = { rate = \"1000/s\" }");
+        let at_once = 500.0 * tight.catch_up.as_secs_f64() + 1.0;
+        let held = ((at_once - 1.0) * 1e6) as u64;
+        assert!(bound(&tight).unwrap().abs_diff(bound(&free).unwrap() + held) <= 1, "{tight:?}");
+        let below = of("traffic.read = { rate = \"499/s\" }");
+        assert_eq!((bound(&below), below.feasible), (None, false));
+        assert!(below.tasks[0].unpromised.as_ref().unwrap().contains("traffic limit"), "{below:?}");
+        // Another direction is no matter.
+        assert_eq!(bound(&of("traffic.write = { rate = \"1/s\" }")), bound(&free));
+    }
+
+    #[test]
+    fn the_bound_of_a_held_back_vm_holds_in_simulation() {
+        let limited = "traffic.read = { rate = \"800/s\", burst = 2 }";
+        let text = format!(
+            "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n{limited}\n{}\
+             [[vm]]\nname = \"b\"\nlab = \"qemu\"\ntraffic.read = {{ rate = \"50MB/s\" }}\n{}",
+            with(500, "60ms"),
+            task("flood", "depth = 32")
+        );
+        let spec = rtvirtio_spec::parse("test", &text).unwrap();
+        let plan = plan(&spec, &device(), &Options::default());
+        assert!(plan.feasible, "{plan:?}");
+        let config = plan.sched().unwrap();
+        assert!(config.vms.iter().all(|vm| vm.caps[0] != rtvirtio_sched::Cap::default()), "{config:?}");
+        let mut simulation =
+            crate::Simulation::new(&spec, &plan, &config, crate::Traffic::Worst, true, 1).unwrap();
+        simulation.run(Nanos::from_millis(20_000)).unwrap();
+        let outcome = &simulation.outcomes()[0];
+        assert!(outcome.n > 1_000 && outcome.longest <= plan.tasks[0].bound.unwrap(), "{outcome:?} {plan:?}");
+        let flood = &simulation.outcomes()[1];
+        // 50 MB/s are 12 207 requests of 4 KiB.
+        assert!(flood.rate.0 <= 12_300.0, "{flood:?}");
     }
 }

@@ -139,6 +139,12 @@ impl DomainPlan {
                 vm.depth
             );
         }
+        for cap in &vm.caps {
+            let _ = writeln!(s, "{cap}");
+        }
+        for why in &vm.uncapped {
+            let _ = writeln!(s, "# NO CAP: {}.", one_line(why));
+        }
         let Some(r) = vm.reserve else { return };
         let reserve = format!(
             "{{ share = \"{:.4}%\", burst = \"{}\", deadline = \"{}\" }}",

@@ -3,6 +3,7 @@
 mod cpu;
 mod guest;
 mod io;
+mod memory;
 mod placement;
 mod realtime;
 mod tools;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{HostError, Root};
 
 pub use guest::guest_priority;
+pub use memory::traffic as memory_traffic;
 pub use realtime::{fair_server, least_fair_server, vms};
 
 /// How much a finding matters.
@@ -81,6 +83,7 @@ pub fn check(root: &Root, extra: Vec<Finding>) -> Vec<Finding> {
     let mut found = Vec::new();
     io::check(root, &mut found);
     cpu::check(root, &mut found);
+    memory::check(root, &mut found);
     realtime::check(root, &mut found);
     tools::check(root, &mut found);
     found.extend(extra);

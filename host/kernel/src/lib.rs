@@ -16,6 +16,7 @@ pub mod leftovers;
 pub mod mounts;
 pub mod pressure;
 pub mod process;
+pub mod resctrl;
 mod root;
 mod root_domain;
 pub mod sched;

@@ -27,6 +27,7 @@ pub mod net;
 pub mod page;
 pub mod paravirt;
 pub mod planning;
+pub mod regulation;
 pub mod report;
 pub mod reservation;
 pub mod run_basis;

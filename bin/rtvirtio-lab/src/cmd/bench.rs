@@ -11,7 +11,7 @@ use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
     accuracy, before_after, cases, contention, cyclictest, daemon, directory, fleet, fleet_cluster, iod,
-    iod_attach, iod_crash, iod_startup, net, paravirt, planning, reservation, sweep, tails,
+    iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -22,7 +22,8 @@ use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
     BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchIodArgs,
     BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
-    BenchPlanArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs,
+    BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -44,6 +45,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
         BenchCommand::Paravirt(args) => run_paravirt(args, global, ui),
         BenchCommand::Reservation(args) => run_reservation(args, global, ui),
+        BenchCommand::Regulation(args) => run_regulation(args, ui),
         BenchCommand::Fleet(args) => run_fleet(args, ui),
         BenchCommand::FleetCluster(args) => run_fleet_cluster(args, ui),
         BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
@@ -266,6 +268,23 @@ fn run_before_after(args: &BenchBeforeAfterArgs, global: &Global, ui: &Ui) -> an
         ui.step(&format!("wrote {}", path.display()));
     }
     print_result(before_after::report, &path, "rtvirtio: the first tour", &args.result, ui)
+}
+
+fn run_regulation(args: &BenchRegulationArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(regulation::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench regulation")?;
+        save(&path, &regulation::measure(&args.options(), ui)?, ui)?;
+    }
+    if let Some(dir) = &args.svg {
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        for (name, text) in regulation::svg(&path)? {
+            write_file(&dir.join(name), text.as_bytes())?;
+        }
+        ui.step(&format!("wrote figures into {}", dir.display()));
+    }
+    print_result(regulation::report, &path, "rtvirtio: regulated traffic", &args.result, ui)
 }
 
 fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -21,6 +21,9 @@ pub struct ApplyArgs {
     /// Only the CPU contracts and priorities of a spec; needs no profile of the device
     #[arg(long, conflicts_with_all = ["spec", "compromise", "profile", "margin"])]
     pub cpu_only: bool,
+    /// Only the limits of a spec's `traffic`; needs no profile of the device
+    #[arg(long, conflicts_with_all = ["spec", "compromise", "profile", "margin", "cpu_only"])]
+    pub traffic_only: bool,
     /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for
     /// each VM
     #[arg(long = "cpu-profile", value_name = "VM=FILE")]

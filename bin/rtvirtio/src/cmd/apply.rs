@@ -48,6 +48,9 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.cpu_only {
         return cpu_only(args, dirs, ui);
     }
+    if args.traffic_only {
+        return traffic_only(args, global, ui);
+    }
     let (host, saved) = apply::load(&args.source, args.spec.as_deref())?;
     let devices = Devices::find(host, dirs)?;
     if args.dry_run {
@@ -145,6 +148,25 @@ fn cpu_only(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> 
     carry_out(&resolved, None, dirs, ui)?;
     if ui.json {
         show(ui, &resolved.held, String::new)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `apply --traffic-only`: the limits alone; no plan is involved, so none is saved.
+fn traffic_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let dirs = &global.dirs();
+    let host = rtvirtio_workflow::find::load_host(&args.source)?;
+    if !args.dry_run {
+        in_force::refuse(dirs)?;
+    }
+    let devices = Devices::find(host, dirs)?;
+    let resolved = apply::resolve_traffic(&devices, dirs, ui)?;
+    if args.dry_run {
+        return preview(&resolved, ui);
+    }
+    carry_out(&resolved, None, dirs, ui)?;
+    if ui.json {
+        status(global, ui)?;
     }
     Ok(ExitCode::SUCCESS)
 }

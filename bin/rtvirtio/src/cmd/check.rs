@@ -14,6 +14,8 @@ use crate::args::CheckArgs;
 
 /// How long a guest may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long memory traffic is watched where it can be counted.
+const WATCHED: Duration = Duration::from_secs(1);
 /// Bytes of a kernel's release that are read.
 const LONGEST_RELEASE: usize = 256;
 const KVM_WHY: &str =
@@ -23,6 +25,7 @@ const KVM_WHY: &str =
 pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let mut extra = rtvirtio_kernel::check::vms(&Root::default());
     extra.extend(leftovers::findings(&Root::default(), &global.dirs()));
+    extra.extend(rtvirtio_kernel::check::memory_traffic(&Root::default(), WATCHED));
     extra.push(kvm(ui));
     extra.extend(args.guests.iter().flat_map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);

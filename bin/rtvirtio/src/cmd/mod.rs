@@ -16,6 +16,7 @@ pub mod keep;
 pub mod plan;
 pub mod profile;
 pub mod profile_cpu;
+pub mod regulator;
 pub mod revert;
 pub mod service;
 pub mod simulate;

@@ -2,7 +2,9 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rtvirtio_model::VmConfig;
-use rtvirtio_spec::{Arrival, Criticality, Device, HostHandle, Kernel, LabKind, Op, Pattern, Task, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Criticality, Device, HostHandle, Kernel, LabKind, Op, Pattern, Task, Traffic, VmCpu,
+};
 use rtvirtio_units::Ratio;
 
 use super::*;
@@ -27,6 +29,7 @@ fn spec() -> Spec {
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
+        traffic: Traffic::default(),
         tasks: vec![task(op)],
     };
     let pid = Reach::Existing { host: HostHandle::Pid(1), agent: None, disk: None };

@@ -131,3 +131,37 @@ fn this_machine_can_be_checked() {
     assert_eq!(found.iter().find(|f| f.id == "kernel").unwrap().level, Level::Ok);
     assert!(found.iter().any(|f| f.id == "root"));
 }
+
+#[test]
+fn memory_bandwidth_is_said_to_be_hidden_unmounted_or_counted() {
+    let (_d, root) = good();
+    file(&root, "/proc/cpuinfo", "vendor_id\t: GenuineIntel\nflags\t\t: fpu hypervisor\n");
+    let hidden = finding(&root, "memory.bandwidth");
+    assert!(hidden.level == Level::Ok && hidden.what.contains("hypervisor hides it"), "{hidden:?}");
+    file(&root, "/proc/filesystems", "nodev\tresctrl\n");
+    let unmounted = finding(&root, "memory.bandwidth");
+    assert!(unmounted.level == Level::Warn && unmounted.remedy.contains("mount -t resctrl"), "{unmounted:?}");
+    let mounts = fs::read_to_string(root.at("/proc/self/mountinfo")).unwrap();
+    file(&root, "/proc/self/mountinfo", &(mounts + "40 31 0:40 / /sys/fs/resctrl rw - resctrl resctrl rw\n"));
+    let broken = finding(&root, "memory.bandwidth");
+    assert!(broken.level == Level::Warn && broken.what.contains("not known"), "{broken:?}");
+    for (path, text) in [
+        ("schemata", "MB:0=100\n"),
+        ("info/L3_MON/mon_features", "mbm_total_bytes\n"),
+        ("mon_data/mon_L3_00/mbm_total_bytes", "5000000\n"),
+        ("vm0/mon_data/mon_L3_00/mbm_total_bytes", "Unavailable\n"),
+    ] {
+        file(&root, &format!("/sys/fs/resctrl/{path}"), text);
+    }
+    let counted = finding(&root, "memory.bandwidth");
+    assert!(counted.what.contains("can be counted, and cannot be limited"), "{counted:?}");
+    let seen = memory_traffic(&root, std::time::Duration::from_millis(1));
+    let what: Vec<&str> = seen.iter().map(|f| f.what.as_str()).collect();
+    assert_eq!(
+        what,
+        [
+            "all threads in no other group: 0 MB/s, of it not counted to this node's memory",
+            "vm0: not counted (Unavailable), of it not counted to this node's memory"
+        ]
+    );
+}

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Task, Vm, VmCpu};
+use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Task, Traffic, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 
 use super::*;
@@ -33,6 +33,7 @@ pub(crate) fn recorded_vm() -> Vm {
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
+        traffic: Traffic::default(),
         tasks: vec![
             task("light", Op::Read, Pattern::Random, Some(100.0), 1, Arrival::Closed),
             task("global", mixed, Pattern::Random, Some(62.5), 1, Arrival::Closed),

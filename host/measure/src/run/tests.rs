@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Vm, VmCpu};
+use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Traffic, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Ratio};
 
 use super::*;
@@ -169,6 +169,7 @@ fn all_measured(
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
+        traffic: Traffic::default(),
         tasks: vec![task],
     };
     let options = JobOptions {

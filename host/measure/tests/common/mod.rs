@@ -11,7 +11,9 @@ use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
     MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
-use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Traffic, Vm, VmCpu,
+};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
 pub use rtvirtio_testkit::skip;
@@ -76,6 +78,7 @@ pub fn vm(tasks: Vec<Task>) -> Vm {
         cpu: VmCpu::default(),
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
+        traffic: Traffic::default(),
         tasks,
     }
 }

@@ -7,7 +7,7 @@
 mod bed;
 mod host_only;
 mod measure;
-mod probe;
+pub(crate) mod probe;
 mod simulated;
 
 use std::path::Path;

@@ -10,6 +10,7 @@ mod fleet;
 mod iod;
 mod net;
 mod paravirt;
+mod regulation;
 mod reservation;
 mod sweep;
 mod tails;
@@ -29,6 +30,7 @@ pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
+pub use regulation::BenchRegulationArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
@@ -146,6 +148,18 @@ EXAMPLES
 
 Four guests in network namespaces of their own; nothing leaves the machine. Exit code 2 when a claim is not met.")]
     Net(BenchNetArgs),
+    /// (alpha, Delta) under ten rates of the I/O domain's regulators, alone and next to a
+    /// memory-bound load; bounds; a neighbour's rate for a victim's target
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench regulation                          about twelve minutes
+  sudo rtvirtio-lab bench regulation --quick --out /tmp/regulation
+  sudo rtvirtio-lab bench regulation --quick --flow read --out /tmp/regulation --svg /tmp/figures
+  rtvirtio-lab bench regulation --report-only --json | jq .claims
+
+The I/O-domain paper's Figs. 8 to 10. Disk and link are memory of this machine; frames stay in a network namespace. Exit code 2 when a claim is
+not met.")]
+    Regulation(BenchRegulationArgs),
     /// CPU contracts: throughput over budget, isolation and web requests of two guests on one core
     #[command(after_help = "\
 EXAMPLES

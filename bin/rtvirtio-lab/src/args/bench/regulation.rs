@@ -1,0 +1,91 @@
+//! `bench regulation`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rtvirtio_bench::regulation::{Flow, RATES, RegulationOptions, TOP};
+use rtvirtio_units::Nanos;
+
+use super::BenchResult;
+
+/// Time of a point.
+const DEFAULT: Nanos = Nanos::from_millis(10_000);
+const QUICK: Nanos = Nanos::from_millis(500);
+
+/// `bench regulation`.
+#[derive(Args, Debug)]
+pub struct BenchRegulationArgs {
+    /// Points of 0.5 s: less than two minutes in all
+    #[arg(long, conflicts_with = "length")]
+    pub quick: bool,
+    /// Longest time of a point, which has ten thousand units where its rate gives them in time
+    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
+    pub length: Nanos,
+    /// The largest rate, in requests or frames per second; each other is half of the one before
+    #[arg(long, value_name = "N", default_value_t = TOP)]
+    pub top: u64,
+    /// How many rates
+    #[arg(long, value_name = "N", default_value_t = RATES)]
+    pub rates: u32,
+    /// Only this direction; once for each
+    #[arg(long = "flow", value_enum, value_name = "NAME")]
+    pub flows: Vec<FlowName>,
+    /// Write the figures as SVG files into this directory
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+/// Directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FlowName {
+    /// Reads of a disk
+    Read,
+    /// Writes of a disk
+    Write,
+    /// Frames to a VM
+    Rx,
+    /// Frames from a VM
+    Tx,
+}
+
+impl From<FlowName> for Flow {
+    fn from(name: FlowName) -> Self {
+        match name {
+            FlowName::Read => Self::Read,
+            FlowName::Write => Self::Write,
+            FlowName::Rx => Self::Rx,
+            FlowName::Tx => Self::Tx,
+        }
+    }
+}
+
+impl BenchRegulationArgs {
+    /// For the experiment.
+    pub fn options(&self) -> RegulationOptions {
+        let flows: Vec<Flow> = self.flows.iter().map(|flow| (*flow).into()).collect();
+        let mut words = if self.quick { " --quick".to_owned() } else { String::new() };
+        if !self.quick && self.length != DEFAULT {
+            words += &format!(" --for {}", self.length);
+        }
+        for (option, value, default) in
+            [("top", self.top, TOP), ("rates", self.rates.into(), u64::from(RATES))]
+        {
+            if value != default {
+                words += &format!(" --{option} {value}");
+            }
+        }
+        words.extend(flows.iter().map(|flow| format!(" --flow {}", flow.name())));
+        let longest = if self.quick { QUICK } else { self.length };
+        RegulationOptions {
+            longest: Duration::from_nanos(longest.0),
+            top: self.top,
+            rates: self.rates,
+            words,
+            flows,
+        }
+    }
+}

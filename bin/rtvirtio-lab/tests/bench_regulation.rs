@@ -1,0 +1,51 @@
+//! Regulated traffic, in small: real domain, real frames.
+
+use rtvirtio_testkit::site::{Site, text};
+use rtvirtio_testkit::{Need, has, skip};
+use serde_json::Value;
+
+#[test]
+fn each_rate_is_measured_with_and_without_load() {
+    let test = "each_rate_is_measured_with_and_without_load";
+    if !has(test, &[Need::Root, Need::Path("/dev/loop-control", "no loop devices")]) {
+        return;
+    }
+    let site = Site::new();
+    let (out, figures) = (site.dir.path().join("out"), site.dir.path().join("figures"));
+    let (out, figures) = (out.to_str().unwrap(), figures.to_str().unwrap());
+    let args = ["lab", "bench", "regulation", "--top", "2048", "--rates", "1", "--for", "100ms"];
+    let args = [&args[..], &["--flow", "read", "--flow", "tx", "--out", out, "--svg", figures]].concat();
+    let ran = site.output(&args);
+    let said = text(&ran.stderr);
+    if said.contains("the memory load needs") {
+        return skip(test, &said);
+    }
+    assert!(matches!(ran.status.code(), Some(0 | 2)), "{said}");
+    let file = std::fs::read_to_string(format!("{out}/regulation.json")).unwrap();
+    let data: Value = serde_json::from_str(&file).unwrap();
+    let points = data["points"].as_array().unwrap();
+    assert_eq!(points.len(), 2 * 2 * 2, "two flows, two loads, a rate and none");
+    for p in points {
+        let (alpha, rate) = (p["alpha"].as_f64().unwrap(), p["rate"].as_f64().unwrap_or(f64::INFINITY));
+        // More than its rate is let go at no time; a first unit that is late makes it a little
+        // more.
+        assert!(alpha > 0.0 && alpha <= 1.5 * rate, "{p}");
+        assert_eq!(p["memory"].as_f64().is_some_and(|b| b > 0.0), p["beside"] == "memory", "{p}");
+    }
+    assert_eq!(data["victims"].as_array().unwrap().len(), 2);
+    let mut names: Vec<String> = std::fs::read_dir(figures)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names.len(), 4, "{names:?}");
+    assert!(std::fs::read_to_string(format!("{figures}/{}", names[0])).unwrap().starts_with("<svg"));
+    let (_, report) = site.json(&["lab", "bench", "report", "--data", out]);
+    let claims = report["claims"].as_array().unwrap();
+    let of = |id: &str| claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("{id}"));
+    assert_eq!(
+        (of("regulation.qos400.wrong")["value"].as_f64(), of("regulation.qos400.wrong")["n"].as_u64()),
+        (Some(0.0), Some(10))
+    );
+    assert!(of("regulation.rate_error")["n"].as_u64().unwrap() > 0);
+}

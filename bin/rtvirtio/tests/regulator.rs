@@ -1,0 +1,179 @@
+//! `rtvirtio regulator`: what it prints is what QEMU, tc and libvirt take.
+
+use std::process::Command;
+
+use rtvirtio_testbed::netns::{self, Namespace};
+use rtvirtio_testkit::site::{Site, text};
+use rtvirtio_testkit::{Machine, Need, has, skip};
+use rtvirtio_vmm::Qmp;
+use serde_json::{Value, json};
+
+const SPEC: &str = "[device]\npath = \"/dev/nvme0n1\"\n[[vm]]\nname = \"batch\"\ndomain = \"test\"\ndisk = \"vda\"\n\
+    traffic.read = { rate = \"1MiB/s\", burst = \"20MiB\", peak = \"4MiB/s\" }\n\
+    traffic.write = { rate = \"100/s\", burst = 300 }\n\
+    traffic.rx = { rate = \"1MB/s\", burst = \"30000B\", peak = \"4MB/s\" }\n\
+    [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n";
+
+/// The first VM's outcomes.
+fn outcomes(site: &Site, more: &[&str]) -> Vec<Value> {
+    let spec = site.dir.path().join("s.toml");
+    std::fs::write(&spec, SPEC).unwrap();
+    let args = [&["regulator", spec.to_str().unwrap()], more].concat();
+    let (code, found) = site.json(&args);
+    assert_eq!(code, 0, "{found}");
+    found[0]["outcomes"].as_array().unwrap().clone()
+}
+
+/// Settings of one direction, as they are printed.
+fn settings(outcomes: &[Value], actuator: &str, direction: &str, field: &str) -> Vec<String> {
+    let of = |o: &&Value| o["compiled"]["actuator"] == actuator && o["compiled"]["direction"] == direction;
+    let found = outcomes.iter().find(of).unwrap_or_else(|| panic!("{actuator} {direction}: {outcomes:#?}"));
+    let all = found["compiled"]["settings"].as_array().unwrap();
+    all.iter().filter_map(|s| s[field].as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn every_direction_says_what_is_kept_and_what_cannot_be() {
+    let site = Site::new();
+    let all = outcomes(&site, &[]);
+    let worth = |actuator: &str| {
+        let of = |o: &&Value| o["compiled"]["actuator"] == actuator;
+        all.iter().find(of).map(|o| o["compiled"]["worth"].clone())
+    };
+    assert_eq!(worth("io-domain"), Some(json!("guarantee")));
+    assert_eq!(worth("throttle-v1"), Some(json!("cap")));
+    assert_eq!(worth("qos400"), None, "not without a clock");
+    let whole = site.ok(&["regulator", "examples/traffic.toml"]);
+    assert!(whole.contains("guarantee") && whole.contains("Not known here"), "{whole}");
+    // A request is no byte: nothing that was asked for can be.
+    let args = ["regulator", "examples/traffic.toml", "--actuator", "tc-tbf", "--vm", "plc"];
+    let none = site.output(&args);
+    assert!(text(&none.stderr).contains("vm plc has no `traffic`"), "{}", text(&none.stderr));
+}
+
+#[test]
+fn words_of_a_qos400_are_printed_and_read_back() {
+    let site = Site::new();
+    let port = ["--clock", "247.5MHz"];
+    let rate = ["regulator", "qos400", "--rate", "15468750/s", "--soc", "zynqmp", "--master", "gem"];
+    let (code, words) = site.json(&[&rate[..], &port].concat());
+    assert_eq!((code, &words["words"]["rate"]), (0, &json!(0x1000_0000)), "{words}");
+    let settings = words["compiled"][0]["settings"].as_array().unwrap();
+    assert_eq!(settings[2]["address"], json!(0xFE14_A120_u64));
+    let back = ["regulator", "qos400", "--decode", "0xff000000", "0x1", "0x10000000"];
+    let (_, fields) = site.json(&[&back[..], &port].concat());
+    assert_eq!(fields["fields"], words["fields"]);
+    assert_eq!(fields["rates"]["rate"], json!(15_468_750.0));
+    for (args, says) in [
+        (&["regulator", "qos400", "--rate", "1/s", "--clock", "250MHz"][..], "out of its range"),
+        (&["regulator", "qos400", "--rate", "1MB/s"], "--clock"),
+        (&["regulator", "qos400", "--decode", "1", "1", "1", "--clock", "250MHz"], "not part of its field"),
+        (
+            &[
+                "regulator",
+                "qos400",
+                "--rate",
+                "1MB/s",
+                "--clock",
+                "250MHz",
+                "--soc",
+                "zynqmp",
+                "--master",
+                "x",
+            ],
+            "gem",
+        ),
+    ] {
+        let out = site.output(args);
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        assert!(text(&out.stderr).contains(says), "{args:?}: {}", text(&out.stderr));
+    }
+}
+
+#[test]
+fn qemu_takes_its_limits() {
+    let test = "qemu_takes_its_limits";
+    if !has(test, &[Need::QEMU]) {
+        return;
+    }
+    let site = Site::new();
+    let all = outcomes(&site, &["--actuator", "qemu"]);
+    let machine =
+        Machine::start(site.dir.path(), "throttled", &["-object", "throttle-group,id=traffic-batch"]);
+    let mut qmp = Qmp::connect(machine.qmp(), rtvirtio_testkit::HANG).unwrap();
+    for (direction, wanted) in [
+        ("read", json!({ "bps-read": 1 << 20, "bps-read-max": 4 << 20, "bps-read-max-length": 5 })),
+        ("write", json!({ "iops-write": 100, "iops-write-max": 300, "iops-write-max-length": 1 })),
+    ] {
+        let [command] = &settings(&all, "qemu", direction, "json")[..] else { panic!("one command") };
+        let command: Value = serde_json::from_str(command).unwrap();
+        qmp.execute(command["execute"].as_str().unwrap(), Some(command["arguments"].clone())).unwrap();
+        let get = json!({ "path": "/objects/traffic-batch", "property": "limits" });
+        let found = qmp.execute("qom-get", Some(get)).unwrap();
+        for (key, value) in wanted.as_object().unwrap() {
+            assert_eq!(&found[key], value, "{key} in {found}");
+        }
+    }
+}
+
+#[test]
+fn tc_takes_its_commands() {
+    let test = "tc_takes_its_commands";
+    if !has(test, &[Need::Root]) {
+        return;
+    }
+    let namespace = Namespace::new().unwrap();
+    namespace.enter().unwrap();
+    netns::run("ip", "link add tap0 type veth peer name far0").unwrap();
+    let site = Site::new();
+    let shell = |line: &str| {
+        let out = Command::new("sh").args(["-c", line]).output().unwrap();
+        (out.status.success(), text(&out.stdout) + &text(&out.stderr))
+    };
+    for (actuator, shown, says) in [
+        ("tc-tbf", "tc qdisc show dev tap0", ["rate 8Mbit burst 30000b peakrate 32Mbit", "lat 50ms"]),
+        ("tc-htb", "tc class show dev tap0", ["rate 8Mbit ceil 32Mbit burst 30000b", "class htb 1:1 root"]),
+    ] {
+        let all = outcomes(&site, &["--actuator", actuator, "--interface", "tap0"]);
+        for line in settings(&all, actuator, "rx", "line") {
+            let (done, said) = shell(&line);
+            if !done && said.contains("Unknown qdisc") {
+                skip(test, &format!("this kernel has no {actuator}"));
+                return;
+            }
+            assert!(done, "{line}: {said}");
+        }
+        let (_, found) = shell(shown);
+        assert!(says.iter().all(|word| found.contains(word)), "{actuator}: {found}");
+        shell("tc qdisc del dev tap0 root");
+    }
+}
+
+#[test]
+fn libvirt_takes_its_commands() {
+    let test = "libvirt_takes_its_commands";
+    if !has(test, &[Need::Program("virsh")]) {
+        return;
+    }
+    let site = Site::new();
+    let all = outcomes(&site, &["--actuator", "libvirt", "--interface", "testnet0"]);
+    // libvirt's own driver for tests, in one session: it forgets all at its end.
+    let virsh = |script: &str| {
+        let out = Command::new("virsh").args(["-c", "test:///default", script]).output().unwrap();
+        text(&out.stdout) + &text(&out.stderr)
+    };
+    for (direction, show, says) in [
+        ("read", "blkdeviotune test vda", &["read_bytes_sec : 1048576", "read_bytes_sec_max_length: 5"][..]),
+        ("write", "blkdeviotune test vda", &["write_iops_sec : 100", "write_iops_sec_max: 300"]),
+        (
+            "rx",
+            "domiftune test testnet0",
+            &["inbound.average: 1000", "inbound.peak   : 4000", "inbound.burst  : 29"],
+        ),
+    ] {
+        let [line] = &settings(&all, "libvirt", direction, "line")[..] else { panic!("one command") };
+        let set = line.strip_prefix("virsh ").unwrap();
+        let found = virsh(&format!("{set}; {show}"));
+        assert!(says.iter().all(|word| found.contains(word)), "{line}: {found}");
+    }
+}

@@ -1,0 +1,159 @@
+use std::fs;
+
+use rtvirtio_traffic::Worth;
+
+use super::*;
+use crate::error::Kind;
+
+fn host_spec(traffic: &str) -> HostSpec {
+    let text = format!(
+        "[device]\npath = \"/dev/sda\"\n[[vm]]\nname = \"a\"\ncgroup = \"/a\"\n{traffic}\n\
+         [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
+         [[vm]]\nname = \"b\"\ncgroup = \"/b\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+    );
+    HostSpec::parse("s.toml", &text).unwrap()
+}
+
+fn root(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    for (path, text) in files {
+        let path = root.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    (dir, root)
+}
+
+const V2: &str = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+const RESCTRL: &str = "40 31 0:40 / /sys/fs/resctrl rw - resctrl resctrl rw\n";
+
+/// A host with a disk, cgroup v2 with `/a`, and what `more` adds.
+fn host(more: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+    let mut files = vec![
+        ("/proc/self/mountinfo", V2),
+        ("/sys/fs/cgroup/cgroup.controllers", "io\n"),
+        ("/sys/fs/cgroup/a/cgroup.procs", ""),
+        ("/sys/class/block/sda/size", "8\n"),
+        ("/sys/class/block/sda/dev", "8:0\n"),
+        ("/sys/block/sda/dev", "8:0\n"),
+        ("/sys/block/sda/queue/scheduler", "none mq-deadline [bfq]\n"),
+        ("/dev/sda", ""),
+    ];
+    files.extend_from_slice(more);
+    root(&files)
+}
+
+fn dirs() -> Dirs {
+    let nowhere = std::path::PathBuf::from("/nonexistent/rtvirtio");
+    Dirs { state: nowhere.clone(), run: nowhere }
+}
+
+fn all(traffic: &str, options: &RegulatorOptions, root: &Root) -> Vec<VmRegulators> {
+    regulators(&host_spec(traffic), options, root, &dirs()).unwrap_or_else(|e| panic!("{e:#}"))
+}
+
+fn compiled(vm: &VmRegulators, actuator: Actuator) -> &Compiled {
+    let of = |outcome: &&Outcome| matches!(outcome, Outcome::Compiled(c) if c.actuator == actuator);
+    match vm.outcomes.iter().find(of) {
+        Some(Outcome::Compiled(compiled)) => compiled,
+        _ => panic!("{actuator} is not compiled: {:#?}", vm.outcomes),
+    }
+}
+
+#[test]
+fn what_is_here_has_its_path_and_the_rest_is_a_variable_with_its_reason() {
+    let (_dir, root) = host(&[]);
+    let found = all("traffic.read = { rate = \"20MB/s\" }", &RegulatorOptions::default(), &root);
+    assert_eq!(found.len(), 1, "only VMs with traffic");
+    let unknown = found[0].unknown.join("\n");
+    assert!(unknown.contains("$CGROUP_V1: this host has block I/O on cgroup v2"), "{unknown}");
+    assert!(unknown.contains("$DOMAIN"), "{unknown}");
+    let set = compiled(&found[0], Actuator::IoMax).settings[0].to_string();
+    assert!(set.contains("rbps=20000000") && set.contains("/sys/fs/cgroup/a/io.max"), "{set} {unknown}");
+    let refused = found[0].outcomes.iter().any(|o| {
+        matches!(o, Outcome::Refused { actuator: Actuator::Resctrl, why, .. } if why.contains("no resctrl"))
+    });
+    assert!(refused, "{:#?}", found[0].outcomes);
+}
+
+#[test]
+fn a_host_of_intel_needs_the_bandwidth_at_100_percent() {
+    let (_dir, root) = host(&[
+        ("/proc/self/mountinfo", &(V2.to_owned() + RESCTRL)),
+        ("/proc/cpuinfo", "vendor_id\t: GenuineIntel\n"),
+        ("/sys/fs/resctrl/schemata", "MB:0=100\nL3:0=7ff\n"),
+        ("/sys/fs/resctrl/info/MB/min_bandwidth", "10\n"),
+        ("/sys/fs/resctrl/info/MB/bandwidth_gran", "10\n"),
+        ("/sys/fs/resctrl/info/L3/cbm_mask", "7ff\n"),
+        ("/sys/fs/resctrl/info/L3/min_cbm_bits", "1\n"),
+        ("/sys/fs/resctrl/info/L3/shareable_bits", "600\n"),
+    ]);
+    let traffic = "traffic.read = { rate = \"2600MB/s\" }";
+    let mut options = RegulatorOptions { actuators: vec![Actuator::Resctrl], ..RegulatorOptions::default() };
+    let refused = &all(traffic, &options, &root)[0].outcomes[0];
+    assert!(
+        matches!(refused, Outcome::Refused { why, .. } if why.contains("--full-bandwidth")),
+        "{refused:?}"
+    );
+    options.full_bandwidth = Some(BytesPerSec(10e9));
+    options.ways = Some(3);
+    let found = all(traffic, &options, &root);
+    let lines: Vec<String> =
+        compiled(&found[0], Actuator::Resctrl).settings.iter().map(ToString::to_string).collect();
+    assert!(lines.iter().any(|l| l.contains("MB:0=20\"")), "{lines:?}");
+    assert!(lines.iter().any(|l| l.contains("L3:0=1c0\"")), "{lines:?}");
+    assert_eq!(compiled(&found[0], Actuator::Resctrl).worth, Worth::Hint);
+}
+
+#[test]
+fn hosts_of_amd_and_mpam_have_their_own_units() {
+    let amd = [
+        ("/proc/self/mountinfo", &*(V2.to_owned() + RESCTRL)),
+        ("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n"),
+        ("/sys/fs/resctrl/schemata", "MB:0=2048;1=2048\n"),
+        ("/sys/fs/resctrl/info/MB/min_bandwidth", "1\n"),
+        ("/sys/fs/resctrl/info/MB/bandwidth_gran", "1\n"),
+    ];
+    let options = RegulatorOptions {
+        actuators: vec![Actuator::Resctrl],
+        full_bandwidth: Some(BytesPerSec(20e9)),
+        ..RegulatorOptions::default()
+    };
+    let traffic = "traffic.write = { rate = \"2600MB/s\" }";
+    let (_dir, root) = host(&amd);
+    let found = all(traffic, &options, &root);
+    let c = compiled(&found[0], Actuator::Resctrl);
+    assert!(c.settings.iter().any(|s| s.to_string().contains("MB:0=20;1=20")), "{c:?}");
+    assert_eq!(c.worth, Worth::Cap);
+    let mut mpam = amd;
+    mpam[1].1 = "CPU implementer\t: 0x41\n";
+    mpam[2].1 = "MB:0=100\n";
+    let (_dir, root) = host(&mpam);
+    let found = all(traffic, &options, &root);
+    let c = compiled(&found[0], Actuator::Resctrl);
+    assert!(c.settings.iter().any(|s| s.to_string().contains("MB:0=13\"")), "{c:?}");
+}
+
+#[test]
+fn what_cannot_be_is_an_error_with_its_remedy() {
+    let (_dir, root) = host(&[]);
+    let error = |traffic: &str, options: &RegulatorOptions| {
+        regulators(&host_spec(traffic), options, &root, &dirs()).unwrap_err()
+    };
+    let none = error("", &RegulatorOptions::default());
+    assert_eq!(none.kind(), Kind::Argument);
+    assert!(none.to_string().contains("traffic = { rate"), "{none}");
+    let other = RegulatorOptions { vm: Some("c".to_owned()), ..RegulatorOptions::default() };
+    assert!(error("traffic = { rate = \"1MB/s\" }", &other).to_string().contains("no VM \"c\""));
+    let port = RegulatorOptions { actuators: vec![Actuator::Qos400], ..RegulatorOptions::default() };
+    let refused = &all("traffic.rx = { rate = \"1MB/s\" }", &port, &root)[0].outcomes[0];
+    assert!(matches!(refused, Outcome::Refused { why, .. } if why.contains("--clock")), "{refused:?}");
+}
+
+#[test]
+fn broken_files_of_resctrl_are_an_error_and_not_absence() {
+    let (_dir, root) = host(&[("/proc/self/mountinfo", &(V2.to_owned() + RESCTRL))]);
+    let spec = host_spec("traffic = { rate = \"1MB/s\" }");
+    assert!(regulators(&spec, &RegulatorOptions::default(), &root, &dirs()).is_err());
+}

@@ -1,0 +1,262 @@
+//! `traffic` of a VM: a rate, a burst and a peak for each direction in which it moves data
+//! (RFC 2215's TSPEC).
+
+use rtvirtio_units::{Bytes, BytesPerSec, Iops};
+use serde::Serialize;
+use toml::de::DeValue;
+
+use crate::error::Report;
+use crate::field::{Field, Section, kind, quoted};
+
+/// Limits on what a VM moves; each direction is limited by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    /// What it reads from its disks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read: Option<TrafficSpec>,
+    /// What it writes to its disks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<TrafficSpec>,
+    /// What it receives from networks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rx: Option<TrafficSpec>,
+    /// What it sends to networks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tx: Option<TrafficSpec>,
+}
+
+impl Traffic {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What a traffic specification counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrafficUnit {
+    /// Bytes.
+    Bytes,
+    /// Requests of disks, frames of networks.
+    Requests,
+}
+
+/// One direction: in any time t at most `min(peak t + one unit, rate t + burst)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct TrafficSpec {
+    /// What is counted.
+    pub unit: TrafficUnit,
+    /// Per second in the long run, rounded down: a limit is never more than it says.
+    pub rate: u64,
+    /// Beyond the rate; `None` for one request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u64>,
+    /// Most per second within the burst; `None` for no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak: Option<u64>,
+}
+
+const DIRECTIONS: [&str; 4] = ["read", "write", "rx", "tx"];
+const KEYS: &[&str] = &["rate", "burst", "peak"];
+const ALL_KEYS: &[&str] = &["read", "write", "rx", "tx", "rate", "burst", "peak"];
+const ALIASES: &[(&str, &str)] = &[
+    ("average", "rate"),
+    ("avg", "rate"),
+    ("bps", "rate"),
+    ("iops", "rate"),
+    ("max", "peak"),
+    ("ceil", "peak"),
+    ("receive", "rx"),
+    ("inbound", "rx"),
+    ("transmit", "tx"),
+    ("outbound", "tx"),
+    ("r", "rate"),
+    ("b", "burst"),
+    ("p", "peak"),
+];
+const EXAMPLE: &str = "write traffic = { rate = \"20MB/s\", burst = \"1MiB\", peak = \"80MB/s\" }, or a table of these for read, write, rx or tx";
+/// Rates: a request a second to what no device of today exceeds.
+const BYTES_RANGE: [f64; 2] = [512.0, 1e12];
+const REQUESTS_RANGE: [f64; 2] = [1.0, 10e6];
+/// Bursts: what the I/O domain's regulators hold.
+const MAX_BURST: u64 = 1 << 34;
+
+/// Reads the table; nothing without one, `None` when something was reported.
+pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Traffic> {
+    let (place, value) = match vm.get("traffic") {
+        None => return vm.absent("traffic").or(Traffic::default()),
+        Some(found) => found,
+    };
+    let DeValue::Table(table) = value else {
+        report.add(place.value, format!("`traffic` must be a table, not {}", kind(value)), EXAMPLE);
+        return None;
+    };
+    let section = Section::open(report, "traffic", table, place.value.clone(), ALL_KEYS, ALIASES);
+    let known = table.iter().all(|(key, _)| ALL_KEYS.contains(&key.get_ref().as_ref()));
+    let has = |keys: &[&str]| keys.iter().any(|key| section.place(key).is_some());
+    let traffic = match (has(&DIRECTIONS), has(KEYS)) {
+        (true, true) => {
+            let help = "write one rate for every direction, or a table for each of read, write, rx and tx";
+            report.add(place.value, "`traffic` has a rate of its own and directions with theirs", help);
+            None
+        }
+        (false, true) => one(report, &section).map(Some).map(|every| Traffic {
+            read: every,
+            write: every,
+            rx: every,
+            tx: every,
+        }),
+        (true, false) => {
+            let mut of = |key: &'static str| direction(report, &section, key);
+            let [read, write, rx, tx] = DIRECTIONS.map(&mut of);
+            Some(Traffic { read: read?, write: write?, rx: rx?, tx: tx? })
+        }
+        // A key that is no key was reported already.
+        (false, false) if !known => None,
+        (false, false) => {
+            report.add(place.value, "`traffic` is empty", EXAMPLE);
+            None
+        }
+    };
+    traffic.filter(|_| known)
+}
+
+fn direction(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    key: &'static str,
+) -> Option<Option<TrafficSpec>> {
+    let Some((place, value)) = section.get(key) else { return Some(None) };
+    let DeValue::Table(table) = value else {
+        let help = format!("write {key} = {{ rate = \"20MB/s\", burst = \"1MiB\" }}");
+        report.add(place.value, format!("`{key}` must be a table, not {}", kind(value)), help);
+        return None;
+    };
+    let section = Section::open(report, "traffic", table, place.value, KEYS, ALIASES);
+    let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
+    one(report, &section).filter(|_| known).map(Some)
+}
+
+/// A rate in its unit, before it is rounded.
+fn per_second(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> Field<(TrafficUnit, f64)> {
+    section.string(report, key, "\"20MB/s\"").and_then(|text| {
+        let bytes = text.parse::<BytesPerSec>().map(|rate| (TrafficUnit::Bytes, rate.0));
+        let rate = bytes.or_else(|_| text.parse::<Iops>().map(|rate| (TrafficUnit::Requests, rate.0)));
+        let at = section.value_span(key);
+        let Ok((unit, rate)) = rate else {
+            let message = format!("`{key}` {} is neither bytes nor requests per second", quoted(text));
+            report.add(at, message, format!("write {key} = \"20MB/s\" or {key} = \"500/s\""));
+            return Field::Bad;
+        };
+        let [least, most] = if unit == TrafficUnit::Bytes { BYTES_RANGE } else { REQUESTS_RANGE };
+        if !(least..=most).contains(&rate) {
+            let message = format!("`{key}` is {}, out of its range", quoted(text));
+            report.add(at, message, "write 512B/s to 1TB/s, or 1/s to 10000000/s");
+            return Field::Bad;
+        }
+        Field::Given((unit, rate))
+    })
+}
+
+fn one(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<TrafficSpec> {
+    let rate = per_second(report, section, "rate");
+    let rate = section.required(report, "rate", "\"20MB/s\"", rate).into_value();
+    let peak = per_second(report, section, "peak").optional();
+    let (unit, rate) = rate?;
+    let burst = burst(report, section, unit).optional();
+    let (peak, burst) = (peak?, burst?);
+    if let Some((of_peak, peak)) = peak {
+        if of_peak != unit {
+            let help = "write both in bytes per second, or both in requests per second";
+            report.add(section.value_span("peak"), "`peak` and `rate` count different things", help);
+            return None;
+        }
+        if peak < rate {
+            let help = "a peak is the largest rate within a burst: write at least the rate, or leave it out";
+            report.add(section.value_span("peak"), "`peak` is below the rate", help);
+            return None;
+        }
+    }
+    Some(TrafficSpec { unit, rate: rate as u64, burst, peak: peak.map(|(_, peak)| peak as u64) })
+}
+
+/// A size for bytes, a whole number for requests.
+fn burst(report: &mut Report<'_>, section: &Section<'_, '_>, unit: TrafficUnit) -> Field<u64> {
+    if unit == TrafficUnit::Requests {
+        return match section.integer(report, "burst", 1, u32::MAX) {
+            Field::Given(n) => Field::Given(n.into()),
+            Field::Absent => Field::Absent,
+            Field::Bad => Field::Bad,
+        };
+    }
+    section.quantity::<Bytes>(report, "burst").and_then(|(size, text)| {
+        if (512..=MAX_BURST).contains(&size.0) {
+            return Field::Given(size.0);
+        }
+        let message = format!("`burst` is {}, out of its range", quoted(text));
+        report.add(section.value_span("burst"), message, "write a size from 512B to 16GiB");
+        Field::Bad
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse;
+
+    fn of(traffic: &str) -> Result<Traffic, String> {
+        let text = format!(
+            "[device]\ntwin = \"emmc\"\n[[vm]]\nname = \"a\"\nlab = \"process\"\n{traffic}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        );
+        let spec = parse("s.toml", &text)
+            .map_err(|e| format!("{} {}", e.errors()[0].message, e.errors()[0].help))?;
+        Ok(spec.vms[0].traffic)
+    }
+
+    fn bytes(rate: u64, burst: Option<u64>, peak: Option<u64>) -> TrafficSpec {
+        TrafficSpec { unit: TrafficUnit::Bytes, rate, burst, peak }
+    }
+
+    #[test]
+    fn one_table_is_for_every_direction_and_four_are_for_one_each() {
+        let every = of("traffic = { rate = \"20MB/s\", burst = \"1MiB\", peak = \"80MB/s\" }").unwrap();
+        let one = bytes(20_000_000, Some(1 << 20), Some(80_000_000));
+        assert_eq!(every, Traffic { read: Some(one), write: Some(one), rx: Some(one), tx: Some(one) });
+        let two = of("traffic.read = { rate = \"500/s\", burst = 16 }\ntraffic.tx = { rate = \"8Mbit/s\" }")
+            .unwrap();
+        let reads = TrafficSpec { unit: TrafficUnit::Requests, rate: 500, burst: Some(16), peak: None };
+        assert_eq!(
+            two,
+            Traffic { read: Some(reads), tx: Some(bytes(1_000_000, None, None)), ..Traffic::default() }
+        );
+        assert!(of("").unwrap().is_none());
+        // Rounded down.
+        assert_eq!(of("traffic.read = { rate = \"100/min\" }").unwrap().read.unwrap().rate, 1);
+    }
+
+    #[test]
+    fn mistakes_have_a_remedy() {
+        for (text, says) in [
+            ("traffic = {}", "is empty"),
+            ("traffic = \"20MB/s\"", "must be a table"),
+            ("traffic = { rate = \"20MB/s\", read = { rate = \"1MB/s\" } }", "directions with theirs"),
+            ("traffic = { burst = \"1MiB\" }", "no `rate`"),
+            ("traffic = { rate = \"20\" }", "rate = \"20MB/s\""),
+            ("traffic = { rate = \"20MB/s\", peak = \"100/s\" }", "different things"),
+            ("traffic = { rate = \"20MB/s\", peak = \"10MB/s\" }", "below the rate"),
+            ("traffic = { rate = \"20MB/s\", burst = 5 }", "string with its unit"),
+            ("traffic = { rate = \"20/s\", burst = \"1MiB\" }", "must be an integer"),
+            ("traffic = { rate = \"1B/s\" }", "out of its range"),
+            ("traffic = { rate = \"20MB/s\", burst = \"17GiB\" }", "16GiB"),
+            ("traffic.read = { average = \"20MB/s\" }", "`rate`"),
+            ("traffic.inbound = { rate = \"20MB/s\" }", "`rx`"),
+            ("traffic.rx = 5", "must be a table"),
+        ] {
+            let error = of(text).unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

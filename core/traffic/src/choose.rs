@@ -1,0 +1,231 @@
+//! From a target to a regulator: how much neighbours may move so that a victim keeps its
+//! (alpha, Delta).
+
+use serde::{Deserialize, Serialize};
+
+use crate::curve::{Arrival, Service};
+
+/// A victim's measured service while its neighbours are limited to `rate`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CurvePoint {
+    /// The neighbours' rate, per second.
+    pub rate: f64,
+    /// What the victim gets.
+    pub service: Service,
+}
+
+/// What a victim must get.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceTarget {
+    /// alpha at least this, per second.
+    pub alpha: f64,
+    /// Delta at most this, in seconds.
+    pub delta: f64,
+}
+
+impl ServiceTarget {
+    /// Whether a service meets it.
+    #[must_use]
+    pub fn is_met(&self, service: &Service) -> bool {
+        service.alpha >= self.alpha && service.delta <= self.delta
+    }
+}
+
+/// The rate for the neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// Rate, burst and peak.
+    pub arrival: Arrival,
+    /// What the victim gets by the measured curve.
+    pub expected: Service,
+    /// What it gets in the worst case by network calculus; `None` where that leaves nothing.
+    pub bound: Option<Service>,
+}
+
+/// Why nothing can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChooseError {
+    /// Fewer than two points.
+    #[error("a curve needs at least two measured rates, and has {points}: measure more")]
+    TooFew {
+        /// How many there are.
+        points: usize,
+    },
+    /// Not even at the smallest rate that was measured.
+    #[error(
+        "at the smallest measured rate of its neighbours the victim gets alpha {:.1}/s and Delta {:.2} ms: measure smaller rates, or ask for less",
+        best.alpha, best.delta * 1e3
+    )]
+    OutOfReach {
+        /// What it gets there.
+        best: Service,
+    },
+}
+
+/// A victim's service over the rate of its neighbours: alpha falls and Delta rises. Where a
+/// measurement says otherwise, the worse of it and those at smaller rates counts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Curve {
+    points: Vec<CurvePoint>,
+}
+
+impl Curve {
+    /// From measurements in any order.
+    ///
+    /// # Errors
+    /// [`ChooseError::TooFew`].
+    pub fn new(measured: &[CurvePoint]) -> Result<Self, ChooseError> {
+        let mut points = measured.to_vec();
+        points.retain(|p| p.rate.is_finite() && p.service.alpha.is_finite() && p.service.delta.is_finite());
+        points.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+        if points.len() < 2 {
+            return Err(ChooseError::TooFew { points: points.len() });
+        }
+        let mut worst = points[0].service;
+        for point in &mut points {
+            worst = Service {
+                alpha: worst.alpha.min(point.service.alpha),
+                delta: worst.delta.max(point.service.delta),
+            };
+            point.service = worst;
+        }
+        Ok(Self { points })
+    }
+
+    /// The service at a rate, on the line between its measured neighbours; `None` above the largest
+    /// measured rate. Below the smallest one its values count.
+    #[must_use]
+    pub fn at(&self, rate: f64) -> Option<Service> {
+        let after = self.points.partition_point(|p| p.rate < rate);
+        let high = self.points.get(after)?;
+        let Some(low) = after.checked_sub(1).and_then(|i| self.points.get(i)) else {
+            return Some(high.service);
+        };
+        let share = (rate - low.rate) / (high.rate - low.rate);
+        let between = |a: f64, b: f64| a + (b - a) * share;
+        Some(Service {
+            alpha: between(low.service.alpha, high.service.alpha),
+            delta: between(low.service.delta, high.service.delta),
+        })
+    }
+
+    /// The largest rate at which the target holds by the curve.
+    ///
+    /// # Errors
+    /// [`ChooseError::OutOfReach`].
+    pub fn largest_rate(&self, target: &ServiceTarget) -> Result<f64, ChooseError> {
+        let Some(last) = self.points.iter().rposition(|p| target.is_met(&p.service)) else {
+            return Err(ChooseError::OutOfReach { best: self.points[0].service });
+        };
+        let low = &self.points[last];
+        let Some(high) = self.points.get(last + 1) else { return Ok(low.rate) };
+        // Where the line of alpha, or that of Delta, crosses the target.
+        let share = |from: f64, to: f64, limit: f64| {
+            if (to - from).abs() <= f64::EPSILON * from.abs() {
+                1.0
+            } else {
+                ((limit - from) / (to - from)).clamp(0.0, 1.0)
+            }
+        };
+        let alpha = if high.service.alpha >= target.alpha {
+            1.0
+        } else {
+            share(low.service.alpha, high.service.alpha, target.alpha)
+        };
+        let delta = if high.service.delta <= target.delta {
+            1.0
+        } else {
+            share(low.service.delta, high.service.delta, target.delta)
+        };
+        Ok(low.rate + (high.rate - low.rate) * alpha.min(delta))
+    }
+}
+
+/// Chooses the neighbours' regulator: the largest rate at which the target holds by the curve, with
+/// the smallest burst, one unit of service. `whole` is the service that victim and neighbours
+/// share.
+///
+/// # Errors
+/// As [`Curve::largest_rate`].
+pub fn choose(
+    curve: &Curve,
+    target: &ServiceTarget,
+    whole: &Service,
+    largest: f64,
+) -> Result<Choice, ChooseError> {
+    let rate = curve.largest_rate(target)?;
+    let arrival = Arrival { rate, burst: largest, peak: None };
+    // It is within the measured rates.
+    let expected = curve.at(rate).unwrap_or(curve.points[0].service);
+    Ok(Choice { arrival, expected, bound: whole.left_by(&arrival) })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn point(rate: f64, alpha: f64, delta: f64) -> CurvePoint {
+        CurvePoint { rate, service: Service { alpha, delta } }
+    }
+
+    fn curve() -> Curve {
+        Curve::new(&[point(400.0, 200.0, 0.08), point(100.0, 800.0, 0.02), point(200.0, 600.0, 0.04)])
+            .unwrap()
+    }
+
+    #[test]
+    fn the_largest_rate_is_where_one_of_the_two_crosses() {
+        let c = curve();
+        let of = |alpha: f64, delta: f64| c.largest_rate(&ServiceTarget { alpha, delta });
+        assert_eq!(of(600.0, 1.0), Ok(200.0));
+        assert_eq!(of(700.0, 1.0), Ok(150.0));
+        assert_eq!(of(0.0, 0.06), Ok(300.0));
+        // Both: the smaller.
+        assert_eq!(of(700.0, 0.06), Ok(150.0));
+        assert_eq!(of(0.0, 1.0), Ok(400.0), "never beyond what was measured");
+        let best = Service { alpha: 800.0, delta: 0.02 };
+        assert_eq!(of(900.0, 1.0), Err(ChooseError::OutOfReach { best }));
+    }
+
+    #[test]
+    fn a_measurement_that_is_better_than_at_a_smaller_rate_does_not_count() {
+        let c = Curve::new(&[point(1.0, 10.0, 0.5), point(2.0, 20.0, 0.1), point(4.0, 5.0, 0.7)]).unwrap();
+        assert_eq!(c.at(2.0), Some(Service { alpha: 10.0, delta: 0.5 }));
+        assert_eq!(c.at(3.0), Some(Service { alpha: 7.5, delta: 0.6 }));
+        assert_eq!((c.at(0.1), c.at(4.1)), (Some(Service { alpha: 10.0, delta: 0.5 }), None));
+        assert_eq!(Curve::new(&[point(1.0, 1.0, 1.0)]), Err(ChooseError::TooFew { points: 1 }));
+    }
+
+    #[test]
+    fn a_choice_has_the_bound_beside_what_is_expected() {
+        let whole = Service { alpha: 1_000.0, delta: 0.001 };
+        let c = choose(&curve(), &ServiceTarget { alpha: 600.0, delta: 1.0 }, &whole, 1.0).unwrap();
+        assert_eq!(c.arrival, Arrival { rate: 200.0, burst: 1.0, peak: None });
+        assert_eq!(c.expected, Service { alpha: 600.0, delta: 0.04 });
+        assert_eq!(c.bound, Some(Service { alpha: 800.0, delta: 2.0 / 800.0 }));
+    }
+
+    proptest! {
+        /// By the curve, the target holds at the chosen rate.
+        #[test]
+        fn the_choice_meets_its_target(
+            values in prop::collection::vec((1.0f64..1e4, 1.0f64..1e4, 1e-4f64..1.0), 2..12),
+            alpha in 1.0f64..1e4, delta in 1e-4f64..1.0,
+        ) {
+            let points: Vec<_> = values.iter().map(|(r, a, d)| point(*r, *a, *d)).collect();
+            let curve = Curve::new(&points).unwrap();
+            let target = ServiceTarget { alpha, delta };
+            match curve.largest_rate(&target) {
+                Ok(rate) => {
+                    let s = curve.at(rate).unwrap();
+                    prop_assert!(s.alpha >= alpha * (1.0 - 1e-9) && s.delta <= delta * (1.0 + 1e-9), "{s:?}");
+                }
+                Err(ChooseError::OutOfReach { best }) => prop_assert!(best.alpha < alpha || best.delta > delta),
+                Err(e) => return Err(TestCaseError::fail(e.to_string())),
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Schemata of resctrl: memory bandwidth and ways of a cache for a group of threads.
+//!
+//! Source: `Documentation/filesystems/resctrl.rst`. Memory bandwidth is that of CPUs: what devices
+//! move by DMA is not tagged and not limited, so of a VM's I/O only the copies made by its threads
+//! count. How exact Intel's throttle is: Sohal et al., A Closer Look at Intel RDT (RTNS 2022).
+
+use serde::Serialize;
+
+use super::bytes_only;
+use crate::error::CompileError;
+use crate::settings::{Actuator, Compiled, Part, Setting, Worth};
+use crate::tspec::{Direction, Tspec};
+
+/// AMD's unit of memory bandwidth: 1/8 GB per second.
+const EIGHTH_GB: f64 = 125e6;
+/// With `mba_MBps` the kernel counts in MiB per second.
+const MIB: f64 = 1_048_576.0;
+
+/// What `MB:` takes on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "form", rename_all = "snake_case")]
+pub enum MemoryControl {
+    /// Percent of the bandwidth of a domain: Intel, and MPAM.
+    Percent {
+        /// Smallest (`info/MB/min_bandwidth`).
+        least: u32,
+        /// Step (`info/MB/bandwidth_gran`).
+        step: u32,
+        /// Bytes per second at 100 %, as measured; `None` when it is not known.
+        full: Option<f64>,
+        /// Whether it is MPAM's, which limits bytes, instead of Intel's, which delays requests.
+        mpam: bool,
+    },
+    /// Multiples of 1/8 GB per second: AMD.
+    EighthGb {
+        /// Largest.
+        most: u32,
+    },
+    /// MiB per second, by the kernel's own control loop (`mba_MBps`).
+    MibPerSecond,
+}
+
+/// Ways of a cache for a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Cache {
+    /// `cbm_mask`: all ways.
+    pub all: u64,
+    /// `min_cbm_bits`.
+    pub least: u32,
+    /// `shareable_bits`: ways into which devices write.
+    pub shareable: u64,
+    /// How many ways the group gets.
+    pub ways: u32,
+}
+
+impl Cache {
+    /// As many adjacent ways as asked, from the top, apart from those into which devices write
+    /// where that leaves enough; `None` when the cache has fewer.
+    #[must_use]
+    pub fn mask(&self) -> Option<u64> {
+        let ways = self.ways.max(self.least).max(1);
+        let fits = |from: u64| {
+            let mask = 1u64.checked_shl(ways).map_or(u64::MAX, |bit| bit - 1);
+            let places = (0..=64u32.checked_sub(ways)?).rev();
+            places.map(|shift| mask << shift).find(|mask| mask & !from == 0)
+        };
+        fits(self.all & !self.shareable).or_else(|| fits(self.all))
+    }
+}
+
+/// A group of resctrl and what its host offers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResctrlPlace {
+    /// Directory of the group, such as `/sys/fs/resctrl/vm0`.
+    pub group: String,
+    /// Domains of the memory bandwidth control, such as one for each L3 cache.
+    pub memory_domains: Vec<u32>,
+    /// What `MB:` takes; `None` without it.
+    pub memory: Option<MemoryControl>,
+    /// Domains of the cache.
+    pub cache_domains: Vec<u32>,
+    /// Ways of the L3 cache for the group; `None` to leave them.
+    pub cache: Option<Cache>,
+    /// Threads that go into the group.
+    pub tasks: Vec<u32>,
+}
+
+fn line(resource: &str, domains: &[u32], value: &str) -> String {
+    let all: Vec<String> = domains.iter().map(|domain| format!("{domain}={value}")).collect();
+    format!("{resource}:{}", all.join(";"))
+}
+
+/// Value for `MB:`, the bytes per second that it is, and how firmly.
+fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Worth), CompileError> {
+    let actuator = Actuator::Resctrl;
+    let rate = tspec.rate as f64;
+    let range = |least: f64, most: f64, remedy| CompileError::Range {
+        actuator,
+        what: "a rate in bytes",
+        value: rate,
+        least,
+        most,
+        remedy,
+    };
+    match *control {
+        MemoryControl::Percent { full: None, .. } => Err(CompileError::Missing {
+            actuator,
+            what: "the memory bandwidth at 100 % is not known here: give what you measured, --full-bandwidth 12GB/s"
+                .to_owned(),
+        }),
+        MemoryControl::Percent { least, step, full: Some(full), mpam } => {
+            let step = step.max(1);
+            let percent = ((rate / full * 100.0) as u32).min(100) / step * step;
+            if percent < least {
+                let remedy = "this is the least that the CPU can be held to; limit the I/O instead";
+                return Err(range(full * f64::from(least) / 100.0, full, remedy));
+            }
+            let worth = if mpam { Worth::Cap } else { Worth::Hint };
+            Ok((percent.to_string(), full * f64::from(percent) / 100.0, worth))
+        }
+        MemoryControl::EighthGb { most } => {
+            let units = (rate / EIGHTH_GB) as u32;
+            if units == 0 || units > most {
+                let remedy = "AMD's unit is 125 MB/s; limit the I/O instead";
+                return Err(range(EIGHTH_GB, f64::from(most) * EIGHTH_GB, remedy));
+            }
+            Ok((units.to_string(), f64::from(units) * EIGHTH_GB, Worth::Cap))
+        }
+        MemoryControl::MibPerSecond => {
+            let mib = (rate / MIB) as u64;
+            if mib == 0 {
+                return Err(range(MIB, u32::MAX.into(), "the unit is 1 MiB/s; limit the I/O instead"));
+            }
+            Ok((mib.to_string(), mib as f64 * MIB, Worth::Hint))
+        }
+    }
+}
+
+pub(super) fn schemata(
+    tspec: &Tspec,
+    direction: Direction,
+    place: &ResctrlPlace,
+) -> Result<Compiled, CompileError> {
+    let actuator = Actuator::Resctrl;
+    bytes_only(actuator, tspec, "use io-domain, io-max or qemu, which count requests")?;
+    let Some(control) = &place.memory else {
+        let what =
+            "this host's resctrl has no memory bandwidth control (info/MB): use an actuator of the I/O";
+        return Err(CompileError::Missing { actuator, what: what.to_owned() });
+    };
+    let (value, rate, worth) = memory(control, tspec)?;
+    // No manual bounds the windows over which the hardware counts: the rate is known, the burst
+    // not.
+    let mut compiled = Compiled::new(actuator, direction, tspec, None, worth);
+    compiled.rate = Part::new(Some(tspec.rate as f64), Some(rate));
+    compiled = match control {
+        MemoryControl::MibPerSecond => {
+            compiled.note("a control loop of the kernel follows the rate about once a second")
+        }
+        MemoryControl::Percent { mpam: false, .. } => {
+            compiled.note("Intel delays a core's requests in steps: what passes depends on the program")
+        }
+        _ => compiled,
+    };
+    let path = format!("{}/schemata", place.group);
+    compiled = compiled
+        .set(Setting::Command { line: format!("mkdir -p {}", place.group) })
+        .set(Setting::File { path: path.clone(), text: line("MB", &place.memory_domains, &value) });
+    if let Some(cache) = place.cache {
+        let Some(mask) = cache.mask() else {
+            return Err(CompileError::Range {
+                actuator,
+                what: "a number of ways",
+                value: cache.ways.into(),
+                least: cache.least.into(),
+                most: cache.all.count_ones().into(),
+                remedy: "ask for fewer ways",
+            });
+        };
+        let text = line("L3", &place.cache_domains, &format!("{mask:x}"));
+        compiled = compiled.set(Setting::File { path, text });
+        if mask & cache.shareable != 0 {
+            compiled = compiled
+                .note("the ways include those into which devices write: DMA may evict what is in them");
+        }
+    }
+    let tasks = format!("{}/tasks", place.group);
+    for tid in &place.tasks {
+        compiled = compiled.set(Setting::File { path: tasks.clone(), text: tid.to_string() });
+    }
+    let both = "reads and writes of memory count together, of CPUs only: DMA of devices is not limited";
+    Ok(compiled.note(both).note("burst and peak have no field: nothing bounds what passes in a short time"))
+}

@@ -1,0 +1,145 @@
+use std::fs;
+
+use super::*;
+
+fn file(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    for (path, text) in files {
+        file(&root, path, text);
+    }
+    (dir, root)
+}
+
+const MOUNT: &str = "40 31 0:40 / /sys/fs/resctrl rw,relatime - resctrl resctrl rw\n";
+
+/// Two sockets of Intel's, with memory bandwidth in percent and counters.
+fn intel() -> (tempfile::TempDir, Root) {
+    host(&[
+        ("/proc/self/mountinfo", MOUNT),
+        ("/proc/cpuinfo", "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu rdt_a mba\n"),
+        ("/sys/fs/resctrl/schemata", "    MB:0=100;1=100\n    L3:0=7ff;1=7ff\n"),
+        ("/sys/fs/resctrl/info/MB/min_bandwidth", "10\n"),
+        ("/sys/fs/resctrl/info/MB/bandwidth_gran", "10\n"),
+        ("/sys/fs/resctrl/info/L3/cbm_mask", "7ff\n"),
+        ("/sys/fs/resctrl/info/L3/min_cbm_bits", "1\n"),
+        ("/sys/fs/resctrl/info/L3/shareable_bits", "600\n"),
+        ("/sys/fs/resctrl/info/L3_MON/mon_features", "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"),
+        ("/sys/fs/resctrl/mon_data/mon_L3_00/mbm_total_bytes", "1000\n"),
+        ("/sys/fs/resctrl/mon_data/mon_L3_01/mbm_total_bytes", "500\n"),
+        ("/sys/fs/resctrl/mon_data/mon_L3_00/mbm_local_bytes", "900\n"),
+        ("/sys/fs/resctrl/mon_data/mon_L3_01/mbm_local_bytes", "Unavailable\n"),
+        ("/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_total_bytes", "77\n"),
+        ("/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_local_bytes", "7\n"),
+        ("/sys/fs/resctrl/vm0/mon_groups/io/mon_data/mon_L3_00/mbm_total_bytes", "5\n"),
+        ("/sys/fs/resctrl/vm0/mon_groups/io/mon_data/mon_L3_00/mbm_local_bytes", "Unassigned\n"),
+    ])
+}
+
+fn mounted(root: &Root) -> Resctrl {
+    match find(root).unwrap() {
+        Offer::Mounted(found) => found,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_intel_host_has_percents_ways_and_counters() {
+    let (_dir, root) = intel();
+    let found = mounted(&root);
+    assert_eq!(found.maker, Maker::Intel);
+    let memory = MemoryBandwidth { least: 10, step: 10, most: 100, in_mib: false, domains: vec![0, 1] };
+    assert_eq!(found.memory, Some(memory));
+    let cache = CacheWays { all: 0x7ff, least: 1, shareable: 0x600, domains: vec![0, 1] };
+    assert_eq!(found.cache, Some(cache));
+    assert!(found.counts_bandwidth());
+    let counters = found.counters(&root).unwrap();
+    let names: Vec<&str> = counters.iter().map(|c| c.group.as_str()).collect();
+    assert_eq!(names, ["", "vm0", "vm0/mon_groups/io"]);
+    assert_eq!(counters[0].total, Some(Counter::Bytes(1_500)));
+    assert_eq!(counters[0].local, Some(Counter::No("Unavailable".to_owned())), "one domain shows no number");
+    assert_eq!(counters[2].local, Some(Counter::No("Unassigned".to_owned())));
+}
+
+#[test]
+fn an_amd_host_counts_in_eighths_of_a_gigabyte() {
+    let (_dir, root) = host(&[
+        ("/proc/self/mountinfo", MOUNT),
+        ("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n"),
+        ("/sys/fs/resctrl/schemata", "    MB:0=2048;1=2048;2=2048;3=2048\n  SMBA:0=2048\n    L3:0=ffff\n"),
+        ("/sys/fs/resctrl/info/MB/min_bandwidth", "1\n"),
+        ("/sys/fs/resctrl/info/MB/bandwidth_gran", "1\n"),
+    ]);
+    let found = mounted(&root);
+    assert_eq!((found.maker, found.memory.as_ref().unwrap().most), (Maker::Amd, 2_048));
+    assert_eq!(found.memory.unwrap().domains, [0, 1, 2, 3]);
+    assert_eq!((found.cache, found.features.len()), (None, 0));
+}
+
+#[test]
+fn mpam_is_seen_as_resctrl_and_may_lack_memory_bandwidth() {
+    let (_dir, root) = host(&[
+        ("/proc/self/mountinfo", MOUNT),
+        ("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\n"),
+        ("/sys/fs/resctrl/schemata", "    L3:1=ffff\n"),
+        ("/sys/fs/resctrl/info/L3/cbm_mask", "ffff\n"),
+        ("/sys/fs/resctrl/info/L3/min_cbm_bits", "1\n"),
+        ("/sys/fs/resctrl/info/L3/shareable_bits", "0\n"),
+    ]);
+    let found = mounted(&root);
+    assert_eq!((found.maker, found.memory.is_none(), found.cache.is_some()), (Maker::Arm, true, true));
+    assert!(!found.counts_bandwidth());
+}
+
+#[test]
+fn mebibytes_are_seen_by_the_mount_option() {
+    let (_dir, root) = intel();
+    file(&root, "/proc/self/mountinfo", &MOUNT.replace("resctrl rw\n", "resctrl rw,mba_MBps\n"));
+    assert!(mounted(&root).memory.unwrap().in_mib);
+}
+
+#[test]
+fn what_is_not_there_is_told_from_what_is_not_mounted() {
+    let other = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+    let (_dir, root) = host(&[("/proc/self/mountinfo", other)]);
+    assert_eq!(find(&root).unwrap(), Offer::Absent);
+    file(&root, "/proc/filesystems", "nodev\tsysfs\nnodev\tresctrl\n\text4\n");
+    assert_eq!(find(&root).unwrap(), Offer::NotMounted);
+}
+
+#[test]
+fn an_error_is_not_absence() {
+    let (_dir, root) = intel();
+    file(&root, "/sys/fs/resctrl/info/MB/min_bandwidth", "ten\n");
+    assert!(matches!(find(&root), Err(HostError::Form { .. })));
+    fs::remove_file(root.at("/sys/fs/resctrl/info/MB/min_bandwidth")).unwrap();
+    assert!(matches!(find(&root), Err(HostError::Read { .. })));
+    fs::remove_file(root.at("/proc/self/mountinfo")).unwrap();
+    assert!(find(&root).is_err());
+}
+
+#[test]
+fn a_rate_needs_two_numbers() {
+    let bytes = |n| Some(Counter::Bytes(n));
+    let no = Some(Counter::No("Unavailable".to_owned()));
+    let second = Duration::from_secs(2);
+    assert_eq!(rate(bytes(100).as_ref(), bytes(300).as_ref(), second), Some(100.0));
+    assert_eq!(rate(bytes(300).as_ref(), bytes(100).as_ref(), second), None);
+    assert_eq!(rate(no.as_ref(), bytes(1).as_ref(), second), None);
+    assert_eq!(rate(None, bytes(1).as_ref(), second), None);
+}
+
+#[test]
+fn schemata_of_other_forms_are_refused() {
+    assert_eq!(schema("MB:0=100\n", "MB", 10), Some(vec![(0, 100)]));
+    assert_eq!(schema("L3:0=f\n", "MB", 10), Some(Vec::new()));
+    for bad in ["MB:0\n", "MB:a=1\n", "MB:0=x\n"] {
+        assert_eq!(schema(bad, "MB", 10), None, "{bad}");
+    }
+}

@@ -1,0 +1,232 @@
+//! All points, interleaved.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::{self, Attr};
+use rtvirtio_measure::HostFacts;
+use rtvirtio_measure::noise::NoiseProbe;
+use rtvirtio_testbed::RamDisk;
+use rtvirtio_traffic::{Direction, Place, ServiceTarget, Tspec, Unit, choose, compile};
+use rtvirtio_units::Bytes;
+use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+
+use super::claims::victim_curve;
+use super::memory_load::{MemoryLoad, largest_cache};
+use super::{
+    Beside, ChosenRate, Flow, Point, RegulationData, UNITS, VictimPoint, disk, network, point, rates, victim,
+};
+use crate::interleave::{Counter, interleaved};
+use crate::saved::Saved as _;
+
+/// Real-time priority of the domain's engine, above that of the frontend.
+pub(super) const ENGINE: i32 = 30;
+/// Of the frontend, above the memory load, which has none.
+const FRONTEND: u32 = 20;
+/// Size of the disk in memory.
+pub(super) const DISK: Bytes = Bytes(256 << 20);
+/// From the start of a flow to its first counted unit.
+pub(super) const WARM_UP: Duration = Duration::from_millis(200);
+/// No point is shorter, unless all are.
+const SHORTEST: Duration = Duration::from_millis(700);
+
+/// Wake-ups of this machine are later than this about once in ten thousand.
+const LATE: Duration = Duration::from_millis(10);
+/// Targets of the victim's alpha, as shares of the way from the least that it got to the most.
+const TARGETS: [f64; 3] = [0.25, 0.5, 0.75];
+/// Its Delta may be this many times the longest that was seen.
+const SLACK: f64 = 1.5;
+
+/// Options of the experiment.
+#[derive(Clone, Debug)]
+pub struct RegulationOptions {
+    /// Longest time of a point.
+    pub longest: Duration,
+    /// The largest rate.
+    pub top: u64,
+    /// How many rates.
+    pub rates: u32,
+    /// The command's options, for the result.
+    pub words: String,
+    /// Only these flows; all when empty.
+    pub flows: Vec<Flow>,
+}
+
+/// How long a point is measured: ten thousand units where that is in time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Length {
+    longest: Duration,
+}
+
+impl Length {
+    pub(super) fn of(self, rate: Option<u64>) -> Duration {
+        // A little more, as the rate is not exceeded and the first units are not counted.
+        let units = |rate: u64| Duration::from_secs_f64(1.02 * UNITS as f64 / rate as f64);
+        rate.map_or(self.longest, |rate| units(rate).min(self.longest).max(SHORTEST.min(self.longest)))
+    }
+}
+
+/// Measures all of it.
+///
+/// # Errors
+/// A device or a namespace that cannot be made, requests that fail, and cancellation.
+pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::Result<RegulationData> {
+    let length = Length { longest: options.longest };
+    let rates = rates(options.top, options.rates);
+    let flows: Vec<Flow> =
+        Flow::ALL.into_iter().filter(|f| options.flows.is_empty() || options.flows.contains(f)).collect();
+    let dir = tempfile::Builder::new().prefix("rtvirtio-regulation-").tempdir()?;
+    let ram = RamDisk::new(DISK)?;
+    let all_cpus: Vec<u32> = (0..cpus() as u32).collect();
+    progress.step("making the memory of the load");
+    let load = MemoryLoad::new(&all_cpus)?;
+    let items: Vec<(Flow, Beside, Option<u64>)> = flows
+        .iter()
+        .flat_map(|flow| Beside::ALL.map(|beside| (*flow, beside)))
+        .flat_map(|(flow, beside)| with_none(&rates).into_iter().map(move |rate| (flow, beside, rate)))
+        .collect();
+    let mut counter = Counter::new(progress, "rates, directions and loads", items.len());
+    let points = interleaved(&items, 0, &mut counter, progress, |item| {
+        one(*item, length.of(item.2), dir.path(), ram.device(), &load)
+    })?;
+    drop(counter);
+    let victims = victims(&rates, length, dir.path(), ram.device(), progress)?;
+    let choices = choices(&victims, length, dir.path(), ram.device(), progress)?;
+    Ok(RegulationData {
+        schema: RegulationData::SCHEMA.to_owned(),
+        host: HostFacts {
+            kernel: kernel_release(),
+            cpus: cpus(),
+            vmm: "none: frontends without a VM".to_owned(),
+            accelerator: "none".to_owned(),
+            device: "a loop device over memory, and a bridge".to_owned(),
+        },
+        command: format!("rtvirtio-lab bench regulation{}", options.words),
+        generated: generated(),
+        cache: largest_cache(&Root::default())?,
+        memory: load.bytes,
+        points,
+        victims,
+        choices,
+    })
+}
+
+/// No regulator, then each rate.
+fn with_none(rates: &[u64]) -> Vec<Option<u64>> {
+    std::iter::once(None).chain(rates.iter().copied().map(Some)).collect()
+}
+
+fn victims(
+    rates: &[u64],
+    length: Length,
+    dir: &Path,
+    device: &Path,
+    progress: &dyn Progress,
+) -> anyhow::Result<Vec<VictimPoint>> {
+    let items = with_none(rates);
+    let mut counter = Counter::new(progress, "a victim next to a regulated neighbour", items.len());
+    interleaved(&items, 1, &mut counter, progress, |rate| {
+        let (dir, device) = (dir.to_owned(), device.to_owned());
+        // All have the same time: a gap is longer the longer one looks.
+        let time = length.longest / 2;
+        let rate = *rate;
+        on_frontend(move || victim::run(rate, time, &dir, &device))
+    })
+}
+
+/// Chooses the neighbour's rate for targets between the best and the worst that the victim got, and
+/// measures each.
+fn choices(
+    victims: &[VictimPoint],
+    length: Length,
+    dir: &Path,
+    device: &Path,
+    progress: &dyn Progress,
+) -> anyhow::Result<Vec<ChosenRate>> {
+    let Some((curve, whole)) = victim_curve(victims) else { return Ok(Vec::new()) };
+    let alphas = || victims.iter().map(|v| v.victim.alpha);
+    let (least, most) = (alphas().fold(f64::INFINITY, f64::min), alphas().fold(0.0, f64::max));
+    let mut all = Vec::new();
+    for share in TARGETS {
+        progress.check_cancelled()?;
+        let target = ServiceTarget { alpha: least + share * (most - least), delta: SLACK * whole.delta };
+        // A target that no measured rate reaches is shown by what is missing.
+        let Ok(choice) = choose(&curve, &target, &whole, 1.0) else { continue };
+        let (dir, device, time) = (dir.to_owned(), device.to_owned(), length.longest / 2);
+        let rate = (choice.arrival.rate as u64).max(1);
+        let measured = on_frontend(move || victim::run(Some(rate), time, &dir, &device))?;
+        all.push(ChosenRate { target, chosen: choice.arrival.rate, measured });
+    }
+    Ok(all)
+}
+
+/// One point.
+fn one(
+    item: (Flow, Beside, Option<u64>),
+    time: Duration,
+    dir: &Path,
+    device: &Path,
+    load: &MemoryLoad,
+) -> anyhow::Result<Point> {
+    let (flow, beside, rate) = item;
+    load.set(beside == Beside::Memory);
+    let (before, begin) = (load.written(), Instant::now());
+    let (dir, device) = (dir.to_owned(), device.to_owned());
+    let seen = on_frontend(move || {
+        let probe = NoiseProbe::start_above(ENGINE);
+        let at = match flow {
+            Flow::Read | Flow::Write => disk::run(flow, rate, time, &dir, &device),
+            Flow::Rx | Flow::Tx => network::run(flow, rate, time, &dir),
+        };
+        let (_, stalls) = probe.finish();
+        Ok(point(at?, stalls.as_ref(), item))
+    });
+    let memory = (beside == Beside::Memory).then(|| load.rate_since(before, begin));
+    load.set(false);
+    let what = || format!("{} at {rate:?}: fewer than two units were completed", flow.name());
+    Ok(Point { memory, ..seen?.with_context(what)? })
+}
+
+/// Runs something on a thread of its own that has a frontend's priority: its namespace and its
+/// priority go with it.
+fn on_frontend<T: Send + 'static>(
+    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let thread = std::thread::Builder::new().name("frontend".to_owned()).spawn(work)?;
+    match thread.join() {
+        Ok(done) => done,
+        Err(_) => bail!("the frontend's thread: a defect"),
+    }
+}
+
+/// Makes the calling thread a frontend's: above the memory load, below the engine. Threads that it
+/// starts later are ordinary.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(super) fn raise() -> anyhow::Result<()> {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    sched::set(tid, &Attr::fifo(FRONTEND)).context("a frontend needs a real-time priority")
+}
+
+/// One unit, and what the time of a late wake-up is worth: a smaller bucket is full meanwhile, and
+/// what it would have gained is lost for alpha.
+pub(super) fn burst(rate: u64) -> u64 {
+    1 + (rate as f64 * LATE.as_secs_f64()).ceil() as u64
+}
+
+/// The line of the domain's file that regulates a flow; empty without a rate.
+pub(super) fn cap(flow: Flow, rate: Option<u64>) -> anyhow::Result<String> {
+    let Some(rate) = rate else { return Ok(String::new()) };
+    let direction = match flow {
+        Flow::Read => Direction::Read,
+        Flow::Write => Direction::Write,
+        Flow::Rx => Direction::Rx,
+        Flow::Tx => Direction::Tx,
+    };
+    let one = Tspec { unit: Unit::Requests, rate, burst: burst(rate), peak: None, largest: 1 };
+    let compiled = compile(&one, direction, &Place::IoDomain)?;
+    Ok(compiled.settings.iter().map(|setting| format!("{setting}\n")).collect())
+}
