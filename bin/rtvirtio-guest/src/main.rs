@@ -1,19 +1,20 @@
 //! `rtvirtio-guest`: arguments and output.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use rtvirtio_reporter::bpf::Watch;
-use rtvirtio_reporter::{Device, RunOptions, run};
+use rtvirtio_reporter::{Device, RunOptions, StartOptions, run, start};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Says to the host, from inside a guest, which vCPU runs something urgent.
+/// Says to the host, from inside a guest, what is urgent: tasks on vCPUs, start-ups of programs.
 #[derive(Debug, Parser)]
 #[command(
     name = "rtvirtio-guest",
     version,
-    after_help = "EXAMPLES\n  rtvirtio-guest bpf                                    report all real-time tasks, until stopped\n  \
+    after_help = "EXAMPLES\n  rtvirtio-guest start firefox                          its I/O is favoured while it starts\n  rtvirtio-guest bpf                                    report all real-time tasks, until stopped\n  \
     rtvirtio-guest run --urgent cyclictest -p 80 -D 10    one command, urgent while it runs\n  rtvirtio-guest status                                 \
     is a page offered, and followed?\n\nThe host has [vm.urgency] in its spec and runs `rtvirtio keep`."
 )]
@@ -28,6 +29,8 @@ enum Command {
     Bpf,
     /// Run a command at a real-time priority, and report it as urgent until it ends
     Run(RunArguments),
+    /// Start a command, and have this machine's I/O favoured until it has started
+    Start(StartArguments),
     /// Say whether a host offers the urgency page and follows it
     Status,
 }
@@ -43,6 +46,19 @@ struct RunArguments {
     /// Take turns with its equals (SCHED_RR)
     #[arg(long)]
     round_robin: bool,
+    /// The command with its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    argv: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+struct StartArguments {
+    /// It has started after so many seconds, if it has not ended before; the host's limit holds too
+    #[arg(long = "for", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Leave its I/O priority in this guest as it is (otherwise as of `ionice -c 1` meanwhile)
+    #[arg(long)]
+    no_ionice: bool,
     /// The command with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     argv: Vec<String>,
@@ -70,6 +86,13 @@ fn main() -> ExitCode {
         Command::Run(of) => {
             let options = RunOptions { priority: of.priority, round_robin: of.round_robin };
             run(&of.argv, options)
+                .map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
+                .map_err(Into::into)
+        }
+        Command::Start(of) => {
+            let longest = Duration::from_secs(of.seconds);
+            let options = StartOptions { longest, real_time: !of.no_ionice };
+            start(&of.argv, options, &mut |note| eprintln!("rtvirtio-guest: {note}"))
                 .map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
                 .map_err(Into::into)
         }

@@ -7,10 +7,12 @@ mod fleet;
 mod iod;
 mod ivshmem;
 mod keep;
+mod measure;
 mod plan;
 mod profile;
 mod regulator;
 mod simulate;
+mod starts;
 mod threads;
 mod tune;
 
@@ -26,10 +28,12 @@ pub use fleet::*;
 pub use iod::*;
 pub use ivshmem::*;
 pub use keep::*;
+pub use measure::*;
 pub use plan::*;
 pub use profile::*;
 pub use regulator::*;
 pub use simulate::*;
+pub use starts::*;
 pub use threads::*;
 pub use tune::*;
 
@@ -148,6 +152,17 @@ EXAMPLES
 Each new thread is journaled before it is touched, so `rtvirtio revert` puts it back, also after a crash of this command. It may be stopped and started again
 at any time, and ends by itself after a revert, or with the VMs.")]
     Keep(KeepArgs),
+    /// Raise a VM's share of the device while something starts in it, as its guest says. Until
+    /// Ctrl-C
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio starts desk.toml --port desk=/run/desk.start
+  sudo rtvirtio starts desk.toml --port desk=/run/desk.start --budget 20s --within 2min --weight 500
+  rtvirtio-guest start gimp                 in the guest: this is being started
+
+Needs BFQ on the device, a cgroup of its own for the VM, and a virtio-serial port named org.rtvirtio.start.0: docs/guide/start-up.md. Both weights are
+journaled before anything is changed, so `rtvirtio revert` puts the first one back, also after a crash of this command.")]
+    Starts(StartsArgs),
     /// Contracts that rtvirtiod keeps: set, show, remove, accept
     #[command(after_help = "\
 EXAMPLES
@@ -212,6 +227,14 @@ EXAMPLES
 Tasks run inside the guest through its agent, or in the VM's cgroup where it has none (fio is needed there).
 Exit code 2 when a target is missed, 4 when none is missed but some are not proven yet.")]
     Verify(VerifyArgs),
+    /// Measure what a user of a guest waits for
+    #[command(
+        subcommand,
+        after_help = "\
+EXAMPLES
+  sudo rtvirtio measure start-up desk --spec desk.toml --command 'xterm -e true'"
+    )]
+    Measure(MeasureCommand),
     /// Plan, apply, measure, correct, until the targets are met or the budget ends
     #[command(after_help = "\
 EXAMPLES

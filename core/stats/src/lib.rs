@@ -11,7 +11,9 @@ mod latencies;
 pub mod mlp;
 pub mod pot;
 mod rng;
+mod summary;
 
 pub use interval::{Interval, normal_quantile};
 pub use latencies::{LONGEST, Latencies};
 pub use rng::Random;
+pub use summary::Summary;

@@ -38,6 +38,7 @@ fn main() {
                 writes: number(fields.next(), 0.0),
                 priority: 0,
                 span: clients[client].capacity,
+                in_order_from: None,
             }
         })
         .collect();

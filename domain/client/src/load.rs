@@ -33,8 +33,11 @@ pub struct Stream {
     pub writes: f64,
     /// Linux's I/O priority in the header.
     pub priority: u32,
-    /// Random offsets are below this, in bytes.
+    /// Offsets are below this, in bytes.
     pub span: u64,
+    /// Where it reads in order from, over `span` bytes again and again; random offsets from 0 when
+    /// `None`.
+    pub in_order_from: Option<u64>,
 }
 
 impl Stream {
@@ -51,6 +54,7 @@ impl Stream {
             writes: 0.0,
             priority: 0,
             span,
+            in_order_from: None,
         }
     }
 }
@@ -99,6 +103,8 @@ type Slots = Vec<Option<(usize, u64)>>;
 struct StreamState {
     stream: Stream,
     random: Random,
+    /// Requests so far.
+    made: u64,
     /// Next intended start, in ns since the beginning.
     due: u64,
     period: u64,
@@ -261,6 +267,7 @@ impl StreamState {
         Self {
             stream: stream.clone(),
             random,
+            made: 0,
             due,
             period,
             outstanding: 0,
@@ -287,11 +294,16 @@ impl StreamState {
     fn next_request(&mut self) -> BlkRequest {
         let write = self.stream.writes > 0.0 && self.random.unit() < self.stream.writes;
         let places = (self.stream.span / u64::from(self.stream.block)).max(1);
-        let place = self.random.below(places as usize) as u64;
+        let place = match self.stream.in_order_from {
+            Some(_) => self.made % places,
+            None => self.random.below(places as usize) as u64,
+        };
+        self.made += 1;
+        let first = self.stream.in_order_from.unwrap_or(0) / 512;
         BlkRequest {
             kind: u32::from(write),
             priority: self.stream.priority,
-            sector: place * u64::from(self.stream.block) / 512,
+            sector: first + place * u64::from(self.stream.block) / 512,
             len: self.stream.block,
         }
     }

@@ -1,11 +1,11 @@
-//! Threads that move among levels which the journal names.
+//! Settings that move among levels which the journal names: threads, and files of the host.
 //!
-//! A write with [`levels`](crate::Write::levels) journals all values that its thread may have while
-//! it is in force. A program may then change the thread thousands of times a second without
-//! touching the journal: whenever it is killed, putting back knows each of these values as ours.
-//! What must not happen is a change after the thread was put back, so each change is made under
-//! the lock of the state directory, for some microseconds, and only while the journal is the one
-//! that was read.
+//! A write with [`levels`](crate::Write::levels) journals all values that its setting may have
+//! while it is in force. A program may then change it thousands of times a second without touching
+//! the journal: whenever it is killed, putting back knows each of these values as ours. What must
+//! not happen is a change after the setting was put back, so each change is made under the lock of
+//! the state directory, for some microseconds, and only while the journal is the one that was
+//! read.
 
 use std::fs::File;
 use std::io;
@@ -19,10 +19,10 @@ use rustix::io::Errno;
 use crate::error::ApplyError;
 use crate::journal::{self, Entry, JOURNAL_FILE};
 use crate::lock;
-use crate::machine::{Machine, NoGuests};
+use crate::machine::{Fault, Machine, NoGuests};
 use crate::session::Session;
 use crate::state_dir::StateDir;
-use crate::target::{Form, Place};
+use crate::target::{Form, Place, Target};
 
 /// A thread whose scheduling may be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,10 +65,47 @@ impl Movable {
     }
 }
 
+/// A file of the host whose value may be moved, such as a VM's weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MovableFile {
+    /// The setting as users know it.
+    pub knob: String,
+    /// The file.
+    pub target: Target,
+    /// The plan's value, which it has while nothing moves it.
+    pub contract: String,
+    /// Values that it may have.
+    pub levels: Vec<String>,
+    /// Inode of its cgroup's directory.
+    identity: Option<u64>,
+}
+
+impl MovableFile {
+    fn of(entry: &Entry) -> Option<Self> {
+        if entry.target.place != Place::Host || entry.levels.is_empty() {
+            return None;
+        }
+        Some(Self {
+            knob: entry.knob.clone(),
+            target: entry.target.clone(),
+            contract: entry.new.clone()?,
+            levels: entry.levels.clone(),
+            identity: entry.identity,
+        })
+    }
+
+    /// Whether this value is one that the journal names for it.
+    #[must_use]
+    pub fn may_be(&self, value: &str) -> bool {
+        let form = &self.target.form;
+        form.is(value, &self.contract) || self.levels.iter().any(|level| form.is(value, level))
+    }
+}
+
 /// Inode and time of a journal: each that is written has others.
 type Stamp = (u64, i64, i64);
 
-/// The threads of the plan in force that may be moved.
+/// The settings of the plan in force that may be moved.
 #[derive(Debug)]
 pub struct Levels {
     dir: StateDir,
@@ -78,9 +115,10 @@ pub struct Levels {
     /// Process that applied.
     by: Option<u32>,
     movable: Vec<Movable>,
+    files: Vec<MovableFile>,
 }
 
-/// Whether threads may be moved now.
+/// Whether settings may be moved now.
 #[derive(Debug)]
 pub enum Hold<'l> {
     /// They may, until this is dropped.
@@ -92,7 +130,7 @@ pub enum Hold<'l> {
 }
 
 impl Levels {
-    /// Those of a state directory. Nothing in force is no error: there are no threads then.
+    /// Those of a state directory. Nothing in force is no error: there are none then.
     ///
     /// # Errors
     /// When the directory cannot be used, or the journal not be read as one.
@@ -102,7 +140,7 @@ impl Levels {
         Self::of_dir(dir, lock)
     }
 
-    /// Those of a session, whose lock the caller holds for as long as threads are moved.
+    /// Those of a session, whose lock the caller holds for as long as they are moved.
     ///
     /// # Errors
     /// As [`Levels::open`].
@@ -111,7 +149,7 @@ impl Levels {
     }
 
     fn of_dir(dir: StateDir, lock: Option<File>) -> Result<Self, ApplyError> {
-        let mut levels = Self { dir, lock, stamp: None, by: None, movable: Vec::new() };
+        let mut levels = Self { dir, lock, stamp: None, by: None, movable: Vec::new(), files: Vec::new() };
         levels.reload()?;
         Ok(levels)
     }
@@ -120,6 +158,12 @@ impl Levels {
     #[must_use]
     pub fn movable(&self) -> &[Movable] {
         &self.movable
+    }
+
+    /// The files of the host.
+    #[must_use]
+    pub fn files(&self) -> &[MovableFile] {
+        &self.files
     }
 
     /// Process that applied what is in force; `None` when nothing is, or when it is being put back.
@@ -133,7 +177,7 @@ impl Levels {
     /// # Errors
     /// When it cannot be read as one; nothing may be moved then.
     pub fn reload(&mut self) -> Result<(), ApplyError> {
-        (self.by, self.movable) = (None, Vec::new());
+        (self.by, self.movable, self.files) = (None, Vec::new(), Vec::new());
         // Before the content: a journal that is written in between is seen as another one.
         self.stamp = self.stamp_now()?;
         let Some(journal) = journal::load(&self.dir)? else { return Ok(()) };
@@ -142,6 +186,7 @@ impl Levels {
         if whole && !journal.is_of_another_boot(&Machine::new(&machine, &NoGuests))? {
             self.by = Some(journal.pid);
             self.movable = journal.entries.iter().filter_map(Movable::of).collect();
+            self.files = journal.entries.iter().filter_map(MovableFile::of).collect();
         }
         Ok(())
     }
@@ -178,7 +223,7 @@ impl Levels {
     }
 }
 
-/// The right to move threads.
+/// The right to move settings.
 #[derive(Debug)]
 pub struct Guard<'l> {
     levels: &'l Levels,
@@ -198,6 +243,37 @@ impl Guard<'_> {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         sched::set(movable.tid, attr)
+    }
+
+    /// Gives a file one of the values that the journal names for it. Whether it had to be written.
+    ///
+    /// # Errors
+    /// Kind `PermissionDenied` for a value that the journal does not name; `NotFound` when the file
+    /// or its cgroup is gone, also where another cgroup has its name by now; `InvalidData` when
+    /// another program has changed it, which is left alone; else as the system call reports.
+    pub fn set_file(&self, file: &MovableFile, value: &str) -> io::Result<bool> {
+        let known = self.levels.files.iter().find(|known| known.target == file.target);
+        let denied = |kind, what: &str| Err(io::Error::new(kind, format!("{}: {what}", file.knob)));
+        let Some(known) = known.filter(|known| known.may_be(value)) else {
+            return denied(io::ErrorKind::PermissionDenied, &format!("`{value}` is not in the journal"));
+        };
+        let root = Root::default();
+        let machine = Machine::new(&root, &NoGuests);
+        if let (Some(identity), Some(dir)) = (known.identity, known.target.path.parent()) {
+            if machine.host().identity(dir)? != identity {
+                return denied(io::ErrorKind::NotFound, "its cgroup is another one");
+            }
+        }
+        let (target, form) = (&known.target, &known.target.form);
+        let text = machine.read(target).map_err(Fault::into_io)?;
+        let Some(found) = form.value(&text).filter(|found| known.may_be(found)) else {
+            return denied(io::ErrorKind::InvalidData, &format!("another program has set `{}`", text.trim()));
+        };
+        if form.is(&found, value) {
+            return Ok(false);
+        }
+        machine.write(target, &form.text(value)).map_err(Fault::into_io)?;
+        Ok(true)
     }
 }
 

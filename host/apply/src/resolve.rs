@@ -158,6 +158,32 @@ pub fn elevator_writes(
     Ok(writes)
 }
 
+/// The writes by which the weights of VMs can be raised while they are in force: each VM keeps the
+/// weight that it has, and `raised` is a [level](Write::levels) of it.
+///
+/// # Errors
+/// As [`resolve`] for a weight, such as when BFQ is not the elevator or the VM has no cgroup of its
+/// own.
+pub fn raise_writes(
+    vms: &[&str],
+    raised: u32,
+    binding: &Binding,
+    machine: &Machine<'_>,
+) -> Result<Vec<Write>, ApplyError> {
+    let mut writes = Vec::new();
+    let mut values = BTreeMap::new();
+    for vm in vms {
+        values.insert(Knob::VmWeight { vm: (*vm).to_owned() }, raised.to_string());
+    }
+    let elevators = host_queues(&values, binding, machine, &mut writes)?;
+    vm::weights_and_limits(&values, binding, machine, &elevators, &mut writes)?;
+    for write in writes.iter_mut().filter(|w| w.value == raised.to_string()) {
+        let level = std::mem::replace(&mut write.value, vm::weight_now(&write.target, machine)?);
+        write.levels.push(level);
+    }
+    Ok(writes)
+}
+
 pub(crate) fn cannot(knob: &str, why: impl Into<String>, remedy: impl Into<String>) -> ApplyError {
     ApplyError::CannotAct { knob: knob.to_owned(), why: why.into(), remedy: remedy.into() }
 }

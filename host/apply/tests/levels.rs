@@ -138,3 +138,69 @@ fn an_amendment_adds_levels_to_a_thread_that_has_its_value() {
     assert!(sched::get(sleeper.pid()).unwrap().is(&attr("batch nice 1")));
     assert_eq!(Levels::of_session(&session).unwrap().movable()[0].levels, [attr("batch nice 5")]);
 }
+
+/// A weight as a file that moves: a plain file stands for the cgroup's here, the kernel's own is in
+/// `bin/rtvirtio/tests/starts.rs`.
+#[test]
+fn a_file_moves_among_its_levels_and_is_put_back() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (state, group) = (dir.path().join("state"), dir.path().join("group"));
+    std::fs::create_dir(&group).unwrap();
+    let path = group.join("weight");
+    std::fs::write(&path, "50").unwrap();
+    let read = || std::fs::read_to_string(&path).unwrap();
+    let root = Root::default();
+    let machine = Machine::new(&root, &NoGuests);
+    let target = Target::host(&path, rtvirtio_apply::Form::Plain);
+    let write = Write { levels: vec!["1000".to_owned()], ..Write::new("weight of vm0", target, "100") };
+    Session::open(&state).unwrap().apply(&[write], &machine, &mut Silent).unwrap();
+    let levels = Levels::open(&state).unwrap();
+    assert!(levels.movable().is_empty(), "no thread");
+    let file = levels.files()[0].clone();
+    let set = |value: &str| {
+        let Hold::Free(guard) = levels.hold().unwrap() else { panic!("not free") };
+        guard.set_file(&file, value).map_err(|e| e.kind())
+    };
+    assert_eq!((set("1000"), read()), (Ok(true), "1000".to_owned()));
+    assert_eq!(set("1000"), Ok(false), "it is so already");
+    let status = status(&state, &machine).unwrap().unwrap();
+    assert_eq!(status.knobs[0].state, KnobState::InForce);
+    assert_eq!(set("999"), Err(std::io::ErrorKind::PermissionDenied), "not in the journal");
+    // Another program's value is left alone, and said.
+    std::fs::write(&path, "333").unwrap();
+    assert_eq!((set("100"), read()), (Err(std::io::ErrorKind::InvalidData), "333".to_owned()));
+    std::fs::write(&path, "1000").unwrap();
+    // Whoever moved it is gone: the journal knows the level as ours.
+    let session = Session::open(&state).unwrap();
+    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    assert!(reverted.done);
+    assert_eq!(read(), "50");
+    drop(session);
+    assert!(matches!(levels.hold().unwrap(), Hold::Changed), "nothing is in force any more");
+}
+
+/// A VM that was restarted has another cgroup of the same name, whose weight is its own.
+#[test]
+fn a_file_of_another_group_is_not_moved() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (state, group) = (dir.path().join("state"), dir.path().join("group"));
+    let path = group.join("weight");
+    let make = || {
+        std::fs::create_dir(&group).unwrap();
+        std::fs::write(&path, "100").unwrap();
+    };
+    make();
+    let root = Root::default();
+    let machine = Machine::new(&root, &NoGuests);
+    let target = Target::host(&path, rtvirtio_apply::Form::Plain);
+    let write = Write { levels: vec!["1000".to_owned()], ..Write::new("weight of vm0", target, "100") };
+    Session::open(&state).unwrap().apply(&[write], &machine, &mut Silent).unwrap();
+    let levels = Levels::open(&state).unwrap();
+    // The old one stays, so that the new one has another inode.
+    std::fs::rename(&group, dir.path().join("old")).unwrap();
+    make();
+    let Hold::Free(guard) = levels.hold().unwrap() else { panic!("not free") };
+    let error = guard.set_file(&levels.files()[0], "1000").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "100");
+}

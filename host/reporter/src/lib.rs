@@ -1,9 +1,10 @@
-//! Inside a guest: says on the shared page how urgent each vCPU is.
+//! Inside a guest: says to the host what is urgent: vCPUs on the shared page, start-ups on a port.
 //!
 //! The page is the shared memory of an `ivshmem` device ([`Device`]). [`bpf::Watch`] reports what
 //! the guest's scheduler does, by two small programs in the guest's kernel; [`run`] reports a
-//! command as urgent for as long as it runs. Nothing here depends on the host side's crates: the
-//! program that links this is copied into guests.
+//! command as urgent for as long as it runs. [`start`] says on a virtio-serial port that a command
+//! is being started. Nothing here depends on the host side's crates: the program that links this is
+//! copied into guests.
 
 pub mod bpf;
 mod device;
@@ -11,9 +12,11 @@ mod error;
 mod mapping;
 mod reporter;
 mod run;
+mod start;
 
 pub use device::Device;
 pub use error::ReporterError;
 pub use mapping::Mapping;
 pub use reporter::{Reporter, now};
 pub use run::{RunOptions, run};
+pub use start::{StartOptions, start};

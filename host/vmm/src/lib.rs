@@ -17,6 +17,7 @@ pub mod machines;
 pub mod probe;
 pub mod qmp;
 pub mod spawn;
+mod start_port;
 pub mod threads;
 mod wire;
 
@@ -25,4 +26,5 @@ pub use agent::GuestAgent;
 pub use error::{VmmError, shown};
 pub use probe::{KvmProbe, probe_kvm};
 pub use qmp::Qmp;
+pub use start_port::{PortState, StartPort};
 pub use threads::{Role, Thread, VmHandle, Watcher};

@@ -15,7 +15,7 @@ use crate::report::ExperimentReport;
 use crate::sweep::IN_GUESTS;
 use crate::{
     before_after, contention, cyclictest, daemon, fleet, fleet_cluster, iod, iod_attach, iod_crash,
-    iod_startup, net, paravirt, planning, regulation, reservation, tails,
+    iod_startup, net, paravirt, planning, regulation, reservation, responsiveness, tails,
 };
 
 /// Extension of datasets.
@@ -34,7 +34,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 10] = [
+    let results: [(&str, Reader); 11] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
@@ -45,6 +45,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         (fleet_cluster::FILE, fleet_cluster::report),
         (paravirt::FILE, paravirt::report),
         (regulation::FILE, regulation::report),
+        (responsiveness::FILE, responsiveness::report),
     ];
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
     let results: Vec<ExperimentReport> =

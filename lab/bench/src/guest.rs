@@ -1,6 +1,6 @@
 //! A QEMU guest whose disk the I/O domain serves.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -58,6 +58,18 @@ pub fn facts(guest: &mut QemuGuest, accel: Accel, device: String) -> anyhow::Res
         accelerator: accel.as_str().to_owned(),
         device,
     })
+}
+
+/// A program of ours for guests, which lies next to this one.
+///
+/// # Errors
+/// When it was not built.
+pub fn program(name: &str) -> anyhow::Result<PathBuf> {
+    let this = std::env::current_exe()?;
+    let beside = |dir: Option<&Path>| dir.map(|d| d.join(name)).filter(|p| p.exists());
+    // A test program lies one directory below.
+    let found = beside(this.parent()).or_else(|| beside(this.parent().and_then(Path::parent)));
+    found.with_context(|| format!("{name} is not next to {}: build the whole workspace", this.display()))
 }
 
 /// Waits until a program in the guest ends, and calls `on_tick` every few milliseconds.

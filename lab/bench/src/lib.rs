@@ -30,6 +30,7 @@ pub mod planning;
 pub mod regulation;
 pub mod report;
 pub mod reservation;
+pub mod responsiveness;
 pub mod run_basis;
 pub mod saved;
 pub mod stats;

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use rtvirtio_apply::Binding;
 use rtvirtio_kernel::Root;
 use rtvirtio_learn::dataset::OtherHost;
 use rtvirtio_learn::load::vm_name;
@@ -26,7 +27,7 @@ use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelChoice;
 use rtvirtio_workflow::profile::{Access as Permission, of_site};
 use rtvirtio_workflow::site::Site;
-use rtvirtio_workflow::{Error, Progress, generated};
+use rtvirtio_workflow::{Dirs, Error, Progress, generated};
 
 /// Time for the profile of a device.
 const PROFILE_TIME: Duration = Duration::from_secs(36);
@@ -177,6 +178,62 @@ impl<'a> TestBed<'a> {
     pub fn without_elevator(&self) -> anyhow::Result<(PathBuf, u64)> {
         self.site.stack.device.set_elevator(&Root::default(), "none")?;
         Ok((self.lab.device().to_owned(), DEVICE_SIZE.0))
+    }
+
+    /// Chooses the kernel's scheduler of the device, as a new instance with its defaults.
+    ///
+    /// # Errors
+    /// When the kernel does not offer it.
+    pub fn renew_elevator(&self, elevator: &str) -> anyhow::Result<()> {
+        let device = &self.site.stack.device;
+        if elevator == "none" {
+            return Ok(device.set_elevator(&Root::default(), "none")?);
+        }
+        Ok(device.renew_elevator(&Root::default(), elevator)?)
+    }
+
+    /// Sectors of 512 bytes that the device has read and written so far.
+    ///
+    /// # Errors
+    /// When its counters cannot be read.
+    pub fn sectors(&self) -> anyhow::Result<u64> {
+        let path = self.site.stack.device.sysfs().join("stat");
+        let text = Root::default().read(&path)?;
+        let fields: Vec<&str> = text.split_whitespace().collect();
+        let field = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
+        let sum = field(2).zip(field(6)).map(|(read, written)| read + written);
+        sum.with_context(|| format!("{} is not understood", path.display()))
+    }
+
+    /// The `cgroup.procs` file of the VM at this position.
+    ///
+    /// # Errors
+    /// When there is no such VM.
+    pub fn cgroup_procs(&self, vm: usize) -> anyhow::Result<PathBuf> {
+        let binding = self.binding()?;
+        let cgroup = binding.vms.get(&vm_name(vm)).and_then(|vm| vm.cgroup.clone());
+        let (cgroup, groups) = cgroup.zip(binding.cgroups).context("no such VM")?;
+        Ok(groups.dir(&cgroup)?.join("cgroup.procs"))
+    }
+
+    /// Device and VMs as settings are applied to them, by the journal of [`Self::dirs`].
+    ///
+    /// # Errors
+    /// When a VM's cgroup is not known.
+    pub fn binding(&self) -> anyhow::Result<Binding> {
+        Ok(self.site.binding()?)
+    }
+
+    /// The device's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.lab.device()
+    }
+
+    /// The directories of its lab.
+    #[must_use]
+    pub fn dirs(&self) -> &Dirs {
+        &self.labs.dirs
     }
 
     /// The stage on this test bed.

@@ -2,6 +2,7 @@
 //! output, errors to standard error.
 
 mod lies;
+mod video;
 
 use std::fs::File;
 use std::hint::black_box;
@@ -16,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
-const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS";
+const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS | video FILE OFFSET SPAN SECONDS";
 /// Additions of one piece of work: some hundred microseconds of an emulated processor.
 const PIECE: u64 = 50_000;
 /// Before a promotion that does not come is given up.
@@ -33,6 +34,10 @@ fn main() -> ExitCode {
         ["lie", kind, seconds] => {
             number(seconds).map_err(Into::into).and_then(|s| lies::lie(kind, Duration::from_secs(s)))
         }
+        ["video", file, offset, span, seconds] => number(offset)
+            .and_then(|offset| Ok((offset, number(span)?, number(seconds)?)))
+            .map_err(Into::into)
+            .and_then(|(offset, span, seconds)| video::video(file, offset, span, seconds)),
         _ => Err(USAGE.into()),
     };
     match done {

@@ -1,4 +1,4 @@
-//! A file system with one program of this host and all that it loads: to measure how long it takes
+//! A file system with programs of this host and all that they load: to measure how long they take
 //! to start in a guest.
 
 use std::fs;
@@ -22,30 +22,32 @@ pub struct AppDisk {
     pub file: PathBuf,
     /// Its size.
     pub size: Bytes,
-    /// The program's path in it.
-    pub program: PathBuf,
-    /// Bytes of the program and all files with it.
+    /// The programs' paths in it.
+    pub programs: Vec<PathBuf>,
+    /// Bytes of the programs and all files with them.
     pub content: Bytes,
 }
 
 impl AppDisk {
-    /// Makes `work/app.img` with `program` (a path, or a name in PATH), its libraries as `ldd`
-    /// finds them, and `dirs` at their own paths: what it loads by itself, such as an interpreter's
-    /// modules, whose libraries come with them. `work` needs room for the files twice.
+    /// Makes `work/app.img` with `programs` (paths, or names in PATH), their libraries as `ldd`
+    /// finds them, and `dirs` at their own paths: what they load by themselves, such as an
+    /// interpreter's modules, whose libraries come with them. `work` needs room for the files
+    /// twice.
     ///
     /// # Errors
     /// No such program, no `mkfs.ext4`, or a file that cannot be copied.
-    pub fn make(work: &Path, program: &str, dirs: &[PathBuf]) -> Result<Self, ImageError> {
-        let missing = || io_at("find", Path::new(program))(std::io::ErrorKind::NotFound.into());
-        let found = if program.contains('/') { Some(PathBuf::from(program)) } else { find_program(program) };
-        let source = found.ok_or_else(missing)?;
-        let source = fs::canonicalize(&source).map_err(io_at("find", &source))?;
+    pub fn make(work: &Path, programs: &[&str], dirs: &[PathBuf]) -> Result<Self, ImageError> {
         let mut tree = Tree::default();
         // For the guest's own.
         for dir in ["dev", "proc", "tmp"] {
             tree.dir(dir);
         }
-        libs::add_program(&mut tree, &below_root(&source), &source, None)?;
+        let mut sources = Vec::new();
+        for program in programs {
+            let source = find(program)?;
+            libs::add_program(&mut tree, &below_root(&source), &source, None)?;
+            sources.push(source);
+        }
         for dir in dirs {
             add_dir(&mut tree, dir)?;
         }
@@ -62,8 +64,16 @@ impl AppDisk {
         command.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-d"]).arg(&root).arg(&file);
         run(command.arg(format!("{}k", size >> 10)), "install e2fsprogs")?;
         fs::remove_dir_all(&root).map_err(io_at("remove", &root))?;
-        Ok(Self { file, size: Bytes(size), program: source, content: Bytes(content) })
+        Ok(Self { file, size: Bytes(size), programs: sources, content: Bytes(content) })
     }
+}
+
+/// The file of a program, without links.
+fn find(program: &str) -> Result<PathBuf, ImageError> {
+    let missing = || io_at("find", Path::new(program))(std::io::ErrorKind::NotFound.into());
+    let found = if program.contains('/') { Some(PathBuf::from(program)) } else { find_program(program) };
+    let source = found.ok_or_else(missing)?;
+    fs::canonicalize(&source).map_err(io_at("find", &source))
 }
 
 fn below_root(path: &Path) -> String {
@@ -105,7 +115,7 @@ mod tests {
         fs::create_dir(&more).unwrap();
         fs::write(more.join("data"), "here").unwrap();
         std::os::unix::fs::symlink("data", more.join("link")).unwrap();
-        let app = AppDisk::make(dir.path(), "sh", std::slice::from_ref(&more)).unwrap();
+        let app = AppDisk::make(dir.path(), &["sh", "cat"], std::slice::from_ref(&more)).unwrap();
         assert_eq!(fs::metadata(&app.file).unwrap().len(), app.size.0);
         assert!(!dir.path().join("app").exists(), "the copy of the files is removed");
         let ask = |what: &str| {
@@ -115,8 +125,10 @@ mod tests {
         };
         assert_eq!(ask(&format!("cat {}/data", more.display())), "here");
         assert!(ask(&format!("stat {}/link", more.display())).contains("symlink"));
-        assert!(ask(&format!("stat {}", app.program.display())).contains("Type: regular"));
+        for program in &app.programs {
+            assert!(ask(&format!("stat {}", program.display())).contains("Type: regular"));
+        }
         assert!(ask("ls /lib64").contains("ld-linux"), "{}", ask("ls /lib64"));
-        assert!(AppDisk::make(dir.path(), "no-such-program", &[]).is_err());
+        assert!(AppDisk::make(dir.path(), &["no-such-program"], &[]).is_err());
     }
 }

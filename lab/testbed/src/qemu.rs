@@ -70,6 +70,12 @@ impl QemuHandle {
         Files::new(&self.run_dir, &self.name).agent
     }
 
+    /// QEMU's socket of the port on which the guest says that something starts, where it has one.
+    #[must_use]
+    pub fn start_socket(&self) -> PathBuf {
+        Files::new(&self.run_dir, &self.name).start
+    }
+
     /// Ends the guest if it runs, and removes its files in any case.
     ///
     /// # Errors

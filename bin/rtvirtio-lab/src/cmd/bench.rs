@@ -11,7 +11,8 @@ use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
     accuracy, before_after, cases, contention, cyclictest, daemon, directory, fleet, fleet_cluster, iod,
-    iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation, sweep, tails,
+    iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation, responsiveness,
+    sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -22,8 +23,8 @@ use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
     BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchIodArgs,
     BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
-    BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResult, BenchSweepArgs,
-    BenchTailsArgs,
+    BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
+    BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -40,6 +41,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
+        BenchCommand::Responsiveness(args) => run_responsiveness(args, global, ui),
         BenchCommand::Net(args) => run_net(args, global, ui),
         BenchCommand::Tails(args) => run_tails(args, global, ui),
         BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
@@ -235,6 +237,18 @@ fn run_iod_startup(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyh
         save(&path, &iod_startup::measure(&args.options(), &lab_host(global), ui)?, ui)?;
     }
     print_result(iod_startup::report, &path, "rtvirtio: start-up of an application", &args.result, ui)
+}
+
+fn run_responsiveness(args: &BenchResponsivenessArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(responsiveness::FILE);
+    if !args.result.report_only {
+        let options = args.options();
+        options.check()?;
+        check_result(&args.result)?;
+        need_root("bench responsiveness")?;
+        responsiveness::measure(&options, &path, &lab_host(global), ui)?;
+    }
+    print_result(responsiveness::report, &path, "rtvirtio: responsiveness", &args.result, ui)
 }
 
 fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

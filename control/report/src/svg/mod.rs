@@ -18,6 +18,7 @@ mod legend;
 mod rows;
 mod scale;
 mod stack;
+mod times;
 mod xy;
 
 pub use bars::{Bar, BarPlot, BarRow, svg_bars};
@@ -26,6 +27,7 @@ pub use latency::{Lane, LatencyPlot, LatencyRow, svg_latency};
 pub use rows::{RateBar, RatePlot, RateRow, svg_rate};
 pub use scale::{Scale, Spread, Tick};
 pub use stack::{Segment, StackPlot, StackRow, svg_stack};
+pub use times::{TimeBar, TimePlot, TimeRow, svg_times};
 pub use xy::{Axis, Series, XyPlot, svg_key, svg_xy};
 
 /// Colours and line styles of all plots; an HTML page that holds inline plots must carry it once.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::cgroup::Limit;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, HostError};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, HostError, text};
 use rtvirtio_planner::{Knob, LimitKind};
 
 use super::{Binding, Write, cannot};
@@ -203,6 +203,20 @@ fn weights(
     let of =
         |disk: &BlockDevice| Target::host(file.path.clone(), Form::DeviceWeight { dev: disk.dev.clone() });
     Ok(binding.stack.disks.iter().map(of).collect())
+}
+
+/// BFQ's weight of a group where none is set (`bfq-iosched.rst`).
+const DEFAULT_WEIGHT: u64 = 100;
+
+/// The weight in force by a weight file: of the device, else the group's default; BFQ's own while
+/// the file is not there yet.
+pub(super) fn weight_now(target: &Target, machine: &Machine<'_>) -> Result<String, ApplyError> {
+    let file = machine.root().read_optional(&target.path)?.unwrap_or_default();
+    let Some(weights) = text::weights(&file) else {
+        return Err(ApplyError::Form { label: target.to_string(), text: file });
+    };
+    let of_device = target.dev().and_then(|dev| weights.devices.get(dev).copied());
+    Ok(of_device.or(weights.default).unwrap_or(DEFAULT_WEIGHT).to_string())
 }
 
 fn limit(ask: &Ask<'_>, kind: LimitKind, cgroups: &Cgroups, binding: &Binding) -> Result<Target, ApplyError> {

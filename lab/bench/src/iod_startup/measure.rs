@@ -74,11 +74,13 @@ pub fn measure(
     let Some(twin) = options.device.strip_prefix("twin:") else {
         bail!("{}: start-ups are measured on an emulated device, `twin:NAME`", options.device);
     };
-    let tuning = tuning(&TwinProfile::load(twin)?, options);
+    let pieces = (options.quantum, options.urgent_quantum, options.window);
+    let tuning = tuning(&TwinProfile::load(twin)?, pieces);
     let schemes = schemes_named(&options.schemes)?;
     let Some((program, rest)) = options.app.split_first() else { bail!("no application given") };
     let dir = tempfile::Builder::new().prefix("rtvirtio-startup-").tempdir()?;
-    let app = AppDisk::make(dir.path(), program, &options.with)?;
+    let app = AppDisk::make(dir.path(), &[program], &options.with)?;
+    let path = app.programs.first().context("no application given")?;
     if app.size.0 > LOAD_FROM {
         bail!("{program} and its files need {}; there is room for {LOAD_FROM} bytes", app.size);
     }
@@ -97,7 +99,7 @@ pub fn measure(
     for dir in ["/dev", "/proc"] {
         guest::run_command(&mut vm, &["mount", "-o", "bind", dir, &format!("{MOUNT}{dir}")])?;
     }
-    let mut argv = vec![app.program.display().to_string()];
+    let mut argv = vec![path.display().to_string()];
     argv.extend(rest.iter().cloned());
     let mut starts = Vec::new();
     let mut counter =
@@ -139,23 +141,25 @@ fn schemes_named(names: &[String]) -> anyhow::Result<Vec<&'static Scheme>> {
     Ok(SCHEMES.iter().filter(|s| names.is_empty() || names.iter().any(|n| n == s.name)).collect())
 }
 
-/// Service times of the device, and the options of the domain's scheduler.
-fn tuning(twin: &TwinProfile, options: &StartupOptions) -> Tuning {
+/// Service times of the device, and the options of the domain's scheduler: pieces that are not
+/// urgent, urgent ones, pieces at the device.
+pub(crate) fn tuning(twin: &TwinProfile, (quantum, urgent_quantum, window): (Bytes, Bytes, u32)) -> Tuning {
     let line = |access| {
         let (none, mib) = (mean_service(twin, access, 0), mean_service(twin, access, 1 << 20));
         (none, Nanos(mib.0.saturating_sub(none.0)))
     };
     Tuning {
-        quantum: options.quantum,
-        urgent_quantum: options.urgent_quantum,
-        window: options.window,
+        quantum,
+        urgent_quantum,
+        window,
         read: line(Access::Read),
         write: line(Access::Write),
         stall: twin.garbage_collection.as_ref().map_or(Nanos(0), |g| g.pause),
     }
 }
 
-fn copy(file: &Path, device: &Path) -> anyhow::Result<()> {
+/// Writes a file system to the beginning of a device.
+pub(crate) fn copy(file: &Path, device: &Path) -> anyhow::Result<()> {
     let mut from = std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
     let mut to = std::fs::OpenOptions::new().write(true).open(device)?;
     let copied = std::io::copy(&mut from, &mut to).and_then(|_| to.flush()).and_then(|()| to.sync_all());

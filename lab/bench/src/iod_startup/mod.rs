@@ -9,6 +9,7 @@ mod measure;
 mod page;
 
 pub use measure::{StartupOptions, measure};
+pub(crate) use measure::{copy, tuning};
 pub use page::report;
 
 use std::fmt::Write as _;

@@ -4,7 +4,7 @@ pub mod claims;
 pub mod xy;
 
 use rtvirtio_report::html::{HtmlTable, NarrowLayout, document, figure, section};
-use rtvirtio_report::svg::{BarPlot, XyPlot, svg_bars, svg_xy};
+use rtvirtio_report::svg::{BarPlot, TimePlot, XyPlot, svg_bars, svg_times, svg_xy};
 use rtvirtio_report::xml;
 
 /// A page.
@@ -40,6 +40,8 @@ pub enum Plot {
     Xy(Box<XyPlot>),
     /// Bars of shares.
     Bars(BarPlot),
+    /// Bars of times.
+    Times(TimePlot),
 }
 
 /// A table.
@@ -72,6 +74,7 @@ fn inner(s: &Section) -> String {
         let draw = |width: f64| match plot {
             Plot::Xy(plot) => svg_xy(plot, width),
             Plot::Bars(plot) => svg_bars(plot, width),
+            Plot::Times(plot) => svg_times(plot, width),
         };
         out.push_str(&figure(&xml(caption), draw));
     }

@@ -1,6 +1,6 @@
 //! Two guests on one core: one that says what is urgent, and its neighbour.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -62,15 +62,6 @@ struct Following {
     thread: JoinHandle<Result<(Ended, VmStatus), UrgencyError>>,
 }
 
-/// Programs lie next to this one.
-fn program(name: &str) -> anyhow::Result<PathBuf> {
-    let this = std::env::current_exe()?;
-    let beside = |dir: Option<&Path>| dir.map(|d| d.join(name)).filter(|p| p.exists());
-    // A test program lies one directory below.
-    let found = beside(this.parent()).or_else(|| beside(this.parent().and_then(Path::parent)));
-    found.with_context(|| format!("{name} is not next to {}: build the whole workspace", this.display()))
-}
-
 impl<'c> Guests<'c> {
     /// Boots both.
     pub fn boot(
@@ -85,7 +76,7 @@ impl<'c> Guests<'c> {
         // Guests inherit the CPUs of this process, and boot faster on all of them.
         bind(std::process::id(), &[&others[..], &[core]].concat())?;
         let programs = PROGRAMS.map(|name| -> anyhow::Result<(String, Vec<u8>)> {
-            let path = program(name)?;
+            let path = guest::program(name)?;
             let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
             Ok((format!("/usr/bin/{name}"), bytes))
         });

@@ -29,7 +29,7 @@ pub(super) fn check(config: &QemuConfig) -> Result<(), QemuError> {
         return Err(QemuError::Name { name: name.clone() });
     }
     let files = Files::new(&config.run_dir, name);
-    for path in [files.qmp, files.agent] {
+    for path in [files.qmp, files.agent, files.start] {
         let len = path.as_os_str().len();
         if len > SUN_PATH_MAX {
             return Err(QemuError::Vmm { name: name.clone(), source: VmmError::PathTooLong { path, len } });
@@ -128,6 +128,12 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
                 .arg(format!("socket,id=urgency,path={}", option(socket)))
                 .args(["-device", "ivshmem-doorbell,id=rtvirtio,chardev=urgency,vectors=1"]);
         }
+    }
+    if config.start_port {
+        command
+            .arg("-chardev")
+            .arg(format!("socket,id=start,server=on,wait=off,path={}", option(&files.start)))
+            .args(["-device", &format!("virtserialport,chardev=start,name={}", rtvirtio_startup::PORT)]);
     }
     if shared {
         command

@@ -123,6 +123,8 @@ pub struct QemuConfig {
     pub port: Option<u16>,
     /// Memory that it shares with the host, for what its guest says about urgency.
     pub urgency: Option<UrgencyDevice>,
+    /// Whether it has the port on which its guest says that something starts.
+    pub start_port: bool,
     /// A network card; none when `None`.
     pub nic: Option<GuestNic>,
     /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep
@@ -151,6 +153,7 @@ impl QemuConfig {
             vcpus: 1,
             port: None,
             urgency: None,
+            start_port: false,
             nic: None,
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),

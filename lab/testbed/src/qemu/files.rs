@@ -17,6 +17,7 @@ pub(super) struct Files {
     name: String,
     pub(super) qmp: PathBuf,
     pub(super) agent: PathBuf,
+    pub(super) start: PathBuf,
     pub(super) serial: PathBuf,
     pub(super) stderr: PathBuf,
 }
@@ -29,13 +30,14 @@ impl Files {
             name: name.to_owned(),
             qmp: file("qmp"),
             agent: file("qga"),
+            start: file("start"),
             serial: file("console"),
             stderr: file("stderr"),
         }
     }
 
-    fn all(&self) -> [&Path; 4] {
-        [&self.qmp, &self.agent, &self.serial, &self.stderr]
+    fn all(&self) -> [&Path; 5] {
+        [&self.qmp, &self.agent, &self.start, &self.serial, &self.stderr]
     }
 
     /// Makes the directory and removes files of a crashed guest of this name.

@@ -12,6 +12,7 @@ mod net;
 mod paravirt;
 mod regulation;
 mod reservation;
+mod responsiveness;
 mod sweep;
 mod tails;
 
@@ -32,6 +33,7 @@ pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
 pub use regulation::BenchRegulationArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
+pub use responsiveness::BenchResponsivenessArgs;
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
 
@@ -138,6 +140,17 @@ EXAMPLES
 Start-ups with a cold page cache: without load; with load first come first served; with a reservation for the VM; with a
 reservation for the requests that the guest's kernel marks real-time (`ionice -c 1`). Exit code 2 when a claim is not met.")]
     IodStartup(BenchIodStartupArgs),
+    /// Start-ups of applications in a guest, cell by cell: guest load, host load, schedulers, and
+    /// what the host does about it
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench responsiveness --quick --out /tmp/start          a first look, about two minutes
+  sudo rtvirtio-lab bench responsiveness twin:microsd twin:emmc twin:disk-1.8in --html start.html
+  sudo rtvirtio-lab bench responsiveness file:/var/tmp/disk --planes default,kernel --host-schedulers bfq,mq-deadline,none
+  rtvirtio-lab bench responsiveness --report-only --json | jq .claims
+
+Caches are cold before every start-up. A stopped matrix continues, and one with other cells is added to. Exit code 2 when a claim is not met.")]
+    Responsiveness(Box<BenchResponsivenessArgs>),
     /// Networks of the I/O domain next to QEMU's taps: round trips of a VM while its neighbour is
     /// flooded, floods a slow link, or attacks
     #[command(after_help = "\

@@ -1,0 +1,258 @@
+//! VMs that are favoured while something starts in them, as their guests say.
+//!
+//! A guest writes `start ID MS` and `end ID` to a virtio-serial port
+//! ([`rtvirtio_startup::PORT`]), which `rtvirtio-guest start` does. The host raises the VM's BFQ
+//! weight meanwhile, for as long as its budget lasts ([`FavourLimits`]). Both weights are in the
+//! journal before anything is changed, so `rtvirtio revert` restores the first one whenever this is
+//! cut off.
+
+mod raise;
+mod watch;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rtvirtio_apply::Binding;
+use rtvirtio_startup::{Favour, FavourCounters, FavourLimits, Word};
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::{PortState, StartPort};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::Serialize;
+
+pub use raise::{Change, Raise};
+use watch::Watch;
+
+use crate::dirs::Dirs;
+use crate::error::{Result, bail};
+use crate::progress::Progress;
+
+/// Largest BFQ weight.
+pub const LARGEST_WEIGHT: u32 = 1000;
+/// Longest wait for words: cancellation and VMs that come back are noticed after it.
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
+/// Time between two looks whether the weights are still in force.
+const LOOK: Duration = Duration::from_secs(1);
+/// Shortest time between two reads of the ports, so that a guest that says words without end
+/// costs little.
+const SHORTEST_WAIT: Duration = Duration::from_millis(2);
+
+/// A VM and the port of its guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartVm {
+    /// Its name in the spec.
+    pub name: String,
+    /// QEMU's socket of the port.
+    pub socket: PathBuf,
+}
+
+/// How VMs are favoured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartsOptions {
+    /// BFQ weight while something starts, up to [`LARGEST_WEIGHT`].
+    pub weight: u32,
+    /// For how long.
+    pub limits: FavourLimits,
+    /// Whether starts are also recognised without the guest's word, by
+    /// [`rtvirtio_startup::Recogniser`]. A job that wakes up and reads small files is taken for one.
+    pub recognise: bool,
+}
+
+impl Default for StartsOptions {
+    fn default() -> Self {
+        Self { weight: LARGEST_WEIGHT, limits: FavourLimits::default(), recognise: false }
+    }
+}
+
+/// Something that happened to a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StartEvent {
+    /// The VM.
+    pub vm: String,
+    /// What.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum What {
+    /// Its port is connected.
+    Connected,
+    /// Its port was closed: the VM has ended.
+    Closed,
+    /// Its weight was raised.
+    Raised,
+    /// Its weight was put back.
+    Lowered(FavourCounters),
+}
+
+/// Why following ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartsEnded {
+    /// The user stopped it; the weights are as before.
+    Cancelled,
+    /// Its settings were put back by another program.
+    PutBack,
+}
+
+/// One VM that is followed.
+struct Followed {
+    name: String,
+    port: StartPort,
+    favour: Favour,
+    watch: Option<Watch>,
+    raised: bool,
+    /// Why its port or its weight failed, as last reported.
+    reported: Option<String>,
+}
+
+impl Followed {
+    fn warn_once(&mut self, why: String, progress: &dyn Progress) {
+        if self.reported.as_ref() != Some(&why) {
+            progress.warn(&format!("{}: {why}", self.name));
+            self.reported = Some(why);
+        }
+    }
+}
+
+/// Follows VMs until it is stopped, or what it has applied is put back. `report` gets each event.
+///
+/// # Errors
+/// As [`Raise::begin`]; [`Kind::NotPutBack`](crate::Kind::NotPutBack) when a weight remains at the
+/// end.
+pub fn follow_starts(
+    vms: &[StartVm],
+    binding: &Binding,
+    options: &StartsOptions,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+    report: &mut dyn FnMut(StartEvent) -> Result<()>,
+) -> Result<StartsEnded> {
+    if let Some(unknown) = vms.iter().find(|vm| !binding.vms.contains_key(&vm.name)) {
+        let known: Vec<&str> = binding.vms.keys().map(String::as_str).collect();
+        bail!(Argument, "no VM `{}`: there is {}", unknown.name, known.join(", "));
+    }
+    let names: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
+    let mut raise = Raise::begin(&names, options.weight, binding, dirs)?;
+    let begin = Instant::now();
+    let followed = |vm: &StartVm| -> Result<Followed> {
+        let watch = options.recognise.then(|| Watch::new(&vm.name, binding, Nanos(0))).transpose()?;
+        Ok(Followed {
+            name: vm.name.clone(),
+            port: StartPort::new(&vm.socket),
+            favour: Favour::new(options.limits, Nanos(0)),
+            watch,
+            raised: false,
+            reported: None,
+        })
+    };
+    let mut all = vms.iter().map(followed).collect::<Result<Vec<_>>>()?;
+    let mut next_look = begin + LOOK;
+    while !progress.is_cancelled() {
+        if Instant::now() >= next_look {
+            next_look = Instant::now() + LOOK;
+            if !raise.is_in_force()? {
+                return Ok(StartsEnded::PutBack);
+            }
+        }
+        for vm in &mut all {
+            let now = now_since(begin);
+            listen(vm, now, progress, report)?;
+            look(vm, now, options.limits.longest, progress);
+            if step(vm, now, &mut raise, progress, report)? == Change::PutBack {
+                return Ok(StartsEnded::PutBack);
+            }
+        }
+        std::thread::sleep(SHORTEST_WAIT);
+        let longest = if options.recognise { LONGEST_WAIT / 4 } else { LONGEST_WAIT };
+        wait(&all, now_since(begin), longest)?;
+    }
+    raise.end()?;
+    Ok(StartsEnded::Cancelled)
+}
+
+fn now_since(begin: Instant) -> Nanos {
+    Nanos(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Takes what the guest has said.
+fn listen(
+    vm: &mut Followed,
+    now: Nanos,
+    progress: &dyn Progress,
+    report: &mut dyn FnMut(StartEvent) -> Result<()>,
+) -> Result<()> {
+    let favour = &mut vm.favour;
+    let state = vm.port.poll(&mut |word: Word| favour.hear(word, now));
+    let what = match state {
+        PortState::Connected => What::Connected,
+        PortState::Closed => {
+            vm.favour.forget(now);
+            What::Closed
+        }
+        PortState::Same | PortState::Absent => return Ok(()),
+        PortState::Failed(e) => {
+            let why = format!("its port {} cannot be used: {e}", vm.port.path().display());
+            vm.warn_once(why, progress);
+            return Ok(());
+        }
+    };
+    report(StartEvent { vm: vm.name.clone(), what })
+}
+
+/// Takes what is seen of it, where that is asked for.
+fn look(vm: &mut Followed, now: Nanos, longest: Nanos, progress: &dyn Progress) {
+    let Some(watch) = &mut vm.watch else { return };
+    match watch.poll(now, longest) {
+        Ok(Some(word)) => vm.favour.hear(word, now),
+        Ok(None) => {}
+        // Of a VM that has ended too.
+        Err(e) => vm.warn_once(format!("starts are not recognised: {e:#}"), progress),
+    }
+}
+
+/// Brings the weight to what the budget says.
+fn step(
+    vm: &mut Followed,
+    now: Nanos,
+    raise: &mut Raise,
+    progress: &dyn Progress,
+    report: &mut dyn FnMut(StartEvent) -> Result<()>,
+) -> Result<Change> {
+    let wanted = vm.favour.is_favoured(now);
+    if wanted == vm.raised {
+        return Ok(Change::Done);
+    }
+    match raise.set(&vm.name, wanted) {
+        Ok(Change::Done) => {}
+        Ok(other) => return Ok(other),
+        Err(e) => {
+            // Another program's weight stays until that program takes it back; nothing was raised.
+            vm.warn_once(format!("{e:#}"), progress);
+            vm.raised = wanted;
+            return Ok(Change::Done);
+        }
+    }
+    vm.raised = wanted;
+    let what = if wanted { What::Raised } else { What::Lowered(vm.favour.counters()) };
+    report(StartEvent { vm: vm.name.clone(), what })?;
+    Ok(Change::Done)
+}
+
+/// Waits for a word, or until a budget or a start ends.
+fn wait(all: &[Followed], now: Nanos, longest: Duration) -> Result<()> {
+    let next = all.iter().filter_map(|vm| vm.favour.until()).map(|until| until.0.saturating_sub(now.0)).min();
+    let longest = next.map_or(longest, |ns| Duration::from_nanos(ns).min(longest));
+    let time = Timespec { tv_sec: 0, tv_nsec: longest.subsec_nanos().into() };
+    let mut fds: Vec<PollFd<'_>> = all
+        .iter()
+        .filter_map(|vm| vm.port.descriptor())
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+        .collect();
+    match poll(&mut fds, Some(&time)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}

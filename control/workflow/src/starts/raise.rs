@@ -1,0 +1,184 @@
+//! Weights of VMs that can be raised and put back at any moment, all values journaled before.
+
+use std::io;
+
+use rtvirtio_apply::{
+    Amended, Binding, Hold, Levels, Machine, MovableFile, NoGuests, OnConflict, Session, Silent, Write,
+    raise_writes,
+};
+use rtvirtio_kernel::Root;
+
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Result, bail};
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is as asked.
+    Done,
+    /// Another rtvirtio is at work: again in a moment.
+    Busy,
+    /// What was in force was put back, or replaced by other settings.
+    PutBack,
+}
+
+/// One VM.
+struct OfVm {
+    name: String,
+    writes: Vec<Write>,
+}
+
+/// The weights in the journal. Dropping it lowers all, and takes them out of what is in force.
+pub struct Raise {
+    dirs: Dirs,
+    vms: Vec<OfVm>,
+    levels: Levels,
+    /// The process that applied what is in force.
+    by: u32,
+    /// Whether nothing was in force before.
+    ours_alone: bool,
+    ended: bool,
+}
+
+impl Raise {
+    /// Journals the weights that VMs have and the raised one. What is in force stays, and gets them
+    /// in addition; with nothing in force they are a plan of their own.
+    ///
+    /// # Errors
+    /// As [`raise_writes`] for a VM whose weight would have no effect; when the journal cannot be
+    /// written, or a setting not be changed.
+    pub fn begin(vms: &[&str], weight: u32, binding: &Binding, dirs: &Dirs) -> Result<Self> {
+        let root = Root::default();
+        let machine = Machine::new(&root, &NoGuests);
+        let session = Session::open(&dirs.state)?;
+        let ours_alone = !session.in_force()?;
+        // A process that was killed may have left one raised: the journal has what it was before.
+        let left = Levels::of_session(&session)?;
+        let (mut all, mut of_vms) = (Vec::new(), Vec::new());
+        for vm in vms {
+            let mut writes = raise_writes(&[vm], weight, binding, &machine)?;
+            for write in writes.iter_mut().filter(|w| !w.levels.is_empty()) {
+                if let Some(file) = left.files().iter().find(|f| f.target == write.target) {
+                    write.value.clone_from(&file.contract);
+                }
+            }
+            let of_one = writes.iter().filter(|w| !w.levels.is_empty()).cloned().collect();
+            of_vms.push(OfVm { name: (*vm).to_owned(), writes: of_one });
+            rtvirtio_apply::merge(&mut all, writes)?;
+        }
+        if ours_alone {
+            session.apply(&all, &machine, &mut Silent)?;
+        } else {
+            // What enables I/O control of a cgroup is done where a plan in force has weights.
+            all.retain(|w| !w.levels.is_empty());
+            check(&session.amend(&all, &machine, &mut Silent)?)?;
+        }
+        let by = session.applied_by()?.context("the journal is gone")?;
+        drop(session);
+        let levels = Levels::open(&dirs.state)?;
+        Ok(Self { dirs: dirs.clone(), vms: of_vms, levels, by, ours_alone, ended: false })
+    }
+
+    /// Raises a VM's weight, or puts it back to what it was.
+    ///
+    /// # Errors
+    /// Another program has set the weight, which is left alone, or the kernel refuses. A VM that
+    /// has ended is no error.
+    pub fn set(&mut self, vm: &str, raised: bool) -> Result<Change> {
+        let Some(of_vm) = self.vms.iter().find(|of| of.name == vm) else {
+            bail!(Argument, "{vm} is not one of the VMs whose weight may be raised")
+        };
+        // A journal that was written anew in between is read once.
+        for attempt in 0..2 {
+            let held = self.levels.hold()?;
+            if matches!(held, Hold::Changed) {
+                drop(held);
+                if attempt > 0 {
+                    break;
+                }
+                self.levels.reload()?;
+                if self.levels.applied_by() != Some(self.by) {
+                    return Ok(Change::PutBack);
+                }
+                continue;
+            }
+            let Hold::Free(guard) = held else { return Ok(Change::Busy) };
+            for write in &of_vm.writes {
+                let file = self.levels.files().iter().find(|f| f.target == write.target);
+                let Some(file) = file else { return Ok(Change::PutBack) };
+                let value = value(file, write, raised);
+                match guard.set_file(file, value) {
+                    Ok(_) => {}
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    Err(e) => return Err(e).with_context(|| format!("the weight of {vm}")),
+                }
+            }
+            return Ok(Change::Done);
+        }
+        Ok(Change::Busy)
+    }
+
+    /// Whether the weights are still in force.
+    ///
+    /// # Errors
+    /// When the journal cannot be read.
+    pub fn is_in_force(&mut self) -> Result<bool> {
+        if matches!(self.levels.hold()?, Hold::Changed) {
+            self.levels.reload()?;
+            return Ok(self.levels.applied_by() == Some(self.by));
+        }
+        Ok(true)
+    }
+
+    /// Lowers all weights, and puts them back as they were before where nothing else is in force.
+    ///
+    /// # Errors
+    /// [`Kind::NotPutBack`](crate::Kind::NotPutBack) with the setting that remains.
+    pub fn end(mut self) -> Result<()> {
+        self.put_back()
+    }
+
+    fn put_back(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        let root = Root::default();
+        let machine = Machine::new(&root, &NoGuests);
+        let session = Session::open(&self.dirs.state)?;
+        if session.applied_by()? != Some(self.by) {
+            // Reverted in the meantime, with all of this.
+            return Ok(());
+        }
+        if self.ours_alone {
+            return match session.revert(OnConflict::Report, &machine, &mut Silent)? {
+                Some(r) if !r.done => bail!(NotPutBack, "weights were not put back: {}", r.summary()),
+                _ => Ok(()),
+            };
+        }
+        let lowered = |w: &Write| Write { levels: Vec::new(), ..w.clone() };
+        let all: Vec<Write> = self.vms.iter().flat_map(|of| &of.writes).map(lowered).collect();
+        check(&session.amend(&all, &machine, &mut Silent)?)
+    }
+}
+
+impl Drop for Raise {
+    fn drop(&mut self) {
+        // `end` reports it; `rtvirtio revert` puts back what stays.
+        let _ = self.put_back();
+    }
+}
+
+/// The value of a weight file.
+fn value<'a>(file: &'a MovableFile, write: &'a Write, raised: bool) -> &'a str {
+    if raised { write.levels.first().unwrap_or(&write.value) } else { &file.contract }
+}
+
+fn check(amended: &Amended) -> Result<()> {
+    if let Some((knob, why)) = amended.failed.first() {
+        bail!(System, "{knob}: {why}");
+    }
+    if let Some((knob, found)) = amended.left.first() {
+        bail!(System, "{knob}: another program has set `{found}`; it is left alone");
+    }
+    Ok(())
+}

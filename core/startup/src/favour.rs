@@ -1,0 +1,247 @@
+//! For how long a VM may be favoured.
+
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+use crate::Word;
+
+/// Starts of one VM that are held at once; a guest that says more gains nothing by it.
+const MOST_OPEN: usize = 32;
+/// A start needs this part of the budget, one over it.
+const LEAST_PART: u64 = 10;
+
+/// Limits of one VM. Times are positive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FavourLimits {
+    /// Time that a VM which was not favoured before may be favoured without a break.
+    pub budget: Nanos,
+    /// In this time a used-up budget is full again: `budget / within` is the VM's share of the
+    /// time in the long run.
+    pub within: Nanos,
+    /// A start is over after this time, whatever the guest says.
+    pub longest: Nanos,
+}
+
+impl Default for FavourLimits {
+    /// Ten seconds a minute, one start at most half of the paper's limit of 60 s.
+    fn default() -> Self {
+        let s = 1_000_000_000;
+        Self { budget: Nanos(10 * s), within: Nanos(60 * s), longest: Nanos(30 * s) }
+    }
+}
+
+/// What became of a VM's starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FavourCounters {
+    /// Starts that the guest said.
+    pub starts: u64,
+    /// Starts that were said with less than a tenth of the budget left, or in too great a number.
+    pub refused: u64,
+    /// Times that the budget ended while something was starting.
+    pub cut: u64,
+    /// Time favoured.
+    pub favoured: Nanos,
+}
+
+/// Whether a VM is favoured now. The clock is an argument of each call and may not run backwards;
+/// a step back counts as no time.
+///
+/// The budget is a bucket of time: it fills at `budget / within` while the VM is not favoured and
+/// empties at rate 1 while it is. Over any span of length `t` the VM is therefore favoured for at
+/// most `budget + t * budget / within`.
+#[derive(Clone, Debug)]
+pub struct Favour {
+    limits: FavourLimits,
+    now: Nanos,
+    left: Nanos,
+    /// Id and end of each open start.
+    open: Vec<(u32, Nanos)>,
+    counters: FavourCounters,
+}
+
+impl Favour {
+    /// A VM with a full budget.
+    #[must_use]
+    pub fn new(limits: FavourLimits, now: Nanos) -> Self {
+        let limits = FavourLimits {
+            budget: limits.budget.max(Nanos(1)),
+            within: limits.within.max(limits.budget).max(Nanos(1)),
+            longest: limits.longest.max(Nanos(1)),
+        };
+        let (left, counters) = (limits.budget, FavourCounters::default());
+        Self { limits, now, left, open: Vec::new(), counters }
+    }
+
+    /// The guest says something.
+    pub fn hear(&mut self, word: Word, now: Nanos) {
+        self.advance(now);
+        match word {
+            Word::End { id } => self.open.retain(|(open, _)| *open != id),
+            Word::Start { id, wanted } => {
+                self.counters.starts += 1;
+                // The same start said again is the start of before.
+                if self.open.iter().any(|(open, _)| *open == id) {
+                    return;
+                }
+                if self.open.len() >= MOST_OPEN || self.left.0 < self.least() {
+                    self.counters.refused += 1;
+                    return;
+                }
+                let end = self.now.0.saturating_add(wanted.min(self.limits.longest).0);
+                self.open.push((id, Nanos(end)));
+            }
+        }
+    }
+
+    /// The guest is gone, or its port closed: nothing starts in it.
+    pub fn forget(&mut self, now: Nanos) {
+        self.advance(now);
+        self.open.clear();
+    }
+
+    /// Whether the VM is favoured from `now` on.
+    pub fn is_favoured(&mut self, now: Nanos) -> bool {
+        self.advance(now);
+        self.favoured()
+    }
+
+    /// When [`Favour::is_favoured`] changes by itself; `None` while the VM is not favoured.
+    #[must_use]
+    pub fn until(&self) -> Option<Nanos> {
+        if !self.favoured() {
+            return None;
+        }
+        let last = self.open.iter().map(|(_, end)| end.0).max()?;
+        Some(Nanos(last.min(self.now.0.saturating_add(self.left.0))))
+    }
+
+    /// What became of its starts.
+    #[must_use]
+    pub fn counters(&self) -> FavourCounters {
+        self.counters
+    }
+
+    fn favoured(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// What a start must find of the budget: less is of no use to it, and a guest that says starts
+    /// without end would switch the weight all the time.
+    fn least(&self) -> u64 {
+        self.limits.budget.0 / LEAST_PART
+    }
+
+    /// Charges the time since the last call, change by change.
+    fn advance(&mut self, now: Nanos) {
+        while let Some(change) = self.until().filter(|change| *change <= now) {
+            self.pass(change);
+            self.open.retain(|(_, end)| *end > change);
+            if self.left.0 == 0 && !self.open.is_empty() {
+                // One that outlives the budget gets no more of it.
+                self.counters.cut += 1;
+                self.open.clear();
+            }
+        }
+        self.pass(now);
+        self.open.retain(|(_, end)| *end > self.now);
+    }
+
+    fn pass(&mut self, to: Nanos) {
+        let time = to.0.saturating_sub(self.now.0);
+        self.now = self.now.max(to);
+        if self.favoured() {
+            self.left = Nanos(self.left.0.saturating_sub(time));
+            self.counters.favoured = Nanos(self.counters.favoured.0.saturating_add(time));
+        } else {
+            // Below 2^64 * 2^64; rounded down, so that never more is given.
+            let back = u128::from(time) * u128::from(self.limits.budget.0) / u128::from(self.limits.within.0);
+            let room = self.limits.budget.0 - self.left.0;
+            self.left = Nanos(self.left.0 + u64::try_from(back).unwrap_or(u64::MAX).min(room));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn limits() -> FavourLimits {
+        FavourLimits { budget: Nanos(10 * S), within: Nanos(60 * S), longest: Nanos(8 * S) }
+    }
+
+    fn start(id: u32, seconds: u64) -> Word {
+        Word::Start { id, wanted: Nanos(seconds * S) }
+    }
+
+    #[test]
+    fn a_start_is_favoured_until_its_end() {
+        let mut favour = Favour::new(limits(), Nanos(0));
+        assert!(!favour.is_favoured(Nanos(S)) && favour.until().is_none());
+        favour.hear(start(1, 5), Nanos(S));
+        assert!(favour.is_favoured(Nanos(S)));
+        assert_eq!(favour.until(), Some(Nanos(6 * S)));
+        favour.hear(Word::End { id: 2 }, Nanos(2 * S));
+        assert!(favour.is_favoured(Nanos(2 * S)), "another start's end");
+        favour.hear(Word::End { id: 1 }, Nanos(3 * S));
+        assert!(!favour.is_favoured(Nanos(3 * S)));
+        assert_eq!(
+            favour.counters(),
+            FavourCounters { starts: 1, favoured: Nanos(2 * S), ..FavourCounters::default() }
+        );
+    }
+
+    #[test]
+    fn a_start_that_never_ends_is_over_by_itself() {
+        let mut favour = Favour::new(limits(), Nanos(0));
+        favour.hear(start(1, 3_600), Nanos(0));
+        assert_eq!(favour.until(), Some(Nanos(8 * S)), "the host's limit");
+        assert!(favour.is_favoured(Nanos(8 * S - 1)) && !favour.is_favoured(Nanos(8 * S)));
+        favour.hear(start(2, 3_600), Nanos(8 * S));
+        assert_eq!(favour.until(), Some(Nanos(10 * S)), "what is left of the budget");
+        assert!(!favour.is_favoured(Nanos(11 * S)));
+        assert_eq!(favour.counters().cut, 1);
+    }
+
+    #[test]
+    fn the_port_closes() {
+        let mut favour = Favour::new(limits(), Nanos(0));
+        favour.hear(start(1, 5), Nanos(0));
+        favour.forget(Nanos(S));
+        assert!(!favour.is_favoured(Nanos(S)));
+    }
+
+    #[test]
+    fn more_starts_at_once_than_are_held_are_refused() {
+        let mut favour = Favour::new(limits(), Nanos(0));
+        for id in 0..100 {
+            favour.hear(start(id, 1), Nanos(0));
+        }
+        assert_eq!((favour.counters().starts, favour.counters().refused), (100, 100 - MOST_OPEN as u64));
+    }
+
+    proptest! {
+        /// Whatever a guest says, it is favoured for at most `budget + t * budget / within`.
+        #[test]
+        fn nobody_is_favoured_beyond_the_budget(
+            words in proptest::collection::vec((any::<bool>(), 0u32..4, 0u64..20 * S, 0u64..9 * S), 1..200)
+        ) {
+            let limits = limits();
+            let (mut favour, mut now) = (Favour::new(limits, Nanos(0)), 0);
+            for (is_start, id, wanted, pause) in words {
+                now += pause;
+                let word = if is_start { Word::Start { id, wanted: Nanos(wanted) } } else { Word::End { id } };
+                favour.hear(word, Nanos(now));
+                let most = limits.budget.0 + now / (limits.within.0 / limits.budget.0);
+                prop_assert!(favour.counters().favoured.0 <= most);
+                prop_assert!(favour.left <= limits.budget);
+                if let Some(until) = favour.until() {
+                    prop_assert!(until.0 > now);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! A command whose start-up a user waits for: the host is asked to favour this machine meanwhile.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rtvirtio_startup::{PORT, Word};
+use rtvirtio_units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::ReporterError;
+
+/// Where Linux lists ports of virtio-serial.
+const PORTS: &str = "/sys/class/virtio-ports";
+/// Attempts while another process has the port open, for the moment of a line.
+const ATTEMPTS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// `IOPRIO_WHO_PROCESS`, and classes as in `include/uapi/linux/ioprio.h`: the class is in bits 13
+/// to 15, the level below.
+const WHO_PROCESS: libc::c_int = 1;
+const REAL_TIME: libc::c_int = 1 << 13;
+const BEST_EFFORT_FIRST: libc::c_int = 2 << 13;
+const NONE: libc::c_int = 0;
+
+/// How a command starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartOptions {
+    /// It has started after this time at the latest: an interactive program does not end by itself.
+    pub longest: Duration,
+    /// Whether its I/O is real-time in this guest meanwhile (`ionice -c 1`), which its scheduler
+    /// and the I/O domain see.
+    pub real_time: bool,
+}
+
+/// Starts a command, says so to the host, and says when it has started: when it ends, or after the
+/// longest time. Then waits for its end. Returns its exit code, 128 and the signal where one ended
+/// it. `note` gets what could not be done; the command runs all the same.
+///
+/// # Errors
+/// When the command cannot be started.
+pub fn start(
+    argv: &[String],
+    options: StartOptions,
+    note: &mut dyn FnMut(&str),
+) -> Result<i32, ReporterError> {
+    let [program, args @ ..] = argv else {
+        return Err(ReporterError::io("start", "")(io::ErrorKind::InvalidInput.into()));
+    };
+    let id = std::process::id();
+    let wanted = Nanos(u64::try_from(options.longest.as_nanos()).unwrap_or(u64::MAX));
+    let port = find_port(Path::new(PORTS));
+    let said = match &port {
+        None => Err(format!("this machine has no port {PORT}")),
+        Some(port) => say(port, Word::Start { id, wanted }),
+    };
+    if let Err(why) = &said {
+        note(&format!("the host is not told: {why}"));
+    }
+    let mut command = Command::new(program);
+    command.args(args);
+    if options.real_time {
+        // SAFETY: between fork and exec only async-signal-safe system calls are made.
+        unsafe {
+            command.pre_exec(|| {
+                // Without the right to a real-time class the first of the ordinary levels.
+                if set_priority(0, REAL_TIME).is_err() {
+                    let _ = set_priority(0, BEST_EFFORT_FIRST);
+                }
+                Ok(())
+            });
+        }
+    }
+    let ended = command.spawn().and_then(|mut child| {
+        let ended = wait_at_most(&mut child, options.longest);
+        Ok((child, ended?))
+    });
+    if let (Ok(()), Some(port)) = (&said, &port) {
+        if let Err(why) = say(port, Word::End { id }) {
+            note(&format!("the host is not told that it has started: {why}"));
+        }
+    }
+    let (mut child, ended) = ended.map_err(ReporterError::io("start", program.as_str()))?;
+    let status = match ended {
+        Some(status) => status,
+        None => {
+            if options.real_time {
+                let left = family(Path::new("/proc"), child.id());
+                if left.iter().any(|tid| set_priority(*tid, NONE).is_err_and(|e| !is_gone(&e))) {
+                    note("some of its threads keep their I/O priority");
+                }
+            }
+            child.wait().map_err(ReporterError::io("wait for", program.as_str()))?
+        }
+    };
+    Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+}
+
+/// The device of the port.
+fn find_port(ports: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(ports).ok()?;
+    let is_ours = |dir: &PathBuf| fs::read_to_string(dir.join("name")).is_ok_and(|name| name.trim() == PORT);
+    let dir = entries.flatten().map(|entry| entry.path()).find(is_ours)?;
+    Some(Path::new("/dev").join(dir.file_name()?))
+}
+
+/// Writes a line. The port is open only for that: the kernel lets one process have it.
+fn say(port: &Path, word: Word) -> Result<(), String> {
+    let mut attempt = 1;
+    let mut file = loop {
+        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(port);
+        match opened {
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy && attempt < ATTEMPTS => {
+                attempt += 1;
+                std::thread::sleep(PAUSE);
+            }
+            opened => break opened.map_err(|e| format!("{}: {e}", port.display()))?,
+        }
+    };
+    file.write_all(word.to_string().as_bytes()).map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => format!("nobody on the host listens at {}", port.display()),
+        _ => format!("{}: {e}", port.display()),
+    })
+}
+
+/// Waits for a child's end; `None` when it still runs after `longest`.
+fn wait_at_most(child: &mut Child, longest: Duration) -> io::Result<Option<ExitStatus>> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pidfd = pidfd_open(pid.ok_or(io::ErrorKind::InvalidInput)?, PidfdFlags::empty())?;
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        let left = longest.saturating_sub(begin.elapsed());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        let time = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3_600, tv_nsec: 0 });
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// All threads of a process and of those that come from it.
+fn family(proc: &Path, of: u32) -> BTreeSet<u32> {
+    let numbers = |dir: &Path| -> Vec<u32> {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    };
+    // The parent is the second field after the name, which stands in brackets and may hold any.
+    let parent = |pid: u32| -> Option<u32> {
+        let stat = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    let parents: Vec<(u32, u32)> =
+        numbers(proc).into_iter().filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut processes = vec![of];
+    let mut next = 0;
+    while let Some(pid) = processes.get(next).copied() {
+        processes.extend(parents.iter().filter(|(_, parent)| *parent == pid).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    processes.iter().flat_map(|pid| numbers(&proc.join(pid.to_string()).join("task"))).collect()
+}
+
+/// Sets the I/O priority of a thread; 0 is the calling one.
+fn set_priority(tid: u32, priority: libc::c_int) -> io::Result<()> {
+    // SAFETY: ioprio_set(2) takes numbers only.
+    let done = unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, tid, priority) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(text: &str) -> Vec<String> {
+        ["sh", "-c", text].map(str::to_owned).to_vec()
+    }
+
+    fn priority_of(tid: u32) -> libc::c_long {
+        // SAFETY: ioprio_get(2) takes numbers only.
+        unsafe { libc::syscall(libc::SYS_ioprio_get, WHO_PROCESS, tid) }
+    }
+
+    #[test]
+    fn a_command_runs_without_a_host_and_its_code_is_kept() {
+        let options = StartOptions { longest: Duration::from_secs(60), real_time: true };
+        let mut notes = Vec::new();
+        let code = start(&command("exit 3"), options, &mut |n| notes.push(n.to_owned())).unwrap();
+        assert_eq!(code, 3);
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        assert!(notes[0].contains(PORT), "{notes:?}");
+        assert!(start(&["/no/such/program".to_owned()], options, &mut |_| {}).is_err());
+    }
+
+    #[test]
+    fn what_outlives_the_start_is_ordinary_again() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let file = dir.path().join("pids");
+        let text = format!("sleep 1000 & echo $$ $! >{f}.new; mv {f}.new {f}; wait", f = file.display());
+        let options = StartOptions { longest: Duration::from_millis(300), real_time: true };
+        let runs = std::thread::spawn(move || start(&command(&text), options, &mut |_| {}));
+        let pids = loop {
+            if let Ok(text) = fs::read_to_string(&file) {
+                break text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<u32>>();
+            }
+            std::thread::sleep(PAUSE);
+        };
+        let (shell, sleeps) = (pids[0], pids[1]);
+        let own = family(Path::new("/proc"), shell);
+        assert!(own.contains(&shell) && own.contains(&sleeps), "{own:?} {pids:?}");
+        // Both have a class of their own until the time is over, and none after it.
+        let is_ordinary = || [shell, sleeps].iter().all(|pid| priority_of(*pid) >> 13 == 0);
+        let became = (0..3_000).any(|_| {
+            std::thread::sleep(PAUSE);
+            is_ordinary()
+        });
+        assert!(became, "{own:?}");
+        let pid = i32::try_from(sleeps).ok().and_then(Pid::from_raw).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        assert_eq!(runs.join().unwrap().unwrap(), 0);
+    }
+
+    #[test]
+    fn the_port_is_found_by_its_name() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        for (port, name) in [("vport1p1", "org.qemu.guest_agent.0"), ("vport1p2", PORT)] {
+            fs::create_dir(dir.path().join(port)).unwrap();
+            fs::write(dir.path().join(port).join("name"), format!("{name}\n")).unwrap();
+        }
+        assert_eq!(find_port(dir.path()), Some("/dev/vport1p2".into()));
+        assert_eq!(find_port(&dir.path().join("none")), None);
+        // A line goes to the port as one write.
+        let file = dir.path().join("port");
+        fs::write(&file, "").unwrap();
+        say(&file, Word::End { id: 5 }).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "end 5\n");
+        assert!(say(dir.path(), Word::End { id: 5 }).is_err());
+    }
+}

@@ -1,0 +1,322 @@
+//! Start-up time of applications in a guest under guest and host load, cell by cell: the matrix of
+//! Spyridakis and Raho, *On Application Responsiveness and Storage Latency in Virtualized
+//! Environments* (sections IV and V), with two answers to its missing link next to each other.
+//!
+//! Caches are cold before every start. The guest's are dropped. The host's hold nothing of the
+//! disk: QEMU, the loop device and the loads use direct I/O, and what the device's own page cache
+//! has from the making of the file system is flushed; the bytes that each start reads from the
+//! guest's disk are in the result.
+
+mod bed;
+mod cell;
+mod load;
+mod measure;
+mod page;
+mod service;
+mod video;
+
+pub use cell::{APPS, App, Cell, Choice, GUEST_LOADS, HOST_LOADS, Plane, SCHEDULERS};
+pub use measure::{ResponsivenessOptions, measure};
+pub use page::report;
+pub use video::{Frames, Video};
+
+use rtvirtio_measure::HostFacts;
+use rtvirtio_stats::Summary;
+use serde::{Deserialize, Serialize};
+
+use crate::claims::Claim;
+use crate::saved::Saved;
+
+/// File name of the result.
+pub const FILE: &str = "responsiveness.json";
+/// A cell in which BFQ alone takes so many times the idle start-up is one that the kernel's plane
+/// must help.
+const BAD: f64 = 3.0;
+
+/// One start-up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// From exec to exit, or the limit; of the guest's clock.
+    pub seconds: f64,
+    /// Whether it did not end within the limit.
+    pub timed_out: bool,
+    /// Bytes that the guest read from its disk meanwhile, its load's included.
+    pub read: u64,
+}
+
+/// The paper's single run: start-ups in a row under one load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunOfStarts {
+    /// Where.
+    pub cell: Cell,
+    /// By which plane.
+    pub plane: Plane,
+    /// Repetition.
+    pub repetition: usize,
+    /// In order. After one that was not in time the others are not made, as in the paper.
+    pub starts: Vec<Start>,
+    /// Bytes per second of the device before the first start, and the guest's part: its aggregate
+    /// throughput.
+    pub throughput: [f64; 2],
+    /// How long the VM was favoured by the kernel's plane, in s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub favoured: Option<f64>,
+}
+
+impl RunOfStarts {
+    /// Whether a start was not in time.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.starts.iter().any(|s| s.timed_out)
+    }
+
+    /// The five statistics of its starts.
+    #[must_use]
+    pub fn summary(&self) -> Option<Summary> {
+        Summary::of(&self.starts.iter().map(|s| s.seconds).collect::<Vec<_>>())
+    }
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResponsivenessData {
+    /// [`ResponsivenessData::SCHEMA`].
+    pub schema: String,
+    /// Where.
+    pub host: HostFacts,
+    /// How the last part was made.
+    pub command: String,
+    /// When.
+    pub generated: String,
+    /// After so many seconds a start-up has failed.
+    pub limit: f64,
+    /// Bytes of the applications' file system.
+    pub app_bytes: u64,
+    /// In the order in which they were made.
+    pub runs: Vec<RunOfStarts>,
+    /// Two VMs that play a video.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub videos: Vec<Video>,
+}
+
+impl Saved for ResponsivenessData {
+    const SCHEMA: &str = "rtvirtio-responsiveness/1";
+}
+
+/// A cell under a plane.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// All starts of all runs.
+    pub all: Summary,
+    /// The means of the runs, of which the paper shows the mean.
+    pub means: Summary,
+    /// Whether a start was not in time.
+    pub failed: bool,
+    /// Mean over the runs, as [`RunOfStarts::throughput`].
+    pub throughput: [f64; 2],
+}
+
+impl ResponsivenessData {
+    /// What was measured of a cell under a plane; `None` when nothing was.
+    #[must_use]
+    pub fn point(&self, cell: &Cell, plane: Plane) -> Option<Point> {
+        let runs: Vec<&RunOfStarts> = self
+            .runs
+            .iter()
+            .filter(|r| r.plane == plane && r.cell == *cell && !r.starts.is_empty())
+            .collect();
+        let starts: Vec<f64> = runs.iter().flat_map(|r| &r.starts).map(|s| s.seconds).collect();
+        let means: Vec<f64> = runs.iter().filter_map(|r| Some(r.summary()?.mean)).collect();
+        let mean = |i: usize| runs.iter().map(|r| r.throughput[i]).sum::<f64>() / runs.len() as f64;
+        Some(Point {
+            all: Summary::of(&starts)?,
+            means: Summary::of(&means)?,
+            failed: runs.iter().any(|r| r.failed()),
+            throughput: [mean(0), mean(1)],
+        })
+    }
+
+    /// All cells with a run, sorted.
+    #[must_use]
+    pub fn cells(&self) -> Vec<Cell> {
+        let mut cells: Vec<Cell> = self.runs.iter().map(|r| r.cell.clone()).collect();
+        cells.sort();
+        cells.dedup();
+        cells
+    }
+
+    /// Mean start-up over that of the same application on the idle device without any plane;
+    /// `None` when either was not measured.
+    #[must_use]
+    pub fn over_idle(&self, cell: &Cell, plane: Plane) -> Option<f64> {
+        let idle = self.point(&cell.idle(), Plane::Default)?;
+        Some(self.point(cell, plane)?.all.mean / idle.all.mean)
+    }
+
+    /// The worst cell of a plane among those that `counts`: cell, times idle, starts.
+    fn worst(&self, plane: Plane, counts: impl Fn(&Cell) -> bool) -> Option<(Cell, f64, usize)> {
+        let ratio = |cell: Cell| {
+            let (over, n) = (self.over_idle(&cell, plane)?, self.point(&cell, plane)?.all.n);
+            Some((cell, over, n))
+        };
+        let all = self.cells().into_iter().filter(counts).filter_map(ratio);
+        all.max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// Whether a plane's start-ups of a cell are longer than those without, by more than both
+    /// intervals; `None` when it is not known.
+    fn is_worse(&self, cell: &Cell, plane: Plane) -> Option<bool> {
+        let (with, without) = (self.point(cell, plane)?.all, self.point(cell, Plane::Default)?.all);
+        let known = with.interval.is_finite() && without.interval.is_finite();
+        // Without a spread, as of two that both took the limit, the clock's 10 ms remain.
+        let least = with.interval.max(without.interval).max(0.01);
+        known.then_some(with.mean - without.mean > least)
+    }
+}
+
+/// The claims.
+#[must_use]
+pub fn claims(data: &ResponsivenessData) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    let bad = |cell: &Cell| data.over_idle(cell, Plane::Default).is_some_and(|over| over >= BAD);
+    for plane in Plane::ALL {
+        let worst = match plane {
+            Plane::Kernel => data.worst(plane, bad),
+            _ => data.worst(plane, |_| true),
+        };
+        let Some((cell, over, n)) = worst else { continue };
+        let cells = data.cells().into_iter().filter(|c| data.over_idle(c, plane).is_some()).count();
+        let of = match plane {
+            Plane::Default => "without any plane, QEMU and the host's readers in one group",
+            Plane::Grouped => "with the VM in a cgroup of its own, weights as they are",
+            Plane::Kernel => {
+                "with the VM's weight raised while its guest says so, in cells where BFQ alone takes at least 3 times idle"
+            }
+            Plane::Domain => "with the I/O domain and the guest's priority",
+        };
+        let what = format!(
+            "mean start-up over that on the idle device, {of}: the worst of {cells} cells ({}, {}, {}, guest {}, host {}); a start over the limit counts as the limit",
+            cell.device,
+            cell.app,
+            cell.loads(),
+            cell.guest_scheduler,
+            cell.host_scheduler
+        );
+        let claim = Claim::new(format!("startup.{plane}.worst_over_idle"), what, over, "times", n);
+        claims.push(match plane {
+            Plane::Kernel => claim.at_most(2.0),
+            Plane::Domain => claim.at_most(1.3),
+            Plane::Default | Plane::Grouped => claim,
+        });
+    }
+    let ours = [Plane::Kernel, Plane::Domain];
+    let cells = data.cells();
+    let compared: Vec<bool> =
+        cells.iter().flat_map(|cell| ours.iter().filter_map(|plane| data.is_worse(cell, *plane))).collect();
+    if !compared.is_empty() {
+        let what = "cells in which the start-up is longer with one of our planes than without, by more than both 95 % intervals";
+        let worse = compared.iter().filter(|worse| **worse).count();
+        claims.push(
+            Claim::new("startup.worse_than_default", what, worse as f64, "cells", compared.len())
+                .at_most(0.0),
+        );
+    }
+    let frames = |planes: &[Plane]| {
+        let of = data.videos.iter().filter(|v| planes.contains(&v.plane)).flat_map(|v| &v.vms);
+        of.fold((0, 0), |(late, all), vm| (late + vm.late, all + vm.frames))
+    };
+    let (late, all) = frames(&ours);
+    if all > 0 {
+        let what = "late frames of two VMs that each play a video (24 reads of 256 KiB a second, three seconds of buffer) next to readers of the host, \
+                    with the VMs' weights raised and with the I/O domain's reservations";
+        let n = usize::try_from(all).unwrap_or(usize::MAX);
+        claims.push(Claim::new("startup.late_frames", what, late as f64, "frames", n).at_most(0.0));
+    }
+    let (late, all) = frames(&[Plane::Default]);
+    if all > 0 {
+        let what = "the same without any plane";
+        let n = usize::try_from(all).unwrap_or(usize::MAX);
+        claims.push(Claim::new("startup.late_frames.default", what, late as f64, "frames", n));
+    }
+    claims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(guest_load: &str, host_load: &str) -> Cell {
+        Cell {
+            device: "microsd".to_owned(),
+            app: "small".to_owned(),
+            guest_load: guest_load.to_owned(),
+            host_load: host_load.to_owned(),
+            guest_scheduler: "bfq".to_owned(),
+            host_scheduler: "bfq".to_owned(),
+        }
+    }
+
+    fn run(cell: Cell, plane: Plane, seconds: &[f64]) -> RunOfStarts {
+        let starts = seconds.iter().map(|s| Start { seconds: *s, timed_out: *s >= 60.0, read: 1 }).collect();
+        RunOfStarts { cell, plane, repetition: 0, starts, throughput: [2e6, 1e6], favoured: None }
+    }
+
+    fn data(runs: Vec<RunOfStarts>) -> ResponsivenessData {
+        ResponsivenessData {
+            schema: ResponsivenessData::SCHEMA.to_owned(),
+            host: HostFacts {
+                kernel: String::new(),
+                cpus: 2,
+                vmm: String::new(),
+                accelerator: String::new(),
+                device: String::new(),
+            },
+            command: String::new(),
+            generated: String::new(),
+            limit: 60.0,
+            app_bytes: 0,
+            runs,
+            videos: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn claims_are_of_the_worst_cells() {
+        let data = data(vec![
+            run(cell("none", "none"), Plane::Default, &[1.0, 1.1, 0.9]),
+            run(cell("none", "1r"), Plane::Default, &[2.0, 2.1, 1.9]),
+            run(cell("none", "1r"), Plane::Kernel, &[2.5, 2.6, 2.4]),
+            run(cell("5r-seq", "5r"), Plane::Default, &[60.0]),
+            run(cell("5r-seq", "5r"), Plane::Kernel, &[1.8, 1.9, 1.7]),
+            run(cell("5r-seq", "5r"), Plane::Domain, &[1.2, 1.25, 1.15]),
+        ]);
+        let claims = claims(&data);
+        let of = |id: &str| claims.iter().find(|c| c.id == id).unwrap();
+        let default = of("startup.default.worst_over_idle");
+        assert!((default.value - 60.0).abs() < 1e-9 && default.n == 1 && default.at_most.is_none());
+        let kernel = of("startup.kernel.worst_over_idle");
+        assert!((kernel.value - 1.8).abs() < 1e-9, "only cells that are bad without: {}", kernel.value);
+        assert!(kernel.met && kernel.n == 3);
+        assert!(of("startup.domain.worst_over_idle").met);
+        let worse = of("startup.worse_than_default");
+        // One start alone has no interval, so that cell is not compared.
+        assert_eq!((worse.value, worse.n, worse.met), (1.0, 1, false));
+        assert!(
+            claims.iter().all(|c| c.id != "startup.grouped.worst_over_idle"),
+            "nothing measured, no claim"
+        );
+    }
+
+    #[test]
+    fn runs_of_a_cell_are_one_point() {
+        let all = data(vec![
+            run(cell("none", "none"), Plane::Default, &[1.0, 3.0]),
+            run(cell("none", "none"), Plane::Default, &[2.0, 4.0]),
+        ]);
+        let point = all.point(&cell("none", "none"), Plane::Default).unwrap();
+        assert_eq!((point.all.n, point.means.n, point.all.mean, point.failed), (4, 2, 2.5, false));
+        assert_eq!((point.means.min, point.throughput), (2.0, [2e6, 1e6]));
+        assert!(all.point(&cell("none", "none"), Plane::Kernel).is_none());
+        assert!(all.over_idle(&cell("none", "1r"), Plane::Default).is_none());
+    }
+}
