@@ -54,7 +54,8 @@ pub struct StartsOptions {
     /// For how long.
     pub limits: FavourLimits,
     /// Whether starts are also recognised without the guest's word, by
-    /// [`rtvirtio_startup::Recogniser`]. A job that wakes up and reads small files is taken for one.
+    /// [`rtvirtio_startup::Recogniser`]. A job that wakes up and reads small files is taken for
+    /// one.
     pub recognise: bool,
 }
 

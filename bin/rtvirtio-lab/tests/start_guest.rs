@@ -1,0 +1,74 @@
+//! A real guest says that something starts, and is measured by the product's own command.
+
+use std::fs;
+
+use rtvirtio_startup::Word;
+use rtvirtio_testbed::image;
+use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_testkit::site::{Site, program, text, wait_for};
+use rtvirtio_testkit::{HANG, Need, has};
+use rtvirtio_vmm::{PortState, StartPort};
+
+/// Where the program is in the guest.
+const PROGRAM: &str = "/usr/bin/rtvirtio-guest";
+
+#[test]
+fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
+    let test = "a_guest_says_what_starts_and_how_long_it_takes_is_measured";
+    if !has(test, &[Need::Root, Need::QEMU]) {
+        return;
+    }
+    let site = Site::new();
+    let image = image::ensure(&image::default_cache(), &|_| ()).unwrap();
+    let run = site.dir.path().join("vms");
+    let config = QemuConfig { start_port: true, ..QemuConfig::new("desk", image, GuestDisk::None, &run) };
+    let mut vm = QemuGuest::start(&config).unwrap();
+    vm.write_file(PROGRAM, &fs::read(program("rtvirtio-guest")).unwrap()).unwrap();
+    assert!(vm.exec(&["chmod", "755", PROGRAM], HANG).unwrap().success());
+
+    // Nobody listens: the command runs all the same, and the guest is told.
+    let done = vm.exec(&[PROGRAM, "start", "sh", "-c", "exit 3"], HANG).unwrap();
+    assert_eq!(done.code, Some(3));
+    assert!(text(&done.stderr).contains("listens"), "{}", text(&done.stderr));
+
+    let mut port = StartPort::new(&vm.handle().start_socket());
+    wait_for("the port", || matches!(port.poll(&mut |_| {}), PortState::Connected));
+    let mut words = Vec::new();
+    let done = vm.exec(&[PROGRAM, "start", "--for", "60", "ionice"], HANG).unwrap();
+    assert!(done.success() && done.stderr.is_empty(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("realtime"), "its own class: {}", text(&done.stdout));
+    wait_for("both words", || {
+        port.poll(&mut |word| words.push(word));
+        words.len() == 2
+    });
+    let Word::Start { id, wanted } = words[0] else { panic!("{words:?}") };
+    assert_eq!((wanted.0, words[1]), (60_000_000_000, Word::End { id }));
+
+    // The agent's channel is the command's now.
+    vm.close_agent();
+    let spec = site.dir.path().join("desk.toml");
+    let lines = format!(
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"desk\"\nqmp = '{}'\nagent = '{}'\ndisk = \"/dev/vda\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+        vm.handle().qmp_socket().display(),
+        vm.handle().agent_socket().display()
+    );
+    fs::write(&spec, lines).unwrap();
+    let measure = ["measure", "start-up", "desk", "--spec", spec.to_str().unwrap(), "--times", "2"];
+    let (code, result) = site.json(&[&measure[..], &["--command", "sleep 0.3", "--say"]].concat());
+    assert_eq!((code, result["starts"].as_array().unwrap().len()), (0, 2), "{result}");
+    let summary = &result["summary"];
+    assert_eq!(summary["n"], 2, "{result}");
+    assert!(summary["min"].as_f64().unwrap() >= 0.27, "two ticks less at most: {result}");
+    wait_for("its words", || {
+        port.poll(&mut |word| words.push(word));
+        words.len() == 6
+    });
+    // One that is not in time is a miss, one that fails an error with its reason.
+    let (code, result) = site.json(&[&measure[..], &["--command", "sleep 60", "--limit", "1s"]].concat());
+    assert_eq!((code, &result["starts"][0]["timed_out"]), (2, &true.into()), "{result}");
+    let failed = site.output(&[&measure[..], &["--command", "echo why >&2; exit 9"]].concat());
+    let error = text(&failed.stderr);
+    assert!(error.contains("ended with 9") && error.contains("why"), "{error}");
+    vm.stop().unwrap();
+    site.assert_clean();
+}
