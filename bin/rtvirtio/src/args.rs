@@ -160,8 +160,9 @@ EXAMPLES
   sudo rtvirtio starts desk.toml --port desk=/run/desk.start --budget 20s --within 2min --weight 500
   rtvirtio-guest start gimp                 in the guest: this is being started
 
-Needs BFQ on the device, a cgroup of its own for the VM, and a virtio-serial port named org.rtvirtio.start.0: docs/guide/start-up.md. Both weights are
-journaled before anything is changed, so `rtvirtio revert` puts the first one back, also after a crash of this command.")]
+docs/guide/start-up.md has the steps. Needs BFQ on the device, a cgroup for the VM, and the virtio-serial port
+org.rtvirtio.start.0. Both weights are journaled before anything is changed, so `rtvirtio revert` puts the first one
+back, also after a crash of this command.")]
     Starts(StartsArgs),
     /// Contracts that rtvirtiod keeps: set, show, remove, accept
     #[command(after_help = "\
