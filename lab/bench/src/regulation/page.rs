@@ -37,7 +37,7 @@ pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let data: RegulationData = read(path)?;
     let of = |name: String, (_, plot): (String, Plot)| match plot {
         Plot::Xy(plot) => Some((name, svg_xy(&plot, WIDTH).standalone())),
-        Plot::Bars(_) => None,
+        Plot::Bars(_) | Plot::Times(_) => None,
     };
     let all = flows(&data).into_iter().flat_map(|flow| {
         let name = |what: &str| format!("regulation-{what}-{}.svg", flow.name());
