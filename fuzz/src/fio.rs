@@ -63,6 +63,8 @@ fn job(flags: u8) -> JobFile {
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
         traffic: Traffic::default(),
+        nics: Vec::new(),
+        flows: Vec::new(),
         tasks: vec![
             task("light", Op::Read, Some(100.0), 1, Arrival::Closed),
             task("global", mixed, Some(62.5), 1, Arrival::Closed),

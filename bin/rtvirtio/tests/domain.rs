@@ -8,7 +8,9 @@ mod plane;
 use plane::{Plane, differences};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testbed::RamDisk;
+use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testkit::site::{Site, can_run, text};
+use rtvirtio_testkit::{Need, has};
 use rtvirtio_units::Bytes;
 
 /// Of the flash twin.
@@ -51,6 +53,34 @@ fn a_simulation_shows_worst_case_and_bound() {
     assert!(
         out["plan"]["vms"][0]["refused"].as_str().unwrap().contains("% of the device are reserved"),
         "{out:#}"
+    );
+}
+
+#[test]
+fn flows_are_planned_and_played() {
+    let site = Site::new();
+    let (code, out) = site.json(&["simulate", "examples/station.toml", "--for", "5s", "--worst"]);
+    assert_eq!(code, 0, "{out:#}");
+    let flows = out["networks"][0]["flows"].as_array().unwrap();
+    assert_eq!(flows.len(), 3, "{out:#}");
+    for flow in flows.iter().filter(|flow| !flow["target"].is_null()) {
+        assert_eq!(flow["met"], true, "{flow:#}");
+        assert!(flow["longest"].as_u64() <= flow["bound"].as_u64(), "{flow:#}");
+    }
+    let spec = site.dir.path().join("station.toml");
+    let text_of =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/station.toml"));
+    // A link too slow for it: said, with a reason, and by the exit code.
+    std::fs::write(&spec, text_of.unwrap().replace("100Mbit/s", "4Mbit/s")).unwrap();
+    let spec = spec.to_str().unwrap();
+    let planned = site.output(&["plan", spec, "--domain", "--profile", PROFILE]);
+    assert_eq!(planned.status.code(), Some(2), "{}", text(&planned.stderr));
+    assert!(text(&planned.stdout).contains("relay: no promise:"), "{}", text(&planned.stdout));
+    let kernel = site.output(&["plan", spec, "--profile", PROFILE]);
+    assert!(
+        text(&kernel.stderr).contains("flows of the spec's networks are left out"),
+        "{}",
+        text(&kernel.stderr)
     );
 }
 
@@ -300,4 +330,39 @@ fn guests_run_on_a_planned_domain() {
     assert!(seen["vms"][0]["reserved"].as_u64().unwrap() > 0, "requests go by their deadlines: {seen:#}");
     site.ok(&["lab", "down"]);
     site.assert_clean();
+}
+
+/// The kernel takes the classes, and sorts frames by who sends them.
+#[test]
+fn flows_become_classes_of_the_kernel() {
+    let test = "flows_become_classes_of_the_kernel";
+    if !has(test, &[Need::Root, Need::Program("tc")]) {
+        return;
+    }
+    let site = Site::new();
+    for (of, said) in [("a;b", "is no name of an interface"), ("x=eth0", "has no network \"x\"")] {
+        let out = site.output(&["plan", "examples/station.toml", "--tc", of]);
+        assert!(!out.status.success() && text(&out.stderr).contains(said), "{}", text(&out.stderr));
+    }
+    let script = site.ok(&["plan", "examples/station.toml", "--tc", "up0"]);
+    assert!(script.contains("not deadlines"), "{script}");
+    // `flower`, which knows VLAN tags, is a module that a small kernel lacks.
+    let script: String = script.lines().filter(|l| !l.contains("flower")).map(|l| format!("{l}\n")).collect();
+    let namespace = Namespace::new().unwrap();
+    let shown = std::thread::scope(|s| {
+        let inside = || {
+            namespace.enter().unwrap();
+            netns::run("ip", "link add up0 type veth peer name up1").unwrap();
+            netns::run("ip", "link set up0 up").unwrap();
+            let file = site.dir.path().join("tc.sh");
+            std::fs::write(&file, &script).unwrap();
+            netns::run("sh", file.to_str().unwrap()).unwrap();
+            netns::run("tc", "class show dev up0").unwrap()
+                + &netns::run("tc", "filter show dev up0").unwrap()
+        };
+        s.spawn(inside).join().unwrap()
+    });
+    // The gateway's upload has no target: 64 kbit/s, and what is left.
+    assert_eq!(shown.matches("class htb 1:").count(), 6, "{shown}");
+    assert!(shown.contains("match 0000000a") || shown.contains("match 000a0000"), "{shown}");
 }

@@ -120,6 +120,8 @@ pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
         traffic: Traffic::default(),
+        nics: Vec::new(),
+        flows: Vec::new(),
         tasks: streams.iter().enumerate().map(|(k, s)| s.task(k)).collect(),
     };
     Spec { device, vms: vms.iter().enumerate().map(vm).collect() }

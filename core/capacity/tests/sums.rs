@@ -57,6 +57,8 @@ fn contract(i: usize, a: &Asked) -> Contract {
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
         traffic: Traffic::default(),
+        nics: Vec::new(),
+        flows: Vec::new(),
         tasks: vec![task],
     };
     Contract { vm: name, disks: vec![OnDisk { device: None, vm }], cpu: Some(Ratio(a.cpu)) }

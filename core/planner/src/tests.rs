@@ -78,6 +78,8 @@ pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
                 kernel: Kernel::Standard,
                 criticality: Criticality::default(),
                 traffic: Traffic::default(),
+                nics: Vec::new(),
+                flows: Vec::new(),
                 tasks: tasks.clone(),
             })
             .collect(),

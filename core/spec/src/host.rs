@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::device::Devices;
 use crate::error::{Report, SpecErrors};
+use crate::network::Network;
 use crate::types::{LabKind, Reach, Spec, Task, TaskDisk, Vm, VmDisk};
 use crate::vm::VmOnDisks;
 
@@ -15,6 +16,8 @@ pub struct HostSpec {
     parts: Vec<Part>,
     vms: Vec<Vm>,
     disks: Vec<Vec<TaskDisk>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    networks: Vec<Network>,
     /// What a caller that takes one device answers; `None` for a file with one.
     #[serde(skip)]
     several: Option<SpecErrors>,
@@ -43,6 +46,16 @@ impl HostSpec {
     #[must_use]
     pub fn vms(&self) -> &[Vm] {
         &self.vms
+    }
+
+    /// The networks, in file order.
+    #[must_use]
+    pub fn networks(&self) -> &[Network] {
+        &self.networks
+    }
+
+    pub(crate) fn with_networks(self, networks: Vec<Network>) -> Self {
+        Self { networks, ..self }
     }
 
     /// The disk of each task of the VM at this position; empty where there is no such VM.
@@ -102,7 +115,7 @@ impl From<Spec> for HostSpec {
         let (vms, part) = (spec.vms.clone(), Part::from(spec));
         let named = |disk: &Option<VmDisk>| TaskDisk { part: 0, name: None, disk: disk.clone() };
         let disks = part.disks.iter().map(|paths| paths.iter().map(named).collect()).collect();
-        Self { parts: vec![part], vms, disks, several: None }
+        Self { parts: vec![part], vms, disks, networks: Vec::new(), several: None }
     }
 }
 
@@ -167,7 +180,7 @@ pub(crate) fn assemble(
             (with_disk(&one.vm, first), one.disks)
         })
         .unzip();
-    good.then_some(HostSpec { parts, vms, disks, several })
+    good.then_some(HostSpec { parts, vms, disks, networks: Vec::new(), several })
 }
 
 /// The VM with this disk, where it is one that runs already.

@@ -18,6 +18,8 @@ mod host;
 mod libvirt;
 mod limits;
 mod nesting;
+mod network;
+mod network_read;
 mod quantity;
 mod source;
 mod suggest;
@@ -40,8 +42,10 @@ pub use device::{DEFAULT_TWIN_SIZE, MAX_TWIN_SIZE, MIN_TWIN_SIZE, TWIN_PROFILES}
 pub use error::{MAX_SHOWN_ERRORS, SpecError, SpecErrors};
 pub use host::{HostSpec, Part};
 pub use limits::{
-    DEFAULT_OPEN_DEPTH, MAX_DEVICES, MAX_DISKS_PER_VM, MAX_FILE_BYTES, MAX_TASKS_PER_VM, MAX_VMS,
+    DEFAULT_OPEN_DEPTH, MAX_DEVICES, MAX_DISKS_PER_VM, MAX_FILE_BYTES, MAX_FLOWS_PER_VM, MAX_NETWORKS,
+    MAX_NICS_PER_VM, MAX_TASKS_PER_VM, MAX_VMS,
 };
+pub use network::{Direction, Flow, Mark, Network, Nic, Uplink};
 pub use traffic::{Traffic, TrafficSpec, TrafficUnit};
 pub use types::*;
 
@@ -153,13 +157,18 @@ fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<HostSpe
     let aliases = [
         ("vms", "[[vm]]"),
         ("devices", "[[device]]"),
+        ("networks", "[[network]]"),
+        ("nic", "[[vm.nic]] below the [[vm]] it belongs to"),
+        ("flow", "[[vm.flow]] below the [[vm]] it belongs to"),
         ("task", "[[vm.task]] below the [[vm]] it belongs to"),
         ("tasks", "[[vm.task]] below the [[vm]] it belongs to"),
         ("twin", "twin below [device]"),
         ("lab", "lab below each [[vm]]"),
     ];
-    let file = Section::open(report, "a spec", root.get_ref(), 0..0, &["device", "vm"], &aliases);
+    let file = Section::open(report, "a spec", root.get_ref(), 0..0, &["device", "network", "vm"], &aliases);
     let devices = device::read_all(report, &file, directory);
-    let vms = vm::read_all(report, &file, &devices);
-    host::assemble(report, text, devices, vms?)
+    let networks = network_read::read_all(report, &file);
+    let vms = vm::read_all(report, &file, &devices, &networks);
+    let host = host::assemble(report, text, devices, vms?)?;
+    (!networks.bad).then_some(host.with_networks(networks.all))
 }

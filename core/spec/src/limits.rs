@@ -6,6 +6,12 @@ pub const MAX_FILE_BYTES: usize = 1 << 20;
 pub const MAX_DEVICES: usize = 16;
 /// Most disks of one VM.
 pub const MAX_DISKS_PER_VM: usize = 16;
+/// Most networks in one spec.
+pub const MAX_NETWORKS: usize = 16;
+/// Most ports of one VM.
+pub const MAX_NICS_PER_VM: usize = 8;
+/// Most flows of one VM.
+pub const MAX_FLOWS_PER_VM: usize = 64;
 /// Most VMs in one spec.
 pub const MAX_VMS: usize = 64;
 /// Most tasks in one VM.

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio, UnitError};
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Percentile, Ratio, UnitError};
 use toml::de::DeValue;
 
 use crate::error::Report;
@@ -104,6 +104,26 @@ impl Quantity for Iops {
         let rate: f64 = number.replace('_', "").parse().ok()?;
         let per = if Self::UNITS.contains(&per) { per } else { "/s" };
         is_rate.then(|| format!("{}{per}", rate * factor))
+    }
+}
+
+impl Quantity for BytesPerSec {
+    const EXAMPLE: &'static str = "\"100Mbit/s\"";
+    const UNITS: &'static [&'static str] =
+        &["Mbit/s", "Gbit/s", "kbit/s", "bit/s", "MB/s", "MiB/s", "kB/s", "KiB/s", "GB/s", "GiB/s", "B/s"];
+    const ALIASES: &'static [(&'static str, &'static str)] = &[
+        ("mbps", "Mbit/s"),
+        ("gbps", "Gbit/s"),
+        ("kbps", "kbit/s"),
+        ("bps", "bit/s"),
+        ("mbit", "Mbit/s"),
+        ("gbit", "Gbit/s"),
+        ("kbit", "kbit/s"),
+        ("m", "Mbit/s"),
+        ("g", "Gbit/s"),
+    ];
+    fn guess(number: &str) -> String {
+        format!("{number}Mbit/s")
     }
 }
 

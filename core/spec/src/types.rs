@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
+use crate::network::{Flow, Nic};
 use crate::traffic::Traffic;
 
 /// A validated spec file.
@@ -68,6 +69,12 @@ pub struct Vm {
     pub traffic: Traffic,
     /// Its I/O tasks in file order; names are unique within the VM. Never empty.
     pub tasks: Vec<Task>,
+    /// Its ports on networks, at most one on each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+    /// What it sends and receives there, in file order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub flows: Vec<Flow>,
 }
 
 /// The CPU side of a VM: one contract for all its threads, and their real-time order. Nothing by

@@ -7,11 +7,12 @@ use crate::device::Devices;
 use crate::error::Report;
 use crate::field::{Field, Section, quoted, tables};
 use crate::limits::MAX_VMS;
+use crate::network_read::{Networks, TakenPorts};
 use crate::source::Span;
 use crate::types::{
     Criticality, Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk,
 };
-use crate::{cpu, disk, libvirt, task, traffic};
+use crate::{cpu, disk, libvirt, network_read, task, traffic};
 
 const KEYS: &[&str] = &[
     "name",
@@ -33,9 +34,14 @@ const KEYS: &[&str] = &[
     "criticality",
     "traffic",
     "task",
+    "nic",
+    "flow",
 ];
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("tasks", "[[vm.task]]"),
+    ("nics", "[[vm.nic]]"),
+    ("port", "[[vm.nic]]"),
+    ("flows", "[[vm.flow]]"),
     ("budget", "cpu = { budget, period }"),
     ("priority", "priorities"),
     ("target", "target below a [[vm.task]]"),
@@ -96,6 +102,7 @@ struct Taken<'t> {
     sockets: HashMap<PathBuf, usize>,
     proxmox: HashMap<u32, usize>,
     domains: Vec<(LibvirtDomain, usize)>,
+    ports: TakenPorts,
     cgroups: Vec<(PathBuf, usize)>,
     kind: Option<(&'static str, usize)>,
 }
@@ -105,6 +112,7 @@ pub(crate) fn read_all(
     report: &mut Report<'_>,
     file: &Section<'_, '_>,
     devices: &Devices,
+    networks: &Networks,
 ) -> Option<Vec<VmOnDisks>> {
     let tables = tables(report, file, "vm", "[[vm]]")?;
     let mut taken = Taken::default();
@@ -120,7 +128,7 @@ pub(crate) fn read_all(
             return None;
         }
         let section = Section::open(report, "[[vm]]", table, span, KEYS, KEY_ALIASES);
-        match read(report, &section, devices, &mut taken) {
+        match read(report, &section, (devices, networks), &mut taken) {
             Some(vm) => vms.push(vm),
             None => good = false,
         }
@@ -131,7 +139,7 @@ pub(crate) fn read_all(
 fn read<'t>(
     report: &mut Report<'_>,
     section: &Section<'t, '_>,
-    devices: &Devices,
+    (devices, networks): (&Devices, &Networks),
     taken: &mut Taken<'t>,
 ) -> Option<VmOnDisks> {
     let name = section.name(report, "\"vm0\"");
@@ -154,7 +162,9 @@ fn read<'t>(
     let traffic = traffic::read(report, section);
     let disks = disk::read(report, section, devices);
     let tasks = task::read_all(report, section);
+    let ports = network_read::of_vm(report, section, networks, &mut taken.ports);
     let disks = disks.zip(tasks.as_ref()).and_then(|(disks, _)| disk::of_tasks(report, section, &disks));
+    let (nics, flows) = ports?;
     let vm = Vm {
         name: name.into_value()?.to_owned(),
         reach: reach?,
@@ -163,6 +173,8 @@ fn read<'t>(
         criticality: criticality?.unwrap_or_default(),
         traffic: traffic?,
         tasks: tasks?,
+        nics,
+        flows,
     };
     let disks = disks?;
     unique.then_some(VmOnDisks { vm, disks })

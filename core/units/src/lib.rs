@@ -3,8 +3,10 @@
 //! A bare number never crosses a crate boundary where its unit could be mistaken. Values are read
 //! from text ("300ms", "4KiB", "500/s", "99.99%") once at the edge and printed in the same forms.
 
+mod ethernet;
 mod parse;
 
+pub use ethernet::{Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
 pub use parse::UnitError;
 
 use std::fmt;

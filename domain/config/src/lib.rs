@@ -14,11 +14,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 pub use error::FileError;
-pub use network::{
-    FrameCap, Mac, MacError, Network, Port, RateConfig, SHORTEST_FRAME, UplinkKind, WIRE_OVERHEAD,
-};
+pub use network::{FrameCap, Network, Port, RateConfig, UplinkKind};
 pub use network_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW, OFFLOADED_FRAME};
 pub use paths::{NamedPath, PathKind, parent_dir};
+pub use rtvirtio_units::{Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
 pub use schema::{
     CapConfig, CostConfig, Device, Disk, File, Format, GuestPriorityConfig, LineConfig, Poll, Power,
     ReservationConfig, Sandbox, Window,

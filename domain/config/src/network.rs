@@ -1,13 +1,11 @@
 //! Networks and their ports, as the file has them.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use rtvirtio_sched::Policy;
-use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos};
-use serde::{Deserialize, Deserializer};
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, Nanos};
+use serde::Deserialize;
 
 use crate::error::FileError;
 use crate::schema::{parse_optional_text, parse_text};
@@ -15,12 +13,6 @@ use crate::schema::{parse_optional_text, parse_text};
 /// Largest frame without its FCS, of a network whose MTU is not given: 1500 bytes of payload,
 /// Ethernet's header and a VLAN tag.
 const DEFAULT_MTU: u16 = 1_500;
-/// Preamble, FCS and gap between frames (IEEE 802.3): bytes of a frame on the wire that its length
-/// does not count.
-pub const WIRE_OVERHEAD: u64 = 24;
-/// Shortest frame without its FCS; shorter ones are padded on the wire.
-pub const SHORTEST_FRAME: u64 = 60;
-
 /// A network: ports of VMs that share one uplink.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -143,8 +135,8 @@ fn default_weight() -> u32 {
     100
 }
 
-/// A reservation of the link, counted on the wire: a frame has [`WIRE_OVERHEAD`] more bytes than
-/// its length without the FCS.
+/// A reservation of the link, counted on the wire: a frame has
+/// [`WIRE_OVERHEAD`](rtvirtio_units::WIRE_OVERHEAD) more bytes than its length without the FCS.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RateConfig {
@@ -186,63 +178,12 @@ impl FrameCap {
     }
 }
 
-/// An Ethernet address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Mac(pub [u8; 6]);
-
-impl Mac {
-    /// The broadcast address.
-    pub const BROADCAST: Self = Self([0xff; 6]);
-
-    /// A group address: multicast or broadcast.
-    #[must_use]
-    pub fn is_group(self) -> bool {
-        self.0[0] & 1 == 1
-    }
-}
-
-impl fmt::Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl fmt::Debug for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A text that is no Ethernet address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no Ethernet address; expected one such as \"52:54:00:12:34:56\"")]
-pub struct MacError(String);
-
-impl FromStr for Mac {
-    type Err = MacError;
-
-    fn from_str(text: &str) -> Result<Self, MacError> {
-        let wrong = || MacError(text.to_owned());
-        let mut mac = [0; 6];
-        let mut parts = text.split([':', '-']);
-        for byte in &mut mac {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(wrong)?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
-        }
-        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(mac)) }
-    }
-}
-
-impl<'de> Deserialize<'de> for Mac {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        parse_text(d)
-    }
-}
-
 impl Network {
     /// Checks what the types do not express.
-    pub(crate) fn check(&self) -> Result<(), FileError> {
+    ///
+    /// # Errors
+    /// [`FileError::Network`]: a value that makes no sense, or a reservation that is not admitted.
+    pub fn check(&self) -> Result<(), FileError> {
         let wrong = |what: String| Err(FileError::Network { network: self.name.clone(), what });
         if !(68..=9_216).contains(&self.mtu) {
             return wrong(format!("`mtu` is {}; it must be 68 to 9216", self.mtu));

@@ -7,10 +7,10 @@ use rtvirtio_sched::bound::{self, Deallocations, Flow};
 use rtvirtio_sched::{
     Cap, Config, Cost, Line, Policy, PriorityRule, Reservation, Tspec, VmConfig, WindowConfig,
 };
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Nanos, SHORTEST_FRAME, WIRE_OVERHEAD};
 
 use crate::error::FileError;
-use crate::network::{FrameCap, Network, Port, RateConfig, SHORTEST_FRAME, WIRE_OVERHEAD};
+use crate::network::{FrameCap, Network, Port, RateConfig};
 
 /// Share of the link that is used: the queue is here and not in the interface behind, whose clock
 /// may be slower than declared.

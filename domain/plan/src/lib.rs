@@ -1,14 +1,22 @@
 //! From a spec to the I/O domain: the device time that each VM must have reserved so that its
-//! targets hold in the worst case ([`plan`]), the configuration file ([`DomainPlan::text`]), and a
+//! targets hold in the worst case ([`plan()`]), the part of a network's link
+//! ([`plan_networks`]), the configuration file ([`DomainPlan::text`]), and a
 //! simulation with the same scheduler under virtual time ([`Simulation`]).
 //!
 //! Pure: a spec and a device model go in, decisions come out.
 
 mod caps;
+mod network;
+mod network_simulate;
+mod network_tc;
+mod network_text;
 mod plan;
 mod simulate;
 mod text;
 
+pub use network::{FlowPromise, LinkReserve, NetworkPlan, PortPlan, plan_networks};
+pub use network_simulate::{FlowOutcome, NetworkSimulation};
+pub use network_tc::tc_script;
 pub use plan::{DomainPlan, TaskPromise, VmPlan, plan};
 pub use rtvirtio_capacity::{DeviceError, DeviceModel, Options};
 pub use simulate::{Simulation, TaskOutcome, Traffic};

@@ -10,6 +10,7 @@ use rtvirtio_units::{Bytes, Nanos, Ratio};
 use serde::Serialize;
 
 use crate::caps::{Caps, caps, held_back};
+use crate::network::NetworkPlan;
 
 /// One VM's part of the plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -76,11 +77,24 @@ pub struct DomainPlan {
     pub vms: Vec<VmPlan>,
     /// All tasks in the spec's order, once for each target.
     pub tasks: Vec<TaskPromise>,
-    /// Every target holds in the worst case.
+    /// The networks of the spec.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<NetworkPlan>,
+    /// Every target holds in the worst case, those of flows too.
     pub feasible: bool,
     /// The device model of the plan.
     #[serde(skip)]
     pub device: DeviceModel,
+}
+
+impl DomainPlan {
+    /// The same domain, with these networks.
+    #[must_use]
+    pub fn with_networks(mut self, networks: Vec<NetworkPlan>) -> Self {
+        self.feasible &= networks.iter().all(|network| network.feasible);
+        self.networks = networks;
+        self
+    }
 }
 
 struct Candidate {
@@ -231,6 +245,7 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
         feasible: tasks.iter().all(|t| t.met != Some(false)),
         vms: best.vms,
         tasks,
+        networks: Vec::new(),
         device: device.clone(),
     }
 }

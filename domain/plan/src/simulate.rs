@@ -12,10 +12,10 @@ use rtvirtio_capacity::promised;
 use crate::plan::DomainPlan;
 
 /// Clock drift between machines, so that periodic tasks meet in all phases.
-const DRIFT: f64 = 100e-6;
+pub(crate) const DRIFT: f64 = 100e-6;
 /// Fraction of the declared rate that counts as met: one request more or less at the end of a run
 /// is no miss.
-const RATE_SLACK: f64 = 0.99;
+pub(crate) const RATE_SLACK: f64 = 0.99;
 
 /// Outcome of a task.
 #[derive(Clone, Debug, PartialEq, Serialize)]

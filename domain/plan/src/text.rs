@@ -7,6 +7,7 @@ use rtvirtio_domain_config::{File, FileError};
 use rtvirtio_sched::Config;
 use rtvirtio_units::Bytes;
 
+use crate::network_text::network_text;
 use crate::plan::{DomainPlan, TaskPromise, VmPlan};
 
 /// Default depth of a disk.
@@ -90,6 +91,9 @@ impl DomainPlan {
         for (vm, place) in self.vms.iter().zip(places) {
             self.disk(&mut s, vm, place);
         }
+        for network in &self.networks {
+            s.push_str(&network_text(network));
+        }
         s
     }
 
@@ -166,7 +170,7 @@ impl DomainPlan {
 }
 
 /// In the largest unit without a fraction.
-fn format_exact(ns: u64) -> String {
+pub(crate) fn format_exact(ns: u64) -> String {
     for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
         if ns >= unit && ns % unit == 0 {
             return format!("{}{name}", ns / unit);
@@ -176,7 +180,7 @@ fn format_exact(ns: u64) -> String {
 }
 
 /// A TOML string.
-fn toml_string(s: &str) -> String {
+pub(crate) fn toml_string(s: &str) -> String {
     let mut out = String::from("\"");
     for c in s.chars() {
         match c {
@@ -193,7 +197,7 @@ fn toml_string(s: &str) -> String {
     out + "\""
 }
 
-fn one_line(s: &str) -> String {
+pub(crate) fn one_line(s: &str) -> String {
     s.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

@@ -42,6 +42,10 @@ pub struct PlanArgs {
     /// plan is its configuration file
     #[arg(long, conflicts_with = "margin")]
     pub domain: bool,
+    /// Print HTB classes for the flows of a network instead, as a shell script for the interface
+    /// behind its bridge: for hosts without the I/O domain. It keeps rates, not deadlines
+    #[arg(long, value_name = "[NETWORK=]INTERFACE", conflicts_with_all = ["margin", "domain"])]
+    pub tc: Option<String>,
     /// A VM's disk image or device on the host, for --domain; once for each VM
     #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
     pub disks: Vec<String>,

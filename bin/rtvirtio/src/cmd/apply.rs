@@ -7,6 +7,7 @@ use rtvirtio_report::text;
 use rtvirtio_workflow::apply::{self, PlanWith, Resolved};
 use rtvirtio_workflow::contracts::VmCpu;
 use rtvirtio_workflow::devices::Devices;
+use rtvirtio_workflow::networks::warn_left_out;
 use rtvirtio_workflow::plan::old_values;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force, one_line};
@@ -52,6 +53,7 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         return traffic_only(args, global, ui);
     }
     let (host, saved) = apply::load(&args.source, args.spec.as_deref())?;
+    warn_left_out(&host, "apply", ui);
     let devices = Devices::find(host, dirs)?;
     if args.dry_run {
         devices.warn_without_bfq(ui);

@@ -8,15 +8,17 @@ use rtvirtio_console::{INFEASIBLE, Ui, show, style, write_file};
 use rtvirtio_domain_config::File;
 use rtvirtio_report::{terminal, text};
 use rtvirtio_workflow::domain::{self, DomainStatus, process::LOG};
-use rtvirtio_workflow::find::load_spec;
+use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::{Dirs, Progress};
 
 use crate::args::PlanArgs;
 
 /// `rtvirtio plan --domain`.
 pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let spec = load_spec(&args.model.spec)?;
+    let host = load_host(&args.model.spec)?;
+    let spec = host.single()?.clone();
     let plan = domain::plan::make(&spec, args.model.profile.as_deref(), dirs, ui)?;
+    let plan = domain::plan::with_networks(plan, &host, dirs);
     if let Some(out) = &args.out {
         let name = args.model.spec.display().to_string();
         let text = domain::plan::config(&plan, &spec, (&name, out), &args.disks, dirs, ui)?;
@@ -46,7 +48,7 @@ pub fn apply(path: &Path, dry_run: bool, dirs: &Dirs, ui: &Ui) -> anyhow::Result
 /// Options for each VM's QEMU or libvirt.
 fn how_to_connect(file: &File) -> String {
     let mut s = String::from(
-        "Each VM needs shared memory and its disk, QEMU's way:\n  \
+        "Each VM needs shared memory, and its disk and port, QEMU's way:\n  \
          -object memory-backend-memfd,id=mem,size=MEMORY,share=on -machine memory-backend=mem\n",
     );
     let disks: Vec<_> = file.devices.iter().flat_map(|d| &d.disks).collect();
@@ -59,6 +61,16 @@ fn how_to_connect(file: &File) -> String {
             terminal(&d.socket.display().to_string(), false)
         );
     }
+    let ports: Vec<_> = file.networks.iter().flat_map(|n| &n.ports).collect();
+    for p in &ports {
+        let _ = writeln!(
+            s,
+            "  {}: -chardev socket,id=net0,path={},reconnect=1 -netdev vhost-user,id=net0,chardev=net0 -device virtio-net-pci,netdev=net0,mac={}",
+            terminal(&p.name, false),
+            terminal(&p.socket.display().to_string(), false),
+            p.mac
+        );
+    }
     s.push_str(
         "or libvirt's:\n  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n",
     );
@@ -69,6 +81,16 @@ fn how_to_connect(file: &File) -> String {
              <target dev='vda' bus='virtio'/></disk>",
             terminal(&d.name, false),
             terminal(&d.socket.display().to_string(), false)
+        );
+    }
+    for p in &ports {
+        let _ = writeln!(
+            s,
+            "  {}: <interface type='vhostuser'><mac address='{}'/><source type='unix' path='{}' mode='client'>\
+             <reconnect enabled='yes' timeout='1'/></source><model type='virtio'/></interface>",
+            terminal(&p.name, false),
+            p.mac,
+            terminal(&p.socket.display().to_string(), false)
         );
     }
     s

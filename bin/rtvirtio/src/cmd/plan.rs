@@ -1,12 +1,14 @@
 //! `rtvirtio predict` and `rtvirtio plan`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, show, style, write_file};
 use rtvirtio_planner::{TaskOutlook, plan};
-use rtvirtio_report::text;
+use rtvirtio_report::{terminal, text};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::networks::{tc_script, warn_left_out};
 use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook};
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::{Dirs, Progress, contracts, domain};
@@ -40,6 +42,7 @@ pub(super) fn title(device: Option<&str>, of: usize) -> String {
 /// `rtvirtio predict`.
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let host = load_host(&args.model.spec)?;
+    warn_left_out(&host, "predict", ui);
     let bases = bases(&args.model, &host, &global.dirs(), ui)?;
     let of = |(_, basis): &(Option<String>, Basis)| {
         let (start, placements) = (&basis.options.start, &basis.options.placements);
@@ -57,6 +60,19 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
+/// `rtvirtio plan --tc`.
+fn tc(host: &HostSpec, of: &str, out: Option<&Path>, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let script = tc_script(host, of)?;
+    if let Some(out) = out {
+        write_file(out, script.text.as_bytes())?;
+        let out = terminal(&out.display().to_string(), false);
+        ui.step(&format!("saved {out}; read it, and run it as root: sh {out}"));
+    }
+    script.refused.iter().for_each(|why| ui.warn(why));
+    show(ui, &script, || if out.is_some() { String::new() } else { script.text.clone() })?;
+    Ok(if script.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+}
+
 /// `rtvirtio plan`.
 pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let dirs = &global.dirs();
@@ -64,6 +80,10 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         return super::domain::make(args, dirs, ui);
     }
     let host = load_host(&args.model.spec)?;
+    if let Some(of) = &args.tc {
+        return tc(&host, of, args.out.as_deref(), ui);
+    }
+    warn_left_out(&host, "plan", ui);
     let mut bases = bases(&args.model, &host, dirs, ui)?;
     let mut devices = Vec::new();
     for (device, basis) in &mut bases {

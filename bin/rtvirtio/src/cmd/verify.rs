@@ -12,6 +12,7 @@ use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
+use rtvirtio_workflow::networks::warn_left_out;
 use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::run::measure_all;
 use rtvirtio_workflow::verified::{self, AsFound};
@@ -29,7 +30,9 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     need_root("verify")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
-    let mut devices = Devices::find(load_host(&args.spec)?, dirs)?;
+    let host = load_host(&args.spec)?;
+    warn_left_out(&host, "verify", ui);
+    let mut devices = Devices::find(host, dirs)?;
     devices.sites.iter_mut().for_each(|site| site.preload = args.fio_preload);
     devices.warn_without_agent(ui);
     devices.guard_data(args.destroy_data)?;

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use rtvirtio_domain_plan::DomainPlan;
+use rtvirtio_domain_plan::{DomainPlan, NetworkPlan};
+use rtvirtio_spec::Direction;
 
 use super::{Cell, Column, Paint, Style, Table};
 use crate::terminal;
@@ -18,6 +19,67 @@ pub fn domain_refusals(plan: &DomainPlan, style: &Style) -> String {
     for (task, why) in plan.unpromised() {
         let line = format!("{}/{}: no promise: {why}", task.vm, task.task);
         out.push_str(&style.wrap(&style.clean(&line), 0));
+    }
+    out
+}
+
+fn promised(met: Option<bool>) -> Cell {
+    let (word, paint) = match met {
+        Some(true) => ("guaranteed", Some(Paint::Good)),
+        Some(false) => ("NOT PROMISED", Some(Paint::Bad)),
+        None => ("shares the rest", None),
+    };
+    Cell::painted(word, paint)
+}
+
+/// The plan of a network, flow by flow.
+fn network_plan(plan: &NetworkPlan, style: &Style) -> String {
+    let mut out = format!(
+        "\nnetwork {}: link of {}, {} reserved\n",
+        terminal(&plan.network, style.ascii),
+        plan.link,
+        plan.reserved
+    );
+    let mut t = Table::new(vec![
+        Column::name("VM"),
+        Column::name("flow"),
+        Column::word("direction"),
+        Column::number("target"),
+        Column::number("worst case"),
+        Column::word(""),
+    ]);
+    for flow in &plan.flows {
+        t.row(vec![
+            flow.vm.as_str().into(),
+            flow.flow.as_str().into(),
+            match flow.direction {
+                Direction::Tx => "tx",
+                Direction::Rx => "rx",
+            }
+            .into(),
+            flow.target.map_or_else(|| "-".to_owned(), |t| t.latency.to_string()).into(),
+            flow.bound.map_or_else(|| "-".to_owned(), |b| b.to_string()).into(),
+            promised(flow.met),
+        ]);
+    }
+    if plan.flows.is_empty() {
+        out.push_str("no flow is declared: the ports share the link\n");
+    } else {
+        out.push_str(&t.draw(style));
+    }
+    if plan.flows.iter().any(|flow| flow.met == Some(true)) {
+        out.push_str(&style.wrap(
+            "guaranteed: from the VM's queue to the link, for frames within the declared rate and burst, if the link is no slower than declared",
+            0,
+        ));
+    }
+    for port in &plan.ports {
+        let Some(why) = &port.refused else { continue };
+        out.push_str(&style.wrap(&style.clean(&format!("{}: no promise: {why}", port.vm)), 0));
+    }
+    for flow in &plan.flows {
+        let Some(why) = &flow.unpromised else { continue };
+        out.push_str(&style.wrap(&style.clean(&format!("{}/{}: no promise: {why}", flow.vm, flow.flow)), 0));
     }
     out
 }
@@ -46,17 +108,12 @@ pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
         Column::word(""),
     ]);
     for task in &plan.tasks {
-        let (word, paint) = match task.met {
-            Some(true) => ("guaranteed", Some(Paint::Good)),
-            Some(false) => ("NOT PROMISED", Some(Paint::Bad)),
-            None => ("shares the rest", None),
-        };
         t.row(vec![
             task.vm.as_str().into(),
             task.task.as_str().into(),
             task.target.map_or_else(|| "-".to_owned(), |t| format!("{} {}", t.percentile, t.latency)).into(),
             task.bound.map_or_else(|| "-".to_owned(), |b| b.to_string()).into(),
-            Cell::painted(word, paint),
+            promised(task.met),
         ]);
     }
     out.push_str(&t.draw(style));
@@ -64,6 +121,7 @@ pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
         out.push_str("guaranteed: if device and host are never slower than the profile says\n");
     }
     out.push_str(&domain_refusals(plan, style));
+    plan.networks.iter().for_each(|network| out.push_str(&network_plan(network, style)));
     for vm in &plan.vms {
         if vm.urgent_only && vm.reserve.is_some() {
             let _ = writeln!(

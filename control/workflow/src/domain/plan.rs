@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_domain_config::File;
-use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
+use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan, plan_networks};
 use rtvirtio_engine::check::Directories;
 use rtvirtio_model::Profile;
-use rtvirtio_spec::{Device, Spec};
+use rtvirtio_spec::{Device, HostSpec, Spec};
 
 use super::absolute;
 use crate::dirs::Dirs;
@@ -31,6 +31,12 @@ pub fn make(spec: &Spec, profile: Option<&Path>, dirs: &Dirs, progress: &dyn Pro
         );
     }
     Ok(plan)
+}
+
+/// The plan with the networks of the spec.
+#[must_use]
+pub fn with_networks(plan: DomainPlan, host: &HostSpec, dirs: &Dirs) -> DomainPlan {
+    plan.with_networks(plan_networks(host, &absolute(&dirs.run).join("ports")))
 }
 
 /// The plan's configuration file, checked by the domain's own parser and, as root, by its own look

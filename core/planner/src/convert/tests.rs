@@ -30,6 +30,8 @@ fn spec() -> Spec {
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
         traffic: Traffic::default(),
+        nics: Vec::new(),
+        flows: Vec::new(),
         tasks: vec![task(op)],
     };
     let pid = Reach::Existing { host: HostHandle::Pid(1), agent: None, disk: None };

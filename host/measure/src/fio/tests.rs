@@ -34,6 +34,8 @@ pub(crate) fn recorded_vm() -> Vm {
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
         traffic: Traffic::default(),
+        nics: Vec::new(),
+        flows: Vec::new(),
         tasks: vec![
             task("light", Op::Read, Pattern::Random, Some(100.0), 1, Arrival::Closed),
             task("global", mixed, Pattern::Random, Some(62.5), 1, Arrival::Closed),

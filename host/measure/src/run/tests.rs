@@ -170,6 +170,8 @@ fn all_measured(
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
         traffic: Traffic::default(),
+        nics: Vec::new(),
+        flows: Vec::new(),
         tasks: vec![task],
     };
     let options = JobOptions {

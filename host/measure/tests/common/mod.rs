@@ -79,6 +79,8 @@ pub fn vm(tasks: Vec<Task>) -> Vm {
         kernel: Kernel::Standard,
         criticality: Criticality::default(),
         traffic: Traffic::default(),
+        nics: Vec::new(),
+        flows: Vec::new(),
         tasks,
     }
 }

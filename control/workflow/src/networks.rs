@@ -1,0 +1,71 @@
+//! Networks of a spec without the I/O domain.
+
+use std::path::Path;
+
+use rtvirtio_domain_plan::plan_networks;
+use rtvirtio_spec::HostSpec;
+use serde::Serialize;
+
+use crate::error::{Result, bail};
+use crate::progress::Progress;
+
+/// Longest name of an interface in bytes: the kernel's `IFNAMSIZ` less its NUL.
+const MAX_INTERFACE: usize = 15;
+
+/// Says that flows are not looked at, where the spec has some.
+pub fn warn_left_out(host: &HostSpec, command: &str, progress: &dyn Progress) {
+    let flows: usize = host.vms().iter().map(|vm| vm.flows.len()).sum();
+    if flows > 0 {
+        progress.warn(&format!(
+            "the {flows} flows of the spec's networks are left out: `{command}` is about disks and CPUs; \
+             `rtvirtio plan SPEC --domain` and `rtvirtio simulate SPEC` are about flows too"
+        ));
+    }
+}
+
+/// A network as HTB classes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TcScript {
+    /// Its name.
+    pub network: String,
+    /// The interface whose queue is replaced.
+    pub interface: String,
+    /// The commands, as a shell script.
+    pub text: String,
+    /// Ports whose frames have no class with a rate, and why.
+    pub refused: Vec<String>,
+}
+
+/// The network that `[NETWORK=]INTERFACE` names, as HTB classes of this interface.
+///
+/// # Errors
+/// [`Kind::Argument`](crate::Kind::Argument) for a network that the spec does not have, and for a
+/// name that is none of an interface.
+pub fn tc_script(host: &HostSpec, of: &str) -> Result<TcScript> {
+    let names: Vec<&str> = host.networks().iter().map(|n| n.name()).collect();
+    let (network, interface) = match of.split_once('=') {
+        Some((network, interface)) => (network, interface),
+        None => match names.as_slice() {
+            [] => bail!(Argument, "--tc {of}: the spec has no [[network]]"),
+            [one] => (*one, of),
+            _ => bail!(Argument, "--tc {of}: say which network: --tc {}={of}", names.join("=... or --tc ")),
+        },
+    };
+    let Some(i) = names.iter().position(|name| *name == network) else {
+        bail!(Argument, "--tc {of}: the spec has no network \"{network}\"");
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@');
+    if interface.is_empty() || interface.len() > MAX_INTERFACE || !interface.chars().all(plain) {
+        bail!(Argument, "--tc {of}: \"{interface}\" is no name of an interface; `ip link` shows them");
+    }
+    // Sockets are the domain's.
+    let plan = plan_networks(host, Path::new("/")).swap_remove(i);
+    let refused =
+        plan.ports.iter().filter_map(|port| Some(format!("{}: {}", port.vm, port.refused.as_ref()?)));
+    Ok(TcScript {
+        network: network.to_owned(),
+        interface: interface.to_owned(),
+        text: rtvirtio_domain_plan::tc_script(&plan, interface),
+        refused: refused.collect(),
+    })
+}

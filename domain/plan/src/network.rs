@@ -1,0 +1,370 @@
+//! Reservations of a network's link with which the targets of flows hold in the worst case.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_domain_config::{FileError, FrameCap, Network, Port, RateConfig, UplinkKind};
+use rtvirtio_sched::Policy;
+use rtvirtio_spec::{Direction, Flow, HostSpec, Mark, Target, Uplink, Vm};
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
+use serde::Serialize;
+
+/// What is reserved, of what the spec declares.
+const HEADROOM: f64 = 1.1;
+/// Longest time in which the host does not run the domain's thread, and a guest's vCPU: frames of
+/// this time come at once. The domain's own default.
+pub(crate) const STALL: Nanos = Nanos::from_micros(500);
+/// The domain's own defaults.
+const DEPTH: u32 = 64;
+const WEIGHT: u32 = 100;
+const BROADCAST: Iops = Iops(100.0);
+
+const UNPROMISED_RX: &str = "frames to a VM have no reservation: those that the link brings are delivered in turn, and a cap on the others' \
+     (`rx_cap`) keeps the thread free";
+
+/// One VM's port in the plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PortPlan {
+    /// Its VM.
+    pub vm: String,
+    /// Its name in the domain's file.
+    pub port: String,
+    /// Reservation of frames that are not marked.
+    pub reserve: Option<LinkReserve>,
+    /// Reservation of marked frames.
+    pub urgent: Option<LinkReserve>,
+    /// Why there is none, where a flow has a target.
+    pub refused: Option<String>,
+}
+
+/// A part of the link, counted on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LinkReserve {
+    /// Bytes per second.
+    pub rate: BytesPerSec,
+    /// Burst.
+    pub burst: Bytes,
+    /// Longest time until a frame within rate and burst has left.
+    pub deadline: Nanos,
+}
+
+/// The bound of a flow, against its target.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FlowPromise {
+    /// Its VM.
+    pub vm: String,
+    /// Its name.
+    pub flow: String,
+    /// Its network.
+    pub network: String,
+    /// Seen from the VM.
+    pub direction: Direction,
+    /// Length of each frame without its FCS.
+    pub frame: Bytes,
+    /// Frames per second.
+    pub rate: Iops,
+    /// Frames that may come at once.
+    pub burst: u32,
+    /// Its frames are marked as urgent.
+    pub is_urgent: bool,
+    /// Its target.
+    pub target: Option<Target>,
+    /// Longest time from the VM's queue until a frame has left for the link; `None` without a
+    /// reservation.
+    pub bound: Option<Nanos>,
+    /// Whether the target is met in the worst case; `None` without a target.
+    pub met: Option<bool>,
+    /// Why nothing is promised, where that is not the link's load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unpromised: Option<String>,
+    /// Position of its port in [`NetworkPlan::ports`].
+    #[serde(skip)]
+    pub(crate) port: usize,
+}
+
+/// The plan of one network.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NetworkPlan {
+    /// Its name.
+    pub network: String,
+    /// Rate of the link.
+    pub link: BytesPerSec,
+    /// Reserved share of it.
+    pub reserved: Ratio,
+    /// The ports, in the order of the spec's VMs.
+    pub ports: Vec<PortPlan>,
+    /// The flows, in the spec's order.
+    pub flows: Vec<FlowPromise>,
+    /// Every target holds in the worst case.
+    pub feasible: bool,
+    /// The network as the domain reads it.
+    #[serde(skip)]
+    pub config: Network,
+}
+
+/// A class of a port's frames: the domain orders urgent ones apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Urgent,
+    Normal,
+}
+
+impl Class {
+    fn of(flow: &Flow) -> Self {
+        if flow.mark.is_some() { Self::Urgent } else { Self::Normal }
+    }
+
+    fn reserve(self, port: &mut Port) -> &mut Option<RateConfig> {
+        match self {
+            Self::Urgent => &mut port.urgent,
+            Self::Normal => &mut port.reserve,
+        }
+    }
+}
+
+/// Plans every network of a spec. `sockets` is the directory of the ports' vhost-user sockets.
+#[must_use]
+pub fn plan_networks(host: &HostSpec, sockets: &Path) -> Vec<NetworkPlan> {
+    (0..host.networks().len()).map(|i| plan(host, i, sockets)).collect()
+}
+
+/// The most urgent class is admitted first; one that is not admitted with the more urgent ones gets
+/// no reservation, and a reason.
+fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
+    let vms: Vec<(&Vm, usize)> = host
+        .vms()
+        .iter()
+        .filter_map(|vm| Some((vm, vm.nics.iter().position(|nic| nic.network == network)?)))
+        .collect();
+    let mut config = config(host, network, &vms, sockets);
+    let mut ports: Vec<PortPlan> =
+        vms.iter().zip(&config.ports).map(|((vm, _), port)| unplanned(vm, port)).collect();
+    let mut wanted: Vec<(Nanos, usize, Class)> = Vec::new();
+    for (port, (vm, nic)) in vms.iter().enumerate() {
+        for class in [Class::Urgent, Class::Normal] {
+            let sent = sent(vm, *nic).filter(|flow| Class::of(flow) == class);
+            let tightest = sent.filter_map(|flow| flow.target).map(|target| target.latency).min();
+            wanted.extend(tightest.map(|deadline| (deadline, port, class)));
+        }
+    }
+    wanted.sort_by_key(|(deadline, ..)| *deadline);
+    for (deadline, port, class) in wanted {
+        let (vm, nic) = vms[port];
+        let rate = reservation(sent(vm, nic).filter(|flow| Class::of(flow) == class), deadline);
+        *class.reserve(&mut config.ports[port]) = Some(rate);
+        let reserve = Some(LinkReserve { rate: rate.rate, burst: rate.burst, deadline });
+        match (config.check(), class) {
+            (Ok(()), Class::Urgent) => ports[port].urgent = reserve,
+            (Ok(()), Class::Normal) => ports[port].reserve = reserve,
+            (Err(why), _) => {
+                *class.reserve(&mut config.ports[port]) = None;
+                ports[port].refused.get_or_insert(reason(&why));
+            }
+        }
+    }
+    let name = host.networks()[network].name().to_owned();
+    let mut flows = Vec::new();
+    for (port, (vm, nic)) in vms.iter().enumerate() {
+        let bounds = config.bounds(port);
+        let of_port = vm.flows.iter().filter(|flow| flow.nic == *nic);
+        flows.extend(of_port.map(|flow| FlowPromise { port, ..promise(vm, flow, &name, bounds) }));
+    }
+    let reserves = ports.iter().flat_map(|port| [port.reserve, port.urgent]).flatten();
+    let reserved: f64 = reserves.map(|r| r.rate.0).fold(0.0, |a, b| a + b);
+    let link = host.networks()[network].link;
+    NetworkPlan {
+        network: name,
+        link,
+        reserved: Ratio(reserved / link.0),
+        feasible: flows.iter().all(|flow| flow.met != Some(false)),
+        ports,
+        flows,
+        config,
+    }
+}
+
+fn unplanned(vm: &Vm, port: &Port) -> PortPlan {
+    PortPlan { vm: vm.name.clone(), port: port.name.clone(), reserve: None, urgent: None, refused: None }
+}
+
+/// What a VM sends through a port.
+fn sent(vm: &Vm, nic: usize) -> impl Iterator<Item = &Flow> {
+    vm.flows.iter().filter(move |flow| flow.nic == nic && flow.direction == Direction::Tx)
+}
+
+/// What covers all these flows: those without a target use the reservation too.
+fn reservation<'f>(flows: impl Iterator<Item = &'f Flow>, deadline: Nanos) -> RateConfig {
+    let (mut rate, mut burst) = (0.0, 0.0);
+    for flow in flows {
+        let wire = flow.on_the_wire().0 as f64;
+        rate += flow.rate.0 * wire;
+        burst += (f64::from(flow.burst) + (flow.rate.0 * STALL.as_secs_f64()).ceil()) * wire;
+    }
+    RateConfig { rate: BytesPerSec((rate * HEADROOM).ceil()), burst: Bytes(burst.ceil() as u64), deadline }
+}
+
+fn reason(error: &FileError) -> String {
+    match error {
+        FileError::Network { what, .. } => what.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn promise(vm: &Vm, flow: &Flow, network: &str, [urgent, normal]: [Option<Nanos>; 2]) -> FlowPromise {
+    let of_class = match (flow.direction, Class::of(flow)) {
+        (Direction::Rx, _) => None,
+        (Direction::Tx, Class::Urgent) => urgent,
+        (Direction::Tx, Class::Normal) => normal,
+    };
+    let bound = flow.target.and(of_class);
+    let unpromised =
+        flow.target.filter(|_| flow.direction == Direction::Rx).map(|_| UNPROMISED_RX.to_owned());
+    FlowPromise {
+        vm: vm.name.clone(),
+        flow: flow.name.clone(),
+        network: network.to_owned(),
+        direction: flow.direction,
+        frame: flow.frame,
+        rate: flow.rate,
+        burst: flow.burst,
+        is_urgent: flow.mark.is_some(),
+        target: flow.target,
+        bound,
+        met: flow.target.map(|target| bound.is_some_and(|bound| bound <= target.latency)),
+        unpromised,
+        port: 0,
+    }
+}
+
+/// The network without reservations.
+fn config(host: &HostSpec, network: usize, vms: &[(&Vm, usize)], sockets: &Path) -> Network {
+    let of = &host.networks()[network];
+    let port = |(vm, nic): &(&Vm, usize)| {
+        let marks = sent(vm, *nic).filter_map(|flow| flow.mark);
+        let (mut urgent_pcp, mut urgent_dscp) = (Vec::new(), Vec::new());
+        for mark in marks {
+            let (list, value) = match mark {
+                Mark::Pcp(value) => (&mut urgent_pcp, value),
+                Mark::Dscp(value) => (&mut urgent_dscp, value),
+            };
+            if !list.contains(&value) {
+                list.push(value);
+            }
+        }
+        // Names of ports are unique in a file.
+        let name = if vm.nics.len() == 1 { vm.name.clone() } else { format!("{}.{}", vm.name, of.name()) };
+        Port {
+            socket: socket(sockets, &name),
+            name,
+            socket_group: None,
+            tap: vm.nics[*nic].tap.clone(),
+            mac: vm.nics[*nic].mac,
+            vlans: Vec::new(),
+            multicast: Vec::new(),
+            broadcast: BROADCAST,
+            hugepages: false,
+            depth: DEPTH,
+            weight: WEIGHT,
+            reserve: None,
+            urgent: None,
+            urgent_pcp,
+            urgent_dscp,
+            tx_cap: FrameCap::default(),
+            rx_cap: FrameCap::default(),
+        }
+    };
+    let (uplink, interface) = match &of.uplink {
+        Uplink::Tap => (UplinkKind::Tap, None),
+        Uplink::Packet { interface } => (UplinkKind::Packet, Some(interface.clone())),
+    };
+    Network {
+        name: of.name().to_owned(),
+        uplink,
+        interface,
+        link: Some(of.link),
+        // The spec's limit is that of the domain.
+        mtu: u16::try_from(of.mtu).unwrap_or(u16::MAX),
+        policy: Policy::Edf,
+        stall: STALL,
+        cpus: Vec::new(),
+        fifo: None,
+        poll: None,
+        ports: vms.iter().map(port).collect(),
+    }
+}
+
+fn socket(sockets: &Path, port: &str) -> PathBuf {
+    sockets.join(format!("{port}.sock"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rtvirtio_domain_config::File;
+
+    use crate::network_text::network_text;
+
+    const HEAD: &str = "[device]\ntwin = \"qlc-nvme\"\n[[network]]\nlink = \"100Mbit/s\"\n";
+
+    fn host(flows: &[&str]) -> HostSpec {
+        let mut text = HEAD.to_owned();
+        for (i, flow) in flows.iter().enumerate() {
+            text += &format!(
+                "[[vm]]\nname = \"v{i}\"\nlab = \"qemu\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
+                 [[vm.nic]]\nmac = \"52:54:00:00:00:0{i}\"\ntap = \"tap{i}\"\n{flow}\n"
+            );
+        }
+        HostSpec::parse("test", &text).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn flow(name: &str, more: &str) -> String {
+        format!("[[vm.flow]]\nname = \"{name}\"\ndirection = \"tx\"\nframe = \"200B\"\n{more}\n")
+    }
+
+    fn planned(flows: &[&str]) -> NetworkPlan {
+        plan_networks(&host(flows), Path::new("/run/ports")).remove(0)
+    }
+
+    #[test]
+    fn declared_frames_are_reserved_on_the_wire() {
+        let plan = planned(&[&flow("a", "rate = \"1000/s\"\ntarget = { latency = \"2ms\" }"), ""]);
+        assert!(plan.feasible, "{plan:?}");
+        let reserve = plan.ports[0].reserve.unwrap();
+        // 1000 frames of 224 bytes on the wire, plus 10 %.
+        assert!((reserve.rate.0 - 246_400.0).abs() < 2.0, "{reserve:?}");
+        // One, and another that waits for a stalled thread.
+        assert_eq!((reserve.burst, reserve.deadline), (Bytes(448), Nanos::from_millis(2)));
+        let flow = &plan.flows[0];
+        assert!(flow.bound.unwrap() <= Nanos::from_millis(2), "{flow:?}");
+        // Two frames of the neighbour, and the thread's stall.
+        assert!(flow.bound.unwrap() > Nanos::from_micros(600), "{flow:?}");
+        assert_eq!((flow.met, plan.ports[1].reserve), (Some(true), None));
+        let text = network_text(&plan);
+        let file = File::parse(Path::new("iod.toml"), &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        assert_eq!(file.networks[0].bounds(0), plan.config.bounds(0));
+    }
+
+    #[test]
+    fn marked_flows_are_apart_and_what_the_link_cannot_carry_is_refused() {
+        let urgent = flow("sv", "rate = \"4000/s\"\npcp = 4\ntarget = { latency = \"2ms\" }");
+        let bulk = flow("bulk", "rate = \"60000/s\"\ntarget = { latency = \"5ms\" }");
+        let plan = planned(&[&(urgent + &bulk)]);
+        let port = &plan.ports[0];
+        assert!(port.urgent.is_some() && port.reserve.is_none(), "{port:?}");
+        assert!(port.refused.as_deref().unwrap().contains("% of the link are reserved"), "{port:?}");
+        let met: Vec<Option<bool>> = plan.flows.iter().map(|flow| flow.met).collect();
+        assert_eq!((met, plan.feasible), (vec![Some(true), Some(false)], false));
+        assert_eq!(plan.config.ports[0].urgent_pcp, [4]);
+        let text = network_text(&plan);
+        assert!(text.contains("# NO RESERVATION of unmarked frames"), "{text}");
+    }
+
+    #[test]
+    fn what_goes_to_a_vm_is_not_promised() {
+        let rx = flow("cmd", "rate = \"10/s\"\ntarget = { latency = \"5ms\" }").replace("\"tx\"", "\"rx\"");
+        let plan = planned(&[&rx]);
+        assert_eq!((plan.flows[0].met, plan.flows[0].bound), (Some(false), None));
+        assert!(plan.flows[0].unpromised.is_some());
+        let free = planned(&[&flow("a", "rate = \"10/s\"")]);
+        assert_eq!((free.flows[0].met, free.feasible, free.ports[0].reserve), (None, true, None));
+    }
+}
