@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of each VM's disk.
@@ -243,6 +243,8 @@ impl Choice {
                 bail!("no {what} `{unknown}`: there is {}", known.join(", "));
             }
         }
+        let runs = self.cells("").iter().map(|(_, planes)| planes.len()).sum::<usize>();
+        ensure!(runs > 0, "nothing is left to measure: `kernel` needs `bfq` among the host schedulers");
         Ok(())
     }
 
@@ -338,6 +340,8 @@ mod tests {
         choice().check().unwrap();
         let wrong = Choice { host_schedulers: names(&["cfq"]), ..choice() };
         assert!(wrong.check().unwrap_err().to_string().contains("bfq, mq-deadline, kyber, none"));
+        let nothing = Choice { planes: vec![Plane::Kernel], host_schedulers: names(&["none"]), ..choice() };
+        assert!(nothing.check().unwrap_err().to_string().contains("bfq"));
         assert!("cgroup".parse::<Plane>().unwrap_err().contains("default, grouped, kernel, domain"));
         assert_eq!(Plane::ALL.map(|p| p.name().parse::<Plane>().unwrap()), Plane::ALL);
     }

@@ -98,7 +98,7 @@ fn config(tuning: &Tuning, device: &Path, dir: &Path) -> String {
         let offset = disk.min(1) as u64 * DISK;
         let _ = write!(
             s,
-            "[[device.disk]]\nname = \"disk{disk}\"\nsocket = {:?}\npath = {:?}\noffset = \"{offset}B\"\nsize = \"{DISK}B\"\nshared = true\n",
+            "[[device.disk]]\nname = \"disk{disk}\"\nsocket = {:?}\npath = {:?}\noffset = \"{offset}B\"\nsize = \"{DISK}B\"\nshared = true\nformat = \"raw\"\n",
             socket(dir, disk).display().to_string(),
             device.display().to_string(),
         );
