@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context as _, ensure};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
@@ -213,9 +213,15 @@ fn measure_on(
     };
     for (cell, plane, repetition) in runs {
         progress.check_cancelled()?;
-        let run = bed
-            .run(&cell, plane, repetition, &plan)
-            .with_context(|| format!("{} on {}, {}, plane {plane}", cell.app, cell.device, cell.loads()))?;
+        let run = match bed.run(&cell, plane, repetition, &plan) {
+            Ok(run) => run,
+            Err(e) => {
+                // Then the error only follows from it.
+                progress.check_cancelled()?;
+                let what = format!("{} on {}, {}, plane {plane}", cell.app, cell.device, cell.loads());
+                return Err(e.context(what));
+            }
+        };
         let facts = bed.facts.clone().map(|facts| (facts, bed.app_bytes()));
         on_run((run, facts))?;
     }
