@@ -258,7 +258,8 @@ impl Resolved {
 /// As [`Resolved::apply`].
 pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
     let root = Root::default();
-    let writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
+    let limited = traffic::with_limits(plan, &site.spec)?;
+    let writes = rtvirtio_apply::resolve(&limited, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
     let host_plan = HostPlan::of_one(plan.clone());
     let vms = started(site.host_vms(), progress);
     Resolved { writes, held: Vec::new(), vms }.apply(Some(&host_plan), dirs, progress)

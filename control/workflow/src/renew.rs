@@ -17,6 +17,7 @@ use crate::plan_file::HostPlan;
 use crate::progress::Progress;
 use crate::site::Site;
 use crate::started::{self, StartedVm};
+use crate::traffic;
 
 /// The plan in force with its spec; `None` where no plan is in force, or it does not name its spec.
 ///
@@ -47,7 +48,7 @@ pub fn renew(session: &Session, vm: &str, dirs: &Dirs, progress: &dyn Progress) 
         let Some(part) = only(part, vm) else { continue };
         let site = Site::find(part, dirs)?;
         start = site.host_vms().next().and_then(|found| StartedVm::of(found, progress)).or(start);
-        let own = of_vm(&of.plan, vm);
+        let own = traffic::with_limits(&of_vm(&of.plan, vm), &site.spec)?;
         if !own.settings.is_empty() {
             merge(&mut writes, rtvirtio_apply::resolve(&own, &site.binding()?, &machine)?)?;
         }

@@ -28,7 +28,7 @@ pub(super) fn config(dir: &Path, device: &Path, policy: &str, window: u32, caps:
     for (i, cap) in caps.iter().enumerate() {
         let _ = write!(
             s,
-            "[[device.disk]]\nname = \"vm{i}\"\nsocket = {:?}\npath = {:?}\nshared = true\n{cap}",
+            "[[device.disk]]\nname = \"vm{i}\"\nsocket = {:?}\npath = {:?}\nshared = true\nformat = \"raw\"\n{cap}",
             socket(dir, i).display().to_string(),
             device.display().to_string()
         );
