@@ -26,11 +26,11 @@ fn each_rate_is_measured_with_and_without_load() {
     let points = data["points"].as_array().unwrap();
     assert_eq!(points.len(), 2 * 2 * 2, "two flows, two loads, a rate and none");
     for p in points {
-        let (alpha, rate) = (p["alpha"].as_f64().unwrap(), p["rate"].as_f64().unwrap_or(f64::INFINITY));
+        let (alpha, rate) = (p[4].as_f64().unwrap(), p[2].as_f64().unwrap_or(f64::INFINITY));
         // More than its rate is let go at no time; a first unit that is late makes it a little
         // more.
         assert!(alpha > 0.0 && alpha <= 1.5 * rate, "{p}");
-        assert_eq!(p["memory"].as_f64().is_some_and(|b| b > 0.0), p["beside"] == "memory", "{p}");
+        assert_eq!(p[8].as_f64().is_some_and(|b| b > 0.0), p[1] == "memory", "{p}");
     }
     assert_eq!(data["victims"].as_array().unwrap().len(), 2);
     let mut names: Vec<String> = std::fs::read_dir(figures)

@@ -118,7 +118,7 @@ pub fn limits_only(spec: &Spec) -> Result<Plan> {
     })
 }
 
-/// Says which directions are not set: specs know no networks.
+/// Says which directions are not set: a kernel network has no journaled knob.
 pub fn name_unset<'v>(vms: impl Iterator<Item = &'v Vm>, progress: &dyn Progress) {
     let unset = |vm: &Vm| {
         let all = Tspec::all(&vm.traffic).filter(|(direction, _)| !direction.is_disk());
@@ -129,7 +129,7 @@ pub fn name_unset<'v>(vms: impl Iterator<Item = &'v Vm>, progress: &dyn Progress
     let Some((_, directions)) = vms.first() else { return };
     let names: Vec<&str> = vms.iter().map(|(vm, _)| vm.as_str()).collect();
     progress.step(&format!(
-        "traffic: {directions} of {} not set, as specs know no networks: `rtvirtio regulator SPEC --actuator tc-tbf` prints the commands",
+        "traffic: {directions} of {} not set, as that is not journaled: `rtvirtio regulator SPEC --actuator tc-tbf` prints the commands",
         names.join(", ")
     ));
 }

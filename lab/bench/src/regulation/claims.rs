@@ -157,6 +157,13 @@ fn of_points(points: &[Point]) -> Vec<Claim> {
         )
         .at_most(0.01),
         Claim::new(
+            "regulation.rate_error.median",
+            "the same, median",
+            median(errors.clone()),
+            "share",
+            errors.len(),
+        ),
+        Claim::new(
             "regulation.outside_bound",
             "share of held-out points whose alpha or Delta, less the host's own stalls, is outside the bound of network calculus",
             outside as f64 / judged.len().max(1) as f64,

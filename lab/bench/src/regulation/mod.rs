@@ -94,6 +94,7 @@ impl Beside {
 
 /// Completions of one flow under one regulation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Row", into = "Row")]
 pub struct Point {
     /// Which flow.
     pub flow: Flow,
@@ -112,8 +113,24 @@ pub struct Point {
     /// Median of the time between two units, ns.
     pub median_ns: u64,
     /// Bytes per second that the memory load wrote meanwhile.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<f64>,
+}
+
+/// A point in a file: its fields in order. There are many, and files are to be small.
+type Row = (Flow, Beside, Option<u64>, u64, f64, u64, Option<u64>, u64, Option<f64>);
+
+impl From<Row> for Point {
+    fn from((flow, beside, rate, n, alpha, delta_ns, awake_ns, median_ns, memory): Row) -> Self {
+        Self { flow, beside, rate, n, alpha, delta_ns, awake_ns, median_ns, memory }
+    }
+}
+
+impl From<Point> for Row {
+    fn from(p: Point) -> Self {
+        // More digits than these are noise.
+        let alpha = (p.alpha * 1e3).round() / 1e3;
+        (p.flow, p.beside, p.rate, p.n, alpha, p.delta_ns, p.awake_ns, p.median_ns, p.memory.map(f64::round))
+    }
 }
 
 impl Point {
