@@ -60,10 +60,12 @@ skip() { # skip NAME WHY: it cannot run on this machine
     # It counts as skipped, not as passed too: the sum takes skips off what passed, since a skipped test counts as passed.
     echo "test result: ok. 1 passed; 0 failed" >>"$log"
 }
-# Checks that only compile, beside tests that mostly wait: start_beside CHECK..., and end_beside before the tier's end. Each has a
-# build directory of its own, so that no test waits for it, and the lowest priority.
+# Checks beside tests that mostly wait, with less priority: start_beside NICE CHECK..., and end_beside before the tier's end. What
+# compiles has a build directory of its own, so that no test waits for it; what runs has a machine of its own, the box.
 start_beside() {
     mkdir -p "$work.beside"
+    priority=$1
+    shift
     (
         # Until it has its priority.
         sleep 1
@@ -72,7 +74,7 @@ start_beside() {
         for each in "$@"; do "$each"; done
     ) >"$work.beside/output" 2>&1 &
     beside=$!
-    renice -n 19 -p "$beside" >/dev/null 2>&1 || true
+    renice -n "$priority" -p "$beside" >/dev/null 2>&1 || true
 }
 end_beside() {
     wait "$beside" || true
@@ -156,14 +158,18 @@ deny() {
     fi
 }
 
-# `--test NAME` of each integration test program: those that are slow, or the others.
+# `--test NAME` of each integration test program of a kind: those in the box, those that boot guests on this host, or the others.
 programs() {
     for file in */*/tests/*.rs; do
         name=$(basename "$file" .rs)
-        if slow_name "$name"; then [ "$1" = slow ] || continue; else [ "$1" = host ] || continue; fi
-        echo "--test $name"
+        kind=host
+        if slow_name "$name"; then kind=guests; fi
+        case $name in boxed*) kind=box ;; esac
+        if [ "$kind" = "$1" ]; then echo "--test $name"; fi
     done | sort -u
 }
+# shellcheck disable=SC2046 # a list of words
+tests_in_box() { tests "tests in the box" --workspace $(programs box); }
 
 tier() {
     case $1 in
@@ -177,7 +183,7 @@ tier() {
         check "documentation" documentation
         deny
         check "build of all tests" build_tests
-        start_beside minimum_rust fuzz_compiles
+        start_beside 19 minimum_rust fuzz_compiles
         # shellcheck disable=SC2046 # a list of words
         tests "tests on this host" --workspace $(programs host)
         tests "documentation's examples" --workspace --doc
@@ -185,8 +191,10 @@ tier() {
         ;;
     slow)
         check "build of all tests" build_tests
+        start_beside 10 tests_in_box
         # shellcheck disable=SC2046 # a list of words
-        tests "tests that boot guests and the box" --workspace $(programs slow)
+        tests "tests that boot guests" --workspace $(programs guests)
+        end_beside
         ;;
     esac
 }
