@@ -17,9 +17,13 @@ all) tiers="check host slow" ;;
 esac
 work=$(mktemp -d)
 beside=
+kill_tree() {
+    for child in $(ps -o pid= --ppid "$1"); do kill_tree "$child"; done
+    kill "$1" 2>/dev/null || true
+}
 cleanup() {
-    # With what it runs: a background process of a shell does not see Ctrl-C.
-    [ -z "$beside" ] || kill $(ps -o pid= --ppid "$beside") "$beside" 2>/dev/null || true
+    # With all that it runs: a background process of a shell does not see Ctrl-C.
+    [ -z "$beside" ] || kill_tree "$beside"
     rm -rf "$work" "$work.failed" "$work.beside"
 }
 trap cleanup EXIT INT TERM
