@@ -39,7 +39,8 @@ fn absolute(path: &Path) -> PathBuf {
 pub fn is_config(path: &Path) -> bool {
     let Ok(text) = std::fs::read_to_string(path) else { return false };
     let has = |title: &str| text.lines().any(|line| line.trim_start().starts_with(title));
-    has("[[device]]") && !has("[[vm]]")
+    // Ports are those of a domain: a spec's network has none.
+    (has("[[device]]") || has("[[network.port]]")) && !has("[[vm]]")
 }
 
 /// A configuration file that can be applied.
@@ -57,7 +58,8 @@ pub fn load(path: &Path) -> Result<Config> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let file = File::parse(path, &text)?;
     let paths = file.devices.iter().flat_map(|d| &d.disks).flat_map(|d| [&d.socket, &d.path]);
-    if let Some(relative) = paths.chain([&file.control]).find(|p| p.is_relative()) {
+    let ports = file.networks.iter().flat_map(|n| &n.ports).map(|p| &p.socket);
+    if let Some(relative) = paths.chain(ports).chain([&file.control]).find(|p| p.is_relative()) {
         bail!(
             File,
             "{}: {} must be an absolute path: the domain does not run where you are",
@@ -105,7 +107,9 @@ impl Config {
                 "an I/O domain is applied already, but does not run ({LOG} in the state directory has its last words): `rtvirtio revert` first"
             ),
         }
-        for dir in self.file.devices.iter().flat_map(|d| &d.disks).filter_map(|d| d.socket.parent()) {
+        let disks = self.file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.socket);
+        let ports = self.file.networks.iter().flat_map(|n| &n.ports).map(|p| &p.socket);
+        for dir in disks.chain(ports).filter_map(|socket| socket.parent()) {
             std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         }
         for path in self.file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.path) {
@@ -234,8 +238,12 @@ fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
     let attached = || -> Result<Vec<String>> {
         let status = client::ask_one_of(&control, &pids(processes))?;
         let vms = status["vms"].as_array().context("its status names no VMs")?;
-        let attached = vms.iter().filter(|vm| vm["attached"] != false);
-        Ok(attached.map(|vm| vm["name"].as_str().unwrap_or("a VM").to_owned()).collect())
+        let ports = status["ports"].as_array().context("its status names no ports")?;
+        let attached = vms.iter().chain(ports).filter(|vm| vm["attached"] != false);
+        let mut names: Vec<String> =
+            attached.map(|vm| vm["name"].as_str().unwrap_or("a VM").to_owned()).collect();
+        names.dedup();
+        Ok(names)
     };
     let deadline = Instant::now() + START;
     let attached = loop {
@@ -251,7 +259,7 @@ fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
     if !attached.is_empty() {
         bail!(
             InForce,
-            "it serves the disks of {}: shut these VMs down and revert again, or `rtvirtio revert --stop-domain`, after which their requests wait until a domain runs again",
+            "it serves {}: shut these VMs down and revert again, or `rtvirtio revert --stop-domain`, after which their requests wait until a domain runs again",
             attached.join(", ")
         );
     }

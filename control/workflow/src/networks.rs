@@ -18,7 +18,7 @@ pub fn warn_left_out(host: &HostSpec, command: &str, progress: &dyn Progress) {
     if flows > 0 {
         progress.warn(&format!(
             "the {flows} flows of the spec's networks are left out: `{command}` is about disks and CPUs; \
-             `rtvirtio plan SPEC --domain` and `rtvirtio simulate SPEC` are about flows too"
+             `rtvirtio plan SPEC --domain` or `--tc` and `rtvirtio simulate SPEC` are about flows"
         ));
     }
 }

@@ -217,8 +217,6 @@ pub(crate) fn of_vm(
 ) -> Option<(Vec<Nic>, Vec<Flow>)> {
     let nics = nics(report, vm, networks, taken);
     let tables = optional_tables(report, vm, "flow", "[[vm.flow]]")?;
-    // Without the ports there is nothing to judge flows by.
-    let nics = nics?;
     let mut names = task_names(vm, report);
     let (mut flows, mut good) = (Vec::new(), true);
     for (i, (table, span)) in tables.into_iter().enumerate() {
@@ -229,12 +227,12 @@ pub(crate) fn of_vm(
         }
         let section = Section::open(report, "[[vm.flow]]", table, span, FLOW_KEYS, FLOW_ALIASES);
         good &= unique(report, &section, "name", &mut names, "a task or flow of this VM");
-        match flow(report, &section, &nics, networks) {
+        match flow(report, &section, nics.as_deref(), networks) {
             Some(flow) => flows.push(flow),
             None => good = false,
         }
     }
-    good.then_some((nics, flows))
+    nics.filter(|_| good).map(|nics| (nics, flows))
 }
 
 /// Names of a VM's tasks, with their lines: flows stand beside them in plans and results.
@@ -359,7 +357,7 @@ fn network_of(
                 _ if networks.bad => return None,
                 [] if nics.is_some() => (
                     "this VM has no port, so nothing flows",
-                    "add below the VM: [[vm.nic]] with mac = \"52:54:00:12:34:56\"".to_owned(),
+                    "add below the VM: [[vm.nic]] with mac = \"52:54:00:12:34:56\", and its tap".to_owned(),
                 ),
                 [] => ("the spec has no [[network]]", "add [[network]] with link = \"100Mbit/s\"".to_owned()),
                 _ => ("there are several networks, and this names none", format!("add network = {names}")),
@@ -383,15 +381,16 @@ fn network_of(
     }
 }
 
+/// `nics` is `None` where a mistake in them was reported: the rest is judged all the same.
 fn flow(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
-    nics: &[Nic],
+    nics: Option<&[Nic]>,
     networks: &Networks,
 ) -> Option<Flow> {
     let name = section.name(report, "\"control\"");
-    let network = network_of(report, section, networks, Some(nics));
-    let nic = network.and_then(|network| {
+    let network = nics.and_then(|nics| network_of(report, section, networks, Some(nics)));
+    let nic = network.zip(nics).and_then(|(network, nics)| {
         let found = nics.iter().position(|nic| nic.network == network);
         if found.is_none() {
             let help = "add [[vm.nic]] with this network, and the VM's mac on it";
@@ -431,8 +430,9 @@ fn mark(
     section: &Section<'_, '_>,
     direction: Option<&Direction>,
 ) -> Option<Option<Mark>> {
-    let pcp = section.integer(report, "pcp", 0, 7).optional()?;
-    let dscp = section.integer(report, "dscp", 0, 63).optional()?;
+    let pcp = section.integer(report, "pcp", 0, 7).optional();
+    let dscp = section.integer(report, "dscp", 0, 63).optional();
+    let (pcp, dscp) = (pcp?, dscp?);
     let (message, help) = match (pcp, dscp, direction) {
         (None, None, _) => return Some(None),
         (Some(_), Some(_), _) => ("`pcp` and `dscp` both mark the frames", "keep one of them"),

@@ -158,12 +158,23 @@ impl Running {
         &self.0.engines
     }
 
-    /// Names of the disks to which a QEMU is connected.
+    /// Names of the disks and ports to which a QEMU is connected, each once.
     #[must_use]
     pub fn connected(&self) -> Vec<String> {
         let state = self.state();
         let members = state.places.iter().flatten().flatten();
-        members.filter(|m| m.server.is_connected()).map(|m| m.part.name.clone()).collect()
+        let mut all: Vec<String> =
+            members.filter(|m| m.server.is_connected()).map(|m| m.part.name.clone()).collect();
+        for (running, network) in state.networks.iter().zip(&state.file.networks) {
+            let ports = running.servers.iter().zip(&network.ports);
+            let connected = ports.filter(|(server, _)| server.is_connected()).map(|(_, port)| &port.name);
+            for name in connected {
+                if !all.contains(name) {
+                    all.push(name.clone());
+                }
+            }
+        }
+        all
     }
 
     /// Ends all servers. Engines may end after that.

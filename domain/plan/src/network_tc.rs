@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use rtvirtio_domain_config::LINK_SHARE;
 
 use crate::network::{LinkReserve, NetworkPlan};
+use crate::text::one_line;
 
 /// The class of frames that nothing names.
 const DEFAULT_CLASS: u32 = 0xfff;
@@ -26,12 +27,27 @@ pub fn tc_script(plan: &NetworkPlan, interface: &str) -> String {
          # Network {}: HTB on {interface}, for frames from the VMs. It keeps rates, not deadlines: a hint for\n\
          # targets. `rtvirtio plan SPEC --domain` keeps them. Frames of one VM are known by its MAC address.\n\
          # Back to the interface's own queue: tc qdisc del dev {interface} root\n\
-         set -e\n\
-         tc qdisc replace dev {interface} root handle 1: htb default {DEFAULT_CLASS:x}\n",
+         # It needs the kernel's sch_htb and cls_u32, and for marks in VLAN tags cls_flower. Where a command fails, nothing of it stays.\n",
         plan.network
     );
-    let mut class = |parent: &str, id: u32, rate: f64, prio: u32, burst: u64| {
+    let promised_nothing = plan.flows.iter().filter(|flow| flow.unpromised.is_some());
+    for (name, why) in
+        plan.ports.iter().filter_map(|port| Some((port.vm.clone(), port.refused.as_ref()?))).chain(
+            promised_nothing
+                .filter_map(|flow| Some((format!("{}/{}", flow.vm, flow.flow), flow.unpromised.as_ref()?))),
+        )
+    {
         // Writing to a String cannot fail.
+        let _ = writeln!(s, "# {name}: NO RATE OF ITS OWN: {}", one_line(why));
+    }
+    let _ = write!(
+        s,
+        "set -e\n\
+         trap 'code=$?; [ $code -eq 0 ] || tc qdisc del dev {interface} root; exit $code' EXIT\n\
+         tc qdisc del dev {interface} root 2>/dev/null || true\n\
+         tc qdisc add dev {interface} root handle 1: htb default {DEFAULT_CLASS:x}\n"
+    );
+    let mut class = |parent: &str, id: u32, rate: f64, prio: u32, burst: u64| {
         let _ = writeln!(
             s,
             "tc class add dev {interface} parent {parent} classid 1:{id:x} htb rate {rate:.0}bit ceil {link:.0}bit burst {burst}b cburst {burst}b prio {prio} quantum {QUANTUM}",

@@ -119,6 +119,15 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
                 out += &style().wrap(&line, 0);
             }
         }
+        let contracts: Vec<&str> =
+            host.vms().iter().filter(|vm| vm.cpu.need.is_some()).map(|vm| vm.name.as_str()).collect();
+        if !contracts.is_empty() {
+            let line = format!(
+                "CPU contracts of {}: `apply` sets budgets and the policies of their threads too; `apply --dry-run` shows each",
+                contracts.join(", ")
+            );
+            out += &style().wrap(&line, 0);
+        }
         out
     })?;
     if let ([(_, basis)], false) = (bases.as_slice(), plan.is_feasible()) {

@@ -226,7 +226,7 @@ pub fn end(control: &Path, dirs: &Dirs, force: bool) -> Result<u32> {
         let guests: Vec<&str> = guests.iter().filter_map(Value::as_str).collect();
         bail!(
             Guarded,
-            "not stopped: it serves the disks of {}. Shut these VMs down first, or use `--force`, after which their requests wait until a domain runs again",
+            "not stopped: it serves {}. Shut these VMs down first, or use `--force`, after which their requests wait until a domain runs again",
             guests.join(", ")
         );
     }

@@ -196,6 +196,12 @@ fn vm(vm: &Value, s: &mut String) {
     }
 }
 
+/// A size without the part that nobody reads.
+fn moved(bytes: u64) -> Bytes {
+    let unit = [20, 10].into_iter().find(|unit| bytes >> unit > 0).unwrap_or(0);
+    Bytes(bytes >> unit << unit)
+}
+
 /// Both directions of a disk or port: the key and the title of each.
 fn service(name: &str, directions: [(&str, &str); 2], counted: &str, of: &Value, s: &mut String) {
     for (i, (direction, title)) in directions.into_iter().enumerate() {
@@ -205,7 +211,7 @@ fn service(name: &str, directions: [(&str, &str); 2], counted: &str, of: &Value,
             s,
             "{vm:<16} {title:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
             count(f, counted),
-            Bytes(count(f, "bytes") >> 20 << 20).to_string(),
+            moved(count(f, "bytes")).to_string(),
             time(f, "p50_ns"),
             time(f, "p99_ns"),
             time(f, "p9999_ns"),
