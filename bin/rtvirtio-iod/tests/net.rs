@@ -274,6 +274,9 @@ fn a_port_without_a_guest_delays_no_other() {
             assert_eq!(receive(&mut a, HANG), Some(frame(A, PEER, number, 60)));
         }
     }
+    // The domain does not stop under a guest that only has a port.
+    let refused = bed.iod.command("stop");
+    assert_eq!(serde_json::from_str::<Value>(&refused).unwrap()["guests"][0], "a", "{refused}");
     let mut b = bed.connect("b");
     bed.peer.send(&frame(B, PEER, 9_999, 60)).unwrap();
     let begin = Instant::now();

@@ -372,3 +372,42 @@ fn flows_become_classes_of_the_kernel() {
     assert_eq!(shown.matches("class htb 1:").count(), 6, "{shown}");
     assert!(shown.contains("match 0000000a") || shown.contains("match 000a0000"), "{shown}");
 }
+
+#[test]
+fn a_domain_of_networks_is_applied() {
+    let test = "a_domain_of_networks_is_applied";
+    if !has(test, &[Need::Root, Need::Program("ip")]) {
+        return;
+    }
+    let site = Site::new();
+    let socket = site.run_dir().join("ports/relay.sock");
+    let file = site.dir.path().join("iod.toml");
+    let body = format!(
+        "control = \"{}\"\n[[network]]\nname = \"n\"\nlink = \"100Mbit/s\"\n[[network.port]]\nname = \"relay\"\n\
+         socket = \"{}\"\ntap = \"tap-relay\"\nmac = \"52:54:00:00:00:0a\"\n",
+        site.run_dir().join("iod.sock").display(),
+        socket.display()
+    );
+    std::fs::write(&file, body).unwrap();
+    let file = file.to_str().unwrap();
+    let namespace = Namespace::new().unwrap();
+    let (mut apply, mut revert) = (site.command(&["apply", file]), site.command(&["revert"]));
+    std::thread::scope(|s| {
+        let inside = || {
+            namespace.enter().unwrap();
+            netns::run("ip", "tuntap add dev tap-relay mode tap").unwrap();
+            let applied = apply.output().unwrap();
+            let shown = text(&applied.stdout);
+            assert!(applied.status.success(), "{}", text(&applied.stderr));
+            assert!(
+                shown.contains("vhost-user,id=net0") && shown.contains("mac=52:54:00:00:00:0a"),
+                "{shown}"
+            );
+            assert!(socket.exists());
+            let reverted = revert.output().unwrap();
+            assert!(reverted.status.success(), "{}", text(&reverted.stderr));
+        };
+        s.spawn(inside).join().unwrap();
+    });
+    site.assert_clean();
+}

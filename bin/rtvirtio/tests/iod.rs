@@ -58,7 +58,7 @@ fn disks_are_attached_and_detached_and_the_domain_is_stopped() {
     assert_eq!(read(&config), kept);
     let stop = ["iod", "stop", "--control", control];
     let out = site.output(&stop);
-    assert!(!out.status.success() && text(&out.stderr).contains("disks of x"), "{}", text(&out.stderr));
+    assert!(!out.status.success() && text(&out.stderr).contains("serves x"), "{}", text(&out.stderr));
     assert_eq!(names(&site, control), ["a", "x"]);
     drop(client);
     wait_for("the guest's end", || site.output(&detach).status.success());
