@@ -76,6 +76,16 @@ fn flows_are_planned_and_played() {
     let planned = site.output(&["plan", spec, "--domain", "--profile", PROFILE]);
     assert_eq!(planned.status.code(), Some(2), "{}", text(&planned.stderr));
     assert!(text(&planned.stdout).contains("relay: no promise:"), "{}", text(&planned.stdout));
+    // What goes to a VM has no class.
+    let whole = std::fs::read_to_string(spec).unwrap();
+    let to_vm =
+        whole.replace("name = \"report\"\ndirection = \"tx\"", "name = \"report\"\ndirection = \"rx\"");
+    assert_ne!(to_vm, whole);
+    std::fs::write(spec, to_vm.replace("4Mbit/s", "100Mbit/s")).unwrap();
+    let tc = site.output(&["plan", spec, "--tc", "up0"]);
+    assert_eq!(tc.status.code(), Some(2), "{}", text(&tc.stderr));
+    assert!(text(&tc.stderr).contains("relay/report: frames to a VM"), "{}", text(&tc.stderr));
+    assert!(text(&tc.stdout).contains("# relay/report: NO RATE OF ITS OWN"), "{}", text(&tc.stdout));
     let kernel = site.output(&["plan", spec, "--profile", PROFILE]);
     assert!(
         text(&kernel.stderr).contains("flows of the spec's networks are left out"),

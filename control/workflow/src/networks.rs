@@ -4,13 +4,11 @@ use std::path::Path;
 
 use rtvirtio_domain_plan::plan_networks;
 use rtvirtio_spec::HostSpec;
+use rtvirtio_units::MAX_INTERFACE_NAME;
 use serde::Serialize;
 
 use crate::error::{Result, bail};
 use crate::progress::Progress;
-
-/// Longest name of an interface in bytes: the kernel's `IFNAMSIZ` less its NUL.
-const MAX_INTERFACE: usize = 15;
 
 /// Says that flows are not looked at, where the spec has some.
 pub fn warn_left_out(host: &HostSpec, command: &str, progress: &dyn Progress) {
@@ -32,7 +30,7 @@ pub struct TcScript {
     pub interface: String,
     /// The commands, as a shell script.
     pub text: String,
-    /// Ports whose frames have no class with a rate, and why.
+    /// VMs and flows with a target that have no rate of their own, and why.
     pub refused: Vec<String>,
 }
 
@@ -55,13 +53,12 @@ pub fn tc_script(host: &HostSpec, of: &str) -> Result<TcScript> {
         bail!(Argument, "--tc {of}: the spec has no network \"{network}\"");
     };
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@');
-    if interface.is_empty() || interface.len() > MAX_INTERFACE || !interface.chars().all(plain) {
+    if interface.is_empty() || interface.len() > MAX_INTERFACE_NAME || !interface.chars().all(plain) {
         bail!(Argument, "--tc {of}: \"{interface}\" is no name of an interface; `ip link` shows them");
     }
     // Sockets are the domain's.
     let plan = plan_networks(host, Path::new("/")).swap_remove(i);
-    let refused =
-        plan.ports.iter().filter_map(|port| Some(format!("{}: {}", port.vm, port.refused.as_ref()?)));
+    let refused = plan.unpromised().map(|(name, why)| format!("{name}: {why}"));
     Ok(TcScript {
         network: network.to_owned(),
         interface: interface.to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac};
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, MAX_INTERFACE_NAME, Mac};
 use toml::de::DeTable;
 
 use crate::error::Report;
@@ -60,8 +60,6 @@ const DEFAULT_MTU: u32 = 1_500;
 const MIN_FRAME: Bytes = Bytes(14);
 const RATES: [Iops; 2] = [Iops(1.0 / 60.0), Iops(1e8)];
 const MAX_BURST: u32 = 65_536;
-/// Longest name of an interface in bytes: the kernel's `IFNAMSIZ` less its NUL.
-const MAX_INTERFACE: usize = 15;
 
 /// The networks of a file.
 pub(crate) struct Networks {
@@ -196,11 +194,16 @@ fn interface(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str, exam
     section.string(report, key, example).and_then(|text| {
         // What `dev_valid_name` of the kernel refuses.
         let odd = |c: char| c.is_whitespace() || c.is_control() || c == '/' || c == ':';
-        if text.is_empty() || text.len() > MAX_INTERFACE || text.contains(odd) || text == "." || text == ".."
+        if text.is_empty()
+            || text.len() > MAX_INTERFACE_NAME
+            || text.contains(odd)
+            || text == "."
+            || text == ".."
         {
             let message = format!("`{key}` is {}, no name of an interface", quoted(text));
-            let help =
-                format!("write 1 to {MAX_INTERFACE} characters as `ip link` shows them, such as {example}");
+            let help = format!(
+                "write 1 to {MAX_INTERFACE_NAME} characters as `ip link` shows them, such as {example}"
+            );
             report.add(section.value_span(key), message, help);
             return Field::Bad;
         }
@@ -235,7 +238,7 @@ pub(crate) fn of_vm(
     nics.filter(|_| good).map(|nics| (nics, flows))
 }
 
-/// Names of a VM's tasks, with their lines: flows stand beside them in plans and results.
+/// Names of a VM's tasks, with their lines: plans and results list flows together with them.
 fn task_names(vm: &Section<'_, '_>, report: &Report<'_>) -> HashMap<String, usize> {
     let tasks = vm.get("task").and_then(|(_, value)| value.as_array());
     let tables =

@@ -11,6 +11,9 @@ pub const WIRE_OVERHEAD: u64 = 24;
 /// Shortest frame without its FCS; shorter ones are padded on the wire.
 pub const SHORTEST_FRAME: u64 = 60;
 
+/// Longest name of a network interface in bytes: Linux's `IFNAMSIZ` less its NUL.
+pub const MAX_INTERFACE_NAME: usize = 15;
+
 /// An Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);

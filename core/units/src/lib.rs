@@ -6,7 +6,7 @@
 mod ethernet;
 mod parse;
 
-pub use ethernet::{Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
+pub use ethernet::{MAX_INTERFACE_NAME, Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
 pub use parse::UnitError;
 
 use std::fmt;

@@ -178,7 +178,51 @@ impl FrameCap {
     }
 }
 
+impl Port {
+    /// A port as the file has it when it gives nothing else.
+    #[must_use]
+    pub fn new(name: String, socket: PathBuf, mac: Mac) -> Self {
+        Self {
+            name,
+            socket,
+            socket_group: None,
+            tap: None,
+            mac,
+            vlans: Vec::new(),
+            multicast: Vec::new(),
+            broadcast: default_broadcast(),
+            hugepages: false,
+            depth: default_depth(),
+            weight: default_weight(),
+            reserve: None,
+            urgent: None,
+            urgent_pcp: Vec::new(),
+            urgent_dscp: Vec::new(),
+            tx_cap: FrameCap::default(),
+            rx_cap: FrameCap::default(),
+        }
+    }
+}
+
 impl Network {
+    /// A network as the file has it when it gives nothing else.
+    #[must_use]
+    pub fn new(name: String) -> Self {
+        Self {
+            name,
+            uplink: UplinkKind::default(),
+            interface: None,
+            link: None,
+            mtu: default_mtu(),
+            policy: default_policy(),
+            stall: default_stall(),
+            cpus: Vec::new(),
+            fifo: None,
+            poll: None,
+            ports: Vec::new(),
+        }
+    }
+
     /// Checks what the types do not express.
     ///
     /// # Errors

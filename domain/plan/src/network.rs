@@ -1,23 +1,14 @@
 //! Reservations of a network's link with which the targets of flows hold in the worst case.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rtvirtio_domain_config::{FileError, FrameCap, Network, Port, RateConfig, UplinkKind};
-use rtvirtio_sched::Policy;
+use rtvirtio_domain_config::{FileError, Network, Port, RateConfig, UplinkKind};
 use rtvirtio_spec::{Direction, Flow, HostSpec, Mark, Target, Uplink, Vm};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
 use serde::Serialize;
 
 /// What is reserved, of what the spec declares.
 const HEADROOM: f64 = 1.1;
-/// Longest time in which the host does not run the domain's thread, and a guest's vCPU: frames of
-/// this time come at once. The domain's own default.
-pub(crate) const STALL: Nanos = Nanos::from_micros(500);
-/// The domain's own defaults.
-const DEPTH: u32 = 64;
-const WEIGHT: u32 = 100;
-const BROADCAST: Iops = Iops(100.0);
-
 const UNPROMISED_RX: &str = "frames to a VM have no reservation: those that the link brings are delivered in turn, and a cap on the others' \
      (`rx_cap`) keeps the thread free";
 
@@ -101,6 +92,15 @@ pub struct NetworkPlan {
     pub config: Network,
 }
 
+impl NetworkPlan {
+    /// VMs and flows that have a target and no promise, and why.
+    pub fn unpromised(&self) -> impl Iterator<Item = (String, &str)> {
+        let refused = self.ports.iter().filter_map(|p| Some((p.vm.clone(), p.refused.as_deref()?)));
+        let flows = self.flows.iter();
+        refused.chain(flows.filter_map(|f| Some((format!("{}/{}", f.vm, f.flow), f.unpromised.as_deref()?))))
+    }
+}
+
 /// A class of a port's frames: the domain orders urgent ones apart.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
@@ -149,7 +149,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
     wanted.sort_by_key(|(deadline, ..)| *deadline);
     for (deadline, port, class) in wanted {
         let (vm, nic) = vms[port];
-        let rate = reservation(sent(vm, nic).filter(|flow| Class::of(flow) == class), deadline);
+        let rate = reservation(sent(vm, nic).filter(|flow| Class::of(flow) == class), deadline, config.stall);
         *class.reserve(&mut config.ports[port]) = Some(rate);
         let reserve = Some(LinkReserve { rate: rate.rate, burst: rate.burst, deadline });
         match (config.check(), class) {
@@ -166,7 +166,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
     for (port, (vm, nic)) in vms.iter().enumerate() {
         let bounds = config.bounds(port);
         let of_port = vm.flows.iter().filter(|flow| flow.nic == *nic);
-        flows.extend(of_port.map(|flow| FlowPromise { port, ..promise(vm, flow, &name, bounds) }));
+        flows.extend(of_port.map(|flow| promise(&vm.name, flow, (&name, port), bounds)));
     }
     let reserves = ports.iter().flat_map(|port| [port.reserve, port.urgent]).flatten();
     let reserved: f64 = reserves.map(|r| r.rate.0).fold(0.0, |a, b| a + b);
@@ -191,13 +191,14 @@ fn sent(vm: &Vm, nic: usize) -> impl Iterator<Item = &Flow> {
     vm.flows.iter().filter(move |flow| flow.nic == nic && flow.direction == Direction::Tx)
 }
 
-/// What covers all these flows: those without a target use the reservation too.
-fn reservation<'f>(flows: impl Iterator<Item = &'f Flow>, deadline: Nanos) -> RateConfig {
+/// What covers all these flows: those without a target use the reservation too. The frames of a
+/// stall, of the domain's thread or of a vCPU, come at once.
+fn reservation<'f>(flows: impl Iterator<Item = &'f Flow>, deadline: Nanos, stall: Nanos) -> RateConfig {
     let (mut rate, mut burst) = (0.0, 0.0);
     for flow in flows {
         let wire = flow.on_the_wire().0 as f64;
         rate += flow.rate.0 * wire;
-        burst += (f64::from(flow.burst) + (flow.rate.0 * STALL.as_secs_f64()).ceil()) * wire;
+        burst += (f64::from(flow.burst) + (flow.rate.0 * stall.as_secs_f64()).ceil()) * wire;
     }
     RateConfig { rate: BytesPerSec((rate * HEADROOM).ceil()), burst: Bytes(burst.ceil() as u64), deadline }
 }
@@ -209,7 +210,12 @@ fn reason(error: &FileError) -> String {
     }
 }
 
-fn promise(vm: &Vm, flow: &Flow, network: &str, [urgent, normal]: [Option<Nanos>; 2]) -> FlowPromise {
+fn promise(
+    vm: &str,
+    flow: &Flow,
+    (network, port): (&str, usize),
+    [urgent, normal]: [Option<Nanos>; 2],
+) -> FlowPromise {
     let of_class = match (flow.direction, Class::of(flow)) {
         (Direction::Rx, _) => None,
         (Direction::Tx, Class::Urgent) => urgent,
@@ -219,7 +225,7 @@ fn promise(vm: &Vm, flow: &Flow, network: &str, [urgent, normal]: [Option<Nanos>
     let unpromised =
         flow.target.filter(|_| flow.direction == Direction::Rx).map(|_| UNPROMISED_RX.to_owned());
     FlowPromise {
-        vm: vm.name.clone(),
+        vm: vm.to_owned(),
         flow: flow.name.clone(),
         network: network.to_owned(),
         direction: flow.direction,
@@ -231,7 +237,7 @@ fn promise(vm: &Vm, flow: &Flow, network: &str, [urgent, normal]: [Option<Nanos>
         bound,
         met: flow.target.map(|target| bound.is_some_and(|bound| bound <= target.latency)),
         unpromised,
-        port: 0,
+        port,
     }
 }
 
@@ -252,48 +258,23 @@ fn config(host: &HostSpec, network: usize, vms: &[(&Vm, usize)], sockets: &Path)
         }
         // Names of ports are unique in a file.
         let name = if vm.nics.len() == 1 { vm.name.clone() } else { format!("{}.{}", vm.name, of.name()) };
-        Port {
-            socket: socket(sockets, &name),
-            name,
-            socket_group: None,
-            tap: vm.nics[*nic].tap.clone(),
-            mac: vm.nics[*nic].mac,
-            vlans: Vec::new(),
-            multicast: Vec::new(),
-            broadcast: BROADCAST,
-            hugepages: false,
-            depth: DEPTH,
-            weight: WEIGHT,
-            reserve: None,
-            urgent: None,
-            urgent_pcp,
-            urgent_dscp,
-            tx_cap: FrameCap::default(),
-            rx_cap: FrameCap::default(),
-        }
+        let nic = &vm.nics[*nic];
+        let socket = sockets.join(format!("{name}.sock"));
+        Port { tap: nic.tap.clone(), urgent_pcp, urgent_dscp, ..Port::new(name, socket, nic.mac) }
     };
     let (uplink, interface) = match &of.uplink {
         Uplink::Tap => (UplinkKind::Tap, None),
         Uplink::Packet { interface } => (UplinkKind::Packet, Some(interface.clone())),
     };
     Network {
-        name: of.name().to_owned(),
         uplink,
         interface,
         link: Some(of.link),
         // The spec's limit is that of the domain.
         mtu: u16::try_from(of.mtu).unwrap_or(u16::MAX),
-        policy: Policy::Edf,
-        stall: STALL,
-        cpus: Vec::new(),
-        fifo: None,
-        poll: None,
         ports: vms.iter().map(port).collect(),
+        ..Network::new(of.name().to_owned())
     }
-}
-
-fn socket(sockets: &Path, port: &str) -> PathBuf {
-    sockets.join(format!("{port}.sock"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use rtvirtio_stats::{Latencies, Random};
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::Serialize;
 
-use crate::network::{NetworkPlan, STALL};
+use crate::network::NetworkPlan;
 use crate::simulate::{DRIFT, RATE_SLACK, Traffic};
 
 /// Frames that a flooding VM has in its queue.
@@ -97,7 +97,9 @@ impl<'p> NetworkSimulation<'p> {
             .map(|(i, flow)| {
                 let count = match traffic {
                     Traffic::Declared => flow.burst,
-                    Traffic::Worst => flow.burst + (flow.rate.0 * STALL.as_secs_f64()).ceil() as u32,
+                    Traffic::Worst => {
+                        flow.burst + (flow.rate.0 * plan.config.stall.as_secs_f64()).ceil() as u32
+                    }
                 };
                 let drift = 1.0 + DRIFT * (2.0 * random.unit() - 1.0);
                 let period = Nanos::from_secs_f64(drift * f64::from(count) / flow.rate.0);

@@ -30,14 +30,8 @@ pub fn tc_script(plan: &NetworkPlan, interface: &str) -> String {
          # It needs the kernel's sch_htb and cls_u32, and for marks in VLAN tags cls_flower. Where a command fails, nothing of it stays.\n",
         plan.network
     );
-    let promised_nothing = plan.flows.iter().filter(|flow| flow.unpromised.is_some());
-    for (name, why) in
-        plan.ports.iter().filter_map(|port| Some((port.vm.clone(), port.refused.as_ref()?))).chain(
-            promised_nothing
-                .filter_map(|flow| Some((format!("{}/{}", flow.vm, flow.flow), flow.unpromised.as_ref()?))),
-        )
-    {
-        // Writing to a String cannot fail.
+    // Writing to a String cannot fail.
+    for (name, why) in plan.unpromised() {
         let _ = writeln!(s, "# {name}: NO RATE OF ITS OWN: {}", one_line(why));
     }
     let _ = write!(

@@ -73,13 +73,8 @@ fn network_plan(plan: &NetworkPlan, style: &Style) -> String {
             0,
         ));
     }
-    for port in &plan.ports {
-        let Some(why) = &port.refused else { continue };
-        out.push_str(&style.wrap(&style.clean(&format!("{}: no promise: {why}", port.vm)), 0));
-    }
-    for flow in &plan.flows {
-        let Some(why) = &flow.unpromised else { continue };
-        out.push_str(&style.wrap(&style.clean(&format!("{}/{}: no promise: {why}", flow.vm, flow.flow)), 0));
+    for (name, why) in plan.unpromised() {
+        out.push_str(&style.wrap(&style.clean(&format!("{name}: no promise: {why}")), 0));
     }
     out
 }
