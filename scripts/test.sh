@@ -16,15 +16,15 @@ all) tiers="check host slow" ;;
 *) echo "usage: scripts/test.sh check|host|slow|all" >&2; exit 2 ;;
 esac
 work=$(mktemp -d)
-beside=
+background=
 kill_tree() {
     for child in $(ps -o pid= --ppid "$1"); do kill_tree "$child"; done
     kill "$1" 2>/dev/null || true
 }
 cleanup() {
     # With all that it runs: a background process of a shell does not see Ctrl-C.
-    [ -z "$beside" ] || kill_tree "$beside"
-    rm -rf "$work" "$work.failed" "$work.beside"
+    [ -z "$background" ] || kill_tree "$background"
+    rm -rf "$work" "$work.failed" "$work.background"
 }
 trap cleanup EXIT INT TERM
 
@@ -64,27 +64,28 @@ skip() { # skip NAME WHY: it cannot run on this machine
     # It counts as skipped, not as passed too: the sum takes skips off what passed, since a skipped test counts as passed.
     echo "test result: ok. 1 passed; 0 failed" >>"$log"
 }
-# Checks beside tests that mostly wait, with less priority: start_beside NICE CHECK..., and end_beside before the tier's end. What
+# Checks in the background of tests that mostly wait, with less priority: start_background NICE CHECK..., and end_background before
+# the tier's end. What
 # compiles has a build directory of its own, so that no test waits for it; what runs has a machine of its own, the box.
-start_beside() {
-    mkdir -p "$work.beside"
+start_background() {
+    mkdir -p "$work.background"
     priority=$1
     shift
     (
         # Until it has its priority.
         sleep 1
-        log=$work.beside/log
+        log=$work.background/log
         : >"$log"
         for each in "$@"; do "$each"; done
-    ) >"$work.beside/output" 2>&1 &
-    beside=$!
-    renice -n "$priority" -p "$beside" >/dev/null 2>&1 || true
+    ) >"$work.background/output" 2>&1 &
+    background=$!
+    renice -n "$priority" -p "$background" >/dev/null 2>&1 || true
 }
-end_beside() {
-    wait "$beside" || true
-    beside=
-    cat "$work.beside/output"
-    cat "$work.beside/log" >>"$log"
+end_background() {
+    wait "$background" || echo "test checks in the background ... FAILED" | tee -a "$log"
+    background=
+    cat "$work.background/output"
+    cat "$work.background/log" >>"$log"
 }
 tests() { # tests WHAT CARGO_TEST_ARGUMENTS...: one test program at a time, since they share loop devices, cgroups and CPUs
     step "$1"
@@ -187,18 +188,18 @@ tier() {
         check "documentation" documentation
         deny
         check "build of all tests" build_tests
-        start_beside 19 minimum_rust fuzz_compiles
+        start_background 19 minimum_rust fuzz_compiles
         # shellcheck disable=SC2046 # a list of words
         tests "tests on this host" --workspace $(programs host)
         tests "documentation's examples" --workspace --doc
-        end_beside
+        end_background
         ;;
     slow)
         check "build of all tests" build_tests
-        start_beside 10 tests_in_box
+        start_background 10 tests_in_box
         # shellcheck disable=SC2046 # a list of words
         tests "tests that boot guests" --workspace $(programs guests)
-        end_beside
+        end_background
         ;;
     esac
 }
