@@ -15,31 +15,43 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 /// The option, without its value.
-pub const OPTION: &str = "--write-manual";
+const OPTION: &str = "--write-manual";
 
-/// Section of programs for everyone (man-pages(7)).
-pub const USER: &str = "1";
-/// Section of programs for the administrator.
-pub const ADMIN: &str = "8";
+/// A section of the manual (man-pages(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// Programs for everyone.
+    User,
+    /// Programs for the administrator.
+    Admin,
+}
+
+impl Section {
+    fn number(self) -> &'static str {
+        match self {
+            Self::User => "1",
+            Self::Admin => "8",
+        }
+    }
+}
 
 /// Writes the manual of `command` when the arguments ask for it: `None` when they do not. `args`
 /// are those of the process, with its name.
-#[must_use]
-pub fn requested(
+pub(crate) fn requested(
     command: Command,
-    section: &str,
+    section: Section,
     args: impl IntoIterator<Item = OsString>,
 ) -> Option<io::Result<()>> {
     let args: Vec<OsString> = args.into_iter().skip(1).collect();
     let [option, dir] = args.as_slice() else { return None };
-    (option == OsStr::new(OPTION)).then(|| write(command, section, Path::new(dir)))
+    (option == OsStr::new(OPTION)).then(|| write_manual(command, section, Path::new(dir)))
 }
 
 /// Writes pages and completions below `dir`.
 ///
 /// # Errors
 /// When a file cannot be written.
-pub fn write(mut command: Command, section: &str, dir: &Path) -> io::Result<()> {
+pub fn write_manual(mut command: Command, section: Section, dir: &Path) -> io::Result<()> {
     let (man, completions) = (dir.join("man"), dir.join("completions"));
     fs::create_dir_all(&man)?;
     fs::create_dir_all(&completions)?;
@@ -48,7 +60,7 @@ pub fn write(mut command: Command, section: &str, dir: &Path) -> io::Result<()> 
         clap_complete::generate_to(shell, &mut command, &name, &completions)?;
     }
     command.build();
-    page(&command, section, &man)
+    page(&command, section.number(), &man)
 }
 
 /// The page of a command, and those of the commands below it.
@@ -75,9 +87,9 @@ mod tests {
 
     #[test]
     fn every_command_has_a_page_but_hidden_ones() {
-        let dir = std::env::temp_dir().join(format!("rtvirtio-manual-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("rtvirtio-arguments-{}", std::process::id()));
         let args = ["tool", OPTION, dir.to_str().unwrap()].map(OsString::from);
-        requested(command(), USER, args).unwrap().unwrap();
+        requested(command(), Section::User, args).unwrap().unwrap();
         let names = |of: &str| {
             let mut names: Vec<String> = fs::read_dir(dir.join(of))
                 .unwrap()
@@ -98,7 +110,7 @@ mod tests {
     fn other_arguments_are_the_programs_own() {
         for args in [&["tool"][..], &["tool", "run", "x"], &["tool", OPTION], &["tool", OPTION, "d", "e"]] {
             let args = args.iter().map(OsString::from);
-            assert!(requested(command(), USER, args).is_none());
+            assert!(requested(command(), Section::User, args).is_none());
         }
     }
 }

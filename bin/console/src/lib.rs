@@ -4,7 +4,6 @@
 mod files;
 mod global;
 mod output;
-mod parse;
 mod saved;
 mod ui;
 
@@ -13,7 +12,6 @@ use std::process::ExitCode;
 pub use files::write_result;
 pub use global::{Global, MarginArg, ModelArg};
 pub use output::{finish, show, style};
-pub use parse::parse;
 pub use saved::{save_model, save_profile};
 pub use ui::{Bar, Ui};
 
@@ -27,8 +25,6 @@ pub const INFEASIBLE: u8 = MISSED;
 pub const CONFLICT: u8 = 3;
 /// Exit code when no target is missed but some are not proven.
 pub const UNPROVEN: u8 = 4;
-/// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
-pub const USAGE: u8 = 64;
 /// Exit code after Ctrl-C, as shells give it for SIGINT.
 pub const INTERRUPTED: u8 = 130;
 

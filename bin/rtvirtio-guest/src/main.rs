@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use rtvirtio_arguments::Section;
 use rtvirtio_reporter::bpf::Watch;
 use rtvirtio_reporter::{Device, RunOptions, StartOptions, run, start};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -64,22 +65,10 @@ struct StartArguments {
     argv: Vec<String>,
 }
 
-/// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
-const USAGE: u8 = 64;
-
 fn main() -> ExitCode {
-    if let Some(written) =
-        rtvirtio_manual::requested(Arguments::command(), rtvirtio_manual::ADMIN, std::env::args_os())
-    {
-        return written.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
-    }
-    let arguments = match Arguments::try_parse() {
+    let arguments: Arguments = match rtvirtio_arguments::parse(Section::Admin) {
         Ok(arguments) => arguments,
-        Err(error) => {
-            // A closed output is no reason for another code.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
-        }
+        Err(code) => return code,
     };
     let done = match arguments.command {
         Command::Bpf => watch(),

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser};
+use clap::Parser;
+use rtvirtio_arguments::Section;
 use rtvirtio_domain_config::File;
 use rtvirtio_engine::check::{self, Directories};
 use rtvirtio_engine::confine::Role;
@@ -39,22 +40,10 @@ struct Args {
     check: bool,
 }
 
-/// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
-const USAGE: u8 = 64;
-
 fn main() -> ExitCode {
-    if let Some(written) =
-        rtvirtio_manual::requested(Args::command(), rtvirtio_manual::ADMIN, std::env::args_os())
-    {
-        return written.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
-    }
-    let args = match Args::try_parse() {
+    let args: Args = match rtvirtio_arguments::parse(Section::Admin) {
         Ok(args) => args,
-        Err(error) => {
-            // A closed output is no reason for another code.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
-        }
+        Err(code) => return code,
     };
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,

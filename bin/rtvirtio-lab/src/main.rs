@@ -5,12 +5,13 @@ mod cmd;
 
 use std::process::ExitCode;
 
+use rtvirtio_arguments::Section;
 use rtvirtio_console::{Ui, finish};
 
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli: Cli = match rtvirtio_console::parse(rtvirtio_manual::USER) {
+    let cli: Cli = match rtvirtio_arguments::parse(Section::User) {
         Ok(cli) => cli,
         Err(code) => return code,
     };

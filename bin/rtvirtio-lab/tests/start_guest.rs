@@ -26,7 +26,7 @@ fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
     vm.write_file(PROGRAM, &fs::read(program("rtvirtio-guest")).unwrap()).unwrap();
     assert!(vm.exec(&["chmod", "755", PROGRAM], HANG).unwrap().success());
 
-    // Nobody listens: the command runs all the same, and the guest is told.
+    // Without a listener on the host the command runs all the same, and a message says so.
     let done = vm.exec(&[PROGRAM, "start", "sh", "-c", "exit 3"], HANG).unwrap();
     assert_eq!(done.code, Some(3));
     assert!(text(&done.stderr).contains("listens"), "{}", text(&done.stderr));

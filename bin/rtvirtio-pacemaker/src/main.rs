@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rtvirtio_arguments::Section;
 use rtvirtio_console::{Global, Ui, finish, need_root, show, style};
 use rtvirtio_pacemaker_control::agent::{self, Ocf, Parameters};
 use rtvirtio_pacemaker_control::{
@@ -20,7 +21,7 @@ use serde::Serialize;
 use args::{AgentArgs, Cli, Command, ConstraintsArgs, FileArgs, PublishArgs};
 
 fn main() -> ExitCode {
-    let cli: Cli = match rtvirtio_console::parse(rtvirtio_manual::ADMIN) {
+    let cli: Cli = match rtvirtio_arguments::parse(Section::Admin) {
         Ok(cli) => cli,
         Err(code) => return code,
     };

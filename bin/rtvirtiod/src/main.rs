@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
+use rtvirtio_arguments::Section;
 use rtvirtio_console::{finish, need_root};
 use rtvirtio_daemon::api::Listeners;
 use rtvirtio_daemon::linux::Places;
@@ -18,7 +19,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use args::Cli;
 
 fn main() -> ExitCode {
-    let cli: Cli = match rtvirtio_console::parse(rtvirtio_manual::ADMIN) {
+    let cli: Cli = match rtvirtio_arguments::parse(Section::Admin) {
         Ok(cli) => cli,
         Err(code) => return code,
     };

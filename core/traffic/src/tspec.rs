@@ -1,7 +1,7 @@
 //! A traffic specification with its unit.
 
 use rtvirtio_spec::{Traffic, TrafficSpec, TrafficUnit};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::curve::Arrival;
 
@@ -24,7 +24,7 @@ pub enum Unit {
 }
 
 /// One direction of a VM's traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
     /// Read from a disk: the device writes into memory.

@@ -8,7 +8,7 @@ use rtvirtio_domain_plan::{DomainPlan, FlowOutcome, NetworkSimulation, Simulatio
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Table, domain_refusals};
 use rtvirtio_sched::Policy;
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Iops, Nanos};
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::domain::plan::{for_simulation, with_networks};
 use rtvirtio_workflow::find::load_host;
@@ -72,18 +72,11 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         let mut simulation =
             Simulation::new(&spec, &plan, &config, traffic, policy == Policy::Edf, args.seed)?;
         let begin = Instant::now();
-        let mut bar = ui.bar(&format!("{}, virtual time", policy.name()), args.length.0.div_ceil(STEP));
-        let mut now = 0;
-        while now < args.length.0 && !ui.is_cancelled() {
-            now = (now + STEP).min(args.length.0);
-            simulation.run(Nanos(now))?;
-            bar.set(now / STEP);
-        }
-        drop(bar);
+        let seconds = play(policy.name(), args.length, ui, |until| Ok(simulation.run(until)?))?;
         let requests = simulation.result().requests;
         runs.push(Run {
             policy: policy.name(),
-            seconds: Nanos(now).as_secs_f64(),
+            seconds,
             requests,
             requests_per_second: requests as f64 / begin.elapsed().as_secs_f64().max(1e-9),
             tasks: simulation.outcomes(),
@@ -100,9 +93,28 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let output = Output { simulated: true, traffic, plan, runs, networks };
     show(ui, &output, || {
         let flows = output.networks.iter().map(flow_table).collect::<String>();
-        output.runs.iter().map(table).collect::<String>() + &flows + &domain_refusals(&output.plan, &style())
+        output.runs.iter().map(task_table).collect::<String>()
+            + &flows
+            + &domain_refusals(&output.plan, &style())
     })?;
     Ok(if missed == 0 && output.plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+}
+
+/// Lets virtual time pass in steps, with progress and until Ctrl-C; the seconds that have passed.
+fn play(
+    what: &str,
+    length: Nanos,
+    ui: &Ui,
+    mut run: impl FnMut(Nanos) -> anyhow::Result<()>,
+) -> anyhow::Result<f64> {
+    let mut bar = ui.bar(&format!("{what}, virtual time"), length.0.div_ceil(STEP));
+    let mut now = 0;
+    while now < length.0 && !ui.is_cancelled() {
+        now = (now + STEP).min(length.0);
+        run(Nanos(now))?;
+        bar.set(now / STEP);
+    }
+    Ok(Nanos(now).as_secs_f64())
 }
 
 /// Plays the flows of every network.
@@ -115,51 +127,84 @@ fn networks(
     let mut all = Vec::new();
     for network in plan.networks.iter().filter(|network| !network.flows.is_empty()) {
         let mut simulation = NetworkSimulation::new(network, traffic, args.seed)?;
-        let label = format!("network {}, virtual time", terminal(&network.network, false));
-        let mut bar = ui.bar(&label, args.length.0.div_ceil(STEP));
-        let mut now = 0;
-        while now < args.length.0 && !ui.is_cancelled() {
-            now = (now + STEP).min(args.length.0);
-            simulation.run(Nanos(now));
-            bar.set(now / STEP);
-        }
-        let seconds = Nanos(now).as_secs_f64();
+        let label = format!("network {}", terminal(&network.network, false));
+        let seconds = play(&label, args.length, ui, |until| {
+            simulation.run(until);
+            Ok(())
+        })?;
         all.push(NetworkRun { network: network.network.clone(), seconds, flows: simulation.outcomes() });
     }
     Ok(all)
 }
 
 fn flow_table(run: &NetworkRun) -> String {
+    let row = |flow: &FlowOutcome| Row {
+        vm: flow.vm.clone(),
+        name: flow.flow.clone(),
+        n: flow.n,
+        rate: flow.rate,
+        latencies: [Some(flow.p50), Some(flow.p9999), Some(flow.longest), flow.bound, flow.target],
+        met: flow.met,
+    };
+    let rows = run.flows.iter().map(row);
+    let network = terminal(&run.network, style().ascii);
+    format!(
+        "network {network}: simulated {:.0} s, frames from VMs\n{}",
+        run.seconds,
+        table(["flow", "frames"], rows)
+    )
+}
+
+fn task_table(run: &Run) -> String {
+    let row = |task: &TaskOutcome| Row {
+        vm: task.vm.clone(),
+        name: task.task.clone(),
+        n: task.n,
+        rate: task.rate,
+        latencies: [Some(task.p50), Some(task.p9999), Some(task.longest), task.bound, task.target],
+        met: task.met,
+    };
+    format!(
+        "{}: simulated {:.0} s, {} requests, {:.2} million per second of CPU\n{}",
+        run.policy,
+        run.seconds,
+        run.requests,
+        run.requests_per_second / 1e6,
+        table(["task", "requests"], run.tasks.iter().map(row))
+    )
+}
+
+/// A task or flow in the table.
+struct Row {
+    vm: String,
+    name: String,
+    n: u64,
+    rate: Iops,
+    /// p50, p99.99, longest, bound, target.
+    latencies: [Option<Nanos>; 5],
+    met: Option<bool>,
+}
+
+fn table([what, counted]: [&'static str; 2], rows: impl Iterator<Item = Row>) -> String {
     let style = style();
-    let mut t = Table::new(vec![
-        Column::name("VM"),
-        Column::name("flow"),
-        Column::number("frames"),
-        Column::number("per second"),
-        Column::number("p50"),
-        Column::number("p99.99"),
-        Column::number("longest"),
-        Column::number("bound"),
-        Column::number("target"),
-        Column::word(""),
-    ]);
-    let text = |v: Option<Nanos>| v.map_or_else(|| "-".to_owned(), |v| v.to_string());
-    for flow in &run.flows {
-        t.row(vec![
-            terminal(&flow.vm, style.ascii).into(),
-            terminal(&flow.flow, style.ascii).into(),
-            flow.n.to_string().into(),
-            flow.rate.to_string().into(),
-            flow.p50.to_string().into(),
-            flow.p9999.to_string().into(),
-            flow.longest.to_string().into(),
-            text(flow.bound).into(),
-            text(flow.target).into(),
-            met(flow.met, flow.target),
-        ]);
+    let numbers = [counted, "per second", "p50", "p99.99", "longest", "bound", "target"];
+    let mut columns = vec![Column::name("VM"), Column::name(what)];
+    columns.extend(numbers.map(Column::number));
+    columns.push(Column::word(""));
+    let mut t = Table::new(columns);
+    for row in rows {
+        let mut cells: Vec<Cell> = vec![
+            terminal(&row.vm, style.ascii).into(),
+            terminal(&row.name, style.ascii).into(),
+            row.n.to_string().into(),
+            row.rate.to_string().into(),
+        ];
+        let latency = |v: &Option<Nanos>| v.map_or_else(|| "-".to_owned(), |v| v.to_string()).into();
+        cells.extend(row.latencies.iter().map(latency));
+        cells.push(met(row.met, row.latencies[4]));
+        t.row(cells);
     }
-    let network = terminal(&run.network, style.ascii);
-    format!("network {network}: simulated {:.0} s, frames from VMs\n{}", run.seconds, t.draw(&style))
+    t.draw(&style)
 }
 
 /// The verdict on a simulated task or flow.
@@ -171,43 +216,4 @@ fn met(met: Option<bool>, target: Option<Nanos>) -> Cell {
         None => ("", None),
     };
     Cell::painted(word, paint)
-}
-
-fn table(run: &Run) -> String {
-    let style = style();
-    let mut t = Table::new(vec![
-        Column::name("VM"),
-        Column::name("task"),
-        Column::number("requests"),
-        Column::number("per second"),
-        Column::number("p50"),
-        Column::number("p99.99"),
-        Column::number("longest"),
-        Column::number("bound"),
-        Column::number("target"),
-        Column::word(""),
-    ]);
-    let text = |v: Option<Nanos>| v.map_or_else(|| "-".to_owned(), |v| v.to_string());
-    for task in &run.tasks {
-        t.row(vec![
-            terminal(&task.vm, style.ascii).into(),
-            terminal(&task.task, style.ascii).into(),
-            task.n.to_string().into(),
-            task.rate.to_string().into(),
-            task.p50.to_string().into(),
-            task.p9999.to_string().into(),
-            task.longest.to_string().into(),
-            text(task.bound).into(),
-            text(task.target).into(),
-            met(task.met, task.target),
-        ]);
-    }
-    format!(
-        "{}: simulated {:.0} s, {} requests, {:.2} million per second of CPU\n{}",
-        run.policy,
-        run.seconds,
-        run.requests,
-        run.requests_per_second / 1e6,
-        t.draw(&style)
-    )
 }

@@ -1,7 +1,7 @@
 //! Bars of shares, several to a row.
 
 use super::canvas::{Anchor, Canvas, Svg};
-use super::legend::{Key, legend};
+use super::legend::fills;
 use super::rows::Frame;
 use super::{NARROW, Scale};
 use crate::num;
@@ -45,28 +45,19 @@ pub struct Bar {
 pub fn svg_bars(plot: &BarPlot, width: f64) -> Svg {
     let mut c = Canvas::default();
     let labels = plot.rows.iter().map(|r| r.name.as_str());
-    let mut f = Frame::new(width, labels, if width < NARROW { 62.0 } else { 170.0 });
+    let f = Frame::new(width, labels, if width < NARROW { 62.0 } else { 170.0 });
     let pale = |i: usize| plot.rows.iter().flat_map(|r| &r.bars).any(|b| b.series == i && b.pale);
-    let entries: Vec<_> = plot
-        .series
-        .iter()
-        .enumerate()
-        .map(|(i, s)| (Key::Fill { series: i, pale: pale(i) }, s.clone()))
-        .collect();
-    f.top = legend(&mut c, &entries, (8.0, 0.0), f.width - 16.0) + 26.0;
+    let entries = fills(&plot.series, pale);
+    let f = f.with_legend(&mut c, &entries);
     let scale = Scale::exact(super::Spread::Linear, 0.0, 1.0, f.left, f.right);
-    let bottom = f.top + plot.rows.iter().map(|r| f.row_height(r.bars.len())).sum::<f64>();
+    let bottom = f.bottom(plot.rows.iter().map(|r| r.bars.len()));
     f.grid(&mut c, &scale, bottom, 60.0, num::percent);
-    let mut y = f.top;
-    for row in &plot.rows {
-        let lanes = row.bars.len();
-        c.line((0.0, y), (f.width, y), "row");
-        f.names(&mut c, y, lanes, &row.name, "");
-        for (i, bar) in row.bars.iter().enumerate() {
-            one(&mut c, &f, &scale, plot, bar, f.lane_centre(y, lanes, i));
+    f.rows(&mut c, plot.rows.iter().map(|r| (r.name.as_str(), r.bars.len())), |c, i, y| {
+        let bars = &plot.rows[i].bars;
+        for (lane, bar) in bars.iter().enumerate() {
+            one(c, &f, &scale, plot, bar, f.lane_centre(y, bars.len(), lane));
         }
-        y += f.row_height(lanes);
-    }
+    });
     let (height, width) = (f.foot(bottom), f.width);
     c.finish(width, height, &plot.title)
 }

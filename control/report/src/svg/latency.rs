@@ -3,7 +3,7 @@
 use rtvirtio_units::Nanos;
 
 use super::canvas::{Anchor, Canvas, Svg};
-use super::legend::{Key, legend};
+use super::legend::Key;
 use super::rows::Frame;
 use super::{NARROW, Scale};
 use crate::num;
@@ -56,8 +56,8 @@ pub struct Lane {
 pub fn svg_latency(plot: &LatencyPlot, width: f64) -> Svg {
     let mut c = Canvas::default();
     let names = plot.rows.iter().flat_map(|r| [r.name.as_str(), r.second.as_str()]);
-    let mut f = Frame::new(width, names, if width < NARROW { 130.0 } else { 150.0 });
-    f.top = legend(&mut c, &entries(plot), (8.0, 0.0), f.width - 16.0) + 26.0;
+    let f = Frame::new(width, names, if width < NARROW { 130.0 } else { 150.0 });
+    let f = f.with_legend(&mut c, &entries(plot));
     let values = plot.rows.iter().flat_map(|r| {
         let lanes = r.lanes.iter().flat_map(|l| l.measured.into_iter().flatten().chain(l.predicted));
         lanes.chain(r.target)

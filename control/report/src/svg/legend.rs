@@ -26,6 +26,12 @@ pub(crate) enum Key {
     Fill { series: usize, pale: bool },
 }
 
+/// One entry for each series, by its fill; `pale` says which are other people's numbers.
+pub(crate) fn fills(series: &[String], pale: impl Fn(usize) -> bool) -> Vec<(Key, String)> {
+    let entry = |(i, name): (usize, &String)| (Key::Fill { series: i, pale: pale(i) }, name.clone());
+    series.iter().enumerate().map(entry).collect()
+}
+
 /// Draws the entries from the top left; returns the height that they took.
 pub(crate) fn legend(c: &mut Canvas, entries: &[(Key, String)], at: (f64, f64), width: f64) -> f64 {
     let (mut x, mut y) = (at.0, at.1 + LINE / 2.0);

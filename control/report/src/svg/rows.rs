@@ -3,7 +3,7 @@
 use rtvirtio_units::Iops;
 
 use super::canvas::{Anchor, BOLD, Canvas, Svg, fit, text_width};
-use super::legend::{Key, legend};
+use super::legend::{Key, fills, legend};
 use super::{NARROW, Scale};
 use crate::num;
 
@@ -94,6 +94,40 @@ impl Frame {
         }
     }
 
+    /// Draws the legend above the data, and leaves room for the numbers below it.
+    pub(crate) fn with_legend(mut self, c: &mut Canvas, entries: &[(Key, String)]) -> Self {
+        self.top = legend(c, entries, (8.0, 0.0), self.width - 16.0) + 26.0;
+        self
+    }
+
+    /// Lower edge of rows with so many lanes each.
+    pub(crate) fn bottom(&self, lanes: impl Iterator<Item = usize>) -> f64 {
+        self.top + lanes.map(|lanes| self.row_height(lanes)).sum::<f64>()
+    }
+
+    /// Draws rows by name and number of lanes, from the top on; `lanes` draws those of the row at
+    /// this index, whose upper edge it gets.
+    pub(crate) fn rows<'a>(
+        &self,
+        c: &mut Canvas,
+        rows: impl Iterator<Item = (&'a str, usize)>,
+        mut lanes: impl FnMut(&mut Canvas, usize, f64),
+    ) {
+        let mut y = self.top;
+        for (i, (name, count)) in rows.enumerate() {
+            c.line((0.0, y), (self.width, y), "row");
+            self.names(c, y, count, name, "");
+            lanes(c, i, y);
+            y += self.row_height(count);
+        }
+    }
+
+    /// A vertical line over the lanes of a row.
+    pub(crate) fn limit(&self, c: &mut Canvas, row_top: f64, lanes: usize, x: f64) {
+        let (a, b) = self.lanes_extent(row_top, lanes);
+        c.line((x, a - 2.0), (x, b + 2.0), "limit");
+    }
+
     /// Height that the numbers below a plot take.
     pub(crate) fn foot(&self, bottom: f64) -> f64 {
         bottom + if bottom - self.top > 500.0 { 22.0 } else { 6.0 }
@@ -138,30 +172,20 @@ pub struct RateBar {
 pub fn svg_rate(plot: &RatePlot, width: f64) -> Svg {
     let mut c = Canvas::default();
     let labels = plot.rows.iter().map(|r| r.name.as_str());
-    let mut f = Frame::new(width, labels, if width < NARROW { 62.0 } else { 150.0 });
-    let mut entries: Vec<_> = plot
-        .series
-        .iter()
-        .enumerate()
-        .map(|(i, s)| (Key::Fill { series: i, pale: false }, s.clone()))
-        .collect();
+    let f = Frame::new(width, labels, if width < NARROW { 62.0 } else { 150.0 });
+    let mut entries = fills(&plot.series, |_| false);
     entries.push((Key::Limit, format!("{} of the declared rate", num::percent(plot.limit))));
-    f.top = legend(&mut c, &entries, (8.0, 0.0), f.width - 16.0) + 26.0;
+    let f = f.with_legend(&mut c, &entries);
     let scale = Scale::exact(super::Spread::Linear, 0.0, 1.05, f.left, f.right);
-    let bottom = f.top + plot.rows.iter().map(|r| f.row_height(r.bars.len())).sum::<f64>();
+    let bottom = f.bottom(plot.rows.iter().map(|r| r.bars.len()));
     f.grid(&mut c, &scale, bottom, 60.0, num::percent);
-    let mut y = f.top;
-    for row in &plot.rows {
-        let lanes = row.bars.len();
-        c.line((0.0, y), (f.width, y), "row");
-        f.names(&mut c, y, lanes, &row.name, "");
-        for (i, bar) in row.bars.iter().enumerate() {
-            rate_bar(&mut c, &f, &scale, plot, bar, f.lane_centre(y, lanes, i));
+    f.rows(&mut c, plot.rows.iter().map(|r| (r.name.as_str(), r.bars.len())), |c, i, y| {
+        let bars = &plot.rows[i].bars;
+        for (lane, bar) in bars.iter().enumerate() {
+            rate_bar(c, &f, &scale, plot, bar, f.lane_centre(y, bars.len(), lane));
         }
-        let (a, b) = f.lanes_extent(y, lanes);
-        c.line((scale.at(plot.limit), a - 2.0), (scale.at(plot.limit), b + 2.0), "limit");
-        y += f.row_height(lanes);
-    }
+        f.limit(c, y, bars.len(), scale.at(plot.limit));
+    });
     let (height, width) = (f.foot(bottom), f.width);
     c.finish(width, height, &plot.title)
 }

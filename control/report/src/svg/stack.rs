@@ -3,7 +3,7 @@
 use rtvirtio_units::Nanos;
 
 use super::canvas::{Anchor, Canvas, Svg, text_width};
-use super::legend::{Key, legend};
+use super::legend::Key;
 use super::rows::Frame;
 use super::{NARROW, Scale};
 use crate::num;
@@ -52,7 +52,7 @@ pub fn svg_stack(plot: &StackPlot, width: f64) -> Svg {
         .enumerate()
         .map(|(series, (name, pale))| (Key::Fill { series, pale: *pale }, name.clone()))
         .collect();
-    f.top = legend(&mut c, &entries, (8.0, 0.0), f.width - 16.0) + 26.0;
+    let f = f.with_legend(&mut c, &entries);
     let sums = plot.rows.iter().map(|r| r.segments.iter().map(|s| s.value.as_millis_f64()).sum::<f64>());
     let scale = Scale::linear(sums, f.left, f.right);
     let bottom = f.top + plot.rows.iter().map(|_| f.row_height(1)).sum::<f64>();

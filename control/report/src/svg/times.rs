@@ -1,7 +1,7 @@
 //! Bars of times, several to a row, with a reference and a limit.
 
 use super::canvas::{Anchor, Canvas, Svg};
-use super::legend::{Key, legend};
+use super::legend::{Key, fills};
 use super::rows::Frame;
 use super::{NARROW, Scale};
 
@@ -47,34 +47,24 @@ pub struct TimeBar {
 pub fn svg_times(plot: &TimePlot, width: f64) -> Svg {
     let mut c = Canvas::default();
     let labels = plot.rows.iter().map(|r| r.name.as_str());
-    let mut f = Frame::new(width, labels, if width < NARROW { 62.0 } else { 90.0 });
-    let mut entries: Vec<_> = plot
-        .series
-        .iter()
-        .enumerate()
-        .map(|(i, s)| (Key::Fill { series: i, pale: false }, s.clone()))
-        .collect();
+    let f = Frame::new(width, labels, if width < NARROW { 62.0 } else { 90.0 });
+    let mut entries = fills(&plot.series, |_| false);
     entries.extend(plot.reference.iter().map(|(_, name)| (Key::Limit, name.clone())));
-    f.top = legend(&mut c, &entries, (8.0, 0.0), f.width - 16.0) + 26.0;
+    let f = f.with_legend(&mut c, &entries);
     let times = plot.rows.iter().flat_map(|r| &r.bars).map(|b| b.seconds);
     let longest = times.filter(|t| t.is_finite()).fold(0.0, f64::max).min(plot.limit).max(0.1);
     let scale = Scale::exact(super::Spread::Linear, 0.0, longest * 1.02, f.left, f.right);
-    let bottom = f.top + plot.rows.iter().map(|r| f.row_height(r.bars.len())).sum::<f64>();
+    let bottom = f.bottom(plot.rows.iter().map(|r| r.bars.len()));
     f.grid(&mut c, &scale, bottom, 60.0, |v| format!("{v} s"));
-    let mut y = f.top;
-    for row in &plot.rows {
-        let lanes = row.bars.len();
-        c.line((0.0, y), (f.width, y), "row");
-        f.names(&mut c, y, lanes, &row.name, "");
-        for (i, bar) in row.bars.iter().enumerate() {
-            one(&mut c, &f, &scale, plot, bar, f.lane_centre(y, lanes, i));
+    f.rows(&mut c, plot.rows.iter().map(|r| (r.name.as_str(), r.bars.len())), |c, i, y| {
+        let bars = &plot.rows[i].bars;
+        for (lane, bar) in bars.iter().enumerate() {
+            one(c, &f, &scale, plot, bar, f.lane_centre(y, bars.len(), lane));
         }
         if let Some((at, _)) = &plot.reference {
-            let (a, b) = f.lanes_extent(y, lanes);
-            c.line((scale.at(*at), a - 2.0), (scale.at(*at), b + 2.0), "limit");
+            f.limit(c, y, bars.len(), scale.at(*at));
         }
-        y += f.row_height(lanes);
-    }
+    });
     let (height, width) = (f.foot(bottom), f.width);
     c.finish(width, height, &plot.title)
 }

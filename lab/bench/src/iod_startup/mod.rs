@@ -111,10 +111,9 @@ pub fn socket(dir: &Path, vm: usize) -> PathBuf {
     dir.join(["guest.sock", "flood.sock"][vm])
 }
 
-/// The domain's configuration.
-#[must_use]
-pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) -> String {
-    let mut s = format!(
+/// What the domain's configuration says of the device, without policy and window.
+pub(crate) fn tuned_device(tuning: &Tuning, dir: &Path) -> String {
+    format!(
         "control = {:?}\n[[device]]\nname = \"bench\"\nfifo = {}\nstall = \"{}ns\"\n\
          cost = {{ read = {{ base = \"{}ns\", per_mib = \"{}ns\" }}, write = {{ base = \"{}ns\", per_mib = \"{}ns\" }} }}\n",
         dir.join("control").display().to_string(),
@@ -124,7 +123,13 @@ pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) 
         tuning.read.1.0,
         tuning.write.0.0,
         tuning.write.1.0,
-    );
+    )
+}
+
+/// The domain's configuration.
+#[must_use]
+pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) -> String {
+    let mut s = tuned_device(tuning, dir);
     s += &match treatment {
         // Requests are passed on whole and at once.
         Treatment::HandOn => "policy = \"fifo\"\nwindow = 64\nquantum = \"1MiB\"\n".to_owned(),

@@ -2,10 +2,10 @@
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_traffic::qos400::{PAPER_CLOCK_HZ, PAPER_SETTINGS, paper_settings_wrong};
-use rtvirtio_traffic::{Arrival, Curve, CurvePoint, Service};
+use rtvirtio_traffic::{Arrival, Curve, CurvePoint, Direction, Service};
 
 use super::measure::burst;
-use super::{Beside, Flow, Point, RegulationData, VictimPoint};
+use super::{Beside, Point, RegulationData, VictimPoint};
 use crate::claims::Claim;
 
 /// A rate acts where it is below this share of what the flow gets without it.
@@ -31,7 +31,7 @@ pub struct Judged {
 #[must_use]
 pub fn outcomes(points: &[Point]) -> Vec<Judged> {
     let mut judged = Vec::new();
-    for flow in Flow::ALL {
+    for flow in Direction::ALL {
         for beside in Beside::ALL {
             let of: Vec<&Point> = points.iter().filter(|p| p.flow == flow && p.beside == beside).collect();
             let Some(free) = of.iter().find(|p| p.rate.is_none()) else { continue };
@@ -260,7 +260,7 @@ mod tests {
 
     fn point(rate: Option<u64>, alpha: f64, delta_us: u64) -> Point {
         Point {
-            flow: Flow::Read,
+            flow: Direction::Read,
             beside: Beside::Nothing,
             rate,
             n: 1_001,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::ensure;
 use rtvirtio_domain_client::load::{Plan, Stream, run as run_load};
 use rtvirtio_domain_client::{Client, Options};
+use rtvirtio_traffic::Direction;
 
-use super::Flow;
 use super::measure::{DISK, ENGINE, WARM_UP, cap, raise};
 use crate::backend::Backend;
 
@@ -38,7 +38,7 @@ pub(super) fn config(dir: &Path, device: &Path, policy: &str, window: u32, caps:
 
 /// Moments of completions, in ns of CLOCK_MONOTONIC.
 pub(super) fn run(
-    flow: Flow,
+    flow: Direction,
     rate: Option<u64>,
     time: Duration,
     dir: &Path,
@@ -46,7 +46,7 @@ pub(super) fn run(
 ) -> anyhow::Result<Vec<u64>> {
     let _domain = Backend::start_domain(dir, &config(dir, device, "edf", 8, &[cap(flow, rate)?]))?;
     let mut clients = [Client::connect(&socket(dir, 0), Options::default())?];
-    let writes = if flow == Flow::Write { 1.0 } else { 0.0 };
+    let writes = if flow == Direction::Write { 1.0 } else { 0.0 };
     let stream = Stream { writes, ..Stream::reads(flow.name(), DEPTH, DISK.0) };
     raise()?;
     let results =

@@ -16,7 +16,7 @@ use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 use super::claims::victim_curve;
 use super::memory_load::{MemoryLoad, largest_cache};
 use super::{
-    Beside, ChosenRate, Flow, Point, RegulationData, UNITS, VictimPoint, disk, network, point, rates, victim,
+    Beside, ChosenRate, Point, RegulationData, UNITS, VictimPoint, disk, network, point, rates, victim,
 };
 use crate::interleave::{Counter, interleaved};
 use crate::saved::Saved as _;
@@ -51,7 +51,7 @@ pub struct RegulationOptions {
     /// The command's options, for the result.
     pub words: String,
     /// Only these flows; all when empty.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<Direction>,
 }
 
 /// How long a point is measured: ten thousand units where that is in time.
@@ -75,14 +75,16 @@ impl Length {
 pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::Result<RegulationData> {
     let length = Length { longest: options.longest };
     let rates = rates(options.top, options.rates);
-    let flows: Vec<Flow> =
-        Flow::ALL.into_iter().filter(|f| options.flows.is_empty() || options.flows.contains(f)).collect();
+    let flows: Vec<Direction> = Direction::ALL
+        .into_iter()
+        .filter(|f| options.flows.is_empty() || options.flows.contains(f))
+        .collect();
     let dir = tempfile::Builder::new().prefix("rtvirtio-regulation-").tempdir()?;
     let ram = RamDisk::new(DISK)?;
     let all_cpus: Vec<u32> = (0..cpus() as u32).collect();
     progress.step("making the memory of the load");
     let load = MemoryLoad::new(&all_cpus)?;
-    let items: Vec<(Flow, Beside, Option<u64>)> = flows
+    let items: Vec<(Direction, Beside, Option<u64>)> = flows
         .iter()
         .flat_map(|flow| Beside::ALL.map(|beside| (*flow, beside)))
         .flat_map(|(flow, beside)| with_none(&rates).into_iter().map(move |rate| (flow, beside, rate)))
@@ -164,7 +166,7 @@ fn choices(
 
 /// One point.
 fn one(
-    item: (Flow, Beside, Option<u64>),
+    item: (Direction, Beside, Option<u64>),
     time: Duration,
     dir: &Path,
     device: &Path,
@@ -177,8 +179,8 @@ fn one(
     let seen = on_frontend(move || {
         let probe = NoiseProbe::start_above(ENGINE);
         let at = match flow {
-            Flow::Read | Flow::Write => disk::run(flow, rate, time, &dir, &device),
-            Flow::Rx | Flow::Tx => network::run(flow, rate, time, &dir),
+            Direction::Read | Direction::Write => disk::run(flow, rate, time, &dir, &device),
+            Direction::Rx | Direction::Tx => network::run(flow, rate, time, &dir),
         };
         let (_, stalls) = probe.finish();
         Ok(point(at?, stalls.as_ref(), item))
@@ -218,15 +220,9 @@ pub(super) fn burst(rate: u64) -> u64 {
 }
 
 /// The line of the domain's file that regulates a flow; empty without a rate.
-pub(super) fn cap(flow: Flow, rate: Option<u64>) -> anyhow::Result<String> {
+pub(super) fn cap(flow: Direction, rate: Option<u64>) -> anyhow::Result<String> {
     let Some(rate) = rate else { return Ok(String::new()) };
-    let direction = match flow {
-        Flow::Read => Direction::Read,
-        Flow::Write => Direction::Write,
-        Flow::Rx => Direction::Rx,
-        Flow::Tx => Direction::Tx,
-    };
     let one = Tspec { unit: Unit::Requests, rate, burst: burst(rate), peak: None, largest: 1 };
-    let compiled = compile(&one, direction, &Place::IoDomain)?;
+    let compiled = compile(&one, flow, &Place::IoDomain)?;
     Ok(compiled.settings.iter().map(|setting| format!("{setting}\n")).collect())
 }

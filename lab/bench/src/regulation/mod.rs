@@ -3,7 +3,8 @@
 //!
 //! The paper regulates an Ethernet controller's AXI transactions in ten steps, each half of the one
 //! before. Here the domain's own caps do it, in requests of a disk and frames of a network, in each
-//! direction; the disk and the far end of the link are memory of this machine.
+//! direction: reads and writes of 4 KiB, frames to and from a VM; the disk and the far end of the
+//! link are memory of this machine.
 
 mod claims;
 mod disk;
@@ -18,7 +19,7 @@ pub use measure::{RegulationOptions, measure};
 pub use page::{report, svg};
 
 use rtvirtio_measure::HostFacts;
-use rtvirtio_traffic::{Service, ServiceTarget};
+use rtvirtio_traffic::{Direction, Service, ServiceTarget};
 use serde::{Deserialize, Serialize};
 
 use crate::saved::Saved;
@@ -36,36 +37,6 @@ const UNITS: u64 = 10_000;
 #[must_use]
 pub fn rates(top: u64, count: u32) -> Vec<u64> {
     (0..count.min(63)).map(|i| top >> i).filter(|rate| *rate > 0).collect()
-}
-
-/// A direction that is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Flow {
-    /// Reads of 4 KiB from a disk.
-    Read,
-    /// Writes of 4 KiB to a disk.
-    Write,
-    /// Frames to a VM.
-    Rx,
-    /// Frames from a VM.
-    Tx,
-}
-
-impl Flow {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Rx, Self::Tx];
-
-    /// Its name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Rx => "rx",
-            Self::Tx => "tx",
-        }
-    }
 }
 
 /// What else runs.
@@ -97,7 +68,7 @@ impl Beside {
 #[serde(from = "Row", into = "Row")]
 pub struct Point {
     /// Which flow.
-    pub flow: Flow,
+    pub flow: Direction,
     /// What else ran.
     pub beside: Beside,
     /// Units per second that the regulator lets go; `None` for none.
@@ -117,7 +88,7 @@ pub struct Point {
 }
 
 /// A point in a file: its fields in order. There are many, and files are to be small.
-type Row = (Flow, Beside, Option<u64>, u64, f64, u64, Option<u64>, u64, Option<f64>);
+type Row = (Direction, Beside, Option<u64>, u64, f64, u64, Option<u64>, u64, Option<f64>);
 
 impl From<Row> for Point {
     fn from((flow, beside, rate, n, alpha, delta_ns, awake_ns, median_ns, memory): Row) -> Self {
@@ -228,7 +199,7 @@ impl Saved for RegulationData {
 pub(crate) fn point(
     mut at: Vec<u64>,
     stalls: Option<&rtvirtio_measure::stalls::Stalls>,
-    (flow, beside, rate): (Flow, Beside, Option<u64>),
+    (flow, beside, rate): (Direction, Beside, Option<u64>),
 ) -> Option<Point> {
     at.sort_unstable();
     let (first, last) = (*at.first()?, *at.last()?);
@@ -268,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_point_is_the_long_run_rate_and_the_longest_gap() {
-        let of = (Flow::Read, Beside::Nothing, Some(1_000));
+        let of = (Direction::Read, Beside::Nothing, Some(1_000));
         let at = vec![3_000_000, 0, 1_000_000, 2_000_000, 10_000_000];
         let p = point(at.clone(), None, of).unwrap();
         assert_eq!((p.n, p.delta_ns, p.median_ns, p.awake_ns), (5, 7_000_000, 1_000_000, None));

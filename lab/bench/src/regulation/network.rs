@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use rtvirtio_domain_client::NetClient;
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
+use rtvirtio_traffic::Direction;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::Flow;
 use super::measure::{ENGINE, WARM_UP, cap, raise};
 use crate::backend::Backend;
 use crate::net::probe::PEER;
@@ -40,7 +40,12 @@ fn now() -> u64 {
 }
 
 /// Moments of arrivals at the receiver, in ns of CLOCK_MONOTONIC.
-pub(super) fn run(flow: Flow, rate: Option<u64>, time: Duration, dir: &Path) -> anyhow::Result<Vec<u64>> {
+pub(super) fn run(
+    flow: Direction,
+    rate: Option<u64>,
+    time: Duration,
+    dir: &Path,
+) -> anyhow::Result<Vec<u64>> {
     let namespace = Namespace::new()?;
     namespace.enter()?;
     netns::bridge(&["tap0"])?;
@@ -56,7 +61,7 @@ pub(super) fn run(flow: Flow, rate: Option<u64>, time: Duration, dir: &Path) -> 
     let client = NetClient::connect(&socket)?;
     // The bridge learns where both ends are.
     RawSocket::sender(PEER)?.send(&frame(VM, FAR))?;
-    if flow == Flow::Tx { sent(client, time) } else { received(client, time) }
+    if flow == Direction::Tx { sent(client, time) } else { received(client, time) }
 }
 
 /// The VM sends without a pause, the far end notes the arrivals.

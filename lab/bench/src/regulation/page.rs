@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use rtvirtio_report::svg::{Series, Spread, svg_xy};
+use rtvirtio_traffic::Direction;
 
 use super::claims::{claims, judged_victims, outcomes};
-use super::{Beside, Flow, Point, RegulationData};
+use super::{Beside, Point, RegulationData};
 use crate::page::xy::{axis, plot, series, table};
 use crate::page::{Plot, Section, Table};
 use crate::report::{ExperimentReport, read};
@@ -46,8 +47,8 @@ pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     Ok(all.flatten().collect())
 }
 
-fn flows(data: &RegulationData) -> Vec<Flow> {
-    Flow::ALL.into_iter().filter(|flow| data.points.iter().any(|p| p.flow == *flow)).collect()
+fn flows(data: &RegulationData) -> Vec<Direction> {
+    Direction::ALL.into_iter().filter(|flow| data.points.iter().any(|p| p.flow == *flow)).collect()
 }
 
 fn sections(data: &RegulationData) -> Vec<Section> {
@@ -58,14 +59,14 @@ fn sections(data: &RegulationData) -> Vec<Section> {
     all
 }
 
-fn regulated(points: &[Point], flow: Flow, beside: Beside) -> Vec<&Point> {
+fn regulated(points: &[Point], flow: Direction, beside: Beside) -> Vec<&Point> {
     let mut of: Vec<&Point> =
         points.iter().filter(|p| p.flow == flow && p.beside == beside && p.rate.is_some()).collect();
     of.sort_by_key(|p| p.rate);
     of
 }
 
-fn curves(points: &[Point], flow: Flow, value: impl Fn(&Point) -> f64) -> Vec<Series> {
+fn curves(points: &[Point], flow: Direction, value: impl Fn(&Point) -> f64) -> Vec<Series> {
     let of = |(i, beside): (usize, Beside)| {
         let points = regulated(points, flow, beside).into_iter().map(|p| {
             let rate = p.rate.unwrap_or(0);
@@ -86,13 +87,13 @@ fn named(title: &str, y: &str, curves: Vec<Series>) -> Plot {
     )
 }
 
-fn alpha(points: &[Point], flow: Flow) -> (String, Plot) {
+fn alpha(points: &[Point], flow: Direction) -> (String, Plot) {
     let title = format!("alpha of {} over the rate of its regulator", flow.name());
     let plot = named(&title, "alpha, units per second", curves(points, flow, |p| p.alpha));
     (title, plot)
 }
 
-fn delta(points: &[Point], flow: Flow) -> (String, Plot) {
+fn delta(points: &[Point], flow: Direction) -> (String, Plot) {
     let title = format!("Delta of {} over the rate of its regulator", flow.name());
     let mut all = curves(points, flow, |p| p.service().delta * 1e3);
     for (i, beside) in Beside::ALL.into_iter().enumerate() {
@@ -112,7 +113,7 @@ fn delta(points: &[Point], flow: Flow) -> (String, Plot) {
     (title, plot)
 }
 
-fn section(data: &RegulationData, flow: Flow) -> Section {
+fn section(data: &RegulationData, flow: Direction) -> Section {
     let ms = |ns: u64| format!("{:.3}", ns as f64 / 1e6);
     let rows = data.points.iter().filter(|p| p.flow == flow).map(|p| {
         vec![

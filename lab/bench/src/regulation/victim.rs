@@ -7,10 +7,11 @@ use anyhow::{Context as _, ensure};
 use rtvirtio_domain_client::load::{Plan, Stream, run as run_load};
 use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_measure::noise::NoiseProbe;
+use rtvirtio_traffic::Direction;
 
 use super::disk::{config, socket};
 use super::measure::{DISK, ENGINE, WARM_UP, cap, raise};
-use super::{Beside, Flow, VictimPoint, point};
+use super::{Beside, VictimPoint, point};
 use crate::backend::Backend;
 
 /// Requests outstanding of each: neither queue is ever empty.
@@ -23,7 +24,7 @@ pub(super) fn run(
     dir: &Path,
     device: &Path,
 ) -> anyhow::Result<VictimPoint> {
-    let caps = [String::new(), cap(Flow::Read, rate)?];
+    let caps = [String::new(), cap(Direction::Read, rate)?];
     // One at a time, in order: a device that does not schedule.
     let _domain = Backend::start_domain(dir, &config(dir, device, "fifo", 1, &caps))?;
     let connect = |i| Client::connect(&socket(dir, i), Options::default());
@@ -43,7 +44,7 @@ pub(super) fn run(
     let errors = victim.errors + neighbour.as_ref().map_or(0, |n| n.errors);
     ensure!(errors == 0, "{errors} requests failed: a point with errors is not counted");
     let at = victim.spans.into_iter().map(|(_, end)| end).collect();
-    let victim = point(at, stalls.as_ref(), (Flow::Read, Beside::Nothing, rate));
+    let victim = point(at, stalls.as_ref(), (Direction::Read, Beside::Nothing, rate));
     Ok(VictimPoint {
         rate,
         victim: victim.context("the victim got fewer than two requests")?,

@@ -20,7 +20,7 @@ use super::cell::{DISK, HostLoad, Plane};
 use super::load::HostReaders;
 use crate::backend::Backend;
 use crate::guest;
-use crate::iod_startup::Tuning;
+use crate::iod_startup::{Tuning, tuned_device};
 use crate::test_bed::TestBed;
 
 /// The guest's program.
@@ -82,17 +82,8 @@ fn share(tuning: &Tuning) -> f64 {
 /// for the readers.
 fn config(tuning: &Tuning, device: &Path, dir: &Path) -> String {
     let share = (share(tuning) * 125.0).ceil();
-    let mut s = format!(
-        "control = {:?}\n[[device]]\nname = \"bench\"\nfifo = {}\nstall = \"{}ns\"\npolicy = \"edf\"\nwindow = 1\nquantum = \"{PIECE}B\"\n\
-         cost = {{ read = {{ base = \"{}ns\", per_mib = \"{}ns\" }}, write = {{ base = \"{}ns\", per_mib = \"{}ns\" }} }}\n",
-        dir.join("control").display().to_string(),
-        crate::iod::FIFO,
-        tuning.stall.0,
-        tuning.read.0.0,
-        tuning.read.1.0,
-        tuning.write.0.0,
-        tuning.write.1.0,
-    );
+    let mut s = tuned_device(tuning, dir);
+    let _ = writeln!(s, "policy = \"edf\"\nwindow = 1\nquantum = \"{PIECE}B\"");
     for disk in 0..=READERS {
         // The readers share the second player's part: they only read.
         let offset = disk.min(1) as u64 * DISK;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use rtvirtio_bench::regulation::{Flow, RATES, RegulationOptions, TOP};
+use rtvirtio_bench::regulation::{RATES, RegulationOptions, TOP};
+use rtvirtio_traffic::Direction;
 use rtvirtio_units::Nanos;
 
 use super::BenchResult;
@@ -52,7 +53,7 @@ pub enum FlowName {
     Tx,
 }
 
-impl From<FlowName> for Flow {
+impl From<FlowName> for Direction {
     fn from(name: FlowName) -> Self {
         match name {
             FlowName::Read => Self::Read,
@@ -66,7 +67,7 @@ impl From<FlowName> for Flow {
 impl BenchRegulationArgs {
     /// For the experiment.
     pub fn options(&self) -> RegulationOptions {
-        let flows: Vec<Flow> = self.flows.iter().map(|flow| (*flow).into()).collect();
+        let flows: Vec<Direction> = self.flows.iter().map(|flow| (*flow).into()).collect();
         let mut words = if self.quick { " --quick".to_owned() } else { String::new() };
         if !self.quick && self.length != DEFAULT {
             words += &format!(" --for {}", self.length);

@@ -196,7 +196,7 @@ fn vm(vm: &Value, s: &mut String) {
     }
 }
 
-/// A size without the part that nobody reads.
+/// A size in whole MiB, or KiB where it is smaller.
 fn moved(bytes: u64) -> Bytes {
     let unit = [20, 10].into_iter().find(|unit| bytes >> unit > 0).unwrap_or(0);
     Bytes(bytes >> unit << unit)
