@@ -35,6 +35,7 @@ if [ "${1:-}" = test ]; then
     need cibadmin pacemaker-cli-utils
     [ -e /usr/lib/ocf/resource.d/heartbeat/anything ] || missing="$missing resource-agents"
     need ip iproute2
+    need systemd-nspawn systemd-container
     need nsenter util-linux
 fi
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"

@@ -1,5 +1,5 @@
-//! A stacked device on a real kernel: a striped device mapper volume over two disks, in the box,
-//! because the machine that runs the tests may have no device mapper.
+//! Stacked devices on a real kernel: a striped device mapper volume over two disks, md's RAID 1 and
+//! dm's multipath of both modes, in the box, because the machine that runs the tests may have none.
 
 use std::path::Path;
 use std::time::Duration;
@@ -37,5 +37,5 @@ fn settings_of_a_volume_act_on_the_disks_below_it() {
     (run.programs, run.files) = (&programs, &files);
     let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
     assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
-    assert!(out.output.contains("every byte as before"), "{}", out.output);
+    assert_eq!(out.output.matches("every byte as before").count(), 4, "{}", out.output);
 }

@@ -99,6 +99,19 @@ fn in_force(site: &Site, host: &Host, spec: &str) {
     }
 }
 
+/// `<iotune>` limits what the guest gets, and is no limit for tasks that run past QEMU.
+fn throttled_by_libvirt(site: &Site, host: &Host, spec: &str) {
+    host.libvirt.ok(&["blkdeviotune", &host.plc, "vdb", "--read-iops-sec", "40", "--live"]);
+    host.libvirt.ok(&["blkdeviotune", &host.historian, "vdb", "--total-iops-sec", "300", "--live"]);
+    let plan = site.output(&["plan", spec, "--profile", PROFILE]);
+    let shown = text(&plan.stdout) + &text(&plan.stderr);
+    assert!(shown.contains("limited to 40/s by QEMU's own throttling"), "{shown}");
+    assert!(shown.contains("limited to 300/s by QEMU's own throttling"), "{shown}");
+    let verify = site.output(&["verify", spec, "--for", "1s"]);
+    let shown = text(&verify.stdout) + &text(&verify.stderr);
+    assert!(shown.contains("past QEMU and its throttling"), "{shown}");
+}
+
 /// Tasks run inside of `plc`, through libvirt, and on the host for `historian`.
 fn verified(site: &Site, host: &Host, spec: &str) {
     let out = site.output(&["verify", spec, "--for", "3s", "--json"]);
@@ -217,6 +230,7 @@ fn a_domain_or_a_disk_that_is_not_there_is_an_error_with_what_is() {
     let uuid = host.libvirt.ok(&["domuuid", &host.plc]).trim().to_uppercase();
     let by_uuid = with(&format!("domain = \"{}\"", host.plc), &format!("domain = \"{uuid}\""));
     assert!(host.threads(&site, by_uuid).iter().any(|t| t.0 == "CPU 0/TCG"));
+    throttled_by_libvirt(&site, &host, with("", ""));
     // Looking has not marked the domain as tampered with.
     let log = host.libvirt.log();
     assert!(!log.contains("custom-monitor"), "{log}");

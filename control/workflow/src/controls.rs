@@ -212,7 +212,8 @@ fn disks(stack: &Stack) -> impl Iterator<Item = &BlockDevice> {
 /// these VMs.
 pub fn bypassed(controls: &Controls, on_host: impl Fn(&str) -> bool) -> Vec<Control> {
     let of = |c: &&Control| c.kind == ControlKind::QemuThrottle && c.vm.as_deref().is_some_and(&on_host);
-    let text = "without an agent its tasks run on the host, past QEMU and its throttling: a target that is met here may be missed in the guest; give it `agent`";
+    let text = "without an agent its tasks run on the host, past QEMU and its throttling: a target that is met here may be missed in the guest; run qemu-guest-agent in it, and name its socket by `agent` \
+                where the spec has no `domain` or `proxmox`";
     let mut vms: Vec<&String> = controls.list.iter().filter(of).filter_map(|c| c.vm.as_ref()).collect();
     vms.dedup();
     let one =

@@ -34,7 +34,11 @@ impl Devices {
     pub fn find(host: HostSpec, dirs: &Dirs) -> Result<Self> {
         let mut sites: Vec<Site> = Vec::new();
         for part in host.parts() {
-            let site = Site::find(part.clone(), dirs).with_context(|| label(part.name.as_deref()))?;
+            let found = Site::find(part.clone(), dirs);
+            let site = match &part.name {
+                Some(name) => found.with_context(|| format!("device {name}"))?,
+                None => found?,
+            };
             if let Some((other, disk)) = sites.iter().find_map(|other| Some((other, other.shares(&site)?))) {
                 bail!(
                     File,
@@ -131,9 +135,4 @@ impl Devices {
         }
         facts
     }
-}
-
-/// What stands before an error of one device; nothing where there is only one.
-fn label(name: Option<&str>) -> String {
-    name.map_or_else(|| "the device".to_owned(), |name| format!("device {name}"))
 }

@@ -172,7 +172,8 @@ pub fn check_actable(
             Knob::GuestElevator { vm } | Knob::GuestBfq { vm, .. }
                 if spec.vm(vm).is_some_and(|vm| !guest_reachable(vm)) =>
             {
-                "the VM has no guest agent through which its kernel could be reached; give it `agent`"
+                "the VM has no guest agent through which its kernel could be reached: run qemu-guest-agent in it, and name its \
+                 socket by `agent` where the spec has no `domain` or `proxmox`"
             }
             Knob::GuestBfq { vm, .. }
                 if spec

@@ -116,6 +116,18 @@ pub enum VmmError {
         /// libvirt's own words.
         message: String,
     },
+    /// libvirt's daemon was not reached.
+    #[error(
+        "{peer} was not reached: {}; is its daemon running (`systemctl status libvirtd`, or virtqemud), and may \
+         this user connect to it (root, or a member of the group libvirt)?",
+        shown(message)
+    )]
+    NoLibvirt {
+        /// The daemon.
+        peer: String,
+        /// libvirt's own words.
+        message: String,
+    },
     /// No agent has its end of libvirt's channel open.
     #[error("{peer}: no guest agent is connected; is the guest up, and does qemu-guest-agent run in it?")]
     NoAgent {

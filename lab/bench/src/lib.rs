@@ -18,6 +18,7 @@ pub mod directory;
 pub mod fleet;
 pub mod fleet_cluster;
 pub mod guest;
+pub mod host;
 pub mod interleave;
 pub mod iod;
 pub mod iod_attach;

@@ -421,7 +421,8 @@ fn load(dir: &Path) -> Option<GuestImage> {
 }
 
 /// Looks a program up in PATH and the system directories (PATH of a plain user lacks sbin).
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+#[must_use]
+pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/bin", "/usr/sbin", "/bin", "/sbin"].iter().map(PathBuf::from))

@@ -10,9 +10,9 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, before_after, cases, contention, cyclictest, daemon, directory, fleet, fleet_cluster, iod,
-    iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation, responsiveness,
-    sweep, tails,
+    accuracy, before_after, cases, contention, cyclictest, daemon, directory, fleet, fleet_cluster, host,
+    iod, iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation,
+    responsiveness, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -21,7 +21,7 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchIodArgs,
+    BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs,
     BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
     BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
     BenchResult, BenchSweepArgs, BenchTailsArgs,
@@ -50,6 +50,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Regulation(args) => run_regulation(args, ui),
         BenchCommand::Fleet(args) => run_fleet(args, ui),
         BenchCommand::FleetCluster(args) => run_fleet_cluster(args, ui),
+        BenchCommand::Host(args) => run_host(args, global, ui),
         BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
         BenchCommand::Report(args) => run_report(args, ui),
     }
@@ -345,6 +346,26 @@ fn kill_command(run: &KillAt<'_>) -> std::io::Result<Command> {
         .args(["--vm", run.vm, "--pid", &run.pid.to_string(), "--state"])
         .arg(run.state);
     Ok(command)
+}
+
+fn run_host(args: &BenchHostArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let mut path = args.out.join(host::FILE);
+    if !args.report_only {
+        let options = args.options(global)?;
+        let work = host::prepare(&options)?;
+        if args.dry_run {
+            show(ui, &work.planned(&options), || work.describe(&options))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        check_out(&args.out)?;
+        check_page(args.html.as_deref())?;
+        need_root("bench host")?;
+        ui.step(&format!("what is measured, and what it touches:\n{}", work.describe(&options)));
+        path = host::measure(work, &options, ui)?;
+        ui.step(&format!("wrote {}", path.display()));
+    }
+    let page = args.html.clone().unwrap_or_else(|| path.with_extension("html"));
+    print(host::report(&path)?, "rtvirtio: what this host can do", Some(&page), ui)
 }
 
 fn run_report(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {

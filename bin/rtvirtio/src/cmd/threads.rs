@@ -103,7 +103,7 @@ fn table(vm: &VmThreads, cpu: Option<&Cgroups>) -> String {
         Column::name("cgroup"),
         Column::number("CPU time"),
         Column::word("held"),
-        Column::name("by"),
+        Column::word("by"),
     ]);
     for Line { thread: t, control } in &vm.threads {
         let (word, paint) = held(control);

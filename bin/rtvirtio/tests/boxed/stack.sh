@@ -61,3 +61,54 @@ cat differ
 grep -q 'differ in I/O scheduler' differ
 
 dmsetup remove volume --noudevsync
+
+# The same on other kinds of volumes: what schedules is found, set, and put back.
+#   check_volume NAME FILE, and the disks that have the scheduler
+check_volume() {
+    name=$1 file=$2
+    shift 2
+    dev=$(cat "/sys/block/$name/dev")
+    [ -e "$file" ] || mknod "$file" b "${dev%:*}" "${dev#*:}"
+    sed "s|/dev/mapper/volume|$file|" stack.toml >"$name.toml"
+    for disk in "$@"; do echo none >"/sys/block/$disk/queue/scheduler"; done
+    snapshot >before
+    rtvirtio apply stack.plan --spec "$name.toml"
+    for disk in "$@"; do
+        echo "$name: $disk $(cat "/sys/block/$disk/queue/scheduler")"
+        grep -q '\[bfq\]' "/sys/block/$disk/queue/scheduler"
+        grep -q "^$(cat "/sys/block/$disk/dev") 700" /sys/fs/cgroup/vms/a/io.bfq.weight
+    done
+    grep -q "^$dev .*riops=333" /sys/fs/cgroup/vms/b/io.max
+    # No child group may be left in use before the files are compared.
+    rtvirtio revert
+    snapshot >after
+    diff before after
+    echo "$name: put back, every byte as before"
+}
+
+# RAID 1 of md by its files in sysfs (Documentation/admin-guide/md.rst), without metadata on disk.
+echo md_raid >/sys/module/md_mod/parameters/new_array
+md=/sys/block/md_raid/md
+echo none >$md/metadata_version
+echo raid1 >$md/level
+echo 2 >$md/raid_disks
+echo 65536 >$md/component_size
+echo none >$md/resync_start
+for n in 0 1; do
+    echo 7:$n >$md/new_dev
+    echo $n >$md/dev-loop$n/slot
+done
+echo active >$md/array_state
+check_volume md_raid /dev/md_raid loop0 loop1
+echo clear >$md/array_state
+
+# Multipath of dm: with queue_mode bio the paths schedule, with rq (the default) the volume itself.
+dmsetup create paths --noudevsync --table \
+    "0 131072 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 /dev/loop0 1 /dev/loop1 1"
+check_volume dm-0 /dev/mapper/paths loop0 loop1
+dmsetup remove paths --noudevsync
+rm -f /dev/mapper/paths
+dmsetup create paths --noudevsync --table \
+    "0 131072 multipath 0 0 1 1 round-robin 0 2 1 /dev/loop0 1 /dev/loop1 1"
+check_volume dm-0 /dev/mapper/paths dm-0
+dmsetup remove paths --noudevsync

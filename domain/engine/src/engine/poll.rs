@@ -2,7 +2,9 @@
 //!
 //! A sleep costs the wake-up: some microseconds of latency, and CPU time for the notification. A
 //! poll costs CPU time until work comes. As `halt_poll_ns` of KVM does, the time adapts: it grows
-//! when work came soon after the loop went to sleep, and shrinks when it did not. Polls that ended
+//! when work came soon after the loop went to sleep, and shrinks when it did not. How soon is seen
+//! only with the wake-up, which may take longer than the work did: after a sleep of up to [`NEAR`]
+//! a poll is tried, and while tries are in vain ever more sleeps lie between them. Polls that ended
 //! without work take at most [`WASTED_SHARE`] of a CPU.
 
 use rtvirtio_domain_config::Poll;
@@ -12,6 +14,10 @@ use rtvirtio_units::Nanos;
 const LIMIT: Nanos = Nanos::from_micros(50);
 /// First poll after a sleep that was too long.
 const FIRST: Nanos = Nanos::from_micros(10);
+/// Longest sleep, wake-up included, after which a poll is tried.
+const NEAR: Nanos = Nanos::from_micros(200);
+/// Most sleeps that are passed over between two tries.
+const MOST_SKIPPED: u32 = 64;
 /// Period in which wasted polls are counted.
 const PERIOD: Nanos = Nanos::from_millis(20);
 /// Share of a period for polls that end without work, in percent.
@@ -27,6 +33,9 @@ pub struct AdaptivePoll {
     idle_since: Option<Nanos>,
     period: Nanos,
     wasted: u64,
+    /// Sleeps until the next try, and how many there were before the last one.
+    skip: u32,
+    skipped: u32,
 }
 
 impl AdaptivePoll {
@@ -35,13 +44,16 @@ impl AdaptivePoll {
             Poll::Fixed(window) => window,
             Poll::Adaptive => Nanos(0),
         };
-        Self { mode, window, idle_since: None, period: Nanos(0), wasted: 0 }
+        Self { mode, window, idle_since: None, period: Nanos(0), wasted: 0, skip: 0, skipped: 0 }
     }
 
     /// Whether the loop sleeps now; it polls otherwise. `busy` when it has work.
     pub fn sleeps(&mut self, now: Nanos, busy: bool) -> bool {
         if busy {
-            self.idle_since = None;
+            if self.idle_since.take().is_some() {
+                // A poll that paid.
+                (self.skip, self.skipped) = (0, 0);
+            }
             return false;
         }
         let since = *self.idle_since.get_or_insert(now);
@@ -52,7 +64,12 @@ impl AdaptivePoll {
         if now.0.saturating_sub(self.period.0) > PERIOD.0 {
             (self.period, self.wasted) = (now, 0);
         }
-        self.wasted += polled;
+        if self.window.0 > 0 {
+            self.skipped = (self.skipped * 2).clamp(1, MOST_SKIPPED);
+            self.skip = self.skipped;
+        }
+        // What goes beyond was another thread's time: this one did not run.
+        self.wasted += polled.min(self.window.0);
         true
     }
 
@@ -67,7 +84,10 @@ impl AdaptivePoll {
             Nanos(0)
         } else if idle <= LIMIT.0 {
             Nanos((self.window.0 * 2).clamp(FIRST.0, LIMIT.0))
+        } else if idle <= NEAR.0 && self.skip == 0 {
+            LIMIT
         } else {
+            self.skip = self.skip.saturating_sub(1);
             Nanos(if self.window.0 > FIRST.0 { self.window.0 / 2 } else { 0 })
         };
     }
@@ -106,6 +126,40 @@ mod tests {
         let mut poll = AdaptivePoll::new(Poll::Adaptive);
         let (wasted, sleeps, _) = run(&mut poll, std::iter::repeat_n(8_000, 1_000), 5_000);
         assert!(sleeps <= 3 && wasted < 50_000, "{sleeps} sleeps, {wasted} ns");
+    }
+
+    /// The wake-up takes longer than the work is away.
+    #[test]
+    fn short_gaps_are_found_behind_slow_wake_ups() {
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        let (wasted, sleeps, _) = run(&mut poll, std::iter::repeat_n(8_000, 1_000), 90_000);
+        assert!(sleeps <= 3 && wasted < 50_000, "{sleeps} sleeps, {wasted} ns");
+    }
+
+    #[test]
+    fn tries_in_vain_become_rare() {
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        let (wasted, sleeps, total) = run(&mut poll, std::iter::repeat_n(120_000, 10_000), 5_000);
+        assert!(sleeps == 10_000 && wasted * 50 < total, "{sleeps} sleeps, {wasted} of {total} ns");
+        let (_, sleeps, _) = run(&mut poll, std::iter::repeat_n(8_000, 1_000), 90_000);
+        assert!(sleeps <= MOST_SKIPPED + 3, "{sleeps} sleeps");
+    }
+
+    /// A thread that does not run while it polls wastes no CPU time.
+    #[test]
+    fn time_of_other_threads_is_not_wasted() {
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        run(&mut poll, std::iter::repeat_n(8_000, 10), 5_000);
+        let mut now = 2_000_000_000;
+        for _ in 0..3 {
+            assert!(!poll.sleeps(Nanos(now), false), "it polls");
+            now += 4_000_000;
+            assert!(poll.sleeps(Nanos(now), false));
+            now += 10_000;
+            poll.woke(Nanos(now));
+            assert!(!poll.sleeps(Nanos(now), true));
+        }
+        assert!(!poll.sleeps(Nanos(now), false), "and polls on");
     }
 
     #[test]

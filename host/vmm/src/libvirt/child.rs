@@ -11,6 +11,9 @@ use crate::VmmError;
 use crate::wire::Deadline;
 
 const VIRSH: &str = "virsh";
+/// What virsh prints before the reason when there is no connection (`virshReconnect()` in
+/// `tools/virsh.c`).
+const NOT_REACHED: &str = "failed to connect to the hypervisor";
 /// Most bytes of its messages that are read.
 const ERROR_LIMIT: usize = 64 * 1024;
 
@@ -47,7 +50,11 @@ pub(super) fn run(
     if status.success() {
         return Ok(out);
     }
-    Err(VmmError::Libvirt { peer: peer(), operation: operation(), message: message(&errors) })
+    let message = message(&errors);
+    if String::from_utf8_lossy(&errors).contains(NOT_REACHED) {
+        return Err(VmmError::NoLibvirt { peer: peer(), message });
+    }
+    Err(VmmError::Libvirt { peer: peer(), operation: operation(), message })
 }
 
 fn command(uri: &str, args: &[&str], access: Access) -> Command {

@@ -241,8 +241,9 @@ fn a_daemon_that_is_not_there_is_an_error_with_libvirts_words() {
     }
     let virsh = Virsh::new("qemu+unix:///system?socket=/nonexistent/libvirt-sock");
     let error = list(&virsh).unwrap_err();
-    let VmmError::Libvirt { message, .. } = &error else { panic!("{error}") };
+    let VmmError::NoLibvirt { message, .. } = &error else { panic!("{error}") };
     assert!(message.contains("/nonexistent/libvirt-sock"), "{error}");
+    assert!(error.to_string().contains("systemctl status libvirtd"), "{error}");
     let error = virsh.call(&["--version"], Access::Read, 2, LOOK_UP_TIMEOUT).unwrap_err();
     assert!(matches!(error, VmmError::TooLarge { limit: 2, .. }), "{error}");
 }

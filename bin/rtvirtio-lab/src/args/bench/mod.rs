@@ -7,6 +7,7 @@ mod contention;
 mod cyclictest;
 mod daemon;
 mod fleet;
+mod host;
 mod iod;
 mod net;
 mod paravirt;
@@ -28,6 +29,7 @@ pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use daemon::BenchDaemonArgs;
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
+pub use host::BenchHostArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
@@ -226,6 +228,18 @@ EXAMPLES
 The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities
 and the first VM above the second always. Exit code 2 when a claim is not met.")]
     Paravirt(BenchParavirtArgs),
+    /// What this host can do: as many experiments as fit into a time, in one bundle beside the
+    /// published figures
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-lab bench host --dry-run                       which experiments, how long, what they touch
+  sudo rtvirtio-lab bench host --budget 1h                with or without KVM, on an emulated drive
+  sudo rtvirtio-lab bench host --device /srv/vms --only cases --budget 20min
+  rtvirtio-lab bench host --report-only --json | jq .claims
+
+A stopped run goes on. DIR/host.json and DIR/host.html are the bundle: figures, versions and kinds of hardware, without
+names, serial numbers and addresses. Each experiment puts back what it changes. Exit code 2 when a claim is not met.")]
+    Host(BenchHostArgs),
     /// The child process that `bench reservation` kills
     #[command(hide = true)]
     KillAt(BenchKillAtArgs),
