@@ -1,20 +1,53 @@
 //! The service under a real systemd: the first process of a container that looks like this machine.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rtvirtio_testkit::site::{program, project, text};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{Need, has, skip};
 
 const CHECK: &str = include_str!("systemd/check.sh");
 const CHECK_UNIT: &str = include_str!("systemd/check.service");
 const BOOT: &str = include_str!("systemd/boot.sh");
+
+/// Where systemd keeps the cgroups of its units: cgroup v2, or on hosts with v1 both of these.
+const HIERARCHIES: [&str; 3] = ["/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"];
+
+/// A cgroup in each of them, removed with all below it.
+struct Cgroups(Vec<PathBuf>);
+
+impl Cgroups {
+    fn new() -> Self {
+        let is_there = |dir: &&&str| Path::new(dir).join("cgroup.procs").exists();
+        let name = rtvirtio_testkit::unique("systemd");
+        let dirs: Vec<PathBuf> =
+            HIERARCHIES.iter().filter(is_there).map(|dir| Path::new(dir).join(&name)).collect();
+        dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+        Self(dirs)
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for dir in &self.0 {
+            let _ = Command::new("find")
+                .arg(dir)
+                .args(["-depth", "-type", "d", "-exec", "rmdir", "{}", ";"])
+                .status();
+        }
+    }
+}
 
 #[test]
 fn the_service_starts_says_so_is_restarted_and_stops() {
     let test = "the_service_starts_says_so_is_restarted_and_stops";
     if !has(test, &[Need::Root, Need::Program("systemd-nspawn"), Need::Program("unshare")]) {
         return;
+    }
+    let cgroups = Cgroups::new();
+    if cgroups.0.is_empty() {
+        return skip(test, "no hierarchy of cgroups that systemd could use is mounted");
     }
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let (files, mounts) = (dir.path().join("files"), dir.path().join("mounts"));
@@ -32,6 +65,7 @@ fn the_service_starts_says_so_is_restarted_and_stops() {
     let out = Command::new("timeout")
         .args(["--kill-after=10", "180", "unshare", "--mount", "sh", "-c", BOOT, "sh"])
         .args([&mounts, &files])
+        .args(&cgroups.0)
         .stdin(Stdio::null())
         .output()
         .unwrap();
@@ -43,4 +77,7 @@ fn the_service_starts_says_so_is_restarted_and_stops() {
         text(&out.stdout),
         text(&out.stderr)
     );
+    let left = cgroups.0.clone();
+    drop(cgroups);
+    assert!(left.iter().all(|dir| !dir.exists()), "{left:?}");
 }

@@ -1,12 +1,17 @@
 # Boots systemd as the first process of a container that looks like this machine; its changes are in
 # memory only.
-#   boot.sh WORK FILES: a directory for mounts, and one with the programs, units and check.sh
+#   boot.sh WORK FILES CGROUP...: a directory for mounts, one with the programs, units and check.sh, and
+#   the cgroups in which it is
 set -eu
+root=$1/root files=$2 work=$1
+shift 2
+for cgroup in "$@"; do
+    echo $$ >"$cgroup/cgroup.procs"
+done
 mount --make-rprivate /
-mount -t tmpfs none "$1"
-mkdir "$1/upper" "$1/work" "$1/root"
-mount -t overlay none -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
-root=$1/root files=$2
+mount -t tmpfs none "$work"
+mkdir "$work/upper" "$work/work" "$root"
+mount -t overlay none -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$root"
 rm -rf "$root/var/lib/rtvirtio" "$root/etc/rtvirtio" "$root/etc/machine-id"
 # Only what systemd itself needs, and the service: nothing that is enabled on this machine.
 rm -rf "$root"/etc/systemd/system "$root"/etc/systemd/user

@@ -149,8 +149,9 @@ mod tests {
     #[test]
     fn time_of_other_threads_is_not_wasted() {
         let mut poll = AdaptivePoll::new(Poll::Adaptive);
-        run(&mut poll, std::iter::repeat_n(8_000, 10), 5_000);
+        run(&mut poll, std::iter::repeat_n(8_000, 10), 90_000);
         let mut now = 2_000_000_000;
+        assert!(!poll.sleeps(Nanos(now), true));
         for _ in 0..3 {
             assert!(!poll.sleeps(Nanos(now), false), "it polls");
             now += 4_000_000;
