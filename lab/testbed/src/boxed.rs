@@ -37,8 +37,7 @@ const MODULES: &[(&str, &str)] = &[
     ("bfq", ""),
     ("mq_deadline", ""),
     ("kyber_iosched", ""),
-    // A device of 60 us a request, one at a time: slow enough that requests queue up, as on the
-    // devices of the papers.
+    // 60 us a request, one at a time: requests queue up, as on the devices of the papers.
     (
         "null_blk",
         "queue_mode=2 irqmode=2 completion_nsec=60000 hw_queue_depth=1 submit_queues=1 nr_devices=1 gb=4",
@@ -54,8 +53,7 @@ const MODULES: &[(&str, &str)] = &[
     ("tun", ""),
     ("vhost_net", ""),
 ];
-/// QEMU's firmware for a guest that boots a kernel directly, at the places where Debian's QEMU
-/// looks.
+/// Firmware for a guest that boots a kernel directly, where Debian's QEMU looks for it.
 const FIRMWARE: &[&str] = &[
     "usr/share/seabios/bios-256k.bin",
     "usr/share/qemu/kvmvapic.bin",
