@@ -12,7 +12,6 @@ use rtvirtio_report::tally;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::apply::{PlanWith, apply_plan, plan_now, revert_all};
-use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::model_choice::ModelName;
 use rtvirtio_workflow::profile::{Access, of_site};
 use rtvirtio_workflow::run::measure as measure_site;
@@ -30,17 +29,27 @@ use crate::saved::Saved;
 /// File name of the result.
 pub const FILE: &str = "before-after.json";
 
+/// The example that is measured when no spec is given.
+pub const EXAMPLE: &str = "examples/heavy-process.toml";
+const EXAMPLE_TEXT: &str = include_str!("../../../examples/heavy-process.toml");
+
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct BeforeAfterOptions {
-    /// A spec with lab VMs on a twin.
-    pub spec: PathBuf,
+    /// A spec with lab VMs on a twin; [`EXAMPLE`] when none is given.
+    pub spec: Option<PathBuf>,
     /// Rounds.
     pub repeat: usize,
     /// Length of each verification.
     pub length: Nanos,
     /// Length of the device's measurement.
     pub profile: Nanos,
+}
+
+impl BeforeAfterOptions {
+    fn name(&self) -> String {
+        self.spec.as_ref().map_or_else(|| EXAMPLE.to_owned(), |path| path.display().to_string())
+    }
 }
 
 /// One verification, in short.
@@ -132,14 +141,17 @@ pub fn measure(
     labs: &LabHost,
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
-    let spec = load_spec(&options.spec)?;
-    let name = options.spec.display().to_string();
+    let name = options.name();
+    let text = match &options.spec {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?,
+        None => EXAMPLE_TEXT.to_owned(),
+    };
+    let spec = rtvirtio_spec::parse(&name, &text)?;
     ensure!(
         spec.lab_kind().is_some() && matches!(spec.device, rtvirtio_spec::Device::Twin { .. }),
         "{name}: this needs lab VMs on a twin"
     );
     ensure!(spec.tasks().any(|(_, t)| !t.targets.is_empty()), "{name}: no task has a target");
-    let text = std::fs::read_to_string(&options.spec).with_context(|| format!("cannot read {name}"))?;
     let _lock = labs.dirs.lock_vms()?;
     let labs = labs.below(BENCH_DIR);
     labs.remove()?;
@@ -177,7 +189,7 @@ fn rounds(
         host: site.facts(),
         command: format!(
             "rtvirtio-lab bench before-after {} --for {} --repeat {}",
-            options.spec.display(),
+            options.name(),
             options.length,
             options.repeat
         ),

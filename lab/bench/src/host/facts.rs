@@ -97,7 +97,10 @@ fn version(name: &str) -> Option<String> {
     let out = Command::new(name).arg(argument).output().ok()?;
     let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
     let line = text.lines().find(|line| line.contains(|c: char| c.is_ascii_digit())).unwrap_or("installed");
-    Some(line.trim().chars().filter(|c| !c.is_control()).take(VERSION).collect())
+    // `fio-3.33`, `QEMU emulator version 7.2.22 (Debian ...)`, `iproute2-6.1.0`.
+    let starts = |(i, c): (usize, char)| c.is_ascii_digit() && !line[..i].ends_with(char::is_alphanumeric);
+    let from = line.char_indices().find(|at| starts(*at)).map_or(0, |(i, _)| i);
+    Some(line[from..].trim().chars().filter(|c| !c.is_control()).take(VERSION).collect())
 }
 
 #[cfg(test)]

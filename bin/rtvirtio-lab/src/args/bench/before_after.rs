@@ -11,9 +11,8 @@ use super::BenchResult;
 /// `bench before-after`.
 #[derive(Args, Debug)]
 pub struct BenchBeforeAfterArgs {
-    /// A spec with lab VMs on a twin
-    #[arg(default_value = "examples/heavy-process.toml")]
-    pub spec: PathBuf,
+    /// A spec with lab VMs on a twin instead of the one of the README's tour
+    pub spec: Option<PathBuf>,
     /// Rounds
     #[arg(long, default_value_t = 10)]
     pub repeat: usize,
