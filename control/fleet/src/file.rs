@@ -61,9 +61,9 @@ pub struct HostEntry {
     /// Spec of the VMs whose contracts are in force there.
     #[serde(default)]
     pub spec: Option<PathBuf>,
-    /// Priority of these contracts.
+    /// Priority of these contracts; by the criticality of each VM where it is not given.
     #[serde(default)]
-    pub priority: i32,
+    pub priority: Option<i32>,
     /// Shares of each CPU by VM, for those of the spec that declare requests and a deadline.
     #[serde(default)]
     pub budgets: BTreeMap<String, Share>,
@@ -75,9 +75,9 @@ pub struct HostEntry {
 pub struct ContractsEntry {
     /// The spec. Its devices count by name only: hosts have devices of their own.
     pub spec: PathBuf,
-    /// The higher, the earlier it is placed.
+    /// The higher, the earlier it is placed; by the criticality of each VM where it is not given.
     #[serde(default)]
-    pub priority: i32,
+    pub priority: Option<i32>,
     /// So many of each VM, named `VM-1`, `VM-2`, ...; `None` for one of its name.
     #[serde(default)]
     pub count: Option<u32>,

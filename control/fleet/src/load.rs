@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_capacity::{Contract, DeviceModel, Disk, Node, OnDisk, Options};
 use rtvirtio_measure::profile;
-use rtvirtio_spec::{DEFAULT_TWIN_SIZE, HostSpec};
+use rtvirtio_spec::{Criticality, DEFAULT_TWIN_SIZE, HostSpec};
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::Ratio;
 
@@ -121,9 +121,9 @@ impl Fleet {
         }
         let Some(spec) = &entry.spec else { return Ok(()) };
         let host = self.hosts.len() - 1;
-        for contract in contracts(&dir.join(spec), &entry.budgets)? {
+        for (contract, criticality) in contracts(&dir.join(spec), &entry.budgets)? {
             let full = format!("{name}/{}", contract.vm);
-            self.add(full, contract, entry.priority, Some(host));
+            self.add(full, contract, entry.priority.unwrap_or(criticality.priority()), Some(host));
         }
         Ok(())
     }
@@ -176,18 +176,14 @@ impl Fleet {
         if self.contracts.len() as u64 + new > MOST {
             return Err(form(format!("it has more than {MOST} contracts")));
         }
-        for contract in all {
+        for (contract, criticality) in all {
             let vm = contract.vm.clone();
+            let priority = entry.priority.unwrap_or(criticality.priority());
             match entry.count {
-                None => self.add(vm, contract, entry.priority, None),
+                None => self.add(vm, contract, priority, None),
                 Some(n) => {
                     let kind = self.add_kind(contract);
-                    let named = |i| FleetContract {
-                        name: format!("{vm}-{i}"),
-                        kind,
-                        priority: entry.priority,
-                        host: None,
-                    };
+                    let named = |i| FleetContract { name: format!("{vm}-{i}"), kind, priority, host: None };
                     self.contracts.extend((1..=n).map(named));
                 }
             }
@@ -223,10 +219,22 @@ fn read(path: &Path) -> Result<String, FleetError> {
     fs::read_to_string(path).map_err(|source| FleetError::Read { path: path.to_owned(), source })
 }
 
-fn contracts(spec: &PathBuf, budgets: &BTreeMap<String, Share>) -> Result<Vec<Contract>, FleetError> {
+/// The contract of each VM of a spec, with how much it matters.
+fn contracts(
+    spec: &PathBuf,
+    budgets: &BTreeMap<String, Share>,
+) -> Result<Vec<(Contract, Criticality)>, FleetError> {
     let host = HostSpec::load(spec)?;
-    Contract::all_of(&host, |vm| {
+    let all = Contract::all_of(&host, |vm| {
         let said = budgets.get(&vm.name).map(|share| share.0);
         said.ok_or_else(|| FleetError::Budget { spec: spec.clone(), vm: vm.name.clone() })
-    })
+    })?;
+    let of = |name: &str| host.vms().iter().find(|vm| vm.name == name).map(|vm| vm.criticality);
+    Ok(all
+        .into_iter()
+        .map(|contract| {
+            let c = of(&contract.vm).unwrap_or_default();
+            (contract, c)
+        })
+        .collect())
 }

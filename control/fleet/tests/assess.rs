@@ -38,6 +38,14 @@ fn contracts_are_placed_by_priority_and_losses_are_told() {
     let answer = assess(&fleet, &|| false);
     let names: Vec<&str> = answer.contracts.iter().map(|c| c.name.as_str()).collect();
     assert_eq!(names, ["a-1", "a-2", "b-1", "b-2"]);
+    // The criticality of a spec's VMs decides where the file names no priority.
+    write(
+        dir.path(),
+        "b.toml",
+        &(DEVICE.to_owned() + &vm("b", 45, 100, 60).replace("lab =", "criticality = \"high\"\nlab =")),
+    );
+    let critical = assess(&self::fleet(dir.path(), text).unwrap(), &|| false);
+    assert_eq!((critical.contracts[0].name.as_str(), critical.contracts[0].priority), ("b-1", 100));
     // Twice 45 % of each CPU on each of the two hosts, of 95 %.
     assert!(answer.contracts.iter().all(|c| c.host.is_some()), "{answer:?}");
     assert!(matches!(&answer.contracts[0].fits, FitsOn::Hosts(h) if h.len() == 2));

@@ -24,9 +24,10 @@ pub struct ClusterEntry {
     pub resource: String,
     /// The spec with the VM, of this file's directory where it is relative.
     pub spec: PathBuf,
-    /// The higher, the earlier Pacemaker places it, and the later it is stopped for others.
+    /// The higher, the earlier Pacemaker places it, and the later it is stopped for others; by the
+    /// highest criticality of the spec's VMs where it is not given.
     #[serde(default)]
-    pub priority: i32,
+    pub priority: Option<i32>,
 }
 
 /// A contract with its spec.
@@ -70,7 +71,9 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
             }
             let spec_file = dir.join(&entry.spec);
             let spec = HostSpec::load(&spec_file)?;
-            Ok(ClusterContract { resource: entry.resource, spec_file, spec, priority: entry.priority })
+            let by_criticality = || spec.vms().iter().map(|vm| vm.criticality.priority()).max().unwrap_or(0);
+            let priority = entry.priority.unwrap_or_else(by_criticality);
+            Ok(ClusterContract { resource: entry.resource, spec_file, spec, priority })
         })
         .collect()
 }

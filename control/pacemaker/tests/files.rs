@@ -22,6 +22,13 @@ fn contracts_have_resources_and_specs() {
     let all = read("[[contract]]\nresource = \"plc\"\nspec = \"plc.toml\"\npriority = 7\n").unwrap();
     assert_eq!((all[0].resource.as_str(), all[0].priority), ("plc", 7));
     assert!(all[0].spec_file.is_absolute());
+    // Without a word of its own the spec's criticality decides.
+    for (word, priority) in [("low", -100), ("medium", 0), ("high", 100)] {
+        let vm = format!("name = \"plc\"\ncriticality = \"{word}\"\n");
+        fs::write(dir.path().join("plc.toml"), SPEC.replace("name = \"plc\"\n", &vm)).unwrap();
+        let all = read("[[contract]]\nresource = \"plc\"\nspec = \"plc.toml\"\n").unwrap();
+        assert_eq!(all[0].priority, priority);
+    }
     for (text, says) in [
         ("[[contract]]\nresource = \"p<c\"\nspec = \"plc.toml\"\n", "letters"),
         (

@@ -196,6 +196,16 @@ impl Criticality {
         }
     }
 
+    /// The priority of its contract where a cluster or a fleet decides what is placed first.
+    #[must_use]
+    pub fn priority(self) -> i32 {
+        match self {
+            Self::Low => -100,
+            Self::Medium => 0,
+            Self::High => 100,
+        }
+    }
+
     fn is_default(&self) -> bool {
         *self == Self::default()
     }
