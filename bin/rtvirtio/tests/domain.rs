@@ -75,7 +75,7 @@ fn flows_are_planned_and_played() {
     let spec = spec.to_str().unwrap();
     let planned = site.output(&["plan", spec, "--domain", "--profile", PROFILE]);
     assert_eq!(planned.status.code(), Some(2), "{}", text(&planned.stderr));
-    assert!(text(&planned.stdout).contains("relay: no promise:"), "{}", text(&planned.stdout));
+    assert!(text(&planned.stdout).contains("relay/goose: no promise:"), "{}", text(&planned.stdout));
     // What goes to a VM has no class.
     let whole = std::fs::read_to_string(spec).unwrap();
     let to_vm =

@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::device::Devices;
 use crate::error::{Report, SpecErrors};
 use crate::network::Network;
+use crate::path::VmPath;
 use crate::types::{LabKind, Reach, Spec, Task, TaskDisk, Vm, VmDisk};
 use crate::vm::VmOnDisks;
 
@@ -16,6 +17,9 @@ pub struct HostSpec {
     parts: Vec<Part>,
     vms: Vec<Vm>,
     disks: Vec<Vec<TaskDisk>>,
+    /// Of each VM.
+    #[serde(skip_serializing_if = "no_paths")]
+    paths: Vec<Vec<VmPath>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     networks: Vec<Network>,
     /// What a caller that takes one device answers; `None` for a file with one.
@@ -58,6 +62,12 @@ impl HostSpec {
         Self { networks, ..self }
     }
 
+    /// The paths of the VM at this position; empty where there is no such VM.
+    #[must_use]
+    pub fn paths(&self, vm: usize) -> &[VmPath] {
+        self.paths.get(vm).map_or(&[], Vec::as_slice)
+    }
+
     /// The disk of each task of the VM at this position; empty where there is no such VM.
     #[must_use]
     pub fn disks(&self, vm: usize) -> &[TaskDisk] {
@@ -98,6 +108,10 @@ impl HostSpec {
     }
 }
 
+fn no_paths(paths: &[Vec<VmPath>]) -> bool {
+    paths.iter().all(Vec::is_empty)
+}
+
 impl From<Spec> for Part {
     /// The part of a host of one device.
     fn from(spec: Spec) -> Self {
@@ -115,7 +129,7 @@ impl From<Spec> for HostSpec {
         let (vms, part) = (spec.vms.clone(), Part::from(spec));
         let named = |disk: &Option<VmDisk>| TaskDisk { part: 0, name: None, disk: disk.clone() };
         let disks = part.disks.iter().map(|paths| paths.iter().map(named).collect()).collect();
-        Self { parts: vec![part], vms, disks, networks: Vec::new(), several: None }
+        Self { parts: vec![part], vms, disks, paths: Vec::new(), networks: Vec::new(), several: None }
     }
 }
 
@@ -173,6 +187,7 @@ pub(crate) fn assemble(
         }
         parts.push(part);
     }
+    let paths = vms.iter().map(|one| one.paths.clone()).collect();
     let (vms, disks) = vms
         .into_iter()
         .map(|one| {
@@ -180,7 +195,7 @@ pub(crate) fn assemble(
             (with_disk(&one.vm, first), one.disks)
         })
         .unzip();
-    good.then_some(HostSpec { parts, vms, disks, networks: Vec::new(), several })
+    good.then_some(HostSpec { parts, vms, disks, paths, networks: Vec::new(), several })
 }
 
 /// The VM with this disk, where it is one that runs already.

@@ -20,6 +20,7 @@ mod limits;
 mod nesting;
 mod network;
 mod network_read;
+mod path;
 mod quantity;
 mod source;
 mod suggest;
@@ -46,6 +47,7 @@ pub use limits::{
     MAX_NICS_PER_VM, MAX_TASKS_PER_VM, MAX_VMS,
 };
 pub use network::{Direction, Flow, Mark, Network, Nic, Uplink};
+pub use path::{PathPart, VmPath};
 pub use traffic::{Traffic, TrafficSpec, TrafficUnit};
 pub use types::*;
 
@@ -160,6 +162,7 @@ fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<HostSpe
         ("networks", "[[network]]"),
         ("nic", "[[vm.nic]] below the [[vm]] it belongs to"),
         ("flow", "[[vm.flow]] below the [[vm]] it belongs to"),
+        ("path", "[[vm.path]] below the [[vm]] it belongs to"),
         ("task", "[[vm.task]] below the [[vm]] it belongs to"),
         ("tasks", "[[vm.task]] below the [[vm]] it belongs to"),
         ("twin", "twin below [device]"),

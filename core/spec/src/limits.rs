@@ -12,6 +12,8 @@ pub const MAX_NETWORKS: usize = 16;
 pub const MAX_NICS_PER_VM: usize = 8;
 /// Most flows of one VM.
 pub const MAX_FLOWS_PER_VM: usize = 64;
+/// Most paths of one VM.
+pub const MAX_PATHS_PER_VM: usize = 8;
 /// Most VMs in one spec.
 pub const MAX_VMS: usize = 64;
 /// Most tasks in one VM.

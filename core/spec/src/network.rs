@@ -1,7 +1,7 @@
 //! Networks of a spec: what they are, the ports of VMs on them, and what VMs send and receive.
 
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, SHORTEST_FRAME, WIRE_OVERHEAD};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::types::Target;
 
@@ -66,7 +66,7 @@ pub struct Flow {
 }
 
 /// Direction of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
     /// From the VM.

@@ -9,6 +9,7 @@ use crate::error::Report;
 use crate::field::{Field, Section, listing, quoted, tables};
 use crate::limits::{MAX_FLOWS_PER_VM, MAX_NETWORKS, MAX_NICS_PER_VM};
 use crate::network::{Direction, Flow, Mark, Network, Nic, Uplink};
+use crate::quantity::FrameLength;
 use crate::source::{Span, printable};
 use crate::target;
 
@@ -110,7 +111,7 @@ pub(crate) fn read_all(report: &mut Report<'_>, file: &Section<'_, '_>) -> Netwo
 }
 
 /// The tables under `key`, of which there may be none; `None` when something was reported.
-fn optional_tables<'t, 'i>(
+pub(crate) fn optional_tables<'t, 'i>(
     report: &mut Report<'_>,
     section: &Section<'t, 'i>,
     key: &str,
@@ -123,7 +124,7 @@ fn optional_tables<'t, 'i>(
 }
 
 /// Whether no earlier table has this text under `key`; else it is reported.
-fn unique(
+pub(crate) fn unique(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
     key: &str,
@@ -404,7 +405,8 @@ fn flow(
     let direction = section.word(report, "direction", DIRECTIONS, DIRECTION_ALIASES);
     let example = "\"tx\" for what the VM sends, \"rx\" for what it gets";
     let direction = section.required(report, "direction", example, direction);
-    let frame = section.quantity::<Bytes>(report, "frame");
+    let frame = section.quantity::<FrameLength>(report, "frame");
+    let frame = frame.and_then(|(FrameLength(length), text)| Field::Given((length, text)));
     let frame = section.required(report, "frame", "\"200B\"", frame);
     let largest = network.and_then(|n| networks.all.get(n)).map_or(Bytes(u64::MAX), Network::largest_frame);
     let range = format!("{MIN_FRAME} to {}B, the network's largest frame", largest.0);

@@ -71,6 +71,27 @@ impl Quantity for Bytes {
     }
 }
 
+/// The length of a frame: its unit is the byte, where that of a block is KiB.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub(crate) struct FrameLength(pub(crate) Bytes);
+
+impl FromStr for FrameLength {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let expected = "a length such as \"140B\" or \"1514B\"";
+        text.parse().map(Self).map_err(|e: UnitError| UnitError { expected, ..e })
+    }
+}
+
+impl Quantity for FrameLength {
+    const EXAMPLE: &'static str = "\"200B\"";
+    const UNITS: &'static [&'static str] = Bytes::UNITS;
+    const ALIASES: &'static [(&'static str, &'static str)] = Bytes::ALIASES;
+    fn guess(number: &str) -> String {
+        format!("{number}B")
+    }
+}
+
 impl Quantity for Iops {
     const EXAMPLE: &'static str = "\"100/s\"";
     const UNITS: &'static [&'static str] = &["/s", "/min", "/ms"];

@@ -8,11 +8,12 @@ use crate::error::Report;
 use crate::field::{Field, Section, quoted, tables};
 use crate::limits::MAX_VMS;
 use crate::network_read::{Networks, TakenPorts};
+use crate::path::VmPath;
 use crate::source::Span;
 use crate::types::{
     Criticality, Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk,
 };
-use crate::{cpu, disk, libvirt, network_read, task, traffic};
+use crate::{cpu, disk, libvirt, network_read, path, task, traffic};
 
 const KEYS: &[&str] = &[
     "name",
@@ -36,12 +37,15 @@ const KEYS: &[&str] = &[
     "task",
     "nic",
     "flow",
+    "path",
 ];
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("tasks", "[[vm.task]]"),
     ("nics", "[[vm.nic]]"),
     ("port", "[[vm.nic]]"),
     ("flows", "[[vm.flow]]"),
+    ("paths", "[[vm.path]]"),
+    ("chain", "[[vm.path]]"),
     ("budget", "cpu = { budget, period }"),
     ("priority", "priorities"),
     ("target", "target below a [[vm.task]]"),
@@ -92,6 +96,7 @@ const MAX_VMID: u32 = 999_999_999;
 pub(crate) struct VmOnDisks {
     pub(crate) vm: Vm,
     pub(crate) disks: Vec<TaskDisk>,
+    pub(crate) paths: Vec<VmPath>,
 }
 
 /// What earlier VMs have taken, each with the line where it stands.
@@ -163,6 +168,8 @@ fn read<'t>(
     let disks = disk::read(report, section, devices);
     let tasks = task::read_all(report, section);
     let ports = network_read::of_vm(report, section, networks, &mut taken.ports);
+    let known = tasks.as_ref().zip(ports.as_ref());
+    let paths = known.map(|(tasks, (_, flows))| path::read_all(report, section, tasks, flows));
     let disks = disks.zip(tasks.as_ref()).and_then(|(disks, _)| disk::of_tasks(report, section, &disks));
     let (nics, flows) = ports?;
     let vm = Vm {
@@ -176,8 +183,8 @@ fn read<'t>(
         nics,
         flows,
     };
-    let disks = disks?;
-    unique.then_some(VmOnDisks { vm, disks })
+    let (disks, paths) = (disks?, paths??);
+    unique.then_some(VmOnDisks { vm, disks, paths })
 }
 
 fn reach(

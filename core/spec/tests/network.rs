@@ -1,6 +1,6 @@
 //! Networks, ports and flows: what a file says of them, and what is refused.
 
-use rtvirtio_spec::{Direction, HostSpec, Mark, Uplink};
+use rtvirtio_spec::{Direction, HostSpec, Mark, PathPart, Uplink};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos};
 
 const HEAD: &str = "[device]\npath = \"/dev/sda\"\n";
@@ -52,6 +52,62 @@ fn a_port_is_of_the_network_that_it_names() {
     assert!(refused(&[two, VM, nics, FLOW]).contains("there are several networks, and this names none"));
 }
 
+const PATH: &str = "[[vm.path]]\nname = \"all\"\npath = [\"net\", \"cpu\", \"disk\"]\nwork = \"300us\"\ntarget = { latency = \"50ms\" }\n";
+
+/// The VM with a target on its task, its port and a flow with a target.
+fn with_targets() -> [String; 4] {
+    let target = "target = { latency = \"20ms\" }\n";
+    [NETWORK.to_owned(), format!("{VM}rate = \"10/s\"\n{target}"), NIC.to_owned(), format!("{FLOW}{target}")]
+}
+
+#[test]
+fn paths_name_their_parts() {
+    let all = with_targets();
+    let parts: Vec<&str> = all.iter().map(String::as_str).chain([PATH]).collect();
+    let host = host(&parts);
+    let path = &host.paths(0)[0];
+    assert_eq!((path.name.as_str(), path.target.latency), ("all", Nanos::from_millis(50)));
+    let work = Nanos::from_micros(300);
+    assert_eq!(path.parts, [PathPart::Net(0), PathPart::Cpu(work), PathPart::Disk(0)]);
+    assert!(host.paths(1).is_empty());
+    let again = FLOW.replace("sv", "log2") + "target = { latency = \"9ms\" }\n";
+    let named = PATH.replace("\"disk\"]", "\"disk\"]\nflow = \"log2\"");
+    let several: Vec<&str> = all.iter().map(String::as_str).chain([again.as_str(), named.as_str()]).collect();
+    assert_eq!(self::host(&several).paths(0)[0].parts[0], PathPart::Net(1));
+    for (path, message, help) in [
+        (
+            PATH.replace("path = [\"net\", \"cpu\", \"disk\"]\n", ""),
+            "[[vm.path]] has no `path`",
+            "path = [\"net\"",
+        ),
+        (PATH.replace("\"net\", ", "\"nic\", "), "a path has no part \"nic\"", "did you mean \"net\"?"),
+        (PATH.replace("\"disk\"", "\"cpu\""), "\"cpu\" is in the path twice", "make two paths"),
+        (
+            PATH.replace("\"net\", \"cpu\", ", "").replace("work = \"300us\"\n", ""),
+            "at least two parts",
+            "its own `target`",
+        ),
+        (PATH.replace("work = \"300us\"\n", ""), "[[vm.path]] has no `work`", "add work = \"300us\""),
+        (PATH.replace("\"cpu\", ", ""), "`work` belongs to a path with \"cpu\"", "add \"cpu\" to `path`"),
+        (PATH.replace("work =", "flow = \"x\"\nwork ="), "this VM has no flow \"x\"", "write flow = \"sv\""),
+        (PATH.replace("300us", "300"), "has no unit", "300ms"),
+        (PATH.replace("target =", "deadline ="), "unknown key `deadline`", "target = { latency"),
+        (PATH.replace("[\"net\", \"cpu\", \"disk\"]", "\"net\""), "`path` must be a list", "path = [\"net\""),
+        (PATH.to_owned() + PATH, "already a path of this VM", "the first is on line"),
+    ] {
+        let parts: Vec<&str> = all.iter().map(String::as_str).chain([path.as_str()]).collect();
+        let found = refused(&parts);
+        assert!(found.contains(message) && found.contains(help), "{found}\n-- {message} / {help}");
+        assert_eq!(found.matches("error:").count(), 1, "{found}");
+    }
+    // What has no target of its own has no bound that could be added.
+    let bare = refused(&[NETWORK, VM, NIC, &all[3], PATH]);
+    assert!(bare.contains("no task of this VM has a target") && bare.contains("[[vm.task]]"), "{bare}");
+    let unclear: Vec<&str> = all.iter().map(String::as_str).chain([again.as_str(), PATH]).collect();
+    let unclear = refused(&unclear);
+    assert!(unclear.contains("add flow = \"sv\" or \"log2\""), "{unclear}");
+}
+
 #[test]
 fn mistakes_have_their_remedies() {
     let again = NIC.replace("tap-relay", "t2").replace("0A", "0B");
@@ -60,6 +116,7 @@ fn mistakes_have_their_remedies() {
     let rx = with("pcp = 4").replace("\"tx\"", "\"rx\"");
     let (fast, priority) = (with("deadline = \"2ms\""), with("pcp = 9"));
     let (both, named_as_task) = (with("pcp = 4\ndscp = 46"), FLOW.replace("sv", "log"));
+    let (bare, unitless) = (FLOW.replace("\"140B\"", "140"), FLOW.replace("140B", "140"));
     let other = VM.replace("relay", "other").replace("pid = 1", "pid = 2");
     for (parts, message, help) in [
         (vec!["[[network]]\n", VM], "[[network]] has no `link`", "add link = \"100Mbit/s\""),
@@ -101,6 +158,8 @@ fn mistakes_have_their_remedies() {
             "1 to 15 characters",
         ),
         (vec![NETWORK, VM, NIC, &long], "`frame` is 1600B, out of its range", "1522B"),
+        (vec![NETWORK, VM, NIC, &bare], "`frame` must be a string with its unit", "write frame = \"140B\""),
+        (vec![NETWORK, VM, NIC, &unitless], "\"140\" has no unit", "write frame = \"140B\""),
         (vec![NETWORK, VM, NIC, &fast], "unknown key `deadline`", "target = { latency"),
         (vec![NETWORK, VM, NIC, &priority], "`pcp` is 9", "0 to 7"),
         (vec![NETWORK, VM, NIC, &both], "both mark the frames", "keep one"),

@@ -3,7 +3,7 @@
 //! Toward the link the device time of a frame is its time on the wire. Toward the VMs it is the
 //! time of the copy, of which every frame has the same estimate.
 
-use rtvirtio_sched::bound::{self, Deallocations, Flow};
+use rtvirtio_sched::bound::{self, Deallocations, Flow, Refusal};
 use rtvirtio_sched::{
     Cap, Config, Cost, Line, Policy, PriorityRule, Reservation, Tspec, VmConfig, WindowConfig,
 };
@@ -143,11 +143,26 @@ impl Network {
         for port in &self.ports {
             port.check_bursts(self)?;
         }
+        self.admission().map_err(|refusal| wrong(refusal_text(&refusal)))
+    }
+
+    /// Whether every reservation's deadline is kept in the worst case.
+    ///
+    /// # Errors
+    /// The first reservation that is refused; its VM is the index of the port.
+    pub fn admission(&self) -> Result<(), Refusal> {
         if self.policy != Policy::Edf {
             return Ok(());
         }
-        bound::admit(&self.bound_device(), &self.demand(&tx))
-            .map_err(|refusal| wrong(refusal.to_string().replace("the device", "the link")))
+        bound::admit(&self.bound_device(), &self.demand(&self.tx_sched()))
+    }
+
+    /// Bytes per second of the link that are not reserved, counted on the wire; 0 without a rate.
+    #[must_use]
+    pub fn unreserved(&self) -> f64 {
+        let reserved = self.ports.iter().flat_map(|port| [port.reserve, port.urgent]).flatten();
+        let reserved: f64 = reserved.map(|reserve| reserve.rate.0).sum();
+        self.link.map_or(0.0, |link| (link.0 * LINK_SHARE - reserved).max(0.0))
     }
 
     /// Worst-case time of a frame of this port within a reservation, from when the reservation
@@ -171,6 +186,17 @@ impl Network {
             text = text.replace(&format!("VM {i}"), &format!("port \"{}\"", port.name));
         }
         text
+    }
+}
+
+/// A refusal in the words of networks: nobody sets their window and their quantum.
+fn refusal_text(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::Deadline { vm, deadline, needed, blocking, latency, .. } => format!(
+            "VM {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind frames that the link has already and {latency} while the \
+             thread does not run; allow more, reserve less, or lower `mtu` or `stall`"
+        ),
+        other => other.to_string().replace("the device", "the link"),
     }
 }
 

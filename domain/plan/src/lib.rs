@@ -7,9 +7,11 @@
 
 mod caps;
 mod network;
+mod network_refusal;
 mod network_simulate;
 mod network_tc;
 mod network_text;
+mod path;
 mod plan;
 mod simulate;
 mod text;
@@ -17,6 +19,7 @@ mod text;
 pub use network::{FlowPromise, LinkReserve, NetworkPlan, PortPlan, plan_networks};
 pub use network_simulate::{FlowOutcome, NetworkSimulation};
 pub use network_tc::tc_script;
+pub use path::{PartPromise, PathPromise};
 pub use plan::{DomainPlan, TaskPromise, VmPlan, plan};
 pub use rtvirtio_capacity::{DeviceError, DeviceModel, Options};
 pub use simulate::{Simulation, TaskOutcome, Traffic};

@@ -2,13 +2,15 @@
 
 use std::path::Path;
 
-use rtvirtio_domain_config::{FileError, Network, Port, RateConfig, UplinkKind};
+use rtvirtio_domain_config::{Network, Port, RateConfig, UplinkKind};
 use rtvirtio_spec::{Direction, Flow, HostSpec, Mark, Target, Uplink, Vm};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
 use serde::Serialize;
 
+use crate::network_refusal::{RefusedClass, refusals};
+
 /// What is reserved, of what the spec declares.
-const HEADROOM: f64 = 1.1;
+pub(crate) const HEADROOM: f64 = 1.1;
 const UNPROMISED_RX: &str = "frames to a VM have no reservation: those that the link brings are delivered in turn, and a cap on the others' \
      (`rx_cap`) keeps the thread free";
 
@@ -64,9 +66,13 @@ pub struct FlowPromise {
     pub bound: Option<Nanos>,
     /// Whether the target is met in the worst case; `None` without a target.
     pub met: Option<bool>,
-    /// Why nothing is promised, where that is not the link's load.
+    /// Why it has a target and nothing is promised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpromised: Option<String>,
+    /// The smallest target that would be admitted, all other reservations as they are; `None` for a
+    /// promise, and where no target would be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub least_target: Option<Nanos>,
     /// Position of its port in [`NetworkPlan::ports`].
     #[serde(skip)]
     pub(crate) port: usize,
@@ -93,17 +99,23 @@ pub struct NetworkPlan {
 }
 
 impl NetworkPlan {
-    /// VMs and flows that have a target and no promise, and why.
+    /// Flows that have a target and no promise, as `VM/flow`, and why.
     pub fn unpromised(&self) -> impl Iterator<Item = (String, &str)> {
-        let refused = self.ports.iter().filter_map(|p| Some((p.vm.clone(), p.refused.as_deref()?)));
         let flows = self.flows.iter();
-        refused.chain(flows.filter_map(|f| Some((format!("{}/{}", f.vm, f.flow), f.unpromised.as_deref()?))))
+        flows.filter_map(|f| Some((format!("{}/{}", f.vm, f.flow), f.unpromised.as_deref()?)))
+    }
+}
+
+impl FlowPromise {
+    /// Whether the VM sends it among these frames.
+    pub(crate) fn is_sent_in(&self, class: Class) -> bool {
+        self.direction == Direction::Tx && self.is_urgent == (class == Class::Urgent)
     }
 }
 
 /// A class of a port's frames: the domain orders urgent ones apart.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
     Urgent,
     Normal,
 }
@@ -113,7 +125,7 @@ impl Class {
         if flow.mark.is_some() { Self::Urgent } else { Self::Normal }
     }
 
-    fn reserve(self, port: &mut Port) -> &mut Option<RateConfig> {
+    pub(crate) fn reserve(self, port: &mut Port) -> &mut Option<RateConfig> {
         match self {
             Self::Urgent => &mut port.urgent,
             Self::Normal => &mut port.reserve,
@@ -147,6 +159,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
         }
     }
     wanted.sort_by_key(|(deadline, ..)| *deadline);
+    let mut refused = Vec::new();
     for (deadline, port, class) in wanted {
         let (vm, nic) = vms[port];
         let rate = reservation(sent(vm, nic).filter(|flow| Class::of(flow) == class), deadline, config.stall);
@@ -156,8 +169,10 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
             (Ok(()), Class::Urgent) => ports[port].urgent = reserve,
             (Ok(()), Class::Normal) => ports[port].reserve = reserve,
             (Err(why), _) => {
-                *class.reserve(&mut config.ports[port]) = None;
-                ports[port].refused.get_or_insert(reason(&why));
+                let class = RefusedClass::new(&config, (port, class), rate, &why);
+                class.class.reserve(&mut config.ports[port]).take();
+                ports[port].refused.get_or_insert(class.reason.clone());
+                refused.push(class);
             }
         }
     }
@@ -168,6 +183,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
         let of_port = vm.flows.iter().filter(|flow| flow.nic == *nic);
         flows.extend(of_port.map(|flow| promise(&vm.name, flow, (&name, port), bounds)));
     }
+    refusals(&config, &refused, &mut flows);
     let reserves = ports.iter().flat_map(|port| [port.reserve, port.urgent]).flatten();
     let reserved: f64 = reserves.map(|r| r.rate.0).fold(0.0, |a, b| a + b);
     let link = host.networks()[network].link;
@@ -203,13 +219,6 @@ fn reservation<'f>(flows: impl Iterator<Item = &'f Flow>, deadline: Nanos, stall
     RateConfig { rate: BytesPerSec((rate * HEADROOM).ceil()), burst: Bytes(burst.ceil() as u64), deadline }
 }
 
-fn reason(error: &FileError) -> String {
-    match error {
-        FileError::Network { what, .. } => what.clone(),
-        other => other.to_string(),
-    }
-}
-
 fn promise(
     vm: &str,
     flow: &Flow,
@@ -237,6 +246,7 @@ fn promise(
         bound,
         met: flow.target.map(|target| bound.is_some_and(|bound| bound <= target.latency)),
         unpromised,
+        least_target: None,
         port,
     }
 }
@@ -332,11 +342,47 @@ mod tests {
         let port = &plan.ports[0];
         assert!(port.urgent.is_some() && port.reserve.is_none(), "{port:?}");
         assert!(port.refused.as_deref().unwrap().contains("% of the link are reserved"), "{port:?}");
+        let why = plan.flows[1].unpromised.as_deref().unwrap();
+        assert!(why.contains("no target is admitted") && why.contains("lower its rate to"), "{why}");
+        assert_eq!((plan.flows[1].least_target, plan.flows[0].unpromised.as_ref()), (None, None));
         let met: Vec<Option<bool>> = plan.flows.iter().map(|flow| flow.met).collect();
         assert_eq!((met, plan.feasible), (vec![Some(true), Some(false)], false));
         assert_eq!(plan.config.ports[0].urgent_pcp, [4]);
         let text = network_text(&plan);
         assert!(text.contains("# NO RESERVATION of unmarked frames"), "{text}");
+    }
+
+    /// What the message names is admitted, and nothing much shorter is.
+    #[test]
+    fn a_refused_flow_has_the_smallest_target_that_is_admitted() {
+        let with =
+            |target: &str| flow("trip", &format!("rate = \"1000/s\"\ntarget = {{ latency = \"{target}\" }}"));
+        let other = flow("sv", "rate = \"4000/s\"\ntarget = { latency = \"1500us\" }");
+        let refused = planned(&[&with("900us"), &other]);
+        let trip = &refused.flows[0];
+        let least = trip.least_target.unwrap();
+        let why = trip.unpromised.as_deref().unwrap();
+        assert!(why.ends_with(&format!("the smallest target that is admitted is {least}")), "{why}");
+        assert_eq!((trip.met, refused.flows[1].met, refused.feasible), (Some(false), Some(true), false));
+        assert_eq!(refused.unpromised().map(|(name, _)| name).collect::<Vec<_>>(), ["v0/trip"]);
+        // Read back from the message, it holds, and the other one keeps its promise.
+        let enough = planned(&[&with(&least.to_string()), &other]);
+        assert!(enough.feasible, "{least}: {enough:?}");
+        let less = planned(&[&with(&format!("{}ns", least.0 - least.0 / 50)), &other]);
+        assert!(!less.feasible, "{least}: {less:?}");
+        let text = network_text(&refused);
+        assert!(text.contains("# trip: NO PROMISE: ") && text.contains(&least.to_string()), "{text}");
+    }
+
+    /// The flow whose target is too short is named to those that share its reservation.
+    #[test]
+    fn a_flow_that_is_refused_with_another_names_it() {
+        let short = flow("trip", "rate = \"100/s\"\ntarget = { latency = \"500us\" }");
+        let long = flow("log", "rate = \"100/s\"\ntarget = { latency = \"1s\" }");
+        let plan = planned(&[&(short + &long)]);
+        let why = plan.flows[1].unpromised.as_deref().unwrap();
+        assert!(why.contains("shares a reservation with \"trip\""), "{why}");
+        assert_eq!(plan.flows[0].least_target, plan.flows[1].least_target);
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub fn network_text(plan: &NetworkPlan) -> String {
             toml_string(&port.socket.display().to_string()),
             port.mac
         );
+        if let Some(group) = &port.socket_group {
+            let _ = writeln!(s, "socket_group = {}", toml_string(group));
+        }
         if let Some(tap) = &port.tap {
             let _ = writeln!(s, "tap = {}", toml_string(tap));
         }

@@ -5,12 +5,13 @@ use rtvirtio_capacity::{
 };
 use rtvirtio_sched::Policy;
 use rtvirtio_sched::bound::{Flow, Refusal, admit, bounds, discard_clause};
-use rtvirtio_spec::{Spec, Target};
+use rtvirtio_spec::{HostSpec, Spec, Target};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 use serde::Serialize;
 
 use crate::caps::{Caps, caps, held_back};
 use crate::network::NetworkPlan;
+use crate::path::{PathPromise, paths};
 
 /// One VM's part of the plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -80,11 +81,17 @@ pub struct DomainPlan {
     /// The networks of the spec.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<NetworkPlan>,
-    /// Every target holds in the worst case, those of flows too.
+    /// The paths through network, CPU and disk.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<PathPromise>,
+    /// Every target holds in the worst case, those of flows and paths too.
     pub feasible: bool,
     /// The device model of the plan.
     #[serde(skip)]
     pub device: DeviceModel,
+    /// The group whose members may connect to the sockets of disks and ports.
+    #[serde(skip)]
+    pub socket_group: Option<String>,
 }
 
 impl DomainPlan {
@@ -93,6 +100,24 @@ impl DomainPlan {
     pub fn with_networks(mut self, networks: Vec<NetworkPlan>) -> Self {
         self.feasible &= networks.iter().all(|network| network.feasible);
         self.networks = networks;
+        self
+    }
+
+    /// The same domain with the paths of a spec, whose networks it has.
+    #[must_use]
+    pub fn with_paths(mut self, host: &HostSpec) -> Self {
+        self.paths = paths(host, &self);
+        self.feasible &= self.paths.iter().all(|path| path.met);
+        self
+    }
+
+    /// The same domain; members of this group may connect to its sockets.
+    #[must_use]
+    pub fn with_socket_group(mut self, group: Option<&str>) -> Self {
+        self.socket_group = group.map(str::to_owned);
+        for port in self.networks.iter_mut().flat_map(|network| &mut network.config.ports) {
+            port.socket_group.clone_from(&self.socket_group);
+        }
         self
     }
 }
@@ -246,7 +271,9 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
         vms: best.vms,
         tasks,
         networks: Vec::new(),
+        paths: Vec::new(),
         device: device.clone(),
+        socket_group: None,
     }
 }
 

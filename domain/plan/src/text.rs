@@ -13,6 +13,10 @@ use crate::plan::{DomainPlan, TaskPromise, VmPlan};
 /// Default depth of a disk.
 const DEFAULT_DEPTH: u32 = 256;
 
+/// What the file says where it has no group.
+const NO_GROUP: &str = "# Sockets are for root only. Where QEMU runs as another user, as under libvirt, give every disk and port its group, such\n\
+                        # as socket_group = \"kvm\", or plan with --socket-group kvm.\n";
+
 /// Socket and backing of a VM's disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskPlace {
@@ -61,8 +65,9 @@ impl DomainPlan {
         // Writing to a String cannot fail.
         let _ = writeln!(
             s,
-            "# Made by `rtvirtio plan --domain` from {}; docs/reference/iod-toml.md explains the keys.\ncontrol = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
+            "# Made by `rtvirtio plan --domain` from {}; docs/reference/iod-toml.md explains the keys.\n{}control = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
             one_line(spec_name),
+            if self.socket_group.is_some() { "" } else { NO_GROUP },
             toml_string(&control.display().to_string()),
             toml_string(&self.device.name),
             self.quantum,
@@ -129,6 +134,9 @@ impl DomainPlan {
             toml_string(&place.socket.display().to_string()),
             toml_string(&place.path.display().to_string())
         );
+        if let Some(group) = &self.socket_group {
+            let _ = writeln!(s, "socket_group = {}", toml_string(group));
+        }
         if place.is_raw {
             // Otherwise a guest that writes an image's signature prevents the next start.
             s.push_str("format = \"raw\"\n");
@@ -268,5 +276,12 @@ depth = 32
         assert_eq!(file.devices[0].disks[1].offset, Bytes(1 << 29));
         assert_eq!(file.devices[0].disks[0].format, Some(rtvirtio_domain_config::Format::Raw));
         assert_eq!(file.devices[0].disks[1].format, None);
+        assert!(text.contains("--socket-group kvm"), "{text}");
+        let of_kvm = plan.with_socket_group(Some("kvm"));
+        let text = of_kvm.text("spec", Path::new("/run/x/control"), &[place(0), place(1)]);
+        let file = File::parse(Path::new("iod.toml"), &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let groups: Vec<_> = file.devices[0].disks.iter().map(|disk| disk.socket_group.as_deref()).collect();
+        assert_eq!(groups, [Some("kvm"); 2]);
+        assert!(!text.contains("--socket-group"), "{text}");
     }
 }

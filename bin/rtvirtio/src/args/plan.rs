@@ -49,6 +49,10 @@ pub struct PlanArgs {
     /// A VM's disk image or device on the host, for --domain; once for each VM
     #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
     pub disks: Vec<String>,
+    /// The group, by name or number, whose members may connect to the sockets of disks and ports,
+    /// for --domain: that of a QEMU that is not root's, as under libvirt
+    #[arg(long, value_name = "GROUP", requires = "domain")]
+    pub socket_group: Option<String>,
     /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for
     /// each VM
     #[arg(long = "cpu-profile", value_name = "VM=FILE")]

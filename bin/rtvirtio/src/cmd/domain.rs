@@ -19,10 +19,16 @@ pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let spec = host.single()?.clone();
     let plan = domain::plan::make(&spec, args.model.profile.as_deref(), dirs, ui)?;
     let plan = domain::plan::with_networks(plan, &host, dirs);
+    let plan = plan.with_socket_group(args.socket_group.as_deref());
     if let Some(out) = &args.out {
         let name = args.model.spec.display().to_string();
         let text = domain::plan::config(&plan, &spec, (&name, out), &args.disks, dirs, ui)?;
         write_file(out, text.as_bytes())?;
+        if args.socket_group.is_none() && domain::plan::needs_group(&host) {
+            ui.warn(
+                "the sockets are for root only, and libvirt's QEMU is another user: plan with `--socket-group kvm` (the group of that user on Debian)",
+            );
+        }
         let out = terminal(&out.display().to_string(), false);
         ui.step(&format!("saved {out}; start it with `rtvirtio apply {out}`"));
     }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use rtvirtio_domain_plan::{DomainPlan, NetworkPlan};
 use rtvirtio_spec::Direction;
+use rtvirtio_units::Nanos;
 
 use super::{Cell, Column, Paint, Style, Table};
 use crate::terminal;
@@ -79,6 +80,51 @@ fn network_plan(plan: &NetworkPlan, style: &Style) -> String {
     out
 }
 
+/// The paths, part by part with their sums.
+fn path_plans(plan: &DomainPlan, style: &Style) -> String {
+    if plan.paths.is_empty() {
+        return String::new();
+    }
+    let mut t = Table::new(vec![
+        Column::name("VM"),
+        Column::name("path"),
+        Column::name("part"),
+        Column::number("target"),
+        Column::number("worst case"),
+        Column::word(""),
+    ]);
+    let time = |bound: Option<Nanos>| bound.map_or_else(|| "-".to_owned(), |b| b.to_string());
+    for path in &plan.paths {
+        for part in &path.parts {
+            let of = format!("{} {}", part.part, part.of);
+            let row: [Cell; 6] = [
+                path.vm.as_str().into(),
+                path.path.as_str().into(),
+                of.into(),
+                "-".into(),
+                time(part.bound).into(),
+                "".into(),
+            ];
+            t.row(row.into());
+        }
+        t.row(vec![
+            path.vm.as_str().into(),
+            path.path.as_str().into(),
+            "sum".into(),
+            path.target.latency.to_string().into(),
+            time(path.bound).into(),
+            promised(Some(path.met)),
+        ]);
+    }
+    let mut out = format!("\n{}", t.draw(style));
+    for path in plan.paths.iter() {
+        let Some(remedy) = &path.remedy else { continue };
+        let line = format!("{}/{}: no promise: {remedy}", path.vm, path.path);
+        out.push_str(&style.wrap(&style.clean(&line), 0));
+    }
+    out
+}
+
 /// The plan of an I/O domain, task by task.
 #[must_use]
 pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
@@ -117,6 +163,7 @@ pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
     }
     out.push_str(&domain_refusals(plan, style));
     plan.networks.iter().for_each(|network| out.push_str(&network_plan(network, style)));
+    out.push_str(&path_plans(plan, style));
     for vm in &plan.vms {
         if vm.urgent_only && vm.reserve.is_some() {
             let _ = writeln!(

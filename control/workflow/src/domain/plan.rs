@@ -6,7 +6,7 @@ use rtvirtio_domain_config::File;
 use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan, plan_networks};
 use rtvirtio_engine::check::Directories;
 use rtvirtio_model::Profile;
-use rtvirtio_spec::{Device, HostSpec, Spec};
+use rtvirtio_spec::{Device, HostHandle, HostSpec, Reach, Spec, Vm};
 
 use super::absolute;
 use crate::dirs::Dirs;
@@ -33,10 +33,17 @@ pub fn make(spec: &Spec, profile: Option<&Path>, dirs: &Dirs, progress: &dyn Pro
     Ok(plan)
 }
 
-/// The plan with the networks of the spec.
+/// The plan with the networks and paths of the spec.
 #[must_use]
 pub fn with_networks(plan: DomainPlan, host: &HostSpec, dirs: &Dirs) -> DomainPlan {
-    plan.with_networks(plan_networks(host, &absolute(&dirs.run).join("ports")))
+    plan.with_networks(plan_networks(host, &absolute(&dirs.run).join("ports"))).with_paths(host)
+}
+
+/// Whether a VM's QEMU is libvirt's, which runs it as another user than root.
+#[must_use]
+pub fn needs_group(host: &HostSpec) -> bool {
+    let of_libvirt = |vm: &Vm| matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
+    host.vms().iter().any(of_libvirt)
 }
 
 /// The plan's configuration file, checked by the domain's own parser and, as root, by its own look

@@ -1,0 +1,240 @@
+//! `[[vm.path]]`: one target for what passes a VM's network card, its CPU and its disk in turn.
+
+use std::collections::HashMap;
+
+use rtvirtio_units::Nanos;
+use serde::Serialize;
+use toml::de::DeValue;
+
+use crate::error::Report;
+use crate::field::{Field, Section, kind, listing, quoted};
+use crate::limits::MAX_PATHS_PER_VM;
+use crate::network::Flow;
+use crate::network_read::{optional_tables, unique};
+use crate::source::{Span, printable};
+use crate::suggest::closest;
+use crate::target;
+use crate::types::{Target, Task};
+
+/// Parts of a VM that one message passes, with a target for all of them together.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VmPath {
+    /// Name, unique among the paths of its VM.
+    pub name: String,
+    /// The parts, in the order in which they are passed; at least two, each kind once.
+    pub parts: Vec<PathPart>,
+    /// What the whole must get.
+    pub target: Target,
+}
+
+/// A part of a path.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathPart {
+    /// A frame of this flow, by its position in [`Vm::flows`](crate::Vm::flows).
+    Net(usize),
+    /// So much CPU time in the VM.
+    Cpu(Nanos),
+    /// A request of this task, by its position in [`Vm::tasks`](crate::Vm::tasks).
+    Disk(usize),
+}
+
+const KEYS: &[&str] = &["name", "path", "flow", "work", "task", "target"];
+const ALIASES: &[(&str, &str)] = &[
+    ("parts", "path"),
+    ("chain", "path"),
+    ("net", "path = [\"net\", ...] with flow = \"NAME\""),
+    ("network", "path = [\"net\", ...] with flow = \"NAME\""),
+    ("cpu", "path = [\"cpu\", ...] with work = \"300us\""),
+    ("disk", "path = [\"disk\", ...] with task = \"NAME\""),
+    ("wcet", "work"),
+    ("runtime", "work"),
+    ("latency", TARGET),
+    ("deadline", TARGET),
+];
+/// What other names of a target are told.
+const TARGET: &str = "target = { latency = ... }";
+const PARTS: [&str; 3] = ["net", "cpu", "disk"];
+/// The key that says more of each part.
+const OF_PART: [&str; 3] = ["flow", "work", "task"];
+const PART_ALIASES: &[(&str, &str)] = &[
+    ("network", "net"),
+    ("nic", "net"),
+    ("flow", "net"),
+    ("vcpu", "cpu"),
+    ("work", "cpu"),
+    ("block", "disk"),
+    ("task", "disk"),
+    ("storage", "disk"),
+];
+const WORK: [Nanos; 2] = [Nanos(1_000), Nanos(60_000_000_000)];
+
+/// Reads every `[[vm.path]]` of a VM; `None` when something was reported.
+pub(crate) fn read_all(
+    report: &mut Report<'_>,
+    vm: &Section<'_, '_>,
+    tasks: &[Task],
+    flows: &[Flow],
+) -> Option<Vec<VmPath>> {
+    let (mut paths, mut names, mut good) = (Vec::new(), HashMap::new(), true);
+    for (i, (table, span)) in optional_tables(report, vm, "path", "[[vm.path]]")?.into_iter().enumerate() {
+        if i >= MAX_PATHS_PER_VM {
+            let message = format!("a VM has at most {MAX_PATHS_PER_VM} paths");
+            report.add(span, message, "keep those with the shortest targets");
+            return None;
+        }
+        let section = Section::open(report, "[[vm.path]]", table, span, KEYS, ALIASES);
+        good &= unique(report, &section, "name", &mut names, "a path of this VM");
+        match read(report, &section, tasks, flows) {
+            Some(path) => paths.push(path),
+            None => good = false,
+        }
+    }
+    good.then_some(paths)
+}
+
+fn read(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    tasks: &[Task],
+    flows: &[Flow],
+) -> Option<VmPath> {
+    let name = section.name(report, "\"trip\"");
+    let kinds = kinds(report, section);
+    let targets = target::read_all(report, section);
+    let work = section.quantity::<Nanos>(report, "work").and_then(|(work, text)| {
+        if (WORK[0]..=WORK[1]).contains(&work) {
+            return Field::Given(work);
+        }
+        let message = format!("`work` is {}, out of its range", printable(text, 60));
+        report.add(section.value_span("work"), message, "write a CPU time from 1us to 1min");
+        Field::Bad
+    });
+    let kinds = kinds?;
+    let mut good = true;
+    for (part, key) in PARTS.into_iter().zip(OF_PART) {
+        let Some(place) = section.place(key).filter(|_| !kinds.contains(&part)) else { continue };
+        let message = format!("`{key}` belongs to a path with \"{part}\"");
+        report.add(place.key, message, format!("remove this line, or add \"{part}\" to `path`"));
+        good = false;
+    }
+    let mut parts = Vec::new();
+    for part in &kinds {
+        let found = match *part {
+            "net" => {
+                let named = flows.iter().map(|flow| (flow.name.as_str(), flow.target.is_some()));
+                let all: Vec<(&str, bool)> = named.collect();
+                member(report, section, ("flow", "[[vm.flow]]"), &all).map(PathPart::Net)
+            }
+            "disk" => {
+                let named = tasks.iter().map(|task| (task.name.as_str(), !task.targets.is_empty()));
+                let all: Vec<(&str, bool)> = named.collect();
+                member(report, section, ("task", "[[vm.task]]"), &all).map(PathPart::Disk)
+            }
+            _ => section
+                .required(report, "work", "\"300us\", the CPU time that one message takes", work.clone())
+                .into_value()
+                .map(PathPart::Cpu),
+        };
+        parts.extend(found);
+    }
+    let targets = targets?;
+    let Some(target) = targets.first().copied() else {
+        if !section.meant(TARGET) {
+            let help = "add target = { latency = \"20ms\" }";
+            report.add(section.span.clone(), "[[vm.path]] has no `target`", help);
+        }
+        return None;
+    };
+    let whole = parts.len() == kinds.len() && good;
+    Some(VmPath { name: name.into_value()?.to_owned(), parts, target }).filter(|_| whole)
+}
+
+/// The words of `path`; `None` when something was reported.
+fn kinds(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Vec<&'static str>> {
+    const EXAMPLE: &str =
+        "write path = [\"net\", \"cpu\", \"disk\"], in the order in which a message passes them";
+    let Some((place, value)) = section.get("path") else {
+        if !section.meant("path") {
+            report.add(section.span.clone(), "[[vm.path]] has no `path`", EXAMPLE);
+        }
+        return None;
+    };
+    let mut refuse = |span: Span, message: String, help: String| {
+        report.add(span, message, help);
+        None
+    };
+    let DeValue::Array(items) = value else {
+        return refuse(
+            place.value,
+            format!("`path` must be a list, not {}", kind(value)),
+            EXAMPLE.to_owned(),
+        );
+    };
+    let mut kinds: Vec<&'static str> = Vec::new();
+    for item in items.iter() {
+        let Some(text) = item.get_ref().as_str() else {
+            let message = format!("each part of `path` must be a string, not {}", kind(item.get_ref()));
+            return refuse(item.span(), message, EXAMPLE.to_owned());
+        };
+        let Some(part) = PARTS.into_iter().find(|part| *part == text) else {
+            let alias = PART_ALIASES.iter().find(|(from, _)| from.eq_ignore_ascii_case(text));
+            let near = alias.map(|(_, to)| *to).or_else(|| closest(text, PARTS));
+            let quoted_parts = PARTS.map(|part| format!("\"{part}\""));
+            let all: Vec<&str> = quoted_parts.iter().map(String::as_str).collect();
+            let help = match near {
+                Some(near) => format!("did you mean \"{near}\"?"),
+                None => format!("write {}", listing(&all, "or")),
+            };
+            return refuse(item.span(), format!("a path has no part {}", quoted(text)), help);
+        };
+        if kinds.contains(&part) {
+            let help = "a path passes each part once; make two paths of it".to_owned();
+            return refuse(item.span(), format!("\"{part}\" is in the path twice"), help);
+        }
+        kinds.push(part);
+    }
+    if kinds.len() < 2 {
+        let help = format!("{EXAMPLE}; for one part its own `target` is enough");
+        return refuse(place.value, "a path has at least two parts".to_owned(), help);
+    }
+    Some(kinds)
+}
+
+/// The position of what `key` names, or of the only one with a target.
+fn member(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    (key, header): (&str, &str),
+    all: &[(&str, bool)],
+) -> Option<usize> {
+    let with_target: Vec<usize> =
+        all.iter().enumerate().filter(|(_, (_, target))| *target).map(|(i, _)| i).collect();
+    let names: Vec<String> = with_target.iter().map(|i| format!("\"{}\"", all[*i].0)).collect();
+    let names = listing(&names.iter().map(String::as_str).collect::<Vec<_>>(), "or");
+    let no_target = format!(
+        "add target = {{ latency = ... }} to its {header}: the path's bound is the sum of the parts' own"
+    );
+    let (span, message, help) = match (section.string(report, key, "\"control\""), with_target.as_slice()) {
+        (Field::Bad, _) => return None,
+        (Field::Given(name), _) => match all.iter().position(|(known, _)| *known == name) {
+            Some(i) if all[i].1 => return Some(i),
+            Some(_) => (section.value_span(key), format!("{key} {} has no target", quoted(name)), no_target),
+            None if names.is_empty() => {
+                (section.value_span(key), format!("this VM has no {key} {}", quoted(name)), no_target)
+            }
+            None => {
+                let message = format!("this VM has no {key} {}", quoted(name));
+                (section.value_span(key), message, format!("write {key} = {names}"))
+            }
+        },
+        (Field::Absent, [one]) => return Some(*one),
+        (Field::Absent, []) => (section.span.clone(), format!("no {key} of this VM has a target"), no_target),
+        (Field::Absent, _) => {
+            let message = format!("several {key}s of this VM have a target, and the path names none");
+            (section.span.clone(), message, format!("add {key} = {names}"))
+        }
+    };
+    report.add(span, message, help);
+    None
+}

@@ -1,0 +1,217 @@
+//! One target for a message that passes a VM's network card, its CPU and its disk: the bounds of
+//! the parts add, because each bound holds from the moment at which the part before it is done.
+//!
+//! The part of the CPU is that of a periodic resource (Q, P): work of W takes no longer than
+//! `W + (P - Q) (1 + ceil(W / Q))` (the supply of the periodic resource model, Shin and Lee, RTSS
+//! 2003, solved for the time). 10 units in Q = 4, P = 20 take at most 10 + 16 * 4 = 74. It holds
+//! for work that the VM does alone: other work of the VM uses up the same budget.
+
+use rtvirtio_spec::{CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
+use rtvirtio_units::Nanos;
+use serde::Serialize;
+
+use crate::plan::DomainPlan;
+
+/// The bound of a path, against its target.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PathPromise {
+    /// Its VM.
+    pub vm: String,
+    /// Its name.
+    pub path: String,
+    /// Its parts, in their order.
+    pub parts: Vec<PartPromise>,
+    /// Their sum; `None` where one has no bound.
+    pub bound: Option<Nanos>,
+    /// Its target.
+    pub target: Target,
+    /// Whether the target is met in the worst case.
+    pub met: bool,
+    /// What to change where it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+/// The bound of a part.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PartPromise {
+    /// `net`, `cpu` or `disk`.
+    pub part: &'static str,
+    /// The flow, the task, or the CPU time.
+    pub of: String,
+    /// Its longest time; `None` without a promise.
+    pub bound: Option<Nanos>,
+    /// Why there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unpromised: Option<String>,
+}
+
+/// The paths of a spec's VMs, on a plan of its disks and networks.
+pub(crate) fn paths(host: &HostSpec, plan: &DomainPlan) -> Vec<PathPromise> {
+    let of_vm = |(i, vm): (usize, &Vm)| {
+        let paths = host.paths(i).iter();
+        paths.map(|path| promise(vm, path, plan)).collect::<Vec<_>>()
+    };
+    host.vms().iter().enumerate().flat_map(of_vm).collect()
+}
+
+fn promise(vm: &Vm, path: &VmPath, plan: &DomainPlan) -> PathPromise {
+    let parts: Vec<PartPromise> = path
+        .parts
+        .iter()
+        .map(|part| match part {
+            PathPart::Net(flow) => net(vm, *flow, plan),
+            PathPart::Cpu(work) => cpu(vm, *work),
+            PathPart::Disk(task) => disk(vm, *task, plan),
+        })
+        .collect();
+    let bound = parts.iter().map(|part| part.bound.map(|bound| bound.0)).sum::<Option<u64>>().map(Nanos);
+    let target = path.target;
+    let met = bound.is_some_and(|bound| bound <= target.latency);
+    let remedy = (!met).then(|| remedy(&parts, bound, target));
+    PathPromise { vm: vm.name.clone(), path: path.name.clone(), parts, bound, target, met, remedy }
+}
+
+/// What to change of a path that is not promised.
+fn remedy(parts: &[PartPromise], bound: Option<Nanos>, target: Target) -> String {
+    let Some(bound) = bound else {
+        let lacking = parts.iter().filter(|part| part.bound.is_none());
+        let why = |part: &PartPromise| {
+            format!("{} ({}): {}", part.part, part.of, part.unpromised.as_deref().unwrap_or("no bound"))
+        };
+        return lacking.map(why).collect::<Vec<_>>().join("; ");
+    };
+    let Some(largest) = parts.iter().max_by_key(|part| part.bound) else { return String::new() };
+    let change = match largest.part {
+        "cpu" => "a shorter period or a larger budget of the VM's `cpu`, or less `work`",
+        "net" => "a shorter target of that flow",
+        _ => "a shorter target of that task",
+    };
+    let most = largest.bound.unwrap_or_default();
+    format!(
+        "the parts may take {bound} together, {} more than the target; {most} of it is {} ({}): {change} makes it shorter",
+        Nanos(bound.0.saturating_sub(target.latency.0)),
+        largest.part,
+        largest.of
+    )
+}
+
+fn net(vm: &Vm, flow: usize, plan: &DomainPlan) -> PartPromise {
+    let of = vm.flows[flow].name.clone();
+    let found = plan.networks.iter().flat_map(|n| &n.flows).find(|f| f.vm == vm.name && f.flow == of);
+    let bound = found.and_then(|flow| flow.bound);
+    let why = found.and_then(|flow| flow.unpromised.clone());
+    let unpromised = bound.is_none().then(|| why.unwrap_or_else(|| "the flow has no reservation".to_owned()));
+    PartPromise { part: "net", of, bound, unpromised }
+}
+
+fn disk(vm: &Vm, task: usize, plan: &DomainPlan) -> PartPromise {
+    let of = vm.tasks[task].name.clone();
+    let found = plan.tasks.iter().find(|t| t.vm == vm.name && t.task == of);
+    let bound = found.and_then(|task| task.bound);
+    let refused = plan.vms.iter().find(|v| v.vm == vm.name).and_then(|v| v.refused.clone());
+    let why = found.and_then(|task| task.unpromised.clone()).or(refused);
+    let unpromised = bound.is_none().then(|| why.unwrap_or_else(|| "the task has no reservation".to_owned()));
+    PartPromise { part: "disk", of, bound, unpromised }
+}
+
+fn cpu(vm: &Vm, work: Nanos) -> PartPromise {
+    let (bound, unpromised) = match vm.cpu.need {
+        Some(CpuNeed::Contract { budget, period }) => (Some(response(work, budget, period)), None),
+        Some(CpuNeed::Demand { .. }) => {
+            let why = "its budget is found when the contract is applied: write cpu = { budget = ..., period = ... } instead of a demand";
+            (None, Some(why.to_owned()))
+        }
+        None => {
+            let why = "the VM has no CPU contract: add cpu = { budget = \"4ms\", period = \"20ms\" }, which `rtvirtio apply SPEC --cpu-only` puts in force";
+            (None, Some(why.to_owned()))
+        }
+    };
+    PartPromise { part: "cpu", of: format!("work of {work}"), bound, unpromised }
+}
+
+/// Longest time of so much work in a periodic resource; the module's text has the source. No
+/// overflow: a spec's times are below 61 s, and a period has at least 1 ms of budget.
+fn response(work: Nanos, budget: Nanos, period: Nanos) -> Nanos {
+    let (w, q) = (work.0, budget.0.max(1));
+    Nanos(w + period.0.saturating_sub(q) * (1 + w.div_ceil(q)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rtvirtio_twin::TwinProfile;
+    use rtvirtio_units::Bytes;
+
+    use super::*;
+    use crate::{DeviceModel, Options, plan, plan_networks};
+
+    fn planned(vm: &str, path: &str) -> DomainPlan {
+        let text = format!(
+            "[device]\ntwin = \"qlc-nvme\"\n[[network]]\nlink = \"100Mbit/s\"\n[[vm]]\nname = \"relay\"\nlab = \"qemu\"\n{vm}\n\
+             [[vm.task]]\nname = \"log\"\nop = \"write\"\nblock = \"4KiB\"\nrate = \"100/s\"\ntarget = {{ latency = \"60ms\" }}\n\
+             [[vm.nic]]\nmac = \"52:54:00:00:00:0a\"\ntap = \"t\"\n\
+             [[vm.flow]]\nname = \"trip\"\ndirection = \"tx\"\nframe = \"200B\"\nrate = \"100/s\"\ntarget = {{ latency = \"2ms\" }}\n\
+             [[vm.path]]\nname = \"all\"\n{path}\n"
+        );
+        let host = HostSpec::parse("test", &text).unwrap_or_else(|e| panic!("{e}"));
+        let spec = host.single().unwrap().clone();
+        let device = DeviceModel::declared("qlc", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+        plan(&spec, &device, &Options::default())
+            .with_networks(plan_networks(&host, Path::new("/run")))
+            .with_paths(&host)
+    }
+
+    const CPU: &str = "cpu = { budget = \"4ms\", period = \"20ms\" }";
+
+    #[test]
+    fn bounds_add() {
+        let path = "path = [\"net\", \"cpu\", \"disk\"]\nwork = \"300us\"\ntarget = { latency = \"200ms\" }";
+        let plan = planned(CPU, path);
+        let found = &plan.paths[0];
+        let parts: Vec<_> = found.parts.iter().map(|p| (p.part, p.of.as_str(), p.bound.unwrap())).collect();
+        let (flow, task) = (plan.networks[0].flows[0].bound.unwrap(), plan.tasks[0].bound.unwrap());
+        // Without the CPU for 2 (P - Q), then the work.
+        let cpu = Nanos::from_micros(32_300);
+        assert_eq!(parts, [("net", "trip", flow), ("cpu", "work of 300us", cpu), ("disk", "log", task)]);
+        assert_eq!(found.bound, Some(Nanos(flow.0 + cpu.0 + task.0)));
+        assert!(found.met && found.remedy.is_none() && plan.feasible, "{found:?}");
+        // Each alone meets a target that all together do not.
+        let sum = flow.0 + cpu.0 + task.0;
+        let short = planned(CPU, &path.replace("200ms", &format!("{}ns", sum - 1)));
+        let found = &short.paths[0];
+        assert!(!found.met && !short.feasible, "{found:?}");
+        let remedy = found.remedy.as_deref().unwrap();
+        let largest =
+            if task > cpu { "disk (log): a shorter target" } else { "cpu (work of 300us): a shorter period" };
+        assert!(remedy.contains("1ns more than the target") && remedy.contains(largest), "{remedy}");
+    }
+
+    #[test]
+    fn a_part_without_a_promise_is_named_with_its_remedy() {
+        let path = "path = [\"cpu\", \"net\"]\nwork = \"1ms\"\ntarget = { latency = \"1s\" }";
+        let plan = planned("", path);
+        let found = &plan.paths[0];
+        assert_eq!((found.bound, found.met, plan.feasible), (None, false, false));
+        let remedy = found.remedy.as_deref().unwrap();
+        assert!(remedy.starts_with("cpu (work of 1ms): the VM has no CPU contract: add cpu"), "{remedy}");
+        assert!(found.parts[1].bound.is_some(), "{found:?}");
+    }
+
+    /// Against the supply function itself, at every microsecond.
+    #[test]
+    fn the_response_is_the_inverse_of_the_supply() {
+        for (q, p) in [(4u64, 20u64), (1, 1), (3, 7), (10, 10)] {
+            // The least supply in t: nothing for 2 (P - Q), then Q in each P.
+            let supply = |t: u64| {
+                let Some(left) = t.checked_sub(2 * (p - q)) else { return 0 };
+                left / p * q + (left % p).min(q)
+            };
+            for w in 1..40 {
+                let t = response(Nanos(w), Nanos(q), Nanos(p)).0;
+                assert!(supply(t) >= w && supply(t - 1) < w, "Q {q} P {p} W {w}: {t}");
+            }
+        }
+    }
+}
