@@ -6,18 +6,19 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use rtvirtio_arguments::Section;
 use rtvirtio_reporter::bpf::Watch;
-use rtvirtio_reporter::{Device, RunOptions, StartOptions, run, start};
+use rtvirtio_reporter::{Device, Echo, EchoOptions, RunOptions, StartOptions, run, start};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 /// Says to the host, from inside a guest, what is urgent: tasks on vCPUs, start-ups of programs.
+/// Answers the frames of its verification.
 #[derive(Debug, Parser)]
 #[command(
     name = "rtvirtio-guest",
     version,
     after_help = "EXAMPLES\n  rtvirtio-guest start firefox                          its I/O is favoured while it starts\n  rtvirtio-guest bpf                                    report all real-time tasks, until stopped\n  \
     rtvirtio-guest run --urgent cyclictest -p 80 -D 10    one command, urgent while it runs\n  rtvirtio-guest status                                 \
-    is a page offered, and followed?\n\nThe host has [vm.urgency] in its spec and runs `rtvirtio keep`."
+    is a page offered, and followed?\n  rtvirtio-guest echo --port 7007                       answers `rtvirtio verify --network-peer` of the host\n\nThe host has [vm.urgency] in its spec and runs `rtvirtio keep`."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -26,6 +27,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Answer UDP datagrams, for `rtvirtio verify --network-peer` on the host
+    Echo(EchoArguments),
     /// Watch the kernel's scheduler and report what each vCPU runs (needs root)
     Bpf,
     /// Run a command at a real-time priority, and report it as urgent until it ends
@@ -53,6 +56,19 @@ struct RunArguments {
 }
 
 #[derive(Args, Debug)]
+struct EchoArguments {
+    /// The port; 7, which is the default of the host, takes root
+    #[arg(long, value_name = "PORT", default_value_t = 7)]
+    port: u16,
+    /// For so many seconds; without an end when not given
+    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: Option<u64>,
+    /// Differentiated services code point of the answers
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..64))]
+    dscp: Option<u8>,
+}
+
+#[derive(Args, Debug)]
 struct StartArguments {
     /// It has started after so many seconds, if it has not ended before; the host's limit holds too
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -71,6 +87,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let done = match arguments.command {
+        Command::Echo(of) => echo(&of),
         Command::Bpf => watch(),
         Command::Run(of) => {
             let options = RunOptions { priority: of.priority, round_robin: of.round_robin };
@@ -91,6 +108,16 @@ fn main() -> ExitCode {
         eprintln!("rtvirtio-guest: {e:#}");
         ExitCode::FAILURE
     })
+}
+
+fn echo(of: &EchoArguments) -> anyhow::Result<ExitCode> {
+    let length = of.seconds.map(Duration::from_secs);
+    let echo = Echo::bind(EchoOptions { port: of.port, length, dscp: of.dscp })
+        .map_err(|e| anyhow::anyhow!("UDP port {}: {e}", of.port))?;
+    println!("answering on UDP port {}", echo.port()?);
+    let answers = echo.serve()?;
+    println!("{answers} answers");
+    Ok(ExitCode::SUCCESS)
 }
 
 fn watch() -> anyhow::Result<ExitCode> {

@@ -224,6 +224,8 @@ EXAMPLES
   sudo rtvirtio verify plant.toml                60 s
   sudo rtvirtio verify plant.toml --for 5min     long enough to prove p99.99 of a 100/s task
   sudo rtvirtio verify plant.toml --json | jq '.runs[0].tasks[] | select(.verdict != \"met\")'
+  sudo rtvirtio verify plant.toml --network-peer br0            and the flows of its network, from its bridge
+  sudo rtvirtio verify plant.toml --network-peer far/eth0 --network-echo plc=10.0.0.5:7007 --network-only
 
 Tasks run inside the guest through its agent, or in the VM's cgroup where it has none (fio is needed there).
 Exit code 2 when a target is missed, 4 when none is missed but some are not proven yet.")]

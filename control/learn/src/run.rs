@@ -136,6 +136,7 @@ pub fn as_result(point: &Point) -> Run {
         fio_cpus: 0.0,
         tail: None,
         predicted_ns: None,
+        flow: None,
         verdict: None,
         why: point.id.clone(),
     });

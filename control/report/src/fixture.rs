@@ -48,6 +48,7 @@ fn task(
         fio_cpus: 0.05,
         tail: None,
         predicted_ns: predicted_us.map(us),
+        flow: None,
         why: match verdict {
             Verdict::Met => format!("0 of {n} above {target}"),
             Verdict::Missed => {

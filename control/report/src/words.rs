@@ -120,6 +120,8 @@ pub(crate) fn kind(run: &Run, host: &HostFacts) -> String {
         VmKind::Qemu => match host.accelerator.as_str() {
             "kvm" => format!("QEMU guests under KVM ({})", host.vmm),
             "tcg" => format!("QEMU guests under TCG, that is, with emulated CPUs ({})", host.vmm),
+            // Of a run of flows alone.
+            "" => "VMs as they are behind their networks".to_owned(),
             other => format!("QEMU guests, accelerator {other} ({})", host.vmm),
         },
     }

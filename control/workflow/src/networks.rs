@@ -1,4 +1,6 @@
-//! Networks of a spec without the I/O domain.
+//! Networks of a spec: without the I/O domain, and their flows on this host.
+
+pub mod flows;
 
 use std::path::Path;
 
@@ -9,6 +11,17 @@ use serde::Serialize;
 
 use crate::error::{Result, bail};
 use crate::progress::Progress;
+
+/// Says that no flow is run, where the spec has some.
+pub fn warn_not_run(host: &HostSpec, progress: &dyn Progress) {
+    let flows: usize = host.vms().iter().map(|vm| vm.flows.len()).sum();
+    if flows > 0 {
+        progress.warn(&format!(
+            "the {flows} flows of the spec's networks are left out: name the interface behind the network, as in \
+             `--network-peer br0`, and they are run and judged too"
+        ));
+    }
+}
 
 /// Says that flows are not looked at, where the spec has some.
 pub fn warn_left_out(host: &HostSpec, command: &str, progress: &dyn Progress) {

@@ -99,6 +99,7 @@ mod tests {
             fio_cpus: 0.0,
             tail: None,
             predicted_ns: None,
+            flow: None,
             verdict: None,
             why: String::new(),
         };

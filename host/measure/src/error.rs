@@ -45,6 +45,16 @@ pub enum MeasureError {
         /// The error as text.
         reason: String,
     },
+    /// A flow that was not run, or that nothing answered.
+    #[error("flow {vm}/{flow}: {reason}")]
+    Flow {
+        /// Name of its VM.
+        vm: String,
+        /// Its name.
+        flow: String,
+        /// Why, and what to change.
+        reason: String,
+    },
     /// A task that fio cannot run as declared.
     #[error("task {task} cannot be measured: {reason}")]
     Unsupported {

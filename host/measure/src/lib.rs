@@ -12,6 +12,7 @@
 //! - [`awake`]: keeps its CPUs from sleeping.
 //! - [`profile`]: what a device can do, measured.
 //! - [`observe`]: what a VM does while it works, from counters of QEMU and the kernel.
+//! - [`flow`]: frames to a guest and back, and their verdicts.
 //! - [`http`]: requests to a web server, as load.
 //! - [`workload`]: the tasks of several VMs at once, each where it belongs.
 //!
@@ -21,6 +22,7 @@
 pub mod awake;
 mod error;
 pub mod fio;
+pub mod flow;
 pub mod http;
 pub mod intended;
 pub mod local;

@@ -1,5 +1,6 @@
 //! The result file: what a run measured, judged against its targets.
 
+use rtvirtio_spec::Direction;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +74,7 @@ pub struct Run {
 pub struct TaskResult {
     /// VM name.
     pub vm: String,
-    /// Task name.
+    /// Name of the task or flow.
     pub task: String,
     /// Percentile that the target is about.
     pub percentile: Percentile,
@@ -118,10 +119,31 @@ pub struct TaskResult {
     pub tail: Option<TailEstimate>,
     /// What the plan's model predicted, if there was a plan or prediction.
     pub predicted_ns: Option<Nanos>,
+    /// Of a flow, how it was run; `None` for a task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<FlowFacts>,
     /// The judgement; `None` for a task without target.
     pub verdict: Option<Verdict>,
     /// Reason for the verdict in a few words, with numbers.
     pub why: String,
+}
+
+/// How a flow was run: its latencies are round trips from the moment at which each frame was due,
+/// its requests are frames, and `fio_p9999_ns` counts from the moment at which they were sent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlowFacts {
+    /// Seen from the VM.
+    pub direction: Direction,
+    /// The interface by which its frames left this host.
+    pub peer: String,
+    /// What answered them.
+    pub echo: String,
+    /// Frames without an answer.
+    pub lost: u64,
+    /// Frames that this host did not send.
+    pub unsent: u64,
+    /// How late this host sent them, p99.99; the longest below 10 000 frames.
+    pub sent_late_p9999_ns: Nanos,
 }
 
 /// Whether a target was met.

@@ -210,6 +210,7 @@ impl Measured {
             fio_cpus,
             tail: None,
             predicted_ns: predicted,
+            flow: None,
             verdict,
             why,
         }

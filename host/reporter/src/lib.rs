@@ -3,11 +3,12 @@
 //! The page is the shared memory of an `ivshmem` device ([`Device`]). [`bpf::Watch`] reports what
 //! the guest's scheduler does, by two small programs in the guest's kernel; [`run`] reports a
 //! command as urgent for as long as it runs. [`start`] says on a virtio-serial port that a command
-//! is being started. Nothing here depends on the host side's crates: the program that links this is
-//! copied into guests.
+//! is being started. [`Echo`] answers the frames of the host's verification. Nothing here depends
+//! on the host side's crates: the program that links this is copied into guests.
 
 pub mod bpf;
 mod device;
+mod echo;
 mod error;
 mod mapping;
 mod reporter;
@@ -15,6 +16,7 @@ mod run;
 mod start;
 
 pub use device::Device;
+pub use echo::{Echo, EchoOptions};
 pub use error::ReporterError;
 pub use mapping::Mapping;
 pub use reporter::{Reporter, now};

@@ -28,6 +28,7 @@ mod exec;
 mod file;
 mod info;
 mod needs;
+mod network;
 #[cfg(test)]
 mod tests;
 

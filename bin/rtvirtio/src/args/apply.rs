@@ -78,4 +78,15 @@ pub struct VerifyArgs {
     /// pauses between requests end on time
     #[arg(long)]
     pub fio_preload: bool,
+    /// Run the flows of a network too: as UDP from this interface of the host, or of a network
+    /// namespace, to the guests, which answer. Once for each network
+    #[arg(long = "network-peer", value_name = "[NETWORK=][NAMESPACE/]INTERFACE")]
+    pub network_peers: Vec<String>,
+    /// What answers the flows of a VM, or of one flow: a UDP echo (RFC 862) in the guest [port: 7]
+    /// [default: `rtvirtio-guest echo`, started through its agent]
+    #[arg(long = "network-echo", value_name = "VM[/FLOW]=ADDRESS[:PORT]", requires = "network_peers")]
+    pub network_echoes: Vec<String>,
+    /// Run the flows alone, no task of a disk
+    #[arg(long, requires = "network_peers", conflicts_with_all = ["html", "destroy_data", "fio_preload"])]
+    pub network_only: bool,
 }

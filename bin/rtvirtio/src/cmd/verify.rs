@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
-use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
+use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::scheme_name;
 use rtvirtio_report::{ReportInput, html, terminal, text};
@@ -12,7 +12,8 @@ use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
-use rtvirtio_workflow::networks::warn_left_out;
+use rtvirtio_workflow::networks::flows::{self, Flows};
+use rtvirtio_workflow::networks::warn_not_run;
 use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::run::measure_all;
 use rtvirtio_workflow::verified::{self, AsFound};
@@ -31,7 +32,17 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let host = load_host(&args.spec)?;
-    warn_left_out(&host, "verify", ui);
+    let length = Duration::from_nanos(args.length.0);
+    let flows = if args.network_peers.is_empty() {
+        warn_not_run(&host, ui);
+        None
+    } else {
+        let named = (args.network_peers.as_slice(), args.network_echoes.as_slice());
+        Some(flows::prepare(&host, named, length, dirs, ui)?)
+    };
+    if let Some(flows) = flows.as_ref().filter(|_| args.network_only) {
+        return network_only(args, flows, flows::facts(&host), dirs, ui);
+    }
     let mut devices = Devices::find(host, dirs)?;
     devices.sites.iter_mut().for_each(|site| site.preload = args.fio_preload);
     devices.warn_without_agent(ui);
@@ -74,7 +85,11 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         Some(plan) => format!("{} (a part of it)", scheme_name(plan.scheme())),
         None => "as-found".to_owned(),
     };
-    let run = measure_all(&devices, &scheme, Duration::from_nanos(args.length.0), &predicted, dirs, ui)?;
+    let tasks = || measure_all(&devices, &scheme, length, &predicted, dirs, ui);
+    let run = match &flows {
+        Some(flows) => flows.run_with(length, ui, tasks)?,
+        None => tasks()?,
+    };
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: devices.facts(), runs: vec![run] };
     let before = if ours { before(&file, dirs, ui) } else { None };
     // Shown first: a full disk must not cost the measurement.
@@ -104,6 +119,24 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
             generated: &generated(),
         };
         write_file(out, html(&report).as_bytes())?;
+    }
+    Ok(exit_code(&file.runs[0]))
+}
+
+/// The flows alone: nothing of a disk is looked at, kept or compared.
+fn network_only(
+    args: &VerifyArgs,
+    flows: &Flows,
+    facts: HostFacts,
+    dirs: &Dirs,
+    ui: &Ui,
+) -> anyhow::Result<ExitCode> {
+    let scheme = if domain::status(dirs).is_some() { "I/O domain" } else { "as-found" };
+    let run = flows.run_alone(scheme, Duration::from_nanos(args.length.0), ui)?;
+    let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: facts, runs: vec![run] };
+    show(ui, &file, || text::results(&file, &style()))?;
+    if let Some(out) = &args.out {
+        write_file(out, &serde_json::to_vec_pretty(&file)?)?;
     }
     Ok(exit_code(&file.runs[0]))
 }

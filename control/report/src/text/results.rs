@@ -86,8 +86,27 @@ pub fn run(run: &Run, style: &Style) -> String {
         out.push_str(&style.wrap(what, 0));
     }
     out.push_str(&estimates(&run.tasks, style));
+    out.push_str(&flows(&run.tasks, style));
     out.push_str(&reasons(run, style));
     out.push_str(&sentence(run, style));
+    out
+}
+
+/// What the numbers of flows are, and how they were run.
+fn flows(tasks: &[TaskResult], style: &Style) -> String {
+    let mut out = String::new();
+    for (t, facts) in tasks.iter().filter_map(|t| t.flow.as_ref().map(|facts| (t, facts))) {
+        let late = num::latency(facts.sent_late_p9999_ns, "");
+        let line = format!(
+            "{}/{}: from {} to {} and back; {} lost; this host sent them up to {late} late (p99.99)",
+            t.vm, t.task, facts.peer, facts.echo, facts.lost
+        );
+        out.push_str(&style.wrap(&style.clean(&line), 2));
+    }
+    if !out.is_empty() {
+        let what = "latencies of flows: round trips from the moment at which each frame was due, against the target of one way";
+        out.push_str(&style.wrap(what, 0));
+    }
     out
 }
 

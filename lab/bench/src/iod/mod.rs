@@ -173,6 +173,7 @@ pub fn as_run(
             fio_cpus: 0.0,
             tail: None,
             predicted_ns: None,
+            flow: None,
             verdict: None,
             why: format!("{} errors, {} unanswered", got.errors, got.unanswered),
         }
