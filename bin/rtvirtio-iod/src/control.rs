@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use rtvirtio_engine::confine::{Confine, Role};
 use rtvirtio_engine::engine::EngineHandle;
-use rtvirtio_engine::handover::{DiskFacts, PassedDisk};
+use rtvirtio_engine::handover::{DiskFacts, Passed};
+use rtvirtio_engine::handover_port::PortFacts;
 use rtvirtio_engine::line_server::{Limits, Reply, Request, serve};
 use rtvirtio_engine::listen::SocketListener;
 use rtvirtio_engine::running::Running;
@@ -46,7 +47,7 @@ impl Control {
     /// Serves in a thread, which is confined when this returns.
     pub fn serve(&mut self, served: Served, confine: &Confine) -> anyhow::Result<()> {
         let listener = self.socket.listener().try_clone()?;
-        let traces = TraceServer::start(served.engines.clone(), confine)?;
+        let traces = TraceServer::start(served.engines.clone(), served.running.networks(), confine)?;
         listener.set_nonblocking(true)?;
         let limits = Limits { owner: rustix::process::geteuid().as_raw(), ..Limits::default() };
         let serve = move || {
@@ -89,10 +90,10 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
         Some("status") => serde_json::to_value(served.running.report())
             .unwrap_or_else(|e| json!({ "error": e.to_string() })),
         Some("preview") => preview(served),
-        Some("reload") => match passed_disks(&request, descriptors) {
+        Some("reload") => match passed_files(&request, descriptors) {
             Err(error) => json!({ "error": error }),
             Ok(passed) if !is_owner && (force || !passed.is_empty()) => {
-                needs_owner("attach and detach disks")
+                needs_owner("attach and detach disks and ports")
             }
             Ok(passed) => match reload(&served.running, &served.config, passed, force && is_owner) {
                 Ok(changed) => json!({ "changed": changed }),
@@ -128,31 +129,38 @@ fn preview(served: &Served) -> Value {
     let config = served.config.display().to_string();
     match served.running.preview(&served.config) {
         Ok(found) => {
-            let detach =
-                found.detach.iter().map(|(name, connected)| json!({ "name": name, "connected": connected }));
-            let detach: Vec<Value> = detach.collect();
-            json!({ "config": config, "attach": found.attach, "detach": detach })
+            let going = |list: &[(String, bool)]| -> Vec<Value> {
+                let one =
+                    |(name, connected): &(String, bool)| json!({ "name": name, "connected": connected });
+                list.iter().map(one).collect()
+            };
+            let (detach, detach_ports) = (going(&found.detach), going(&found.detach_ports));
+            json!({
+                "config": config, "attach": found.attach, "detach": detach,
+                "attach_ports": found.attach_ports, "detach_ports": detach_ports
+            })
         }
         Err(e) => json!({ "config": config, "error": e.to_string() }),
     }
 }
 
-fn passed_disks(request: &Value, descriptors: Vec<OwnedFd>) -> Result<Vec<PassedDisk>, String> {
-    let facts: Vec<DiskFacts> = match request.get("disks") {
-        None => Vec::new(),
-        Some(disks) => serde_json::from_value(disks.clone()).map_err(|e| format!("`disks`: {e}"))?,
-    };
-    PassedDisk::pair(facts, descriptors)
-        .ok_or_else(|| "there are not three descriptors for each disk".to_owned())
+fn passed_files(request: &Value, descriptors: Vec<OwnedFd>) -> Result<Passed, String> {
+    let disks: Vec<DiskFacts> = list_of(request, "disks")?;
+    let ports: Vec<PortFacts> = list_of(request, "ports")?;
+    Passed::pair(disks, ports, descriptors)
+        .ok_or_else(|| "there are not three descriptors for each disk and two for each port".to_owned())
+}
+
+/// The facts under a key; none without it.
+fn list_of<T: serde::de::DeserializeOwned>(request: &Value, key: &str) -> Result<Vec<T>, String> {
+    match request.get(key) {
+        None => Ok(Vec::new()),
+        Some(list) => serde_json::from_value(list.clone()).map_err(|e| format!("`{key}`: {e}")),
+    }
 }
 
 /// Reloads the configuration, and logs the result.
-pub fn reload(
-    running: &Running,
-    config: &Path,
-    passed: Vec<PassedDisk>,
-    force: bool,
-) -> Result<Vec<String>, String> {
+pub fn reload(running: &Running, config: &Path, passed: Passed, force: bool) -> Result<Vec<String>, String> {
     match running.reload(config, passed, force) {
         Ok(changed) if changed.is_empty() => {
             eprintln!("rtvirtio-iod: reload: nothing is new");

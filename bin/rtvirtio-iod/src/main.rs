@@ -20,6 +20,7 @@ use signal_hook::iterator::Signals;
 
 use crate::control::{Control, Served, reload};
 use crate::sandbox::Sandbox;
+use rtvirtio_engine::handover::Passed;
 
 /// Serves disks and network cards of VMs over vhost-user; schedules every request and frame.
 #[derive(Debug, Parser)]
@@ -120,7 +121,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
             break;
         }
         // The result is in the log.
-        let _ = reload(&running, &args.config, Vec::new(), false);
+        let _ = reload(&running, &args.config, Passed::default(), false);
     }
     drop(control);
     drop(domain);

@@ -1,9 +1,9 @@
 //! Streams traces of the engines, to one listener at a time.
 //!
 //! The reply to `{"command": "trace", "for_ms": 10000}` is a line `{"trace": ...}`, one line for
-//! each request, and `{"end": {"events": .., "dropped": ..}}` when the time is over or the listener
-//! shuts down its side; without `for_ms` only then. A listener that does not read loses events, and
-//! delays no other thread.
+//! each request or frame, and `{"end": {"events": .., "dropped": ..}}` when the time is over or the
+//! listener shuts down its side; without `for_ms` only then. A listener that does not read loses
+//! events, and delays no other thread.
 
 use std::collections::HashMap;
 use std::io::{BufWriter, Write};
@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rtvirtio_engine::confine::{Confine, Role};
-use rtvirtio_engine::engine::{Command, EngineHandle, TraceEvent, TraceReader};
+use rtvirtio_engine::engine::{Command, EngineGone, EngineHandle, TraceCommand, TraceEvent, TraceReader};
+use rtvirtio_engine::net::trace::FrameEvent;
+use rtvirtio_engine::net::{NetCommand, NetHandle};
 use rtvirtio_sched::{Class, Op};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
@@ -34,12 +36,16 @@ pub struct TraceServer {
 impl TraceServer {
     /// Starts the serving thread; it exists from the beginning, because a confined process starts
     /// no thread later.
-    pub fn start(engines: Vec<(String, EngineHandle)>, confine: &Confine) -> anyhow::Result<Self> {
+    pub fn start(
+        engines: Vec<(String, EngineHandle)>,
+        networks: Vec<(String, NetHandle)>,
+        confine: &Confine,
+    ) -> anyhow::Result<Self> {
         // No queue: a second listener is refused at once.
         let (listeners, next) = sync_channel::<(UnixStream, Option<Duration>)>(0);
         let serve_all = move || {
             for (stream, length) in next {
-                if let Err(e) = serve(&stream, length, &engines) {
+                if let Err(e) = serve(&stream, length, &engines, &networks) {
                     // A closed connection is the usual end of a trace.
                     let _ = writeln!(&stream, "{}", json!({ "error": format!("{e:#}") }));
                 }
@@ -61,37 +67,97 @@ impl TraceServer {
     }
 }
 
-/// One device.
-struct Source {
-    device: String,
-    engine: EngineHandle,
-    /// Names by [`TraceEvent::member`]: disks come and go during a trace.
+/// An engine that is traced: of a device, or of a network.
+trait Traced: TraceCommand {
+    /// Number of places, vacant ones included.
+    fn places(engine: &EngineHandle<Self>) -> Result<usize, EngineGone>;
+    /// What is in a place: the number that tells it apart, and its name.
+    fn member(engine: &EngineHandle<Self>, place: usize) -> Result<Option<(u32, String)>, EngineGone>;
+    /// Place and number of an event.
+    fn of(event: &Self::Event) -> (usize, u32);
+    /// An event as JSON.
+    fn line(engine: &str, vm: &str, event: &Self::Event, out: &mut dyn Write) -> serde_json::Result<()>;
+}
+
+impl Traced for Command {
+    fn places(engine: &EngineHandle) -> Result<usize, EngineGone> {
+        Ok(engine.ask(|reply| Self::Status { reply })?.places)
+    }
+
+    fn member(engine: &EngineHandle, vm: usize) -> Result<Option<(u32, String)>, EngineGone> {
+        engine.ask(|reply| Self::Member { vm, reply })
+    }
+
+    fn of(event: &TraceEvent) -> (usize, u32) {
+        (event.vm, event.member)
+    }
+
+    fn line(device: &str, vm: &str, event: &TraceEvent, out: &mut dyn Write) -> serde_json::Result<()> {
+        serde_json::to_writer(out, &EventLine::new(device, vm, event))
+    }
+}
+
+impl Traced for NetCommand {
+    fn places(engine: &NetHandle) -> Result<usize, EngineGone> {
+        Ok(engine.ask(|reply| Self::Status { reply })?.ports)
+    }
+
+    fn member(engine: &NetHandle, port: usize) -> Result<Option<(u32, String)>, EngineGone> {
+        engine.ask(|reply| Self::Member { port, reply })
+    }
+
+    fn of(event: &FrameEvent) -> (usize, u32) {
+        (event.port, event.member)
+    }
+
+    fn line(network: &str, vm: &str, event: &FrameEvent, out: &mut dyn Write) -> serde_json::Result<()> {
+        serde_json::to_writer(out, &FrameLine::new(network, vm, event))
+    }
+}
+
+/// One device or network.
+struct Source<C: Traced> {
+    name: String,
+    engine: EngineHandle<C>,
+    /// Names by the number of a member: disks and ports come and go during a trace.
     names: HashMap<u32, String>,
-    trace: TraceReader,
+    trace: TraceReader<C>,
 }
 
-/// The name of the disk of an event. One that went before it was asked for has none.
-fn name_of<'a>(names: &'a mut HashMap<u32, String>, engine: &EngineHandle, event: &TraceEvent) -> &'a str {
-    names.entry(event.member).or_insert_with(|| {
-        let found = engine.ask(|reply| Command::Member { vm: event.vm, reply });
-        let found = found.ok().flatten().filter(|(member, _)| *member == event.member);
-        found.map_or_else(|| "(detached)".to_owned(), |(_, name)| name)
-    })
-}
+impl<C: Traced> Source<C> {
+    fn start(name: &str, engine: &EngineHandle<C>) -> anyhow::Result<Self> {
+        let mut names = HashMap::new();
+        for place in 0..C::places(engine)? {
+            names.extend(C::member(engine, place)?);
+        }
+        let trace = TraceReader::start(engine, CAPACITY).with_context(|| format!("\"{name}\""))?;
+        Ok(Self { name: name.to_owned(), engine: engine.clone(), names, trace })
+    }
 
-impl Source {
     /// Writes all pending events; returns their number.
     fn write(&mut self, out: &mut impl Write) -> std::io::Result<usize> {
-        let Self { device, engine, names, trace } = self;
+        let Self { name, engine, names, trace } = self;
         let mut done = Ok(());
         let n = trace.drain(|event| {
             if done.is_ok() {
-                let vm = name_of(names, engine, &event);
-                let line = serde_json::to_writer(&mut *out, &EventLine::new(device, vm, &event));
+                let (place, member) = C::of(&event);
+                // One that went before it was asked for has no name.
+                let vm = names.entry(member).or_insert_with(|| {
+                    let found = C::member(engine, place).ok().flatten();
+                    let found = found.filter(|(known, _)| *known == member);
+                    found.map_or_else(|| "(detached)".to_owned(), |(_, name)| name)
+                });
+                let line = C::line(name, vm, &event, &mut *out);
                 done = line.map_err(Into::into).and_then(|()| out.write_all(b"\n"));
             }
         });
         done.map(|()| n)
+    }
+
+    /// Ends the trace, and writes what is left; returns the number of events, written and dropped.
+    fn finish(&mut self, out: &mut impl Write) -> anyhow::Result<(usize, u64)> {
+        let dropped = self.trace.stop()?;
+        Ok((self.write(out)?, dropped))
     }
 }
 
@@ -99,25 +165,24 @@ fn serve(
     stream: &UnixStream,
     length: Option<Duration>,
     engines: &[(String, EngineHandle)],
+    networks: &[(String, NetHandle)],
 ) -> anyhow::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    let mut sources = Vec::new();
-    for (device, engine) in engines {
-        let places = engine.ask(|reply| Command::Status { reply })?.places;
-        let mut names = HashMap::new();
-        for vm in 0..places {
-            names.extend(engine.ask(|reply| Command::Member { vm, reply })?);
-        }
-        let trace = TraceReader::start(engine, CAPACITY).with_context(|| format!("device \"{device}\""))?;
-        sources.push(Source { device: device.clone(), engine: engine.clone(), names, trace });
-    }
+    let start = |(name, engine): &(String, EngineHandle)| Source::start(name, engine);
+    let mut devices = engines.iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
+    let start = |(name, engine): &(String, NetHandle)| Source::start(name, engine);
+    let mut networks = networks.iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
     let mut out = BufWriter::new(stream);
-    writeln!(out, "{}", json!({ "trace": { "devices": sources.len(), "room": CAPACITY } }))?;
+    let head = json!({ "devices": devices.len(), "networks": networks.len(), "room": CAPACITY });
+    writeln!(out, "{}", json!({ "trace": head }))?;
     let begin = Instant::now();
     let mut events = 0;
     let mut over = false;
     while !over {
-        for source in &mut sources {
+        for source in &mut devices {
+            events += source.write(&mut out)?;
+        }
+        for source in &mut networks {
             events += source.write(&mut out)?;
         }
         out.flush()?;
@@ -130,11 +195,15 @@ fn serve(
         };
         over = has_input || length.is_some_and(|l| begin.elapsed() >= l);
     }
-    let mut dropped = 0;
-    for source in &mut sources {
-        dropped += source.trace.stop()?;
-        events += source.write(&mut out)?;
+    let mut ended = Vec::new();
+    for source in &mut devices {
+        ended.push(source.finish(&mut out)?);
     }
+    for source in &mut networks {
+        ended.push(source.finish(&mut out)?);
+    }
+    let dropped: u64 = ended.iter().map(|(_, dropped)| dropped).sum();
+    events += ended.iter().map(|(events, _)| events).sum::<usize>();
     writeln!(out, "{}", json!({ "end": { "events": events, "dropped": dropped } }))?;
     out.flush()?;
     Ok(())
@@ -180,6 +249,42 @@ impl<'a> EventLine<'a> {
             wait_ns: e.wait.0,
             device_ns: e.device.0,
             total_ns: e.wait.0 + e.device.0,
+        }
+    }
+}
+
+/// A frame as a JSON line, with the keys of a request where they mean the same.
+#[derive(Serialize)]
+struct FrameLine<'a> {
+    network: &'a str,
+    vm: &'a str,
+    op: &'static str,
+    len: u64,
+    class: Class,
+    level: u8,
+    reserved: bool,
+    fate: &'static str,
+    at_ns: u64,
+    wait_ns: u64,
+    device_ns: u64,
+    total_ns: u64,
+}
+
+impl<'a> FrameLine<'a> {
+    fn new(network: &'a str, vm: &'a str, e: &FrameEvent) -> Self {
+        Self {
+            network,
+            vm,
+            op: if e.sent { "send" } else { "receive" },
+            len: e.len,
+            class: e.priority.class,
+            level: e.priority.level,
+            reserved: e.reserved,
+            fate: e.fate.name(),
+            at_ns: e.arrival.0,
+            wait_ns: e.wait.0,
+            device_ns: e.passing.0,
+            total_ns: e.wait.0 + e.passing.0,
         }
     }
 }

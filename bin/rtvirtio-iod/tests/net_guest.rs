@@ -10,7 +10,7 @@ use common::Iod;
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testbed::qemu::{GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
-use rtvirtio_testkit::{HANG, Need, has};
+use rtvirtio_testkit::{HANG, Need, has, site};
 
 const MAC: &str = "52:54:00:00:00:0a";
 const HOST: &str = "10.200.0.1";
@@ -37,6 +37,39 @@ fn sh(guest: &mut QemuGuest, script: &str) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
+/// `rtvirtio verify` finds the guest's address, starts an echo in it, and runs and judges a flow.
+fn a_flow_is_verified(guest: &mut QemuGuest, dir: &Path) {
+    let program = std::fs::read(site::program("rtvirtio-guest")).unwrap();
+    guest.write_file("/usr/bin/rtvirtio-guest", &program).unwrap();
+    sh(guest, "chmod 755 /usr/bin/rtvirtio-guest");
+    let spec = dir.join("spec.toml");
+    let text = format!(
+        "[device]\npath = \"/dev/sda\"\n[[network]]\nlink = \"100Mbit/s\"\n[[vm]]\nname = \"vm\"\npid = {}\nagent = \"{}\"\n\
+         [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n[[vm.nic]]\nmac = \"{MAC}\"\ntap = \"tap-a\"\n\
+         [[vm.flow]]\nname = \"sv\"\ndirection = \"tx\"\nframe = \"200B\"\nrate = \"200/s\"\ndscp = 46\n\
+         target = {{ percentile = \"p50\", latency = \"10s\" }}\n",
+        guest.handle().process.pid,
+        guest.handle().agent_socket().display()
+    );
+    std::fs::write(&spec, text).unwrap();
+    // QEMU serves one client of the agent at a time.
+    guest.close_agent();
+    let out = Command::new(site::program("rtvirtio"))
+        .args(["verify", "--network-only", "--network-peer", "up1", "--for", "1s", "--json"])
+        .arg(&spec)
+        .env("RTVIRTIO_RUN_DIR", dir.join("run"))
+        .env("RTVIRTIO_STATE_DIR", dir.join("state"))
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let result: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let task = &result["runs"][0]["tasks"][0];
+    assert_eq!((&task["verdict"], &task["n"]), (&"met".into(), &200.into()), "{result:#}");
+    assert_eq!(task["flow"]["echo"], format!("{GUEST}:7007"));
+    // It is ended with the run.
+    assert_eq!(sh(guest, "pidof rtvirtio-guest || echo none").trim(), "none");
+}
+
 /// Ping, TCP in both directions with checksums and segments left to the host, and the link is back
 /// after each crash.
 #[test]
@@ -60,6 +93,7 @@ fn a_guests_network_is_back_after_each_crash() {
     let mut guest = QemuGuest::start(&QemuConfig { nic, ..base }).unwrap();
     sh(&mut guest, &format!("ip addr add {GUEST}/24 dev eth0 && ip link set eth0 up"));
     assert!(is_answered(&mut guest, 50), "{}", iod.status());
+    a_flow_is_verified(&mut guest, dir.path());
     // TCP from the guest: what it sends arrives whole.
     let listener = std::net::TcpListener::bind((HOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();

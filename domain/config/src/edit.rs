@@ -1,5 +1,5 @@
-//! Adding disks to the text of a configuration, and removing them. All else stays as it is written,
-//! comments included.
+//! Adding disks and ports to the text of a configuration, and removing them. All else stays as it
+//! is written, comments included.
 
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
@@ -10,71 +10,95 @@ pub enum EditError {
     /// It is no TOML.
     #[error("{0}")]
     Parse(#[from] toml_edit::TomlError),
-    /// No disk of this name.
-    #[error("there is no disk \"{0}\"")]
-    NoDisk(String),
-    /// No device of this name.
-    #[error("there is no device \"{name}\"; the file has {}", known.join(", "))]
-    NoDevice {
+    /// No disk or port of this name.
+    #[error("there is no disk and no port \"{0}\"")]
+    Unknown(String),
+    /// No disk, or no port, of this name.
+    #[error("there is no {kind} \"{name}\"")]
+    NoMember {
+        /// `disk` or `port`.
+        kind: &'static str,
         /// The name.
         name: String,
-        /// Names of the devices.
+    },
+    /// A disk and a port of this name.
+    #[error("there are a disk and a port \"{0}\": name one of them as disk:{0} or port:{0}")]
+    Both(String),
+    /// No device or network of this name.
+    #[error("there is no {kind} \"{name}\"; the file has {}", known.join(", "))]
+    NoParent {
+        /// `device` or `network`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+        /// Names of those that there are.
         known: Vec<String>,
     },
-    /// A disk of this name.
-    #[error("there is a disk \"{0}\" already; `rtvirtio iod reload` takes over changes of it")]
-    Known(String),
-    /// The text to add has keys that are not those of disks.
+    /// A disk or port of this name.
+    #[error("there is a {kind} \"{name}\" already; `rtvirtio iod reload` takes over changes of it")]
+    Known {
+        /// `disk` or `port`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// The text to add has keys that are not those of disks and ports.
     #[error(
-        "only `[[device]]` with `name` and its `[[device.disk]]` tables can be attached; there is `{0}` too"
+        "only `[[device]]` with `name` and its `[[device.disk]]` tables, and `[[network]]` with `name` and its `[[network.port]]` tables, can be attached; there is `{0}` too"
     )]
     Key(String),
     /// Nothing to add.
-    #[error("there is no `[[device.disk]]` table to attach")]
+    #[error("there is no `[[device.disk]]` or `[[network.port]]` table to attach")]
     Nothing,
     /// Inline tables.
     #[error(
-        "write `{0}` as tables (`[[device]]`, `[[device.disk]]`), or edit the file by hand and `rtvirtio iod reload`"
+        "write `{0}` as tables (`[[device]]`, `[[device.disk]]`, `[[network]]`, `[[network.port]]`), or edit the file by hand and `rtvirtio iod reload`"
     )]
     Inline(&'static str),
 }
 
-/// Adds the `[[device.disk]]` tables of `addition` to the devices of the same names. Returns the
-/// new text and the names of the disks.
+/// What comes and goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Disk,
+    Port,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Disk, Self::Port];
+
+    /// The tables in which these stand.
+    fn parent(self) -> &'static str {
+        match self {
+            Self::Disk => "device",
+            Self::Port => "network",
+        }
+    }
+
+    /// Their own tables.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Port => "port",
+        }
+    }
+}
+
+/// Adds the `[[device.disk]]` and `[[network.port]]` tables of `addition` to the devices and
+/// networks of the same names. Returns the new text and the names of what was added.
 ///
 /// # Errors
 /// [`EditError`].
-pub fn add_disks(text: &str, addition: &str) -> Result<(String, Vec<String>), EditError> {
+pub fn add(text: &str, addition: &str) -> Result<(String, Vec<String>), EditError> {
     let mut doc: DocumentMut = text.parse()?;
     let addition: DocumentMut = addition.parse()?;
-    if let Some((key, _)) = addition.iter().find(|(key, _)| *key != "device") {
+    let is_parent = |key: &str| Kind::ALL.iter().any(|kind| kind.parent() == key);
+    if let Some((key, _)) = addition.iter().find(|(key, _)| !is_parent(key)) {
         return Err(EditError::Key(key.to_owned()));
     }
     let mut names = Vec::new();
-    for from in tables(&addition, "device")?.into_iter().flatten() {
-        if let Some((key, _)) = from.iter().find(|(key, _)| !matches!(*key, "name" | "disk")) {
-            return Err(EditError::Key(format!("device.{key}")));
-        }
-        let name = name_of(from);
-        let known: Vec<String> = tables(&doc, "device")?.into_iter().flatten().map(name_of).collect();
-        let Some(at) = known.iter().position(|known| *known == name) else {
-            return Err(EditError::NoDevice { name, known });
-        };
-        let Some(disks) = tables(from, "disk")? else { continue };
-        let others: Vec<String> = disks_of(&doc)?.into_iter().map(|(_, name)| name).collect();
-        let device = device_mut(&mut doc, at)?;
-        let list = device.entry("disk").or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
-        let list = list.as_array_of_tables_mut().ok_or(EditError::Inline("device.disk"))?;
-        for disk in disks {
-            let name = name_of(disk);
-            if others.contains(&name) || names.contains(&name) {
-                return Err(EditError::Known(name));
-            }
-            let mut disk = disk.clone();
-            forget_position(&mut disk);
-            list.push(disk);
-            names.push(name);
-        }
+    for kind in Kind::ALL {
+        add_kind(&mut doc, &addition, kind, &mut names)?;
     }
     if names.is_empty() {
         return Err(EditError::Nothing);
@@ -82,25 +106,85 @@ pub fn add_disks(text: &str, addition: &str) -> Result<(String, Vec<String>), Ed
     Ok((doc.to_string(), names))
 }
 
-/// Removes the tables of these disks.
+fn add_kind(
+    doc: &mut DocumentMut,
+    addition: &DocumentMut,
+    kind: Kind,
+    names: &mut Vec<String>,
+) -> Result<(), EditError> {
+    for from in tables(addition, kind.parent())?.into_iter().flatten() {
+        if let Some((key, _)) = from.iter().find(|(key, _)| *key != "name" && *key != kind.key()) {
+            return Err(EditError::Key(format!("{}.{key}", kind.parent())));
+        }
+        let name = name_of(from);
+        let known: Vec<String> = tables(doc, kind.parent())?.into_iter().flatten().map(name_of).collect();
+        let Some(at) = known.iter().position(|known| *known == name) else {
+            return Err(EditError::NoParent { kind: kind.parent(), name, known });
+        };
+        let Some(new) = tables(from, kind.key())? else { continue };
+        // Those of this text that were added before are among them.
+        let others: Vec<String> = all_of(doc, kind)?.into_iter().map(|(_, name)| name).collect();
+        let mut added: Vec<String> = Vec::new();
+        let list = parent_mut(doc, kind, at)?
+            .entry(kind.key())
+            .or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
+        let list = list.as_array_of_tables_mut().ok_or(EditError::Inline(kind.key()))?;
+        for one in new {
+            let name = name_of(one);
+            if others.contains(&name) || added.contains(&name) {
+                return Err(EditError::Known { kind: kind.key(), name });
+            }
+            let mut one = one.clone();
+            forget_position(&mut one);
+            list.push(one);
+            added.push(name);
+        }
+        names.extend(added);
+    }
+    Ok(())
+}
+
+/// Removes the tables of these disks and ports. A name that both have is written with its kind,
+/// `disk:NAME` or `port:NAME`.
 ///
 /// # Errors
 /// [`EditError`].
-pub fn remove_disks(text: &str, names: &[String]) -> Result<String, EditError> {
+pub fn remove(text: &str, names: &[String]) -> Result<String, EditError> {
     let mut doc: DocumentMut = text.parse()?;
     for name in names {
-        let at = disks_of(&doc)?.into_iter().find(|(_, disk)| disk == name);
-        let Some((at, _)) = at else { return Err(EditError::NoDisk(name.clone())) };
-        let device = device_mut(&mut doc, at)?;
-        let Some(list) = device.get_mut("disk").and_then(Item::as_array_of_tables_mut) else {
-            return Err(EditError::Inline("device.disk"));
+        let (kind, at, name) = find(&doc, name)?;
+        let parent = parent_mut(&mut doc, kind, at)?;
+        let Some(list) = parent.get_mut(kind.key()).and_then(Item::as_array_of_tables_mut) else {
+            return Err(EditError::Inline(kind.key()));
         };
-        list.retain(|disk| name_of(disk) != *name);
+        list.retain(|one| name_of(one) != name);
         if list.is_empty() {
-            device.remove("disk");
+            parent.remove(kind.key());
         }
     }
     Ok(doc.to_string())
+}
+
+/// Kind, index of the parent and name of what `text` names.
+fn find<'a>(doc: &DocumentMut, text: &'a str) -> Result<(Kind, usize, &'a str), EditError> {
+    let of = |kind: Kind, name: &str| -> Result<Option<usize>, EditError> {
+        Ok(all_of(doc, kind)?.into_iter().find(|(_, known)| known == name).map(|(at, _)| at))
+    };
+    for kind in Kind::ALL {
+        let Some(name) = text.strip_prefix(kind.key()).and_then(|rest| rest.strip_prefix(':')) else {
+            continue;
+        };
+        return match of(kind, name)? {
+            Some(at) => Ok((kind, at, name)),
+            None => Err(EditError::NoMember { kind: kind.key(), name: name.to_owned() }),
+        };
+    }
+    match (of(Kind::Disk, text)?, of(Kind::Port, text)?) {
+        (Some(_), Some(_)) => Err(EditError::Both(text.to_owned())),
+        (Some(at), None) => Ok((Kind::Disk, at, text)),
+        (None, Some(at)) => Ok((Kind::Port, at, text)),
+        (None, None) => Err(EditError::Unknown(text.to_owned())),
+    }
 }
 
 /// The array of tables at a key; `None` without it.
@@ -111,16 +195,16 @@ fn tables<'a>(table: &'a Table, key: &'static str) -> Result<Option<&'a ArrayOfT
     }
 }
 
-fn device_mut(doc: &mut DocumentMut, at: usize) -> Result<&mut Table, EditError> {
-    let devices = doc.get_mut("device").and_then(Item::as_array_of_tables_mut);
-    devices.and_then(|devices| devices.get_mut(at)).ok_or(EditError::Inline("device"))
+fn parent_mut(doc: &mut DocumentMut, kind: Kind, at: usize) -> Result<&mut Table, EditError> {
+    let parents = doc.get_mut(kind.parent()).and_then(Item::as_array_of_tables_mut);
+    parents.and_then(|parents| parents.get_mut(at)).ok_or(EditError::Inline(kind.parent()))
 }
 
-/// All disks, each with the index of its device.
-fn disks_of(doc: &DocumentMut) -> Result<Vec<(usize, String)>, EditError> {
+/// All of a kind, each with the index of its device or network.
+fn all_of(doc: &DocumentMut, kind: Kind) -> Result<Vec<(usize, String)>, EditError> {
     let mut all = Vec::new();
-    for (at, device) in tables(doc, "device")?.into_iter().flatten().enumerate() {
-        all.extend(tables(device, "disk")?.into_iter().flatten().map(|disk| (at, name_of(disk))));
+    for (at, parent) in tables(doc, kind.parent())?.into_iter().flatten().enumerate() {
+        all.extend(tables(parent, kind.key())?.into_iter().flatten().map(|one| (at, name_of(one))));
     }
     Ok(all)
 }
@@ -196,7 +280,7 @@ deadline = "9ms"
 
     #[test]
     fn a_disk_comes_to_its_device_and_goes() {
-        let (text, added) = add_disks(TEXT, ADDITION).unwrap();
+        let (text, added) = add(TEXT, ADDITION).unwrap();
         assert_eq!(added, ["plc2"]);
         assert_eq!(names(&text), [vec!["plc", "log", "plc2"], vec!["archive"]]);
         let file = crate::File::parse(std::path::Path::new("x"), &text).unwrap();
@@ -206,25 +290,64 @@ deadline = "9ms"
         for comment in ["# The host's disks.", "# NVMe", "# The controller.", "# A second controller."] {
             assert!(text.contains(comment), "{comment}: {text}");
         }
-        assert_eq!(remove_disks(&text, &added).unwrap(), TEXT);
-        let less = remove_disks(TEXT, &["plc".into(), "archive".into()]).unwrap();
+        assert_eq!(remove(&text, &added).unwrap(), TEXT);
+        let less = remove(TEXT, &["plc".into(), "archive".into()]).unwrap();
         assert_eq!(names(&less), [vec!["log"], vec![]]);
         // The last disk of a device is taken back, too.
         let again = "[[device]]\nname = \"slow\"\n[[device.disk]]\nname = \"x\"\nsocket = \"/run/x\"\npath = \"/x\"\n";
-        assert_eq!(names(&add_disks(&less, again).unwrap().0), [vec!["log"], vec!["x"]]);
+        assert_eq!(names(&add(&less, again).unwrap().0), [vec!["log"], vec!["x"]]);
     }
 
     #[test]
     fn what_cannot_be_edited_is_named() {
-        let refused = |addition: &str| add_disks(TEXT, addition).unwrap_err().to_string();
+        let refused = |addition: &str| add(TEXT, addition).unwrap_err().to_string();
         assert!(refused(&ADDITION.replace("\"fast\"", "\"quick\"")).contains("the file has fast, slow"));
         assert!(refused(&ADDITION.replace("plc2", "log")).contains("there is a disk \"log\" already"));
         let more = ADDITION.replace("\"fast\"", "\"fast\"\nwindow = 9");
         assert!(refused(&more).contains("there is `device.window` too"));
         assert!(refused("control = \"/x\"").contains("`control`"));
-        assert!(refused("").contains("no `[[device.disk]]` table"));
+        assert!(refused("").contains("no `[[device.disk]]` or `[[network.port]]` table"));
         assert!(refused("[[device").contains("line 1") || refused("[[device").contains("1 |"));
-        let none = remove_disks(TEXT, &["nvme".into()]).unwrap_err();
-        assert_eq!(none.to_string(), "there is no disk \"nvme\"");
+        let none = remove(TEXT, &["nvme".into()]).unwrap_err();
+        assert_eq!(none.to_string(), "there is no disk and no port \"nvme\"");
+        let none = remove(TEXT, &["port:plc".into()]).unwrap_err();
+        assert_eq!(none.to_string(), "there is no port \"plc\"");
+    }
+
+    const NETWORK: &str = r#"
+[[network]]
+name = "lan"   # behind eth1
+link = "1Gbit/s"
+
+[[network.port]]
+name = "plc"
+socket = "/run/plc-net"
+tap = "plc0"
+mac = "52:54:00:00:00:0a"
+"#;
+
+    #[test]
+    fn a_port_comes_to_its_network_and_goes() {
+        let text = TEXT.to_owned() + NETWORK;
+        let more = "[[network]]\nname = \"lan\"\n[[network.port]]\nname = \"hmi\"\nsocket = \"/run/hmi\"\ntap = \"hmi0\"\nmac = \"52:54:00:00:00:0b\"\n";
+        let (both, added) = add(&text, &(ADDITION.to_owned() + more)).unwrap();
+        assert_eq!(added, ["plc2", "hmi"]);
+        let file = crate::File::parse(std::path::Path::new("x"), &both).unwrap();
+        let ports: Vec<&str> = file.networks[0].ports.iter().map(|port| port.name.as_str()).collect();
+        assert_eq!((ports, file.devices[0].disks.len()), (vec!["plc", "hmi"], 3));
+        assert!(both.contains("# behind eth1"), "{both}");
+        assert_eq!(remove(&both, &added).unwrap(), text);
+        // A disk and a port of one VM have its name.
+        let which = remove(&text, &["plc".into()]).unwrap_err().to_string();
+        assert!(which.contains("disk:plc or port:plc"), "{which}");
+        let without = remove(&text, &["port:plc".into()]).unwrap();
+        let file = crate::File::parse(std::path::Path::new("x"), &without).unwrap();
+        assert_eq!((file.networks[0].ports.len(), file.devices[0].disks.len()), (0, 2));
+        let twice = add(&text, NETWORK).unwrap_err().to_string();
+        assert!(twice.contains("there is `network.link` too"), "{twice}");
+        let twice = add(&text, &NETWORK.replace("link = \"1Gbit/s\"\n", "")).unwrap_err().to_string();
+        assert!(twice.contains("there is a port \"plc\" already"), "{twice}");
+        let none = add(&text, &more.replace("\"lan\"", "\"wan\"")).unwrap_err().to_string();
+        assert!(none.contains("there is no network \"wan\"; the file has lan"), "{none}");
     }
 }

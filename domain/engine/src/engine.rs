@@ -32,7 +32,7 @@ pub use command::{
 };
 pub use prepared::{AttachError, Capacity, DetachedDisk, PreparedDisk, RefusedDisk};
 pub(crate) use run::{now, prepare_thread};
-pub use trace::{TraceEvent, TraceWriter};
+pub use trace::{TraceCommand, TraceEvent, TraceReply, TraceWriter};
 pub use trace_reader::{TraceError, TraceReader};
 
 /// One VM's disk on this engine.

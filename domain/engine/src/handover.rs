@@ -21,6 +21,7 @@ use crate::check::take_locks;
 use crate::config::{Disk, File};
 use crate::disk_lock::{DiskLock, DiskUse, identity};
 use crate::domain::{DomainError, OpenedDisks};
+use crate::handover_port::{self, OpenedPort, PassedPort, PortFacts};
 use crate::listen::{BoundSocket, SocketListener};
 use crate::socket_group;
 
@@ -132,24 +133,60 @@ fn related(file: &File, names: &BTreeSet<String>) -> Result<File, DomainError> {
     Ok(file)
 }
 
-/// Sends a reload with these disks over a connection to the control socket. The descriptors of each
-/// disk go ahead of the line, with a space of JSON.
-///
-/// # Errors
-/// Of the connection.
-pub fn send_reload(stream: &UnixStream, disks: &[OpenedDisk], force: bool) -> io::Result<()> {
-    for disk in disks {
-        let descriptors = disk.descriptors();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(io::Error::other("no room for three descriptors: a defect"));
-        }
-        sendmsg(stream, &[IoSlice::new(b" ")], &mut ancillary, SendFlags::NOSIGNAL)?;
+/// Disks and ports that this process has opened for a running domain.
+#[derive(Debug, Default)]
+pub struct Opened {
+    /// The disks.
+    pub disks: Vec<OpenedDisk>,
+    /// The ports.
+    pub ports: Vec<OpenedPort>,
+}
+
+impl Opened {
+    /// Opens disks and ports of a configuration, given by their names: as [`open`] and
+    /// [`handover_port::open`].
+    ///
+    /// # Errors
+    /// The first error of a start; nothing stays open then.
+    pub fn open(
+        file: &File,
+        [disks, ports]: [&BTreeSet<String>; 2],
+        pid: u32,
+        uid: u32,
+    ) -> Result<Self, DomainError> {
+        let disks = if disks.is_empty() { Vec::new() } else { open(file, disks, pid, uid)? };
+        Ok(Self { disks, ports: handover_port::open(file, ports, uid)? })
     }
-    let facts: Vec<&DiskFacts> = disks.iter().map(OpenedDisk::facts).collect();
-    let line = serde_json::json!({ "command": "reload", "force": force, "disks": facts });
-    (&mut &*stream).write_all(format!("{line}\n").as_bytes())
+
+    /// Sends a reload with them over a connection to the control socket. The descriptors of each
+    /// disk and then of each port go ahead of the line, with a space of JSON.
+    ///
+    /// # Errors
+    /// Of the connection.
+    pub fn send_reload(&self, stream: &UnixStream, force: bool) -> io::Result<()> {
+        self.disks.iter().try_for_each(|disk| send_descriptors(stream, &disk.descriptors()))?;
+        self.ports.iter().try_for_each(|port| send_descriptors(stream, &port.descriptors()))?;
+        let disks: Vec<&DiskFacts> = self.disks.iter().map(OpenedDisk::facts).collect();
+        let ports: Vec<&PortFacts> = self.ports.iter().map(OpenedPort::facts).collect();
+        let line = serde_json::json!({ "command": "reload", "force": force, "disks": disks, "ports": ports });
+        (&mut &*stream).write_all(format!("{line}\n").as_bytes())
+    }
+
+    /// The domain serves them: their sockets stay.
+    pub fn release(self) {
+        self.disks.into_iter().for_each(OpenedDisk::release);
+        self.ports.into_iter().for_each(OpenedPort::release);
+    }
+}
+
+fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other("no room for three descriptors: a defect"));
+    }
+    sendmsg(stream, &[IoSlice::new(b" ")], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 impl OpenedDisk {
@@ -180,19 +217,42 @@ pub struct PassedDisk {
     socket: OwnedFd,
 }
 
-impl PassedDisk {
+/// Disks and ports that another process has opened for this one.
+#[derive(Debug, Default)]
+pub struct Passed {
+    /// The disks.
+    pub disks: Vec<PassedDisk>,
+    /// The ports.
+    pub ports: Vec<PassedPort>,
+}
+
+impl Passed {
     /// Pairs facts and descriptors of a request; `None` where their numbers differ.
     #[must_use]
-    pub fn pair(facts: Vec<DiskFacts>, descriptors: Vec<OwnedFd>) -> Option<Vec<Self>> {
-        if descriptors.len() != facts.len() * DESCRIPTORS {
+    pub fn pair(disks: Vec<DiskFacts>, ports: Vec<PortFacts>, descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let needed = disks.len() * DESCRIPTORS + ports.len() * handover_port::DESCRIPTORS;
+        if descriptors.len() != needed {
             return None;
         }
         let mut descriptors = descriptors.into_iter();
-        let pair = |facts| {
-            let (file, lock, socket) = (descriptors.next()?, descriptors.next()?, descriptors.next()?);
-            Some(Self { facts, file: file.into(), lock: lock.into(), socket })
-        };
-        facts.into_iter().map(pair).collect()
+        let disks = disks.into_iter().map(|facts| PassedDisk::take(facts, &mut descriptors)).collect();
+        let disks: Option<Vec<PassedDisk>> = disks;
+        let ports = ports.into_iter().map(|facts| PassedPort::take(facts, &mut descriptors)).collect();
+        let ports: Option<Vec<PassedPort>> = ports;
+        Some(Self { disks: disks?, ports: ports? })
+    }
+
+    /// Nothing was passed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.disks.is_empty() && self.ports.is_empty()
+    }
+}
+
+impl PassedDisk {
+    fn take(facts: DiskFacts, descriptors: &mut impl Iterator<Item = OwnedFd>) -> Option<Self> {
+        let (file, lock, socket) = (descriptors.next()?, descriptors.next()?, descriptors.next()?);
+        Some(Self { facts, file: file.into(), lock: lock.into(), socket })
     }
 
     /// The disk's name.

@@ -40,7 +40,8 @@ impl Default for Limits {
         Self {
             connections: 64,
             line: 1 << 16,
-            descriptors: 768,
+            // Three of 256 disks, two of 128 ports.
+            descriptors: 1_024,
             owner: 0,
             deadline: Duration::from_secs(5),
             pause: Duration::from_millis(100),

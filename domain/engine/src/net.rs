@@ -19,7 +19,9 @@ pub mod command;
 pub mod frame;
 mod pool;
 mod port;
+pub mod prepared;
 mod run;
+pub mod trace;
 pub mod uplink;
 
 use rtvirtio_domain_config::{Network, Poll, Power};

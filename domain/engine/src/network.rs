@@ -1,6 +1,7 @@
 //! The networks of a domain: opened before the process is confined, then served.
 
 use rtvirtio_domain_config::{File, Network, Port, Power};
+use rtvirtio_sched::Config;
 use rtvirtio_units::Nanos;
 
 use crate::confine::{Confine, StartThread};
@@ -55,26 +56,28 @@ impl OpenedNetwork {
         let engine = NetEngine::start(network, self.uplinks, power, confine)
             .map_err(|source| DomainError::Network { network: network.name.clone(), source })?;
         let handle = engine.handle();
-        let serve = |(index, (port, socket)): (usize, (&Port, SocketListener))| {
-            serve_port(network, port, index, socket, &handle, confine)
+        let serve = |(place, (port, socket)): (usize, (&Port, SocketListener))| {
+            let server = serve_port(network, port, place, socket, &handle, confine)?;
+            Ok(Some(PortMember { name: port.name.clone(), server }))
         };
         let pairs = network.ports.iter().zip(self.sockets);
-        let servers = pairs.enumerate().map(serve).collect::<Result<_, _>>()?;
-        Ok(RunningNetwork { servers, engine })
+        let places = pairs.enumerate().map(serve).collect::<Result<_, DomainError>>()?;
+        Ok(RunningNetwork { places, engine })
     }
 }
 
-fn serve_port(
+/// Serves a port's socket.
+pub(crate) fn serve_port(
     network: &Network,
     port: &Port,
-    index: usize,
+    place: usize,
     socket: SocketListener,
     handle: &NetHandle,
     threads: &dyn StartThread,
 ) -> Result<VhostUserServer<NetCommand>, DomainError> {
     let info = DeviceInfo {
         name: port.name.clone(),
-        vm: index,
+        vm: place,
         features: feature::net::offered(network.offers_segmentation()),
         config: Vec::new(),
         queues: QUEUES,
@@ -85,21 +88,38 @@ fn serve_port(
         .map_err(|source| DomainError::Socket { device: format!("port \"{}\"", port.name), source })
 }
 
+/// A port that is served.
+#[derive(Debug)]
+pub(crate) struct PortMember {
+    pub(crate) name: String,
+    pub(crate) server: VhostUserServer<NetCommand>,
+}
+
 /// A network that is served. Servers end before the engine that they use.
 #[derive(Debug)]
 pub(crate) struct RunningNetwork {
-    /// In the order of the ports.
-    pub(crate) servers: Vec<VhostUserServer<NetCommand>>,
+    /// By place; a port that has gone leaves a vacant one.
+    pub(crate) places: Vec<Option<PortMember>>,
     pub(crate) engine: NetEngine,
 }
 
 impl RunningNetwork {
-    /// Ends the connections; dropping it joins the threads.
-    pub(crate) fn close(&self) {
-        self.servers.iter().for_each(VhostUserServer::close);
+    /// The ports with their places.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (usize, &PortMember)> {
+        self.places.iter().enumerate().filter_map(|(place, member)| Some((place, member.as_ref()?)))
     }
 
-    /// Puts the live keys of a network in force.
+    /// Whether a QEMU is connected to a port.
+    pub(crate) fn is_connected(&self, name: &str) -> bool {
+        self.members().any(|(_, member)| member.name == name && member.server.is_connected())
+    }
+
+    /// Ends the connections; dropping it joins the threads.
+    pub(crate) fn close(&self) {
+        self.members().for_each(|(_, member)| member.server.close());
+    }
+
+    /// Puts the live keys of a network in force, for the ports that stay.
     pub(crate) fn reconfigure(
         &self,
         old: &Network,
@@ -108,21 +128,32 @@ impl RunningNetwork {
     ) -> Result<(), ReloadError> {
         let before = changes.len();
         network_changes(old, new, changes);
-        let mut ports = Vec::new();
-        for (i, (old, new)) in old.ports.iter().zip(&new.ports).enumerate() {
+        let mut changed = Vec::new();
+        for old in &old.ports {
+            let Some(new) = new.ports.iter().find(|new| new.name == old.name) else { continue };
             let before = changes.len();
             port_changes(old, new, changes);
             if changes.len() > before {
-                ports.push(i);
+                changed.extend(self.members().find(|(_, m)| m.name == new.name).map(|(place, _)| place));
             }
         }
         if changes.len() == before {
             return Ok(());
         }
-        let coalesce: Vec<Nanos> = new.ports.iter().map(|port| port.rx_cap.coalesce()).collect();
+        let of_place = |place: &Option<PortMember>| {
+            let name = &place.as_ref()?.name;
+            new.ports.iter().position(|port| port.name == *name)
+        };
+        let indices: Vec<Option<usize>> = self.places.iter().map(of_place).collect();
+        let by_place = |config: Config| {
+            let vm = |index: &Option<usize>| index.and_then(|i| config.vms.get(i)).cloned();
+            Box::new(Config { vms: indices.iter().map(|i| vm(i).unwrap_or_default()).collect(), ..config })
+        };
+        let coalesce = |index: &Option<usize>| index.map_or(Nanos(0), |i| new.ports[i].rx_cap.coalesce());
+        let coalesce: Vec<Nanos> = indices.iter().map(coalesce).collect();
         let refused = |e: String| ReloadError::Network { network: new.name.clone(), message: e };
-        let (tx, rx) = (Box::new(new.tx_sched()), Box::new(new.rx_sched()));
-        let ask = |reply| NetCommand::Reconfigure { tx, rx, ports, coalesce, reply };
+        let (tx, rx) = (by_place(new.tx_sched()), by_place(new.rx_sched()));
+        let ask = |reply| NetCommand::Reconfigure { tx, rx, ports: changed, coalesce, reply };
         let done = self.engine.handle().ask(ask).map_err(|e| refused(e.to_string()))?;
         done.map_err(|e| refused(e.to_string()))
     }
@@ -138,8 +169,9 @@ fn port_changes(old: &Port, new: &Port, list: &mut Vec<String>) {
     push_differences!(list, place, old, new, weight, reserve, urgent, tx_cap, rx_cap);
 }
 
-/// The changes that need a restart, each with its place.
-pub(crate) fn networks_need_restart(old: &File, new: &File) -> Vec<String> {
+/// The changes that need a restart, each with its place: of a network against the start, of a port
+/// against the configuration in force.
+pub(crate) fn networks_need_restart(old: &File, current: &File, new: &File) -> Vec<String> {
     let mut list = Vec::new();
     if !same_names(&old.networks, &new.networks, |network| &network.name) {
         list.push("another list of networks".into());
@@ -163,12 +195,12 @@ pub(crate) fn networks_need_restart(old: &File, new: &File) -> Vec<String> {
             stall: _,
         } = new;
         push_differences!(list, place, old, new, uplink, interface, link, mtu, cpus, fifo, poll);
-        if !same_names(&old.ports, &new.ports, |port| &port.name) {
-            list.push(format!("{place}another list of ports"));
-            continue;
-        }
-        for (old, new) in old.ports.iter().zip(&new.ports) {
-            port_needs_restart(old, new, &mut list);
+        let current = current.networks.iter().find(|network| network.name == new.name);
+        for new in &new.ports {
+            let old = current.and_then(|network| network.ports.iter().find(|old| old.name == new.name));
+            if let Some(old) = old {
+                port_needs_restart(old, new, &mut list);
+            }
         }
     }
     list

@@ -179,8 +179,10 @@ pub(crate) fn networks(running: &Running) -> (Vec<NetworkReport>, Vec<PortReport
             late_p50_ns: status.regulator_lateness.at(Percentile(50.0)).0,
             late_p9999_ns: status.regulator_lateness.tail().0,
         });
-        for (i, (port, server)) in config.ports.iter().zip(&running.servers).enumerate() {
-            let asked = handle.ask(|reply| NetCommand::PortStatus { port: i, reply });
+        for (place, member) in running.members() {
+            let Some(i) = config.ports.iter().position(|port| port.name == member.name) else { continue };
+            let (port, server) = (&config.ports[i], &member.server);
+            let asked = handle.ask(|reply| NetCommand::PortStatus { port: place, reply });
             let Ok(Some(status)) = asked else { continue };
             ports.push(PortReport {
                 network: config.name.clone(),

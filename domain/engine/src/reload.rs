@@ -17,27 +17,28 @@ pub enum ReloadError {
     #[error("nothing is changed: {0}")]
     File(#[from] FileError),
     /// Changes that guests would notice, or that need new files.
-    #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing); a disk can also be detached and attached again", list.join(", "))]
+    #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing); a disk or a port can also be detached and attached again", list.join(", "))]
     Restart {
         /// The changes, each with its place.
         list: Vec<String>,
     },
-    /// Disks that no process has opened for the domain.
+    /// Disks and ports that no process has opened for the domain.
     #[error(
-        "nothing is changed: disk {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
-        quoted(names)
+        "nothing is changed: {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
+        names.join(", ")
     )]
     NotPassed {
-        /// Their names.
+        /// Their kinds and names.
         names: Vec<String>,
     },
-    /// Guests are attached to disks that go.
+    /// Guests are attached to disks or ports that go.
     #[error(
-        "nothing is changed: disk {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`), or use `--force`, after which that guest's requests wait for ever",
-        quoted(names)
+        "nothing is changed: {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`), or use `--force`, after which that guest's requests wait for \
+         ever, and its link is down",
+        names.join(", ")
     )]
     Attached {
-        /// Their names.
+        /// Their kinds and names.
         names: Vec<String>,
     },
     /// A disk cannot be served.
@@ -45,12 +46,12 @@ pub enum ReloadError {
     Disk(#[from] DomainError),
     /// A socket that the domain could not remove at its end.
     #[error(
-        "nothing is changed: `socket` of disk \"{disk}\": the domain removes sockets only in the directories of its start ({}); put it there",
+        "nothing is changed: `socket` of {what}: the domain removes sockets only in the directories of its start ({}); put it there",
         list(directories)
     )]
     Directory {
-        /// The disk.
-        disk: String,
+        /// The disk or port.
+        what: String,
         /// The directories.
         directories: BTreeSet<std::path::PathBuf>,
     },
@@ -72,13 +73,14 @@ pub enum ReloadError {
         /// Why.
         source: AttachError,
     },
-    /// Requests of a disk do not end: its device does not answer.
+    /// Requests of a disk do not end: its device does not answer. Or frames of a port: its link is
+    /// slow.
     #[error(
-        "disk \"{disk}\" does not go: its requests at the device have not ended after {seconds} s. Its guest is cut off; the other disks are as they were. Try again"
+        "{what} does not go: what it has under way has not ended after {seconds} s. Its guest is cut off; all others are as they were. Try again"
     )]
     Draining {
-        /// The disk.
-        disk: String,
+        /// The disk or port.
+        what: String,
         /// How long was waited.
         seconds: u64,
     },
@@ -100,38 +102,54 @@ pub enum ReloadError {
     },
 }
 
-fn quoted(names: &[String]) -> String {
-    names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
+/// A disk or port in a message.
+pub(crate) fn named(kind: &str, name: &str) -> String {
+    format!("{kind} \"{name}\"")
 }
 
 fn list(directories: &BTreeSet<std::path::PathBuf>) -> String {
     directories.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Disks that come and go: device and name.
+/// Disks and ports that come and go: device or network, and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
-    /// Those that come.
+    /// Disks that come.
     pub attach: Vec<(usize, String)>,
-    /// Those that go.
+    /// Disks that go.
     pub detach: Vec<(usize, String)>,
+    /// Ports that come.
+    pub attach_ports: Vec<(usize, String)>,
+    /// Ports that go.
+    pub detach_ports: Vec<(usize, String)>,
 }
 
 impl Membership {
-    /// The difference of two configurations with the same devices.
+    /// The difference of two configurations with the same devices and networks.
     #[must_use]
     pub fn between(old: &File, new: &File) -> Self {
-        let missing = |from: &File, of: &File| {
-            let devices = of.devices.iter().zip(&from.devices).enumerate();
-            let names = devices.flat_map(|(i, (of, from))| {
-                let known = |name: &str| from.disks.iter().any(|disk| disk.name == name);
-                let names = of.disks.iter().map(|d| d.name.clone()).filter(|name| !known(name));
-                names.map(|name| (i, name)).collect::<Vec<_>>()
-            });
-            names.collect()
+        let disks = |file: &File| -> Vec<Vec<String>> {
+            file.devices.iter().map(|d| d.disks.iter().map(|disk| disk.name.clone()).collect()).collect()
         };
-        Self { attach: missing(old, new), detach: missing(new, old) }
+        let ports = |file: &File| -> Vec<Vec<String>> {
+            file.networks.iter().map(|n| n.ports.iter().map(|port| port.name.clone()).collect()).collect()
+        };
+        Self {
+            attach: missing(&disks(old), &disks(new)),
+            detach: missing(&disks(new), &disks(old)),
+            attach_ports: missing(&ports(old), &ports(new)),
+            detach_ports: missing(&ports(new), &ports(old)),
+        }
     }
+}
+
+/// What `of` has and `from` has not, list by list.
+fn missing(from: &[Vec<String>], of: &[Vec<String>]) -> Vec<(usize, String)> {
+    let lists = of.iter().zip(from).enumerate();
+    let new = lists.flat_map(|(i, (of, from))| {
+        of.iter().filter(|name| !from.contains(name)).map(move |name| (i, name.clone()))
+    });
+    new.collect()
 }
 
 /// Names the fields in which two values differ.
@@ -159,7 +177,7 @@ pub(crate) fn needs_restart(started: &File, current: &File, new: &File) -> Vec<S
     let mut list = Vec::new();
     let File { control: _, control_group: _, sandbox: _, power: _, devices: _, networks: _ } = new;
     push_differences!(list, "", old, new, control, control_group, sandbox, power);
-    list.extend(networks_need_restart(old, new));
+    list.extend(networks_need_restart(old, current, new));
     if !same_names(&old.devices, &new.devices, |d| &d.name) {
         list.push("another list of devices".into());
         return list;
@@ -299,6 +317,31 @@ weight = 200
         assert_eq!(found.attach, [(0, "c".to_owned())]);
         assert_eq!(found.detach, [(0, "a".to_owned())]);
         assert_eq!(Membership::between(&old, &old), Membership::default());
+    }
+
+    #[test]
+    fn ports_come_and_go_by_name() {
+        let network = |ports: &[(&str, u32)], link: &str| {
+            let mut text = format!("[[network]]\nname = \"n\"\nlink = \"{link}\"\n");
+            for (name, weight) in ports {
+                text += &format!(
+                    "[[network.port]]\nname = \"{name}\"\nsocket = \"/run/{name}\"\ntap = \"t{name}\"\nmac = \"52:54:00:00:00:0{name}\"\nweight = {weight}\n"
+                );
+            }
+            File::parse(Path::new("x"), &text).unwrap()
+        };
+        let old = network(&[("a", 100), ("b", 100)], "1Gbit/s");
+        // Another place in the list is no change, and a weight is live.
+        let new = network(&[("c", 100), ("b", 300)], "1Gbit/s");
+        assert!(needs_restart(&old, &old, &new).is_empty());
+        let found = Membership::between(&old, &new);
+        assert_eq!(found.attach_ports, [(0, "c".to_owned())]);
+        assert_eq!(found.detach_ports, [(0, "a".to_owned())]);
+        let link = network(&[("a", 100), ("b", 100)], "2Gbit/s");
+        assert_eq!(needs_restart(&old, &old, &link), ["network \"n\": link"]);
+        let mut moved = old.clone();
+        moved.networks[0].ports[1].depth = 99;
+        assert_eq!(needs_restart(&old, &old, &moved), ["port \"b\": depth"]);
     }
 
     /// Every field is either live or needs a restart; live changes are reported.

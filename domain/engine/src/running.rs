@@ -1,4 +1,4 @@
-//! The disks of a running domain: changed by reloads, described by the status.
+//! The disks and ports of a running domain: changed by reloads, described by the status.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,94 +7,22 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_sched::{Config, VmConfig};
 
-use crate::backing::Backing;
 use crate::config::{Device, Disk, File, Poll};
 use crate::confine::StartThread;
-use crate::disk_lock::{DiskLock, DiskUse, Identity};
+use crate::disk_lock::DiskLock;
 use crate::domain::{DomainError, disk_info, engine_disk, serve_disk};
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
-use crate::handover::{AdoptedDisk, PassedDisk, is_below, socket_directories};
+use crate::handover::{AdoptedDisk, Passed, PassedDisk, is_below, socket_directories};
+use crate::net::NetHandle;
 use crate::network::RunningNetwork;
-use crate::reload::{Membership, ReloadError, device_changes, disk_changes, needs_restart};
-use crate::vhost_user::VhostUserServer;
+use crate::network_membership;
+use crate::reload::{Membership, ReloadError, device_changes, disk_changes, named, needs_restart};
+pub(crate) use crate::running_state::{Member, Part, RunningParts, State};
 
 /// How long the requests of a disk that goes may take at the device.
 const DRAIN: Duration = Duration::from_secs(10);
 /// Interval of looks at them.
 const LOOK: Duration = Duration::from_millis(1);
-
-/// The part of a file that a disk is.
-#[derive(Clone, Debug)]
-pub(crate) struct Part {
-    name: String,
-    identity: Identity,
-    start: u64,
-    size: u64,
-    shared: bool,
-    read_only: bool,
-}
-
-impl Part {
-    fn overlaps(&self, other: &Self) -> bool {
-        let is_meant = (self.shared && other.shared) || (self.read_only && other.read_only);
-        !is_meant
-            && self.identity == other.identity
-            && self.start < other.start + other.size
-            && other.start < self.start + self.size
-    }
-}
-
-/// A disk that is served.
-#[derive(Debug)]
-pub(crate) struct Member {
-    part: Part,
-    server: VhostUserServer,
-}
-
-impl Member {
-    pub(crate) fn part_of(disk: &Disk, backing: &Backing) -> Part {
-        Part {
-            name: disk.name.clone(),
-            identity: backing.identity,
-            start: backing.start,
-            size: backing.limits.size,
-            shared: disk.shared,
-            read_only: disk.read_only,
-        }
-    }
-
-    pub(crate) fn new(part: Part, server: VhostUserServer) -> Self {
-        Self { part, server }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.part.name
-    }
-
-    pub(crate) fn server(&self) -> &VhostUserServer {
-        &self.server
-    }
-}
-
-/// What changes while the domain runs.
-#[derive(Debug)]
-pub(crate) struct State {
-    /// The configuration in force.
-    pub(crate) file: File,
-    /// The disks of each device, by place.
-    pub(crate) places: Vec<Vec<Option<Member>>>,
-    locks: Vec<DiskLock>,
-    /// The networks, in the order of the file.
-    pub(crate) networks: Vec<RunningNetwork>,
-}
-
-/// What a start made.
-pub(crate) struct RunningParts {
-    /// The disks of each device, by place.
-    pub(crate) places: Vec<Vec<Option<Member>>>,
-    pub(crate) locks: Vec<DiskLock>,
-    pub(crate) networks: Vec<RunningNetwork>,
-}
 
 struct Shared {
     /// The configuration of the start, which determines table sizes.
@@ -116,13 +44,17 @@ impl std::fmt::Debug for Running {
     }
 }
 
-/// What a reload would do with disks.
+/// What a reload would do with disks and ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preview {
     /// Disks that come.
     pub attach: Vec<String>,
     /// Disks that go, and whether a QEMU is connected.
     pub detach: Vec<(String, bool)>,
+    /// Ports that come.
+    pub attach_ports: Vec<String>,
+    /// Ports that go, and whether a QEMU is connected.
+    pub detach_ports: Vec<(String, bool)>,
 }
 
 /// A disk that is ready to be served.
@@ -158,6 +90,14 @@ impl Running {
         &self.0.engines
     }
 
+    /// The engines of the networks, with their names.
+    #[must_use]
+    pub fn networks(&self) -> Vec<(String, NetHandle)> {
+        let state = self.state();
+        let names = state.file.networks.iter().map(|network| network.name.clone());
+        names.zip(state.networks.iter().map(|network| network.engine.handle())).collect()
+    }
+
     /// Names of the disks and ports to which a QEMU is connected, each once.
     #[must_use]
     pub fn connected(&self) -> Vec<String> {
@@ -165,13 +105,10 @@ impl Running {
         let members = state.places.iter().flatten().flatten();
         let mut all: Vec<String> =
             members.filter(|m| m.server.is_connected()).map(|m| m.part.name.clone()).collect();
-        for (running, network) in state.networks.iter().zip(&state.file.networks) {
-            let ports = running.servers.iter().zip(&network.ports);
-            let connected = ports.filter(|(server, _)| server.is_connected()).map(|(_, port)| &port.name);
-            for name in connected {
-                if !all.contains(name) {
-                    all.push(name.clone());
-                }
+        let ports = state.networks.iter().flat_map(RunningNetwork::members);
+        for (_, port) in ports.filter(|(_, port)| port.server.is_connected()) {
+            if !all.contains(&port.name) {
+                all.push(port.name.clone());
             }
         }
         all
@@ -187,8 +124,8 @@ impl Running {
         state.networks.clear();
     }
 
-    /// Reads the file, validates it including admission, and compares its disks with those that
-    /// run. Changes nothing.
+    /// Reads the file, validates it including admission, and compares its disks and ports with
+    /// those that run. Changes nothing.
     ///
     /// # Errors
     /// As [`Running::reload`].
@@ -199,8 +136,17 @@ impl Running {
             let connected = state.member(&name).is_some_and(|m| m.server.is_connected());
             (name, connected)
         });
-        let detach = detach.collect();
-        Ok(Preview { attach: membership.attach.into_iter().map(|(_, name)| name).collect(), detach })
+        let names = |list: Vec<(usize, String)>| list.into_iter().map(|(_, name)| name).collect();
+        let port = |(network, name): (usize, String)| {
+            let connected = state.is_port_connected(network, &name);
+            (name, connected)
+        };
+        Ok(Preview {
+            detach: detach.collect(),
+            attach: names(membership.attach),
+            detach_ports: membership.detach_ports.into_iter().map(port).collect(),
+            attach_ports: names(membership.attach_ports),
+        })
     }
 
     fn load(&self, path: &Path, state: &State) -> Result<(File, Membership), ReloadError> {
@@ -216,32 +162,42 @@ impl Running {
     /// Reads the file again, validates it including admission, and puts it in force. Returns the
     /// changes, each with its place.
     ///
-    /// Live: disks that come (which `passed` has) and go; of a device `policy`, `window` (up to the
-    /// largest of the start), `aging`, `poll`, `parallel`, `stall`, `discard_share`; of a disk
-    /// `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`. The buckets of a
-    /// changed disk start full; all others continue. With `force`, disks go under their guests.
+    /// Live: disks and ports that come (which `passed` has) and go; of a device `policy`, `window`
+    /// (up to the largest of the start), `aging`, `poll`, `parallel`, `stall`, `discard_share`; of
+    /// a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`; of networks
+    /// and ports the same where they have it. The buckets of a changed one start full; all others
+    /// continue. With `force`, disks and ports go under their guests.
     ///
     /// # Errors
     /// [`ReloadError`].
-    pub fn reload(
-        &self,
-        path: &Path,
-        passed: Vec<PassedDisk>,
-        force: bool,
-    ) -> Result<Vec<String>, ReloadError> {
+    pub fn reload(&self, path: &Path, passed: Passed, force: bool) -> Result<Vec<String>, ReloadError> {
         // Read under the lock: the later reload has the later file.
         let mut state = self.state();
         let (new, membership) = self.load(path, &state)?;
-        let attached: Vec<String> = membership.detach.iter().map(|(_, name)| name.clone()).collect();
-        let attached: Vec<String> = attached.into_iter().filter(|n| state.is_connected(n)).collect();
+        let disks = membership.detach.iter().filter(|(_, name)| state.is_connected(name));
+        let mut attached: Vec<String> = disks.map(|(_, name)| named("disk", name)).collect();
+        let ports =
+            membership.detach_ports.iter().filter(|(network, name)| state.is_port_connected(*network, name));
+        attached.extend(ports.map(|(_, name)| named("port", name)));
         if !force && !attached.is_empty() {
             return Err(ReloadError::Attached { names: attached });
         }
-        let ready = self.prepare(&state, &new, &membership, passed)?;
+        let ready = self.prepare(&state, &new, &membership, passed.disks)?;
+        let ready_ports = network_membership::adopt(&new, &membership, passed.ports)?;
+        if let Some(port) = ready_ports.iter().find(|port| !is_below(&self.0.directories, port.socket())) {
+            let (what, directories) = (named("port", &port.name), self.0.directories.clone());
+            return Err(ReloadError::Directory { what, directories });
+        }
         let mut changes = Vec::new();
         for (device, name) in &membership.detach {
             self.detach(&mut state, *device, name)?;
             changes.push(format!("disk \"{name}\": detached"));
+        }
+        for (network, name) in &membership.detach_ports {
+            let of = state.file.networks[*network].name.clone();
+            state.networks[*network].detach(&of, name)?;
+            state.file.networks[*network].ports.retain(|port| port.name != *name);
+            changes.push(format!("port \"{name}\": detached"));
         }
         self.reconfigure(&mut state, &new, &mut changes)?;
         // In force from here on, but for the disks that come.
@@ -249,12 +205,22 @@ impl Running {
         for (device, name) in &membership.attach {
             state.file.devices[*device].disks.retain(|disk| disk.name != *name);
         }
+        for (network, name) in &membership.attach_ports {
+            state.file.networks[*network].ports.retain(|port| port.name != *name);
+        }
         for disk in ready {
             let (device, name) = (disk.device, disk.part.name.clone());
             self.attach(&mut state, disk)?;
             let table = new.devices[device].disks.iter().find(|d| d.name == name);
             state.file.devices[device].disks.extend(table.cloned());
             changes.push(format!("disk \"{name}\": attached"));
+        }
+        for port in ready_ports {
+            let (network, name) = (port.network, port.name.clone());
+            state.networks[network].attach(&new, port, &*self.0.threads)?;
+            let table = new.networks[network].ports.iter().find(|port| port.name == name);
+            state.file.networks[network].ports.extend(table.cloned());
+            changes.push(format!("port \"{name}\": attached"));
         }
         state.file = new;
         Ok(changes)
@@ -280,7 +246,7 @@ impl Running {
             let disk = new.devices[*device].disks.iter().find(|disk| disk.name == *name);
             match (disk, take(name)) {
                 (Some(disk), Some(passed)) => adopted.push((*device, disk, passed.adopt(disk)?)),
-                _ => missing.push(name.clone()),
+                _ => missing.push(named("disk", name)),
             }
         }
         if !missing.is_empty() {
@@ -290,7 +256,7 @@ impl Running {
         for (device, disk, adopted) in adopted {
             if !is_below(&self.0.directories, &disk.socket) {
                 let directories = self.0.directories.clone();
-                return Err(ReloadError::Directory { disk: disk.name.clone(), directories });
+                return Err(ReloadError::Directory { what: named("disk", &disk.name), directories });
             }
             let part = Member::part_of(disk, &adopted.backing);
             let others = stays.iter().copied().chain(ready.iter().map(|r| &r.part));
@@ -299,7 +265,8 @@ impl Running {
                 return Err(DomainError::Overlap { first, second: disk.name.clone() }.into());
             }
             let on_file: Vec<&Part> = others.chain([&part]).filter(|p| p.identity == part.identity).collect();
-            state.require_lock(disk, &on_file, adopted.lock.as_ref(), &ready)?;
+            let locks = ready.iter().filter_map(|r: &Ready| r.lock.as_ref());
+            state.require_lock(disk, &on_file, adopted.lock.as_ref(), locks)?;
             let taken: Vec<usize> = ready.iter().filter(|r| r.device == device).map(|r| r.place).collect();
             let free = |place: &usize| state.is_free(device, *place, membership) && !taken.contains(place);
             let place = (0..).find(free).unwrap_or_default();
@@ -338,7 +305,8 @@ impl Running {
             let begin = Instant::now();
             while !member.server.has_ended() {
                 if begin.elapsed() > DRAIN {
-                    return Err(ReloadError::Draining { disk: name.to_owned(), seconds: DRAIN.as_secs() });
+                    let what = named("disk", name);
+                    return Err(ReloadError::Draining { what, seconds: DRAIN.as_secs() });
                 }
                 std::thread::sleep(LOOK);
             }
@@ -446,49 +414,5 @@ impl Running {
             None => state.places[device].push(member),
         }
         Ok(())
-    }
-}
-
-impl State {
-    fn parts(&self) -> impl Iterator<Item = &Part> {
-        self.places.iter().flatten().flatten().map(|m| &m.part)
-    }
-
-    fn member(&self, name: &str) -> Option<&Member> {
-        self.places.iter().flatten().flatten().find(|m| m.part.name == name)
-    }
-
-    fn is_connected(&self, name: &str) -> bool {
-        self.member(name).is_some_and(|m| m.server.is_connected())
-    }
-
-    /// Whether a place is vacant after `membership.detach`.
-    fn is_free(&self, device: usize, place: usize, membership: &Membership) -> bool {
-        let goes = |m: &Member| membership.detach.iter().any(|(_, name)| *name == m.part.name);
-        self.places[device].get(place).is_none_or(|m| m.as_ref().is_none_or(goes))
-    }
-
-    /// Refuses a disk whose file this domain has locked for less than its disks need together.
-    fn require_lock(
-        &self,
-        disk: &Disk,
-        on_file: &[&Part],
-        passed: Option<&DiskLock>,
-        ready: &[Ready],
-    ) -> Result<(), ReloadError> {
-        let needed = DiskUse {
-            read_only: on_file.iter().all(|p| p.read_only),
-            shared: on_file.iter().all(|p| p.shared),
-        };
-        let Some(identity) = on_file.first().map(|part| part.identity) else { return Ok(()) };
-        let known = self.locks.iter().chain(ready.iter().filter_map(|r| r.lock.as_ref()));
-        let held = known.chain(passed).find(|lock| lock.identity == identity).and_then(DiskLock::held);
-        let refused = |held| Err(ReloadError::Lock { disk: disk.name.clone(), held });
-        match held {
-            None => refused("are not locked"),
-            Some(held) if held.read_only && !needed.read_only => refused("are all read-only"),
-            Some(held) if held.shared && !needed.shared => refused("are all shared"),
-            Some(_) => Ok(()),
-        }
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, Options};
 use rtvirtio_domain_config::File;
-use rtvirtio_engine::handover;
+use rtvirtio_engine::handover::Opened;
 use rtvirtio_testkit::HANG;
 use rustix::process::{Pid, Signal};
 
@@ -104,27 +104,30 @@ impl Iod {
         self.command("status")
     }
 
-    /// Reloads the file: opens the disks that come and passes them on, as `rtvirtio iod reload`
-    /// does. Returns the reply.
+    /// Reloads the file: opens the disks and ports that come and passes them on, as `rtvirtio iod
+    /// reload` does. Returns the reply.
     pub fn reload(&self, force: bool) -> serde_json::Value {
         let found: serde_json::Value = serde_json::from_str(&self.command("preview")).unwrap();
         if found.get("error").is_some() {
             return found;
         }
-        let names = found["attach"].as_array().unwrap().iter().map(|n| n.as_str().unwrap().to_owned());
+        let names = |key: &str| -> std::collections::BTreeSet<String> {
+            found[key].as_array().unwrap().iter().map(|n| n.as_str().unwrap().to_owned()).collect()
+        };
+        let (disks, ports) = (names("attach"), names("attach_ports"));
         let file = File::load(&self.dir.join("iod.toml")).unwrap();
         let uid = rustix::process::geteuid().as_raw();
-        let opened = match handover::open(&file, &names.collect(), self.pid(), uid) {
+        let opened = match Opened::open(&file, [&disks, &ports], self.pid(), uid) {
             Ok(opened) => opened,
             Err(e) => return serde_json::json!({ "error": e.to_string() }),
         };
         let stream = UnixStream::connect(self.dir.join("ctl")).unwrap();
-        handover::send_reload(&stream, &opened, force).unwrap();
+        opened.send_reload(&stream, force).unwrap();
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
         let reply: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
         if reply.get("changed").is_some() {
-            opened.into_iter().for_each(handover::OpenedDisk::release);
+            opened.release();
         }
         reply
     }

@@ -17,20 +17,20 @@ EXAMPLES
 
 The JSON's fields: docs/reference/cli.md.")]
     Status(IodStatusArgs),
-    /// Take over the changed configuration file under live guests: disks that come and go, policy,
-    /// window, weights, reservations, caps, priorities
+    /// Take over the changed configuration file under live guests: disks and ports that come and
+    /// go, policy, window, weights, reservations, caps, priorities
     #[command(after_help = "\
 A file that is wrong, cannot be admitted or needs a restart changes nothing; the answer says why.
-A disk that goes while a guest is attached to it is refused without --force.
+A disk or port that goes while a guest is attached to it is refused without --force.
 
 EXAMPLES
   rtvirtio iod reload
-  rtvirtio iod reload --dry-run                          which disks would come and go?
+  rtvirtio iod reload --dry-run                          which disks and ports would come and go?
   rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
     Reload(IodReloadArgs),
-    /// Serve another disk: add its table to the configuration file, and reload
+    /// Serve another disk or port: add its table to the configuration file, and reload
     #[command(after_help = "\
-FILE has the disk's table under its device, as in iod.toml:
+FILE has the disk's table under its device, or the port's under its network, as in iod.toml:
 
   [[device]]
   name = \"nvme0\"
@@ -39,20 +39,30 @@ FILE has the disk's table under its device, as in iod.toml:
   socket = \"/run/rtvirtio/disks/plc2.sock\"
   path = \"/dev/vg0/plc2\"
 
-All that a start checks is checked, admission included; a refused disk leaves file and domain as they were.
+  [[network]]
+  name = \"station\"
+  [[network.port]]
+  name = \"plc2\"
+  socket = \"/run/rtvirtio/ports/plc2.sock\"
+  tap = \"tap-plc2\"
+  mac = \"52:54:00:00:00:0d\"
+
+All that a start checks is checked, admission included; a refused one leaves file and domain as they were. A port's tap is
+made before, in the network namespace of this command.
 
 EXAMPLES
   rtvirtio iod attach plc2.toml
   rtvirtio iod attach - <plc2.toml")]
     Attach(IodAttachArgs),
-    /// Serve a disk no longer: remove its table from the configuration file, and reload
+    /// Serve a disk or port no longer: remove its table from the configuration file, and reload
     #[command(after_help = "\
-Remove the disk from its guest first (QEMU's device_del): vhost-user has no message for a disk that goes, only
-the end of the connection, after which a guest's requests wait for ever. So a disk with a guest is refused
-without --force.
+Remove it from its guest first (QEMU's device_del): vhost-user has no message for a device that goes, only
+the end of the connection, after which a guest's requests wait for ever and its link is down. So one with a guest is
+refused without --force.
 
 EXAMPLES
   rtvirtio iod detach plc2
+  rtvirtio iod detach port:plc2                          where a disk and a port have this name
   rtvirtio iod detach plc2 --force")]
     Detach(IodDetachArgs),
     /// End the domain's process
@@ -65,14 +75,15 @@ EXAMPLES
   rtvirtio iod stop --control /run/rtvirtio/iod-b.sock --force")]
     Stop(IodStopArgs),
     /// Each request as it is answered: how long it waited for its turn, and how long the device
-    /// took
+    /// took. Each frame as it is passed on or dropped: how long it waited, and why it was dropped
     #[command(after_help = "\
 EXAMPLES
   rtvirtio iod trace --for 10s
   rtvirtio iod trace --slower-than 2ms                    until Ctrl-C
+  rtvirtio iod trace --dropped                            frames that are not passed on, and why
   rtvirtio iod trace --for 10s --json | jq -s 'map(select(.vm == \"batch\") | .wait_ns) | max'
 
-One listener at a time. With --json one object a line. Requests that came faster than this program reads are counted at the end.")]
+One listener at a time. With --json one object a line. What came faster than this program reads is counted at the end.")]
     Trace(IodTraceArgs),
 }
 
@@ -96,10 +107,10 @@ pub struct IodReloadArgs {
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// Check the file and list the disks that would come and go; change nothing
+    /// Check the file and list the disks and ports that would come and go; change nothing
     #[arg(long, conflicts_with = "force")]
     pub dry_run: bool,
-    /// Disks go even while guests are attached to them
+    /// Disks and ports go even while guests are attached to them
     #[arg(long)]
     pub force: bool,
 }
@@ -107,7 +118,7 @@ pub struct IodReloadArgs {
 /// `iod attach`.
 #[derive(Args, Debug)]
 pub struct IodAttachArgs {
-    /// The disk's table under its device; `-` for standard input
+    /// The disk's table under its device, the port's under its network; `-` for standard input
     #[arg(value_name = "FILE")]
     pub tables: PathBuf,
     /// The domain's control socket, as in its configuration [default: iod.sock in the run
@@ -119,9 +130,9 @@ pub struct IodAttachArgs {
 /// `iod detach`.
 #[derive(Args, Debug)]
 pub struct IodDetachArgs {
-    /// Names of disks, as in `iod status`
-    #[arg(value_name = "DISK", required = true)]
-    pub disks: Vec<String>,
+    /// Names of disks and ports, as in `iod status`
+    #[arg(value_name = "[disk:|port:]NAME", required = true)]
+    pub names: Vec<String>,
     /// The domain's control socket, as in its configuration [default: iod.sock in the run
     /// directory]
     #[arg(long, value_name = "SOCKET")]
@@ -153,7 +164,10 @@ pub struct IodTraceArgs {
     /// For how long; until Ctrl-C when not given
     #[arg(long = "for", value_name = "TIME")]
     pub length: Option<Nanos>,
-    /// Only requests that took longer
+    /// Only requests and frames that took longer
     #[arg(long, value_name = "TIME")]
     pub slower_than: Option<Nanos>,
+    /// Only frames that were not passed on
+    #[arg(long)]
+    pub dropped: bool,
 }

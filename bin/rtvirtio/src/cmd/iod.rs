@@ -36,7 +36,7 @@ pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         IodCommand::Attach(args) => {
             changed(&live::attach(&at(&args.control), &read_tables(&args.tables)?)?, ui)?;
         }
-        IodCommand::Detach(args) => changed(&live::detach(&at(&args.control), &args.disks, args.force)?, ui)?,
+        IodCommand::Detach(args) => changed(&live::detach(&at(&args.control), &args.names, args.force)?, ui)?,
         IodCommand::Stop(args) => {
             let pid = live::end(&at(&args.control), &global.dirs(), args.force)?;
             ui.step(&format!("the I/O domain, process {pid}, is stopped"));
@@ -64,9 +64,12 @@ fn changed(changes: &Changes, ui: &Ui) -> anyhow::Result<()> {
 }
 
 fn preview(found: &Preview) -> String {
-    let line = |what: &str, names: &[String]| -> String {
-        names.iter().map(|name| format!("{what}: disk \"{}\"\n", terminal(name, false))).collect()
+    let line = |what: &str, kind: &str, names: &[String]| -> String {
+        names.iter().map(|name| format!("{what}: {kind} \"{}\"\n", terminal(name, false))).collect()
     };
-    let lines = line("would come", &found.attach) + &line("would go", &found.detach);
-    if lines.is_empty() { "no disk would come or go\n".into() } else { lines }
+    let lines = line("would come", "disk", &found.attach)
+        + &line("would come", "port", &found.attach_ports)
+        + &line("would go", "disk", &found.detach)
+        + &line("would go", "port", &found.detach_ports);
+    if lines.is_empty() { "no disk would come or go, and no port\n".into() } else { lines }
 }

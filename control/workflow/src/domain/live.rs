@@ -1,4 +1,4 @@
-//! Changing a running I/O domain: reload its file, attach and detach disks, stop it.
+//! Changing a running I/O domain: reload its file, attach and detach disks and ports, stop it.
 //!
 //! The configuration file is the one truth: `attach` and `detach` edit it and reload, and put its
 //! text back where the domain refuses. What comes is opened here and passed on, because the
@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use rtvirtio_apply::Session;
 use rtvirtio_domain_config::{File, edit, parent_dir};
+use rtvirtio_engine::handover::Opened;
+use rtvirtio_engine::handover_port::MOST_PORTS;
 use rtvirtio_engine::{check, handover};
 use rtvirtio_kernel::process::Process;
 use rustix::fs::FlockOperation::NonBlockingLockExclusive;
@@ -40,7 +42,7 @@ pub struct Changes {
     pub changed: Vec<String>,
 }
 
-/// What a reload would do with disks.
+/// What a reload would do with disks and ports.
 #[derive(Debug, Serialize)]
 pub struct Preview {
     /// The configuration file that the domain reads.
@@ -49,6 +51,10 @@ pub struct Preview {
     pub attach: Vec<String>,
     /// Disks that go.
     pub detach: Vec<String>,
+    /// Ports that come.
+    pub attach_ports: Vec<String>,
+    /// Ports that go.
+    pub detach_ports: Vec<String>,
 }
 
 /// Who answers on a control socket.
@@ -77,7 +83,7 @@ fn send(stream: &UnixStream, control: &Path, request: &Value) -> Result<Value> {
     answer(stream, control, RELOAD)
 }
 
-/// What a reload would do with disks, after all checks of the file.
+/// What a reload would do with disks and ports, after all checks of the file.
 ///
 /// # Errors
 /// A file that is refused; a domain that does not answer.
@@ -92,55 +98,63 @@ pub fn preview(control: &Path) -> Result<Preview> {
         config: reply["config"].as_str().unwrap_or_default().into(),
         attach: strings(&reply["attach"], |v| v),
         detach: strings(&reply["detach"], |v| &v["name"]),
+        attach_ports: strings(&reply["attach_ports"], |v| v),
+        detach_ports: strings(&reply["detach_ports"], |v| &v["name"]),
     })
 }
 
-/// Takes over the domain's configuration file. Disks that it adds are opened with the checks of a
-/// start and passed on. With `force`, disks go under their guests.
+/// Takes over the domain's configuration file. Disks and ports that it adds are opened with the
+/// checks of a start and passed on. With `force`, they go under their guests.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) for what the domain or a check refuses; nothing is
 /// changed then.
 pub fn reload(control: &Path, force: bool) -> Result<Changes> {
-    let Preview { config, attach, .. } = preview(control)?;
+    let Preview { config, attach, attach_ports, .. } = preview(control)?;
     let stream = connect(control)?;
     let Peer { pid, uid } = peer(&stream, control)?;
-    let mut opened = Vec::new();
-    if !attach.is_empty() {
-        if attach.len() > handover::MOST_DISKS {
-            bail!(Argument, "{} disks come at once; attach at most {}", attach.len(), handover::MOST_DISKS);
+    let mut opened = Opened::default();
+    if !attach.is_empty() || !attach_ports.is_empty() {
+        for (names, what, most) in
+            [(&attach, "disks", handover::MOST_DISKS), (&attach_ports, "ports", MOST_PORTS)]
+        {
+            if names.len() > most {
+                bail!(Argument, "{} {what} come at once; attach at most {most}", names.len());
+            }
         }
         let file = File::load(&config)?;
-        let names: BTreeSet<String> = attach.into_iter().collect();
+        let [disks, ports]: [BTreeSet<String>; 2] =
+            [attach, attach_ports].map(|names| names.into_iter().collect());
         let guarded = |e: rtvirtio_engine::domain::DomainError| {
             crate::Error::new(crate::Kind::Guarded, format!("nothing is changed: {e}"))
         };
         check::refuse_collisions(&file, &config).map_err(guarded)?;
-        opened = handover::open(&file, &names, pid, uid).map_err(guarded)?;
+        opened = Opened::open(&file, [&disks, &ports], pid, uid).map_err(guarded)?;
     }
-    handover::send_reload(&stream, &opened, force)?;
+    opened.send_reload(&stream, force)?;
     let reply = answer(&stream, control, RELOAD)?;
     refused(&reply)?;
-    opened.into_iter().for_each(handover::OpenedDisk::release);
+    opened.release();
     let changed = reply["changed"].as_array().map(Vec::as_slice).unwrap_or_default();
     let changed = changed.iter().filter_map(|c| c.as_str().map(ToOwned::to_owned)).collect();
     Ok(Changes { config, changed })
 }
 
-/// Adds the `[[device.disk]]` tables of a text to the domain's file, and reloads it.
+/// Adds the `[[device.disk]]` and `[[network.port]]` tables of a text to the domain's file, and
+/// reloads it.
 ///
 /// # Errors
 /// As [`reload`]; the file is as it was then.
 pub fn attach(control: &Path, tables: &str) -> Result<Changes> {
-    edit_and_reload(control, false, |text| Ok(edit::add_disks(text, tables)?.0))
+    edit_and_reload(control, false, |text| Ok(edit::add(text, tables)?.0))
 }
 
-/// Removes the tables of these disks from the domain's file, and reloads it.
+/// Removes the tables of these disks and ports from the domain's file, and reloads it.
 ///
 /// # Errors
 /// As [`reload`]; the file is as it was then.
 pub fn detach(control: &Path, names: &[String], force: bool) -> Result<Changes> {
-    edit_and_reload(control, force, |text| edit::remove_disks(text, names))
+    edit_and_reload(control, force, |text| edit::remove(text, names))
 }
 
 fn edit_and_reload(
@@ -148,12 +162,13 @@ fn edit_and_reload(
     force: bool,
     change: impl FnOnce(&str) -> Result<String, edit::EditError>,
 ) -> Result<Changes> {
-    let Preview { config, attach, detach } = preview(control)?;
-    if !attach.is_empty() || !detach.is_empty() {
-        let list = [attach, detach].concat().join(", ");
+    let Preview { config, attach, detach, attach_ports, detach_ports } = preview(control)?;
+    let others = [attach, detach, attach_ports, detach_ports].concat();
+    if !others.is_empty() {
+        let list = others.join(", ");
         bail!(
             Guarded,
-            "{}: it has other disks than the domain ({list}): `rtvirtio iod reload` first",
+            "{}: it has other disks or ports than the domain ({list}): `rtvirtio iod reload` first",
             config.display()
         );
     }

@@ -13,7 +13,7 @@ use vm_memory::GuestAddress;
 
 use super::prepared::{DetachedDisk, PreparedDisk, RefusedDisk};
 use super::thread::Quit;
-use super::trace::TraceWriter;
+use super::trace::{TraceCommand, TraceEvent, TraceReply, TraceWriter};
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
 
@@ -144,6 +144,19 @@ pub enum QueueCommand {
 impl Quit for Command {
     fn quit() -> Self {
         Self::Quit
+    }
+}
+
+impl TraceCommand for Command {
+    type Event = TraceEvent;
+    const EMPTY: TraceEvent = TraceEvent::EMPTY;
+
+    fn start_trace(writer: Box<TraceWriter>, reply: TraceReply<TraceEvent>) -> Self {
+        Self::StartTrace { writer, reply }
+    }
+
+    fn stop_trace(reply: TraceReply<TraceEvent>) -> Self {
+        Self::StopTrace { reply }
     }
 }
 

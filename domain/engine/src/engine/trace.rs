@@ -1,6 +1,6 @@
-//! Trace of completed requests.
+//! Trace of completed requests, and of frames.
 //!
-//! The engine writes an event for each completed request into a ring, which is drained
+//! The engine writes an event for each completed request or frame into a ring, which is drained
 //! asynchronously. Neither end waits for the other: when the ring is full, the event is dropped and
 //! counted. The reader polls, so the engine wakes no thread. Without a trace, a request costs one
 //! test of an empty field.
@@ -9,6 +9,7 @@
 //! comparison: as fast for single small items, slower for large items and for batches.
 
 use std::fmt;
+use std::sync::mpsc::SyncSender;
 
 use rtvirtio_sched::{CompletedRequest, Op, Priority};
 use rtvirtio_units::Nanos;
@@ -83,21 +84,36 @@ impl TraceEvent {
     };
 }
 
+/// An engine's commands that start and stop its trace.
+pub trait TraceCommand: Sized {
+    /// What is traced.
+    type Event: Copy + 'static;
+    /// An event that fills the ring before it is used.
+    const EMPTY: Self::Event;
+    /// Starts it.
+    fn start_trace(writer: Box<TraceWriter<Self::Event>>, reply: TraceReply<Self::Event>) -> Self;
+    /// Stops it.
+    fn stop_trace(reply: TraceReply<Self::Event>) -> Self;
+}
+
+/// Sent the writer: when it is refused, or the trace has stopped.
+pub type TraceReply<E> = SyncSender<Option<Box<TraceWriter<E>>>>;
+
 /// The writing end.
-pub struct TraceWriter {
-    pub(super) events: rtrb::Producer<TraceEvent>,
+pub struct TraceWriter<E = TraceEvent> {
+    pub(super) events: rtrb::Producer<E>,
     /// Events that found no room.
     pub(super) dropped: u64,
 }
 
-impl fmt::Debug for TraceWriter {
+impl<E> fmt::Debug for TraceWriter<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TraceWriter").field("dropped", &self.dropped).finish_non_exhaustive()
     }
 }
 
-impl TraceWriter {
-    pub(super) fn record(&mut self, event: TraceEvent) {
+impl<E> TraceWriter<E> {
+    pub(crate) fn record(&mut self, event: E) {
         self.dropped += u64::from(self.events.push(event).is_err());
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::command::{Command, EngineGone, EngineHandle};
-use super::trace::{TraceEvent, TraceWriter};
+use super::trace::{TraceCommand, TraceWriter};
 
 /// Why a trace does not start.
 #[derive(Debug, thiserror::Error)]
@@ -12,36 +12,36 @@ pub enum TraceError {
     /// The engine has ended.
     #[error(transparent)]
     EngineGone(#[from] EngineGone),
-    /// Another trace of this device runs.
-    #[error("another trace of this device runs; wait until it ends")]
+    /// Another trace of this device or network runs.
+    #[error("another trace of it runs; wait until it ends")]
     Busy,
 }
 
 /// The reading end. The trace stops when it is dropped.
-pub struct TraceReader {
-    engine: EngineHandle,
-    events: rtrb::Consumer<TraceEvent>,
+pub struct TraceReader<C: TraceCommand = Command> {
+    engine: EngineHandle<C>,
+    events: rtrb::Consumer<C::Event>,
     running: bool,
 }
 
-impl fmt::Debug for TraceReader {
+impl<C: TraceCommand> fmt::Debug for TraceReader<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TraceReader").field("running", &self.running).finish_non_exhaustive()
     }
 }
 
-impl TraceReader {
+impl<C: TraceCommand> TraceReader<C> {
     /// Starts a trace, with room for `capacity` events between two reads.
     ///
     /// # Errors
     /// [`TraceError`].
-    pub fn start(engine: &EngineHandle, capacity: usize) -> Result<Self, TraceError> {
+    pub fn start(engine: &EngineHandle<C>, capacity: usize) -> Result<Self, TraceError> {
         let (mut to, mut events) = rtrb::RingBuffer::new(capacity);
         // Touches every page before the engine does.
-        while to.push(TraceEvent::EMPTY).is_ok() {}
+        while to.push(C::EMPTY).is_ok() {}
         while events.pop().is_ok() {}
         let writer = Box::new(TraceWriter { events: to, dropped: 0 });
-        let refused = engine.ask(|reply| Command::StartTrace { writer, reply })?;
+        let refused = engine.ask(|reply| C::start_trace(writer, reply))?;
         if refused.is_some() {
             return Err(TraceError::Busy);
         }
@@ -49,7 +49,7 @@ impl TraceReader {
     }
 
     /// Drains all events, oldest first; returns their number.
-    pub fn drain(&mut self, each: impl FnMut(TraceEvent)) -> usize {
+    pub fn drain(&mut self, each: impl FnMut(C::Event)) -> usize {
         let n = self.events.slots();
         self.events.read_chunk(n).map_or(0, |chunk| {
             chunk.into_iter().for_each(each);
@@ -66,12 +66,12 @@ impl TraceReader {
         if !std::mem::take(&mut self.running) {
             return Ok(0);
         }
-        let writer = self.engine.ask(|reply| Command::StopTrace { reply })?;
+        let writer = self.engine.ask(C::stop_trace)?;
         Ok(writer.map_or(0, |t| t.dropped))
     }
 }
 
-impl Drop for TraceReader {
+impl<C: TraceCommand> Drop for TraceReader<C> {
     fn drop(&mut self) {
         let _ = self.stop();
     }

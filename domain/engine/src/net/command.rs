@@ -2,12 +2,14 @@
 
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_sched::{Config, ConfigError, Contract, VmCounters};
+use rtvirtio_sched::{Config, ConfigError, Contract, MembershipError, VmCounters};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
+use super::prepared::{DetachedPort, PreparedPort, VacantPort};
+use super::trace::FrameEvent;
 use crate::engine::thread::Quit;
-use crate::engine::{EngineHandle, PromiseCounters, QueueCommand};
+use crate::engine::{EngineHandle, PromiseCounters, QueueCommand, TraceReply, TraceWriter};
 
 /// A command.
 #[derive(Debug)]
@@ -20,9 +22,9 @@ pub enum NetCommand {
         tx: Box<Config>,
         /// Toward the VMs.
         rx: Box<Config>,
-        /// Ports whose part has changed: their buckets start full.
+        /// Places of the ports whose part has changed: their buckets start full.
         ports: Vec<usize>,
-        /// How long the thread sleeps beyond the moment at which a frame to each port is admitted.
+        /// How long the thread sleeps beyond the moment at which a frame to each place is admitted.
         coalesce: Vec<Nanos>,
         /// Why the command is refused.
         reply: SyncSender<Result<(), ConfigError>>,
@@ -36,8 +38,52 @@ pub enum NetCommand {
     PortStatus {
         /// Index of the port.
         port: usize,
-        /// The snapshot; `None` for an unknown port.
+        /// The snapshot; `None` for a vacant place.
         reply: SyncSender<Option<Box<PortStatus>>>,
+    },
+    /// The port in a place.
+    Member {
+        /// The place.
+        port: usize,
+        /// Its [`FrameEvent::member`] and its name; `None` for a vacant place.
+        reply: SyncSender<Option<(u32, String)>>,
+    },
+    /// Starts a trace of frames; [`crate::engine::TraceReader`] sends this.
+    StartTrace {
+        /// Receives the events.
+        writer: Box<TraceWriter<FrameEvent>>,
+        /// `None` when the trace starts; the writer, when another trace runs.
+        reply: TraceReply<FrameEvent>,
+    },
+    /// Stops the trace.
+    StopTrace {
+        /// The writer, so that the network's thread does not free it.
+        reply: TraceReply<FrameEvent>,
+    },
+    /// Adds a port in a vacant place, or behind the last one, between two rounds.
+    Attach {
+        /// Its place.
+        port: usize,
+        /// The port, with all memory.
+        prepared: Box<PreparedPort>,
+        /// Why the command is refused.
+        reply: SyncSender<Result<(), MembershipError>>,
+    },
+    /// Drops what a port without a guest holds, after [`QueueCommand::Disconnect`].
+    Drain {
+        /// Index of the port.
+        port: usize,
+        /// Whether nothing of it is under way any more. Sent again until it is so.
+        reply: SyncSender<bool>,
+    },
+    /// Removes a port that is drained.
+    Detach {
+        /// Index of the port.
+        port: usize,
+        /// What takes its place.
+        vacant: Box<VacantPort>,
+        /// What is left of it, so that the network's thread frees nothing.
+        reply: SyncSender<Result<Box<DetachedPort>, MembershipError>>,
     },
     /// Ends the thread.
     Quit,
@@ -61,7 +107,7 @@ pub type NetHandle = EngineHandle<NetCommand>;
 /// Snapshot of a network.
 #[derive(Clone, Debug)]
 pub struct NetStatus {
-    /// Number of ports.
+    /// Number of places, vacant ones included.
     pub ports: usize,
     /// Delay of regulated frames to the link beyond their exact moment.
     pub regulator_lateness: Latencies,

@@ -1,8 +1,9 @@
 //! A port: its queues, its frames, and what it has done.
 
+use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_domain_config::{Network, OFFLOADED_FRAME, Port as PortConfig};
+use rtvirtio_domain_config::{Mac, Network, OFFLOADED_FRAME, Port as PortConfig};
 use rtvirtio_sched::{Bucket, Meter};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
@@ -65,8 +66,11 @@ impl FlowMeter {
 #[derive(Debug)]
 pub struct Port {
     pub name: String,
+    /// Tells apart the ports that had this place.
+    pub member: u32,
     pub rules: PortRules,
-    pub uplink: Uplink,
+    /// What is behind it; `None` for a vacant place.
+    pub uplink: Option<Uplink>,
     pub slots: [QueueSlot; QUEUES as usize],
     /// Frames from the VM that wait for the link.
     pub tx: FramePool,
@@ -117,14 +121,27 @@ pub enum Delivered {
 impl Port {
     /// A port without a guest.
     pub fn new(network: &Network, config: &PortConfig, uplink: Uplink) -> Self {
+        let tx = FramePool::new(config.depth, HEADER + network.largest_sent() as usize);
+        let rx = FramePool::new(config.depth.min(RX_FRAMES), LARGEST_RECEIVED);
+        Self::with_pools(config, [tx, rx], Some(uplink))
+    }
+
+    /// A place without a port: it has no buffers, so that nothing passes it.
+    pub fn vacant() -> Self {
+        let config = PortConfig::new(String::new(), PathBuf::new(), Mac::BROADCAST);
+        Self::with_pools(&config, [FramePool::new(0, 0), FramePool::new(0, 0)], None)
+    }
+
+    fn with_pools(config: &PortConfig, [tx, rx]: [FramePool; 2], uplink: Option<Uplink>) -> Self {
         let rate = (config.broadcast.0.round() as u64).max(1);
         Self {
             name: config.name.clone(),
+            member: 0,
             rules: PortRules::new(config),
             uplink,
             slots: Default::default(),
-            tx: FramePool::new(config.depth, HEADER + network.largest_sent() as usize),
-            rx: FramePool::new(config.depth.min(RX_FRAMES), LARGEST_RECEIVED),
+            tx,
+            rx,
             broadcast: Bucket::new(rate, rate.div_ceil(2)),
             groups_again_at: None,
             readable: true,

@@ -1,6 +1,7 @@
 //! The event loop of a network: fetch, order, hand over; read, order, deliver.
 
 mod control;
+mod membership;
 mod receive;
 mod send;
 
@@ -16,13 +17,14 @@ use rtvirtio_units::Nanos;
 
 use super::command::NetCommand;
 use super::port::{Port, QUEUES, RX, TX};
+use super::trace::FrameEvent;
 use super::uplink::Uplink;
 use crate::engine::poll::AdaptivePoll;
 use crate::engine::queue_host::{QueueHost, notify_guest};
 use crate::engine::slot::QueueSlot;
 use crate::engine::thread::Serve;
 use crate::engine::uring::{Completion, CompletionToken, Uring};
-use crate::engine::{EngineError, now, prepare_thread};
+use crate::engine::{EngineError, TraceWriter, now, prepare_thread};
 
 /// The state of a network's thread.
 pub struct NetLoop {
@@ -32,7 +34,10 @@ pub struct NetLoop {
     /// The link has a rate; without one, frames leave at once.
     ordered: bool,
     ring: Uring,
+    /// By place; vacant ones included.
     ports: Vec<Port>,
+    /// Ports so far.
+    members: u32,
     /// Toward the link.
     tx: Scheduler,
     link: VirtualLink,
@@ -49,6 +54,8 @@ pub struct NetLoop {
     regulator_wakeup: Option<Nanos>,
     regulator_lateness: Latencies,
     poll: AdaptivePoll,
+    /// The running trace.
+    trace: Option<Box<TraceWriter<FrameEvent>>>,
     quit: bool,
 }
 
@@ -67,13 +74,19 @@ impl NetLoop {
         // A kick, a call and cancels of each queue, and the uplink's poll.
         let mut ring = Uring::new(8 + ports * 16).map_err(failed("io_uring"))?;
         ring.arm_poll(doorbell.as_raw_fd(), CompletionToken::Doorbell).map_err(failed("io_uring"))?;
-        let pairs = network.ports.iter().zip(uplinks);
+        let pairs = network.ports.iter().zip(uplinks).zip(0..);
+        let members = pairs.map(|((config, uplink), member)| {
+            let mut port = Port::new(network, config, uplink);
+            port.member = member;
+            port
+        });
         Ok(Self {
             name: network.name.clone(),
             switches: network.uplink == UplinkKind::Packet,
             ordered: network.link.is_some(),
             ring,
-            ports: pairs.map(|(port, uplink)| Port::new(network, port, uplink)).collect(),
+            ports: members.collect(),
+            members: ports,
             tx: Scheduler::new(&network.tx_sched())?,
             link: VirtualLink::new(LINK_WINDOW, CATCH_UP),
             rx: Scheduler::new(&network.rx_sched())?,
@@ -85,6 +98,7 @@ impl NetLoop {
             regulator_wakeup: None,
             regulator_lateness: Latencies::with_range(Nanos(1_000_000_000_000), 2),
             poll: AdaptivePoll::new(poll),
+            trace: None,
             quit: false,
         })
     }
@@ -145,6 +159,14 @@ impl NetLoop {
         }
     }
 
+    /// Writes an event into the running trace.
+    fn record(&mut self, event: FrameEvent) {
+        if let Some(trace) = &mut self.trace {
+            let member = self.ports.get(event.port).map_or(0, |port| port.member);
+            trace.record(FrameEvent { member, ..event });
+        }
+    }
+
     /// Looks at the queues of VMs without a notification.
     fn poll_rings(&mut self) {
         for port in &mut self.ports {
@@ -159,8 +181,9 @@ impl NetLoop {
         for (i, port) in self.ports.iter_mut().enumerate() {
             let receives = port.slots[usize::from(RX)].vring.is_some();
             if receives && !port.readable && !port.poll_armed && port.retry_at.is_none() {
+                let Some(uplink) = &port.uplink else { continue };
                 port.poll_armed = true;
-                let fd = port.uplink.as_fd().as_raw_fd();
+                let fd = uplink.as_fd().as_raw_fd();
                 self.ring.arm_poll_once(fd, CompletionToken::Uplink(i as u16))?;
             }
         }

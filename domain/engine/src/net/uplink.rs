@@ -59,6 +59,12 @@ pub enum UplinkError {
         /// The interface.
         name: String,
     },
+    /// The port's keys have changed between two readings of the file.
+    #[error("{name}: the file has other keys for it by now; reload again")]
+    Replaced {
+        /// The interface.
+        name: String,
+    },
     /// The kernel refuses.
     #[error("{name}: {what}: {source}{}", if source.kind() == io::ErrorKind::PermissionDenied { "; this takes root or CAP_NET_ADMIN and CAP_NET_RAW" } else { "" })]
     Io {
@@ -96,11 +102,7 @@ impl Uplink {
     /// # Errors
     /// [`UplinkError`].
     pub fn open(network: &Network, port: &Port) -> Result<Self, UplinkError> {
-        let name = match network.uplink {
-            UplinkKind::Tap => port.tap.clone(),
-            UplinkKind::Packet => network.interface.clone(),
-        };
-        let name = name.unwrap_or_default();
+        let name = Self::interface(network, port).to_owned();
         let fd = match network.uplink {
             UplinkKind::Tap => open_tap(&name)?,
             UplinkKind::Packet => open_packet(&name)?,
@@ -123,6 +125,27 @@ impl Uplink {
             while uplink.read(&mut drained).is_ok() {}
         }
         Ok(uplink)
+    }
+
+    /// The uplink of a port that another process has opened with [`Uplink::open`]: its filter is in
+    /// force.
+    #[must_use]
+    pub fn adopt(network: &Network, port: &Port, fd: OwnedFd) -> Self {
+        let kind = match network.uplink {
+            UplinkKind::Tap => Kind::Tap,
+            UplinkKind::Packet => Kind::Packet,
+        };
+        Self { kind, fd, addresses: [&[port.mac][..], &port.multicast].concat(), groups: Some(true) }
+    }
+
+    /// The name of a port's interface: its tap, or that of its network.
+    #[must_use]
+    pub fn interface<'a>(network: &'a Network, port: &'a Port) -> &'a str {
+        let name = match network.uplink {
+            UplinkKind::Tap => &port.tap,
+            UplinkKind::Packet => &network.interface,
+        };
+        name.as_deref().unwrap_or_default()
     }
 
     /// A non-blocking datagram socket, each datagram a frame with virtio-net's header before it:

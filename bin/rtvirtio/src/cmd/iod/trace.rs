@@ -1,4 +1,4 @@
-//! `rtvirtio iod trace`: what the I/O domain does with each request, while it does it.
+//! `rtvirtio iod trace`: what the I/O domain does with each request and frame, while it does it.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::Shutdown;
@@ -19,7 +19,7 @@ use rtvirtio_workflow::Progress as _;
 /// How long it may take to notice Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Prints requests as they are answered.
+/// Prints requests as they are answered, and frames as they are passed on or dropped.
 pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
     let stream = rtvirtio_workflow::domain::client::connect(control)?;
     stream.set_read_timeout(Some(LOOK))?;
@@ -43,6 +43,7 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
         let shown = match (&line.error, line.total_ns) {
             (Some(error), _) => anyhow::bail!("{}: {error}", control.display()),
             (None, Some(total)) if args.slower_than.is_some_and(|least| total <= least.0) => Ok(()),
+            (None, Some(_)) if args.dropped && !is_dropped(text)? => Ok(()),
             // As it came: this program must be fast enough for a busy domain.
             _ if ui.json => out.write_all(text),
             (None, Some(_)) => {
@@ -60,7 +61,8 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
             other => other?,
         }
         if let Some(end) = line.end {
-            ui.step(&format!("{} requests, {} more were not caught up with", end.events, end.dropped));
+            let (n, more) = (end.events, end.dropped);
+            ui.step(&format!("{n} requests and frames, {more} more were not caught up with"));
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -68,6 +70,12 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
         return Ok(ExitCode::SUCCESS);
     }
     anyhow::bail!("{}: the I/O domain ended, or was not read for too long", control.display())
+}
+
+/// Whether an event is a frame that was not passed on.
+fn is_dropped(text: &[u8]) -> serde_json::Result<bool> {
+    let event: Value = serde_json::from_slice(text)?;
+    Ok(event["fate"].as_str().is_some_and(|fate| fate != "passed"))
 }
 
 /// Required fields of every line.
@@ -147,10 +155,14 @@ fn row(e: &Value, since: u64) -> String {
     if e["reserved"] == true {
         s.push_str("  reserved");
     }
-    match e["status"].as_u64() {
-        Some(0) => {}
-        Some(2) => s.push_str("  not supported"),
-        _ => s.push_str("  I/O error"),
+    match (e["fate"].as_str(), e["status"].as_u64()) {
+        (Some("passed"), _) | (None, Some(0)) => {}
+        (Some(fate), _) => {
+            s.push_str("  not passed on: ");
+            s.push_str(&fate.replace('_', " "));
+        }
+        (None, Some(2)) => s.push_str("  not supported"),
+        (None, _) => s.push_str("  I/O error"),
     }
     s
 }
@@ -183,5 +195,12 @@ mod tests {
         assert!(!text.contains("error"));
         event["status"] = json!(1);
         assert!(row(&event, 0).ends_with("I/O error"));
+        let mut frame = json!({
+            "network": "lan", "vm": "relay", "op": "send", "len": 140, "class": "real-time", "level": 4,
+            "reserved": true, "fate": "passed", "wait_ns": 9_000, "device_ns": 13_000, "total_ns": 22_000,
+        });
+        assert!(row(&frame, 0).ends_with("22us  reserved"), "{}", row(&frame, 0));
+        frame["fate"] = json!("no_buffer");
+        assert!(row(&frame, 0).ends_with("not passed on: no buffer"));
     }
 }

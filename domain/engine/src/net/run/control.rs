@@ -41,6 +41,26 @@ impl NetLoop {
             NetCommand::PortStatus { port, reply } => {
                 let _ = reply.send(self.port_status(port).map(Box::new));
             }
+            NetCommand::Member { port, reply } => {
+                let port = self.ports.get(port).filter(|port| port.uplink.is_some());
+                let _ = reply.send(port.map(|port| (port.member, port.name.clone())));
+            }
+            NetCommand::StartTrace { writer, reply } => {
+                let refused = if self.trace.is_some() { Some(writer) } else { self.trace.replace(writer) };
+                let _ = reply.send(refused);
+            }
+            NetCommand::StopTrace { reply } => {
+                let _ = reply.send(self.trace.take());
+            }
+            NetCommand::Attach { port, prepared, reply } => {
+                let _ = reply.send(self.attach(port, *prepared));
+            }
+            NetCommand::Drain { port, reply } => {
+                let _ = reply.send(self.drain(port)?);
+            }
+            NetCommand::Detach { port, vacant, reply } => {
+                let _ = reply.send(self.detach(port, vacant));
+            }
             NetCommand::Quit => self.quit = true,
         }
         Ok(())
@@ -51,7 +71,8 @@ impl NetLoop {
             QueueCommand::Start { vm, index, start, reply } => {
                 let features = start.features;
                 if let Some(port) = self.ports.get(vm).filter(|_| index == RX) {
-                    if let Err(e) = port.uplink.set_offloads(features) {
+                    let uplink = port.uplink.as_ref();
+                    if let Some(Err(e)) = uplink.map(|uplink| uplink.set_offloads(features)) {
                         eprintln!("rtvirtio-iod: {}: offloads: {e}", port.name);
                     }
                 }
@@ -122,7 +143,7 @@ impl NetLoop {
     }
 
     fn port_status(&self, i: usize) -> Option<PortStatus> {
-        let port = self.ports.get(i)?;
+        let port = self.ports.get(i).filter(|port| port.uplink.is_some())?;
         let time = now();
         let flow = |meter: &FlowMeter| Flow {
             frames: meter.frames,

@@ -6,10 +6,13 @@ use rtvirtio_sched::{Next, Op, Piece, Request};
 use rtvirtio_units::Nanos;
 
 use super::NetLoop;
-use crate::engine::now;
+use crate::engine::{TraceCommand as _, now};
 use crate::feature::net as feature;
+use crate::net::command::NetCommand;
 use crate::net::frame::{Delivery, Frame, HEADER, complete_checksum, is_segmented};
 use crate::net::port::{Delivered, Port, RX};
+use crate::net::trace::{Fate, FrameEvent};
+use crate::net::uplink::Uplink;
 
 /// Frames read for a VM in one turn.
 const READ_BATCH: u32 = 16;
@@ -38,8 +41,9 @@ impl NetLoop {
             if !port.can_receive() {
                 return any;
             }
+            let Some(uplink) = &port.uplink else { return any };
             let Some(buffer) = port.rx.first_free() else { return any };
-            let len = match port.uplink.read(buffer) {
+            let len = match uplink.read(buffer) {
                 Ok(len) => len,
                 Err(e) => {
                     port.readable = e.kind() == io::ErrorKind::Interrupted;
@@ -51,15 +55,21 @@ impl NetLoop {
                 }
             };
             any = true;
+            let event = |fate| FrameEvent::dropped(i, false, fate, len.saturating_sub(HEADER), time);
             let Some(frame) = buffer.get(HEADER..len).and_then(Frame::parse) else {
                 port.drops.filtered += 1;
+                self.record(event(Fate::Filtered));
                 continue;
             };
             match port.rules.delivery(&frame) {
-                Delivery::Drop => port.drops.filtered += 1,
+                Delivery::Drop => {
+                    port.drops.filtered += 1;
+                    self.record(event(Fate::Filtered));
+                }
                 Delivery::Limited if port.broadcast.ready_at(time, 1) > time => {
                     port.drops.broadcast += 1;
                     port.close_groups(time);
+                    self.record(event(Fate::Broadcast));
                 }
                 delivery => {
                     if delivery == Delivery::Limited {
@@ -81,7 +91,7 @@ impl NetLoop {
         let takes_segments = features & feature::MRG_RXBUF != 0 && features & feature::GUEST_TSO[0] != 0;
         if is_segmented(bytes) && !takes_segments {
             port.drops.segmented += 1;
-            return;
+            return self.record(FrameEvent::dropped(i, false, Fate::Segmented, len - HEADER, time));
         }
         if features & feature::GUEST_CSUM == 0 {
             complete_checksum(bytes);
@@ -93,6 +103,7 @@ impl NetLoop {
         if self.rx.submit(i, request).is_err() {
             port.rx.release(slot);
             port.drops.no_buffer += 1;
+            self.record(FrameEvent::dropped(i, false, Fate::NoBuffer, len - HEADER, time));
         } else {
             port.received.meter.on_submit(time);
         }
@@ -137,6 +148,18 @@ impl NetLoop {
                 vring.active = true;
             }
         }
+        if self.trace.is_some() {
+            self.record(FrameEvent {
+                port: piece.vm,
+                fate: if delivered == Delivered::Yes { Fate::Passed } else { Fate::NoBuffer },
+                len: piece.len,
+                priority: piece.priority,
+                arrival,
+                wait: Nanos(time.0.saturating_sub(arrival.0)),
+                passing: Nanos(now().0.saturating_sub(time.0)),
+                ..NetCommand::EMPTY
+            });
+        }
     }
 
     /// What a port has put off until now: reading an uplink that failed, frames to groups.
@@ -147,7 +170,7 @@ impl NetLoop {
         }
         if port.groups_again_at.is_some_and(|at| time >= at) {
             port.groups_again_at = None;
-            let _ = port.uplink.accept_groups(true);
+            let _ = port.uplink.as_mut().map(|uplink| uplink.accept_groups(true));
         }
     }
 
@@ -163,7 +186,8 @@ impl Port {
     fn close_groups(&mut self, time: Nanos) {
         let half = self.broadcast.burst().div_ceil(2);
         let again = self.broadcast.ready_at(time, half);
-        if self.groups_again_at.is_none() && self.uplink.accept_groups(false).is_ok() {
+        let closes = |uplink: &mut Uplink| uplink.accept_groups(false).is_ok();
+        if self.groups_again_at.is_none() && self.uplink.as_mut().is_some_and(closes) {
             self.groups_again_at = Some(again.max(Nanos(time.0 + 1_000_000)));
         }
     }

@@ -8,9 +8,11 @@ use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
 use super::NetLoop;
-use crate::engine::now;
+use crate::engine::{TraceCommand as _, TraceWriter, now};
+use crate::net::command::NetCommand;
 use crate::net::frame::{Delivery, Frame, HEADER, complete_checksum, is_valid_header};
 use crate::net::port::{Fetched, TX};
+use crate::net::trace::{Fate, FrameEvent};
 
 /// Frames fetched from a VM in one turn, and their time limit: chains may be long.
 const FETCH_BATCH: u32 = 32;
@@ -33,6 +35,11 @@ impl NetLoop {
     }
 
     fn fetch_from(&mut self, i: usize, time: Nanos) -> bool {
+        let dropped = |trace: &mut Option<Box<TraceWriter<FrameEvent>>>, member, fate, len: usize| {
+            if let Some(trace) = trace {
+                trace.record(FrameEvent { member, ..FrameEvent::dropped(i, true, fate, len - HEADER, time) });
+            }
+        };
         let port = &mut self.ports[i];
         let features = {
             let Some(vring) = port.slots[usize::from(TX)].vring.as_mut() else { return false };
@@ -49,6 +56,7 @@ impl NetLoop {
                 Fetched::Malformed => {
                     fetched += 1;
                     port.drops.malformed += 1;
+                    dropped(&mut self.trace, port.member, Fate::Malformed, HEADER);
                     continue;
                 }
                 Fetched::Frame(len) => len,
@@ -58,10 +66,12 @@ impl NetLoop {
             let frame = Frame::parse(&bytes[HEADER..]).filter(|_| is_valid_header(bytes, features));
             let Some(frame) = frame else {
                 port.drops.malformed += 1;
+                dropped(&mut self.trace, port.member, Fate::Malformed, len);
                 continue;
             };
             if !port.rules.may_send(&frame) {
                 port.drops.spoofed += 1;
+                dropped(&mut self.trace, port.member, Fate::Spoofed, len);
                 continue;
             }
             let priority = port.rules.priority(&frame);
@@ -127,9 +137,16 @@ impl NetLoop {
         let destination = Frame::parse(&bytes[HEADER..]).map(|frame| frame.destination);
         let own = self.switches && destination.is_some_and(|to| self.pass_inside(i, slot, to, time));
         let port = &mut self.ports[i];
+        let mut fate = Fate::Passed;
         if !own {
-            let written = port.uplink.write(port.tx.bytes(slot));
-            port.drops.refused += u64::from(written.is_err_and(|e| e.kind() != io::ErrorKind::Interrupted));
+            let written = match &port.uplink {
+                Some(uplink) => uplink.write(port.tx.bytes(slot)),
+                None => Ok(()),
+            };
+            if written.is_err_and(|e| e.kind() != io::ErrorKind::Interrupted) {
+                port.drops.refused += 1;
+                fate = Fate::Refused;
+            }
         }
         let arrival = port.tx.arrival(slot);
         port.tx.release(slot);
@@ -140,6 +157,20 @@ impl NetLoop {
         }
         let more = port.tx.taken() > 0;
         port.sent.record(time, arrival, len, more);
+        if self.trace.is_some() {
+            self.record(FrameEvent {
+                port: i,
+                sent: true,
+                fate,
+                len,
+                priority: piece.priority,
+                reserved: piece.reserved,
+                arrival,
+                wait: Nanos(time.0.saturating_sub(arrival.0)),
+                passing: Nanos(sent_at.0.saturating_sub(time.0)),
+                ..NetCommand::EMPTY
+            });
+        }
     }
 
     /// Copies a frame to the ports that it is for; whether none but them gets it.
@@ -151,12 +182,17 @@ impl NetLoop {
                 continue;
             };
             let (source, port) = if from < other { (low, high) } else { (high, low) };
+            if port.uplink.is_none() {
+                continue;
+            }
             let bytes = source.tx.bytes(slot);
             let Some(frame) = Frame::parse(&bytes[HEADER..]) else { return false };
             match port.rules.delivery(&frame) {
                 Delivery::Drop => continue,
                 Delivery::Limited if port.broadcast.ready_at(time, 1) > time => {
                     port.drops.broadcast += 1;
+                    let len = bytes.len() - HEADER;
+                    self.record(FrameEvent::dropped(other, false, Fate::Broadcast, len, time));
                     continue;
                 }
                 Delivery::Limited => port.broadcast.take(time, 1),
@@ -165,6 +201,7 @@ impl NetLoop {
             let len = bytes.len();
             let Some(buffer) = port.rx.first_free().and_then(|buffer| buffer.get_mut(..len)) else {
                 port.drops.no_buffer += 1;
+                self.record(FrameEvent::dropped(other, false, Fate::NoBuffer, len - HEADER, time));
                 continue;
             };
             buffer.copy_from_slice(bytes);

@@ -1,0 +1,73 @@
+//! Ports that come and go while a network runs. All memory is allocated before, and freed after, by
+//! the control thread: the other VMs wait for the network's thread.
+
+use std::fmt;
+
+use rtvirtio_domain_config::Network;
+use rtvirtio_sched::{MembershipError, PreparedVm, Scheduler};
+
+use super::port::Port;
+use super::uplink::Uplink;
+
+/// A port that a network can serve at once.
+pub struct PreparedPort {
+    pub(super) port: Port,
+    pub(super) tx: PreparedVm,
+    pub(super) rx: PreparedVm,
+}
+
+impl PreparedPort {
+    /// Allocates what a port of a configuration needs. `index` is its place there.
+    ///
+    /// # Errors
+    /// An invalid configuration, or one without this port.
+    pub fn new(network: &Network, index: usize, uplink: Uplink) -> Result<Self, MembershipError> {
+        let config = network.ports.get(index).ok_or(MembershipError::Vacant(index))?;
+        Ok(Self {
+            tx: Scheduler::prepare(&network.tx_sched(), index)?,
+            rx: Scheduler::prepare(&network.rx_sched(), index)?,
+            port: Port::new(network, config, uplink),
+        })
+    }
+}
+
+/// What takes the place of a port that goes.
+pub struct VacantPort(pub(super) Port);
+
+impl VacantPort {
+    /// Allocates it.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Port::vacant())
+    }
+}
+
+impl Default for VacantPort {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What is left of a port: its uplink closes when this is dropped.
+pub struct DetachedPort {
+    pub(super) _port: Port,
+    pub(super) _schedulers: [PreparedVm; 2],
+}
+
+impl fmt::Debug for PreparedPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedPort").field("port", &self.port.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for VacantPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VacantPort").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for DetachedPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DetachedPort").finish_non_exhaustive()
+    }
+}

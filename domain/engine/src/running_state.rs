@@ -1,0 +1,130 @@
+//! What of a running domain changes while it runs.
+
+use crate::backing::Backing;
+use crate::config::{Disk, File};
+use crate::disk_lock::{DiskLock, DiskUse, Identity};
+use crate::network::RunningNetwork;
+use crate::reload::{Membership, ReloadError};
+use crate::vhost_user::VhostUserServer;
+
+/// The part of a file that a disk is.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) name: String,
+    pub(crate) identity: Identity,
+    start: u64,
+    size: u64,
+    shared: bool,
+    read_only: bool,
+}
+
+impl Part {
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let is_meant = (self.shared && other.shared) || (self.read_only && other.read_only);
+        !is_meant
+            && self.identity == other.identity
+            && self.start < other.start + other.size
+            && other.start < self.start + self.size
+    }
+}
+
+/// A disk that is served.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) part: Part,
+    pub(crate) server: VhostUserServer,
+}
+
+impl Member {
+    pub(crate) fn part_of(disk: &Disk, backing: &Backing) -> Part {
+        Part {
+            name: disk.name.clone(),
+            identity: backing.identity,
+            start: backing.start,
+            size: backing.limits.size,
+            shared: disk.shared,
+            read_only: disk.read_only,
+        }
+    }
+
+    pub(crate) fn new(part: Part, server: VhostUserServer) -> Self {
+        Self { part, server }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.part.name
+    }
+
+    pub(crate) fn server(&self) -> &VhostUserServer {
+        &self.server
+    }
+}
+
+/// What changes while the domain runs.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The configuration in force.
+    pub(crate) file: File,
+    /// The disks of each device, by place.
+    pub(crate) places: Vec<Vec<Option<Member>>>,
+    pub(crate) locks: Vec<DiskLock>,
+    /// The networks, in the order of the file.
+    pub(crate) networks: Vec<RunningNetwork>,
+}
+
+/// What a start made.
+pub(crate) struct RunningParts {
+    /// The disks of each device, by place.
+    pub(crate) places: Vec<Vec<Option<Member>>>,
+    pub(crate) locks: Vec<DiskLock>,
+    pub(crate) networks: Vec<RunningNetwork>,
+}
+
+impl State {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.places.iter().flatten().flatten().map(|m| &m.part)
+    }
+
+    pub(crate) fn member(&self, name: &str) -> Option<&Member> {
+        self.places.iter().flatten().flatten().find(|m| m.part.name == name)
+    }
+
+    pub(crate) fn is_connected(&self, name: &str) -> bool {
+        self.member(name).is_some_and(|m| m.server.is_connected())
+    }
+
+    /// Whether a QEMU is connected to a port of a network.
+    pub(crate) fn is_port_connected(&self, network: usize, name: &str) -> bool {
+        self.networks[network].is_connected(name)
+    }
+
+    /// Whether a place is vacant after `membership.detach`.
+    pub(crate) fn is_free(&self, device: usize, place: usize, membership: &Membership) -> bool {
+        let goes = |m: &Member| membership.detach.iter().any(|(_, name)| *name == m.part.name);
+        self.places[device].get(place).is_none_or(|m| m.as_ref().is_none_or(goes))
+    }
+
+    /// Refuses a disk whose file this domain has locked for less than its disks need together.
+    pub(crate) fn require_lock<'a>(
+        &'a self,
+        disk: &Disk,
+        on_file: &[&Part],
+        passed: Option<&'a DiskLock>,
+        ready: impl Iterator<Item = &'a DiskLock>,
+    ) -> Result<(), ReloadError> {
+        let needed = DiskUse {
+            read_only: on_file.iter().all(|p| p.read_only),
+            shared: on_file.iter().all(|p| p.shared),
+        };
+        let Some(identity) = on_file.first().map(|part| part.identity) else { return Ok(()) };
+        let known = self.locks.iter().chain(ready);
+        let held = known.chain(passed).find(|lock| lock.identity == identity).and_then(DiskLock::held);
+        let refused = |held| Err(ReloadError::Lock { disk: disk.name.clone(), held });
+        match held {
+            None => refused("are not locked"),
+            Some(held) if held.read_only && !needed.read_only => refused("are all read-only"),
+            Some(held) if held.shared && !needed.shared => refused("are all shared"),
+            Some(_) => Ok(()),
+        }
+    }
+}
