@@ -64,12 +64,14 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
 /// # Errors
 /// When a result cannot be read.
 pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
-    let all: [(&str, Reader); 5] = [
+    let all: [(&str, Reader); 7] = [
         (iod::FILE, iod::report),
         (iod_attach::FILE, iod_attach::report),
         (iod_crash::FILE, iod_crash::report),
         (iod_startup::FILE, iod_startup::report),
         (net::FILE, net::report),
+        (net::ping::FILE, net::ping::report),
+        (net::sv::FILE, net::sv::report),
     ];
     let present =
         all.into_iter().map(|(file, read)| (dir.join(file), read)).filter(|(path, _)| path.exists());

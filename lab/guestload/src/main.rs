@@ -2,6 +2,7 @@
 //! output, errors to standard error.
 
 mod lies;
+mod sampled;
 mod video;
 
 use std::fs::File;
@@ -17,7 +18,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
-const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS | video FILE OFFSET SPAN SECONDS";
+const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS | video FILE OFFSET SPAN SECONDS | sv PORT DISK";
 /// Additions of one piece of work: some hundred microseconds of an emulated processor.
 const PIECE: u64 = 50_000;
 /// Before a promotion that does not come is given up.
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
             .and_then(|offset| Ok((offset, number(span)?, number(seconds)?)))
             .map_err(Into::into)
             .and_then(|(offset, span, seconds)| video::video(file, offset, span, seconds)),
+        ["sv", port, disk] => port.parse().map_err(Into::into).and_then(|port| sampled::serve(port, disk)),
         _ => Err(USAGE.into()),
     };
     match done {

@@ -24,7 +24,7 @@ use crate::args::{
     BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs,
     BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
     BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
-    BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchResult, BenchSweepArgs, BenchTailsArgs, NetPart,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -253,13 +253,23 @@ fn run_responsiveness(args: &BenchResponsivenessArgs, global: &Global, ui: &Ui) 
 }
 
 fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(net::FILE);
+    let (file, report): (&str, fn(&Path) -> anyhow::Result<ExperimentReport>) = match args.only {
+        None => (net::FILE, net::report),
+        Some(NetPart::Ping) => (net::ping::FILE, net::ping::report),
+        Some(NetPart::Sv) => (net::sv::FILE, net::sv::report),
+    };
+    let path = args.result.out.join(file);
     if !args.result.report_only {
         check_result(&args.result)?;
         need_root("bench net")?;
-        save(&path, &net::measure(&args.options(), &lab_host(global), ui)?, ui)?;
+        let labs = lab_host(global);
+        match args.only {
+            None => save(&path, &net::measure(&args.options(), &labs, ui)?, ui)?,
+            Some(NetPart::Ping) => save(&path, &net::ping::measure_ping(&args.ping(), &labs, ui)?, ui)?,
+            Some(NetPart::Sv) => save(&path, &net::sv::measure_sv(&args.sv(), &labs, ui)?, ui)?,
+        }
     }
-    print_result(net::report, &path, "rtvirtio: networks of the I/O domain", &args.result, ui)
+    print_result(report, &path, "rtvirtio: networks of the I/O domain", &args.result, ui)
 }
 
 fn run_tails(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -1,13 +1,13 @@
 //! Two guests behind one uplink: on taps of QEMU's own, or on the I/O domain.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testbed::qemu::{Accel, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_vmm::agent::Process;
 
 use super::probe::Address;
@@ -78,6 +78,25 @@ pub fn domain_config(dir: &Path, link: bool, cap: u32) -> String {
     text
 }
 
+/// The disks of both guests, each a part of a device: the victim's has a part of its time.
+fn disk_config(dir: &Path, device: &Path, size: Bytes) -> String {
+    let cost = "cost = { read = { base = \"10us\", per_mib = \"300us\" }, write = { base = \"10us\", per_mib = \"300us\" } }";
+    let mut text = format!("[[device]]\nname = \"d\"\nwindow = 4\nstall = \"1ms\"\n{cost}\n");
+    let reserve = "reserve = { share = \"20%\", burst = \"500us\", deadline = \"5ms\" }\n";
+    for (i, (name, keys)) in NAMES.iter().zip([reserve, ""]).enumerate() {
+        text.push_str(&format!(
+            "[[device.disk]]\nname = {name:?}\nsocket = {:?}\npath = {device:?}\noffset = \"{}\"\nsize = \"{size}\"\nformat = \"raw\"\n{keys}",
+            disk_socket(dir, name),
+            Bytes(size.0 * i as u64),
+        ));
+    }
+    text
+}
+
+fn disk_socket(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}-disk"))
+}
+
 /// An Ethernet address as text.
 pub fn mac(address: Address) -> String {
     address.mac.map(|byte| format!("{byte:02x}")).join(":")
@@ -99,25 +118,38 @@ pub struct NetBed {
     pub domain: Option<Backend>,
     dir: tempfile::TempDir,
     uplink: Uplink,
+    /// The disks in the domain's file.
+    disks: String,
     /// Frames per second that the neighbour gets at most, on the domain.
     cap: u32,
 }
 
 impl NetBed {
-    /// Boots both guests. The calling thread moves into the namespace.
+    /// Boots both guests; on the domain each has a part of `disk`, of this size. The calling thread
+    /// moves into the namespace.
     ///
     /// # Errors
     /// A namespace, a domain or a guest that cannot be made.
-    pub fn new(system: System, image: &GuestImage, accel: Accel, cap: u32) -> anyhow::Result<Self> {
+    pub fn new(
+        system: System,
+        image: &GuestImage,
+        accel: Accel,
+        cap: u32,
+        disk: Option<(&Path, Bytes)>,
+    ) -> anyhow::Result<Self> {
         let namespace = Namespace::new().context("a network namespace")?;
         namespace.enter()?;
         netns::bridge(&["tap-a", "tap-b", "tap-c"])?;
         netns::run("ip", &format!("link set up1 address {}", mac(HOST)))?;
         netns::run("ip", &format!("addr add {}/24 dev up1", ip(HOST)))?;
         let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
+        let disks = disk.map(|(device, size)| disk_config(dir.path(), device, size)).unwrap_or_default();
         let domain = match system {
             System::Tap => None,
-            System::Domain => Some(Backend::start_domain(dir.path(), &domain_config(dir.path(), true, cap))?),
+            System::Domain => {
+                let config = domain_config(dir.path(), true, cap) + &disks;
+                Some(Backend::start_domain(dir.path(), &config)?)
+            }
         };
         let boot = |i: usize| -> anyhow::Result<QemuGuest> {
             let backend = match system {
@@ -126,7 +158,11 @@ impl NetBed {
             };
             let nic = Some(GuestNic { mac: mac(GUESTS[i]), backend });
             let run_dir = dir.path().join("run");
-            let base = QemuConfig::new(NAMES[i], image.clone(), GuestDisk::None, &run_dir);
+            let disk = match disk {
+                None => GuestDisk::None,
+                Some(_) => GuestDisk::VhostUser { socket: disk_socket(dir.path(), NAMES[i]), queues: 1 },
+            };
+            let base = QemuConfig::new(NAMES[i], image.clone(), disk, &run_dir);
             let mut guest = QemuGuest::start(&QemuConfig { nic, accel, ..base })?;
             // A guest forgets what it has learned when its link goes down, and asks again a second
             // later.
@@ -152,7 +188,7 @@ impl NetBed {
         {
             bind(pid, &[core])?;
         }
-        Ok(Self { namespace, system, guests, domain, dir, uplink: Uplink::Free, cap })
+        Ok(Self { namespace, system, guests, domain, dir, uplink: Uplink::Free, disks, cap })
     }
 
     /// The directory of its sockets.
@@ -301,8 +337,8 @@ impl NetBed {
         self.namespace.enter()?;
         let begin = Instant::now();
         self.domain.take().context("no domain")?.kill()?;
-        self.domain =
-            Some(Backend::start_domain(self.dir.path(), &domain_config(self.dir.path(), link, self.cap))?);
+        let config = domain_config(self.dir.path(), link, self.cap) + &self.disks;
+        self.domain = Some(Backend::start_domain(self.dir.path(), &config)?);
         let (core, _) = core_and_others()?;
         self.domain.as_ref().map_or(Ok(()), |domain| bind(domain.pid(), &[core]))?;
         Ok(begin)

@@ -73,8 +73,8 @@ pub fn measure(options: &NetOptions, labs: &LabHost, progress: &dyn Progress) ->
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
     progress.step("booting two guests on taps and two on the I/O domain");
     let mut beds = Beds {
-        tap: NetBed::new(System::Tap, &image, accel, options.cap)?,
-        domain: NetBed::new(System::Domain, &image, accel, options.cap)?,
+        tap: NetBed::new(System::Tap, &image, accel, options.cap, None)?,
+        domain: NetBed::new(System::Domain, &image, accel, options.cap, None)?,
     };
     let host = facts(&mut beds.tap.guests[0], accel, format!("veth, {} Mbit/s by tbf", LINK / 1e6))?;
     let mut data = NetData {

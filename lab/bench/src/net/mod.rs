@@ -7,8 +7,10 @@
 mod bed;
 mod host_only;
 mod measure;
+pub mod ping;
 pub(crate) mod probe;
 mod simulated;
+pub mod sv;
 
 use std::path::Path;
 
@@ -241,7 +243,7 @@ pub fn claims(data: &NetData) -> Vec<Claim> {
             "kpps",
         ),
         claim(
-            "ping.mean_over_idle",
+            "flood.mean_over_idle",
             "mean round trip under the flood, to the idle one",
             data.path(true, Flood, |p| p.tails.mean) / data.path(true, Idle, |p| p.tails.mean),
             "ratio",

@@ -31,7 +31,7 @@ pub use daemon::BenchDaemonArgs;
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use host::BenchHostArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
-pub use net::BenchNetArgs;
+pub use net::{BenchNetArgs, NetPart};
 pub use paravirt::BenchParavirtArgs;
 pub use regulation::BenchRegulationArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
@@ -159,6 +159,8 @@ Caches are cold before every start-up. A stopped matrix continues, and one with 
 EXAMPLES
   sudo rtvirtio-lab bench net
   sudo rtvirtio-lab bench net --rounds 1 --requests 4000 --crashes 1      a first look, about two minutes
+  sudo rtvirtio-lab bench net --only ping             1000 pings, idle and beside a flood
+  sudo rtvirtio-lab bench net --only sv               sampled values to a disk, beside floods on both
   rtvirtio-lab bench net --report-only --json | jq .claims
 
 Four guests in network namespaces of their own; nothing leaves the machine. Exit code 2 when a claim is not met.")]
