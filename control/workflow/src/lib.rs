@@ -21,6 +21,7 @@ pub mod find;
 pub mod guest_point;
 pub mod guests;
 mod host;
+mod identity;
 pub mod in_force;
 pub mod inventory;
 pub mod keep;

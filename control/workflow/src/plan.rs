@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rtvirtio_kernel::{BlockDevice, Root, Stack};
+use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Placements, Plan, PlanOptions, TaskOutlook, settings_of};
 use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
@@ -11,7 +11,8 @@ use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
 use crate::contracts::{self, Contracted};
 use crate::controls::Control;
 use crate::dirs::{Dirs, is_there, profile_key};
-use crate::error::{Error, Kind, Result, bail, ensure};
+use crate::error::{Error, Kind, Result, bail};
+use crate::identity;
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::progress::Progress;
 use crate::site::{self, Site};
@@ -51,30 +52,8 @@ pub fn load_profile(spec: &Spec, file: Option<&Path>, dirs: &Dirs) -> Result<Pro
         bail!(NotMeasured, "the device has not been measured ({} does not exist): {remedy}", path.display());
     }
     let profile = rtvirtio_measure::profile::load(&path)?;
-    if let Device::Path(device) = &spec.device {
-        same_drive(device, &profile)?;
-    }
+    identity::check(&spec.device, &profile)?;
     Ok(profile)
-}
-
-/// Refuses the profile of another disk that had the name before. A disk that is not here, as in a
-/// plan for another machine, is no mistake.
-fn same_drive(device: &Path, profile: &Profile) -> Result<()> {
-    let root = Root::default();
-    let now = match BlockDevice::find(&root, device) {
-        Ok(found) => found.identity(&root)?,
-        Err(e) if e.is_gone() => None,
-        Err(e) => return Err(e.into()),
-    };
-    if let (Some(then), Some(now)) = (&profile.identity, now) {
-        let name = device.display();
-        ensure!(
-            *then == now,
-            NotMeasured,
-            "{name} was measured when it was {then}, now it is {now}: run `rtvirtio profile {name}` again"
-        );
-    }
-    Ok(())
 }
 
 /// Which profile, model and start a plan is made from.

@@ -15,6 +15,7 @@ use crate::data_guard;
 use crate::dirs::{Dirs, profile_key};
 use crate::elevator::MeasuredElevator;
 use crate::error::{Context as _, Error, Result, bail, ensure};
+use crate::identity;
 use crate::progress::Progress;
 use crate::site::Site;
 
@@ -74,8 +75,9 @@ pub fn of_site(
     let access = if made { Access::Made } else { on_real };
     let mut profile = of_device(&site.stack, length, access, dirs, progress)?;
     if made {
-        // A loop device's number is chance.
+        // A loop device's number is chance, and so is the file behind it.
         profile.device = profile_key(&site.spec.device)?;
+        profile.identity = identity::of_made(&site.spec.device)?;
     }
     if site.lab.is_some() {
         profile.guest = Some(crate::guest_point::measure(site, &profile, dirs, progress)?);
@@ -161,7 +163,7 @@ pub fn of_device(
     }
     let mut profile = match result {
         Err(MeasureError::Cancelled) => return Err(Error::cancelled()),
-        other => Profile { identity: device.identity(&root)?, ..other? },
+        other => Profile { identity: identity::of_block(&root, device)?, ..other? },
     };
     if gentle {
         profile.doubts.insert(0, not_known(&device.elevators(&root)?.current));

@@ -7,6 +7,7 @@
 
 mod analytical;
 mod device;
+mod fingerprint;
 mod flow;
 mod guest;
 pub mod learned;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
 pub use device::{Service, ServiceLine, declared_shares, service, spare_rates};
+pub use fingerprint::fingerprint;
 pub use learned::{HostModel, Learned};
 pub use slice::{Slice, SliceSearch, weights_act};
 pub use tail_model::{ModelError, TailModel, percentile_of};

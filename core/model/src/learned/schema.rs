@@ -11,6 +11,7 @@ use super::features::NAMES;
 use super::guests::GuestModel;
 use super::non_idling::NonIdlingModel;
 use crate::analytical::Coefficients;
+use crate::fingerprint;
 use crate::types::Profile;
 
 /// Version of the model file's form, and of the slice model whose errors it has learned.
@@ -144,16 +145,12 @@ impl HostModel {
         if ours == theirs { Ok(()) } else { Err(ModelFileError::Elsewhere { theirs, ours }) }
     }
 
-    /// What identifies it: FNV-1a (Fowler, Noll, Vo) over what was learned, in hexadecimal digits.
-    /// When it was fitted does not count.
+    /// What identifies it: the [`fingerprint`] of what was learned. When it was fitted does not
+    /// count.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         let timeless = Self { generated: String::new(), ..self.clone() };
-        let bytes = serde_json::to_vec(&timeless).unwrap_or_default();
-        let hash = bytes
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325u64, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3));
-        format!("{hash:016x}")
+        fingerprint(&serde_json::to_vec(&timeless).unwrap_or_default())
     }
 
     /// Confidence of the bound.

@@ -1,0 +1,134 @@
+//! What tells devices of one name apart: a name is given to another disk after a reboot, a loop
+//! device to another file, a twin's name to another file in another directory.
+
+use std::path::Path;
+
+use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_model::{Profile, fingerprint};
+use rtvirtio_spec::Device;
+
+use crate::error::{Context as _, Result, ensure};
+
+/// What a block device is besides its name: a drive's WWID or serial number, a volume's UUID, the
+/// file behind a loop device. `None` where nothing is known.
+pub(crate) fn of_block(root: &Root, device: &BlockDevice) -> Result<Option<String>> {
+    if let Some(known) = device.identity(root)? {
+        return Ok(Some(known));
+    }
+    let file = root.read_optional(Path::new("/sys/block").join(&device.name).join("loop/backing_file"))?;
+    Ok(file.map(|file| format!("the file {file}")))
+}
+
+/// The same of a spec's device: of one that the lab makes, what it is made from. `None` for a
+/// built-in twin, whose name is enough, and for a disk that is not here, as in a plan for another
+/// machine.
+fn of_device(device: &Device) -> Result<Option<String>> {
+    match device {
+        Device::Twin { profile, .. } if profile.contains('/') => {
+            let declared = std::fs::read(profile).with_context(|| format!("cannot read {profile}"))?;
+            Ok(Some(format!("the declaration {}", fingerprint(&declared))))
+        }
+        Device::Twin { .. } => Ok(None),
+        Device::File { path, .. } => Ok(Some(format!("the file {}", path.display()))),
+        Device::Path(path) => {
+            let root = Root::default();
+            match BlockDevice::find(&root, path) {
+                Ok(found) => of_block(&root, &found),
+                Err(e) if e.is_gone() => Ok(None),
+                Err(e) => Err(e.into()),
+            }
+        }
+    }
+}
+
+/// What is recorded with a measurement of a spec's device that the lab makes.
+pub(crate) fn of_made(device: &Device) -> Result<Option<String>> {
+    of_device(device)
+}
+
+/// Refuses the profile of another device that had the name before.
+///
+/// # Errors
+/// [`Kind::NotMeasured`](crate::Kind::NotMeasured) with both.
+pub(crate) fn check(device: &Device, profile: &Profile) -> Result<()> {
+    if let (Some(then), Some(now)) = (&profile.identity, of_device(device)?) {
+        let (name, command) = match device {
+            Device::Path(path) => {
+                (path.display().to_string(), format!("rtvirtio profile {}", path.display()))
+            }
+            Device::Twin { profile, .. } => (profile.clone(), format!("rtvirtio-lab profile twin:{profile}")),
+            Device::File { path, .. } => (path.display().to_string(), "rtvirtio profile SPEC".to_owned()),
+        };
+        ensure!(
+            *then == now,
+            NotMeasured,
+            "{name} was measured when it was {then}, now it is {now}: run `{command}` again"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_units::Bytes;
+
+    use super::*;
+
+    fn profile() -> Profile {
+        rtvirtio_measure::profile::load(Path::new(rtvirtio_testkit::site::PROFILE)).unwrap()
+    }
+
+    #[test]
+    fn devices_of_one_name_are_told_apart() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let twin = |sub: &str, text: &str| {
+            let path = dir.path().join(sub).join("disk.toml");
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            Device::Twin { profile: path.display().to_string(), size: Bytes(1 << 30) }
+        };
+        let file =
+            |sub: &str| Device::File { path: dir.path().join(sub).join("d.img"), size: Bytes(1 << 30) };
+        let pairs = [(twin("a", "channels = 1"), twin("b", "channels = 2")), (file("a"), file("b"))];
+        for (measured, other) in pairs {
+            assert_eq!(crate::profile_key(&measured).unwrap(), crate::profile_key(&other).unwrap());
+            let identity = of_made(&measured).unwrap();
+            assert!(identity.is_some());
+            let profile = Profile { identity, ..profile() };
+            check(&measured, &profile).unwrap();
+            let refused = check(&other, &profile).unwrap_err();
+            assert_eq!(refused.kind(), crate::Kind::NotMeasured);
+            assert!(refused.to_string().contains("was measured when it was"), "{refused}");
+        }
+        // The same twin elsewhere, a built-in one, and a profile of an earlier version.
+        check(
+            &twin("c", "channels = 1"),
+            &Profile { identity: of_made(&twin("a", "channels = 1")).unwrap(), ..profile() },
+        )
+        .unwrap();
+        assert_eq!(
+            of_made(&Device::Twin { profile: "qlc-nvme".into(), size: Bytes(1 << 30) }).unwrap(),
+            None
+        );
+        check(&file("a"), &Profile { identity: None, ..profile() }).unwrap();
+    }
+
+    #[test]
+    fn a_loop_device_is_its_file() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("sys/block/loop0/dev", "7:0\n");
+        put("sys/block/loop0/size", "2048\n");
+        put("sys/block/loop0/loop/backing_file", "/srv/a.img\n");
+        let class = dir.path().join("sys/class/block");
+        std::fs::create_dir_all(&class).unwrap();
+        std::os::unix::fs::symlink("../../block/loop0", class.join("loop0")).unwrap();
+        let device = BlockDevice::find(&root, "loop0").unwrap();
+        assert_eq!(of_block(&root, &device).unwrap().as_deref(), Some("the file /srv/a.img"));
+    }
+}
