@@ -88,6 +88,19 @@ impl Profile {
         }
         self.guest.as_ref().map_or(Ok(()), GuestPoint::check)
     }
+
+    /// The same device, each of whose requests takes so many times as long. What a VM adds is as it
+    /// was.
+    #[must_use]
+    pub fn slowed(&self, factor: f64) -> Self {
+        let mut slow = self.clone();
+        let lists = [&mut slow.read, &mut slow.write, &mut slow.sync, &mut slow.read_bfq];
+        lists.into_iter().flatten().for_each(|point| point.slow_down(factor));
+        if let Some(large) = &mut slow.large {
+            large.read.iter_mut().chain(&mut large.write).for_each(|point| point.slow_down(factor));
+        }
+        slow
+    }
 }
 
 /// Requests much larger than the profile's own: with both sizes, time per request and time per byte
@@ -126,6 +139,13 @@ pub struct DepthPoint {
 }
 
 impl DepthPoint {
+    fn slow_down(&mut self, factor: f64) {
+        self.iops.0 /= factor;
+        for latency in [&mut self.p50, &mut self.p99, &mut self.p9999, &mut self.max] {
+            latency.0 = (latency.0 as f64 * factor).min(LONGEST.0 as f64) as u64;
+        }
+    }
+
     /// A rate of zero stands for no measurement.
     fn check(&self, of: &str) -> Result<(), String> {
         let bad = |what: String| Err(format!("{of} at depth {}: {what}", self.depth));

@@ -12,6 +12,7 @@ mod infeasible;
 mod options;
 mod placement;
 mod plan;
+pub mod replan;
 mod scheme;
 mod search;
 pub mod tune;

@@ -6,7 +6,7 @@ use crate::device::Devices;
 use crate::error::{Report, SpecErrors};
 use crate::network::Network;
 use crate::path::VmPath;
-use crate::types::{LabKind, Reach, Spec, Task, TaskDisk, Vm, VmDisk};
+use crate::types::{Device, LabKind, Reach, Spec, Task, TaskDisk, Vm, VmCpu, VmDisk};
 use crate::vm::VmOnDisks;
 
 /// A validated spec file: the devices of one host, and the VMs on them.
@@ -110,6 +110,87 @@ impl HostSpec {
 
 fn no_paths(paths: &[Vec<VmPath>]) -> bool {
     paths.iter().all(Vec::is_empty)
+}
+
+impl HostSpec {
+    /// Several files as one host: some of their VMs, and each block device once. Of VMs with one
+    /// name the first counts. Networks are left out. `None` where no VM remains.
+    #[must_use]
+    pub fn joined<'s>(all: impl IntoIterator<Item = &'s Self>, keep: impl Fn(&str) -> bool) -> Option<Self> {
+        let mut host = Self {
+            parts: Vec::new(),
+            vms: Vec::new(),
+            disks: Vec::new(),
+            paths: Vec::new(),
+            networks: Vec::new(),
+            several: None,
+        };
+        for file in all {
+            let is_known = |host: &Self, name: &str| host.vms.iter().any(|vm| vm.name == name);
+            let new: Vec<usize> = (0..file.vms.len())
+                .filter(|i| file.vms.get(*i).is_some_and(|vm| keep(&vm.name) && !is_known(&host, &vm.name)))
+                .collect();
+            let names: Vec<&str> =
+                new.iter().filter_map(|i| file.vms.get(*i)).map(|vm| vm.name.as_str()).collect();
+            // Where each part of the file is among ours.
+            let places: Vec<usize> = file.parts.iter().map(|part| host.take(part, &names)).collect();
+            for i in new {
+                let (Some(vm), Some(disks)) = (file.vms.get(i), file.disks.get(i)) else { continue };
+                let moved = |disk: &TaskDisk| TaskDisk {
+                    part: places.get(disk.part).copied().unwrap_or(disk.part),
+                    ..disk.clone()
+                };
+                host.vms.push(vm.clone());
+                host.disks.push(disks.iter().map(moved).collect());
+                host.paths.push(file.paths(i).to_vec());
+            }
+        }
+        host.drop_empty_parts();
+        (!host.parts.is_empty()).then_some(host)
+    }
+
+    /// Takes the VMs of a part; returns its place.
+    fn take(&mut self, part: &Part, names: &[&str]) -> usize {
+        let known = self.parts.iter().position(|known| known.spec.device == part.spec.device);
+        let place = known.unwrap_or_else(|| {
+            let spec = Spec { device: part.spec.device.clone(), vms: Vec::new() };
+            // Names are of one file; a path is of all.
+            let name = match &part.spec.device {
+                Device::Path(path) => Some(path.display().to_string()),
+                Device::Twin { .. } | Device::File { .. } => part.name.clone(),
+            };
+            self.parts.push(Part { name, spec, disks: Vec::new() });
+            self.parts.len() - 1
+        });
+        if let Some(ours) = self.parts.get_mut(place) {
+            for (vm, disks) in part.spec.vms.iter().zip(&part.disks) {
+                if names.contains(&vm.name.as_str()) {
+                    ours.spec.vms.push(vm.clone());
+                    ours.disks.push(disks.clone());
+                }
+            }
+        }
+        place
+    }
+
+    /// Parts without VMs go; those behind them move up.
+    fn drop_empty_parts(&mut self) {
+        let is_used: Vec<bool> = self.parts.iter().map(|part| !part.spec.vms.is_empty()).collect();
+        let before = |place: usize| is_used.iter().take(place).filter(|used| **used).count();
+        self.disks.iter_mut().flatten().for_each(|disk| disk.part = before(disk.part));
+        self.parts.retain(|part| !part.spec.vms.is_empty());
+        if let [only] = self.parts.as_mut_slice() {
+            only.name = None;
+        }
+    }
+
+    /// The same without the CPU side of its VMs.
+    #[must_use]
+    pub fn without_cpu(mut self) -> Self {
+        let of_parts = self.parts.iter_mut().flat_map(|part| &mut part.spec.vms);
+        of_parts.chain(&mut self.vms).for_each(|vm| vm.cpu = VmCpu::default());
+        self
+    }
 }
 
 impl From<Spec> for Part {
@@ -217,4 +298,57 @@ fn several(report: &Report<'_>, text: &str, devices: &Devices) -> Option<SpecErr
         "give it a spec with one [device], and the VMs on it",
     );
     Some(answer.into_errors())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(devices: &[&str], vms: &[(&str, &str)]) -> HostSpec {
+        let mut text = String::new();
+        for (i, path) in devices.iter().enumerate() {
+            text += &format!("[[device]]\nname = \"d{i}\"\npath = \"{path}\"\n");
+        }
+        for (name, device) in vms {
+            text += &format!(
+                "[[vm]]\nname = \"{name}\"\ndevice = \"{device}\"\nqmp = \"/run/{name}.qmp\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
+                 [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+            );
+        }
+        HostSpec::parse("x.toml", &text).unwrap()
+    }
+
+    fn shape(host: &HostSpec) -> Vec<(Option<&str>, Vec<&str>)> {
+        host.parts()
+            .iter()
+            .map(|p| (p.name.as_deref(), p.spec.vms.iter().map(|v| v.name.as_str()).collect()))
+            .collect()
+    }
+
+    #[test]
+    fn files_on_one_device_are_one_part_and_places_follow() {
+        let one = file(&["/dev/sda", "/dev/sdb"], &[("plc", "d0"), ("hist", "d1")]);
+        let two = file(&["/dev/sdc", "/dev/sda"], &[("x", "d0"), ("hmi", "d1"), ("plc", "d1")]);
+        let all = HostSpec::joined([&one, &two], |_| true).unwrap();
+        assert_eq!(
+            shape(&all),
+            [
+                (Some("/dev/sda"), vec!["plc", "hmi"]),
+                (Some("/dev/sdb"), vec!["hist"]),
+                (Some("/dev/sdc"), vec!["x"])
+            ]
+        );
+        let places = |host: &HostSpec| -> Vec<usize> {
+            (0..host.vms().len()).map(|vm| host.disks(vm)[0].part).collect()
+        };
+        assert_eq!(places(&all), [0, 1, 2, 0]);
+        // Some of its VMs; a device without one goes.
+        let some = HostSpec::joined([&all], |vm| vm == "x" || vm == "hmi").unwrap();
+        assert_eq!(shape(&some), [(Some("/dev/sda"), vec!["hmi"]), (Some("/dev/sdc"), vec!["x"])]);
+        assert_eq!(places(&some), [1, 0]);
+        let only = HostSpec::joined([&all], |vm| vm == "hist").unwrap();
+        assert_eq!((shape(&only), places(&only)), (vec![(None, vec!["hist"])], vec![0]));
+        assert_eq!(HostSpec::joined([&all], |_| false), None);
+        assert!(all.vms()[0].cpu.need.is_some() && all.without_cpu().vms()[0].cpu.need.is_none());
+    }
 }

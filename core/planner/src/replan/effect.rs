@@ -1,0 +1,199 @@
+//! What a change of plan does to each VM, and whether it may be made without being asked for.
+
+use std::collections::BTreeSet;
+
+use rtvirtio_model::Config;
+use rtvirtio_spec::{Criticality, Spec};
+use serde::{Deserialize, Serialize};
+
+use crate::TaskOutlook;
+
+/// A prediction that differs by less than this share is the same.
+const SAME: f64 = 0.05;
+
+/// How a VM fares by a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// Better, and in nothing worse.
+    Better,
+    /// The same.
+    Same,
+    /// In something worse: a longer tail, less rate, a lower limit or share.
+    Worse,
+    /// A target is predicted to be missed that is predicted to be met now.
+    Misses,
+}
+
+impl Change {
+    /// In words.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Same => "as now",
+            Self::Worse => "worse",
+            Self::Misses => "misses a target that it meets now",
+        }
+    }
+}
+
+/// What a change does to one VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Effect {
+    /// The VM.
+    pub vm: String,
+    /// How much its contract matters.
+    pub criticality: Criticality,
+    /// How it fares.
+    pub change: Change,
+}
+
+/// What one configuration brings to one VM.
+struct Standing {
+    missed: u32,
+    /// Longest tail as a share of its target; without targets, the longest tail in ns.
+    tail: f64,
+    kept: f64,
+    cap: f64,
+    /// Share of the device among the VMs; 0 without one.
+    share: f64,
+}
+
+impl Standing {
+    fn of(vm: usize, spec: &Spec, config: &Config, outlook: &[TaskOutlook]) -> Option<Self> {
+        let name = &spec.vms.get(vm)?.name;
+        let here = config.vms.get(vm)?;
+        let all: u32 = config.vms.iter().map(|v| v.weight).sum();
+        let mut standing = Self {
+            missed: 0,
+            tail: 0.0,
+            kept: 1.0,
+            cap: here.cap.map_or(f64::INFINITY, |cap| cap.0),
+            share: f64::from(here.weight) / f64::from(all.max(1)),
+        };
+        for task in outlook.iter().filter(|t| t.vm == *name) {
+            let (tail, kept) = (task.forecast.judged().0 as f64, task.forecast.rate_kept);
+            standing.kept = standing.kept.min(kept);
+            match task.target_ns {
+                Some(target) => {
+                    let misses = task.margin_ns.is_some_and(|m| m < 0) || kept < crate::evaluate::RATE_KEPT;
+                    standing.missed += u32::from(misses);
+                    standing.tail = standing.tail.max(tail / target.0.max(1) as f64);
+                }
+                None => standing.tail = standing.tail.max(tail),
+            }
+        }
+        Some(standing)
+    }
+
+    fn change(&self, then: &Self, has_targets: bool) -> Change {
+        let less = |a: f64, b: f64| a < b * (1.0 - SAME);
+        if then.missed > self.missed {
+            return Change::Misses;
+        }
+        // Without targets the tail is nobody's, and what is left is the rate.
+        let tail_is_worse = has_targets && less(self.tail, then.tail);
+        let gets_less = less(then.kept, self.kept) || less(then.cap, self.cap);
+        let share_is_less = !has_targets && less(then.share, self.share);
+        if tail_is_worse || gets_less || share_is_less {
+            return Change::Worse;
+        }
+        let tail_is_better = has_targets && less(then.tail, self.tail);
+        if then.missed < self.missed
+            || tail_is_better
+            || less(self.kept, then.kept)
+            || less(self.cap, then.cap)
+        {
+            return Change::Better;
+        }
+        Change::Same
+    }
+}
+
+/// What leaving one configuration for another does to each VM of a device, as predicted.
+#[must_use]
+pub fn effects(spec: &Spec, now: (&Config, &[TaskOutlook]), then: (&Config, &[TaskOutlook])) -> Vec<Effect> {
+    let of = |(vm, of): (usize, &rtvirtio_spec::Vm)| {
+        let has_targets = of.tasks.iter().any(|task| !task.targets.is_empty());
+        let before = Standing::of(vm, spec, now.0, now.1)?;
+        let after = Standing::of(vm, spec, then.0, then.1)?;
+        let change = before.change(&after, has_targets);
+        Some(Effect { vm: of.name.clone(), criticality: of.criticality, change })
+    };
+    spec.vms.iter().enumerate().filter_map(of).collect()
+}
+
+/// Tasks (`VM/TASK`) whose target a configuration is predicted to miss.
+#[must_use]
+pub fn given_up(outlook: &[TaskOutlook]) -> BTreeSet<String> {
+    let misses = |t: &&TaskOutlook| {
+        t.margin_ns.is_some_and(|m| m < 0 || t.forecast.rate_kept < crate::evaluate::RATE_KEPT)
+    };
+    outlook.iter().filter(misses).map(|t| format!("{}/{}", t.vm, t.task)).collect()
+}
+
+/// Why a change must not be made without being asked for; `None` where it may. No VM is made worse
+/// for the sake of less critical ones, and none misses a target for the sake of equally critical
+/// ones.
+#[must_use]
+pub fn objection(effects: &[Effect]) -> Option<String> {
+    let gains = effects.iter().filter(|e| e.change == Change::Better).map(|e| e.criticality).max();
+    let hurt = effects.iter().filter(|e| match e.change {
+        Change::Better | Change::Same => false,
+        Change::Worse => gains.is_none_or(|gains| e.criticality > gains),
+        Change::Misses => gains.is_none_or(|gains| e.criticality >= gains),
+    });
+    let hurt: Vec<String> =
+        hurt.map(|e| format!("{} ({}): {}", e.vm, e.criticality.word(), e.change.word())).collect();
+    (!hurt.is_empty()).then(|| hurt.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn effect(criticality: Criticality, change: Change) -> Effect {
+        Effect { vm: "vm".to_owned(), criticality, change }
+    }
+
+    #[test]
+    fn the_less_critical_gives_way_and_not_the_other_way_round() {
+        use Change::{Better, Misses, Same, Worse};
+        use Criticality::{High, Low, Medium};
+        let may = |all: &[(Criticality, Change)]| {
+            let all: Vec<Effect> = all.iter().map(|(c, change)| effect(*c, *change)).collect();
+            objection(&all).is_none()
+        };
+        assert!(may(&[]) && may(&[(High, Same)]));
+        assert!(may(&[(High, Better), (Low, Worse)]) && may(&[(High, Better), (Medium, Misses)]));
+        assert!(may(&[(Medium, Better), (Medium, Worse)]));
+        assert!(!may(&[(Medium, Better), (Medium, Misses)]));
+        assert!(!may(&[(Medium, Better), (High, Worse)]));
+        assert!(!may(&[(Low, Worse)]), "nobody gains by it");
+    }
+
+    fn any_effect() -> impl Strategy<Value = Effect> {
+        let criticality =
+            prop_oneof![Just(Criticality::Low), Just(Criticality::Medium), Just(Criticality::High)];
+        let change =
+            prop_oneof![Just(Change::Better), Just(Change::Same), Just(Change::Worse), Just(Change::Misses)];
+        (criticality, change).prop_map(|(criticality, change)| effect(criticality, change))
+    }
+
+    proptest! {
+        #[test]
+        fn what_may_be_done_unasked_hurts_no_higher_criticality(
+            all in proptest::collection::vec(any_effect(), 0..8),
+        ) {
+            if objection(&all).is_none() {
+                for worse in all.iter().filter(|e| matches!(e.change, Change::Worse | Change::Misses)) {
+                    let is_for = |e: &&Effect| e.change == Change::Better && e.criticality >= worse.criticality;
+                    prop_assert!(all.iter().any(|e| is_for(&e)), "{worse:?} for no one");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! When to plan anew, and what becomes of the plan: a state machine without a clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::effect::{Effect, objection};
+use super::input::{Input, MOST_CAUTION, load_level, slow_level};
+use super::ladder::{Ladder, Pace, Patience};
+
+/// First wait after a plan that could not be made or applied, in ms; doubled with each.
+const FIRST_WAIT: u64 = 10_000;
+/// Longest such wait.
+const LONGEST_WAIT: u64 = 600_000;
+/// VMs that come one after the other are planned for together: none may come for so long, in ms.
+const ARRIVALS: u64 = 2_000;
+/// Key of the caution where keys are of loads and devices.
+pub const CAUTION: &str = "caution";
+/// Between two plans that are made for the same contracts, in ms: VMs that end and start all the
+/// time are no reason to search all the time.
+const BETWEEN: u64 = 5_000;
+
+/// What is done with a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// It is shown.
+    Observe,
+    /// It is shown, and applied when it is accepted.
+    Ask,
+    /// It is applied, unless it would hurt a VM that matters as much as those that gain, or more:
+    /// then it waits to be accepted.
+    Auto,
+}
+
+/// How fast plans follow what is observed, in ms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// Between two changes of plan for reasons that were observed, at least.
+    pub every: u64,
+    /// How long more load or a slower device must last.
+    pub confirm: u64,
+    /// How long a target must be missed; longer than the windows over which it is judged, so that
+    /// nothing from before the present plan is in them.
+    pub confirm_miss: u64,
+    /// How long less load, a faster device or no miss must last.
+    pub horizon: u64,
+}
+
+impl Default for Timing {
+    /// One hour; five and ten minutes, as windows are five minutes long; a week, because load has
+    /// its days and weeks.
+    fn default() -> Self {
+        const MINUTE: u64 = 60_000;
+        Self {
+            every: 60 * MINUTE,
+            confirm: 5 * MINUTE,
+            confirm_miss: 10 * MINUTE,
+            horizon: 7 * 24 * 60 * MINUTE,
+        }
+    }
+}
+
+/// What was seen at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sight {
+    /// Load as a multiple of the declared one, by [`super::load_key`]; those that can be told.
+    pub loads: BTreeMap<String, f64>,
+    /// Time of a request as a multiple of the measured one, by the device's path; those that can be
+    /// told.
+    pub slow: BTreeMap<String, f64>,
+    /// Targets (`VM/TASK`) that were judged: whether they are missed.
+    pub missed: BTreeMap<String, bool>,
+}
+
+/// A plan that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Rises with each.
+    pub number: u64,
+    /// The contracts that it is for.
+    pub contract: String,
+    /// What it is made from.
+    pub input: Input,
+    /// What was learned of needs that come and go, by [`super::load_key`], device or [`CAUTION`].
+    pub patience: BTreeMap<String, Patience>,
+    /// Why, in words.
+    pub reason: String,
+}
+
+/// What a plan that was made would do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outline {
+    /// Settings that it would change.
+    pub changes: usize,
+    /// What that does to each VM.
+    pub effects: Vec<Effect>,
+    /// Tasks (`VM/TASK`) whose target it is predicted to miss.
+    pub given_up: BTreeSet<String>,
+}
+
+/// A plan that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proposal {
+    /// What was asked for.
+    pub request: Request,
+    /// What it would do.
+    pub outline: Outline,
+}
+
+impl Proposal {
+    /// Names it: equal for equal contracts and observations, also in a later process.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.request.contract, self.request.input)
+    }
+
+    /// Why it is not applied now; `None` where it is.
+    #[must_use]
+    pub fn waits(&self, policy: Policy, accepted: bool) -> Option<String> {
+        // Nothing to change is nothing to ask for.
+        match policy {
+            Policy::Observe => Some("the service only observes".to_owned()),
+            _ if accepted || self.outline.changes == 0 => None,
+            Policy::Ask => Some("it waits to be accepted".to_owned()),
+            Policy::Auto => {
+                objection(&self.outline.effects).map(|why| format!("it waits to be accepted: {why}"))
+            }
+        }
+    }
+}
+
+/// What is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Basis {
+    /// The contracts that it is for.
+    pub contract: String,
+    /// What it was made from.
+    pub input: Input,
+    /// Tasks whose target it is predicted to miss.
+    pub given_up: BTreeSet<String>,
+    /// [`Request::patience`].
+    pub patience: BTreeMap<String, Patience>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    Rest,
+    /// A plan is being made.
+    Asked(Request),
+    Proposed(Proposal),
+}
+
+/// Decides when to plan anew.
+#[derive(Clone, Debug)]
+pub struct Replan {
+    timing: Timing,
+    contract: Option<String>,
+    basis: Option<Basis>,
+    loads: BTreeMap<String, Ladder>,
+    slow: BTreeMap<String, Ladder>,
+    caution: Ladder,
+    /// When the plan was changed last.
+    changed: Option<u64>,
+    /// When one was asked for last.
+    asked: Option<u64>,
+    /// The VMs that run, and since when these.
+    running: (BTreeSet<String>, u64),
+    stage: Stage,
+    number: u64,
+    /// Name of a proposal that was refused.
+    refused: Option<String>,
+    failures: u32,
+    retry: u64,
+    failure: Option<String>,
+}
+
+impl Replan {
+    /// Nothing in force, nothing seen.
+    #[must_use]
+    pub fn new(timing: Timing) -> Self {
+        Self {
+            timing,
+            contract: None,
+            basis: None,
+            loads: BTreeMap::new(),
+            slow: BTreeMap::new(),
+            caution: Ladder::at(0, 0),
+            changed: None,
+            asked: None,
+            running: (BTreeSet::new(), 0),
+            stage: Stage::Rest,
+            number: 0,
+            refused: None,
+            failures: 0,
+            retry: 0,
+            failure: None,
+        }
+    }
+
+    /// What is in force was found so, as by a service that has just begun. What it was made from
+    /// counts as needed now.
+    pub fn found(&mut self, basis: Option<Basis>, now: u64) {
+        if self.basis == basis {
+            return;
+        }
+        if let Some(basis) = &basis {
+            let Basis { input, patience, .. } = basis;
+            let ladder = |key: &str, level: u8| {
+                let ladder = Ladder::at(level, now);
+                match patience.get(key) {
+                    Some(patience) => ladder.with(*patience, now),
+                    None => ladder,
+                }
+            };
+            // Also of needs that are at rest.
+            let all = |levels: &BTreeMap<String, u8>, is_here: fn(&str) -> bool| {
+                let keys = levels.keys().chain(patience.keys()).filter(|key| is_here(key));
+                keys.map(|key| (key.clone(), ladder(key, at(levels, key)))).collect::<BTreeMap<_, _>>()
+            };
+            self.loads = all(&input.loads, is_load);
+            self.slow = all(&input.slow, |key| !is_load(key) && key != CAUTION);
+            self.caution = ladder(CAUTION, input.caution);
+            self.contract = Some(basis.contract.clone());
+        }
+        self.basis = basis;
+    }
+
+    /// What is in force.
+    #[must_use]
+    pub fn basis(&self) -> Option<&Basis> {
+        self.basis.as_ref()
+    }
+
+    /// The plan that was made and is not in force.
+    #[must_use]
+    pub fn proposal(&self) -> Option<&Proposal> {
+        match &self.stage {
+            Stage::Proposed(proposal) => Some(proposal),
+            Stage::Rest | Stage::Asked(_) => None,
+        }
+    }
+
+    /// Whether a plan is being made.
+    #[must_use]
+    pub fn is_planning(&self) -> bool {
+        matches!(self.stage, Stage::Asked(_))
+    }
+
+    /// Why the last plan could not be made or applied.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Sees what was observed.
+    pub fn see(&mut self, now: u64, sight: &Sight) {
+        let Timing { confirm, confirm_miss, horizon, .. } = self.timing;
+        let pace = Pace { confirm, horizon };
+        let ladder = |all: &mut BTreeMap<String, Ladder>, key: &String, need| {
+            let ladder = all.entry(key.clone()).or_insert_with(|| Ladder::at(0, now));
+            ladder.see(now, need, pace);
+        };
+        for (key, ratio) in &sight.loads {
+            ladder(&mut self.loads, key, load_level(*ratio));
+        }
+        for (key, factor) in &sight.slow {
+            ladder(&mut self.slow, key, slow_level(*factor));
+        }
+        let Some(basis) = &self.basis else { return };
+        // More load than was planned for, and a slower device, have a reason of their own.
+        let explained =
+            sight.loads.iter().any(|(key, ratio)| load_level(*ratio) > at(&basis.input.loads, key))
+                || sight.slow.iter().any(|(key, factor)| slow_level(*factor) > at(&basis.input.slow, key));
+        if explained {
+            return self.caution.begin_anew();
+        }
+        let missed = sight.missed.iter().any(|(task, missed)| *missed && !basis.given_up.contains(task));
+        if !sight.missed.is_empty() {
+            let need = if missed { (basis.input.caution + 1).min(MOST_CAUTION) } else { 0 };
+            self.caution.see(now, need, Pace { confirm: confirm_miss, horizon });
+        }
+    }
+
+    /// The plan that is wanted now, if none is being made: for these contracts (`None` where none
+    /// is to be held) and the VMs that run.
+    pub fn next(&mut self, now: u64, contract: Option<&str>, running: &BTreeSet<String>) -> Option<Request> {
+        if self.contract.as_deref() != contract {
+            // What was declared is another thing now, and so is what exceeds it.
+            self.contract = contract.map(str::to_owned);
+            (self.loads, self.slow) = (BTreeMap::new(), BTreeMap::new());
+            self.caution = Ladder::at(0, now);
+            (self.stage, self.refused) = (Stage::Rest, None);
+            (self.failures, self.retry, self.failure) = (0, now, None);
+            self.asked = None;
+        }
+        let contract = contract?;
+        if self.running.0 != *running {
+            self.running = (running.clone(), now);
+        }
+        let (input, reason) = self.wanted(contract)?;
+        match &self.stage {
+            Stage::Asked(_) => return None,
+            Stage::Proposed(of) if of.request.input == input => return None,
+            Stage::Proposed(_) | Stage::Rest => self.stage = Stage::Rest,
+        }
+        let is_refused = self.refused.as_ref() == Some(&format!("{contract}/{input}"));
+        // Contracts and VMs that come are causes from outside: they do not wait.
+        let of_basis = self.basis.as_ref().filter(|b| b.contract == contract);
+        let is_outside = of_basis.is_none_or(|b| !running.is_subset(&b.input.vms));
+        let waits = !is_outside && self.changed.is_some_and(|at| now.saturating_sub(at) < self.timing.every);
+        let comes = is_outside && now.saturating_sub(self.running.1) < ARRIVALS;
+        let soon = self.asked.is_some_and(|at| now.saturating_sub(at) < BETWEEN);
+        if is_refused || waits || comes || soon || running.is_empty() || now < self.retry {
+            return None;
+        }
+        self.number += 1;
+        self.asked = Some(now);
+        let patience = self.patience();
+        let contract = contract.to_owned();
+        let request = Request { number: self.number, contract, input, patience, reason };
+        self.stage = Stage::Asked(request.clone());
+        Some(request)
+    }
+
+    fn patience(&self) -> BTreeMap<String, Patience> {
+        let caution = CAUTION.to_owned();
+        let all = self.loads.iter().chain(&self.slow).chain([(&caution, &self.caution)]);
+        all.filter_map(|(key, ladder)| Some((key.clone(), ladder.patience()?))).collect()
+    }
+
+    /// What a plan should be made from, and why; `None` where it is what is in force.
+    fn wanted(&mut self, contract: &str) -> Option<(Input, String)> {
+        let levels = |all: &BTreeMap<String, Ladder>| {
+            let high = all.iter().filter(|(_, ladder)| ladder.level() > 0);
+            high.map(|(key, ladder)| (key.clone(), ladder.level())).collect::<BTreeMap<_, _>>()
+        };
+        let (all, slow, caution) = (levels(&self.loads), levels(&self.slow), self.caution.level());
+        let of_vms = |vms: &BTreeSet<String>| Input {
+            loads: all.iter().filter(|(key, _)| is_of(key, vms)).map(|(k, v)| (k.clone(), *v)).collect(),
+            vms: vms.clone(),
+            slow: slow.clone(),
+            caution,
+        };
+        let input = of_vms(&self.running.0);
+        let Some(basis) = self.basis.as_ref().filter(|b| b.contract == contract) else {
+            let words = ["contracts are to be held", "the contracts were changed"];
+            return Some((input, words[usize::from(self.basis.is_some())].to_owned()));
+        };
+        // One that went takes its settings along; it is planned for as long as nothing else
+        // changes, and has them again with its next start.
+        let known = input.vms.is_subset(&basis.input.vms);
+        if known && of_vms(&basis.input.vms) == basis.input {
+            if matches!(self.stage, Stage::Proposed(_)) {
+                self.stage = Stage::Rest;
+            }
+            self.failure = None;
+            return None;
+        }
+        let reason = input.difference(&basis.input);
+        Some((input, reason))
+    }
+
+    /// A plan was made, or why not.
+    pub fn planned(&mut self, now: u64, number: u64, made: Result<Outline, String>) {
+        match std::mem::replace(&mut self.stage, Stage::Rest) {
+            Stage::Asked(request) if request.number == number => match made {
+                Ok(outline) => {
+                    self.failure = None;
+                    self.stage = Stage::Proposed(Proposal { request, outline });
+                }
+                Err(why) => self.failed(now, why),
+            },
+            // Of an earlier question.
+            stage => self.stage = stage,
+        }
+    }
+
+    /// The proposal that is to be applied now.
+    #[must_use]
+    pub fn to_apply(
+        &self,
+        now: u64,
+        policy: Policy,
+        is_accepted: impl Fn(&Proposal) -> bool,
+    ) -> Option<&Proposal> {
+        let proposal = self.proposal().filter(|_| now >= self.retry)?;
+        proposal.waits(policy, is_accepted(proposal)).is_none().then_some(proposal)
+    }
+
+    /// The proposal is in force.
+    pub fn applied(&mut self, now: u64) {
+        let Stage::Proposed(proposal) = std::mem::replace(&mut self.stage, Stage::Rest) else { return };
+        if proposal.outline.changes > 0 {
+            self.changed = Some(now);
+        }
+        self.caution.begin_anew();
+        (self.failures, self.retry, self.failure) = (0, now, None);
+        self.basis = Some(Basis {
+            contract: proposal.request.contract,
+            input: proposal.request.input,
+            given_up: proposal.outline.given_up,
+            patience: proposal.request.patience,
+        });
+    }
+
+    /// The proposal could not be made or applied: later again, and made anew, as the host may have
+    /// changed.
+    pub fn failed(&mut self, now: u64, why: String) {
+        self.stage = Stage::Rest;
+        let wait = FIRST_WAIT.saturating_mul(1 << self.failures.min(16)).min(LONGEST_WAIT);
+        self.failures = self.failures.saturating_add(1);
+        self.retry = now.saturating_add(wait);
+        self.failure = Some(why);
+        self.asked = None;
+    }
+
+    /// Refuses the proposal: it is made again only from other observations. Whether there is one.
+    pub fn refuse(&mut self) -> bool {
+        match std::mem::replace(&mut self.stage, Stage::Rest) {
+            Stage::Proposed(proposal) => {
+                self.refused = Some(proposal.name());
+                true
+            }
+            stage => {
+                self.stage = stage;
+                false
+            }
+        }
+    }
+}
+
+/// Whether a key is a [`super::load_key`]: a device's is its path, without a space at the end.
+fn is_load(key: &str) -> bool {
+    key.ends_with(" read") || key.ends_with(" write")
+}
+
+/// Whether a [`super::load_key`] is of one of these VMs.
+fn is_of(key: &str, vms: &BTreeSet<String>) -> bool {
+    key.rsplit_once(' ').is_some_and(|(vm, _)| vms.contains(vm))
+}
+
+fn at(levels: &BTreeMap<String, u8>, key: &str) -> u8 {
+    levels.get(key).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;
