@@ -170,6 +170,7 @@ EXAMPLES
   sudo rtvirtio contract set plc plant.toml   the VM plc of the spec, from now on and at every start of it
   sudo rtvirtio contract show                 all, and how they stand
   sudo rtvirtio contract accept plc           where rtvirtiod asks first (`mode = \"ask\"`)
+  sudo rtvirtio contract plan                 the plan of their disks that the service holds
   sudo rtvirtio contract remove plc
 
 Exit code of `show` 3 when a contract is not as it asks.")]

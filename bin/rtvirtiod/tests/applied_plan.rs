@@ -5,100 +5,12 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
+use common::disk::Disk;
 use common::{Plc, Rig};
-use rtvirtio_kernel::cgroup::Limit;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text as parse};
-use rtvirtio_testkit::site::{text, wait_for};
-use rtvirtio_testkit::{Need, has, skip, unique};
+use rtvirtio_testkit::site::wait_for;
 use serde_json::json;
-
-/// A loop device under BFQ, and a cgroup for two VMs. Removed when it is dropped, after the VMs.
-struct Disk {
-    device: BlockDevice,
-    cgroups: Cgroups,
-    parent: PathBuf,
-}
-
-impl Disk {
-    fn new(test: &str, rig: &Rig) -> Option<Self> {
-        if !has(test, &[Need::Root, Need::QEMU, Need::Path("/dev/loop-control", "no loop devices")]) {
-            return None;
-        }
-        let root = Root::default();
-        let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
-        let file = rig.site.dir.path().join("disk.img");
-        fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
-        if !out.status.success() {
-            skip(test, &format!("losetup: {}", text(&out.stderr).trim()));
-            return None;
-        }
-        let device = BlockDevice::find(&root, text(&out.stdout).trim()).unwrap();
-        let parent = PathBuf::from(format!("/rtvirtio-{}", unique("plan")));
-        let disk = Self { device, cgroups, parent };
-        if let Err(e) = disk.device.offers(&root, "bfq") {
-            skip(test, &e.to_string());
-            return None;
-        }
-        disk.device.set_elevator(&root, "none").unwrap();
-        Some(disk)
-    }
-
-    fn group(&self, vm: &Plc, start: u32) -> PathBuf {
-        // As libvirt, another one for each start.
-        self.parent.join(format!("{}-{start}", vm.name))
-    }
-
-    /// Puts a VM into a cgroup of its own.
-    fn place(&self, vm: &Plc, start: u32) {
-        let (root, group) = (Root::default(), self.group(vm, start));
-        self.cgroups.create(&root, &group).unwrap();
-        self.cgroups.attach(&root, &group, vm.machine.as_ref().unwrap().pid()).unwrap();
-    }
-
-    /// Weight and read limit of a VM.
-    fn settings(&self, vm: &Plc, start: u32) -> (Option<u64>, Option<u64>) {
-        let group = self.group(vm, start);
-        let file = self.cgroups.weight_file(&Root::default(), &group).unwrap();
-        let weights = parse::weights(&fs::read_to_string(file.path).unwrap()).unwrap();
-        let limit = fs::read_to_string(self.cgroups.limit_file(&group, Limit::ReadIops).unwrap()).unwrap();
-        let limit = match self.cgroups.hierarchy {
-            Hierarchy::V1 => parse::throttle_limit(&limit, &self.device.dev),
-            Hierarchy::V2 => parse::io_max_limit(&limit, &self.device.dev, "riops"),
-        };
-        (weights.devices.get(&self.device.dev).copied(), limit)
-    }
-
-    fn set_weight(&self, vm: &Plc, start: u32, weight: u64) {
-        let file = self.cgroups.weight_file(&Root::default(), &self.group(vm, start)).unwrap();
-        fs::write(file.path, format!("{} {weight}", self.device.dev)).unwrap();
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let root = Root::default();
-        let dir = self.cgroups.dir(&self.parent).unwrap();
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            if entry.path().is_dir() {
-                // QEMU has ended; the kernel may still be about to notice.
-                for _ in 0..100 {
-                    if fs::remove_dir(entry.path()).is_ok() {
-                        break;
-                    }
-                    std::thread::sleep(std::time::Duration::from_millis(20));
-                }
-            }
-        }
-        let _ = self.cgroups.remove(&root, &self.parent);
-        // A loop device keeps its queue settings when it is detached.
-        let _ = root.write(self.device.queue("scheduler"), "none");
-        let _ = Command::new("losetup").arg("-d").arg(format!("/dev/{}", self.device.name)).status();
-    }
-}
 
 fn plan(rig: &Rig, disk: &Disk, vms: &[&Plc]) -> PathBuf {
     let mut spec = format!("[device]\npath = \"/dev/{}\"\n", disk.device.name);
@@ -163,9 +75,6 @@ fn a_restarted_vm_gets_the_weights_and_limits_of_the_plan_in_force() {
     rig.site.ok(&["revert"]);
     assert_eq!(disk.settings(&plc, 2), (None, None));
     assert_eq!(disk.settings(&hist, 1), (None, None));
-    let elevator = fs::read_to_string(
-        Path::new("/sys").join(disk.device.queue("scheduler").strip_prefix("/sys").unwrap()),
-    );
-    assert!(elevator.unwrap().contains("[none]"));
+    assert_eq!(disk.elevator(), "none");
     drop((plc, hist));
 }

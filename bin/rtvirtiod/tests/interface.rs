@@ -55,6 +55,9 @@ fn state_events_and_metrics_are_served() {
         ("GET", "/v1/history?after=x", 400),
         ("DELETE", "/v1/status", 405),
         ("POST", "/v1/vms/plc/accept", 409),
+        ("GET", "/v1/plan", 404),
+        ("POST", "/v1/plan/accept", 409),
+        ("POST", "/v1/plan/refuse", 409),
         ("POST", "/v1/compare", 202),
         ("GET", "/openapi.json", 200),
     ] {

@@ -195,6 +195,31 @@ function drawDetail() {
   $("detail-body").replaceChildren(...body);
 }
 
+// The plan that is held, and one that waits with everything that it would change.
+function drawPlan() {
+  const plan = state.status?.plan;
+  $("plan").hidden = !plan;
+  if (!plan) return;
+  const body = [];
+  const line = (text, kind) => body.push(el("p", text, { class: kind || "" }));
+  line(words(plan.state) + (plan.why ? ": " + plan.why : ""), colour(plan.state));
+  if (plan.reason) line("for " + plan.vms.join(", ") + " since " + plan.since + ": " + plan.reason, "dim");
+  if (plan.assumes) line("planned for: " + plan.assumes);
+  for (const task of plan.given_up || []) line(task + ": its target is predicted to be missed", "bad");
+  for (const d of plan.drift || []) line(`${d.knob} was changed from ${d.wanted} to ${d.found}`, "bad");
+  for (const knob of plan.yielded || []) line(knob + " is left to another program", "dim");
+  const next = plan.proposal;
+  if (next) {
+    body.push(el("h3", "Another plan: " + next.reason));
+    for (const c of next.changes) line(`${c.knob}: ${c.old ?? "(absent)"} → ${c.new}`);
+    for (const e of next.effects) line(`${e.vm} (${e.criticality}): ${words(e.change)}`, { better: "good", worse: "bad", misses: "bad" }[e.change] || "dim");
+    for (const task of next.given_up) line(task + ": its target is predicted to be missed", "bad");
+    for (const reason of next.reasons) line(reason, "dim");
+    if (plan.state === "waiting") body.push(el("pre", "sudo rtvirtio contract plan accept"));
+  }
+  $("plan-body").replaceChildren(...body);
+}
+
 function drawEvents() {
   const kinds = [...new Set(state.events.map((e) => e.kind))].sort();
   const select = $("kind");
@@ -227,6 +252,7 @@ function draw() {
     drawing = false;
     drawSummary();
     drawTable();
+    drawPlan();
     drawDetail();
     drawEvents();
   });

@@ -1,13 +1,14 @@
 //! The configuration of the service: `/etc/rtvirtio/rtvirtiod.toml`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rtvirtio_planner::replan::{Policy, Timing};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DaemonError;
-use crate::observed::KnobClass;
+use crate::observed::{Drift, KnobClass};
 
 /// How much the service does by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,14 +36,62 @@ pub enum DriftPolicy {
     Yield,
 }
 
+/// The plan of the contracts' disks that the service makes and holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PlanConfig {
+    /// Whether plans are applied; the service's own mode where nothing stands.
+    pub mode: Option<Mode>,
+    /// Between two changes of plan for reasons that were observed, at least.
+    #[serde(with = "duration")]
+    pub every: Nanos,
+    /// How long more load than declared, or a slower device, must last. A missed target must last
+    /// twice as long, as the windows over which it is judged are five minutes.
+    #[serde(with = "duration")]
+    pub confirm: Nanos,
+    /// How long they must be gone before they are no longer planned for.
+    #[serde(with = "duration")]
+    pub horizon: Nanos,
+}
+
+impl Default for PlanConfig {
+    fn default() -> Self {
+        let Timing { every, confirm, horizon, .. } = Timing::default();
+        let [every, confirm, horizon] = [every, confirm, horizon].map(Nanos::from_millis);
+        Self { mode: None, every, confirm, horizon }
+    }
+}
+
+impl PlanConfig {
+    /// In the loop's unit.
+    #[must_use]
+    pub fn timing(&self) -> Timing {
+        let ms = |time: Nanos| time.0 / 1_000_000;
+        let confirm = ms(self.confirm);
+        Timing {
+            every: ms(self.every),
+            confirm,
+            confirm_miss: confirm.saturating_mul(2),
+            horizon: ms(self.horizon),
+        }
+    }
+}
+
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// How much it does by itself.
     pub mode: Mode,
+    /// Further spec files with contracts, beside those of the directory.
+    pub specs: Vec<PathBuf>,
+    /// The plan that is held; none without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanConfig>,
     /// What becomes of changed settings, by kind; `restore` where nothing stands.
     pub drift: BTreeMap<KnobClass, DriftPolicy>,
+    /// The same of single settings, by their names as `status` shows them, such as `weight of plc`.
+    pub drift_of: BTreeMap<String, DriftPolicy>,
     /// Between two scans for threads, contract files and VMs.
     #[serde(with = "duration")]
     pub scan: Nanos,
@@ -76,7 +125,10 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             mode: Mode::default(),
+            specs: Vec::new(),
+            plan: None,
             drift: BTreeMap::new(),
+            drift_of: BTreeMap::new(),
             scan: Nanos::from_millis(200),
             compare: Nanos::from_millis(5_000),
             observe: Nanos::from_millis(10_000),
@@ -107,13 +159,30 @@ impl Config {
                 return Err(wrong(format!("`{key}` is {value}: at least {}", Self::SHORTEST)));
             }
         }
+        if let Some(plan) = config.plan.as_ref().filter(|plan| plan.horizon < plan.confirm) {
+            let (horizon, confirm) = (plan.horizon, plan.confirm);
+            return Err(wrong(format!("`plan.horizon` is {horizon}: at least `confirm`, {confirm}")));
+        }
         Ok(config)
     }
 
-    /// What becomes of changed settings of this kind.
+    /// Whether plans are applied; `None` where none is held.
     #[must_use]
-    pub fn drift(&self, class: KnobClass) -> DriftPolicy {
-        self.drift.get(&class).copied().unwrap_or_default()
+    pub fn policy(&self) -> Option<Policy> {
+        let mode = self.plan.as_ref()?.mode.unwrap_or(self.mode);
+        // What only observes sets no plan either.
+        Some(match (self.mode, mode) {
+            (Mode::Observe, _) | (_, Mode::Observe) => Policy::Observe,
+            (_, Mode::Ask) => Policy::Ask,
+            (_, Mode::Auto) => Policy::Auto,
+        })
+    }
+
+    /// What becomes of a changed setting.
+    #[must_use]
+    pub fn drift_policy(&self, drift: &Drift) -> DriftPolicy {
+        let own = self.drift_of.get(&drift.knob);
+        own.or_else(|| self.drift.get(&drift.class)).copied().unwrap_or_default()
     }
 }
 
@@ -126,12 +195,32 @@ mod tests {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("rtvirtiod.toml");
         assert_eq!(Config::load(&path).unwrap(), Config::default());
-        std::fs::write(&path, "mode = \"ask\"\nscan = \"100ms\"\n[drift]\nweight = \"yield\"\n").unwrap();
+        let text = "mode = \"ask\"\nscan = \"100ms\"\n[drift]\nweight = \"yield\"\n[drift_of]\n\"weight of plc\" = \"report\"\n";
+        std::fs::write(&path, text).unwrap();
         let config = Config::load(&path).unwrap();
         assert_eq!((config.mode, config.scan), (Mode::Ask, Nanos::from_millis(100)));
-        assert_eq!(config.drift(KnobClass::Weight), DriftPolicy::Yield);
-        assert_eq!(config.drift(KnobClass::Thread), DriftPolicy::Restore);
-        for bad in ["mode = \"autom\"", "scam = \"100ms\"", "scan = \"1ms\"", "[drift]\nwait = \"report\""] {
+        let policy = |class, knob: &str| {
+            let (path, wanted, found) = (String::new(), String::new(), String::new());
+            config.drift_policy(&Drift { knob: knob.to_owned(), path, class, wanted, found })
+        };
+        assert_eq!(policy(KnobClass::Weight, "weight of hist"), DriftPolicy::Yield);
+        assert_eq!(policy(KnobClass::Weight, "weight of plc"), DriftPolicy::Report);
+        assert_eq!(policy(KnobClass::Thread, "t"), DriftPolicy::Restore);
+        std::fs::write(&path, "mode = \"ask\"\n[plan]\nmode = \"auto\"\nevery = \"2h\"\n").unwrap();
+        let config = Config::load(&path).unwrap();
+        assert_eq!(config.policy(), Some(Policy::Auto));
+        let timing = Timing { every: 7_200_000, ..Timing::default() };
+        assert_eq!(config.plan.as_ref().unwrap().timing(), timing);
+        assert_eq!(Config { mode: Mode::Observe, ..config }.policy(), Some(Policy::Observe));
+        assert_eq!(Config::default().policy(), None);
+        for bad in [
+            "[plan]\nhorizon = \"1s\"",
+            "[plan]\nevry = \"1h\"",
+            "mode = \"autom\"",
+            "scam = \"100ms\"",
+            "scan = \"1ms\"",
+            "[drift]\nwait = \"report\"",
+        ] {
             std::fs::write(&path, bad).unwrap();
             assert!(matches!(Config::load(&path), Err(DaemonError::Config { .. })), "{bad}");
         }

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rtvirtio_planner::replan::Proposal;
+
 use crate::config::{Config, DriftPolicy, Mode};
 use crate::desired::Desired;
 use crate::history::EventKind;
 use crate::host::{Host, Look, Millis, Outcome, SettingChange};
 use crate::memory::Memory;
 use crate::observed::{Drift, LOOKED_FOR, Observed, Presence};
-use crate::reconcile::{APPLIED, Action, Step, reconcile};
+use crate::plan::PlanKeeper;
+use crate::reconcile::{APPLIED, Action, PLAN, Step, reconcile};
 use crate::snapshot::Snapshot;
 
 /// Rounds of one pass: what is put back is applied anew in the next, and one sees that all is done.
@@ -38,6 +41,7 @@ pub struct Daemon<H> {
     observed: Observed,
     memory: Memory,
     compared: Option<Millis>,
+    plan: PlanKeeper,
     /// What was said before, so that a state is an event once: by what it is about.
     said: BTreeMap<String, String>,
 }
@@ -46,9 +50,11 @@ impl<H: Host> Daemon<H> {
     /// A loop that has not looked yet.
     #[must_use]
     pub fn new(host: H, config: Config, memory: Memory) -> Self {
+        let plan = PlanKeeper::new(&config);
         Self {
             host,
             config,
+            plan,
             desired: Desired::default(),
             observed: Observed::default(),
             memory,
@@ -101,6 +107,20 @@ impl<H: Host> Daemon<H> {
         waiting
     }
 
+    /// Accepts the plan that waits; false when none does.
+    pub fn accept_plan(&mut self) -> bool {
+        let name = self.plan.waiting(&self.config, &self.memory).map(Proposal::name);
+        if let Some(name) = &name {
+            self.memory.accept(PLAN, name);
+        }
+        name.is_some()
+    }
+
+    /// Refuses the plan that was made; false when there is none.
+    pub fn refuse_plan(&mut self) -> bool {
+        self.plan.refuse()
+    }
+
     /// The next pass compares every setting.
     pub fn compare_next(&mut self) {
         self.compared = None;
@@ -122,8 +142,10 @@ impl<H: Host> Daemon<H> {
             if look == Look::Compare {
                 self.compared = Some(now);
             }
+            self.look_at_plan(now);
             self.notice(now, &mut out);
-            let steps = reconcile(&self.desired, &self.observed, &self.config, &self.memory, now);
+            let mut steps = reconcile(&self.desired, &self.observed, &self.config, &self.memory, now);
+            steps.extend(self.plan.steps(&self.desired, &self.observed, &self.config, &self.memory, now));
             if steps.is_empty() {
                 break;
             }
@@ -142,19 +164,33 @@ impl<H: Host> Daemon<H> {
     /// The state for clients.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory)
+        let of_plan = self.plan.snapshot(&self.observed, &self.config, &self.memory);
+        Snapshot { plan: of_plan, ..Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory) }
+    }
+
+    /// Sees what was observed, and asks for a plan where one is wanted.
+    fn look_at_plan(&mut self, now: Millis) {
+        let sight = self.host.sight(&self.desired);
+        let request = self.plan.look(now, &self.desired, &self.observed, sight.as_ref());
+        if let Some(request) = request {
+            self.host.make_plan(&request, &self.desired);
+        }
     }
 
     /// Carries one step out; whether something may have changed.
     fn perform(&mut self, step: &Step, out: &mut Vec<Happening>) -> bool {
         let outcome = self.host.perform(step, &self.desired);
         let failed_before = self.memory.failure(&step.vm).map(str::to_owned);
-        self.memory.note(step, &outcome, self.host.now());
+        let now = self.host.now();
+        self.memory.note(step, &outcome, now);
+        self.plan.note(step, &outcome, now);
         let vm = Some(step.vm.clone());
         match outcome {
             Outcome::Busy => false,
             Outcome::Done { changes, notes } => {
-                if !changes.is_empty() || step.action != Action::TakeIn {
+                // A plan that changes nothing is no news.
+                let is_quiet = matches!(step.action, Action::TakeIn | Action::SetPlan);
+                if !changes.is_empty() || !is_quiet {
                     let text = format!("{}: {}", words(&step.action), step.reason);
                     out.push(Happening { kind: EventKind::Changed, vm: vm.clone(), text, changes });
                 }
@@ -195,7 +231,7 @@ impl<H: Host> Daemon<H> {
 
     /// A setting that another program has changed and that is left so, as a state.
     fn left(&self, name: &str, drift: &Drift, now: Millis) -> Option<State> {
-        let policy = self.config.drift(drift.class);
+        let policy = self.config.drift_policy(drift);
         let contested = policy == DriftPolicy::Restore && self.memory.is_contested(name, &drift.path, now);
         let why = match policy {
             DriftPolicy::Restore if contested => "another program sets it again and again, so it is left",
@@ -221,6 +257,10 @@ impl<H: Host> Daemon<H> {
             states.extend(drift.filter_map(|drift| self.left(name, drift, now)));
         }
         states.extend(self.observed.applied_drift.iter().filter_map(|drift| self.left(APPLIED, drift, now)));
+        let of_plan = self.observed.plan.iter().flat_map(|plan| &plan.drift);
+        states.extend(of_plan.filter_map(|drift| self.left(PLAN, drift, now)));
+        let plan = self.plan.states(&self.config, &self.memory);
+        states.extend(plan.map(|(key, kind, text)| (key, kind, None, text)));
         for (vm, why) in &self.observed.admission.refused {
             states.push((format!("refused {vm}"), EventKind::Refused, Some(vm.clone()), why.clone()));
         }
@@ -246,7 +286,8 @@ fn words(action: &Action) -> &'static str {
         Action::Apply => "put in force",
         Action::PutBack { .. } => "put back",
         Action::TakeIn => "taken in",
-        Action::Renew => "weights and limits given again",
+        Action::SetPlan => "plan put in force",
+        Action::Renew | Action::RenewHeld => "weights and limits given again",
         Action::Relevel => "priorities moved",
         Action::Restore { .. } => "set again",
         Action::Release { .. } => "left to another program",

@@ -1,6 +1,6 @@
 //! What is to be: the contracts of `contracts.d`, one spec in each file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -55,15 +55,42 @@ impl Contract {
         // Serialising plain data cannot fail; were it to, all contracts would look alike and be
         // put in force anew by nothing but their removal.
         let text = serde_json::to_vec(&(&vm.reach, &vm.cpu)).unwrap_or_default();
-        let digest = Sha256::digest(text);
-        let id = digest.iter().take(ID_BYTES).map(|byte| format!("{byte:02x}")).collect();
         Self {
             vm: vm.clone(),
-            id,
+            id: digest(&text),
             file: file.to_owned(),
             parts: spec.parts().iter().filter_map(of_vm).collect(),
         }
     }
+}
+
+/// What the disks of all contracts are to give together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plant {
+    /// Identifies what is planned for: devices, how the VMs are reached, their tasks and limits.
+    pub id: String,
+    /// The devices with their VMs, from all files.
+    pub host: HostSpec,
+}
+
+impl Plant {
+    fn new(host: HostSpec) -> Self {
+        let host = host.without_cpu();
+        // As of a contract.
+        let text = serde_json::to_vec(&host).unwrap_or_default();
+        Self { id: digest(&text), host }
+    }
+
+    /// The part of VMs that run; `None` without any.
+    #[must_use]
+    pub fn only(&self, running: &BTreeSet<String>) -> Option<HostSpec> {
+        HostSpec::joined([&self.host], |vm| running.contains(vm))
+    }
+}
+
+/// Text that tells contents apart.
+fn digest(content: &[u8]) -> String {
+    Sha256::digest(content).iter().take(ID_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A file, or a part of one, that is not used.
@@ -85,6 +112,8 @@ pub struct Desired {
     pub faults: Vec<ContractFault>,
     /// VMs of files that could be read before and cannot now: what is in force for them stays.
     pub held: Vec<String>,
+    /// What a plan is made for; `None` without contracts.
+    pub plant: Option<Plant>,
 }
 
 impl Desired {
@@ -189,7 +218,7 @@ impl ContractFiles {
         if !desired.faults.is_empty() {
             desired.held.extend(self.last_right.values().flatten().cloned());
         }
-        let mut right = BTreeMap::new();
+        let (mut right, mut specs) = (BTreeMap::new(), Vec::new());
         for path in paths {
             let fault = |why: String| ContractFault { file: path.clone(), why };
             let spec = match HostSpec::load(&path) {
@@ -210,6 +239,7 @@ impl ContractFiles {
                 continue;
             }
             right.insert(path.clone(), spec.vms().iter().map(|vm| vm.name.clone()).collect());
+            specs.push(spec.clone());
             for contract in Contract::of_spec(&spec, &path) {
                 match desired.of(&contract.vm.name) {
                     None => desired.contracts.push(contract),
@@ -223,6 +253,8 @@ impl ContractFiles {
         }
         desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
         self.last_right = right;
+        // Of two contracts of one VM the first counts, here too.
+        desired.plant = HostSpec::joined(&specs, |_| true).map(Plant::new);
         desired
     }
 }
@@ -281,6 +313,24 @@ mod tests {
         let other = files.changed().unwrap();
         assert_ne!(other.contracts[0].id, first.contracts[0].id);
         assert!(other.contracts[0].sets_something() && other.contracts[0].parts.len() == 1);
+    }
+
+    #[test]
+    fn what_is_planned_for_is_of_all_files_and_has_no_cpu_in_it() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mut files = ContractFiles::new(dir.path(), Vec::new());
+        assert_eq!(files.changed().unwrap().plant, None);
+        fs::write(at("a.toml"), spec("plc", "")).unwrap();
+        fs::write(at("b.toml"), spec("hist", "")).unwrap();
+        let both = files.changed().unwrap().plant.unwrap();
+        assert_eq!((both.host.parts().len(), both.host.vms().len()), (1, 2));
+        assert_eq!(both.only(&["hist".to_owned()].into()).unwrap().vms().len(), 1);
+        assert!(both.only(&BTreeSet::new()).is_none());
+        fs::write(at("a.toml"), spec("plc", "cpu = { budget = \"4ms\", period = \"20ms\" }")).unwrap();
+        assert_eq!(files.changed().unwrap().plant.unwrap().id, both.id);
+        fs::write(at("a.toml"), spec("plc", "").replace("4KiB", "8KiB")).unwrap();
+        assert_ne!(files.changed().unwrap().plant.unwrap().id, both.id);
     }
 
     #[test]

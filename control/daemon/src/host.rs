@@ -1,6 +1,7 @@
 //! What the loop needs of a host. The clock is part of it, so that a simulated host has virtual
 //! time.
 
+use rtvirtio_planner::replan::{Request, Sight};
 use serde::{Deserialize, Serialize};
 
 use crate::desired::Desired;
@@ -68,6 +69,12 @@ pub trait Host {
 
     /// Looks at the host. Never fails: what cannot be seen is unknown.
     fn observe(&mut self, desired: &Desired, look: Look) -> Observed;
+
+    /// What was observed of load, devices and targets since the last call; `None` without news.
+    fn sight(&mut self, desired: &Desired) -> Option<Sight>;
+
+    /// Begins to make a plan. The answer is in [`Observed::made`] of a later look.
+    fn make_plan(&mut self, request: &Request, desired: &Desired);
 
     /// Carries a step out.
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome;

@@ -21,18 +21,22 @@ pub mod linux;
 mod memory;
 pub mod observe;
 mod observed;
+mod plan;
 mod reconcile;
 mod service;
 mod snapshot;
 
-pub use config::{Config, DriftPolicy, Mode};
+pub use config::{Config, DriftPolicy, Mode, PlanConfig};
 pub use daemon::{Daemon, Happening};
-pub use desired::{Contract, ContractFault, Desired};
+pub use desired::{Contract, ContractFault, Desired, Plant};
 pub use error::DaemonError;
 pub use history::{Event, EventKind, History, read as read_history};
 pub use host::{Host, Look, Millis, Outcome, SettingChange};
 pub use memory::Memory;
-pub use observed::{Admission, Drift, KnobClass, Observed, ObservedVm, Presence, ScopeState, ScopeView};
-pub use reconcile::{APPLIED, Action, Step, reconcile};
+pub use observed::{
+    Admission, Drift, KnobClass, MadePlan, Observed, ObservedVm, PlanScope, Presence, ScopeState, ScopeView,
+};
+pub use plan::{PlanSnapshot, PlanState, ProposalSnapshot, sight_of};
+pub use reconcile::{APPLIED, Action, PLAN, Step, reconcile};
 pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, runs, socket};
 pub use snapshot::{Snapshot, VmSnapshot, VmState};

@@ -1,9 +1,11 @@
 //! The host as it was seen: plain data, from which [`crate::reconcile()`] decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use rtvirtio_apply::Line;
 use rtvirtio_cpu::Level;
 use rtvirtio_kernel::ProcessId;
+use rtvirtio_planner::replan::{Basis, Outline};
 use serde::{Deserialize, Serialize};
 
 /// Kinds of settings, for the policy about drift.
@@ -74,6 +76,30 @@ pub struct Drift {
     pub found: String,
 }
 
+/// A setting that another program has changed, as clients see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriftSnapshot {
+    /// The setting.
+    pub knob: String,
+    /// Its file.
+    pub path: String,
+    /// Our value.
+    pub wanted: String,
+    /// Its value now.
+    pub found: String,
+}
+
+impl DriftSnapshot {
+    pub(crate) fn of(drift: &Drift) -> Self {
+        Self {
+            knob: drift.knob.clone(),
+            path: drift.path.clone(),
+            wanted: drift.wanted.clone(),
+            found: drift.found.clone(),
+        }
+    }
+}
+
 /// How a VM's journal stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScopeState {
@@ -119,6 +145,8 @@ pub struct ObservedVm {
     /// Whether it was started again since `rtvirtio apply` has put a plan in force, so that it
     /// lacks its weights and limits.
     pub lacks_plan: bool,
+    /// The same of the plan that the service holds.
+    pub lacks_held: bool,
 }
 
 impl ObservedVm {
@@ -131,8 +159,37 @@ impl ObservedVm {
             new_threads: false,
             applied_by_hand: false,
             lacks_plan: false,
+            lacks_held: false,
         }
     }
+}
+
+/// The plan that the service holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanScope {
+    /// What it was made from; `None` where that is not known.
+    pub basis: Option<Basis>,
+    /// How its journal stands.
+    pub state: ScopeState,
+    /// Settings that another program has changed.
+    pub drift: Vec<Drift>,
+    /// Settings that were left to another program, by name.
+    pub yielded: BTreeSet<String>,
+    /// Why it was put in force.
+    pub reason: String,
+    /// When: RFC 3339.
+    pub since: String,
+}
+
+/// A plan that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MadePlan {
+    /// What it would do.
+    pub outline: Outline,
+    /// The settings that it would change.
+    pub changes: Vec<Line>,
+    /// Why not all targets are met.
+    pub reasons: Vec<String>,
 }
 
 /// Which contracts fit together.
@@ -153,6 +210,10 @@ pub struct Observed {
     pub admission: Admission,
     /// Settings that `rtvirtio apply` has put in force and another program has changed.
     pub applied_drift: Vec<Drift>,
+    /// The plan that the service holds.
+    pub plan: Option<PlanScope>,
+    /// The answer to the request of this number for a plan: the plan, or why there is none.
+    pub made: Option<(u64, Result<MadePlan, String>)>,
 }
 
 #[cfg(test)]

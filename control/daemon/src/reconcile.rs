@@ -22,6 +22,10 @@ pub enum Action {
     },
     /// Started again, it gets the weights and limits of the plan in force.
     Renew,
+    /// Started again, it gets the weights and limits of the plan that the service holds.
+    RenewHeld,
+    /// The plan that was made is put in force, in place of the one that is.
+    SetPlan,
     /// New threads are taken into its contract, or its budget is split anew.
     TakeIn,
     /// Its threads get the priorities of its place among the VMs that are admitted now.
@@ -90,7 +94,10 @@ pub fn reconcile(
 /// Stands for the name of a VM in steps about what `rtvirtio apply` has put in force: no VM has it.
 pub const APPLIED: &str = "(applied plan)";
 
-fn step(vm: &str, action: Action, reason: impl Into<String>) -> Step {
+/// The same for the plan that the service holds.
+pub const PLAN: &str = "(plan)";
+
+pub(crate) fn step(vm: &str, action: Action, reason: impl Into<String>) -> Step {
     Step { vm: vm.to_owned(), action, reason: reason.into() }
 }
 
@@ -163,7 +170,7 @@ fn kept(
 /// Whether what is put back is put back over the values of another program: where it would have
 /// been restored.
 fn forces(scope: &ScopeView, config: &Config) -> bool {
-    scope.drift.iter().all(|d| config.drift(d.class) == DriftPolicy::Restore)
+    scope.drift.iter().all(|d| config.drift_policy(d) == DriftPolicy::Restore)
 }
 
 /// Whether two lists are one start of a VM: helpers come and go, its VMM stays.
@@ -172,9 +179,15 @@ fn same_start(now: &[ProcessId], then: &[ProcessId]) -> bool {
 }
 
 /// What becomes of settings that another program has changed.
-fn drift(name: &str, all: &[Drift], config: &Config, memory: &Memory, now: Millis) -> Option<Step> {
+pub(crate) fn drift(
+    name: &str,
+    all: &[Drift],
+    config: &Config,
+    memory: &Memory,
+    now: Millis,
+) -> Option<Step> {
     let with = |policy: DriftPolicy| {
-        let of_policy = all.iter().filter(move |d| config.drift(d.class) == policy);
+        let of_policy = all.iter().filter(move |d| config.drift_policy(d) == policy);
         of_policy.collect::<Vec<_>>()
     };
     let words = |all: &[&Drift]| {

@@ -41,6 +41,8 @@ pub enum Command {
     Compare,
     /// Accept the contract that a VM waits for; answers whether it waits for one.
     Accept(String, oneshot::Sender<bool>),
+    /// Accept the plan that waits, or refuse it; answers whether one does.
+    AnswerPlan(bool, oneshot::Sender<bool>),
 }
 
 /// What the loop shares with the interface. No lock is held while anything waits for a client.
@@ -177,6 +179,8 @@ pub struct Service {
     commands: Receiver<Command>,
     daemon: Daemon<LinuxHost>,
     options: ServiceOptions,
+    /// When that was observed which the loop has seen.
+    seen: String,
     /// Ends the observer when it goes.
     _observer: Sender<()>,
     _lock: File,
@@ -207,7 +211,7 @@ impl Service {
         });
         let mut memory = Memory::default();
         memory.set_accepted(accepted(state));
-        let host = LinuxHost::new(options.places.clone(), waker);
+        let host = LinuxHost::new(options.places.clone(), &options.config, waker);
         let daemon = Daemon::new(host, options.config.clone(), memory);
         let history = History::new(Some(state.join(HISTORY_FILE)));
         let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
@@ -217,7 +221,8 @@ impl Service {
         let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
         let observer = observe(&options, Arc::clone(&shared))?;
-        Ok(Self { shared, commands, daemon, options, _observer: observer, _lock: lock, _api: api })
+        let seen = String::new();
+        Ok(Self { shared, commands, daemon, options, seen, _observer: observer, _lock: lock, _api: api })
     }
 
     /// What it shares.
@@ -233,6 +238,11 @@ impl Service {
         let mut next = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             let begin = Instant::now();
+            let seen = self.shared.observation();
+            if seen.time != self.seen {
+                self.seen.clone_from(&seen.time);
+                self.daemon.host().saw(seen);
+            }
             for happening in self.daemon.pass() {
                 if happening.kind == EventKind::Failed {
                     self.shared.counters.failures.fetch_add(1, Ordering::Relaxed);
@@ -281,19 +291,29 @@ impl Service {
             Command::Accept(vm, answer) => {
                 let accepted = self.daemon.accept(&vm);
                 if accepted {
-                    let all = self.daemon.memory().accepted().clone();
-                    let saved = serde_json::to_vec(&all).map_err(|e| e.to_string()).and_then(|text| {
-                        write_state(&self.options.places.dirs.state, ACCEPTED_FILE, &text)
-                            .map_err(|e| format!("{e:#}"))
-                    });
-                    if let Err(e) = saved {
-                        let text = format!("it waits again after a restart of the service: {e}");
-                        self.event(EventKind::Note, Some(&vm), text, Vec::new(), &mut |_| {});
-                    }
+                    self.save_accepted(Some(&vm));
                 }
                 // The client may be gone.
                 let _ = answer.send(accepted);
             }
+            Command::AnswerPlan(accepts, answer) => {
+                let answered = if accepts { self.daemon.accept_plan() } else { self.daemon.refuse_plan() };
+                if answered && accepts {
+                    self.save_accepted(None);
+                }
+                let _ = answer.send(answered);
+            }
+        }
+    }
+
+    fn save_accepted(&self, vm: Option<&str>) {
+        let all = self.daemon.memory().accepted().clone();
+        let saved = serde_json::to_vec(&all).map_err(|e| e.to_string()).and_then(|text| {
+            write_state(&self.options.places.dirs.state, ACCEPTED_FILE, &text).map_err(|e| format!("{e:#}"))
+        });
+        if let Err(e) = saved {
+            let text = format!("it waits again after a restart of the service: {e}");
+            self.event(EventKind::Note, vm, text, Vec::new(), &mut |_| {});
         }
     }
 
@@ -327,7 +347,9 @@ impl Service {
 fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<Sender<()>, DaemonError> {
     let (sender, end) = channel::<()>();
     let every = Duration::from_nanos(options.config.observe.0);
-    let mut sampler = Sampler::new(options.places.dirs.clone(), options.config.monitor_of_libvirt);
+    let config = &options.config;
+    let mut sampler =
+        Sampler::new(options.places.dirs.clone(), config.monitor_of_libvirt, config.plan.is_some());
     let run = move || {
         while matches!(end.recv_timeout(every), Err(RecvTimeoutError::Timeout)) {
             let vms = lock(&shared.running).clone();

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::memory::Memory;
-use crate::observed::{Drift, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::observed::{DriftSnapshot, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::plan::PlanSnapshot;
 
 /// Schema of [`Snapshot`] as JSON.
 pub const SNAPSHOT_SCHEMA: &str = "rtvirtio.service.v1";
@@ -84,30 +85,6 @@ pub struct VmSnapshot {
     pub targets: Vec<TargetSnapshot>,
 }
 
-/// A setting that another program has changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DriftSnapshot {
-    /// The setting.
-    pub knob: String,
-    /// Its file.
-    pub path: String,
-    /// Our value.
-    pub wanted: String,
-    /// Its value now.
-    pub found: String,
-}
-
-impl DriftSnapshot {
-    fn of(drift: &Drift) -> Self {
-        Self {
-            knob: drift.knob.clone(),
-            path: drift.path.clone(),
-            wanted: drift.wanted.clone(),
-            found: drift.found.clone(),
-        }
-    }
-}
-
 /// The state of the service.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -121,6 +98,9 @@ pub struct Snapshot {
     pub mode: Mode,
     /// The VMs with a contract, the most critical first, and those that still have settings.
     pub vms: Vec<VmSnapshot>,
+    /// The plan that the service holds; `None` where it holds none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanSnapshot>,
     /// Settings that `rtvirtio apply` has put in force and another program has changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub applied_drift: Vec<DriftSnapshot>,
@@ -163,6 +143,7 @@ impl Snapshot {
             pid: std::process::id(),
             mode: config.mode,
             vms,
+            plan: None,
             applied_drift: observed.applied_drift.iter().map(DriftSnapshot::of).collect(),
             faults: desired.faults.iter().map(fault).collect(),
             problems: Vec::new(),
@@ -175,6 +156,7 @@ impl Snapshot {
         let fine = |vm: &VmSnapshot| matches!(vm.state, VmState::InForce | VmState::Off | VmState::Observed);
         self.faults.is_empty()
             && self.applied_drift.is_empty()
+            && self.plan.as_ref().is_none_or(PlanSnapshot::is_whole)
             && self.problems.is_empty()
             && self.vms.iter().all(fine)
     }

@@ -18,6 +18,12 @@ pub struct Dirs {
 }
 
 impl Dirs {
+    /// State directory of the plan that the service holds.
+    #[must_use]
+    pub fn held_plan(&self) -> PathBuf {
+        self.state.join("contracts").join("plan")
+    }
+
     /// Where the profile of a device is saved; see [`profile_key`].
     #[must_use]
     pub fn profile(&self, key: &str) -> PathBuf {

@@ -7,7 +7,7 @@ use rtvirtio_apply::{JOURNAL_FILE, Session, StateDir};
 
 use crate::contracts::IN_FORCE_FILE;
 use crate::dirs::{Dirs, is_there, write_state};
-use crate::error::{Context as _, Result};
+use crate::error::{Context as _, Result, bail};
 use crate::plan_file::HostPlan;
 use crate::started::VMS_FILE;
 
@@ -48,11 +48,17 @@ pub fn forget(state_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails while settings are in force.
+/// Fails while settings are in force, and while the service holds a plan.
 ///
 /// # Errors
 /// [`Kind::InForce`](crate::Kind::InForce).
 pub fn refuse(dirs: &Dirs) -> Result<()> {
+    if is_there(&dirs.held_plan().join(JOURNAL_FILE))? {
+        bail!(
+            InForce,
+            "rtvirtiod holds a plan: take `[plan]` out of its configuration, or stop it and `rtvirtio revert`"
+        );
+    }
     let path = dirs.state.join(JOURNAL_FILE);
     if Session::open(&dirs.state)?.in_force()? {
         return Err(rtvirtio_apply::ApplyError::InForce { path }.into());

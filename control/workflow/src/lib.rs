@@ -20,6 +20,7 @@ mod files;
 pub mod find;
 pub mod guest_point;
 pub mod guests;
+pub mod held;
 mod host;
 mod identity;
 pub mod in_force;

@@ -41,6 +41,19 @@ pub fn renew(session: &Session, vm: &str, dirs: &Dirs, progress: &dyn Progress) 
     let Some((plan, host)) = plan_in_force(dirs)? else {
         bail!(NotInForce, "no plan that names its spec is in force: `rtvirtio apply SPEC`")
     };
+    renew_of(session, vm, (&plan, &host), &dirs.state, &|_| true, dirs, progress)
+}
+
+/// The same of a plan with its journal in `state`; `chosen` are the settings, by name.
+pub(crate) fn renew_of(
+    session: &Session,
+    vm: &str,
+    (plan, host): (&HostPlan, &HostSpec),
+    state: &Path,
+    chosen: &dyn Fn(&str) -> bool,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Amended> {
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
     let (mut writes, mut start) = (Vec::new(), None);
@@ -54,8 +67,9 @@ pub fn renew(session: &Session, vm: &str, dirs: &Dirs, progress: &dyn Progress) 
         }
     }
     let start = start.with_context(|| format!("vm {vm}: its processes are not known"))?;
+    writes.retain(|write| chosen(&write.knob));
     let amended = session.amend(&writes, &machine, &mut Silent)?;
-    started::replace(start, &dirs.state)?;
+    started::replace(start, state)?;
     Ok(amended)
 }
 

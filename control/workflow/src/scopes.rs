@@ -15,6 +15,7 @@ use crate::contracts::{InForce, room_for};
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::guests::GuestAgents;
+use crate::in_force::forget;
 use crate::progress::Progress;
 use crate::renew::renew;
 use crate::started;
@@ -25,6 +26,8 @@ const SCOPES: &str = "contracts";
 const VM: &str = "vm-";
 /// The scope of what VMs need together.
 const SHARED: &str = "shared";
+/// Stands for the plan that is held, where what is put back is named: no VM has this name.
+pub const HELD: &str = "(plan)";
 /// What is in force for a VM, next to its journal; it means nothing without one.
 const IN_FORCE_FILE: &str = "contract.json";
 
@@ -168,8 +171,7 @@ impl<'a> Scopes<'a> {
     /// # Errors
     /// As [`Session::restore`].
     pub fn restore(&self, vm: &str, paths: &[String]) -> Result<Amended> {
-        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
-        Ok(Session::open(vm_dir(self.dirs, vm))?.restore(&chosen, &Machine::new(&root, &GuestAgents))?)
+        self.restore_in(&vm_dir(self.dirs, vm), paths)
     }
 
     /// Leaves settings of a VM to another program that has changed them.
@@ -177,8 +179,7 @@ impl<'a> Scopes<'a> {
     /// # Errors
     /// As [`Session::release`].
     pub fn release(&self, vm: &str, paths: &[String]) -> Result<Vec<String>> {
-        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
-        Ok(Session::open(vm_dir(self.dirs, vm))?.release(&chosen, &Machine::new(&root, &GuestAgents))?)
+        self.release_in(&vm_dir(self.dirs, vm), paths)
     }
 
     /// Puts back what is in force for a VM; `None` when nothing is.
@@ -223,6 +224,18 @@ impl<'a> Scopes<'a> {
         Ok(())
     }
 
+    /// As [`Scopes::restore`], of another state directory.
+    pub(crate) fn restore_in(&self, dir: &Path, paths: &[String]) -> Result<Amended> {
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        Ok(Session::open(dir)?.restore(&chosen, &Machine::new(&root, &GuestAgents))?)
+    }
+
+    /// As [`Scopes::release`], of another state directory.
+    pub(crate) fn release_in(&self, dir: &Path, paths: &[String]) -> Result<Vec<String>> {
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        Ok(Session::open(dir)?.release(&chosen, &Machine::new(&root, &GuestAgents))?)
+    }
+
     /// As [`Scopes::restore`], of what `rtvirtio apply` has put in force.
     ///
     /// # Errors
@@ -260,6 +273,12 @@ impl<'a> Scopes<'a> {
                 all.push((vm, reverted));
             }
         }
+        if let Some(plan) = put_back(&self.dirs.held_plan(), on_conflict)? {
+            if plan.done {
+                forget(&self.dirs.held_plan())?;
+            }
+            all.push((HELD.to_owned(), plan));
+        }
         if let Some(shared) = put_back(&dir(self.dirs).join(SHARED), on_conflict)? {
             all.push((SHARED.to_owned(), shared));
         }
@@ -271,7 +290,7 @@ fn is_chosen(paths: &[String], _: &str, path: &str) -> bool {
     paths.iter().any(|chosen| chosen == path)
 }
 
-fn put_back(dir: &Path, on_conflict: OnConflict) -> Result<Option<Reverted>> {
+pub(crate) fn put_back(dir: &Path, on_conflict: OnConflict) -> Result<Option<Reverted>> {
     if !is_there(&dir.join(JOURNAL_FILE))? {
         return Ok(None);
     }
@@ -284,7 +303,9 @@ fn put_back(dir: &Path, on_conflict: OnConflict) -> Result<Option<Reverted>> {
 /// # Errors
 /// When that is unknown.
 pub fn any_in_force(dirs: &Dirs) -> Result<bool> {
-    Ok(!vms(dirs)?.is_empty() || is_there(&dir(dirs).join(SHARED).join(JOURNAL_FILE))?)
+    let has_journal = |dir: &Path| is_there(&dir.join(JOURNAL_FILE));
+    let shared = has_journal(&dir(dirs).join(SHARED))?;
+    Ok(!vms(dirs)?.is_empty() || shared || has_journal(&dirs.held_plan())?)
 }
 
 #[cfg(test)]

@@ -24,7 +24,14 @@ use rtvirtio_workflow::{generated, model_choice};
 /// File name of the result.
 pub const FILE: &str = "planning.json";
 
-/// A measured profile of the flash twin, for planning without a device.
+/// The measured profile of the flash twin, for planning without a device.
+///
+/// # Errors
+/// Never: the file is part of this program.
+pub fn flash_twin() -> serde_json::Result<Profile> {
+    serde_json::from_str(PROFILE)
+}
+
 const PROFILE: &str = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
 
 /// Targets missed per VM, most urgent first, and the smallest margin as a share of the target.
@@ -97,8 +104,7 @@ fn measure_on(
     host: HostFacts,
     (command, generated): (String, String),
 ) -> Result<Planning, PlanError> {
-    let profile: Profile =
-        serde_json::from_str(PROFILE).map_err(|e| PlanError::BadOptions(format!("built-in profile: {e}")))?;
+    let profile = flash_twin().map_err(|e| PlanError::BadOptions(format!("built-in profile: {e}")))?;
     let slice = times(&profile, repetitions, &PlanOptions::new)?;
     let bound = learned
         .map(|model| {

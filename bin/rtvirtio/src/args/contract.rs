@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 /// `contract`.
 #[derive(Args, Debug)]
@@ -60,4 +60,25 @@ EXAMPLES
         /// The VM
         vm: String,
     },
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio contract plan                what is held, and a plan that waits with all that it would change
+  sudo rtvirtio contract plan accept
+  sudo rtvirtio contract plan refuse
+  sudo rtvirtio contract plan --json | jq '.proposal.changes'")]
+    /// Show the plan that the service holds for the contracts' disks, accept or refuse a new one
+    Plan {
+        /// What becomes of the plan that waits; without it, plans are shown
+        #[arg(value_enum)]
+        answer: Option<PlanAnswer>,
+    },
+}
+
+/// What becomes of a plan that waits.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanAnswer {
+    /// It is put in force.
+    Accept,
+    /// It is not, until something else is observed.
+    Refuse,
 }

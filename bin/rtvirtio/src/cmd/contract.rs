@@ -2,14 +2,14 @@
 
 use std::process::ExitCode;
 
-use rtvirtio_console::{Global, Ui, need_root, show};
+use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_daemon::api::Client;
-use rtvirtio_daemon::{Snapshot, VmSnapshot, contract_files, socket};
+use rtvirtio_daemon::{PlanSnapshot, Snapshot, VmSnapshot, contract_files, socket};
 use rtvirtio_workflow::Progress as _;
 use serde_json::{Value, json};
 
 use super::service::{self, vm_lines};
-use crate::args::{ContractArgs, ContractCommand};
+use crate::args::{ContractArgs, ContractCommand, PlanAnswer};
 
 /// `rtvirtio contract`.
 pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -43,6 +43,21 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             let client = Client::new(socket(&global.run_dir));
             let answer: Value = client.post(&format!("/v1/vms/{vm}/accept"))?;
             show(ui, &answer, || format!("{vm}: accepted\n"))?;
+        }
+        ContractCommand::Plan { answer: Some(answer) } => {
+            let client = Client::new(socket(&global.run_dir));
+            let (path, word) = match answer {
+                PlanAnswer::Accept => ("/v1/plan/accept", "accepted"),
+                PlanAnswer::Refuse => ("/v1/plan/refuse", "refused"),
+            };
+            let said: Value = client.post(path)?;
+            show(ui, &said, || format!("the plan is {word}\n"))?;
+        }
+        ContractCommand::Plan { answer: None } => {
+            let client = Client::new(socket(&global.run_dir));
+            let plan: PlanSnapshot = client.get("/v1/plan")?;
+            show(ui, &plan, || service::plan_text(&plan, true))?;
+            return Ok(if plan.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) });
         }
         ContractCommand::Show { vm } => {
             let client = Client::new(socket(&global.run_dir));

@@ -11,6 +11,7 @@ use rtvirtio_learn::process_vms;
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::apply::{open_session, put_back};
 use rtvirtio_workflow::domain::{self, Fate as DomainFate};
+use rtvirtio_workflow::held;
 use rtvirtio_workflow::leftovers;
 use rtvirtio_workflow::scopes::{self, Scopes};
 use rtvirtio_workflow::{Dirs, Progress as _};
@@ -76,7 +77,9 @@ fn contracts(dirs: &Dirs, on_conflict: OnConflict) -> rtvirtio_workflow::Result<
         return Ok(Contracts::default());
     }
     if rtvirtio_daemon::runs(&dirs.run)? {
-        return Ok(Contracts { kept: scopes::vms(dirs)?, ..Contracts::default() });
+        let mut kept = scopes::vms(dirs)?;
+        kept.extend(held::is_in_force(dirs)?.then(|| scopes::HELD.to_owned()));
+        return Ok(Contracts { kept, ..Contracts::default() });
     }
     let put_back = Scopes::lock(dirs)?.put_all_back(on_conflict)?;
     Ok(Contracts { put_back, ..Contracts::default() })
@@ -139,11 +142,19 @@ impl Report {
         let contracts = self.contracts.as_ref().ok();
         for (vm, reverted) in contracts.iter().flat_map(|c| &c.put_back) {
             // Writing to a String cannot fail.
-            let _ = writeln!(out, "contract of {vm}:");
+            let of = if vm == scopes::HELD { "plan of the contracts" } else { "contract of" };
+            let vm = if vm == scopes::HELD { "" } else { vm.as_str() };
+            let _ = writeln!(out, "{}:", format!("{of} {vm}").trim_end());
             lines(reverted, &mut out);
             let _ = writeln!(out, "  {}", reverted.summary());
         }
-        for vm in contracts.iter().flat_map(|c| &c.kept) {
+        let kept = || contracts.iter().flat_map(|c| &c.kept);
+        if kept().any(|vm| vm == scopes::HELD) {
+            out.push_str(
+                "plan of the contracts: rtvirtiod holds it: take `[plan]` out of its configuration, or stop it first\n",
+            );
+        }
+        for vm in kept().filter(|vm| *vm != scopes::HELD) {
             let _ = writeln!(
                 out,
                 "contract of {vm}: rtvirtiod keeps it in force: `rtvirtio contract remove {vm}`, or stop rtvirtiod first"

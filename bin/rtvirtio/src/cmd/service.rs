@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use rtvirtio_console::CONFLICT;
-use rtvirtio_daemon::{Snapshot, VmSnapshot};
+use rtvirtio_daemon::{PlanSnapshot, Snapshot, VmSnapshot};
 use rtvirtio_report::terminal;
 use serde::Serialize;
 
@@ -35,12 +35,62 @@ pub fn vm_lines(vms: &[&VmSnapshot]) -> String {
     out
 }
 
+/// The plan that is held; with `all` each setting of one that waits.
+pub fn plan_text(plan: &PlanSnapshot, all: bool) -> String {
+    let why = plan.why.as_ref().map_or_else(String::new, |why| format!(": {}", terminal(why, false)));
+    let mut out = format!("plan of the contracts: {}{why}\n", word(&plan.state));
+    // Writing to a String cannot fail.
+    if let (Some(reason), Some(since)) = (&plan.reason, &plan.since) {
+        let vms = plan.vms.join(", ");
+        let _ = writeln!(out, "  for {vms} since {since}: {}", terminal(reason, false));
+    }
+    if let Some(assumes) = &plan.assumes {
+        let _ = writeln!(out, "  planned for: {}", terminal(assumes, false));
+    }
+    for task in &plan.given_up {
+        let _ = writeln!(out, "  {task}: its target is predicted to be missed");
+    }
+    for drift in &plan.drift {
+        let found = terminal(&drift.found, false);
+        let _ = writeln!(out, "    {}: CHANGED from {} to {found}", drift.knob, drift.wanted);
+    }
+    for knob in &plan.yielded {
+        let _ = writeln!(out, "    {knob}: left to another program");
+    }
+    let Some(proposal) = &plan.proposal else { return out };
+    let (n, reason) = (proposal.changes.len(), terminal(&proposal.reason, false));
+    let _ = writeln!(out, "  another plan, which changes {n} settings: {reason}");
+    if !all {
+        out.push_str("    `rtvirtio contract plan` shows it\n");
+        return out;
+    }
+    for change in &proposal.changes {
+        let old = terminal(change.old.as_deref().unwrap_or("(absent)"), false);
+        let _ = writeln!(out, "    {:<28} {old} -> {}", change.knob, change.new);
+    }
+    for effect in &proposal.effects {
+        let _ =
+            writeln!(out, "    {:<20} {:<7} {}", effect.vm, effect.criticality.word(), effect.change.word());
+    }
+    for task in &proposal.given_up {
+        let _ = writeln!(out, "    {task}: its target is predicted to be missed");
+    }
+    for reason in &proposal.reasons {
+        let _ = writeln!(out, "    {}", terminal(reason, false));
+    }
+    out.push_str("  `rtvirtio contract plan accept` puts it in force, `refuse` drops it\n");
+    out
+}
+
 /// The whole state.
 pub fn text(status: &Snapshot) -> String {
     let vms: Vec<&VmSnapshot> = status.vms.iter().collect();
     let mut out =
         format!("rtvirtiod (process {}, {}): {} contracts\n", status.pid, word(&status.mode), vms.len());
     out += &vm_lines(&vms);
+    if let Some(plan) = &status.plan {
+        out += &plan_text(plan, false);
+    }
     for fault in &status.faults {
         let _ = writeln!(out, "  {} is not used: {}", fault.file, terminal(&fault.why, true));
     }

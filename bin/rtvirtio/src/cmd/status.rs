@@ -11,7 +11,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::plan_file::HostPlan;
-use rtvirtio_workflow::{Progress, domain, in_force, scopes, started};
+use rtvirtio_workflow::{Progress, domain, held, in_force, scopes, started};
 
 use super::domain::status_text;
 use super::service;
@@ -34,7 +34,8 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     let client = Client::find(&global.run_dir);
     let service: Option<Snapshot> = client.map(|client| client.get("/v1/status")).transpose()?;
-    let kept = scopes::vms(&global.dirs())?;
+    let mut kept = scopes::vms(&global.dirs())?;
+    kept.extend(held::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
     value["schema"] = STATUS_SCHEMA.into();
     value["in_force"] = (status.is_some() || domain.is_some() || !kept.is_empty()).into();
     if let Some(service) = &service {

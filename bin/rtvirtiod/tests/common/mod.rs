@@ -1,6 +1,8 @@
 //! The service with directories of its own, and QEMU machines that it keeps contracts for.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod disk;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -50,6 +50,14 @@ pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
         state.with_label_values(&[vm.name.as_str(), &word(&vm.state)]).set(1.0);
         drift.with_label_values(&[&vm.name]).set(vm.drift.len() as f64);
     }
+    let plan = gauge(
+        "rtvirtio_plan_state",
+        "How the plan of the contracts' disks stands: 1 for its state; none without `[plan]`.",
+        &["state"],
+    )?;
+    if let Some(of) = &snapshot.plan {
+        plan.with_label_values(&[word(&of.state)]).set(1.0);
+    }
     observed(&shared.observation(), &gauge)?;
     TextEncoder::new().encode_to_string(&registry.gather())
 }

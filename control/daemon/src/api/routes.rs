@@ -44,7 +44,11 @@ type Ctx = State<Arc<Shared>>;
 
 /// Everything: for the Unix socket.
 pub(super) fn all(shared: Arc<Shared>) -> Router {
-    let change = Router::new().route("/v1/vms/{vm}/accept", post(accept)).route("/v1/compare", post(compare));
+    let change = Router::new()
+        .route("/v1/vms/{vm}/accept", post(accept))
+        .route("/v1/plan/accept", post(|shared: Ctx| answer_plan(shared, true)))
+        .route("/v1/plan/refuse", post(|shared: Ctx| answer_plan(shared, false)))
+        .route("/v1/compare", post(compare));
     reads().merge(change).with_state(shared)
 }
 
@@ -60,6 +64,7 @@ fn reads() -> Router<Arc<Shared>> {
         .route("/", get(|| async { file("text/html; charset=utf-8", INDEX) }))
         .route("/app.js", get(|| async { file("text/javascript; charset=utf-8", SCRIPT) }))
         .route("/app.css", get(|| async { file("text/css; charset=utf-8", STYLE) }))
+        .route("/v1/plan", get(plan))
         .route("/v1/vms/{vm}", get(vm))
         .route("/v1/vms/{vm}/settings", get(settings))
         .route("/v1/observation", get(observation))
@@ -186,6 +191,25 @@ async fn accept(State(shared): Ctx, Path(vm): Path<String>) -> Response {
     match answered.await {
         Ok(true) => Json(json!({ "accepted": true })).into_response(),
         Ok(false) => problem(StatusCode::CONFLICT, "no contract of a VM of this name waits"),
+        Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends"),
+    }
+}
+
+async fn plan(State(shared): Ctx) -> Response {
+    match &shared.snapshot().plan {
+        Some(plan) => Json(plan).into_response(),
+        None => problem(StatusCode::NOT_FOUND, "no plan is held: `[plan]` in the configuration asks for one"),
+    }
+}
+
+async fn answer_plan(State(shared): Ctx, accepts: bool) -> Response {
+    let (answer, answered) = oneshot::channel();
+    if !shared.send(Command::AnswerPlan(accepts, answer)) {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends");
+    }
+    match answered.await {
+        Ok(true) => Json(json!({ "accepted": accepts })).into_response(),
+        Ok(false) => problem(StatusCode::CONFLICT, "no plan waits"),
         Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends"),
     }
 }

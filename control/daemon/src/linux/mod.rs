@@ -2,30 +2,35 @@
 
 mod lookup;
 mod perform;
+mod plan;
 mod quiet;
+mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::{KnobState, Machine, NoGuests, Status};
+use rtvirtio_apply::{Machine, NoGuests};
 use rtvirtio_kernel::{ProcessId, Root, process, task};
+use rtvirtio_planner::replan::{Policy, Request, Sight};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, of_vms_in_turn};
 use rtvirtio_workflow::kept::Kept;
 use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
+use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::desired::{ContractFiles, Desired};
 use crate::host::{Host, Look, Millis, Outcome};
-use crate::observed::{
-    Admission, Drift, KnobClass, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView,
-};
-use crate::reconcile::{APPLIED, Action, Step};
+use crate::observe::Observation;
+use crate::observed::{Admission, Drift, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::reconcile::{APPLIED, Action, PLAN, Step};
 use lookup::Lookups;
+use plan::PlanPart;
 use quiet::Quiet;
+use status::{drift, state_of, view};
 
 pub use lookup::Waker;
 
@@ -90,6 +95,9 @@ pub struct LinuxHost {
     /// Processes at the last look.
     pids: BTreeSet<u32>,
     applied: Applied,
+    plan: PlanPart,
+    /// Whether BFQ may be loaded, where it is a module.
+    may_load: bool,
 }
 
 /// What `rtvirtio apply` has put in force.
@@ -108,9 +116,12 @@ struct Applied {
 impl LinuxHost {
     /// `waker` is called when a VM that was looked for is found, from another thread.
     #[must_use]
-    pub fn new(places: Places, waker: Waker) -> Self {
-        let files = ContractFiles::new(&places.contracts, places.specs.clone());
+    pub fn new(places: Places, config: &Config, waker: Waker) -> Self {
+        let specs = [places.specs.as_slice(), &config.specs].concat();
+        let files = ContractFiles::new(&places.contracts, specs);
         Self {
+            plan: PlanPart::new(places.dirs.clone(), Arc::clone(&waker)),
+            may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
             root: Root::default(),
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
@@ -122,6 +133,11 @@ impl LinuxHost {
             pids: BTreeSet::new(),
             applied: Applied::default(),
         }
+    }
+
+    /// Takes what was observed of the VMs.
+    pub fn saw(&mut self, seen: Arc<Observation>) {
+        self.plan.saw(seen);
     }
 
     /// What could not be read at the last look.
@@ -358,6 +374,11 @@ impl Host for LinuxHost {
                 Err(e) => self.problem(format!("what `rtvirtio apply` has set is not known: {e:#}")),
             }
         }
+        if look == Look::Compare || self.plan.stale {
+            self.plan.read(&self.root);
+        } else {
+            self.plan.read_ended();
+        }
         names.extend(self.applied.reach.iter().map(|vm| vm.name.clone()));
         self.tracked.retain(|name, _| names.contains(name));
         self.new_processes();
@@ -373,15 +394,26 @@ impl Host for LinuxHost {
             vms: BTreeMap::new(),
             admission: self.admission(),
             applied_drift: self.applied.drift.clone(),
+            plan: self.plan.scope.clone(),
+            made: self.plan.made(),
         };
         for (name, tracked) in &mut self.tracked {
             let vm = tracked.observed(&self.root, now);
             let applied_by_hand = self.applied.vms.contains(name);
             let lacks_plan =
                 self.applied.ended.contains(name) && self.applied.reach.iter().any(|vm| vm.name == *name);
-            observed.vms.insert(name.clone(), ObservedVm { applied_by_hand, lacks_plan, ..vm });
+            let lacks_held = self.plan.ended.contains(name);
+            observed.vms.insert(name.clone(), ObservedVm { applied_by_hand, lacks_plan, lacks_held, ..vm });
         }
         observed
+    }
+
+    fn sight(&mut self, desired: &Desired) -> Option<Sight> {
+        self.plan.sight(desired)
+    }
+
+    fn make_plan(&mut self, request: &Request, desired: &Desired) {
+        self.plan.make(request, desired, self.may_load);
     }
 
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
@@ -391,6 +423,8 @@ impl Host for LinuxHost {
         }
         // What it was about is not read anew before the next comparison.
         match &step.action {
+            Action::RenewHeld | Action::SetPlan => self.plan.stale = true,
+            _ if step.vm == PLAN => self.plan.stale = true,
             Action::Renew => self.applied.ended.retain(|vm| *vm != step.vm || !is_done(&outcome)),
             _ if step.vm == APPLIED && is_done(&outcome) => self.applied.drift.clear(),
             _ => {}
@@ -432,38 +466,8 @@ impl Tracked {
             self.threads_changed || (again && kept.pending() > 0) || (splits && is_split)
         });
         let scope = self.scope.clone();
-        ObservedVm { presence, scope, new_threads, applied_by_hand: false, lacks_plan: false }
+        ObservedVm { presence, scope, new_threads, ..ObservedVm::off("") }
     }
-}
-
-fn view(status: &Status, saved: &scopes::VmInForce) -> ScopeView {
-    let state = match (status.complete, status.reverting, status.rebooted) {
-        (_, _, true) => ScopeState::Rebooted,
-        (true, false, _) => ScopeState::Whole,
-        _ => ScopeState::Cut,
-    };
-    ScopeView {
-        contract: saved.contract.clone(),
-        start: saved.processes.clone(),
-        start_alive: true,
-        drift: if state == ScopeState::Whole { drift(status) } else { Vec::new() },
-        state,
-        level: saved.cpu.as_ref().map(|cpu| cpu.level),
-    }
-}
-
-/// The settings in force that have another value.
-fn drift(status: &Status) -> Vec<Drift> {
-    let one = |knob: &rtvirtio_apply::KnobStatus| {
-        let found = match &knob.state {
-            KnobState::Changed { found } => found.clone(),
-            KnobState::Original => knob.old.clone().unwrap_or_else(|| "nothing".to_owned()),
-            KnobState::InForce | KnobState::Gone { .. } | KnobState::Unknown { .. } => return None,
-        };
-        let (name, path, wanted) = (knob.knob.clone(), knob.path.clone(), knob.new.clone());
-        Some(Drift { class: KnobClass::of_path(&path), knob: name, path, wanted, found })
-    };
-    status.knobs.iter().filter_map(one).collect()
 }
 
 fn tids(root: &Root, processes: &[ProcessId]) -> BTreeSet<u32> {

@@ -12,7 +12,7 @@ use super::{LinuxHost, Quiet, SPLIT_EVERY};
 use crate::desired::Desired;
 use crate::history::now;
 use crate::host::{Outcome, SettingChange};
-use crate::reconcile::{APPLIED, Action, Step};
+use crate::reconcile::{APPLIED, Action, PLAN, Step};
 
 /// Why a step ended early.
 enum Stop {
@@ -34,6 +34,19 @@ type Done = (Vec<SettingChange>, Vec<String>);
 pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Outcome {
     let result = match &step.action {
         Action::Apply => apply(host, step, desired),
+        Action::SetPlan => {
+            let dirs = host.places.dirs.clone();
+            let set = || Ok(host.plan.set(&Scopes::lock(&dirs)?)?);
+            set()
+        }
+        Action::RenewHeld => {
+            let renewed = || {
+                let scopes = Scopes::lock(&host.places.dirs)?;
+                Ok(amended(host.plan.renew(&scopes, &step.vm, desired)?))
+            };
+            renewed()
+        }
+        Action::PutBack { force } if step.vm == PLAN => put_plan_back(host, *force),
         Action::PutBack { force } => put_back(host, &step.vm, *force),
         Action::TakeIn => take_in(host, &step.vm, false),
         Action::Relevel => take_in(host, &step.vm, true),
@@ -47,6 +60,7 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
                 let scopes = Scopes::lock(&host.places.dirs)?;
                 let done = match step.vm.as_str() {
                     APPLIED => scopes.restore_applied(paths)?,
+                    PLAN => host.plan.restore(&scopes, paths)?,
                     vm => scopes.restore(vm, paths)?,
                 };
                 Ok(amended(done))
@@ -58,6 +72,7 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
                 let scopes = Scopes::lock(&host.places.dirs)?;
                 let left = match step.vm.as_str() {
                     APPLIED => scopes.release_applied(paths)?,
+                    PLAN => host.plan.release(&scopes, paths)?,
                     vm => scopes.release(vm, paths)?,
                 };
                 let notes = left.into_iter().map(|knob| format!("{knob} is no longer kept"));
@@ -148,6 +163,27 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
             notes.push(format!("the groups above those of VMs keep more than they need: {e:#}"));
         }
     }
+    let changes = restored(&reverted, &mut notes);
+    if let Some(tracked) = host.tracked.get_mut(vm) {
+        tracked.kept = None;
+        tracked.saved = None;
+    }
+    Ok((changes, notes))
+}
+
+fn put_plan_back(host: &LinuxHost, force: bool) -> Result<Done, Stop> {
+    let scopes = Scopes::lock(&host.places.dirs)?;
+    let on_conflict = if force { OnConflict::Force } else { OnConflict::Accept };
+    let Some(reverted) = host.plan.put_back(&scopes, on_conflict)? else { return Ok(Done::default()) };
+    if !reverted.done {
+        return Err(Stop::Failed(reverted.summary()));
+    }
+    let mut notes = reverted.warnings.clone();
+    Ok((restored(&reverted, &mut notes), notes))
+}
+
+/// The settings that were put back; those that were left are noted.
+fn restored(reverted: &Reverted, notes: &mut Vec<String>) -> Vec<SettingChange> {
     let mut changes = Vec::new();
     for outcome in &reverted.outcomes {
         match &outcome.fate {
@@ -161,11 +197,7 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
             _ => {}
         }
     }
-    if let Some(tracked) = host.tracked.get_mut(vm) {
-        tracked.kept = None;
-        tracked.saved = None;
-    }
-    Ok((changes, notes))
+    changes
 }
 
 /// Takes new threads in; with `relevel` all threads, at the VM's present place among the others.

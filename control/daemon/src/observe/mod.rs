@@ -1,6 +1,7 @@
 //! What VMs get, without the guest's part: latencies from QEMU's histograms, the time that threads
 //! wait for a CPU, throttling, pressure; and a verdict for each target over sliding windows.
 
+mod device;
 mod sampler;
 mod window;
 
@@ -106,4 +107,8 @@ pub struct HostObservation {
     /// Share of all CPUs that the host's own hypervisor gave to others; `None` where that is not
     /// known.
     pub stolen: Option<f64>,
+    /// Time of a request as a multiple of the measured one, by the device's path; devices of which
+    /// that can be told.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub slow: BTreeMap<String, f64>,
 }

@@ -10,11 +10,12 @@ use rtvirtio_kernel::pressure::{Throttled, pressure, throttled};
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_kernel::{Cgroups, ProcessId, Root, task, unless_gone};
 use rtvirtio_measure::observe::boundaries;
-use rtvirtio_spec::{HostHandle, Reach, Vm};
+use rtvirtio_spec::{Device, HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_workflow::{Dirs, find};
 
+use super::device::DeviceWindows;
 use super::window::{DiskWindow, judge_task};
 use super::{DiskObservation, HostObservation, Observation, TargetObservation, VmObservation};
 use crate::history::now;
@@ -36,20 +37,23 @@ pub struct Sampler {
     seen: BTreeMap<String, Seen>,
     /// Whether monitors of libvirt's domains may be asked, which taints these.
     monitor_of_libvirt: bool,
+    /// Devices whose speed is watched, because plans depend on it.
+    devices: Option<DeviceWindows>,
     pressure: BTreeMap<&'static str, std::time::Duration>,
     steal: Option<StealWatch>,
     at: Option<Instant>,
 }
 
 impl Sampler {
-    /// One that has not looked yet.
+    /// One that has not looked yet; with `devices` it watches the devices of the VMs too.
     #[must_use]
-    pub fn new(dirs: Dirs, monitor_of_libvirt: bool) -> Self {
+    pub fn new(dirs: Dirs, monitor_of_libvirt: bool, devices: bool) -> Self {
         Self {
             root: Root::default(),
             dirs,
             seen: BTreeMap::new(),
             monitor_of_libvirt,
+            devices: devices.then(DeviceWindows::default),
             pressure: BTreeMap::new(),
             steal: None,
             at: None,
@@ -63,7 +67,16 @@ impl Sampler {
         for vm in vms {
             observed.insert(vm.contract.vm.name.clone(), self.one(vm));
         }
-        Observation { time: now(), vms: observed, host: self.host() }
+        let mut host = self.host();
+        if let Some(windows) = &mut self.devices {
+            let parts = vms.iter().flat_map(|vm| &vm.contract.parts);
+            let paths = parts.filter_map(|part| match &part.spec.device {
+                Device::Path(path) => Some(path.clone()),
+                Device::Twin { .. } | Device::File { .. } => None,
+            });
+            host.slow = windows.look(&paths.collect(), &self.root, &self.dirs, Instant::now());
+        }
+        Observation { time: now(), vms: observed, host }
     }
 
     fn one(&mut self, vm: &RunningVm) -> VmObservation {

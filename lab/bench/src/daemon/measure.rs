@@ -21,7 +21,9 @@ use rtvirtio_workflow::{Dirs, Progress, cpus, generated, kernel_release};
 use serde_json::json;
 
 use super::month::simulate;
+use super::plans::{self, Pattern};
 use super::{DaemonData, Kills};
+use crate::planning::flash_twin;
 use crate::saved::Saved as _;
 
 /// Longest wait for anything.
@@ -227,7 +229,17 @@ pub fn measure(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Resu
     let mut random = Random::new(options.seed);
     progress.step("a month of a simulated host, in virtual time");
     let months = (0..MONTHS).map(|i| simulate(options.seed + i, options.days)).collect();
-    progress.check_cancelled()?;
+    progress.step("months of plans under each pattern of load, in virtual time");
+    let profile = flash_twin()?;
+    let mut plans = Vec::new();
+    for pattern in Pattern::ALL {
+        for i in 0..MONTHS {
+            progress.check_cancelled()?;
+            // Every second operator accepts all that waits.
+            let accepts = i % 2 == 1;
+            plans.push(plans::simulate(pattern, options.seed + i, options.days, accepts, &profile)?);
+        }
+    }
     let thread_ms = threads(options, &mut random, progress)?;
     let restart_s = restarts(options, progress)?;
     let kills = kills(options, &mut random, progress)?;
@@ -257,6 +269,7 @@ pub fn measure(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Resu
         idle_seconds: options.idle.as_secs_f64(),
         kills,
         months,
+        plans,
     })
 }
 

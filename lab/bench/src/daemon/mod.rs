@@ -3,6 +3,8 @@
 
 mod measure;
 pub mod month;
+pub mod pattern;
+pub mod plans;
 
 use std::path::Path;
 
@@ -17,6 +19,7 @@ use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
 use month::Month;
+use plans::PlanMonth;
 
 /// File name of the result.
 pub const FILE: &str = "daemon.json";
@@ -58,6 +61,9 @@ pub struct DaemonData {
     pub kills: Kills,
     /// Months of a simulated host.
     pub months: Vec<Month>,
+    /// Months of plans, one for each pattern and seed.
+    #[serde(default)]
+    pub plans: Vec<PlanMonth>,
 }
 
 impl Saved for DaemonData {
@@ -76,6 +82,7 @@ fn quantile(values: &[f64], share: f64) -> f64 {
 pub fn claims(data: &DaemonData) -> Vec<Claim> {
     let longest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
     let sum = |of: fn(&Month) -> u64| data.months.iter().map(of).sum::<u64>() as f64;
+    let plans = |of: fn(&PlanMonth) -> u64| data.plans.iter().map(of).sum::<u64>() as f64;
     let months = data.months.len();
     vec![
         Claim::new(
@@ -119,20 +126,37 @@ pub fn claims(data: &DaemonData) -> Vec<Claim> {
         .at_most(0.0),
         Claim::new(
             "daemon.settles.oscillating",
-            "contracts put in force or put back without a cause in simulated months",
-            sum(|m| m.oscillating),
+            "contracts put in force or put back without a cause, and settings of plans that were changed from one value to another for the third time, \
+             in simulated months",
+            sum(|m| m.oscillating) + plans(|m| m.oscillating),
             "steps",
-            months,
+            months + data.plans.len(),
         )
         .at_most(0.0),
         Claim::new(
             "daemon.settles.restless",
-            "times that the loop was not at rest long after the last cause in simulated months",
-            sum(|m| m.restless) + sum(|m| m.wrong_at_rest),
+            "times that the loop was not at rest long after the last cause, and changes of plans when nothing new was seen, \
+             in simulated months",
+            sum(|m| m.restless) + sum(|m| m.wrong_at_rest) + plans(|m| m.restless),
             "times",
-            months,
+            months + data.plans.len(),
         )
         .at_most(0.0),
+        Claim::new(
+            "daemon.plans.hurt",
+            "VMs that a plan made worse, as predicted, for the sake of less critical ones, without being asked, in simulated months",
+            plans(|m| m.hurt),
+            "VMs",
+            data.plans.len(),
+        )
+        .at_most(0.0),
+        Claim::new(
+            "daemon.plans.changes",
+            "changes of plan in a simulated month, the most of all patterns",
+            data.plans.iter().map(|m| m.changes).max().unwrap_or(0) as f64,
+            "changes",
+            data.plans.len(),
+        ),
         Claim::new(
             "daemon.settles.causes",
             "things that happened to the simulated host meanwhile",
@@ -179,8 +203,33 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
             .to_vec(),
         rows: data.months.iter().map(month).collect(),
     };
-    let section =
-        Section { title: "The service".to_owned(), tables: vec![times, months], ..Section::default() };
+    let plan = |m: &PlanMonth| {
+        let pattern = serde_json::to_value(m.pattern).unwrap_or_default();
+        let mut row = vec![pattern.as_str().unwrap_or_default().replace('_', " ")];
+        row.push(if m.accepts { "accepts" } else { "-" }.to_owned());
+        let numbers = [m.seed, m.days, m.planned, m.changes, m.settings, m.oscillating, m.restless, m.hurt];
+        row.extend(numbers.map(|n| n.to_string()));
+        row
+    };
+    let head = [
+        "pattern",
+        "operator",
+        "seed",
+        "days",
+        "planned",
+        "changes",
+        "settings",
+        "oscillating",
+        "restless",
+        "hurt",
+    ];
+    let plans = Table {
+        label: "simulated months of plans".to_owned(),
+        head: head.map(str::to_owned).to_vec(),
+        rows: data.plans.iter().map(plan).collect(),
+    };
+    let tables = vec![times, months, plans];
+    let section = Section { title: "The service".to_owned(), tables, ..Section::default() };
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
 }
 

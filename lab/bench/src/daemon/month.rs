@@ -14,6 +14,7 @@ use rtvirtio_daemon::{
     Millis, Observed, ObservedVm, Outcome, Presence, ScopeState, ScopeView, Step,
 };
 use rtvirtio_kernel::ProcessId;
+use rtvirtio_planner::replan::{Request, Sight};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_stats::Random;
 use serde::{Deserialize, Serialize};
@@ -229,6 +230,12 @@ impl Host for SimHost {
         observed
     }
 
+    fn sight(&mut self, _: &Desired) -> Option<Sight> {
+        None
+    }
+
+    fn make_plan(&mut self, _: &Request, _: &Desired) {}
+
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
         self.out.steps += 1;
         if self.random.unit() < 0.01 {
@@ -263,7 +270,7 @@ impl Host for SimHost {
                 };
                 vm.taken_in = if vm.scope.is_some() { vm.threads } else { 0 };
             }
-            Action::Renew => {}
+            Action::Renew | Action::RenewHeld | Action::SetPlan => {}
             Action::TakeIn => vm.taken_in = vm.threads,
             Action::Relevel => {
                 if let Some(scope) = &mut vm.scope {
@@ -480,16 +487,4 @@ fn restarted(daemon: Daemon<SimHost>) -> Daemon<SimHost> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_week_comes_to_rest_and_nothing_oscillates() {
-        for seed in [1, 2, 3] {
-            let week = simulate(seed, 7);
-            assert!(week.causes > 800 && week.steps > 500, "{week:?}");
-            assert_eq!((week.oscillating, week.restless, week.wrong_at_rest), (0, 0, 0), "{week:?}");
-        }
-        assert_eq!(simulate(1, 2), simulate(1, 2), "seeded");
-    }
-}
+mod tests;

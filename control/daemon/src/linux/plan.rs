@@ -1,0 +1,172 @@
+//! The plan that is held: making it in a thread of its own, what is in force of it, setting it.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rtvirtio_apply::{Amended, Machine, NoGuests, OnConflict, Reverted};
+use rtvirtio_kernel::Root;
+use rtvirtio_planner::replan::{Request, Sight};
+use rtvirtio_workflow::held::{self, HeldCandidate};
+use rtvirtio_workflow::scopes::Scopes;
+use rtvirtio_workflow::{Dirs, Error};
+
+use super::lookup::Waker;
+use super::{Quiet, drift, state_of};
+use crate::desired::Desired;
+use crate::history::now;
+use crate::host::SettingChange;
+use crate::observe::Observation;
+use crate::observed::{MadePlan, PlanScope, ScopeState};
+use crate::plan::sight_of;
+
+type Answer = (u64, Result<HeldCandidate, String>);
+
+/// What is known of the plan between two looks.
+pub(super) struct PlanPart {
+    dirs: Dirs,
+    waker: Waker,
+    sender: Sender<Answer>,
+    answers: Receiver<Answer>,
+    /// The plan that was made last.
+    made: Option<HeldCandidate>,
+    /// What is in force.
+    pub scope: Option<PlanScope>,
+    /// Its VMs that have ended since.
+    pub ended: Vec<String>,
+    /// Whether `scope` has to be read anew.
+    pub stale: bool,
+    seen: Option<Arc<Observation>>,
+}
+
+impl PlanPart {
+    pub fn new(dirs: Dirs, waker: Waker) -> Self {
+        let (sender, answers) = channel();
+        let (made, scope, ended) = (None, None, Vec::new());
+        Self { dirs, waker, sender, answers, made, scope, ended, stale: true, seen: None }
+    }
+
+    /// Takes what was observed of VMs; the same again is no news.
+    pub fn saw(&mut self, seen: Arc<Observation>) {
+        self.seen = Some(seen);
+    }
+
+    /// What plans depend on of what was observed since the last call.
+    pub fn sight(&mut self, desired: &Desired) -> Option<Sight> {
+        let seen = self.seen.take()?;
+        Some(sight_of(&seen, desired))
+    }
+
+    /// Begins to make a plan: monitors and agents that do not answer hold no contract up.
+    pub fn make(&mut self, request: &Request, desired: &Desired, may_load: bool) {
+        let plant = desired.plant.as_ref().and_then(|plant| plant.only(&request.input.vms));
+        let (request, dirs) = (request.clone(), self.dirs.clone());
+        let (sender, waker) = (self.sender.clone(), Arc::clone(&self.waker));
+        let number = request.number;
+        let run = move || {
+            let made = match plant {
+                Some(host) => held::make(host, &request, may_load, &dirs, &Quiet::default())
+                    .map_err(|e| format!("{e:#}")),
+                None => Err("none of its VMs runs".to_owned()),
+            };
+            // The service may be gone: then nobody waits for it.
+            let _ = sender.send((request.number, made));
+            waker();
+        };
+        if let Err(e) = std::thread::Builder::new().name("plan".to_owned()).spawn(run) {
+            let _ = self.sender.send((number, Err(e.to_string())));
+        }
+    }
+
+    /// The answer to the last request, once.
+    pub fn made(&mut self) -> Option<(u64, Result<MadePlan, String>)> {
+        let (number, made) = self.answers.try_iter().last()?;
+        Some((
+            number,
+            made.map(|made| {
+                let shown = MadePlan {
+                    outline: made.outline.clone(),
+                    changes: made.lines.clone(),
+                    reasons: made.reasons.clone(),
+                };
+                self.made = Some(made);
+                shown
+            }),
+        ))
+    }
+
+    /// Reads what is in force.
+    pub fn read(&mut self, root: &Root) {
+        self.stale = false;
+        let machine = Machine::new(root, &NoGuests);
+        let unusable = |why: String| PlanScope {
+            basis: None,
+            state: ScopeState::Unusable(why),
+            drift: Vec::new(),
+            yielded: Default::default(),
+            reason: String::new(),
+            since: String::new(),
+        };
+        self.scope = match (held::status(&self.dirs, &machine), held::find(&self.dirs)) {
+            (Ok(None), _) => None,
+            (Err(e), _) => Some(unusable(format!("{e:#}"))),
+            (Ok(Some(status)), Ok(Some(held))) => {
+                let state = state_of(&status);
+                Some(PlanScope {
+                    basis: Some(held.basis()),
+                    drift: if state == ScopeState::Whole { drift(&status) } else { Vec::new() },
+                    state,
+                    yielded: held.yielded,
+                    reason: held.reason,
+                    since: held.since,
+                })
+            }
+            // Without the file beside it a journal can only be put back.
+            (Ok(Some(_)), _) => Some(PlanScope { state: ScopeState::Cut, ..unusable(String::new()) }),
+        };
+        self.read_ended();
+    }
+
+    /// Which of its VMs have ended since.
+    pub fn read_ended(&mut self) {
+        let is_whole = self.scope.as_ref().is_some_and(|scope| scope.state == ScopeState::Whole);
+        // Not known is not ended: the next comparison asks again.
+        self.ended = if is_whole { held::ended(&self.dirs).unwrap_or_default() } else { Vec::new() };
+    }
+
+    /// Puts the plan in force that was made last.
+    pub fn set(&self, lock: &Scopes<'_>) -> Result<(Vec<SettingChange>, Vec<String>), Error> {
+        let Some(made) = &self.made else {
+            return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "the plan that was made is gone"));
+        };
+        let set = held::set(lock, made, &now(), &self.dirs, &Quiet::default())?;
+        let change = |line: rtvirtio_apply::Line| SettingChange {
+            knob: line.knob,
+            path: line.path,
+            old: line.old,
+            new: line.new,
+        };
+        Ok((set.changed.into_iter().map(change).collect(), set.notes))
+    }
+
+    pub fn put_back(&self, lock: &Scopes<'_>, on_conflict: OnConflict) -> Result<Option<Reverted>, Error> {
+        held::put_back(lock, &self.dirs, on_conflict)
+    }
+
+    pub fn restore(&self, lock: &Scopes<'_>, paths: &[String]) -> Result<Amended, Error> {
+        held::restore(lock, &self.dirs, paths)
+    }
+
+    /// Leaves settings to another program: by name, as their files change with a restart.
+    pub fn release(&self, lock: &Scopes<'_>, paths: &[String]) -> Result<Vec<String>, Error> {
+        let drift = self.scope.iter().flat_map(|scope| &scope.drift);
+        let knobs: Vec<String> = drift.filter(|d| paths.contains(&d.path)).map(|d| d.knob.clone()).collect();
+        held::release(lock, &self.dirs, paths, &knobs)
+    }
+
+    pub fn renew(&self, lock: &Scopes<'_>, vm: &str, desired: &Desired) -> Result<Amended, Error> {
+        let Some(plant) = &desired.plant else {
+            return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "there are no contracts"));
+        };
+        held::renew(lock, vm, &plant.host, &self.dirs, &Quiet::default())
+    }
+}

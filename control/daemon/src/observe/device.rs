@@ -1,0 +1,146 @@
+//! How long requests of a device take, next to how long they took when it was measured.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_model::{Service, ServiceLine, service};
+use rtvirtio_spec::{Device, Spec};
+use rtvirtio_workflow::Dirs;
+use rtvirtio_workflow::plan::load_profile;
+
+/// Length of a window.
+const WINDOW: Duration = Duration::from_secs(300);
+/// Fewer requests say little.
+const FEWEST: u64 = 1_000;
+/// With more in flight a request waits for others, which says nothing about the device.
+const MOST_IN_FLIGHT: f64 = 1.5;
+/// Share of requests of which nothing was measured.
+const MOST_UNKNOWN: f64 = 0.1;
+
+/// Devices over windows that slide.
+#[derive(Debug, Default)]
+pub(super) struct DeviceWindows(BTreeMap<PathBuf, VecDeque<(Instant, DeviceIo)>>);
+
+impl DeviceWindows {
+    /// Looks at some devices; returns how slow they are, where that can be told.
+    pub fn look(
+        &mut self,
+        devices: &BTreeSet<PathBuf>,
+        root: &Root,
+        dirs: &Dirs,
+        now: Instant,
+    ) -> BTreeMap<String, f64> {
+        self.0.retain(|path, _| devices.contains(path));
+        let mut out = BTreeMap::new();
+        for path in devices {
+            let window = self.0.entry(path.clone()).or_default();
+            // A device that is gone, or was never measured, says nothing.
+            if let Some(factor) = one(path, window, root, dirs, now) {
+                out.insert(path.display().to_string(), factor);
+            }
+        }
+        out
+    }
+}
+
+fn one(
+    path: &Path,
+    window: &mut VecDeque<(Instant, DeviceIo)>,
+    root: &Root,
+    dirs: &Dirs,
+    now: Instant,
+) -> Option<f64> {
+    let device = BlockDevice::find(root, path).ok()?;
+    let seen = DeviceIo::read(root, &device).ok()?;
+    if window.back().is_some_and(|(_, last)| seen.since(last).is_none()) {
+        window.clear();
+    }
+    window.push_back((now, seen));
+    while window.get(1).is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
+        window.pop_front();
+    }
+    if idles(&device, root) {
+        return None;
+    }
+    let done = seen.since(&window.front()?.1)?;
+    let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
+    let profile = load_profile(&spec, None, dirs).ok()?;
+    slowness(&done, &service(&profile).ok()?)
+}
+
+/// Whether requests wait while the elevator idles: then their time is not the device's.
+fn idles(device: &BlockDevice, root: &Root) -> bool {
+    let Ok(elevators) = device.elevators(root) else { return true };
+    let is_zero = |file: &str| root.read(device.tunable(file)).is_ok_and(|text| text.trim() == "0");
+    elevators.current == "bfq" && !(is_zero("slice_idle") && is_zero("strict_guarantees"))
+}
+
+/// Time of requests as a multiple of what they took when each was alone; `None` where requests were
+/// few, or waited for each other.
+fn slowness(done: &DeviceIo, service: &Service) -> Option<f64> {
+    let n = done.reads + done.writes;
+    let in_flight = done.in_flight.as_secs_f64() / done.busy.as_secs_f64().max(f64::MIN_POSITIVE);
+    if n < FEWEST || in_flight > MOST_IN_FLIGHT {
+        return None;
+    }
+    let alone = |line: &ServiceLine, n: u64, bytes: u64| {
+        let more = bytes.saturating_sub(n.saturating_mul(service.block.0));
+        n as f64 * line.alone + more as f64 * line.alone_per_byte
+    };
+    let mut expected = alone(&service.read, done.reads, done.read_bytes);
+    let mut found = done.read_time;
+    match &service.write {
+        Some(line) => {
+            expected += alone(line, done.writes, done.write_bytes);
+            found += done.write_time;
+        }
+        None if done.writes as f64 > MOST_UNKNOWN * n as f64 => return None,
+        None => {}
+    }
+    (expected > 0.0).then(|| found.as_secs_f64() / expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A drive's profile: 132 us for a read of 4 KiB, 100 us for a write.
+    const PROFILE: &str = include_str!("../../../learn/data/qlc-nvme.profile.json");
+
+    fn done(reads: u64, read_ms: u64, writes: u64, write_ms: u64, in_flight: f64) -> DeviceIo {
+        let time = Duration::from_millis(read_ms + write_ms);
+        DeviceIo {
+            reads,
+            read_bytes: reads * 4096,
+            read_time: Duration::from_millis(read_ms),
+            writes,
+            write_bytes: writes * 4096,
+            write_time: Duration::from_millis(write_ms),
+            busy: time.div_f64(in_flight),
+            in_flight: time,
+        }
+    }
+
+    #[test]
+    fn a_device_is_as_slow_as_its_requests_take_alone() {
+        let profile = serde_json::from_str(PROFILE).unwrap();
+        let mut service = service(&profile).unwrap();
+        let of = |done: DeviceIo, service: &Service| slowness(&done, service);
+        let factor = of(done(10_000, 1_322, 0, 0, 1.0), &service).unwrap();
+        assert!((factor - 1.0).abs() < 0.01, "{factor}");
+        let factor = of(done(10_000, 3_966, 0, 0, 1.2), &service).unwrap();
+        assert!((factor - 3.0).abs() < 0.03, "{factor}");
+        // Few, or waiting for each other.
+        assert_eq!(of(done(900, 400, 0, 0, 1.0), &service), None);
+        assert_eq!(of(done(10_000, 3_966, 0, 0, 2.0), &service), None);
+        // Writes as writes; of which nothing was measured, nothing is said.
+        let factor = of(done(5_000, 661, 5_000, 2 * 500, 1.0), &service).unwrap();
+        assert!((1.2..1.7).contains(&factor), "{factor}");
+        service.write = None;
+        assert_eq!(of(done(5_000, 661, 5_000, 1_000, 1.0), &service), None);
+        assert!(of(done(9_900, 1_309, 100, 500, 1.0), &service).unwrap() < 1.05);
+    }
+}

@@ -1,0 +1,174 @@
+//! From contracts, observations and the plan in force to the steps that hold it.
+
+use std::collections::BTreeSet;
+
+use rtvirtio_planner::replan::{Basis, Policy, Proposal, Replan, Request, Sight, Timing};
+
+use super::snapshot::{PlanSnapshot, proposal_words};
+use crate::config::{Config, DriftPolicy, Mode};
+use crate::desired::Desired;
+use crate::history::EventKind;
+use crate::host::{Millis, Outcome};
+use crate::memory::Memory;
+use crate::observed::{MadePlan, Observed, Presence, ScopeState};
+use crate::reconcile::{Action, PLAN, Step, drift, step};
+
+/// Keeps the plan in force that contracts and observations ask for.
+#[derive(Debug)]
+pub(crate) struct PlanKeeper {
+    wanted: bool,
+    replan: Replan,
+    /// The plan of the proposal.
+    made: Option<MadePlan>,
+    /// What was found in force at the last look.
+    found: Option<Basis>,
+}
+
+impl PlanKeeper {
+    pub fn new(config: &Config) -> Self {
+        let timing = config.plan.as_ref().map_or_else(Timing::default, |plan| plan.timing());
+        let wanted = config.plan.is_some();
+        Self { wanted, replan: Replan::new(timing), made: None, found: None }
+    }
+
+    /// Sees what is in force and what was observed; returns the plan that is to be made.
+    pub fn look(
+        &mut self,
+        now: Millis,
+        desired: &Desired,
+        observed: &Observed,
+        sight: Option<&Sight>,
+    ) -> Option<Request> {
+        let found = observed.plan.as_ref().and_then(|plan| plan.basis.clone());
+        if found != self.found {
+            self.found.clone_from(&found);
+            self.replan.found(found, now.0);
+        }
+        if let Some((number, made)) = &observed.made {
+            let outline = made.as_ref().map(|made| made.outline.clone()).map_err(Clone::clone);
+            self.replan.planned(now.0, *number, outline);
+            let is_asked_for = self.replan.proposal().is_some_and(|p| p.request.number == *number);
+            if let (Ok(made), true) = (made, is_asked_for) {
+                self.made = Some(made.clone());
+            }
+        }
+        if let Some(sight) = sight {
+            self.replan.see(now.0, sight);
+        }
+        let plant = desired.plant.as_ref().filter(|_| self.wanted);
+        // A file with a mistake changes nothing, and hides what it had.
+        if !desired.held.is_empty() || is_unclear(observed) {
+            return None;
+        }
+        let known = |vm: &str| plant.is_some_and(|p| p.host.vms().iter().any(|of| of.name == vm));
+        let running: BTreeSet<String> = observed
+            .vms
+            .iter()
+            .filter(|(name, vm)| matches!(vm.presence, Presence::Running(_)) && known(name))
+            .map(|(name, _)| name.clone())
+            .collect();
+        self.replan.next(now.0, plant.map(|p| p.id.as_str()), &running)
+    }
+
+    /// The steps that hold the plan, and the one that puts another in force.
+    pub fn steps(
+        &self,
+        desired: &Desired,
+        observed: &Observed,
+        config: &Config,
+        memory: &Memory,
+        now: Millis,
+    ) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let policy = config.policy();
+        let is_wanted = policy.is_some() && (desired.plant.is_some() || !desired.held.is_empty());
+        if let Some(plan) = &observed.plan {
+            let forces = plan.drift.iter().all(|d| config.drift_policy(d) == DriftPolicy::Restore);
+            let put_back = |why: &str| step(PLAN, Action::PutBack { force: forces }, why);
+            match &plan.state {
+                ScopeState::Unusable(_) => return Vec::new(),
+                ScopeState::Cut => steps.push(put_back("it was cut off half way")),
+                ScopeState::Rebooted => steps.push(put_back("the host was restarted since")),
+                ScopeState::Whole if !is_wanted => steps.push(put_back("no plan is to be held any more")),
+                ScopeState::Whole => {}
+            }
+            if steps.is_empty() {
+                for (name, vm) in &observed.vms {
+                    if vm.lacks_held && matches!(vm.presence, Presence::Running(_)) {
+                        steps.push(step(name, Action::RenewHeld, "the VM was restarted, and a plan is held"));
+                    }
+                }
+                steps.extend(drift(PLAN, &plan.drift, config, memory, now));
+            }
+        }
+        let is_accepted = |proposal: &Proposal| memory.is_accepted(PLAN, &proposal.name());
+        let proposal = policy.and_then(|policy| self.replan.to_apply(now.0, policy, is_accepted));
+        // What was changed by others is settled first.
+        if let Some(proposal) = proposal.filter(|_| steps.is_empty()) {
+            steps.push(step(PLAN, Action::SetPlan, proposal.request.reason.clone()));
+        }
+        steps.retain(|step| step.action == Action::SetPlan || !memory.waits(step, now));
+        if config.mode == Mode::Observe { Vec::new() } else { steps }
+    }
+
+    /// Notes what became of a step.
+    pub fn note(&mut self, step: &Step, outcome: &Outcome, now: Millis) {
+        if step.action != Action::SetPlan {
+            return;
+        }
+        match outcome {
+            Outcome::Busy => {}
+            Outcome::Done { .. } => self.replan.applied(now.0),
+            Outcome::Failed(why) => self.replan.failed(now.0, why.clone()),
+        }
+    }
+
+    /// The plan that waits to be accepted.
+    pub fn waiting(&self, config: &Config, memory: &Memory) -> Option<&Proposal> {
+        let proposal = self.replan.proposal()?;
+        let policy = config.policy().filter(|policy| *policy != Policy::Observe)?;
+        let is_accepted = memory.is_accepted(PLAN, &proposal.name());
+        proposal.waits(policy, is_accepted).map(|_| proposal)
+    }
+
+    /// Refuses the plan that was made; false when there is none.
+    pub fn refuse(&mut self) -> bool {
+        self.replan.refuse()
+    }
+
+    /// States that last, as events: what it is about, its kind, the words.
+    pub fn states(
+        &self,
+        config: &Config,
+        memory: &Memory,
+    ) -> impl Iterator<Item = (String, EventKind, String)> + use<> {
+        let mut states = Vec::new();
+        if let (Some(proposal), Some(policy)) = (self.replan.proposal(), config.policy()) {
+            let is_accepted = memory.is_accepted(PLAN, &proposal.name());
+            if let Some(why) = proposal.waits(policy, is_accepted).filter(|_| proposal.outline.changes > 0) {
+                let kind = if policy == Policy::Observe { EventKind::Note } else { EventKind::Waiting };
+                let text = proposal_words(proposal, &why);
+                states.push(("plan waits".to_owned(), kind, text));
+            }
+        }
+        if let Some(why) = self.replan.failure() {
+            states.push(("plan fails".to_owned(), EventKind::Failed, format!("no plan: {why}")));
+        }
+        states.into_iter()
+    }
+
+    /// For clients; `None` where no plan is held and none is to be.
+    pub fn snapshot(&self, observed: &Observed, config: &Config, memory: &Memory) -> Option<PlanSnapshot> {
+        PlanSnapshot::of(&self.replan, self.made.as_ref(), observed, config, memory)
+    }
+}
+
+/// Whether it is not known yet which VMs run.
+fn is_unclear(observed: &Observed) -> bool {
+    let looked_for = |vm: &crate::ObservedVm| matches!(&vm.presence, Presence::Unknown(why) if why == crate::observed::LOOKED_FOR);
+    observed.vms.values().any(looked_for)
+}
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

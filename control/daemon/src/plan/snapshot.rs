@@ -1,0 +1,168 @@
+//! The plan that the service holds, as clients see it.
+
+use rtvirtio_planner::replan::{Change, Effect, Input, Policy, Proposal, Replan};
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::host::SettingChange;
+use crate::memory::Memory;
+use crate::observed::{DriftSnapshot, MadePlan, Observed, ScopeState};
+use crate::reconcile::PLAN;
+
+/// How the plan stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlanState {
+    /// It is in force, or nothing has to be set for it.
+    InForce,
+    /// In force, but settings have other values.
+    Drift,
+    /// No VM of the contracts runs, or there are no contracts.
+    Off,
+    /// It is being made.
+    Planning,
+    /// It is made, and waits to be accepted.
+    Waiting,
+    /// The service only observes: it would be put in force.
+    WouldApply,
+    /// It could not be made or put in force; it is tried again.
+    Failed,
+    /// It is about to be put in force, or put back.
+    Pending,
+}
+
+/// The plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanSnapshot {
+    /// How it stands.
+    pub state: PlanState,
+    /// Why, where that is not plain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The VMs that the plan in force is for.
+    pub vms: Vec<String>,
+    /// What is planned for besides what is declared, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assumes: Option<String>,
+    /// Why it was put in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When: RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Tasks (`VM/TASK`) whose target the plan in force is predicted to miss.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given_up: Vec<String>,
+    /// Settings that another program has changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drift: Vec<DriftSnapshot>,
+    /// Settings that were left to another program.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub yielded: Vec<String>,
+    /// A plan that was made, and is not in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proposal: Option<ProposalSnapshot>,
+}
+
+/// A plan that was made, and is not in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProposalSnapshot {
+    /// Why it was made.
+    pub reason: String,
+    /// The settings that it would change.
+    pub changes: Vec<SettingChange>,
+    /// What that does to each VM, as predicted.
+    pub effects: Vec<Effect>,
+    /// Tasks (`VM/TASK`) whose target it is predicted to miss.
+    pub given_up: Vec<String>,
+    /// Why it misses them.
+    pub reasons: Vec<String>,
+}
+
+/// A proposal as one line.
+pub(super) fn proposal_words(proposal: &Proposal, why: &str) -> String {
+    let of = |change: Change| {
+        let vms = proposal.outline.effects.iter().filter(move |e| e.change == change);
+        vms.map(|e| e.vm.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let mut text =
+        format!("a plan of {} settings: {}; {why}", proposal.outline.changes, proposal.request.reason);
+    for change in [Change::Better, Change::Worse, Change::Misses] {
+        let vms = of(change);
+        if !vms.is_empty() {
+            text += &format!("; {}: {vms}", change.word());
+        }
+    }
+    text + ": `rtvirtio contract plan`"
+}
+
+impl PlanSnapshot {
+    pub(super) fn of(
+        replan: &Replan,
+        made: Option<&MadePlan>,
+        observed: &Observed,
+        config: &Config,
+        memory: &Memory,
+    ) -> Option<Self> {
+        let policy = config.policy();
+        if policy.is_none() && observed.plan.is_none() {
+            return None;
+        }
+        let scope = observed.plan.as_ref();
+        let proposal = replan.proposal().filter(|p| p.outline.changes > 0);
+        let waits = proposal.zip(policy).and_then(|(proposal, policy)| {
+            proposal.waits(policy, memory.is_accepted(PLAN, &proposal.name()))
+        });
+        let basis = scope.and_then(|s| s.basis.as_ref()).or_else(|| replan.basis());
+        let (state, why) = match scope.map(|s| &s.state) {
+            Some(ScopeState::Unusable(why)) => (PlanState::Failed, Some(why.clone())),
+            Some(ScopeState::Cut | ScopeState::Rebooted) => (PlanState::Pending, None),
+            _ => match (replan.failure().or_else(|| memory.failure(PLAN)), waits) {
+                (Some(why), _) => (PlanState::Failed, Some(why.to_owned())),
+                (None, Some(_)) if policy == Some(Policy::Observe) => (PlanState::WouldApply, None),
+                (None, Some(why)) => (PlanState::Waiting, Some(why)),
+                (None, None) if policy.is_none() || proposal.is_some() => (PlanState::Pending, None),
+                (None, None) if scope.is_some_and(|s| !s.drift.is_empty()) => (PlanState::Drift, None),
+                (None, None) if basis.is_some() => (PlanState::InForce, None),
+                (None, None) if replan.is_planning() => (PlanState::Planning, None),
+                (None, None) => (PlanState::Off, None),
+            },
+        };
+        let made = proposal.zip(made).map(|(proposal, made)| ProposalSnapshot {
+            reason: proposal.request.reason.clone(),
+            changes: made
+                .changes
+                .iter()
+                .map(|line| SettingChange {
+                    knob: line.knob.clone(),
+                    path: line.path.clone(),
+                    old: line.old.clone(),
+                    new: line.new.clone(),
+                })
+                .collect(),
+            effects: proposal.outline.effects.clone(),
+            given_up: proposal.outline.given_up.iter().cloned().collect(),
+            reasons: made.reasons.clone(),
+        });
+        Some(Self {
+            state,
+            why,
+            vms: basis.map(|b| b.input.vms.iter().cloned().collect()).unwrap_or_default(),
+            assumes: basis
+                .map(|b| b.input.difference(&Input::declared(b.input.vms.clone())))
+                .filter(|words| !words.is_empty()),
+            reason: scope.map(|s| s.reason.clone()),
+            since: scope.map(|s| s.since.clone()),
+            given_up: basis.map(|b| b.given_up.iter().cloned().collect()).unwrap_or_default(),
+            drift: scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::of).collect(),
+            yielded: scope.map(|s| s.yielded.iter().cloned().collect()).unwrap_or_default(),
+            proposal: made,
+        })
+    }
+
+    /// Whether it is in force as it should be.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        matches!(self.state, PlanState::InForce | PlanState::Off)
+    }
+}

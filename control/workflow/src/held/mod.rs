@@ -1,0 +1,237 @@
+//! The plan that the service holds: made from contracts and from what is observed, with a journal
+//! of its own next to those of VMs, so that neither is in the way of the other.
+
+mod make;
+mod set;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rtvirtio_apply::{JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Status};
+use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
+use rtvirtio_planner::replan::{Basis, Input, Patience};
+use rtvirtio_spec::{HostSpec, Spec};
+use serde::{Deserialize, Serialize};
+
+use crate::dirs::{Dirs, is_there, write_state};
+use crate::error::{Context as _, Error, Kind, Result, bail};
+use crate::in_force;
+use crate::plan_file::HostPlan;
+use crate::progress::Progress;
+use crate::renew::renew_of;
+use crate::scopes::Scopes;
+use crate::started;
+
+pub use make::{HeldCandidate, make};
+pub use set::{Set, set};
+
+/// What is in force, next to its journal; it means nothing without one.
+const HELD_FILE: &str = "held.json";
+
+/// A plan that is held.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    /// The contracts that it carries out.
+    pub contract: String,
+    /// What it was made from besides.
+    pub input: Input,
+    /// Tasks (`VM/TASK`) whose target it is predicted to miss.
+    pub given_up: BTreeSet<String>,
+    /// What was learned of needs that come and go.
+    #[serde(default)]
+    pub patience: BTreeMap<String, Patience>,
+    /// The configuration of each device before any plan.
+    pub starts: Vec<Start>,
+    /// Settings that were left to another program, by name: never touched again under these
+    /// contracts.
+    pub yielded: BTreeSet<String>,
+    /// Why it was put in force.
+    pub reason: String,
+    /// When: RFC 3339.
+    pub since: String,
+}
+
+impl Held {
+    /// What it was made from, for the decision when to plan anew.
+    #[must_use]
+    pub fn basis(&self) -> Basis {
+        Basis {
+            contract: self.contract.clone(),
+            input: self.input.clone(),
+            given_up: self.given_up.clone(),
+            patience: self.patience.clone(),
+        }
+    }
+
+    fn start(&self, device: &str) -> Option<&Start> {
+        self.starts.iter().find(|start| start.device == device)
+    }
+}
+
+/// The configuration of a device before any plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// Path of the device.
+    device: String,
+    elevator: Elevator,
+    bfq: Bfq,
+    vms: BTreeMap<String, VmConfig>,
+}
+
+impl Start {
+    fn of(device: &str, spec: &Spec, config: &Config) -> Self {
+        let vms = spec.vms.iter().zip(&config.vms).map(|(vm, of)| (vm.name.clone(), of.clone()));
+        Self { device: device.to_owned(), elevator: config.elevator, bfq: config.bfq, vms: vms.collect() }
+    }
+
+    /// With VMs that it does not know as they are now: no plan has touched them.
+    fn config(&self, spec: &Spec, now: &Config) -> Config {
+        let of = |(vm, now): (&rtvirtio_spec::Vm, &VmConfig)| {
+            self.vms.get(&vm.name).cloned().unwrap_or_else(|| now.clone())
+        };
+        Config {
+            elevator: self.elevator,
+            bfq: self.bfq,
+            vms: spec.vms.iter().zip(&now.vms).map(of).collect(),
+        }
+    }
+}
+
+/// Where it is kept: a state directory of its own.
+fn place(dirs: &Dirs) -> Dirs {
+    Dirs { state: dirs.held_plan(), run: dirs.run.clone() }
+}
+
+/// The plan that is held; `None` without a journal.
+///
+/// # Errors
+/// When the file beside the journal is damaged, or missing.
+pub fn find(dirs: &Dirs) -> Result<Option<Held>> {
+    if !is_in_force(dirs)? {
+        return Ok(None);
+    }
+    let path = dirs.held_plan().join(HELD_FILE);
+    let text = std::fs::read(&path).with_context(|| path.display().to_string())?;
+    serde_json::from_slice(&text)
+        .map_err(|e| Error::from_source(Kind::File, e))
+        .with_context(|| format!("{} is damaged: it is put back, and planned again", path.display()))
+}
+
+/// Whether one is in force.
+///
+/// # Errors
+/// When that is unknown.
+pub fn is_in_force(dirs: &Dirs) -> Result<bool> {
+    is_there(&dirs.held_plan().join(JOURNAL_FILE))
+}
+
+/// Its settings.
+///
+/// # Errors
+/// When the plan's file cannot be read.
+pub fn plan(dirs: &Dirs) -> Result<Option<HostPlan>> {
+    in_force::plan(&dirs.held_plan())
+}
+
+/// Its journal held against the machine; `None` when none is in force.
+///
+/// # Errors
+/// When the journal cannot be read as one.
+pub fn status(dirs: &Dirs, machine: &Machine<'_>) -> Result<Option<Status>> {
+    Ok(rtvirtio_apply::status(&dirs.held_plan(), machine)?)
+}
+
+/// Names of its VMs that have ended since.
+///
+/// # Errors
+/// When that is unknown.
+pub fn ended(dirs: &Dirs) -> Result<Vec<String>> {
+    Ok(started::ended(&dirs.held_plan())?.into_iter().map(|vm| vm.vm).collect())
+}
+
+fn save(held: &Held, dirs: &Dirs) -> Result<()> {
+    write_state(&dirs.held_plan(), HELD_FILE, &serde_json::to_vec_pretty(held)?)
+}
+
+/// Puts it back; `None` when none is in force. `_lock` shows that no other rtvirtio is at work.
+///
+/// # Errors
+/// When the journal cannot be used. The result names settings that remain.
+pub fn put_back(_lock: &Scopes<'_>, dirs: &Dirs, on_conflict: OnConflict) -> Result<Option<Reverted>> {
+    let reverted = crate::scopes::put_back(&dirs.held_plan(), on_conflict)?;
+    if reverted.as_ref().is_some_and(|r| r.done) {
+        // Without a journal it means nothing.
+        in_force::forget(&dirs.held_plan())?;
+    }
+    Ok(reverted)
+}
+
+/// Leaves settings that another program has changed to it, as long as the contracts stay. Returns
+/// their names.
+///
+/// # Errors
+/// As [`rtvirtio_apply::Session::release`].
+pub fn release(lock: &Scopes<'_>, dirs: &Dirs, paths: &[String], knobs: &[String]) -> Result<Vec<String>> {
+    if let Some(mut held) = find(dirs)? {
+        // Before the journal: cut off here, it is released again.
+        held.yielded.extend(knobs.iter().cloned());
+        save(&held, dirs)?;
+    }
+    lock.release_in(&dirs.held_plan(), paths)
+}
+
+/// Gives settings that another program has changed our value again.
+///
+/// # Errors
+/// As [`rtvirtio_apply::Session::restore`].
+pub fn restore(lock: &Scopes<'_>, dirs: &Dirs, paths: &[String]) -> Result<rtvirtio_apply::Amended> {
+    lock.restore_in(&dirs.held_plan(), paths)
+}
+
+/// Gives a VM that was started again the weights and limits of the plan that is held. `host` has
+/// the contracts that it carries out.
+///
+/// # Errors
+/// [`Kind::NotInForce`] without a plan; as [`rtvirtio_apply::Session::amend`].
+pub fn renew(
+    _lock: &Scopes<'_>,
+    vm: &str,
+    host: &HostSpec,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<rtvirtio_apply::Amended> {
+    let (Some(held), Some(plan)) = (find(dirs)?, plan(dirs)?) else { bail!(NotInForce, "no plan is held") };
+    // As when it was made: in the order of the plan's devices.
+    let host = HostSpec::joined([host], |name| held.input.vms.contains(name))
+        .with_context(|| format!("vm {vm}: its contract is gone"))?;
+    let state = dirs.held_plan();
+    let session = Session::open(&state)?;
+    renew_of(&session, vm, (&plan, &host), &state, &|knob| !held.yielded.contains(knob), dirs, progress)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_journal_nothing_is_held_and_a_damaged_file_is_not_the_same_as_none() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        assert_eq!(find(&dirs).unwrap(), None);
+        let held = Held {
+            contract: "c".to_owned(),
+            input: Input::declared(["plc".to_owned()].into()),
+            given_up: BTreeSet::new(),
+            patience: BTreeMap::new(),
+            starts: Vec::new(),
+            yielded: ["weight of plc".to_owned()].into(),
+            reason: "r".to_owned(),
+            since: "s".to_owned(),
+        };
+        save(&held, &dirs).unwrap();
+        assert_eq!(find(&dirs).unwrap(), None);
+        std::fs::write(dirs.held_plan().join(JOURNAL_FILE), "{}").unwrap();
+        assert_eq!(find(&dirs).unwrap(), Some(held));
+        std::fs::write(dirs.held_plan().join(HELD_FILE), "{").unwrap();
+        assert!(find(&dirs).is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! Putting a plan in force that is to be held, in place of the one that is.
+
+use rtvirtio_apply::{Amended, ApplyError, Line, Machine, OnConflict, Session, Silent};
+use rtvirtio_kernel::Root;
+
+use super::make::{HeldCandidate, without, writes_of, yielded};
+use super::{Held, find, place, put_back, save};
+use crate::apply::{Resolved, resolve};
+use crate::devices::Devices;
+use crate::dirs::Dirs;
+use crate::error::{Error, Result, bail};
+use crate::guests::GuestAgents;
+use crate::in_force;
+use crate::progress::Progress;
+use crate::scopes::Scopes;
+use crate::started::{self, StartedVm};
+
+/// What was set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Set {
+    /// Settings that were changed, with their values before and after.
+    pub changed: Vec<Line>,
+    /// What went wrong apart from that, and further things to know.
+    pub notes: Vec<String>,
+}
+
+/// Sets it: single settings are changed one by one, journaled first. Where that cannot be, as for
+/// another elevator, all is put back and set anew.
+///
+/// # Errors
+/// [`Kind::InForce`](crate::Kind::InForce) while a plan of `rtvirtio apply` is in force; as
+/// [`Resolved::apply`].
+pub fn set(
+    lock: &Scopes<'_>,
+    made: &HeldCandidate,
+    since: &str,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Set> {
+    if in_force::plan(&dirs.state)?.is_some() {
+        bail!(
+            InForce,
+            "a plan of `rtvirtio apply` is in force: `rtvirtio revert`, and the service sets its own"
+        );
+    }
+    let before = find(dirs)?;
+    let left = yielded(before.as_ref(), &made.contract);
+    let held = Held {
+        contract: made.contract.clone(),
+        input: made.input.clone(),
+        given_up: made.outline.given_up.clone(),
+        patience: made.patience.clone(),
+        starts: merged(before.as_ref(), made),
+        yielded: left.clone(),
+        reason: made.reason.clone(),
+        since: since.to_owned(),
+    };
+    let devices = Devices::find(made.host.clone(), dirs)?;
+    if before.is_some() {
+        if let Some(set) = amend(made, &held, &devices, dirs, progress)? {
+            return Ok(set);
+        }
+    }
+    // Before anything is put back: what cannot be resolved changes nothing.
+    let mut out = Set { changed: made.lines.clone(), notes: Vec::new() };
+    let at = place(dirs);
+    if before.is_some() {
+        let reverted = put_back(lock, dirs, OnConflict::Accept)?;
+        if let Some(reverted) = reverted.filter(|r| !r.done) {
+            bail!(NotPutBack, "{}", reverted.summary());
+        }
+    }
+    let resolved = resolve(&made.plan, &devices, &[], &at, progress)?;
+    let resolved = Resolved { writes: without(resolved.writes, &left), ..resolved };
+    if resolved.writes.is_empty() {
+        out.changed.clear();
+        return Ok(out);
+    }
+    save(&held, dirs)?;
+    resolved.apply(Some(&made.plan), &at, progress)?;
+    Ok(out)
+}
+
+/// The configurations before any plan, also of devices that the new one does not have.
+fn merged(before: Option<&Held>, made: &HeldCandidate) -> Vec<super::Start> {
+    let mut starts = made.starts.clone();
+    for old in before.iter().flat_map(|held| &held.starts) {
+        match starts.iter_mut().find(|start| start.device == old.device) {
+            // A VM that does not run now comes back as it was.
+            Some(start) => {
+                for (vm, config) in &old.vms {
+                    start.vms.entry(vm.clone()).or_insert_with(|| config.clone());
+                }
+            }
+            None => starts.push(old.clone()),
+        }
+    }
+    starts
+}
+
+/// Changes what is in force; `None` where all of it has to be set anew.
+fn amend(
+    made: &HeldCandidate,
+    held: &Held,
+    devices: &Devices,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Option<Set>> {
+    let Some(old) = in_force::plan(&dirs.held_plan())? else { return Ok(None) };
+    let names = |plan: &crate::plan_file::HostPlan| -> Vec<Option<String>> {
+        plan.devices.iter().map(|d| d.device.clone()).collect()
+    };
+    if names(&old) != names(&made.plan) {
+        return Ok(None);
+    }
+    let root = Root::default();
+    let machine = Machine::new(&root, &GuestAgents);
+    let at = place(dirs);
+    let writes = match writes_of(&made.plan, &made.changes, devices, &held.yielded, &machine) {
+        Ok(writes) => writes,
+        // Under the elevator that is in force it has no effect; under its own it has.
+        Err(e) if cannot_act(&e) => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let amended = match Session::open(&at.state)?.amend(&writes, &machine, &mut Silent) {
+        Ok(amended) => amended,
+        Err(ApplyError::CannotAct { .. } | ApplyError::NotWhole { .. } | ApplyError::NothingInForce) => {
+            return Ok(None);
+        }
+        Err(e) => return Err(e.into()),
+    };
+    in_force::save(&made.plan, &at.state)?;
+    for vm in devices.host_vms() {
+        if let Some(start) = StartedVm::of(vm, progress) {
+            started::replace(start, &at.state)?;
+        }
+    }
+    save(held, dirs)?;
+    Ok(Some(of_amended(amended)))
+}
+
+fn cannot_act(error: &Error) -> bool {
+    matches!(error.cause::<ApplyError>(), Some(ApplyError::CannotAct { .. }))
+}
+
+fn of_amended(amended: Amended) -> Set {
+    let failed = amended.failed.into_iter().map(|(knob, why)| format!("{knob} could not be set: {why}"));
+    let left = amended.left.into_iter().map(|(knob, found)| format!("{knob} is left at {found}"));
+    let notes = failed.chain(left).chain(amended.warnings).collect();
+    Set { changed: amended.written, notes }
+}

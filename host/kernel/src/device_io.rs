@@ -1,0 +1,93 @@
+//! What a block device has done: `/sys/block/*/stat` (`Documentation/block/stat.rst`).
+
+use std::time::Duration;
+
+use crate::{BlockDevice, HostError, Root};
+
+/// Counters since the device was there. Only the kernel's own part of a request's time is in them:
+/// from its allocation, before the elevator, to its completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceIo {
+    /// Reads that completed.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Time of all reads together.
+    pub read_time: Duration,
+    /// Writes that completed.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Time of all writes together.
+    pub write_time: Duration,
+    /// Time in which at least one request was in flight.
+    pub busy: Duration,
+    /// Time of all requests together, those in flight included.
+    pub in_flight: Duration,
+}
+
+impl DeviceIo {
+    /// The counters of a device.
+    ///
+    /// # Errors
+    /// When they cannot be read, or are of another form.
+    pub fn read(root: &Root, device: &BlockDevice) -> Result<Self, HostError> {
+        let path = device.sysfs().join("stat");
+        let text = root.read(&path)?;
+        Self::parse(&text).ok_or(HostError::Form { path, text, expected: "at least 11 numbers" })
+    }
+
+    /// Fields 1, 3, 4 of reads, 5, 7, 8 of writes, 10 and 11; later kernels have more of them.
+    fn parse(text: &str) -> Option<Self> {
+        let fields: Option<Vec<u64>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
+        let fields = fields?;
+        let at = |field: usize| fields.get(field - 1).copied();
+        let bytes = |field| Some(at(field)?.saturating_mul(512));
+        let time = |field| Some(Duration::from_millis(at(field)?));
+        Some(Self {
+            reads: at(1)?,
+            read_bytes: bytes(3)?,
+            read_time: time(4)?,
+            writes: at(5)?,
+            write_bytes: bytes(7)?,
+            write_time: time(8)?,
+            busy: time(10)?,
+            in_flight: time(11)?,
+        })
+    }
+
+    /// What came in since `earlier`; `None` when the counters began anew.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Option<Self> {
+        Some(Self {
+            reads: self.reads.checked_sub(earlier.reads)?,
+            read_bytes: self.read_bytes.checked_sub(earlier.read_bytes)?,
+            read_time: self.read_time.checked_sub(earlier.read_time)?,
+            writes: self.writes.checked_sub(earlier.writes)?,
+            write_bytes: self.write_bytes.checked_sub(earlier.write_bytes)?,
+            write_time: self.write_time.checked_sub(earlier.write_time)?,
+            busy: self.busy.checked_sub(earlier.busy)?,
+            in_flight: self.in_flight.checked_sub(earlier.in_flight)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fields_of_the_kernel_and_what_came_between_two_looks() {
+        let old = "   10  0  80  5  4 0 64 20  0  17  25";
+        let new = "  110 10 880 55 14 3 128 90 2 117 225 0 0 0 0 3 9\n";
+        let (old, new) = (DeviceIo::parse(old).unwrap(), DeviceIo::parse(new).unwrap());
+        assert_eq!((old.reads, old.read_bytes, old.busy.as_millis()), (10, 80 * 512, 17));
+        let all = new.since(&old).unwrap();
+        assert_eq!((all.reads, all.writes, all.write_bytes), (100, 10, 64 * 512));
+        assert_eq!((all.read_time.as_millis(), all.in_flight.as_millis()), (50, 200));
+        assert_eq!(old.since(&new), None);
+        for bad in ["", "1 2 3", "1 2 3 4 5 6 7 8 9 10 x"] {
+            assert_eq!(DeviceIo::parse(bad), None, "{bad}");
+        }
+    }
+}
