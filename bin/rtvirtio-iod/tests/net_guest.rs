@@ -64,7 +64,8 @@ fn a_flow_is_verified(guest: &mut QemuGuest, dir: &Path) {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let result: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     let task = &result["runs"][0]["tasks"][0];
-    assert_eq!((&task["verdict"], &task["n"]), (&"met".into(), &200.into()), "{result:#}");
+    assert_eq!(task["verdict"], "met", "{result:#}");
+    assert!(task["n"].as_u64() > Some(150), "{result:#}");
     assert_eq!(task["flow"]["echo"], format!("{GUEST}:7007"));
     // It is ended with the run.
     assert_eq!(sh(guest, "pidof rtvirtio-guest || echo none").trim(), "none");

@@ -362,7 +362,10 @@ mod tests {
         let trip = &refused.flows[0];
         let least = trip.least_target.unwrap();
         let why = trip.unpromised.as_deref().unwrap();
-        assert!(why.ends_with(&format!("the smallest target that is admitted is {least}")), "{why}");
+        assert!(
+            why.ends_with(&format!("the smallest target that is admitted next to all others is {least}")),
+            "{why}"
+        );
         assert_eq!((trip.met, refused.flows[1].met, refused.feasible), (Some(false), Some(true), false));
         assert_eq!(refused.unpromised().map(|(name, _)| name).collect::<Vec<_>>(), ["v0/trip"]);
         // Read back from the message, it holds, and the other one keeps its promise.

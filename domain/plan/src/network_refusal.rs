@@ -2,7 +2,7 @@
 
 use rtvirtio_domain_config::{FileError, Network, RateConfig};
 use rtvirtio_sched::bound::Refusal;
-use rtvirtio_units::{BytesPerSec, Nanos};
+use rtvirtio_units::Nanos;
 
 use crate::network::{Class, FlowPromise, HEADROOM};
 
@@ -58,8 +58,8 @@ impl RefusedClass {
         let needed = format!(
             "with {:.0} % more for what the spec does not name, the frames need {} on the wire, and {} of the link are left",
             (HEADROOM - 1.0) * 100.0,
-            self.rate.rate,
-            BytesPerSec(left)
+            bits(self.rate.rate.0),
+            bits(left)
         );
         // Rounded down, so that it fits.
         let fits = |flow: &FlowPromise| (flow.rate.0 * left / self.rate.rate.0).floor();
@@ -68,6 +68,11 @@ impl RefusedClass {
             _ => format!("{needed}: lower the rates of this VM's flows, or of others with a target"),
         }
     }
+}
+
+/// A rate of a link as its user writes it.
+fn bits(bytes_per_second: f64) -> String {
+    format!("{:.2}Mbit/s", bytes_per_second * 8.0 / 1e6)
 }
 
 /// Three digits, so that a message can be read and copied: never less.
@@ -111,10 +116,10 @@ pub(crate) fn refusals(config: &Network, refused: &[RefusedClass], flows: &mut [
             let Some(target) = flow.target else { continue };
             let remedy = match (least, &without) {
                 (Some(least), _) if target.latency < least => {
-                    format!("the smallest target that is admitted is {least}")
+                    format!("the smallest target that is admitted next to all others is {least}")
                 }
                 (Some(least), _) => format!(
-                    "it shares a reservation with \"{tightest}\", for which the smallest target that is admitted is {least}"
+                    "it shares a reservation with \"{tightest}\", for which the smallest target that is admitted next to all others is {least}"
                 ),
                 (None, why) => format!("no target is admitted: {}", why.as_deref().unwrap_or_default()),
             };

@@ -36,9 +36,9 @@ fn promised(met: Option<bool>) -> Cell {
 /// The plan of a network, flow by flow.
 fn network_plan(plan: &NetworkPlan, style: &Style) -> String {
     let mut out = format!(
-        "\nnetwork {}: link of {}, {} reserved\n",
+        "\nnetwork {}: link of {}Mbit/s, {} reserved\n",
         terminal(&plan.network, style.ascii),
-        plan.link,
+        plan.link.0 * 8.0 / 1e6,
         plan.reserved
     );
     let mut t = Table::new(vec![
