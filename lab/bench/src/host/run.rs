@@ -37,6 +37,8 @@ const PATIENCE: u32 = 6;
 /// Time that a part gets to put everything back after a signal.
 const PUT_BACK: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(50);
+/// Longest wait for each line, and for the result, of a part that has ended.
+const AFTER_END: Duration = Duration::from_secs(5);
 /// Lines of a part that fails which are kept.
 const LAST_WORDS: usize = 3;
 
@@ -297,17 +299,15 @@ fn run(program: &Path, args: &[String], choice: Choice, progress: &dyn Progress)
     let begin = Instant::now();
     let mut signalled: Option<(Instant, String)> = None;
     let mut last: Vec<String> = Vec::new();
-    let show = |last: &mut Vec<String>| {
-        for line in lines.try_iter() {
-            let line = line.strip_prefix("rtvirtio: ").unwrap_or(&line).to_owned();
-            progress.step(&format!("{}: {line}", choice.part.name));
-            last.push(line);
-            let surplus = last.len().saturating_sub(LAST_WORDS);
-            last.drain(..surplus);
-        }
+    let show = |line: String, last: &mut Vec<String>| {
+        let line = line.strip_prefix("rtvirtio: ").unwrap_or(&line).to_owned();
+        progress.step(&format!("{}: {line}", choice.part.name));
+        last.push(line);
+        let surplus = last.len().saturating_sub(LAST_WORDS);
+        last.drain(..surplus);
     };
     let status = loop {
-        show(&mut last);
+        lines.try_iter().for_each(|line| show(line, &mut last));
         if let Some(status) = child.try_wait()? {
             break status;
         }
@@ -325,11 +325,14 @@ fn run(program: &Path, args: &[String], choice: Choice, progress: &dyn Progress)
         }
         thread::sleep(POLL);
     };
-    show(&mut last);
+    // To the end of what it has written; a process that it left behind may hold the other end.
+    while let Ok(line) = lines.recv_timeout(AFTER_END) {
+        show(line, &mut last);
+    }
     if let Some((_, why)) = signalled {
         return Ok(Ended::Failed(why));
     }
-    let text = stdout.recv().unwrap_or_default();
+    let text = stdout.recv_timeout(AFTER_END).unwrap_or_default();
     Ok(match status.code() {
         Some(code) if WITH_RESULT.contains(&code) => Ended::Result(text),
         _ => Ended::Failed(last_words(status, &text, &last)),
