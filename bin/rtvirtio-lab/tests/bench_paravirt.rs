@@ -15,7 +15,7 @@ fn urgency_and_lies_are_measured_and_shown_again() {
     let out = out.to_str().unwrap();
     let short = ["--for", "2s", "--repeat", "1", "--promotions", "20", "--priorities-only"];
     let (_, result) = site.json(&[&["lab", "bench", "paravirt", "--out", out][..], &short].concat());
-    let claims = result["claims"].as_array().unwrap();
+    let claims = result["claims"].as_array().unwrap_or_else(|| panic!("{result}"));
     let claim =
         |id: &str| claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"));
     for id in [

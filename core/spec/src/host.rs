@@ -268,7 +268,11 @@ pub(crate) fn assemble(
         }
         parts.push(part);
     }
-    let paths = vms.iter().map(|one| one.paths.clone()).collect();
+    let mut paths: Vec<Vec<VmPath>> = vms.iter().map(|one| one.paths.clone()).collect();
+    if no_paths(&paths) {
+        // As that of a spec's, so that both forms of a file are equal.
+        paths.clear();
+    }
     let (vms, disks) = vms
         .into_iter()
         .map(|one| {

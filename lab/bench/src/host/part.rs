@@ -22,7 +22,7 @@ pub struct Part {
 pub struct Size {
     /// About how long it takes on two CPUs without KVM; less with it.
     pub seconds: u64,
-    /// Arguments of `rtvirtio-lab`; [`OUT`] and [`DEVICE`] are replaced.
+    /// Arguments of `rtvirtio-lab`; `{out}` and `{device}` in them are replaced.
     pub args: &'static [&'static str],
 }
 
