@@ -14,7 +14,13 @@ fn urgency_and_lies_are_measured_and_shown_again() {
     let out = site.dir.path().join("out");
     let out = out.to_str().unwrap();
     let short = ["--for", "2s", "--repeat", "1", "--promotions", "20", "--priorities-only"];
-    let (_, result) = site.json(&[&["lab", "bench", "paravirt", "--out", out][..], &short].concat());
+    let measure = || site.json(&[&["lab", "bench", "paravirt", "--out", out][..], &short].concat()).1;
+    let mut result = measure();
+    if result["claims"].is_null() {
+        // Emulated guests stall on a busy machine; once is shown, twice is a failure.
+        eprintln!("{test}: the first run ended with {result}");
+        result = measure();
+    }
     let claims = result["claims"].as_array().unwrap_or_else(|| panic!("{result}"));
     let claim =
         |id: &str| claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"));
