@@ -22,7 +22,7 @@ pub(crate) fn of_block(root: &Root, device: &BlockDevice) -> Result<Option<Strin
 /// The same of a spec's device: of one that the lab makes, what it is made from. `None` for a
 /// built-in twin, whose name is enough, and for a disk that is not here, as in a plan for another
 /// machine.
-fn of_device(device: &Device) -> Result<Option<String>> {
+pub(crate) fn of_device(device: &Device) -> Result<Option<String>> {
     match device {
         Device::Twin { profile, .. } if profile.contains('/') => {
             let declared = std::fs::read(profile).with_context(|| format!("cannot read {profile}"))?;
@@ -39,11 +39,6 @@ fn of_device(device: &Device) -> Result<Option<String>> {
             }
         }
     }
-}
-
-/// What is recorded with a measurement of a spec's device that the lab makes.
-pub(crate) fn of_made(device: &Device) -> Result<Option<String>> {
-    of_device(device)
 }
 
 /// Refuses the profile of another device that had the name before.
@@ -92,7 +87,7 @@ mod tests {
         let pairs = [(twin("a", "channels = 1"), twin("b", "channels = 2")), (file("a"), file("b"))];
         for (measured, other) in pairs {
             assert_eq!(crate::profile_key(&measured).unwrap(), crate::profile_key(&other).unwrap());
-            let identity = of_made(&measured).unwrap();
+            let identity = of_device(&measured).unwrap();
             assert!(identity.is_some());
             let profile = Profile { identity, ..profile() };
             check(&measured, &profile).unwrap();
@@ -103,11 +98,11 @@ mod tests {
         // The same twin elsewhere, a built-in one, and a profile of an earlier version.
         check(
             &twin("c", "channels = 1"),
-            &Profile { identity: of_made(&twin("a", "channels = 1")).unwrap(), ..profile() },
+            &Profile { identity: of_device(&twin("a", "channels = 1")).unwrap(), ..profile() },
         )
         .unwrap();
         assert_eq!(
-            of_made(&Device::Twin { profile: "qlc-nvme".into(), size: Bytes(1 << 30) }).unwrap(),
+            of_device(&Device::Twin { profile: "qlc-nvme".into(), size: Bytes(1 << 30) }).unwrap(),
             None
         );
         check(&file("a"), &Profile { identity: None, ..profile() }).unwrap();

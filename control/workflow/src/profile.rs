@@ -77,7 +77,7 @@ pub fn of_site(
     if made {
         // A loop device's number is chance, and so is the file behind it.
         profile.device = profile_key(&site.spec.device)?;
-        profile.identity = identity::of_made(&site.spec.device)?;
+        profile.identity = identity::of_device(&site.spec.device)?;
     }
     if site.lab.is_some() {
         profile.guest = Some(crate::guest_point::measure(site, &profile, dirs, progress)?);

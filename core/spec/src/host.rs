@@ -210,7 +210,8 @@ impl From<Spec> for HostSpec {
         let (vms, part) = (spec.vms.clone(), Part::from(spec));
         let named = |disk: &Option<VmDisk>| TaskDisk { part: 0, name: None, disk: disk.clone() };
         let disks = part.disks.iter().map(|paths| paths.iter().map(named).collect()).collect();
-        Self { parts: vec![part], vms, disks, paths: Vec::new(), networks: Vec::new(), several: None }
+        let paths = vec![Vec::new(); vms.len()];
+        Self { parts: vec![part], vms, disks, paths, networks: Vec::new(), several: None }
     }
 }
 
@@ -268,11 +269,7 @@ pub(crate) fn assemble(
         }
         parts.push(part);
     }
-    let mut paths: Vec<Vec<VmPath>> = vms.iter().map(|one| one.paths.clone()).collect();
-    if no_paths(&paths) {
-        // As that of a spec's, so that both forms of a file are equal.
-        paths.clear();
-    }
+    let paths = vms.iter().map(|one| one.paths.clone()).collect();
     let (vms, disks) = vms
         .into_iter()
         .map(|one| {

@@ -93,7 +93,7 @@ pub const PARTS: &[Part] = &[
     },
     Part {
         name: "domain",
-        shows: "the I/O domain next to a flood, and the cost of a request beside qemu-storage-daemon",
+        shows: "the I/O domain next to a flood, and the cost of a request next to that of qemu-storage-daemon",
         touches: "processes of the I/O domain on an emulated drive and on memory, a loop device",
         needs: &["fio"],
         sizes: &[
@@ -103,7 +103,7 @@ pub const PARTS: &[Part] = &[
     },
     Part {
         name: "network",
-        shows: "round trips of a VM while its neighbour is flooded or floods, beside tap and HTB",
+        shows: "round trips of a VM while its neighbour is flooded or floods, compared with tap and HTB",
         touches: "four QEMU guests, taps and bridges in network namespaces of their own",
         needs: &[QEMU, "tc"],
         sizes: &[

@@ -1,4 +1,4 @@
-//! The page and the file of a bundle: the figures of a host beside the reference's.
+//! The page and the file of a bundle: the figures of a host next to the reference's.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -13,8 +13,8 @@ use anyhow::{Context, bail};
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{ResultFile, Run, Verdict};
 use rtvirtio_testbed::image::find_program;
-use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::discover::discover;
+use rtvirtio_workflow::{Progress, is_there};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
@@ -91,7 +91,7 @@ pub fn prepare(options: &HostOptions) -> anyhow::Result<Work> {
     let machine = MachineFacts::of(&root);
     let path = options.out.join(FILE);
     let own_drive = options.drive.is_some();
-    let bundle = if path.exists() {
+    let bundle = if is_there(&path)? {
         let bundle: Bundle = read(&path)?;
         anyhow::ensure!(
             bundle.machine.is_same(&machine) && bundle.own_drive == own_drive,
@@ -240,7 +240,7 @@ fn one(
 ) -> anyhow::Result<Outcome> {
     let out = options.out.join("parts").join(choice.part.name);
     // A longer measurement begins anew.
-    if out.exists() {
+    if is_there(&out)? {
         std::fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
     }
     std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;

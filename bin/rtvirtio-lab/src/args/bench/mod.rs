@@ -230,8 +230,8 @@ EXAMPLES
 The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities
 and the first VM above the second always. Exit code 2 when a claim is not met.")]
     Paravirt(BenchParavirtArgs),
-    /// What this host can do: as many experiments as fit into a time, in one bundle beside the
-    /// published figures
+    /// What this host can do: as many experiments as fit into a time, in one bundle next to
+    /// the published figures
     #[command(after_help = "\
 EXAMPLES
   rtvirtio-lab bench host --dry-run                       which experiments, how long, what they touch

@@ -11,10 +11,10 @@ use super::BenchResult;
 /// Situations that are measured alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NetPart {
-    /// Pings, idle and beside a flood, on QEMU's taps and on the I/O domain
+    /// Pings, idle and next to a flood, on QEMU's taps and on the I/O domain
     Ping,
-    /// Sampled values: publisher to client to disk and back, alone and beside floods on network and
-    /// disk
+    /// Sampled values: publisher to client to disk and back, alone and next to floods on network
+    /// and disk
     Sv,
 }
 
