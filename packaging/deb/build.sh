@@ -130,8 +130,9 @@ guest=${RTVIRTIO_GUEST:-$top/target/guest/release/rtvirtio-guest}
 if [ -x "$guest" ]; then
     begin rtvirtio-guest
     program rtvirtio-guest "$guest"
+    put 644 "$top/packaging/systemd/rtvirtio-guest.service" usr/lib/systemd/system/rtvirtio-guest.service
     finish "" "" "Tells the host from inside a guest what is urgent" <<'TEXT'
 The guest's part of rtvirtio's paravirtual scheduling. It is installed in the
-guest, which needs nothing else.
+guest, which needs nothing else: systemctl enable --now rtvirtio-guest
 TEXT
 fi

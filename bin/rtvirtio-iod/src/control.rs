@@ -100,6 +100,11 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
                 Err(error) => json!({ "error": error }),
             },
         },
+        Some("signal_urgent") if !is_owner => needs_owner("follow urgent requests"),
+        Some("signal_urgent") => match signal_urgent(&served.running, &request, descriptors) {
+            Ok(()) => json!({ "signalled": request["disks"] }),
+            Err(error) => json!({ "error": error }),
+        },
         Some("stop") if !is_owner => needs_owner("stop it"),
         Some("stop") => {
             let guests = served.running.connected();
@@ -119,7 +124,9 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
                 json!({ "error": "another listener traces this domain; wait until it ends" })
             }
         },
-        _ => json!({ "error": "there are the commands status, preview, reload, stop and trace" }),
+        _ => {
+            json!({ "error": "there are the commands status, preview, reload, signal_urgent, stop and trace" })
+        }
     };
     Reply::Line(stream, format!("{reply}\n"))
 }
@@ -149,6 +156,17 @@ fn passed_files(request: &Value, descriptors: Vec<OwnedFd>) -> Result<Passed, St
     let ports: Vec<PortFacts> = list_of(request, "ports")?;
     Passed::pair(disks, ports, descriptors)
         .ok_or_else(|| "there are not three descriptors for each disk and two for each port".to_owned())
+}
+
+/// Disks whose urgent completions are signalled on the eventfd that came along, or on none more.
+fn signal_urgent(running: &Running, request: &Value, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    let disks: Vec<String> = list_of(request, "disks")?;
+    let mut descriptors = descriptors.into_iter();
+    let (eventfd, other) = (descriptors.next(), descriptors.next());
+    if other.is_some() {
+        return Err("one eventfd at most is signalled".to_owned());
+    }
+    running.signal_urgent(&disks, eventfd).map_err(|e| e.to_string())
 }
 
 /// The facts under a key; none without it.

@@ -3,12 +3,15 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::{Iod, disk, two_disks};
-use rtvirtio_domain_client::{Client, Options};
+use common::{Iod, disk, read, request, two_disks};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
+use rtvirtio_engine::handover::send_descriptors;
 use rtvirtio_testkit::HANG;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 fn processor_time(pid: u32) -> Duration {
@@ -92,4 +95,57 @@ fn sixty_four_disks_end_at_once() {
     eprintln!("64 disks, 32 with a guest, end after {took:?}");
     assert!(took < HANG, "{took:?}");
     drop(clients);
+}
+
+/// What raises a VM's vCPUs is signalled for real-time requests, of the disks that were asked for.
+#[test]
+fn completions_of_urgent_requests_are_signalled() {
+    let dir = disk(8);
+    let ceiling = |name: &str| {
+        let line = format!("name = \"{name}\"\n");
+        (line.clone(), line + "guest_priority = { ceiling = \"real-time\" }\n")
+    };
+    let config = ["a", "b"]
+        .map(ceiling)
+        .iter()
+        .fold(two_disks(dir.path(), 8, ""), |config, (from, to)| config.replace(from, to));
+    let iod = Iod::start(dir.path(), &config);
+    let options = Options { buffer: 65_536, ..Options::default() };
+    let mut a = Client::connect(&dir.path().join("a"), options).unwrap();
+    let mut b = Client::connect(&dir.path().join("b"), options).unwrap();
+    let vm = |at: usize| serde_json::from_str::<serde_json::Value>(&iod.status()).unwrap()["vms"][at].clone();
+    assert_eq!(vm(0)["peer"], std::process::id());
+    assert!(vm(0)["urgent_signals"].is_null(), "nobody has asked");
+    let eventfd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let ask = |line: &str, descriptors: &[BorrowedFd<'_>]| {
+        let control = UnixStream::connect(dir.path().join("ctl")).unwrap();
+        if !descriptors.is_empty() {
+            send_descriptors(&control, descriptors).unwrap();
+        }
+        writeln!(&control, "{line}").unwrap();
+        let mut answer = String::new();
+        BufReader::new(control).read_line(&mut answer).unwrap();
+        answer
+    };
+    let line = r#"{"command": "signal_urgent", "disks": ["a"]}"#;
+    let unknown = ask(r#"{"command": "signal_urgent", "disks": ["a", "c"]}"#, &[eventfd.as_fd()]);
+    assert!(unknown.contains("there is no disk \\\"c\\\""), "{unknown}");
+    assert!(vm(0)["urgent_signals"].is_null(), "all or none");
+    let two = ask(line, &[eventfd.as_fd(), eventfd.as_fd()]);
+    assert!(two.contains("one eventfd"), "{two}");
+    assert!(ask(line, &[eventfd.as_fd()]).contains("signalled"));
+    let signals = || {
+        let mut count = [0; 8];
+        rustix::io::read(&eventfd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    let urgent = BlkRequest { priority: 1 << 13 | 4, ..read(0, 4_096) };
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut b, &urgent, None).0, 0);
+    assert_eq!(signals(), 0, "not urgent, and not of this disk");
+    assert_eq!(request(&mut a, &urgent, None).0, 0);
+    assert_eq!(signals(), 1, "before the guest is notified");
+    assert_eq!(vm(0)["urgent_signals"], 1);
+    assert!(ask(line, &[]).contains("signalled"), "no more of them");
+    assert_eq!(request(&mut a, &urgent, None).0, 0);
+    assert!(signals() == 0 && vm(0)["urgent_signals"].is_null());
 }

@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::ops::{Deref, DerefMut};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use rtvirtio_kernel::sched::{self, Attr, Policy};
@@ -27,12 +28,12 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(site: &Site, device: UrgencyDevice) -> Self {
+    fn boot(site: &Site, device: UrgencyDevice, disk: GuestDisk) -> Self {
         let image = image::ensure(Path::new("/var/cache/rtvirtio"), &|_| ()).unwrap();
         let name = site.vm("plc");
         let config = QemuConfig {
             urgency: Some(device),
-            ..QemuConfig::new(&name, image, GuestDisk::None, &site.dir.path().join("vms"))
+            ..QemuConfig::new(&name, image, disk, &site.dir.path().join("vms"))
         };
         let mut vm = QemuGuest::start(&config).unwrap();
         let binary = fs::read(program("rtvirtio-guest")).unwrap();
@@ -51,10 +52,15 @@ impl Guest {
     }
 
     fn spec(&self, site: &Site) -> String {
+        self.spec_with(site, "")
+    }
+
+    /// With further keys of `[vm.urgency]`.
+    fn spec_with(&self, site: &Site, more: &str) -> String {
         let path = site.dir.path().join("plant.toml");
         let spec = format!(
             "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
-             priorities = \"rt\"\nurgency = {{ ceiling = 90, budget = \"1s\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+             priorities = \"rt\"\nurgency = {{ ceiling = 90, budget = \"1s\"{more} }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
             self.name,
             self.vm.handle().qmp_socket().display()
         );
@@ -110,7 +116,7 @@ fn a_guests_tasks_move_its_vcpu() {
         return;
     }
     let site = Site::new();
-    let mut guest = Guest::boot(&site, UrgencyDevice::Memory);
+    let mut guest = Guest::boot(&site, UrgencyDevice::Memory, GuestDisk::None);
     let refused = guest.vm.exec(&[PROGRAM, "bpf"], HANG).unwrap();
     assert!(
         !refused.success() && text(&refused.stderr).contains("no host offers"),
@@ -193,6 +199,12 @@ fn notices(site: &Site, spec: &str) -> u64 {
     all[0]["urgency"]["notices"][0].as_u64().unwrap_or(0)
 }
 
+/// Signals of urgent completions, once the file that shows them is the follower's.
+fn signals(site: &Site, spec: &str) -> Option<u64> {
+    let (_, all) = site.json(&["threads", spec]);
+    all[0]["urgency"]["completions"][0].as_u64()
+}
+
 #[test]
 fn a_doorbell_outlives_its_server_and_its_follower() {
     let test = "a_doorbell_outlives_its_server_and_its_follower";
@@ -203,7 +215,29 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
     let socket = site.dir.path().join("urgency");
     let mut server = Running(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
     wait_for("the server", || socket.exists());
-    let mut guest = Guest::boot(&site, UrgencyDevice::Doorbell { socket: socket.clone() });
+    // A disk of the I/O domain, in which the guest may use the real-time class.
+    let (disk, control) = (rtvirtio_testkit::disk_dir().unwrap(), site.run_dir().join("iod.sock"));
+    let image = disk.path().join("disk");
+    fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let served = site.dir.path().join("served");
+    let config = site.dir.path().join("iod.toml");
+    let text = format!(
+        "control = \"{}\"\n[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"plc-disk\"\nsocket = \"{}\"\npath = \"{}\"\n\
+         guest_priority = {{ ceiling = \"real-time\" }}\n",
+        control.display(),
+        served.display(),
+        image.display()
+    );
+    fs::write(&config, text).unwrap();
+    let domain = || {
+        let child = Command::new(program("rtvirtio-iod")).arg("--config").arg(&config).spawn().unwrap();
+        let running = Running(child);
+        wait_for("the domain", || UnixStream::connect(&control).is_ok());
+        running
+    };
+    let mut iod = domain();
+    let disk = GuestDisk::VhostUser { socket: served, queues: 1 };
+    let mut guest = Guest::boot(&site, UrgencyDevice::Doorbell { socket: socket.clone() }, disk);
     let spec = guest.spec(&site);
     site.ok(&["apply", &spec, "--cpu-only"]);
     // QEMU has all that it needs.
@@ -224,6 +258,26 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
         guest.run(&format!("{PROGRAM} run --urgent true"));
         notices(&site, &spec) >= 2
     });
+    // Each urgent request raises its vCPU, also by a domain that was started again; others do not.
+    let read = |class: u32| {
+        format!(
+            "fio --name=r --filename=/dev/vda --rw=read --bs=4k --size=64k --direct=1 --ioengine=psync --prioclass={class} >/dev/null"
+        )
+    };
+    wait_for("the domain's signals", || signals(&site, &spec) == Some(0));
+    guest.run(&read(2));
+    assert_eq!(signals(&site, &spec), Some(0), "an ordinary read");
+    guest.run(&read(1));
+    wait_for("urgent reads", || signals(&site, &spec).is_some_and(|n| n >= 1));
+    iod.kill().unwrap();
+    iod.wait().unwrap();
+    let iod = domain();
+    let before = signals(&site, &spec);
+    wait_for("urgent reads of another domain", || {
+        guest.run(&read(1));
+        signals(&site, &spec) > before
+    });
+
     // A server that is started again replaces the dead one's socket; nothing else changes.
     let mut server = Running(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
     std::thread::sleep(Duration::from_millis(300));
@@ -234,6 +288,24 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
     assert!(keeper.wait().unwrap().success());
     guest.wait_for(Policy::Fifo, 97);
     site.ok(&["revert"]);
+
+    // Without the guest's word: high while it rests, at the floor while it computes.
+    let spec = guest.spec_with(&site, ", reports = \"none\"");
+    site.ok(&["apply", &spec, "--cpu-only"]);
+    let mut keeper = keep(&site, &spec);
+    guest.wait_for(Policy::Fifo, 90);
+    let hog = guest.vm.spawn(&["sh", "-c", "echo $$ >/tmp/hog; while :; do :; done"]).unwrap();
+    guest.wait_for(Policy::Other, 0);
+    let (_, all) = site.json(&["threads", &spec]);
+    assert_eq!(all[0]["urgency"]["mode"], "threads", "{all}");
+    guest.run("kill -9 $(cat /tmp/hog)");
+    wait_for("the end of the hog", || guest.vm.poll(hog).unwrap().is_some());
+    guest.wait_for(Policy::Fifo, 90);
+    signal(&keeper, Signal::INT);
+    assert!(keeper.wait().unwrap().success());
+    guest.wait_for(Policy::Fifo, 97);
+    site.ok(&["revert"]);
     guest.vm.stop().unwrap();
+    drop(iod);
     site.assert_clean();
 }

@@ -23,19 +23,23 @@ impl Disk {
     fn new() -> Self {
         let dir = rtvirtio_testkit::disk_dir().unwrap();
         let file = dir.path().join("disk");
-        let bytes: Vec<u8> = (0..SIZE as u64 / 8).flat_map(|i| (i ^ 0x5555).to_le_bytes()).collect();
+        let mut bytes = vec![0; SIZE];
+        for (word, i) in bytes.chunks_exact_mut(8).zip(0_u64..) {
+            word.copy_from_slice(&(i ^ 0x5555).to_le_bytes());
+        }
         std::fs::write(&file, bytes).unwrap();
         let device = attach(&file);
         Self { file, device, _dir: dir }
     }
 
-    /// FNV-1a of all that is on it.
+    /// FNV-1a of all that is on it, eight bytes at a time.
     fn checksum(&self) -> u64 {
         run("blockdev", &["--flushbufs", &self.device]);
         let mut bytes = Vec::new();
         File::open(&self.device).unwrap().read_to_end(&mut bytes).unwrap();
         assert_eq!(bytes.len(), SIZE);
-        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+        let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        words.fold(0xcbf2_9ce4_8422_2325, |h, word| (h ^ word).wrapping_mul(0x0100_0000_01b3))
     }
 }
 

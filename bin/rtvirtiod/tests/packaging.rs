@@ -10,25 +10,28 @@ use rtvirtio_testkit::site::{program, project};
 use rtvirtio_testkit::{Need, has};
 
 #[test]
-fn the_unit_is_understood_and_little_exposed() {
-    let test = "the_unit_is_understood_and_little_exposed";
+fn the_units_are_understood_and_little_exposed() {
+    let test = "the_units_are_understood_and_little_exposed";
     if !has(test, &[Need::Program("systemd-analyze")]) {
         return;
     }
     let rig = Rig::new();
-    let unit = fs::read_to_string(project().join("packaging/systemd/rtvirtiod.service")).unwrap();
-    // The program and its manual are not installed here.
-    let unit = unit
-        .replace("/usr/bin/rtvirtiod", program("rtvirtiod").to_str().unwrap())
-        .replace("man:rtvirtiod(8) ", "");
-    let file = rig.site.dir.path().join("rtvirtiod.service");
-    fs::write(&file, unit).unwrap();
-    let analyze = |args: &[&str]| Command::new("systemd-analyze").args(args).arg(&file).output().unwrap();
-    let out = analyze(&["verify", "--man=no"]);
-    assert!(out.status.success() && out.stderr.is_empty(), "{}", output_text(&out));
-    // In tenths: 5.0 of 10.
-    let out = analyze(&["security", "--offline=true", "--threshold=50"]);
-    assert!(out.status.success(), "{}", output_text(&out));
+    for name in ["rtvirtiod", "rtvirtio-guest"] {
+        let unit = format!("{name}.service");
+        let text = fs::read_to_string(project().join("packaging/systemd").join(&unit)).unwrap();
+        // The program and its manual are not installed here.
+        let text = text
+            .replace(&format!("/usr/bin/{name}"), program(name).to_str().unwrap())
+            .replace(&format!("man:{name}(8) "), "");
+        let file = rig.site.dir.path().join(&unit);
+        fs::write(&file, text).unwrap();
+        let analyze = |args: &[&str]| Command::new("systemd-analyze").args(args).arg(&file).output().unwrap();
+        let out = analyze(&["verify", "--man=no"]);
+        assert!(out.status.success() && out.stderr.is_empty(), "{unit}: {}", output_text(&out));
+        // In tenths: 5.0 of 10.
+        let out = analyze(&["security", "--offline=true", "--threshold=50"]);
+        assert!(out.status.success(), "{unit}: {}", output_text(&out));
+    }
 }
 
 #[test]

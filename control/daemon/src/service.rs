@@ -235,7 +235,6 @@ impl Service {
     pub fn run(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Told<'_>)) {
         self.event(EventKind::Started, None, "the service began".to_owned(), Vec::new(), tell);
         let scan = Duration::from_nanos(self.options.config.scan.0);
-        let mut next = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             let begin = Instant::now();
             let seen = self.shared.observation();
@@ -256,9 +255,10 @@ impl Service {
             self.shared.counters.pass_us.fetch_add(took, Ordering::Relaxed);
             self.shared.counters.passes.fetch_add(1, Ordering::Relaxed);
             tell(Told::Pass);
-            // A pass that took longer is not repeated.
-            next = (next + scan).max(Instant::now());
-            self.wait(next, stop);
+            // A scan after the last pass, whatever has caused that one.
+            let (now, next) = (Instant::now(), begin + scan);
+            let sooner = self.daemon.host_ref().look_by(now);
+            self.wait(sooner.map_or(next, |at| at.min(next)), stop);
         }
     }
 

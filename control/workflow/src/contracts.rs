@@ -10,7 +10,7 @@ use rtvirtio_cpu::{
     attr, choose, find_all, group_name, interference_us, levels, probe, room_load, tick,
 };
 use rtvirtio_kernel::Root;
-use rtvirtio_spec::{CpuNeed, Priorities, Vm};
+use rtvirtio_spec::{CpuNeed, Priorities, Urgency, Vm};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::Role;
 use serde::{Deserialize, Serialize};
@@ -183,7 +183,13 @@ fn order(vm: &Vm) -> Order {
 
 /// The range in which a VM's guest moves its vCPUs.
 fn range(vm: &Vm) -> Option<UrgencyRange> {
-    vm.cpu.urgency.map(|u| UrgencyRange { ceiling: u.ceiling, floor: u.floor, budget: u.budget })
+    let range = |u: Urgency| UrgencyRange {
+        ceiling: u.ceiling,
+        floor: u.floor,
+        budget: u.budget,
+        reports: u.reports,
+    };
+    vm.cpu.urgency.map(range)
 }
 
 /// Contracts that are admitted together.

@@ -5,6 +5,7 @@ pub mod live;
 pub mod plan;
 pub mod process;
 pub mod start;
+pub mod urgent;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -99,6 +99,8 @@ pub struct Urgency {
     pub floor: u32,
     /// CPU time above the floor in each second, 1 ms to 1 s.
     pub budget: Nanos,
+    /// Whether its guest reports what is urgent; else the host goes by what it sees of the threads.
+    pub reports: bool,
 }
 
 /// CPU time that a VM needs.

@@ -14,7 +14,8 @@ const HIGHEST: u32 = 97;
 const BUDGETS: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(1000)];
 const DEFAULT_BUDGET: Nanos = Nanos::from_millis(500);
 
-const KEYS: &[&str] = &["ceiling", "floor", "budget"];
+const KEYS: &[&str] = &["ceiling", "floor", "budget", "reports"];
+const REPORTS: &[(&str, bool)] = &[("guest", true), ("none", false)];
 const ALIASES: &[(&str, &str)] = &[
     ("max", "ceiling"),
     ("p_max", "ceiling"),
@@ -62,7 +63,8 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
         report.add(section.value_span("budget"), message, help);
         Field::Bad
     });
-    let (ceiling, floor, budget) = (ceiling?, floor?, budget.or(DEFAULT_BUDGET)?);
+    let reports = section.word(report, "reports", REPORTS, &[("blind", "reports = \"none\"")]).or(true);
+    let (ceiling, floor, budget, reports) = (ceiling?, floor?, budget.or(DEFAULT_BUDGET)?, reports?);
     if let Some(ceiling) = ceiling.filter(|ceiling| floor >= *ceiling) {
         report.add(
             section.value_span(if section.place("floor").is_some() { "floor" } else { "ceiling" }),
@@ -73,5 +75,5 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
     }
     // Unknown keys were reported.
     let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
-    known.then_some(Some(Urgency { ceiling, floor, budget }))
+    known.then_some(Some(Urgency { ceiling, floor, budget, reports }))
 }

@@ -18,6 +18,10 @@ pub struct Config {
     pub task_budget: Nanos,
     /// CPU time in each `period` above the floor for interrupts and critical sections.
     pub critical_budget: Nanos,
+    /// What each promotion counts against `task_budget`, but for those for critical sections: about
+    /// what a change of the CPU to the vCPU and back costs its neighbours. A guest that changes its
+    /// report all the time pays for it.
+    pub promotion_cost: Nanos,
     /// When both budgets are full again; counted from the start.
     pub period: Nanos,
     /// From one change of a vCPU's priority to a demotion at least.
@@ -26,7 +30,8 @@ pub struct Config {
     pub silence: Nanos,
     /// How long before an announced timer the vCPU is raised.
     pub lead: Nanos,
-    /// How long after it the vCPU stays raised where nothing urgent is reported.
+    /// How long after it, or after the completion of an urgent request, the vCPU stays raised where
+    /// nothing urgent is reported.
     pub hold: Nanos,
 }
 
@@ -41,6 +46,7 @@ impl Config {
             contract,
             task_budget: Nanos::from_millis(500),
             critical_budget: Nanos::from_millis(3),
+            promotion_cost: Nanos::from_micros(10),
             period: Nanos::from_millis(1000),
             dwell: Nanos::from_micros(25),
             silence: Nanos::from_millis(1000),

@@ -11,7 +11,8 @@
 //!
 //! [`Vcpu`] is that as a state machine with the clock as an argument. [`page`] is the memory that
 //! host and guest share ([`docs/reference/urgency-page.md`]). [`Doorbell`] bounds what a guest's
-//! notices cost the host, [`GuestClock`] finds the host's time for a moment of the guest's clock.
+//! notices cost the host, [`GuestClock`] finds the host's time for a moment of the guest's clock,
+//! [`Unreported`] stands for the report of a guest that makes none.
 //!
 //! [`docs/reference/urgency-page.md`]: https://github.com/rtvirtio/rtvirtio/blob/main/docs/reference/urgency-page.md
 
@@ -21,6 +22,7 @@ mod doorbell;
 mod level;
 pub mod page;
 mod report;
+mod unreported;
 mod vcpu;
 
 pub use clock::GuestClock;
@@ -28,4 +30,5 @@ pub use config::Config;
 pub use doorbell::Doorbell;
 pub use level::{GuestPolicy, Level};
 pub use report::Report;
+pub use unreported::{Activity, Unreported};
 pub use vcpu::{Counters, Interrupt, Look, Reason, Step, Vcpu};

@@ -29,6 +29,9 @@ pub enum Reason {
     Task,
     /// An announced timer is about to fire, or has just fired.
     Timer,
+    /// The I/O domain has completed an urgent request of the VM, and the guest has reported nothing
+    /// since.
+    Completion,
     /// Nothing urgent runs.
     Floor,
     /// Something urgent runs, and the budget for it is used up.
@@ -39,7 +42,7 @@ impl Reason {
     /// Whether CPU time under it counts against a budget.
     #[must_use]
     pub fn is_boost(self) -> bool {
-        matches!(self, Self::Blocked | Self::Critical | Self::Task | Self::Timer)
+        matches!(self, Self::Blocked | Self::Critical | Self::Task | Self::Timer | Self::Completion)
     }
 }
 
@@ -90,6 +93,8 @@ pub struct Vcpu {
     report: Report,
     /// Interrupts that the host knows of and the guest has not yet reported about.
     pending: [bool; 2],
+    /// When an urgent request was completed, until the guest's next report.
+    completed: Option<Nanos>,
     last_sign: Option<Nanos>,
     level: Level,
     reason: Reason,
@@ -114,6 +119,7 @@ impl Vcpu {
             start: now,
             report: Report::default(),
             pending: [false; 2],
+            completed: None,
             last_sign: None,
             level: Level::fifo(config.contract),
             reason: Reason::Contract,
@@ -166,6 +172,15 @@ impl Vcpu {
         self.decide(now)
     }
 
+    /// The I/O domain completes an urgent request of the VM, and is about to interrupt one of its
+    /// vCPUs: which one is not known here. Look first: what the guest has reported up to now is no
+    /// answer to it.
+    pub fn completion(&mut self, now: Nanos) -> Step {
+        self.roll(now);
+        self.completed = Some(now);
+        self.decide(now)
+    }
+
     /// The host has looked.
     pub fn look(&mut self, look: Look, now: Nanos) -> Step {
         self.roll(now);
@@ -178,6 +193,7 @@ impl Vcpu {
             if look.is_new {
                 self.pending[0] &= report.interrupt;
                 self.pending[1] &= report.nmi;
+                self.completed = None;
             }
         }
         self.decide(now)
@@ -186,7 +202,8 @@ impl Vcpu {
     /// The guest says that it reports no more.
     pub fn end(&mut self, now: Nanos) -> Step {
         self.roll(now);
-        (self.last_sign, self.pending, self.report) = (None, [false; 2], Report::default());
+        (self.last_sign, self.pending, self.completed) = (None, [false; 2], None);
+        self.report = Report::default();
         self.decide(now)
     }
 
@@ -232,6 +249,7 @@ impl Vcpu {
         let asked = [
             (self.report.idle, ceiling, Reason::Blocked),
             (self.timer(now), ceiling, Reason::Timer),
+            (self.completed_until().is_some_and(|end| now < end), ceiling, Reason::Completion),
             (task.priority > config.floor, task, Reason::Task),
         ];
         match asked.into_iter().find(|(is, ..)| *is) {
@@ -239,6 +257,11 @@ impl Vcpu {
             None if !critical => (floor, Reason::Floor),
             _ => (floor, Reason::Exhausted),
         }
+    }
+
+    /// How long a completed request holds the vCPU up.
+    fn completed_until(&self) -> Option<Nanos> {
+        self.completed.map(|at| plus(at, self.config.hold))
     }
 
     /// Whether an announced timer is near.
@@ -263,6 +286,9 @@ impl Vcpu {
         }
         if level.priority > self.level.priority {
             self.counters.promotions += 1;
+            if reason.is_boost() && reason != Reason::Critical {
+                self.task_used = plus(self.task_used, self.config.promotion_cost);
+            }
         } else if lower {
             self.counters.demotions += 1;
         }
@@ -287,13 +313,13 @@ impl Vcpu {
         let (task, critical) = self.left();
         let budget = match self.reason {
             Reason::Critical => Some(plus(now, critical)),
-            Reason::Task | Reason::Timer => Some(plus(now, task)),
+            Reason::Task | Reason::Timer | Reason::Completion => Some(plus(now, task)),
             Reason::Exhausted => {
                 Some(Nanos(self.start.0.saturating_add((self.period + 1).saturating_mul(config.period.0))))
             }
             // A blocked one uses none, and an idle look finds one that does.
             _ => None,
         };
-        [silence, timer, budget].into_iter().flatten().filter(|at| *at > now).min()
+        [silence, timer, self.completed_until(), budget].into_iter().flatten().filter(|at| *at > now).min()
     }
 }

@@ -9,6 +9,7 @@ use rtvirtio_urgency::{Config, GuestPolicy, Interrupt, Level, Look, Reason, Repo
 enum Event {
     Look(Look),
     Interrupt(Interrupt),
+    Completion,
     End,
 }
 
@@ -36,6 +37,17 @@ impl Reference {
 
     fn period(&self, now: Nanos) -> u64 {
         (now.0 - self.start.0) / self.config.period.0
+    }
+
+    /// What the promotions in the period of `now` count against the budget for tasks.
+    fn promotions(&self, now: Nanos, reasons: &[Reason]) -> u64 {
+        let entries = self.history.iter().enumerate();
+        let counted = entries.filter(|(at, e)| {
+            self.period(e.now) == self.period(now)
+                && reasons.contains(&e.reason)
+                && e.level.priority > self.before(*at).0.priority
+        });
+        counted.count() as u64 * self.config.promotion_cost.0
     }
 
     /// CPU time in the period of `now` under these reasons.
@@ -84,7 +96,14 @@ impl Reference {
         let nmi = report.nmi || self.is_pending(Interrupt::NonMaskable);
         let critical = irq || nmi || report.critical;
         let may_critical = self.used(now, &[Reason::Critical]) < config.critical_budget.0;
-        let may_task = self.used(now, &[Reason::Task, Reason::Timer, Reason::Blocked]) < config.task_budget.0;
+        let tasks = [Reason::Task, Reason::Timer, Reason::Completion, Reason::Blocked];
+        let answered = |e: &Entry| {
+            matches!(e.event, Event::End | Event::Look(Look { report: Some(_), is_new: true, .. }))
+        };
+        let unanswered = self.history.iter().rev().take_while(|e| !answered(e));
+        let completed = unanswered.filter(|e| matches!(e.event, Event::Completion)).map(|e| e.now.0).max();
+        let completion = completed.is_some_and(|at| now.0 < at + config.hold.0);
+        let may_task = self.used(now, &tasks) + self.promotions(now, &tasks) < config.task_budget.0;
         let rr = report.policy == GuestPolicy::Rr;
         let mapped = match report.policy {
             GuestPolicy::Other => 0,
@@ -100,6 +119,7 @@ impl Reference {
         }
         let boosts = [
             (mapped > config.floor, Level { priority: mapped, round_robin: rr }, Reason::Task),
+            (completion, Level::fifo(config.ceiling), Reason::Completion),
             (timer, Level::fifo(config.ceiling), Reason::Timer),
             (report.idle, Level::fifo(config.ceiling), Reason::Blocked),
         ];
@@ -133,6 +153,7 @@ fn config(ceiling: u32, floor: u32, contract: u32) -> Config {
     Config {
         task_budget: Nanos(500),
         critical_budget: Nanos(30),
+        promotion_cost: Nanos(60),
         period: Nanos(1000),
         dwell: Nanos(20),
         silence: Nanos(400),
@@ -154,6 +175,7 @@ fn compare(config: Config, events: &[(u64, Event)]) {
         let step = match event {
             Event::Look(look) => vcpu.look(*look, now),
             Event::Interrupt(kind) => vcpu.interrupt(*kind, now),
+            Event::Completion => vcpu.completion(now),
             Event::End => vcpu.end(now),
         };
         assert_eq!((step.level, step.reason), reference.step(*event, now), "{config:?} {events:?}");
@@ -195,6 +217,7 @@ fn event() -> impl Strategy<Value = Event> {
         10 => look,
         1 => Just(Event::Interrupt(Interrupt::Maskable)),
         1 => Just(Event::Interrupt(Interrupt::NonMaskable)),
+        2 => Just(Event::Completion),
         1 => Just(Event::End),
     ]
 }
@@ -260,6 +283,7 @@ fn all_short_histories() {
         Event::Look(Look { report: None, is_new: false, alive: false, ran: Nanos(250) }),
         Event::Interrupt(Interrupt::Maskable),
         Event::Interrupt(Interrupt::NonMaskable),
+        Event::Completion,
         Event::End,
     ];
     let n = alphabet.len();
@@ -296,4 +320,18 @@ fn a_silent_guest_has_its_contract_again() {
     assert_eq!(vcpu.look(look(false), Nanos(499)).level, Level::ORDINARY);
     assert_eq!(vcpu.look(look(false), Nanos(500)).reason, Reason::Contract);
     assert_eq!(vcpu.level(), Level::fifo(45));
+}
+
+#[test]
+fn a_completion_raises_until_the_guest_reports_or_its_time_is_over() {
+    let mut vcpu = Vcpu::new(config(90, 0, 0), Nanos(0));
+    let says = |is_new| Look { report: Some(Report::default()), is_new, alive: true, ran: Nanos(0) };
+    vcpu.look(says(true), Nanos(100));
+    assert_eq!(vcpu.completion(Nanos(110)).reason, Reason::Completion);
+    // Nothing new is reported: the interrupt has not been taken yet.
+    let step = vcpu.look(says(false), Nanos(139));
+    assert_eq!((step.level, step.next), (Level::fifo(90), Some(Nanos(140))));
+    assert_eq!(vcpu.look(says(false), Nanos(140)).level, Level::ORDINARY);
+    vcpu.completion(Nanos(200));
+    assert_eq!(vcpu.look(says(true), Nanos(221)).reason, Reason::Floor);
 }

@@ -179,7 +179,11 @@ impl Opened {
     }
 }
 
-fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// Sends up to [`DESCRIPTORS`] descriptors with a space of JSON, ahead of the line of a command.
+///
+/// # Errors
+/// Of the connection.
+pub fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {

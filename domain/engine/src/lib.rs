@@ -42,6 +42,7 @@ pub mod report;
 pub mod running;
 mod running_state;
 pub mod socket_group;
+pub mod urgent;
 pub mod vhost_user;
 
 pub use rtvirtio_domain_config as config;

@@ -22,6 +22,17 @@ pub struct GuestMem {
     /// QEMU address, size and guest address of each region: vhost-user passes ring addresses as
     /// QEMU addresses.
     table: Vec<(u64, u64, u64)>,
+    /// What is not mapped.
+    left_out: Vec<LeftOut>,
+}
+
+/// A region that cannot be used: requests that point into it fail.
+#[derive(Debug, thiserror::Error)]
+#[error("{size} bytes at {base:#x} of the guest's memory are left out, and requests for them fail: {why}")]
+pub struct LeftOut {
+    base: u64,
+    size: u64,
+    why: MemoryError,
 }
 
 impl std::fmt::Debug for GuestMem {
@@ -62,21 +73,35 @@ pub enum MemoryError {
     Regions(String),
 }
 
+impl LeftOut {
+    /// Its size, in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+}
+
 impl GuestMem {
-    /// Maps the regions. `huge` allows huge pages, of a QEMU that is trusted not to punch holes
-    /// into them: touching an unavailable huge page ends the process.
+    /// Maps the regions. Memory of a device, such as that of `ivshmem`, may be of a file that
+    /// cannot be used: it is left out as long as there is more that can. `huge` allows huge pages,
+    /// of a QEMU that is trusted not to punch holes into them: touching an unavailable huge page
+    /// ends the process.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing stays mapped then.
     pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>, huge: bool) -> Result<Self, MemoryError> {
         let mut mapped = Vec::with_capacity(regions.len());
         let mut table = Vec::with_capacity(regions.len());
+        let mut left_out: Vec<LeftOut> = Vec::new();
         for (region, file) in regions.iter().zip(files) {
             // The message is packed, so its fields are copied.
             let (base, size, user, offset) =
                 (region.guest_phys_addr, region.memory_size, region.user_addr, region.mmap_offset);
             let fail = |source: std::io::Error| MemoryError::Map { size, source };
-            check_backing_file(&file, huge)?;
+            if let Err(why) = check_backing_file(&file, huge) {
+                left_out.push(LeftOut { base, size, why });
+                continue;
+            }
             if base % PAGE != 0 || size % PAGE != 0 || size == 0 {
                 return Err(fail(std::io::Error::other("it does not begin and end on a page")));
             }
@@ -103,15 +128,29 @@ impl GuestMem {
             }
             table.push((user, size, base));
         }
+        let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0_u64, u64::saturating_add);
+        let usable = sum(&mut table.iter().map(|(_, size, _)| *size));
+        if sum(&mut left_out.iter().map(|of| of.size)) >= usable {
+            if let Some(of) = left_out.into_iter().max_by_key(|of| of.size) {
+                return Err(of.why);
+            }
+            left_out = Vec::new();
+        }
         mapped.sort_by_key(|r| vm_memory::GuestMemoryRegion::start_addr(r).0);
         let mem = GuestMemoryMmap::from_regions(mapped).map_err(|e| MemoryError::Regions(e.to_string()))?;
-        Ok(Self { mem, table })
+        Ok(Self { mem, table, left_out })
     }
 
     /// Memory that is already mapped, for tests.
     #[must_use]
     pub fn from_mapped(mem: GuestMemoryMmap<()>) -> Self {
-        Self { mem, table: Vec::new() }
+        Self { mem, table: Vec::new(), left_out: Vec::new() }
+    }
+
+    /// What is not mapped.
+    #[must_use]
+    pub fn left_out(&self) -> &[LeftOut] {
+        &self.left_out
     }
 
     /// Translates a QEMU address into a guest address.
@@ -185,5 +224,25 @@ mod tests {
         let disk = File::open("/proc/self/exe").unwrap();
         assert!(matches!(GuestMem::map(&[region(4096)], vec![disk], false), Err(MemoryError::FileSystem(_))));
         assert!(matches!(GuestMem::map(&[], Vec::new(), false), Err(MemoryError::Regions(_))));
+    }
+
+    #[test]
+    fn a_devices_memory_is_left_out_and_a_guests_is_not() {
+        let of_device = VhostUserMemoryRegion {
+            guest_phys_addr: 0xf000_0000,
+            memory_size: 4_096,
+            user_addr: 0x7e00_0000_0000,
+            mmap_offset: 0,
+        };
+        let both = [region(1 << 20), of_device];
+        let mem = GuestMem::map(&both, vec![memfd(true), memfd(false)], false).unwrap();
+        let [left_out] = mem.left_out() else { panic!("{:?}", mem.left_out()) };
+        assert!(left_out.to_string().contains("4096 bytes at 0xf0000000"), "{left_out}");
+        assert!(left_out.to_string().contains("seal=on"), "with the remedy: {left_out}");
+        assert_eq!(mem.translate(0x7e00_0000_0000), None);
+        assert!(mem.translate(0x7f00_0000_0000).is_some());
+        // What is left would not be the guest's memory.
+        let refused = GuestMem::map(&both, vec![memfd(false), memfd(true)], false);
+        assert!(matches!(refused, Err(MemoryError::Unsealed)));
     }
 }

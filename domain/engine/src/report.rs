@@ -73,6 +73,8 @@ pub struct VmReport {
     pub socket: String,
     /// A QEMU is connected.
     pub connected: bool,
+    /// The process of that QEMU; `null` where it is not known.
+    pub peer: Option<u32>,
     /// Its guest uses the disk: a queue is served.
     pub attached: bool,
     /// Outstanding requests.
@@ -83,6 +85,9 @@ pub struct VmReport {
     pub write: DirectionReport,
     /// Its reservations; none for a VM without.
     pub promises: Vec<PromiseReport>,
+    /// Signals of completed real-time requests to what follows the VM's urgency; `null` while none
+    /// asks for them.
+    pub urgent_signals: Option<u64>,
     /// What was refused last; `null` without any.
     pub refused: Option<RefusalReport>,
     /// Pieces under a reservation.
@@ -182,7 +187,9 @@ fn vm_report(device: &str, disk: Option<&Disk>, member: &Member, vm: VmStatus) -
         device: device.to_owned(),
         socket: disk.map(|d| d.socket.display().to_string()).unwrap_or_default(),
         connected: member.server().is_connected(),
+        peer: member.server().peer(),
         promises: promises.into_iter().flatten().collect(),
+        urgent_signals: vm.urgent_signals,
         refused,
         attached: vm.queues > 0,
         outstanding: vm.outstanding,

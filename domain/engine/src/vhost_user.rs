@@ -118,6 +118,15 @@ impl<C: From<QueueCommand>> VhostUserServer<C> {
         self.connection.lock().is_ok_and(|current| current.is_some())
     }
 
+    /// The process that is connected; `None` without one, or where the kernel does not know it in
+    /// this PID namespace.
+    #[must_use]
+    pub fn peer(&self) -> Option<u32> {
+        let current = self.connection.lock().ok()?;
+        let peer = rustix::net::sockopt::socket_peercred(current.as_ref()?).ok()?;
+        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    }
+
     /// Messages and connections that were refused.
     #[must_use]
     pub fn refusals(&self) -> &Refusals {

@@ -17,6 +17,13 @@ pub struct UrgencyRange {
     pub floor: u32,
     /// CPU time above the floor in each second.
     pub budget: Nanos,
+    /// Whether the guest reports what it runs.
+    #[serde(default = "reports")]
+    pub reports: bool,
+}
+
+fn reports() -> bool {
+    true
 }
 
 /// Adds to the writes of vCPUs all values between floor and ceiling, so that they are journaled as

@@ -145,7 +145,8 @@ fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
     let threads = [thread(7, Role::Emulator, None), thread(9, Role::Vcpu(vec![0]), None)];
     let probe = probe(Hierarchy::V1);
     let writes = |order, backend| take_in(&probe, backend, None, &ask(&threads, order, &[])).writes;
-    let range = |ceiling, floor| UrgencyRange { ceiling, floor, budget: Nanos::from_millis(500) };
+    let range =
+        |ceiling, floor| UrgencyRange { ceiling, floor, budget: Nanos::from_millis(500), reports: true };
     let mut rt = writes(Order::Rt, Backend::RtGroup);
     assert_eq!(with_levels("plc", &threads, Backend::RtGroup, &range(None, 0), &mut rt).unwrap(), Some(97));
     let with: Vec<_> = rt.iter().filter(|w| !w.levels.is_empty()).collect();

@@ -4,7 +4,9 @@ use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_urgency::page::LEAST_SIZE;
 use rtvirtio_vmm::{Qmp, VmmError};
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 
 use crate::UrgencyError;
@@ -26,6 +28,15 @@ pub struct Page {
     pub size: usize,
     /// What the guest's notices arrive at; `None` without a doorbell.
     pub doorbell: Option<OwnedFd>,
+}
+
+impl Page {
+    /// A page that no guest shares, for a guest that reports nothing.
+    pub(crate) fn private() -> std::io::Result<Self> {
+        let file = File::from(memfd_create("rtvirtio-urgency", MemfdFlags::CLOEXEC)?);
+        file.set_len(LEAST_SIZE as u64)?;
+        Ok(Self { file, path: "urgency page".into(), size: LEAST_SIZE, doorbell: None })
+    }
 }
 
 /// Finds the page of a VM: the memory of its only `ivshmem` device, or of the one whose memory's

@@ -21,4 +21,5 @@ pub use memory::FileMemory;
 pub use served::{Monitor, ServedVm, VcpuStatus, VmStatus};
 pub use server::{DOORBELL, Server, memory_file};
 pub use serving::{Ended, LOOK, LOOK_BOOSTED, serve};
+
 pub use thread::now;

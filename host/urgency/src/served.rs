@@ -1,5 +1,7 @@
 //! One VM whose page is followed.
 
+mod status;
+
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -7,16 +9,17 @@ use std::path::PathBuf;
 use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
-use rtvirtio_urgency::{Config, Counters, Doorbell, GuestClock, Level, Look, Reason, Report, Vcpu};
+use rtvirtio_urgency::{Config, Doorbell, GuestClock, Look, Reason, Report, Unreported, Vcpu};
 use rtvirtio_vmm::Qmp;
 use rtvirtio_vmm::threads::Named;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use serde::Serialize;
 use serde_json::json;
 
 use crate::thread::VcpuThread;
 use crate::{DOORBELL, FileMemory, Page, UrgencyError};
+
+pub use status::{VcpuStatus, VmStatus};
 
 /// Makes a connection to a VM's monitor, for a moment.
 pub type Monitor = Box<dyn FnMut() -> Result<Qmp, UrgencyError> + Send>;
@@ -29,6 +32,8 @@ struct ServedVcpu {
     vcpu: usize,
     thread: VcpuThread,
     machine: Vcpu,
+    /// Stands for the reports of a guest that makes none.
+    unreported: Unreported,
     /// Sequence number of the last report.
     sequence: Option<u32>,
     /// The last report, as it was checked.
@@ -57,52 +62,15 @@ pub struct ServedVm {
     /// Whether the guest has named memory that it does not have, and no other since.
     wrong: bool,
     bell: Option<(OwnedFd, Doorbell)>,
+    /// What the I/O domain signals at urgent completions. A guest that has many is like one that
+    /// rings all the time.
+    completions: Option<(OwnedFd, Doorbell)>,
     nonsense: u64,
     unreadable: u64,
     refused: Option<String>,
     had_vcpus: bool,
-}
-
-/// How a VM stands.
-#[derive(Clone, Debug, Serialize)]
-pub struct VmStatus {
-    /// Its name.
-    pub vm: String,
-    /// `off`, `region` or `guest_memory`.
-    pub mode: &'static str,
-    /// Its vCPUs.
-    pub vcpus: Vec<VcpuStatus>,
-    /// Reports with values that are none of the protocol's.
-    pub nonsense: u64,
-    /// Notices by the doorbell, and those of them that were ignored.
-    pub notices: [u64; 2],
-    /// Looks that found a report half written.
-    pub unreadable: u64,
-    /// Why something is not followed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub refused: Option<String>,
-}
-
-/// How a vCPU stands.
-#[derive(Clone, Debug, Serialize)]
-pub struct VcpuStatus {
-    /// Its number.
-    pub vcpu: usize,
-    /// Its thread.
-    pub tid: u32,
-    /// Its level.
-    pub level: Level,
-    /// Why it has it.
-    pub reason: Reason,
-    /// CPU time above the floor that is left in this period, for tasks, in nanoseconds.
-    pub task_left: Nanos,
-    /// The same for critical sections.
-    pub critical_left: Nanos,
-    /// What has happened.
-    #[serde(flatten)]
-    pub counters: Counters,
-    /// Whether it is left to another program that has set its policy.
-    pub foreign: bool,
+    /// Whether the guest reports; else the host goes by what it sees of the threads.
+    reports: bool,
 }
 
 impl ServedVm {
@@ -145,11 +113,27 @@ impl ServedVm {
             ask_again: Nanos(0),
             wrong: false,
             bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
+            completions: None,
             nonsense: 0,
             unreadable: 0,
             refused: None,
             had_vcpus: false,
+            reports: true,
         })
+    }
+
+    /// Of a guest that reports nothing: its vCPUs are moved by what the host sees of their threads.
+    ///
+    /// # Errors
+    /// When the kernel has no memory for a page that stands for the guest's.
+    pub fn without_reports(
+        name: &str,
+        pid: u32,
+        config: Config,
+        monitor: Monitor,
+    ) -> Result<Self, UrgencyError> {
+        let page = Page::private().map_err(UrgencyError::io("make", "an urgency page"))?;
+        Ok(Self { reports: false, ..Self::new(name, pid, config, page, monitor)? })
     }
 
     /// Its name.
@@ -169,57 +153,45 @@ impl ServedVm {
     #[must_use]
     pub fn boosted_for(&self, now: Nanos) -> Option<Nanos> {
         let boosted =
-            |v: &&ServedVcpu| matches!(v.machine.reason(), Reason::Critical | Reason::Task | Reason::Timer);
+            |v: &&ServedVcpu| v.machine.reason().is_boost() && v.machine.reason() != Reason::Blocked;
         let since = self.vcpus.iter().filter(boosted).map(|v| v.machine.changed()).max()?;
         Some(Nanos(now.0.saturating_sub(since.0)))
     }
 
-    /// What its notices arrive at, unless there are too many at the moment.
-    pub(crate) fn bell(&self, now: Nanos) -> Option<BorrowedFd<'_>> {
-        let (fd, bell) = self.bell.as_ref()?;
-        bell.muted_until(now).is_none().then(|| fd.as_fd())
+    /// The eventfd that the I/O domain signals before it interrupts the guest for an urgent
+    /// request: non-blocking, as `eventfd2(2)` makes it.
+    #[must_use]
+    pub fn with_completions(mut self, eventfd: OwnedFd) -> Self {
+        self.completions = Some((eventfd, Doorbell::default()));
+        self
+    }
+
+    /// What its notices and completions arrive at, unless there are too many at the moment.
+    pub(crate) fn bells(&self, now: Nanos) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let both = self.bell.iter().chain(&self.completions);
+        both.filter(move |(_, bell)| bell.muted_until(now).is_none()).map(|(fd, _)| fd.as_fd())
     }
 
     /// Takes the notices that have arrived; whether to look.
     pub(crate) fn take_notices(&mut self, now: Nanos) -> bool {
-        let Some((fd, bell)) = &mut self.bell else { return false };
-        let mut count = [0; 8];
-        // Nothing to read is no notice.
-        match rustix::io::read(&*fd, &mut count) {
-            Ok(8) => bell.ring(now, u64::from_ne_bytes(count)),
-            _ => false,
-        }
+        take(&mut self.bell, now)
     }
 
-    /// How it stands.
-    #[must_use]
-    pub fn status(&self) -> VmStatus {
-        let one = |v: &ServedVcpu| {
-            let (task_left, critical_left) = v.machine.left();
-            VcpuStatus {
-                vcpu: v.vcpu,
-                tid: v.thread.movable().tid,
-                level: v.thread.level(),
-                reason: v.machine.reason(),
-                task_left,
-                critical_left,
-                counters: v.machine.counters(),
-                foreign: v.foreign,
-            }
-        };
-        VmStatus {
-            vm: self.name.clone(),
-            mode: match self.mode {
-                Mode::Off => "off",
-                Mode::Region => "region",
-                Mode::GuestMemory { .. } => "guest_memory",
-            },
-            vcpus: self.vcpus.iter().map(one).collect(),
-            nonsense: self.nonsense,
-            notices: self.bell.as_ref().map_or([0, 0], |(_, bell)| [bell.rung(), bell.ignored()]),
-            unreadable: self.unreadable,
-            refused: self.refused.clone(),
+    /// Takes the completions that have arrived, and raises the vCPUs for them.
+    ///
+    /// # Errors
+    /// As [`ServedVm::look`].
+    pub(crate) fn take_completions(&mut self, levels: &Levels, now: Nanos) -> Result<bool, UrgencyError> {
+        if !take(&mut self.completions, now) {
+            return Ok(false);
         }
+        // What was reported before is no answer to them.
+        self.look(levels, now)?;
+        for v in &mut self.vcpus {
+            v.machine.completion(now);
+        }
+        self.move_changed(levels)?;
+        Ok(true)
     }
 
     /// Takes the threads that the journal lets move: those that are not known yet are found by
@@ -243,13 +215,17 @@ impl ServedVm {
                 // It has ended since.
                 _ => continue,
             };
-            let Some(thread) = VcpuThread::open(movable)? else { continue };
+            let Some(mut thread) = VcpuThread::open(movable)? else { continue };
+            if !self.reports {
+                thread = thread.with_status()?;
+            }
             let config = Config { contract: thread.contract().priority, ..self.config };
             let machine = Vcpu::new(config, now);
             self.vcpus.push(ServedVcpu {
                 vcpu,
                 thread,
                 machine,
+                unreported: Unreported::default(),
                 sequence: None,
                 report: None,
                 foreign: false,
@@ -275,13 +251,19 @@ impl ServedVm {
             let wake = self.look_at(at, alive, ran, now)?;
             next = [next, wake].into_iter().flatten().min();
         }
+        self.move_changed(levels)?;
+        Ok(next)
+    }
+
+    /// Moves the threads whose level has changed.
+    fn move_changed(&mut self, levels: &Levels) -> Result<(), UrgencyError> {
         let moves = |v: &ServedVcpu| !v.foreign && v.machine.level() != v.thread.level();
         if self.vcpus.iter().any(moves) {
             if let Hold::Free(guard) = levels.hold()? {
                 self.move_threads(&guard);
             }
         }
-        Ok(next)
+        Ok(())
     }
 
     /// Says to the guest that the page is followed no more.
@@ -385,6 +367,14 @@ impl ServedVm {
         now: Nanos,
     ) -> Result<Option<Nanos>, UrgencyError> {
         let v = &mut self.vcpus[at];
+        if !self.reports {
+            // One that has not run is as it was. One that ended is found at the next look.
+            let seen = if ran == Nanos(0) && v.report.is_some() { None } else { v.thread.activity(ran) };
+            let report = seen.map(|seen| v.unreported.report(seen, self.config.hold)).or(v.report);
+            let is_new = report != v.report;
+            v.report = report;
+            return Ok(v.machine.look(Look { report, is_new, alive: true, ran }, now).next);
+        }
         // Of one that names no memory of its own nothing is urgent.
         let nothing = self.wrong.then(Report::default);
         let mut look = Look { report: nothing, is_new: false, alive, ran };
@@ -429,5 +419,18 @@ impl ServedVm {
                 }
             }
         }
+    }
+}
+
+/// Takes what has arrived at an eventfd; whether some of it counts.
+fn take(bell: &mut Option<(OwnedFd, Doorbell)>, now: Nanos) -> bool {
+    let Some((fd, bell)) = bell.as_mut().filter(|(_, bell)| bell.muted_until(now).is_none()) else {
+        return false;
+    };
+    let mut count = [0; 8];
+    // Nothing to read is no notice.
+    match rustix::io::read(&*fd, &mut count) {
+        Ok(8) => bell.ring(now, u64::from_ne_bytes(count)),
+        _ => false,
     }
 }

@@ -82,8 +82,9 @@ fn follow(
             }
         }
         for (vm, due) in vms.iter_mut().zip(&mut due) {
-            let is_called = vm.bell(at).is_some() && vm.take_notices(at);
-            if at < *due && !is_called {
+            let is_called = vm.take_notices(at);
+            let is_raised = vm.take_completions(levels, at)?;
+            if at < *due && !is_called && !is_raised {
                 continue;
             }
             let next = vm.look(levels, now())?;
@@ -110,11 +111,8 @@ fn follow(
 /// Sleeps until then, or until a guest rings.
 fn wait(vms: &[ServedVm], until: Nanos) -> Result<(), UrgencyError> {
     let at = now();
-    let mut bells: Vec<PollFd<'_>> = vms
-        .iter()
-        .filter_map(|vm| vm.bell(at))
-        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-        .collect();
+    let bells = vms.iter().flat_map(|vm| vm.bells(at));
+    let mut bells: Vec<PollFd<'_>> = bells.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     let left = until.0.saturating_sub(at.0);
     // A sleep is no more than milliseconds, so both parts fit.
     let timeout = Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };

@@ -9,7 +9,7 @@ use rtvirtio_apply::{Guard, Movable};
 use rtvirtio_kernel::sched::{self, Attr, Policy};
 use rtvirtio_kernel::{Root, task};
 use rtvirtio_units::Nanos;
-use rtvirtio_urgency::Level;
+use rtvirtio_urgency::{Activity, Level};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::UrgencyError;
@@ -27,6 +27,8 @@ pub fn now() -> Nanos {
 pub(crate) struct VcpuThread {
     movable: Movable,
     usage: File,
+    /// Open where the guest reports nothing.
+    status: Option<File>,
     ran: Nanos,
     level: Level,
 }
@@ -49,11 +51,26 @@ impl VcpuThread {
         // One that a former process left at a level has to be found there.
         let attr = sched::get(tid).map_err(UrgencyError::io("read the policy of", path))?;
         let level = level_of(&attr);
-        let mut thread = Self { movable, usage, ran: Nanos(0), level };
+        let mut thread = Self { movable, usage, status: None, ran: Nanos(0), level };
         if thread.ran_since().is_none() {
             return Ok(None);
         }
         Ok(Some(thread))
+    }
+
+    /// Also reads whether it sleeps.
+    pub fn with_status(mut self) -> Result<Self, UrgencyError> {
+        let path = PathBuf::from(format!("/proc/{}/task/{}/status", self.movable.pid, self.movable.tid));
+        self.status = Some(File::open(&path).map_err(UrgencyError::io("open", path))?);
+        Ok(self)
+    }
+
+    /// What it does, with the CPU time that [`VcpuThread::ran_since`] has returned; `None` when it
+    /// has ended, or is not asked for.
+    pub fn activity(&self, ran: Nanos) -> Option<Activity> {
+        let mut buffer = [0; 4096];
+        let n = self.status.as_ref()?.read_at(&mut buffer, 0).ok()?;
+        parse_activity(std::str::from_utf8(&buffer[..n]).ok()?, ran)
     }
 
     pub fn movable(&self) -> &Movable {
@@ -109,4 +126,33 @@ impl VcpuThread {
 fn level_of(attr: &Attr) -> Level {
     let real_time = matches!(attr.policy, Policy::Fifo | Policy::Rr);
     Level { priority: if real_time { attr.priority } else { 0 }, round_robin: attr.policy == Policy::Rr }
+}
+
+/// From proc_pid_status(5).
+fn parse_activity(status: &str, ran: Nanos) -> Option<Activity> {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let slept = field("voluntary_ctxt_switches:")?.parse().ok()?;
+    Some(Activity { sleeps: field("State:")?.starts_with(['S', 'D']), slept, ran })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn activity_is_read_from_the_status() {
+        let status = |state: &str| {
+            format!(
+                "Name:\tCPU 0/TCG\nState:\t{state}\nvoluntary_ctxt_switches:\t71\nnonvoluntary_ctxt_switches:\t9\n"
+            )
+        };
+        let seen = |sleeps| Some(Activity { sleeps, slept: 71, ran: Nanos(3) });
+        assert_eq!(parse_activity(&status("S (sleeping)"), Nanos(3)), seen(true));
+        assert_eq!(parse_activity(&status("R (running)"), Nanos(3)), seen(false));
+        assert_eq!(parse_activity("State:\tR (running)\n", Nanos(3)), None);
+        // This very thread runs, and the file has the form that is expected.
+        let tid = rustix::thread::gettid().as_raw_nonzero();
+        let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).unwrap();
+        assert!(parse_activity(&status, Nanos(0)).is_some_and(|seen| !seen.sleeps));
+    }
 }

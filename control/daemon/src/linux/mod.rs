@@ -41,8 +41,10 @@ const ADMISSION_AGE: Duration = Duration::from_secs(60);
 const LOOKUP_EVERY: Duration = Duration::from_secs(1);
 /// The same for domains of libvirt, whose lookup starts a program.
 const DOMAIN_LOOKUP_EVERY: Duration = Duration::from_secs(15);
-/// Threads whose role is not known yet are looked at again after so long.
-const ROLE_EVERY: Duration = Duration::from_millis(150);
+/// Threads whose role is not known yet are looked at again after so long, then after twice that,
+/// and so on up to [`ROLE_LATER`]: QEMU reports most to its monitor a moment after their start.
+const ROLE_FIRST: Duration = Duration::from_millis(25);
+const ROLE_LATER: Duration = Duration::from_millis(200);
 /// Between two splits of a budget over threads, where the mechanism knows single threads only.
 const SPLIT_EVERY: Duration = Duration::from_secs(2);
 
@@ -75,6 +77,8 @@ struct Tracked {
     kept: Option<Kept>,
     taken_in: Option<Instant>,
     threads_changed: bool,
+    /// Looks for roles since the threads changed.
+    role_looks: u32,
     scope: Option<ScopeView>,
     saved: Option<scopes::VmInForce>,
     /// Whether `scope` has to be read anew.
@@ -146,6 +150,13 @@ impl LinuxHost {
         &self.problems
     }
 
+    /// When to look at the latest, because a thread's role is not known yet. What is due already
+    /// waits for the next scan: it could not be taken in a moment ago.
+    #[must_use]
+    pub fn look_by(&self, now: Instant) -> Option<Instant> {
+        self.tracked.values().filter_map(Tracked::role_due).filter(|at| *at > now).min()
+    }
+
     fn running(&self, desired: &Desired) -> Vec<Arc<RunningVm>> {
         let one = |(name, tracked): (&String, &Tracked)| {
             let found = tracked.found.as_ref()?;
@@ -208,17 +219,20 @@ impl LinuxHost {
                 }
             }
         }
+        let is_due = tracked.role_due().is_some_and(|at| now >= at);
         if let Some(found) = &mut tracked.found {
             let tids = tids(&self.root, &found.processes);
             // Numbers are used again, but not those of several threads at once.
             let same = tids == found.tids && tids.len() > 1;
             if same || found.processes.iter().any(ProcessId::is_alive) {
-                if tids != found.tids {
+                let changed = tids != found.tids;
+                if changed {
                     found.tids = tids;
                     tracked.threads_changed = true;
-                    if let Some(vm) = vm {
-                        self.lookups.start(vm);
-                    }
+                    tracked.role_looks = 0;
+                }
+                if let Some(vm) = vm.filter(|_| changed || is_due) {
+                    self.lookups.start(vm);
                 }
             } else {
                 tracked.found = None;
@@ -438,6 +452,13 @@ fn is_done(outcome: &Outcome) -> bool {
 }
 
 impl Tracked {
+    /// When to look again for the roles of new threads; `None` where all are known.
+    fn role_due(&self) -> Option<Instant> {
+        let waits = self.kept.as_ref().is_some_and(|kept| kept.pending() > 0);
+        let at = self.taken_in.filter(|_| waits)?;
+        Some(at + ROLE_FIRST.saturating_mul(1 << self.role_looks.min(8)).min(ROLE_LATER))
+    }
+
     fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
         let presence = match (&self.found, &self.lack) {
             (Some(found), _) => Presence::Running(found.processes.clone()),
@@ -459,11 +480,11 @@ impl Tracked {
             self.kept = Some(Kept::start(cpu, found.handle.clone(), root, SPLIT_EVERY));
             self.threads_changed = true;
         }
-        let again = self.taken_in.is_none_or(|at| now.duration_since(at) >= ROLE_EVERY);
+        let again = self.role_due().is_some_and(|at| now >= at);
         let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
         let new_threads = self.kept.as_ref().is_some_and(|kept| {
             let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
-            self.threads_changed || (again && kept.pending() > 0) || (splits && is_split)
+            self.threads_changed || again || (splits && is_split)
         });
         let scope = self.scope.clone();
         ObservedVm { presence, scope, new_threads, ..ObservedVm::off("") }

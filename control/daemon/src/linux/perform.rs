@@ -216,6 +216,7 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
             cpu.level = level;
         }
     }
+    tracked.role_looks = if tracked.threads_changed { 0 } else { tracked.role_looks.saturating_add(1) };
     tracked.threads_changed = false;
     tracked.taken_in = Some(Instant::now());
     let mut look_up = || Some(found.handle.clone());

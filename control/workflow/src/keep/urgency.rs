@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rtvirtio_apply::Levels;
 use rtvirtio_cpu::UrgencyRange;
@@ -15,12 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::contracts::InForce;
 use crate::dirs::{Dirs, write_state};
+use crate::domain::urgent::UrgentSignals;
 use crate::error::{Context as _, Result, bail};
 use crate::find::HostVm;
 use crate::progress::Progress;
 
 /// Name of the file in the run directory that says how the VMs stand, written each second.
 pub const STATUS_FILE: &str = "urgency.json";
+
+/// Between two times that the I/O domain is asked for its signals: a new one knows nothing of them.
+const RENEW: Duration = Duration::from_secs(2);
 
 /// How the VMs stand whose guests say how urgent they are.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -69,6 +74,9 @@ pub(super) struct Follower {
     stop: Arc<AtomicBool>,
     latest: Arc<Mutex<Option<Vec<VmStatus>>>>,
     thread: Option<JoinHandle<std::result::Result<(), UrgencyError>>>,
+    /// Of each VM, and when they were last asked for.
+    signals: Vec<(String, UrgentSignals)>,
+    renewed: Option<Instant>,
     /// VMs that are refused for a reason already reported.
     warned: Vec<(String, String)>,
 }
@@ -78,12 +86,16 @@ impl Follower {
     /// whose page cannot be found has its contract's priority, and a warning.
     pub fn start(wanted: Vec<Wanted>, dirs: &Dirs, progress: &dyn Progress) -> Result<Option<Self>> {
         let mut levels = Levels::open(&dirs.state)?;
-        let mut served = Vec::new();
+        let (mut served, mut signals) = (Vec::new(), Vec::new());
         for one in wanted {
             let Some(range) = one.of.urgency else { continue };
             let name = one.of.vm.clone();
             match offer(one, &range, &levels) {
-                Ok(vm) => served.push(vm),
+                Ok((vm, pid)) => {
+                    let (of_vm, eventfd) = UrgentSignals::new(pid, dirs)?;
+                    signals.push((name, of_vm));
+                    served.push(vm.with_completions(eventfd));
+                }
                 Err(e) => progress.warn(&format!("the urgency of {name} is not followed: {e:#}")),
             }
         }
@@ -109,7 +121,7 @@ impl Follower {
                  real-time budget"
             ));
         }
-        Ok(Some(Self { stop, latest, thread: Some(thread), warned: Vec::new() }))
+        Ok(Some(Self { stop, latest, thread: Some(thread), signals, renewed: None, warned: Vec::new() }))
     }
 
     /// Writes how the VMs stand, and reports what is new and wrong. To be called now and then.
@@ -120,11 +132,8 @@ impl Follower {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(latest) = latest {
             for vm in &latest {
-                let Some(why) = vm.refused.clone() else { continue };
-                let warning = (vm.vm.clone(), why);
-                if !self.warned.contains(&warning) {
-                    progress.warn(&format!("urgency of {}: {}", warning.0, warning.1));
-                    self.warned.push(warning);
+                if let Some(why) = vm.refused.clone() {
+                    self.warn_once(vm.vm.clone(), why, progress);
                 }
             }
             let this = rtvirtio_kernel::ProcessId::of(std::process::id())?.context("this process")?;
@@ -132,10 +141,28 @@ impl Follower {
             let status = UrgencyStatus { pid: this.pid, start_time: this.start_time, vms };
             write_state(&dirs.run, STATUS_FILE, &serde_json::to_vec_pretty(&status)?)?;
         }
+        if self.renewed.is_none_or(|at| at.elapsed() >= RENEW) {
+            self.renewed = Some(Instant::now());
+            let mut failed = Vec::new();
+            for (vm, signals) in &mut self.signals {
+                if let Err(e) = signals.renew() {
+                    failed.push((vm.clone(), format!("urgent requests do not raise it: {e:#}")));
+                }
+            }
+            failed.into_iter().for_each(|(vm, why)| self.warn_once(vm, why, progress));
+        }
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.finish()?;
         }
         Ok(())
+    }
+
+    fn warn_once(&mut self, vm: String, why: String, progress: &dyn Progress) {
+        let warning = (vm, why);
+        if !self.warned.contains(&warning) {
+            progress.warn(&format!("urgency of {}: {}", warning.0, warning.1));
+            self.warned.push(warning);
+        }
     }
 
     /// Stops it; all vCPUs have their contract's priority then, unless the contracts were put back.
@@ -159,8 +186,8 @@ impl Drop for Follower {
     }
 }
 
-/// Finds a VM's page and offers it.
-fn offer(one: Wanted, range: &UrgencyRange, levels: &Levels) -> Result<ServedVm> {
+/// Finds a VM's page and offers it; with QEMU's process.
+fn offer(one: Wanted, range: &UrgencyRange, levels: &Levels) -> Result<(ServedVm, u32)> {
     let Wanted { of, vm, handle } = one;
     let ours = |tid: &u32| handle.named.vcpus.contains_key(tid);
     let movable = levels.movable().iter().find(|m| ours(&m.tid));
@@ -177,6 +204,11 @@ fn offer(one: Wanted, range: &UrgencyRange, levels: &Levels) -> Result<ServedVm>
         let qmp = vm.monitor(&Root::default()).map_err(|e| failed(format!("{e:#}")))?;
         qmp.ok_or_else(|| failed("name it by `qmp`, `domain` or `proxmox`".to_owned()))
     };
-    let page = find_page(&of.vm, pid, &mut monitor()?)?;
-    Ok(ServedVm::new(&of.vm, pid, config, page, Box::new(monitor))?)
+    let served = if range.reports {
+        let page = find_page(&of.vm, pid, &mut monitor()?)?;
+        ServedVm::new(&of.vm, pid, config, page, Box::new(monitor))?
+    } else {
+        ServedVm::without_reports(&of.vm, pid, config, Box::new(monitor))?
+    };
+    Ok((served, pid))
 }

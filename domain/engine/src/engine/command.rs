@@ -220,6 +220,16 @@ pub enum Command {
         /// Its [`super::TraceEvent::member`] and its disk's name; `None` for a vacant place.
         reply: SyncSender<Option<(u32, String)>>,
     },
+    /// Signals an eventfd before a VM's guest is notified of a completed real-time request; `None`
+    /// for no more.
+    SignalUrgent {
+        /// Index of the VM.
+        vm: usize,
+        /// The eventfd.
+        eventfd: Option<Arc<OwnedFd>>,
+        /// The one before, so that the engine's thread does not close it.
+        reply: SyncSender<Option<Arc<OwnedFd>>>,
+    },
     /// Starts a trace of completed requests; [`super::TraceReader`] sends this.
     StartTrace {
         /// Receives the events.
@@ -266,6 +276,8 @@ pub struct VmStatus {
     pub latencies: [Latencies; 2],
     /// Requests under a reservation: real-time ones, then the others.
     pub promises: [PromiseCounters; 2],
+    /// Signals of completed real-time requests; `None` while none is asked for.
+    pub urgent_signals: Option<u64>,
     /// Chains that are no valid requests.
     pub malformed: u64,
     /// Requests that the device failed.

@@ -19,6 +19,9 @@ use crate::feature;
 use crate::inflight::{MAX_QUEUE_SIZE, Region};
 use crate::memory::GuestMem;
 
+/// Regions that are reported as left out, of one connection.
+const MOST_LEFT_OUT: usize = 16;
+
 #[derive(Default)]
 struct VringSetup {
     size: u32,
@@ -37,6 +40,8 @@ pub(super) struct Connection<C: From<QueueCommand>> {
     engine: EngineHandle<C>,
     features: u64,
     mem: Option<Arc<GuestMem>>,
+    /// Sizes of regions that were reported as left out.
+    left_out: Vec<u64>,
     inflight: Option<Arc<Region>>,
     queues: Vec<VringSetup>,
 }
@@ -61,7 +66,7 @@ fn require_eventfd(device: &str, file: Option<File>) -> Result<Option<File>> {
 impl<C: From<QueueCommand>> Connection<C> {
     pub(super) fn new(device: DeviceInfo, engine: EngineHandle<C>) -> Self {
         let queues = (0..device.queues).map(|_| VringSetup::default()).collect();
-        Self { device, engine, features: 0, mem: None, inflight: None, queues }
+        Self { device, engine, features: 0, mem: None, left_out: Vec::new(), inflight: None, queues }
     }
 
     /// Whether the features are set that make a message per queue valid.
@@ -191,6 +196,14 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let mem = GuestMem::map(regions, files, self.device.hugepages)
             .map_err(|e| log_and_reject(&self.device.name, "memory", e))?;
+        // The table comes again whenever the guest moves something; what is known is no news.
+        for left_out in mem.left_out() {
+            let size = left_out.size();
+            if !self.left_out.contains(&size) && self.left_out.len() < MOST_LEFT_OUT {
+                self.left_out.push(size);
+                crate::log::line(&self.device.name, left_out);
+            }
+        }
         self.stop_all()?;
         self.mem = Some(Arc::new(mem));
         self.start_all()?;

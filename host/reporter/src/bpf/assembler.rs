@@ -37,8 +37,6 @@ pub enum Helper {
     Now = 5,
     /// `bpf_get_smp_processor_id`.
     Processor = 8,
-    /// `bpf_probe_read_kernel`.
-    Read = 113,
 }
 
 /// A program as it grows. Labels are names; each is placed once.

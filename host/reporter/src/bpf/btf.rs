@@ -15,6 +15,7 @@ pub enum BtfError {
 const MAGIC: u16 = 0xeb9f;
 /// Kinds of types (`include/uapi/linux/btf.h`).
 const STRUCT: u32 = 4;
+const TYPEDEF: u32 = 8;
 
 /// The type information of a kernel.
 #[derive(Debug)]
@@ -53,29 +54,19 @@ impl<'b> Btf<'b> {
         rest.split(|b| *b == 0).next().unwrap_or_default()
     }
 
-    /// Where a member begins in a structure, in bytes.
-    ///
-    /// # Errors
-    /// [`BtfError::Missing`] where there is no such member, or it is no whole byte.
-    pub fn offset(&self, structure: &str, member: &str) -> Result<u32, BtfError> {
-        let missing = || BtfError::Missing(format!("struct {structure}.{member}"));
-        let mut at = 0;
+    /// Calls `visit` with the number, the kind and the place of each type, until it has a result.
+    fn find<R>(
+        &self,
+        mut visit: impl FnMut(u32, u32, usize) -> Result<Option<R>, BtfError>,
+    ) -> Result<Option<R>, BtfError> {
+        let (mut at, mut number) = (0, 1);
         while at < self.types.len() {
-            let (name, info) = (word(self.types, at)?, word(self.types, at + 4)?);
+            let info = word(self.types, at + 4)?;
             let (kind, n) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
-            let members = at + 12;
-            if kind == STRUCT && self.name(name) == structure.as_bytes() {
-                for i in 0..n {
-                    let of = members + i * 12;
-                    if self.name(word(self.types, of)?) == member.as_bytes() {
-                        // Bit fields have their size in the upper byte.
-                        let bits = word(self.types, of + 8)?;
-                        let bits = if info >> 31 == 1 { bits & 0x00ff_ffff } else { bits };
-                        return if bits % 8 == 0 { Ok(bits / 8) } else { Err(missing()) };
-                    }
-                }
+            if let Some(found) = visit(number, kind, at)? {
+                return Ok(Some(found));
             }
-            at = members
+            at += 12
                 + match kind {
                     1 | 14 | 17 => 4,
                     3 => 12,
@@ -84,8 +75,46 @@ impl<'b> Btf<'b> {
                     2 | 7..=12 | 16 | 18 => 0,
                     _ => return Err(BtfError::Damaged(at)),
                 };
+            number += 1;
         }
-        Err(missing())
+        Ok(None)
+    }
+
+    /// Where a member begins in a structure, in bytes.
+    ///
+    /// # Errors
+    /// [`BtfError::Missing`] where there is no such member, or it is no whole byte.
+    pub fn offset(&self, structure: &str, member: &str) -> Result<u32, BtfError> {
+        let found = self.find(|_, kind, at| {
+            if kind != STRUCT || self.name(word(self.types, at)?) != structure.as_bytes() {
+                return Ok(None);
+            }
+            let info = word(self.types, at + 4)?;
+            for i in 0..(info & 0xffff) as usize {
+                let of = at + 12 + i * 12;
+                if self.name(word(self.types, of)?) == member.as_bytes() {
+                    // Bit fields have their size in the upper byte.
+                    let bits = word(self.types, of + 8)?;
+                    return Ok(Some(if info >> 31 == 1 { bits & 0x00ff_ffff } else { bits }));
+                }
+            }
+            Ok(None)
+        })?;
+        let whole = found.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
+        whole.ok_or_else(|| BtfError::Missing(format!("struct {structure}.{member}")))
+    }
+
+    /// The number of the type by which programs are attached to a tracepoint: `btf_trace_NAME`.
+    ///
+    /// # Errors
+    /// [`BtfError::Missing`] for a tracepoint that the kernel does not have.
+    pub fn tracepoint(&self, name: &str) -> Result<u32, BtfError> {
+        let name = format!("btf_trace_{name}");
+        let found = self.find(|number, kind, at| {
+            let is_it = kind == TYPEDEF && self.name(word(self.types, at)?) == name.as_bytes();
+            Ok(is_it.then_some(number))
+        })?;
+        found.ok_or(BtfError::Missing(name))
     }
 }
 
@@ -95,9 +124,9 @@ mod tests {
 
     #[test]
     fn offsets_of_a_small_kernel() {
-        let names = b"\0task_struct\0pid\0prio\0int\0";
+        let names = b"\0task_struct\0pid\0prio\0int\0btf_trace_x\0";
         // An int, a structure of the name in use for something else, and the structure.
-        let types: [u32; 20] = [
+        let types: [u32; 22] = [
             22,
             1 << 24,
             4,
@@ -116,10 +145,12 @@ mod tests {
             32, // task_struct
             0,
             2 << 24,
-            3,
-            0, // a pointer, and a type of kind 0
+            3, // a pointer
+            26,
+            TYPEDEF << 24,
+            4, // the type of a tracepoint
         ];
-        let types: Vec<u8> = types[..19].iter().flat_map(|w| w.to_le_bytes()).collect();
+        let types: Vec<u8> = types.iter().flat_map(|w| w.to_le_bytes()).collect();
         let mut bytes = vec![0x9f, 0xeb, 1, 0];
         let sizes = [24, 0, types.len(), types.len(), names.len()];
         bytes.extend(sizes.iter().flat_map(|w| (*w as u32).to_le_bytes()));
@@ -129,6 +160,8 @@ mod tests {
         assert_eq!(btf.offset("task_struct", "pid"), Ok(0));
         assert_eq!(btf.offset("task_struct", "prio"), Ok(4));
         assert!(matches!(btf.offset("task_struct", "tgid"), Err(BtfError::Missing(_))));
+        assert_eq!(btf.tracepoint("x"), Ok(5));
+        assert_eq!(btf.tracepoint("y"), Err(BtfError::Missing("btf_trace_y".to_owned())));
         for cut in 0..bytes.len() {
             let cut = Btf::new(&bytes[..cut]).and_then(|b| b.offset("task_struct", "prio"));
             assert!(cut.is_err());

@@ -10,7 +10,8 @@ const PROG_LOAD: libc::c_long = 5;
 const RAW_TRACEPOINT_OPEN: libc::c_long = 17;
 const MAP_TYPE_ARRAY: u32 = 2;
 const F_MMAPABLE: u32 = 1 << 10;
-const PROG_TYPE_RAW_TRACEPOINT: u32 = 17;
+const PROG_TYPE_TRACING: u32 = 26;
+const TRACE_RAW_TP: u32 = 23;
 /// What the kernel asks of programs that read its structures.
 const LICENSE: &CStr = c"Dual BSD/GPL";
 /// Room for the reasons why a program is refused.
@@ -54,13 +55,14 @@ pub fn array(n: u32, size: u32) -> io::Result<OwnedFd> {
     attributes.word(16, F_MMAPABLE).call(MAP_CREATE)
 }
 
-/// Loads a program and runs it at a tracepoint for as long as both descriptors are open. An error
-/// has the verifier's last lines.
-pub fn attach(code: &[u64], tracepoint: &CStr) -> io::Result<[OwnedFd; 2]> {
+/// Loads a program and runs it at a tracepoint, whose type has the number `tracepoint`, for as long
+/// as both descriptors are open. An error has the verifier's last lines.
+pub fn attach(code: &[u64], tracepoint: u32) -> io::Result<[OwnedFd; 2]> {
     let load = |log: &mut [u8]| {
         let count = u32::try_from(code.len()).unwrap_or(u32::MAX);
-        let attributes = Attributes::new().word(0, PROG_TYPE_RAW_TRACEPOINT).word(4, count);
+        let attributes = Attributes::new().word(0, PROG_TYPE_TRACING).word(4, count);
         let attributes = attributes.double(8, code.as_ptr() as u64).double(16, LICENSE.as_ptr() as u64);
+        let attributes = attributes.word(68, TRACE_RAW_TP).word(108, tracepoint);
         if log.is_empty() {
             return attributes.call(PROG_LOAD);
         }
@@ -77,7 +79,7 @@ pub fn attach(code: &[u64], tracepoint: &CStr) -> io::Result<[OwnedFd; 2]> {
         })
     })?;
     let descriptor = program.as_raw_fd().unsigned_abs();
-    let link = Attributes::new().double(0, tracepoint.as_ptr() as u64).word(8, descriptor);
-    let link = link.call(RAW_TRACEPOINT_OPEN)?;
+    // Without a name: the program knows its tracepoint.
+    let link = Attributes::new().word(8, descriptor).call(RAW_TRACEPOINT_OPEN)?;
     Ok([program, link])
 }

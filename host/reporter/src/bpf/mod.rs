@@ -51,16 +51,21 @@ impl Watch {
             return Err(ReporterError::TooSmall { vcpu: MOST, blocks: MOST });
         }
         let bytes = fs::read(BTF).map_err(|e| lacks(&format!("{BTF} (CONFIG_DEBUG_INFO_BTF)"), &e))?;
-        let layout = Btf::new(&bytes).and_then(|btf| Layout::of(&btf)).map_err(|e| lacks(BTF, &e))?;
+        let of_kernel = |btf: &Btf<'_>| {
+            let tracepoints = [btf.tracepoint("sched_switch")?, btf.tracepoint("hrtimer_start")?];
+            Ok((Layout::of(btf)?, tracepoints))
+        };
+        let known = Btf::new(&bytes).and_then(|btf| of_kernel(&btf));
+        let (layout, [at_switch, at_timer]) = known.map_err(|e| lacks(BTF, &e))?;
         let map = kernel::array(MOST as u32, BLOCK as u32).map_err(|e| lacks("BPF maps", &e))?;
         let blocks = Mapping::of_descriptor(&map, LEAST_SIZE).map_err(|e| lacks("a mapped array", &e))?;
         let number = map.as_raw_fd();
-        let switch = kernel::attach(&on_switch(number, layout), c"sched_switch");
+        let switch = kernel::attach(&on_switch(number, layout), at_switch);
         let mut descriptors: Vec<OwnedFd> = switch.map_err(|e| lacks("sched_switch", &e))?.into();
         // Without the address of the function no timer is announced; all else works.
         let wake = symbol(&fs::read_to_string(SYMBOLS).unwrap_or_default(), WAKE);
         if let Some(wake) = wake {
-            let timer = kernel::attach(&on_timer(number, layout, wake), c"hrtimer_start");
+            let timer = kernel::attach(&on_timer(number, layout, wake), at_timer);
             descriptors.extend(timer.map_err(|e| lacks("hrtimer_start", &e))?);
         }
         descriptors.push(map);

@@ -13,8 +13,8 @@ use super::btf::{Btf, BtfError};
 const FARTHEST: i32 = 2_000_000_000;
 /// `MAX_RT_PRIO`: a task's `prio` below it is real-time.
 const REAL_TIME: i32 = 100;
-/// Bytes of the stack that the programs use.
-const STACK: Offsets = Offsets { prio: -8, key: -16, wide: -24 };
+/// Where the key of a lookup is on the stack.
+const KEY: i16 = -8;
 /// The guest's own double word in each block: the earliest timer that something urgent has armed.
 const ARMED: i16 = 32;
 const SEQUENCE: i16 = bytes(vcpu::SEQUENCE);
@@ -24,12 +24,6 @@ const FLAGS: i16 = bytes(vcpu::FLAGS);
 const WRITTEN: i16 = bytes(vcpu::WRITTEN);
 const DEADLINE: i16 = bytes(vcpu::DEADLINE);
 
-struct Offsets {
-    prio: i16,
-    key: i16,
-    wide: i16,
-}
-
 const fn bytes(word: usize) -> i16 {
     (word * 4) as i16
 }
@@ -37,10 +31,10 @@ const fn bytes(word: usize) -> i16 {
 /// Where members are in this kernel's structures, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    prio: i32,
-    pid: i32,
-    timer_expires: i32,
-    timer_function: i32,
+    prio: i16,
+    pid: i16,
+    timer_expires: i16,
+    timer_function: i16,
 }
 
 impl Layout {
@@ -49,9 +43,9 @@ impl Layout {
     /// # Errors
     /// [`BtfError::Missing`] for a kernel that has them otherwise.
     pub fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
-        let offset = |structure: &str, member: &str| -> Result<i32, BtfError> {
+        let offset = |structure: &str, member: &str| -> Result<i16, BtfError> {
             let found = btf.offset(structure, member)?;
-            i32::try_from(found).map_err(|_| BtfError::Missing(format!("struct {structure}.{member}")))
+            i16::try_from(found).map_err(|_| BtfError::Missing(format!("struct {structure}.{member}")))
         };
         Ok(Self {
             prio: offset("task_struct", "prio")?,
@@ -62,23 +56,13 @@ impl Layout {
     }
 }
 
-/// r0 = where a member of the structure at `from` was copied to, on the stack at `to`.
-fn read(a: &mut Assembler, to: i16, size: i32, from: u8, offset: i32) {
-    a.copy(1, 10);
-    a.add(1, i32::from(to));
-    a.set(2, size);
-    a.copy(3, from);
-    a.add(3, offset);
-    a.call(Helper::Read);
-}
-
 /// r8 = the block of this processor, or the program ends.
 fn block(a: &mut Assembler, map: i32) {
     a.call(Helper::Processor);
-    a.store(Width::Word, 10, STACK.key, 0);
+    a.store(Width::Word, 10, KEY, 0);
     a.set_map(1, map);
     a.copy(2, 10);
-    a.add(2, i32::from(STACK.key));
+    a.add(2, i32::from(KEY));
     a.call(Helper::Lookup);
     a.jump_if(0, If::Equal, 0, "end");
     a.copy(8, 0);
@@ -91,16 +75,12 @@ fn block(a: &mut Assembler, map: i32) {
 pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
     let mut a = Assembler::default();
     a.load(Width::Double, 7, 1, 16);
-    a.store_value(Width::Double, 10, STACK.prio, 0);
-    read(&mut a, STACK.prio, 4, 7, layout.prio);
+    a.load(Width::Word, 6, 7, layout.prio);
     block(&mut a, map);
-    a.load(Width::Word, 6, 10, STACK.prio);
     a.jump_if_signed_less(6, REAL_TIME, "urgent");
 
     // r9 = flags: whether it is the idle task, number 0.
-    a.store_value(Width::Double, 10, STACK.wide, 1);
-    read(&mut a, STACK.wide, 4, 7, layout.pid);
-    a.load(Width::Word, 1, 10, STACK.wide);
+    a.load(Width::Word, 1, 7, layout.pid);
     a.set(9, 0);
     a.jump_if(1, If::Not, 0, "ordinary");
     a.set(9, flag::IDLE as i32);
@@ -155,18 +135,14 @@ pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
 pub fn on_timer(map: i32, layout: Layout, wake: u64) -> Vec<u64> {
     let mut a = Assembler::default();
     a.load(Width::Double, 7, 1, 0);
-    a.store_value(Width::Double, 10, STACK.wide, 0);
-    read(&mut a, STACK.wide, 8, 7, layout.timer_function);
-    a.load(Width::Double, 1, 10, STACK.wide);
+    a.load(Width::Double, 1, 7, layout.timer_function);
     a.set_wide(2, wake);
     a.jump_if_register(1, If::Not, 2, "end");
     block(&mut a, map);
     a.load(Width::Word, 1, 8, POLICY);
     a.jump_if(1, If::Equal, 0, "end");
-    a.store_value(Width::Double, 10, STACK.wide, 0);
-    read(&mut a, STACK.wide, 8, 7, layout.timer_expires);
+    a.load(Width::Double, 6, 7, layout.timer_expires);
     a.call(Helper::Now);
-    a.load(Width::Double, 6, 10, STACK.wide);
     // It is over, or far away.
     a.jump_if_register(6, If::Less, 0, "end");
     a.copy(1, 6);

@@ -140,7 +140,7 @@ impl<'c> Guests<'c> {
         }
         let pid = self.vms[0].handle().process.pid;
         let named = Named::ask(&mut self.vms[0].qmp()?)?;
-        let range = UrgencyRange { ceiling: None, floor: 0, budget: self.budget };
+        let range = UrgencyRange { ceiling: None, floor: 0, budget: self.budget, reports: true };
         let contract = [VmContract {
             vm: &self.names[0],
             handle: VmHandle { named, ..VmHandle::of_pid(pid) },

@@ -62,6 +62,11 @@ impl EventLoop {
             Command::Detach { vm, reply } => {
                 let _ = reply.send(self.detach(vm));
             }
+            Command::SignalUrgent { vm, eventfd, reply } => {
+                let place = self.vms.get_mut(vm).map(|vm| &mut vm.urgent_eventfd);
+                let before = place.map_or(eventfd.clone(), |place| std::mem::replace(place, eventfd));
+                let _ = reply.send(before);
+            }
             Command::StartTrace { writer, reply } => {
                 let refused = if self.trace.is_some() { Some(writer) } else { self.trace.replace(writer) };
                 let _ = reply.send(refused);
@@ -153,6 +158,7 @@ impl EventLoop {
             contracts: Direction::ALL.map(|d| self.scheduler.contract(i, d, time)),
             latencies: vm.latencies.clone(),
             promises: vm.promises,
+            urgent_signals: vm.urgent_eventfd.as_ref().map(|_| vm.urgent_signals),
             malformed: vm.malformed,
             errors: vm.errors,
             broken_queues: vm.broken_queues,
