@@ -41,6 +41,7 @@ pub struct Daemon<H> {
     observed: Observed,
     memory: Memory,
     compared: Option<Millis>,
+    is_new: bool,
     plan: PlanKeeper,
     /// What was said before, so that a state is an event once: by what it is about.
     said: BTreeMap<String, String>,
@@ -59,6 +60,7 @@ impl<H: Host> Daemon<H> {
             observed: Observed::default(),
             memory,
             compared: None,
+            is_new: true,
             said: BTreeMap::new(),
         }
     }
@@ -133,6 +135,7 @@ impl<H: Host> Daemon<H> {
             self.changed(&desired, &mut out);
             self.desired = desired;
         }
+        let before = std::mem::take(&mut self.observed);
         let now = self.host.now();
         let due = self.compared.is_none_or(|at| now.since(at) >= self.config.compare.0 / 1_000_000);
         let mut look = if due { Look::Compare } else { Look::Scan };
@@ -158,7 +161,14 @@ impl<H: Host> Daemon<H> {
             }
             look = Look::Scan;
         }
+        self.is_new = !out.is_empty() || self.observed != before;
         out
+    }
+
+    /// Whether the last pass saw or did anything new.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// The state for clients.

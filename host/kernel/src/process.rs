@@ -229,6 +229,18 @@ pub fn pids(root: &Root) -> Result<Vec<u32>, HostError> {
     task::numbers(root, PathBuf::from("/proc"))
 }
 
+/// The number of the process or thread that was created last in this PID namespace
+/// (proc_loadavg(5)): as long as it stays the same, none has come.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn last_created(root: &Root) -> Result<u32, HostError> {
+    const PATH: &str = "/proc/loadavg";
+    let text = root.read(PATH)?;
+    let last = text.split_whitespace().nth(4).and_then(|n| n.parse().ok());
+    last.ok_or_else(|| task::form(PATH.into(), &text, "a load average with a process number"))
+}
+
 /// The open descriptors of a process, ascending.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ mod perform;
 mod plan;
 mod quiet;
 mod status;
+mod tasks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine, NoGuests};
-use rtvirtio_kernel::{ProcessId, Root, process, task};
+use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_planner::replan::{Policy, Request, Sight};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
@@ -31,6 +32,7 @@ use lookup::Lookups;
 use plan::PlanPart;
 use quiet::Quiet;
 use status::{drift, state_of, view};
+use tasks::tids;
 
 pub use lookup::Waker;
 
@@ -98,6 +100,8 @@ pub struct LinuxHost {
     problems: Vec<String>,
     /// Processes at the last look.
     pids: BTreeSet<u32>,
+    /// The task that was created last, and when processes and threads were listed.
+    listed: Option<(u32, Instant)>,
     applied: Applied,
     plan: PlanPart,
     /// Whether BFQ may be loaded, where it is a module.
@@ -135,6 +139,7 @@ impl LinuxHost {
             admission: None,
             problems: Vec::new(),
             pids: BTreeSet::new(),
+            listed: None,
             applied: Applied::default(),
         }
     }
@@ -176,32 +181,9 @@ impl LinuxHost {
         }
     }
 
-    /// New processes may be VMs that have started, or threads of the kernel for one.
-    fn new_processes(&mut self) {
-        let pids: BTreeSet<u32> = match process::pids(&self.root) {
-            Ok(pids) => pids.into_iter().collect(),
-            Err(e) => return self.problem(e.to_string()),
-        };
-        let new: Vec<u32> = pids.difference(&self.pids).copied().collect();
-        let first = self.pids.is_empty();
-        self.pids = pids;
-        if first || new.is_empty() {
-            return;
-        }
-        let names: Vec<String> = new.iter().filter_map(|pid| process::name(&self.root, *pid).ok()).collect();
-        let of_kernel = names.iter().any(|n| n.starts_with("vhost-") || n.starts_with("kvm-"));
-        let vmm = names.iter().any(|n| n.starts_with("qemu") || n == "kvm" || n.starts_with("CPU "));
-        for tracked in self.tracked.values_mut() {
-            tracked.threads_changed |= of_kernel;
-            if vmm && tracked.found.is_none() {
-                tracked.next_lookup = None;
-            }
-        }
-    }
-
-    /// Whether the VM still runs, and whether its threads changed; looks for it where it is not
-    /// known.
-    fn look_at(&mut self, name: &str, vm: Option<&Vm>, now: Instant) {
+    /// Whether the VM still runs, and whether its threads changed, which are listed where that may
+    /// be so; looks for it where it is not known.
+    fn look_at(&mut self, name: &str, vm: Option<&Vm>, lists: bool, now: Instant) {
         let tracked = self.tracked.entry(name.to_owned()).or_default();
         for result in self.lookups.take(name) {
             match result {
@@ -221,12 +203,13 @@ impl LinuxHost {
         }
         let is_due = tracked.role_due().is_some_and(|at| now >= at);
         if let Some(found) = &mut tracked.found {
-            let tids = tids(&self.root, &found.processes);
+            let tids = lists.then(|| tids(&self.root, &found.processes));
             // Numbers are used again, but not those of several threads at once.
-            let same = tids == found.tids && tids.len() > 1;
+            let same = tids.as_ref().is_some_and(|tids| *tids == found.tids && tids.len() > 1);
             if same || found.processes.iter().any(ProcessId::is_alive) {
-                let changed = tids != found.tids;
-                if changed {
+                let new = tids.filter(|tids| *tids != found.tids);
+                let changed = new.is_some();
+                if let Some(tids) = new {
                     found.tids = tids;
                     tracked.threads_changed = true;
                     tracked.role_looks = 0;
@@ -395,10 +378,13 @@ impl Host for LinuxHost {
         }
         names.extend(self.applied.reach.iter().map(|vm| vm.name.clone()));
         self.tracked.retain(|name, _| names.contains(name));
-        self.new_processes();
+        let lists = self.may_have_new_tasks(now) || look == Look::Compare;
+        if lists {
+            self.new_processes();
+        }
         for name in &names {
             let of_plan = self.applied.reach.iter().find(|vm| vm.name == *name).cloned();
-            self.look_at(name, desired.of(name).map(|c| &c.vm).or(of_plan.as_ref()), now);
+            self.look_at(name, desired.of(name).map(|c| &c.vm).or(of_plan.as_ref()), lists, now);
             if look == Look::Compare || self.tracked.get(name).is_some_and(|t| t.stale) {
                 self.read_scope(name);
             }
@@ -489,8 +475,4 @@ impl Tracked {
         let scope = self.scope.clone();
         ObservedVm { presence, scope, new_threads, ..ObservedVm::off("") }
     }
-}
-
-fn tids(root: &Root, processes: &[ProcessId]) -> BTreeSet<u32> {
-    processes.iter().flat_map(|p| task::tids(root, p.pid).unwrap_or_default()).collect()
 }

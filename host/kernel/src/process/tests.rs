@@ -54,6 +54,20 @@ fn the_files_of_a_process_are_read() {
 }
 
 #[test]
+fn the_last_task_created_changes_with_each_one() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    assert!(last_created(&root).is_err(), "not known is no number");
+    put(&root, "/proc/loadavg", "0.42 1.00 0.11 3/227 4711\n");
+    assert_eq!(last_created(&root).unwrap(), 4711);
+    put(&root, "/proc/loadavg", "0.42 1.00\n");
+    assert!(last_created(&root).is_err());
+    let before = last_created(&Root::default()).unwrap();
+    std::thread::spawn(|| ()).join().unwrap();
+    assert_ne!(last_created(&Root::default()).unwrap(), before, "a thread is one too");
+}
+
+#[test]
 fn descriptors_name_their_files() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
