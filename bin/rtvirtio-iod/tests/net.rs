@@ -409,6 +409,60 @@ fn the_largest_frame_is_copied_between_ports() {
     assert!(b.rx.pop_used_raw().is_some());
 }
 
+/// Kicks that bring nothing, and refused frames, hold up the port that causes them.
+#[test]
+fn work_that_leads_nowhere_waits() {
+    let Some(bed) = Bed::new("work_that_leads_nowhere_waits", "", "", "") else { return };
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    let backoffs = |bed: &Bed, name: &str| bed.port(name)["backoffs"].as_u64().unwrap();
+    let begin = Instant::now();
+    while backoffs(&bed, "b") == 0 {
+        for _ in 0..2_000 {
+            b.tx.kick.write(1).unwrap();
+        }
+        assert!(begin.elapsed() < HANG, "{}", bed.port("b"));
+    }
+    let kicked = backoffs(&bed, "b");
+    while backoffs(&bed, "b") < kicked + 3 {
+        // As another machine.
+        let _ = b.send(&frame(PEER, A, 0, 60)).unwrap();
+        assert!(begin.elapsed() < 2 * HANG, "{}", bed.port("b"));
+    }
+    for number in 1..200 {
+        a.send(&frame(PEER, A, number, 60)).unwrap();
+        assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, A, number, 60)));
+    }
+    assert_eq!(backoffs(&bed, "a"), 0, "it works");
+    // It is served again.
+    while b.unfetched() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(begin.elapsed() < 3 * HANG, "{}", bed.port("b"));
+    }
+    b.send(&frame(PEER, B, 9, 60)).unwrap();
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame(PEER, B, 9, 60)));
+}
+
+/// A port that uses up its part of the thread's budget waits; its neighbour does not.
+#[test]
+fn a_flood_uses_up_its_own_part_of_the_budget() {
+    let name = "a_flood_uses_up_its_own_part_of_the_budget";
+    let Some(bed) = Bed::new(name, "cpu_budget = \"2%\"", "", "") else { return };
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    let begin = Instant::now();
+    let mut number = 0;
+    while bed.port("b")["throttled"].as_u64().unwrap() < 5 {
+        for _ in 0..2_000 {
+            let _ = b.send(&frame([0x52, 0x54, 0, 0, 0, 0xcc], B, 0, 1_514)).unwrap();
+        }
+        number += 1;
+        a.send(&frame(PEER, A, number, 60)).unwrap();
+        while bed.peer.receive(HANG).unwrap().unwrap() != frame(PEER, A, number, 60) {}
+        assert!(begin.elapsed() < HANG, "{}", bed.port("b"));
+    }
+    let b = bed.port("b");
+    assert!(b["cpu_ns"].as_u64() > Some(0) && b["throttled_ns"].as_u64() > Some(0), "{b}");
+}
+
 /// Whatever one guest writes into its queues, its neighbour loses nothing.
 #[test]
 fn a_hostile_guest_harms_itself_only() {

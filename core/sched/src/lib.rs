@@ -20,14 +20,18 @@
 //! - *Deallocations* (discards, zeroing) go one at a time outside of the window, sized and paced by
 //!   measured time.
 //! - The *window* bounds the device's queue, so that the scheduler decides the order.
+//! - A *CPU budget* ([`CpuBudget`]) limits the thread itself, and a [`Backoff`] what a VM without
+//!   useful work costs it.
 //! - [`bound`] computes worst-case latencies, and admission refuses reservations that cannot be
 //!   kept.
 
 mod active;
+mod backoff;
 pub mod bound;
 mod bucket;
 mod config;
 mod cost;
+mod cpu_budget;
 mod deallocation;
 mod drr;
 mod link;
@@ -39,9 +43,11 @@ mod scheduler;
 mod split;
 mod window;
 
+pub use backoff::{Backoff, LONGEST_BACKOFF};
 pub use bucket::{Bucket, Cap, Charge, Regulator, Reservation, Tspec};
 pub use config::{Config, ConfigError, Policy, VmConfig};
 pub use cost::{Cost, Line};
+pub use cpu_budget::{CpuBudget, CpuCounters, CpuLimit, CpuLimitError};
 pub use deallocation::DeallocationStatus;
 pub use link::VirtualLink;
 pub use meter::{Contract, Meter};

@@ -15,7 +15,7 @@ use std::path::Path;
 
 pub use error::FileError;
 pub use network::{FrameCap, Network, Port, RateConfig, UplinkKind};
-pub use network_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW, OFFLOADED_FRAME};
+pub use network_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW, OFFLOADED_FRAME, TURN};
 pub use paths::{NamedPath, PathKind, parent_dir};
 pub use rtvirtio_units::{Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
 pub use schema::{

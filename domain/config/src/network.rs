@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use rtvirtio_sched::Policy;
-use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, Nanos};
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, Nanos, Ratio};
 use serde::Deserialize;
 
 use crate::error::FileError;
@@ -42,6 +42,12 @@ pub struct Network {
     pub cpus: Vec<usize>,
     /// `SCHED_FIFO` priority of its thread.
     pub fifo: Option<u8>,
+    /// Most CPU time of its thread, as a share of a CPU; no limit when not given.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub cpu_budget: Option<Ratio>,
+    /// The period of that budget.
+    #[serde(default = "default_cpu_period", deserialize_with = "parse_text")]
+    pub cpu_period: Nanos,
     /// How long its thread polls before it sleeps; adapts when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub poll: Option<Nanos>,
@@ -60,6 +66,10 @@ fn default_policy() -> Policy {
 
 fn default_stall() -> Nanos {
     Nanos::from_micros(500)
+}
+
+fn default_cpu_period() -> Nanos {
+    Nanos::from_millis(10)
 }
 
 /// What is behind the ports of a network.
@@ -218,6 +228,8 @@ impl Network {
             stall: default_stall(),
             cpus: Vec::new(),
             fifo: None,
+            cpu_budget: None,
+            cpu_period: default_cpu_period(),
             poll: None,
             ports: Vec::new(),
         }
@@ -245,6 +257,12 @@ impl Network {
         }
         if self.link.is_some_and(|link| !(1e3..=50e9).contains(&link.0)) {
             return wrong("`link` must be 8kbit/s to 400Gbit/s".into());
+        }
+        if !(Nanos::from_micros(500)..=Nanos::from_millis(1_000)).contains(&self.cpu_period) {
+            return wrong("`cpu_period` must be 500us to 1s".into());
+        }
+        if let Some(Err(e)) = self.cpu_limit().map(|limit| limit.check(self.ports.len())) {
+            return wrong(format!("`cpu_budget`: {}", self.cpu_remedy(&e)));
         }
         let (mut macs, mut taps) = (BTreeSet::new(), BTreeSet::new());
         for port in &self.ports {

@@ -5,9 +5,10 @@
 
 use rtvirtio_sched::bound::{self, Deallocations, Flow, Refusal};
 use rtvirtio_sched::{
-    Cap, Config, Cost, Line, Policy, PriorityRule, Reservation, Tspec, VmConfig, WindowConfig,
+    Cap, Config, Cost, CpuLimit, CpuLimitError, Line, Policy, PriorityRule, Reservation, Tspec, VmConfig,
+    WindowConfig,
 };
-use rtvirtio_units::{Nanos, SHORTEST_FRAME, WIRE_OVERHEAD};
+use rtvirtio_units::{Nanos, Ratio, SHORTEST_FRAME, WIRE_OVERHEAD};
 
 use crate::error::FileError;
 use crate::network::{FrameCap, Network, Port, RateConfig};
@@ -21,6 +22,8 @@ pub const LINK_WINDOW: u32 = 2;
 pub const CATCH_UP: Nanos = Nanos::from_micros(500);
 /// Largest frame with segmentation offload, in bytes.
 pub const OFFLOADED_FRAME: u64 = 68 << 10;
+/// Longest time of the thread for one port in a round: what it fetches, sends, reads and delivers.
+pub const TURN: Nanos = Nanos::from_micros(100);
 /// Default bursts of caps last this long, so that one wake-up serves several frames.
 const CAP_BURST_S: f64 = 0.002;
 /// Estimate of a copy: fixed time, and per MiB.
@@ -163,6 +166,28 @@ impl Network {
         let reserved = self.ports.iter().flat_map(|port| [port.reserve, port.urgent]).flatten();
         let reserved: f64 = reserved.map(|reserve| reserve.rate.0).sum();
         self.link.map_or(0.0, |link| (link.0 * LINK_SHARE - reserved).max(0.0))
+    }
+
+    /// The limit of the thread's CPU time, where there is one.
+    #[must_use]
+    pub fn cpu_limit(&self) -> Option<CpuLimit> {
+        let budget = |share: Ratio| Nanos((self.cpu_period.0 as f64 * share.0).round() as u64);
+        self.cpu_budget.map(|share| CpuLimit { budget: budget(share), period: self.cpu_period, turn: TURN })
+    }
+
+    /// What is wrong with `cpu_budget`, and what would do.
+    pub(crate) fn cpu_remedy(&self, error: &CpuLimitError) -> String {
+        let least = TURN.0 * self.ports.len() as u64;
+        let share = (least as f64 * 100.0 / self.cpu_period.0 as f64).ceil();
+        match error {
+            CpuLimitError::TooSmall { .. } if share <= 100.0 => {
+                format!("{error} ports; allow {share:.0}%, or a longer `cpu_period`")
+            }
+            CpuLimitError::TooSmall { .. } => {
+                format!("{error} ports; `cpu_period` must be {} at least", Nanos(least))
+            }
+            _ => format!("{error}; such as \"30%\""),
+        }
     }
 
     /// Worst-case time of a frame of this port within a reservation, from when the reservation
@@ -310,6 +335,9 @@ mod tests {
             ("", "multicast = [\"52:54:00:00:00:02\"]", "is no group address"),
             ("", "urgent_pcp = [8]", "is no priority code point"),
             ("", "depth = 1", "it must be 2 to 4096"),
+            ("cpu_budget = \"0%\"", "", "no more than the period; such as \"30%\""),
+            ("cpu_budget = \"5%\"\ncpu_period = \"1ms\"", "", "of each of 1 ports; allow 10%"),
+            ("cpu_budget = \"50%\"\ncpu_period = \"10us\"", "", "`cpu_period` must be 500us to 1s"),
         ] {
             let error = parse(network, port).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

@@ -14,9 +14,12 @@
 //! - Each port has a queue in the kernel. It is read only while the VM has buffers and tokens: of a
 //!   flood the kernel drops the rest before it costs CPU time.
 //! - Toward a VM nothing waits: without a buffer the frame is dropped.
+//! - A port whose work leads nowhere, or that has used its part of the thread's CPU budget, waits:
+//!   neither its queues nor its uplink are looked at, and its kicks wake nobody.
 
 pub mod command;
 pub mod frame;
+mod hold;
 mod pool;
 mod port;
 pub mod prepared;
@@ -25,6 +28,7 @@ pub mod trace;
 pub mod uplink;
 
 use rtvirtio_domain_config::{Network, Poll, Power};
+use rtvirtio_units::Nanos;
 
 pub use self::command::{Drops, Flow, NetCommand, NetHandle, NetStatus, PortStatus};
 pub use self::port::QUEUES;
@@ -49,7 +53,11 @@ impl NetEngine {
         confine: &Confine,
     ) -> Result<Self, EngineError> {
         let (name, network) = (format!("net-{}", network.name), network.clone());
-        let poll = Poll::new(power, network.poll, network.fifo);
+        let poll = match network.cpu_limit() {
+            // A poll spends the budget.
+            Some(_) => Poll::Fixed(Nanos(0)),
+            None => Poll::new(power, network.poll, network.fifo),
+        };
         let make = move |commands, doorbell| run::NetLoop::new(&network, uplinks, commands, doorbell, poll);
         Ok(Self(EngineThread::start(&name, confine.clone(), Role::Network, make)?))
     }

@@ -188,6 +188,8 @@ pub(crate) fn networks_need_restart(old: &File, current: &File, new: &File) -> V
             mtu: _,
             cpus: _,
             fifo: _,
+            cpu_budget: _,
+            cpu_period: _,
             poll: _,
             ports: _,
             // Live.
@@ -195,6 +197,7 @@ pub(crate) fn networks_need_restart(old: &File, current: &File, new: &File) -> V
             stall: _,
         } = new;
         push_differences!(list, place, old, new, uplink, interface, link, mtu, cpus, fifo, poll);
+        push_differences!(list, place, old, new, cpu_budget, cpu_period);
         let current = current.networks.iter().find(|network| network.name == new.name);
         for new in &new.ports {
             let old = current.and_then(|network| network.ports.iter().find(|old| old.name == new.name));

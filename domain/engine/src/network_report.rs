@@ -106,6 +106,16 @@ pub struct PortReport {
     pub shared: u64,
     /// Frames that were not passed on.
     pub drops: DropReport,
+    /// Times that it was not looked at for up to a millisecond because its kicks brought nothing,
+    /// or its frames were refused.
+    pub backoffs: u64,
+    /// CPU time that the network's thread has spent for it, in ns; `null` without `cpu_budget`, as
+    /// the next two.
+    pub cpu_ns: Option<u64>,
+    /// Times that it had used up its part of `cpu_budget`.
+    pub throttled: Option<u64>,
+    /// How long it waited for the next period, in ns.
+    pub throttled_ns: Option<u64>,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken: u64,
     /// What was refused last; `null` without any.
@@ -197,6 +207,10 @@ pub(crate) fn networks(running: &Running) -> (Vec<NetworkReport>, Vec<PortReport
                 reserved: status.tx_counters.reserved,
                 shared: status.tx_counters.shared,
                 drops: status.drops.into(),
+                backoffs: status.backoffs,
+                cpu_ns: status.cpu.map(|cpu| cpu.used.0),
+                throttled: status.cpu.map(|cpu| cpu.throttled),
+                throttled_ns: status.cpu.map(|cpu| cpu.throttled_time.0),
                 broken: status.broken_queues,
                 refused: crate::report::last_refusal(server.refusals()),
             });

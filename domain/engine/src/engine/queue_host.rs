@@ -153,13 +153,13 @@ pub trait QueueHost {
         let Some(slot) = self.queue_slot(vm.into(), q) else { return Ok(()) };
         if let Some(vring) = slot.serving(generation) {
             vring.kick_armed = completion.more;
-            if !completion.more && completion.result < 0 {
+            if !completion.more && completion.result < 0 && completion.result != -libc::ECANCELED {
                 // The descriptor cannot be polled.
                 vring.broken = true;
                 return Ok(());
             }
             vring.active = true;
-            if !completion.more {
+            if !completion.more && !vring.paused {
                 vring.kick_armed = true;
                 let fd = vring.kick.as_raw_fd();
                 return self.ring().arm_poll(fd, completion.token);

@@ -36,6 +36,8 @@ pub struct Vring {
     pub force_notify: bool,
     /// The poll of the kick descriptor is armed.
     pub kick_armed: bool,
+    /// Its kicks are not listened to: a poll that ends is not armed again.
+    pub paused: bool,
     /// A write to this call descriptor is in flight; another one must follow.
     pub call_write: Option<Arc<File>>,
     pub call_again: bool,
@@ -84,6 +86,7 @@ impl Vring {
             // The previous process may have been killed between the used ring and the notification.
             force_notify: true,
             kick_armed: false,
+            paused: false,
             call_write: None,
             call_again: false,
             broken: false,

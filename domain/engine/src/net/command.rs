@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_sched::{Config, ConfigError, Contract, MembershipError, VmCounters};
+use rtvirtio_sched::{Config, ConfigError, Contract, CpuCounters, MembershipError, VmCounters};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
@@ -89,6 +89,22 @@ pub enum NetCommand {
     Quit,
 }
 
+impl NetCommand {
+    /// The port whose VM sends this command; `None` for those of the domain.
+    #[must_use]
+    pub fn port(&self) -> Option<usize> {
+        match self {
+            Self::Queue(
+                QueueCommand::Start { vm, .. }
+                | QueueCommand::Stop { vm, .. }
+                | QueueCommand::Call { vm, .. }
+                | QueueCommand::Disconnect { vm, .. },
+            ) => Some(*vm),
+            _ => None,
+        }
+    }
+}
+
 impl Quit for NetCommand {
     fn quit() -> Self {
         Self::Quit
@@ -164,6 +180,10 @@ pub struct PortStatus {
     pub promises: [PromiseCounters; 2],
     /// Frames that were not passed on.
     pub drops: Drops,
+    /// Delays because its work led nowhere.
+    pub backoffs: u64,
+    /// Its part of the thread's CPU budget; `None` without one.
+    pub cpu: Option<CpuCounters>,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken_queues: u64,
 }

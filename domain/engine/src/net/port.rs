@@ -12,6 +12,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::command::Drops;
 use super::frame::{HEADER, LEGACY_HEADER, PortRules};
+use super::hold::Hold;
 use super::pool::FramePool;
 use super::uplink::Uplink;
 use crate::blk::Segment;
@@ -92,6 +93,7 @@ pub struct Port {
     pub received: FlowMeter,
     pub promises: [PromiseCounters; 2],
     pub drops: Drops,
+    pub hold: Hold,
     pub broken_queues: u64,
     /// Answered when nothing of the port is in flight after a disconnect.
     pub disconnect_reply: Option<SyncSender<()>>,
@@ -152,6 +154,7 @@ impl Port {
             received: FlowMeter::new(),
             promises: [PromiseCounters::default(); 2],
             drops: Drops::default(),
+            hold: Hold::default(),
             broken_queues: 0,
             disconnect_reply: None,
             segments: Vec::with_capacity(MAX_DESCRIPTORS * 4),
@@ -165,13 +168,13 @@ impl Port {
 
     /// Whether its VM may have frames to send, and there is room for one.
     pub fn needs_fetch(&mut self) -> bool {
-        self.tx.has_free() && self.vring(TX).is_some_and(|vring| vring.active)
+        self.hold.until.is_none() && self.tx.has_free() && self.vring(TX).is_some_and(|vring| vring.active)
     }
 
     /// Whether it can take a frame from the uplink: a buffer here, and one of the VM. Without one
     /// of the VM it asks for a kick.
     pub fn can_receive(&mut self) -> bool {
-        if !self.readable || !self.rx.has_free() {
+        if !self.readable || !self.rx.has_free() || self.hold.until.is_some() {
             return false;
         }
         let waiting = self.rx.taken() as u16;

@@ -1,5 +1,6 @@
 //! The event loop of a network: fetch, order, hand over; read, order, deliver.
 
+mod budget;
 mod control;
 mod membership;
 mod receive;
@@ -11,10 +12,11 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use rtvirtio_domain_config::{CATCH_UP, LINK_WINDOW, Network, Poll, UplinkKind};
-use rtvirtio_sched::{Scheduler, VirtualLink};
+use rtvirtio_sched::{CpuBudget, Scheduler, VirtualLink};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
+use self::budget::Spending;
 use super::command::NetCommand;
 use super::port::{Port, QUEUES, RX, TX};
 use super::trace::FrameEvent;
@@ -54,6 +56,8 @@ pub struct NetLoop {
     regulator_wakeup: Option<Nanos>,
     regulator_lateness: Latencies,
     poll: AdaptivePoll,
+    /// The thread's CPU time, where it has a budget.
+    spending: Option<Spending>,
     /// The running trace.
     trace: Option<Box<TraceWriter<FrameEvent>>>,
     quit: bool,
@@ -98,6 +102,9 @@ impl NetLoop {
             regulator_wakeup: None,
             regulator_lateness: Latencies::with_range(Nanos(1_000_000_000_000), 2),
             poll: AdaptivePoll::new(poll),
+            spending: network
+                .cpu_limit()
+                .map(|limit| Spending::new(CpuBudget::new(limit, network.ports.len()))),
             trace: None,
             quit: false,
         })
@@ -107,23 +114,26 @@ impl NetLoop {
     fn run_once(&mut self) -> io::Result<()> {
         let time = now();
         self.pending = false;
+        self.release_ports(time)?;
         let mut busy = self.fetch_all(time);
         let tx_wake = self.dispatch_to_link();
         busy |= self.read_uplinks(now());
         let rx_wake = self.dispatch_to_vms();
         self.notify_guests()?;
+        self.end_round(now())?;
         // Room that appeared after the turn of a queue: no notification tells of it.
         busy |= self.pending || self.ports.iter_mut().any(|port| port.needs_fetch() || port.can_receive());
         self.first = (self.first + 1) % self.ports.len().max(1);
         let time = now();
         let sleeps = self.poll.sleeps(time, busy);
         self.arm_uplinks()?;
-        let wake = tx_wake.min(rx_wake).min(self.next_resume());
+        let wake = tx_wake.min(rx_wake).min(self.next_resume()).min(self.next_release());
         self.ring.enter(sleeps, time, wake)?;
         let time = now();
         if sleeps {
             self.poll.woke(time);
         }
+        self.begin_laps(time);
         let mut any = false;
         while let Some(completion) = self.ring.next_completion() {
             any = true;
@@ -138,7 +148,12 @@ impl NetLoop {
     fn handle_cqe(&mut self, completion: Completion) -> io::Result<()> {
         match completion.token {
             CompletionToken::Ignored | CompletionToken::Piece(_) => Ok(()),
-            CompletionToken::Kick(port, q, generation) => self.on_kick((port, q, generation), completion),
+            CompletionToken::Kick(port, q, generation) => {
+                if let Some(port) = self.ports.get_mut(usize::from(port)) {
+                    port.hold.kicks += u32::from(completion.result >= 0);
+                }
+                self.on_kick((port, q, generation), completion)
+            }
             CompletionToken::Call(port, q, generation) => self.on_call((port, q, generation)),
             CompletionToken::Uplink(port) => {
                 if let Some(port) = self.ports.get_mut(usize::from(port)) {
@@ -180,7 +195,8 @@ impl NetLoop {
     fn arm_uplinks(&mut self) -> io::Result<()> {
         for (i, port) in self.ports.iter_mut().enumerate() {
             let receives = port.slots[usize::from(RX)].vring.is_some();
-            if receives && !port.readable && !port.poll_armed && port.retry_at.is_none() {
+            let waits = port.retry_at.is_some() || port.hold.until.is_some();
+            if receives && !port.readable && !port.poll_armed && !waits {
                 let Some(uplink) = &port.uplink else { continue };
                 port.poll_armed = true;
                 let fd = uplink.as_fd().as_raw_fd();

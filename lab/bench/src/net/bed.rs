@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testbed::qemu::{Accel, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
-use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_units::{Bytes, Nanos, Ratio};
 use rtvirtio_vmm::agent::Process;
 
 use super::probe::Address;
@@ -51,10 +51,40 @@ pub enum Uplink {
     Htb,
 }
 
+/// The thread of the domain's network.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NetThread {
+    /// Its `SCHED_FIFO` priority.
+    pub fifo: Option<u8>,
+    /// Its budget of CPU time, and the period of that.
+    pub cpu_budget: Option<Ratio>,
+    /// The period of the budget; that of the domain when `None`.
+    pub cpu_period: Option<Nanos>,
+}
+
+impl NetThread {
+    /// Its keys in the domain's file.
+    fn keys(&self) -> String {
+        let fifo = self.fifo.map(|priority| format!("fifo = {priority}\n"));
+        let budget = self.cpu_budget.map(|share| format!("cpu_budget = \"{share}\"\n"));
+        let period = self.cpu_period.map(|period| format!("cpu_period = \"{period}\"\n"));
+        [fifo, budget, period].into_iter().flatten().collect()
+    }
+
+    /// The options of the command that set it.
+    #[must_use]
+    pub fn options(&self) -> String {
+        let fifo = self.fifo.map(|priority| format!(" --fifo {priority}"));
+        let budget = self.cpu_budget.map(|share| format!(" --cpu-budget {share}"));
+        let period = self.cpu_period.map(|period| format!(" --cpu-period {period}"));
+        [fifo, budget, period].into_iter().flatten().collect()
+    }
+}
+
 /// What the domain's file says of the link and the ports.
-pub fn domain_config(dir: &Path, link: bool, cap: u32) -> String {
+fn domain_config(dir: &Path, link: bool, cap: u32, thread: NetThread) -> String {
     let head = "[[network]]\nname = \"bench\"\n";
-    let mut text = format!("control = {:?}\n{head}", dir.join("control"));
+    let mut text = format!("control = {:?}\n{head}{}", dir.join("control"), thread.keys());
     if link {
         text.push_str(&format!("link = \"{}Mbit/s\"\n", LINK / 1e6));
     }
@@ -122,6 +152,7 @@ pub struct NetBed {
     disks: String,
     /// Frames per second that the neighbour gets at most, on the domain.
     cap: u32,
+    thread: NetThread,
 }
 
 impl NetBed {
@@ -135,6 +166,7 @@ impl NetBed {
         image: &GuestImage,
         accel: Accel,
         cap: u32,
+        thread: NetThread,
         disk: Option<(&Path, Bytes)>,
     ) -> anyhow::Result<Self> {
         let namespace = Namespace::new().context("a network namespace")?;
@@ -147,7 +179,7 @@ impl NetBed {
         let domain = match system {
             System::Tap => None,
             System::Domain => {
-                let config = domain_config(dir.path(), true, cap) + &disks;
+                let config = domain_config(dir.path(), true, cap, thread) + &disks;
                 Some(Backend::start_domain(dir.path(), &config)?)
             }
         };
@@ -188,7 +220,7 @@ impl NetBed {
         {
             bind(pid, &[core])?;
         }
-        Ok(Self { namespace, system, guests, domain, dir, uplink: Uplink::Free, disks, cap })
+        Ok(Self { namespace, system, guests, domain, dir, uplink: Uplink::Free, disks, cap, thread })
     }
 
     /// The directory of its sockets.
@@ -337,7 +369,7 @@ impl NetBed {
         self.namespace.enter()?;
         let begin = Instant::now();
         self.domain.take().context("no domain")?.kill()?;
-        let config = domain_config(self.dir.path(), link, self.cap) + &self.disks;
+        let config = domain_config(self.dir.path(), link, self.cap, self.thread) + &self.disks;
         self.domain = Some(Backend::start_domain(self.dir.path(), &config)?);
         let (core, _) = core_and_others()?;
         self.domain.as_ref().map_or(Ok(()), |domain| bind(domain.pid(), &[core]))?;

@@ -6,7 +6,7 @@ use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_workflow::{Progress, generated};
 
-use super::bed::{GUESTS, HOST, LINK, NAMES, NetBed, System, Uplink};
+use super::bed::{GUESTS, HOST, LINK, NAMES, NetBed, NetThread, System, Uplink};
 use super::host_only::{Attacker, frames_per_second};
 use super::probe::{Flood, RoundTrips, round_trips};
 use super::simulated::simulate;
@@ -38,6 +38,8 @@ pub struct NetOptions {
     pub crashes: usize,
     /// Frames per second that the flooded neighbour gets at most, on the domain.
     pub cap: u32,
+    /// The thread of the domain's network.
+    pub thread: NetThread,
 }
 
 /// The systems and uplinks that are compared on a slow link.
@@ -73,16 +75,21 @@ pub fn measure(options: &NetOptions, labs: &LabHost, progress: &dyn Progress) ->
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
     progress.step("booting two guests on taps and two on the I/O domain");
     let mut beds = Beds {
-        tap: NetBed::new(System::Tap, &image, accel, options.cap, None)?,
-        domain: NetBed::new(System::Domain, &image, accel, options.cap, None)?,
+        tap: NetBed::new(System::Tap, &image, accel, options.cap, options.thread, None)?,
+        domain: NetBed::new(System::Domain, &image, accel, options.cap, options.thread, None)?,
     };
     let host = facts(&mut beds.tap.guests[0], accel, format!("veth, {} Mbit/s by tbf", LINK / 1e6))?;
     let mut data = NetData {
         schema: NetData::SCHEMA.to_owned(),
         host,
         command: format!(
-            "rtvirtio-lab bench net --rounds {} --requests {} --cases {} --crashes {} --cap {}",
-            options.rounds, options.requests, options.cases, options.crashes, options.cap
+            "rtvirtio-lab bench net --rounds {} --requests {} --cases {} --crashes {} --cap {}{}",
+            options.rounds,
+            options.requests,
+            options.cases,
+            options.crashes,
+            options.cap,
+            options.thread.options()
         ),
         generated: generated(),
         paths: Vec::new(),

@@ -18,7 +18,7 @@ use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
-pub use self::bed::System;
+pub use self::bed::{NetThread, System};
 pub use self::measure::{NetOptions, measure};
 use self::probe::RoundTrips;
 pub use self::simulated::{Simulated, simulate};

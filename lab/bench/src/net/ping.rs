@@ -11,7 +11,7 @@ use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
-use super::bed::{GUESTS, HOST, NetBed, System};
+use super::bed::{GUESTS, HOST, NetBed, NetThread, System};
 use super::probe::{Flood, round_trips};
 use super::{PathData, Situation, Tails};
 use crate::claims::Claim;
@@ -80,8 +80,8 @@ pub fn measure_ping(
     let image = labs.guest_image(Kernel::Standard, progress)?;
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
     progress.step("booting two guests on taps and two on the I/O domain");
-    let mut tap = NetBed::new(System::Tap, &image, accel, options.cap, None)?;
-    let domain = NetBed::new(System::Domain, &image, accel, options.cap, None)?;
+    let mut tap = NetBed::new(System::Tap, &image, accel, options.cap, NetThread::default(), None)?;
+    let domain = NetBed::new(System::Domain, &image, accel, options.cap, NetThread::default(), None)?;
     let mut data = PingData {
         schema: PingData::SCHEMA.to_owned(),
         host: facts(&mut tap.guests[0], accel, "veth".to_owned())?,

@@ -17,7 +17,7 @@ use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
-use super::bed::{GUESTS, HOST, NetBed, System, command};
+use super::bed::{GUESTS, HOST, NetBed, NetThread, System, command};
 use super::probe::{Flood, PEER};
 use crate::claims::Claim;
 use crate::guest::{facts, program};
@@ -116,7 +116,7 @@ pub fn measure_sv(options: &SvOptions, labs: &LabHost, progress: &dyn Progress) 
     let disk = RamDisk::new(Bytes(2 * DISK.0))?;
     progress.step("booting two guests, card and disk on the I/O domain");
     let backing = Some((disk.device(), DISK));
-    let mut bed = NetBed::new(System::Domain, &image, accel, options.cap, backing)?;
+    let mut bed = NetBed::new(System::Domain, &image, accel, options.cap, NetThread::default(), backing)?;
     let host = facts(&mut bed.guests[0], accel, "veth, disk in memory".to_owned())?;
     let mut data = SvData {
         schema: SvData::SCHEMA.to_owned(),

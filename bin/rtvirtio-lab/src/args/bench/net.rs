@@ -1,10 +1,10 @@
 //! `bench net`.
 
 use clap::{Args, ValueEnum};
-use rtvirtio_bench::net::NetOptions;
 use rtvirtio_bench::net::ping::PingOptions;
 use rtvirtio_bench::net::sv::SvOptions;
-use rtvirtio_units::Nanos;
+use rtvirtio_bench::net::{NetOptions, NetThread};
+use rtvirtio_units::{Nanos, Ratio};
 
 use super::BenchResult;
 
@@ -46,6 +46,15 @@ pub struct BenchNetArgs {
     /// Frames per second that the flooded neighbour gets at most, on the I/O domain
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub cap: u32,
+    /// SCHED_FIFO priority of the domain's network thread; not with --only
+    #[arg(long, value_name = "N", conflicts_with = "only", value_parser = clap::value_parser!(u8).range(1..=99))]
+    pub fifo: Option<u8>,
+    /// Budget of CPU time of that thread, such as 30%; not with --only
+    #[arg(long, value_name = "SHARE", conflicts_with = "only")]
+    pub cpu_budget: Option<Ratio>,
+    /// Period of that budget
+    #[arg(long, value_name = "TIME", requires = "cpu_budget")]
+    pub cpu_period: Option<Nanos>,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
@@ -60,6 +69,7 @@ impl BenchNetArgs {
             cases: self.cases,
             crashes: self.crashes,
             cap: self.cap,
+            thread: NetThread { fifo: self.fifo, cpu_budget: self.cpu_budget, cpu_period: self.cpu_period },
         }
     }
 

@@ -112,6 +112,20 @@ fn port(port: &Value, s: &mut String) {
     if !drops.is_empty() {
         let _ = writeln!(s, "                 not passed on: {}", drops.join(", "));
     }
+    let (throttled, backoffs) = (count(port, "throttled"), count(port, "backoffs"));
+    if throttled > 0 {
+        let waited = time(port, "throttled_ns");
+        let _ = writeln!(
+            s,
+            "                 used up its part of cpu_budget {throttled} times, and waited for {waited} in all"
+        );
+    }
+    if backoffs > 0 {
+        let _ = writeln!(
+            s,
+            "                 waited {backoffs} times for up to 1ms: its kicks brought nothing, or its frames were refused"
+        );
+    }
     notes(port, "the network", s);
 }
 
@@ -288,7 +302,7 @@ mod tests {
         let value = json!({
             "networks": [{ "name": "lan", "link_bytes_per_second": 12.5e6, "held": 0 }],
             "ports": [{ "name": "plc", "attached": true, "tx": flow, "rx": flow,
-                "drops": { "spoofed": 3, "no_buffer": 0 },
+                "drops": { "spoofed": 3, "no_buffer": 0 }, "backoffs": 2, "throttled": 7, "throttled_ns": 40_000_000,
                 "promises": [{ "key": "reserve", "bytes_per_second": 1.25e6, "burst": 3_000,
                     "deadline_ns": 2_000_000, "bound_ns": 1_400_000, "worst_ns": 900_000, "frames": 9, "missed": 0 }] }]
         });
@@ -298,6 +312,8 @@ mod tests {
         let words: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(words, ["plc", "reserve", "10.0Mbit/s", "3000B", "2ms", "1.4ms", "900us", "0", "9"]);
         assert!(text.contains("not passed on: spoofed 3\n") && text.contains(PORT_LEGEND), "{text}");
+        assert!(text.contains("cpu_budget 7 times, and waited for 40ms in all\n"), "{text}");
+        assert!(text.contains("waited 2 times for up to 1ms"), "{text}");
     }
 
     #[test]

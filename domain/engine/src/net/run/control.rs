@@ -19,7 +19,12 @@ impl NetLoop {
     pub(super) fn run_commands(&mut self) -> io::Result<()> {
         for _ in 0..COMMAND_BATCH {
             match self.commands.try_recv() {
-                Ok(command) => self.run_command(command)?,
+                Ok(command) => {
+                    let port = command.port();
+                    self.lap(None);
+                    self.run_command(command)?;
+                    self.lap(port);
+                }
                 Err(_) => return Ok(()),
             }
         }
@@ -160,6 +165,8 @@ impl NetLoop {
             rx_counters: self.rx.counters(i),
             promises: port.promises,
             drops: port.drops,
+            backoffs: port.hold.backoff.delays(),
+            cpu: self.spending.as_ref().map(|spending| spending.counters(i)),
             broken_queues: port.broken_queues,
         })
     }

@@ -26,6 +26,9 @@ impl NetLoop {
         }
         port.member = self.members;
         self.members = self.members.wrapping_add(1);
+        if let Some(spending) = &mut self.spending {
+            spending.budget().attach(i);
+        }
         match self.ports.get_mut(i) {
             Some(place) => *place = port,
             None => self.ports.push(port),
@@ -73,6 +76,9 @@ impl NetLoop {
             }
         };
         let left = std::mem::replace(place, vacant.0);
+        if let Some(spending) = &mut self.spending {
+            spending.budget().detach(i);
+        }
         Ok(Box::new(DetachedPort { _port: left, _schedulers: [tx, rx] }))
     }
 }

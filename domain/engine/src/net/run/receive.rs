@@ -29,7 +29,10 @@ impl NetLoop {
         for i in 0..ports {
             let port = (self.first + i) % ports;
             self.resume(port, time);
-            any |= self.read_for(port, time);
+            if self.read_for(port, time) {
+                any = true;
+                self.lap(Some(port));
+            }
         }
         any
     }
@@ -114,7 +117,10 @@ impl NetLoop {
         for _ in 0..DELIVER_BATCH {
             let time = now();
             match self.rx.next(time) {
-                Next::Piece(piece) => self.deliver(time, &piece),
+                Next::Piece(piece) => {
+                    self.deliver(time, &piece);
+                    self.lap(Some(piece.vm));
+                }
                 // A few frames at once, within their burst: each wake-up costs more than a frame.
                 Next::Wait(at) => {
                     let longest = self.ports.iter().filter(|p| p.rx.taken() > 0).map(|p| p.coalesce).min();
@@ -136,7 +142,10 @@ impl NetLoop {
         port.rx.release(slot);
         let more = port.rx.taken() > 0;
         match delivered {
-            Delivered::Yes => port.received.record(now(), arrival, piece.len, more),
+            Delivered::Yes => {
+                port.hold.useful += 1;
+                port.received.record(now(), arrival, piece.len, more);
+            }
             Delivered::NoBuffer => {
                 port.drops.no_buffer += 1;
                 port.received.meter.on_complete(time, 0, more);

@@ -29,6 +29,7 @@ impl NetLoop {
             let port = (self.first + i) % ports;
             if self.ports[port].needs_fetch() {
                 any |= self.fetch_from(port, time);
+                self.lap(Some(port));
             }
         }
         any
@@ -56,6 +57,7 @@ impl NetLoop {
                 Fetched::Malformed => {
                     fetched += 1;
                     port.drops.malformed += 1;
+                    port.hold.fruitless += 1;
                     dropped(&mut self.trace, port.member, Fate::Malformed, HEADER);
                     continue;
                 }
@@ -66,11 +68,13 @@ impl NetLoop {
             let frame = Frame::parse(&bytes[HEADER..]).filter(|_| is_valid_header(bytes, features));
             let Some(frame) = frame else {
                 port.drops.malformed += 1;
+                port.hold.fruitless += 1;
                 dropped(&mut self.trace, port.member, Fate::Malformed, len);
                 continue;
             };
             if !port.rules.may_send(&frame) {
                 port.drops.spoofed += 1;
+                port.hold.fruitless += 1;
                 dropped(&mut self.trace, port.member, Fate::Spoofed, len);
                 continue;
             }
@@ -84,6 +88,7 @@ impl NetLoop {
                 port.drops.malformed += 1;
             } else {
                 port.sent.meter.on_submit(time);
+                port.hold.useful += 1;
             }
         }
         // Fetched again in the next round, when there is room.
@@ -104,6 +109,7 @@ impl NetLoop {
                         self.regulator_lateness.record(Nanos(time.0 - at.0), 1);
                     }
                     self.send(time, piece);
+                    self.lap(Some(piece.vm));
                 }
                 Next::Wait(at) => {
                     self.regulator_wakeup = Some(at);

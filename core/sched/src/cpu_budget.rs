@@ -1,0 +1,337 @@
+//! A budget of CPU time for a thread that serves several VMs.
+//!
+//! A real-time thread takes the CPU from every guest on it, so its time must end somewhere, and
+//! must not end for all because of one. Each period of P has a budget of B, as `cpu.max` of a
+//! cgroup has. Half of B is divided: each of the n members has a *slice* of `B / 2n`, at least one
+//! turn. The rest is a *pool* for whoever comes first. A member is served while its slice, or the
+//! pool, covers a whole turn; its time is taken from its slice, then from the pool. So
+//!
+//! - in a period the thread spends at most B, as long as no turn is longer than [`CpuLimit::turn`];
+//!   what a longer one took beyond is a debt of the member's next slice, of one slice at most;
+//! - a member that uses no more than its slice less a turn is never throttled, whatever others do;
+//! - one that is throttled is served again in the next period, or in the one after it where it has
+//!   a debt.
+//!
+//! Time is handed out again at whole multiples of P of the caller's clock.
+
+use rtvirtio_units::Nanos;
+
+/// Limit of a thread's CPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuLimit {
+    /// CPU time in each period.
+    pub budget: Nanos,
+    /// The period.
+    pub period: Nanos,
+    /// Longest time of a turn of one member.
+    pub turn: Nanos,
+}
+
+/// Why a limit cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CpuLimitError {
+    /// More than all of a CPU, or nothing.
+    #[error("a budget of {budget} in {period}: it must be more than nothing, and no more than the period")]
+    Range {
+        /// The budget.
+        budget: Nanos,
+        /// The period.
+        period: Nanos,
+    },
+    /// Not every member gets a turn in each period.
+    #[error("{budget} in {period} are less than one turn ({turn}) of each of {members}")]
+    TooSmall {
+        /// The budget.
+        budget: Nanos,
+        /// The period.
+        period: Nanos,
+        /// One turn.
+        turn: Nanos,
+        /// Number of members.
+        members: usize,
+    },
+}
+
+impl CpuLimit {
+    /// Whether each of `members` gets a turn in each period.
+    ///
+    /// # Errors
+    /// [`CpuLimitError`].
+    pub fn check(&self, members: usize) -> Result<(), CpuLimitError> {
+        let Self { budget, period, turn } = *self;
+        if budget.0 == 0 || budget > period {
+            return Err(CpuLimitError::Range { budget, period });
+        }
+        if turn.0.saturating_mul(members as u64) > budget.0 {
+            return Err(CpuLimitError::TooSmall { budget, period, turn, members });
+        }
+        Ok(())
+    }
+
+    /// The slice of each of `members`.
+    #[must_use]
+    pub fn slice(&self, members: usize) -> Nanos {
+        Nanos((self.budget.0 / (2 * members.max(1) as u64)).max(self.turn.0))
+    }
+}
+
+/// What is left in a period; a debt when negative.
+#[derive(Clone, Copy, Debug, Default)]
+struct Left {
+    period: u64,
+    ns: i64,
+}
+
+impl Left {
+    /// At the first look in a period it has `full`, less its debt.
+    fn refill(&mut self, period: u64, full: Nanos) {
+        if period > self.period {
+            *self = Self { period, ns: full.0 as i64 + self.ns.min(0) };
+        }
+    }
+
+    /// Takes what is there; returns the rest.
+    fn take(&mut self, ns: u64) -> u64 {
+        let there = (self.ns.max(0) as u64).min(ns);
+        self.ns -= there as i64;
+        ns - there
+    }
+}
+
+/// One member, or a vacant place.
+#[derive(Clone, Copy, Debug, Default)]
+struct Member {
+    is_there: bool,
+    left: Left,
+    throttled_since: Option<Nanos>,
+    counters: CpuCounters,
+}
+
+/// What a member has used, and how often it had to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuCounters {
+    /// CPU time.
+    pub used: Nanos,
+    /// Times that it was throttled.
+    pub throttled: u64,
+    /// How long it was throttled in all.
+    pub throttled_time: Nanos,
+}
+
+/// The state of a thread's budget.
+#[derive(Clone, Debug)]
+pub struct CpuBudget {
+    limit: CpuLimit,
+    members: Vec<Member>,
+    there: usize,
+    pool: Left,
+}
+
+impl CpuBudget {
+    /// A budget for members in the first `members` places.
+    #[must_use]
+    pub fn new(limit: CpuLimit, members: usize) -> Self {
+        let mut budget = Self { limit, members: Vec::new(), there: 0, pool: Left::default() };
+        (0..members).for_each(|place| budget.attach(place));
+        budget
+    }
+
+    /// A member comes to a place.
+    pub fn attach(&mut self, place: usize) {
+        if place >= self.members.len() {
+            self.members.resize(place + 1, Member::default());
+        }
+        self.detach(place);
+        self.there += 1;
+        self.members[place] = Member { is_there: true, ..Member::default() };
+    }
+
+    /// The member of a place goes.
+    pub fn detach(&mut self, place: usize) {
+        let Some(member) = self.members.get_mut(place) else { return };
+        self.there -= usize::from(member.is_there);
+        *member = Member::default();
+    }
+
+    fn period(&self, now: Nanos) -> u64 {
+        // 0 is before the first period, so that the first look fills.
+        now.0 / self.limit.period.0.max(1) + 1
+    }
+
+    fn refill(&mut self, now: Nanos, place: usize) {
+        let (period, slice) = (self.period(now), self.limit.slice(self.there));
+        let divided = slice.0.saturating_mul(self.there as u64);
+        self.pool.refill(period, Nanos(self.limit.budget.0.saturating_sub(divided)));
+        if let Some(member) = self.members.get_mut(place) {
+            member.left.refill(period, slice);
+        }
+    }
+
+    /// Whether a member is served at `now`.
+    pub fn admits(&mut self, now: Nanos, place: usize) -> bool {
+        self.refill(now, place);
+        let turn = self.limit.turn.0 as i64;
+        let Some(member) = self.members.get_mut(place) else { return true };
+        if member.left.ns >= turn || self.pool.ns >= turn {
+            if let Some(since) = member.throttled_since.take() {
+                member.counters.throttled_time.0 += now.0.saturating_sub(since.0);
+            }
+            return true;
+        }
+        if member.throttled_since.is_none() {
+            member.throttled_since = Some(now);
+            member.counters.throttled += 1;
+        }
+        false
+    }
+
+    /// When a member that is not served is looked at again: the begin of the next period.
+    #[must_use]
+    pub fn next_period(&self, now: Nanos) -> Nanos {
+        Nanos(self.period(now).saturating_mul(self.limit.period.0))
+    }
+
+    /// A member has used CPU time.
+    pub fn charge(&mut self, now: Nanos, place: usize, used: Nanos) {
+        self.refill(now, place);
+        let most = self.limit.slice(self.there).0;
+        let Some(member) = self.members.get_mut(place) else { return };
+        member.counters.used.0 = member.counters.used.0.saturating_add(used.0);
+        let rest = member.left.take(used.0);
+        let debt = self.pool.take(rest).min(most);
+        member.left.ns = member.left.ns.saturating_sub(debt as i64).max(-(most as i64));
+    }
+
+    /// Counters of a member.
+    #[must_use]
+    pub fn counters(&self, place: usize) -> CpuCounters {
+        self.members.get(place).map_or_else(CpuCounters::default, |member| member.counters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn limit(budget: u64, turn: u64) -> CpuLimit {
+        CpuLimit { budget: Nanos(budget), period: Nanos(10 * MS), turn: Nanos(turn) }
+    }
+
+    #[test]
+    fn a_limit_covers_a_turn_of_each() {
+        assert_eq!(limit(3 * MS, 100_000).check(30), Ok(()));
+        let small = limit(3 * MS, 100_000).check(31);
+        assert!(matches!(small, Err(CpuLimitError::TooSmall { members: 31, .. })), "{small:?}");
+        assert!(matches!(limit(0, 1).check(1), Err(CpuLimitError::Range { .. })));
+        assert!(matches!(limit(11 * MS, 1).check(1), Err(CpuLimitError::Range { .. })));
+        assert_eq!(limit(3 * MS, 100_000).slice(3), Nanos(500_000));
+        assert_eq!(limit(3 * MS, 100_000).slice(30), Nanos(100_000));
+    }
+
+    #[test]
+    fn one_that_floods_is_throttled_until_the_next_period() {
+        let mut budget = CpuBudget::new(limit(3 * MS, 100_000), 2);
+        let mut turns = 0;
+        while budget.admits(Nanos(5), 0) {
+            budget.charge(Nanos(5), 0, Nanos(100_000));
+            turns += 1;
+        }
+        // Its slice of 750 us, and the pool of 1.5 ms: each is used up to the last whole turn.
+        assert!((21..=22).contains(&turns), "{turns}");
+        assert!(budget.admits(Nanos(5), 1), "the other one has its slice");
+        assert_eq!(budget.next_period(Nanos(5)), Nanos(10 * MS));
+        assert!(!budget.admits(Nanos(10 * MS - 1), 0));
+        assert!(budget.admits(Nanos(10 * MS), 0));
+        let seen = budget.counters(0);
+        assert_eq!((seen.throttled, seen.throttled_time), (1, Nanos(10 * MS - 5)));
+        assert_eq!(budget.counters(1), CpuCounters::default());
+    }
+
+    /// A turn that takes too long is paid, within two periods.
+    #[test]
+    fn a_debt_is_paid_and_has_an_end() {
+        let mut budget = CpuBudget::new(limit(3 * MS, 100_000), 2);
+        assert!(budget.admits(Nanos(0), 0));
+        budget.charge(Nanos(0), 0, Nanos(60_000 * MS));
+        assert!(!budget.admits(Nanos(9 * MS), 0));
+        assert!(budget.admits(Nanos(10 * MS), 0), "the pool is there for it");
+        budget.charge(Nanos(10 * MS), 1, Nanos(3 * MS));
+        assert!(!budget.admits(Nanos(10 * MS), 0), "its slice has paid the debt");
+        assert!(budget.admits(Nanos(20 * MS), 0));
+    }
+
+    #[test]
+    fn places_come_and_go() {
+        let mut budget = CpuBudget::new(limit(MS, 100_000), 1);
+        budget.attach(1);
+        budget.charge(Nanos(0), 1, Nanos(5 * MS));
+        assert!(!budget.admits(Nanos(0), 1));
+        budget.attach(1);
+        assert_eq!((budget.there, budget.counters(1)), (2, CpuCounters::default()));
+        budget.detach(0);
+        budget.detach(7);
+        assert_eq!(budget.there, 1);
+    }
+
+    proptest! {
+        /// Whatever members ask for: no period has more than the budget, and one that stays within
+        /// its slice is served whenever it asks.
+        #[test]
+        fn the_budget_holds_and_a_modest_member_is_served(
+            members in 2usize..12,
+            budget in MS..9 * MS,
+            turn in 1_000u64..80_000,
+            asks in prop::collection::vec((0u64..400_000, 1usize..12, 1u64..80_000), 1..400),
+        ) {
+            let limit = limit(budget, turn);
+            prop_assert_eq!(limit.check(members), Ok(()));
+            let mut state = CpuBudget::new(limit, members);
+            let (mut now, mut period, mut spent, mut modest) = (0u64, 0, 0, 0);
+            for (pause, who, took) in asks {
+                now += pause;
+                if now / (10 * MS) > period {
+                    (period, spent, modest) = (now / (10 * MS), 0, 0);
+                }
+                let (who, took) = (1 + who % (members - 1), took.min(turn));
+                // Greedy ones ask until they are refused.
+                while state.admits(Nanos(now), who) {
+                    state.charge(Nanos(now), who, Nanos(took));
+                    spent += took;
+                    if took < turn { break; }
+                }
+                if modest + 2 * turn <= limit.slice(members).0 {
+                    prop_assert!(state.admits(Nanos(now), 0), "{modest} of its slice are used");
+                    state.charge(Nanos(now), 0, Nanos(took));
+                    (modest, spent) = (modest + took, spent + took);
+                }
+                prop_assert!(spent <= budget, "{spent} of {budget}");
+            }
+        }
+
+        /// Turns of any length: what exceeds the budget is paid later, but for one slice of each.
+        #[test]
+        fn long_turns_are_paid_later(
+            members in 1usize..6,
+            asks in prop::collection::vec((0usize..6, 1u64..150_000), 1..3_000),
+        ) {
+            let limit = limit(2 * MS, 50_000);
+            let mut state = CpuBudget::new(limit, members);
+            let mut spent = 0;
+            for (i, (who, took)) in asks.iter().enumerate() {
+                let now = i as u64 * 100_000;
+                if state.admits(Nanos(now), who % members) {
+                    state.charge(Nanos(now), who % members, Nanos(*took));
+                    spent += took;
+                }
+                let periods = now / (10 * MS) + 1;
+                let beyond = members as u64 * 150_000;
+                prop_assert!(spent <= periods * 2 * MS + beyond, "{spent} in {periods} periods");
+            }
+        }
+    }
+}

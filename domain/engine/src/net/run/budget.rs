@@ -1,0 +1,156 @@
+//! The thread's CPU time: whose it was, and which ports have to wait.
+//!
+//! The time of a round by the wall clock is divided among the ports that had work in it, and the
+//! CPU time of the round is charged to them in that proportion: a wake-up is paid by the port that
+//! causes it, and the thread asks the kernel for its CPU time once in a round.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use rtvirtio_sched::{CpuBudget, CpuCounters};
+use rtvirtio_units::Nanos;
+
+use super::NetLoop;
+use crate::engine::now;
+use crate::engine::uring::CompletionToken;
+use crate::net::port::QUEUES;
+
+/// The account of the thread.
+#[derive(Debug)]
+pub(super) struct Spending {
+    budget: CpuBudget,
+    /// CPU time of the thread that is charged.
+    charged: Nanos,
+    /// Until when the time of this round is attributed, by the wall clock.
+    lap: Nanos,
+    /// Time of this round that belongs to no port.
+    own: Nanos,
+}
+
+impl Spending {
+    pub(super) fn new(budget: CpuBudget) -> Self {
+        Self { budget, charged: cpu_time(), lap: Nanos(0), own: Nanos(0) }
+    }
+
+    pub(super) fn budget(&mut self) -> &mut CpuBudget {
+        &mut self.budget
+    }
+
+    pub(super) fn counters(&self, port: usize) -> CpuCounters {
+        self.budget.counters(port)
+    }
+}
+
+/// CPU time of the calling thread.
+fn cpu_time() -> Nanos {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+impl NetLoop {
+    /// The thread goes on after it has slept.
+    pub(super) fn begin_laps(&mut self, time: Nanos) {
+        if let Some(spending) = &mut self.spending {
+            spending.lap = time;
+        }
+    }
+
+    /// Serves ports again whose time has come.
+    pub(super) fn release_ports(&mut self, time: Nanos) -> io::Result<()> {
+        for i in 0..self.ports.len() {
+            if self.ports[i].hold.until.is_some_and(|until| until <= time) {
+                self.release(i, time)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was done since the last call was for this port; for none of them, when `None`.
+    pub(super) fn lap(&mut self, port: Option<usize>) {
+        let Some(spending) = &mut self.spending else { return };
+        let time = now();
+        let took = time.0.saturating_sub(spending.lap.0);
+        spending.lap = time;
+        match port.and_then(|port| self.ports.get_mut(port)) {
+            Some(port) => port.hold.work.0 += took,
+            None => spending.own.0 += took,
+        }
+    }
+
+    /// Charges the round, and holds the ports that have used up their part, or whose work leads
+    /// nowhere.
+    pub(super) fn end_round(&mut self, time: Nanos) -> io::Result<()> {
+        let total: u64 = self.ports.iter().map(|port| port.hold.work.0).sum();
+        let mut used = 0;
+        if let Some(spending) = &mut self.spending {
+            if total + spending.own.0 > 0 {
+                let cpu = cpu_time();
+                used = cpu.0.saturating_sub(spending.charged.0);
+                spending.charged = cpu;
+                // Its own part is charged to none.
+                used = part(used, total, total + std::mem::take(&mut spending.own).0);
+            }
+        }
+        for i in 0..self.ports.len() {
+            let (mut until, work) = self.ports[i].hold.end_round(time);
+            if let Some(spending) = self.spending.as_mut().filter(|_| work.0 > 0) {
+                spending.budget.charge(time, i, Nanos(part(used, work.0, total)));
+                if !spending.budget.admits(time, i) {
+                    until = until.max(Some(spending.budget.next_period(time)));
+                }
+            }
+            if let Some(until) = until.filter(|_| self.ports[i].hold.until.is_none()) {
+                self.hold(i, until)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// When the next port is served again.
+    pub(super) fn next_release(&self) -> Nanos {
+        self.ports.iter().filter_map(|port| port.hold.until).min().unwrap_or(Nanos(u64::MAX))
+    }
+
+    /// Serves a port no more until a moment. Its kicks wake the thread no longer.
+    fn hold(&mut self, i: usize, until: Nanos) -> io::Result<()> {
+        let port = &mut self.ports[i];
+        port.hold.until = Some(until);
+        for q in 0..usize::from(QUEUES) {
+            let Some(vring) = port.slots[q].vring.as_mut() else { continue };
+            vring.paused = true;
+            if vring.kick_armed {
+                let token = CompletionToken::Kick(i as u16, q as u16, vring.generation as u16);
+                self.ring.cancel(token)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves a port again, if its budget allows that.
+    fn release(&mut self, i: usize, time: Nanos) -> io::Result<()> {
+        let port = &mut self.ports[i];
+        if let Some(spending) = &mut self.spending {
+            if !spending.budget.admits(time, i) {
+                port.hold.until = Some(spending.budget.next_period(time));
+                return Ok(());
+            }
+        }
+        port.hold.until = None;
+        for q in 0..usize::from(QUEUES) {
+            let Some(vring) = port.slots[q].vring.as_mut().filter(|vring| vring.paused) else { continue };
+            (vring.paused, vring.active) = (false, true);
+            // A poll whose end is still under way is armed again when that is seen.
+            if !vring.kick_armed && !vring.broken {
+                vring.kick_armed = true;
+                let token = CompletionToken::Kick(i as u16, q as u16, vring.generation as u16);
+                self.ring.arm_poll(vring.kick.as_raw_fd(), token)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `of * share / all`, rounded down.
+fn part(of: u64, share: u64, all: u64) -> u64 {
+    (u128::from(of) * u128::from(share) / u128::from(all.max(1))) as u64
+}
