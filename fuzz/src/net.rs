@@ -1,7 +1,8 @@
 //! Queues of a hostile guest, through the real engine of a network.
 //!
 //! Input: flags (bit 0: receive queue, else transmit queue; 1: event index; 2 to 4: features; 5: a
-//! frame arrives; 6: the guest disconnects), queue size, then guest memory from address 0.
+//! frame arrives; 6: the guest disconnects; 7: that frame has headers of the input), queue size,
+//! then guest memory from address 0. Segments are cut: the attacker has caps.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -28,6 +29,8 @@ name = "attacker"
 socket = "/a"
 tap = "a"
 mac = "52:54:00:00:00:0a"
+tx_cap = { frames = "10000000/s" }
+rx_cap = { frames = "10000000/s" }
 [[network.port]]
 name = "neighbour"
 socket = "/b"
@@ -154,6 +157,11 @@ pub fn play(data: &[u8]) {
             let mut arrives = frame(7);
             arrives[12..18].copy_from_slice(&[0x52, 0x54, 0, 0, 0, 0xa]);
             arrives.resize(12 + 60 + usize::from(size) * 8, 7);
+            if flags & 128 != 0 {
+                let (header, frame) = arrives.split_at_mut(12);
+                let fields = header.iter_mut().chain(frame.iter_mut().skip(12));
+                fields.zip(rest).for_each(|(to, from)| *to = *from);
+            }
             lan.ends[0].send(&arrives).expect("a frame arrives");
         }
         rustix::io::write(&kick, &1u64.to_ne_bytes()).expect("a kick");

@@ -60,6 +60,11 @@ impl Bed {
 
     /// An interface of the network's own, whose other end is the peer.
     fn packet(test: &str, network: &str) -> Option<Self> {
+        Self::packet_with(test, network, "")
+    }
+
+    /// The same with keys of port `b`.
+    fn packet_with(test: &str, network: &str, b: &str) -> Option<Self> {
         if !has(test, &[Need::Root, Need::Program("ip")]) {
             return None;
         }
@@ -68,7 +73,7 @@ impl Bed {
         netns::run("ip", "link set up0 nomaster").unwrap();
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let network = format!("uplink = \"packet\"\ninterface = \"up0\"\n{network}");
-        let iod = Iod::start(dir.path(), &config(dir.path(), &network, "", ""));
+        let iod = Iod::start(dir.path(), &config(dir.path(), &network, "", b));
         Some(Self { dir, iod, peer: RawSocket::open("up1").unwrap() })
     }
 
@@ -407,6 +412,93 @@ fn the_largest_frame_is_copied_between_ports() {
     }
     bed.wait_for("b", "/rx/frames", passed);
     assert!(b.rx.pop_used_raw().is_some());
+}
+
+/// `VIRTIO_NET_F_CSUM`, `_GUEST_CSUM`, `_GUEST_TSO4`, `_HOST_TSO4`.
+const CSUM: u64 = 1;
+const GUEST_TSO: u64 = 1 << 1 | 1 << 7;
+const HOST_TSO: u64 = 1 << 11;
+
+/// A TCP segment over IPv4 and its header of virtio-net: frames of `size` bytes of payload.
+fn tcp_segment(to: [u8; 6], from: [u8; 6], payload: usize, size: u16) -> ([u8; NET_HEADER], Vec<u8>) {
+    let mut frame = [&to[..], &from[..], &[8, 0, 0x45, 0]].concat();
+    frame.extend(((40 + payload) as u16).to_be_bytes());
+    frame.extend([0, 7, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame.extend([0x12, 0x34, 0, 80, 0, 0, 0, 9, 0, 0, 0, 1, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+    frame.extend((0..payload).map(|i| (i % 251) as u8));
+    let mut header = [0; NET_HEADER];
+    (header[0], header[1]) = (1, 1);
+    for (at, v) in [(2, 54), (4, size), (6, 34), (8, 16)] {
+        header[at..at + 2].copy_from_slice(&u16::to_le_bytes(v));
+    }
+    (header, frame)
+}
+
+/// Sequence number and payload of a TCP frame, whose IP length is checked.
+fn tcp_part(frame: &[u8]) -> (u32, &[u8]) {
+    let length = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
+    assert_eq!(length, frame.len() - 14, "the length of IP");
+    (u32::from_be_bytes(frame[38..42].try_into().unwrap()), &frame[54..])
+}
+
+/// On a link with a rate a large segment leaves as frames, each counted; one that describes itself
+/// wrongly is refused.
+#[test]
+fn a_large_segment_leaves_as_frames() {
+    let Some(bed) = Bed::new("a_large_segment_leaves_as_frames", "link = \"1Gbit/s\"", "", "offload = false")
+    else {
+        return;
+    };
+    let mut a = NetClient::connect_with(&bed.dir.path().join("a"), CSUM | HOST_TSO).unwrap();
+    assert_eq!(a.features & (CSUM | HOST_TSO), CSUM | HOST_TSO, "offered");
+    let (header, segment) = tcp_segment(PEER, A, 3_500, 1_448);
+    assert!(a.queue_with_header(&header, &segment));
+    a.tx.notify().unwrap();
+    let mut payload = Vec::new();
+    for len in [1_448, 1_448, 604] {
+        let got = bed.peer.receive(HANG).unwrap().unwrap();
+        let (sequence, part) = tcp_part(&got);
+        assert_eq!((sequence, part.len()), (9 + payload.len() as u32, len));
+        payload.extend_from_slice(part);
+    }
+    assert_eq!(payload, segment[54..]);
+    bed.wait_for("a", "/tx/frames", 3);
+    // Frames that are longer than the network's; of next to nothing; TCP elsewhere.
+    for (at, v) in [(4, 1_500u16), (4, 8), (6, 40), (8, 20)] {
+        let mut wrong = header;
+        wrong[at..at + 2].copy_from_slice(&v.to_le_bytes());
+        assert!(a.queue_with_header(&wrong, &segment));
+    }
+    a.tx.notify().unwrap();
+    bed.wait_for("a", "/drops/malformed", 4);
+    let b = NetClient::connect_with(&bed.dir.path().join("b"), CSUM | GUEST_TSO | HOST_TSO).unwrap();
+    assert_eq!(b.features & (CSUM | GUEST_TSO | HOST_TSO), 0, "switched off");
+}
+
+/// Between ports a segment passes whole to a guest that takes it, and as frames to one that does
+/// not, or that has a cap.
+#[test]
+fn a_large_segment_reaches_every_port() {
+    let name = "a_large_segment_reaches_every_port";
+    for (features, cap, parts) in [
+        (GUEST_TSO, "", vec![3_500]),
+        (0, "", vec![1_448, 1_448, 604]),
+        (GUEST_TSO, "rx_cap = { frames = \"100000/s\" }", vec![1_448, 1_448, 604]),
+    ] {
+        let Some(bed) = Bed::packet_with(name, "", cap) else { return };
+        let mut a = NetClient::connect_with(&bed.dir.path().join("a"), CSUM | HOST_TSO).unwrap();
+        let mut b = NetClient::connect_with(&bed.dir.path().join("b"), features).unwrap();
+        let (header, segment) = tcp_segment(B, A, 3_500, 1_448);
+        assert!(a.queue_with_header(&header, &segment));
+        a.tx.notify().unwrap();
+        let mut payload = Vec::new();
+        for len in parts {
+            let got = receive(&mut b, HANG).unwrap();
+            assert_eq!(got.len(), 54 + len, "{features:#x} {cap}");
+            payload.extend_from_slice(&got[54..]);
+        }
+        assert_eq!(payload, segment[54..]);
+    }
 }
 
 /// Kicks that bring nothing, and refused frames, hold up the port that causes them.

@@ -50,6 +50,14 @@ impl NetClient {
     /// # Errors
     /// [`ClientError`].
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
+        Self::connect_with(socket, 0)
+    }
+
+    /// The same with further features, where they are offered.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_with(socket: &Path, more: u64) -> Result<Self, ClientError> {
         let io = |what| move |source| ClientError::Io { what, source };
         let backend = |what| backend_error(socket, what);
         let each = ClientQueue::bytes(SIZE, BUFFER);
@@ -58,7 +66,7 @@ impl NetClient {
         frontend.set_owner().map_err(backend("set owner"))?;
         let offered = frontend.get_features().map_err(backend("get features"))?;
         let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-        let features = offered & (EVENT_IDX | VERSION_1 | MRG_RXBUF | protocol);
+        let features = offered & (EVENT_IDX | VERSION_1 | MRG_RXBUF | protocol | more);
         frontend.set_features(features).map_err(backend("set features"))?;
         if features & protocol != 0 {
             let there = frontend.get_protocol_features().map_err(backend("get protocol features"))?;

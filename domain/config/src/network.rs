@@ -106,6 +106,9 @@ pub struct Port {
     /// Broadcast and unlisted multicast frames per second that it gets.
     #[serde(default = "default_broadcast", deserialize_with = "parse_text")]
     pub broadcast: Iops,
+    /// Leaves checksums and the cutting of large TCP segments to the host, in both directions.
+    #[serde(default = "default_offload")]
+    pub offload: bool,
     /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
     #[serde(default)]
     pub hugepages: bool,
@@ -135,6 +138,10 @@ pub struct Port {
 
 fn default_broadcast() -> Iops {
     Iops(100.0)
+}
+
+fn default_offload() -> bool {
+    true
 }
 
 fn default_depth() -> u32 {
@@ -201,6 +208,7 @@ impl Port {
             vlans: Vec::new(),
             multicast: Vec::new(),
             broadcast: default_broadcast(),
+            offload: default_offload(),
             hugepages: false,
             depth: default_depth(),
             weight: default_weight(),

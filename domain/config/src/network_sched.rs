@@ -50,17 +50,18 @@ impl Network {
         })
     }
 
-    /// Whether VMs may send segments larger than a frame, which the host splits. Not on a link
-    /// that is ordered: 64 KiB at once would hold up all others.
+    /// Whether large TCP segments pass a port as they are: to its VM, and from it. Not where they
+    /// are ordered or capped: 64 KiB at once would hold up all others, and count as one frame. The
+    /// thread cuts them there.
     #[must_use]
-    pub fn offers_segmentation(&self) -> bool {
-        self.link.is_none()
+    pub fn passes_whole(&self, port: &Port) -> [bool; 2] {
+        [port.rx_cap.is_none(), self.link.is_none() && port.tx_cap.is_none()]
     }
 
-    /// Largest frame from a VM that is accepted, in bytes.
+    /// Largest piece from a VM that is handed over at once, in bytes.
     #[must_use]
     pub fn largest_sent(&self) -> u64 {
-        if self.offers_segmentation() { OFFLOADED_FRAME } else { self.largest_frame() }
+        if self.link.is_none() { OFFLOADED_FRAME } else { self.largest_frame() }
     }
 
     /// The scheduler of frames from the VMs.

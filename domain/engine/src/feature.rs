@@ -53,18 +53,20 @@ pub mod net {
     /// `VIRTIO_NET_F_MRG_RXBUF`: a frame may take several buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
 
-    /// The features of a port. Those of the configuration space (address, MTU, link state) are the
-    /// VMM's.
+    /// The features of a port; `offload` leaves checksums and large segments to the host. Those of
+    /// the configuration space (address, MTU, link state) are the VMM's.
     #[must_use]
-    pub fn offered(segmentation: bool) -> u64 {
-        let host_tso = if segmentation { HOST_TSO[0] | HOST_TSO[1] } else { 0 };
-        CSUM | GUEST_CSUM
-            | GUEST_TSO[0]
-            | GUEST_TSO[1]
-            | host_tso
-            | MRG_RXBUF
-            | INDIRECT
-            | EVENT_IDX
-            | VERSION_1
+    pub fn offered(offload: bool) -> u64 {
+        let from_guest = CSUM | HOST_TSO[0] | HOST_TSO[1];
+        let to_guest = GUEST_CSUM | GUEST_TSO[0] | GUEST_TSO[1];
+        let offloads = if offload { from_guest | to_guest } else { 0 };
+        offloads | MRG_RXBUF | INDIRECT | EVENT_IDX | VERSION_1
+    }
+
+    /// Whether a guest with these features takes large segments whole: of TCP over IPv4, or IPv6.
+    #[must_use]
+    pub fn takes_segments(features: u64, ipv6: bool) -> bool {
+        let needed = GUEST_CSUM | GUEST_TSO[usize::from(ipv6)] | MRG_RXBUF;
+        features & needed == needed
     }
 }

@@ -11,6 +11,8 @@
 //!   fills, so caps hold frames and drop none.
 //! - Toward the link, frames are ordered by the scheduler that also orders disks; a
 //!   [`rtvirtio_sched::VirtualLink`] stands for the link's rate.
+//! - A large TCP segment is cut into frames where frames are ordered or capped, and passes whole
+//!   where nobody waits for it.
 //! - Each port has a queue in the kernel. It is read only while the VM has buffers and tokens: of a
 //!   flood the kernel drops the rest before it costs CPU time.
 //! - Toward a VM nothing waits: without a buffer the frame is dropped.
@@ -24,13 +26,14 @@ mod pool;
 mod port;
 pub mod prepared;
 mod run;
+mod segment;
 pub mod trace;
 pub mod uplink;
 
 use rtvirtio_domain_config::{Network, Poll, Power};
 use rtvirtio_units::Nanos;
 
-pub use self::command::{Drops, Flow, NetCommand, NetHandle, NetStatus, PortStatus};
+pub use self::command::{Drops, Flow, NetCommand, NetHandle, NetStatus, PortSettings, PortStatus};
 pub use self::port::QUEUES;
 use self::uplink::Uplink;
 use crate::confine::{Confine, Role};

@@ -2,14 +2,13 @@
 
 use rtvirtio_domain_config::{File, Network, Port, Power};
 use rtvirtio_sched::Config;
-use rtvirtio_units::Nanos;
 
 use crate::confine::{Confine, StartThread};
 use crate::domain::DomainError;
 use crate::feature;
 use crate::listen::SocketListener;
 use crate::net::uplink::Uplink;
-use crate::net::{NetCommand, NetEngine, NetHandle};
+use crate::net::{NetCommand, NetEngine, NetHandle, PortSettings};
 use crate::reload::{ReloadError, push_differences, same_names};
 use crate::socket_group;
 use crate::vhost_user::{DeviceInfo, VhostUserServer};
@@ -57,7 +56,7 @@ impl OpenedNetwork {
             .map_err(|source| DomainError::Network { network: network.name.clone(), source })?;
         let handle = engine.handle();
         let serve = |(place, (port, socket)): (usize, (&Port, SocketListener))| {
-            let server = serve_port(network, port, place, socket, &handle, confine)?;
+            let server = serve_port(port, place, socket, &handle, confine)?;
             Ok(Some(PortMember { name: port.name.clone(), server }))
         };
         let pairs = network.ports.iter().zip(self.sockets);
@@ -68,7 +67,6 @@ impl OpenedNetwork {
 
 /// Serves a port's socket.
 pub(crate) fn serve_port(
-    network: &Network,
     port: &Port,
     place: usize,
     socket: SocketListener,
@@ -78,7 +76,7 @@ pub(crate) fn serve_port(
     let info = DeviceInfo {
         name: port.name.clone(),
         vm: place,
-        features: feature::net::offered(network.offers_segmentation()),
+        features: feature::net::offered(port.offload),
         config: Vec::new(),
         queues: QUEUES,
         hugepages: port.hugepages,
@@ -149,11 +147,13 @@ impl RunningNetwork {
             let vm = |index: &Option<usize>| index.and_then(|i| config.vms.get(i)).cloned();
             Box::new(Config { vms: indices.iter().map(|i| vm(i).unwrap_or_default()).collect(), ..config })
         };
-        let coalesce = |index: &Option<usize>| index.map_or(Nanos(0), |i| new.ports[i].rx_cap.coalesce());
-        let coalesce: Vec<Nanos> = indices.iter().map(coalesce).collect();
+        let settings = |index: &Option<usize>| {
+            index.map_or_else(PortSettings::default, |i| PortSettings::new(new, &new.ports[i]))
+        };
+        let settings: Vec<PortSettings> = indices.iter().map(settings).collect();
         let refused = |e: String| ReloadError::Network { network: new.name.clone(), message: e };
         let (tx, rx) = (by_place(new.tx_sched()), by_place(new.rx_sched()));
-        let ask = |reply| NetCommand::Reconfigure { tx, rx, ports: changed, coalesce, reply };
+        let ask = |reply| NetCommand::Reconfigure { tx, rx, ports: changed, settings, reply };
         let done = self.engine.handle().ask(ask).map_err(|e| refused(e.to_string()))?;
         done.map_err(|e| refused(e.to_string()))
     }
@@ -220,6 +220,7 @@ fn port_needs_restart(old: &Port, new: &Port, list: &mut Vec<String>) {
         vlans: _,
         multicast: _,
         broadcast: _,
+        offload: _,
         hugepages: _,
         depth: _,
         urgent_pcp: _,
@@ -232,5 +233,5 @@ fn port_needs_restart(old: &Port, new: &Port, list: &mut Vec<String>) {
         rx_cap: _,
     } = new;
     push_differences!(list, place, old, new, socket, socket_group, tap, mac, vlans, multicast);
-    push_differences!(list, place, old, new, broadcast, hugepages, depth, urgent_pcp, urgent_dscp);
+    push_differences!(list, place, old, new, broadcast, offload, hugepages, depth, urgent_pcp, urgent_dscp);
 }

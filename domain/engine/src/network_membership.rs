@@ -83,7 +83,7 @@ impl RunningNetwork {
         let served = socket
             .listen()
             .map_err(|source| DomainError::Socket { device, source })
-            .and_then(|socket| serve_port(network, &network.ports[index], place, socket, &handle, threads));
+            .and_then(|socket| serve_port(&network.ports[index], place, socket, &handle, threads));
         let member = served.map(|server| PortMember { name: name.clone(), server });
         // Where it is not served, it is as if it had never been there.
         let failed = member.as_ref().is_err();

@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::SyncSender;
 
+use rtvirtio_domain_config::{Network, Port};
 use rtvirtio_sched::{Config, ConfigError, Contract, CpuCounters, MembershipError, VmCounters};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
@@ -24,8 +25,8 @@ pub enum NetCommand {
         rx: Box<Config>,
         /// Places of the ports whose part has changed: their buckets start full.
         ports: Vec<usize>,
-        /// How long the thread sleeps beyond the moment at which a frame to each place is admitted.
-        coalesce: Vec<Nanos>,
+        /// What else follows from the keys of each place.
+        settings: Vec<PortSettings>,
         /// Why the command is refused.
         reply: SyncSender<Result<(), ConfigError>>,
     },
@@ -127,6 +128,23 @@ pub struct NetStatus {
     pub ports: usize,
     /// Delay of regulated frames to the link beyond their exact moment.
     pub regulator_lateness: Latencies,
+}
+
+/// What follows from the keys of a port that change while it is served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortSettings {
+    /// How long the thread sleeps beyond the moment at which a frame to the VM is admitted.
+    pub coalesce: Nanos,
+    /// Large segments pass whole: to the VM, and from it.
+    pub whole: [bool; 2],
+}
+
+impl PortSettings {
+    /// Those of a port.
+    #[must_use]
+    pub fn new(network: &Network, port: &Port) -> Self {
+        Self { coalesce: port.rx_cap.coalesce(), whole: network.passes_whole(port) }
+    }
 }
 
 /// Frames that were not passed on, by reason.

@@ -10,21 +10,21 @@ pub const HEADER: usize = 12;
 /// The same of a legacy driver without mergeable buffers.
 pub const LEGACY_HEADER: usize = 10;
 /// Length of Ethernet's header.
-const ETHERNET: usize = 14;
+pub(super) const ETHERNET: usize = 14;
 
-const VLAN: u16 = 0x8100;
-const SERVICE_VLAN: u16 = 0x88a8;
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
+pub(super) const VLAN: u16 = 0x8100;
+pub(super) const SERVICE_VLAN: u16 = 0x88a8;
+pub(super) const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
 
 /// Flag of the header: the checksum is left to the receiver.
-const NEEDS_CSUM: u8 = 1;
+pub(super) const NEEDS_CSUM: u8 = 1;
 /// Flag of the header: the checksum is known to be right.
 const DATA_VALID: u8 = 2;
 /// Kind of segmentation: TCP over IPv4 and IPv6, and a flag beside them.
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
-const GSO_ECN: u8 = 0x80;
+pub(super) const GSO_TCPV4: u8 = 1;
+pub(super) const GSO_TCPV6: u8 = 4;
+pub(super) const GSO_ECN: u8 = 0x80;
 
 /// The fields of a frame that decide where it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ impl PortRules {
 
 /// A 16-bit field of virtio-net's header; little-endian for modern drivers, as on the machines that
 /// legacy drivers run on here.
-fn field(header: &[u8], at: usize) -> usize {
+pub(super) fn field(header: &[u8], at: usize) -> usize {
     header.get(at..at + 2).map_or(0, |b| usize::from(u16::from_le_bytes([b[0], b[1]])))
 }
 
@@ -172,17 +172,18 @@ pub fn is_valid_header(bytes: &[u8], features: u64) -> bool {
     allowed && flags & NEEDS_CSUM != 0 && segment > 0 && headers < frame.len()
 }
 
-/// Whether the host has left segmentation to the receiver.
+/// Whether the sender has left segmentation to the receiver: of TCP over IPv6, or IPv4.
 #[must_use]
-pub fn is_segmented(bytes: &[u8]) -> bool {
-    bytes.get(1).is_some_and(|kind| *kind != 0)
+pub fn segmentation(bytes: &[u8]) -> Option<bool> {
+    bytes.get(1).filter(|kind| **kind != 0).map(|kind| kind & !GSO_ECN == GSO_TCPV6)
 }
 
 /// Completes a checksum that the sender has left to the receiver: the sum from `csum_start` to the
-/// end, at `csum_offset` (virtio 1.2, section 5.1.6.2; RFC 1071).
+/// end, at `csum_offset` (virtio 1.2, section 5.1.6.2; RFC 1071). That of a large segment stays: it
+/// is completed when the segment is cut.
 pub fn complete_checksum(bytes: &mut [u8]) {
     let Some((header, frame)) = bytes.split_at_mut_checked(HEADER) else { return };
-    if header[0] & NEEDS_CSUM == 0 {
+    if header[0] & NEEDS_CSUM == 0 || header[1] != 0 {
         return;
     }
     header[0] = 0;

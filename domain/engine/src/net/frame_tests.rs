@@ -86,6 +86,9 @@ fn headers_describe_their_frame() {
     assert!(!is_valid_header(&with(header(1, 1, 54, 0, 34, 16)), all), "no length of a segment");
     assert!(!is_valid_header(&with(header(1, 3, 54, 1_448, 34, 16)), all), "UDP is not offered");
     assert!(!is_valid_header(&with(header(1, 1, 54, 1_448, 34, 16)), feature::offered(false)));
+    assert_eq!(segmentation(&header(1, 1, 0, 0, 0, 0)), Some(false));
+    assert_eq!(segmentation(&header(1, 0x84, 0, 0, 0, 0)), Some(true));
+    assert_eq!(segmentation(&header(1, 0, 0, 0, 0, 0)), None);
     assert!(!is_valid_header(&[0; 11], all));
 }
 

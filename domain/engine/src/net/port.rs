@@ -10,10 +10,11 @@ use rtvirtio_units::Nanos;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::command::Drops;
+use super::command::{Drops, PortSettings};
 use super::frame::{HEADER, LEGACY_HEADER, PortRules};
 use super::hold::Hold;
 use super::pool::FramePool;
+use super::segment::Cutter;
 use super::uplink::Uplink;
 use crate::blk::Segment;
 use crate::engine::PromiseCounters;
@@ -87,8 +88,9 @@ pub struct Port {
     pub poll_armed: bool,
     /// The uplink failed, and is read again at this moment: its poll would complete at once.
     pub retry_at: Option<Nanos>,
-    /// How long the thread may sleep beyond the moment at which a frame to the VM is admitted.
-    pub coalesce: Nanos,
+    pub settings: PortSettings,
+    /// Large segments that are being cut: to the VM, and from it.
+    pub cutters: [Cutter; 2],
     pub sent: FlowMeter,
     pub received: FlowMeter,
     pub promises: [PromiseCounters; 2],
@@ -105,7 +107,7 @@ pub struct Port {
 /// What became of a frame that was fetched from the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// In the free buffer, with this length.
+    /// In the buffer of [`Port::fetched`], with this length.
     Frame(usize),
     /// The chain is invalid; it is completed.
     Malformed,
@@ -125,16 +127,23 @@ impl Port {
     pub fn new(network: &Network, config: &PortConfig, uplink: Uplink) -> Self {
         let tx = FramePool::new(config.depth, HEADER + network.largest_sent() as usize);
         let rx = FramePool::new(config.depth.min(RX_FRAMES), LARGEST_RECEIVED);
-        Self::with_pools(config, [tx, rx], Some(uplink))
+        Self::with_pools(config, PortSettings::new(network, config), [tx, rx], Some(uplink))
     }
 
     /// A place without a port: it has no buffers, so that nothing passes it.
     pub fn vacant() -> Self {
         let config = PortConfig::new(String::new(), PathBuf::new(), Mac::BROADCAST);
-        Self::with_pools(&config, [FramePool::new(0, 0), FramePool::new(0, 0)], None)
+        let pools = [FramePool::new(0, 0), FramePool::new(0, 0)];
+        Self::with_pools(&config, PortSettings::default(), pools, None)
     }
 
-    fn with_pools(config: &PortConfig, [tx, rx]: [FramePool; 2], uplink: Option<Uplink>) -> Self {
+    fn with_pools(
+        config: &PortConfig,
+        settings: PortSettings,
+        [tx, rx]: [FramePool; 2],
+        uplink: Option<Uplink>,
+    ) -> Self {
+        let largest = if uplink.is_some() { LARGEST_RECEIVED } else { 0 };
         let rate = (config.broadcast.0.round() as u64).max(1);
         Self {
             name: config.name.clone(),
@@ -149,7 +158,8 @@ impl Port {
             readable: true,
             poll_armed: false,
             retry_at: None,
-            coalesce: config.rx_cap.coalesce(),
+            settings,
+            cutters: [Cutter::new(largest), Cutter::new(largest)],
             sent: FlowMeter::new(),
             received: FlowMeter::new(),
             promises: [PromiseCounters::default(); 2],
@@ -168,13 +178,34 @@ impl Port {
 
     /// Whether its VM may have frames to send, and there is room for one.
     pub fn needs_fetch(&mut self) -> bool {
-        self.hold.until.is_none() && self.tx.has_free() && self.vring(TX).is_some_and(|vring| vring.active)
+        let has_work = |port: &mut Self| {
+            port.cutters[usize::from(TX)].is_busy() || port.vring(TX).is_some_and(|vring| vring.active)
+        };
+        self.hold.until.is_none() && self.tx.has_free() && has_work(self)
+    }
+
+    /// Whether large segments pass to the VM as they are.
+    pub fn takes_whole(&self, is_ipv6: bool) -> bool {
+        let features = self.slots[usize::from(RX)].vring.as_ref().map_or(0, |vring| vring.features);
+        self.settings.whole[usize::from(RX)] && feature::takes_segments(features, is_ipv6)
+    }
+
+    /// Has the kernel cut segments to the VM, and complete checksums, where the VM or a cap needs
+    /// that.
+    pub fn set_offloads(&self, features: u64) {
+        let whole = self.settings.whole[usize::from(RX)];
+        let features =
+            if whole { features } else { features & !(feature::GUEST_TSO[0] | feature::GUEST_TSO[1]) };
+        if let Some(Err(e)) = self.uplink.as_ref().map(|uplink| uplink.set_offloads(features)) {
+            eprintln!("rtvirtio-iod: {}: offloads: {e}", self.name);
+        }
     }
 
     /// Whether it can take a frame from the uplink: a buffer here, and one of the VM. Without one
     /// of the VM it asks for a kick.
     pub fn can_receive(&mut self) -> bool {
-        if !self.readable || !self.rx.has_free() || self.hold.until.is_some() {
+        let is_cutting = self.cutters[usize::from(RX)].is_busy();
+        if !(self.readable || is_cutting) || !self.rx.has_free() || self.hold.until.is_some() {
             return false;
         }
         let waiting = self.rx.taken() as u16;
@@ -201,11 +232,38 @@ impl Port {
         false
     }
 
-    /// Copies the next frame of the VM into the free buffer of `tx`, and completes its chain.
+    /// Whether a frame of the VM may be too large for a buffer of `tx`.
+    fn fetches_segments(&self) -> bool {
+        let features = self.slots[usize::from(TX)].vring.as_ref().map_or(0, |vring| vring.features);
+        features & (feature::HOST_TSO[0] | feature::HOST_TSO[1]) != 0 && !self.settings.whole[usize::from(TX)]
+    }
+
+    /// The buffer of [`Port::fetch`].
+    pub fn fetched(&mut self) -> Option<&mut [u8]> {
+        if self.fetches_segments() {
+            return Some(self.cutters[usize::from(TX)].buffer());
+        }
+        self.tx.first_free()
+    }
+
+    /// Has the frame of [`Port::fetch`] in the free buffer of `tx`; whether it fits.
+    pub fn move_fetched(&mut self, len: usize) -> bool {
+        if !self.fetches_segments() {
+            return true;
+        }
+        let Self { tx, cutters, .. } = self;
+        let to = tx.first_free().and_then(|buffer| buffer.get_mut(..len));
+        to.map(|to| to.copy_from_slice(&cutters[usize::from(TX)].buffer()[..len])).is_some()
+    }
+
+    /// Copies the next frame of the VM into the buffer of [`Port::fetched`], and completes its
+    /// chain.
     pub fn fetch(&mut self) -> Fetched {
-        let Self { slots, tx, broken_queues, .. } = self;
+        let fetches_segments = self.fetches_segments();
+        let Self { slots, tx, cutters, broken_queues, .. } = self;
         let Some(vring) = slots[usize::from(TX)].vring.as_mut() else { return Fetched::Empty };
-        let Some(buffer) = tx.first_free() else { return Fetched::Empty };
+        let buffer = if fetches_segments { Some(cutters[usize::from(TX)].buffer()) } else { tx.first_free() };
+        let Some(buffer) = buffer else { return Fetched::Empty };
         let mem = std::sync::Arc::clone(&vring.mem);
         for retry in [false, true] {
             let Ok(mut chains) = vring.queue.iter(&mem.mem) else { break };

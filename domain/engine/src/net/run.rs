@@ -35,6 +35,8 @@ pub struct NetLoop {
     switches: bool,
     /// The link has a rate; without one, frames leave at once.
     ordered: bool,
+    /// Longest frame where it is ordered or capped.
+    largest_frame: usize,
     ring: Uring,
     /// By place; vacant ones included.
     ports: Vec<Port>,
@@ -88,6 +90,7 @@ impl NetLoop {
             name: network.name.clone(),
             switches: network.uplink == UplinkKind::Packet,
             ordered: network.link.is_some(),
+            largest_frame: network.largest_frame() as usize,
             ring,
             ports: members.collect(),
             members: ports,

@@ -82,15 +82,15 @@ impl NetThread {
 }
 
 /// What the domain's file says of the link and the ports.
-fn domain_config(dir: &Path, link: bool, cap: u32, thread: NetThread) -> String {
+fn domain_config(dir: &Path, link: Option<f64>, cap: u32, thread: NetThread) -> String {
     let head = "[[network]]\nname = \"bench\"\n";
     let mut text = format!("control = {:?}\n{head}{}", dir.join("control"), thread.keys());
-    if link {
-        text.push_str(&format!("link = \"{}Mbit/s\"\n", LINK / 1e6));
+    if let Some(rate) = link {
+        text.push_str(&format!("link = \"{}Mbit/s\"\n", rate / 1e6));
     }
     let reserve = "reserve = { rate = \"10Mbit/s\", burst = \"3kB\", deadline = \"2ms\" }\n";
     let keys = [
-        if link { reserve.to_owned() } else { String::new() },
+        if link.is_some() { reserve.to_owned() } else { String::new() },
         format!("rx_cap = {{ frames = \"{cap}/s\" }}\n"),
     ];
     for ((name, address), keys) in NAMES.iter().zip(GUESTS).zip(keys) {
@@ -179,7 +179,7 @@ impl NetBed {
         let domain = match system {
             System::Tap => None,
             System::Domain => {
-                let config = domain_config(dir.path(), true, cap, thread) + &disks;
+                let config = domain_config(dir.path(), Some(LINK), cap, thread) + &disks;
                 Some(Backend::start_domain(dir.path(), &config)?)
             }
         };
@@ -361,11 +361,11 @@ impl NetBed {
         Ok(Nanos((qemu + domain).as_nanos() as u64))
     }
 
-    /// Kills the domain and starts it again; returns when it was killed.
+    /// Kills the domain and starts it again, with a link of this rate; returns when it was killed.
     ///
     /// # Errors
     /// When there is none, or it does not start.
-    pub fn crash(&mut self, link: bool) -> anyhow::Result<Instant> {
+    pub fn crash(&mut self, link: Option<f64>) -> anyhow::Result<Instant> {
         self.namespace.enter()?;
         let begin = Instant::now();
         self.domain.take().context("no domain")?.kill()?;

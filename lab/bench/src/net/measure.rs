@@ -18,6 +18,8 @@ use crate::saved::Saved as _;
 /// Period of requests of the fast probe, and of the one on the slow link.
 const FAST: Duration = Duration::from_micros(250);
 const SLOW: Duration = Duration::from_millis(1);
+/// Bits per second of a declared link that no guest here fills.
+const FAST_LINK: f64 = 10e9;
 /// Bytes of a TCP transfer.
 const TCP_BYTES: u64 = 64 << 20;
 /// From the start of a load to the first request.
@@ -98,6 +100,7 @@ pub fn measure(options: &NetOptions, labs: &LabHost, progress: &dyn Progress) ->
         frames_one_port: Vec::new(),
         frames_of_many: Vec::new(),
         tcp: Vec::new(),
+        tcp_cut: Vec::new(),
         promises: Vec::new(),
         simulated,
     };
@@ -128,7 +131,8 @@ pub fn measure(options: &NetOptions, labs: &LabHost, progress: &dyn Progress) ->
         data.frames_one_port.push(frames_per_second(1)?);
         data.frames_of_many.push(frames_per_second(64)?);
         let tap = beds.tap.tcp_seconds(TCP_BYTES)?;
-        data.tcp.push([tap, tcp_without_a_link(&mut beds.domain)?]);
+        data.tcp.push([tap, tcp_through(&mut beds.domain, None)?]);
+        data.tcp_cut.push(tcp_through(&mut beds.domain, Some(FAST_LINK))?);
         counter.step();
     }
     Ok(data)
@@ -181,7 +185,7 @@ fn promise(bed: &NetBed) -> anyhow::Result<[u64; 3]> {
 fn crashes(bed: &mut NetBed, n: usize, data: &mut CrashData, progress: &dyn Progress) -> anyhow::Result<()> {
     for _ in 0..n {
         progress.check_cancelled()?;
-        let killed = bed.crash(true)?;
+        let killed = bed.crash(Some(LINK))?;
         let back = loop {
             if probe_once(bed)? {
                 break Some(killed.elapsed());
@@ -216,12 +220,12 @@ fn probe_once(bed: &NetBed) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// Seconds of a TCP transfer through the domain without a declared link.
-fn tcp_without_a_link(bed: &mut NetBed) -> anyhow::Result<f64> {
-    bed.crash(false)?;
+/// Seconds of a TCP transfer through the domain, with a declared link of this rate.
+fn tcp_through(bed: &mut NetBed, link: Option<f64>) -> anyhow::Result<f64> {
+    bed.crash(link)?;
     wait_for_link(bed)?;
     let seconds = bed.tcp_seconds(TCP_BYTES);
-    bed.crash(true)?;
+    bed.crash(Some(LINK))?;
     wait_for_link(bed)?;
     seconds
 }

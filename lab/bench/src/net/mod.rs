@@ -163,6 +163,9 @@ pub struct NetData {
     pub frames_of_many: Vec<f64>,
     /// Seconds of a TCP transfer on a tap, and on the domain.
     pub tcp: Vec<[f64; 2]>,
+    /// Seconds of it on the domain with a declared link, where large segments are cut.
+    #[serde(default)]
+    pub tcp_cut: Vec<f64>,
     /// Of the victim's reservation: bound and worst in ns, and frames over the deadline.
     pub promises: Vec<[u64; 3]>,
     /// The simulation.
@@ -348,6 +351,13 @@ pub fn claims(data: &NetData) -> Vec<Claim> {
         )
         .at_least(0.9),
         Claim::new(
+            "net.tcp_cut_over_tap",
+            "the same through a declared link of 10 Gbit/s, where large segments are cut",
+            median(data.tcp.iter().zip(&data.tcp_cut).map(|([tap, _], cut)| tap / cut).collect()),
+            "ratio",
+            data.tcp_cut.len(),
+        ),
+        Claim::new(
             "net.crash.link_back_s",
             "from kill -9 until the victim answers, the longest",
             data.crashes.back_s.iter().copied().fold(0.0, f64::max),
@@ -372,6 +382,7 @@ pub fn claims(data: &NetData) -> Vec<Claim> {
         )
         .at_most(0.0),
     ]);
+    claims.retain(|claim| claim.n > 0 || claim.id != "net.tcp_cut_over_tap");
     claims
 }
 

@@ -4,12 +4,11 @@ use std::io;
 use std::sync::mpsc::SyncSender;
 
 use rtvirtio_sched::{Config, ConfigError};
-use rtvirtio_units::Nanos;
 
 use super::NetLoop;
 use crate::engine::queue_host::QueueHost;
 use crate::engine::{QueueCommand, now};
-use crate::net::command::{Flow, NetCommand, NetStatus, PortStatus};
+use crate::net::command::{Flow, NetCommand, NetStatus, PortSettings, PortStatus};
 use crate::net::port::{FlowMeter, QUEUES, RX};
 
 /// Commands of one round: all guests wait for them.
@@ -36,8 +35,8 @@ impl NetLoop {
     fn run_command(&mut self, command: NetCommand) -> io::Result<()> {
         match command {
             NetCommand::Queue(command) => return self.run_queue_command(command),
-            NetCommand::Reconfigure { tx, rx, ports, coalesce, reply } => {
-                let _ = reply.send(self.reconfigure(&tx, &rx, &ports, &coalesce));
+            NetCommand::Reconfigure { tx, rx, ports, settings, reply } => {
+                let _ = reply.send(self.reconfigure(&tx, &rx, &ports, &settings));
             }
             NetCommand::Status { reply } => {
                 let regulator_lateness = self.regulator_lateness.clone();
@@ -74,12 +73,8 @@ impl NetLoop {
     fn run_queue_command(&mut self, command: QueueCommand) -> io::Result<()> {
         match command {
             QueueCommand::Start { vm, index, start, reply } => {
-                let features = start.features;
                 if let Some(port) = self.ports.get(vm).filter(|_| index == RX) {
-                    let uplink = port.uplink.as_ref();
-                    if let Some(Err(e)) = uplink.map(|uplink| uplink.set_offloads(features)) {
-                        eprintln!("rtvirtio-iod: {}: offloads: {e}", port.name);
-                    }
+                    port.set_offloads(start.features);
                 }
                 self.start(vm, index, start, reply)
             }
@@ -136,13 +131,16 @@ impl NetLoop {
         tx: &Config,
         rx: &Config,
         ports: &[usize],
-        coalesce: &[Nanos],
+        settings: &[PortSettings],
     ) -> Result<(), ConfigError> {
         rx.check()?;
         self.tx.reconfigure(tx, ports)?;
         self.rx.reconfigure(rx, ports)?;
-        for (port, coalesce) in self.ports.iter_mut().zip(coalesce) {
-            port.coalesce = *coalesce;
+        for (port, settings) in self.ports.iter_mut().zip(settings) {
+            port.settings = *settings;
+            if let Some(features) = port.slots[usize::from(RX)].vring.as_ref().map(|vring| vring.features) {
+                port.set_offloads(features);
+            }
         }
         Ok(())
     }

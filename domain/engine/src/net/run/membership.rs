@@ -9,6 +9,7 @@ use crate::engine::now;
 use crate::engine::uring::CompletionToken;
 use crate::net::port::Port;
 use crate::net::prepared::{DetachedPort, PreparedPort, VacantPort};
+use crate::net::segment::Cutter;
 
 impl NetLoop {
     /// Adds a port in a vacant place, or behind the last one. Others keep their frames, buckets and
@@ -44,7 +45,8 @@ impl NetLoop {
         if port.slots.iter().any(|slot| slot.vring.is_some() || slot.draining.is_some()) {
             return Ok(false);
         }
-        let Port { tx, rx, poll_armed, .. } = port;
+        let Port { tx, rx, cutters, poll_armed, .. } = port;
+        cutters.iter_mut().for_each(Cutter::clear);
         self.tx.cancel_backlog(time, i, |request| tx.release(request.tag as u32));
         self.rx.cancel_backlog(time, i, |request| rx.release(request.tag as u32));
         if *poll_armed {

@@ -2,15 +2,16 @@
 
 use std::io;
 
-use rtvirtio_sched::{Next, Op, Piece, Request};
+use rtvirtio_sched::{Next, Op, Piece, Priority, Request};
 use rtvirtio_units::Nanos;
 
 use super::NetLoop;
 use crate::engine::{TraceCommand as _, now};
 use crate::feature::net as feature;
 use crate::net::command::NetCommand;
-use crate::net::frame::{Delivery, Frame, HEADER, complete_checksum, is_segmented};
+use crate::net::frame::{Delivery, Frame, HEADER, complete_checksum, segmentation};
 use crate::net::port::{Delivered, Port, RX};
+use crate::net::segment::Cut;
 use crate::net::trace::{Fate, FrameEvent};
 use crate::net::uplink::Uplink;
 
@@ -43,6 +44,11 @@ impl NetLoop {
             let port = &mut self.ports[i];
             if !port.can_receive() {
                 return any;
+            }
+            if port.cutters[usize::from(RX)].is_busy() {
+                any = true;
+                self.receive_cut(i, time);
+                continue;
             }
             let Some(uplink) = &port.uplink else { return any };
             let Some(buffer) = port.rx.first_free() else { return any };
@@ -89,17 +95,34 @@ impl NetLoop {
     /// Queues the frame in the first free buffer of a port.
     pub(super) fn enqueue_received(&mut self, i: usize, len: usize, time: Nanos, frame: Frame) {
         let port = &mut self.ports[i];
+        let priority = port.rules.priority(&frame);
+        let Some(ipv6) = port.rx.first_free().map(|buffer| segmentation(&buffer[..len])) else { return };
+        if ipv6.is_some_and(|ipv6| !port.takes_whole(ipv6)) {
+            if !port.cut_received(len, priority) {
+                port.drops.segmented += 1;
+                self.record(FrameEvent::dropped(i, false, Fate::Segmented, len - HEADER, time));
+            }
+            return;
+        }
+        self.enqueue_to_vm(i, len, priority, time);
+    }
+
+    /// Queues the next frame of a segment that is being cut.
+    fn receive_cut(&mut self, i: usize, time: Nanos) {
+        let Port { rx, cutters, .. } = &mut self.ports[i];
+        let Some(buffer) = rx.first_free() else { return };
+        if let Some((len, priority)) = cutters[usize::from(RX)].next_into(buffer) {
+            self.enqueue_to_vm(i, len, priority, time);
+        }
+    }
+
+    fn enqueue_to_vm(&mut self, i: usize, len: usize, priority: Priority, time: Nanos) {
+        let port = &mut self.ports[i];
         let features = port.slots[usize::from(RX)].vring.as_ref().map_or(0, |v| v.features);
         let Some(bytes) = port.rx.first_free().map(|buffer| &mut buffer[..len]) else { return };
-        let takes_segments = features & feature::MRG_RXBUF != 0 && features & feature::GUEST_TSO[0] != 0;
-        if is_segmented(bytes) && !takes_segments {
-            port.drops.segmented += 1;
-            return self.record(FrameEvent::dropped(i, false, Fate::Segmented, len - HEADER, time));
-        }
         if features & feature::GUEST_CSUM == 0 {
             complete_checksum(bytes);
         }
-        let priority = port.rules.priority(&frame);
         let Some(slot) = port.rx.take(len, time) else { return };
         let request =
             Request { tag: slot.into(), op: Op::Read, len: (len - HEADER) as u64, priority, arrival: time };
@@ -123,7 +146,8 @@ impl NetLoop {
                 }
                 // A few frames at once, within their burst: each wake-up costs more than a frame.
                 Next::Wait(at) => {
-                    let longest = self.ports.iter().filter(|p| p.rx.taken() > 0).map(|p| p.coalesce).min();
+                    let longest =
+                        self.ports.iter().filter(|p| p.rx.taken() > 0).map(|p| p.settings.coalesce).min();
                     return Nanos(at.0.saturating_add(longest.unwrap_or_default().0));
                 }
                 Next::Full | Next::Idle => return Nanos(u64::MAX),
@@ -191,6 +215,18 @@ impl NetLoop {
 }
 
 impl Port {
+    /// Cuts the segment in the first free buffer from now on; whether it can be cut, and no other
+    /// one is.
+    fn cut_received(&mut self, len: usize, priority: Priority) -> bool {
+        let Self { rx, cutters, .. } = self;
+        let (Some(buffer), cutter) = (rx.first_free(), &mut cutters[usize::from(RX)]) else { return false };
+        let segment = &buffer[..len];
+        let Some(cut) = Cut::of(segment).filter(|_| !cutter.is_busy()) else { return false };
+        cutter.buffer()[..len].copy_from_slice(segment);
+        cutter.begin(cut, len, priority);
+        true
+    }
+
     /// Stops frames to unlisted groups in the kernel until half of their burst is there again.
     fn close_groups(&mut self, time: Nanos) {
         let half = self.broadcast.burst().div_ceil(2);

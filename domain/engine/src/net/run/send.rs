@@ -2,16 +2,17 @@
 
 use std::io;
 
-use rtvirtio_domain_config::{Mac, SHORTEST_FRAME};
-use rtvirtio_sched::{Class, Next, Op, Piece, Request};
+use rtvirtio_domain_config::{Mac, OFFLOADED_FRAME, SHORTEST_FRAME};
+use rtvirtio_sched::{Class, Next, Op, Piece, Priority, Request};
 use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
 use super::NetLoop;
 use crate::engine::{TraceCommand as _, TraceWriter, now};
 use crate::net::command::NetCommand;
-use crate::net::frame::{Delivery, Frame, HEADER, complete_checksum, is_valid_header};
-use crate::net::port::{Fetched, TX};
+use crate::net::frame::{Delivery, Frame, HEADER, is_valid_header, segmentation};
+use crate::net::port::{Fetched, Port, TX};
+use crate::net::segment::Cut;
 use crate::net::trace::{Fate, FrameEvent};
 
 /// Frames fetched from a VM in one turn, and their time limit: chains may be long.
@@ -41,16 +42,24 @@ impl NetLoop {
                 trace.record(FrameEvent { member, ..FrameEvent::dropped(i, true, fate, len - HEADER, time) });
             }
         };
-        let port = &mut self.ports[i];
+        let switches = self.switches;
         let features = {
-            let Some(vring) = port.slots[usize::from(TX)].vring.as_mut() else { return false };
-            vring.broken |= vring.queue.disable_notification(&vring.mem.mem).is_err();
-            vring.features
+            let vring = self.ports[i].slots[usize::from(TX)].vring.as_mut();
+            vring.map_or(0, |vring| {
+                vring.broken |= vring.queue.disable_notification(&vring.mem.mem).is_err();
+                vring.features
+            })
         };
         let mut fetched = 0;
-        while fetched < FETCH_BATCH && port.needs_fetch() {
+        while fetched < FETCH_BATCH && self.ports[i].needs_fetch() {
             if fetched % 8 == 7 && now().0 - time.0 > FETCH_BATCH_NS {
                 break;
+            }
+            let port = &mut self.ports[i];
+            if port.cutters[usize::from(TX)].is_busy() {
+                fetched += 1;
+                self.fetch_cut(i, time);
+                continue;
             }
             let len = match port.fetch() {
                 Fetched::Empty => break,
@@ -64,9 +73,11 @@ impl NetLoop {
                 Fetched::Frame(len) => len,
             };
             fetched += 1;
-            let Some(bytes) = port.tx.first_free().map(|buffer| &buffer[..len]) else { break };
+            let Some(bytes) = port.fetched().map(|buffer| &buffer[..len]) else { break };
             let frame = Frame::parse(&bytes[HEADER..]).filter(|_| is_valid_header(bytes, features));
-            let Some(frame) = frame else {
+            let ipv6 = segmentation(bytes);
+            let cut = ipv6.and_then(|_| Cut::of(bytes));
+            let Some(frame) = frame.filter(|_| ipv6.is_some() == cut.is_some()) else {
                 port.drops.malformed += 1;
                 port.hold.fruitless += 1;
                 dropped(&mut self.trace, port.member, Fate::Malformed, len);
@@ -79,21 +90,69 @@ impl NetLoop {
                 continue;
             }
             let priority = port.rules.priority(&frame);
-            let Some(slot) = port.tx.take(len, time) else { break };
-            let len = ((len - HEADER) as u64).max(SHORTEST_FRAME);
-            let request = Request { tag: slot.into(), op: Op::Write, len, priority, arrival: time };
-            if self.tx.submit(i, request).is_err() {
-                // The tables have the same size, so this is a defect; the buffer is not lost.
-                port.tx.release(slot);
-                port.drops.malformed += 1;
-            } else {
-                port.sent.meter.on_submit(time);
-                port.hold.useful += 1;
+            let passes_whole = port.settings.whole[usize::from(TX)];
+            let longest = if passes_whole { OFFLOADED_FRAME as usize } else { self.largest_frame };
+            let is_cut = cut.filter(|_| {
+                let taken = |to: &Port| to.takes_whole(ipv6 == Some(true));
+                let inside = |mac| self.ports.iter().find(|p| p.uplink.is_some() && p.rules.mac() == mac);
+                // A group may have a member that takes no segments.
+                !passes_whole
+                    || switches && frame.destination.is_group()
+                    || switches && inside(frame.destination).is_some_and(|to| !taken(to))
+            });
+            let port = &mut self.ports[i];
+            match is_cut {
+                Some(cut) if cut.longest() > longest => {
+                    port.drops.malformed += 1;
+                    port.hold.fruitless += 1;
+                    dropped(&mut self.trace, port.member, Fate::Malformed, len);
+                }
+                Some(cut) => {
+                    if passes_whole {
+                        let Port { tx, cutters, .. } = port;
+                        let Some(whole) = tx.first_free() else { break };
+                        cutters[usize::from(TX)].buffer()[..len].copy_from_slice(&whole[..len]);
+                    }
+                    port.cutters[usize::from(TX)].begin(cut, len, priority);
+                }
+                None if len - HEADER <= longest && port.move_fetched(len) => {
+                    self.enqueue_fetched(i, len, priority, time)
+                }
+                None => {
+                    port.drops.malformed += 1;
+                    port.hold.fruitless += 1;
+                    dropped(&mut self.trace, port.member, Fate::Malformed, len);
+                }
             }
         }
         // Fetched again in the next round, when there is room.
-        self.pending |= port.needs_fetch();
+        self.pending |= self.ports[i].needs_fetch();
         fetched > 0
+    }
+
+    /// Queues the next frame of a segment that is being cut.
+    fn fetch_cut(&mut self, i: usize, time: Nanos) {
+        let Port { tx, cutters, .. } = &mut self.ports[i];
+        let Some(buffer) = tx.first_free() else { return };
+        if let Some((len, priority)) = cutters[usize::from(TX)].next_into(buffer) {
+            self.enqueue_fetched(i, len, priority, time);
+        }
+    }
+
+    /// Queues the frame in the first free buffer of a port, for the link.
+    fn enqueue_fetched(&mut self, i: usize, len: usize, priority: Priority, time: Nanos) {
+        let port = &mut self.ports[i];
+        let Some(slot) = port.tx.take(len, time) else { return };
+        let len = ((len - HEADER) as u64).max(SHORTEST_FRAME);
+        let request = Request { tag: slot.into(), op: Op::Write, len, priority, arrival: time };
+        if self.tx.submit(i, request).is_err() {
+            // The tables have the same size, so this is a defect; the buffer is not lost.
+            port.tx.release(slot);
+            port.drops.malformed += 1;
+        } else {
+            port.sent.meter.on_submit(time);
+            port.hold.useful += 1;
+        }
     }
 
     /// Hands over all frames that may go; returns the moment of the next one.
@@ -211,8 +270,6 @@ impl NetLoop {
                 continue;
             };
             buffer.copy_from_slice(bytes);
-            // The sender left its checksum to a device; this receiver may expect it.
-            complete_checksum(buffer);
             self.enqueue_received(other, len, time, frame);
         }
         is_inside
