@@ -93,7 +93,12 @@ fn vm(b: &[u8], quantum: u64) -> VmConfig {
         })
     };
     // Time of a piece: more than any costs.
-    let cap = Cap { bytes: spec(b[2], quantum), requests: spec(b[3], 1), time: spec(b[4], 1 << 32) };
+    let cap = Cap {
+        bytes: spec(b[2], quantum),
+        requests: spec(b[3], 1),
+        time: spec(b[4], 1 << 32),
+        per_request: 1,
+    };
     let reservation = |rate: u8, deadline: u8| {
         (rate & 0x80 != 0).then(|| Reservation {
             rate: power(rate, 30),

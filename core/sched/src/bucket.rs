@@ -148,6 +148,9 @@ impl Charge {
 pub struct Cap {
     /// Mean requests per second.
     pub requests: Option<Tspec>,
+    /// Tokens of a request in `requests`, for rates that are no whole number of requests per
+    /// second; 0 counts as 1.
+    pub per_request: u64,
     /// Bytes per second.
     pub bytes: Option<Tspec>,
     /// ns of device time per second.
@@ -159,6 +162,7 @@ pub struct Cap {
 pub struct Regulator {
     /// Long-run and peak bucket for requests, bytes and time.
     buckets: [[Option<Bucket>; 2]; 3],
+    per_request: u64,
     unlimited: bool,
     capped: bool,
     cap_hits: u64,
@@ -168,7 +172,8 @@ impl Regulator {
     /// From a cap; `most` is the largest charge of one piece.
     #[must_use]
     pub fn new(cap: &Cap, most: Charge) -> Self {
-        let most = [most.requests, most.bytes, most.time];
+        let per_request = cap.per_request.max(1);
+        let most = [most.requests.saturating_mul(per_request), most.bytes, most.time];
         let specs = [cap.requests, cap.bytes, cap.time];
         let buckets = std::array::from_fn(|i| match specs[i] {
             None => [None, None],
@@ -176,7 +181,12 @@ impl Regulator {
                 [Some(Bucket::new(spec.rate, spec.burst)), spec.peak.map(|p| Bucket::new(p, most[i].max(1)))]
             }
         });
-        Self { unlimited: specs.iter().all(Option::is_none), buckets, capped: false, cap_hits: 0 }
+        let unlimited = specs.iter().all(Option::is_none);
+        Self { unlimited, buckets, per_request, capped: false, cap_hits: 0 }
+    }
+
+    fn tokens(&self, charge: &Charge) -> [u64; 3] {
+        [charge.requests.saturating_mul(self.per_request), charge.bytes, charge.time]
     }
 
     /// The first moment from `now` on at which a piece is admitted.
@@ -185,11 +195,11 @@ impl Regulator {
         if self.unlimited {
             return now;
         }
-        let tokens = [charge.requests, charge.bytes, charge.time];
         let mut ready = now;
-        for (pair, tokens) in self.buckets.iter().zip(tokens) {
+        for (pair, tokens) in self.buckets.iter().zip(self.tokens(charge)) {
             for bucket in pair.iter().flatten() {
-                ready = ready.max(bucket.ready_at(now, tokens));
+                // What was queued before the burst became smaller goes with a full bucket.
+                ready = ready.max(bucket.ready_at(now, tokens.min(bucket.burst())));
             }
         }
         ready
@@ -201,10 +211,14 @@ impl Regulator {
         if self.unlimited {
             return;
         }
-        let tokens = [charge.requests, charge.bytes, charge.time];
+        let tokens = self.tokens(charge);
         for (pair, tokens) in self.buckets.iter_mut().zip(tokens) {
             for bucket in pair.iter_mut().flatten() {
-                bucket.take(now, tokens);
+                if tokens > bucket.burst() {
+                    bucket.overdraw(now, tokens);
+                } else {
+                    bucket.take(now, tokens);
+                }
             }
         }
     }
@@ -317,6 +331,17 @@ mod tests {
             let sum = taken[i..].iter().map(|(_, n)| n).sum::<u64>() + more;
             scaled(sum, SCALE) > scaled(rate, now.0 - taken[i].0.0) + scaled(burst, SCALE)
         })
+    }
+
+    #[test]
+    fn a_request_beyond_the_burst_goes_with_a_full_bucket_and_is_paid() {
+        let cap = Cap { bytes: Some(Tspec { rate: 1_000, burst: 10, peak: None }), ..Cap::default() };
+        let of = |bytes| Charge { requests: 1, bytes, time: 0 };
+        let mut regulator = Regulator::new(&cap, of(10));
+        regulator.take(Nanos(0), &of(4));
+        assert_eq!(regulator.ready_at(Nanos(0), &of(30)), Nanos(4_000_000));
+        regulator.take(Nanos(4_000_000), &of(30));
+        assert_eq!(regulator.ready_at(Nanos(4_000_000), &of(1)), Nanos(25_000_000));
     }
 
     proptest! {

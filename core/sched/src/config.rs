@@ -63,6 +63,9 @@ pub struct VmConfig {
     pub urgent_quantum: Option<u64>,
     /// Reservation of all other requests, idle class excepted.
     pub normal: Option<Reservation>,
+    /// Largest request in bytes, where all are smaller than the quantum: bursts of caps need not be
+    /// larger, and peaks are those of pieces of this size.
+    pub largest: Option<u64>,
     /// How the guest's priorities are interpreted.
     pub priority: PriorityRule,
 }
@@ -76,6 +79,7 @@ impl Default for VmConfig {
             urgent: None,
             urgent_quantum: None,
             normal: None,
+            largest: None,
             priority: PriorityRule::default(),
         }
     }
@@ -194,7 +198,8 @@ impl Config {
     /// Largest piece of a VM's requests, in bytes.
     #[must_use]
     pub fn max_piece(&self, vm: &VmConfig) -> u64 {
-        vm.urgent_quantum.unwrap_or(0).max(self.quantum)
+        let piece = vm.urgent_quantum.unwrap_or(0).max(self.quantum);
+        vm.largest.map_or(piece, |largest| largest.min(piece))
     }
 
     /// Checks one VM's part.
@@ -214,9 +219,11 @@ impl Config {
         for direction in Direction::ALL {
             let cap = &vm.caps[direction.index()];
             let most = self.cost.max_cost(direction, largest);
-            for (what, spec, piece) in
-                [("requests", cap.requests, 1), ("bytes", cap.bytes, largest), ("time", cap.time, most)]
-            {
+            for (what, spec, piece) in [
+                ("requests", cap.requests, cap.per_request.max(1)),
+                ("bytes", cap.bytes, largest),
+                ("time", cap.time, most),
+            ] {
                 if let Some(spec) = spec {
                     check_tspec(&format!("VM {i}: {direction:?} {what}"), &spec, piece)?;
                 }

@@ -44,7 +44,7 @@ mod split;
 mod window;
 
 pub use backoff::{Backoff, LONGEST_BACKOFF};
-pub use bucket::{Bucket, Cap, Charge, Regulator, Reservation, Tspec};
+pub use bucket::{Bucket, Cap, Charge, MAX_BURST, Regulator, Reservation, Tspec};
 pub use config::{Config, ConfigError, Policy, VmConfig};
 pub use cost::{Cost, Line};
 pub use cpu_budget::{CpuBudget, CpuCounters, CpuLimit, CpuLimitError};

@@ -97,7 +97,7 @@ fn any_cap() -> impl Strategy<Value = Cap> {
         ))
     };
     (spec(10..20_000, 1), spec(1 << 20..1 << 30, 64 << 10), spec(10_000_000..900_000_000, 200_000))
-        .prop_map(|(requests, bytes, time)| Cap { requests, bytes, time })
+        .prop_map(|(requests, bytes, time)| Cap { requests, bytes, time, per_request: 1 })
 }
 
 proptest! {

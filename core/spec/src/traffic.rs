@@ -48,7 +48,7 @@ pub enum TrafficUnit {
 pub struct TrafficSpec {
     /// What is counted.
     pub unit: TrafficUnit,
-    /// Per second in the long run, rounded down: a limit is never more than it says.
+    /// Per second in the long run; bytes are rounded down: a limit is never more than it says.
     pub rate: u64,
     /// Beyond the rate; `None` for one request.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,7 +156,15 @@ fn per_second(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> 
             report.add(at, message, "write 512B/s to 1TB/s, or 1/s to 10000000/s");
             return Field::Bad;
         }
-        Field::Given((unit, rate))
+        // "30000/min" need not come out as a whole number.
+        let whole = rate.round();
+        if unit == TrafficUnit::Requests && (whole - rate).abs() > rate * 1e-9 {
+            let message = format!("`{key}` {} is no whole number per second", quoted(text));
+            let help = format!("the kernel counts whole requests: write {key} = \"{}/s\"", rate as u64);
+            report.add(at, message, help);
+            return Field::Bad;
+        }
+        Field::Given((unit, if unit == TrafficUnit::Requests { whole } else { rate }))
     })
 }
 
@@ -233,8 +241,7 @@ mod tests {
             Traffic { read: Some(reads), tx: Some(bytes(1_000_000, None, None)), ..Traffic::default() }
         );
         assert!(of("").unwrap().is_none());
-        // Rounded down.
-        assert_eq!(of("traffic.read = { rate = \"100/min\" }").unwrap().read.unwrap().rate, 1);
+        assert_eq!(of("traffic.read = { rate = \"120/min\" }").unwrap().read.unwrap().rate, 2);
     }
 
     #[test]
@@ -250,6 +257,8 @@ mod tests {
             ("traffic = { rate = \"20MB/s\", burst = 5 }", "string with its unit"),
             ("traffic = { rate = \"20/s\", burst = \"1MiB\" }", "must be an integer"),
             ("traffic = { rate = \"1B/s\" }", "out of its range"),
+            ("traffic = { rate = \"1/min\" }", "out of its range"),
+            ("traffic = { rate = \"100/min\" }", "write rate = \"1/s\""),
             ("traffic = { rate = \"20MB/s\", burst = \"17GiB\" }", "16GiB"),
             ("traffic.read = { average = \"20MB/s\" }", "`rate`"),
             ("traffic.inbound = { rate = \"20MB/s\" }", "`rx`"),

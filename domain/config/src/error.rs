@@ -53,6 +53,14 @@ pub enum FileError {
         /// The reason, with its numbers.
         source: Refusal,
     },
+    /// A rate that cannot be counted exactly.
+    #[error("{place}: {message}")]
+    Rate {
+        /// The disk and the key.
+        place: String,
+        /// The rate, and what would do.
+        message: String,
+    },
     /// An invalid network.
     #[error("network \"{network}\": {what}")]
     Network {

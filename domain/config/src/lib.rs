@@ -7,6 +7,7 @@ mod error;
 mod network;
 mod network_sched;
 mod paths;
+mod rate;
 mod sched;
 mod schema;
 
@@ -50,6 +51,10 @@ impl File {
             for disk in &device.disks {
                 require_unique(&mut seen, "disk", &disk.name)?;
                 require_unique(&mut seen, "socket", &disk.socket.to_string_lossy())?;
+                for (key, cap) in [("read_cap", disk.read_cap), ("write_cap", disk.write_cap)] {
+                    let place = || format!("disk \"{}\": `{key}`", disk.name);
+                    cap.check().map_err(|message| FileError::Rate { place: place(), message })?;
+                }
             }
             device.sched().check().map_err(|source| FileError::Sched {
                 device: device.name.clone(),

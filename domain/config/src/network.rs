@@ -303,6 +303,10 @@ impl Network {
             if let Some(dscp) = port.urgent_dscp.iter().find(|dscp| **dscp > 63) {
                 return of(format!("`urgent_dscp`: {dscp} is no code point; 0 to 63"));
             }
+            port.check_rates(self).map_err(|what| FileError::Network {
+                network: self.name.clone(),
+                what: format!("port \"{}\": {what}", port.name),
+            })?;
             if port.depth < 2 || port.depth > 4_096 {
                 return of(format!("`depth` is {}; it must be 2 to 4096", port.depth));
             }

@@ -5,13 +5,14 @@
 
 use rtvirtio_sched::bound::{self, Deallocations, Flow, Refusal};
 use rtvirtio_sched::{
-    Cap, Config, Cost, CpuLimit, CpuLimitError, Line, Policy, PriorityRule, Reservation, Tspec, VmConfig,
-    WindowConfig,
+    Bucket, Cap, Config, Cost, CpuLimit, CpuLimitError, Line, Policy, PriorityRule, Reservation, Tspec,
+    VmConfig, WindowConfig,
 };
-use rtvirtio_units::{Nanos, Ratio, SHORTEST_FRAME, WIRE_OVERHEAD};
+use rtvirtio_units::{BytesPerSec, Iops, Nanos, Ratio, SHORTEST_FRAME, WIRE_OVERHEAD};
 
 use crate::error::FileError;
 use crate::network::{FrameCap, Network, Port, RateConfig};
+use crate::rate;
 
 /// Share of the link that is used: the queue is here and not in the interface behind, whose clock
 /// may be slower than declared.
@@ -70,7 +71,9 @@ impl Network {
         let vms = self.ports.iter().map(|port| VmConfig {
             depth: port.depth + LINK_WINDOW,
             weight: port.weight,
-            caps: [Cap::default(), port.tx_cap.cap(self.largest_sent())],
+            caps: [Cap::default(), port.tx_cap.cap(self.largest_frame())],
+            // Of a port with a cap no segment passes whole.
+            largest: Some(self.largest_frame()),
             urgent: port.urgent.and_then(|r| self.reservation(r)),
             normal: port.reserve.and_then(|r| self.reservation(r)),
             urgent_quantum: None,
@@ -86,7 +89,8 @@ impl Network {
         let vms = self.ports.iter().map(|port| VmConfig {
             depth: port.depth,
             weight: port.weight,
-            caps: [port.rx_cap.cap(OFFLOADED_FRAME), Cap::default()],
+            caps: [port.rx_cap.cap(self.largest_frame()), Cap::default()],
+            largest: Some(self.largest_frame()),
             ..VmConfig::default()
         });
         config(COPY, OFFLOADED_FRAME, vms.collect(), Policy::Drr, 1)
@@ -232,6 +236,28 @@ fn config(line: Line, quantum: u64, vms: Vec<VmConfig>, policy: Policy, window: 
 }
 
 impl Port {
+    /// Bucket of broadcasts and of frames to unlisted groups, and the tokens of a frame.
+    #[must_use]
+    pub fn broadcast_bucket(&self) -> (Bucket, u64) {
+        rate::bucket(self.broadcast)
+    }
+
+    /// Whether all rates can be counted exactly.
+    pub(crate) fn check_rates(&self, network: &Network) -> Result<(), String> {
+        if self.broadcast.0 > 0.0 {
+            rate::check_requests("broadcast", self.broadcast.0, 1)?;
+        }
+        for (key, cap) in [("tx_cap", self.tx_cap), ("rx_cap", self.rx_cap)] {
+            cap.check(network.largest_frame()).map_err(|why| format!("`{key}`: {why}"))?;
+        }
+        for (key, config) in [("reserve", self.reserve), ("urgent", self.urgent)] {
+            if config.is_some_and(|config| config.rate.0 < 1.0) {
+                return Err(format!("`{key}`: a rate of less than 1 byte per second; give 1B/s at least"));
+            }
+        }
+        Ok(())
+    }
+
     /// A reservation whose burst is less than one frame covers none.
     fn check_bursts(&self, network: &Network) -> Result<(), FileError> {
         let least = SHORTEST_FRAME + WIRE_OVERHEAD;
@@ -250,31 +276,50 @@ impl Port {
 
 impl FrameCap {
     fn cap(&self, largest: u64) -> Cap {
-        let tspec = |rate: f64, burst: Option<u64>, least: u64| {
-            let default = || ((rate * CAP_BURST_S) as u64).max(least);
-            Tspec {
-                rate: (rate.round() as u64).max(1),
-                burst: burst.unwrap_or_else(default),
-                peak: self.peak.map(|times| ((rate * times.max(1.0)).round() as u64).max(1)),
-            }
-        };
-        Cap {
-            requests: self.frames.map(|r| tspec(r.0, self.frames_burst, 1)),
-            bytes: self
-                .bytes
-                .map(|r| tspec(r.0, self.bytes_burst.map(|b| b.0), largest.next_multiple_of(4_096))),
-            time: None,
+        let peak = |rate: f64| self.peak.map(|times| rate * times.max(1.0));
+        let frames = self.frames.map(|r| rate::requests(r.0, self.frames_burst(r), peak(r.0)));
+        let bytes = self.bytes.map(|r| Tspec {
+            rate: r.0.round() as u64,
+            burst: self.bytes_burst(r, largest),
+            peak: peak(r.0).map(|peak| peak.round() as u64),
+        });
+        let per_request = frames.map_or(1, |(_, per)| per);
+        Cap { requests: frames.map(|(tspec, _)| tspec), per_request, bytes, time: None }
+    }
+
+    fn frames_burst(&self, rate: Iops) -> u64 {
+        self.frames_burst.unwrap_or(((rate.0 * CAP_BURST_S) as u64).max(1))
+    }
+
+    fn bytes_burst(&self, rate: BytesPerSec, largest: u64) -> u64 {
+        self.bytes_burst.map_or(((rate.0 * CAP_BURST_S) as u64).max(largest), |burst| burst.0)
+    }
+
+    /// Whether its rates can be counted exactly, and its bursts hold a frame.
+    fn check(&self, largest: u64) -> Result<(), String> {
+        if let Some(rate) = self.frames {
+            rate::check_requests("frames", rate.0, self.frames_burst(rate))?;
         }
+        let Some(rate) = self.bytes else { return Ok(()) };
+        rate::check_whole("bytes", rate.0, "bytes")?;
+        let burst = self.bytes_burst(rate, largest);
+        if burst < largest {
+            return Err(format!(
+                "`bytes_burst`: a frame of {largest} bytes (`mtu` with headers) would never pass a burst of {burst}; raise it, or lower `mtu`"
+            ));
+        }
+        Ok(())
     }
 
     /// How long the thread may sleep beyond the moment at which the next frame is admitted, without
     /// a loss of rate: half of the shortest burst, at most 250 us. Zero without a cap.
     #[must_use]
     pub fn coalesce(&self) -> Nanos {
-        let cap = self.cap(OFFLOADED_FRAME);
-        let specs = [cap.requests, cap.bytes];
-        let spare = |spec: &Tspec| spec.burst.saturating_sub(1).saturating_mul(500_000_000) / spec.rate;
-        let shortest = specs.iter().flatten().map(spare).min();
+        let (frames, bytes) = (self.frames, self.bytes);
+        let spare = |burst: u64, rate: f64| ((burst.saturating_sub(1)) as f64 * 5e8 / rate) as u64;
+        let frames = frames.map(|rate| spare(self.frames_burst(rate), rate.0));
+        let bytes = bytes.map(|rate| spare(self.bytes_burst(rate, 0), rate.0));
+        let shortest = frames.into_iter().chain(bytes).min();
         Nanos(shortest.unwrap_or(0).min(250_000))
     }
 }
@@ -336,6 +381,13 @@ mod tests {
             ("", "multicast = [\"52:54:00:00:00:02\"]", "is no group address"),
             ("", "urgent_pcp = [8]", "is no priority code point"),
             ("", "depth = 1", "it must be 2 to 4096"),
+            ("", "tx_cap = { frames = \"0/s\" }", "give a whole number per second"),
+            ("", "rx_cap = { bytes = \"0.4B/s\" }", "give one, 1 at least"),
+            (
+                "",
+                "rx_cap = { bytes = \"1MB/s\", bytes_burst = \"1514B\" }",
+                "would never pass a burst of 1514",
+            ),
             ("cpu_budget = \"0%\"", "", "no more than the period; such as \"30%\""),
             ("cpu_budget = \"5%\"\ncpu_period = \"1ms\"", "", "of each of 1 ports; allow 10%"),
             ("cpu_budget = \"50%\"\ncpu_period = \"10us\"", "", "`cpu_period` must be 500us to 1s"),

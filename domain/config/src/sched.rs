@@ -4,6 +4,7 @@ use rtvirtio_sched::{
     Cap, Config, Cost, Direction, Line, Priority, PriorityRule, Reservation, Tspec, VmConfig, WindowConfig,
 };
 
+use crate::rate;
 use crate::schema::{CapConfig, Device, Disk, LineConfig, ReservationConfig, Window};
 
 impl Device {
@@ -68,6 +69,7 @@ impl Disk {
             urgent: self.urgent.map(ReservationConfig::reservation),
             urgent_quantum: self.urgent_quantum.map(|b| b.0),
             normal: self.reserve.map(ReservationConfig::reservation),
+            largest: None,
             priority: rule,
         }
     }
@@ -84,15 +86,30 @@ fn round_to_u64(v: f64) -> u64 {
 }
 
 impl CapConfig {
+    fn requests_burst(&self) -> u64 {
+        self.requests_burst.unwrap_or(1)
+    }
+
+    /// Whether all rates can be counted exactly.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let requests = self.requests.map(|r| rate::check_requests("requests", r.0, self.requests_burst()));
+        let bytes = self.bytes.map(|r| rate::check_whole("bytes", r.0, "bytes"));
+        let share = self.share.map(|r| rate::check_whole("share", r.0 * 1e9, "ns"));
+        [requests, bytes, share].into_iter().flatten().collect()
+    }
+
     fn cap(&self, config: &Config, direction: Direction, largest: u64) -> Cap {
+        let peak = |rate: f64| self.peak.map(|times| rate * times.max(1.0));
         let tspec = |rate: f64, burst: u64| Tspec {
-            rate: round_to_u64(rate).max(1),
+            rate: round_to_u64(rate),
             burst,
-            peak: self.peak.map(|times| round_to_u64(rate * times.max(1.0)).max(1)),
+            peak: peak(rate).map(round_to_u64),
         };
         let dearest = config.cost.max_cost(direction, largest);
+        let requests = self.requests.map(|r| rate::requests(r.0, self.requests_burst(), peak(r.0)));
         Cap {
-            requests: self.requests.map(|r| tspec(r.0, self.requests_burst.unwrap_or(1))),
+            requests: requests.map(|(tspec, _)| tspec),
+            per_request: requests.map_or(1, |(_, per)| per),
             bytes: self.bytes.map(|r| tspec(r.0, self.bytes_burst.map_or(largest, |b| b.0))),
             time: self.share.map(|r| tspec(r.0 * 1e9, self.share_burst.map_or(dearest, |b| b.0))),
         }

@@ -80,6 +80,24 @@ fn invalid_files_are_refused_with_their_place() {
 }
 
 #[test]
+fn rates_act_as_written_or_are_refused() {
+    let slow = replaced("requests = \"500/s\"", "requests = \"30/min\"").unwrap();
+    let cap = slow.devices[0].sched().vms[1].caps[1];
+    let rate = cap.requests.unwrap().rate as f64 / cap.per_request as f64;
+    assert_eq!(rate, 0.5);
+    for (from, to, why) in [
+        ("requests = \"500/s\"", "requests = \"0/s\"", "`requests`: 0/s cannot be counted exactly"),
+        ("bytes = \"20MB/s\"", "bytes = \"0.3B/s\"", "`bytes`: 0.3 bytes per second"),
+        ("peak = 4", "peak = 4, share = \"0.00000001%\"", "`share`"),
+    ] {
+        let error = refused(from, to);
+        assert!(matches!(error, FileError::Rate { .. }), "{error}");
+        assert!(error.to_string().starts_with("disk \"logger\": `write_cap`: "), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
+
+#[test]
 fn reservations_beyond_the_device_are_refused() {
     let deadline = |e: FileError| match e {
         FileError::Refused { device, message, source: Refusal::Deadline { deadline, .. } } => {

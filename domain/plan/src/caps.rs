@@ -1,9 +1,10 @@
-//! A spec's `traffic` as caps of the domain's disks, and what they add to the bounds of the VM that
-//! they hold.
+//! A spec's `traffic` as caps of the domain's disks and ports, and what they add to the bounds of
+//! the VM that they hold.
 
-use rtvirtio_spec::{Task, Vm};
+use rtvirtio_domain_config::FrameCap;
+use rtvirtio_spec::{Flow, Task, Vm};
 use rtvirtio_traffic::{Arrival, Direction, Place, Tspec, Unit, compile};
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos};
 
 /// Keys of the VM's disk, one a line.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,7 +15,7 @@ pub(crate) struct Caps {
     pub refused: Vec<String>,
 }
 
-/// The caps of a VM. Its network directions are those of a network, which a spec does not have.
+/// The caps of a VM's disk.
 pub(crate) fn caps(vm: &Vm) -> Caps {
     let mut caps = Caps::default();
     for (direction, tspec) in disk_limits(vm) {
@@ -58,6 +59,74 @@ pub(crate) fn held_back(vm: &Vm, catch_up: Nanos) -> Option<Nanos> {
         longest = longest.max(delay(burst, &cap));
     }
     Some(Nanos::from_secs_f64(longest))
+}
+
+/// The caps of a VM's port; a VM with several has them on each.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PortCaps {
+    /// Its keys, and what is not as the spec has it.
+    pub caps: Caps,
+    /// The same as values: to the VM, and from it.
+    pub rx: FrameCap,
+    pub tx: FrameCap,
+    /// Of what it sends.
+    sent: Option<Tspec>,
+}
+
+/// The caps of a VM's port. A bucket of bytes that does not hold the network's largest frame would
+/// never let one go, so a smaller burst becomes one frame.
+pub(crate) fn port_caps(vm: &Vm, largest_frame: u64) -> PortCaps {
+    let mut of = PortCaps::default();
+    for (direction, asked) in Tspec::all(&vm.traffic).filter(|(direction, _)| !direction.is_disk()) {
+        let largest = if asked.unit == Unit::Bytes { largest_frame } else { 1 };
+        let tspec = Tspec { burst: asked.burst.max(largest), largest, ..asked };
+        let compiled = match compile(&tspec, direction, &Place::IoDomain) {
+            Ok(compiled) => compiled,
+            Err(e) => {
+                of.caps.refused.push(e.to_string());
+                continue;
+            }
+        };
+        of.caps.lines.extend(compiled.settings.iter().map(ToString::to_string));
+        let mut cap =
+            FrameCap { peak: tspec.peak.map(|peak| peak as f64 / tspec.rate as f64), ..FrameCap::default() };
+        match tspec.unit {
+            Unit::Bytes => {
+                (cap.bytes, cap.bytes_burst) =
+                    (Some(BytesPerSec(tspec.rate as f64)), Some(Bytes(tspec.burst)));
+            }
+            Unit::Requests => {
+                (cap.frames, cap.frames_burst) = (Some(Iops(tspec.rate as f64)), Some(tspec.burst))
+            }
+        }
+        if direction == Direction::Rx {
+            of.rx = cap;
+        } else {
+            (of.tx, of.sent) = (cap, Some(tspec));
+        }
+    }
+    of
+}
+
+impl PortCaps {
+    /// Longest time for which the cap on what the VM sends holds one of its frames back, when its
+    /// vCPU stands still for `stall` and then makes up for it; `None` when nothing bounds that. As
+    /// [`held_back`].
+    pub(crate) fn holds_back<'f>(
+        &self,
+        flows: impl Iterator<Item = &'f Flow>,
+        stall: Nanos,
+    ) -> Option<Nanos> {
+        let Some(tspec) = self.sent else { return Some(Nanos(0)) };
+        let (mut rate, mut burst) = (0.0, 0.0);
+        for flow in flows {
+            let each = if tspec.unit == Unit::Bytes { flow.frame.0 as f64 } else { 1.0 };
+            rate += flow.rate.0 * each;
+            burst += (f64::from(flow.burst) + (flow.rate.0 * stall.as_secs_f64()).ceil()) * each;
+        }
+        let cap = tspec.arrival();
+        (rate <= cap.rate).then(|| Nanos::from_secs_f64(delay(burst, &cap)))
+    }
 }
 
 fn delay(burst: f64, cap: &Arrival) -> f64 {

@@ -7,10 +7,13 @@ use rtvirtio_spec::{Direction, Flow, HostSpec, Mark, Target, Uplink, Vm};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
 use serde::Serialize;
 
+use crate::caps::{PortCaps, port_caps};
 use crate::network_refusal::{RefusedClass, refusals};
 
 /// What is reserved, of what the spec declares.
 pub(crate) const HEADROOM: f64 = 1.1;
+const HELD_BACK: &str = "its VM's own traffic limit is below what its flows send, so nothing bounds how long it holds a frame back: raise the limit, \
+     or lower the rates of the flows";
 const UNPROMISED_RX: &str = "frames to a VM have no reservation: those that the link brings are delivered in turn, and a cap on the others' \
      (`rx_cap`) keeps the thread free";
 
@@ -27,6 +30,12 @@ pub struct PortPlan {
     pub urgent: Option<LinkReserve>,
     /// Why there is none, where a flow has a target.
     pub refused: Option<String>,
+    /// Caps of its VM's traffic, as keys of the port.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub caps: Vec<String>,
+    /// Limits of its VM's traffic that are no caps, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub refused_caps: Vec<String>,
 }
 
 /// A part of the link, counted on the wire.
@@ -148,14 +157,29 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
         .filter_map(|vm| Some((vm, vm.nics.iter().position(|nic| nic.network == network)?)))
         .collect();
     let mut config = config(host, network, &vms, sockets);
-    let mut ports: Vec<PortPlan> =
-        vms.iter().zip(&config.ports).map(|((vm, _), port)| unplanned(vm, port)).collect();
+    let caps: Vec<PortCaps> = vms.iter().map(|(vm, _)| port_caps(vm, config.largest_frame())).collect();
+    let mut ports: Vec<PortPlan> = vms
+        .iter()
+        .zip(&config.ports)
+        .zip(&caps)
+        .map(|(((vm, _), port), caps)| unplanned(vm, port, caps))
+        .collect();
+    for (port, caps) in config.ports.iter_mut().zip(&caps) {
+        (port.rx_cap, port.tx_cap) = (caps.rx, caps.tx);
+    }
+    let stall = config.stall;
+    let held = |port: usize| {
+        let (vm, nic) = vms[port];
+        caps[port].holds_back(sent(vm, nic), stall)
+    };
     let mut wanted: Vec<(Nanos, usize, Class)> = Vec::new();
     for (port, (vm, nic)) in vms.iter().enumerate() {
         for class in [Class::Urgent, Class::Normal] {
             let sent = sent(vm, *nic).filter(|flow| Class::of(flow) == class);
             let tightest = sent.filter_map(|flow| flow.target).map(|target| target.latency).min();
-            wanted.extend(tightest.map(|deadline| (deadline, port, class)));
+            // What the VM's own cap takes is not left for the link.
+            let left = tightest.and_then(|target| held(port).and_then(|held| target.0.checked_sub(held.0)));
+            wanted.extend(left.filter(|left| *left > 0).map(|deadline| (Nanos(deadline), port, class)));
         }
     }
     wanted.sort_by_key(|(deadline, ..)| *deadline);
@@ -181,7 +205,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
     for (port, (vm, nic)) in vms.iter().enumerate() {
         let bounds = config.bounds(port);
         let of_port = vm.flows.iter().filter(|flow| flow.nic == *nic);
-        flows.extend(of_port.map(|flow| promise(&vm.name, flow, (&name, port), bounds)));
+        flows.extend(of_port.map(|flow| promise(&vm.name, flow, (&name, port), (bounds, held(port)))));
     }
     refusals(&config, &refused, &mut flows);
     let reserves = ports.iter().flat_map(|port| [port.reserve, port.urgent]).flatten();
@@ -198,8 +222,16 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
     }
 }
 
-fn unplanned(vm: &Vm, port: &Port) -> PortPlan {
-    PortPlan { vm: vm.name.clone(), port: port.name.clone(), reserve: None, urgent: None, refused: None }
+fn unplanned(vm: &Vm, port: &Port, caps: &PortCaps) -> PortPlan {
+    PortPlan {
+        vm: vm.name.clone(),
+        port: port.name.clone(),
+        reserve: None,
+        urgent: None,
+        refused: None,
+        caps: caps.caps.lines.clone(),
+        refused_caps: caps.caps.refused.clone(),
+    }
 }
 
 /// What a VM sends through a port.
@@ -223,16 +255,22 @@ fn promise(
     vm: &str,
     flow: &Flow,
     (network, port): (&str, usize),
-    [urgent, normal]: [Option<Nanos>; 2],
+    ([urgent, normal], held): ([Option<Nanos>; 2], Option<Nanos>),
 ) -> FlowPromise {
     let of_class = match (flow.direction, Class::of(flow)) {
         (Direction::Rx, _) => None,
         (Direction::Tx, Class::Urgent) => urgent,
         (Direction::Tx, Class::Normal) => normal,
     };
-    let bound = flow.target.and(of_class);
-    let unpromised =
-        flow.target.filter(|_| flow.direction == Direction::Rx).map(|_| UNPROMISED_RX.to_owned());
+    let bound = flow.target.and(of_class).and_then(|bound| Some(Nanos(bound.0 + held?.0)));
+    let unpromised = flow.target.and_then(|target| match (flow.direction, held) {
+        (Direction::Rx, _) => Some(UNPROMISED_RX.to_owned()),
+        (Direction::Tx, None) => Some(HELD_BACK.to_owned()),
+        (Direction::Tx, Some(held)) if held >= target.latency => Some(format!(
+            "its VM's own traffic limit may hold a frame back for {held}: raise the limit or its burst"
+        )),
+        (Direction::Tx, Some(_)) => None,
+    });
     FlowPromise {
         vm: vm.to_owned(),
         flow: flow.name.clone(),
@@ -386,6 +424,48 @@ mod tests {
         let why = plan.flows[1].unpromised.as_deref().unwrap();
         assert!(why.contains("shares a reservation with \"trip\""), "{why}");
         assert_eq!(plan.flows[0].least_target, plan.flows[1].least_target);
+    }
+
+    /// The limits of the spec are exactly the caps of the file.
+    #[test]
+    fn traffic_becomes_caps_of_the_port() {
+        let sends = flow("a", "rate = \"1000/s\"\ntarget = { latency = \"9ms\" }");
+        let with = |traffic: &str| {
+            let text = HEAD.to_owned()
+                + &format!(
+                    "[[vm]]\nname = \"v\"\nlab = \"qemu\"\n{traffic}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
+                     [[vm.nic]]\nmac = \"52:54:00:00:00:01\"\ntap = \"tap0\"\n{sends}\n"
+                );
+            let host = HostSpec::parse("test", &text).unwrap_or_else(|e| panic!("{e}"));
+            plan_networks(&host, Path::new("/run/ports")).remove(0)
+        };
+        let free = with("");
+        let plan = with(
+            "traffic.rx = { rate = \"20000/s\", burst = 40 }\ntraffic.tx = { rate = \"1MB/s\", burst = \"3kB\", peak = \"7MB/s\" }",
+        );
+        let text = network_text(&plan);
+        let file = File::parse(Path::new("iod.toml"), &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let port = &file.networks[0].ports[0];
+        assert_eq!((port.rx_cap, port.tx_cap), (plan.config.ports[0].rx_cap, plan.config.ports[0].tx_cap));
+        let [sched, planned] = [file.networks[0].tx_sched(), plan.config.tx_sched()];
+        let caps = sched.vms[0].caps[1].bytes.unwrap();
+        assert_eq!((caps.rate, caps.burst, caps.peak), (1_000_000, 3_000, Some(7_000_000)));
+        assert_eq!(planned.vms[0].caps, sched.vms[0].caps);
+        let frames = file.networks[0].rx_sched().vms[0].caps[0].requests.unwrap();
+        assert_eq!((frames.rate, frames.burst, frames.peak), (20_000, 40, None));
+        // 2 frames of 200 bytes fit the burst, and the peak does not delay the second.
+        assert_eq!((plan.feasible, plan.flows[0].bound), (true, free.flows[0].bound));
+        // One of two frames waits for 1/1100 s more.
+        let tight = with("traffic.tx = { rate = \"1100/s\" }");
+        let held = tight.flows[0].bound.unwrap().0 - free.flows[0].bound.unwrap().0;
+        assert!(tight.feasible && held.abs_diff(909_091) <= 1, "{held}");
+        let below = with("traffic.tx = { rate = \"999/s\" }");
+        assert_eq!((below.flows[0].bound, below.feasible, below.ports[0].reserve), (None, false, None));
+        assert!(below.flows[0].unpromised.as_deref().unwrap().contains("traffic limit"), "{below:?}");
+        // A burst below a frame would let none go.
+        let small = with("traffic.tx = { rate = \"1MB/s\", burst = \"600B\" }");
+        let burst = small.config.tx_sched().vms[0].caps[1].bytes.unwrap().burst;
+        assert_eq!(burst, small.config.largest_frame());
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub fn network_text(plan: &NetworkPlan) -> String {
                 let _ = writeln!(s, "{key} = {marks:?}");
             }
         }
+        for line in &planned.caps {
+            let _ = writeln!(s, "{line}");
+        }
         for (key, reserve) in [("urgent", port.urgent), ("reserve", port.reserve)] {
             if let Some(RateConfig { rate, burst, deadline }) = reserve {
                 let _ = writeln!(
@@ -72,6 +75,9 @@ fn comments(s: &mut String, plan: &NetworkPlan, port: &PortPlan) {
             (None, Some(why)) => writeln!(s, "# {}: NO PROMISE: {}.", flow.flow, one_line(why)),
             (None, None) => writeln!(s, "# {}: NO PROMISE.", flow.flow),
         };
+    }
+    for why in &port.refused_caps {
+        let _ = writeln!(s, "# NO CAP: {}.", one_line(why));
     }
     if let Some(why) = &port.refused {
         let of = if port.urgent.is_some() { "unmarked frames" } else { "its frames" };

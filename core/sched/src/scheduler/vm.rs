@@ -83,7 +83,8 @@ pub(super) fn reservation_for(
 impl Vm {
     pub(super) fn new(config: &VmConfig, splitter: &Splitter) -> Self {
         let largest = config.urgent_quantum.unwrap_or(0).max(splitter.quantum);
-        let cap = |d: Direction| Regulator::new(&config.caps[d.index()], splitter.max_charge(d, largest));
+        let piece = config.largest.map_or(largest, |request| request.min(largest));
+        let cap = |d: Direction| Regulator::new(&config.caps[d.index()], splitter.max_charge(d, piece));
         let state = |r: &Option<Reservation>| r.as_ref().map(ReservationState::new);
         Self {
             queue: Queue::new(config.depth),

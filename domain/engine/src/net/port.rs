@@ -80,6 +80,8 @@ pub struct Port {
     pub rx: FramePool,
     /// Broadcast and unlisted multicast frames to the VM.
     pub broadcast: Bucket,
+    /// Tokens of one of these frames.
+    pub broadcast_frame: u64,
     /// When frames to unlisted groups are accepted again; `None` while they are.
     pub groups_again_at: Option<Nanos>,
     /// The uplink may hold frames.
@@ -144,7 +146,7 @@ impl Port {
         uplink: Option<Uplink>,
     ) -> Self {
         let largest = if uplink.is_some() { LARGEST_RECEIVED } else { 0 };
-        let rate = (config.broadcast.0.round() as u64).max(1);
+        let (broadcast, broadcast_frame) = config.broadcast_bucket();
         Self {
             name: config.name.clone(),
             member: 0,
@@ -153,7 +155,8 @@ impl Port {
             slots: Default::default(),
             tx,
             rx,
-            broadcast: Bucket::new(rate, rate.div_ceil(2)),
+            broadcast,
+            broadcast_frame,
             groups_again_at: None,
             readable: true,
             poll_armed: false,
@@ -182,6 +185,15 @@ impl Port {
             port.cutters[usize::from(TX)].is_busy() || port.vring(TX).is_some_and(|vring| vring.active)
         };
         self.hold.until.is_none() && self.tx.has_free() && has_work(self)
+    }
+
+    /// Whether its limit on broadcasts allows one now; that is charged then.
+    pub fn takes_broadcast(&mut self, now: Nanos) -> bool {
+        let allows = self.broadcast.ready_at(now, self.broadcast_frame) <= now;
+        if allows {
+            self.broadcast.take(now, self.broadcast_frame);
+        }
+        allows
     }
 
     /// Whether large segments pass to the VM as they are.

@@ -75,17 +75,12 @@ impl NetLoop {
                     port.drops.filtered += 1;
                     self.record(event(Fate::Filtered));
                 }
-                Delivery::Limited if port.broadcast.ready_at(time, 1) > time => {
+                Delivery::Limited if !port.takes_broadcast(time) => {
                     port.drops.broadcast += 1;
                     port.close_groups(time);
                     self.record(event(Fate::Broadcast));
                 }
-                delivery => {
-                    if delivery == Delivery::Limited {
-                        port.broadcast.take(time, 1);
-                    }
-                    self.enqueue_received(i, len, time, frame);
-                }
+                Delivery::Limited | Delivery::Accept => self.enqueue_received(i, len, time, frame),
             }
         }
         self.pending = true;
@@ -122,6 +117,11 @@ impl NetLoop {
         let Some(bytes) = port.rx.first_free().map(|buffer| &mut buffer[..len]) else { return };
         if features & feature::GUEST_CSUM == 0 {
             complete_checksum(bytes);
+        }
+        // A cap has room for the frames of the network.
+        if !port.settings.whole[usize::from(RX)] && len - HEADER > self.largest_frame {
+            port.drops.segmented += 1;
+            return self.record(FrameEvent::dropped(i, false, Fate::Segmented, len - HEADER, time));
         }
         let Some(slot) = port.rx.take(len, time) else { return };
         let request =
@@ -229,7 +229,7 @@ impl Port {
 
     /// Stops frames to unlisted groups in the kernel until half of their burst is there again.
     fn close_groups(&mut self, time: Nanos) {
-        let half = self.broadcast.burst().div_ceil(2);
+        let half = self.broadcast.burst().div_ceil(2).max(self.broadcast_frame);
         let again = self.broadcast.ready_at(time, half);
         let closes = |uplink: &mut Uplink| uplink.accept_groups(false).is_ok();
         if self.groups_again_at.is_none() && self.uplink.as_mut().is_some_and(closes) {

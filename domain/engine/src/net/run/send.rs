@@ -254,13 +254,13 @@ impl NetLoop {
             let Some(frame) = Frame::parse(&bytes[HEADER..]) else { return false };
             match port.rules.delivery(&frame) {
                 Delivery::Drop => continue,
-                Delivery::Limited if port.broadcast.ready_at(time, 1) > time => {
+                Delivery::Limited if !port.takes_broadcast(time) => {
                     port.drops.broadcast += 1;
                     let len = bytes.len() - HEADER;
                     self.record(FrameEvent::dropped(other, false, Fate::Broadcast, len, time));
                     continue;
                 }
-                Delivery::Limited => port.broadcast.take(time, 1),
+                Delivery::Limited => {}
                 Delivery::Accept => is_inside |= !to.is_group(),
             }
             let len = bytes.len();
