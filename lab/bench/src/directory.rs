@@ -64,7 +64,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
 /// # Errors
 /// When a result cannot be read.
 pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
-    let all: [(&str, Reader); 7] = [
+    let all: [(&str, Reader); 8] = [
         (iod::FILE, iod::report),
         (iod_attach::FILE, iod_attach::report),
         (iod_crash::FILE, iod_crash::report),
@@ -72,6 +72,7 @@ pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
         (net::FILE, net::report),
         (net::ping::FILE, net::ping::report),
         (net::sv::FILE, net::sv::report),
+        (net::timeline::FILE, net::timeline::report),
     ];
     let present =
         all.into_iter().map(|(file, read)| (dir.join(file), read)).filter(|(path, _)| path.exists());

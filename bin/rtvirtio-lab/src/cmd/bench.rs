@@ -257,6 +257,7 @@ fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         None => (net::FILE, net::report),
         Some(NetPart::Ping) => (net::ping::FILE, net::ping::report),
         Some(NetPart::Sv) => (net::sv::FILE, net::sv::report),
+        Some(NetPart::Timeline) => (net::timeline::FILE, net::timeline::report),
     };
     let path = args.result.out.join(file);
     if !args.result.report_only {
@@ -267,7 +268,16 @@ fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             None => save(&path, &net::measure(&args.options(), &labs, ui)?, ui)?,
             Some(NetPart::Ping) => save(&path, &net::ping::measure_ping(&args.ping(), &labs, ui)?, ui)?,
             Some(NetPart::Sv) => save(&path, &net::sv::measure_sv(&args.sv(), &labs, ui)?, ui)?,
+            Some(NetPart::Timeline) => {
+                save(&path, &net::timeline::measure_timeline(args.cap, &labs, ui)?, ui)?;
+            }
         }
+    }
+    if let Some(dir) = args.svg.as_ref().filter(|_| args.only == Some(NetPart::Timeline)) {
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        let (name, text) = net::timeline::svg(&path)?;
+        write_file(&dir.join(name), text.as_bytes())?;
+        ui.step(&format!("wrote {}", dir.join(name).display()));
     }
     print_result(report, &path, "rtvirtio: networks of the I/O domain", &args.result, ui)
 }

@@ -296,6 +296,22 @@ impl NetBed {
         Ok(self.guests[1].spawn(&["sh", "-c", &script])?)
     }
 
+    /// The neighbour begins to send TCP as fast as it can after `wait`, and ends by itself.
+    ///
+    /// # Errors
+    /// When its guest does not answer.
+    pub fn send_later(&mut self, wait: Duration, length: Duration) -> anyhow::Result<()> {
+        let script = format!(
+            "sleep {}; fio --name=n --ioengine=net --protocol=tcp --hostname={} --port={SINK} --rw=write --bs=64k \
+             --size=100g --time_based --runtime={} >/run/load.log 2>&1",
+            wait.as_secs(),
+            ip(HOST),
+            length.as_secs()
+        );
+        self.guests[1].spawn(&["sh", "-c", &script])?;
+        Ok(())
+    }
+
     /// Ends what the neighbour sends.
     ///
     /// # Errors

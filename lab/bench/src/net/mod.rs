@@ -11,6 +11,7 @@ pub mod ping;
 pub(crate) mod probe;
 mod simulated;
 pub mod sv;
+pub mod timeline;
 
 use std::path::Path;
 
@@ -438,7 +439,7 @@ mod tests {
 
     #[test]
     fn tails_are_of_the_right_rank() {
-        let tails = Tails::of(&RoundTrips { ns: (1..=2_000).rev().collect(), lost: 3 });
+        let tails = Tails::of(&RoundTrips { ns: (1..=2_000).rev().collect(), lost: 3, sent: Vec::new() });
         assert_eq!(
             (tails.n, tails.lost, tails.p50, tails.p99, tails.p999, tails.max),
             (2_003, 3, 1_000, 1_980, 1_998, 2_000)

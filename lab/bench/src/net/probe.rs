@@ -32,6 +32,8 @@ pub struct Address {
 pub struct RoundTrips {
     /// Times of those that were answered, in ns.
     pub ns: Vec<u64>,
+    /// When their requests were sent, from the first one on, in ns.
+    pub sent: Vec<u64>,
     /// Requests without an answer.
     pub lost: u64,
 }
@@ -141,7 +143,10 @@ pub fn round_trips(
     for (sent, received) in sent.into_iter().zip(received) {
         match received {
             0 => trips.lost += 1,
-            at => trips.ns.push(at.saturating_sub(sent)),
+            at => {
+                trips.ns.push(at.saturating_sub(sent));
+                trips.sent.push(sent);
+            }
         }
     }
     Ok(trips)

@@ -161,6 +161,7 @@ EXAMPLES
   sudo rtvirtio-lab bench net --rounds 1 --requests 4000 --crashes 1      a first look, about two minutes
   sudo rtvirtio-lab bench net --only ping             1000 pings, idle and beside a flood
   sudo rtvirtio-lab bench net --only sv               sampled values to a disk, beside floods on both
+  sudo rtvirtio-lab bench net --only timeline --svg /tmp/figures   round trips while a flood begins and ends
   sudo rtvirtio-lab bench net --fifo 30 --cpu-budget 30%           with a real-time thread that has a limit
   rtvirtio-lab bench net --report-only --json | jq .claims
 

@@ -1,5 +1,7 @@
 //! `bench net`.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use rtvirtio_bench::net::ping::PingOptions;
 use rtvirtio_bench::net::sv::SvOptions;
@@ -16,6 +18,8 @@ pub enum NetPart {
     /// Sampled values: publisher to client to disk and back, alone and next to floods on network
     /// and disk
     Sv,
+    /// Round trips over time while a neighbour begins to send through a slow link, and ends
+    Timeline,
 }
 
 /// `bench net`.
@@ -55,6 +59,9 @@ pub struct BenchNetArgs {
     /// Period of that budget
     #[arg(long, value_name = "TIME", requires = "cpu_budget")]
     pub cpu_period: Option<Nanos>,
+    /// Draws the picture of `--only timeline` into this directory
+    #[arg(long, value_name = "DIR", requires = "only")]
+    pub svg: Option<PathBuf>,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
