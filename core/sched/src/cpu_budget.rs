@@ -2,8 +2,9 @@
 //!
 //! A real-time thread takes the CPU from every guest on it, so its time must end somewhere, and
 //! must not end for all because of one. Each period of P has a budget of B, as `cpu.max` of a
-//! cgroup has. Half of B is divided: each of the n members has a *slice* of `B / 2n`, at least one
-//! turn. The rest is a *pool* for whoever comes first. A member is served while its slice, or the
+//! cgroup has. Half of B is divided into *slices*: one turn for each of the n members, and the rest
+//! by weight, or equally where none has a weight. The other half is a *pool* for whoever comes
+//! first. A member is served while its slice, or the
 //! pool, covers a whole turn; its time is taken from its slice, then from the pool. So
 //!
 //! - in a period the thread spends at most B, as long as no turn is longer than [`CpuLimit::turn`];
@@ -69,10 +70,14 @@ impl CpuLimit {
         Ok(())
     }
 
-    /// The slice of each of `members`.
+    /// The slice of one of `members` with this weight, of `weights` in all.
     #[must_use]
-    pub fn slice(&self, members: usize) -> Nanos {
-        Nanos((self.budget.0 / (2 * members.max(1) as u64)).max(self.turn.0))
+    pub fn slice(&self, members: usize, weight: u64, weights: u64) -> Nanos {
+        let members = members.max(1) as u64;
+        let divided = (self.budget.0 / 2).saturating_sub(self.turn.0.saturating_mul(members));
+        let (part, all) = if weights == 0 { (1, members) } else { (weight, weights) };
+        let more = u128::from(divided) * u128::from(part) / u128::from(all.max(1));
+        Nanos(self.turn.0.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)))
     }
 }
 
@@ -103,6 +108,7 @@ impl Left {
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
     is_there: bool,
+    weight: u64,
     left: Left,
     throttled_since: Option<Nanos>,
     counters: CpuCounters,
@@ -125,32 +131,51 @@ pub struct CpuBudget {
     limit: CpuLimit,
     members: Vec<Member>,
     there: usize,
+    /// Sum of the weights.
+    weights: u64,
     pool: Left,
 }
 
 impl CpuBudget {
-    /// A budget for members in the first `members` places.
+    /// A budget for members of these weights, in the first places.
     #[must_use]
-    pub fn new(limit: CpuLimit, members: usize) -> Self {
-        let mut budget = Self { limit, members: Vec::new(), there: 0, pool: Left::default() };
-        (0..members).for_each(|place| budget.attach(place));
+    pub fn new(limit: CpuLimit, weights: impl IntoIterator<Item = u64>) -> Self {
+        let mut budget = Self { limit, members: Vec::new(), there: 0, weights: 0, pool: Left::default() };
+        weights.into_iter().enumerate().for_each(|(place, weight)| budget.attach(place, weight));
         budget
     }
 
     /// A member comes to a place.
-    pub fn attach(&mut self, place: usize) {
+    pub fn attach(&mut self, place: usize, weight: u64) {
         if place >= self.members.len() {
             self.members.resize(place + 1, Member::default());
         }
         self.detach(place);
         self.there += 1;
-        self.members[place] = Member { is_there: true, ..Member::default() };
+        self.weights = self.weights.saturating_add(weight);
+        self.members[place] = Member { is_there: true, weight, ..Member::default() };
+    }
+
+    /// A member gets another weight.
+    pub fn set_weight(&mut self, place: usize, weight: u64) {
+        if let Some(member) = self.members.get_mut(place).filter(|member| member.is_there) {
+            self.weights = self.weights.saturating_sub(member.weight).saturating_add(weight);
+            member.weight = weight;
+        }
+    }
+
+    /// The slice of a member.
+    #[must_use]
+    pub fn slice(&self, place: usize) -> Nanos {
+        let weight = self.members.get(place).map_or(0, |member| member.weight);
+        self.limit.slice(self.there, weight, self.weights)
     }
 
     /// The member of a place goes.
     pub fn detach(&mut self, place: usize) {
         let Some(member) = self.members.get_mut(place) else { return };
         self.there -= usize::from(member.is_there);
+        self.weights = self.weights.saturating_sub(member.weight);
         *member = Member::default();
     }
 
@@ -160,8 +185,9 @@ impl CpuBudget {
     }
 
     fn refill(&mut self, now: Nanos, place: usize) {
-        let (period, slice) = (self.period(now), self.limit.slice(self.there));
-        let divided = slice.0.saturating_mul(self.there as u64);
+        let (period, slice) = (self.period(now), self.slice(place));
+        let turns = self.limit.turn.0.saturating_mul(self.there as u64);
+        let divided = turns.max(self.limit.budget.0 / 2);
         self.pool.refill(period, Nanos(self.limit.budget.0.saturating_sub(divided)));
         if let Some(member) = self.members.get_mut(place) {
             member.left.refill(period, slice);
@@ -195,7 +221,7 @@ impl CpuBudget {
     /// A member has used CPU time.
     pub fn charge(&mut self, now: Nanos, place: usize, used: Nanos) {
         self.refill(now, place);
-        let most = self.limit.slice(self.there).0;
+        let most = self.slice(place).0;
         let Some(member) = self.members.get_mut(place) else { return };
         member.counters.used.0 = member.counters.used.0.saturating_add(used.0);
         let rest = member.left.take(used.0);
@@ -229,13 +255,18 @@ mod tests {
         assert!(matches!(small, Err(CpuLimitError::TooSmall { members: 31, .. })), "{small:?}");
         assert!(matches!(limit(0, 1).check(1), Err(CpuLimitError::Range { .. })));
         assert!(matches!(limit(11 * MS, 1).check(1), Err(CpuLimitError::Range { .. })));
-        assert_eq!(limit(3 * MS, 100_000).slice(3), Nanos(500_000));
-        assert_eq!(limit(3 * MS, 100_000).slice(30), Nanos(100_000));
+        assert_eq!(limit(3 * MS, 100_000).slice(3, 0, 0), Nanos(500_000));
+        assert_eq!(limit(3 * MS, 100_000).slice(30, 5, 5), Nanos(100_000));
+        // A turn of each, and the rest to the one with a weight.
+        let mut budget = CpuBudget::new(limit(3 * MS, 100_000), [7, 0, 0]);
+        assert_eq!([0, 1].map(|place| budget.slice(place)), [Nanos(1_300_000), Nanos(100_000)]);
+        budget.set_weight(1, 7);
+        assert_eq!([0, 1].map(|place| budget.slice(place)), [Nanos(700_000); 2]);
     }
 
     #[test]
     fn one_that_floods_is_throttled_until_the_next_period() {
-        let mut budget = CpuBudget::new(limit(3 * MS, 100_000), 2);
+        let mut budget = CpuBudget::new(limit(3 * MS, 100_000), [0, 0]);
         let mut turns = 0;
         while budget.admits(Nanos(5), 0) {
             budget.charge(Nanos(5), 0, Nanos(100_000));
@@ -255,7 +286,7 @@ mod tests {
     /// A turn that takes too long is paid, within two periods.
     #[test]
     fn a_debt_is_paid_and_has_an_end() {
-        let mut budget = CpuBudget::new(limit(3 * MS, 100_000), 2);
+        let mut budget = CpuBudget::new(limit(3 * MS, 100_000), [0, 0]);
         assert!(budget.admits(Nanos(0), 0));
         budget.charge(Nanos(0), 0, Nanos(60_000 * MS));
         assert!(!budget.admits(Nanos(9 * MS), 0));
@@ -267,11 +298,11 @@ mod tests {
 
     #[test]
     fn places_come_and_go() {
-        let mut budget = CpuBudget::new(limit(MS, 100_000), 1);
-        budget.attach(1);
+        let mut budget = CpuBudget::new(limit(MS, 100_000), [0]);
+        budget.attach(1, 0);
         budget.charge(Nanos(0), 1, Nanos(5 * MS));
         assert!(!budget.admits(Nanos(0), 1));
-        budget.attach(1);
+        budget.attach(1, 0);
         assert_eq!((budget.there, budget.counters(1)), (2, CpuCounters::default()));
         budget.detach(0);
         budget.detach(7);
@@ -286,11 +317,12 @@ mod tests {
             members in 2usize..12,
             budget in MS..9 * MS,
             turn in 1_000u64..80_000,
+            weight in 0u64..5,
             asks in prop::collection::vec((0u64..400_000, 1usize..12, 1u64..80_000), 1..400),
         ) {
             let limit = limit(budget, turn);
             prop_assert_eq!(limit.check(members), Ok(()));
-            let mut state = CpuBudget::new(limit, members);
+            let mut state = CpuBudget::new(limit, (0..members).map(|i| weight * i as u64));
             let (mut now, mut period, mut spent, mut modest) = (0u64, 0, 0, 0);
             for (pause, who, took) in asks {
                 now += pause;
@@ -304,7 +336,7 @@ mod tests {
                     spent += took;
                     if took < turn { break; }
                 }
-                if modest + 2 * turn <= limit.slice(members).0 {
+                if modest + 2 * turn <= state.slice(0).0 {
                     prop_assert!(state.admits(Nanos(now), 0), "{modest} of its slice are used");
                     state.charge(Nanos(now), 0, Nanos(took));
                     (modest, spent) = (modest + took, spent + took);
@@ -320,7 +352,7 @@ mod tests {
             asks in prop::collection::vec((0usize..6, 1u64..150_000), 1..3_000),
         ) {
             let limit = limit(2 * MS, 50_000);
-            let mut state = CpuBudget::new(limit, members);
+            let mut state = CpuBudget::new(limit, vec![0; members]);
             let mut spent = 0;
             for (i, (who, took)) in asks.iter().enumerate() {
                 let now = i as u64 * 100_000;

@@ -168,8 +168,7 @@ impl Network {
     /// Bytes per second of the link that are not reserved, counted on the wire; 0 without a rate.
     #[must_use]
     pub fn unreserved(&self) -> f64 {
-        let reserved = self.ports.iter().flat_map(|port| [port.reserve, port.urgent]).flatten();
-        let reserved: f64 = reserved.map(|reserve| reserve.rate.0).sum();
+        let reserved: f64 = self.ports.iter().map(Port::reserved).sum();
         self.link.map_or(0.0, |link| (link.0 * LINK_SHARE - reserved).max(0.0))
     }
 
@@ -236,6 +235,12 @@ fn config(line: Line, quantum: u64, vms: Vec<VmConfig>, policy: Policy, window: 
 }
 
 impl Port {
+    /// Bytes per second of the link that it reserves, counted on the wire.
+    #[must_use]
+    pub fn reserved(&self) -> f64 {
+        [self.reserve, self.urgent].into_iter().flatten().map(|reserve| reserve.rate.0).sum()
+    }
+
     /// Bucket of broadcasts and of frames to unlisted groups, and the tokens of a frame.
     #[must_use]
     pub fn broadcast_bucket(&self) -> (Bucket, u64) {

@@ -137,13 +137,19 @@ pub struct PortSettings {
     pub coalesce: Nanos,
     /// Large segments pass whole: to the VM, and from it.
     pub whole: [bool; 2],
+    /// Weight of its slice of the thread's CPU budget: what it reserves, in bytes per second.
+    pub cpu_weight: u64,
 }
 
 impl PortSettings {
     /// Those of a port.
     #[must_use]
     pub fn new(network: &Network, port: &Port) -> Self {
-        Self { coalesce: port.rx_cap.coalesce(), whole: network.passes_whole(port) }
+        Self {
+            coalesce: port.rx_cap.coalesce(),
+            whole: network.passes_whole(port),
+            cpu_weight: port.reserved().round() as u64,
+        }
     }
 }
 

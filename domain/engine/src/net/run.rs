@@ -86,13 +86,16 @@ impl NetLoop {
             port.member = member;
             port
         });
+        let members: Vec<Port> = members.collect();
+        let weights = members.iter().map(|port| port.settings.cpu_weight);
+        let spending = network.cpu_limit().map(|limit| Spending::new(CpuBudget::new(limit, weights)));
         Ok(Self {
             name: network.name.clone(),
             switches: network.uplink == UplinkKind::Packet,
             ordered: network.link.is_some(),
             largest_frame: network.largest_frame() as usize,
             ring,
-            ports: members.collect(),
+            ports: members,
             members: ports,
             tx: Scheduler::new(&network.tx_sched())?,
             link: VirtualLink::new(LINK_WINDOW, CATCH_UP),
@@ -105,9 +108,7 @@ impl NetLoop {
             regulator_wakeup: None,
             regulator_lateness: Latencies::with_range(Nanos(1_000_000_000_000), 2),
             poll: AdaptivePoll::new(poll),
-            spending: network
-                .cpu_limit()
-                .map(|limit| Spending::new(CpuBudget::new(limit, network.ports.len()))),
+            spending,
             trace: None,
             quit: false,
         })

@@ -136,8 +136,11 @@ impl NetLoop {
         rx.check()?;
         self.tx.reconfigure(tx, ports)?;
         self.rx.reconfigure(rx, ports)?;
-        for (port, settings) in self.ports.iter_mut().zip(settings) {
+        for (i, (port, settings)) in self.ports.iter_mut().zip(settings).enumerate() {
             port.settings = *settings;
+            if let Some(spending) = &mut self.spending {
+                spending.budget().set_weight(i, settings.cpu_weight);
+            }
             if let Some(features) = port.slots[usize::from(RX)].vring.as_ref().map(|vring| vring.features) {
                 port.set_offloads(features);
             }

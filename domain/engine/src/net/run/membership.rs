@@ -28,7 +28,7 @@ impl NetLoop {
         port.member = self.members;
         self.members = self.members.wrapping_add(1);
         if let Some(spending) = &mut self.spending {
-            spending.budget().attach(i);
+            spending.budget().attach(i, port.settings.cpu_weight);
         }
         match self.ports.get_mut(i) {
             Some(place) => *place = port,
