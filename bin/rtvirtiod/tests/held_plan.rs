@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,12 +34,7 @@ impl Plant {
     fn faster(test: &str, config: &str, times: f64) -> Option<Self> {
         let rig = Rig::new();
         let disk = Disk::new(test, &rig)?;
-        let profiles = rig.site.state_dir().join("profiles");
-        fs::create_dir_all(&profiles).unwrap();
-        let mut profile: Value = serde_json::from_str(PROFILE).unwrap();
-        speed_up(&mut profile, times);
-        profile["device"] = disk.device.name.clone().into();
-        fs::write(profiles.join(format!("{}.json", disk.device.name)), profile.to_string()).unwrap();
+        measured(&rig, &disk, times);
         let (plc, hist) = (Plc::start(&rig, "plc"), Plc::start(&rig, "hist"));
         disk.place(&plc, 1);
         disk.place(&hist, 1);
@@ -55,9 +51,13 @@ impl Plant {
     }
 
     fn contract(&self, vm: &Plc, task: &str) {
+        self.contract_on(&self.disk, vm, task);
+    }
+
+    fn contract_on(&self, disk: &Disk, vm: &Plc, task: &str) {
         let text = format!(
             "[device]\npath = \"/dev/{}\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n{task}\n",
-            self.disk.device.name,
+            disk.device.name,
             vm.name,
             vm.qmp().display()
         );
@@ -103,6 +103,18 @@ impl Plant {
         let all = self.rig.events().into_iter();
         all.filter(|e| e["kind"] == kind && e["text"].as_str().is_some_and(|t| t.contains(words))).collect()
     }
+}
+
+/// Gives a disk a profile; returns its file.
+fn measured(rig: &Rig, disk: &Disk, times: f64) -> PathBuf {
+    let profiles = rig.site.state_dir().join("profiles");
+    fs::create_dir_all(&profiles).unwrap();
+    let mut profile: Value = serde_json::from_str(PROFILE).unwrap();
+    speed_up(&mut profile, times);
+    profile["device"] = disk.device.name.clone().into();
+    let path = profiles.join(format!("{}.json", disk.device.name));
+    fs::write(&path, profile.to_string()).unwrap();
+    path
 }
 
 fn speed_up(profile: &mut Value, times: f64) {
@@ -252,5 +264,51 @@ fn a_plan_waits_where_it_is_asked_for_and_each_policy_holds() {
     assert_eq!((plant.limit(2), plant.plan()["state"].as_str()), (None, Some("in_force")));
     plant.rig.kill();
     plant.rig.site.ok(&["revert"]);
+    drop(plant);
+}
+
+#[test]
+fn a_device_without_a_profile_does_not_block_the_others() {
+    let test = "a_device_without_a_profile_does_not_block_the_others";
+    let Some(mut plant) = Plant::new(test, "[plan]\n") else { return };
+    let Some(bare) = Disk::of_file(test, &plant.rig, "bare.img") else { return };
+    let other = Plc::start(&plant.rig, "other");
+    bare.place(&other, 1);
+    plant.contract_on(&bare, &other, "rate = \"200/s\"\ntarget = { latency = \"12ms\" }");
+    plant.rig.start(&[]);
+    let plan = plant.wait_state("partial");
+    let limit = plant.limit(1).unwrap_or_else(|| panic!("no limit: {plan:#}\n{}", plant.rig.log()));
+    let device = format!("/dev/{}", bare.device.name);
+    let remedy = format!("rtvirtio profile {device}");
+    assert_eq!(plan["unplanned"][0]["device"], device.as_str());
+    assert_eq!(plan["unplanned"][0]["remedy"], remedy.as_str());
+    assert_eq!(
+        (plan["vms"].as_array().unwrap().len(), plan["unplanned"][0]["vms"].as_array().unwrap().len()),
+        (2, 1)
+    );
+    assert_eq!(plant.rig.vm(&other.name)["state"], "unplanned");
+    let shown = plant.rig.site.output(&["contract", "plan"]);
+    assert_eq!(shown.status.code(), Some(3));
+    assert!(text(&shown.stdout).contains(&remedy), "{}", text(&shown.stdout));
+    assert_eq!(plant.events("failed", &remedy).len(), 1);
+
+    // It is measured: it is planned for, and the others keep what they have.
+    let profile = measured(&plant.rig, &bare, 1.0);
+    let plan = plant.wait_state("in_force");
+    assert_eq!((plan["vms"].as_array().unwrap().len(), plant.limit(1)), (3, Some(limit)));
+    assert_eq!(plant.rig.site.output(&["status"]).status.code(), Some(0));
+
+    // The profile vanishes, and with it what was promised; not what was set.
+    fs::remove_file(profile).unwrap();
+    let plan = plant.wait_state("partial");
+    assert_eq!((&plan["unplanned"][0]["is_held"], plant.limit(1)), (&Value::from(true), Some(limit)));
+    plant.rig.kill();
+    plant.rig.site.ok(&["revert"]);
+    assert_eq!(
+        (plant.limit(1), plant.disk.elevator().as_str(), bare.elevator().as_str()),
+        (None, "none", "none")
+    );
+    drop(other);
+    drop(bare);
     drop(plant);
 }

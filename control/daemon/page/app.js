@@ -30,7 +30,7 @@ function time(ns) {
 
 const share = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1) + " %");
 const colour = (name) => ({ in_force: "good", observed: "good", met: "good", drift: "bad", failed: "bad", refused: "bad", missed: "bad",
-  changed: "", fault: "bad", waiting: "warn", held: "warn", unknown: "warn", unproven: "warn", applied_by_hand: "warn", would_apply: "warn" }[name] || "dim");
+  changed: "", fault: "bad", waiting: "warn", held: "warn", unknown: "warn", unproven: "warn", unplanned: "bad", partial: "bad", applied_by_hand: "warn", would_apply: "warn" }[name] || "dim");
 
 function tail(disks, direction) {
   let worst = null;
@@ -205,6 +205,10 @@ function drawPlan() {
   line(words(plan.state) + (plan.why ? ": " + plan.why : ""), colour(plan.state));
   if (plan.reason) line("for " + plan.vms.join(", ") + " since " + plan.since + ": " + plan.reason, "dim");
   if (plan.assumes) line("planned for: " + plan.assumes);
+  for (const u of plan.unplanned || []) {
+    line(`${u.device} is not planned: ${u.why}. Nothing is promised for its tasks of ${u.vms.join(", ")}${u.is_held ? "; what an earlier plan has set stays" : ""}`, "bad");
+    if (u.remedy) body.push(el("pre", "sudo " + u.remedy));
+  }
   for (const task of plan.given_up || []) line(task + ": its target is predicted to be missed", "bad");
   for (const d of plan.drift || []) line(`${d.knob} was changed from ${d.wanted} to ${d.found}`, "bad");
   for (const knob of plan.yielded || []) line(knob + " is left to another program", "dim");

@@ -174,8 +174,8 @@ impl<H: Host> Daemon<H> {
     /// The state for clients.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let of_plan = self.plan.snapshot(&self.observed, &self.config, &self.memory);
-        Snapshot { plan: of_plan, ..Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory) }
+        let of_plan = self.plan.snapshot(&self.desired, &self.observed, &self.config, &self.memory);
+        Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory).with_plan(of_plan)
     }
 
     /// Sees what was observed, and asks for a plan where one is wanted.
@@ -269,7 +269,7 @@ impl<H: Host> Daemon<H> {
         states.extend(self.observed.applied_drift.iter().filter_map(|drift| self.left(APPLIED, drift, now)));
         let of_plan = self.observed.plan.iter().flat_map(|plan| &plan.drift);
         states.extend(of_plan.filter_map(|drift| self.left(PLAN, drift, now)));
-        let plan = self.plan.states(&self.config, &self.memory);
+        let plan = self.plan.states(&self.desired, &self.observed, &self.config, &self.memory);
         states.extend(plan.map(|(key, kind, text)| (key, kind, None, text)));
         for (vm, why) in &self.observed.admission.refused {
             states.push((format!("refused {vm}"), EventKind::Refused, Some(vm.clone()), why.clone()));

@@ -36,7 +36,7 @@ pub use memory::Memory;
 pub use observed::{
     Admission, Drift, KnobClass, MadePlan, Observed, ObservedVm, PlanScope, Presence, ScopeState, ScopeView,
 };
-pub use plan::{PlanSnapshot, PlanState, ProposalSnapshot, sight_of};
+pub use plan::{PlanSnapshot, PlanState, ProposalSnapshot, UnplannedDevice, sight_of};
 pub use reconcile::{APPLIED, Action, PLAN, Step, reconcile};
 pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, runs, socket};
 pub use snapshot::{Snapshot, VmSnapshot, VmState};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtvirtio_apply::Line;
 use rtvirtio_cpu::Level;
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_planner::replan::{Basis, Outline};
+use rtvirtio_planner::replan::{Basis, NoPlan, Outline, Unplanned};
 use serde::{Deserialize, Serialize};
 
 /// Kinds of settings, for the policy about drift.
@@ -179,6 +179,8 @@ pub struct PlanScope {
     pub reason: String,
     /// When: RFC 3339.
     pub since: String,
+    /// The devices that it has settings of, by path.
+    pub devices: BTreeSet<String>,
 }
 
 /// A plan that was made.
@@ -213,7 +215,9 @@ pub struct Observed {
     /// The plan that the service holds.
     pub plan: Option<PlanScope>,
     /// The answer to the request of this number for a plan: the plan, or why there is none.
-    pub made: Option<(u64, Result<MadePlan, String>)>,
+    pub made: Option<(u64, Result<MadePlan, NoPlan>)>,
+    /// Devices of the contracts that have no usable profile, by path; none where no plan is wanted.
+    pub unmeasured: BTreeMap<String, Unplanned>,
 }
 
 #[cfg(test)]

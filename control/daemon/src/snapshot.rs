@@ -28,6 +28,9 @@ pub enum VmState {
     Unknown,
     /// The contract sets nothing: the VM is only observed.
     Observed,
+    /// A device that its tasks use is not planned, so that nothing is promised for these; the rest
+    /// of the contract is as it should be.
+    Unplanned,
     /// The contract fits not beside the others.
     Refused,
     /// The contract waits for acceptance.
@@ -148,6 +151,21 @@ impl Snapshot {
             faults: desired.faults.iter().map(fault).collect(),
             problems: Vec::new(),
         }
+    }
+
+    /// With the plan that is held. The contract of a VM with tasks on a device that is not planned
+    /// is not as it should be, whatever else of it is in force.
+    #[must_use]
+    pub(crate) fn with_plan(mut self, plan: Option<PlanSnapshot>) -> Self {
+        for device in plan.iter().flat_map(|plan| &plan.unplanned) {
+            for vm in self.vms.iter_mut().filter(|vm| device.vms.contains(&vm.name)) {
+                if matches!(vm.state, VmState::InForce | VmState::Observed) {
+                    (vm.state, vm.why) = (VmState::Unplanned, Some(device.words()));
+                }
+            }
+        }
+        self.plan = plan;
+        self
     }
 
     /// Whether every contract is in force, or needs nothing, or its VM is off.

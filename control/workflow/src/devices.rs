@@ -1,6 +1,6 @@
 //! A whole spec on this host: each of its devices with the VMs on it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::HostFacts;
@@ -9,7 +9,7 @@ use rtvirtio_spec::HostSpec;
 use rtvirtio_units::Nanos;
 
 use crate::dirs::Dirs;
-use crate::error::{Context as _, Result, bail};
+use crate::error::{Context as _, Error, Kind, Result};
 use crate::find::HostVm;
 use crate::progress::Progress;
 use crate::site::Site;
@@ -22,7 +22,8 @@ pub type Predictions = HashMap<(String, String), Vec<Nanos>>;
 pub struct Devices {
     /// The whole file.
     pub host: HostSpec,
-    /// One for each of its parts, in order; never empty.
+    /// One for each of its parts, in order; never empty. [`Devices::find_each`] leaves out those
+    /// that it does not find.
     pub sites: Vec<Site>,
 }
 
@@ -30,27 +31,47 @@ impl Devices {
     /// Finds every device and every VM. Changes nothing.
     ///
     /// # Errors
-    /// As [`Site::find`]; [`Kind::File`](crate::Kind::File) when two devices are one disk.
+    /// As [`Site::find`]; [`Kind::File`] when two devices are one disk.
     pub fn find(host: HostSpec, dirs: &Dirs) -> Result<Self> {
-        let mut sites: Vec<Site> = Vec::new();
-        for part in host.parts() {
-            let found = Site::find(part.clone(), dirs);
+        let (found, lost) = Self::find_each(host, dirs);
+        lost.into_iter().next().map_or(Ok(found), |(_, error)| Err(error))
+    }
+
+    /// The same, also where some of them are not found: these lack in [`Devices::sites`], and come
+    /// with their places among the parts. Two devices that are one disk are both not found.
+    #[must_use]
+    pub fn find_each(host: HostSpec, dirs: &Dirs) -> (Self, Vec<(usize, Error)>) {
+        let mut found: Vec<(usize, Site)> = Vec::new();
+        let mut lost: Vec<(usize, Error)> = Vec::new();
+        for (place, part) in host.parts().iter().enumerate() {
+            let site = Site::find(part.clone(), dirs);
             let site = match &part.name {
-                Some(name) => found.with_context(|| format!("device {name}"))?,
-                None => found?,
+                Some(name) => site.with_context(|| format!("device {name}")),
+                None => site,
             };
-            if let Some((other, disk)) = sites.iter().find_map(|other| Some((other, other.shares(&site)?))) {
-                bail!(
-                    File,
-                    "the devices {} and {} of the spec are on one disk ({disk}), and what is set there is set for both: \
-                     name that disk once, with the VMs of both",
-                    other.name(),
-                    site.name()
-                );
+            match site {
+                Ok(site) => found.push((place, site)),
+                Err(e) => lost.push((place, e)),
             }
-            sites.push(site);
         }
-        Ok(Self { host, sites })
+        let mut shared: BTreeMap<usize, Error> = BTreeMap::new();
+        for (i, (second, site)) in found.iter().enumerate() {
+            for (first, other) in found.iter().take(i) {
+                let Some(disk) = other.shares(site) else { continue };
+                for place in [first, second] {
+                    let message = format!(
+                        "the devices {} and {} of the spec are on one disk ({disk}), and what is set there is set for both: \
+                         name that disk once, with the VMs of both",
+                        other.name(),
+                        site.name()
+                    );
+                    shared.entry(*place).or_insert_with(|| Error::new(Kind::File, message));
+                }
+            }
+        }
+        found.retain(|(place, _)| !shared.contains_key(place));
+        lost.extend(shared);
+        (Self { host, sites: found.into_iter().map(|(_, site)| site).collect() }, lost)
     }
 
     /// Loads BFQ for steps that change settings, as [`Site::load_bfq`].
@@ -82,7 +103,7 @@ impl Devices {
     /// As [`Site::guard_data`].
     ///
     /// # Errors
-    /// [`Kind::Guarded`](crate::Kind::Guarded) when a task would overwrite data.
+    /// [`Kind::Guarded`] when a task would overwrite data.
     pub fn guard_data(&self, may_destroy: bool) -> Result<()> {
         self.sites.iter().try_for_each(|site| site.guard_data(may_destroy))
     }
@@ -90,7 +111,7 @@ impl Devices {
     /// Every VM once, with all its tasks and the disk of each.
     ///
     /// # Errors
-    /// [`Kind::File`](crate::Kind::File) for a VM that runs already and has no `disk`.
+    /// [`Kind::File`] for a VM that runs already and has no `disk`.
     pub fn loads(&self, predicted: &Predictions) -> Result<Vec<VmLoad>> {
         let of_sites = self.sites.iter().map(|site| site.loads(&[])).collect::<Result<Vec<_>>>()?;
         let mut loads = Vec::new();

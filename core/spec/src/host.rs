@@ -173,6 +173,34 @@ impl HostSpec {
         place
     }
 
+    /// What it says of some of its block devices: the VMs with tasks there, and these tasks.
+    /// Networks are left out. `None` where nothing remains.
+    #[must_use]
+    pub fn on_devices(&self, keep: impl Fn(&Device) -> bool) -> Option<Self> {
+        let is_kept: Vec<bool> = self.parts.iter().map(|part| keep(&part.spec.device)).collect();
+        let kept = |place: usize| is_kept.get(place).copied().unwrap_or(false);
+        let (mut parts, mut vms, mut disks, mut paths) = (self.parts.clone(), vec![], vec![], vec![]);
+        for (_, part) in parts.iter_mut().enumerate().filter(|(place, _)| !kept(*place)) {
+            (part.spec.vms, part.disks) = (Vec::new(), Vec::new());
+        }
+        for (i, vm) in self.vms.iter().enumerate() {
+            let here: Vec<(&Task, &TaskDisk)> =
+                vm.tasks.iter().zip(self.disks(i)).filter(|(_, disk)| kept(disk.part)).collect();
+            if here.is_empty() {
+                continue;
+            }
+            let first = here.iter().find_map(|(_, disk)| disk.disk.clone());
+            let (tasks, on): (Vec<Task>, Vec<TaskDisk>) =
+                here.into_iter().map(|(task, disk)| (task.clone(), disk.clone())).unzip();
+            vms.push(Vm { tasks, ..with_disk(vm, first) });
+            disks.push(on);
+            paths.push(self.paths(i).to_vec());
+        }
+        let mut host = Self { parts, vms, disks, paths, networks: Vec::new(), several: None };
+        host.drop_empty_parts();
+        (!host.parts.is_empty()).then_some(host)
+    }
+
     /// Parts without VMs go; those behind them move up.
     fn drop_empty_parts(&mut self) {
         let is_used: Vec<bool> = self.parts.iter().map(|part| !part.spec.vms.is_empty()).collect();
@@ -351,5 +379,25 @@ mod tests {
         assert_eq!((shape(&only), places(&only)), (vec![(None, vec!["hist"])], vec![0]));
         assert_eq!(HostSpec::joined([&all], |_| false), None);
         assert!(all.vms()[0].cpu.need.is_some() && all.without_cpu().vms()[0].cpu.need.is_none());
+    }
+
+    #[test]
+    fn of_some_devices_a_vm_has_the_tasks_there_only() {
+        let text = "[[device]]\nname = \"a\"\npath = \"/dev/sda\"\n[[device]]\nname = \"b\"\npath = \"/dev/sdb\"\n\
+            [[vm]]\nname = \"plc\"\nqmp = \"/run/plc.qmp\"\n\
+            disks = [{ name = \"fast\", device = \"a\", path = \"/dev/vda\" }, { name = \"slow\", device = \"b\", path = \"/dev/vdb\" }]\n\
+            [[vm.task]]\nname = \"t\"\ndisk = \"fast\"\nop = \"read\"\nblock = \"4KiB\"\n\
+            [[vm.task]]\nname = \"u\"\ndisk = \"slow\"\nop = \"read\"\nblock = \"4KiB\"\n";
+        let host = HostSpec::parse("x.toml", text).unwrap();
+        let on = |path: &str| host.on_devices(|device| *device == Device::Path(path.into()));
+        let slow = on("/dev/sdb").unwrap();
+        assert_eq!(shape(&slow), [(None, vec!["plc"])]);
+        let tasks: Vec<&str> = slow.vms()[0].tasks.iter().map(|task| task.name.as_str()).collect();
+        assert_eq!((tasks, slow.disks(0).len(), slow.disks(0)[0].part), (vec!["u"], 1, 0));
+        assert_eq!(slow.parts()[0].spec.vms[0].tasks.len(), 1);
+        let Reach::Existing { disk, .. } = &slow.vms()[0].reach else { panic!("{slow:?}") };
+        assert_eq!(*disk, slow.disks(0)[0].disk);
+        assert_eq!(on("/dev/sdc"), None);
+        assert_eq!(host.on_devices(|_| true).unwrap().parts(), host.parts());
     }
 }

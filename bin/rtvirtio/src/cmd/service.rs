@@ -47,6 +47,10 @@ pub fn plan_text(plan: &PlanSnapshot, all: bool) -> String {
     if let Some(assumes) = &plan.assumes {
         let _ = writeln!(out, "  planned for: {}", terminal(assumes, false));
     }
+    for device in &plan.unplanned {
+        let _ = writeln!(out, "  {}", terminal(&device.words(), false));
+        let _ = writeln!(out, "    nothing is promised for its tasks of {}", device.vms.join(", "));
+    }
     for task in &plan.given_up {
         let _ = writeln!(out, "  {task}: its target is predicted to be missed");
     }

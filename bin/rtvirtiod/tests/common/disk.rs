@@ -20,12 +20,16 @@ pub struct Disk {
 
 impl Disk {
     pub fn new(test: &str, rig: &Rig) -> Option<Self> {
+        Self::of_file(test, rig, "disk.img")
+    }
+
+    pub fn of_file(test: &str, rig: &Rig, file: &str) -> Option<Self> {
         if !has(test, &[Need::Root, Need::QEMU, Need::Path("/dev/loop-control", "no loop devices")]) {
             return None;
         }
         let root = Root::default();
         let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
-        let file = rig.site.dir.path().join("disk.img");
+        let file = rig.site.dir.path().join(file);
         fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
         let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
         if !out.status.success() {

@@ -55,8 +55,16 @@ pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
         "How the plan of the contracts' disks stands: 1 for its state; none without `[plan]`.",
         &["state"],
     )?;
+    let unplanned = gauge(
+        "rtvirtio_plan_device_unplanned",
+        "Devices of the contracts that are not planned: 1 for each; nothing is promised for tasks on them.",
+        &["device"],
+    )?;
     if let Some(of) = &snapshot.plan {
         plan.with_label_values(&[word(&of.state)]).set(1.0);
+        for device in &of.unplanned {
+            unplanned.with_label_values(&[&device.device]).set(1.0);
+        }
     }
     observed(&shared.observation(), &gauge)?;
     TextEncoder::new().encode_to_string(&registry.gather())

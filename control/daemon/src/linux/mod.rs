@@ -104,6 +104,8 @@ pub struct LinuxHost {
     listed: Option<(u32, Instant)>,
     applied: Applied,
     plan: PlanPart,
+    /// Whether contracts have changed since the last look.
+    contracts_changed: bool,
     /// Whether BFQ may be loaded, where it is a module.
     may_load: bool,
 }
@@ -128,7 +130,7 @@ impl LinuxHost {
         let specs = [places.specs.as_slice(), &config.specs].concat();
         let files = ContractFiles::new(&places.contracts, specs);
         Self {
-            plan: PlanPart::new(places.dirs.clone(), Arc::clone(&waker)),
+            plan: PlanPart::new(places.dirs.clone(), Arc::clone(&waker), config.plan.is_some()),
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
             root: Root::default(),
             lookups: Lookups::new(places.dirs.clone(), waker),
@@ -141,6 +143,7 @@ impl LinuxHost {
             pids: BTreeSet::new(),
             listed: None,
             applied: Applied::default(),
+            contracts_changed: true,
         }
     }
 
@@ -342,6 +345,7 @@ impl Host for LinuxHost {
     fn desired(&mut self) -> Option<Desired> {
         let desired = self.files.changed()?;
         self.admission = None;
+        self.contracts_changed = true;
         for (name, tracked) in &mut self.tracked {
             // Perhaps it is reached in another way now.
             if desired.of(name).is_some() {
@@ -371,6 +375,9 @@ impl Host for LinuxHost {
                 Err(e) => self.problem(format!("what `rtvirtio apply` has set is not known: {e:#}")),
             }
         }
+        if look == Look::Compare || std::mem::take(&mut self.contracts_changed) {
+            self.plan.read_profiles(desired);
+        }
         if look == Look::Compare || self.plan.stale {
             self.plan.read(&self.root);
         } else {
@@ -396,6 +403,7 @@ impl Host for LinuxHost {
             applied_drift: self.applied.drift.clone(),
             plan: self.plan.scope.clone(),
             made: self.plan.made(),
+            unmeasured: self.plan.unmeasured.clone(),
         };
         for (name, tracked) in &mut self.tracked {
             let vm = tracked.observed(&self.root, now);

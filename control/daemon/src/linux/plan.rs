@@ -1,11 +1,12 @@
 //! The plan that is held: making it in a thread of its own, what is in force of it, setting it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rtvirtio_apply::{Amended, Machine, NoGuests, OnConflict, Reverted};
 use rtvirtio_kernel::Root;
-use rtvirtio_planner::replan::{Request, Sight};
+use rtvirtio_planner::replan::{NoPlan, Request, Sight, Unplanned};
 use rtvirtio_workflow::held::{self, HeldCandidate};
 use rtvirtio_workflow::scopes::Scopes;
 use rtvirtio_workflow::{Dirs, Error};
@@ -19,7 +20,7 @@ use crate::observe::Observation;
 use crate::observed::{MadePlan, PlanScope, ScopeState};
 use crate::plan::sight_of;
 
-type Answer = (u64, Result<HeldCandidate, String>);
+type Answer = (u64, Result<HeldCandidate, NoPlan>);
 
 /// What is known of the plan between two looks.
 pub(super) struct PlanPart {
@@ -35,14 +36,29 @@ pub(super) struct PlanPart {
     pub ended: Vec<String>,
     /// Whether `scope` has to be read anew.
     pub stale: bool,
+    /// Whether a plan is to be held at all.
+    is_wanted: bool,
+    /// Devices without a usable profile, as last looked at.
+    pub unmeasured: BTreeMap<String, Unplanned>,
     seen: Option<Arc<Observation>>,
 }
 
 impl PlanPart {
-    pub fn new(dirs: Dirs, waker: Waker) -> Self {
+    pub fn new(dirs: Dirs, waker: Waker, is_wanted: bool) -> Self {
         let (sender, answers) = channel();
-        let (made, scope, ended) = (None, None, Vec::new());
-        Self { dirs, waker, sender, answers, made, scope, ended, stale: true, seen: None }
+        let (made, scope, ended, unmeasured) = (None, None, Vec::new(), BTreeMap::new());
+        let (stale, seen) = (true, None);
+        Self { dirs, waker, sender, answers, made, scope, ended, stale, is_wanted, unmeasured, seen }
+    }
+
+    /// Looks which devices of the contracts have no usable profile.
+    pub fn read_profiles(&mut self, desired: &Desired) {
+        let plant = desired.plant.as_ref().filter(|_| self.is_wanted);
+        // A file with a mistake hides devices: nothing is planned meanwhile.
+        if desired.held.is_empty() {
+            self.unmeasured =
+                plant.map(|plant| held::unmeasured(&plant.host, &self.dirs)).unwrap_or_default();
+        }
     }
 
     /// Takes what was observed of VMs; the same again is no news.
@@ -64,21 +80,20 @@ impl PlanPart {
         let number = request.number;
         let run = move || {
             let made = match plant {
-                Some(host) => held::make(host, &request, may_load, &dirs, &Quiet::default())
-                    .map_err(|e| format!("{e:#}")),
-                None => Err("none of its VMs runs".to_owned()),
+                Some(host) => held::make(host, &request, may_load, &dirs, &Quiet::default()),
+                None => Err(NoPlan::Whole("none of its VMs runs".to_owned())),
             };
             // The service may be gone: then nobody waits for it.
             let _ = sender.send((request.number, made));
             waker();
         };
         if let Err(e) = std::thread::Builder::new().name("plan".to_owned()).spawn(run) {
-            let _ = self.sender.send((number, Err(e.to_string())));
+            let _ = self.sender.send((number, Err(NoPlan::Whole(e.to_string()))));
         }
     }
 
     /// The answer to the last request, once.
-    pub fn made(&mut self) -> Option<(u64, Result<MadePlan, String>)> {
+    pub fn made(&mut self) -> Option<(u64, Result<MadePlan, NoPlan>)> {
         let (number, made) = self.answers.try_iter().last()?;
         Some((
             number,
@@ -105,6 +120,7 @@ impl PlanPart {
             yielded: Default::default(),
             reason: String::new(),
             since: String::new(),
+            devices: BTreeSet::new(),
         };
         self.scope = match (held::status(&self.dirs, &machine), held::find(&self.dirs)) {
             (Ok(None), _) => None,
@@ -118,6 +134,8 @@ impl PlanPart {
                     yielded: held.yielded,
                     reason: held.reason,
                     since: held.since,
+                    // Not known is none: a device is then not said to be held.
+                    devices: held::devices(&self.dirs).unwrap_or_default(),
                 })
             }
             // Without the file beside it a journal can only be put back.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use rtvirtio_planner::replan::{Basis, Policy, Proposal, Replan, Request, Sight, Timing};
 
 use super::snapshot::{PlanSnapshot, proposal_words};
+use super::unplanned::{UnplannedDevice, planned_part};
 use crate::config::{Config, DriftPolicy, Mode};
 use crate::desired::Desired;
 use crate::history::EventKind;
@@ -44,6 +45,7 @@ impl PlanKeeper {
             self.found.clone_from(&found);
             self.replan.found(found, now.0);
         }
+        self.replan.lack(now.0, observed.unmeasured.clone());
         if let Some((number, made)) = &observed.made {
             let outline = made.as_ref().map(|made| made.outline.clone()).map_err(Clone::clone);
             self.replan.planned(now.0, *number, outline);
@@ -53,7 +55,7 @@ impl PlanKeeper {
             }
         }
         if let Some(sight) = sight {
-            self.replan.see(now.0, sight);
+            self.replan.see(now.0, &planned_part(sight, &self.replan.unplanned(), desired));
         }
         let plant = desired.plant.as_ref().filter(|_| self.wanted);
         // A file with a mistake changes nothing, and hides what it had.
@@ -139,6 +141,8 @@ impl PlanKeeper {
     /// States that last, as events: what it is about, its kind, the words.
     pub fn states(
         &self,
+        desired: &Desired,
+        observed: &Observed,
         config: &Config,
         memory: &Memory,
     ) -> impl Iterator<Item = (String, EventKind, String)> + use<> {
@@ -154,12 +158,21 @@ impl PlanKeeper {
         if let Some(why) = self.replan.failure() {
             states.push(("plan fails".to_owned(), EventKind::Failed, format!("no plan: {why}")));
         }
+        for device in UnplannedDevice::all(self.replan.unplanned(), desired, observed) {
+            states.push((format!("unplanned {}", device.device), EventKind::Failed, device.words()));
+        }
         states.into_iter()
     }
 
     /// For clients; `None` where no plan is held and none is to be.
-    pub fn snapshot(&self, observed: &Observed, config: &Config, memory: &Memory) -> Option<PlanSnapshot> {
-        PlanSnapshot::of(&self.replan, self.made.as_ref(), observed, config, memory)
+    pub fn snapshot(
+        &self,
+        desired: &Desired,
+        observed: &Observed,
+        config: &Config,
+        memory: &Memory,
+    ) -> Option<PlanSnapshot> {
+        PlanSnapshot::of(&self.replan, self.made.as_ref(), desired, observed, config, memory)
     }
 }
 

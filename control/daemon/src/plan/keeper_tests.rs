@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_planner::replan::{Change, Effect, Outline};
+use rtvirtio_planner::replan::{Change, Effect, NoPlan, Outline, Unplanned};
 use rtvirtio_spec::{Criticality, HostSpec};
 
 use super::super::snapshot::PlanState;
@@ -88,6 +88,7 @@ impl Case {
             yielded: BTreeSet::new(),
             reason: step.reason,
             since: String::new(),
+            devices: BTreeSet::new(),
         });
         assert_eq!(self.look(), None);
         assert_eq!(self.steps(), []);
@@ -97,8 +98,16 @@ impl Case {
         self.observed.plan.as_mut().unwrap()
     }
 
+    fn snapshot(&self) -> Option<PlanSnapshot> {
+        self.keeper.snapshot(&self.desired, &self.observed, &self.config, &self.memory)
+    }
+
+    fn states(&self) -> Vec<(String, EventKind, String)> {
+        self.keeper.states(&self.desired, &self.observed, &self.config, &self.memory).collect()
+    }
+
     fn state(&self) -> PlanState {
-        self.keeper.snapshot(&self.observed, &self.config, &self.memory).unwrap().state
+        self.snapshot().unwrap().state
     }
 }
 
@@ -125,7 +134,7 @@ fn contracts_lead_to_a_plan_and_their_end_puts_it_back() {
     assert_eq!(case.actions(), [BACK]);
     case.observed.plan = None;
     assert_eq!(case.actions(), []);
-    assert_eq!(case.keeper.snapshot(&case.observed, &case.config, &case.memory), None);
+    assert_eq!(case.snapshot(), None);
 }
 
 #[test]
@@ -146,7 +155,7 @@ fn it_waits_where_it_is_asked_for_and_where_it_would_hurt() {
         let mut case = Case::new(mode);
         case.made(change);
         assert_eq!((case.actions(), case.state()), (Vec::new(), PlanState::Waiting));
-        let states: Vec<_> = case.keeper.states(&case.config, &case.memory).collect();
+        let states = case.states();
         assert!(states.len() == 1 && states[0].1 == EventKind::Waiting, "{states:?}");
         let name = case.keeper.waiting(&case.config, &case.memory).unwrap().name();
         case.memory.accept(PLAN, &name);
@@ -173,7 +182,7 @@ fn it_waits_where_it_is_asked_for_and_where_it_would_hurt() {
 fn a_plan_that_cannot_be_made_or_set_is_tried_again_later() {
     let mut case = Case::new(Mode::Auto);
     let request = case.look().unwrap();
-    case.observed.made = Some((request.number, Err("no profile".to_owned())));
+    case.observed.made = Some((request.number, Err(NoPlan::Whole("no host".to_owned()))));
     assert_eq!((case.look(), case.state()), (None, PlanState::Failed));
     case.now += 60_000;
     case.made(Change::Better);
@@ -234,6 +243,113 @@ fn each_policy_about_drift_of_each_kind_of_setting() {
     assert_eq!(case.actions()[0], Action::RenewHeld);
     case.observed.vms.get_mut("plc").unwrap().presence = Presence::Off("shut off".to_owned());
     assert!(!case.actions().contains(&Action::RenewHeld));
+}
+
+/// Two controllers, each with a disk of its own.
+fn two_devices() -> Case {
+    let text = "[[device]]\nname = \"a\"\npath = \"/dev/sdz\"\n[[device]]\nname = \"b\"\npath = \"/dev/sdy\"\n".to_owned()
+        + &["plc a 7", "hist b 8"].map(|line| {
+            let [vm, device, pid] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+            format!(
+                "[[vm]]\nname = \"{vm}\"\npid = {pid}\ndevice = \"{device}\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
+                 rate = \"100/s\"\ntarget = {{ latency = \"9ms\" }}\n"
+            )
+        }).concat();
+    let spec = HostSpec::parse("x.toml", &text).unwrap();
+    let contracts = Contract::of_spec(&spec, Path::new("x.toml"));
+    let plant = Plant { id: "two".to_owned(), host: spec };
+    let mut case = Case::new(Mode::Auto);
+    case.desired = Desired { contracts, plant: Some(plant), ..Desired::default() };
+    let hist = Presence::Running(vec![ProcessId { pid: 8, start_time: 1 }]);
+    case.observed.vms.insert("hist".to_owned(), ObservedVm { presence: hist, ..ObservedVm::off("") });
+    assert_eq!(case.look(), None);
+    case.now += 10_000;
+    case
+}
+
+fn no_profile(device: &str) -> BTreeMap<String, Unplanned> {
+    let why = "the device has not been measured".to_owned();
+    let remedy = Some(format!("rtvirtio profile {device}"));
+    [(device.to_owned(), Unplanned { why, remedy })].into()
+}
+
+#[test]
+fn a_device_without_a_profile_is_not_in_the_way_of_the_others() {
+    let mut case = two_devices();
+    case.observed.unmeasured = no_profile("/dev/sdy");
+    case.made(Change::Better);
+    let asked = case.keeper.replan.proposal().unwrap().request.input.without.clone();
+    assert_eq!(asked, BTreeSet::from(["/dev/sdy".to_owned()]));
+    case.carried_out();
+    case.scope().devices = ["/dev/sdz".to_owned()].into();
+    let shown = case.snapshot().unwrap();
+    assert_eq!(
+        (shown.state, shown.is_whole(), shown.vms.as_slice()),
+        (PlanState::Partial, false, &["plc".to_owned()][..])
+    );
+    assert_eq!(shown.assumes, None, "what is left out is no assumption");
+    let [one] = shown.unplanned.as_slice() else { panic!("{shown:?}") };
+    assert_eq!((one.vms.as_slice(), one.is_held), (&["hist".to_owned()][..], false));
+    assert!(one.words().contains("`rtvirtio profile /dev/sdy`"), "{}", one.words());
+    assert!(case.states().iter().any(|(_, kind, text)| *kind == EventKind::Failed && *text == one.words()));
+    // Whatever else is in force for its VM, its contract is not as it should be.
+    let all =
+        crate::Snapshot::of(&case.desired, &case.observed, &case.config, &case.memory).with_plan(Some(shown));
+    let state = |vm: &str| all.vms.iter().find(|one| one.name == vm).unwrap().state;
+    assert_eq!((state("plc"), state("hist")), (crate::VmState::Observed, crate::VmState::Unplanned));
+    assert!(!all.is_whole());
+    // A target that was never promised is no miss of the plan's.
+    let missed = |task: &str| Sight { missed: [(task.to_owned(), true)].into(), ..Sight::default() };
+    let seen = |case: &Case, task: &str| {
+        let sight = missed(task);
+        planned_part(&sight, &case.keeper.replan.unplanned(), &case.desired).missed.len()
+    };
+    assert_eq!((seen(&case, "hist/t"), seen(&case, "plc/t")), (0, 1));
+    // Its profile arrives.
+    case.observed.unmeasured.clear();
+    case.now += 10_000;
+    case.made(Change::Better);
+    assert_eq!(case.actions(), [Action::SetPlan]);
+    case.carried_out();
+    assert_eq!((case.state(), case.snapshot().unwrap().vms.len()), (PlanState::InForce, 2));
+}
+
+#[test]
+fn a_profile_that_vanishes_changes_nothing_and_is_said() {
+    let mut case = two_devices();
+    case.made(Change::Better);
+    case.carried_out();
+    case.scope().devices = ["/dev/sdz".to_owned(), "/dev/sdy".to_owned()].into();
+    case.observed.unmeasured = no_profile("/dev/sdy");
+    case.now += 10_000;
+    // What is held stays: there is nothing to change, and nothing to ask for.
+    let request = case.look().unwrap();
+    assert_eq!(request.reason, "/dev/sdy cannot be planned");
+    let same = Outline { changes: 0, effects: Vec::new(), given_up: BTreeSet::new() };
+    let made = MadePlan { outline: same, changes: Vec::new(), reasons: Vec::new() };
+    case.observed.made = Some((request.number, Ok(made)));
+    assert_eq!((case.look(), case.actions()), (None, vec![Action::SetPlan]));
+    let devices = case.scope().devices.clone();
+    case.carried_out();
+    case.scope().devices = devices;
+    let shown = case.snapshot().unwrap();
+    assert_eq!((shown.state, shown.vms.len(), shown.unplanned[0].is_held), (PlanState::Partial, 2, true));
+    assert!(shown.unplanned[0].words().contains("stays"), "{}", shown.unplanned[0].words());
+}
+
+#[test]
+fn a_device_in_the_way_of_a_plan_is_named_and_the_rest_is_planned() {
+    let mut case = two_devices();
+    let request = case.look().unwrap();
+    let gone = Unplanned { why: "hist does not answer".to_owned(), remedy: None };
+    case.observed.made = Some((request.number, Err(NoPlan::Devices([("/dev/sdy".to_owned(), gone)].into()))));
+    let next = case.look().unwrap();
+    assert_eq!((next.number > request.number, next.input.without.len()), (true, 1));
+    let shown = case.snapshot().unwrap();
+    assert_eq!(
+        (shown.unplanned[0].why.as_str(), shown.unplanned[0].remedy.as_ref()),
+        ("hist does not answer", None)
+    );
 }
 
 #[test]

@@ -3,8 +3,10 @@
 mod keeper;
 mod sight;
 mod snapshot;
+mod unplanned;
 
 pub use sight::sight_of;
 pub use snapshot::{PlanSnapshot, PlanState, ProposalSnapshot};
+pub use unplanned::UnplannedDevice;
 
 pub(crate) use keeper::PlanKeeper;

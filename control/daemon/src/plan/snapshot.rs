@@ -1,9 +1,11 @@
 //! The plan that the service holds, as clients see it.
 
-use rtvirtio_planner::replan::{Change, Effect, Input, Policy, Proposal, Replan};
+use rtvirtio_planner::replan::{Basis, Change, Effect, Input, Policy, Proposal, Replan};
 use serde::{Deserialize, Serialize};
 
+use super::unplanned::{UnplannedDevice, vms_without_plan};
 use crate::config::Config;
+use crate::desired::Desired;
 use crate::host::SettingChange;
 use crate::memory::Memory;
 use crate::observed::{DriftSnapshot, MadePlan, Observed, ScopeState};
@@ -15,6 +17,8 @@ use crate::reconcile::PLAN;
 pub enum PlanState {
     /// It is in force, or nothing has to be set for it.
     InForce,
+    /// In force for some devices; others are not planned.
+    Partial,
     /// In force, but settings have other values.
     Drift,
     /// No VM of the contracts runs, or there are no contracts.
@@ -59,6 +63,9 @@ pub struct PlanSnapshot {
     /// Settings that were left to another program.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub yielded: Vec<String>,
+    /// Devices of the contracts that are not planned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unplanned: Vec<UnplannedDevice>,
     /// A plan that was made, and is not in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proposal: Option<ProposalSnapshot>,
@@ -77,6 +84,10 @@ pub struct ProposalSnapshot {
     pub given_up: Vec<String>,
     /// Why it misses them.
     pub reasons: Vec<String>,
+}
+
+fn declared(basis: &Basis) -> Input {
+    Input::declared(basis.input.vms.clone())
 }
 
 /// A proposal as one line.
@@ -100,6 +111,7 @@ impl PlanSnapshot {
     pub(super) fn of(
         replan: &Replan,
         made: Option<&MadePlan>,
+        desired: &Desired,
         observed: &Observed,
         config: &Config,
         memory: &Memory,
@@ -113,6 +125,7 @@ impl PlanSnapshot {
         let waits = proposal.zip(policy).and_then(|(proposal, policy)| {
             proposal.waits(policy, memory.is_accepted(PLAN, &proposal.name()))
         });
+        let unplanned = UnplannedDevice::all(replan.unplanned(), desired, observed);
         let basis = scope.and_then(|s| s.basis.as_ref()).or_else(|| replan.basis());
         let (state, why) = match scope.map(|s| &s.state) {
             Some(ScopeState::Unusable(why)) => (PlanState::Failed, Some(why.clone())),
@@ -123,6 +136,7 @@ impl PlanSnapshot {
                 (None, Some(why)) => (PlanState::Waiting, Some(why)),
                 (None, None) if policy.is_none() || proposal.is_some() => (PlanState::Pending, None),
                 (None, None) if scope.is_some_and(|s| !s.drift.is_empty()) => (PlanState::Drift, None),
+                (None, None) if basis.is_some() && !unplanned.is_empty() => (PlanState::Partial, None),
                 (None, None) if basis.is_some() => (PlanState::InForce, None),
                 (None, None) if replan.is_planning() => (PlanState::Planning, None),
                 (None, None) => (PlanState::Off, None),
@@ -144,18 +158,20 @@ impl PlanSnapshot {
             given_up: proposal.outline.given_up.iter().cloned().collect(),
             reasons: made.reasons.clone(),
         });
+        let without = vms_without_plan(&unplanned, desired);
         Some(Self {
             state,
             why,
-            vms: basis.map(|b| b.input.vms.iter().cloned().collect()).unwrap_or_default(),
+            vms: basis.map(|b| b.input.vms.difference(&without).cloned().collect()).unwrap_or_default(),
             assumes: basis
-                .map(|b| b.input.difference(&Input::declared(b.input.vms.clone())))
+                .map(|b| b.input.difference(&Input { without: b.input.without.clone(), ..declared(b) }))
                 .filter(|words| !words.is_empty()),
             reason: scope.map(|s| s.reason.clone()),
             since: scope.map(|s| s.since.clone()),
             given_up: basis.map(|b| b.given_up.iter().cloned().collect()).unwrap_or_default(),
             drift: scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::of).collect(),
             yielded: scope.map(|s| s.yielded.iter().cloned().collect()).unwrap_or_default(),
+            unplanned,
             proposal: made,
         })
     }
@@ -163,6 +179,6 @@ impl PlanSnapshot {
     /// Whether it is in force as it should be.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        matches!(self.state, PlanState::InForce | PlanState::Off)
+        matches!(self.state, PlanState::InForce | PlanState::Off) && self.unplanned.is_empty()
     }
 }

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtvirtio_apply::{Line, Machine, Write, dry_run, merge, resolve};
 use rtvirtio_kernel::Root;
 use rtvirtio_planner::replan::{
-    Change, Effect, Ground, Input, Outline, Patience, Request, candidate, difference,
+    Change, Effect, Ground, Input, NoPlan, Outline, Patience, Request, Unplanned, candidate, difference,
 };
 use rtvirtio_planner::{Plan, Setting};
-use rtvirtio_spec::{Device, HostSpec, Spec};
+use rtvirtio_spec::{Device, HostSpec, Part};
 
 use super::{Held, Start, find, plan};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
-use crate::error::{Result, bail};
+use crate::error::{Context as _, Error, Kind, Result};
 use crate::guests::GuestAgents;
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::load_profile;
@@ -48,21 +48,24 @@ pub struct HeldCandidate {
 }
 
 /// Plans for the VMs of a host that run, `host` without the others. `may_load` allows to load BFQ,
-/// where it is a module.
+/// where it is a module. Devices that [`Input::without`] names are not planned: what is in force of
+/// them stays as it is.
 ///
 /// # Errors
-/// [`Kind::NotMeasured`](crate::Kind::NotMeasured) without a profile;
-/// [`Kind::NotRunning`](crate::Kind::NotRunning) when a VM has ended meanwhile.
+/// [`NoPlan::Devices`] with those that cannot be planned, such as one without a profile.
 pub fn make(
     host: HostSpec,
     request: &Request,
     may_load: bool,
     dirs: &Dirs,
     progress: &dyn Progress,
-) -> Result<HeldCandidate> {
-    let held = find(dirs)?;
-    let in_force = plan(dirs)?;
-    let devices = Devices::find(host, dirs)?;
+) -> std::result::Result<HeldCandidate, NoPlan> {
+    let whole = |e: Error| NoPlan::Whole(format!("{e:#}"));
+    let held = find(dirs).map_err(whole)?;
+    let in_force = plan(dirs).map_err(whole)?;
+    let without = &request.input.without;
+    let ours = |device: &str| in_force.as_ref().and_then(|plan| of_device(plan, device));
+    let devices = present(host, without, |device| ours(device).is_some(), dirs)?;
     if may_load {
         devices.load_bfq(progress);
     }
@@ -79,41 +82,115 @@ pub fn make(
         reasons: Vec::new(),
         host: devices.host.clone(),
     };
-    let mut plans = Vec::new();
-    for site in &devices.sites {
-        let device = path_of(&site.spec)?;
-        let ours = in_force.as_ref().and_then(|plan| of_device(plan, &device));
+    let (mut plans, mut failed) = (Vec::new(), BTreeMap::new());
+    for part in devices.host.parts() {
+        let device = device_key(&part.spec.device);
+        let site = devices.sites.iter().find(|site| site.spec.device == part.spec.device);
         let start = held.as_ref().and_then(|held| held.start(&device));
-        let one = of_site(site, &device, ours, start, &request.input, dirs, progress)?;
-        made.starts.push(one.start);
-        made.changes.push(one.changes);
-        made.outline.effects.extend(one.effects);
-        made.outline.given_up.extend(one.given_up);
-        // The path names a device in whichever spec.
-        plans.push(DevicePlan { device: Some(device), plan: one.plan, notes: Vec::new() });
+        if without.contains(&device) {
+            let Some(kept) = ours(&device) else { continue };
+            plans.push(DevicePlan { device: Some(device), plan: kept.clone(), notes: Vec::new() });
+            made.changes.push(Vec::new());
+            made.starts.extend(start.cloned());
+            let before = held.as_ref().map(|held| &held.given_up);
+            made.outline.given_up.extend(before.into_iter().flat_map(|all| of_part(all, part)));
+            continue;
+        }
+        let Some(site) = site else { continue };
+        match of_site(site, &device, ours(&device), start, &request.input, dirs, progress) {
+            Ok(one) => {
+                made.starts.push(one.start);
+                made.changes.push(one.changes);
+                made.outline.effects.extend(one.effects);
+                made.outline.given_up.extend(one.given_up);
+                // The path names a device in whichever spec.
+                plans.push(DevicePlan { device: Some(device), plan: one.plan, notes: Vec::new() });
+            }
+            Err(e) => {
+                failed.insert(device, unplanned(&part.spec.device, &e));
+            }
+        }
+    }
+    if !failed.is_empty() {
+        return Err(NoPlan::Devices(failed));
     }
     made.plan = HostPlan::new(plans);
     made.reasons = made.plan.reasons();
     let yielded = yielded(held.as_ref(), &made.contract);
-    made.lines = changed_lines(&made, &devices, &yielded)?;
+    made.lines = changed_lines(&made, &devices, &yielded).map_err(whole)?;
     made.outline.changes = made.lines.len();
     // A VM can stand on several devices.
     made.outline.effects = worst_of_each(std::mem::take(&mut made.outline.effects));
     Ok(made)
 }
 
+/// The devices that stand in the plan: those that are planned, and those of `without` of which
+/// something `is_held`. These need not be found.
+fn present(
+    host: HostSpec,
+    without: &BTreeSet<String>,
+    is_held: impl Fn(&str) -> bool,
+    dirs: &Dirs,
+) -> std::result::Result<Devices, NoPlan> {
+    // All are looked for: one that is left out may be one disk with another.
+    let (devices, lost) = Devices::find_each(host, dirs);
+    let lost = lost.into_iter().filter_map(|(place, e)| {
+        let device = &devices.host.parts().get(place)?.spec.device;
+        Some((device_key(device), unplanned(device, &e)))
+    });
+    let lost: BTreeMap<_, _> = lost.filter(|(device, _)| !without.contains(device)).collect();
+    if !lost.is_empty() {
+        return Err(NoPlan::Devices(lost));
+    }
+    let stays = |device: &Device| {
+        let key = device_key(device);
+        !without.contains(&key) || is_held(&key)
+    };
+    let Some(host) = devices.host.on_devices(stays) else {
+        return Err(NoPlan::Whole("no device of the contracts can be planned".to_owned()));
+    };
+    let sites = devices.sites.into_iter().filter(|site| stays(&site.spec.device)).collect();
+    Ok(Devices { host, sites })
+}
+
+/// Names a device in plans and observations: its path.
+#[must_use]
+pub fn device_key(device: &Device) -> String {
+    match device {
+        Device::Path(path) | Device::File { path, .. } => path.display().to_string(),
+        Device::Twin { profile, .. } => format!("twin:{profile}"),
+    }
+}
+
+fn unplanned(device: &Device, error: &Error) -> Unplanned {
+    let measures = error.kind() == Kind::NotMeasured;
+    let remedy = match device {
+        Device::Path(path) if measures => Some(format!("rtvirtio profile {}", path.display())),
+        _ => None,
+    };
+    Unplanned { why: format!("{error:#}"), remedy }
+}
+
+/// The devices of a host that cannot be planned for want of a usable profile, by
+/// [`device_key`]; read from the profiles' files.
+#[must_use]
+pub fn unmeasured(host: &HostSpec, dirs: &Dirs) -> BTreeMap<String, Unplanned> {
+    let one = |part: &Part| {
+        let error = load_profile(&part.spec, None, dirs).err()?;
+        Some((device_key(&part.spec.device), unplanned(&part.spec.device, &error)))
+    };
+    host.parts().iter().filter_map(one).collect()
+}
+
+/// Those of some tasks (`VM/TASK`) that stand on a device.
+fn of_part(tasks: &BTreeSet<String>, part: &Part) -> BTreeSet<String> {
+    let here = part.spec.vms.iter().flat_map(|vm| vm.tasks.iter().map(|t| format!("{}/{}", vm.name, t.name)));
+    here.filter(|task| tasks.contains(task)).collect()
+}
+
 /// What was left to other programs, as far as it counts under these contracts.
 pub(super) fn yielded(held: Option<&Held>, contract: &str) -> BTreeSet<String> {
     held.filter(|held| held.contract == contract).map(|held| held.yielded.clone()).unwrap_or_default()
-}
-
-fn path_of(spec: &Spec) -> Result<String> {
-    match &spec.device {
-        Device::Path(path) => Ok(path.display().to_string()),
-        Device::Twin { .. } | Device::File { .. } => {
-            bail!(File, "the device exists only in a lab: the service holds plans of real ones")
-        }
-    }
 }
 
 fn of_device<'p>(plan: &'p HostPlan, device: &str) -> Option<&'p Plan> {
@@ -165,7 +242,8 @@ fn changed_lines(made: &HeldCandidate, devices: &Devices, yielded: &BTreeSet<Str
     Ok(lines.into_iter().filter(|line| line.old.as_ref() != Some(&line.new)).collect())
 }
 
-/// The writes of some settings, device by device, without those that were left to others.
+/// The writes of some settings, device by device, without those that were left to others. A device
+/// that is not here may stand in the plan as long as none of its settings is to be written.
 pub(super) fn writes_of(
     plan: &HostPlan,
     settings: &[Vec<Setting>],
@@ -174,7 +252,11 @@ pub(super) fn writes_of(
     machine: &Machine<'_>,
 ) -> Result<Vec<Write>> {
     let mut writes = Vec::new();
-    for ((of, settings), site) in plan.devices.iter().zip(settings).zip(&devices.sites) {
+    let is = |site: &Site, of: &DevicePlan| of.device.as_ref() == Some(&device_key(&site.spec.device));
+    for (of, settings) in plan.devices.iter().zip(settings).filter(|(_, settings)| !settings.is_empty()) {
+        let site = devices.sites.iter().find(|site| is(site, of));
+        let site =
+            site.with_context(|| format!("{}: it is gone", of.device.as_deref().unwrap_or_default()))?;
         let some = Plan { settings: settings.clone(), ..of.plan.clone() };
         merge(&mut writes, resolve(&some, &site.binding()?, machine)?)?;
     }

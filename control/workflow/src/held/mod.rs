@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtvirtio_apply::{JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Status};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::replan::{Basis, Input, Patience};
-use rtvirtio_spec::{HostSpec, Spec};
+use rtvirtio_spec::{Device, HostSpec, Spec};
 use serde::{Deserialize, Serialize};
 
 use crate::dirs::{Dirs, is_there, write_state};
@@ -21,7 +21,7 @@ use crate::renew::renew_of;
 use crate::scopes::Scopes;
 use crate::started;
 
-pub use make::{HeldCandidate, make};
+pub use make::{HeldCandidate, device_key, make, unmeasured};
 pub use set::{Set, set};
 
 /// What is in force, next to its journal; it means nothing without one.
@@ -132,6 +132,15 @@ pub fn plan(dirs: &Dirs) -> Result<Option<HostPlan>> {
     in_force::plan(&dirs.held_plan())
 }
 
+/// The devices on which it acts, by [`device_key`]; none where no plan is in force.
+///
+/// # Errors
+/// As [`plan`].
+pub fn devices(dirs: &Dirs) -> Result<BTreeSet<String>> {
+    let plan = plan(dirs)?;
+    Ok(plan.into_iter().flat_map(|plan| plan.devices).filter_map(|of| of.device).collect())
+}
+
 /// Its journal held against the machine; `None` when none is in force.
 ///
 /// # Errors
@@ -201,7 +210,12 @@ pub fn renew(
 ) -> Result<rtvirtio_apply::Amended> {
     let (Some(held), Some(plan)) = (find(dirs)?, plan(dirs)?) else { bail!(NotInForce, "no plan is held") };
     // As when it was made: in the order of the plan's devices.
+    let is_planned = |device: &Device| {
+        let key = device_key(device);
+        plan.devices.iter().any(|of| of.device.as_ref() == Some(&key))
+    };
     let host = HostSpec::joined([host], |name| held.input.vms.contains(name))
+        .and_then(|host| host.on_devices(is_planned))
         .with_context(|| format!("vm {vm}: its contract is gone"))?;
     let state = dirs.held_plan();
     let session = Session::open(&state)?;

@@ -55,11 +55,15 @@ pub fn set(
         reason: made.reason.clone(),
         since: since.to_owned(),
     };
-    let devices = Devices::find(made.host.clone(), dirs)?;
+    // One that is kept as it is need not be found as long as nothing of it is set.
+    let (devices, lost) = Devices::find_each(made.host.clone(), dirs);
     if before.is_some() {
         if let Some(set) = amend(made, &held, &devices, dirs, progress)? {
             return Ok(set);
         }
+    }
+    if let Some((_, error)) = lost.into_iter().next() {
+        return Err(error);
     }
     // Before anything is put back: what cannot be resolved changes nothing.
     let mut out = Set { changed: made.lines.clone(), notes: Vec::new() };
@@ -110,7 +114,9 @@ fn amend(
     let names = |plan: &crate::plan_file::HostPlan| -> Vec<Option<String>> {
         plan.devices.iter().map(|d| d.device.clone()).collect()
     };
-    if names(&old) != names(&made.plan) {
+    // What is in force on a device that is left has to be put back; one that comes is added.
+    let new = names(&made.plan);
+    if !names(&old).iter().all(|device| new.contains(device)) {
         return Ok(None);
     }
     let root = Root::default();

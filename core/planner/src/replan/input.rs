@@ -39,6 +39,9 @@ pub struct Input {
     /// would be met: 0 to [`MOST_CAUTION`].
     #[serde(default)]
     pub caution: u8,
+    /// Devices, by path, that are not planned: what is in force of them stays.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub without: BTreeSet<String>,
 }
 
 /// Names the load of a VM in one direction.
@@ -146,6 +149,15 @@ impl Input {
             std::cmp::Ordering::Less => words.push("no target was missed for a long time".to_owned()),
             std::cmp::Ordering::Equal => {}
         }
+        let only = |a: &BTreeSet<String>, b| a.difference(b).cloned().collect::<Vec<_>>().join(", ");
+        for (devices, what) in [
+            (only(&self.without, &before.without), "cannot be planned"),
+            (only(&before.without, &self.without), "is planned for too"),
+        ] {
+            if !devices.is_empty() {
+                words.push(format!("{devices} {what}"));
+            }
+        }
         let came: Vec<&str> = self.vms.difference(&before.vms).map(String::as_str).collect();
         if !came.is_empty() {
             words.push(format!("{} came", came.join(", ")));
@@ -168,6 +180,9 @@ impl fmt::Display for Input {
         }
         if self.caution > 0 {
             write!(f, ";caution={}", self.caution)?;
+        }
+        for device in &self.without {
+            write!(f, ";without={device}")?;
         }
         Ok(())
     }
@@ -217,5 +232,9 @@ mod tests {
             "{words}"
         );
         assert_ne!(cautious.to_string(), input.to_string());
+        let without = Input { without: ["/dev/b".to_owned()].into(), ..input.clone() };
+        assert_ne!(without.to_string(), input.to_string());
+        assert_eq!(without.difference(&input), "/dev/b cannot be planned");
+        assert_eq!(input.difference(&without), "/dev/b is planned for too");
     }
 }

@@ -7,11 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::effect::{Effect, objection};
 use super::input::{Input, MOST_CAUTION, load_level, slow_level};
 use super::ladder::{Ladder, Pace, Patience};
+use super::unplanned::{LeftOut, NoPlan, Unplanned, backoff};
 
-/// First wait after a plan that could not be made or applied, in ms; doubled with each.
-const FIRST_WAIT: u64 = 10_000;
-/// Longest such wait.
-const LONGEST_WAIT: u64 = 600_000;
 /// VMs that come one after the other are planned for together: none may come for so long, in ms.
 const ARRIVALS: u64 = 2_000;
 /// Key of the caution where keys are of loads and devices.
@@ -173,6 +170,7 @@ pub struct Replan {
     failures: u32,
     retry: u64,
     failure: Option<String>,
+    left_out: LeftOut,
 }
 
 impl Replan {
@@ -195,6 +193,7 @@ impl Replan {
             failures: 0,
             retry: 0,
             failure: None,
+            left_out: LeftOut::default(),
         }
     }
 
@@ -253,6 +252,26 @@ impl Replan {
         self.failure.as_deref()
     }
 
+    /// Takes the devices that cannot be planned as things stand, by path; they are left out.
+    pub fn lack(&mut self, now: u64, devices: BTreeMap<String, Unplanned>) {
+        if self.left_out.observe(devices) {
+            // Perhaps that was in the way.
+            (self.failures, self.retry) = (0, now);
+        }
+    }
+
+    /// Every device that is not planned, by path, with the reason: also one that could be, until a
+    /// plan with it is in force.
+    #[must_use]
+    pub fn unplanned(&self) -> BTreeMap<String, Unplanned> {
+        let mut all = self.left_out.all();
+        for device in self.basis.iter().flat_map(|basis| &basis.input.without) {
+            let why = || "a plan with it is not in force yet".to_owned();
+            all.entry(device.clone()).or_insert_with(|| Unplanned { why: why(), remedy: None });
+        }
+        all
+    }
+
     /// Sees what was observed.
     pub fn see(&mut self, now: u64, sight: &Sight) {
         let Timing { confirm, confirm_miss, horizon, .. } = self.timing;
@@ -293,21 +312,25 @@ impl Replan {
             (self.stage, self.refused) = (Stage::Rest, None);
             (self.failures, self.retry, self.failure) = (0, now, None);
             self.asked = None;
+            self.left_out.retry(now);
         }
         let contract = contract?;
         if self.running.0 != *running {
             self.running = (running.clone(), now);
+            self.left_out.retry(now);
         }
-        let (input, reason) = self.wanted(contract)?;
+        let (input, reason) = self.wanted(now, contract)?;
         match &self.stage {
             Stage::Asked(_) => return None,
             Stage::Proposed(of) if of.request.input == input => return None,
             Stage::Proposed(_) | Stage::Rest => self.stage = Stage::Rest,
         }
         let is_refused = self.refused.as_ref() == Some(&format!("{contract}/{input}"));
-        // Contracts and VMs that come are causes from outside: they do not wait.
+        // Contracts, VMs that come and devices that are measured are causes from outside: they do
+        // not wait.
         let of_basis = self.basis.as_ref().filter(|b| b.contract == contract);
-        let is_outside = of_basis.is_none_or(|b| !running.is_subset(&b.input.vms));
+        let is_known = |of: &Input| running.is_subset(&of.vms) && input.without == of.without;
+        let is_outside = of_basis.is_none_or(|b| !is_known(&b.input));
         let waits = !is_outside && self.changed.is_some_and(|at| now.saturating_sub(at) < self.timing.every);
         let comes = is_outside && now.saturating_sub(self.running.1) < ARRIVALS;
         let soon = self.asked.is_some_and(|at| now.saturating_sub(at) < BETWEEN);
@@ -330,17 +353,19 @@ impl Replan {
     }
 
     /// What a plan should be made from, and why; `None` where it is what is in force.
-    fn wanted(&mut self, contract: &str) -> Option<(Input, String)> {
+    fn wanted(&mut self, now: u64, contract: &str) -> Option<(Input, String)> {
         let levels = |all: &BTreeMap<String, Ladder>| {
             let high = all.iter().filter(|(_, ladder)| ladder.level() > 0);
             high.map(|(key, ladder)| (key.clone(), ladder.level())).collect::<BTreeMap<_, _>>()
         };
         let (all, slow, caution) = (levels(&self.loads), levels(&self.slow), self.caution.level());
+        let without = self.left_out.at(now);
         let of_vms = |vms: &BTreeSet<String>| Input {
             loads: all.iter().filter(|(key, _)| is_of(key, vms)).map(|(k, v)| (k.clone(), *v)).collect(),
             vms: vms.clone(),
             slow: slow.clone(),
             caution,
+            without: without.clone(),
         };
         let input = of_vms(&self.running.0);
         let Some(basis) = self.basis.as_ref().filter(|b| b.contract == contract) else {
@@ -362,14 +387,20 @@ impl Replan {
     }
 
     /// A plan was made, or why not.
-    pub fn planned(&mut self, now: u64, number: u64, made: Result<Outline, String>) {
+    pub fn planned(&mut self, now: u64, number: u64, made: Result<Outline, NoPlan>) {
         match std::mem::replace(&mut self.stage, Stage::Rest) {
             Stage::Asked(request) if request.number == number => match made {
                 Ok(outline) => {
                     self.failure = None;
+                    self.left_out.planned(&request.input.without);
                     self.stage = Stage::Proposed(Proposal { request, outline });
                 }
-                Err(why) => self.failed(now, why),
+                Err(NoPlan::Whole(why)) => self.failed(now, why),
+                Err(NoPlan::Devices(devices)) => {
+                    // The others are planned at once.
+                    self.left_out.fail(now, devices);
+                    self.asked = None;
+                }
             },
             // Of an earlier question.
             stage => self.stage = stage,
@@ -408,9 +439,8 @@ impl Replan {
     /// changed.
     pub fn failed(&mut self, now: u64, why: String) {
         self.stage = Stage::Rest;
-        let wait = FIRST_WAIT.saturating_mul(1 << self.failures.min(16)).min(LONGEST_WAIT);
+        self.retry = now.saturating_add(backoff(self.failures));
         self.failures = self.failures.saturating_add(1);
-        self.retry = now.saturating_add(wait);
         self.failure = Some(why);
         self.asked = None;
     }

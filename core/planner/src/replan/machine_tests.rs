@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use rtvirtio_spec::Criticality;
 
 use super::super::effect::Change;
+use super::super::unplanned::LONGEST_WAIT;
 use super::*;
 
 const SECOND: u64 = 1_000;
@@ -174,13 +175,13 @@ fn a_failure_waits_longer_each_time_and_an_old_answer_is_none() {
     let (running, mut times) = (vms(&["plc"]), Vec::new());
     for now in (0..3_000_000).step_by(1_000) {
         if let Some(request) = replan.next(now, Some("c"), &running) {
-            replan.planned(now, request.number, Err("no profile".to_owned()));
+            replan.planned(now, request.number, Err(NoPlan::Whole("no host".to_owned())));
             times.push(now);
         }
     }
     assert_eq!(&times[..4], [2_000, 12_000, 32_000, 72_000]);
     assert!(times.windows(2).all(|w| w[1] - w[0] <= LONGEST_WAIT) && times.len() < 16, "{times:?}");
-    assert_eq!(replan.failure(), Some("no profile"));
+    assert_eq!(replan.failure(), Some("no host"));
     let mut replan = Replan::new(TIMING);
     assert_eq!(replan.next(0, Some("c"), &running), None);
     let first = replan.next(2_000, Some("c"), &running).unwrap();
@@ -189,6 +190,60 @@ fn a_failure_waits_longer_each_time_and_an_old_answer_is_none() {
     assert!(replan.proposal().is_none() && replan.is_planning());
     replan.planned(3_000, second.number, Ok(outline(1)));
     assert_eq!(replan.proposal().unwrap().request.contract, "d");
+}
+
+fn lacking(devices: &[&str]) -> BTreeMap<String, Unplanned> {
+    let why = || Unplanned { why: "no profile".to_owned(), remedy: Some("rtvirtio profile".to_owned()) };
+    devices.iter().map(|device| ((*device).to_owned(), why())).collect()
+}
+
+#[test]
+fn a_device_that_cannot_be_planned_is_left_out_and_comes_back_without_a_wait() {
+    let mut bench = Bench::new(Policy::Auto);
+    bench.replan.lack(0, lacking(&["/dev/b"]));
+    bench.run(60, &load(1.0));
+    assert_eq!((bench.applied.len(), &bench.applied[0].1.without), (1, &vms(&["/dev/b"])));
+    assert_eq!(bench.replan.unplanned(), lacking(&["/dev/b"]));
+    // Its profile arrives: no hour is waited for.
+    bench.replan.lack(bench.now, BTreeMap::new());
+    assert_eq!(bench.replan.unplanned().len(), 1, "not before it is in force");
+    bench.run(20, &load(1.0));
+    assert_eq!((bench.applied.len(), bench.applied[1].1.without.len()), (2, 0));
+    assert!(bench.replan.unplanned().is_empty());
+    assert_eq!(bench.requests[1].1.reason, "/dev/b is planned for too");
+    // And goes again.
+    bench.replan.lack(bench.now, lacking(&["/dev/b"]));
+    bench.run(20, &load(1.0));
+    assert_eq!((bench.applied.len(), &bench.applied[2].1.without), (3, &vms(&["/dev/b"])));
+    bench.run(8_000, &load(1.0));
+    assert_eq!(bench.requests.len(), 3, "it is not tried again and again");
+}
+
+#[test]
+fn a_device_in_the_way_of_a_plan_is_left_out_at_once_and_tried_again_later() {
+    let mut replan = Replan::new(TIMING);
+    let running = vms(&["plc"]);
+    let (mut tried, mut applied) = (Vec::new(), 0);
+    for now in (0..400_000).step_by(1_000) {
+        if let Some(request) = replan.next(now, Some("c"), &running) {
+            if request.input.without.is_empty() && now < 300_000 {
+                tried.push(now);
+                replan.planned(now, request.number, Err(NoPlan::Devices(lacking(&["/dev/b"]))));
+                let without = replan.next(now, Some("c"), &running);
+                let Some(request) = without else { continue };
+                replan.planned(now, request.number, Ok(outline(1)));
+            } else {
+                replan.planned(now, request.number, Ok(outline(1)));
+            }
+            applied += usize::from(replan.to_apply(now, Policy::Auto, |_| false).is_some());
+            replan.applied(now);
+        }
+        let is_planned = tried.is_empty() || now >= 312_000;
+        assert_eq!(replan.unplanned().is_empty(), is_planned, "{now}");
+    }
+    assert_eq!(tried, [2_000, 12_000, 32_000, 72_000, 152_000]);
+    assert_eq!(applied, 2, "without it, and with it");
+    assert!(replan.basis().unwrap().input.without.is_empty());
 }
 
 #[test]

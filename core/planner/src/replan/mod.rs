@@ -11,9 +11,11 @@ mod effect;
 mod input;
 mod ladder;
 mod machine;
+mod unplanned;
 
 pub use candidate::{Candidate, Ground, candidate, difference};
 pub use effect::{Change, Effect, effects, given_up, objection};
 pub use input::{Input, LOAD_STEP, MOST_CAUTION, SLOW_STEP, load_key, load_level, slow_level};
 pub use ladder::{HIGHEST, Ladder, Pace, Patience};
 pub use machine::{Basis, CAUTION, Outline, Policy, Proposal, Replan, Request, Sight, Timing};
+pub use unplanned::{NoPlan, Unplanned};

@@ -317,6 +317,7 @@ impl Host for PlanHost {
             yielded: BTreeSet::new(),
             reason: String::new(),
             since: String::new(),
+            devices: [DEVICE.to_owned()].into(),
         });
         Observed { vms: self.running.iter().map(vm).collect(), plan, made, ..Observed::default() }
     }

@@ -1,0 +1,128 @@
+//! Devices that a plan leaves out, so that one of them is not in the way of the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// First wait after a plan that could not be made or applied, in ms; doubled with each.
+const FIRST_WAIT: u64 = 10_000;
+/// Longest such wait.
+pub(super) const LONGEST_WAIT: u64 = 600_000;
+
+/// How long to wait after so many failures before, in ms.
+pub(super) fn backoff(before: u32) -> u64 {
+    FIRST_WAIT.saturating_mul(1 << before.min(16)).min(LONGEST_WAIT)
+}
+
+/// Why a device is not planned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unplanned {
+    /// In words.
+    pub why: String,
+    /// The command that mends it, where one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+/// Why no plan was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoPlan {
+    /// There can be none, with or without single devices.
+    Whole(String),
+    /// These devices, by their paths, are in the way; the others are planned without them.
+    Devices(BTreeMap<String, Unplanned>),
+}
+
+#[derive(Clone, Debug)]
+struct Failing {
+    of: Unplanned,
+    times: u32,
+    retry: u64,
+}
+
+/// The devices that are left out, by path.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LeftOut {
+    /// As observed: known before a plan is tried.
+    lacking: BTreeMap<String, Unplanned>,
+    /// As a plan has shown that was tried.
+    failing: BTreeMap<String, Failing>,
+}
+
+impl LeftOut {
+    /// Takes what was observed; whether these are other devices than before.
+    pub fn observe(&mut self, lacking: BTreeMap<String, Unplanned>) -> bool {
+        let is_other = !self.lacking.keys().eq(lacking.keys());
+        self.lacking = lacking;
+        is_other
+    }
+
+    /// These were in the way of a plan: each is tried again later.
+    pub fn fail(&mut self, now: u64, devices: BTreeMap<String, Unplanned>) {
+        for (device, of) in devices {
+            let times = self.failing.get(&device).map_or(0, |before| before.times);
+            let retry = now.saturating_add(backoff(times));
+            self.failing.insert(device, Failing { of, times: times.saturating_add(1), retry });
+        }
+    }
+
+    /// The host has changed: what failed is tried again now. It stays unplanned until it succeeds.
+    pub fn retry(&mut self, now: u64) {
+        self.failing.values_mut().for_each(|one| one.retry = one.retry.min(now));
+    }
+
+    /// A plan was made without these only.
+    pub fn planned(&mut self, without: &BTreeSet<String>) {
+        self.failing.retain(|device, _| without.contains(device));
+    }
+
+    /// Those that the next plan leaves out.
+    pub fn at(&self, now: u64) -> BTreeSet<String> {
+        let failing = self.failing.iter().filter(|(_, one)| now < one.retry).map(|(device, _)| device);
+        failing.chain(self.lacking.keys()).cloned().collect()
+    }
+
+    /// All of them, also while one is tried again, with the reasons.
+    pub fn all(&self) -> BTreeMap<String, Unplanned> {
+        let mut all: BTreeMap<String, Unplanned> =
+            self.failing.iter().map(|(device, one)| (device.clone(), one.of.clone())).collect();
+        all.extend(self.lacking.clone());
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(device: &str, why: &str) -> BTreeMap<String, Unplanned> {
+        [(device.to_owned(), Unplanned { why: why.to_owned(), remedy: None })].into()
+    }
+
+    #[test]
+    fn what_fails_is_left_out_for_longer_each_time_and_unplanned_until_it_succeeds() {
+        let mut out = LeftOut::default();
+        let mut now = 0;
+        for wait in [FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT] {
+            out.fail(now, one("/dev/a", "it is gone"));
+            assert_eq!(out.at(now + wait - 1).len(), 1);
+            now += wait;
+            assert!(out.at(now).is_empty() && out.all().len() == 1);
+        }
+        out.fail(now, one("/dev/a", "it is gone"));
+        out.retry(now);
+        assert!(out.at(now).is_empty() && out.all().len() == 1);
+        out.planned(&BTreeSet::new());
+        assert!(out.all().is_empty());
+        assert_eq!(backoff(u32::MAX), LONGEST_WAIT);
+    }
+
+    #[test]
+    fn what_is_observed_is_left_out_as_long_as_it_is_so() {
+        let mut out = LeftOut::default();
+        assert!(out.observe(one("/dev/a", "no profile")) && !out.observe(one("/dev/a", "another one's")));
+        out.planned(&out.at(0));
+        assert_eq!((out.at(u64::MAX).len(), out.all()["/dev/a"].why.as_str()), (1, "another one's"));
+        assert!(out.observe(BTreeMap::new()) && out.all().is_empty());
+    }
+}
