@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::{Iod, disk, read, request, two_disks};
+use common::{Iod, Neighbour, disk, read, request, two_disks};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_engine::handover::send_descriptors;
 use rtvirtio_testkit::HANG;
@@ -148,4 +148,33 @@ fn completions_of_urgent_requests_are_signalled() {
     assert!(ask(line, &[]).contains("signalled"), "no more of them");
     assert_eq!(request(&mut a, &urgent, None).0, 0);
     assert!(signals() == 0 && vm(0)["urgent_signals"].is_null());
+}
+
+/// With one piece at the device at a time each VM waits for the other, and the status says so.
+#[test]
+fn who_waits_for_whom_is_counted() {
+    let dir = disk(16);
+    let config = two_disks(dir.path(), 16, "").replace("window = 4", "window = 1");
+    let iod = Iod::start(dir.path(), &config);
+    let waits = |vm: usize| {
+        let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+        status["vms"][vm]["waits"].clone()
+    };
+    assert_eq!(waits(0)["neighbours"], serde_json::json!([]), "nobody has sent anything");
+    let both = ["a", "b"].map(|socket| Neighbour::start(dir.path().join(socket)));
+    let begin = Instant::now();
+    for (vm, other) in [(0, "b"), (1, "a")] {
+        let found = loop {
+            let waits = waits(vm);
+            if !waits["neighbours"].as_array().unwrap().is_empty() {
+                break waits;
+            }
+            assert!(begin.elapsed() < HANG, "{waits}");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let (for_other, queued) = (found["neighbours"][0]["ns"].as_u64(), found["queued_ns"].as_u64());
+        assert_eq!(found["neighbours"][0]["name"], other);
+        assert!(for_other > Some(0) && for_other <= queued, "{found}");
+    }
+    both.into_iter().for_each(|neighbour| assert!(neighbour.end().0 > 0));
 }

@@ -168,6 +168,10 @@ function drawDetail() {
     scroll.append(table);
     body.push(scroll);
   }
+  for (const row of (state.seen?.waits.rows || []).filter((one) => one.vm === vm.name && one.neighbours.length)) {
+    const all = row.neighbours.map((n) => n.vm + " " + share(n.share)).join(", ");
+    line(`On ${row.device} it waits for ${all}${row.kind === "exact" ? "" : " (estimate)"}.`);
+  }
   if (seen?.disks_unseen) line("Disks are not seen: " + seen.disks_unseen, "why");
   for (const disk of seen?.disks || []) {
     body.push(el("h3", (disk.file || disk.id) + ", last " + disk.seconds.toFixed(0) + " s"));
@@ -224,6 +228,43 @@ function drawPlan() {
   $("plan-body").replaceChildren(...body);
 }
 
+// A row for each VM that waits, a column for each VM that it waits for: shares of its waiting.
+function drawWaits() {
+  const waits = state.seen?.waits;
+  const rows = (waits?.rows || []).filter((row) => row.neighbours.length || row.waited_s > 0);
+  $("waits").hidden = !rows.length && !waits?.unseen.length;
+  if ($("waits").hidden) return;
+  const names = [...new Set(rows.flatMap((row) => row.neighbours.map((n) => n.vm)))].sort();
+  const table = el("table");
+  const head = el("tr");
+  const column = (name, kind) => head.append(el("th", name, { scope: "col", class: kind || "" }));
+  for (const name of ["VM", "device", "waited"]) column(name, name === "waited" ? "n" : "");
+  for (const name of names) column(name, "n");
+  for (const name of ["itself", "others", "cap"]) column(name, "n");
+  column("how it is known");
+  table.append(head);
+  for (const row of rows) {
+    const line = el("tr");
+    const cell = (text, kind) => line.append(el("td", text, { class: kind || "" }));
+    cell(row.vm);
+    cell(row.device);
+    cell(row.waited_s === null ? "–" : row.waited_s.toPrecision(3) + " s", "n");
+    const longest = Math.max(0, ...row.neighbours.map((n) => n.share));
+    for (const name of names) {
+      const found = row.neighbours.find((n) => n.vm === name);
+      cell(found ? share(found.share) : "", found && found.share === longest && row.waited_s > 0 ? "n warn" : "n");
+    }
+    cell(share(row.own), "n");
+    cell(share(row.others), "n");
+    cell(share(row.idle), "n");
+    cell(row.kind === "exact" ? "counted" : row.waited_s === null ? "estimate, of the device's time" : "estimate", "dim");
+    table.append(line);
+  }
+  const scroll = el("div", null, { class: "scroll" });
+  scroll.append(table);
+  $("waits-body").replaceChildren(...(rows.length ? [scroll] : []), ...waits.unseen.map((why) => el("p", "not seen: " + why, { class: "why" })));
+}
+
 function drawEvents() {
   const kinds = [...new Set(state.events.map((e) => e.kind))].sort();
   const select = $("kind");
@@ -257,6 +298,7 @@ function draw() {
     drawSummary();
     drawTable();
     drawPlan();
+    drawWaits();
     drawDetail();
     drawEvents();
   });

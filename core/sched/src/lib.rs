@@ -41,6 +41,7 @@ mod queue;
 mod request;
 mod scheduler;
 mod split;
+mod waiting;
 mod window;
 
 pub use backoff::{Backoff, LONGEST_BACKOFF};
@@ -56,4 +57,5 @@ pub use request::{Direction, Op, Piece, Request};
 pub use scheduler::{
     CompletedRequest, MembershipError, Next, PreparedVm, Scheduler, SubmitError, VmCounters,
 };
+pub use waiting::{WATCHED, WaitMatrix, Waits};
 pub use window::{Window, WindowConfig};

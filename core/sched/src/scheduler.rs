@@ -17,6 +17,7 @@ use crate::meter::Contract;
 use crate::priority::PriorityRule;
 use crate::request::{Direction, Op, Piece, Request};
 use crate::split::Splitter;
+use crate::waiting::{WaitMatrix, Waits};
 use crate::window::Window;
 
 /// The scheduler's decision.
@@ -105,6 +106,8 @@ pub struct Scheduler {
     shared_inflight: u32,
     /// The buffer of all searches.
     findings: Findings,
+    /// Which VM waits for which, where that is watched.
+    waiting: Option<WaitMatrix>,
 }
 
 impl Scheduler {
@@ -140,7 +143,14 @@ impl Scheduler {
             inflight: 0,
             shared_inflight: 0,
             findings: Findings::with_capacity(config.vms.len()),
+            waiting: None,
         })
+    }
+
+    /// Watches from now on which VM waits for which. Costs memory of a fixed size, and time when a
+    /// VM begins and ends to wait. Called before the first request.
+    pub fn watch_waiting(&mut self) {
+        self.waiting = Some(WaitMatrix::new(self.vms.len()));
     }
 
     /// Changes policy, window and aging, and caps, weights, reservations and rules of the VMs in
@@ -201,6 +211,9 @@ impl Scheduler {
         let v = self.vms.get_mut(vm).ok_or(SubmitError::NoVm(vm))?;
         v.queue.push(request).ok_or(SubmitError::Full(vm))?;
         self.active.set(vm, true);
+        if let Some(waiting) = self.waiting.as_mut().filter(|_| v.queue.backlog() == 1) {
+            waiting.begin(vm, request.arrival);
+        }
         let direction = request.op.direction().index();
         v.outstanding[direction] += 1;
         v.meters[direction].on_submit(request.arrival);
@@ -248,11 +261,14 @@ impl Scheduler {
     }
 
     /// A VM without queued requests takes no part in searches.
-    fn update_active(&mut self, vm: usize) {
+    fn update_active(&mut self, vm: usize, now: Nanos) {
         let is_active = self.vms.get(vm).is_some_and(|v| v.queue.backlog() > 0);
         self.active.set(vm, is_active);
         if !is_active {
             self.drr.on_idle(vm);
+            if let Some(waiting) = &mut self.waiting {
+                waiting.end(vm, now);
+            }
         }
     }
 
@@ -264,7 +280,10 @@ impl Scheduler {
         let before = (v.queue.backlog(), v.queue.deallocation_backlog());
         v.queue.submit(&c.head, c.len);
         self.backlog -= before.0 - v.queue.backlog();
-        self.update_active(*vm);
+        self.update_active(*vm, now);
+        if let Some(waiting) = &mut self.waiting {
+            waiting.on_submit(*vm, now);
+        }
         let v = &mut self.vms[*vm];
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
         v.caps[c.head.op.direction().index()].take(now, &c.charge);
@@ -319,7 +338,8 @@ impl Scheduler {
         v.queue.cancel_remainder(piece.slot);
         self.backlog -= before.0 - v.queue.backlog();
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
-        self.update_active(piece.vm);
+        // As of the last call: its completion follows.
+        self.update_active(piece.vm, Nanos(0));
     }
 
     /// Cancels the queued discards of a VM, and passes each that ends thereby to `cancelled`. One
@@ -338,7 +358,7 @@ impl Scheduler {
         self.backlog -= before.0 - v.queue.backlog();
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
         self.pacer.recheck_now();
-        self.update_active(vm);
+        self.update_active(vm, now);
     }
 
     /// A piece completes; returns its request when that was the last piece.
@@ -348,6 +368,9 @@ impl Scheduler {
     pub fn complete(&mut self, now: Nanos, piece: &Piece) -> Result<Option<CompletedRequest>, SubmitError> {
         let v = self.vms.get_mut(piece.vm).ok_or(SubmitError::NoVm(piece.vm))?;
         let done = v.queue.complete(piece.slot).map_err(|()| SubmitError::NotInflight(piece.vm))?;
+        if let Some(waiting) = &mut self.waiting {
+            waiting.on_complete(piece.vm, now);
+        }
         if piece.op == Op::Flush {
             v.flush_inflight = false;
         } else if piece.op.deallocates() {
@@ -396,7 +419,7 @@ impl Scheduler {
             }
             cancelled(request);
         });
-        self.update_active(vm);
+        self.update_active(vm, now);
     }
 
     /// Measured discards and zeroing.
@@ -436,6 +459,12 @@ impl Scheduler {
             cap_hits: [v.caps[0].cap_hits(), v.caps[1].cap_hits()],
             ..v.counters
         })
+    }
+
+    /// For which VMs a VM has waited; `None` where that is not watched, or not told apart.
+    #[must_use]
+    pub fn waits(&self, vm: usize, now: Nanos) -> Option<Waits> {
+        self.waiting.as_ref()?.of(vm, now)
     }
 
     /// Measured service of a VM, for one direction.

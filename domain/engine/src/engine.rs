@@ -103,7 +103,8 @@ impl Engine {
         if disks.len() != sched.vms.len() {
             return Err(EngineError::Disks { disks: disks.len(), vms: sched.vms.len() });
         }
-        let scheduler = Scheduler::new(sched)?;
+        let mut scheduler = Scheduler::new(sched)?;
+        scheduler.watch_waiting();
         let (name, sched) = (format!("iod-{}", config.name), sched.clone());
         let confine = config.confine.clone();
         let role = Role::Engine { passes_priority: config.pass_priority };

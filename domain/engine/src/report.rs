@@ -1,5 +1,6 @@
 //! The status report, for people and programs.
 
+use rtvirtio_sched::{WATCHED, Waits};
 use rtvirtio_units::Percentile;
 use serde::Serialize;
 
@@ -51,6 +52,50 @@ pub struct PromiseReport {
     pub missed: u64,
 }
 
+/// For whom requests of a VM have waited in its queue, since it is served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WaitsReport {
+    /// Time in which it had requests that were not wholly submitted, in ns.
+    pub queued_ns: u64,
+    /// Of it, time in which nothing was at the device, in ns: caps and pacing.
+    pub idle_ns: u64,
+    /// Of it, time in which pieces of its own were at the device, in ns.
+    pub own_ns: u64,
+    /// The same of each VM that it has waited for.
+    pub neighbours: Vec<NeighbourReport>,
+}
+
+/// Time in which a VM had requests queued while pieces of another were at the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NeighbourReport {
+    /// The other VM; `"others"` for those of a device with more than 64 that are not told apart.
+    pub name: String,
+    /// The time, in ns. With pieces of several at the device it counts for each.
+    pub ns: u64,
+}
+
+impl WaitsReport {
+    /// `names` are those of the places.
+    fn new(vm: usize, waits: &Waits, names: &[Option<&str>]) -> Self {
+        let at = |place: usize| waits.by.get(place).map_or(0, |ns| ns.0);
+        let is_shared = |place: usize| place + 1 == WATCHED && names.len() > WATCHED;
+        let name = |place: usize| match names.get(place) {
+            _ if is_shared(place) => Some("others"),
+            Some(name) => *name,
+            None => None,
+        };
+        let others = (0..waits.by.len()).filter(|place| *place != vm && at(*place) > 0);
+        let neighbours =
+            others.filter_map(|place| Some(NeighbourReport { name: name(place)?.to_owned(), ns: at(place) }));
+        Self {
+            queued_ns: waits.queued.0,
+            idle_ns: waits.idle.0,
+            own_ns: at(vm),
+            neighbours: neighbours.collect(),
+        }
+    }
+}
+
 /// The last message or connection of a QEMU that was refused.
 #[derive(Clone, Debug, Serialize)]
 pub struct RefusalReport {
@@ -88,6 +133,8 @@ pub struct VmReport {
     /// Signals of completed real-time requests to what follows the VM's urgency; `null` while none
     /// asks for them.
     pub urgent_signals: Option<u64>,
+    /// For whom it has waited; `null` where that is not told apart.
+    pub waits: Option<WaitsReport>,
     /// What was refused last; `null` without any.
     pub refused: Option<RefusalReport>,
     /// Pieces under a reservation.
@@ -152,7 +199,13 @@ pub(crate) fn last_refusal(refusals: &Refusals) -> Option<RefusalReport> {
     })
 }
 
-fn vm_report(device: &str, disk: Option<&Disk>, member: &Member, vm: VmStatus) -> VmReport {
+fn vm_report(
+    device: &str,
+    disk: Option<&Disk>,
+    member: &Member,
+    waits: Option<WaitsReport>,
+    vm: VmStatus,
+) -> VmReport {
     let direction = |i: usize| {
         let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
         DirectionReport {
@@ -190,6 +243,7 @@ fn vm_report(device: &str, disk: Option<&Disk>, member: &Member, vm: VmStatus) -
         peer: member.server().peer(),
         promises: promises.into_iter().flatten().collect(),
         urgent_signals: vm.urgent_signals,
+        waits,
         refused,
         attached: vm.queues > 0,
         outstanding: vm.outstanding,
@@ -226,14 +280,42 @@ impl Running {
                 discard_longest_ns: status.deallocations.longest.0,
                 discard_overruns: status.deallocations.overruns,
             });
+            let names: Vec<Option<&str>> =
+                places.iter().map(|member| member.as_ref().map(|m| m.name())).collect();
             for (vm, member) in places.iter().enumerate() {
                 let Some(member) = member else { continue };
                 let asked = handle.ask(|reply| Command::VmStatus { vm, reply });
                 let Ok(Some(status)) = asked else { continue };
                 let disk = device.disks.iter().find(|disk| disk.name == member.name());
-                all.vms.push(vm_report(name, disk, member, *status));
+                let waits = status.waits.as_ref().map(|waits| WaitsReport::new(vm, waits, &names));
+                all.vms.push(vm_report(name, disk, member, waits, *status));
             }
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_units::Nanos;
+
+    use super::*;
+
+    #[test]
+    fn waits_are_named_by_place_and_vacant_places_have_none() {
+        let waits = Waits {
+            queued: Nanos(100),
+            idle: Nanos(5),
+            by: [10, 0, 70, 30].into_iter().map(Nanos).collect(),
+        };
+        let report = WaitsReport::new(0, &waits, &[Some("plc"), Some("hmi"), Some("bulk"), None]);
+        let bulk = NeighbourReport { name: "bulk".to_owned(), ns: 70 };
+        let expected = WaitsReport { queued_ns: 100, idle_ns: 5, own_ns: 10, neighbours: vec![bulk] };
+        assert_eq!(report, expected);
+        // Of more places than are told apart the last one stands for the rest.
+        let names = vec![Some("x"); WATCHED + 1];
+        let by = (0..WATCHED as u64).map(|i| Nanos(u64::from(i + 1 == WATCHED as u64))).collect();
+        let report = WaitsReport::new(0, &Waits { by, ..waits }, &names);
+        assert_eq!(report.neighbours, [NeighbourReport { name: "others".to_owned(), ns: 1 }]);
     }
 }

@@ -12,6 +12,7 @@
 //! - [`awake`]: keeps its CPUs from sleeping.
 //! - [`profile`]: what a device can do, measured.
 //! - [`observe`]: what a VM does while it works, from counters of QEMU and the kernel.
+//! - [`waits`]: which VM waits for which on a device.
 //! - [`flow`]: frames to a guest and back, and their verdicts.
 //! - [`http`]: requests to a web server, as load.
 //! - [`workload`]: the tasks of several VMs at once, each where it belongs.
@@ -36,6 +37,7 @@ pub mod stalls;
 pub mod standstill;
 pub mod tail;
 pub mod verdict;
+pub mod waits;
 pub mod workload;
 
 pub use error::MeasureError;

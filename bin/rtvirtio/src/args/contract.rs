@@ -61,6 +61,17 @@ EXAMPLES
         vm: String,
     },
     #[command(after_help = "\
+Under the I/O domain the waiting is counted; elsewhere it is an estimate from statistics of the VMs' cgroups, and says so.
+
+EXAMPLES
+  sudo rtvirtio contract waits
+  sudo rtvirtio contract waits plc --json | jq '.rows[0].neighbours[0].vm'")]
+    /// Show which VM waits for which on each device, over the last minutes
+    Waits {
+        /// The VM that waits; all without it
+        vm: Option<String>,
+    },
+    #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio contract plan                what is held, and a plan that waits with all that it would change
   sudo rtvirtio contract plan accept

@@ -4,11 +4,13 @@ use std::process::ExitCode;
 
 use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_daemon::api::Client;
+use rtvirtio_daemon::observe::WaitsObservation;
 use rtvirtio_daemon::{PlanSnapshot, Snapshot, VmSnapshot, contract_files, socket};
 use rtvirtio_workflow::Progress as _;
 use serde_json::{Value, json};
 
 use super::service::{self, vm_lines};
+use super::waits;
 use crate::args::{ContractArgs, ContractCommand, PlanAnswer};
 
 /// `rtvirtio contract`.
@@ -58,6 +60,12 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             let plan: PlanSnapshot = client.get("/v1/plan")?;
             show(ui, &plan, || service::plan_text(&plan, true))?;
             return Ok(if plan.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) });
+        }
+        ContractCommand::Waits { vm } => {
+            let client = Client::new(socket(&global.run_dir));
+            let mut seen: WaitsObservation = client.get("/v1/waits")?;
+            seen.rows.retain(|row| vm.as_ref().is_none_or(|vm| row.vm == *vm));
+            show(ui, &seen, || waits::text(&seen))?;
         }
         ContractCommand::Show { vm } => {
             let client = Client::new(socket(&global.run_dir));

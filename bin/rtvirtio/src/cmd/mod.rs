@@ -26,6 +26,7 @@ pub mod status;
 pub mod threads;
 pub mod tune;
 pub mod verify;
+pub mod waits;
 
 /// A profile file is of one device.
 fn one_profile(profile: Option<&Path>, host: &HostSpec) -> anyhow::Result<()> {

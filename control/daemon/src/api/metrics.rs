@@ -97,6 +97,11 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         &["vm"],
     )?;
     let hits = gauge("rtvirtio_vm_quota_hits_per_second", "How often a quota stopped a VM.", &["vm"])?;
+    let waits = gauge(
+        "rtvirtio_vm_wait_ratio",
+        "Time per second that requests of a VM waited for a neighbour's; of an estimate that of all requests together.",
+        &["vm", "device", "neighbour", "kind"],
+    )?;
     let pressure =
         gauge("rtvirtio_host_pressure_ratio", "Share of the time in which some task waited.", &["resource"])?;
     let stolen = gauge(
@@ -127,6 +132,16 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
                     latency.with_label_values(&[vm, name, &direction, &percentile]).set(seconds);
                 }
             }
+        }
+    }
+    for row in &seen.waits.rows {
+        let kind = word(&row.kind);
+        let Some(waited) = row.waited_s.filter(|_| row.seconds > 0.0) else { continue };
+        let named = row.neighbours.iter().map(|one| (one.vm.as_str(), one.share));
+        // Names in brackets are of no VM.
+        for (neighbour, share) in named.chain([("(own)", row.own), ("(others)", row.others)]) {
+            let labels = [row.vm.as_str(), &row.device, neighbour, &kind];
+            waits.with_label_values(&labels).set(waited * share / row.seconds);
         }
     }
     for (resource, share) in &seen.host.pressure {

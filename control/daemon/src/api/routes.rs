@@ -23,7 +23,7 @@ use tokio_stream::{Stream, StreamExt as _};
 
 use super::metrics;
 use crate::history::Event;
-use crate::observe::Observation;
+use crate::observe::{Observation, WaitsObservation};
 use crate::service::{Command, Shared};
 use crate::snapshot::Snapshot;
 
@@ -68,6 +68,7 @@ fn reads() -> Router<Arc<Shared>> {
         .route("/v1/vms/{vm}", get(vm))
         .route("/v1/vms/{vm}/settings", get(settings))
         .route("/v1/observation", get(observation))
+        .route("/v1/waits", get(waits))
         .route("/v1/history", get(history))
         .route("/v1/events", get(events))
         .route("/metrics", get(metrics))
@@ -139,6 +140,10 @@ async fn settings(State(shared): Ctx, Path(name): Path<String>) -> Response {
 
 async fn observation(State(shared): Ctx) -> Json<Observation> {
     Json((*shared.observation()).clone())
+}
+
+async fn waits(State(shared): Ctx) -> Json<WaitsObservation> {
+    Json(shared.observation().waits.clone())
 }
 
 #[derive(Deserialize)]

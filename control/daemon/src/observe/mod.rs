@@ -3,6 +3,7 @@
 
 mod device;
 mod sampler;
+mod waits;
 mod window;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 pub use sampler::Sampler;
+pub use waits::WaitsObservation;
 pub use window::{DiskWindow, judge_task};
 
 /// What was seen of all VMs.
@@ -24,6 +26,8 @@ pub struct Observation {
     pub vms: BTreeMap<String, VmObservation>,
     /// The host.
     pub host: HostObservation,
+    /// Which VM waits for which.
+    pub waits: WaitsObservation,
 }
 
 /// What was seen of one VM over the last window.

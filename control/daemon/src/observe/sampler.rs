@@ -16,6 +16,7 @@ use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_workflow::{Dirs, find};
 
 use super::device::DeviceWindows;
+use super::waits::WaitWindows;
 use super::window::{DiskWindow, judge_task};
 use super::{DiskObservation, HostObservation, Observation, TargetObservation, VmObservation};
 use crate::history::now;
@@ -39,6 +40,7 @@ pub struct Sampler {
     monitor_of_libvirt: bool,
     /// Devices whose speed is watched, because plans depend on it.
     devices: Option<DeviceWindows>,
+    waits: WaitWindows,
     pressure: BTreeMap<&'static str, std::time::Duration>,
     steal: Option<StealWatch>,
     at: Option<Instant>,
@@ -54,6 +56,7 @@ impl Sampler {
             seen: BTreeMap::new(),
             monitor_of_libvirt,
             devices: devices.then(DeviceWindows::default),
+            waits: WaitWindows::default(),
             pressure: BTreeMap::new(),
             steal: None,
             at: None,
@@ -76,7 +79,13 @@ impl Sampler {
             });
             host.slow = windows.look(&paths.collect(), &self.root, &self.dirs, Instant::now());
         }
-        Observation { time: now(), vms: observed, host }
+        let only_disk = |seen: &Seen| match seen.disks.values().collect::<Vec<_>>()[..] {
+            [one] => one.latest().cloned(),
+            _ => None,
+        };
+        let disks = self.seen.iter().filter_map(|(vm, seen)| Some((vm.clone(), only_disk(seen)?)));
+        let waits = self.waits.look(vms, &disks.collect(), &self.root, &self.dirs);
+        Observation { time: now(), vms: observed, host, waits }
     }
 
     fn one(&mut self, vm: &RunningVm) -> VmObservation {

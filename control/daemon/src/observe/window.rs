@@ -58,6 +58,12 @@ impl DiskWindow {
         self.looks.back()?.1.file.clone()
     }
 
+    /// The counters at the last look.
+    #[must_use]
+    pub fn latest(&self) -> Option<&DiskStats> {
+        self.looks.back().map(|(_, stats)| stats)
+    }
+
     /// Latencies in the window, for a drawing.
     #[must_use]
     pub fn histogram(&self) -> Option<HistogramObservation> {

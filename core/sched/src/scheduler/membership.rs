@@ -56,6 +56,9 @@ impl Scheduler {
         }
         self.active.reserve(self.vms.len());
         self.findings.reserve(self.vms.len());
+        if let Some(waiting) = &mut self.waiting {
+            waiting.attach(vm);
+        }
         self.pacer.replace(vm);
         self.drr.replace(vm);
         self.update_weights();

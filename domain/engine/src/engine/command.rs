@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use rtvirtio_domain_config::Poll;
-use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters};
+use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters, Waits};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
@@ -278,6 +278,8 @@ pub struct VmStatus {
     pub promises: [PromiseCounters; 2],
     /// Signals of completed real-time requests; `None` while none is asked for.
     pub urgent_signals: Option<u64>,
+    /// For which places it has waited; `None` where that is not told apart.
+    pub waits: Option<Waits>,
     /// Chains that are no valid requests.
     pub malformed: u64,
     /// Requests that the device failed.

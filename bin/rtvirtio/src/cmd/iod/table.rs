@@ -12,6 +12,8 @@ promised: longest time of a request within share and burst of its reservation, i
   configuration declares them; worst and missed: the longest such request, and those that took longer
 p50 ... longest: from the guest's queue to the answer, of all requests, also beyond a reservation
 alpha: rate while the VM had something to ask; Delta: longest time between two pieces meanwhile (bounded delay)
+waited: time in which a VM had requests in its queue; for: of it, that in which pieces of the other VM were at the
+  device, of several at once each. The rest was for its own pieces, a cap or pacing
 capped: pieces that waited for a cap of the VM; held by regulators: the same for all VMs of a device, and how much
   later than their exact moment they went
 ";
@@ -45,6 +47,7 @@ fn disks(status: &Value, s: &mut String) {
         "VM", "", "requests", "moved", "p50", "p99", "p99.99", "longest", "alpha", "Delta", "capped"
     );
     list(status, "vms").iter().for_each(|v| vm(v, s));
+    waits(status, s);
     s.push_str(LEGEND);
 }
 
@@ -200,6 +203,24 @@ fn promises(status: &Value, s: &mut String) {
     }
 }
 
+/// For whom each VM has waited, the longest first.
+fn waits(status: &Value, s: &mut String) {
+    let vms = list(status, "vms");
+    let waited = vms.iter().filter(|vm| count(&vm["waits"], "queued_ns") > 0).collect::<Vec<_>>();
+    if waited.is_empty() {
+        return;
+    }
+    let _ = writeln!(s, "{:<16} {:>9} for", "VM", "waited");
+    for vm in waited {
+        let waits = &vm["waits"];
+        let mut all = list(waits, "neighbours");
+        all.sort_by_key(|n| std::cmp::Reverse(count(n, "ns")));
+        let all: Vec<String> = all.iter().map(|n| format!("{} {}", name(n), time(n, "ns"))).collect();
+        let all = if all.is_empty() { "no other VM".to_owned() } else { all.join(", ") };
+        let _ = writeln!(s, "{:<16} {:>9} {all}", name(vm), time(waits, "queued_ns"));
+    }
+}
+
 fn vm(vm: &Value, s: &mut String) {
     service(&name(vm), [("read", "read"), ("write", "write")], "requests", vm, s);
     notes(vm, "the disk", s);
@@ -293,6 +314,18 @@ mod tests {
         let text = status(&example(0, 0));
         let line = text.lines().find(|l| l.contains("reserve")).unwrap();
         assert!(line.split_whitespace().filter(|w| *w == "-").count() == 2, "{line}");
+    }
+
+    #[test]
+    fn who_waited_for_whom_is_shown_where_anyone_has() {
+        assert!(!status(&example(1, 0)).lines().any(|l| l.ends_with("waited for")), "nobody has");
+        let mut seen = example(1, 0);
+        let neighbours = json!([{ "name": "hmi", "ns": 2_000_000 }, { "name": "bulk", "ns": 70_000_000 }]);
+        seen["vms"][0]["waits"] =
+            json!({ "queued_ns": 80_000_000, "idle_ns": 0, "own_ns": 0, "neighbours": neighbours });
+        let text = status(&seen);
+        let line = text.lines().skip_while(|l| !l.ends_with("waited for")).nth(1).unwrap();
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), "plc 80ms bulk 70ms, hmi 2ms");
     }
 
     #[test]

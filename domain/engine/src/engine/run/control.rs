@@ -159,6 +159,7 @@ impl EventLoop {
             latencies: vm.latencies.clone(),
             promises: vm.promises,
             urgent_signals: vm.urgent_eventfd.as_ref().map(|_| vm.urgent_signals),
+            waits: self.scheduler.waits(i, time),
             malformed: vm.malformed,
             errors: vm.errors,
             broken_queues: vm.broken_queues,

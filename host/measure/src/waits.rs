@@ -1,0 +1,355 @@
+//! Which VM waits for which on a device, over a window.
+//!
+//! Under the I/O domain it is exact: the domain counts the time in which requests of a VM were
+//! queued while pieces of another were at the device. On the kernel plane it is an estimate: how
+//! long a VM's requests took beyond what they take alone, interval by interval, shared out by what
+//! the others had of the device's time in the same interval, computed from their requests and
+//! bytes and the device's profile. So a neighbour counts when it works while the VM waits, and not
+//! when it works at another time.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Neighbours of a VM that are shown one by one, the longest waited for; the rest are
+/// [`WaitRow::others`].
+pub const MOST_NEIGHBOURS: usize = 8;
+
+/// How it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitKind {
+    /// Counted at the moments themselves.
+    Exact,
+    /// From statistics of groups.
+    Estimate,
+}
+
+/// A neighbour that is waited for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitFor {
+    /// The VM.
+    pub vm: String,
+    /// Share of the waiting, 0 to 1.
+    pub share: f64,
+}
+
+/// For whom one VM waits on one device. Shares of an estimate add up to 1; of exact ones those of
+/// neighbours with pieces at the device at once each count.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitRow {
+    /// The VM that waits.
+    pub vm: String,
+    /// The device: its path, or its name in the I/O domain.
+    pub device: String,
+    /// How it is known.
+    pub kind: WaitKind,
+    /// Length of the window, in seconds.
+    pub seconds: f64,
+    /// Waiting in the window, in seconds. Exact: time in which any request was queued. Estimate:
+    /// of all requests together; `None` where nothing counts their latency, and the shares are then
+    /// those of the device's time.
+    pub waited_s: Option<f64>,
+    /// Share of it that was for requests of its own.
+    pub own: f64,
+    /// Share in which nothing was at the device: a cap or pacing held it. An estimate cannot tell.
+    pub idle: Option<f64>,
+    /// The longest waited for first; at most [`MOST_NEIGHBOURS`].
+    pub neighbours: Vec<WaitFor>,
+    /// Share that was for anything else: further VMs, and what has no contract.
+    pub others: f64,
+}
+
+impl WaitRow {
+    /// The neighbour that is waited for longest.
+    #[must_use]
+    pub fn longest(&self) -> Option<&WaitFor> {
+        self.neighbours.first().filter(|one| one.share > 0.0)
+    }
+}
+
+/// What one VM had of a device in an interval.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Use {
+    /// The VM.
+    pub vm: String,
+    /// Device time of its requests, in seconds, as computed from its profile.
+    pub device_s: f64,
+    /// How long its requests took beyond what they take alone, in seconds; `None` where nothing
+    /// counts their latency.
+    pub waited_s: Option<f64>,
+}
+
+/// A device in an interval between two looks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interval {
+    /// Its length, in seconds.
+    pub seconds: f64,
+    /// The VMs that are told apart.
+    pub uses: Vec<Use>,
+    /// Device time of all requests, whoever sent them, in seconds.
+    pub device_s: f64,
+}
+
+/// Splits the waiting of every VM by what the others had of the device meanwhile.
+#[must_use]
+pub fn estimate(device: &str, intervals: &[Interval]) -> Vec<WaitRow> {
+    let mut names: Vec<&str> = intervals.iter().flat_map(|i| i.uses.iter().map(|u| u.vm.as_str())).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.iter().filter_map(|vm| estimate_of(vm, device, intervals)).collect()
+}
+
+fn estimate_of(vm: &str, device: &str, intervals: &[Interval]) -> Option<WaitRow> {
+    let here = || {
+        let of = |i: &'_ Interval| i.uses.iter().find(|u| u.vm == vm).map(|u| u.waited_s);
+        intervals.iter().filter_map(move |i| Some((i, of(i)?)))
+    };
+    // One interval without its latencies would leave the others as if they were all.
+    let is_known = here().all(|(_, waited)| waited.is_some());
+    let (mut by, mut own, mut others, mut total, mut seconds) = (BTreeMap::new(), 0.0, 0.0, 0.0, 0.0);
+    for (interval, waited) in here() {
+        seconds += interval.seconds;
+        let known: f64 = interval.uses.iter().map(|u| u.device_s).sum();
+        let used = interval.device_s.max(known);
+        let weight = if is_known { waited.unwrap_or(0.0).max(0.0) } else { used };
+        if used <= 0.0 || weight <= 0.0 {
+            continue;
+        }
+        total += weight;
+        for one in &interval.uses {
+            let part = weight * one.device_s / used;
+            if one.vm == vm {
+                own += part;
+            } else {
+                *by.entry(one.vm.clone()).or_insert(0.0) += part;
+            }
+        }
+        others += weight * (used - known) / used;
+    }
+    if seconds <= 0.0 {
+        return None;
+    }
+    let share = |part: f64| if total > 0.0 { part / total } else { 0.0 };
+    let neighbours = by.into_iter().map(|(vm, part)| WaitFor { vm, share: share(part) });
+    let (neighbours, rest) = longest(neighbours.collect());
+    Some(WaitRow {
+        vm: vm.to_owned(),
+        device: device.to_owned(),
+        kind: WaitKind::Estimate,
+        seconds,
+        waited_s: is_known.then_some(total),
+        own: share(own),
+        idle: None,
+        neighbours,
+        others: share(others) + rest,
+    })
+}
+
+/// The longest waited for, and the share of the others.
+fn longest(mut all: Vec<WaitFor>) -> (Vec<WaitFor>, f64) {
+    all.retain(|one| one.share > 0.0);
+    all.sort_by(|a, b| b.share.total_cmp(&a.share).then_with(|| a.vm.cmp(&b.vm)));
+    let rest = all.split_off(all.len().min(MOST_NEIGHBOURS));
+    (all, rest.iter().map(|one| one.share).sum())
+}
+
+/// Waiting as the I/O domain counts it, from the `vms` of its status.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct DomainVm {
+    /// The device.
+    pub device: String,
+    /// The VM.
+    pub name: String,
+    /// For whom it has waited; `None` where that is not told apart, or by a domain that does not
+    /// count it.
+    #[serde(default)]
+    pub waits: Option<DomainWaits>,
+}
+
+/// Counters since the VM is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct DomainWaits {
+    /// Time in which it had requests queued, in ns.
+    pub queued_ns: u64,
+    /// Of it, time in which nothing was at the device.
+    pub idle_ns: u64,
+    /// Of it, time in which pieces of its own were.
+    pub own_ns: u64,
+    /// Of it, time in which pieces of others were.
+    pub neighbours: Vec<DomainNeighbour>,
+}
+
+/// A neighbour.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct DomainNeighbour {
+    /// The VM.
+    pub name: String,
+    /// The time, in ns.
+    pub ns: u64,
+}
+
+/// The counters of every VM with waits that are told apart.
+pub type DomainCounters = BTreeMap<(String, String), DomainWaits>;
+
+/// The counters of a status, by device and VM.
+#[must_use]
+pub fn domain_counters(vms: Vec<DomainVm>) -> DomainCounters {
+    vms.into_iter().filter_map(|vm| Some(((vm.device, vm.name), vm.waits?))).collect()
+}
+
+/// What came until the last of some looks, each with its moment in seconds. Of a VM that came in
+/// between, or whose counters began anew, since then; of one that is in the last look only,
+/// nothing.
+#[must_use]
+pub fn exact(looks: &[(f64, DomainCounters)]) -> Vec<WaitRow> {
+    let Some(((end, last), earlier)) = looks.split_last() else { return Vec::new() };
+    let row = |(key, now): (&(String, String), &DomainWaits)| {
+        // The counters of one start only rise, so that a later look is never above this one.
+        let since =
+            earlier.iter().rposition(|(_, look)| !look.get(key).is_some_and(|then| then.precedes(now)));
+        let (begin, first) = earlier.get(since.map_or(0, |place| place + 1))?;
+        exact_row(key, first.get(key)?, now, end - begin)
+    };
+    last.iter().filter_map(row).collect()
+}
+
+impl DomainWaits {
+    /// Whether it may be an earlier look at the same counters.
+    fn precedes(&self, later: &Self) -> bool {
+        self.queued_ns <= later.queued_ns && self.own_ns <= later.own_ns && self.idle_ns <= later.idle_ns
+    }
+}
+
+fn exact_row(
+    (device, vm): &(String, String),
+    then: &DomainWaits,
+    now: &DomainWaits,
+    seconds: f64,
+) -> Option<WaitRow> {
+    let queued = now.queued_ns.checked_sub(then.queued_ns)?;
+    let share = |ns: u64| if queued > 0 { ns as f64 / queued as f64 } else { 0.0 };
+    let mut neighbours = Vec::new();
+    let mut others = 0.0;
+    for one in &now.neighbours {
+        let earlier = then.neighbours.iter().find(|n| n.name == one.name).map_or(0, |n| n.ns);
+        // Another VM in its place counts from 0.
+        let ns = one.ns.checked_sub(earlier).unwrap_or(one.ns);
+        match one.name.as_str() {
+            "others" => others += share(ns),
+            name => neighbours.push(WaitFor { vm: name.to_owned(), share: share(ns) }),
+        }
+    }
+    let (neighbours, rest) = longest(neighbours);
+    Some(WaitRow {
+        vm: vm.clone(),
+        device: device.clone(),
+        kind: WaitKind::Exact,
+        seconds,
+        waited_s: Some(queued as f64 / 1e9),
+        own: share(now.own_ns.checked_sub(then.own_ns)?),
+        idle: Some(share(now.idle_ns.checked_sub(then.idle_ns)?)),
+        neighbours,
+        others: others + rest,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(vm: &str, device_s: f64, waited_s: Option<f64>) -> Use {
+        Use { vm: vm.to_owned(), device_s, waited_s }
+    }
+
+    fn shares(row: &WaitRow) -> Vec<(&str, f64)> {
+        row.neighbours.iter().map(|n| (n.vm.as_str(), (n.share * 1e6).round() / 1e6)).collect()
+    }
+
+    #[test]
+    fn waiting_is_split_by_what_the_others_had_meanwhile() {
+        let busy = Interval {
+            seconds: 10.0,
+            uses: vec![used("plc", 1.0, Some(4.0)), used("hist", 6.0, None), used("hmi", 1.0, Some(0.0))],
+            device_s: 10.0,
+        };
+        // The history works here too, and the controller does not wait: that blames it for nothing.
+        let calm = Interval {
+            seconds: 10.0,
+            uses: vec![used("plc", 1.0, Some(0.0)), used("hist", 0.0, None), used("hmi", 8.0, Some(0.0))],
+            device_s: 9.0,
+        };
+        let rows = estimate("/dev/a", &[busy, calm]);
+        let plc = rows.iter().find(|row| row.vm == "plc").unwrap();
+        assert_eq!((plc.kind, plc.seconds, plc.waited_s), (WaitKind::Estimate, 20.0, Some(4.0)));
+        assert_eq!(shares(plc), [("hist", 0.6), ("hmi", 0.1)]);
+        assert_eq!(((plc.own * 10.0).round(), (plc.others * 10.0).round(), plc.idle), (1.0, 2.0, None));
+        assert_eq!(plc.longest().unwrap().vm, "hist");
+        // Nothing counts its latencies: shares of the device's time, and no time.
+        let hist = rows.iter().find(|row| row.vm == "hist").unwrap();
+        assert_eq!(hist.waited_s, None);
+        assert_eq!(
+            shares(hist),
+            [("hmi", 9.0 / 19.0), ("plc", 2.0 / 19.0)].map(|(vm, s)| (vm, (s * 1e6_f64).round() / 1e6))
+        );
+        // It waited for none.
+        let hmi = rows.iter().find(|row| row.vm == "hmi").unwrap();
+        assert_eq!((hmi.waited_s, hmi.longest(), hmi.own), (Some(0.0), None, 0.0));
+        assert!(estimate("/dev/a", &[]).is_empty());
+    }
+
+    #[test]
+    fn an_interval_without_a_look_at_a_vm_is_not_its() {
+        let with = Interval {
+            seconds: 5.0,
+            uses: vec![used("a", 1.0, Some(1.0)), used("b", 1.0, Some(1.0))],
+            device_s: 0.0,
+        };
+        let without = Interval { seconds: 5.0, uses: vec![used("b", 3.0, Some(9.0))], device_s: 3.0 };
+        let rows = estimate("d", &[with, without]);
+        let of = |vm: &str| rows.iter().find(|row| row.vm == vm).unwrap();
+        assert_eq!((of("a").seconds, of("b").seconds), (5.0, 10.0));
+        // The device's own counter may lag behind those of the groups.
+        assert_eq!((shares(of("a")), of("a").others), (vec![("b", 0.5)], 0.0));
+        assert_eq!(of("b").waited_s, Some(10.0));
+    }
+
+    #[test]
+    fn neighbours_are_at_most_so_many_and_the_rest_is_kept() {
+        let mut uses: Vec<Use> = (0..20).map(|i| used(&format!("n{i:02}"), 1.0, None)).collect();
+        uses.push(used("plc", 0.0, Some(1.0)));
+        let rows = estimate("d", &[Interval { seconds: 1.0, uses, device_s: 20.0 }]);
+        let plc = rows.iter().find(|row| row.vm == "plc").unwrap();
+        assert_eq!(plc.neighbours.len(), MOST_NEIGHBOURS);
+        let all = plc.others + plc.neighbours.iter().map(|n| n.share).sum::<f64>();
+        assert!((all - 1.0).abs() < 1e-9 && plc.others > 0.5, "{plc:?}");
+    }
+
+    #[test]
+    fn the_domains_counters_between_two_looks() {
+        let status = |queued: u64, bulk: u64, others: u64| {
+            let text = format!(
+                r#"[{{"device": "d", "name": "plc", "waits": {{"queued_ns": {queued}, "idle_ns": 10, "own_ns": 0,
+                   "neighbours": [{{"name": "bulk", "ns": {bulk}}}, {{"name": "others", "ns": {others}}}]}}}},
+                   {{"device": "d", "name": "old"}}]"#
+            );
+            domain_counters(serde_json::from_str(&text).unwrap())
+        };
+        let between = |before, after| exact(&[(0.0, before), (10.0, after)]);
+        let rows = between(status(1_000, 100, 0), status(1_000_001_000, 900_000_100, 100_000_000));
+        let [plc] = rows.as_slice() else { panic!("{rows:?}") };
+        assert_eq!((plc.kind, plc.waited_s, plc.idle), (WaitKind::Exact, Some(1.0), Some(0.0)));
+        assert_eq!((shares(plc), plc.others), (vec![("bulk", 0.9)], 0.1));
+        // The domain was started anew: nothing is told before the next look.
+        assert!(between(status(1_000, 100, 0), status(10, 5, 0)).is_empty());
+        // And from then on since its start.
+        let rows = exact(&[(0.0, status(900, 9, 0)), (10.0, status(20, 5, 0)), (30.0, status(120, 55, 0))]);
+        assert_eq!((rows[0].seconds, shares(&rows[0])), (20.0, vec![("bulk", 0.5)]));
+        assert!(exact(&[(0.0, status(1, 1, 0))]).is_empty() && exact(&[]).is_empty());
+        // Another VM in the neighbour's place.
+        let rows = between(status(1_000, 100, 0), status(1_100, 50, 0));
+        assert_eq!(shares(&rows[0]), [("bulk", 0.5)]);
+        // Nothing waited.
+        assert_eq!(between(status(70, 1, 0), status(70, 1, 0))[0].longest(), None);
+    }
+}
