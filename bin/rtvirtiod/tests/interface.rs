@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::Duration;
 
 use common::Rig;
@@ -95,6 +96,30 @@ fn state_events_and_metrics_are_served() {
     signal(&rig.service.as_ref().unwrap().0, Signal::TERM);
     assert!(rig.service.as_mut().unwrap().0.wait().unwrap().success());
     assert!(!rig.socket().exists());
+}
+
+#[test]
+fn what_happens_wakes_a_loop_that_hardly_scans() {
+    if !has("what_happens_wakes_a_loop_that_hardly_scans", &[Need::Root]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    fs::write(rig.config(), "scan = \"1h\"\n").unwrap();
+    rig.start(&[]);
+    wait_for("the first pass", || rig.status()["problems"].as_array().is_some_and(Vec::is_empty));
+    // A file comes; the end of a process.
+    let mut machine = Command::new("sleep").arg("600").spawn().unwrap();
+    let text = format!(
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = {}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+        machine.id()
+    );
+    fs::write(rig.contracts().join("plc.toml"), text).unwrap();
+    rig.wait_state("plc", "observed");
+    machine.kill().unwrap();
+    machine.wait().unwrap();
+    rig.wait_state("plc", "off");
+    fs::remove_file(rig.contracts().join("plc.toml")).unwrap();
+    wait_for("no contract", || rig.vm("plc") == Value::Null);
 }
 
 #[test]

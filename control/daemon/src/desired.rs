@@ -1,6 +1,7 @@
 //! What is to be: the contracts of `contracts.d`, one spec in each file.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -134,6 +135,12 @@ impl Desired {
     }
 }
 
+/// Whether a file of the directory is a contract by its name: editors and package managers leave
+/// `.x.toml.swp`, `x.toml.dpkg-new`.
+pub(crate) fn is_contract_name(name: &OsStr) -> bool {
+    !name.as_encoded_bytes().starts_with(b".") && Path::new(name).extension().is_some_and(|e| e == "toml")
+}
+
 /// A directory of contract files, and further spec files.
 #[derive(Debug)]
 pub struct ContractFiles {
@@ -188,12 +195,7 @@ impl ContractFiles {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => faults.push(ContractFault { file: self.dir.clone(), why: e.to_string() }),
         }
-        // Editors and package managers leave `.x.toml.swp`, `x.toml.dpkg-new`.
-        let is_contract = |path: &PathBuf| {
-            let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
-            !hidden && path.extension().is_some_and(|e| e == "toml")
-        };
-        paths.retain(is_contract);
+        paths.retain(|path| path.file_name().is_some_and(is_contract_name));
         paths.sort();
         paths.extend(self.more.iter().cloned());
         let stamps = paths

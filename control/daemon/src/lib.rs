@@ -15,6 +15,7 @@ pub mod contract_files;
 mod daemon;
 mod desired;
 mod error;
+mod events;
 mod history;
 mod host;
 pub mod linux;

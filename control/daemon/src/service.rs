@@ -16,6 +16,7 @@ use crate::api::{self, Listeners};
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
+use crate::events;
 use crate::history::{Event, EventKind, History};
 use crate::linux::{LinuxHost, Places, RunningVm};
 use crate::memory::Memory;
@@ -70,6 +71,8 @@ pub struct Counters {
     pub changes: AtomicU64,
     /// Steps that failed.
     pub failures: AtomicU64,
+    /// Passes that an event asked for.
+    pub wakes: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -183,8 +186,9 @@ pub struct Service {
     seen: String,
     /// Whether a command came since the state was published.
     was_asked: bool,
-    /// Ends the observer when it goes.
+    /// End observer and events when they go; without events scans find everything.
     _observer: Sender<()>,
+    _events: Option<Sender<()>>,
     _lock: File,
     _api: api::Running,
 }
@@ -222,9 +226,9 @@ impl Service {
         snapshot.problems.push("the host has not been looked at yet".to_owned());
         let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
-        let observer = observe(&options, Arc::clone(&shared))?;
-        let seen = String::new();
-        let (seen, was_asked) = (seen, false);
+        let _observer = observe(&options, Arc::clone(&shared))?;
+        let _events = watch_events(&options, Arc::clone(&shared));
+        let (seen, was_asked) = (String::new(), false);
         Ok(Self {
             shared,
             commands,
@@ -232,7 +236,8 @@ impl Service {
             options,
             seen,
             was_asked,
-            _observer: observer,
+            _observer,
+            _events,
             _lock: lock,
             _api: api,
         })
@@ -378,6 +383,23 @@ fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<Sender<()>, 
     let path = PathBuf::from("observe");
     spawned.map_err(|source| DaemonError::Io { action: "start the thread", path, source })?;
     Ok(sender)
+}
+
+/// Wakes the loop when something happens; `None` where the kernel gives no notifications.
+fn watch_events(options: &ServiceOptions, shared: Arc<Shared>) -> Option<Sender<()>> {
+    let sources = events::Sources {
+        contracts: options.places.contracts.clone(),
+        specs: [options.places.specs.as_slice(), &options.config.specs].concat(),
+        scan: Duration::from_nanos(options.config.scan.0),
+    };
+    let of = Arc::clone(&shared);
+    let running = move || lock(&of.running).iter().map(|vm| vm.processes.clone()).collect();
+    let wake = move || {
+        shared.counters.wakes.fetch_add(1, Ordering::Relaxed);
+        // The loop may have ended: then nothing waits for it.
+        let _ = shared.send(Command::Wake);
+    };
+    events::start(sources, running, wake).ok()
 }
 
 /// One service at a time. The lock ends with the process, however it ends.

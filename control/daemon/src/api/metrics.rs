@@ -32,6 +32,7 @@ pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
         "Time that the passes of the loop took.",
         counted(&counters.pass_us) / 1e6,
     )?;
+    counter("rtvirtio_loop_wakes_total", "Passes that an event asked for.", counted(&counters.wakes))?;
     counter("rtvirtio_settings_written_total", "Settings that were written.", counted(&counters.changes))?;
     counter("rtvirtio_steps_failed_total", "Steps that were not done.", counted(&counters.failures))?;
     let info = gauge("rtvirtio_service_info", "Version and mode of the service.", &["version", "mode"])?;

@@ -1,0 +1,276 @@
+//! What is watched: directories with contracts, cgroups of VMs, processes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_kernel::{Cgroups, Hierarchy, ProcessId, Root};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::desired::is_contract_name;
+
+/// Reads of one look: a queue that is filled faster than it is read is left.
+const MOST_READS: usize = 64;
+/// Directories that are watched: beyond them scans find what changes.
+const MOST_WATCHES: usize = 1_024;
+
+/// Which entries of a directory matter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    /// Files with these names, and where `contracts` is set every contract file.
+    Files { contracts: bool, names: BTreeSet<OsString> },
+    /// Groups that come and go.
+    Groups,
+    /// The file itself: whether a group has processes.
+    Populated,
+}
+
+impl Of {
+    fn flags(&self) -> WatchFlags {
+        let entries = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR;
+        match self {
+            Self::Files { .. } => {
+                entries | WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::MOVED_FROM
+            }
+            Self::Groups => entries,
+            Self::Populated => WatchFlags::MODIFY,
+        }
+    }
+
+    /// Whether an event about this entry matters; without a name it is about the directory itself.
+    fn concerns(&self, name: Option<&OsStr>) -> bool {
+        match (self, name) {
+            (_, None) | (Self::Groups | Self::Populated, _) => true,
+            (Self::Files { contracts, names }, Some(name)) => {
+                names.contains(name) || (*contracts && is_contract_name(name))
+            }
+        }
+    }
+}
+
+/// Where contracts are.
+pub(super) fn of_files(contracts: &Path, specs: &[PathBuf]) -> BTreeMap<PathBuf, Of> {
+    let none = |contracts| Of::Files { contracts, names: BTreeSet::new() };
+    let mut out = BTreeMap::from([(contracts.to_owned(), none(true))]);
+    for spec in specs {
+        let Some(name) = spec.file_name() else { continue };
+        // A file is mostly replaced by another one: the directory is watched.
+        let dir = spec.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if let Of::Files { names, .. } = out.entry(dir.to_owned()).or_insert_with(|| none(false)) {
+            names.insert(name.to_owned());
+        }
+    }
+    out
+}
+
+/// The cgroups around a VM: its own, where threads get groups, and the one above it, where another
+/// start of it gets its own. On v2 also whether it has processes. None for one in the root group.
+pub(super) fn of_vm(root: &Root, processes: &[ProcessId]) -> BTreeMap<PathBuf, Of> {
+    let mut out = BTreeMap::new();
+    let Some(process) = processes.first() else { return out };
+    let Ok(cgroups) = Cgroups::detect(root) else { return out };
+    let Ok(group) = cgroups.of_pid(root, process.pid) else { return out };
+    let group = Cgroups::unit_of(&group);
+    if Cgroups::is_root(&group) {
+        return out;
+    }
+    let above = group.parent().filter(|above| !Cgroups::is_root(above));
+    for of in above.into_iter().chain([group.as_path()]) {
+        if let Ok(dir) = cgroups.dir(of) {
+            out.insert(dir, Of::Groups);
+        }
+    }
+    if cgroups.hierarchy == Hierarchy::V2 {
+        if let Ok(dir) = cgroups.dir(&group) {
+            out.insert(dir.join("cgroup.events"), Of::Populated);
+        }
+    }
+    out
+}
+
+/// The kernel's notifications.
+#[derive(Debug)]
+pub(super) struct Watches {
+    inotify: OwnedFd,
+    by_wd: BTreeMap<i32, (PathBuf, Of)>,
+    processes: BTreeMap<(u32, u64), OwnedFd>,
+}
+
+impl Watches {
+    pub fn new() -> rustix::io::Result<Self> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        Ok(Self { inotify, by_wd: BTreeMap::new(), processes: BTreeMap::new() })
+    }
+
+    /// Watches these and no others. A directory that is not there is tried again at the next call.
+    /// Whether one of the processes has ended before it was watched.
+    pub fn set(&mut self, wanted: &BTreeMap<PathBuf, Of>, processes: &[ProcessId]) -> bool {
+        let inotify = &self.inotify;
+        self.by_wd.retain(|wd, (path, of)| {
+            let stays = wanted.get(path) == Some(of);
+            if !stays {
+                // Gone with its directory, perhaps.
+                let _ = inotify::remove_watch(inotify, *wd);
+            }
+            stays
+        });
+        for (path, of) in wanted {
+            let known = self.by_wd.values().any(|(known, _)| known == path);
+            if known || self.by_wd.len() >= MOST_WATCHES {
+                continue;
+            }
+            if let Ok(wd) = inotify::add_watch(&self.inotify, path, of.flags()) {
+                self.by_wd.insert(wd, (path.clone(), of.clone()));
+            }
+        }
+        let is_wanted = |key: &(u32, u64)| processes.iter().any(|p| (p.pid, p.start_time) == *key);
+        self.processes.retain(|key, _| is_wanted(key));
+        let mut ended = false;
+        for process in processes.iter().take(MOST_WATCHES) {
+            let key = (process.pid, process.start_time);
+            let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+            let Some(pid) = pid.filter(|_| !self.processes.contains_key(&key)) else { continue };
+            // The number may be another process's already: then the descriptor is not its.
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(fd) if process.is_alive() => {
+                    self.processes.insert(key, fd);
+                }
+                _ => ended |= !process.is_alive(),
+            }
+        }
+        ended
+    }
+
+    /// Whether anything happened within this time.
+    pub fn wait(&mut self, time: Duration) -> bool {
+        let fds = [&self.inotify].into_iter().chain(self.processes.values());
+        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let Ok(timeout) = Timespec::try_from(time) else { return false };
+        // Interrupted, it is called again.
+        let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0) > 0;
+        let ready: Vec<bool> = fds.iter().map(|fd| ready && !fd.revents().is_empty()).collect();
+        let mut ended = ready.iter().skip(1);
+        let before = self.processes.len();
+        self.processes.retain(|_, _| !ended.next().copied().unwrap_or(false));
+        let files = ready.first().copied().unwrap_or(false) && self.drain();
+        files || self.processes.len() < before
+    }
+
+    /// Reads what is queued; whether any of it matters.
+    fn drain(&mut self) -> bool {
+        let mut buffer = [MaybeUninit::uninit(); 4_096];
+        let mut matters = false;
+        let mut gone = Vec::new();
+        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        let mut reads = 0;
+        loop {
+            reads += usize::from(reader.is_buffer_empty());
+            if reads > MOST_READS {
+                break;
+            }
+            let Ok(event) = reader.next() else { break };
+            // More events than the kernel keeps: anything may have happened.
+            matters |= event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+            if event.events().contains(ReadFlags::IGNORED) {
+                gone.push(event.wd());
+                matters = true;
+                continue;
+            }
+            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
+            matters |= self.by_wd.get(&event.wd()).is_some_and(|(_, of)| of.concerns(name));
+        }
+        for wd in gone {
+            self.by_wd.remove(&wd);
+        }
+        matters
+    }
+
+    /// How many directories and processes are watched.
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.by_wd.len() + self.processes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Longer than any machine takes; nothing waits for it unless the test fails.
+    const HANG: Duration = Duration::from_secs(60);
+    const NONE: Duration = Duration::ZERO;
+
+    #[test]
+    fn contract_files_wake_and_what_editors_leave_does_not() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let spec = dir.path().join("spec/plant.toml");
+        fs::create_dir(dir.path().join("spec")).unwrap();
+        let contracts = dir.path().join("contracts.d");
+        let wanted = of_files(&contracts, std::slice::from_ref(&spec));
+        assert_eq!(wanted.len(), 2);
+        let mut watches = Watches::new().unwrap();
+        assert!(!watches.set(&wanted, &[]));
+        assert_eq!(watches.len(), 1, "the directory of contracts is not there yet");
+        fs::create_dir(&contracts).unwrap();
+        assert!(!watches.set(&wanted, &[]));
+        assert_eq!(watches.len(), 2);
+        assert!(!watches.wait(NONE));
+        fs::write(contracts.join(".plc.toml.swp"), "x").unwrap();
+        fs::write(contracts.join("plc.toml.dpkg-new"), "x").unwrap();
+        fs::write(dir.path().join("spec/other.toml"), "x").unwrap();
+        assert!(!watches.wait(NONE));
+        for change in [
+            &|| fs::write(contracts.join("plc.toml"), "x").unwrap(),
+            &|| fs::rename(contracts.join("plc.toml.dpkg-new"), contracts.join("plc.toml")).unwrap(),
+            &|| fs::remove_file(contracts.join("plc.toml")).unwrap(),
+            &|| fs::write(&spec, "x").unwrap(),
+        ] as [&dyn Fn(); 4]
+        {
+            change();
+            assert!(watches.wait(HANG));
+            assert!(!watches.wait(NONE));
+        }
+        // A directory that goes is watched again when it is back.
+        fs::remove_dir_all(&contracts).unwrap();
+        assert!(watches.wait(HANG));
+        fs::create_dir(&contracts).unwrap();
+        assert!(!watches.set(&wanted, &[]));
+        fs::write(contracts.join("plc.toml"), "x").unwrap();
+        assert!(watches.wait(HANG));
+        assert!(!watches.set(&BTreeMap::new(), &[]));
+        assert_eq!(watches.len(), 0);
+    }
+
+    #[test]
+    fn the_end_of_a_process_wakes_once() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let process = ProcessId::of(child.id()).unwrap().unwrap();
+        let other = ProcessId { start_time: process.start_time + 1, ..process };
+        let mut watches = Watches::new().unwrap();
+        assert!(!watches.set(&BTreeMap::new(), std::slice::from_ref(&process)));
+        assert!(watches.set(&BTreeMap::new(), &[process, other]), "the other one has ended");
+        assert_eq!((watches.len(), watches.wait(NONE)), (1, false));
+        child.kill().unwrap();
+        assert!(watches.wait(HANG));
+        child.wait().unwrap();
+        assert_eq!((watches.len(), watches.wait(NONE)), (0, false));
+    }
+
+    #[test]
+    fn a_spec_among_the_contracts_is_watched_with_them() {
+        let wanted = of_files(Path::new("/c"), &["/c/a.spec".into(), "b.toml".into()]);
+        assert_eq!(wanted.len(), 2);
+        let concerns = |dir: &str, name: &str| wanted[Path::new(dir)].concerns(Some(OsStr::new(name)));
+        assert!(concerns("/c", "a.spec") && concerns("/c", "x.toml") && !concerns("/c", "b.spec"));
+        assert!(concerns(".", "b.toml") && !concerns(".", "x.toml"));
+    }
+}
