@@ -86,6 +86,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
     let mut rig = Rig::new();
     let mut libvirt = Libvirt::start(rig.site.dir.path());
     {
+        fs::write(rig.config(), format!("libvirt = \"{}\"\n", libvirt.uri())).unwrap();
         let plc = Domain::start(&rig, &libvirt, "plc");
         let before = room(&plc);
         plc.contract(&rig);
@@ -122,7 +123,21 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
     rig.wait_state(&name, "in_force");
     let plc = Domain { libvirt: &libvirt, name };
     assert!(plc.is_fifo(&rig, "CPU 0"));
+    // Its metadata carries a contract too: the file counts, until it is removed.
+    let spec = rig.site.dir.path().join(format!("{}.spec.toml", plc.name));
+    rig.contract(&["set", &plc.name, spec.to_str().unwrap(), "--libvirt"]);
+    rig.kill();
+    rig.start(&[]);
+    wait_for("both contracts", || rig.vm(&plc.name)["overrides"].is_string());
+    rig.wait_state(&plc.name, "in_force");
     rig.contract(&["remove", &plc.name]);
+    let is_from = |vm: &Value| vm["file"].as_str().is_some_and(|from| from.starts_with("the metadata of"));
+    wait_for("the contract of the metadata", || is_from(&rig.vm(&plc.name)));
+    rig.wait_state(&plc.name, "in_force");
+    assert!(rig.contract(&["show"]).contains("from the metadata of domain"));
+    rig.contract(&["remove", &plc.name, "--libvirt", &libvirt.uri()]);
+    rig.kill();
+    rig.start(&[]);
     wait_for("the end of the contract", || plc.budget().as_deref() == Some("0"));
     wait_for("the old policy", || !plc.is_fifo(&rig, "CPU 0"));
     wait_for("no room", || room(&plc) == 0);

@@ -149,6 +149,7 @@ function drawDetail() {
   const line = (text, kind) => body.push(el("p", text, { class: kind || "" }));
   line(words(vm.state) + (vm.why ? ": " + vm.why : ""), colour(vm.state));
   if (vm.file) line("contract: " + vm.file + (vm.contract ? " (" + vm.contract + ")" : ""), "dim");
+  if (vm.overrides) line(vm.overrides + " has a contract of it too, which does not count", "warn");
   if (vm.waits_for) body.push(el("pre", "sudo rtvirtio contract accept " + vm.name));
   if (vm.targets.length) {
     body.push(el("h3", "Targets"));

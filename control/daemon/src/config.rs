@@ -104,6 +104,9 @@ pub struct Config {
     /// Whether QEMU's counters of libvirt's domains are read too: libvirt marks such a domain as
     /// tainted (`custom-monitor`) until it ends.
     pub monitor_of_libvirt: bool,
+    /// The libvirt daemon whose domains may carry contracts in their metadata; none without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<String>,
 }
 
 /// Durations as text with a unit, as everywhere where people write them.
@@ -133,6 +136,7 @@ impl Default for Config {
             compare: Nanos::from_millis(5_000),
             observe: Nanos::from_millis(10_000),
             monitor_of_libvirt: false,
+            libvirt: None,
         }
     }
 }

@@ -1,11 +1,15 @@
-//! Writing contract files: one VM of a spec becomes a file of its own.
+//! Writing contracts: one VM of a spec becomes a file of its own, or the metadata of its domain.
 
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_spec::{HostSpec, SpecErrors};
+use rtvirtio_spec::{HostHandle, HostSpec, Reach, SpecErrors, Vm};
+use rtvirtio_vmm::VmmError;
+use rtvirtio_vmm::libvirt::{Daemon, DomainContract, set_contract};
 use toml_edit::{DocumentMut, Item};
+
+use crate::domain_contracts;
 
 /// Why a contract is not written or removed.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +45,20 @@ pub enum ContractFileError {
         /// The VM.
         vm: String,
     },
+    /// A VM that is no domain of libvirt.
+    #[error("VM `{vm}` of {file} is not named by `domain`: only a domain of libvirt has metadata")]
+    NoDomain {
+        /// The spec.
+        file: PathBuf,
+        /// The VM.
+        vm: String,
+    },
+    /// What would be written is no contract.
+    #[error("{0}")]
+    Metadata(String),
+    /// libvirt does not answer, or refuses.
+    #[error(transparent)]
+    Libvirt(#[from] VmmError),
     /// A file could not be used.
     #[error("cannot {action} {path}: {source}")]
     Io {
@@ -74,22 +92,7 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Contra
 /// # Errors
 /// A spec with mistakes, or without the VM; when the file cannot be written.
 pub fn set(dir: &Path, vm: &str, spec: &Path) -> Result<PathBuf> {
-    let text = fs::read_to_string(spec).map_err(failed("read", spec))?;
-    let parsed = HostSpec::load(spec)?;
-    if parsed.lab_kind().is_some() {
-        return Err(ContractFileError::Lab { file: spec.to_owned(), vm: vm.to_owned() });
-    }
-    let known: Vec<String> = parsed.vms().iter().map(|vm| vm.name.clone()).collect();
-    if !known.iter().any(|name| name == vm) {
-        return Err(ContractFileError::NoVm { file: spec.to_owned(), vm: vm.to_owned(), known });
-    }
-    let devices: Vec<Option<String>> = parsed
-        .parts()
-        .iter()
-        .filter(|part| part.spec.vms.iter().any(|other| other.name == vm))
-        .map(|part| part.name.clone())
-        .collect();
-    let text = cut(spec, &text, |name| name == vm, &devices)?;
+    let (_, text) = part(vm, spec)?;
     // Before the old one goes: what is written must be a contract.
     let name = dir.join(format!("{vm}.toml"));
     HostSpec::parse(&name.display().to_string(), &text)?;
@@ -100,6 +103,54 @@ pub fn set(dir: &Path, vm: &str, spec: &Path) -> Result<PathBuf> {
         remove_from(dir, vm, &name)?;
     }
     Ok(name)
+}
+
+/// Makes the contract of one VM of a spec the metadata of its domain. `daemon` connects to the
+/// libvirt of a URI. Returns the domain's name or UUID, as the spec has it.
+///
+/// # Errors
+/// As [`set`]; [`ContractFileError::NoDomain`]; when libvirt refuses.
+pub fn set_in_metadata(daemon: impl Fn(&str) -> Box<dyn Daemon>, vm: &str, spec: &Path) -> Result<String> {
+    let (found, text) = part(vm, spec)?;
+    let Reach::Existing { host: HostHandle::Domain(of), .. } = &found.reach else {
+        return Err(ContractFileError::NoDomain { file: spec.to_owned(), vm: vm.to_owned() });
+    };
+    let mut doc: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| ContractFileError::Toml {
+        path: spec.to_owned(),
+        why: e.to_string(),
+    })?;
+    // The domain itself says which one it is, also under another name.
+    if let Some(table) =
+        doc.get_mut("vm").and_then(Item::as_array_of_tables_mut).and_then(|vms| vms.get_mut(0))
+    {
+        table.remove("domain");
+        table.remove("uri");
+    }
+    let text = doc.to_string();
+    let domain = DomainContract { uuid: of.domain.clone(), name: of.domain.clone(), text: Ok(text.clone()) };
+    domain_contracts::parse(&text, &domain, of.uri()).map_err(ContractFileError::Metadata)?;
+    set_contract(&*daemon(of.uri()), &of.domain, Some(&text))?;
+    Ok(of.domain.clone())
+}
+
+/// A VM of a spec, and the text of the spec without the others.
+fn part(vm: &str, spec: &Path) -> Result<(Vm, String)> {
+    let text = fs::read_to_string(spec).map_err(failed("read", spec))?;
+    let parsed = HostSpec::load(spec)?;
+    if parsed.lab_kind().is_some() {
+        return Err(ContractFileError::Lab { file: spec.to_owned(), vm: vm.to_owned() });
+    }
+    let Some(found) = parsed.vms().iter().find(|of| of.name == vm) else {
+        let known = parsed.vms().iter().map(|vm| vm.name.clone()).collect();
+        return Err(ContractFileError::NoVm { file: spec.to_owned(), vm: vm.to_owned(), known });
+    };
+    let devices: Vec<Option<String>> = parsed
+        .parts()
+        .iter()
+        .filter(|part| part.spec.vms.iter().any(|other| other.name == vm))
+        .map(|part| part.name.clone())
+        .collect();
+    Ok((found.clone(), cut(spec, &text, |name| name == vm, &devices)?))
 }
 
 /// The file in `dir` with the contract of a VM. Files with mistakes are passed over.
@@ -260,5 +311,48 @@ block = \"4KiB\"
         assert!(!dir.join("all.toml").exists());
         let unknown = set(&dir, "plk", &spec).unwrap_err();
         assert!(matches!(&unknown, ContractFileError::NoVm { known, .. } if known.len() == 2), "{unknown}");
+    }
+
+    /// A libvirt with one domain, which notes what is written.
+    #[derive(Debug, Clone, Default)]
+    struct OneDomain(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+    impl Daemon for OneDomain {
+        fn uri(&self) -> &str {
+            "test:///one"
+        }
+
+        fn call(
+            &self,
+            args: &[&str],
+            _: rtvirtio_vmm::libvirt::Access,
+            _: usize,
+            _: std::time::Duration,
+        ) -> std::result::Result<Vec<u8>, VmmError> {
+            Ok(match args[0] {
+                "list" => "aa-01 plc\n".into(),
+                "dumpxml" => "<domain><name>plc</name><uuid>aa-01</uuid></domain>".into(),
+                _ => {
+                    self.0.lock().unwrap().push(args.join(" "));
+                    Vec::new()
+                }
+            })
+        }
+    }
+
+    #[test]
+    fn a_vm_of_a_spec_becomes_the_metadata_of_its_domain() {
+        let temp = rtvirtio_testkit::tempdir().unwrap();
+        let spec = temp.path().join("plant.toml");
+        fs::write(&spec, SPEC.replace("qmp = \"/run/plc.qmp\"", "domain = \"plc\" # as virsh has it"))
+            .unwrap();
+        let libvirt = OneDomain::default();
+        let connect = |_: &str| Box::new(libvirt.clone()) as Box<dyn Daemon>;
+        assert_eq!(set_in_metadata(connect, "plc", &spec).unwrap(), "plc");
+        let written = libvirt.0.lock().unwrap().join("\n");
+        assert!(written.contains("criticality") && written.contains("# The controller."), "{written}");
+        assert!(!written.contains("domain = ") && !written.contains("hist"), "{written}");
+        let other = set_in_metadata(connect, "hist", &spec).unwrap_err();
+        assert!(matches!(other, ContractFileError::NoDomain { .. }), "{other}");
     }
 }

@@ -227,7 +227,7 @@ impl<H: Host> Daemon<H> {
     fn changed(&mut self, desired: &Desired, out: &mut Vec<Happening>) {
         for fault in &desired.faults {
             if !self.desired.faults.contains(fault) {
-                let text = format!("{} is not used: {}", fault.file.display(), fault.why);
+                let text = format!("{} is not used: {}", fault.origin, fault.why);
                 out.push(Happening { kind: EventKind::Fault, vm: None, text, changes: Vec::new() });
             }
         }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,36 @@ use sha2::{Digest as _, Sha256};
 /// Bytes of a contract's name that are shown and compared.
 const ID_BYTES: usize = 8;
 
+/// Where a contract stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// In a file.
+    File(PathBuf),
+    /// In the metadata of a domain of libvirt.
+    Domain {
+        /// Its name.
+        name: String,
+        /// The daemon.
+        uri: String,
+    },
+}
+
+impl From<&Path> for Origin {
+    fn from(path: &Path) -> Self {
+        Self::File(path.to_owned())
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Domain { name, uri } => write!(f, "the metadata of domain {name} ({uri})"),
+        }
+    }
+}
+
 /// The contract of one VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contract {
@@ -20,8 +51,10 @@ pub struct Contract {
     pub vm: Vm,
     /// Identifies what is put in force for it: how the VM is reached, and its CPU contract.
     pub id: String,
-    /// The file that it stands in.
-    pub file: PathBuf,
+    /// Where it stands.
+    pub origin: Origin,
+    /// Another place with a contract of this VM, which does not count.
+    pub overrides: Option<Origin>,
     /// The devices that it uses, each with the tasks on it; this VM alone.
     pub parts: Vec<Part>,
 }
@@ -41,11 +74,12 @@ impl Contract {
 
     /// The contracts of one spec.
     #[must_use]
-    pub fn of_spec(spec: &HostSpec, file: &Path) -> Vec<Self> {
-        spec.vms().iter().map(|vm| Self::new(vm, spec, file)).collect()
+    pub fn of_spec(spec: &HostSpec, origin: impl Into<Origin>) -> Vec<Self> {
+        let origin = origin.into();
+        spec.vms().iter().map(|vm| Self::new(vm, spec, &origin)).collect()
     }
 
-    fn new(vm: &Vm, spec: &HostSpec, file: &Path) -> Self {
+    fn new(vm: &Vm, spec: &HostSpec, origin: &Origin) -> Self {
         let of_vm = |part: &Part| {
             let place = part.spec.vms.iter().position(|other| other.name == vm.name)?;
             let mut part = part.clone();
@@ -59,7 +93,8 @@ impl Contract {
         Self {
             vm: vm.clone(),
             id: digest(&text),
-            file: file.to_owned(),
+            origin: origin.clone(),
+            overrides: None,
             parts: spec.parts().iter().filter_map(of_vm).collect(),
         }
     }
@@ -75,11 +110,12 @@ pub struct Plant {
 }
 
 impl Plant {
-    fn new(host: HostSpec) -> Self {
-        let host = host.without_cpu();
+    /// Of all files; of several contracts of one VM the first counts.
+    pub(crate) fn of<'s>(specs: impl IntoIterator<Item = &'s HostSpec>) -> Option<Self> {
+        let host = HostSpec::joined(specs, |_| true)?.without_cpu();
         // As of a contract.
         let text = serde_json::to_vec(&host).unwrap_or_default();
-        Self { id: digest(&text), host }
+        Some(Self { id: digest(&text), host })
     }
 
     /// The part of VMs that run; `None` without any.
@@ -97,8 +133,8 @@ fn digest(content: &[u8]) -> String {
 /// A file, or a part of one, that is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ContractFault {
-    /// The file.
-    pub file: PathBuf,
+    /// Where it stands.
+    pub origin: Origin,
     /// What is wrong with it, with line and remedy.
     pub why: String,
 }
@@ -113,6 +149,8 @@ pub struct Desired {
     pub faults: Vec<ContractFault>,
     /// VMs of files that could be read before and cannot now: what is in force for them stays.
     pub held: Vec<String>,
+    /// Contracts may exist of which nothing is known yet: what is in force for any VM stays.
+    pub is_incomplete: bool,
     /// What a plan is made for; `None` without contracts.
     pub plant: Option<Plant>,
 }
@@ -122,6 +160,18 @@ impl Desired {
     #[must_use]
     pub fn of(&self, vm: &str) -> Option<&Contract> {
         self.contracts.iter().find(|c| c.vm.name == vm)
+    }
+
+    /// Whether what is in force for a VM stays although no contract names it.
+    #[must_use]
+    pub fn holds(&self, vm: &str) -> bool {
+        self.is_incomplete || self.held.iter().any(|held| held == vm)
+    }
+
+    /// Whether contracts are hidden by a mistake, or not known yet.
+    #[must_use]
+    pub fn hides_contracts(&self) -> bool {
+        self.is_incomplete || !self.held.is_empty()
     }
 
     /// The contracts in the order in which they are admitted: the most critical first, then those
@@ -149,6 +199,8 @@ pub struct ContractFiles {
     seen: Option<Vec<Stamp>>,
     /// The VMs of each file when it was last right.
     last_right: BTreeMap<PathBuf, Vec<String>>,
+    /// The files that are right.
+    specs: Vec<HostSpec>,
 }
 
 /// What shows that a file was changed.
@@ -165,7 +217,7 @@ impl ContractFiles {
     /// Contracts of every `*.toml` in `dir`, and of `more`.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>, more: Vec<PathBuf>) -> Self {
-        Self { dir: dir.into(), more, seen: None, last_right: BTreeMap::new() }
+        Self { dir: dir.into(), more, seen: None, last_right: BTreeMap::new(), specs: Vec::new() }
     }
 
     /// The contracts when a file has changed since the last call; `None` when none has.
@@ -180,20 +232,27 @@ impl ContractFiles {
         Some(desired)
     }
 
+    /// The files that were right at the last change.
+    #[must_use]
+    pub fn specs(&self) -> &[HostSpec] {
+        &self.specs
+    }
+
     fn stamps(&self) -> (Vec<Stamp>, Vec<ContractFault>) {
         let mut faults = Vec::new();
         let mut paths = Vec::new();
+        let unread = |why: String| ContractFault { origin: self.dir.as_path().into(), why };
         match fs::read_dir(&self.dir) {
             Ok(entries) => {
                 for entry in entries {
                     match entry {
                         Ok(entry) => paths.push(entry.path()),
-                        Err(e) => faults.push(ContractFault { file: self.dir.clone(), why: e.to_string() }),
+                        Err(e) => faults.push(unread(e.to_string())),
                     }
                 }
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => faults.push(ContractFault { file: self.dir.clone(), why: e.to_string() }),
+            Err(e) => faults.push(unread(e.to_string())),
         }
         paths.retain(|path| path.file_name().is_some_and(is_contract_name));
         paths.sort();
@@ -222,7 +281,7 @@ impl ContractFiles {
         }
         let (mut right, mut specs) = (BTreeMap::new(), Vec::new());
         for path in paths {
-            let fault = |why: String| ContractFault { file: path.clone(), why };
+            let fault = |why: String| ContractFault { origin: path.as_path().into(), why };
             let spec = match HostSpec::load(&path) {
                 Ok(spec) => spec,
                 Err(errors) => {
@@ -242,11 +301,11 @@ impl ContractFiles {
             }
             right.insert(path.clone(), spec.vms().iter().map(|vm| vm.name.clone()).collect());
             specs.push(spec.clone());
-            for contract in Contract::of_spec(&spec, &path) {
+            for contract in Contract::of_spec(&spec, path.as_path()) {
                 match desired.of(&contract.vm.name) {
                     None => desired.contracts.push(contract),
                     Some(first) => {
-                        let (vm, other) = (&contract.vm.name, first.file.display());
+                        let (vm, other) = (&contract.vm.name, &first.origin);
                         let why = format!("VM \"{vm}\" has a contract in {other} already: keep one of them");
                         desired.faults.push(fault(why));
                     }
@@ -256,7 +315,8 @@ impl ContractFiles {
         desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
         self.last_right = right;
         // Of two contracts of one VM the first counts, here too.
-        desired.plant = HostSpec::joined(&specs, |_| true).map(Plant::new);
+        desired.plant = Plant::of(&specs);
+        self.specs = specs;
         desired
     }
 }
@@ -286,7 +346,7 @@ mod tests {
         assert_eq!(desired.contracts.len(), 1);
         assert_eq!(desired.contracts[0].criticality(), Criticality::High);
         assert_eq!(desired.faults.len(), 1);
-        assert!(desired.faults[0].file.ends_with("b.toml") && desired.held.is_empty());
+        assert!(desired.faults[0].origin.to_string().ends_with("b.toml") && desired.held.is_empty());
         // One that was right keeps what is in force for its VMs.
         fs::write(at("a.toml"), "criticality").unwrap();
         let desired = files.changed().unwrap();

@@ -14,6 +14,7 @@ pub mod config;
 pub mod contract_files;
 mod daemon;
 mod desired;
+mod domain_contracts;
 mod error;
 mod events;
 mod history;
@@ -29,7 +30,7 @@ mod snapshot;
 
 pub use config::{Config, DriftPolicy, Mode, PlanConfig};
 pub use daemon::{Daemon, Happening};
-pub use desired::{Contract, ContractFault, Desired, Plant};
+pub use desired::{Contract, ContractFault, Desired, Origin, Plant};
 pub use error::DaemonError;
 pub use history::{Event, EventKind, History, read as read_history};
 pub use host::{Host, Look, Millis, Outcome, SettingChange};

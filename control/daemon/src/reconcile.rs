@@ -67,7 +67,7 @@ pub fn reconcile(
     let in_force = |vm: &str| observed.vms.get(vm).is_some_and(|v| v.scope.is_some());
     let mut steps = Vec::new();
     for (name, vm) in &observed.vms {
-        if desired.of(name).is_none() && !desired.held.contains(name) && vm.scope.is_some() {
+        if desired.of(name).is_none() && !desired.holds(name) && vm.scope.is_some() {
             let force = vm.scope.as_ref().is_some_and(|scope| forces(scope, config));
             steps.push(step(name, Action::PutBack { force }, "its contract was removed"));
         }
@@ -115,7 +115,7 @@ fn new(
         && !vm.applied_by_hand
         && observed.admission.admitted.contains_key(name)
         && (config.mode != Mode::Ask || memory.is_accepted(name, &contract.id));
-    ready.then(|| step(name, Action::Apply, format!("the contract in {}", contract.file.display())))
+    ready.then(|| step(name, Action::Apply, format!("the contract in {}", contract.origin)))
 }
 
 /// A VM for which something is in force.

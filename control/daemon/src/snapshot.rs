@@ -71,9 +71,12 @@ pub struct VmSnapshot {
     /// How much its contract matters; `None` where the contract is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub criticality: Option<Criticality>,
-    /// The file with its contract.
+    /// Where its contract stands: a file, or the metadata of a domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// Another place with a contract of this VM, which does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overrides: Option<String>,
     /// Identifies its contract.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contract: Option<String>,
@@ -136,10 +139,8 @@ impl Snapshot {
                 vms.push(without_contract(name, vm, desired, memory));
             }
         }
-        let fault = |f: &crate::ContractFault| FaultSnapshot {
-            file: f.file.display().to_string(),
-            why: f.why.clone(),
-        };
+        let fault =
+            |f: &crate::ContractFault| FaultSnapshot { file: f.origin.to_string(), why: f.why.clone() };
         Self {
             schema: SNAPSHOT_SCHEMA.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -192,6 +193,7 @@ fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
         why: None,
         criticality: None,
         file: None,
+        overrides: None,
         contract: vm.scope.as_ref().map(|s| s.contract.clone()),
         waits_for: None,
         processes,
@@ -201,12 +203,15 @@ fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
 }
 
 fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Memory) -> VmSnapshot {
-    let held = desired.held.iter().any(|held| held == name);
+    let held = desired.holds(name);
     let (state, why) = match memory.failure(name) {
         _ if vm.scope.is_none() => {
             (VmState::AppliedByHand, "a plan that `rtvirtio apply` has put in force acts on it")
         }
-        _ if held => (VmState::Held, "the file with its contract has a mistake: what is in force stays"),
+        _ if held && desired.is_incomplete => {
+            (VmState::Held, "not all contracts are known yet: what is in force stays")
+        }
+        _ if held => (VmState::Held, "its contract has a mistake: what is in force stays"),
         Some(why) => (VmState::Failed, why),
         None => (VmState::Pending, "its contract was removed"),
     };
@@ -259,7 +264,8 @@ fn contracted(
         state,
         why,
         criticality: Some(contract.criticality()),
-        file: Some(contract.file.display().to_string()),
+        file: Some(contract.origin.to_string()),
+        overrides: contract.overrides.as_ref().map(ToString::to_string),
         waits_for: waits.then(|| contract.id.clone()),
         targets: targets.collect(),
         ..base(name, vm)

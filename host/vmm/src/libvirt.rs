@@ -15,12 +15,14 @@ use rtvirtio_kernel::{ProcessId, Root};
 use crate::{AgentAddress, LibvirtAgent, VmmError};
 
 mod child;
+mod contract;
 mod domain;
 mod guest_disk;
 mod link;
 #[cfg(test)]
 mod tests;
 
+pub use contract::{CONTRACT_NAMESPACE, DomainContract, contracts, set_contract};
 pub use domain::{AgentState, Disk, DomainXml, GuestAddress};
 pub(crate) use guest_disk::GuestDisk;
 pub use guest_disk::guest_device;

@@ -27,13 +27,17 @@ pub enum ContractCommand {
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio contract set plc plant.toml
-  sudo rtvirtio contract set plc plant.toml --contracts /srv/contracts")]
+  sudo rtvirtio contract set plc plant.toml --contracts /srv/contracts
+  sudo rtvirtio contract set plc plant.toml --libvirt            into the metadata of its domain, which carries it along")]
     /// Make a VM's part of a spec its contract, in place of the one it has
     Set {
         /// The VM
         vm: String,
         /// The spec with the VM
         spec: PathBuf,
+        /// Write it into the metadata of the VM's domain instead of a file
+        #[arg(long, conflicts_with = "contracts")]
+        libvirt: bool,
     },
     #[command(after_help = "\
 EXAMPLES
@@ -46,11 +50,15 @@ EXAMPLES
     },
     #[command(after_help = "\
 EXAMPLES
-  sudo rtvirtio contract remove plc")]
+  sudo rtvirtio contract remove plc
+  sudo rtvirtio contract remove plc --libvirt                     from the metadata of the domain of this name")]
     /// Remove a VM's contract; the service puts back what is in force for it
     Remove {
         /// The VM
         vm: String,
+        /// Remove it from the metadata of the domain of this name or UUID instead of a file
+        #[arg(long, value_name = "URI", num_args = 0..=1, default_missing_value = "qemu:///system", conflicts_with = "contracts")]
+        libvirt: Option<String>,
     },
     #[command(after_help = "\
 EXAMPLES

@@ -6,6 +6,7 @@ use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_daemon::api::Client;
 use rtvirtio_daemon::observe::WaitsObservation;
 use rtvirtio_daemon::{PlanSnapshot, Snapshot, VmSnapshot, contract_files, socket};
+use rtvirtio_vmm::libvirt::{Virsh, set_contract};
 use rtvirtio_workflow::Progress as _;
 use serde_json::{Value, json};
 
@@ -25,13 +26,29 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         }
     };
     match &args.command {
-        ContractCommand::Set { vm, spec } => {
+        ContractCommand::Set { vm, spec, libvirt: true } => {
+            need_root("contract set")?;
+            let domain = contract_files::set_in_metadata(|uri| Box::new(Virsh::new(uri)), vm, spec)?;
+            hint();
+            ui.step("the service reads it where its configuration has `libvirt`; a file of contracts.d counts before it");
+            show(ui, &json!({ "vm": vm, "domain": domain }), || {
+                format!("wrote the metadata of domain {domain}\n")
+            })?;
+        }
+        ContractCommand::Set { vm, spec, libvirt: false } => {
             need_root("contract set")?;
             let file = contract_files::set(dir, vm, spec)?;
             hint();
             show(ui, &json!({ "vm": vm, "file": file }), || format!("wrote {}\n", file.display()))?;
         }
-        ContractCommand::Remove { vm } => {
+        ContractCommand::Remove { vm, libvirt: Some(uri) } => {
+            need_root("contract remove")?;
+            set_contract(&Virsh::new(uri), vm, None)?;
+            show(ui, &json!({ "vm": vm, "domain": vm }), || {
+                format!("removed the contract from the metadata of domain {vm}\n")
+            })?;
+        }
+        ContractCommand::Remove { vm, libvirt: None } => {
             need_root("contract remove")?;
             let file = contract_files::remove(dir, vm)?;
             if !running {
@@ -77,7 +94,7 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
                 "no contract names a VM `{}`: `rtvirtio contract show` lists those that there are",
                 vm.as_deref().unwrap_or_default()
             );
-            show(ui, &chosen, || vm_lines(&chosen))?;
+            show(ui, &chosen, || vm_lines(&chosen, true))?;
             return Ok(service::exit_code(&status));
         }
     }

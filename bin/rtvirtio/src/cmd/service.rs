@@ -19,14 +19,25 @@ fn word(value: &impl Serialize) -> String {
     value.as_str().unwrap_or_default().replace('_', " ")
 }
 
-/// One line for each VM, and one for each setting that another program has changed.
-pub fn vm_lines(vms: &[&VmSnapshot]) -> String {
+/// One line for each VM, and one for each setting that another program has changed; with `origins`
+/// also where each contract stands.
+pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
     let mut out = String::new();
     for vm in vms {
         let criticality = vm.criticality.map_or("-", |c| c.word());
         let why = vm.why.as_ref().map_or_else(String::new, |why| format!(": {}", terminal(why, false)));
         // Writing to a String cannot fail.
         let _ = writeln!(out, "  {:<20} {criticality:<7} {}{why}", vm.name, word(&vm.state));
+        if let Some(origin) = vm.file.as_ref().filter(|_| origins) {
+            let _ = writeln!(out, "    from {}", terminal(origin, false));
+        }
+        if let Some(other) = &vm.overrides {
+            let other = terminal(other, false);
+            let _ = writeln!(
+                out,
+                "    {other} has a contract of it too, which does not count: remove one of them"
+            );
+        }
         for drift in &vm.drift {
             let found = terminal(&drift.found, false);
             let _ = writeln!(out, "    {}: CHANGED from {} to {found}", drift.knob, drift.wanted);
@@ -91,7 +102,7 @@ pub fn text(status: &Snapshot) -> String {
     let vms: Vec<&VmSnapshot> = status.vms.iter().collect();
     let mut out =
         format!("rtvirtiod (process {}, {}): {} contracts\n", status.pid, word(&status.mode), vms.len());
-    out += &vm_lines(&vms);
+    out += &vm_lines(&vms, false);
     if let Some(plan) = &status.plan {
         out += &plan_text(plan, false);
     }

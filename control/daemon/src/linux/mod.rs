@@ -1,9 +1,11 @@
 //! The host as it is.
 
+mod domains;
 mod lookup;
 mod perform;
 mod plan;
 mod quiet;
+mod running;
 mod status;
 mod tasks;
 
@@ -22,12 +24,12 @@ use rtvirtio_workflow::kept::Kept;
 use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
 use crate::config::Config;
-use crate::daemon::Daemon;
-use crate::desired::{ContractFiles, Desired};
+use crate::desired::Desired;
 use crate::host::{Host, Look, Millis, Outcome};
 use crate::observe::Observation;
 use crate::observed::{Admission, Drift, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView};
 use crate::reconcile::{APPLIED, Action, PLAN, Step};
+use domains::ContractSources;
 use lookup::Lookups;
 use plan::PlanPart;
 use quiet::Quiet;
@@ -35,6 +37,7 @@ use status::{drift, state_of, view};
 use tasks::tids;
 
 pub use lookup::Waker;
+pub use running::RunningVm;
 
 /// What the kernel's mechanisms grant is asked again after so long.
 const ADMISSION_AGE: Duration = Duration::from_secs(60);
@@ -91,7 +94,7 @@ struct Tracked {
 pub struct LinuxHost {
     root: Root,
     places: Places,
-    files: ContractFiles,
+    contracts: ContractSources,
     begin: Instant,
     tracked: BTreeMap<String, Tracked>,
     lookups: Lookups,
@@ -127,15 +130,13 @@ impl LinuxHost {
     /// `waker` is called when a VM that was looked for is found, from another thread.
     #[must_use]
     pub fn new(places: Places, config: &Config, waker: Waker) -> Self {
-        let specs = [places.specs.as_slice(), &config.specs].concat();
-        let files = ContractFiles::new(&places.contracts, specs);
         Self {
+            contracts: ContractSources::new(&places, config, &waker),
             plan: PlanPart::new(places.dirs.clone(), Arc::clone(&waker), config.plan.is_some()),
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
             root: Root::default(),
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
-            files,
             begin: Instant::now(),
             tracked: BTreeMap::new(),
             admission: None,
@@ -163,19 +164,6 @@ impl LinuxHost {
     #[must_use]
     pub fn look_by(&self, now: Instant) -> Option<Instant> {
         self.tracked.values().filter_map(Tracked::role_due).filter(|at| *at > now).min()
-    }
-
-    fn running(&self, desired: &Desired) -> Vec<Arc<RunningVm>> {
-        let one = |(name, tracked): (&String, &Tracked)| {
-            let found = tracked.found.as_ref()?;
-            let contract = desired.of(name)?;
-            Some(Arc::new(RunningVm {
-                contract: contract.clone(),
-                processes: found.processes.clone(),
-                cpu: tracked.saved.as_ref().and_then(|saved| saved.cpu.clone()),
-            }))
-        };
-        self.tracked.iter().filter_map(one).collect()
     }
 
     fn problem(&mut self, text: String) {
@@ -318,32 +306,13 @@ impl LinuxHost {
     }
 }
 
-impl Daemon<LinuxHost> {
-    /// The VMs that run now, with their contracts: for observation.
-    #[must_use]
-    pub fn running(&self) -> Vec<Arc<RunningVm>> {
-        self.host_ref().running(self.desired())
-    }
-}
-
-/// A VM that runs, for observation.
-#[derive(Debug)]
-pub struct RunningVm {
-    /// Its contract.
-    pub contract: crate::Contract,
-    /// Its processes.
-    pub processes: Vec<ProcessId>,
-    /// Its CPU contract in force.
-    pub cpu: Option<InForce>,
-}
-
 impl Host for LinuxHost {
     fn now(&self) -> Millis {
         Millis(u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
     fn desired(&mut self) -> Option<Desired> {
-        let desired = self.files.changed()?;
+        let desired = self.contracts.changed(Instant::now())?;
         self.admission = None;
         self.contracts_changed = true;
         for (name, tracked) in &mut self.tracked {
@@ -369,6 +338,9 @@ impl Host for LinuxHost {
             }
         }
         names.extend(self.tracked.iter().filter(|(_, t)| t.scope.is_some()).map(|(name, _)| name.clone()));
+        if let Some(problem) = self.contracts.problem() {
+            self.problem(problem);
+        }
         if look == Look::Compare || self.applied_has_changed() {
             match self.read_applied() {
                 Ok(applied) => self.applied = applied,

@@ -55,7 +55,7 @@ impl PlanPart {
     pub fn read_profiles(&mut self, desired: &Desired) {
         let plant = desired.plant.as_ref().filter(|_| self.is_wanted);
         // A file with a mistake hides devices: nothing is planned meanwhile.
-        if desired.held.is_empty() {
+        if !desired.hides_contracts() {
             self.unmeasured =
                 plant.map(|plant| held::unmeasured(&plant.host, &self.dirs)).unwrap_or_default();
         }

@@ -39,6 +39,9 @@ impl LinuxHost {
         let names: Vec<String> = new.iter().filter_map(|pid| process::name(&self.root, *pid).ok()).collect();
         let of_kernel = names.iter().any(|n| n.starts_with("vhost-") || n.starts_with("kvm-"));
         let vmm = names.iter().any(|n| n.starts_with("qemu") || n == "kvm" || n.starts_with("CPU "));
+        if vmm {
+            self.contracts.ask_now();
+        }
         for tracked in self.tracked.values_mut() {
             tracked.threads_changed |= of_kernel;
             if vmm && tracked.found.is_none() {

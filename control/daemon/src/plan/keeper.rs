@@ -59,7 +59,7 @@ impl PlanKeeper {
         }
         let plant = desired.plant.as_ref().filter(|_| self.wanted);
         // A file with a mistake changes nothing, and hides what it had.
-        if !desired.held.is_empty() || is_unclear(observed) {
+        if desired.hides_contracts() || is_unclear(observed) {
             return None;
         }
         let known = |vm: &str| plant.is_some_and(|p| p.host.vms().iter().any(|of| of.name == vm));
@@ -83,7 +83,7 @@ impl PlanKeeper {
     ) -> Vec<Step> {
         let mut steps = Vec::new();
         let policy = config.policy();
-        let is_wanted = policy.is_some() && (desired.plant.is_some() || !desired.held.is_empty());
+        let is_wanted = policy.is_some() && (desired.plant.is_some() || desired.hides_contracts());
         if let Some(plan) = &observed.plan {
             let forces = plan.drift.iter().all(|d| config.drift_policy(d) == DriftPolicy::Restore);
             let put_back = |why: &str| step(PLAN, Action::PutBack { force: forces }, why);

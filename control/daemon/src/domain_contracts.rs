@@ -1,0 +1,235 @@
+//! Contracts in the metadata of libvirt's domains, next to those of files. A file counts before
+//! them; one that is malformed concerns its domain only.
+
+use std::collections::BTreeMap;
+
+use rtvirtio_spec::{HostHandle, HostSpec, LibvirtDomain, Reach, Vm};
+use rtvirtio_vmm::libvirt::DomainContract;
+use toml_edit::{DocumentMut, Item, Table, value};
+
+use crate::desired::{Contract, ContractFault, Desired, Origin, Plant};
+
+/// Keys that name a VM in another way.
+const OTHER_WAYS: [&str; 5] = ["proxmox", "cgroup", "pid", "qmp", "lab"];
+
+/// What the domains of a daemon carry.
+#[derive(Debug)]
+pub(crate) struct DomainContracts {
+    uri: String,
+    /// The last answer; `None` before the first.
+    found: Option<Vec<DomainContract>>,
+    /// The VM of each domain when its contract was last right, by UUID.
+    last_right: BTreeMap<String, String>,
+}
+
+impl DomainContracts {
+    pub fn new(uri: &str) -> Self {
+        Self { uri: uri.to_owned(), found: None, last_right: BTreeMap::new() }
+    }
+
+    /// Takes an answer of the daemon; whether it is another one.
+    pub fn take(&mut self, found: Vec<DomainContract>) -> bool {
+        let is_new = self.found.as_ref() != Some(&found);
+        self.found = Some(found);
+        is_new
+    }
+
+    /// The contracts of files, whose specs these are, with those of the domains.
+    pub fn joined(&mut self, files: Desired, specs: &[HostSpec]) -> Desired {
+        let mut desired = files;
+        let Some(found) = &self.found else {
+            return Desired { is_incomplete: true, ..desired };
+        };
+        let (mut right, mut all) = (BTreeMap::new(), specs.to_vec());
+        for domain in found {
+            let origin = Origin::Domain { name: domain.name.clone(), uri: self.uri.clone() };
+            let spec = domain.text.clone().and_then(|text| parse(&text, domain, &self.uri));
+            let vm = match &spec {
+                Ok(spec) => spec.vms().first().map(|vm| vm.name.clone()),
+                Err(_) => self.last_right.get(&domain.uuid).cloned(),
+            };
+            if let Some(vm) = &vm {
+                right.insert(domain.uuid.clone(), vm.clone());
+            }
+            // One that cannot be read has the domain's name, as far as is known.
+            let named = vm.as_ref().unwrap_or(&domain.name);
+            let is_same = |other: &Vm| other.name == *named || is_of(other, domain, &self.uri);
+            if let Some(first) = desired.contracts.iter_mut().find(|c| is_same(&c.vm)) {
+                first.overrides = Some(origin);
+                continue;
+            }
+            match spec {
+                Ok(spec) => {
+                    desired.contracts.extend(Contract::of_spec(&spec, origin));
+                    all.push(spec);
+                }
+                Err(why) => {
+                    desired.held.extend(vm);
+                    desired.faults.push(ContractFault { origin, why });
+                }
+            }
+        }
+        self.last_right = right;
+        desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
+        desired.plant = Plant::of(&all);
+        desired
+    }
+}
+
+/// Whether a VM of a file is this domain.
+fn is_of(vm: &Vm, domain: &DomainContract, uri: &str) -> bool {
+    let Reach::Existing { host: HostHandle::Domain(of), .. } = &vm.reach else { return false };
+    of.uri() == uri && (of.domain == domain.name || of.domain.eq_ignore_ascii_case(&domain.uuid))
+}
+
+/// A contract as it stands in a domain's metadata: a spec with one VM, which is this domain.
+pub(crate) fn parse(text: &str, domain: &DomainContract, uri: &str) -> Result<HostSpec, String> {
+    let mut doc: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| e.to_string())?;
+    let vms = doc.get_mut("vm").and_then(Item::as_array_of_tables_mut);
+    let Some(vm) = vms.filter(|vms| vms.len() == 1).and_then(|vms| vms.get_mut(0)) else {
+        return Err("it needs one `[[vm]]`, which is this domain".to_owned());
+    };
+    name(vm, domain, uri)?;
+    let spec = HostSpec::parse(&format!("metadata of {}", domain.name), &doc.to_string())
+        .map_err(|e| e.to_string())?;
+    if spec.lab_kind().is_some() {
+        return Err("it has a lab's device: a contract is for a running domain".to_owned());
+    }
+    Ok(spec)
+}
+
+/// Makes a VM this domain, by its UUID: a name may change.
+fn name(vm: &mut Table, domain: &DomainContract, uri: &str) -> Result<(), String> {
+    if let Some(key) = OTHER_WAYS.into_iter().find(|key| vm.contains_key(key)) {
+        return Err(format!("`{key}` names another VM: remove it, the contract is of this domain"));
+    }
+    let given = |key: &str| vm.get(key).and_then(Item::as_str).map(str::to_owned);
+    if let Some(other) = given("domain") {
+        if other != domain.name && !other.eq_ignore_ascii_case(&domain.uuid) {
+            return Err(format!("`domain` is {other}: remove it, the contract is of this domain"));
+        }
+    }
+    if given("uri").is_some_and(|other| other != uri) {
+        return Err("`uri` is another daemon's: remove it, the contract is of this domain".to_owned());
+    }
+    if given("name").is_none() {
+        vm.insert("name", value(&domain.name));
+    }
+    vm.insert("domain", value(&domain.uuid));
+    if uri != LibvirtDomain::DEFAULT_URI {
+        vm.insert("uri", value(uri));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const URI: &str = LibvirtDomain::DEFAULT_URI;
+
+    fn spec(vm: &str) -> String {
+        format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\n{vm}[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        )
+    }
+
+    fn domain(n: u8, name: &str, text: &str) -> DomainContract {
+        let uuid = format!("a9949d75-95e3-4747-82e3-c9fee10476{n:02x}");
+        DomainContract { uuid, name: name.to_owned(), text: Ok(text.to_owned()) }
+    }
+
+    fn files(vm: &str) -> (Desired, Vec<HostSpec>) {
+        let spec = HostSpec::parse("x.toml", &spec(vm)).unwrap();
+        let contracts = Contract::of_spec(&spec, Path::new("x.toml"));
+        (Desired { contracts, plant: Plant::of([&spec]), ..Desired::default() }, vec![spec])
+    }
+
+    fn names(desired: &Desired) -> Vec<&str> {
+        desired.contracts.iter().map(|c| c.vm.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_domain_is_the_vm_of_its_contract() {
+        let of = |vm: &str| parse(&spec(vm), &domain(1, "plc", ""), URI);
+        for vm in [
+            "",
+            "name = \"plc\"\n",
+            "domain = \"plc\"\n",
+            "domain = \"A9949D75-95E3-4747-82E3-C9FEE1047601\"\n",
+        ] {
+            let spec = of(vm).unwrap();
+            let vm = &spec.vms()[0];
+            assert_eq!(vm.name, "plc");
+            let Reach::Existing { host: HostHandle::Domain(found), .. } = &vm.reach else { panic!("{vm:?}") };
+            assert_eq!(found.domain, "a9949d75-95e3-4747-82e3-c9fee1047601");
+        }
+        assert_eq!(
+            of("name = \"controller\"\ncriticality = \"high\"\n").unwrap().vms()[0].name,
+            "controller"
+        );
+        for (vm, why) in [
+            ("domain = \"hist\"\n", "`domain` is hist"),
+            ("uri = \"qemu:///session\"\n", "another daemon"),
+            ("pid = 7\n", "`pid` names another VM"),
+            ("critical = true\n", "critical"),
+        ] {
+            let found = of(vm).unwrap_err();
+            assert!(found.contains(why), "{found}");
+        }
+        for text in ["", "[[vm]", "[device]\npath = \"/dev/sdz\"\n", &(spec("") + "[[vm]]\nname = \"b\"\n")] {
+            assert!(parse(text, &domain(1, "plc", ""), URI).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_one_concerns_its_domain_only_and_what_it_had_is_held() {
+        let mut of = DomainContracts::new(URI);
+        assert!(of.take(vec![domain(1, "plc", &spec("")), domain(2, "hist", &spec(""))]));
+        let (desired, specs) = files("name = \"hmi\"\npid = 7\n");
+        let all = of.joined(desired.clone(), &specs);
+        assert_eq!((names(&all), all.faults.len()), (vec!["hmi", "plc", "hist"], 0));
+        assert_eq!(all.plant.as_ref().unwrap().host.vms().len(), 3);
+        assert_eq!(all.contracts[1].origin.to_string(), "the metadata of domain plc (qemu:///system)");
+        assert!(!of.take(vec![domain(1, "plc", &spec("")), domain(2, "hist", &spec(""))]), "no news");
+        let unread = DomainContract { text: Err("longer than".to_owned()), ..domain(3, "new", "") };
+        assert!(of.take(vec![domain(1, "plc", "[[vm]"), domain(2, "hist", &spec("")), unread]));
+        let all = of.joined(desired.clone(), &specs);
+        assert_eq!((names(&all), all.held.as_slice()), (vec!["hmi", "hist"], &["plc".to_owned()][..]));
+        let wrong: Vec<String> = all.faults.iter().map(|f| f.origin.to_string()).collect();
+        assert!(wrong.len() == 2 && wrong[0].contains("plc") && wrong[1].contains("new"), "{wrong:?}");
+        // Still wrong, it is still held; without the domain it is not.
+        of.take(vec![domain(1, "plc", "still [wrong")]);
+        assert_eq!(of.joined(desired.clone(), &specs).held, ["plc"]);
+        of.take(Vec::new());
+        let all = of.joined(desired, &specs);
+        assert_eq!((names(&all), all.held.len(), all.faults.len()), (vec!["hmi"], 0, 0));
+    }
+
+    #[test]
+    fn a_file_counts_before_metadata_and_says_so() {
+        for vm in ["name = \"plc\"\npid = 7\n", "name = \"controller\"\ndomain = \"plc\"\n"] {
+            let mut of = DomainContracts::new(URI);
+            // Also before metadata that is malformed.
+            for text in [spec(""), "[[vm]".to_owned()] {
+                of.take(vec![domain(1, "plc", &text)]);
+                let (desired, specs) = files(vm);
+                let all = of.joined(desired, &specs);
+                assert_eq!((all.contracts.len(), all.held.len()), (1, 0));
+                let is_said =
+                    all.contracts[0].overrides.as_ref().is_some_and(|o| o.to_string().contains("plc"));
+                assert_eq!((is_said, all.plant.unwrap().host.vms().len()), (true, 1));
+            }
+        }
+    }
+
+    #[test]
+    fn before_the_first_answer_nothing_is_put_back() {
+        let (desired, specs) = files("name = \"hmi\"\npid = 7\n");
+        let all = DomainContracts::new(URI).joined(desired, &specs);
+        assert!(all.is_incomplete && all.holds("anything") && all.hides_contracts());
+        assert_eq!(names(&all), ["hmi"]);
+    }
+}

@@ -1,0 +1,44 @@
+//! The VMs that run, as observation takes them.
+
+use std::sync::Arc;
+
+use rtvirtio_kernel::ProcessId;
+use rtvirtio_workflow::contracts::InForce;
+
+use super::{LinuxHost, Tracked};
+use crate::daemon::Daemon;
+use crate::desired::Desired;
+
+impl Daemon<LinuxHost> {
+    /// The VMs that run now, with their contracts: for observation.
+    #[must_use]
+    pub fn running(&self) -> Vec<Arc<RunningVm>> {
+        self.host_ref().running(self.desired())
+    }
+}
+
+/// A VM that runs, for observation.
+#[derive(Debug)]
+pub struct RunningVm {
+    /// Its contract.
+    pub contract: crate::Contract,
+    /// Its processes.
+    pub processes: Vec<ProcessId>,
+    /// Its CPU contract in force.
+    pub cpu: Option<InForce>,
+}
+
+impl LinuxHost {
+    fn running(&self, desired: &Desired) -> Vec<Arc<RunningVm>> {
+        let one = |(name, tracked): (&String, &Tracked)| {
+            let found = tracked.found.as_ref()?;
+            let contract = desired.of(name)?;
+            Some(Arc::new(RunningVm {
+                contract: contract.clone(),
+                processes: found.processes.clone(),
+                cpu: tracked.saved.as_ref().and_then(|saved| saved.cpu.clone()),
+            }))
+        };
+        self.tracked.iter().filter_map(one).collect()
+    }
+}
