@@ -1,14 +1,21 @@
-//! The last verification without our settings in force, with which one under them is compared.
+//! Which settings of ours a verification runs under, and the last one without any, with which it is
+//! compared.
 
 use std::path::PathBuf;
 
 use rtvirtio_apply::StateDir;
 use rtvirtio_measure::{ResultFile, Run, TaskResult};
+use rtvirtio_planner::{Plan, scheme_name};
+use rtvirtio_spec::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::dirs::{Dirs, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::files::generated;
+use crate::held::{self, Held};
+use crate::plan_file::HostPlan;
+use crate::started::{self, StartedVm};
+use crate::{domain, in_force, scopes};
 
 /// Its file in the state directory.
 pub const FILE: &str = "as-found.json";
@@ -24,6 +31,65 @@ pub struct AsFound {
     pub generated: String,
     /// What was measured.
     pub result: ResultFile,
+}
+
+/// The settings of ours that a verification runs under.
+#[derive(Debug, Default)]
+pub struct Under {
+    /// Whether there are any: a plan, a CPU contract, or an I/O domain.
+    pub any: bool,
+    /// The plan, of `rtvirtio apply` or held by the service.
+    pub plan: Option<HostPlan>,
+    /// What the service holds of it; `None` for one of `rtvirtio apply`.
+    pub held: Option<Held>,
+    /// VMs that `rtvirtio apply` acted on and that have ended since: a later start has none of it.
+    pub ended: Vec<StartedVm>,
+    /// Whether a VM of the plan has ended since, so that it acts in part.
+    is_part: bool,
+}
+
+impl Under {
+    /// What is in force now.
+    ///
+    /// # Errors
+    /// When that is unknown.
+    pub fn find(dirs: &Dirs) -> Result<Self> {
+        let own = in_force::plan(&dirs.state)?;
+        let ended = started::ended(&dirs.state)?;
+        // The service sets none while one of `apply` is in force.
+        let held = if own.is_none() { held::find(dirs)? } else { None };
+        let is_part = !ended.is_empty() || (held.is_some() && !held::ended(dirs)?.is_empty());
+        let plan = if held.is_some() { held::plan(dirs)? } else { own };
+        let any = in_force::applied_by(dirs)?.is_some()
+            || scopes::any_in_force(dirs)?
+            || domain::status(dirs).is_some();
+        Ok(Self { any, plan, held, ended, is_part })
+    }
+
+    /// The plan of a device that the service holds; else the first of the plan of `rtvirtio apply`,
+    /// whose names of devices are those of its spec.
+    #[must_use]
+    pub fn plan_of(&self, device: &Device) -> Option<&Plan> {
+        let plan = self.plan.as_ref()?;
+        let key = held::device_key(device);
+        let of = match &self.held {
+            Some(_) => plan.devices.iter().find(|of| of.device.as_ref() == Some(&key)),
+            None => plan.devices.first(),
+        };
+        of.map(|of| &of.plan)
+    }
+
+    /// Names the settings in a result.
+    #[must_use]
+    pub fn scheme(&self) -> String {
+        let Some(plan) = &self.plan else { return "as-found".to_owned() };
+        let by = if self.held.is_some() { ", held by rtvirtiod" } else { "" };
+        match (self.is_part, by) {
+            (false, "") => plan.scheme().to_owned(),
+            (false, by) => format!("{}{by}", scheme_name(plan.scheme())),
+            (true, by) => format!("{} (a part of it{by})", scheme_name(plan.scheme())),
+        }
+    }
 }
 
 /// Keeps a result for later comparison.
@@ -136,5 +202,30 @@ mod tests {
         write_state(&dirs.state, FILE, b"{").unwrap();
         let error = format!("{:#}", comparable(&result(10), &dirs).unwrap_err());
         assert!(error.contains(FILE) && error.contains("remove it"), "{error}");
+    }
+
+    #[test]
+    fn a_plan_that_the_service_holds_is_ours_and_named() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let none = Under::find(&dirs).unwrap();
+        assert_eq!((none.any, none.scheme().as_str()), (false, "as-found"));
+        let at = dirs.held_plan();
+        std::fs::create_dir_all(&at).unwrap();
+        let plan = serde_json::json!({ "schema": "rtvirtio.plan.v2", "feasible": true,
+            "devices": [{ "device": "/dev/sdy", "plan": { "scheme": "by-hand", "model": "slice", "settings": [],
+                "tasks": [], "feasible": true, "infeasible": null, "evaluated": 0 } }] });
+        let held = serde_json::json!({ "contract": "c", "input": { "vms": ["plc"] }, "given_up": [], "starts": [],
+            "yielded": [], "reason": "contracts are to be held", "since": "2026-11-26T07:12:03Z" });
+        std::fs::write(at.join("plan.json"), plan.to_string()).unwrap();
+        std::fs::write(at.join("held.json"), held.to_string()).unwrap();
+        let without = Under::find(&dirs).unwrap();
+        assert!(!without.any && without.held.is_none(), "without a journal they mean nothing");
+        std::fs::write(at.join(rtvirtio_apply::JOURNAL_FILE), "{}").unwrap();
+        let under = Under::find(&dirs).unwrap();
+        assert!(under.any && under.scheme().ends_with(", held by rtvirtiod"), "{under:?}");
+        assert_eq!(under.held.as_ref().unwrap().reason, "contracts are to be held");
+        let of = |path: &str| under.plan_of(&Device::Path(path.into())).is_some();
+        assert!(of("/dev/sdy") && !of("/dev/sdz"), "another device has no plan");
     }
 }

@@ -36,7 +36,7 @@ EXAMPLES
         /// The spec with the VM
         spec: PathBuf,
         /// Write it into the metadata of the VM's domain instead of a file
-        #[arg(long, conflicts_with = "contracts")]
+        #[arg(long)]
         libvirt: bool,
     },
     #[command(after_help = "\
@@ -57,7 +57,7 @@ EXAMPLES
         /// The VM
         vm: String,
         /// Remove it from the metadata of the domain of this name or UUID instead of a file
-        #[arg(long, value_name = "URI", num_args = 0..=1, default_missing_value = "qemu:///system", conflicts_with = "contracts")]
+        #[arg(long, value_name = "URI", num_args = 0..=1, default_missing_value = "qemu:///system")]
         libvirt: Option<String>,
     },
     #[command(after_help = "\

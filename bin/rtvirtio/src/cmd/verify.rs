@@ -6,18 +6,20 @@ use std::time::Duration;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
-use rtvirtio_planner::scheme_name;
 use rtvirtio_report::{ReportInput, html, terminal, text};
 use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
 use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::held::Held;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::networks::flows::{self, Flows};
 use rtvirtio_workflow::networks::warn_not_run;
 use rtvirtio_workflow::plan::{load_profile, outlook};
+use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::run::measure_all;
-use rtvirtio_workflow::verified::{self, AsFound};
-use rtvirtio_workflow::{Dirs, Progress, domain, in_force, started};
+use rtvirtio_workflow::verified::{self, AsFound, Under};
+use rtvirtio_workflow::{Dirs, Progress, domain};
+use serde_json::{Value, json};
 
 use crate::args::VerifyArgs;
 
@@ -47,11 +49,11 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     devices.sites.iter_mut().for_each(|site| site.preload = args.fio_preload);
     devices.warn_without_agent(ui);
     devices.guard_data(args.destroy_data)?;
-    let in_force = in_force::plan(&dirs.state)?;
     // What is measured is the start that runs now, under the settings that it has.
-    let ended = started::ended(&dirs.state)?;
-    ended.iter().for_each(|vm| ui.warn(&vm.words()));
-    let name = match in_force.as_ref().and_then(|plan| Some(plan.devices.first()?.plan.model)) {
+    let under = Under::find(dirs)?;
+    under.ended.iter().for_each(|vm| ui.warn(&vm.words()));
+    let in_force = devices.sites.first().and_then(|site| under.plan_of(&site.spec.device));
+    let name = match in_force.map(|plan| plan.model) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,
         Some(ModelKind::Mlp) => ModelName::Mlp,
@@ -78,29 +80,28 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         }
         profiles.push(profile);
     }
-    // Whether settings, or an I/O domain, of ours are in force.
-    let ours = in_force::applied_by(dirs)?.is_some() || domain::status(dirs).is_some();
-    let scheme = match &in_force {
-        Some(plan) if ended.is_empty() => plan.scheme().to_owned(),
-        Some(plan) => format!("{} (a part of it)", scheme_name(plan.scheme())),
-        None => "as-found".to_owned(),
-    };
+    let scheme = under.scheme();
     let tasks = || measure_all(&devices, &scheme, length, &predicted, dirs, ui);
     let run = match &flows {
         Some(flows) => flows.run_with(length, ui, tasks)?,
         None => tasks()?,
     };
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: devices.facts(), runs: vec![run] };
-    let before = if ours { before(&file, dirs, ui) } else { None };
+    let before = if under.any { before(&file, dirs, ui) } else { None };
     // Shown first: a full disk must not cost the measurement.
     let mut value = serde_json::to_value(&file)?;
     if let Some(before) = &before {
         value["before"] = serde_json::to_value(before)?;
     }
+    if let Some(held) = &under.held {
+        value["held"] = held_json(held, under.plan.as_ref())?;
+    }
     show(ui, &value, || {
-        text::results(&file, &style()) + &before.as_ref().map(|b| change(b, &file)).unwrap_or_default()
+        text::results(&file, &style())
+            + &under.held.as_ref().map(held_text).unwrap_or_default()
+            + &before.as_ref().map(|b| change(b, &file, under.held.is_some())).unwrap_or_default()
     })?;
-    if !ours {
+    if !under.any {
         verified::keep(&file, dirs)?;
     }
     if let Some(out) = &args.out {
@@ -108,12 +109,11 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     }
     if let Some(out) = &args.html {
         let one = devices.sites.len() == 1;
-        let plan = in_force.as_ref().and_then(|plan| plan.devices.first()).map(|d| &d.plan);
         let several = [SEVERAL.to_owned()];
         let report = ReportInput {
             title: "rtvirtio verify",
             result: &file,
-            plan: plan.filter(|_| one),
+            plan: in_force.filter(|_| one),
             profile: profiles.first().filter(|_| one),
             notes: if one { &[] } else { &several },
             generated: &generated(),
@@ -148,13 +148,43 @@ fn before(now: &ResultFile, dirs: &Dirs, ui: &Ui) -> Option<AsFound> {
     found.inspect_err(|e| ui.warn(&format!("not compared with the last verification: {e:#}"))).ok()?
 }
 
+/// The plan that the service holds meanwhile.
+fn held_text(held: &Held) -> String {
+    let vms: Vec<&str> = held.input.vms.iter().map(String::as_str).collect();
+    let mut out = format!(
+        "\nmeasured under the plan that rtvirtiod holds for {} since {}: {}\n",
+        vms.join(", "),
+        terminal(&held.since, false),
+        terminal(&held.reason, false)
+    );
+    for device in &held.input.without {
+        out += &format!("  {} is not planned: `rtvirtio contract plan` says why\n", terminal(device, false));
+    }
+    for task in &held.given_up {
+        out += &format!("  {task}: its target is predicted to be missed\n");
+    }
+    out
+}
+
+fn held_json(held: &Held, plan: Option<&HostPlan>) -> anyhow::Result<Value> {
+    Ok(json!({
+        "since": held.since,
+        "reason": held.reason,
+        "vms": held.input.vms,
+        "unplanned": held.input.without,
+        "given_up": held.given_up,
+        "devices": serde_json::to_value(plan.map(|plan| &plan.devices))?,
+    }))
+}
+
 /// The last lines: what the settings have changed.
-fn change(before: &AsFound, now: &ResultFile) -> String {
+fn change(before: &AsFound, now: &ResultFile, is_held: bool) -> String {
+    let ours = if is_held { "rtvirtiod's plan" } else { "`apply`" };
     let (Some(old), Some(new)) = (before.result.runs.first(), now.runs.first()) else {
         return String::new();
     };
     format!(
-        "\nlargest of all tasks, compared with the verification before `apply` ({}):\n{}",
+        "\nlargest of all tasks, compared with the verification before {ours} ({}):\n{}",
         terminal(&before.generated, false),
         text::before_after(old, new, &style())
     )
