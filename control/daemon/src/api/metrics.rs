@@ -6,15 +6,19 @@ use prometheus::{Counter, GaugeVec, Opts, Registry, TextEncoder};
 use serde::Serialize;
 
 use crate::observe::Observation;
-use crate::service::Shared;
+use crate::service::{Counters, Shared};
+use crate::snapshot::Snapshot;
 
 /// The whole text.
 ///
 /// # Errors
 /// When a name or a value is refused.
 pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
+    text_of(&shared.snapshot(), &shared.observation(), &shared.counters)
+}
+
+fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prometheus::Result<String> {
     let registry = Registry::new();
-    let snapshot = shared.snapshot();
     let counter = |name: &str, help: &str, value: f64| {
         let counter = Counter::new(name, help)?;
         counter.inc_by(value);
@@ -25,7 +29,6 @@ pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
         registry.register(Box::new(gauge.clone())).map(|()| gauge)
     };
     let counted = |of: &std::sync::atomic::AtomicU64| of.load(Ordering::Relaxed) as f64;
-    let counters = &shared.counters;
     counter("rtvirtio_loop_passes_total", "Passes of the loop.", counted(&counters.passes))?;
     counter(
         "rtvirtio_loop_busy_seconds_total",
@@ -67,7 +70,7 @@ pub(super) fn text(shared: &Shared) -> prometheus::Result<String> {
             unplanned.with_label_values(&[&device.device]).set(1.0);
         }
     }
-    observed(&shared.observation(), &gauge)?;
+    observed(seen, &gauge)?;
     TextEncoder::new().encode_to_string(&registry.gather())
 }
 
@@ -158,4 +161,160 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
 fn word(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).unwrap_or_default();
     value.as_str().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use rtvirtio_measure::Verdict;
+    use rtvirtio_measure::observe::{Observed, Tail};
+    use rtvirtio_measure::waits::{WaitFor, WaitKind, WaitRow};
+    use rtvirtio_units::{Iops, Nanos, Percentile};
+    use rtvirtio_vmm::disk_stats::Direction;
+
+    use super::*;
+    use crate::observe::{DiskObservation, TargetObservation, VmObservation, WaitsObservation};
+
+    /// Something of everything that is ever shown.
+    fn everything() -> String {
+        let snapshot: Snapshot = serde_json::from_value(serde_json::json!({
+            "schema": "rtvirtio.service.v1", "version": "1", "pid": 1, "mode": "auto", "faults": [], "problems": [],
+            "vms": [{ "name": "plc", "state": "in_force", "processes": [], "drift": [], "targets": [] }],
+            "plan": { "state": "partial", "vms": ["plc"],
+                "unplanned": [{ "device": "/dev/sdb", "why": "no profile", "vms": ["hist"], "is_held": false }] },
+        }))
+        .unwrap();
+        let (percentile, latency_ns) = (Percentile(99.99), Nanos(1_000));
+        let directions = vec![Observed {
+            direction: Direction::Read,
+            n: 1,
+            rate: Iops(1.0),
+            mean_size: None,
+            mean_ns: None,
+            depth: None,
+            tails: vec![Tail { percentile, latency_ns }],
+            longest_ns: None,
+        }];
+        let disk =
+            DiskObservation { id: "d".to_owned(), file: None, seconds: 1.0, directions, histogram: None };
+        let target = TargetObservation {
+            task: "t".to_owned(),
+            percentile,
+            latency_ns,
+            verdict: Verdict::Met,
+            why: String::new(),
+            n: 1,
+            exceedances: 0,
+            rate: Iops(1.0),
+            seconds: 1.0,
+        };
+        let vm = VmObservation {
+            disks: vec![disk],
+            cpu_delay: Some(0.1),
+            throttled_per_s: Some(0.1),
+            targets: vec![target],
+            ..VmObservation::default()
+        };
+        let row = WaitRow {
+            vm: "plc".to_owned(),
+            device: "/dev/sda".to_owned(),
+            kind: WaitKind::Estimate,
+            seconds: 10.0,
+            waited_s: Some(5.0),
+            own: 0.2,
+            idle: None,
+            neighbours: vec![WaitFor { vm: "hist".to_owned(), share: 0.6 }],
+            others: 0.2,
+        };
+        let mut seen = Observation {
+            vms: [("plc".to_owned(), vm)].into(),
+            waits: WaitsObservation { rows: vec![row], ..WaitsObservation::default() },
+            ..Observation::default()
+        };
+        seen.host.pressure.insert("io".to_owned(), 0.1);
+        seen.host.stolen = Some(0.1);
+        text_of(&snapshot, &seen, &Counters::default()).unwrap()
+    }
+
+    /// What `promtool check metrics` asks of names, types, units and labels, where they can go
+    /// wrong here.
+    #[test]
+    fn every_metric_is_named_as_prometheus_asks() {
+        let text = everything();
+        let mut families: BTreeMap<&str, (&str, bool, BTreeSet<&str>)> = BTreeMap::new();
+        for line in text.lines() {
+            let words: Vec<&str> = line.splitn(4, ' ').collect();
+            match words[..] {
+                ["#", "HELP", name, help] => families.entry(name).or_default().1 = !help.is_empty(),
+                ["#", "TYPE", name, kind] => families.entry(name).or_default().0 = kind,
+                _ => {
+                    let (name, labels) =
+                        line.split_once('{').unwrap_or((line.split(' ').next().unwrap(), ""));
+                    let family =
+                        families.get_mut(name).unwrap_or_else(|| panic!("{line}: no type before it"));
+                    let names = labels.split("\",").filter_map(|label| label.split_once("=\"")).map(|l| l.0);
+                    family.2.extend(names);
+                }
+            }
+        }
+        assert!(families.len() >= 17, "{text}");
+        let is_snake = |name: &str| {
+            name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+                && !name.contains("__")
+        };
+        for (name, (kind, has_help, labels)) in families {
+            assert!(has_help && is_snake(name) && name.starts_with("rtvirtio_"), "{name}");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
+            for word in name.split('_') {
+                // Abbreviated and other units than base units; types; what histograms have.
+                let bad = [
+                    "ms",
+                    "us",
+                    "ns",
+                    "s",
+                    "sec",
+                    "milliseconds",
+                    "microseconds",
+                    "nanoseconds",
+                    "minutes",
+                    "kb",
+                    "mb",
+                    "kilobytes",
+                    "percent",
+                    "gauge",
+                    "counter",
+                    "histogram",
+                    "summary",
+                    "bucket",
+                    "count",
+                    "sum",
+                ];
+                assert!(!bad.contains(&word), "{name}: {word}");
+            }
+            for label in labels {
+                assert!(
+                    is_snake(label) && !["le", "quantile", "job", "instance"].contains(&label),
+                    "{name}{{{label}}}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn waiting_is_shown_by_neighbour_in_seconds_per_second() {
+        let text = everything();
+        let value = |neighbour: &str| {
+            let labels =
+                format!("device=\"/dev/sda\",kind=\"estimate\",neighbour=\"{neighbour}\",vm=\"plc\"");
+            let line = text.lines().find(|l| l.starts_with("rtvirtio_vm_wait_ratio{") && l.contains(&labels));
+            line.unwrap_or_else(|| panic!("{labels}: {text}"))
+                .rsplit(' ')
+                .next()
+                .unwrap()
+                .parse::<f64>()
+                .unwrap()
+        };
+        assert_eq!((value("hist"), value("(own)"), value("(others)")), (0.3, 0.1, 0.1));
+    }
 }
