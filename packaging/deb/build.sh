@@ -98,6 +98,7 @@ for each in rtvirtio rtvirtiod rtvirtio-iod; do program "$each"; done
 put 644 "$top/packaging/systemd/rtvirtiod.service" usr/lib/systemd/system/rtvirtiod.service
 put 644 "$top/packaging/sysusers/rtvirtio.conf" usr/lib/sysusers.d/rtvirtio.conf
 put 755 "$top/packaging/libvirt/rtvirtio" etc/libvirt/hooks/qemu.d/rtvirtio
+put 644 "$top/packaging/grafana/rtvirtio.json" usr/share/rtvirtio/grafana-dashboard.json
 put 755 "$top/packaging/proxmox/rtvirtio-hook.sh" usr/share/rtvirtio/rtvirtio-hook.sh
 install -d "$root/etc/rtvirtio/contracts.d"
 for example in "$top"/examples/*.toml; do put 644 "$example" "usr/share/doc/rtvirtio/examples/$(basename "$example")"; done

@@ -301,6 +301,35 @@ mod tests {
         }
     }
 
+    /// The dashboard for Grafana asks for nothing that is not exported, and for labels that it has.
+    #[test]
+    fn the_dashboard_shows_what_is_exported() {
+        const DASHBOARD: &str = include_str!("../../../../packaging/grafana/rtvirtio.json");
+        let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+        let text = everything();
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let mut seen = 0;
+        for panel in dashboard["panels"].as_array().unwrap() {
+            for target in panel["targets"].as_array().unwrap() {
+                let (expr, legend) =
+                    (target["expr"].as_str().unwrap(), target["legendFormat"].as_str().unwrap());
+                let names: Vec<&str> =
+                    expr.split(|c| !is_word(c)).filter(|w| w.starts_with("rtvirtio_")).collect();
+                assert!(!names.is_empty(), "{expr}");
+                seen += names.len();
+                for name in names {
+                    assert!(text.contains(&format!("# TYPE {name} ")), "{name} of {expr} is not exported");
+                    let line =
+                        text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap_or_default();
+                    for label in legend.split("{{").skip(1).filter_map(|rest| rest.split("}}").next()) {
+                        assert!(line.contains(&format!("{label}=\"")), "{name} has no label {label}");
+                    }
+                }
+            }
+        }
+        assert!(seen >= 12, "{seen}");
+    }
+
     #[test]
     fn waiting_is_shown_by_neighbour_in_seconds_per_second() {
         let text = everything();
