@@ -163,27 +163,18 @@ deny() {
     fi
 }
 
-# `--test NAME` of each integration test program of a kind: those in the box (the longest by itself), those that boot guests on
-# this host, or the others.
+# `--test NAME` of each integration test program of a kind: those in the box, those that boot guests on this host, or the others.
 programs() {
     for file in */*/tests/*.rs; do
         name=$(basename "$file" .rs)
         kind=host
         if slow_name "$name"; then kind=guests; fi
-        case $name in boxed_cpu) kind=long-box ;; boxed*) kind=box ;; esac
+        case $name in boxed*) kind=box ;; esac
         if [ "$kind" = "$1" ]; then echo "--test $name"; fi
     done | sort -u
 }
 # shellcheck disable=SC2046 # a list of words
 tests_in_box() { tests "tests in the box" --workspace $(programs box); }
-# shellcheck disable=SC2046 # a list of words
-long_tests_in_box() { tests "long tests in the box" --workspace $(programs long-box); }
-# Where all tiers run, most of the box is done next to the tests of the host tier, which mostly wait.
-if [ "$tiers" = "check host slow" ]; then
-    in_host=tests_in_box in_slow=long_tests_in_box
-else
-    in_host= in_slow="tests_in_box long_tests_in_box"
-fi
 
 tier() {
     case $1 in
@@ -197,8 +188,7 @@ tier() {
         check "documentation" documentation
         deny
         check "build of all tests" build_tests
-        # shellcheck disable=SC2086 # a list of words
-        start_background 19 minimum_rust fuzz_compiles $in_host
+        start_background 19 minimum_rust fuzz_compiles
         # shellcheck disable=SC2046 # a list of words
         tests "tests on this host" --workspace $(programs host)
         tests "documentation's examples" --workspace --doc
@@ -206,8 +196,7 @@ tier() {
         ;;
     slow)
         check "build of all tests" build_tests
-        # shellcheck disable=SC2086 # a list of words
-        start_background 10 $in_slow
+        start_background 10 tests_in_box
         # shellcheck disable=SC2046 # a list of words
         tests "tests that boot guests" --workspace $(programs guests)
         end_background
