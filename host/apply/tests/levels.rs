@@ -45,8 +45,8 @@ fn write(sleeper: &Sleeper) -> Write {
     Write { levels, ..Write::new("policy of vcpu 0 (plc)", sleeper.target(), "batch nice 1") }
 }
 
-/// What holds once no other test's process has the lock: one that was just started inherits it until
-/// it executes its program.
+/// What holds once no other test's process has the lock: one that was just started inherits it
+/// until it executes its program.
 fn hold(levels: &Levels) -> Hold<'_> {
     for _ in 0..1000 {
         match levels.hold().unwrap() {
