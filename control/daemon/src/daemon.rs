@@ -41,6 +41,7 @@ pub struct Daemon<H> {
     observed: Observed,
     memory: Memory,
     compared: Option<Millis>,
+    /// Whether the last pass saw or did anything new.
     is_new: bool,
     plan: PlanKeeper,
     /// What was said before, so that a state is an event once: by what it is about.

@@ -7,7 +7,7 @@
 
 use rtvirtio_units::Nanos;
 
-/// Places that are told apart; those from the last one on are one.
+/// Places with a column of their own, but for the last one: that is of all places from there on.
 pub const WATCHED: usize = 64;
 
 /// Waiting of one VM, since the matrix was made or the VM came.

@@ -105,7 +105,7 @@ impl Domains {
             self.next = Some(now + EVERY);
             let (sender, waker, uri) = (self.sender.clone(), Arc::clone(&self.waker), self.uri.clone());
             let asked = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
-                // The service may be gone: then nobody waits for it.
+                // Fails where the service has ended.
                 let _ = sender.send(contracts(&Virsh::new(&uri)));
                 waker();
             });

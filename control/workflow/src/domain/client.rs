@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::process;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::error::{Context as _, Result, ensure};
+use crate::error::{Context as _, Result, bail, ensure};
 
 /// The domain's program.
 const PROGRAM: &str = "rtvirtio-iod";
 /// A domain that does not answer for so long has a fault.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of an answer that are read: more than that of the largest domain.
 const LONGEST: u64 = 16 << 20;
 
@@ -102,9 +102,28 @@ pub fn send_command(control: &Path, command: &str) -> Result<Value> {
 }
 
 fn exchange(stream: &UnixStream, control: &Path, command: &str) -> Result<Value> {
+    request(stream, control, &json!({ "command": command }), PATIENCE)
+}
+
+/// One request, with descriptors that were sent ahead of it, and its answer within `patience`.
+///
+/// # Errors
+/// As [`answer`].
+pub fn request(stream: &UnixStream, control: &Path, request: &Value, patience: Duration) -> Result<Value> {
     let mut to = stream;
-    to.write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
-    answer(stream, control, PATIENCE)
+    to.write_all(format!("{request}\n").as_bytes())?;
+    answer(stream, control, patience)
+}
+
+/// The error that a domain answers with.
+///
+/// # Errors
+/// [`Kind::Guarded`](crate::Kind::Guarded) with it.
+pub fn refused(reply: &Value) -> Result<()> {
+    match reply["error"].as_str() {
+        Some(error) => bail!(Guarded, "{error}"),
+        None => Ok(()),
+    }
 }
 
 /// The answer to what was sent, within `patience`.

@@ -22,7 +22,7 @@ use rustix::fs::FlockOperation::NonBlockingLockExclusive;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::client::{answer, connect};
+use super::client::{self, answer, connect, refused};
 use super::process::{self, Domain};
 use super::{Fate, stop};
 use crate::dirs::Dirs;
@@ -69,18 +69,8 @@ fn peer(stream: &UnixStream, control: &Path) -> Result<Peer> {
     Ok(Peer { pid: peer.pid.as_raw_nonzero().get().unsigned_abs(), uid: peer.uid.as_raw() })
 }
 
-/// The error that a domain answers with.
-fn refused(reply: &Value) -> Result<()> {
-    match reply["error"].as_str() {
-        Some(error) => bail!(Guarded, "{error}"),
-        None => Ok(()),
-    }
-}
-
 fn send(stream: &UnixStream, control: &Path, request: &Value) -> Result<Value> {
-    let mut to = stream;
-    to.write_all(format!("{request}\n").as_bytes())?;
-    answer(stream, control, RELOAD)
+    client::request(stream, control, request, RELOAD)
 }
 
 /// What a reload would do with disks and ports, after all checks of the file.

@@ -1,21 +1,16 @@
 //! Urgent requests of a VM's disks in the I/O domain, signalled to what follows the VM's urgency.
 
-use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rtvirtio_engine::handover::send_descriptors;
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 
-use super::client::{answer, ask, connect, listener};
+use super::client::{self, ask, connect, listener};
 use super::process;
 use crate::dirs::Dirs;
-use crate::error::{Context as _, Result, bail};
-
-/// How long the domain may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+use crate::error::{Context as _, Result};
 
 /// An eventfd that the I/O domain signals before it interrupts a VM for a real-time request.
 #[derive(Debug)]
@@ -86,11 +81,8 @@ fn signal(control: &Path, disks: &[String], eventfd: Option<&OwnedFd>) -> Result
         send_descriptors(&stream, &[eventfd.as_fd()])?;
     }
     let request = json!({ "command": "signal_urgent", "disks": disks });
-    (&mut &stream).write_all(format!("{request}\n").as_bytes())?;
-    match answer(&stream, control, PATIENCE)?["error"].as_str() {
-        Some(error) => bail!(Guarded, "{}: {error}", control.display()),
-        None => Ok(()),
-    }
+    let reply = client::request(&stream, control, &request, client::PATIENCE)?;
+    client::refused(&reply).with_context(|| control.display().to_string())
 }
 
 #[cfg(test)]
