@@ -102,7 +102,7 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
         },
         Some("signal_urgent") if !is_owner => needs_owner("follow urgent requests"),
         Some("signal_urgent") => match signal_urgent(&served.running, &request, descriptors) {
-            Ok(()) => json!({ "signalled": request["disks"] }),
+            Ok(()) => json!({ "signalled": request["disks"], "signalled_ports": request["ports"] }),
             Err(error) => json!({ "error": error }),
         },
         Some("stop") if !is_owner => needs_owner("stop it"),
@@ -158,15 +158,17 @@ fn passed_files(request: &Value, descriptors: Vec<OwnedFd>) -> Result<Passed, St
         .ok_or_else(|| "there are not three descriptors for each disk and two for each port".to_owned())
 }
 
-/// Disks whose urgent completions are signalled on the eventfd that came along, or on none more.
+/// Disks whose urgent completions, and ports whose urgent frames are signalled on the eventfd that
+/// came along, or on none more.
 fn signal_urgent(running: &Running, request: &Value, descriptors: Vec<OwnedFd>) -> Result<(), String> {
     let disks: Vec<String> = list_of(request, "disks")?;
+    let ports: Vec<String> = list_of(request, "ports")?;
     let mut descriptors = descriptors.into_iter();
     let (eventfd, other) = (descriptors.next(), descriptors.next());
     if other.is_some() {
         return Err("one eventfd at most is signalled".to_owned());
     }
-    running.signal_urgent(&disks, eventfd).map_err(|e| e.to_string())
+    running.signal_urgent(&disks, &ports, eventfd).map_err(|e| e.to_string())
 }
 
 /// The facts under a key; none without it.

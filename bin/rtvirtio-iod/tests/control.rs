@@ -3,13 +3,12 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use common::{Iod, Neighbour, disk, read, request, two_disks};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
-use rtvirtio_engine::handover::send_descriptors;
 use rtvirtio_testkit::HANG;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -117,23 +116,13 @@ fn completions_of_urgent_requests_are_signalled() {
     assert_eq!(vm(0)["peer"], std::process::id());
     assert!(vm(0)["urgent_signals"].is_null(), "nobody has asked");
     let eventfd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let ask = |line: &str, descriptors: &[BorrowedFd<'_>]| {
-        let control = UnixStream::connect(dir.path().join("ctl")).unwrap();
-        if !descriptors.is_empty() {
-            send_descriptors(&control, descriptors).unwrap();
-        }
-        writeln!(&control, "{line}").unwrap();
-        let mut answer = String::new();
-        BufReader::new(control).read_line(&mut answer).unwrap();
-        answer
-    };
     let line = r#"{"command": "signal_urgent", "disks": ["a"]}"#;
-    let unknown = ask(r#"{"command": "signal_urgent", "disks": ["a", "c"]}"#, &[eventfd.as_fd()]);
+    let unknown = iod.ask(r#"{"command": "signal_urgent", "disks": ["a", "c"]}"#, &[eventfd.as_fd()]);
     assert!(unknown.contains("there is no disk \\\"c\\\""), "{unknown}");
     assert!(vm(0)["urgent_signals"].is_null(), "all or none");
-    let two = ask(line, &[eventfd.as_fd(), eventfd.as_fd()]);
+    let two = iod.ask(line, &[eventfd.as_fd(), eventfd.as_fd()]);
     assert!(two.contains("one eventfd"), "{two}");
-    assert!(ask(line, &[eventfd.as_fd()]).contains("signalled"));
+    assert!(iod.ask(line, &[eventfd.as_fd()]).contains("signalled"));
     let signals = || {
         let mut count = [0; 8];
         rustix::io::read(&eventfd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
@@ -145,7 +134,7 @@ fn completions_of_urgent_requests_are_signalled() {
     assert_eq!(request(&mut a, &urgent, None).0, 0);
     assert_eq!(signals(), 1, "before the guest is notified");
     assert_eq!(vm(0)["urgent_signals"], 1);
-    assert!(ask(line, &[]).contains("signalled"), "no more of them");
+    assert!(iod.ask(line, &[]).contains("signalled"), "no more of them");
     assert_eq!(request(&mut a, &urgent, None).0, 0);
     assert!(signals() == 0 && vm(0)["urgent_signals"].is_null());
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use common::{Iod, program};
 use rtvirtio_domain_client::{NET_HEADER, NetClient};
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 use rtvirtio_testkit::{HANG, Need, has};
+use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
 
 const A: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xa];
@@ -137,6 +139,46 @@ fn frames_pass_in_order() {
     assert_eq!(port["connected"], true);
     let drops = port["drops"].as_object().unwrap();
     assert!(drops.values().all(|count| *count == 0), "{port}");
+}
+
+/// What raises a VM's vCPUs is signalled for urgent frames to the ports that were asked for.
+#[test]
+fn urgent_frames_to_a_vm_are_signalled() {
+    let keys = "urgent_dscp = [46]";
+    let Some(bed) = Bed::new("urgent_frames_to_a_vm_are_signalled", "", keys, keys) else { return };
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    assert_eq!(bed.port("a")["peer"], std::process::id());
+    assert!(bed.port("a")["urgent_signals"].is_null(), "nobody has asked");
+    let eventfd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let signals = || {
+        let mut count = [0; 8];
+        rustix::io::read(&eventfd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    let line = r#"{"command": "signal_urgent", "ports": ["a"]}"#;
+    let unknown = bed.iod.ask(&line.replace("\"a\"", "\"a\", \"c\""), &[eventfd.as_fd()]);
+    assert!(unknown.contains("there is no port \\\"c\\\""), "{unknown}");
+    assert!(bed.port("a")["urgent_signals"].is_null(), "all or none");
+    assert!(bed.iod.ask(line, &[eventfd.as_fd()]).contains("signalled"));
+    // IPv4 with this code point, of which nothing else is looked at.
+    let ip = |to: [u8; 6], dscp: u8| {
+        let mut frame = [&to[..], &PEER[..], &[8, 0, 0x45, dscp << 2]].concat();
+        frame.resize(60, 0);
+        frame
+    };
+    let pass = |to: &mut NetClient, frame: Vec<u8>| {
+        bed.peer.send(&frame).unwrap();
+        assert_eq!(receive(to, HANG), Some(frame));
+    };
+    pass(&mut a, ip(A, 0));
+    pass(&mut b, ip(B, 46));
+    assert_eq!(signals(), 0, "not urgent, and not to this port");
+    pass(&mut a, ip(A, 46));
+    // The frame is in the guest's memory before the eventfd is signalled, and its interrupt after.
+    bed.wait_for("a", "/urgent_signals", 1);
+    assert_eq!(signals(), 1);
+    assert!(bed.iod.ask(line, &[]).contains("signalled"), "no more of them");
+    pass(&mut a, ip(A, 46));
+    assert!(bed.port("a")["urgent_signals"].is_null() && signals() == 0);
 }
 
 /// Two VMs reach each other over the administrator's bridge, and by their own addresses only.

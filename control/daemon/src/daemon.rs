@@ -16,6 +16,8 @@ use crate::snapshot::Snapshot;
 
 /// Rounds of one pass: what is put back is applied anew in the next, and one sees that all is done.
 const ROUNDS: usize = 4;
+/// A host at rest for which plans are made is looked at again after so long.
+const PLAN_LOOK_MS: u64 = 1_000;
 
 /// Something that happened in a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +45,12 @@ pub struct Daemon<H> {
     compared: Option<Millis>,
     /// Whether the last pass saw or did anything new.
     is_new: bool,
+    /// Whether the last look found nothing to do, and nobody has asked for another since.
+    is_settled: bool,
+    /// Whether the last pass left the host alone.
+    rested: bool,
+    /// When the host was looked at last.
+    looked: Millis,
     plan: PlanKeeper,
     /// What was said before, so that a state is an event once: by what it is about.
     said: BTreeMap<String, String>,
@@ -62,6 +70,9 @@ impl<H: Host> Daemon<H> {
             memory,
             compared: None,
             is_new: true,
+            is_settled: false,
+            rested: false,
+            looked: Millis(0),
             said: BTreeMap::new(),
         }
     }
@@ -129,16 +140,36 @@ impl<H: Host> Daemon<H> {
         self.compared = None;
     }
 
+    /// The next pass looks, even where nothing seems to have changed.
+    pub fn look_next(&mut self) {
+        self.is_settled = false;
+    }
+
+    /// Whether the last pass left the host alone, because nothing could have changed.
+    #[must_use]
+    pub fn rested(&self) -> bool {
+        self.rested
+    }
+
     /// Looks, decides and acts once. Returns what happened.
     pub fn pass(&mut self) -> Vec<Happening> {
         let mut out = Vec::new();
         if let Some(desired) = self.host.desired() {
             self.changed(&desired, &mut out);
             self.desired = desired;
+            self.is_settled = false;
         }
-        let before = std::mem::take(&mut self.observed);
         let now = self.host.now();
         let due = self.compared.is_none_or(|at| now.since(at) >= self.config.compare.0 / 1_000_000);
+        // A plan waits for time to pass, which no host tells of.
+        let plans = self.config.plan.is_some() && now.since(self.looked) >= PLAN_LOOK_MS;
+        self.rested = !due && !plans && self.is_settled && self.host.rests();
+        if self.rested {
+            self.is_new = false;
+            return out;
+        }
+        (self.is_settled, self.looked) = (false, now);
+        let before = std::mem::take(&mut self.observed);
         let mut look = if due { Look::Compare } else { Look::Scan };
         for _ in 0..ROUNDS {
             let now = self.host.now();
@@ -151,6 +182,7 @@ impl<H: Host> Daemon<H> {
             let mut steps = reconcile(&self.desired, &self.observed, &self.config, &self.memory, now);
             steps.extend(self.plan.steps(&self.desired, &self.observed, &self.config, &self.memory, now));
             if steps.is_empty() {
+                self.is_settled = !self.memory.has_failures();
                 break;
             }
             let mut acted = false;
@@ -304,3 +336,6 @@ fn words(action: &Action) -> &'static str {
         Action::Release { .. } => "left to another program",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -67,6 +67,12 @@ pub trait Host {
     /// The contracts, when they have changed since the last call; always at the first.
     fn desired(&mut self) -> Option<Desired>;
 
+    /// Whether nothing that a scan looks at can have changed since the last look, as far as a few
+    /// cheap questions tell. A host that cannot tell is looked at.
+    fn rests(&mut self) -> bool {
+        false
+    }
+
     /// Looks at the host. Never fails: what cannot be seen is unknown.
     fn observe(&mut self, desired: &Desired, look: Look) -> Observed;
 

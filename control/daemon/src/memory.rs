@@ -67,6 +67,12 @@ impl Memory {
         self.failures.get(&step.vm).is_some_and(|f| f.step.action == step.action && now < f.next)
     }
 
+    /// Whether any step waits to be tried again.
+    #[must_use]
+    pub fn has_failures(&self) -> bool {
+        !self.failures.is_empty()
+    }
+
     /// Why the last step for a VM failed.
     #[must_use]
     pub fn failure(&self, vm: &str) -> Option<&str> {

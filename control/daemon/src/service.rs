@@ -25,6 +25,10 @@ use crate::snapshot::Snapshot;
 
 /// Events that a client may be behind before it loses some.
 const BEHIND: usize = 256;
+/// A state that seems the same is compared with the one that was shown after so long.
+const SHOWN_AGAIN: Duration = Duration::from_secs(1);
+/// The VMs that run are listed again after so long.
+const LISTED_AGAIN: Duration = Duration::from_secs(10);
 /// Name of the lock in the run directory.
 const LOCK: &str = "rtvirtiod.lock";
 /// Events, in the state directory.
@@ -186,6 +190,10 @@ pub struct Service {
     seen: String,
     /// Whether a command came since the state was published.
     was_asked: bool,
+    /// When the state was published last.
+    published: Option<Instant>,
+    /// When the VMs that run were listed for the observer.
+    listed: Option<Instant>,
     /// End observer and events when they go; without events scans find everything.
     _observer: Sender<()>,
     _events: Option<Sender<()>>,
@@ -228,7 +236,7 @@ impl Service {
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
         let _observer = observe(&options, Arc::clone(&shared))?;
         let _events = watch_events(&options, Arc::clone(&shared));
-        let (seen, was_asked) = (String::new(), false);
+        let (seen, was_asked, published, listed) = (String::new(), false, None, None);
         Ok(Self {
             shared,
             commands,
@@ -236,6 +244,8 @@ impl Service {
             options,
             seen,
             was_asked,
+            published,
+            listed,
             _observer,
             _events,
             _lock: lock,
@@ -268,9 +278,9 @@ impl Service {
                 self.shared.counters.changes.fetch_add(changes, Ordering::Relaxed);
                 self.event(happening.kind, happening.vm.as_deref(), happening.text, happening.changes, tell);
             }
-            // What changes with time alone is shown a second late at most.
-            let passes = self.shared.counters.passes.load(Ordering::Relaxed);
-            if std::mem::take(&mut self.was_asked) || self.daemon.is_new() || passes % 5 == 0 {
+            // What changes with time alone is shown with the next look that is a second later.
+            let is_due = !self.daemon.rested() && self.published.is_none_or(|at| at.elapsed() >= SHOWN_AGAIN);
+            if std::mem::take(&mut self.was_asked) || self.daemon.is_new() || is_due {
                 self.publish();
             }
             let took = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -308,6 +318,7 @@ impl Service {
 
     fn obey(&mut self, command: Command) {
         self.was_asked = true;
+        self.daemon.look_next();
         match command {
             Command::Wake => {}
             Command::Compare => self.daemon.compare_next(),
@@ -344,9 +355,11 @@ impl Service {
         let mut snapshot = self.daemon.snapshot();
         snapshot.problems.extend(self.daemon.host().problems().iter().cloned());
         snapshot.problems.extend(lock(&self.shared.history).problem().map(str::to_owned));
+        self.published = Some(Instant::now());
         // A contract may also change in what no state shows, such as a declared rate.
-        let now_and_then = self.shared.counters.passes.load(Ordering::Relaxed) % 50 == 0;
+        let now_and_then = self.listed.is_none_or(|at| at.elapsed() >= LISTED_AGAIN);
         if self.shared.publish(snapshot) || now_and_then {
+            self.listed = self.published;
             *lock(&self.shared.running) = self.daemon.running();
         }
     }

@@ -16,6 +16,7 @@ use crate::kept::Kept;
 use crate::progress::Progress;
 use urgency::{Follower, Wanted};
 
+mod signals;
 mod urgency;
 
 pub use rtvirtio_urgency_host::Server;

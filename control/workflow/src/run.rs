@@ -31,6 +31,21 @@ pub fn measure(
     run(&[site], loads, scheme, length, dirs, progress)
 }
 
+/// The same with loads that are not those of the spec, such as more than a task declares.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_loads(
+    site: &Site,
+    loads: Vec<VmLoad>,
+    scheme: &str,
+    length: Duration,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Run> {
+    run(&[site], loads, scheme, length, dirs, progress)
+}
+
 /// Runs all tasks of a host at once, on all its devices, and judges them.
 ///
 /// # Errors

@@ -36,6 +36,8 @@ pub struct ServiceModel {
     drained_at: u64,
     /// Bytes written since the last garbage collection.
     since_gc: u64,
+    /// How many times as long as declared a service takes.
+    slowness: f64,
     rng: ChaCha8Rng,
 }
 
@@ -53,8 +55,15 @@ impl ServiceModel {
             cached: 0.0,
             drained_at: 0,
             since_gc: 0,
+            slowness: 1.0,
             rng: ChaCha8Rng::seed_from_u64(seed),
         }
+    }
+
+    /// From now on a service takes so many times as long as is declared: a device that wears out,
+    /// or is shared with something that is not seen. At least 0.
+    pub fn set_slowness(&mut self, times: f64) {
+        self.slowness = times.max(0.0);
     }
 
     /// Admits a request that arrives at `now` (ns) and says when it completes. `now` must not run
@@ -70,7 +79,7 @@ impl ServiceModel {
         let timing = if access == Access::Read { &self.profile.read } else { &self.profile.write };
         let mut service = timing.base.0 as f64 + len as f64 * timing.per_byte_ns;
         service *= 1.0 + self.profile.jitter.0 * self.unit();
-        service += self.arm(offset, len);
+        service = (service + self.arm(offset, len)) * self.slowness;
         let channel = self.next_channel();
         let mut start = self.free_at[channel].max(now);
         if access == Access::Write {

@@ -101,3 +101,12 @@ fn the_arm_moves_only_for_random_requests() {
     let mean = total as f64 / n as f64 / 1e6;
     assert!((mean - 22.06).abs() < 0.5, "mean {mean} ms");
 }
+
+#[test]
+fn a_device_that_slows_takes_a_multiple_of_what_is_declared() {
+    let mut m = ServiceModel::new(profile(PLAIN), 1 << 30, 1);
+    m.set_slowness(2.0);
+    assert_eq!(m.complete_at(0, Access::Read, 0, 4096), 128_192);
+    m.set_slowness(1.0);
+    assert_eq!(m.complete_at(1_000_000, Access::Read, 0, 4096), 1_064_096);
+}

@@ -46,7 +46,7 @@ impl Config {
             contract,
             task_budget: Nanos::from_millis(500),
             critical_budget: Nanos::from_millis(3),
-            promotion_cost: Nanos::from_micros(10),
+            promotion_cost: Nanos::from_micros(20),
             period: Nanos::from_millis(1000),
             dwell: Nanos::from_micros(25),
             silence: Nanos::from_millis(1000),

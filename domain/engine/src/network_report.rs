@@ -92,6 +92,8 @@ pub struct PortReport {
     pub mac: String,
     /// A QEMU is connected.
     pub connected: bool,
+    /// Process id of that QEMU; `null` without one.
+    pub peer: Option<u32>,
     /// Its guest uses the port: a queue is served.
     pub attached: bool,
     /// Frames from the VM.
@@ -109,6 +111,8 @@ pub struct PortReport {
     /// Times that it was not looked at for up to a millisecond because its kicks brought nothing,
     /// or its frames were refused.
     pub backoffs: u64,
+    /// Times that a program was told of urgent frames before the guest; `null` while none asks.
+    pub urgent_signals: Option<u64>,
     /// CPU time that the network's thread has spent for it, in ns; `null` without `cpu_budget`, as
     /// the next two.
     pub cpu_ns: Option<u64>,
@@ -200,6 +204,7 @@ pub(crate) fn networks(running: &Running) -> (Vec<NetworkReport>, Vec<PortReport
                 socket: port.socket.display().to_string(),
                 mac: port.mac.to_string(),
                 connected: server.is_connected(),
+                peer: server.peer(),
                 attached: status.queues > 0,
                 tx: flow_report(&status.tx, status.tx_counters.cap_hits[1]),
                 rx: flow_report(&status.rx, status.rx_counters.cap_hits[0]),
@@ -208,6 +213,7 @@ pub(crate) fn networks(running: &Running) -> (Vec<NetworkReport>, Vec<PortReport
                 shared: status.tx_counters.shared,
                 drops: status.drops.into(),
                 backoffs: status.backoffs,
+                urgent_signals: status.urgent_signals,
                 cpu_ns: status.cpu.map(|cpu| cpu.used.0),
                 throttled: status.cpu.map(|cpu| cpu.throttled),
                 throttled_ns: status.cpu.map(|cpu| cpu.throttled_time.0),

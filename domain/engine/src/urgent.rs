@@ -1,11 +1,13 @@
 //! Signals to what follows a VM's urgency (`rtvirtio keep`): it raises the VM's vCPUs before they
-//! are interrupted for a real-time request.
+//! are interrupted for a real-time request or an urgent frame.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::engine::Command;
+use crate::net::NetCommand;
 use crate::running::Running;
+use crate::running_state::{Member, State};
 
 /// Why an eventfd is not signalled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -14,36 +16,67 @@ pub enum UrgentError {
     /// A disk that the domain does not have.
     #[error("there is no disk \"{0}\"")]
     NoDisk(String),
-    /// The engine of a disk has ended.
-    #[error("the engine of disk \"{0}\" has ended")]
+    /// A port that the domain does not have.
+    #[error("there is no port \"{0}\"")]
+    NoPort(String),
+    /// The engine of a disk or port has ended.
+    #[error("the engine of \"{0}\" has ended")]
     Ended(String),
 }
 
 impl Running {
-    /// Signals this eventfd whenever real-time requests of these disks have completed, before the
-    /// guests are notified; `None` for no more. All or none of them.
+    /// Signals this eventfd whenever real-time requests of these disks have completed, or urgent
+    /// frames to these ports were delivered, before the guests are notified; `None` for no more.
+    /// All or none of them.
     ///
     /// # Errors
     /// [`UrgentError`].
-    pub fn signal_urgent(&self, disks: &[String], eventfd: Option<OwnedFd>) -> Result<(), UrgentError> {
+    pub fn signal_urgent(
+        &self,
+        disks: &[String],
+        ports: &[String],
+        eventfd: Option<OwnedFd>,
+    ) -> Result<(), UrgentError> {
         let eventfd = eventfd.map(Arc::new);
         let state = self.state();
-        let mut places = Vec::new();
-        for name in disks {
-            let found = state.places.iter().enumerate().find_map(|(device, places)| {
-                let is_it = |member: &Option<_>| {
-                    member.as_ref().is_some_and(|m: &crate::running_state::Member| m.name() == name)
-                };
-                Some((device, places.iter().position(is_it)?))
-            });
-            places.push(found.ok_or_else(|| UrgentError::NoDisk(name.clone()))?);
-        }
-        for ((device, vm), name) in places.into_iter().zip(disks) {
+        let disks = disks.iter().map(|name| {
+            let place = disk(&state, name).ok_or_else(|| UrgentError::NoDisk(name.clone()))?;
+            Ok((name, place))
+        });
+        let disks: Vec<_> = disks.collect::<Result<_, UrgentError>>()?;
+        let ports = ports.iter().map(|name| {
+            let place = port(&state, name).ok_or_else(|| UrgentError::NoPort(name.clone()))?;
+            Ok((name, place))
+        });
+        let ports: Vec<_> = ports.collect::<Result<_, UrgentError>>()?;
+        for (name, (device, vm)) in disks {
             let (_, engine) = &self.engines()[device];
             let eventfd = eventfd.clone();
             let before = engine.ask(|reply| Command::SignalUrgent { vm, eventfd, reply });
             drop(before.map_err(|_| UrgentError::Ended(name.clone()))?);
         }
+        for (name, (network, port)) in ports {
+            let engine = state.networks[network].engine.handle();
+            let eventfd = eventfd.clone();
+            let before = engine.ask(|reply| NetCommand::SignalUrgent { port, eventfd, reply });
+            drop(before.map_err(|_| UrgentError::Ended(name.clone()))?);
+        }
         Ok(())
     }
+}
+
+/// Device and place of a disk.
+fn disk(state: &State, name: &str) -> Option<(usize, usize)> {
+    state.places.iter().enumerate().find_map(|(device, places)| {
+        let is_it = |member: &Option<Member>| member.as_ref().is_some_and(|m| m.name() == name);
+        Some((device, places.iter().position(is_it)?))
+    })
+}
+
+/// Network and place of a port.
+fn port(state: &State, name: &str) -> Option<(usize, usize)> {
+    state.networks.iter().enumerate().find_map(|(network, running)| {
+        let (place, _) = running.members().find(|(_, member)| member.name == name)?;
+        Some((network, place))
+    })
 }

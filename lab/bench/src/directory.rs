@@ -34,13 +34,14 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 11] = [
+    let results: [(&str, Reader); 12] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
         (reservation::FILE, reservation::report),
         (cyclictest::FILE, cyclictest::report),
         (daemon::FILE, daemon::report),
+        (daemon::day::FILE, daemon::day::report),
         (fleet::FILE, fleet::report),
         (fleet_cluster::FILE, fleet_cluster::report),
         (paravirt::FILE, paravirt::report),

@@ -4,6 +4,7 @@
 pub mod resources;
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, Options};
 use rtvirtio_domain_config::File;
-use rtvirtio_engine::handover::Opened;
+use rtvirtio_engine::handover::{Opened, send_descriptors};
 use rtvirtio_testkit::HANG;
 use rustix::process::{Pid, Signal};
 
@@ -133,8 +134,16 @@ impl Iod {
     }
 
     pub fn command(&self, command: &str) -> String {
+        self.ask(&format!("{{\"command\": \"{command}\"}}"), &[])
+    }
+
+    /// The reply to a request, with descriptors that are sent ahead of it.
+    pub fn ask(&self, request: &str, descriptors: &[BorrowedFd<'_>]) -> String {
         let mut stream = UnixStream::connect(self.dir.join("ctl")).unwrap();
-        stream.write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes()).unwrap();
+        if !descriptors.is_empty() {
+            send_descriptors(&stream, descriptors).unwrap();
+        }
+        writeln!(stream, "{request}").unwrap();
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
         line

@@ -21,10 +21,10 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchDaemonArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs,
-    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
-    BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
-    BenchResult, BenchSweepArgs, BenchTailsArgs, NetPart,
+    BenchCyclictestArgs, BenchDaemonArgs, BenchDaemonDayArgs, BenchFleetArgs, BenchFleetClusterArgs,
+    BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
+    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
+    BenchResponsivenessArgs, BenchResult, BenchSweepArgs, BenchTailsArgs, NetPart,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -37,7 +37,8 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::BeforeAfter(args) => run_before_after(args, global, ui),
         BenchCommand::Plan(args) => run_plan(args, ui),
         BenchCommand::Iod(args) => run_iod(args, global, ui),
-        BenchCommand::Daemon(args) => run_daemon(args, ui),
+        BenchCommand::Daemon(args) => run_daemon(args, global, ui),
+        BenchCommand::DaemonDay(args) => run_daemon_day(args, global, ui),
         BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
@@ -208,14 +209,27 @@ fn run_iod_attach(args: &BenchIodAttachArgs, ui: &Ui) -> anyhow::Result<ExitCode
     print_result(iod_attach::report, &path, "rtvirtio: disks come and go", &args.result, ui)
 }
 
-fn run_daemon(args: &BenchDaemonArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+fn run_daemon(args: &BenchDaemonArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(daemon::FILE);
     if !args.result.report_only {
         check_result(&args.result)?;
         need_root("bench daemon")?;
-        save(&path, &daemon::measure(&args.options()?, ui)?, ui)?;
+        save(&path, &daemon::measure(&args.options()?, &lab_host(global), ui)?, ui)?;
     }
     print_result(daemon::report, &path, "rtvirtio: the service", &args.result, ui)
+}
+
+fn run_daemon_day(args: &BenchDaemonDayArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(daemon::day::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench daemon-day")?;
+        save(&path, &daemon::day::measure(&args.options()?, &lab_host(global), ui)?, ui)?;
+    }
+    if let Some(dir) = &args.svg {
+        write_picture(dir, daemon::day::svg(&path)?, ui)?;
+    }
+    print_result(daemon::day::report, &path, "rtvirtio: a day of the service", &args.result, ui)
 }
 
 fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -274,12 +288,16 @@ fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         }
     }
     if let Some(dir) = args.svg.as_ref().filter(|_| args.only == Some(NetPart::Timeline)) {
-        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-        let (name, text) = net::timeline::svg(&path)?;
-        write_file(&dir.join(name), text.as_bytes())?;
-        ui.step(&format!("wrote {}", dir.join(name).display()));
+        write_picture(dir, net::timeline::svg(&path)?, ui)?;
     }
     print_result(report, &path, "rtvirtio: networks of the I/O domain", &args.result, ui)
+}
+
+fn write_picture(dir: &Path, (name, text): (&str, String), ui: &Ui) -> anyhow::Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    write_file(&dir.join(name), text.as_bytes())?;
+    ui.step(&format!("wrote {}", dir.join(name).display()));
+    Ok(())
 }
 
 fn run_tails(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -52,6 +52,11 @@ impl Lookups {
         }
     }
 
+    /// Whether an answer is waited for.
+    pub fn are_under_way(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
     /// What arrived for a VM.
     pub fn take(&mut self, name: &str) -> Vec<Result> {
         while let Ok((vm, result)) = self.results.try_recv() {

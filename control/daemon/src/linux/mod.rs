@@ -34,7 +34,7 @@ use lookup::Lookups;
 use plan::PlanPart;
 use quiet::Quiet;
 use status::{drift, state_of, view};
-use tasks::tids;
+use tasks::{Listed, tids};
 
 pub use lookup::Waker;
 pub use running::RunningVm;
@@ -103,8 +103,8 @@ pub struct LinuxHost {
     problems: Vec<String>,
     /// Processes at the last look.
     pids: BTreeSet<u32>,
-    /// The task that was created last, and when processes and threads were listed.
-    listed: Option<(u32, Instant)>,
+    /// When processes and threads were listed.
+    listed: Option<Listed>,
     applied: Applied,
     plan: PlanPart,
     /// Whether contracts have changed since the last look.
@@ -180,7 +180,8 @@ impl LinuxHost {
             match result {
                 Ok((handle, processes)) => {
                     let tids = tids(&self.root, &processes);
-                    tracked.threads_changed |= tracked.found.as_ref().is_none_or(|f| f.handle != handle);
+                    let is_same = |f: &Found| f.handle == handle && f.tids == tids;
+                    tracked.threads_changed |= !tracked.found.as_ref().is_some_and(is_same);
                     tracked.found = Some(Found { handle, processes, tids });
                     tracked.lack = None;
                 }
@@ -324,6 +325,10 @@ impl Host for LinuxHost {
         Some(desired)
     }
 
+    fn rests(&mut self) -> bool {
+        self.is_at_rest(Instant::now())
+    }
+
     fn observe(&mut self, desired: &Desired, look: Look) -> Observed {
         let now = Instant::now();
         // What a comparison found stands until the next.
@@ -425,6 +430,16 @@ impl Tracked {
         Some(at + ROLE_FIRST.saturating_mul(1 << self.role_looks.min(8)).min(ROLE_LATER))
     }
 
+    /// Whether threads are to be taken into the contract, or its budget is to be split anew.
+    fn takes_in(&self, now: Instant) -> bool {
+        let again = self.role_due().is_some_and(|at| now >= at);
+        let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
+        self.kept.as_ref().is_some_and(|kept| {
+            let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
+            self.threads_changed || again || (splits && is_split)
+        })
+    }
+
     fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
         let presence = match (&self.found, &self.lack) {
             (Some(found), _) => Presence::Running(found.processes.clone()),
@@ -446,12 +461,7 @@ impl Tracked {
             self.kept = Some(Kept::start(cpu, found.handle.clone(), root, SPLIT_EVERY));
             self.threads_changed = true;
         }
-        let again = self.role_due().is_some_and(|at| now >= at);
-        let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
-        let new_threads = self.kept.as_ref().is_some_and(|kept| {
-            let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
-            self.threads_changed || again || (splits && is_split)
-        });
+        let new_threads = self.takes_in(now);
         let scope = self.scope.clone();
         ObservedVm { presence, scope, new_threads, ..ObservedVm::off("") }
     }

@@ -66,6 +66,11 @@ impl PlanPart {
         self.seen = Some(seen);
     }
 
+    /// Whether something was observed, or has to be read, since the last look.
+    pub fn has_news(&self) -> bool {
+        self.stale || (self.is_wanted && self.seen.is_some())
+    }
+
     /// What plans depend on of what was observed since the last call.
     pub fn sight(&mut self, desired: &Desired) -> Option<Sight> {
         let seen = self.seen.take()?;

@@ -4,24 +4,53 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::{ProcessId, Root, process, task};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
-use super::LinuxHost;
+use super::{Found, LinuxHost, Tracked};
 
-/// Where no task was created at all, threads are listed again after so long.
-const LIST_ANYWAY: Duration = Duration::from_secs(2);
+/// Where no task was created at all, threads are listed again after so long, and with each
+/// comparison.
+const LIST_ANYWAY: Duration = Duration::from_secs(10);
+
+/// When processes and threads were listed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Listed {
+    /// The task that had been created last by then.
+    last: u32,
+    at: Instant,
+    /// Whether it was the same one when they were listed before.
+    twice: bool,
+}
 
 impl LinuxHost {
     /// Whether a process or thread may have come since the last look: one number tells for all.
     pub(super) fn may_have_new_tasks(&mut self, now: Instant) -> bool {
         // Read before they are listed: what comes meanwhile is found at the next look.
         let last = process::last_created(&self.root).ok();
-        let is_known = self
-            .listed
-            .is_some_and(|(before, at)| Some(before) == last && now.duration_since(at) < LIST_ANYWAY);
+        let is_known = self.are_listed(last, now);
         if !is_known {
-            self.listed = last.map(|last| (last, now));
+            // A task has its number a moment before it is listed: so once more.
+            let twice = self.listed.is_some_and(|listed| Some(listed.last) == last);
+            self.listed = last.map(|last| Listed { last, at: now, twice });
         }
         !is_known
+    }
+
+    fn are_listed(&self, last: Option<u32>, now: Instant) -> bool {
+        let is_fresh = |listed: Listed| now.duration_since(listed.at) < LIST_ANYWAY;
+        self.listed.is_some_and(|listed| Some(listed.last) == last && listed.twice && is_fresh(listed))
+    }
+
+    /// Whether nothing can have changed since the last look: no task was created, no process of a
+    /// VM is gone, nothing was found or is due. A VM whose process waits to be reaped is seen by an
+    /// event, or with the next comparison.
+    pub(super) fn is_at_rest(&self, now: Instant) -> bool {
+        self.are_listed(process::last_created(&self.root).ok(), now)
+            && !self.contracts_changed
+            && !self.plan.has_news()
+            && !self.lookups.are_under_way()
+            && self.tracked.values().all(|tracked| tracked.is_at_rest(now))
     }
 
     /// New processes may be VMs that have started, or threads of the kernel for one.
@@ -49,6 +78,24 @@ impl LinuxHost {
             }
         }
     }
+}
+
+impl Tracked {
+    fn is_at_rest(&self, now: Instant) -> bool {
+        let lives = |found: &Found| found.processes.iter().all(|process| is_there(process.pid));
+        let is_due = match &self.found {
+            Some(found) => !lives(found) || self.takes_in(now),
+            None => self.next_lookup.is_none_or(|at| now >= at),
+        };
+        !is_due && !self.stale
+    }
+}
+
+/// Whether a process has this number. A file in `/proc` says whether it is the same one, and costs
+/// fifty times as much: a number that was given again is a new task.
+fn is_there(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 /// The threads of these processes.

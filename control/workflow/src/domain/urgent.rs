@@ -1,4 +1,5 @@
-//! Urgent requests of a VM's disks in the I/O domain, signalled to what follows the VM's urgency.
+//! Urgent requests and frames of a VM in the I/O domain, signalled to what follows the VM's
+//! urgency.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,15 +13,25 @@ use super::process;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result};
 
-/// An eventfd that the I/O domain signals before it interrupts a VM for a real-time request.
+/// Disks and ports of a VM in an I/O domain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Names of its disks.
+    pub disks: Vec<String>,
+    /// Names of its ports.
+    pub ports: Vec<String>,
+}
+
+/// An eventfd that the I/O domain signals before it interrupts a VM for a real-time request or an
+/// urgent frame.
 #[derive(Debug)]
 pub struct UrgentSignals {
     /// QEMU's process.
     pid: u32,
     eventfd: OwnedFd,
     dirs: Dirs,
-    /// What was asked for last: where, and which disks.
-    asked: Option<(PathBuf, Vec<String>)>,
+    /// What was asked for last, and where.
+    asked: Option<(PathBuf, Served)>,
 }
 
 impl UrgentSignals {
@@ -34,13 +45,13 @@ impl UrgentSignals {
         Ok((Self { pid, eventfd, dirs: dirs.clone(), asked: None }, to_read))
     }
 
-    /// Asks the I/O domain that runs, if any, for the disks that the VM has there now. To be called
-    /// again and again: a domain that was started anew, and a disk that was attached, know nothing
-    /// of it. Returns the names of the disks.
+    /// Asks the I/O domain that runs, if any, for the disks and ports that the VM has there now. To
+    /// be called again and again: a domain that was started anew, and a disk that was attached,
+    /// know nothing of it. Returns what the VM has there.
     ///
     /// # Errors
     /// When the domain does not answer, or refuses.
-    pub fn renew(&mut self) -> Result<&[String]> {
+    pub fn renew(&mut self) -> Result<Served> {
         let control = match process::control(&self.dirs.state) {
             Ok(Some(control)) => control,
             Ok(None) => self.dirs.run.join("iod.sock"),
@@ -48,39 +59,44 @@ impl UrgentSignals {
         };
         if listener(&control)?.is_none() {
             self.asked = None;
-            return Ok(&[]);
+            return Ok(Served::default());
         }
-        let disks = disks_of(&ask(&control)?, self.pid);
-        if !disks.is_empty() {
-            signal(&control, &disks, Some(&self.eventfd))?;
+        let served = served_to(&ask(&control)?, self.pid);
+        if served != Served::default() {
+            signal(&control, &served, Some(&self.eventfd))?;
         }
-        Ok(&self.asked.insert((control, disks)).1)
+        self.asked = Some((control, served.clone()));
+        Ok(served)
     }
 }
 
 impl Drop for UrgentSignals {
     fn drop(&mut self) {
-        if let Some((control, disks)) = &self.asked {
+        if let Some((control, served)) = self.asked.as_ref().filter(|(_, of)| *of != Served::default()) {
             // A domain that has gone signals nothing.
-            let _ = signal(control, disks, None);
+            let _ = signal(control, served, None);
         }
     }
 }
 
-/// The disks of a domain's status to which this process is connected.
-fn disks_of(status: &Value, pid: u32) -> Vec<String> {
-    let vms = status["vms"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let ours = vms.iter().filter(|vm| vm["peer"].as_u64() == Some(u64::from(pid)));
-    ours.filter_map(|vm| vm["name"].as_str().map(str::to_owned)).collect()
+/// The disks and ports of a domain's status to which this process is connected.
+fn served_to(status: &Value, pid: u32) -> Served {
+    let names = |list: &str| {
+        let all = status[list].as_array().map(Vec::as_slice).unwrap_or_default();
+        let ours = all.iter().filter(|one| one["peer"].as_u64() == Some(u64::from(pid)));
+        ours.filter_map(|one| one["name"].as_str().map(str::to_owned)).collect()
+    };
+    Served { disks: names("vms"), ports: names("ports") }
 }
 
-/// Asks for signals of these disks; without an eventfd, for none more.
-fn signal(control: &Path, disks: &[String], eventfd: Option<&OwnedFd>) -> Result<()> {
+/// Asks for signals of these; without an eventfd, for none more.
+fn signal(control: &Path, served: &Served, eventfd: Option<&OwnedFd>) -> Result<()> {
     let stream = connect(control)?;
     if let Some(eventfd) = eventfd {
         send_descriptors(&stream, &[eventfd.as_fd()])?;
     }
-    let request = json!({ "command": "signal_urgent", "disks": disks });
+    let Served { disks, ports } = served;
+    let request = json!({ "command": "signal_urgent", "disks": disks, "ports": ports });
     let reply = client::request(&stream, control, &request, client::PATIENCE)?;
     client::refused(&reply).with_context(|| control.display().to_string())
 }
@@ -90,11 +106,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_disks_of_a_process_are_found() {
-        let status = json!({ "vms": [
-            { "name": "a", "peer": 7 }, { "name": "b", "peer": null }, { "name": "c", "peer": 7 }, { "name": "d" },
-        ] });
-        assert_eq!(disks_of(&status, 7), ["a", "c"]);
-        assert!(disks_of(&status, 8).is_empty() && disks_of(&Value::Null, 7).is_empty());
+    fn what_a_process_is_connected_to_is_found() {
+        let status = json!({
+            "vms": [
+                { "name": "a", "peer": 7 }, { "name": "b", "peer": null }, { "name": "c", "peer": 7 }, { "name": "d" },
+            ],
+            "ports": [{ "name": "plc", "peer": 7 }, { "name": "hmi", "peer": 9 }],
+        });
+        let names = |all: &[&str]| all.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        assert_eq!(served_to(&status, 7), Served { disks: names(&["a", "c"]), ports: names(&["plc"]) });
+        assert_eq!(served_to(&status, 9), Served { disks: names(&[]), ports: names(&["hmi"]) });
+        assert_eq!(served_to(&status, 8), Served::default());
+        assert_eq!(served_to(&Value::Null, 7), Served::default());
     }
 }

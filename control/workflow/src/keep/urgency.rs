@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use rtvirtio_apply::Levels;
 use rtvirtio_cpu::UrgencyRange;
@@ -21,11 +20,10 @@ use crate::error::{Context as _, Result, bail};
 use crate::find::HostVm;
 use crate::progress::Progress;
 
+use super::signals::Signals;
+
 /// Name of the file in the run directory that says how the VMs stand, written each second.
 pub const STATUS_FILE: &str = "urgency.json";
-
-/// Between two times that the I/O domain is asked for its signals: a new one knows nothing of them.
-const RENEW: Duration = Duration::from_secs(2);
 
 /// How the VMs stand whose guests say how urgent they are.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -74,9 +72,7 @@ pub(super) struct Follower {
     stop: Arc<AtomicBool>,
     latest: Arc<Mutex<Option<Vec<VmStatus>>>>,
     thread: Option<JoinHandle<std::result::Result<(), UrgencyError>>>,
-    /// Of each VM, and when they were last asked for.
-    signals: Vec<(String, UrgentSignals)>,
-    renewed: Option<Instant>,
+    signals: Signals,
     /// VMs that are refused for a reason already reported.
     warned: Vec<(String, String)>,
 }
@@ -121,7 +117,8 @@ impl Follower {
                  real-time budget"
             ));
         }
-        Ok(Some(Self { stop, latest, thread: Some(thread), signals, renewed: None, warned: Vec::new() }))
+        let signals = Signals::start(signals)?;
+        Ok(Some(Self { stop, latest, thread: Some(thread), signals, warned: Vec::new() }))
     }
 
     /// Writes how the VMs stand, and reports what is new and wrong. To be called now and then.
@@ -141,15 +138,8 @@ impl Follower {
             let status = UrgencyStatus { pid: this.pid, start_time: this.start_time, vms };
             write_state(&dirs.run, STATUS_FILE, &serde_json::to_vec_pretty(&status)?)?;
         }
-        if self.renewed.is_none_or(|at| at.elapsed() >= RENEW) {
-            self.renewed = Some(Instant::now());
-            let mut failed = Vec::new();
-            for (vm, signals) in &mut self.signals {
-                if let Err(e) = signals.renew() {
-                    failed.push((vm.clone(), format!("urgent requests do not raise it: {e:#}")));
-                }
-            }
-            failed.into_iter().for_each(|(vm, why)| self.warn_once(vm, why, progress));
+        for (vm, why) in self.signals.failures() {
+            self.warn_once(vm, why, progress);
         }
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.finish()?;

@@ -1,5 +1,7 @@
 //! Commands of the control threads to a network's engine.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::{Network, Port};
@@ -48,6 +50,15 @@ pub enum NetCommand {
         port: usize,
         /// Its [`FrameEvent::member`] and its name; `None` for a vacant place.
         reply: SyncSender<Option<(u32, String)>>,
+    },
+    /// Signals this eventfd before the guest is notified of urgent frames; `None` for no more.
+    SignalUrgent {
+        /// Index of the port.
+        port: usize,
+        /// The eventfd.
+        eventfd: Option<Arc<OwnedFd>>,
+        /// The one that was signalled before, so that the network's thread closes nothing.
+        reply: SyncSender<Option<Arc<OwnedFd>>>,
     },
     /// Starts a trace of frames; [`crate::engine::TraceReader`] sends this.
     StartTrace {
@@ -206,6 +217,8 @@ pub struct PortStatus {
     pub drops: Drops,
     /// Delays because its work led nowhere.
     pub backoffs: u64,
+    /// Signals before notifications of urgent frames; `None` where nobody has asked for them.
+    pub urgent_signals: Option<u64>,
     /// Its part of the thread's CPU budget; `None` without one.
     pub cpu: Option<CpuCounters>,
     /// Queues that are no longer served because the guest corrupted them.

@@ -1,6 +1,8 @@
 //! A port: its queues, its frames, and what it has done.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::{Mac, Network, OFFLOADED_FRAME, Port as PortConfig};
@@ -99,6 +101,11 @@ pub struct Port {
     pub drops: Drops,
     pub hold: Hold,
     pub broken_queues: u64,
+    /// Signalled before the guest is notified of urgent frames.
+    pub urgent_eventfd: Option<Arc<OwnedFd>>,
+    /// Urgent frames were delivered since the last notification.
+    pub urgent_delivered: bool,
+    pub urgent_signals: u64,
     /// Answered when nothing of the port is in flight after a disconnect.
     pub disconnect_reply: Option<SyncSender<()>>,
     /// Buffers of the frame that is being written to the VM.
@@ -169,6 +176,9 @@ impl Port {
             drops: Drops::default(),
             hold: Hold::default(),
             broken_queues: 0,
+            urgent_eventfd: None,
+            urgent_delivered: false,
+            urgent_signals: 0,
             disconnect_reply: None,
             segments: Vec::with_capacity(MAX_DESCRIPTORS * 4),
             chains: Vec::with_capacity(MAX_CHAINS),

@@ -210,8 +210,16 @@ impl NetLoop {
         Ok(())
     }
 
+    /// Signals the call descriptors of guests; before them, where asked for, what raises the vCPUs
+    /// of a guest with urgent frames.
     fn notify_guests(&mut self) -> io::Result<()> {
         for (i, port) in self.ports.iter_mut().enumerate() {
+            if std::mem::take(&mut port.urgent_delivered) {
+                if let Some(eventfd) = &port.urgent_eventfd {
+                    port.urgent_signals += 1;
+                    self.ring.signal_eventfd(eventfd.as_raw_fd(), CompletionToken::Ignored)?;
+                }
+            }
             for q in 0..usize::from(QUEUES) {
                 notify_guest(&mut self.ring, i, q, &mut port.slots[q])?;
             }

@@ -14,6 +14,7 @@ use rtvirtio_kernel::sched::{self, Policy};
 use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_stats::Random;
+use rtvirtio_testbed::LabHost;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Qmp, Role, VmHandle};
 use rtvirtio_workflow::scopes::Scopes;
@@ -22,7 +23,7 @@ use serde_json::json;
 
 use super::month::simulate;
 use super::plans::{self, Pattern};
-use super::{DaemonData, Kills};
+use super::{DaemonData, Kills, observe};
 use crate::planning::flash_twin;
 use crate::saved::Saved as _;
 
@@ -50,6 +51,10 @@ pub struct DaemonOptions {
     pub kills: usize,
     /// Length of each window at rest.
     pub idle: Duration,
+    /// Pairs of windows with and without observation.
+    pub pairs: usize,
+    /// Length of each of these windows.
+    pub window: Duration,
     /// Days of a simulated month.
     pub days: u64,
     /// For moments and months.
@@ -57,7 +62,7 @@ pub struct DaemonOptions {
 }
 
 /// A service with directories of its own. Dropped, it is killed and everything is put back.
-struct Rig {
+pub(super) struct Rig {
     dir: tempfile::TempDir,
     dirs: Dirs,
     program: PathBuf,
@@ -74,7 +79,7 @@ impl Drop for Rig {
 }
 
 impl Rig {
-    fn new(program: &Path) -> anyhow::Result<Self> {
+    pub fn new(program: &Path) -> anyhow::Result<Self> {
         // Short, because sockets below it have to fit into 107 bytes (unix(7)).
         let dir = tempfile::Builder::new().prefix(&ProcessId::prefix("daemon")).tempdir_in("/tmp")?;
         let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
@@ -82,7 +87,16 @@ impl Rig {
         Ok(Self { dir, dirs, program: program.to_owned(), service: None })
     }
 
-    fn start(&mut self) -> anyhow::Result<()> {
+    /// Its directory: `rtvirtiod.toml`, and `contracts.d` below it.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn dirs(&self) -> &Dirs {
+        &self.dirs
+    }
+
+    pub fn start(&mut self) -> anyhow::Result<()> {
         let child = Command::new(&self.program)
             .arg("--config")
             .arg(self.dir.path().join("rtvirtiod.toml"))
@@ -99,18 +113,23 @@ impl Rig {
         wait("the service", || Ok(self.status().is_ok()))
     }
 
-    fn kill(&mut self) {
+    /// The process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.service.as_ref().map(Child::id)
+    }
+
+    pub fn kill(&mut self) {
         if let Some(mut child) = self.service.take() {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    fn status(&self) -> anyhow::Result<Snapshot> {
+    pub fn status(&self) -> anyhow::Result<Snapshot> {
         Ok(Client::new(socket(&self.dirs.run)).get("/v1/status")?)
     }
 
-    fn state(&self, vm: &str) -> Option<VmState> {
+    pub fn state(&self, vm: &str) -> Option<VmState> {
         let status = self.status().ok()?;
         status.vms.iter().find(|v| v.name == vm).map(|v| v.state)
     }
@@ -225,7 +244,11 @@ fn wait(what: &str, mut condition: impl FnMut() -> anyhow::Result<bool>) -> anyh
 ///
 /// # Errors
 /// A service or a QEMU that does not start, or does not act, and cancellation.
-pub fn measure(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Result<DaemonData> {
+pub fn measure(
+    options: &DaemonOptions,
+    labs: &LabHost,
+    progress: &dyn Progress,
+) -> anyhow::Result<DaemonData> {
     let mut random = Random::new(options.seed);
     progress.step("a month of a simulated host, in virtual time");
     let months = (0..MONTHS).map(|i| simulate(options.seed + i, options.days)).collect();
@@ -244,6 +267,7 @@ pub fn measure(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Resu
     let restart_s = restarts(options, progress)?;
     let kills = kills(options, &mut random, progress)?;
     let idle = idle(options, progress)?;
+    let observed = observe::measure(&options.program, options.pairs, options.window, labs, progress)?;
     Ok(DaemonData {
         schema: DaemonData::SCHEMA.to_owned(),
         host: HostFacts {
@@ -254,11 +278,13 @@ pub fn measure(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Resu
             device: "no device".to_owned(),
         },
         command: format!(
-            "rtvirtio-lab bench daemon --threads {} --restarts {} --kills {} --idle {}s --days {} --seed {}",
+            "rtvirtio-lab bench daemon --threads {} --restarts {} --kills {} --idle {}s --pairs {} --window {}s --days {} --seed {}",
             options.threads,
             options.restarts,
             options.kills,
             options.idle.as_secs(),
+            options.pairs,
+            options.window.as_secs(),
             options.days,
             options.seed
         ),
@@ -267,6 +293,7 @@ pub fn measure(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Resu
         restart_s,
         idle,
         idle_seconds: options.idle.as_secs_f64(),
+        observed,
         kills,
         months,
         plans,
@@ -427,7 +454,7 @@ fn idle(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Result<Vec<
 
 /// CPU time of a process, its threads and the children that it has waited for, in 1/100 s
 /// (proc_pid_stat(5), fields 14 to 17).
-fn cpu_ticks(pid: u32) -> anyhow::Result<u64> {
+pub(super) fn cpu_ticks(pid: u32) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, fields) = text.rsplit_once(')').context("a process's stat")?;
     let times = fields.split_whitespace().skip(11).take(4);

@@ -1,8 +1,10 @@
 //! The service that keeps contracts: how soon it acts, what it costs, what `kill -9` leaves, and
 //! whether it comes to rest.
 
+pub mod day;
 mod measure;
 pub mod month;
+pub mod observe;
 pub mod pattern;
 pub mod plans;
 
@@ -57,6 +59,9 @@ pub struct DaemonData {
     pub idle: Vec<f64>,
     /// Length of these windows.
     pub idle_seconds: f64,
+    /// Requests of a guest with and without observation.
+    #[serde(default)]
+    pub observed: Vec<observe::Pair>,
     /// `kill -9`.
     pub kills: Kills,
     /// Months of a simulated host.
@@ -84,6 +89,8 @@ pub fn claims(data: &DaemonData) -> Vec<Claim> {
     let sum = |of: fn(&Month) -> u64| data.months.iter().map(of).sum::<u64>() as f64;
     let plans = |of: fn(&PlanMonth) -> u64| data.plans.iter().map(of).sum::<u64>() as f64;
     let months = data.months.len();
+    let pairs =
+        |of: fn(&observe::Pair) -> f64| quantile(&data.observed.iter().map(of).collect::<Vec<_>>(), 0.5);
     vec![
         Claim::new(
             "daemon.thread_p99_ms",
@@ -116,6 +123,22 @@ pub fn claims(data: &DaemonData) -> Vec<Claim> {
             data.idle.len(),
         )
         .at_most(0.005),
+        Claim::new(
+            "daemon.observe.iops_ratio",
+            "requests of a guest that is observed each 2 s, five times as often as by default, over those of one that is not; median of pairs",
+            pairs(|pair| pair.with.iops / pair.without.iops),
+            "ratio",
+            data.observed.len(),
+        )
+        .at_least(0.99),
+        Claim::new(
+            "daemon.observe.cpu_ratio",
+            "CPU time of QEMU and the service for each request, the same way; median of pairs",
+            pairs(|pair| pair.with.cpu_us / pair.without.cpu_us),
+            "ratio",
+            data.observed.len(),
+        )
+        .at_most(1.01),
         Claim::new(
             "daemon.kills.differences",
             "settings that differ after `kill -9` of the service at any moment, a restart and the end of the contract",
@@ -187,6 +210,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
             .map(|n| n.to_string())
             .to_vec()
     };
+    let of = |of: fn(&observe::Pair) -> f64| data.observed.iter().map(of).collect::<Vec<_>>();
     let times = Table {
         label: "times".to_owned(),
         head: ["", "n", "median", "p99", "longest"].map(str::to_owned).to_vec(),
@@ -194,6 +218,10 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
             row("a new thread has its place", "ms", &data.thread_ms),
             row("a restarted VM has its contract", "s", &data.restart_s),
             row("share of one CPU at rest", "share", &data.idle),
+            row("requests/s of a guest without observation", "1/s", &of(|p| p.without.iops)),
+            row("with it", "1/s", &of(|p| p.with.iops)),
+            row("CPU time for each request without observation", "us", &of(|p| p.without.cpu_us)),
+            row("with it", "us", &of(|p| p.with.cpu_us)),
         ],
     };
     let months = Table {

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rtvirtio_units::Bytes;
+use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 
 use super::fs::FILE_NAME;
@@ -152,6 +153,18 @@ impl TwinHandle {
         self.elevator = elevator_of(&device);
         save(self).map_err(err("save the lab's state for", &mount))?;
         Ok(device)
+    }
+
+    /// Makes the device twice as slow as declared, or as fast as declared again.
+    ///
+    /// # Errors
+    /// When its process is gone.
+    pub fn set_slow(&self, slow: bool) -> Result<(), TwinError> {
+        let signal = if slow { Signal::USR1 } else { Signal::USR2 };
+        let pid = self.process.as_ref().filter(|process| process.is_alive());
+        let pid = pid.and_then(|process| Pid::from_raw(i32::try_from(process.pid).ok()?));
+        let gone = || TwinError::Ended("it does not run".to_owned());
+        rustix::process::kill_process(pid.ok_or_else(gone)?, signal).map_err(|_| gone())
     }
 
     /// Removes loop device, mount and process; missing parts are no error. Safe to call again.

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
@@ -27,9 +27,26 @@ const TTL: Duration = Duration::from_secs(3600);
 /// Requests that the kernel may have outstanding; above a loop device's own queue depth of 128.
 const MAX_BACKGROUND: u16 = 256;
 
+/// A model that its process can change while requests are served.
+#[derive(Clone)]
+pub struct SharedModel(Arc<Mutex<ServiceModel>>);
+
+impl SharedModel {
+    /// Shares it.
+    #[must_use]
+    pub fn new(model: ServiceModel) -> Self {
+        Self(Arc::new(Mutex::new(model)))
+    }
+
+    /// A poisoned lock means a panic while holding plain numbers: they are still usable.
+    pub fn lock(&self) -> MutexGuard<'_, ServiceModel> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// One file whose content is in memory and whose time is the model's.
 pub struct TwinFs {
-    model: Mutex<ServiceModel>,
+    model: SharedModel,
     content: File,
     size: u64,
 }
@@ -39,21 +56,16 @@ impl TwinFs {
     ///
     /// # Errors
     /// When no memory file can be made.
-    pub fn new(model: ServiceModel, size: u64) -> io::Result<Self> {
+    pub fn new(model: SharedModel, size: u64) -> io::Result<Self> {
         let fd = rustix::fs::memfd_create("rtvirtio-twin", rustix::fs::MemfdFlags::CLOEXEC)?;
         let content = File::from(fd);
         content.set_len(size)?;
-        Ok(Self { model: Mutex::new(model), content, size })
-    }
-
-    /// A poisoned lock means a panic while holding plain numbers: they are still usable.
-    fn model(&self) -> MutexGuard<'_, ServiceModel> {
-        self.model.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(Self { model, content, size })
     }
 
     /// Waits until the model's completion time of the request.
     fn serve(&self, access: Access, offset: u64, len: u64) {
-        let due = self.model().complete_at(now(), access, offset, len);
+        let due = self.model.lock().complete_at(now(), access, offset, len);
         sleep_until(due);
     }
 

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use fuser::{Config, MountOption, Session};
 use rtvirtio_units::Bytes;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::ServiceModel;
-use super::fs::TwinFs;
+use super::fs::{SharedModel, TwinFs};
 use super::{ProfileError, TwinProfile};
 
 /// Threads that serve requests: the most requests in service or waiting at the device at once.
@@ -51,8 +51,9 @@ pub enum ServeError {
 pub(super) const GO: u8 = b'\n';
 
 /// Waits for a line break on standard input, then mounts and serves until unmounted. When the input
-/// ends without it, the process that started this has ended, and this process ends too. SIGTERM,
-/// SIGINT and SIGHUP unmount.
+/// ends without it, the process that started this has ended, and this process ends too. SIGUSR1
+/// makes the device twice as slow as declared, SIGUSR2 as fast as declared again; SIGTERM, SIGINT
+/// and SIGHUP unmount.
 ///
 /// # Errors
 /// [`ServeError`] when the profile or the mount fails.
@@ -64,8 +65,8 @@ pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
     }
     let fuse = |source| ServeError::Fuse { mount: config.mount.clone(), source };
     precise_time();
-    let model = ServiceModel::new(profile, config.size.0, config.seed);
-    let fs = TwinFs::new(model, config.size.0).map_err(fuse)?;
+    let model = SharedModel::new(ServiceModel::new(profile, config.size.0, config.seed));
+    let fs = TwinFs::new(model.clone(), config.size.0).map_err(fuse)?;
     let mut options = Config::default();
     options.mount_options = vec![
         MountOption::FSName("rtvirtio-twin".to_owned()),
@@ -78,12 +79,17 @@ pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
     options.clone_fd = true;
     let mut session = Session::new(fs, &config.mount, &options).map_err(fuse)?;
     let mut unmounter = session.unmount_callable();
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(fuse)?;
+    let all = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2];
+    let mut signals = signal_hook::iterator::Signals::new(all).map_err(fuse)?;
     std::thread::spawn(move || {
-        if signals.forever().next().is_some() {
-            // A failed unmount leaves the session running; the caller then uses SIGKILL and a lazy
-            // unmount.
-            let _ = unmounter.unmount();
+        for signal in signals.forever() {
+            match signal {
+                SIGUSR1 => model.lock().set_slowness(2.0),
+                SIGUSR2 => model.lock().set_slowness(1.0),
+                // A failed unmount leaves the session running; the caller then uses SIGKILL and a
+                // lazy unmount.
+                _ => return drop(unmounter.unmount()),
+            }
         }
     });
     session.run().map_err(fuse)

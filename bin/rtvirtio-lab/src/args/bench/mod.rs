@@ -27,7 +27,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
-pub use daemon::BenchDaemonArgs;
+pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs};
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use host::BenchHostArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
@@ -108,11 +108,21 @@ Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is 
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench daemon
-  sudo rtvirtio-lab bench daemon --threads 10 --restarts 3 --kills 6 --idle 10s --out /tmp/daemon --json | jq .claims
+  sudo rtvirtio-lab bench daemon --threads 10 --restarts 3 --kills 6 --idle 10s --pairs 2 --out /tmp/daemon --json | jq .claims
   rtvirtio-lab bench daemon --report-only --json | jq .claims
 
-On QEMU processes without a guest, with the rtvirtiod beside this program. Exit code 2 when a claim is not met.")]
+On QEMU processes, one of them with a guest, with the rtvirtiod beside this program. Exit code 2 when a claim is not met.")]
     Daemon(BenchDaemonArgs),
+    /// A day of mishaps in minutes, under a static plan and under the service
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench daemon-day
+  sudo rtvirtio-lab bench daemon-day --windows 2 --out /tmp/day --svg /tmp/day
+  rtvirtio-lab bench daemon-day --report-only --json | jq .claims
+
+Three emulated guests on an emulated eMMC: one is started again, gets a thread, loses its weight; a neighbour floods; the
+device slows by half. About 40 minutes, with the rtvirtio and rtvirtiod beside this program. Needs root.")]
+    DaemonDay(BenchDaemonDayArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
 EXAMPLES

@@ -49,6 +49,11 @@ impl NetLoop {
                 let port = self.ports.get(port).filter(|port| port.uplink.is_some());
                 let _ = reply.send(port.map(|port| (port.member, port.name.clone())));
             }
+            NetCommand::SignalUrgent { port, eventfd, reply } => {
+                let place = self.ports.get_mut(port).map(|port| &mut port.urgent_eventfd);
+                let before = place.map_or(eventfd.clone(), |place| std::mem::replace(place, eventfd));
+                let _ = reply.send(before);
+            }
             NetCommand::StartTrace { writer, reply } => {
                 let refused = if self.trace.is_some() { Some(writer) } else { self.trace.replace(writer) };
                 let _ = reply.send(refused);
@@ -167,6 +172,7 @@ impl NetLoop {
             promises: port.promises,
             drops: port.drops,
             backoffs: port.hold.backoff.delays(),
+            urgent_signals: port.urgent_eventfd.as_ref().map(|_| port.urgent_signals),
             cpu: self.spending.as_ref().map(|spending| spending.counters(i)),
             broken_queues: port.broken_queues,
         })

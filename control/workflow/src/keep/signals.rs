@@ -1,0 +1,66 @@
+//! Asks the I/O domain for its signals, in a thread of its own: a domain that does not answer holds
+//! no contract up.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use crate::domain::urgent::UrgentSignals;
+use crate::error::{Context as _, Result};
+
+/// Between two times that the I/O domain is asked: a new one knows nothing of what was asked for.
+const RENEW: Duration = Duration::from_secs(2);
+/// How long the end waits for the thread: a domain that hangs is not waited for.
+const LAST: Duration = Duration::from_secs(1);
+
+/// The thread, until it is dropped.
+pub(super) struct Signals {
+    /// VMs and why their urgent requests do not raise them.
+    failures: Receiver<(String, String)>,
+    end: Option<Sender<()>>,
+    /// Closed when the thread has ended.
+    ended: Receiver<()>,
+}
+
+impl Signals {
+    /// Asks for these VMs' signals again and again.
+    ///
+    /// # Errors
+    /// When there is no thread.
+    pub fn start(mut of: Vec<(String, UrgentSignals)>) -> Result<Self> {
+        let (failed, failures) = channel();
+        let (end, is_ended) = channel::<()>();
+        let (ending, ended) = channel::<()>();
+        let run = move || {
+            loop {
+                for (vm, signals) in &mut of {
+                    if let Err(e) = signals.renew() {
+                        // Nobody listens any more at the end.
+                        let _ = failed.send((vm.clone(), format!("urgent requests do not raise it: {e:#}")));
+                    }
+                }
+                if !matches!(is_ended.recv_timeout(RENEW), Err(RecvTimeoutError::Timeout)) {
+                    break;
+                }
+            }
+            // The domain is told to signal nothing more.
+            drop(of);
+            drop(ending);
+        };
+        let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(run);
+        thread.context("a thread that asks the I/O domain for its signals")?;
+        Ok(Self { failures, end: Some(end), ended })
+    }
+
+    /// What has failed since the last call.
+    pub fn failures(&self) -> Vec<(String, String)> {
+        self.failures.try_iter().collect()
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        // Ended or hanging, there is nothing more to do.
+        let _ = self.ended.recv_timeout(LAST);
+    }
+}

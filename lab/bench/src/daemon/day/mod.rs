@@ -1,0 +1,322 @@
+//! A scripted day: the same VMs, loads and mishaps once under a plan that `rtvirtio apply` has put
+//! in force, and once under the service.
+
+mod plant;
+mod run;
+
+use std::path::Path;
+use std::time::Duration;
+
+use rtvirtio_measure::HostFacts;
+use rtvirtio_report::svg::{Axis, Series, Spread, svg_xy};
+use serde::{Deserialize, Serialize};
+
+pub use run::{DayOptions, measure};
+
+use crate::claims::Claim;
+use crate::page::xy::{axis, plot, table};
+use crate::page::{Plot, Section};
+use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
+
+/// File names of the result, and of its picture.
+pub const FILE: &str = "daemon-day.json";
+const PICTURE: &str = "daemon-day.svg";
+/// Width of a figure in a file, in CSS pixels.
+const WIDTH: f64 = 720.0;
+
+/// What an hour of the day begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mishap {
+    /// Nothing: everything is as declared.
+    Nothing,
+    /// The most critical VM is started again, in a new cgroup as libvirt gives it.
+    Restart,
+    /// It gets another I/O thread.
+    Thread,
+    /// Another hand swaps its weight for the lowest.
+    Weight,
+    /// A neighbour sends a multiple of what it declares.
+    Flood,
+    /// The device takes twice as long for each request.
+    Slow,
+    /// The last one is over.
+    Over,
+}
+
+impl Mishap {
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Nothing => "as declared",
+            Self::Restart => "a VM is started again",
+            Self::Thread => "a thread is added",
+            Self::Weight => "a weight is changed by hand",
+            Self::Flood => "a neighbour floods",
+            Self::Slow => "the device slows by half",
+            Self::Over => "as declared again",
+        }
+    }
+}
+
+/// The hours.
+pub const DAY: [Mishap; 8] = [
+    Mishap::Nothing,
+    Mishap::Restart,
+    Mishap::Thread,
+    Mishap::Weight,
+    Mishap::Flood,
+    Mishap::Over,
+    Mishap::Slow,
+    Mishap::Over,
+];
+
+/// One window of an hour.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// Its hour, an index of [`DAY`].
+    pub hour: usize,
+    /// Its end, in s from the beginning of the day.
+    pub at_s: f64,
+    /// Targets missed.
+    pub missed: usize,
+    /// Targets shown to hold.
+    pub met: usize,
+    /// Targets shown neither way.
+    pub unproven: usize,
+    /// p99 of the most critical VM's task, in ms.
+    pub p99_ms: f64,
+}
+
+/// How long it took until a mishap was dealt with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reaction {
+    /// Its hour.
+    pub hour: usize,
+    /// Until the settings were as they should be, in s; `None` where that did not come.
+    pub set_s: Option<f64>,
+    /// Until the end of the first window after that in which no target was missed.
+    pub verified_s: Option<f64>,
+}
+
+/// What the service said.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Said {
+    /// In s from the beginning of the day.
+    pub at_s: f64,
+    /// In words.
+    pub text: String,
+}
+
+/// One course of the day.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Course {
+    /// Under the service, not under a static plan.
+    pub service: bool,
+    /// The windows, in order.
+    pub windows: Vec<Window>,
+    /// To each mishap but those without need of one.
+    pub reactions: Vec<Reaction>,
+    /// What the service said; nothing under a static plan.
+    pub said: Vec<Said>,
+}
+
+impl Course {
+    fn missed(&self) -> usize {
+        self.windows.iter().map(|w| w.missed).sum()
+    }
+
+    fn targets(&self) -> usize {
+        self.windows.iter().map(|w| w.missed + w.met + w.unproven).sum()
+    }
+
+    fn reaction(&self, to: Mishap) -> Option<&Reaction> {
+        self.reactions.iter().find(|reaction| DAY.get(reaction.hour) == Some(&to))
+    }
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DayData {
+    /// [`DayData::SCHEMA`].
+    pub schema: String,
+    /// Where.
+    pub host: HostFacts,
+    /// How.
+    pub command: String,
+    /// When.
+    pub generated: String,
+    /// Length of a window.
+    pub window_s: f64,
+    /// The courses.
+    pub courses: Vec<Course>,
+}
+
+impl Saved for DayData {
+    const SCHEMA: &str = "rtvirtio-daemon-day/1";
+}
+
+/// The claims of a result.
+#[must_use]
+pub fn claims(data: &DayData) -> Vec<Claim> {
+    let mut out = Vec::new();
+    for (service, id, what) in [
+        (false, "daemon.day.missed_static", "targets missed in a window of the scripted day, static plan"),
+        (true, "daemon.day.missed", "the same under the service"),
+    ] {
+        if let Some(course) = data.courses.iter().find(|c| c.service == service) {
+            out.push(Claim::new(id, what, course.missed() as f64, "targets", course.targets()));
+        }
+    }
+    let courses = data.courses.iter().filter(|c| c.service);
+    let to = [Mishap::Flood, Mishap::Slow];
+    let reactions: Vec<f64> =
+        courses.flat_map(|c| to.iter().filter_map(|to| c.reaction(*to)?.verified_s)).collect();
+    out.push(Claim::new(
+        "daemon.day.react_s",
+        "from a change of load or of the device to the end of the first window without a miss under a new plan, the longest",
+        reactions.iter().copied().fold(0.0, f64::max),
+        "s",
+        reactions.len(),
+    ));
+    out
+}
+
+fn picture(data: &DayData) -> Plot {
+    let series = |(index, course): (usize, &Course)| Series {
+        name: if course.service { "the service" } else { "a static plan" }.to_owned(),
+        index,
+        dashed: !course.service,
+        points: course
+            .windows
+            .iter()
+            .map(|w| {
+                let minutes = w.at_s / 60.0;
+                let hour = DAY.get(w.hour).map_or("", |mishap| mishap.words());
+                (minutes, w.p99_ms, format!("{minutes:.1} min, {hour}: {:.1} ms", w.p99_ms))
+            })
+            .collect(),
+    };
+    let y = Axis { format: |ms| format!("{ms} ms"), ..axis("p99 of the controller's reads", Spread::Log) };
+    let x = axis("minutes", Spread::Linear);
+    let limit = Some((plant::TARGET_MS as f64, "target".to_owned()));
+    let all = data.courses.iter().enumerate().map(series).collect();
+    plot("A scripted day", x, y, all, limit)
+}
+
+/// The picture of a saved result, with its file name.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn svg(path: &Path) -> anyhow::Result<(&'static str, String)> {
+    match picture(&read(path)?) {
+        Plot::Xy(plot) => Ok((PICTURE, svg_xy(&plot, WIDTH).standalone())),
+        Plot::Bars(_) | Plot::Times(_) => anyhow::bail!("a defect"),
+    }
+}
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: DayData = read(path)?;
+    let find = |service: bool| data.courses.iter().find(|c| c.service == service);
+    let of = |course: Option<&Course>, hour: usize| {
+        let Some(course) = course else { return ["-".to_owned(), "-".to_owned()] };
+        let windows = || course.windows.iter().filter(move |w| w.hour == hour);
+        let missed: usize = windows().map(|w| w.missed).sum();
+        let all: usize = windows().map(|w| w.missed + w.met + w.unproven).sum();
+        let worst = windows().map(|w| w.p99_ms).fold(0.0, f64::max);
+        [format!("{missed} of {all}"), format!("{worst:.1}")]
+    };
+    let seconds = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |s| format!("{s:.1}"));
+    let row = |(hour, mishap): (usize, &Mishap)| {
+        let reaction = find(true).and_then(|c| c.reactions.iter().find(|r| r.hour == hour));
+        let reaction = [reaction.and_then(|r| r.set_s), reaction.and_then(|r| r.verified_s)].map(seconds);
+        [
+            vec![mishap.words().to_owned()],
+            of(find(false), hour).into(),
+            of(find(true), hour).into(),
+            reaction.into(),
+        ]
+        .concat()
+    };
+    let head = [
+        "hour",
+        "static: missed",
+        "worst p99, ms",
+        "service: missed",
+        "worst p99, ms",
+        "set after, s",
+        "verified after, s",
+    ];
+    let lead = format!(
+        "{}; {}. Three emulated guests on an emulated eMMC; windows of {:.0} s. A controller reads 4 KiB, its p99 is to be below {} ms; a historian reads \
+             64 KiB, and more than it declares in the flood; a batch VM reads as fast as it can.",
+        data.host.device,
+        data.command,
+        data.window_s,
+        plant::TARGET_MS
+    );
+    let section = Section {
+        title: "A scripted day".to_owned(),
+        plots: vec![("p99 of the controller's reads".to_owned(), picture(&data))],
+        tables: vec![table("By hour", &head, DAY.iter().enumerate().map(row).collect())],
+        ..Section::default()
+    };
+    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+}
+
+/// A time in seconds, to the millisecond.
+fn rounded(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn course(service: bool, missed: usize, verified: Option<f64>) -> Course {
+        let window = |hour| Window {
+            hour,
+            at_s: 20.0 * hour as f64,
+            missed,
+            met: 2 - missed,
+            unproven: 0,
+            p99_ms: 3.0,
+        };
+        let reaction =
+            |hour| Reaction { hour, set_s: verified, verified_s: verified.map(|s| s + hour as f64) };
+        Course {
+            service,
+            windows: (0..DAY.len()).map(window).collect(),
+            reactions: [4, 6].map(reaction).into(),
+            said: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_longest_reaction_of_the_service_counts() {
+        let data = DayData {
+            schema: DayData::SCHEMA.to_owned(),
+            host: HostFacts::default(),
+            command: String::new(),
+            generated: String::new(),
+            window_s: 20.0,
+            courses: vec![course(false, 1, Some(1_000.0)), course(true, 0, Some(30.0))],
+        };
+        let claims = claims(&data);
+        let of = |id: &str| claims.iter().find(|c| c.id == id).map(|c| (c.value, c.n)).unwrap();
+        assert_eq!(of("daemon.day.missed_static"), (8.0, 16));
+        assert_eq!(of("daemon.day.missed"), (0.0, 16));
+        assert_eq!(of("daemon.day.react_s"), (36.0, 2));
+    }
+}

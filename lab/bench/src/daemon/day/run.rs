@@ -1,0 +1,336 @@
+//! The courses of the day.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use jiff::Timestamp;
+use rtvirtio_daemon::{EventKind, HISTORY_FILE, VmState, read_history};
+use rtvirtio_kernel::sched::{self, Policy};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_measure::{HostFacts, Run, Verdict};
+use rtvirtio_testbed::LabHost;
+use rtvirtio_units::Iops;
+use rtvirtio_workflow::run::measure_loads;
+use rtvirtio_workflow::site::Site;
+use rtvirtio_workflow::{Dirs, Progress, cpus, generated, kernel_release};
+use serde_json::json;
+
+use super::plant::{Plant, VMS};
+use super::{Course, DAY, DayData, Mishap, Reaction, Said, Window, rounded};
+use crate::daemon::measure::Rig;
+use crate::saved::Saved as _;
+
+/// The most critical VM and the one that floods, by their places in the plant.
+const PLC: usize = 0;
+const HIST: usize = 1;
+/// A multiple of what it declares.
+const FLOOD: f64 = 6.0;
+/// Longest wait until a mishap is dealt with that needs no new plan.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(10);
+/// The service plans anew as soon as it may: the day is short.
+const CONFIG: &str =
+    "observe = \"2s\"\n[plan]\nmode = \"auto\"\nevery = \"20s\"\nconfirm = \"10s\"\nhorizon = \"90s\"\n";
+
+/// Options of the experiment.
+#[derive(Clone, Debug)]
+pub struct DayOptions {
+    /// The service's program; `rtvirtio` is next to it.
+    pub service: PathBuf,
+    /// Length of each window.
+    pub window: Duration,
+    /// Windows of an hour.
+    pub windows: usize,
+}
+
+/// Plays the day twice.
+///
+/// # Errors
+/// A plan that cannot be applied, a guest or a service that does not start, and cancellation.
+pub fn measure(options: &DayOptions, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<DayData> {
+    let _lock = labs.dirs.lock_vms()?;
+    let rigs = [Rig::new(&options.service)?, Rig::new(&options.service)?];
+    let mut plant = Plant::new(labs, &[rigs[0].dirs(), rigs[1].dirs()], progress)?;
+    let mut courses = Vec::new();
+    for (rig, service) in rigs.into_iter().zip([false, true]) {
+        // As distributions set it up: nothing is tuned.
+        BlockDevice::find(&Root::default(), &plant.device)?.set_elevator(&Root::default(), "bfq")?;
+        plant.slow(false)?;
+        let mut day = Day { plant: &mut plant, rig, service, options, progress, begin: Instant::now() };
+        courses.push(day.course()?);
+    }
+    let host = HostFacts {
+        kernel: kernel_release(),
+        cpus: cpus(),
+        vmm: "qemu".to_owned(),
+        accelerator: "tcg".to_owned(),
+        device: "twin emmc".to_owned(),
+    };
+    plant.remove()?;
+    Ok(DayData {
+        schema: DayData::SCHEMA.to_owned(),
+        host,
+        command: format!(
+            "rtvirtio-lab bench daemon-day --window {}s --windows {}",
+            options.window.as_secs(),
+            options.windows
+        ),
+        generated: generated(),
+        window_s: options.window.as_secs_f64(),
+        courses,
+    })
+}
+
+struct Day<'a> {
+    plant: &'a mut Plant,
+    rig: Rig,
+    service: bool,
+    options: &'a DayOptions,
+    progress: &'a dyn Progress,
+    begin: Instant,
+}
+
+impl Day<'_> {
+    fn course(&mut self) -> anyhow::Result<Course> {
+        self.set_up()?;
+        self.begin = Instant::now();
+        let began = Timestamp::now();
+        let mut course =
+            Course { service: self.service, windows: Vec::new(), reactions: Vec::new(), said: Vec::new() };
+        let mut last = Mishap::Nothing;
+        for (hour, mishap) in DAY.into_iter().enumerate() {
+            self.progress.check_cancelled()?;
+            let at = self.begin.elapsed();
+            let set = self.mishap(mishap, last)?;
+            for _ in 0..self.options.windows {
+                course.windows.push(self.window(hour, mishap)?);
+            }
+            if !matches!(mishap, Mishap::Nothing | Mishap::Over) {
+                let set = if self.service && set.is_none() { self.plan_since(began, at)? } else { set };
+                course.reactions.push(reaction(hour, at, set, &course.windows));
+            }
+            last = mishap;
+        }
+        course.said = self.said(began)?;
+        self.put_back()?;
+        Ok(course)
+    }
+
+    fn dirs(&self) -> &Dirs {
+        self.rig.dirs()
+    }
+
+    /// Runs `rtvirtio` as an operator does.
+    fn rtvirtio(&self, args: &[&str]) -> anyhow::Result<()> {
+        let out = Command::new(self.options.service.with_file_name("rtvirtio"))
+            .args(args)
+            .env("RTVIRTIO_RUN_DIR", &self.dirs().run)
+            .env("RTVIRTIO_STATE_DIR", &self.dirs().state)
+            .stdin(Stdio::null())
+            .output()
+            .context("rtvirtio: build it first")?;
+        let words = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "rtvirtio {}: {}: {words}", args.join(" "), out.status);
+        Ok(())
+    }
+
+    fn set_up(&mut self) -> anyhow::Result<()> {
+        let text = self.plant.spec_text()?;
+        if !self.service {
+            self.progress.step("a day under a static plan");
+            let spec = self.rig.path().join("day.toml");
+            fs::write(&spec, text)?;
+            return self.rtvirtio(&["apply", &spec.display().to_string()]);
+        }
+        self.progress.step("the same day under the service");
+        fs::write(self.rig.path().join("rtvirtiod.toml"), CONFIG)?;
+        fs::write(self.rig.path().join("contracts.d/day.toml"), text)?;
+        self.rig.start()?;
+        let begin = Instant::now();
+        loop {
+            let status = self.rig.status()?;
+            let is_set =
+                status.plan.as_ref().is_some_and(|plan| plan.state == rtvirtio_daemon::PlanState::InForce);
+            if is_set && self.rig.state(VMS[PLC]) == Some(VmState::InForce) {
+                return Ok(());
+            }
+            ensure!(begin.elapsed() < 4 * PATIENCE, "the service does not hold the contracts: {status:?}");
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn put_back(&mut self) -> anyhow::Result<()> {
+        self.rig.kill();
+        // The slow device and the flood are over; what is left of the plan too.
+        self.rtvirtio(&["revert", "--force"])
+    }
+
+    /// Lets it happen; until the settings were as they should be again, where that is waited for.
+    fn mishap(&mut self, mishap: Mishap, last: Mishap) -> anyhow::Result<Option<Duration>> {
+        match mishap {
+            Mishap::Nothing | Mishap::Flood => Ok(None),
+            Mishap::Over => {
+                self.plant.slow(false)?;
+                ensure!(matches!(last, Mishap::Flood | Mishap::Slow), "nothing to end");
+                Ok(None)
+            }
+            Mishap::Slow => self.plant.slow(true).map(|()| None),
+            Mishap::Restart => {
+                let before = self.weight()?;
+                self.plant.restart(PLC)?;
+                let begin = Instant::now();
+                self.wait(begin, |day| {
+                    let pid = day.plant.guest(PLC)?.handle().process.pid;
+                    Ok(day.weight()? == before && sched_of_vcpu(pid)? == Some(Policy::Fifo))
+                })
+            }
+            Mishap::Thread => {
+                let begin = Instant::now();
+                let mut qmp = self.plant.guest(PLC)?.qmp()?;
+                qmp.execute("object-add", Some(json!({ "qom-type": "iothread", "id": "added" })))?;
+                let all = qmp.query_iothreads()?;
+                drop(qmp);
+                let thread = all.iter().find(|t| t.id == "added").context("the added thread")?;
+                let tid = thread.thread_id.unsigned_abs();
+                self.wait(begin, |_| Ok(sched::get(tid)?.policy == Policy::Fifo))
+            }
+            Mishap::Weight => {
+                let before = self.weight()?;
+                let root = Root::default();
+                let group = self.plant.cgroup(PLC)?;
+                let file = Cgroups::detect(&root)?.weight_file(&root, &group)?.path;
+                root.write(&file, "1")?;
+                ensure!(self.weight()? != before, "the weight of {} is the lowest already", VMS[PLC]);
+                let begin = Instant::now();
+                self.wait(begin, |day| Ok(day.weight()? == before))
+            }
+        }
+    }
+
+    /// What the kernel says of the most critical VM's weight.
+    fn weight(&self) -> anyhow::Result<String> {
+        let root = Root::default();
+        let file = Cgroups::detect(&root)?.weight_file(&root, &self.plant.cgroup(PLC)?)?.path;
+        Ok(root.read(&file)?)
+    }
+
+    fn wait(
+        &mut self,
+        begin: Instant,
+        mut is_so: impl FnMut(&mut Self) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<Option<Duration>> {
+        while begin.elapsed() < PATIENCE {
+            if is_so(self)? {
+                return Ok(Some(begin.elapsed()));
+            }
+            self.progress.check_cancelled()?;
+            std::thread::sleep(LOOK);
+        }
+        Ok(None)
+    }
+
+    fn window(&mut self, hour: usize, mishap: Mishap) -> anyhow::Result<Window> {
+        let site = Site::find(self.plant.spec()?, self.dirs())?;
+        let mut loads = site.loads(&[])?;
+        let floods = mishap == Mishap::Flood;
+        if floods {
+            for task in &mut loads.get_mut(HIST).context("a load")?.vm.tasks {
+                task.rate = task.rate.map(|rate| Iops(rate.0 * FLOOD));
+            }
+        }
+        let run =
+            measure_loads(&site, loads, mishap.words(), self.options.window, self.dirs(), self.progress)?;
+        let window = judged(&run, hour, self.begin.elapsed(), floods);
+        self.progress.step(&format!(
+            "{:.0} s, {}: p99 {:.1} ms, missed {}, met {}",
+            window.at_s,
+            mishap.words(),
+            window.p99_ms,
+            window.missed,
+            window.met
+        ));
+        Ok(window)
+    }
+
+    /// When, after this moment of the day, a plan was put in force; from then.
+    fn plan_since(&self, began: Timestamp, at: Duration) -> anyhow::Result<Option<Duration>> {
+        let said = self.said(began)?;
+        let plan = said.iter().find(|s| s.at_s > at.as_secs_f64() && s.text.starts_with("plan put in force"));
+        Ok(plan.map(|plan| Duration::from_secs_f64(plan.at_s).saturating_sub(at)))
+    }
+
+    fn said(&self, began: Timestamp) -> anyhow::Result<Vec<Said>> {
+        if !self.service {
+            return Ok(Vec::new());
+        }
+        let mut out = Vec::new();
+        for event in read_history(&self.dirs().state.join(HISTORY_FILE))? {
+            let time: Timestamp = event.time.parse()?;
+            let at_s = time.duration_since(began).as_secs_f64();
+            if at_s > 0.0 && event.kind != EventKind::Note {
+                out.push(Said {
+                    at_s,
+                    text: event.vm.map_or(String::new(), |vm| format!("{vm}: ")) + &event.text,
+                });
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// The scheduling policy of the VM's first vCPU.
+fn sched_of_vcpu(pid: u32) -> anyhow::Result<Option<Policy>> {
+    use rtvirtio_vmm::threads::discover;
+    use rtvirtio_vmm::{Role, VmHandle};
+    let threads = discover(&Root::default(), &VmHandle::of_pid(pid))?;
+    Ok(threads.iter().find(|t| matches!(t.role, Role::Vcpu(_))).and_then(|t| t.policy))
+}
+
+/// What a run is for the day. The target of a VM that sends more than it declares is not one.
+fn judged(run: &Run, hour: usize, at: Duration, floods: bool) -> Window {
+    let tasks = || run.tasks.iter().filter(|t| !(floods && t.vm == VMS[HIST]));
+    let count = |verdict: Verdict| tasks().filter(|t| t.verdict == Some(verdict)).count();
+    let p99 = run.tasks.iter().filter(|t| t.vm == VMS[PLC]).map(|t| t.p99_ns).max().unwrap_or_default();
+    Window {
+        hour,
+        at_s: rounded(at),
+        missed: count(Verdict::Missed),
+        met: count(Verdict::Met),
+        unproven: count(Verdict::Unproven),
+        p99_ms: p99.as_millis_f64(),
+    }
+}
+
+fn reaction(hour: usize, at: Duration, set: Option<Duration>, windows: &[Window]) -> Reaction {
+    let from = (at + set.unwrap_or_default()).as_secs_f64();
+    // One that began before would be of the old settings.
+    let of_hour: Vec<&Window> = windows.iter().filter(|w| w.hour == hour).collect();
+    let begins = |i: usize| i.checked_sub(1).map_or(at.as_secs_f64(), |before| of_hour[before].at_s);
+    let verified = (0..of_hour.len()).find(|i| begins(*i) >= from - 1e-3 && of_hour[*i].missed == 0);
+    Reaction {
+        hour,
+        set_s: set.map(rounded),
+        verified_s: verified.map(|i| ((of_hour[i].at_s - at.as_secs_f64()) * 1e3).round() / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reaction_is_verified_by_a_window_that_began_after_it() {
+        let window = |at_s: f64, missed| Window { hour: 4, at_s, missed, met: 1, unproven: 0, p99_ms: 1.0 };
+        let windows = [window(120.0, 1), window(140.0, 0), window(160.0, 1), window(180.0, 0)];
+        let of =
+            |set: Option<u64>| reaction(4, Duration::from_secs(100), set.map(Duration::from_secs), &windows);
+        assert_eq!(of(None).verified_s, Some(40.0));
+        assert_eq!(of(Some(20)).verified_s, Some(40.0));
+        assert_eq!(of(Some(21)).verified_s, Some(80.0), "the second window began before");
+        assert_eq!(of(Some(100)).verified_s, None);
+    }
+}
