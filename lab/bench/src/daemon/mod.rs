@@ -219,8 +219,10 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
             row("a restarted VM has its contract", "s", &data.restart_s),
             row("share of one CPU at rest", "share", &data.idle),
             row("requests/s of a guest without observation", "1/s", &of(|p| p.without.iops)),
+            row("with QEMU's histograms alone", "1/s", &of(|p| p.histograms.iops)),
             row("with it", "1/s", &of(|p| p.with.iops)),
             row("CPU time for each request without observation", "us", &of(|p| p.without.cpu_us)),
+            row("with QEMU's histograms alone", "us", &of(|p| p.histograms.cpu_us)),
             row("with it", "us", &of(|p| p.with.cpu_us)),
         ],
     };

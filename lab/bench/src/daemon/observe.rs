@@ -19,6 +19,8 @@ use super::measure::{Rig, cpu_ticks};
 const DISK: Bytes = Bytes(64 << 20);
 /// Between two looks: five times as often as by default.
 const CONFIG: &str = "observe = \"2s\"\n";
+/// Before each window: longer than the wait for the first look.
+const REST: Duration = Duration::from_secs(4);
 /// Longest wait for the first look.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -32,12 +34,14 @@ pub struct Load {
     pub cpu_us: f64,
 }
 
-/// Two windows, one after the other.
+/// Windows one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pair {
     /// Without the service, and without histograms in QEMU.
     pub without: Load,
+    /// With histograms in QEMU, and without the service.
+    pub histograms: Load,
     /// With both.
     pub with: Load,
 }
@@ -78,7 +82,8 @@ pub fn measure(
     let loads = [VmLoad::new(spec.vms[0].clone(), place)];
     let work_dir = rig.path().join("fio");
     let load = |service: Option<u32>| -> anyhow::Result<Load> {
-        progress.check_cancelled()?;
+        // Each window after the same rest: a guest that has just worked is warmer.
+        progress.pause(REST)?;
         let ticks = || -> anyhow::Result<u64> {
             Ok(cpu_ticks(handle.process.pid)? + service.map_or(Ok(0), cpu_ticks)?)
         };
@@ -104,21 +109,17 @@ pub fn measure(
     load(None)?;
     let mut out = Vec::new();
     for i in 0..pairs {
-        let mut without = None;
         // Either comes first as often as the other.
-        if i % 2 == 0 {
-            without = Some(load(None)?);
-        }
+        let first = if i % 2 == 0 { Some(load(None)?) } else { None };
         rig.start()?;
         wait_for_histogram(&handle, true)?;
         let with = load(rig.pid())?;
         rig.kill();
+        // They last as long as QEMU.
+        let histograms = load(None)?;
         forget_histograms(&handle)?;
-        let without = match without {
-            Some(without) => without,
-            None => load(None)?,
-        };
-        out.push(Pair { without, with });
+        let without = first.map_or_else(|| load(None), Ok)?;
+        out.push(Pair { without, histograms, with });
     }
     guest.stop()?;
     Ok(out)

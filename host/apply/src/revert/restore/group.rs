@@ -1,6 +1,7 @@
 //! Removing a cgroup of ours: threads that were started in it while it stood are in no journal, and
 //! must leave it first.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::thread;
@@ -18,22 +19,33 @@ use crate::target::Target;
 const ROUNDS: u32 = 20;
 /// A group stays busy for a moment after its last thread has ended.
 const PAUSE: Duration = Duration::from_millis(10);
+/// A process that ends keeps its threads in the group until its memory is given back, a second for
+/// many GiB: the kernel moves such a thread nowhere, and says nothing. So often it is waited for.
+const ENDING: u32 = 300;
 
 /// Gives every thread that is left the scheduling of the VM's other threads, and moves it to
 /// `home`.
 pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine<'_>) -> Result<(), Fate> {
     let attr = scheduling.parse::<Attr>().map_err(|e| failed(e.to_string()))?;
     let host = machine.host();
-    for _ in 0..ROUNDS {
+    let (mut known, mut rounds, mut pauses) = (BTreeSet::new(), 0, 0);
+    while rounds < ROUNDS && pauses < ENDING {
         let tasks = match host.read(&dir.join(TASKS)) {
             Ok(tasks) => tasks,
             Err(e) if rtvirtio_kernel::is_gone(&e) => return Ok(()),
             Err(e) => return Err(failed(format!("reading its threads: {e}"))),
         };
-        let left: Vec<u32> = tasks.split_whitespace().filter_map(|t| t.parse().ok()).collect();
+        let left: BTreeSet<u32> = tasks.split_whitespace().filter_map(|t| t.parse().ok()).collect();
         if left.is_empty() {
             return Ok(());
         }
+        if left.is_subset(&known) {
+            pauses += 1;
+            thread::sleep(PAUSE);
+        } else {
+            rounds += 1;
+        }
+        known.clone_from(&left);
         for tid in left {
             // A real-time thread is let into no group without a budget, so its policy goes first.
             let moved = host
@@ -47,7 +59,8 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
             }
         }
     }
-    Err(failed("threads keep starting in it; stop the VM, or try again".to_owned()))
+    let why = if pauses < ENDING { "threads keep starting in it" } else { "threads in it do not end" };
+    Err(failed(format!("{why}; stop the VM, or try again")))
 }
 
 /// Takes the real-time budget from a group that is about to go. The kernel counts a removed group's

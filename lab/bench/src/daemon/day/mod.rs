@@ -31,12 +31,13 @@ const WIDTH: f64 = 720.0;
 pub enum Mishap {
     /// Nothing: everything is as declared.
     Nothing,
-    /// The most critical VM is started again, in a new cgroup as libvirt gives it.
+    /// The least critical VM, which the plan limits, is started again, in a new cgroup as libvirt
+    /// gives it.
     Restart,
-    /// It gets another I/O thread.
+    /// The most critical VM gets another I/O thread.
     Thread,
-    /// Another hand swaps its weight for the lowest.
-    Weight,
+    /// Another hand takes the limit of the least critical VM away.
+    Limit,
     /// A neighbour sends a multiple of what it declares.
     Flood,
     /// The device takes twice as long for each request.
@@ -53,7 +54,7 @@ impl Mishap {
             Self::Nothing => "as declared",
             Self::Restart => "a VM is started again",
             Self::Thread => "a thread is added",
-            Self::Weight => "a weight is changed by hand",
+            Self::Limit => "a limit is taken away by hand",
             Self::Flood => "a neighbour floods",
             Self::Slow => "the device slows by half",
             Self::Over => "as declared again",
@@ -64,13 +65,13 @@ impl Mishap {
 /// The hours.
 pub const DAY: [Mishap; 8] = [
     Mishap::Nothing,
-    Mishap::Restart,
     Mishap::Thread,
-    Mishap::Weight,
     Mishap::Flood,
     Mishap::Over,
     Mishap::Slow,
     Mishap::Over,
+    Mishap::Limit,
+    Mishap::Restart,
 ];
 
 /// One window of an hour.
@@ -298,7 +299,7 @@ mod tests {
         Course {
             service,
             windows: (0..DAY.len()).map(window).collect(),
-            reactions: [4, 6].map(reaction).into(),
+            reactions: [2, 4].map(reaction).into(),
             said: Vec::new(),
         }
     }
@@ -317,6 +318,6 @@ mod tests {
         let of = |id: &str| claims.iter().find(|c| c.id == id).map(|c| (c.value, c.n)).unwrap();
         assert_eq!(of("daemon.day.missed_static"), (8.0, 16));
         assert_eq!(of("daemon.day.missed"), (0.0, 16));
-        assert_eq!(of("daemon.day.react_s"), (36.0, 2));
+        assert_eq!(of("daemon.day.react_s"), (34.0, 2));
     }
 }

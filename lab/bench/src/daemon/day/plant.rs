@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rtvirtio_kernel::{Cgroups, Root, Stack};
+use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, Stack, text};
 use rtvirtio_spec::{Device, Kernel, Spec};
 use rtvirtio_testbed::qemu::{Accel, DiskRegion, QemuConfig, QemuGuest};
 use rtvirtio_testbed::{AccelChoice, Lab, LabHost, choose_accel};
@@ -19,12 +20,12 @@ use crate::BENCH_DIR;
 /// The VMs, the most critical first.
 pub const VMS: [&str; 3] = ["plc", "hist", "batch"];
 /// The controller's target, in ms.
-pub const TARGET_MS: u64 = 25;
+pub const TARGET_MS: u64 = 20;
 /// Their tasks, and what else a contract says.
 const TASKS: [(&str, &str); 3] = [
     (
         "criticality = \"high\"\npriorities = \"rt\"\ncpu = { budget = \"8ms\", period = \"20ms\" }\n",
-        "name = \"cycle\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"50/s\"\ntarget = { percentile = \"p99\", latency = \"25ms\" }\n",
+        "name = \"cycle\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"50/s\"\ntarget = { percentile = \"p99\", latency = \"20ms\" }\n",
     ),
     (
         "",
@@ -101,6 +102,32 @@ impl Plant {
     /// The cgroup of a VM.
     pub fn cgroup(&self, vm: usize) -> anyhow::Result<PathBuf> {
         Ok(self.lab.state().vms.get(vm).context("a VM")?.cgroup.clone())
+    }
+
+    /// Reads per second that a VM may do; `None` without a limit.
+    pub fn limit(&self, vm: usize) -> anyhow::Result<Option<u64>> {
+        let root = Root::default();
+        let (cgroups, dev) = (Cgroups::detect(&root)?, self.dev()?);
+        let text = root.read(&cgroups.limit_file(&self.cgroup(vm)?, Limit::ReadIops)?)?;
+        Ok(match cgroups.hierarchy {
+            Hierarchy::V1 => text::throttle_limit(&text, &dev),
+            Hierarchy::V2 => text::io_max_limit(&text, &dev, Limit::ReadIops.key()),
+        })
+    }
+
+    /// Takes a VM's limit away, as another hand may.
+    pub fn lift_limit(&self, vm: usize) -> anyhow::Result<()> {
+        let root = Root::default();
+        let (cgroups, dev) = (Cgroups::detect(&root)?, self.dev()?);
+        let none = match cgroups.hierarchy {
+            Hierarchy::V1 => format!("{dev} 0"),
+            Hierarchy::V2 => format!("{dev} {}=max", Limit::ReadIops.key()),
+        };
+        Ok(root.write(&cgroups.limit_file(&self.cgroup(vm)?, Limit::ReadIops)?, &none)?)
+    }
+
+    fn dev(&self) -> anyhow::Result<String> {
+        Ok(BlockDevice::find(&Root::default(), &self.device)?.dev)
     }
 
     /// QEMU of a VM.

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use jiff::Timestamp;
 use rtvirtio_daemon::{EventKind, HISTORY_FILE, VmState, read_history};
 use rtvirtio_kernel::sched::{self, Policy};
-use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_measure::{HostFacts, Run, Verdict};
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Iops;
@@ -23,11 +23,12 @@ use super::{Course, DAY, DayData, Mishap, Reaction, Said, Window, rounded};
 use crate::daemon::measure::Rig;
 use crate::saved::Saved as _;
 
-/// The most critical VM and the one that floods, by their places in the plant.
+/// The most critical VM, the one that floods, and the least critical, by their places in the plant.
 const PLC: usize = 0;
 const HIST: usize = 1;
+const BATCH: usize = 2;
 /// A multiple of what it declares.
-const FLOOD: f64 = 6.0;
+const FLOOD: f64 = 12.0;
 /// Longest wait until a mishap is dealt with that needs no new plan.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Between two looks at it.
@@ -60,7 +61,8 @@ pub fn measure(options: &DayOptions, labs: &LabHost, progress: &dyn Progress) ->
         // As distributions set it up: nothing is tuned.
         BlockDevice::find(&Root::default(), &plant.device)?.set_elevator(&Root::default(), "bfq")?;
         plant.slow(false)?;
-        let mut day = Day { plant: &mut plant, rig, service, options, progress, begin: Instant::now() };
+        let mut day =
+            Day { plant: &mut plant, rig, service, options, progress, begin: Instant::now(), planned: None };
         courses.push(day.course()?);
     }
     let host = HostFacts {
@@ -92,11 +94,15 @@ struct Day<'a> {
     options: &'a DayOptions,
     progress: &'a dyn Progress,
     begin: Instant,
+    /// The limit of the least critical VM by the first plan.
+    planned: Option<u64>,
 }
 
 impl Day<'_> {
     fn course(&mut self) -> anyhow::Result<Course> {
         self.set_up()?;
+        self.planned = self.plant.limit(BATCH)?;
+        ensure!(self.planned.is_some(), "the plan limits nobody: there is nothing to take away");
         self.begin = Instant::now();
         let began = Timestamp::now();
         let mut course =
@@ -180,13 +186,9 @@ impl Day<'_> {
             }
             Mishap::Slow => self.plant.slow(true).map(|()| None),
             Mishap::Restart => {
-                let before = self.weight()?;
-                self.plant.restart(PLC)?;
-                let begin = Instant::now();
-                self.wait(begin, |day| {
-                    let pid = day.plant.guest(PLC)?.handle().process.pid;
-                    Ok(day.weight()? == before && sched_of_vcpu(pid)? == Some(Policy::Fifo))
-                })
+                let before = self.planned;
+                self.plant.restart(BATCH)?;
+                self.wait(Instant::now(), |day| Ok(day.plant.limit(BATCH)? == before))
             }
             Mishap::Thread => {
                 let begin = Instant::now();
@@ -198,24 +200,12 @@ impl Day<'_> {
                 let tid = thread.thread_id.unsigned_abs();
                 self.wait(begin, |_| Ok(sched::get(tid)?.policy == Policy::Fifo))
             }
-            Mishap::Weight => {
-                let before = self.weight()?;
-                let root = Root::default();
-                let group = self.plant.cgroup(PLC)?;
-                let file = Cgroups::detect(&root)?.weight_file(&root, &group)?.path;
-                root.write(&file, "1")?;
-                ensure!(self.weight()? != before, "the weight of {} is the lowest already", VMS[PLC]);
-                let begin = Instant::now();
-                self.wait(begin, |day| Ok(day.weight()? == before))
+            Mishap::Limit => {
+                self.plant.lift_limit(BATCH)?;
+                let before = self.planned;
+                self.wait(Instant::now(), |day| Ok(day.plant.limit(BATCH)? == before))
             }
         }
-    }
-
-    /// What the kernel says of the most critical VM's weight.
-    fn weight(&self) -> anyhow::Result<String> {
-        let root = Root::default();
-        let file = Cgroups::detect(&root)?.weight_file(&root, &self.plant.cgroup(PLC)?)?.path;
-        Ok(root.read(&file)?)
     }
 
     fn wait(
@@ -271,7 +261,7 @@ impl Day<'_> {
         for event in read_history(&self.dirs().state.join(HISTORY_FILE))? {
             let time: Timestamp = event.time.parse()?;
             let at_s = time.duration_since(began).as_secs_f64();
-            if at_s > 0.0 && event.kind != EventKind::Note {
+            if event.kind != EventKind::Note {
                 out.push(Said {
                     at_s,
                     text: event.vm.map_or(String::new(), |vm| format!("{vm}: ")) + &event.text,
@@ -280,14 +270,6 @@ impl Day<'_> {
         }
         Ok(out)
     }
-}
-
-/// The scheduling policy of the VM's first vCPU.
-fn sched_of_vcpu(pid: u32) -> anyhow::Result<Option<Policy>> {
-    use rtvirtio_vmm::threads::discover;
-    use rtvirtio_vmm::{Role, VmHandle};
-    let threads = discover(&Root::default(), &VmHandle::of_pid(pid))?;
-    Ok(threads.iter().find(|t| matches!(t.role, Role::Vcpu(_))).and_then(|t| t.policy))
 }
 
 /// What a run is for the day. The target of a VM that sends more than it declares is not one.
