@@ -1,7 +1,9 @@
 #!/bin/sh
-# Checks `rtvirtio fleet --openstack` against the real Placement service of OpenStack, installed from PyPI below a directory of its own.
+# Checks `rtvirtio fleet --openstack`, and the publisher of rtvirtiod, against the real Placement service of OpenStack, installed from PyPI
+# below a directory of its own.
 # Usage: scripts/placement.sh [DIRECTORY]      With a directory the service's Python environment stays there for the next run.
-# Needs python3 with venv, curl, jq, and the network once. Exit status 0 when inventories are taken and over-commit gives 409.
+# Needs python3 with venv, curl, jq, and the network once; the publisher also root, real-time groups and QEMU, without which it is skipped.
+# Exit status 0 when inventories are taken and kept up to date, and over-commit gives 409.
 set -eu
 cd "$(dirname "$0")/.."
 for program in python3 curl jq; do
@@ -10,11 +12,23 @@ done
 temporary=$(mktemp -d)
 keep=${1:-$temporary}
 service=
+daemon=
+vm=
 cleanup() {
-    [ -z "$service" ] || kill "$service" 2>/dev/null || true
+    trap - EXIT INT TERM
+    for process in $daemon $vm $service; do
+        kill "$process" 2>/dev/null || true
+        wait "$process" 2>/dev/null || true
+    done
+    [ ! -x target/debug/rtvirtio ] || [ ! -d "$temporary/state" ] || ours revert >/dev/null 2>&1 || true
     rm -rf "$temporary"
 }
-trap cleanup EXIT INT TERM
+ours() { # ours ARGUMENTS: rtvirtio with directories of its own
+    RTVIRTIO_RUN_DIR=$temporary/run RTVIRTIO_STATE_DIR=$temporary/state RTVIRTIO_CONTRACTS_DIR=$temporary/contracts.d \
+        target/debug/rtvirtio "$@"
+}
+trap cleanup EXIT
+trap 'exit 1' INT TERM
 mkdir -p "$keep"
 if [ ! -x "$keep/venv/bin/python" ]; then
     python3 -m venv "$keep/venv"
@@ -29,24 +43,36 @@ auth_strategy = noauth2
 CONF
 cat >"$temporary/serve.py" <<'PYTHON'
 import sys
+import importlib
 from wsgiref.simple_server import WSGIRequestHandler, make_server
-from placement.wsgi.api import application
+
+file, number, module = sys.argv[1:]
+del sys.argv[1:]  # the services read it too
+application = importlib.import_module(module).application
 
 class Quiet(WSGIRequestHandler):
     def log_message(self, *_):
         pass
 
-server = make_server("127.0.0.1", 0, application, handler_class=Quiet)
-with open(sys.argv[1], "w") as port:
+server = make_server("127.0.0.1", int(number), application, handler_class=Quiet)
+with open(file, "w") as port:
     port.write(str(server.server_port) + "\n")
 server.serve_forever()
 PYTHON
-OS_PLACEMENT_CONFIG_DIR=$temporary "$keep/venv/bin/python" "$temporary/serve.py" "$temporary/port" >"$temporary/log" 2>&1 &
-service=$!
-while [ ! -s "$temporary/port" ]; do
-    kill -0 "$service" 2>/dev/null || { cat "$temporary/log" >&2; exit 1; }
-    sleep 0.2
-done
+serve() { # serve PORT: 0 for any
+    rm -f "$temporary/port"
+    OS_PLACEMENT_CONFIG_DIR=$temporary "$keep/venv/bin/python" "$temporary/serve.py" "$temporary/port" "$1" placement.wsgi.api \
+        >>"$temporary/log" 2>&1 &
+    service=$!
+    listens "$service" "$temporary/port"
+}
+listens() { # listens PROCESS FILE: waits until the file has its port
+    while [ ! -s "$2" ]; do
+        kill -0 "$1" 2>/dev/null || { cat "$temporary/log" >&2; exit 1; }
+        sleep 0.2
+    done
+}
+serve 0
 port=$(cat "$temporary/port")
 api() { # api METHOD PATH [BODY]: the answer's body, then a line with its code
     curl -sS -X "$1" -H 'x-auth-token: admin' -H 'accept: application/json' -H 'content-type: application/json' \
@@ -63,7 +89,8 @@ expect() { # expect CODE METHOD PATH [BODY]
     printf '%s\n' "$answer" | sed '$d'
 }
 
-told=$(cargo run -q -p rtvirtio -- fleet examples/fleet/fleet.toml --openstack)
+cargo build -q -p rtvirtio -p rtvirtiod
+told=$(target/debug/rtvirtio fleet examples/fleet/fleet.toml --openstack)
 for class in $(printf '%s' "$told" | jq -r '.resource_classes[]'); do
     expect 201 PUT "/resource_classes/$class" >/dev/null
 done
@@ -92,3 +119,145 @@ consumer=$(python3 -c 'import uuid; print(uuid.uuid4())')
 body="{\"allocations\": {\"$last\": {\"resources\": $takes}}, \"consumer_generation\": null, \"consumer_type\": \"INSTANCE\", \"project_id\": \"p\", \"user_id\": \"u\"}"
 expect 409 PUT "/allocations/$consumer" "$body" >/dev/null
 echo "placement: $hosts hosts, $placed contracts placed, one more is refused with 409"
+
+# The publisher of rtvirtiod, on a real contract of a QEMU process. The host promises 40 % of each CPU, so that other real-time load of this
+# machine may have the rest: what the kernel grants less than that is reserved too.
+lack=
+[ "$(id -u)" = 0 ] || lack="root"
+[ -e /sys/fs/cgroup/cpu/cpu.rt_runtime_us ] || lack="$lack real-time groups"
+command -v qemu-system-x86_64 >/dev/null || lack="$lack qemu-system-x86_64"
+if [ -n "$lack" ]; then
+    echo "SKIP placement publisher: no $lack"
+    exit 0
+fi
+name=rtvirtio-placement-$$
+uuid=$(python3 -c 'import uuid; print(uuid.uuid4())')
+provider=$(expect 200 POST /resource_providers "{\"name\": \"$name\"}" | jq -r .uuid)
+at=/resource_providers/$provider
+vcpu() { # vcpu TOTAL: an inventory of Nova's, which nobody else may touch; 1 when the provider was changed in between
+    generation=$(expect 200 GET "$at/inventories" | jq .resource_provider_generation)
+    answer=$(api PUT "$at/inventories" "$(expect 200 GET "$at/inventories" | jq -c --argjson n "$1" --argjson g "$generation" \
+        '{resource_provider_generation: $g, inventories: (.inventories + {VCPU: {total: $n}})}')")
+    [ "$(printf '%s\n' "$answer" | tail -n 1)" = 200 ]
+}
+vcpu 4
+mkdir -p "$temporary/contracts.d" "$temporary/vm"
+cat >"$temporary/site.toml" <<TOML
+[[host]]
+name = "$name"
+twin = "qlc-nvme"
+cpu = "40%"
+networks = { field = "1Gbit/s" }
+[[contracts]]
+spec = "$PWD/examples/fleet/plc.toml"
+TOML
+cat >"$temporary/rtvirtiod.toml" <<TOML
+[placement]
+url = "http://127.0.0.1:$port"
+provider = "$name"
+token = "admin"
+fleet = "site.toml"
+every = "1s"
+TOML
+contract() { # contract BUDGET: the VM's contract, in force as soon as the service has seen it
+    cat >"$temporary/spec.toml" <<TOML
+[device]
+path = "/dev/no-such-disk"
+[[network]]
+name = "field"
+link = "1Gbit/s"
+[[vm]]
+name = "$name"
+qmp = "$temporary/vm/qmp"
+cpu = { budget = "$1", period = "20ms" }
+[[vm.task]]
+name = "t"
+op = "read"
+block = "4KiB"
+[[vm.nic]]
+mac = "52:54:00:00:00:01"
+tap = "no-such-tap"
+[[vm.flow]]
+name = "field"
+direction = "tx"
+frame = "200B"
+rate = "2000/s"
+target = { latency = "5ms" }
+TOML
+    ours contract set "$name" "$temporary/spec.toml" >/dev/null
+}
+reserved() { # reserved CLASS
+    api GET "$at/inventories/CUSTOM_RTVIRTIO_$1" | sed '$d' | jq -r .reserved
+}
+settles() { # settles CLASS NUMBER WHAT: waits until so much is reserved
+    begin=$(date +%s.%N)
+    tries=0
+    until [ "$(reserved "$1")" = "$2" ]; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 600 ] || {
+            echo "placement: $3: $(reserved "$1") of $1 is reserved, expected $2" >&2
+            cat "$temporary/daemon.log" >&2
+            exit 1
+        }
+        sleep 0.1
+    done
+    echo "placement: $3: $2 of $1 reserved, after $(echo "$(date +%s.%N) $begin" | awk '{printf "%.1f", $1 - $2}') s"
+}
+start_daemon() {
+    RTVIRTIO_RUN_DIR=$temporary/run RTVIRTIO_STATE_DIR=$temporary/state target/debug/rtvirtiod --config "$temporary/rtvirtiod.toml" \
+        --contracts "$temporary/contracts.d" >"$temporary/daemon.log" 2>&1 &
+    daemon=$!
+}
+problem() { # problem WORDS: waits until the service says that
+    tries=0
+    until ours status --json | jq -r '.service.placement.problem // empty' 2>/dev/null | grep -q "$1"; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 300 ] || { echo "placement: rtvirtio status does not say: $1" >&2; exit 1; }
+        sleep 0.1
+    done
+}
+start_daemon
+settles CPU 0 "without contracts"
+qemu-system-x86_64 -nodefaults -no-user-config -display none -machine pc -accel tcg -m 64 -S -name "$name,debug-threads=on" -uuid "$uuid" \
+    -qmp "unix:$temporary/vm/qmp,server=on,wait=off" </dev/null >/dev/null 2>&1 &
+vm=$!
+while [ ! -S "$temporary/vm/qmp" ]; do sleep 0.1; done
+contract 2ms
+settles CPU 250 "a contract of 10 % of each CPU, of 40 %"
+net=$(reserved NET_FIELD)
+[ "$net" -gt 0 ] || { echo "placement: nothing of the network is reserved" >&2; exit 1; }
+allocate() { # allocate CODE UUID RESOURCES
+    body="{\"allocations\": {\"$provider\": {\"resources\": $3}}, \"consumer_generation\": null, \"consumer_type\": \"INSTANCE\", \"project_id\": \"p\", \"user_id\": \"u\"}"
+    expect "$1" PUT "/allocations/$2" "$body" >/dev/null
+}
+# Placement counts the VM itself now, so nothing of it is reserved any more.
+allocate 204 "$uuid" "{\"CUSTOM_RTVIRTIO_CPU\": 250, \"CUSTOM_RTVIRTIO_NET_FIELD\": $net}"
+settles CPU 0 "allocated by Nova"
+other=$(python3 -c 'import uuid; print(uuid.uuid4())')
+allocate 409 "$other" '{"CUSTOM_RTVIRTIO_CPU": 751}'
+echo "placement: over-commit is refused with 409"
+# The service is away while the contract grows.
+kill "$service"
+wait "$service" 2>/dev/null || true
+problem "does not answer"
+contract 4ms
+serve "$port"
+settles CPU 250 "the service was away, and the contract is 20 % now"
+ours status --json | jq -e '.service.placement | .problem == null and .published != null' >/dev/null 2>&1 || sleep 2
+ours status | grep -A 3 '^Placement' || { echo "placement: rtvirtio status says nothing of it" >&2; exit 1; }
+# Others change the provider all the time.
+conflicts=0
+for round in 1 2 3 4 5 6; do
+    contract "$((1 + round % 2 * 3))ms"
+    for n in $(seq 1 15); do
+        vcpu "$((n + 4))" || conflicts=$((conflicts + 1))
+    done
+done
+contract 4ms
+settles CPU 250 "others changed the provider 90 times ($conflicts of their writes were refused)"
+vcpu 9
+[ "$(expect 200 GET "$at/inventories" | jq .inventories.VCPU.total)" = 9 ] || { echo "placement: Nova's inventory was touched" >&2; exit 1; }
+grep -q 'published in Placement' "$temporary/daemon.log" || { echo "placement: the log says nothing" >&2; exit 1; }
+ours contract remove "$name" >/dev/null
+settles CPU 0 "without contracts again"
+echo "placement: the publisher of rtvirtiod keeps the inventory up to date"

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_placement::PlacementConfig;
 use rtvirtio_planner::replan::{Policy, Timing};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,9 @@ pub struct Config {
     /// Whether QEMU's counters of libvirt's domains are read too: libvirt marks such a domain as
     /// tainted (`custom-monitor`) until it ends.
     pub monitor_of_libvirt: bool,
+    /// Where what this host can promise is published; nowhere without it.
+    #[serde(skip_serializing)]
+    pub placement: Option<PlacementConfig>,
     /// The libvirt daemon whose domains may carry contracts in their metadata; none without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<String>,
@@ -136,6 +140,7 @@ impl Default for Config {
             compare: Nanos::from_millis(5_000),
             observe: Nanos::from_millis(10_000),
             monitor_of_libvirt: false,
+            placement: None,
             libvirt: None,
         }
     }
@@ -156,7 +161,11 @@ impl Config {
             Err(source) => return Err(DaemonError::Io { action: "read", path: path.to_owned(), source }),
         };
         let wrong = |why: String| DaemonError::Config { path: path.to_owned(), why };
-        let config: Self = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        let mut config: Self = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        if let Some(placement) = config.placement.take() {
+            placement.auth().map_err(wrong)?;
+            config.placement = Some(placement.below(path.parent().unwrap_or(Path::new(""))));
+        }
         for (key, value) in [("scan", config.scan), ("compare", config.compare), ("observe", config.observe)]
         {
             if value < Self::SHORTEST {
@@ -217,9 +226,18 @@ mod tests {
         assert_eq!(config.plan.as_ref().unwrap().timing(), timing);
         assert_eq!(Config { mode: Mode::Observe, ..config }.policy(), Some(Policy::Observe));
         assert_eq!(Config::default().policy(), None);
+        let text = "[placement]\nurl = \"http://h\"\nprovider = \"n\"\nfleet = \"site.toml\"\n";
+        std::fs::write(&path, text).unwrap();
+        let placement = Config::load(&path).unwrap().placement.unwrap();
+        assert_eq!(
+            (placement.fleet, placement.every),
+            (dir.path().join("site.toml"), Nanos::from_millis(60_000))
+        );
         for bad in [
             "[plan]\nhorizon = \"1s\"",
             "[plan]\nevry = \"1h\"",
+            "[placement]\nurl = \"http://h\"\nprovider = \"n\"",
+            "[placement]\nurl = \"h\"\nprovider = \"n\"\nfleet = \"f\"",
             "mode = \"autom\"",
             "scam = \"100ms\"",
             "scan = \"1ms\"",

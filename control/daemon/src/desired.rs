@@ -1,6 +1,7 @@
 //! What is to be: the contracts of `contracts.d`, one spec in each file.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -8,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_spec::{Criticality, HostSpec, Part, Vm};
+use rtvirtio_units::Ratio;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -57,6 +59,8 @@ pub struct Contract {
     pub overrides: Option<Origin>,
     /// The devices that it uses, each with the tasks on it; this VM alone.
     pub parts: Vec<Part>,
+    /// What it takes of a host. The CPU share of a demand is 0 here: it is found on the host.
+    pub promise: rtvirtio_capacity::Contract,
 }
 
 impl Contract {
@@ -76,10 +80,13 @@ impl Contract {
     #[must_use]
     pub fn of_spec(spec: &HostSpec, origin: impl Into<Origin>) -> Vec<Self> {
         let origin = origin.into();
-        spec.vms().iter().map(|vm| Self::new(vm, spec, &origin)).collect()
+        let found_later = |_: &Vm| Ok::<_, Infallible>(Ratio(0.0));
+        let Ok(promises) = rtvirtio_capacity::Contract::all_of(spec, found_later);
+        let with_promise = spec.vms().iter().zip(promises);
+        with_promise.map(|(vm, promise)| Self::new(vm, spec, &origin, promise)).collect()
     }
 
-    fn new(vm: &Vm, spec: &HostSpec, origin: &Origin) -> Self {
+    fn new(vm: &Vm, spec: &HostSpec, origin: &Origin, promise: rtvirtio_capacity::Contract) -> Self {
         let of_vm = |part: &Part| {
             let place = part.spec.vms.iter().position(|other| other.name == vm.name)?;
             let mut part = part.clone();
@@ -96,6 +103,7 @@ impl Contract {
             origin: origin.clone(),
             overrides: None,
             parts: spec.parts().iter().filter_map(of_vm).collect(),
+            promise,
         }
     }
 }

@@ -23,6 +23,7 @@ pub mod linux;
 mod memory;
 pub mod observe;
 mod observed;
+mod placement;
 mod plan;
 mod reconcile;
 mod service;
@@ -38,6 +39,7 @@ pub use memory::Memory;
 pub use observed::{
     Admission, Drift, KnobClass, MadePlan, Observed, ObservedVm, PlanScope, Presence, ScopeState, ScopeView,
 };
+pub use placement::PlacementSnapshot;
 pub use plan::{PlanSnapshot, PlanState, ProposalSnapshot, UnplannedDevice, sight_of};
 pub use reconcile::{APPLIED, Action, PLAN, Step, reconcile};
 pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, runs, socket};

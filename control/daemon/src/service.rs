@@ -13,7 +13,7 @@ use rtvirtio_workflow::{Dirs, write_state};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::api::{self, Listeners};
-use crate::config::Config;
+use crate::config::{Config, Mode};
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
 use crate::events;
@@ -21,6 +21,7 @@ use crate::history::{Event, EventKind, History};
 use crate::linux::{LinuxHost, Places, RunningVm};
 use crate::memory::Memory;
 use crate::observe::{Observation, Sampler};
+use crate::placement::{Placement, Source};
 use crate::snapshot::Snapshot;
 
 /// Events that a client may be behind before it loses some.
@@ -194,6 +195,8 @@ pub struct Service {
     published: Option<Instant>,
     /// When the VMs that run were listed for the observer.
     listed: Option<Instant>,
+    /// The publisher, or why there is none; `None` where nothing is to be published.
+    placement: Option<Result<Placement, String>>,
     /// End observer and events when they go; without events scans find everything.
     _observer: Sender<()>,
     _events: Option<Sender<()>>,
@@ -237,6 +240,9 @@ impl Service {
         let _observer = observe(&options, Arc::clone(&shared))?;
         let _events = watch_events(&options, Arc::clone(&shared));
         let (seen, was_asked, published, listed) = (String::new(), false, None, None);
+        // A mistake there keeps no contract from being kept.
+        let placement = options.config.placement.as_ref();
+        let placement = placement.map(|config| Placement::start(config, Looked(Arc::clone(&shared))));
         Ok(Self {
             shared,
             commands,
@@ -246,6 +252,7 @@ impl Service {
             was_asked,
             published,
             listed,
+            placement,
             _observer,
             _events,
             _lock: lock,
@@ -277,6 +284,11 @@ impl Service {
                 let changes = happening.changes.len() as u64;
                 self.shared.counters.changes.fetch_add(changes, Ordering::Relaxed);
                 self.event(happening.kind, happening.vm.as_deref(), happening.text, happening.changes, tell);
+            }
+            if let Some(Ok(placement)) = &self.placement {
+                for (kind, text) in placement.events() {
+                    self.event(kind, None, text, Vec::new(), tell);
+                }
             }
             // What changes with time alone is shown with the next look that is a second later.
             let is_due = !self.daemon.rested() && self.published.is_none_or(|at| at.elapsed() >= SHOWN_AGAIN);
@@ -354,6 +366,11 @@ impl Service {
     fn publish(&mut self) {
         let mut snapshot = self.daemon.snapshot();
         snapshot.problems.extend(self.daemon.host().problems().iter().cloned());
+        match &self.placement {
+            Some(Ok(placement)) => snapshot.placement = Some(placement.snapshot()),
+            Some(Err(why)) => snapshot.problems.push(format!("nothing is published in Placement: {why}")),
+            None => {}
+        }
         snapshot.problems.extend(lock(&self.shared.history).problem().map(str::to_owned));
         self.published = Some(Instant::now());
         // A contract may also change in what no state shows, such as a declared rate.
@@ -376,6 +393,32 @@ impl Service {
         tell(Told::Event(&event));
         // Without a reader there is none to tell.
         let _ = self.shared.events.send(event);
+    }
+}
+
+/// What the publisher sees of the service.
+struct Looked(Arc<Shared>);
+
+impl Source for Looked {
+    fn snapshot(&self) -> Arc<Snapshot> {
+        self.0.snapshot()
+    }
+
+    fn running(&self) -> Vec<Arc<RunningVm>> {
+        lock(&self.0.running).clone()
+    }
+
+    fn only_observes(&self) -> bool {
+        self.0.config().mode == Mode::Observe
+    }
+
+    fn has_looked(&self) -> bool {
+        self.0.counters.passes.load(Ordering::Relaxed) > 0
+    }
+
+    fn wake(&self) {
+        // The loop may have ended: then nothing waits for it.
+        let _ = self.0.send(Command::Wake);
     }
 }
 

@@ -9,6 +9,7 @@ use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::memory::Memory;
 use crate::observed::{DriftSnapshot, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::placement::PlacementSnapshot;
 use crate::plan::PlanSnapshot;
 
 /// Schema of [`Snapshot`] as JSON.
@@ -107,6 +108,9 @@ pub struct Snapshot {
     /// The plan that the service holds; `None` where it holds none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanSnapshot>,
+    /// What stands in OpenStack's Placement; `None` where nothing is published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<PlacementSnapshot>,
     /// Settings that `rtvirtio apply` has put in force and another program has changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub applied_drift: Vec<DriftSnapshot>,
@@ -148,6 +152,7 @@ impl Snapshot {
             mode: config.mode,
             vms,
             plan: None,
+            placement: None,
             applied_drift: observed.applied_drift.iter().map(DriftSnapshot::of).collect(),
             faults: desired.faults.iter().map(fault).collect(),
             problems: Vec::new(),

@@ -59,8 +59,8 @@ pub struct ContractRow {
     pub fits: FitsOn,
     /// Why no host admits it.
     pub refused: Option<(String, Refused)>,
-    /// Tasks with targets that admission does not cover: their writes are synced, and nothing
-    /// bounds a flush.
+    /// Tasks and flows with targets that admission does not cover: their writes are synced, and
+    /// nothing bounds a flush; or their frames go to the VM.
     pub unpromised: Vec<String>,
 }
 

@@ -39,6 +39,8 @@ struct Kind {
 #[derive(Clone, Debug)]
 struct Need {
     reserves: Vec<Option<Reserve>>,
+    /// By network.
+    links: Vec<Vec<Reserve>>,
     scalars: Scalars,
 }
 
@@ -49,6 +51,8 @@ struct Host {
     position: Option<u32>,
     free: u32,
     ledgers: Vec<Ledger>,
+    /// By network.
+    links: Vec<Ledger>,
     taken: Scalars,
     cpu: f64,
 }
@@ -71,13 +75,14 @@ impl Cluster {
 
     /// Adds an empty host of a class; it has the next number.
     pub fn add_host(&mut self, class: usize) {
-        let disks = self.classes[class].disks.len();
+        let node = &self.classes[class];
         let host = Host {
             class: class as u32,
             position: None,
             free: WHOLE.0,
-            ledgers: vec![Ledger::default(); disks],
-            taken: Scalars::none(disks),
+            ledgers: vec![Ledger::default(); node.disks.len()],
+            links: vec![Ledger::default(); node.networks.len()],
+            taken: node.nothing(),
             cpu: 0.0,
         };
         self.hosts.push(host);
@@ -136,8 +141,14 @@ impl Cluster {
         let node = &self.classes[class];
         fits(of.cpu + self.kinds[kind].cpu, node.cpu.0)
             && need.reserves.iter().zip(&of.ledgers).zip(&node.disks).all(|((reserve, ledger), disk)| {
-                reserve.as_ref().is_none_or(|r| ledger.fits(disk.capacity(), r))
+                reserve.as_ref().is_none_or(|r| ledger.fits(disk.capacity().room(), r))
             })
+            && need
+                .links
+                .iter()
+                .zip(&of.links)
+                .zip(&node.networks)
+                .all(|((reserves, ledger), network)| ledger.fit(network.room(), reserves))
     }
 
     /// A host for one more contract of a kind: of the class of which it takes least, the fullest
@@ -200,6 +211,15 @@ impl Cluster {
                     (None, _) => {}
                 }
             }
+            for (ledger, reserves) in of.links.iter_mut().zip(&need.links) {
+                for r in reserves {
+                    if add {
+                        ledger.insert(r);
+                    } else {
+                        ledger.remove(r);
+                    }
+                }
+            }
             if add { of.taken.add(&need.scalars) } else { of.taken.subtract(&need.scalars) }
         }
         of.free = WHOLE.0.saturating_sub(of.taken.largest().0);
@@ -229,7 +249,7 @@ impl Cluster {
 
 fn need(node: &Node, contract: &Contract) -> Option<Need> {
     let scalars = node.scalars(contract);
-    let reserves = node.needs(contract)?;
+    let (reserves, links) = (node.needs(contract)?, node.link_needs(contract)?);
     // Refused even alone.
-    scalars.fit().then_some(Need { reserves, scalars })
+    scalars.fit().then_some(Need { reserves, links, scalars })
 }

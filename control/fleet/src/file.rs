@@ -1,12 +1,15 @@
 //! The fleet file.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 use rtvirtio_capacity::DeviceError;
 use rtvirtio_measure::MeasureError;
 use rtvirtio_spec::SpecErrors;
-use rtvirtio_units::Ratio;
+use rtvirtio_units::{BytesPerSec, Nanos, Ratio};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Hosts and contracts, as in the file. Paths are relative to its directory.
@@ -36,6 +39,67 @@ impl<'de> Deserialize<'de> for Share {
     }
 }
 
+/// A network of a host, written as `"1Gbit/s"` or `{ link = "1Gbit/s", mtu = 9000 }`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkEntry {
+    /// Rate of its link.
+    pub link: BytesPerSec,
+    /// Largest payload of a frame, in bytes; 1500 where the file does not say.
+    pub mtu: u32,
+    /// Longest time in which the host does not run the I/O domain's thread; that of a plan where
+    /// the file does not say.
+    pub stall: Option<Nanos>,
+}
+
+impl<'de> Deserialize<'de> for LinkEntry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(LinkVisitor)
+    }
+}
+
+/// MTU of a network, as in a spec.
+const DEFAULT_MTU: u32 = 1_500;
+
+struct LinkVisitor;
+
+impl<'de> Visitor<'de> for LinkVisitor {
+    type Value = LinkEntry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a link's rate as \"1Gbit/s\" or { link = \"1Gbit/s\", mtu = 9000 }")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<LinkEntry, E> {
+        Ok(LinkEntry { link: rate(text)?, mtu: DEFAULT_MTU, stall: None })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LinkEntry, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            link: String,
+            mtu: Option<u32>,
+            stall: Option<String>,
+        }
+        let table = Table::deserialize(MapAccessDeserializer::new(map))?;
+        let mtu = table.mtu.unwrap_or(DEFAULT_MTU);
+        if !(68..=9_216).contains(&mtu) {
+            return Err(serde::de::Error::custom(format!("`mtu` is {mtu}; it must be 68 to 9216")));
+        }
+        let stall =
+            table.stall.map(|text| text.parse::<Nanos>()).transpose().map_err(serde::de::Error::custom)?;
+        Ok(LinkEntry { link: rate(&table.link)?, mtu, stall })
+    }
+}
+
+fn rate<E: serde::de::Error>(text: &str) -> Result<BytesPerSec, E> {
+    let rate: BytesPerSec = text.parse().map_err(E::custom)?;
+    if (1e3..=50e9).contains(&rate.0) {
+        return Ok(rate);
+    }
+    Err(E::custom(format!("{text} is no rate of a link: write \"8kbit/s\" to \"400Gbit/s\"")))
+}
+
 /// One host, or several alike.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,6 +118,10 @@ pub struct HostEntry {
     /// Profiles of several disks, by the names that specs give their devices.
     #[serde(default)]
     pub disks: BTreeMap<String, PathBuf>,
+    /// Links of its networks, by the names that specs give them; those of `spec` where the file
+    /// does not say.
+    #[serde(default)]
+    pub networks: BTreeMap<String, LinkEntry>,
     /// Share of each CPU for contracts: 95 % where the file does not say, as the kernel grants
     /// real-time work by default (`sched_rt_runtime_us`).
     #[serde(default)]
@@ -105,6 +173,14 @@ pub enum FleetError {
         path: PathBuf,
         /// With line and column where there is one.
         message: String,
+    },
+    /// A host that names no disk, or its disks in several ways.
+    #[error(
+        "host {host}: say one of profile = \"FILE\" (of its only disk), disks = {{ NAME = \"FILE\" }}, or twin = \"NAME\" (docs/guide/fleet.md has the keys)"
+    )]
+    Disks {
+        /// Which host.
+        host: String,
     },
     /// A spec.
     #[error(transparent)]

@@ -8,11 +8,15 @@ mod assess;
 mod buckets;
 mod cluster;
 mod file;
+mod host;
+mod kubernetes;
 mod load;
 mod openstack;
 
 pub use assess::{Assessment, Buy, ContractRow, FLEET_SCHEMA, FitsOn, HostRow, Loss, MATRIX_HOSTS, assess};
 pub use cluster::{Cluster, Search};
-pub use file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
+pub use file::{ContractsEntry, FleetError, FleetFile, HostEntry, LinkEntry, Share};
+pub use kubernetes::{Kubernetes, Operation};
 pub use load::{Fleet, FleetContract, FleetHost, load};
-pub use openstack::{Inventory, OpenStack};
+pub use openstack::{Inventory, OpenStack, resources};
+pub use rtvirtio_capacity::Permille;

@@ -2,18 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rtvirtio_capacity::{Contract, DeviceModel, Disk, Node, OnDisk, Options};
-use rtvirtio_measure::profile;
-use rtvirtio_spec::{Criticality, DEFAULT_TWIN_SIZE, HostSpec};
-use rtvirtio_twin::TwinProfile;
-use rtvirtio_units::Ratio;
+use rtvirtio_capacity::{Contract, Node, OnDisk};
+use rtvirtio_spec::{Criticality, HostSpec};
 
 use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
 
-/// Share of each CPU that the kernel grants real-time work by default: 950 of 1000 ms.
-const DEFAULT_CPU: Ratio = Ratio(0.95);
 /// Most hosts, and most contracts.
 const MOST: u64 = 4_000_000;
 
@@ -102,10 +97,10 @@ type Form<'f> = dyn Fn(String) -> FleetError + 'f;
 impl Fleet {
     fn add_hosts(&mut self, entry: &HostEntry, dir: &Path, form: &Form<'_>) -> Result<(), FleetError> {
         let name = &entry.name;
-        let cpu = entry.cpu.map_or(DEFAULT_CPU, |share| share.0);
-        let disks = self.disks(entry, dir, form)?;
+        let spec = entry.spec.as_ref().map(|spec| HostSpec::load(dir.join(spec))).transpose()?;
+        let node = entry.node(spec.as_ref(), dir, &mut self.doubts)?;
         let class = self.classes.len();
-        self.classes.push(Node { disks, cpu });
+        self.classes.push(node);
         self.class_names.push(name.clone());
         match entry.count {
             None => self.hosts.push(FleetHost { name: name.clone(), class }),
@@ -119,50 +114,13 @@ impl Fleet {
                 self.hosts.extend((1..=n).map(named));
             }
         }
-        let Some(spec) = &entry.spec else { return Ok(()) };
+        let (Some(path), Some(spec)) = (&entry.spec, &spec) else { return Ok(()) };
         let host = self.hosts.len() - 1;
-        for (contract, criticality) in contracts(&dir.join(spec), &entry.budgets)? {
+        for (contract, criticality) in contracts(spec, &dir.join(path), &entry.budgets)? {
             let full = format!("{name}/{}", contract.vm);
             self.add(full, contract, entry.priority.unwrap_or(criticality.priority()), Some(host));
         }
         Ok(())
-    }
-
-    fn disks(&mut self, entry: &HostEntry, dir: &Path, form: &Form<'_>) -> Result<Vec<Disk>, FleetError> {
-        let host = &entry.name;
-        let said = [entry.profile.is_some(), entry.twin.is_some(), !entry.disks.is_empty()];
-        if said.iter().filter(|s| **s).count() != 1 {
-            return Err(form(format!(
-                "host {host}: say one of profile = \"FILE\" (of its only disk), disks = {{ NAME = \"FILE\" }}, or twin = \"NAME\""
-            )));
-        }
-        if let Some(twin) = &entry.twin {
-            let at = if twin.contains('/') { dir.join(twin).display().to_string() } else { twin.clone() };
-            let model = TwinProfile::load(&at)
-                .map_err(|e| FleetError::Twin { host: host.clone(), message: e.to_string() })?;
-            self.doubts.push(format!("host {host}: its disk is declared as {twin}, and was not measured"));
-            let device = DeviceModel::declared(twin, &model, DEFAULT_TWIN_SIZE);
-            return Ok(vec![Disk::new(None, &device, &Options::default())]);
-        }
-        let one = entry.profile.iter().map(|p| (None, p));
-        let several = entry.disks.iter().map(|(name, p)| (Some(name.clone()), p));
-        let mut disks = Vec::new();
-        for (name, file) in one.chain(several) {
-            let profile = profile::load(&dir.join(file))
-                .map_err(|source| FleetError::Profile { host: host.clone(), source })?;
-            let doubts = profile.doubts.iter().map(|d| format!("host {host}: {}: {d}", file.display()));
-            self.doubts.extend(doubts);
-            if profile.guest.is_none() {
-                self.doubts.push(format!(
-                    "host {host}: {}: the guest's own part of a request's time was not measured, and is not in what is promised",
-                    file.display()
-                ));
-            }
-            let disk = Disk::measured(name, &profile)
-                .map_err(|source| FleetError::Device { host: host.clone(), source })?;
-            disks.push(disk);
-        }
-        Ok(disks)
     }
 
     fn add_contracts(
@@ -171,7 +129,8 @@ impl Fleet {
         dir: &Path,
         form: &Form<'_>,
     ) -> Result<(), FleetError> {
-        let all = contracts(&dir.join(&entry.spec), &entry.budgets)?;
+        let path = dir.join(&entry.spec);
+        let all = contracts(&HostSpec::load(&path)?, &path, &entry.budgets)?;
         let new = all.len() as u64 * u64::from(entry.count.unwrap_or(1));
         if self.contracts.len() as u64 + new > MOST {
             return Err(form(format!("it has more than {MOST} contracts")));
@@ -221,13 +180,13 @@ fn read(path: &Path) -> Result<String, FleetError> {
 
 /// The contract of each VM of a spec, with how much it matters.
 fn contracts(
-    spec: &PathBuf,
+    host: &HostSpec,
+    spec: &Path,
     budgets: &BTreeMap<String, Share>,
 ) -> Result<Vec<(Contract, Criticality)>, FleetError> {
-    let host = HostSpec::load(spec)?;
-    let all = Contract::all_of(&host, |vm| {
+    let all = Contract::all_of(host, |vm| {
         let said = budgets.get(&vm.name).map(|share| share.0);
-        said.ok_or_else(|| FleetError::Budget { spec: spec.clone(), vm: vm.name.clone() })
+        said.ok_or_else(|| FleetError::Budget { spec: spec.to_owned(), vm: vm.name.clone() })
     })?;
     let of = |name: &str| host.vms().iter().find(|vm| vm.name == name).map(|vm| vm.criticality);
     Ok(all

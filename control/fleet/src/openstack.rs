@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rtvirtio_capacity::{Contract, Node, Permille, Scalars, WHOLE};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::load::Fleet;
 
@@ -11,6 +11,8 @@ use crate::load::Fleet;
 const CPU: &str = "CUSTOM_RTVIRTIO_CPU";
 /// That of a host's only disk; named ones have their names behind it.
 const DISK: &str = "CUSTOM_RTVIRTIO_DISK";
+/// The same of networks.
+const NET: &str = "CUSTOM_RTVIRTIO_NET";
 
 /// What Placement and Nova are to be told.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,12 +26,11 @@ pub struct OpenStack {
 }
 
 /// An inventory, in the form of Placement's API.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Inventory {
     /// All that there is, in thousandths.
     pub total: u32,
-    /// Taken by contracts that the fleet file says are in force there: Placement knows no
-    /// allocation of them.
+    /// Taken by contracts in force there of which Placement knows no allocation.
     pub reserved: u32,
     /// Smallest demand.
     pub min_unit: u32,
@@ -46,7 +47,7 @@ impl OpenStack {
     #[must_use]
     pub fn of(fleet: &Fleet) -> Self {
         let mut reserved: Vec<Scalars> =
-            fleet.hosts.iter().map(|h| Scalars::none(fleet.classes[h.class].disks.len())).collect();
+            fleet.hosts.iter().map(|h| fleet.classes[h.class].nothing()).collect();
         for c in &fleet.contracts {
             if let Some(host) = c.host {
                 let node = &fleet.classes[fleet.hosts[host].class];
@@ -58,8 +59,8 @@ impl OpenStack {
             .iter()
             .zip(&reserved)
             .map(|(h, taken)| {
-                let of = amounts(&fleet.classes[h.class], taken);
-                (h.name.clone(), of.into_iter().map(|(class, p)| (class, inventory(p))).collect())
+                let of = resources(&fleet.classes[h.class], taken);
+                (h.name.clone(), of.into_iter().map(|(class, p)| (class, Inventory::with(p))).collect())
             })
             .collect();
         let mut resource_classes: Vec<String> =
@@ -80,7 +81,7 @@ fn flavor(fleet: &Fleet, kind: &Contract) -> BTreeMap<String, u32> {
         if !takes.fit() {
             continue;
         }
-        for (class, p) in amounts(node, &takes).into_iter().filter(|(_, p)| p.0 > 0) {
+        for (class, p) in resources(node, &takes).into_iter().filter(|(_, p)| p.0 > 0) {
             let of = most.entry(format!("resources:{class}")).or_default();
             *of = (*of).max(p.0);
         }
@@ -88,28 +89,35 @@ fn flavor(fleet: &Fleet, kind: &Contract) -> BTreeMap<String, u32> {
     most
 }
 
-fn amounts(node: &Node, of: &Scalars) -> Vec<(String, Permille)> {
-    let disks = node.disks.iter().zip(&of.disks);
-    let disks = disks.map(|(d, p)| (class(d.name.as_deref()), *p));
-    disks.chain([(CPU.to_owned(), of.cpu)]).collect()
+/// What is taken of a host by resource class; a class of each resource that it has.
+#[must_use]
+pub fn resources(node: &Node, of: &Scalars) -> Vec<(String, Permille)> {
+    let disks = node.disks.iter().map(|d| class(DISK, d.name.as_deref())).zip(&of.disks);
+    let networks = node.networks.iter().map(|n| class(NET, n.name.as_deref())).zip(&of.networks);
+    let all = disks.chain(networks).map(|(name, p)| (name, *p));
+    all.chain([(CPU.to_owned(), of.cpu)]).collect()
 }
 
 /// Placement takes capitals, digits and underscores.
-fn class(disk: Option<&str>) -> String {
+fn class(kind: &str, name: Option<&str>) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-    disk.map_or_else(
-        || DISK.to_owned(),
-        |name| format!("{DISK}_{}", name.chars().map(plain).collect::<String>()),
+    name.map_or_else(
+        || kind.to_owned(),
+        |name| format!("{kind}_{}", name.chars().map(plain).collect::<String>()),
     )
 }
 
-fn inventory(taken: Permille) -> Inventory {
-    Inventory {
-        total: WHOLE.0,
-        reserved: taken.0.min(WHOLE.0),
-        min_unit: 1,
-        max_unit: WHOLE.0,
-        step_size: 1,
-        allocation_ratio: 1.0,
+impl Inventory {
+    /// Of one resource, of which so much is reserved.
+    #[must_use]
+    pub fn with(reserved: Permille) -> Self {
+        Self {
+            total: WHOLE.0,
+            reserved: reserved.0.min(WHOLE.0),
+            min_unit: 1,
+            max_unit: WHOLE.0,
+            step_size: 1,
+            allocation_ratio: 1.0,
+        }
     }
 }

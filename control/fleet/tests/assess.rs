@@ -97,6 +97,12 @@ fn mistakes_name_the_key() {
         (format!("{host}twin = \"qlc-nvme\"\ncount = 2\nspec = \"demand.toml\"\n"), "give each a [[host]]"),
         (format!("{host}twin = \"qlc-nvme\"\n[[contracts]]\nspec = \"demand.toml\"\n"), "budgets = { a"),
         (format!("{host}twin = \"qlc-nvme\"\ncount = 4294967295\n"), "more than"),
+        (format!("{host}twin = \"qlc-nvme\"\nnetworks = {{ f = \"1bit/s\" }}\n"), "no rate of a link"),
+        (format!("{host}twin = \"qlc-nvme\"\nnetworks = {{ f = 5 }}\n"), "a link's rate as"),
+        (
+            format!("{host}twin = \"qlc-nvme\"\nnetworks = {{ f = {{ link = \"1Gbit/s\", mtu = 20 }} }}\n"),
+            "68 to 9216",
+        ),
     ] {
         let error = fleet(dir.path(), &text).unwrap_err();
         assert!(error.to_string().contains(says), "{error} of {text}");
@@ -128,6 +134,57 @@ fn openstack_counts_the_same_integers() {
         disk(&told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_DISK"]),
     );
     assert!(reserved > 0 && reserved == takes, "the same I/O: {told}");
+}
+
+fn with_flow(name: &str, mac: u8, rate: u32) -> String {
+    DEVICE.to_owned()
+        + "[[network]]\nname = \"field\"\nlink = \"100Mbit/s\"\n"
+        + &vm(name, 1, 1, 90)
+        + &format!(
+            "[[vm.nic]]\nmac = \"52:54:00:00:00:{mac:02x}\"\ntap = \"{name}\"\n\
+             [[vm.flow]]\nname = \"sv\"\ndirection = \"tx\"\nframe = \"200B\"\nrate = \"{rate}/s\"\ntarget = {{ latency = \"5ms\" }}\n"
+        )
+}
+
+#[test]
+fn links_carry_what_they_can_and_no_more() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "here.toml", &with_flow("here", 1, 20_000));
+    write(dir.path(), "new.toml", &with_flow("new", 2, 20_000));
+    // The network of the host is that of its spec; 224 bytes, 20 000 times, and 10 %: 40 % of it.
+    let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n\
+                [[contracts]]\nspec = \"new.toml\"\ncount = 2\n";
+    let answer = assess(&fleet(dir.path(), text).unwrap(), &|| false);
+    let placed = answer.contracts.iter().filter(|c| c.host.is_some()).count();
+    assert_eq!((placed, answer.hosts[0].taken.networks.len()), (2, 1), "{answer:?}");
+    let why = answer.contracts.iter().find_map(|c| c.refused.as_ref()).unwrap();
+    assert!(matches!(why.1, Refused::LinkRate { .. }), "{why:?}");
+    // On a faster link of the file all have room.
+    let fast = text.replace("spec = \"here", "networks = { field = \"1Gbit/s\" }\nspec = \"here");
+    let loaded = fleet(dir.path(), &fast).unwrap();
+    let answer = assess(&loaded, &|| false);
+    assert!(answer.contracts.iter().all(|c| c.host.is_some()), "{answer:?}");
+    let told = serde_json::to_value(rtvirtio_fleet::OpenStack::of(&loaded)).unwrap();
+    let net = &told["inventories"]["h"]["CUSTOM_RTVIRTIO_NET_FIELD"];
+    let takes = &told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_NET_FIELD"];
+    assert!(net["reserved"] == *takes && takes.as_u64() > Some(0), "the same flows: {told}");
+    // Kubernetes has no word for reserved.
+    let told = serde_json::to_value(rtvirtio_fleet::Kubernetes::of(&loaded)).unwrap();
+    let all = told["patches"]["h"].as_array().unwrap();
+    let net = all.iter().find(|o| o["path"] == "/status/capacity/rtvirtio.io~1net-field").unwrap();
+    assert_eq!(net["value"], (1000 - takes.as_u64().unwrap()).to_string());
+    assert_eq!(told["requests"]["new"]["rtvirtio.io/net-field"], takes.to_string());
+    let table = text.replace(
+        "spec = \"here",
+        "networks = { field = { link = \"1Gbit/s\", stall = \"9ms\" } }\nspec = \"here",
+    );
+    let answer = assess(&fleet(dir.path(), &table).unwrap(), &|| false);
+    let why = answer.contracts.iter().find_map(|c| c.refused.as_ref()).unwrap();
+    assert!(matches!(why.1, Refused::LinkDeadline { .. }), "{why:?}");
+    // A host without the network admits none of them.
+    let none = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\n[[contracts]]\nspec = \"new.toml\"\n";
+    let answer = assess(&fleet(dir.path(), none).unwrap(), &|| false);
+    assert!(matches!(answer.contracts[0].refused, Some((_, Refused::NoNetwork { .. }))), "{answer:?}");
 }
 
 proptest! {

@@ -1,13 +1,13 @@
 //! What this node could promise.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::Machine;
-use rtvirtio_capacity::{Contract, Disk, Node, OnDisk, Permille, tightest};
+use rtvirtio_capacity::{Contract, Disk, Network, Node, OnDisk, Permille, tightest};
 use rtvirtio_cpu::{choose, group_name, probe};
 use rtvirtio_kernel::Root;
-use rtvirtio_spec::{Device, Part, Vm};
+use rtvirtio_spec::{Device, Part, Uplink, Vm};
 use rtvirtio_units::Ratio;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::plan::load_profile;
@@ -21,6 +21,10 @@ use crate::{ClusterContract, PacemakerError};
 pub(crate) const CPU: &str = "rtvirtio-cpu";
 /// Beginning of the utilization attributes of disks.
 const DISK: &str = "rtvirtio-disk-";
+/// Beginning of the utilization attributes of networks.
+const NET: &str = "rtvirtio-net-";
+/// The kernel's network interfaces.
+const INTERFACES: &str = "/sys/class/net";
 
 /// What a node could promise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,8 +62,21 @@ fn disk_attribute(device: &Device) -> String {
         Device::Twin { profile, .. } => PathBuf::from(profile),
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    attribute(DISK, &name)
+}
+
+/// Name of a network's utilization attribute: that of its interface, where it has one to itself.
+/// Networks of one name on several specs are one link.
+fn network_attribute(network: &rtvirtio_spec::Network) -> String {
+    match &network.uplink {
+        Uplink::Packet { interface } => attribute(NET, interface),
+        Uplink::Tap => attribute(NET, network.name()),
+    }
+}
+
+fn attribute(kind: &str, name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    format!("{DISK}{}", name.chars().map(plain).collect::<String>())
+    format!("{kind}{}", name.chars().map(plain).collect::<String>())
 }
 
 /// A contract as asked, or why it cannot be judged here.
@@ -72,7 +89,7 @@ type Asked = Result<Vec<Contract>, String>;
 /// When the kernel's grants or a journal cannot be read. A contract that cannot be judged, as
 /// without a profile of the disk, is refused with the reason.
 pub fn survey(contracts: &[ClusterContract], dirs: &Dirs) -> Result<NodeAnswer, PacemakerError> {
-    let mut node = Node { disks: Vec::new(), cpu: cpu(contracts)? };
+    let mut node = Node { disks: Vec::new(), networks: Vec::new(), cpu: cpu(contracts)? };
     let asked: Vec<Asked> = contracts.iter().map(|c| asked(c, &mut node, dirs)).collect();
     for i in 0..node.disks.len() {
         let name = node.disks[i].name.clone();
@@ -92,7 +109,8 @@ pub fn survey(contracts: &[ClusterContract], dirs: &Dirs) -> Result<NodeAnswer, 
         ResourceAnswer { resource: contracts[i].resource.clone(), takes, in_force: in_force[i], refused }
     };
     let disks = node.disks.iter().filter_map(|d| d.name.clone());
-    let resources = disks.chain([CPU.to_owned()]).collect();
+    let networks = node.networks.iter().filter_map(|n| n.name.clone());
+    let resources = disks.chain(networks).chain([CPU.to_owned()]).collect();
     Ok(NodeAnswer { resources, contracts: (0..contracts.len()).map(answer).collect() })
 }
 
@@ -116,7 +134,9 @@ fn takes(node: &Node, asked: &[Contract]) -> BTreeMap<String, u32> {
             let sum = all.entry(name.to_owned()).or_default();
             *sum = *sum + p;
         };
-        node.disks.iter().zip(&of.disks).for_each(|(d, p)| add(d.name.as_deref().unwrap_or_default(), *p));
+        let disks = node.disks.iter().map(|d| &d.name).zip(&of.disks);
+        let networks = node.networks.iter().map(|n| &n.name).zip(&of.networks);
+        disks.chain(networks).for_each(|(name, p)| add(name.as_deref().unwrap_or_default(), *p));
         add(CPU, of.cpu);
     }
     all.into_iter().filter(|(_, p)| p.0 > 0).map(|(name, p)| (name, p.0)).collect()
@@ -140,9 +160,41 @@ fn asked(of: &ClusterContract, node: &mut Node, dirs: &Dirs) -> Asked {
         let here = all.iter_mut().flat_map(|c| &mut c.disks).filter(|d| d.device == part.name);
         here.for_each(|d| d.device = Some(name.clone()));
     }
+    for network in of.spec.networks() {
+        let name = network_attribute(network);
+        let parts = all.iter_mut().flat_map(|c| &mut c.networks);
+        let here: Vec<_> = parts.filter(|n| n.network == network.name).collect();
+        if here.is_empty() {
+            continue;
+        }
+        add_network(node, network, &name)?;
+        here.into_iter().for_each(|n| n.network = Some(name.clone()));
+    }
     // What is promised nothing needs no disk.
     all.iter_mut().for_each(|c| c.disks.retain(|d| tightest(&d.vm).is_some()));
     Ok(all)
+}
+
+/// Adds a network to the node, where it is not there yet.
+fn add_network(node: &mut Node, network: &rtvirtio_spec::Network, name: &str) -> Result<(), String> {
+    if let Uplink::Packet { interface } = &network.uplink {
+        let there = Path::new(INTERFACES).join(interface);
+        if !there.exists() {
+            return Err(format!("network {}: this node has no interface {interface}", network.name()));
+        }
+    }
+    let new = Network::new(Some(name.to_owned()), network.link, network.mtu, None);
+    match node.networks.iter().find(|n| n.name.as_deref() == Some(name)) {
+        None => node.networks.push(new),
+        Some(known) if *known == new => {}
+        Some(_) => {
+            return Err(format!(
+                "network {}: another spec of the cluster file declares it with another `link` or `mtu`: give all the same",
+                network.name()
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn disk(name: &str, part: &Part, dirs: &Dirs) -> Result<Disk, String> {

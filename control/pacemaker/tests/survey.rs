@@ -80,3 +80,31 @@ fn a_nodes_own_profile_decides() {
     assert!(!refused(&slow, 0).is_empty(), "{slow:?}");
     assert!(!slow.contracts[0].in_force);
 }
+
+/// A spec's networks need no measurement: the link is declared.
+#[test]
+fn networks_are_counted_by_name() {
+    let dir = tempdir().unwrap();
+    let vm = |name: &str, network: &str, port: &str, rate: u32| {
+        let text = format!(
+            "[device]\npath = \"/dev/no-such-disk\"\n[[network]]\n{network}\n[[vm]]\nname = \"{name}\"\nqmp = \"/run/{name}.qmp\"\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n[[vm.nic]]\nmac = \"52:54:00:00:00:01\"\n{port}\n\
+             [[vm.flow]]\nname = \"sv\"\ndirection = \"tx\"\nframe = \"200B\"\nrate = \"{rate}/s\"\ntarget = {{ latency = \"5ms\" }}\n"
+        );
+        fs::write(dir.path().join(format!("{name}.toml")), text).unwrap();
+        format!("[[contract]]\nresource = \"{name}\"\nspec = \"{name}.toml\"\n")
+    };
+    let field = "name = \"field\"\nlink = \"100Mbit/s\"";
+    let site = vm("plc", field, "tap = \"a\"", 20_000)
+        + &vm("fast", field, "tap = \"b\"", 60_000)
+        + &vm("other", &field.replace("100", "10"), "tap = \"c\"", 1)
+        + &vm("gone", "link = \"1Gbit/s\"\nuplink = \"packet\"\ninterface = \"no-such-if\"", "", 1);
+    fs::write(dir.path().join("site.toml"), site).unwrap();
+    let answer = answer(dir.path());
+    assert_eq!(answer.resources, ["rtvirtio-net-field", "rtvirtio-cpu"], "{answer:?}");
+    let why = |i: usize| answer.contracts[i].refused.clone().unwrap_or_default();
+    assert_eq!(why(0), "");
+    assert!((300..500).contains(&answer.contracts[0].takes["rtvirtio-net-field"]), "{answer:?}");
+    assert!(why(1).contains("% of the link's time"), "{answer:?}");
+    assert!(why(2).contains("give all the same") && why(3).contains("no interface no-such-if"), "{answer:?}");
+}

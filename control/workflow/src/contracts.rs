@@ -11,7 +11,7 @@ use rtvirtio_cpu::{
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Urgency, Vm};
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Nanos, Ratio};
 use rtvirtio_vmm::Role;
 use serde::{Deserialize, Serialize};
 
@@ -372,6 +372,16 @@ fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
     }
     notes(&mut contracts);
     Ok(contracts)
+}
+
+/// Share of each CPU that the kernel grants contracts, those of these VMs included.
+///
+/// # Errors
+/// When the kernel's grants cannot be read.
+pub fn free_share(vms: &[&str], in_force: &[InForce]) -> Result<Ratio> {
+    let mut probe = probe(&Root::default())?;
+    forget_own(&mut probe, vms.iter().copied(), in_force)?;
+    Ok(Ratio(choose(&probe, None, false).map_or(0.0, |found| found.grant.free())))
 }
 
 /// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.

@@ -1,8 +1,10 @@
 //! What one VM is promised, wherever it runs.
 
-use rtvirtio_spec::{CpuNeed, HostSpec, Vm};
+use rtvirtio_spec::{CpuNeed, Direction, HostSpec, Vm};
 use rtvirtio_units::Ratio;
 use serde::Serialize;
+
+use crate::network::OnNetwork;
 
 /// The contract of one VM.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,6 +13,10 @@ pub struct Contract {
     pub vm: String,
     /// Its tasks by disk, for each device of its spec on which it has some.
     pub disks: Vec<OnDisk>,
+    /// Its flows by network, for each on which it sends some with a target.
+    pub networks: Vec<OnNetwork>,
+    /// Flows to it with a target: nothing is reserved of what the link brings.
+    pub received: Vec<String>,
     /// Its share of each CPU; `None` without a CPU contract.
     pub cpu: Option<Ratio>,
 }
@@ -24,12 +30,12 @@ pub struct OnDisk {
     pub vm: Vm,
 }
 
-/// A task whose target no admission covers.
+/// A task or flow whose target no admission covers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unpromised {
     /// The VM.
     pub vm: String,
-    /// The task.
+    /// The task or flow.
     pub task: String,
 }
 
@@ -58,17 +64,35 @@ impl Contract {
                     }
                     Some(CpuNeed::Demand { .. }) => Some(budget(vm)?),
                 };
-                Ok(Self { vm: vm.name.clone(), disks: on_disks(&vm.name), cpu })
+                let received = vm.flows.iter().filter(|f| f.direction == Direction::Rx && f.target.is_some());
+                Ok(Self {
+                    vm: vm.name.clone(),
+                    disks: on_disks(&vm.name),
+                    networks: on_networks(host, vm),
+                    received: received.map(|f| f.name.clone()).collect(),
+                    cpu,
+                })
             })
             .collect()
     }
 
     /// Its tasks with targets that are promised nothing: no schedule bounds a flush, which takes as
-    /// long as the drive needs for what all VMs have in its cache.
+    /// long as the drive needs for what all VMs have in its cache, and nothing is reserved of the
+    /// frames that a link brings.
     #[must_use]
     pub fn unpromised(&self) -> Vec<Unpromised> {
         let tasks = self.disks.iter().flat_map(|d| &d.vm.tasks);
-        let synced = tasks.filter(|t| t.sync.is_some() && !t.targets.is_empty());
-        synced.map(|t| Unpromised { vm: self.vm.clone(), task: t.name.clone() }).collect()
+        let synced = tasks.filter(|t| t.sync.is_some() && !t.targets.is_empty()).map(|t| &t.name);
+        let of = |name: &String| Unpromised { vm: self.vm.clone(), task: name.clone() };
+        synced.chain(&self.received).map(of).collect()
     }
+}
+
+fn on_networks(host: &HostSpec, vm: &Vm) -> Vec<OnNetwork> {
+    let on = |(i, nic): (usize, &rtvirtio_spec::Nic)| {
+        let network = host.networks().get(nic.network)?;
+        let flows = vm.flows.iter().filter(|f| f.nic == i).cloned().collect();
+        OnNetwork::of(network.name.clone(), flows, vm.traffic)
+    };
+    vm.nics.iter().enumerate().filter_map(on).collect()
 }

@@ -52,6 +52,12 @@ impl DiskCapacity {
         }
     }
 
+    /// The device's name.
+    #[must_use]
+    pub(crate) fn device_name(&self) -> &str {
+        &self.device.name
+    }
+
     /// The room for reservations.
     #[must_use]
     pub fn room(&self) -> EdfRoom {
@@ -74,9 +80,7 @@ impl DiskCapacity {
     /// takes of the room.
     #[must_use]
     pub fn part(&self, r: &Reserve) -> Option<f64> {
-        let room = self.room.at(r.deadline.0 as f64);
-        let part = (r.burst.0 as f64 / room).max(r.share.0 / self.room.speed);
-        (room > 0.0 && part.is_finite() && part <= 1.0).then_some(part)
+        part_of(self.room, std::slice::from_ref(r))
     }
 
     /// The scheduler's own admission of these reservations together.
@@ -96,4 +100,24 @@ impl DiskCapacity {
         let flows: Vec<Flow> = all.iter().enumerate().map(flow).collect();
         bound::admit(&self.bound, &flows)
     }
+}
+
+/// The part of a room that the reservations of one VM take together: the least w with which their
+/// demand stays within `w A(t)` for every t. The demand is a line between two deadlines, so it is
+/// the most of the demands over the room at each deadline, and of the rates. For one reservation
+/// see [`DiskCapacity::part`].
+pub(crate) fn part_of(room: EdfRoom, all: &[Reserve]) -> Option<f64> {
+    let demand = |t: Nanos| -> f64 {
+        let earlier = all.iter().filter(|r| r.deadline <= t);
+        earlier.map(|r| r.burst.0 as f64 + r.share.0 * (t.0 - r.deadline.0) as f64).sum()
+    };
+    let mut part = all.iter().map(|r| r.share.0).sum::<f64>() / room.speed;
+    for r in all {
+        let at = room.at(r.deadline.0 as f64);
+        if at <= 0.0 {
+            return None;
+        }
+        part = part.max(demand(r.deadline) / at);
+    }
+    (part.is_finite() && part <= 1.0).then_some(part)
 }

@@ -1,14 +1,17 @@
-//! The reservations on one device, ready for the exact test of one more.
+//! The reservations on one device or link, ready for the exact test of one more.
 
-use crate::{DiskCapacity, Reserve};
+use rtvirtio_sched::bound::EdfRoom;
 
-/// Slack that rounding may eat, ns: the test never admits what [`DiskCapacity::admit`] refuses.
+use crate::Reserve;
+
+/// Slack that rounding may eat, ns: the test never admits what the scheduler's admission refuses.
 const MARGIN: f64 = 1e-3;
 
-/// The reservations of one device, by deadline.
+/// The reservations of one device or link, by deadline.
 ///
-/// The test of a candidate takes one pass: [`DiskCapacity::admit`] computes every bound, and is
-/// cubic in the reservations.
+/// The test of a candidate takes one pass: the full admission
+/// ([`DiskCapacity::admit`](crate::DiskCapacity::admit)) computes every bound, and is cubic in the
+/// reservations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ledger {
     all: Vec<Entry>,
@@ -46,10 +49,28 @@ impl Demand {
 }
 
 impl Ledger {
-    /// Whether the reservation fits beside those that are there.
+    /// Whether all of these fit beside those that are there.
     #[must_use]
-    pub fn fits(&self, disk: &DiskCapacity, r: &Reserve) -> bool {
-        let room = disk.room();
+    pub fn fit<'r>(&self, room: EdfRoom, all: impl IntoIterator<Item = &'r Reserve>) -> bool {
+        let mut all = all.into_iter();
+        let Some(first) = all.next() else { return true };
+        if !self.fits(room, first) {
+            return false;
+        }
+        let Some(second) = all.next() else { return true };
+        let mut with = self.clone();
+        with.insert(first);
+        std::iter::once(second).chain(all).all(|r| {
+            let fits = with.fits(room, r);
+            with.insert(r);
+            fits
+        })
+    }
+
+    /// Whether the reservation fits beside those that are there. `room` is that of the device or
+    /// the link.
+    #[must_use]
+    pub fn fits(&self, room: EdfRoom, r: &Reserve) -> bool {
         let new = Entry::from(r);
         let mut demand = Demand::default();
         let mut earlier = true;

@@ -2,24 +2,25 @@
 //! measured devices, the contracts and a candidate.
 //!
 //! A *contract* is what one VM is promised: the I/O domain's reservation for its targets on each
-//! disk ([`reserve()`]), and a share of each CPU. The disk's test is the scheduler's own admission
-//! (`rtvirtio_sched::bound`); so the answer is about disks that the I/O domain serves, and about
-//! CPU contracts. The kernel's knobs (weights, elevators) promise nothing that could be admitted;
-//! what they bring is the planner's to predict.
+//! disk ([`reserve()`]) and of each network's link ([`link_reserve()`]), and a share of each CPU.
+//! The tests of disks and networks are the scheduler's own admission (`rtvirtio_sched::bound`); so
+//! the answer is about disks and networks that the I/O domain serves, and about CPU contracts. The
+//! kernel's knobs (weights, elevators) promise nothing that could be admitted; what they bring is
+//! the planner's to predict.
 //!
 //! Cluster engines know capacity as integers that they add up. [`Scalars`] are such integers, per
-//! disk and for the CPU, with one property: contracts whose sum is within the limits are admitted.
-//! The reverse does not hold; [`Ledger`] makes the exact test, in time that grows with the
-//! contracts of one host.
-//!
-//! A spec knows no networks yet, so there is no scalar for them.
+//! disk, per network and for the CPU, with one property: contracts whose sum is within the limits
+//! are admitted. The reverse does not hold; [`Ledger`] makes the exact test, in time that grows
+//! with the contracts of one host.
 
 mod contract;
 mod cpu;
 mod device;
 mod disk;
 mod ledger;
+mod network;
 mod node;
+mod refused;
 mod reserve;
 mod scalar;
 
@@ -28,6 +29,10 @@ pub use cpu::{ROUNDING, fits};
 pub use device::{DeviceError, DeviceModel};
 pub use disk::DiskCapacity;
 pub use ledger::Ledger;
-pub use node::{Admission, Disk, Node, Refused, admit};
+pub use network::{
+    LINK_HEADROOM, LinkReserve, Network, NoPromise, OnNetwork, frame_limits, frames_held_back, link_reserve,
+};
+pub use node::{Admission, Disk, Node, admit};
+pub use refused::Refused;
 pub use reserve::{Options, Reserve, Shape, has_closed_loop_target, promised, reserve, tightest};
 pub use scalar::{Permille, Scalars, WHOLE};

@@ -1,13 +1,15 @@
 //! A host, and the full admission of a contract beside those in force.
 
 use rtvirtio_model::Profile;
-use rtvirtio_sched::bound::{Refusal, discard_clause};
-use rtvirtio_units::{Nanos, Ratio};
+use rtvirtio_sched::bound::Refusal;
+use rtvirtio_units::Ratio;
 use serde::Serialize;
 
 use crate::contract::{Contract, OnDisk, Unpromised};
 use crate::cpu::fits;
 use crate::disk::{DiskCapacity, NoTimeLeft};
+use crate::network::{Network, NoPromise, OnNetwork};
+use crate::refused::Refused;
 use crate::scalar::{Permille, Scalars};
 use crate::{DeviceError, DeviceModel, Options, Reserve, Shape};
 
@@ -16,6 +18,8 @@ use crate::{DeviceError, DeviceModel, Options, Reserve, Shape};
 pub struct Node {
     /// Its disks.
     pub disks: Vec<Disk>,
+    /// Its networks.
+    pub networks: Vec<Network>,
     /// Share of each CPU for contracts, what others have taken of it left out.
     pub cpu: Ratio,
 }
@@ -49,6 +53,13 @@ impl Disk {
             shapes: shapes.into_iter().map(|s| DiskCapacity::new(device, options, s)).collect(),
             chosen: 0,
         }
+    }
+
+    /// The device's name in its profile, such as that of the kernel; that of the twin where it is
+    /// declared.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        self.capacity().device_name()
     }
 
     /// The device under the shape that scalars are of.
@@ -114,77 +125,6 @@ impl Admission {
     }
 }
 
-/// Why a candidate is refused.
-#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
-#[serde(rename_all = "snake_case", tag = "reason")]
-#[non_exhaustive]
-pub enum Refused {
-    /// The host has no such disk.
-    #[error("the host has no disk {device}: it has {known}")]
-    NoDisk {
-        /// As the spec names it.
-        device: String,
-        /// Names of the host's disks.
-        known: String,
-    },
-    /// The guest's own part takes the whole target.
-    #[error("the guest's own part takes {guest} of the target of {target} already")]
-    NoTimeLeft {
-        /// The target.
-        target: Nanos,
-        /// The guest's part.
-        guest: Nanos,
-    },
-    /// More device time is asked for than there is.
-    #[error("{disk}: contracts would take {asked:.1} % of its time, and it can give {available:.1} %")]
-    DeviceTime {
-        /// The disk.
-        disk: String,
-        /// Sum of the rates, in percent of one server.
-        asked: f64,
-        /// What it can serve, in percent of one server.
-        available: f64,
-    },
-    /// A worst case that is too long.
-    #[error(
-        "{disk}: {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind pieces that the device holds already and {latency} for \
-         its own stalls{}",
-        discard_clause(*.discard)
-    )]
-    Deadline {
-        /// The disk.
-        disk: String,
-        /// The VM whose promise would break: the candidate, or one in force.
-        vm: String,
-        /// What is to be promised for the device's part.
-        deadline: Nanos,
-        /// The shortest that could be.
-        needed: Nanos,
-        /// Behind pieces at the device, a part of it.
-        blocking: Nanos,
-        /// The device's own stalls, a part of it.
-        latency: Nanos,
-        /// Behind a piece of a discard, a part of it.
-        discard: Nanos,
-    },
-    /// Another reason of the scheduler's admission.
-    #[error("{disk}: {why}")]
-    Other {
-        /// The disk.
-        disk: String,
-        /// Its words.
-        why: String,
-    },
-    /// More of each CPU than there is.
-    #[error("contracts would take {:.1} % of each CPU, and {:.1} % are there for them", 100.0 * .asked, 100.0 * .available)]
-    Cpu {
-        /// Sum of the shares, the candidate's included.
-        asked: f64,
-        /// Share that contracts may have.
-        available: f64,
-    },
-}
-
 /// Whether a host can promise a candidate beside the contracts in force.
 ///
 /// The disks' test is the scheduler's admission, under any one of the shapes that the I/O domain
@@ -194,11 +134,13 @@ pub enum Refused {
 pub fn admit(node: &Node, in_force: &[&Contract], candidate: &Contract) -> Admission {
     let mut all: Vec<&Contract> = in_force.to_vec();
     all.push(candidate);
-    let refused = disks_of(node, candidate).err().or_else(|| {
+    let refused = disks_of(node, candidate).err().or_else(|| networks_of(node, candidate).err());
+    let refused = refused.or_else(|| {
         let disks = (0..node.disks.len()).find_map(|i| refused_by(node, i, &all));
-        disks.or_else(|| by_cpu(node, &all))
+        let networks = || (0..node.networks.len()).find_map(|i| refused_by_link(node, i, &all));
+        disks.or_else(networks).or_else(|| by_cpu(node, &all))
     });
-    let mut taken = Scalars::none(node.disks.len());
+    let mut taken = node.nothing();
     in_force.iter().for_each(|c| taken.add(&node.scalars(c)));
     Admission { refused, in_force: taken, takes: node.scalars(candidate), unpromised: candidate.unpromised() }
 }
@@ -207,6 +149,46 @@ pub fn admit(node: &Node, in_force: &[&Contract], candidate: &Contract) -> Admis
 fn disks_of(node: &Node, contract: &Contract) -> Result<Vec<usize>, Refused> {
     let find = |of: &OnDisk| node.disk(of.device.as_deref());
     contract.disks.iter().map(find).collect()
+}
+
+/// The host's networks that a contract means, in the order of its parts.
+fn networks_of(node: &Node, contract: &Contract) -> Result<Vec<usize>, Refused> {
+    let find = |of: &OnNetwork| node.network(of.network.as_deref());
+    contract.networks.iter().map(find).collect()
+}
+
+/// Why a link cannot carry all contracts.
+fn refused_by_link(node: &Node, network: usize, all: &[&Contract]) -> Option<Refused> {
+    let on = |c: &&Contract| -> Option<(String, OnNetwork)> {
+        let of = c.networks.iter().find(|n| node.network(n.network.as_deref()) == Ok(network))?;
+        Some((c.vm.clone(), of.clone()))
+    };
+    let vms: Vec<(String, OnNetwork)> = all.iter().filter_map(on).collect();
+    admit_flows(&node.networks[network], &vms, &node.network_name(network)).err()
+}
+
+fn admit_flows(link: &Network, vms: &[(String, OnNetwork)], network: &str) -> Result<(), Refused> {
+    let mut ports = Vec::new();
+    for (vm, of) in vms {
+        let (network, vm) = (network.to_owned(), vm.clone());
+        ports.push(link.reserves(of).map_err(|why| match why {
+            NoPromise::Frame { frame, largest } => Refused::Frame { network, vm, frame, largest },
+            NoPromise::HeldBack { target, held } => Refused::HeldBack { network, vm, target, held },
+            NoPromise::Burst { burst } => {
+                let why = format!("{vm}: {burst} of the link at once, more than the scheduler counts");
+                Refused::Other { disk: network, why }
+            }
+        })?);
+    }
+    let network = network.to_owned();
+    link.admit(&ports).map_err(|refusal| match refusal {
+        Refusal::Rate { reserved, available } => Refused::LinkRate { network, asked: reserved, available },
+        Refusal::Deadline { vm, deadline, needed, blocking, latency, .. } => {
+            let vm = vms.get(vm).map_or_else(String::new, |(name, _)| name.clone());
+            Refused::LinkDeadline { network, vm, deadline, needed, blocking, latency }
+        }
+        other => Refused::Other { disk: network, why: other.to_string() },
+    })
 }
 
 fn by_cpu(node: &Node, all: &[&Contract]) -> Option<Refused> {
@@ -258,19 +240,13 @@ fn admit_all(capacity: &DiskCapacity, vms: &[OnDisk], disk: &str) -> Result<(), 
     })
 }
 
-impl Refused {
-    /// How far from being admitted: 1 is at the edge.
-    fn distance(&self) -> f64 {
-        match self {
-            Self::DeviceTime { asked, available, .. } => asked / available.max(1e-9),
-            Self::Deadline { deadline, needed, .. } => needed.0 as f64 / deadline.0.max(1) as f64,
-            Self::Cpu { asked, available } => asked / available.max(1e-9),
-            _ => f64::INFINITY,
-        }
-    }
-}
-
 impl Node {
+    /// Nothing of its resources.
+    #[must_use]
+    pub fn nothing(&self) -> Scalars {
+        Scalars::none(self.disks.len(), self.networks.len())
+    }
+
     /// The position of the disk that a spec means: by its name, and the only one by any.
     ///
     /// # Errors
@@ -293,6 +269,38 @@ impl Node {
         self.disks.get(disk).and_then(|d| d.name.clone()).unwrap_or_else(|| "disk".to_owned())
     }
 
+    /// The position of the network that a spec means, as [`Node::disk`].
+    ///
+    /// # Errors
+    /// [`Refused::NoNetwork`].
+    pub fn network(&self, name: Option<&str>) -> Result<usize, Refused> {
+        if let ([_], None) = (self.networks.as_slice(), name) {
+            return Ok(0);
+        }
+        let found = self.networks.iter().position(|n| n.name.as_deref() == name);
+        found.ok_or_else(|| {
+            let known: Vec<String> = (0..self.networks.len()).map(|i| self.network_name(i)).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Refused::NoNetwork { network: name.unwrap_or("without a name").to_owned(), known }
+        })
+    }
+
+    /// A network's name for people.
+    #[must_use]
+    pub fn network_name(&self, network: usize) -> String {
+        self.networks.get(network).and_then(|n| n.name.clone()).unwrap_or_else(|| "network".to_owned())
+    }
+
+    /// What a contract needs on each network; `None` where the host refuses it even alone.
+    #[must_use]
+    pub fn link_needs(&self, contract: &Contract) -> Option<Vec<Vec<Reserve>>> {
+        let mut all = vec![Vec::new(); self.networks.len()];
+        for (of, network) in contract.networks.iter().zip(networks_of(self, contract).ok()?) {
+            all[network] = self.networks[network].reserves(of).ok()?.into_iter().flatten().collect();
+        }
+        Some(all)
+    }
+
     /// What a contract needs on each disk under its chosen shape; `None` where the host refuses it
     /// even alone.
     #[must_use]
@@ -307,7 +315,7 @@ impl Node {
     /// What a contract takes, as integers. More than a whole where the host refuses it even alone.
     #[must_use]
     pub fn scalars(&self, contract: &Contract) -> Scalars {
-        let mut taken = Scalars::none(self.disks.len());
+        let mut taken = self.nothing();
         let never = Permille::taken(f64::INFINITY);
         match self.needs(contract) {
             None => taken.disks.iter_mut().for_each(|d| *d = never),
@@ -317,6 +325,19 @@ impl Node {
                     *taken = need.map_or(Permille(0), |r| Permille::taken(part(r)));
                 }
             }
+        }
+        match self.link_needs(contract) {
+            None => taken.networks.iter_mut().for_each(|n| *n = never),
+            Some(needs) => {
+                for ((taken, need), network) in taken.networks.iter_mut().zip(needs).zip(&self.networks) {
+                    *taken = Permille::taken(network.part(&need).unwrap_or(f64::INFINITY));
+                }
+            }
+        }
+        // A contract on a disk or network that is not there fits nowhere, whatever else there is.
+        if networks_of(self, contract).is_err() || disks_of(self, contract).is_err() {
+            taken.cpu = never;
+            return taken;
         }
         // A host that gives nothing admits a share of nothing only. Admission forgives more than a
         // thousand contracts could gain here, and all of a host's share is a whole.

@@ -53,28 +53,36 @@ impl std::iter::Sum for Permille {
 pub struct Scalars {
     /// Of each disk, in the host's order.
     pub disks: Vec<Permille>,
+    /// Of each network, in the host's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<Permille>,
     /// Of the share of each CPU that contracts may have.
     pub cpu: Permille,
 }
 
 impl Scalars {
-    /// Nothing of a host with so many disks.
+    /// Nothing of a host with so many disks and networks.
     #[must_use]
-    pub fn none(disks: usize) -> Self {
-        Self { disks: vec![Permille(0); disks], cpu: Permille(0) }
+    pub fn none(disks: usize, networks: usize) -> Self {
+        Self { disks: vec![Permille(0); disks], networks: vec![Permille(0); networks], cpu: Permille(0) }
     }
 
     /// Adds what another contract takes of the same host.
     pub fn add(&mut self, other: &Self) {
-        self.disks.iter_mut().zip(&other.disks).for_each(|(a, b)| *a = *a + *b);
+        self.parts(other).for_each(|(a, b)| *a = *a + *b);
         self.cpu = self.cpu + other.cpu;
     }
 
     /// Takes away what one of them takes.
     pub fn subtract(&mut self, other: &Self) {
         let less = |a: Permille, b: Permille| Permille(a.0.saturating_sub(b.0));
-        self.disks.iter_mut().zip(&other.disks).for_each(|(a, b)| *a = less(*a, *b));
+        self.parts(other).for_each(|(a, b)| *a = less(*a, *b));
         self.cpu = less(self.cpu, other.cpu);
+    }
+
+    fn parts<'s>(&'s mut self, other: &'s Self) -> impl Iterator<Item = (&'s mut Permille, &'s Permille)> {
+        let networks = self.networks.iter_mut().zip(&other.networks);
+        self.disks.iter_mut().zip(&other.disks).chain(networks)
     }
 
     /// Whether contracts with this sum are admitted for sure.
@@ -86,7 +94,7 @@ impl Scalars {
     /// Of the resource that is nearest to its end.
     #[must_use]
     pub fn largest(&self) -> Permille {
-        self.disks.iter().copied().fold(self.cpu, Permille::max)
+        self.disks.iter().chain(&self.networks).copied().fold(self.cpu, Permille::max)
     }
 }
 

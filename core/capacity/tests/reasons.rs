@@ -7,7 +7,7 @@ use rtvirtio_units::{Bytes, Ratio};
 
 fn node(cpu: f64) -> Node {
     let device = DeviceModel::declared("qlc-nvme", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
-    Node { disks: vec![Disk::new(None, &device, &Options::default())], cpu: Ratio(cpu) }
+    Node { disks: vec![Disk::new(None, &device, &Options::default())], networks: Vec::new(), cpu: Ratio(cpu) }
 }
 
 fn contract(more: &str) -> Contract {

@@ -61,12 +61,18 @@ fn contract(i: usize, a: &Asked) -> Contract {
         flows: Vec::new(),
         tasks: vec![task],
     };
-    Contract { vm: name, disks: vec![OnDisk { device: None, vm }], cpu: Some(Ratio(a.cpu)) }
+    Contract {
+        vm: name,
+        disks: vec![OnDisk { device: None, vm }],
+        networks: Vec::new(),
+        received: Vec::new(),
+        cpu: Some(Ratio(a.cpu)),
+    }
 }
 
 /// The contracts that sums let in one after the other, and the sum.
 fn by_sums<'c>(node: &Node, contracts: &'c [Contract]) -> (Vec<&'c Contract>, Scalars) {
-    let (mut placed, mut sum) = (Vec::new(), Scalars::none(1));
+    let (mut placed, mut sum) = (Vec::new(), Scalars::none(1, 0));
     for c in contracts {
         let mut with = sum.clone();
         with.add(&node.scalars(c));
@@ -93,7 +99,7 @@ proptest! {
         let mut disk = Disk::new(None, &device, &Options::default());
         let on: Vec<&OnDisk> = contracts.iter().flat_map(|c| &c.disks).collect();
         disk.choose(&on);
-        let node = Node { disks: vec![disk], cpu: Ratio(cpu) };
+        let node = Node { disks: vec![disk], networks: Vec::new(), cpu: Ratio(cpu) };
         let (placed, _) = by_sums(&node, &contracts);
         // Every prefix, so that each was admitted beside those before it.
         for n in 1..=placed.len() {
@@ -121,12 +127,12 @@ proptest! {
             let mut with = placed.clone();
             with.push(r);
             let admitted = disk.admit(&with).is_ok();
-            let fits = ledger.fits(&disk, &r);
+            let fits = ledger.fits(disk.room(), &r);
             // Equal but for what rounding may eat.
             prop_assert!(!fits || admitted);
             if admitted != fits {
                 let later = Reserve { deadline: Nanos(r.deadline.0 + 2), ..r };
-                prop_assert!(ledger.fits(&disk, &later) || !placed.is_empty());
+                prop_assert!(ledger.fits(disk.room(), &later) || !placed.is_empty());
             }
             if fits {
                 ledger.insert(&r);

@@ -50,7 +50,7 @@ pub use config::{Config, ConfigError, Policy, VmConfig};
 pub use cost::{Cost, Line};
 pub use cpu_budget::{CpuBudget, CpuCounters, CpuLimit, CpuLimitError};
 pub use deallocation::DeallocationStatus;
-pub use link::VirtualLink;
+pub use link::{CATCH_UP, LINK_SHARE, LINK_STALL, LINK_WINDOW, Link, VirtualLink};
 pub use meter::{Contract, Meter};
 pub use priority::{Class, Priority, PriorityRule};
 pub use request::{Direction, Op, Piece, Request};

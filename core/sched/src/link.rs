@@ -9,9 +9,85 @@
 
 use std::collections::VecDeque;
 
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Bytes, BytesPerSec, Nanos, WIRE_OVERHEAD};
 
+use crate::bound::{self, Deallocations, Flow};
+use crate::bucket::Reservation;
+use crate::cost::Line;
 use crate::request::Piece;
+
+/// Share of the link that is used: the queue is here and not in the interface behind, whose clock
+/// may be slower than declared.
+pub const LINK_SHARE: f64 = 0.99;
+/// Frames that the interface has at once.
+pub const LINK_WINDOW: u32 = 2;
+/// Time that the thread catches up after it was late.
+pub const CATCH_UP: Nanos = Nanos::from_micros(500);
+/// Longest time in which the host does not run the thread, where nothing else is known.
+pub const LINK_STALL: Nanos = Nanos::from_micros(500);
+
+/// A link as its scheduler and its admission count it: the device time of a frame is its time on
+/// the wire.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Its rate, of which [`LINK_SHARE`] is used.
+    pub rate: BytesPerSec,
+    /// Longest time in which the host does not run the thread that sends.
+    pub stall: Nanos,
+    /// Largest frame of any port, in bytes without its FCS.
+    pub largest_frame: u64,
+}
+
+impl Link {
+    fn ns_per_byte(&self) -> f64 {
+        1e9 / (self.rate.0 * LINK_SHARE)
+    }
+
+    /// Time of a frame on the link.
+    #[must_use]
+    pub fn line(&self) -> Line {
+        let ns = self.ns_per_byte();
+        Line {
+            base_ns: (ns * WIRE_OVERHEAD as f64).ceil() as u64,
+            per_mib_ns: (ns * 1_048_576.0).ceil() as u64,
+        }
+    }
+
+    /// A part of the link, from bytes on the wire. Rounded up: a reservation covers what it says.
+    #[must_use]
+    pub fn reservation(&self, rate: BytesPerSec, burst: Bytes, deadline: Nanos) -> Reservation {
+        let ns = self.ns_per_byte();
+        let whole = |v: f64| v.ceil() as u64;
+        Reservation { rate: whole(rate.0 * ns), burst: whole(burst.0 as f64 * ns), deadline }
+    }
+
+    /// For bounds. What is caught up may wait in the interface behind.
+    #[must_use]
+    pub fn device(stall: Nanos) -> bound::Device {
+        let latency = Nanos(stall.0.saturating_add(CATCH_UP.0));
+        let deallocations = Deallocations::default();
+        bound::Device { parallel: 1, window: LINK_WINDOW, latency, stretch: 1.0, deallocations }
+    }
+
+    /// Demand of one port: what it reserves, and what it may send beyond that. `piece` is the time
+    /// of the network's largest frame, in ns.
+    pub fn demand(
+        piece: f64,
+        port: usize,
+        weight: u32,
+        reservations: [Option<Reservation>; 2],
+    ) -> impl Iterator<Item = Flow> {
+        let free = Flow { vm: port, rate: 0.0, burst: 0.0, piece, outstanding: None, deadline: None, weight };
+        let reserved = reservations.into_iter().flatten().map(move |r| Flow {
+            rate: r.rate as f64 / 1e9,
+            burst: r.burst as f64,
+            deadline: Some(r.deadline),
+            piece: piece.min(r.burst as f64),
+            ..free
+        });
+        std::iter::once(free).chain(reserved)
+    }
+}
 
 /// The frames that the link transmits.
 #[derive(Clone, Debug)]

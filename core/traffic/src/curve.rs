@@ -34,6 +34,16 @@ impl Arrival {
         }
     }
 
+    /// Longest time for which a token bucket of this curve holds back traffic with this burst and
+    /// no higher rate, in seconds: the largest horizontal distance of the curves,
+    /// `(burst - b) / rate` and `(burst - piece) / peak` (Le Boudec and Thiran, section 1.5).
+    #[must_use]
+    pub fn holds_back(&self, burst: f64) -> f64 {
+        let long = (burst - self.burst) / self.rate;
+        let short = self.peak.map_or(0.0, |(peak, piece)| (burst - piece) / peak);
+        long.max(short).max(0.0)
+    }
+
     /// The most by which this curve exceeds `other` in any interval; `None` when that grows without
     /// end.
     ///

@@ -16,8 +16,9 @@ use std::path::Path;
 
 pub use error::FileError;
 pub use network::{FrameCap, Network, Port, RateConfig, UplinkKind};
-pub use network_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW, OFFLOADED_FRAME, TURN};
+pub use network_sched::{OFFLOADED_FRAME, TURN};
 pub use paths::{NamedPath, PathKind, parent_dir};
+pub use rtvirtio_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW};
 pub use rtvirtio_units::{Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
 pub use schema::{
     CapConfig, CostConfig, Device, Disk, File, Format, GuestPriorityConfig, LineConfig, Poll, Power,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use rtvirtio_sched::Policy;
+use rtvirtio_sched::{LINK_STALL, Policy};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, Nanos, Ratio};
 use serde::Deserialize;
 
@@ -65,7 +65,7 @@ fn default_policy() -> Policy {
 }
 
 fn default_stall() -> Nanos {
-    Nanos::from_micros(500)
+    LINK_STALL
 }
 
 fn default_cpu_period() -> Nanos {

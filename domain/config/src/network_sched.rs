@@ -3,10 +3,10 @@
 //! Toward the link the device time of a frame is its time on the wire. Toward the VMs it is the
 //! time of the copy, of which every frame has the same estimate.
 
-use rtvirtio_sched::bound::{self, Deallocations, Flow, Refusal};
+use rtvirtio_sched::bound::{self, Flow, Refusal};
 use rtvirtio_sched::{
-    Bucket, Cap, Config, Cost, CpuLimit, CpuLimitError, Line, Policy, PriorityRule, Reservation, Tspec,
-    VmConfig, WindowConfig,
+    Bucket, Cap, Config, Cost, CpuLimit, CpuLimitError, LINK_SHARE, LINK_WINDOW, Line, Link, Policy,
+    PriorityRule, Reservation, Tspec, VmConfig, WindowConfig,
 };
 use rtvirtio_units::{BytesPerSec, Iops, Nanos, Ratio, SHORTEST_FRAME, WIRE_OVERHEAD};
 
@@ -14,13 +14,6 @@ use crate::error::FileError;
 use crate::network::{FrameCap, Network, Port, RateConfig};
 use crate::rate;
 
-/// Share of the link that is used: the queue is here and not in the interface behind, whose clock
-/// may be slower than declared.
-pub const LINK_SHARE: f64 = 0.99;
-/// Frames that the interface has at once.
-pub const LINK_WINDOW: u32 = 2;
-/// Time that the thread catches up after it was late.
-pub const CATCH_UP: Nanos = Nanos::from_micros(500);
 /// Largest frame with segmentation offload, in bytes.
 pub const OFFLOADED_FRAME: u64 = 68 << 10;
 /// Longest time of the thread for one port in a round: what it fetches, sends, reads and delivers.
@@ -37,18 +30,15 @@ impl Network {
         u64::from(self.mtu) + 22
     }
 
-    /// Nanoseconds of a byte on the link, of which [`LINK_SHARE`] is used.
-    fn ns_per_byte(&self) -> Option<f64> {
-        self.link.map(|link| 1e9 / (link.0 * LINK_SHARE))
+    /// The link as its scheduler counts it; `None` without a rate.
+    fn wire(&self) -> Option<Link> {
+        self.link.map(|rate| Link { rate, stall: self.stall, largest_frame: self.largest_frame() })
     }
 
     /// Time of a frame on the link.
     #[must_use]
     pub fn line(&self) -> Line {
-        self.ns_per_byte().map_or(COPY, |ns| Line {
-            base_ns: (ns * WIRE_OVERHEAD as f64).ceil() as u64,
-            per_mib_ns: (ns * 1_048_576.0).ceil() as u64,
-        })
+        self.wire().map_or(COPY, |link| link.line())
     }
 
     /// Whether large TCP segments pass a port as they are: to its VM, and from it. Not where they
@@ -97,47 +87,18 @@ impl Network {
     }
 
     fn reservation(&self, config: RateConfig) -> Option<Reservation> {
-        let ns = self.ns_per_byte()?;
-        // Rounded up: a reservation covers what it says.
-        let whole = |v: f64| v.ceil() as u64;
-        Some(Reservation {
-            rate: whole(config.rate.0 * ns),
-            burst: whole(config.burst.0 as f64 * ns),
-            deadline: config.deadline,
-        })
+        Some(self.wire()?.reservation(config.rate, config.burst, config.deadline))
     }
 
     /// Demand of the ports on the link. Each may send more than it reserves.
     fn demand(&self, sched: &Config) -> Vec<Flow> {
         let largest = self.line().of(self.largest_frame()) as f64;
-        let mut flows = Vec::new();
-        for (vm, config) in sched.vms.iter().enumerate() {
-            let free = Flow {
-                vm,
-                rate: 0.0,
-                burst: 0.0,
-                piece: largest,
-                outstanding: None,
-                deadline: None,
-                weight: config.weight,
-            };
-            flows.push(free);
-            flows.extend([config.urgent, config.normal].into_iter().flatten().map(|r| Flow {
-                rate: r.rate as f64 / 1e9,
-                burst: r.burst as f64,
-                deadline: Some(r.deadline),
-                piece: largest.min(r.burst as f64),
-                ..free
-            }));
-        }
-        flows
+        let of = |(port, c): (usize, &VmConfig)| Link::demand(largest, port, c.weight, [c.urgent, c.normal]);
+        sched.vms.iter().enumerate().flat_map(of).collect()
     }
 
     fn bound_device(&self) -> bound::Device {
-        // What is caught up may wait in the interface behind.
-        let latency = Nanos(self.stall.0 + CATCH_UP.0);
-        let deallocations = Deallocations::default();
-        bound::Device { parallel: 1, window: LINK_WINDOW, latency, stretch: 1.0, deallocations }
+        Link::device(self.stall)
     }
 
     /// Admission: whether every reservation's deadline is kept in the worst case.

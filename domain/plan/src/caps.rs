@@ -1,9 +1,10 @@
 //! A spec's `traffic` as caps of the domain's disks and ports, and what they add to the bounds of
 //! the VM that they hold.
 
+use rtvirtio_capacity::{frame_limits, frames_held_back};
 use rtvirtio_domain_config::FrameCap;
 use rtvirtio_spec::{Flow, Task, Vm};
-use rtvirtio_traffic::{Arrival, Direction, Place, Tspec, Unit, compile};
+use rtvirtio_traffic::{Direction, Place, Tspec, Unit, compile};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos};
 
 /// Keys of the VM's disk, one a line.
@@ -34,9 +35,7 @@ fn disk_limits(vm: &Vm) -> impl Iterator<Item = (Direction, Tspec)> {
 /// Longest time for which the VM's own caps hold one of its requests back, when its guest stands
 /// still for `catch_up` and then makes up for it; `None` when nothing bounds that.
 ///
-/// The delay of a token bucket with arrivals of rate R and burst B: the largest horizontal distance
-/// of the curves, `(B - burst) / rate` and `(B - largest) / peak` (Le Boudec and Thiran, Network
-/// Calculus, section 1.5).
+/// See [`Arrival::holds_back`](rtvirtio_traffic::Arrival::holds_back).
 pub(crate) fn held_back(vm: &Vm, catch_up: Nanos) -> Option<Nanos> {
     let mut longest = 0.0f64;
     for (direction, tspec) in disk_limits(vm) {
@@ -56,7 +55,7 @@ pub(crate) fn held_back(vm: &Vm, catch_up: Nanos) -> Option<Nanos> {
         if rate > cap.rate {
             return None;
         }
-        longest = longest.max(delay(burst, &cap));
+        longest = longest.max(cap.holds_back(burst));
     }
     Some(Nanos::from_secs_f64(longest))
 }
@@ -73,13 +72,10 @@ pub(crate) struct PortCaps {
     sent: Option<Tspec>,
 }
 
-/// The caps of a VM's port. A bucket of bytes that does not hold the network's largest frame would
-/// never let one go, so a smaller burst becomes one frame.
+/// The caps of a VM's port.
 pub(crate) fn port_caps(vm: &Vm, largest_frame: u64) -> PortCaps {
     let mut of = PortCaps::default();
-    for (direction, asked) in Tspec::all(&vm.traffic).filter(|(direction, _)| !direction.is_disk()) {
-        let largest = if asked.unit == Unit::Bytes { largest_frame } else { 1 };
-        let tspec = Tspec { burst: asked.burst.max(largest), largest, ..asked };
+    for (direction, tspec) in frame_limits(&vm.traffic, largest_frame) {
         let compiled = match compile(&tspec, direction, &Place::IoDomain) {
             Ok(compiled) => compiled,
             Err(e) => {
@@ -117,22 +113,8 @@ impl PortCaps {
         flows: impl Iterator<Item = &'f Flow>,
         stall: Nanos,
     ) -> Option<Nanos> {
-        let Some(tspec) = self.sent else { return Some(Nanos(0)) };
-        let (mut rate, mut burst) = (0.0, 0.0);
-        for flow in flows {
-            let each = if tspec.unit == Unit::Bytes { flow.frame.0 as f64 } else { 1.0 };
-            rate += flow.rate.0 * each;
-            burst += (f64::from(flow.burst) + (flow.rate.0 * stall.as_secs_f64()).ceil()) * each;
-        }
-        let cap = tspec.arrival();
-        (rate <= cap.rate).then(|| Nanos::from_secs_f64(delay(burst, &cap)))
+        frames_held_back(self.sent.as_ref(), flows, stall)
     }
-}
-
-fn delay(burst: f64, cap: &Arrival) -> f64 {
-    let long = (burst - cap.burst) / cap.rate;
-    let short = cap.peak.map_or(0.0, |(peak, piece)| (burst - piece) / peak);
-    long.max(short).max(0.0)
 }
 
 fn moves(task: &Task, direction: Direction) -> bool {

@@ -16,11 +16,11 @@ mod plan;
 mod simulate;
 mod text;
 
-pub use network::{FlowPromise, LinkReserve, NetworkPlan, PortPlan, plan_networks};
+pub use network::{FlowPromise, NetworkPlan, PortPlan, plan_networks};
 pub use network_simulate::{FlowOutcome, NetworkSimulation};
 pub use network_tc::tc_script;
 pub use path::{PartPromise, PathPromise};
 pub use plan::{DomainPlan, TaskPromise, VmPlan, plan};
-pub use rtvirtio_capacity::{DeviceError, DeviceModel, Options};
+pub use rtvirtio_capacity::{DeviceError, DeviceModel, LinkReserve, Options};
 pub use simulate::{Simulation, TaskOutcome, Traffic};
 pub use text::DiskPlace;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use rtvirtio_capacity::{LinkReserve, link_reserve};
 use rtvirtio_domain_config::{Network, Port, RateConfig, UplinkKind};
 use rtvirtio_spec::{Direction, Flow, HostSpec, Mark, Target, Uplink, Vm};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
@@ -10,8 +11,6 @@ use serde::Serialize;
 use crate::caps::{PortCaps, port_caps};
 use crate::network_refusal::{RefusedClass, refusals};
 
-/// What is reserved, of what the spec declares.
-pub(crate) const HEADROOM: f64 = 1.1;
 const HELD_BACK: &str = "its VM's own traffic limit is below what its flows send, so nothing bounds how long it holds a frame back: raise the limit, \
      or lower the rates of the flows";
 const UNPROMISED_RX: &str = "frames to a VM have no reservation: those that the link brings are delivered in turn, and a cap on the others' \
@@ -36,17 +35,6 @@ pub struct PortPlan {
     /// Limits of its VM's traffic that are no caps, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused_caps: Vec<String>,
-}
-
-/// A part of the link, counted on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct LinkReserve {
-    /// Bytes per second.
-    pub rate: BytesPerSec,
-    /// Burst.
-    pub burst: Bytes,
-    /// Longest time until a frame within rate and burst has left.
-    pub deadline: Nanos,
 }
 
 /// The bound of a flow, against its target.
@@ -186,9 +174,11 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
     let mut refused = Vec::new();
     for (deadline, port, class) in wanted {
         let (vm, nic) = vms[port];
-        let rate = reservation(sent(vm, nic).filter(|flow| Class::of(flow) == class), deadline, config.stall);
+        let of_class = sent(vm, nic).filter(|flow| Class::of(flow) == class);
+        let LinkReserve { rate, burst, .. } = link_reserve(of_class, deadline, stall);
+        let reserve = Some(LinkReserve { rate, burst, deadline });
+        let rate = RateConfig { rate, burst, deadline };
         *class.reserve(&mut config.ports[port]) = Some(rate);
-        let reserve = Some(LinkReserve { rate: rate.rate, burst: rate.burst, deadline });
         match (config.check(), class) {
             (Ok(()), Class::Urgent) => ports[port].urgent = reserve,
             (Ok(()), Class::Normal) => ports[port].reserve = reserve,
@@ -237,18 +227,6 @@ fn unplanned(vm: &Vm, port: &Port, caps: &PortCaps) -> PortPlan {
 /// What a VM sends through a port.
 fn sent(vm: &Vm, nic: usize) -> impl Iterator<Item = &Flow> {
     vm.flows.iter().filter(move |flow| flow.nic == nic && flow.direction == Direction::Tx)
-}
-
-/// What covers all these flows: those without a target use the reservation too. The frames of a
-/// stall, of the domain's thread or of a vCPU, come at once.
-fn reservation<'f>(flows: impl Iterator<Item = &'f Flow>, deadline: Nanos, stall: Nanos) -> RateConfig {
-    let (mut rate, mut burst) = (0.0, 0.0);
-    for flow in flows {
-        let wire = flow.on_the_wire().0 as f64;
-        rate += flow.rate.0 * wire;
-        burst += (f64::from(flow.burst) + (flow.rate.0 * stall.as_secs_f64()).ceil()) * wire;
-    }
-    RateConfig { rate: BytesPerSec((rate * HEADROOM).ceil()), burst: Bytes(burst.ceil() as u64), deadline }
 }
 
 fn promise(

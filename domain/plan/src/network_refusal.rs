@@ -1,10 +1,11 @@
 //! Why flows of a network get no reservation, and what they could have.
 
+use rtvirtio_capacity::LINK_HEADROOM;
 use rtvirtio_domain_config::{FileError, Network, RateConfig};
 use rtvirtio_sched::bound::Refusal;
 use rtvirtio_units::Nanos;
 
-use crate::network::{Class, FlowPromise, HEADROOM};
+use crate::network::{Class, FlowPromise};
 
 /// Longest target of a spec.
 const LONGEST: Nanos = Nanos(3_600_000_000_000);
@@ -57,7 +58,7 @@ impl RefusedClass {
         let left = config.unreserved();
         let needed = format!(
             "with {:.0} % more for what the spec does not name, the frames need {} on the wire, and {} of the link are left",
-            (HEADROOM - 1.0) * 100.0,
+            (LINK_HEADROOM - 1.0) * 100.0,
             bits(self.rate.rate.0),
             bits(left)
         );

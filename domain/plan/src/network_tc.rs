@@ -5,9 +5,10 @@
 
 use std::fmt::Write as _;
 
+use rtvirtio_capacity::LinkReserve;
 use rtvirtio_domain_config::LINK_SHARE;
 
-use crate::network::{LinkReserve, NetworkPlan};
+use crate::network::NetworkPlan;
 use crate::text::one_line;
 
 /// The class of frames that nothing names.

@@ -17,4 +17,8 @@ pub struct FleetArgs {
     /// flavours
     #[arg(long, conflicts_with = "all")]
     pub openstack: bool,
+    /// Instead print, as JSON, the patches of the status of Kubernetes' nodes and the requests of
+    /// pods
+    #[arg(long, conflicts_with_all = ["all", "openstack"])]
+    pub kubernetes: bool,
 }

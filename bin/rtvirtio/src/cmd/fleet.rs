@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style};
-use rtvirtio_fleet::{Assessment, ContractRow, FitsOn, HostRow, Loss, OpenStack, assess, load};
+use rtvirtio_fleet::{Assessment, ContractRow, FitsOn, HostRow, Kubernetes, Loss, OpenStack, assess, load};
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Style, Table, notes};
 use rtvirtio_workflow::Progress as _;
+use serde::Serialize;
 
 use crate::args::FleetArgs;
 
@@ -19,16 +20,23 @@ const SHOWN: usize = 20;
 pub fn run(args: &FleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let fleet = load(&args.fleet).context("the fleet cannot be read")?;
     if args.openstack {
-        let told = OpenStack::of(&fleet);
-        let text = serde_json::to_string_pretty(&told)? + "\n";
-        show(ui, &told, || text)?;
-        return Ok(ExitCode::SUCCESS);
+        return print(ui, &OpenStack::of(&fleet));
+    }
+    if args.kubernetes {
+        return print(ui, &Kubernetes::of(&fleet));
     }
     let answer = assess(&fleet, &|| ui.is_cancelled());
     anyhow::ensure!(!ui.is_cancelled(), "stopped as asked: nothing was changed");
     let shown = if args.all { usize::MAX } else { SHOWN };
     show(ui, &answer, || text(&answer, shown, &style()))?;
     Ok(if is_safe(&answer) { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+}
+
+/// As JSON, whatever the form that is asked for.
+fn print(ui: &Ui, told: &impl Serialize) -> anyhow::Result<ExitCode> {
+    let text = serde_json::to_string_pretty(told)? + "\n";
+    show(ui, told, || text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Whether every contract has a host, also after any single loss.
@@ -101,17 +109,20 @@ fn hosts(all: &[HostRow], shown: usize, style: &Style) -> String {
         Column::name("host"),
         Column::number("contracts"),
         Column::number("disk"),
+        Column::number("network"),
         Column::number("CPU"),
         Column::word(""),
     ]);
     for h in all.iter().take(shown) {
         let disks: Vec<String> = h.taken.disks.iter().map(|d| d.0.to_string()).collect();
+        let networks: Vec<String> = h.taken.networks.iter().map(|n| n.0.to_string()).collect();
         // The sums are on the safe side: exact admission may take more.
         let over = if h.taken.fit() { "" } else { "by exact admission" };
         t.row(vec![
             terminal(&h.name, style.ascii).into(),
             h.contracts.len().to_string().into(),
             disks.join(" + ").into(),
+            if networks.is_empty() { "-".to_owned() } else { networks.join(" + ") }.into(),
             h.taken.cpu.0.to_string().into(),
             over.into(),
         ]);
@@ -171,7 +182,11 @@ fn words(answer: &Assessment) -> String {
     }
     for c in answer.contracts.iter().filter(|c| !c.unpromised.is_empty()).take(SHOWN) {
         let tasks = c.unpromised.join(", ");
-        let _ = writeln!(out, "{}: {tasks} syncs its writes, and no admission covers a flush", c.name);
+        let _ = writeln!(
+            out,
+            "{}: {tasks}: no admission covers a flush of synced writes, nor frames to a VM",
+            c.name
+        );
     }
     if !answer.buy.is_empty() {
         out.push_str("to place every contract and keep all of them over any single loss, add one of:\n");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use rtvirtio_console::CONFLICT;
-use rtvirtio_daemon::{PlanSnapshot, Snapshot, VmSnapshot};
+use rtvirtio_daemon::{PlacementSnapshot, PlanSnapshot, Snapshot, VmSnapshot};
 use rtvirtio_report::terminal;
 use serde::Serialize;
 
@@ -97,6 +97,24 @@ pub fn plan_text(plan: &PlanSnapshot, all: bool) -> String {
     out
 }
 
+/// What stands in Placement.
+fn placement_text(of: &PlacementSnapshot) -> String {
+    let since = match (&of.published, of.is_dry) {
+        (_, true) => "nothing is published: the service only observes".to_owned(),
+        (Some(time), false) => format!("published at {time}"),
+        (None, false) => "nothing is published yet".to_owned(),
+    };
+    let mut out = format!("Placement, provider {}: {since}\n", terminal(&of.provider, false));
+    for (class, i) in &of.inventories {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "  {class}: {} of {} reserved", i.reserved, i.total);
+    }
+    for words in of.problem.iter().chain(&of.notes) {
+        let _ = writeln!(out, "  {}", terminal(words, false));
+    }
+    out
+}
+
 /// The whole state.
 pub fn text(status: &Snapshot) -> String {
     let vms: Vec<&VmSnapshot> = status.vms.iter().collect();
@@ -105,6 +123,9 @@ pub fn text(status: &Snapshot) -> String {
     out += &vm_lines(&vms, false);
     if let Some(plan) = &status.plan {
         out += &plan_text(plan, false);
+    }
+    if let Some(placement) = &status.placement {
+        out += &placement_text(placement);
     }
     for fault in &status.faults {
         let _ = writeln!(out, "  {} is not used: {}", fault.file, terminal(&fault.why, true));

@@ -6,6 +6,7 @@ use prometheus::{Counter, GaugeVec, Opts, Registry, TextEncoder};
 use serde::Serialize;
 
 use crate::observe::Observation;
+use crate::placement::PlacementSnapshot;
 use crate::service::{Counters, Shared};
 use crate::snapshot::Snapshot;
 
@@ -70,12 +71,36 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
             unplanned.with_label_values(&[&device.device]).set(1.0);
         }
     }
+    if let Some(of) = &snapshot.placement {
+        published(of, &gauge)?;
+        counter("rtvirtio_placement_failures_total", "Rounds that failed.", of.failures as f64)?;
+    }
     observed(seen, &gauge)?;
     TextEncoder::new().encode_to_string(&registry.gather())
 }
 
 /// Makes and registers a gauge: name, help, labels.
 type NewGauge<'a> = dyn Fn(&str, &str, &[&str]) -> prometheus::Result<GaugeVec> + 'a;
+
+/// What stands in OpenStack's Placement.
+fn published(of: &PlacementSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
+    let is_up = of.problem.is_none() && of.published.is_some();
+    let up = gauge("rtvirtio_placement_up", "Whether Placement has what this host can promise now.", &[])?;
+    up.with_label_values::<&str>(&[]).set(if is_up { 1.0 } else { 0.0 });
+    let at = gauge("rtvirtio_placement_published_timestamp_seconds", "When Placement last had it.", &[])?;
+    if let Some(time) = of.published.as_ref().and_then(|t| t.parse::<jiff::Timestamp>().ok()) {
+        at.with_label_values::<&str>(&[]).set(time.as_second() as f64);
+    }
+    let reserved = gauge(
+        "rtvirtio_placement_reserved_ratio",
+        "Share of a resource that contracts take of which Placement has no allocation.",
+        &["resource_class"],
+    )?;
+    for (class, i) in &of.inventories {
+        reserved.with_label_values(&[class]).set(f64::from(i.reserved) / f64::from(i.total.max(1)));
+    }
+    Ok(())
+}
 
 /// What was observed last, over its windows.
 fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {

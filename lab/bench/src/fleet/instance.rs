@@ -31,10 +31,15 @@ pub struct Instance {
 fn classes(kinds: &[Contract]) -> anyhow::Result<Vec<Node>> {
     let declared = |name: &str, cpu| -> anyhow::Result<Node> {
         let device = DeviceModel::declared(name, &TwinProfile::load(name)?, Bytes(1 << 30));
-        Ok(Node { disks: vec![Disk::new(None, &device, &Options::default())], cpu: Ratio(cpu) })
+        Ok(Node {
+            disks: vec![Disk::new(None, &device, &Options::default())],
+            networks: Vec::new(),
+            cpu: Ratio(cpu),
+        })
     };
     let profile: Profile = serde_json::from_str(PROFILE).context("the built-in profile")?;
-    let measured = Node { disks: vec![Disk::measured(None, &profile)?], cpu: Ratio(0.95) };
+    let measured =
+        Node { disks: vec![Disk::measured(None, &profile)?], networks: Vec::new(), cpu: Ratio(0.95) };
     let mut all = vec![declared("qlc-nvme", 0.95)?, declared("emmc", 0.8)?, measured];
     let on: Vec<&OnDisk> = kinds.iter().flat_map(|k| &k.disks).collect();
     for disk in all.iter_mut().flat_map(|n| &mut n.disks) {

@@ -1,0 +1,407 @@
+//! `[placement]`: what this host can promise, published in OpenStack's Placement by a thread of its
+//! own. A service that is away holds up nothing here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rtvirtio_capacity::{Contract as Promise, Node, Permille, Scalars, WHOLE};
+use rtvirtio_fleet::{Inventory, resources};
+use rtvirtio_kernel::{Root, process};
+use rtvirtio_placement::{PlacementConfig, Published, Publisher, Taken, Wanted};
+use rtvirtio_spec::Device;
+use rtvirtio_units::Ratio;
+use rtvirtio_workflow::contracts::{InForce, free_share};
+use serde::{Deserialize, Serialize};
+
+use crate::desired::Contract;
+use crate::history::{EventKind, now};
+use crate::linux::RunningVm;
+use crate::snapshot::{Snapshot, VmState};
+
+/// So often it is looked whether other contracts are in force than were published.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What stands in Placement, as clients see it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlacementSnapshot {
+    /// The service.
+    pub url: String,
+    /// The resource provider, as configured.
+    pub provider: String,
+    /// Whether inventories are only shown, because the service only observes.
+    pub is_dry: bool,
+    /// When Placement last had what follows; `None` while it never had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<String>,
+    /// By resource class.
+    pub inventories: BTreeMap<String, Inventory>,
+    /// Why it is not up to date.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// What else is to be known, such as an over-committed host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// Rounds that failed.
+    pub failures: u64,
+}
+
+/// What the thread needs of the service.
+pub(crate) trait Source: Send {
+    /// The state now.
+    fn snapshot(&self) -> Arc<Snapshot>;
+    /// The VMs that run.
+    fn running(&self) -> Vec<Arc<RunningVm>>;
+    /// Whether the service only observes.
+    fn only_observes(&self) -> bool;
+    /// Whether the host has been looked at.
+    fn has_looked(&self) -> bool;
+    /// There is news to be shown.
+    fn wake(&self);
+}
+
+/// The thread, and what it tells. It ends when this is dropped.
+pub(crate) struct Placement {
+    state: Arc<Mutex<PlacementSnapshot>>,
+    events: Receiver<(EventKind, String)>,
+    _end: Sender<()>,
+}
+
+impl Placement {
+    /// Begins.
+    ///
+    /// # Errors
+    /// A mistake in the configuration, in words.
+    pub(crate) fn start(config: &PlacementConfig, source: impl Source + 'static) -> Result<Self, String> {
+        let publisher = Publisher::new(config).map_err(|e| e.to_string())?;
+        let state = Arc::new(Mutex::new(PlacementSnapshot {
+            url: config.url.clone(),
+            provider: config.provider.clone(),
+            is_dry: source.only_observes(),
+            published: None,
+            inventories: BTreeMap::new(),
+            problem: None,
+            notes: Vec::new(),
+            failures: 0,
+        }));
+        let (sender, events) = channel();
+        let (end, ended) = channel::<()>();
+        let mut round = Round {
+            config: config.clone(),
+            publisher,
+            source,
+            state: Arc::clone(&state),
+            events: sender,
+            host: None,
+            last: None,
+        };
+        let run = move || {
+            let mut due = Instant::now();
+            while matches!(ended.recv_timeout(LOOK_EVERY.min(round.every())), Err(RecvTimeoutError::Timeout))
+            {
+                if let Some(pause) = round.look(Instant::now() >= due) {
+                    due = Instant::now() + pause;
+                    round.source.wake();
+                }
+            }
+        };
+        std::thread::Builder::new().name("placement".to_owned()).spawn(run).map_err(|e| e.to_string())?;
+        Ok(Self { state, events, _end: end })
+    }
+
+    /// What stands in Placement.
+    pub(crate) fn snapshot(&self) -> PlacementSnapshot {
+        lock(&self.state).clone()
+    }
+
+    /// What happened since the last call.
+    pub(crate) fn events(&self) -> Vec<(EventKind, String)> {
+        self.events.try_iter().collect()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Round<S> {
+    config: PlacementConfig,
+    publisher: Publisher,
+    source: S,
+    state: Arc<Mutex<PlacementSnapshot>>,
+    events: Sender<(EventKind, String)>,
+    /// This host, and what other real-time load takes of it.
+    host: Option<(Node, Taken)>,
+    /// What was published last.
+    last: Option<Wanted>,
+}
+
+impl<S: Source> Round<S> {
+    fn every(&self) -> Duration {
+        Duration::from_nanos(self.config.every.0)
+    }
+
+    /// Publishes where it is due, or where other contracts are in force than at the last round.
+    /// Returns the pause until it is due again.
+    fn look(&mut self, is_due: bool) -> Option<Duration> {
+        let (snapshot, running) = (self.source.snapshot(), self.source.running());
+        if !self.source.has_looked() {
+            return None;
+        }
+        if let Some(why) = not_known(&snapshot) {
+            lock(&self.state).problem = Some(why);
+            return None;
+        }
+        if is_due || self.host.is_none() {
+            match self.read_host(&running) {
+                Ok(host) => self.host = Some(host),
+                Err(why) => {
+                    self.failed(why);
+                    return Some(self.every());
+                }
+            }
+        }
+        let (node, others) = self.host.as_ref()?;
+        let (wanted, remarks) = wanted(node, others, &snapshot, &running);
+        // A service that is away is not asked sooner because contracts change.
+        let is_new = self.last.as_ref().is_some_and(|last| *last != wanted);
+        if !is_due && !is_new {
+            return None;
+        }
+        match self.publisher.round(&wanted, self.source.only_observes()) {
+            Ok(published) => {
+                self.last = Some(wanted);
+                self.done(published, remarks);
+            }
+            Err(e) => {
+                self.last = None;
+                self.failed(e.to_string());
+            }
+        }
+        Some(self.publisher.pause())
+    }
+
+    /// The host of the fleet file, and what is not free of its CPUs for contracts.
+    fn read_host(&self, running: &[Arc<RunningVm>]) -> Result<(Node, Taken), String> {
+        let path = &self.config.fleet;
+        let fleet = rtvirtio_fleet::load(path).map_err(|e| rtvirtio_workflow::one_line(&e))?;
+        let name = self.config.host_name();
+        let host = fleet.hosts.iter().find(|h| h.name == name);
+        let host = host.ok_or_else(|| {
+            format!(
+                "{} has no host {name}: name it there, or say host = \"...\" in [placement]",
+                path.display()
+            )
+        })?;
+        let node = fleet.classes[host.class].clone();
+        let kept: Vec<InForce> = running.iter().filter_map(|vm| vm.cpu.clone()).collect();
+        let vms: Vec<&str> = running.iter().map(|vm| vm.contract.vm.name.as_str()).collect();
+        let free =
+            free_share(&vms, &kept).map_err(|e| format!("what the kernel grants is not known: {e:#}"))?;
+        let mut lacks = node.nothing();
+        lacks.cpu = Permille::taken(1.0 - free.0 / node.cpu.0.max(1e-9) - 1e-9);
+        let takes = amounts(&node, &lacks);
+        Ok((node, Taken { vm: "(not granted)".to_owned(), uuid: None, takes }))
+    }
+
+    fn done(&self, published: Published, remarks: Vec<String>) {
+        let mut state = lock(&self.state);
+        let is_dry = state.is_dry;
+        let notes = [published.notes, remarks].concat();
+        for note in notes.iter().filter(|note| !state.notes.contains(note)) {
+            self.tell(EventKind::Note, note.clone());
+        }
+        let was_away = state.problem.take().is_some() && state.failures > 0;
+        if (!published.changes.is_empty() && !is_dry) || was_away {
+            let what = published.changes.iter().map(|c| {
+                let from = c.from.as_ref().map_or_else(|| "none".to_owned(), |i| i.reserved.to_string());
+                format!("{}: {from} -> {} of {} reserved", c.class, c.to.reserved, c.to.total)
+            });
+            let what: Vec<String> = what.collect();
+            let what = if what.is_empty() { "all as it was".to_owned() } else { what.join("; ") };
+            self.tell(EventKind::Note, format!("published in Placement: {what}"));
+        }
+        if !is_dry {
+            state.published = Some(now());
+        }
+        (state.inventories, state.notes) = (published.inventories, notes);
+    }
+
+    fn failed(&self, why: String) {
+        let mut state = lock(&self.state);
+        state.failures += 1;
+        if state.problem.as_ref() != Some(&why) {
+            let text = format!("not published in Placement, what stands there stays: {why}");
+            self.tell(EventKind::Failed, text);
+        }
+        state.problem = Some(why);
+    }
+
+    fn tell(&self, kind: EventKind, text: String) {
+        // The service may be gone.
+        let _ = self.events.send((kind, text));
+    }
+}
+
+/// Why it is not known which contracts are in force: then what is published stays.
+fn not_known(snapshot: &Snapshot) -> Option<String> {
+    let unknown = snapshot.vms.iter().find(|vm| matches!(vm.state, VmState::Unknown | VmState::Held))?;
+    Some(format!(
+        "it is not known what {} takes ({:?}): what is published stays",
+        unknown.name, unknown.state
+    ))
+}
+
+/// What contracts in force take of this host; the others wait, were refused, or their VMs are off.
+/// Also what is to be known of those that do not count as they stand.
+fn wanted(
+    node: &Node,
+    others: &Taken,
+    snapshot: &Snapshot,
+    running: &[Arc<RunningVm>],
+) -> (Wanted, Vec<String>) {
+    let classes: BTreeSet<String> = amounts(node, &node.nothing()).into_keys().collect();
+    let (mut contracts, mut remarks) = (vec![others.clone()], Vec::new());
+    for vm in running {
+        let name = &vm.contract.vm.name;
+        let state = snapshot.vms.iter().find(|of| of.name == *name).map(|of| of.state);
+        if matches!(state, None | Some(VmState::Off | VmState::Refused | VmState::Waiting)) {
+            continue;
+        }
+        let share = vm.cpu.as_ref().map(|of| of.contract.share());
+        let (promise, lacks) = on_node(&vm.contract, share, node);
+        remarks.extend(lacks.into_iter().map(|what| {
+            format!("{what} of {name} is not in the fleet file, so what it takes there is not counted")
+        }));
+        let takes = amounts(node, &node.scalars(&promise));
+        remarks.extend(takes.iter().filter(|(_, n)| **n > WHOLE.0).map(|(class, _)| {
+            format!("{name}: this host cannot promise what its contract asks of {class} even alone, so all of it is reserved")
+        }));
+        contracts.push(Taken { vm: name.clone(), uuid: uuid(vm), takes });
+    }
+    (Wanted { classes, contracts }, remarks)
+}
+
+fn amounts(node: &Node, of: &Scalars) -> BTreeMap<String, u32> {
+    resources(node, of).into_iter().map(|(class, p)| (class, p.0)).collect()
+}
+
+/// A contract with the host's own names of its disks and networks, and what the host does not have.
+fn on_node(contract: &Contract, share: Option<Ratio>, node: &Node) -> (Promise, Vec<String>) {
+    let mut promise = contract.promise.clone();
+    // A budget that was found for a demand is that in force.
+    promise.cpu = share.or(promise.cpu);
+    let mut lacks = Vec::new();
+    for of in &mut promise.disks {
+        let part = contract.parts.iter().find(|part| part.name == of.device);
+        if let Some(Device::Path(path)) = part.map(|part| &part.spec.device) {
+            let is_it =
+                |d: &&rtvirtio_capacity::Disk| path.file_name().is_some_and(|name| name == d.device());
+            if let Some(disk) = node.disks.iter().find(is_it) {
+                of.device.clone_from(&disk.name);
+            }
+        }
+    }
+    promise.disks.retain(|of| {
+        let is_there =
+            rtvirtio_capacity::tightest(&of.vm).is_none() || node.disk(of.device.as_deref()).is_ok();
+        if !is_there {
+            lacks.push(format!("disk {}", of.device.as_deref().unwrap_or("without a name")));
+        }
+        is_there && node.disk(of.device.as_deref()).is_ok()
+    });
+    promise.networks.retain(|of| {
+        let is_there = node.network(of.network.as_deref()).is_ok();
+        if !is_there {
+            lacks.push(format!("network {}", of.network.as_deref().unwrap_or("without a name")));
+        }
+        is_there
+    });
+    (promise, lacks)
+}
+
+/// The VM's UUID, as its process was given it: that of Nova's instance, where Nova has started it.
+fn uuid(vm: &RunningVm) -> Option<String> {
+    let root = Root::default();
+    let of = |process: &rtvirtio_kernel::ProcessId| {
+        let line = process::command_line(&root, process.pid).ok()?;
+        let at = line.iter().position(|word| word == "-uuid")?;
+        line.get(at + 1).cloned()
+    };
+    vm.processes.iter().find_map(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rtvirtio_capacity::{DeviceModel, Disk, Network, Options};
+    use rtvirtio_spec::HostSpec;
+    use rtvirtio_twin::TwinProfile;
+    use rtvirtio_units::{Bytes, BytesPerSec};
+    use serde_json::json;
+
+    use super::*;
+
+    const CPU: &str = "CUSTOM_RTVIRTIO_CPU";
+    const DISK: &str = "CUSTOM_RTVIRTIO_DISK_FAST";
+
+    /// A host whose disk has a name in the fleet file, and is `/dev/emmc` of the kernel.
+    fn node() -> Node {
+        let device = DeviceModel::declared("emmc", &TwinProfile::load("emmc").unwrap(), Bytes(1 << 30));
+        let disks = vec![Disk::new(Some("fast".to_owned()), &device, &Options::default())];
+        let networks = vec![Network::new(Some("field".to_owned()), BytesPerSec(1e8), 1_500, None)];
+        Node { disks, networks, cpu: Ratio(0.8) }
+    }
+
+    fn running(name: &str, device: &str, network: &str) -> Arc<RunningVm> {
+        let text = format!(
+            "[device]\npath = \"/dev/{device}\"\n[[network]]\nname = \"{network}\"\nlink = \"100Mbit/s\"\n[[vm]]\nname = \"{name}\"\nqmp = \"/q\"\n\
+             cpu = {{ budget = \"4ms\", period = \"20ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"50/s\"\n\
+             target = {{ percentile = \"p99.9\", latency = \"300ms\" }}\n[[vm.nic]]\nmac = \"52:54:00:00:00:01\"\ntap = \"t\"\n\
+             [[vm.flow]]\nname = \"f\"\ndirection = \"tx\"\nframe = \"200B\"\nrate = \"100/s\"\ntarget = {{ latency = \"9ms\" }}\n"
+        );
+        let spec = HostSpec::parse("test", &text).unwrap_or_else(|e| panic!("{e}"));
+        let contract = Contract::of_spec(&spec, Path::new("x.toml")).remove(0);
+        Arc::new(RunningVm { contract, processes: Vec::new(), cpu: None })
+    }
+
+    fn snapshot(states: &[(&str, &str)]) -> Snapshot {
+        let vm = |(name, state): &(&str, &str)| json!({ "name": name, "state": state, "processes": [], "drift": [], "targets": [] });
+        let vms: Vec<_> = states.iter().map(vm).collect();
+        let all = json!({
+            "schema": "s", "version": "v", "pid": 1, "mode": "auto", "vms": vms, "faults": [], "problems": [],
+        });
+        serde_json::from_value(all).unwrap()
+    }
+
+    #[test]
+    fn contracts_in_force_are_counted_by_the_hosts_names() {
+        let all =
+            [running("plc", "emmc", "field"), running("new", "emmc", "field"), running("odd", "sdz", "lan")];
+        let states = snapshot(&[("plc", "in_force"), ("new", "waiting"), ("odd", "drift")]);
+        let others = Taken { vm: "(not granted)".to_owned(), uuid: None, takes: BTreeMap::new() };
+        let (wanted, remarks) = wanted(&node(), &others, &states, &all);
+        assert_eq!(wanted.classes.len(), 3);
+        let names: Vec<&str> = wanted.contracts.iter().map(|c| c.vm.as_str()).collect();
+        assert_eq!(names, ["(not granted)", "plc", "odd"]);
+        let [_, plc, odd] = wanted.contracts.as_slice() else { panic!("{wanted:?}") };
+        assert!(plc.takes[CPU] == 250 && plc.takes[DISK] > 0, "{plc:?}");
+        assert!(plc.takes["CUSTOM_RTVIRTIO_NET_FIELD"] > 0, "{plc:?}");
+        // What this host has not is said, and the rest counts.
+        assert!(odd.takes[CPU] == 250 && odd.takes["CUSTOM_RTVIRTIO_NET_FIELD"] == 0, "{odd:?}");
+        // A device without a name is the host's only one, whatever the kernel calls it.
+        assert_eq!(odd.takes[DISK], plc.takes[DISK]);
+        assert_eq!(remarks.len(), 1, "{remarks:?}");
+        assert!(remarks[0].contains("network lan of odd"), "{remarks:?}");
+    }
+
+    #[test]
+    fn nothing_is_published_while_it_is_not_known_what_is_in_force() {
+        assert_eq!(not_known(&snapshot(&[("plc", "in_force"), ("off", "off")])), None);
+        for state in ["unknown", "held"] {
+            assert!(not_known(&snapshot(&[("plc", state)])).unwrap().contains("plc"));
+        }
+    }
+}

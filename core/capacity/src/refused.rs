@@ -1,0 +1,161 @@
+//! Why a host refuses a contract.
+
+use rtvirtio_sched::bound::discard_clause;
+use rtvirtio_units::{Bytes, Nanos};
+use serde::Serialize;
+
+/// Why a candidate is refused.
+#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
+#[serde(rename_all = "snake_case", tag = "reason")]
+#[non_exhaustive]
+pub enum Refused {
+    /// The host has no such disk.
+    #[error("the host has no disk {device}: it has {known}")]
+    NoDisk {
+        /// As the spec names it.
+        device: String,
+        /// Names of the host's disks.
+        known: String,
+    },
+    /// The guest's own part takes the whole target.
+    #[error("the guest's own part takes {guest} of the target of {target} already")]
+    NoTimeLeft {
+        /// The target.
+        target: Nanos,
+        /// The guest's part.
+        guest: Nanos,
+    },
+    /// More device time is asked for than there is.
+    #[error("{disk}: contracts would take {asked:.1} % of its time, and it can give {available:.1} %")]
+    DeviceTime {
+        /// The disk.
+        disk: String,
+        /// Sum of the rates, in percent of one server.
+        asked: f64,
+        /// What it can serve, in percent of one server.
+        available: f64,
+    },
+    /// A worst case that is too long.
+    #[error(
+        "{disk}: {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind pieces that the device holds already and {latency} for \
+         its own stalls{}",
+        discard_clause(*.discard)
+    )]
+    Deadline {
+        /// The disk.
+        disk: String,
+        /// The VM whose promise would break: the candidate, or one in force.
+        vm: String,
+        /// What is to be promised for the device's part.
+        deadline: Nanos,
+        /// The shortest that could be.
+        needed: Nanos,
+        /// Behind pieces at the device, a part of it.
+        blocking: Nanos,
+        /// The device's own stalls, a part of it.
+        latency: Nanos,
+        /// Behind a piece of a discard, a part of it.
+        discard: Nanos,
+    },
+    /// The host has no such network.
+    #[error("the host has no network {network}: it has {known}")]
+    NoNetwork {
+        /// As the spec names it.
+        network: String,
+        /// Names of the host's networks.
+        known: String,
+    },
+    /// More of a link is asked for than it has.
+    #[error(
+        "{network}: contracts would take {asked:.1} % of the link's time, and it can give {available:.1} %"
+    )]
+    LinkRate {
+        /// The network.
+        network: String,
+        /// Sum of the rates, in percent of what is used of the link.
+        asked: f64,
+        /// What it can carry, in percent of the same.
+        available: f64,
+    },
+    /// A worst case on a link that is too long.
+    #[error(
+        "{network}: frames of {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind frames that the link has already and \
+         {latency} while the host does not run the thread"
+    )]
+    LinkDeadline {
+        /// The network.
+        network: String,
+        /// The VM whose promise would break: the candidate, or one in force.
+        vm: String,
+        /// What is to be promised for the link's part.
+        deadline: Nanos,
+        /// The shortest that could be.
+        needed: Nanos,
+        /// Behind frames at the interface, a part of it.
+        blocking: Nanos,
+        /// Stalls of the thread, a part of it.
+        latency: Nanos,
+    },
+    /// The VM's own traffic limit takes the whole target.
+    #[error(
+        "{network}: the traffic limit of {vm} {}: raise the limit or its burst",
+        held_words(*.held, *.target)
+    )]
+    HeldBack {
+        /// The network.
+        network: String,
+        /// The VM.
+        vm: String,
+        /// The target.
+        target: Nanos,
+        /// How long it may hold a frame back; `None` where nothing bounds that.
+        held: Option<Nanos>,
+    },
+    /// Frames that are longer than the network's.
+    #[error("{network}: {vm} sends frames of {frame}, and the longest there has {largest}")]
+    Frame {
+        /// The network.
+        network: String,
+        /// The VM.
+        vm: String,
+        /// Its frames.
+        frame: Bytes,
+        /// The longest.
+        largest: Bytes,
+    },
+    /// Another reason of the scheduler's admission.
+    #[error("{disk}: {why}")]
+    Other {
+        /// The disk or network.
+        disk: String,
+        /// Its words.
+        why: String,
+    },
+    /// More of each CPU than there is.
+    #[error("contracts would take {:.1} % of each CPU, and {:.1} % are there for them", 100.0 * .asked, 100.0 * .available)]
+    Cpu {
+        /// Sum of the shares, the candidate's included.
+        asked: f64,
+        /// Share that contracts may have.
+        available: f64,
+    },
+}
+
+impl Refused {
+    /// How far from being admitted: 1 is at the edge.
+    pub(crate) fn distance(&self) -> f64 {
+        match self {
+            Self::DeviceTime { asked, available, .. } => asked / available.max(1e-9),
+            Self::Deadline { deadline, needed, .. } => needed.0 as f64 / deadline.0.max(1) as f64,
+            Self::Cpu { asked, available } => asked / available.max(1e-9),
+            _ => f64::INFINITY,
+        }
+    }
+}
+
+fn held_words(held: Option<Nanos>, target: Nanos) -> String {
+    held.map_or_else(
+        || "is below what its flows send, so nothing bounds how long it holds a frame back".to_owned(),
+        |held| format!("may hold a frame back for {held}, of a target of {target}"),
+    )
+}
