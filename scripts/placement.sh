@@ -2,21 +2,22 @@
 # Checks `rtvirtio fleet --openstack`, and the publisher of rtvirtiod, against the real Placement service of OpenStack, installed from PyPI
 # below a directory of its own.
 # Usage: scripts/placement.sh [DIRECTORY]      With a directory the service's Python environment stays there for the next run.
-# Needs python3 with venv, curl, jq, and the network once; the publisher also root, real-time groups and QEMU, without which it is skipped.
+# Needs python3 with venv, curl, jq, openssl, and the network once; the publisher also root, real-time groups and QEMU, without which it is skipped.
 # Exit status 0 when inventories are taken and kept up to date, and over-commit gives 409.
 set -eu
 cd "$(dirname "$0")/.."
-for program in python3 curl jq; do
+for program in python3 curl jq openssl; do
     command -v "$program" >/dev/null || { echo "placement: $program is missing" >&2; exit 1; }
 done
 temporary=$(mktemp -d)
 keep=${1:-$temporary}
 service=
+keystone=
 daemon=
 vm=
 cleanup() {
     trap - EXIT INT TERM
-    for process in $daemon $vm $service; do
+    for process in $daemon $vm $service $keystone; do
         kill "$process" 2>/dev/null || true
         wait "$process" 2>/dev/null || true
     done
@@ -32,7 +33,7 @@ trap 'exit 1' INT TERM
 mkdir -p "$keep"
 if [ ! -x "$keep/venv/bin/python" ]; then
     python3 -m venv "$keep/venv"
-    "$keep/venv/bin/pip" install -q 'openstack-placement==16.0.0'
+    "$keep/venv/bin/pip" install -q 'openstack-placement==16.0.0' 'keystone==30.0.0'
 fi
 cat >"$temporary/placement.conf" <<CONF
 [placement_database]
@@ -44,9 +45,10 @@ CONF
 cat >"$temporary/serve.py" <<'PYTHON'
 import sys
 import importlib
+import ssl
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-file, number, module = sys.argv[1:]
+file, number, module, certificate = sys.argv[1:]
 del sys.argv[1:]  # the services read it too
 application = importlib.import_module(module).application
 
@@ -55,13 +57,17 @@ class Quiet(WSGIRequestHandler):
         pass
 
 server = make_server("127.0.0.1", int(number), application, handler_class=Quiet)
+if certificate:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
 with open(file, "w") as port:
     port.write(str(server.server_port) + "\n")
 server.serve_forever()
 PYTHON
-serve() { # serve PORT: 0 for any
+serve() { # serve PORT [CERTIFICATE]: 0 for any; with TLS where there is a certificate
     rm -f "$temporary/port"
-    OS_PLACEMENT_CONFIG_DIR=$temporary "$keep/venv/bin/python" "$temporary/serve.py" "$temporary/port" "$1" placement.wsgi.api \
+    OS_PLACEMENT_CONFIG_DIR=$temporary "$keep/venv/bin/python" "$temporary/serve.py" "$temporary/port" "$1" placement.wsgi.api "${2-}" \
         >>"$temporary/log" 2>&1 &
     service=$!
     listens "$service" "$temporary/port"
@@ -258,6 +264,85 @@ settles CPU 250 "others changed the provider 90 times ($conflicts of their write
 vcpu 9
 [ "$(expect 200 GET "$at/inventories" | jq .inventories.VCPU.total)" = 9 ] || { echo "placement: Nova's inventory was touched" >&2; exit 1; }
 grep -q 'published in Placement' "$temporary/daemon.log" || { echo "placement: the log says nothing" >&2; exit 1; }
+for process in $daemon $service; do
+    kill "$process"
+    wait "$process" 2>/dev/null || true
+done
+daemon=
+service=
+
+# The same with TLS and Keystone, by an application credential.
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=placement -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE \
+    -keyout "$temporary/key.pem" -out "$temporary/ca.pem" 2>/dev/null
+cat "$temporary/ca.pem" "$temporary/key.pem" >"$temporary/tls.pem"
+cat >"$temporary/keystone.conf" <<CONF
+[database]
+connection = sqlite:///$temporary/keystone.db
+[fernet_tokens]
+key_repository = $temporary/fernet
+[fernet_receipts]
+key_repository = $temporary/fernet
+[credential]
+key_repository = $temporary/credential
+CONF
+manage() { "$keep/venv/bin/keystone-manage" --config-file "$temporary/keystone.conf" "$@" >>"$temporary/log" 2>&1; }
+mkdir -m 700 "$temporary/fernet" "$temporary/credential"
+manage db_sync
+manage fernet_setup --keystone-user root --keystone-group root
+OS_KEYSTONE_CONFIG_FILES=$temporary/keystone.conf "$keep/venv/bin/python" "$temporary/serve.py" "$temporary/keystone.port" 0 keystone.wsgi.api "" \
+    >>"$temporary/log" 2>&1 &
+keystone=$!
+listens "$keystone" "$temporary/keystone.port"
+identity=http://127.0.0.1:$(cat "$temporary/keystone.port")/v3
+manage bootstrap --bootstrap-password secret --bootstrap-public-url "$identity" --bootstrap-internal-url "$identity" \
+    --bootstrap-admin-url "$identity" --bootstrap-region-id r
+scope='{"name": "admin", "domain": {"id": "default"}}'
+user='{"name": "admin", "domain": {"id": "default"}, "password": "secret"}'
+body="{\"auth\": {\"identity\": {\"methods\": [\"password\"], \"password\": {\"user\": $user}}, \"scope\": {\"project\": $scope}}}"
+curl -sS -D "$temporary/head" -H 'content-type: application/json' -d "$body" "$identity/auth/tokens" >"$temporary/token.json"
+token=$(sed -n 's/^x-subject-token: *//Ip' "$temporary/head" | tr -d '\r')
+user=$(jq -r .token.user.id "$temporary/token.json")
+curl -sS -H "x-auth-token: $token" -H 'content-type: application/json' -d '{"application_credential": {"name": "rtvirtio", "secret": "s3cret"}}' \
+    "$identity/users/$user/application_credentials" >"$temporary/credential.json"
+credential=$(jq -er .application_credential.id "$temporary/credential.json")
+cat >"$temporary/placement.conf" <<CONF
+[placement_database]
+connection = sqlite:///$temporary/placement.db
+[api]
+auth_strategy = keystone
+[keystone_authtoken]
+www_authenticate_uri = $identity
+auth_url = $identity
+auth_type = password
+username = admin
+password = secret
+project_name = admin
+user_domain_id = default
+project_domain_id = default
+CONF
+serve "$port" "$temporary/tls.pem"
+# A certificate of an authority that is not known.
+sed -i 's/^url = "http:/url = "https:/' "$temporary/rtvirtiod.toml"
+start_daemon
+problem "certificate"
+kill "$daemon"
+wait "$daemon" 2>/dev/null || true
+sed -i 's/^token = .*/ca = "ca.pem"/' "$temporary/rtvirtiod.toml"
+cat >>"$temporary/rtvirtiod.toml" <<TOML
+[placement.keystone]
+url = "$identity"
+id = "$credential"
+secret_file = "secret"
+TOML
+echo wrong >"$temporary/secret"
+start_daemon
+problem "gives no token (401)"
+api() { # as before, with a real token
+    curl -sS --cacert "$temporary/ca.pem" -X "$1" -H "x-auth-token: $token" -H 'accept: application/json' -H 'content-type: application/json' \
+        -H 'openstack-api-version: placement 1.39' -w '\n%{http_code}\n' ${3:+-d "$3"} "https://127.0.0.1:$port$2"
+}
+settles CPU 250 "a wrong secret changes nothing"
+echo s3cret >"$temporary/secret"
 ours contract remove "$name" >/dev/null
-settles CPU 0 "without contracts again"
+settles CPU 0 "TLS, a token from Keystone, and without contracts again"
 echo "placement: the publisher of rtvirtiod keeps the inventory up to date"
