@@ -95,6 +95,8 @@ EXAMPLES
   sudo rtvirtio profile examples/fig7.toml      the device of a running lab, and I/O as its first VM sees it
   sudo rtvirtio profile /dev/nvme0n1 --sweep 30min    also learn how tails depend on load and settings
   sudo rtvirtio profile cpu web --url http://10.0.0.7/   a VM's throughput over its CPU budget
+  sudo rtvirtio profile /dev/nvme0n1 --sweep 5min --shard 3/8 -o share-3.json   part 3 of a sweep that 8 hosts share
+  sudo rtvirtio profile /dev/nvme0n1 --library /srv/devices   of a known kind: seconds, to confirm that it is like the others
 
 The elevator is changed during the measurement and put back (not with --gentle). Other I/O on the device spoils the numbers: stop it
 first. While VMs have the device, or an image on it, open, it is refused without --gentle or --yes.")]

@@ -321,7 +321,7 @@ fn header_of(path: &Path, line: &str) -> Result<Header, DatasetError> {
 }
 
 impl Point {
-    fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let tasks: usize = self.vms.iter().map(Vec::len).sum();
         if tasks == 0 || self.results.len() != tasks {
             return Err(format!("{} results for {tasks} tasks", self.results.len()));

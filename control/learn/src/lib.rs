@@ -6,6 +6,7 @@
 //!   back.
 //! - [`dataset`], [`runs`]: measured runs in a file that can be continued.
 //! - [`sweep`]: all of it, in the time that is given.
+//! - [`library`]: what many hosts measured of one kind of device.
 //! - [`train`], [`coefficients`]: from runs to a model.
 //! - [`accuracy`], [`rates`], [`repeat`]: accuracy on runs that it has not learned from.
 
@@ -17,6 +18,7 @@ pub mod coverage;
 pub mod dataset;
 pub mod design;
 pub mod held_out;
+pub mod library;
 pub mod load;
 pub mod minimize;
 pub mod on_device;

@@ -14,11 +14,13 @@ use rtvirtio_workflow::site::device_config;
 use rtvirtio_workflow::{Dirs, Progress, Result, bfq, in_force};
 use rtvirtio_workflow::{cpus, kernel_release};
 
+use crate::dataset::Point;
 use crate::design::MAX_VMS;
+use crate::library::Shard;
 use crate::process_vms::ProcessVms;
 use crate::runs::MeasuredDevice;
 use crate::stage::Stage;
-use crate::sweep::{Allowed, Learning, learn};
+use crate::sweep::{Allowed, Learning, learn, measure_shard};
 
 /// Whether [`on_device`] would begin now; nothing is made.
 ///
@@ -50,6 +52,42 @@ pub fn on_device(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<HostModel> {
+    with_device(name, dirs, progress, |device, allowed, host, stage| {
+        let data = &dirs.sweep(name);
+        let generated = generated.to_owned();
+        let learning = Learning { device, allowed, profile, host, data, time, generated };
+        Ok(learn(learning, stage, progress)?)
+    })
+}
+
+/// One part of a sweep that several hosts share: runs of the device of this name in the given time,
+/// with those of an earlier call.
+///
+/// # Errors
+/// As [`on_device`].
+pub fn shard_on_device(
+    name: &str,
+    profile: &Profile,
+    (shard, time): (Shard, Duration),
+    generated: &str,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Vec<Point>> {
+    with_device(name, dirs, progress, |device, allowed, host, stage| {
+        let data = &dirs.sweep(&format!("{name}.{}-of-{}", shard.index(), shard.of()));
+        let generated = generated.to_owned();
+        let learning = Learning { device, allowed, profile, host, data, time, generated };
+        Ok(measure_shard(learning, shard, stage, progress)?)
+    })
+}
+
+/// Prepares the device and this host, runs something on it, and removes what was prepared.
+fn with_device<T>(
+    name: &str,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+    run: impl FnOnce(&MeasuredDevice, Allowed, HostFacts, Stage<'_>) -> Result<T>,
+) -> Result<T> {
     ensure_fio()?;
     in_force::refuse(dirs)?;
     in_force::forget(&dirs.state)?;
@@ -74,16 +112,7 @@ pub fn on_device(
     let device = MeasuredDevice { name: name.to_owned(), spec: Device::Path(path) };
     let allowed = Allowed { elevators: rig.elevators()?, writes: false, cost: None };
     let stage = Stage::new(&rig, baseline, &NoGuests, &dirs.state, &dirs.fio())?;
-    let learning = Learning {
-        device: &device,
-        allowed,
-        profile,
-        host,
-        data: &dirs.sweep(name),
-        time,
-        generated: generated.to_owned(),
-    };
-    let model = learn(learning, stage, progress)?;
+    let done = run(&device, allowed, host, stage)?;
     rig.remove()?;
-    Ok(model)
+    Ok(done)
 }

@@ -10,8 +10,9 @@ use rtvirtio_units::{Bytes, Nanos};
 
 use crate::chooser::least_sure;
 use crate::condition::conditions;
-use crate::dataset::{Dataset, DatasetError, OtherHost, SWEEP};
+use crate::dataset::{Dataset, DatasetError, OtherHost, Point, SWEEP};
 use crate::design::{self, Condition, Limits, paper_conditions};
+use crate::library::Shard;
 use crate::load::Knobs;
 use crate::run::{Measurer, disturbed};
 use crate::runs::{MeasuredDevice, RunRequest, Runs, RunsError, RunsFile};
@@ -144,23 +145,44 @@ pub fn learn(
     measurer: impl Measurer,
     progress: &dyn Progress,
 ) -> Result<HostModel, SweepError> {
-    let Learning { device, allowed, profile, host, data, time, generated } = learning;
-    set_aside(data, &device.name, &host, profile, progress)?;
-    let file = RunsFile {
-        path: data,
-        command: "rtvirtio profile --sweep".to_owned(),
-        generated: generated.clone(),
-        host,
-        profile: profile.clone(),
-        model: None,
-        other: OtherHost::Refused,
-    };
-    let runs = Runs::begin(device, measurer, file, RUN, progress)?;
-    let mut sweep = Sweep { device, allowed, runs, progress };
+    let (time, generated) = (learning.time, learning.generated.clone());
+    let mut sweep = begin(learning, "rtvirtio profile --sweep".to_owned(), measurer, progress)?;
     sweep.foresee(time);
     sweep.adaptive(time)?;
     sweep.doubt();
     Ok(fit(&comparable(&sweep.runs.points), &sweep.runs.profile, &generated, &TrainSettings::default())?)
+}
+
+/// Measures one part of a sweep that several hosts share, in the given time; returns all runs of
+/// this part so far. The dataset is kept, so that more time later adds to it.
+///
+/// # Errors
+/// [`SweepError`]; the runs are kept.
+pub fn measure_shard(
+    learning: Learning<'_>,
+    shard: Shard,
+    measurer: impl Measurer,
+    progress: &dyn Progress,
+) -> Result<Vec<Point>, SweepError> {
+    let time = learning.time;
+    let mut sweep = begin(learning, format!("rtvirtio profile --sweep --shard {shard}"), measurer, progress)?;
+    sweep.shard(time, shard)?;
+    sweep.doubt();
+    Ok(sweep.runs.points)
+}
+
+fn begin<'a>(
+    learning: Learning<'a>,
+    command: String,
+    measurer: impl Measurer + 'a,
+    progress: &'a dyn Progress,
+) -> Result<Sweep<'a>, SweepError> {
+    let Learning { device, allowed, profile, host, data, time: _, generated } = learning;
+    set_aside(data, &device.name, &host, profile, progress)?;
+    let (other, profile) = (OtherHost::Refused, profile.clone());
+    let file = RunsFile { path: data, command, generated, host, profile, model: None, other };
+    let runs = Runs::begin(device, measurer, file, RUN, progress)?;
+    Ok(Sweep { device, allowed, runs, progress })
 }
 
 /// Renames a sweep that cannot be continued here: of another kernel, another number of CPUs,
@@ -322,6 +344,36 @@ impl<'a> Sweep<'a> {
             bar.set_message(&format!("learning {name}: run {}", n + 1));
             bar.set(start.elapsed().as_secs());
             self.measure(format!("{name}/sweep/{n}"), &condition, n as u64)?;
+        }
+        Ok(())
+    }
+
+    /// The shard's conditions of a space-filling design, then of another design, as many as the
+    /// time allows. What the file has is not measured again.
+    ///
+    /// # Errors
+    /// [`SweepError`].
+    pub fn shard(&mut self, time: Duration, shard: Shard) -> Result<(), SweepError> {
+        let start = Instant::now();
+        let name = &self.device.name;
+        let mut bar = self.progress.bar(&format!("learning {name}, part {shard}"), time.as_secs());
+        // Every shard has a condition in every design, so each design has something to do.
+        for design in 0.. {
+            for (i, condition) in self.conditions(FEWEST, 1 + design).iter().enumerate() {
+                let id = format!("{name}/shard/{design}/{i}");
+                if !shard.has(i) || self.runs.find(&id).is_some() {
+                    continue;
+                }
+                if start.elapsed() >= time {
+                    return Ok(());
+                }
+                bar.set_message(&format!(
+                    "learning {name}, part {shard}: run {}",
+                    self.runs.points.len() + 1
+                ));
+                bar.set(start.elapsed().as_secs());
+                self.measure(id, condition, design * FEWEST as u64 + i as u64)?;
+            }
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rtvirtio_kernel::{Claim, Root, Stack};
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::awake::Awake;
-use rtvirtio_measure::profile::{GENTLE_DEPTHS, ProfileControl, ProfileOptions, least_time, measure};
+use rtvirtio_measure::profile::{Extent, GENTLE_DEPTHS, ProfileControl, ProfileOptions, least_time, measure};
 use rtvirtio_model::Profile;
 use rtvirtio_units::Bytes;
 
@@ -39,12 +39,16 @@ impl Access {
         matches!(self, Self::DestroyData | Self::Made)
     }
 
+    fn extent(self) -> Extent {
+        if self == Self::Gentle { Extent::Gentle } else { Extent::Whole }
+    }
+
     /// Refuses a measurement that is too short, before anything is touched.
     ///
     /// # Errors
     /// [`Kind::Argument`](crate::Kind::Argument) with the least length.
     pub fn check_length(self, length: Duration) -> Result<()> {
-        let least = least_time(BLOCK, self == Self::Gentle, self.writes()).as_secs_f64().ceil();
+        let least = least_time(BLOCK, self.extent(), self.writes()).as_secs_f64().ceil();
         let writes = if self.writes() { " with writes" } else { "" };
         ensure!(
             length >= Duration::from_secs_f64(least),
@@ -58,6 +62,9 @@ impl Access {
 
 /// Size of the requests that the models expect.
 const BLOCK: Bytes = Bytes::from_kib(4);
+
+/// Length of a measurement of a few points, at least.
+const CONFIRMING: Duration = Duration::from_secs(6);
 
 /// The device of a site, and I/O as its first VM sees it. `on_real` is how a device that was not
 /// made for the site may be measured.
@@ -100,8 +107,29 @@ pub fn of_device(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Profile> {
-    let root = Root::default();
     access.check_length(length)?;
+    measured(stack, length, access, access.extent(), dirs, progress)
+}
+
+/// A few points of a device, for a comparison with a profile of the same kind of device. `access`
+/// is that of a whole measurement.
+///
+/// # Errors
+/// As [`of_device`].
+pub fn few_points_of(stack: &Stack, access: Access, dirs: &Dirs, progress: &dyn Progress) -> Result<Profile> {
+    let length = CONFIRMING.max(least_time(BLOCK, Extent::Confirming, access.writes()) * 2);
+    measured(stack, length, access, Extent::Confirming, dirs, progress)
+}
+
+fn measured(
+    stack: &Stack,
+    length: Duration,
+    access: Access,
+    extent: Extent,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Profile> {
+    let root = Root::default();
     let device = &stack.device;
     if let (true, Some(partition)) = (access.writes(), &device.partition) {
         // The measurement is of the whole disk: writing would reach the partition table and the
@@ -118,7 +146,7 @@ pub fn of_device(
     }
     let gentle = access == Access::Gentle;
     let choice = !gentle && !stack.disks.is_empty();
-    if choice {
+    if choice && extent == Extent::Whole {
         bfq::load(stack, progress)?;
     }
     let dir = work_dir(dirs)?;
@@ -128,7 +156,7 @@ pub fn of_device(
     // stalls of the host are not the device's.
     let _awake = if made { Awake::hold().ok() } else { None };
     options.watch = made;
-    options.gentle = gentle;
+    options.extent = extent;
     options.bfq = choice;
     options.budget = length;
     let claim = match access {

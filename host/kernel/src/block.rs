@@ -1,5 +1,6 @@
 //! Block devices through sysfs (`Documentation/ABI/stable/sysfs-block`).
 
+mod model;
 mod stack;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 use crate::text::{self, Elevators};
 use crate::{HostError, Root, is_gone};
 
+pub use model::DriveModel;
 pub use stack::Stack;
 
 /// Files below `queue/` that a change of the elevator resets.

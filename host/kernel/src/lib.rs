@@ -26,7 +26,7 @@ pub mod task;
 pub mod text;
 
 pub use atomic_write::atomic_write;
-pub use block::{BlockDevice, Stack};
+pub use block::{BlockDevice, DriveModel, Stack};
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority};
 pub use error::{Gone, HostError, is_gone, unless_gone};

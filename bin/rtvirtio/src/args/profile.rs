@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use rtvirtio_learn::library::Shard;
 use rtvirtio_units::Nanos;
 
 /// `profile`.
@@ -10,7 +11,7 @@ use rtvirtio_units::Nanos;
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    subcommand_value_name = "cpu"
+    subcommand_value_name = "cpu|merge"
 )]
 pub struct ProfileArgs {
     /// Something else than a device.
@@ -29,13 +30,26 @@ pub struct ProfileArgs {
     /// Flood the device although VMs use it: they are slowed meanwhile
     #[arg(long)]
     pub yes: bool,
-    /// Where to save it instead of the state directory
+    /// Where to save it instead of the state directory. With --shard: where to save this host's
+    /// share, for `profile merge`
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Also measure chosen loads and settings for this long and learn a model of the host from
     /// them; a stopped sweep continues with the same command. About 120 runs of 10 s are the least
     #[arg(long, value_name = "TIME")]
     pub sweep: Option<Nanos>,
+    /// Only part I of N of the sweep, such as 3/8, for hosts with devices of one kind; `slurm` takes
+    /// I and N from the job array that it runs in
+    #[arg(long, value_name = "I/N|slurm", requires_all = ["sweep", "out"])]
+    pub shard: Option<ShardArg>,
+    /// A directory of `profile merge`: where it knows the kind of device, a few points confirm that
+    /// this one is like it, and its profile and model are saved. Else all is measured
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["gentle", "sweep"])]
+    pub library: Option<PathBuf>,
+    /// Stands for the drive's model, for --shard and --library, where the kernel knows none: the same
+    /// on every host
+    #[arg(long, value_name = "NAME")]
+    pub kind: Option<String>,
     /// Time for the whole measurement of the device
     #[arg(long = "for", value_name = "TIME", default_value = "36s")]
     pub length: Nanos,
@@ -60,6 +74,51 @@ EXAMPLES
 A contract of each budget is applied and put back, journaled: `rtvirtio revert` does it after a crash. Meanwhile the VM gets less CPU time than it
 is used to. Make the load from another machine, or it competes with the VM for the CPUs. The same command goes on where it was stopped.")]
     Cpu(ProfileCpuArgs),
+    /// Make one entry of a library from the shares of hosts with one kind of device, or report why
+    /// they do not belong together
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio profile merge share-*.json --library /srv/devices
+  rtvirtio profile merge share-*.json --library /srv/devices --dry-run --json | jq .missing
+
+A kind is model, firmware, size and cache of the drive, kernel and CPUs of the host. Shares and entries hold no serial numbers and no
+host names. Of throughput and median latency the entry has the medians, of every tail the longest. With 120 different runs a model is
+learned too. examples/fleet/slurm/ has the job array.")]
+    Merge(ProfileMergeArgs),
+}
+
+/// `profile merge`.
+#[derive(Args, Debug)]
+pub struct ProfileMergeArgs {
+    /// What `profile DEVICE --sweep TIME --shard I/N -o FILE` wrote
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// The library's directory
+    #[arg(long, value_name = "DIR")]
+    pub library: PathBuf,
+    /// Replace what the library has of this kind
+    #[arg(long)]
+    pub replace: bool,
+    /// Show what it would be, and write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Value of `--shard`.
+#[derive(Clone, Copy, Debug)]
+pub enum ShardArg {
+    /// As given.
+    Given(Shard),
+    /// By the environment of a job array.
+    Slurm,
+}
+
+impl std::str::FromStr for ShardArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "slurm" { Ok(Self::Slurm) } else { text.parse().map(Self::Given) }
+    }
 }
 
 /// `profile cpu`.

@@ -17,6 +17,7 @@ pub mod measure;
 pub mod plan;
 pub mod profile;
 pub mod profile_cpu;
+pub mod profile_library;
 pub mod regulator;
 pub mod revert;
 pub mod service;

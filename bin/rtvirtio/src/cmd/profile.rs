@@ -16,13 +16,17 @@ use rtvirtio_workflow::profile::{Access, of_device, of_site};
 use rtvirtio_workflow::{check_writable, profile_key};
 
 use crate::args::{ProfileArgs, ProfileCommand};
+use crate::cmd::profile_library::Part;
 
 /// `rtvirtio profile`.
 pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     args.out.as_deref().map_or(Ok(()), check_writable)?;
-    need_root("profile")?;
+    if !matches!(args.what, Some(ProfileCommand::Merge(_))) {
+        need_root("profile")?;
+    }
     let target = match (&args.what, &args.target) {
         (Some(ProfileCommand::Cpu(args)), _) => return super::profile_cpu::run(args, global, ui),
+        (Some(ProfileCommand::Merge(args)), _) => return super::profile_library::merge(args, global, ui),
         (None, Some(target)) => target,
         (None, None) => bail!("name a block device or a spec"),
     };
@@ -35,26 +39,37 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.sweep.is_some() && is_spec {
         bail!("a sweep needs the device for itself: name the device instead of a spec");
     }
+    if args.kind.is_some() && args.shard.is_none() && args.library.is_none() {
+        bail!("--kind names the kind of device for --shard or --library: give one of these");
+    }
+    if args.library.is_some() && is_spec {
+        bail!("a library knows kinds of devices: name the device instead of a spec");
+    }
     let access = access(args);
     access.check_length(length)?;
     let _lock = dirs.lock_vms()?;
     if is_spec {
         return of_spec(args, Path::new(target), length, global, ui);
     }
-    let (key, profile) = {
-        let stack = Stack::find(&Root::default(), target)?;
-        let name = stack.device.name.clone();
-        if args.sweep.is_some() {
-            // What refuses the sweep is known before the minute that the profile takes.
-            check_device(&name, dirs)?;
+    let stack = Stack::find(&Root::default(), target)?;
+    let key = stack.device.name.clone();
+    // What refuses the sweep is known before the minute that the profile takes.
+    if args.sweep.is_some() {
+        check_device(&key, dirs)?;
+    }
+    let part = args.shard.map(|shard| Part::of(shard, args, &stack)).transpose()?;
+    if let Some(library) = &args.library {
+        if let Some(done) = super::profile_library::known(library, args, &stack, access, global, ui)? {
+            return Ok(done);
         }
-        let profile = of_device(&stack, length, access, dirs, ui)?;
-        (name, profile)
-    };
-    let path = args.out.clone().unwrap_or_else(|| dirs.profile(&key));
+    }
+    let profile = of_device(&stack, length, access, dirs, ui)?;
+    let path = args.out.clone().filter(|_| part.is_none()).unwrap_or_else(|| dirs.profile(&key));
     save_profile(&profile, &path, global, ui)?;
-    if let Some(time) = args.sweep {
-        sweep(&key, &profile, Duration::from_nanos(time.0), global, ui)?;
+    match (args.sweep.map(|time| Duration::from_nanos(time.0)), part) {
+        (Some(time), Some(part)) => part.measure(&key, &profile, time, global, ui)?,
+        (Some(time), None) => sweep(&key, &profile, time, global, ui)?,
+        (None, _) => {}
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -225,6 +225,47 @@ fn learning_needs_enough_runs_and_then_asks_the_model() {
     assert!(points.last().unwrap().id.starts_with("qlc-nvme/sweep/"));
 }
 
+/// One part of a sweep, with runs by the law until the user stops.
+fn part(data: &Path, shard: Shard, time: Duration, until: usize) -> (Result<Vec<Point>, SweepError>, usize) {
+    let (device, profile, made, shown) = (device(), profile(), Cell::new(0), Shown::default());
+    let learning = Learning {
+        device: &device,
+        allowed: allowed(),
+        profile: &profile,
+        host: host(),
+        data,
+        time,
+        generated: "today".to_owned(),
+    };
+    let runs = measure_shard(learning, shard, ByLaw { made: &made, until, stall: Nanos(0) }, &shown);
+    (runs, made.get())
+}
+
+#[test]
+fn hosts_share_a_sweep() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (hour, shards) =
+        (Duration::from_secs(3600), [Shard::new(1, 40).unwrap(), Shard::new(2, 40).unwrap()]);
+    let mut all: Vec<Point> = Vec::new();
+    for shard in shards {
+        let data = dir.path().join(format!("{}.jsonl", shard.index()));
+        // Stopped after two runs, and continued for three.
+        assert!(matches!(part(&data, shard, hour, 2), (Err(_), 2)));
+        assert!(matches!(part(&data, shard, hour, 3), (Err(_), 3)));
+        // Without time what there is comes back.
+        let (runs, made) = part(&data, shard, Duration::ZERO, 9);
+        let runs = runs.unwrap();
+        // Three conditions of the first design of 120 are each one's, then it is the next one's turn.
+        let designs: Vec<&str> = runs.iter().map(|p| p.id.split('/').nth(2).unwrap()).collect();
+        assert_eq!((made, designs), (0, vec!["0", "0", "0", "1", "1"]));
+        all.extend(runs);
+    }
+    assert_eq!(conditions(&all).len(), 10, "no condition is measured twice");
+    // Another part does not go on in the file.
+    let other = part(&dir.path().join("1.jsonl"), shards[1], hour, 9).0;
+    assert!(matches!(other, Err(SweepError::Runs(RunsError::Dataset(_)))));
+}
+
 #[test]
 fn too_short_a_time_is_a_warning_before_the_first_run() {
     let dir = rtvirtio_testkit::tempdir().unwrap();

@@ -67,6 +67,32 @@ fn a_drive_is_known_by_its_wwid_or_serial_number() {
 }
 
 #[test]
+fn drives_of_one_model_have_the_same_facts() {
+    let f = nvme();
+    let disk = BlockDevice::find(&f.root, "nvme0n1").unwrap();
+    let put = |file: &str, text: &str| f.file(&format!("sys/devices/pci/nvme0n1/{file}"), text);
+    for (file, text) in [("rotational", "0"), ("logical_block_size", "512"), ("physical_block_size", "4096")]
+    {
+        put(&format!("queue/{file}"), text);
+    }
+    put("queue/write_cache", "write back\n");
+    let bare = disk.drive_model(&f.root).unwrap();
+    assert_eq!((bare.model, bare.firmware, bare.size), (None, None, 1 << 20));
+    assert_eq!((bare.logical_block, bare.physical_block, bare.rotational), (512, 4096, false));
+    assert_eq!(bare.write_cache.as_deref(), Some("write back"));
+    // NVMe pads its texts; the number of a virtio device's vendor is no name.
+    put("device/model", "ACME  FAST 1T                 \n");
+    put("device/firmware_rev", "EDA7  \n");
+    put("device/serial", "S123\n");
+    put("device/vendor", "0x1af4\n");
+    let drive = disk.drive_model(&f.root).unwrap();
+    assert_eq!((drive.model.as_deref(), drive.firmware.as_deref()), (Some("ACME FAST 1T"), Some("EDA7")));
+    assert!(!format!("{drive:?}").contains("S123"));
+    put("device/vendor", "SEAGATE \n");
+    assert_eq!(disk.drive_model(&f.root).unwrap().model.as_deref(), Some("SEAGATE ACME FAST 1T"));
+}
+
+#[test]
 fn a_name_that_is_no_disk_is_refused() {
     let f = nvme();
     for (name, why) in

@@ -35,6 +35,8 @@ use crate::run::add_bins;
 pub const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 /// Depths of a gentle measurement: what a few VMs have in flight anyway.
 pub const GENTLE_DEPTHS: [u32; 3] = [1, 2, 4];
+/// Depths of the few points that confirm a profile: alone, in between, and all that it takes.
+pub const CONFIRMING_DEPTHS: [u32; 3] = [1, 8, 32];
 /// Depths at which larger requests are measured: alone, and enough of them for the best throughput.
 pub const LARGE_DEPTHS: [u32; 2] = [1, 32];
 /// Size of the larger requests: what a sequential writer or a loader sends, and well apart from 4
@@ -57,6 +59,32 @@ const SHORTEST: Duration = Duration::from_millis(50);
 /// two cores with fio 3.33.
 const START_COST: Duration = Duration::from_millis(500);
 
+/// How much of a device is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All that models read.
+    Whole,
+    /// Only reads at [`GENTLE_DEPTHS`], under the elevator that is set: for a device that VMs use.
+    /// A claim must not be given then.
+    Gentle,
+    /// Only reads, and writes where they are allowed, at [`CONFIRMING_DEPTHS`]: whether a device is
+    /// like another that was measured whole.
+    Confirming,
+}
+
+impl Extent {
+    fn series(self, bfq: bool, writes: bool) -> Vec<Series> {
+        let whole = self == Self::Whole;
+        let all = [
+            (Series::Read, true),
+            (Series::ReadBfq, bfq && whole),
+            (Series::Write, writes),
+            (Series::Sync, writes && whole),
+        ];
+        all.into_iter().filter(|(_, asked)| *asked).map(|(one, _)| one).collect()
+    }
+}
+
 /// What is to be measured, and how long that may take.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfileOptions {
@@ -69,9 +97,8 @@ pub struct ProfileOptions {
     /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and
     /// that is taken off the latencies. Not on a machine that does real work.
     pub watch: bool,
-    /// Only reads at [`GENTLE_DEPTHS`], under the elevator that is set: for a device that VMs use.
-    /// A claim must not be given then.
-    pub gentle: bool,
+    /// How much of it.
+    pub extent: Extent,
     /// Whether reads are measured under BFQ too; not where the device leaves no choice.
     pub bfq: bool,
     /// Time for everything; at least 11 s, with writes 21 s. The default is 36 s.
@@ -91,7 +118,7 @@ impl ProfileOptions {
             size,
             block: Bytes::from_kib(4),
             watch: false,
-            gentle: false,
+            extent: Extent::Whole,
             bfq: true,
             budget: Duration::from_secs(36),
             dir,
@@ -131,9 +158,9 @@ impl Series {
 
     /// Depth and size of its points. What BFQ costs is counted per request, so larger ones would
     /// add nothing there; and they load the device most.
-    fn points(self, block: Bytes, gentle: bool) -> Vec<(u32, Bytes)> {
-        if gentle {
-            return GENTLE_DEPTHS.iter().map(|d| (*d, block)).collect();
+    fn points(self, block: Bytes, extent: Extent) -> Vec<(u32, Bytes)> {
+        if extent != Extent::Whole {
+            return self.depths(extent).iter().map(|d| (*d, block)).collect();
         }
         if self == Self::Sync {
             return SYNC_DEPTHS.iter().flat_map(|d| [(*d, block); SYNC_SLOTS]).collect();
@@ -157,11 +184,12 @@ impl Series {
     }
 
     /// Its own depths, in the order of its points.
-    fn depths(self, gentle: bool) -> &'static [u32] {
-        match (gentle, self) {
-            (true, _) => &GENTLE_DEPTHS,
-            (false, Self::Sync) => &SYNC_DEPTHS,
-            (false, _) => &DEPTHS,
+    fn depths(self, extent: Extent) -> &'static [u32] {
+        match (extent, self) {
+            (Extent::Gentle, _) => &GENTLE_DEPTHS,
+            (Extent::Confirming, _) => &CONFIRMING_DEPTHS,
+            (Extent::Whole, Self::Sync) => &SYNC_DEPTHS,
+            (Extent::Whole, _) => &DEPTHS,
         }
     }
 
@@ -204,11 +232,11 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     if control.claim.is_some_and(|claim| claim.path() != options.device) {
         return Err(refuse("the claim is on another device"));
     }
-    if options.gentle && control.claim.is_some() {
+    if options.extent == Extent::Gentle && control.claim.is_some() {
         return Err(refuse("a gentle measurement does not write"));
     }
-    let points_of = |s: &Series| s.points(options.block, options.gentle).len();
-    let series = all_series(options.bfq && !options.gentle, control.claim.is_some());
+    let points_of = |s: &Series| s.points(options.block, options.extent).len();
+    let series = options.extent.series(options.bfq, control.claim.is_some());
     let steps: usize = series.iter().map(points_of).sum();
     let point = point_time(options.budget, series.len(), steps).ok_or_else(|| {
         let least = least_budget(series.len(), steps).as_secs_f64().ceil();
@@ -223,7 +251,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     for repetition in 0..REPETITIONS {
         for (series, points) in series.iter().zip(&mut points) {
             let elevator = series.elevator();
-            if !options.gentle {
+            if options.extent != Extent::Gentle {
                 (control.set_elevator)(elevator)
                     .map_err(|e| MeasureError::Elevator { elevator, reason: e.to_string() })?;
             }
@@ -270,8 +298,8 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     let mut results: Vec<(Series, Vec<DepthPoint>)> = Vec::new();
     let mut large: Vec<(Series, Vec<DepthPoint>)> = Vec::new();
     for (series, points) in series.iter().zip(&points) {
-        let (own, larger) = points.split_at(series.depths(options.gentle).len());
-        let summary = summarise(series.depths(options.gentle), own);
+        let (own, larger) = points.split_at(series.depths(options.extent).len());
+        let summary = summarise(series.depths(options.extent), own);
         doubts.extend(checks::doubts(series.label(), &summary, own));
         results.push((*series, summary));
         if *series == Series::Sync {
@@ -313,17 +341,12 @@ fn of(all: &mut [(Series, Vec<DepthPoint>)], series: Series) -> Vec<DepthPoint> 
         .unwrap_or_default()
 }
 
-fn all_series(bfq: bool, writes: bool) -> Vec<Series> {
-    let all = [(Series::Read, true), (Series::ReadBfq, bfq), (Series::Write, writes), (Series::Sync, writes)];
-    all.into_iter().filter(|(_, asked)| *asked).map(|(one, _)| one).collect()
-}
-
 /// The least [`ProfileOptions::budget`] of a measurement with blocks of `block`, for a check before
 /// anything is touched. A device that leaves no choice of the elevator may take less.
 #[must_use]
-pub fn least_time(block: Bytes, gentle: bool, writes: bool) -> Duration {
-    let series = all_series(!gentle, writes);
-    least_budget(series.len(), series.iter().map(|s| s.points(block, gentle).len()).sum())
+pub fn least_time(block: Bytes, extent: Extent, writes: bool) -> Duration {
+    let series = extent.series(true, writes);
+    least_budget(series.len(), series.iter().map(|s| s.points(block, extent).len()).sum())
 }
 
 /// Measured time of each point, so that everything fits into the budget; `None` when less than
@@ -352,7 +375,7 @@ fn run_series(
     on_tick: &mut dyn FnMut(Duration),
     cancel: &AtomicBool,
 ) -> Result<Vec<(JobStats, Option<Latencies>)>, MeasureError> {
-    let points = series.points(options.block, options.gentle);
+    let points = series.points(options.block, options.extent);
     let duration = slot(point) * points.len() as u32;
     let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_tick };
     let text = job_text(options, series, repetition, point);
@@ -413,7 +436,7 @@ fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: 
     if options.watch {
         s.push_str(&watched::log_options(&options.dir));
     }
-    let points = series.points(options.block, options.gentle);
+    let points = series.points(options.block, options.extent);
     for (i, (depth, block)) in points.iter().enumerate() {
         let seed = options.seed.wrapping_add((repetition * points.len() + i + 1) as u64);
         let delay = (slot(point) * i as u32).as_millis();

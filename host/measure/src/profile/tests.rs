@@ -102,6 +102,20 @@ fn time_fits_the_budget() {
 }
 
 #[test]
+fn few_points_confirm() {
+    let block = Bytes::from_kib(4);
+    let of = |writes| Extent::Confirming.series(true, writes);
+    assert_eq!((of(false), of(true)), (vec![Series::Read], vec![Series::Read, Series::Write]));
+    assert_eq!(
+        Series::Write.points(block, Extent::Confirming),
+        CONFIRMING_DEPTHS.map(|d| (d, block)).to_vec()
+    );
+    // A third of what the whole takes.
+    let whole = least_time(block, Extent::Whole, true);
+    assert!(least_time(block, Extent::Confirming, true) * 3 < whole, "{whole:?}");
+}
+
+#[test]
 fn job_text_runs_the_depths_one_after_the_other() {
     let mut options = ProfileOptions::new("/dev/a:b".into(), Bytes(1 << 30), "/x".into());
     options.seed = 10;
@@ -120,7 +134,7 @@ fn job_text_runs_the_depths_one_after_the_other() {
     let sync = job_text(&options, Series::Sync, 0, RAMP);
     assert!(sync.contains("rw=randwrite\nioengine=psync\ndirect=0\nsync=dsync\n"), "{sync}");
     assert_eq!(sync.matches("\niodepth=1\n").count(), SYNC_SLOTS);
-    assert_eq!(Series::Sync.points(options.block, false).len(), SYNC_SLOTS);
+    assert_eq!(Series::Sync.points(options.block, Extent::Whole).len(), SYNC_SLOTS);
 }
 
 fn profile() -> Profile {

@@ -1,0 +1,206 @@
+//! Shares of one kind become one entry.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_model::{DepthPoint, HostModel, LargeRequests, Profile};
+use rtvirtio_units::{Iops, Nanos};
+
+use super::{Entry, LIBRARY_SCHEMA, LibraryError, Shard, Share};
+use crate::condition::conditions;
+use crate::dataset::Point;
+use crate::statistic::median;
+use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
+
+/// How far throughput and median latency of two devices of one kind may lie apart, beyond the
+/// spread of their own repetitions. Drives of one model differ by a few percent; one that is
+/// throttled, worn or shared differs by its half.
+pub(super) const ALIKE: f64 = 0.20;
+/// Most that the spread of repetitions excuses: a device that does anything proves nothing.
+pub(super) const MOST_SPREAD: f64 = 0.30;
+
+/// An entry, and what was learned.
+#[derive(Clone, Debug)]
+pub struct Merged {
+    /// The entry.
+    pub entry: Entry,
+    /// The model that was learned from all runs; `None` where they are too few.
+    pub model: Option<HostModel>,
+    /// Different conditions that were measured.
+    pub conditions: usize,
+    /// Parts of the sweep that no share has.
+    pub missing: Vec<Shard>,
+}
+
+/// Makes one entry of shares of one kind, and a model where there are runs enough. `generated` is
+/// the time, as text.
+///
+/// # Errors
+/// [`LibraryError`] where they are of different kinds, measured in different ways, the same part
+/// twice, or contradict each other; nothing is merged then. A model that cannot be fitted is no
+/// error, except for what the runs say against it.
+pub fn merge(
+    shares: &[(PathBuf, Share)],
+    settings: &TrainSettings,
+    generated: &str,
+) -> Result<Merged, LibraryError> {
+    let [(first, one), rest @ ..] = shares else { return Err(LibraryError::Nothing) };
+    for (i, (path, share)) in rest.iter().enumerate() {
+        if let Some(what) = share.kind.differs(&one.kind) {
+            return Err(LibraryError::OtherKind { path: path.clone(), first: first.clone(), what });
+        }
+        if let Some(what) = measured_otherwise(&share.profile, &one.profile) {
+            return Err(LibraryError::OtherMeasurement { path: path.clone(), first: first.clone(), what });
+        }
+        if let Some((other, _)) = shares[..=i].iter().find(|(_, s)| s.shard == share.shard) {
+            return Err(LibraryError::SameShard {
+                path: path.clone(),
+                first: other.clone(),
+                shard: share.shard,
+            });
+        }
+    }
+    let profiles: Vec<(&Path, &Profile)> = shares.iter().map(|(p, s)| (p.as_path(), &s.profile)).collect();
+    for (name, of) in SERIES {
+        contradictions(name, of, &profiles)?;
+    }
+    let profile = merged(&profiles);
+    let points: Vec<Point> = shares.iter().flat_map(|(_, s)| s.runs.iter().cloned()).collect();
+    let measured = conditions(&points).len();
+    let model =
+        if measured < FEWEST { None } else { learned(first, &points, &profile, (settings, generated))? };
+    let entry = Entry {
+        schema: LIBRARY_SCHEMA.to_owned(),
+        kind: one.kind.clone(),
+        shares: shares.len(),
+        runs: points.len(),
+        profile,
+        generated: generated.to_owned(),
+    };
+    Ok(Merged { entry, model, conditions: measured, missing: missing(shares) })
+}
+
+fn learned(
+    path: &Path,
+    points: &[Point],
+    profile: &Profile,
+    (settings, generated): (&TrainSettings, &str),
+) -> Result<Option<HostModel>, LibraryError> {
+    match fit(&comparable(points), profile, generated, settings) {
+        Ok(model) => Ok(Some(model)),
+        // Runs in which the host stalled do not count.
+        Err(TrainError::TooFew { .. }) => Ok(None),
+        Err(e) => Err(LibraryError::Form { path: path.to_owned(), reason: e.to_string() }),
+    }
+}
+
+/// The parts that are missing of the splits that occur.
+fn missing(shares: &[(PathBuf, Share)]) -> Vec<Shard> {
+    let have: BTreeSet<(u32, u32)> = shares.iter().map(|(_, s)| (s.shard.of(), s.shard.index())).collect();
+    let splits: BTreeSet<u32> = have.iter().map(|(of, _)| *of).collect();
+    let all = splits.into_iter().flat_map(|of| (1..=of).map(move |i| (of, i)));
+    all.filter(|part| !have.contains(part)).filter_map(|(of, i)| Shard::new(i, of).ok()).collect()
+}
+
+/// A series of a profile.
+pub(super) type Series = fn(&Profile) -> &[DepthPoint];
+
+/// All of them, with their names.
+pub(super) const SERIES: [(&str, Series); 6] = [
+    ("reads", |p| &p.read),
+    ("reads with bfq", |p| &p.read_bfq),
+    ("writes", |p| &p.write),
+    ("synced writes", |p| &p.sync),
+    ("large reads", |p| p.large.as_ref().map_or(&[], |l| &l.read)),
+    ("large writes", |p| p.large.as_ref().map_or(&[], |l| &l.write)),
+];
+
+/// How the measurements themselves differ.
+fn measured_otherwise(ours: &Profile, theirs: &Profile) -> Option<String> {
+    if ours.block != theirs.block {
+        return Some(format!("blocks of {}, not {}", ours.block, theirs.block));
+    }
+    let depths = |p: &Profile, of: Series| of(p).iter().map(|p| p.depth).collect::<Vec<_>>();
+    SERIES
+        .iter()
+        .find(|(_, of)| depths(ours, *of) != depths(theirs, *of))
+        .map(|(name, of)| format!("{name} at depths {:?}, not {:?}", depths(ours, *of), depths(theirs, *of)))
+}
+
+/// Refuses the share that is farthest from the median of the others, where it is too far.
+fn contradictions(name: &str, of: Series, profiles: &[(&Path, &Profile)]) -> Result<(), LibraryError> {
+    let others = |i: usize| match profiles {
+        [a, b] => [b, a][i].0.display().to_string(),
+        all => format!("the other {}", all.len() - 1),
+    };
+    let measures: [(&str, fn(&DepthPoint) -> f64); 2] =
+        [("requests per second", |p| p.iops.0), ("us median latency", |p| p.p50.0 as f64 / 1e3)];
+    for at in 0..profiles.first().map_or(0, |(_, p)| of(p).len()) {
+        let points: Vec<&DepthPoint> = profiles.iter().map(|(_, p)| &of(p)[at]).collect();
+        let spread = points.iter().map(|p| p.spread).fold(0.0, f64::max).min(MOST_SPREAD);
+        for (unit, value) in measures {
+            let all: Vec<f64> = points.iter().map(|p| value(p)).collect();
+            let apart = |i: usize| {
+                let others = all.iter().enumerate().filter(|(o, _)| *o != i).map(|(_, v)| *v);
+                let middle = median(others.collect());
+                (if middle > 0.0 { (all[i] - middle).abs() / middle } else { 0.0 }, middle)
+            };
+            let far: Vec<(f64, f64)> = (0..all.len()).map(apart).collect();
+            let Some(i) = (0..far.len()).max_by(|a, b| far[*a].0.total_cmp(&far[*b].0)) else { continue };
+            if far[i].0 > ALIKE + spread {
+                return Err(LibraryError::Contradiction {
+                    path: profiles[i].0.to_owned(),
+                    others: others(i),
+                    what: format!(
+                        "{name} at depth {}: {:.0} {unit}, not {:.0}; at most {:.0} % may lie between them",
+                        points[i].depth,
+                        all[i],
+                        far[i].1,
+                        (ALIKE + spread) * 100.0,
+                    ),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All measured in the same way, of one kind.
+fn merged(profiles: &[(&Path, &Profile)]) -> Profile {
+    let series = |of: Series| -> Vec<DepthPoint> {
+        let n = profiles.first().map_or(0, |(_, p)| of(p).len());
+        (0..n).map(|at| middle(&profiles.iter().map(|(_, p)| &of(p)[at]).collect::<Vec<_>>())).collect()
+    };
+    let [read, read_bfq, write, sync, large_read, large_write] = SERIES.map(|(_, of)| series(of));
+    let first = profiles[0].1;
+    let large =
+        first.large.as_ref().map(|l| LargeRequests { block: l.block, read: large_read, write: large_write });
+    let mut doubts: Vec<String> = Vec::new();
+    for doubt in profiles.iter().flat_map(|(_, p)| &p.doubts) {
+        if !doubts.contains(doubt) {
+            doubts.push(doubt.clone());
+        }
+    }
+    Profile { read, read_bfq, write, sync, large, doubts, ..first.clone() }
+}
+
+/// One point of several devices: medians, and of every tail the longest, because percentiles of
+/// several cannot be added.
+fn middle(points: &[&DepthPoint]) -> DepthPoint {
+    let of = |value: fn(&DepthPoint) -> f64| points.iter().map(|p| value(p)).collect::<Vec<f64>>();
+    let longest = |value: fn(&DepthPoint) -> Nanos| points.iter().map(|p| value(p)).max().unwrap_or_default();
+    let iops = of(|p| p.iops.0);
+    let (least, most) = iops.iter().fold((f64::MAX, 0.0f64), |(l, m), v| (l.min(*v), m.max(*v)));
+    let rate = median(iops);
+    let between = if rate > 0.0 { (most - least) / rate } else { 0.0 };
+    DepthPoint {
+        depth: points[0].depth,
+        iops: Iops(rate),
+        spread: of(|p| p.spread).into_iter().fold((between * 1e4).round() / 1e4, f64::max),
+        n: points.iter().map(|p| p.n).sum(),
+        p50: Nanos(median(of(|p| p.p50.0 as f64)) as u64),
+        p99: longest(|p| p.p99),
+        p9999: longest(|p| p.p9999),
+        max: longest(|p| p.max),
+    }
+}
