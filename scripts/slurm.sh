@@ -43,14 +43,14 @@ chroot "$root" sh -c 'apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-ge
 # The same disk on both, as two of one model: a twin each, served outside the overlay.
 for n in 1 2; do
     mkdir "$dir/twin$n"
-    "$target/rtvirtio-lab" twin-serve --profile qlc-nvme --size 256MiB --seed "$n" --mount "$dir/twin$n" >"$dir/twin$n.log" 2>&1 &
+    echo | "$target/rtvirtio-lab" twin-serve --profile qlc-nvme --size 256MiB --seed "$n" --mount "$dir/twin$n" >"$dir/twin$n.log" 2>&1 &
     i=0
-    until file=$(find "$dir/twin$n" -type f 2>/dev/null | grep .); do
+    until [ -f "$dir/twin$n/disk" ]; do
         i=$((i + 1))
         [ "$i" -lt 100 ] || { log "no twin: $(cat "$dir/twin$n.log")"; exit 1; }
         sleep 0.1
     done
-    losetup --find --show --direct-io=on "$file" >"$dir/loop$n"
+    losetup --find --show --direct-io=on "$dir/twin$n/disk" >"$dir/loop$n"
 done
 
 cp "$target/rtvirtio" "$root/usr/local/bin/rtvirtio"
@@ -58,7 +58,7 @@ cp examples/fleet/slurm/sweep.sbatch "$root/mnt/"
 mkdir -p "$root/etc/slurm"
 cat >"$root/etc/slurm/slurm.conf" <<CONF
 ClusterName=rack
-SlurmctldHost=localhost(127.0.0.1)
+SlurmctldHost=localhost(10.78.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -73,13 +73,15 @@ SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd-%n.pid
 SlurmdSpoolDir=/run/slurmd-%n
 SlurmctldPort=6817
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17001 CPUs=1
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17002 CPUs=1
+NodeName=n1 NodeHostname=localhost NodeAddr=10.78.0.1 Port=17001 CPUs=1
+NodeName=n2 NodeHostname=localhost NodeAddr=10.78.0.1 Port=17002 CPUs=1
 PartitionName=rack Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 CONF
 cat >"$root/run/cluster.sh" <<'CLUSTER'
 set -eu
+# Its own name resolution wants an address that is not of the loopback's net.
 ip link set lo up
+ip addr add 10.78.0.1/32 dev lo
 hostname localhost
 mkdir -p /run/slurmctld /run/slurmd-n1 /run/slurmd-n2
 [ -e /etc/munge/munge.key ] || head -c 1024 /dev/urandom >/etc/munge/munge.key
@@ -89,13 +91,13 @@ setpriv --reuid munge --regid munge --clear-groups munged
 slurmctld
 # A node's own state, and its disk under the name that all have.
 for n in 1 2; do
-    unshare --mount sh -c "mkdir -p /srv/rack /var/lib/rtvirtio /run/rtvirtio && mount -t tmpfs tmpfs /srv/rack && mount -t tmpfs tmpfs /var/lib/rtvirtio &&
-        mount -t tmpfs tmpfs /run/rtvirtio && ln -s $(cat /run/loop$n) /srv/rack/disk && exec slurmd -N n$n"
+    unshare --mount sh -c "mkdir -p /srv/rack /var/lib/rtvirtio /run/rtvirtio && mount -t tmpfs -o mode=755 tmpfs /srv/rack && mount -t tmpfs -o mode=755 tmpfs /var/lib/rtvirtio &&
+        mount -t tmpfs -o mode=755 tmpfs /run/rtvirtio && ln -s $(cat /run/loop$n) /srv/rack/disk && exec slurmd -N n$n"
 done
 i=0
-until [ "$(sinfo -h -t idle -o %D | head -n 1)" = 2 ]; do
+until [ "$(sinfo -h -t idle -o %D 2>/dev/null | head -n 1)" = 2 ]; do
     i=$((i + 1))
-    [ "$i" -lt 600 ] || { sinfo -N -l; tail -n 30 /var/log/slurm/*.log; exit 1; }
+    [ "$i" -lt 300 ] || { sinfo -N -l; tail -n 30 /var/log/slurm/*.log; exit 1; }
     sleep 0.1
 done
 echo "slurm: two nodes are up" >&2

@@ -114,10 +114,13 @@ TEXT
 
 begin rtvirtio-pacemaker
 program rtvirtio-pacemaker
-put 755 "$top/bin/rtvirtio-pacemaker/contract" usr/lib/ocf/resource.d/rtvirtio/contract
+for agent in contract VirtualDomain; do
+    put 755 "$top/bin/rtvirtio-pacemaker/$agent" "usr/lib/ocf/resource.d/rtvirtio/$agent"
+done
 finish "rtvirtio (= $version)" pacemaker "Contracts of virtual machines in Pacemaker clusters" <<'TEXT'
 Publishes what each node can still promise, and applies a contract where its
-VM starts: the resource agent ocf:rtvirtio:contract.
+VM starts: the resource agents ocf:rtvirtio:contract and
+ocf:rtvirtio:VirtualDomain.
 TEXT
 
 begin rtvirtio-lab

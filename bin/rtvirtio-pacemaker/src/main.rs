@@ -10,8 +10,8 @@ use rtvirtio_arguments::Section;
 use rtvirtio_console::{Global, Ui, finish, need_root, show, style};
 use rtvirtio_pacemaker_control::agent::{self, Ocf, Parameters};
 use rtvirtio_pacemaker_control::{
-    Crm, Demand, METADATA, NodeAnswer, Published, constraints_xml, demands, load, primitive_xml, publish,
-    published, survey, write_constraints,
+    Crm, Demand, DiskWatch, METADATA, NodeAnswer, Published, constraints_xml, demands, load, primitive_xml,
+    publish, published, survey, write_constraints,
 };
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Table};
@@ -42,15 +42,16 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
 fn run_publish(args: &PublishArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let contracts = load(&args.file.file)?;
     let dirs = global.dirs();
+    let mut watch = DiskWatch::default();
     if args.dry_run {
-        let answer = survey(&contracts, &dirs)?;
+        let answer = survey(&contracts, &dirs, &watch.look(&contracts, &dirs))?;
         show(ui, &answer, || answer_text(&answer))?;
         return Ok(ExitCode::SUCCESS);
     }
     need_root("publish")?;
     let node = args.node.clone().map_or_else(|| Crm.node_name(), Ok)?;
-    let once = || -> anyhow::Result<()> {
-        let answer = survey(&contracts, &dirs)?;
+    let mut once = || -> anyhow::Result<()> {
+        let answer = survey(&contracts, &dirs, &watch.look(&contracts, &dirs))?;
         publish(Crm, &node, &answer)?;
         show(ui, &answer, || answer_text(&answer))
     };
@@ -73,7 +74,8 @@ fn answer_text(answer: &NodeAnswer) -> String {
     for of in &answer.contracts {
         let takes: Vec<String> = of.takes.iter().map(|(name, n)| format!("{name} {n}")).collect();
         let word = match (&of.refused, of.in_force) {
-            (_, true) => "in force".to_owned(),
+            (None, true) => "in force".to_owned(),
+            (Some(why), true) => format!("in force, and would not be promised now: {}", terminal(why, false)),
             (None, false) => "fits".to_owned(),
             (Some(why), false) => format!("does not fit: {}", terminal(why, false)),
         };

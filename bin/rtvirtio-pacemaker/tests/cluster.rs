@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rtvirtio_testbed::cluster::{BUDGET_US, Cluster, ContractCluster, TAKES};
+use rtvirtio_testbed::cluster::{BUDGET_US, Cluster, ContractCluster, TAKES, VmAgent};
 use rtvirtio_testkit::{HANG, Need, has, tempdir, unique};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rtvirtio-pacemaker");
@@ -39,7 +39,8 @@ fn contracts_follow_their_vms() {
         return;
     }
     let dir = tempdir().unwrap();
-    let mut site = done(ContractCluster::start(dir.path(), &unique("pcmk"), Path::new(PROGRAM), 3));
+    let program = Path::new(PROGRAM);
+    let mut site = done(ContractCluster::start(dir.path(), &unique("pcmk"), program, 3, VmAgent::Process));
     VMS.iter().for_each(|vm| done(site.add_vm(0, vm)));
     done(site.set_contracts(&VMS));
     done(site.publish(&[0, 1, 2]));

@@ -12,12 +12,13 @@ use rtvirtio_apply::{KnobState, Machine, OnConflict, StateDir, Status};
 use rtvirtio_cpu::Contract;
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::CpuNeed;
-use rtvirtio_workflow::apply::{PlanWith, open_session, plan_now, put_back, resolve, resolve_cpu};
+use rtvirtio_workflow::apply::{PlanWith, open_session, plan_now, put_back, resolve, resolve_cpu_beside};
 use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelName;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
+use rtvirtio_workflow::scopes::{Scopes, in_force_beside};
 use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started, write_state};
 
 use crate::PacemakerError;
@@ -70,8 +71,9 @@ impl Parameters {
         let resource = given("resource").or_else(|| variable("OCF_RESOURCE_INSTANCE"));
         let resource = resource.ok_or("neither `resource` nor OCF_RESOURCE_INSTANCE is given")?;
         // It becomes the name of a directory.
-        if resource.is_empty() || resource.starts_with('.') || resource.contains('/') {
-            return Err(format!("resource {resource:?} cannot name a directory"));
+        let taken = ["shared", "plan"].contains(&resource.as_str()) || resource.starts_with("vm-");
+        if resource.is_empty() || resource.starts_with('.') || resource.contains('/') || taken {
+            return Err(format!("resource {resource:?} cannot name a directory: give it another name"));
         }
         let disk = match given("disk").as_deref() {
             None | Some("false" | "no" | "0") => false,
@@ -102,7 +104,7 @@ enum Standing {
 pub fn run(action: &str, parameters: &Parameters, progress: &dyn Progress) -> Ocf {
     let done = match action {
         "start" => start(parameters, progress).map(|()| Ocf::Success),
-        "stop" => stop(parameters).map(|()| Ocf::Success),
+        "stop" => stop(parameters, progress).map(|()| Ocf::Success),
         "monitor" | "status" => monitor(parameters, progress),
         "validate-all" => validate(parameters),
         _ => return Ocf::Unimplemented,
@@ -127,11 +129,15 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
         return Ok(());
     }
     // Of a start before, or of a VM that has ended.
-    stop(p)?;
+    stop(p, progress)?;
     let begin = Instant::now();
     loop {
         match apply(p, progress) {
             Err(PacemakerError::Step(e)) if is_starting(&e) && begin.elapsed() < STARTING => {
+                progress.pause(RETRY)?;
+            }
+            // Another agent is at work, for a moment.
+            Err(PacemakerError::Step(e)) if e.kind() == Kind::InForce && begin.elapsed() < STARTING => {
                 progress.pause(RETRY)?;
             }
             done => break done?,
@@ -156,7 +162,11 @@ fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
     let host = load_host(&p.spec)?;
     let own = p.own();
     if !p.disk {
-        return applied(&own, resolve_cpu(&host, &[], &own, progress)?.apply(None, &own, progress)?);
+        // No other agent changes what contracts share meanwhile.
+        let scopes = Scopes::lock(&p.dirs)?;
+        let others = in_force_beside(&p.dirs, &p.resource)?;
+        let resolved = resolve_cpu_beside(&host, &own, (&scopes, &others), progress)?;
+        return applied(&own, resolved.apply(None, &own, progress)?);
     }
     // Profiles and models are the host's, the journal is the contract's.
     let devices = Devices::find(host, &p.dirs)?;
@@ -183,7 +193,7 @@ fn applied(own: &Dirs, settings: usize) -> Result<(), PacemakerError> {
 }
 
 /// Puts everything back, also what was changed since: the VM is about to stop, or has.
-fn stop(p: &Parameters) -> Result<(), PacemakerError> {
+fn stop(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
     let own = p.own();
     let Some(session) = open_session(&own)? else { return Ok(()) };
     if let Some(dir) = StateDir::find(&own.state)? {
@@ -192,10 +202,33 @@ fn stop(p: &Parameters) -> Result<(), PacemakerError> {
     }
     match put_back(&session, OnConflict::Force, &own)? {
         Some(reverted) if !reverted.done => {
-            Err(not_verified(p, &format!("not put back: {}", reverted.summary())))
+            return Err(not_verified(p, &format!("not put back: {}", reverted.summary())));
         }
-        _ => Ok(()),
+        _ => {}
     }
+    drop(session);
+    // Room that nobody uses takes nothing from the VMs, and the next contract sets it.
+    if let Err(e) = give_room_back(p, progress) {
+        progress.warn(&format!(
+            "{}: the groups above those of VMs keep more than they need: {}",
+            p.resource,
+            rtvirtio_workflow::one_line(&e)
+        ));
+    }
+    Ok(())
+}
+
+/// What the groups above those of VMs have for this contract.
+fn give_room_back(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
+    let begin = Instant::now();
+    let scopes = loop {
+        match Scopes::lock(&p.dirs) {
+            Err(e) if e.kind() == Kind::InForce && begin.elapsed() < STARTING => progress.pause(RETRY)?,
+            locked => break locked?,
+        }
+    };
+    let probe = rtvirtio_cpu::probe(&Root::default()).map_err(PacemakerError::Host)?;
+    Ok(scopes.make_room(&probe, &in_force_beside(&p.dirs, &p.resource)?)?)
 }
 
 /// Reads the contract. Where it was changed it is applied again; that is success, and is reported.
@@ -221,7 +254,7 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
         Standing::None => Ok(Ocf::NotRunning),
         Standing::Differs(what) => {
             progress.warn(&format!("{}: {what}; it is applied again", p.resource));
-            stop(p)?;
+            stop(p, progress)?;
             start(p, progress)?;
             Ok(Ocf::Success)
         }

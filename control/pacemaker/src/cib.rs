@@ -85,6 +85,53 @@ pub fn constraints_xml(contracts: &[ClusterContract]) -> String {
     out + "</constraints>"
 }
 
+/// Utilization that `ocf:heartbeat:VirtualDomain` adds to its resource by itself, unless the
+/// parameter `autoset_utilization_*` is false.
+const AUTOSET: [&str; 3] = ["cpu", "host_memory", "hv_memory"];
+
+/// Resources that could run on no node once utilization counts: they take something of which no
+/// node says what it has, and Pacemaker takes that for nothing. In words, of a CIB.
+///
+/// # Errors
+/// Why the text is no CIB.
+pub fn without_capacity(cib: &str) -> Result<Vec<String>, String> {
+    let cib = roxmltree::Document::parse(cib).map_err(|e| e.to_string())?;
+    let values = |of: roxmltree::Node<'_, '_>, set: &str| -> BTreeMap<String, String> {
+        let sets = of.children().filter(|n| n.has_tag_name(set)).collect::<Vec<_>>();
+        let pairs = sets.into_iter().flat_map(|set| set.children().filter(|n| n.has_tag_name("nvpair")));
+        pairs
+            .filter_map(|n| Some((n.attribute("name")?.to_owned(), n.attribute("value")?.to_owned())))
+            .collect()
+    };
+    let all = |tag: &'static str| cib.descendants().filter(move |n| n.has_tag_name(tag));
+    let nodes: Vec<BTreeMap<String, String>> = all("node").map(|n| values(n, "utilization")).collect();
+    let mut found = Vec::new();
+    for resource in all("primitive") {
+        let id = resource.attribute("id").unwrap_or_default();
+        let mut takes: Vec<String> = values(resource, "utilization").into_keys().collect();
+        // What we add is published by each node that has it.
+        takes.retain(|name| !name.starts_with("rtvirtio-"));
+        let of_heartbeat = resource.attribute("provider") == Some("heartbeat")
+            && resource.attribute("type") == Some("VirtualDomain");
+        if of_heartbeat {
+            let parameters = values(resource, "instance_attributes");
+            let off = |name: &str| {
+                let value = parameters.get(&format!("autoset_utilization_{name}")).map(|v| v.to_lowercase());
+                value.is_some_and(|v| ["false", "no", "off", "n", "0"].contains(&v.as_str()))
+            };
+            takes.extend(AUTOSET.iter().filter(|name| !off(name)).map(|name| (*name).to_owned()));
+        }
+        takes.sort();
+        takes.dedup();
+        for name in takes {
+            if !nodes.iter().any(|has| has.contains_key(&name)) {
+                found.push(format!("{id} takes {name}"));
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// Writes all of it into the CIB: cluster properties, the agent's resources, rules, demands,
 /// priorities. What is there under these ids is replaced, all else is left.
 ///
@@ -95,6 +142,14 @@ pub fn write_constraints(
     contracts: &[ClusterContract],
     demands: &[Demand],
 ) -> Result<(), PacemakerError> {
+    // From then on utilization counts, also that of resources that have nothing to do with us.
+    let text = crm.run("cibadmin", &["--query"])?;
+    let bad =
+        |reason: String| PacemakerError::Output { command: "cibadmin --query".to_owned(), text: reason };
+    let stranded = without_capacity(&text).map_err(bad)?;
+    if !stranded.is_empty() {
+        return Err(PacemakerError::NoCapacity { what: stranded.join("; ") });
+    }
     // Without it utilization is not looked at. A contract that fails to start on a node is tried
     // again there: its VM runs.
     for (name, value) in [("placement-strategy", "balanced"), ("start-failure-is-fatal", "false")] {

@@ -60,6 +60,16 @@ pub enum PacemakerError {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// Resources would have no node.
+    #[error(
+        "nothing is written, because utilization would then count, and no node says how much it has of what these take: {what}. Set autoset_utilization_cpu, \
+         autoset_utilization_host_memory and autoset_utilization_hv_memory of each VirtualDomain to false and remove the utilization, or publish \
+         what the nodes have by a clone of ocf:heartbeat:NodeUtilization"
+    )]
+    NoCapacity {
+        /// Each, in words.
+        what: String,
+    },
     /// The contract is not as it was applied.
     #[error("{resource}: {what}")]
     NotVerified {

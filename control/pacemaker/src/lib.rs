@@ -16,10 +16,10 @@ mod metadata;
 mod node;
 mod publish;
 
-pub use cib::{Demand, constraints_xml, demands, primitive_xml, write_constraints};
+pub use cib::{Demand, constraints_xml, demands, primitive_xml, without_capacity, write_constraints};
 pub use crm::Crm;
 pub use error::PacemakerError;
 pub use file::{ClusterContract, ClusterFile, load};
 pub use metadata::METADATA;
-pub use node::{NodeAnswer, ResourceAnswer, survey};
+pub use node::{DiskWatch, NodeAnswer, ResourceAnswer, SlowDisks, survey};
 pub use publish::{Published, publish, published};

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use rtvirtio_apply::Machine;
 use rtvirtio_capacity::{Contract, Disk, Network, Node, OnDisk, Permille, tightest};
-use rtvirtio_cpu::{choose, group_name, probe};
+use rtvirtio_cpu::{choose, group_name, probe, room_load};
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{Device, Part, Uplink, Vm};
 use rtvirtio_units::Ratio;
+use rtvirtio_workflow::device_windows::DeviceWindows;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::plan::load_profile;
+use rtvirtio_workflow::scopes::in_force_beside;
 use rtvirtio_workflow::{Dirs, is_there, one_line, started};
 use serde::Serialize;
 
@@ -82,14 +85,45 @@ fn attribute(kind: &str, name: &str) -> String {
 /// A contract as asked, or why it cannot be judged here.
 type Asked = Result<Vec<Contract>, String>;
 
+/// How many times as long as when it was measured a disk's requests take before it promises nothing
+/// any more. What bursts of requests and the kernel's ticks make of a healthy disk stays below 4.
+const SLOW: f64 = 5.0;
+
+/// Disks that are slower than their profiles say, by the path in the specs, with how many times.
+pub type SlowDisks = BTreeMap<String, f64>;
+
+/// Looks at the disks of contracts with I/O targets, from time to time: the more often, the sooner
+/// it knows. What others do on the disk counts too, as the contract would meet it.
+#[derive(Debug, Default)]
+pub struct DiskWatch(DeviceWindows);
+
+impl DiskWatch {
+    /// The disks that became slow. Empty at the first look, and while a disk has few requests.
+    pub fn look(&mut self, contracts: &[ClusterContract], dirs: &Dirs) -> SlowDisks {
+        let parts = contracts.iter().flat_map(|of| of.spec.parts());
+        let promised = parts.filter(|part| part.spec.vms.iter().any(|vm| tightest(vm).is_some()));
+        let paths = promised.filter_map(|part| match &part.spec.device {
+            Device::Path(path) => Some(path.clone()),
+            Device::File { .. } | Device::Twin { .. } => None,
+        });
+        let mut slow = self.0.look_at_loaded(&paths.collect(), &Root::default(), dirs, Instant::now());
+        slow.retain(|_, times| *times >= SLOW);
+        slow
+    }
+}
+
 /// What this node could promise of each contract, beside those in force on it. Reads profiles and
-/// the kernel's grants; changes nothing.
+/// the kernel's grants; changes nothing. A disk that is slow promises nothing.
 ///
 /// # Errors
 /// When the kernel's grants or a journal cannot be read. A contract that cannot be judged, as
 /// without a profile of the disk, is refused with the reason.
-pub fn survey(contracts: &[ClusterContract], dirs: &Dirs) -> Result<NodeAnswer, PacemakerError> {
-    let mut node = Node { disks: Vec::new(), networks: Vec::new(), cpu: cpu(contracts)? };
+pub fn survey(
+    contracts: &[ClusterContract],
+    dirs: &Dirs,
+    slow: &SlowDisks,
+) -> Result<NodeAnswer, PacemakerError> {
+    let mut node = Node { disks: Vec::new(), networks: Vec::new(), cpu: cpu(contracts, dirs)? };
     let asked: Vec<Asked> = contracts.iter().map(|c| asked(c, &mut node, dirs)).collect();
     for i in 0..node.disks.len() {
         let name = node.disks[i].name.clone();
@@ -103,7 +137,10 @@ pub fn survey(contracts: &[ClusterContract], dirs: &Dirs) -> Result<NodeAnswer, 
         let others = (0..contracts.len()).filter(|o| *o != i && in_force[*o]);
         let others: Vec<&Contract> = others.filter_map(|o| asked[o].as_ref().ok()).flatten().collect();
         let (takes, refused) = match &asked[i] {
-            Ok(asked) => (takes(&node, asked), refused(&node, &others, asked)),
+            Ok(asked) => {
+                let slow = on_slow_disk(&contracts[i], slow);
+                (takes(&node, asked), slow.or_else(|| refused(&node, &others, asked)))
+            }
             Err(why) => (BTreeMap::new(), Some(why.clone())),
         };
         ResourceAnswer { resource: contracts[i].resource.clone(), takes, in_force: in_force[i], refused }
@@ -112,6 +149,18 @@ pub fn survey(contracts: &[ClusterContract], dirs: &Dirs) -> Result<NodeAnswer, 
     let networks = node.networks.iter().filter_map(|n| n.name.clone());
     let resources = disks.chain(networks).chain([CPU.to_owned()]).collect();
     Ok(NodeAnswer { resources, contracts: (0..contracts.len()).map(answer).collect() })
+}
+
+fn on_slow_disk(of: &ClusterContract, slow: &SlowDisks) -> Option<String> {
+    let promised = |part: &&Part| part.spec.vms.iter().any(|vm| tightest(vm).is_some());
+    of.spec.parts().iter().filter(promised).find_map(|part| {
+        let Device::Path(path) = &part.spec.device else { return None };
+        let times = slow.get(&path.display().to_string())?;
+        Some(format!(
+            "{} takes {times:.0} times as long as when it was measured: look for what ails it, or measure it again",
+            path.display()
+        ))
+    })
 }
 
 /// The first of a resource's VMs that is refused beside the others.
@@ -202,14 +251,22 @@ fn disk(name: &str, part: &Part, dirs: &Dirs) -> Result<Disk, String> {
     Disk::measured(Some(name.to_owned()), &profile).map_err(|e| one_line(&e))
 }
 
-/// Share of each CPU that the kernel grants contracts, without what others have taken.
-fn cpu(contracts: &[ClusterContract]) -> Result<Ratio, PacemakerError> {
-    let probe = probe(&Root::default())?;
+/// Share of each CPU that the kernel grants contracts, without what others have taken. Contracts in
+/// force here count by themselves, not by what their groups, or those above them, have.
+fn cpu(contracts: &[ClusterContract], dirs: &Dirs) -> Result<Ratio, PacemakerError> {
+    let root = Root::default();
+    let probe = probe(&root)?;
     let Some(found) = choose(&probe, None, false) else { return Ok(Ratio(0.0)) };
     let mut grant = found.grant.clone();
-    let vms = contracts.iter().flat_map(|c| c.spec.vms());
-    let ours: Vec<String> = vms.map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
-    grant.taken.retain(|load| !ours.contains(&load.name));
+    let vms: Vec<&str> = contracts.iter().flat_map(|c| c.spec.vms()).map(|vm| vm.name.as_str()).collect();
+    grant.taken.retain(|load| !vms.iter().any(|vm| load.name == format!("cgroup {}", group_name(vm))));
+    for of in in_force_beside(dirs, "")?.iter().filter(|of| vms.contains(&of.vm.as_str())) {
+        let Some(group) = of.group.as_ref().filter(|_| of.backend == found.backend) else { continue };
+        let Some(room) = room_load(&root, &probe, group, &of.contract).map_err(rtvirtio_workflow::Error::from)? else { continue };
+        for load in grant.taken.iter_mut().filter(|load| load.name == room.name) {
+            load.share.0 = (load.share.0 - room.share.0).max(0.0);
+        }
+    }
     Ok(Ratio(grant.free()))
 }
 

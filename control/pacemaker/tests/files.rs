@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use rtvirtio_pacemaker_control::{
-    METADATA, PacemakerError, Published, constraints_xml, demands, load, primitive_xml,
+    METADATA, PacemakerError, Published, constraints_xml, demands, load, primitive_xml, without_capacity,
 };
 use rtvirtio_testkit::tempdir;
 
@@ -71,4 +71,29 @@ fn a_demand_is_the_most_over_the_nodes_that_could_promise_it() {
     assert_eq!(kinds, ["rsc_location", "rsc_colocation", "rsc_order"]);
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
     assert!(roxmltree::Document::parse_with_options(METADATA, options).is_ok());
+}
+
+/// `placement-strategy` makes all utilization count, also what heartbeat's agent adds by itself.
+#[test]
+fn a_resource_that_could_run_nowhere_is_named() {
+    let cib = |node: &str, domain: &str, more: &str| {
+        format!(
+            "<cib><configuration><nodes><node id=\"1\" uname=\"n1\">{node}</node><node id=\"2\" uname=\"n2\"/></nodes>\
+             <resources><group id=\"g\"><primitive id=\"plc\" class=\"ocf\" provider=\"heartbeat\" type=\"VirtualDomain\">\
+             <instance_attributes id=\"a\">{domain}</instance_attributes></primitive></group>\
+             <primitive id=\"ip\" class=\"ocf\" provider=\"heartbeat\" type=\"IPaddr2\">{more}</primitive></resources></configuration></cib>"
+        )
+    };
+    let pair = |name: &str, value: &str| format!("<nvpair id=\"{name}\" name=\"{name}\" value=\"{value}\"/>");
+    let set = |text: &str| format!("<utilization id=\"u\">{text}</utilization>");
+    let names = ["cpu", "host_memory", "hv_memory"];
+    let off: String = names.map(|n| pair(&format!("autoset_utilization_{n}"), "False")).concat();
+    let all: String = names.map(|n| pair(n, "8")).concat();
+    let found = |cib: String| without_capacity(&cib).unwrap();
+    assert_eq!(found(cib("", "", "")), names.map(|n| format!("plc takes {n}")));
+    assert_eq!(found(cib("", &off, "")), Vec::<String>::new());
+    assert_eq!(found(cib(&set(&all), "", "")), Vec::<String>::new(), "one node has them");
+    let ours = pair("rtvirtio-cpu", "400");
+    assert_eq!(found(cib("", &off, &set(&(pair("bandwidth", "3") + &ours)))), ["ip takes bandwidth"]);
+    assert!(without_capacity("<cib").is_err());
 }

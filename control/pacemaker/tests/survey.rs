@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use rtvirtio_pacemaker_control::{NodeAnswer, load, survey};
+use rtvirtio_pacemaker_control::{NodeAnswer, SlowDisks, load, survey};
 use rtvirtio_testkit::{skip, tempdir};
 use rtvirtio_workflow::Dirs;
 
@@ -23,8 +23,12 @@ fn device() -> Option<String> {
 }
 
 fn answer(dir: &Path) -> NodeAnswer {
+    answer_with(dir, &SlowDisks::new())
+}
+
+fn answer_with(dir: &Path, slow: &SlowDisks) -> NodeAnswer {
     let contracts = load(&dir.join("site.toml")).unwrap();
-    survey(&contracts, &Dirs { state: dir.join("state"), run: dir.join("run") }).unwrap()
+    survey(&contracts, &Dirs { state: dir.join("state"), run: dir.join("run") }, slow).unwrap()
 }
 
 #[test]
@@ -65,7 +69,13 @@ fn a_nodes_own_profile_decides() {
     assert!(!measured.contracts[0].takes.contains_key("rtvirtio-cpu"), "it asks for none");
     assert!(refused(&measured, 1).contains("may pass in the worst case"), "{measured:?}");
 
-    // The storage of this node has become slow.
+    // Its requests take long.
+    let now = answer_with(dir.path(), &SlowDisks::from([(format!("/dev/{device}"), 7.2)]));
+    assert!(refused(&now, 0).contains("takes 7 times as long as when it was measured"), "{now:?}");
+    let other = answer_with(dir.path(), &SlowDisks::from([("/dev/other".to_owned(), 7.2)]));
+    assert_eq!(other.contracts[0].refused, None);
+
+    // Measured again, it is a slower disk.
     for kind in ["read", "write", "read_bfq"] {
         for point in profile[kind].as_array_mut().unwrap() {
             let slower = |v: &mut serde_json::Value, by: f64| *v = (v.as_f64().unwrap() * by).into();

@@ -6,13 +6,14 @@ use rtvirtio_apply::{
     ApplyError, Line, Machine, Observer, OnConflict, Reverted, Session, Silent, StateDir, Step, Write,
     append, dry_run, merge,
 };
+use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::Root;
 use rtvirtio_model::{Config, ModelKind};
 use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_units::Ratio;
 
-use crate::contracts::{self, VmCpu};
+use crate::contracts::{self, InForce, VmCpu};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
@@ -23,7 +24,7 @@ use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::load_profile;
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
-use crate::scopes;
+use crate::scopes::{self, Scopes};
 use crate::site::Site;
 use crate::started::{self, StartedVm};
 use crate::traffic;
@@ -176,12 +177,46 @@ pub fn resolve_cpu(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Resolved> {
+    resolve_cpu_in(host, cpu_profiles, dirs, progress, contracts::room_of)
+}
+
+/// As [`resolve_cpu`], for a journal of its own next to those of `others`, the contracts that are
+/// in force here: the groups above those of managed VMs are made as large as all need together, in
+/// the journal that they share, and are not among the writes.
+///
+/// # Errors
+/// As [`resolve_cpu`], and [`Scopes::make_room`].
+pub fn resolve_cpu_beside(
+    host: &HostSpec,
+    dirs: &Dirs,
+    (scopes, others): (&Scopes<'_>, &[InForce]),
+    progress: &dyn Progress,
+) -> Result<Resolved> {
+    resolve_cpu_in(host, &[], dirs, progress, |probe, held| {
+        let all: Vec<InForce> = others.iter().cloned().chain(held.iter().map(InForce::of)).collect();
+        scopes.make_room(probe, &all)?;
+        Ok(Vec::new())
+    })
+}
+
+/// `room` makes room for the contracts in the groups above their VMs', and returns what is still to
+/// be written for that.
+fn resolve_cpu_in(
+    host: &HostSpec,
+    cpu_profiles: &[String],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+    room: impl FnOnce(&Probe, &[VmCpu]) -> Result<Vec<Write>>,
+) -> Result<Resolved> {
     refuse_kept(host.vms().iter().map(|vm| vm.name.as_str()), dirs)?;
     let Some(admitted) = contracts::of_vms(host.vms(), cpu_profiles, dirs, progress)? else {
         bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply");
     };
     let vms = find::of_host(host.vms(), dirs)?;
-    let (writes, held) = contracts::writes(admitted, &vms.iter().collect::<Vec<_>>(), progress)?;
+    let probe = admitted.probe.clone();
+    let (of_vms, held) = contracts::writes_in_room(admitted, &vms.iter().collect::<Vec<_>>(), progress)?;
+    let mut writes = room(&probe, &held)?;
+    append(&mut writes, of_vms);
     let contracted = vms.iter().filter(|vm| held.iter().any(|h| h.vm == vm.name));
     let vms = started(contracted, progress);
     Ok(Resolved { writes, held, vms })

@@ -20,8 +20,8 @@ use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::host::kernel_release;
 use crate::progress::Progress;
 
-pub(crate) use writes::room_for;
 pub use writes::{explain, words, writes, writes_of_one};
+pub(crate) use writes::{room_for, room_of, writes_in_room};
 
 /// The settings of one VM's contract.
 #[derive(Serialize)]

@@ -10,6 +10,7 @@ pub mod bfq;
 pub mod contracts;
 pub mod controls;
 pub mod data_guard;
+pub mod device_windows;
 pub mod devices;
 mod dirs;
 pub mod discover;

@@ -98,6 +98,37 @@ pub fn in_force(dirs: &Dirs, vm: &str) -> Result<Option<VmInForce>> {
     Ok(Some(found))
 }
 
+/// The CPU contracts in force that have journals of their own, without that in the directory
+/// `name`: of VMs that have not ended since.
+///
+/// # Errors
+/// When a directory cannot be read.
+pub fn in_force_beside(dirs: &Dirs, name: &str) -> Result<Vec<InForce>> {
+    let mut all = Vec::new();
+    for vm in vms(dirs)? {
+        all.extend(in_force(dirs, &vm)?.and_then(|of| of.cpu));
+    }
+    let dir = dir(dirs);
+    if !is_there(&dir)? {
+        return Ok(all);
+    }
+    for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+        let path = entry.with_context(|| dir.display().to_string())?.path();
+        // A held plan makes room in its own journal.
+        let is_other = path.file_name().is_some_and(|n| n != name && !n.to_string_lossy().starts_with(VM))
+            && path != dirs.held_plan();
+        let file = path.join(crate::contracts::IN_FORCE_FILE);
+        if is_other
+            && is_there(&path.join(JOURNAL_FILE))?
+            && is_there(&file)?
+            && started::ended(&path)?.is_empty()
+        {
+            all.extend(crate::contracts::in_force(&path)?);
+        }
+    }
+    Ok(all)
+}
+
 /// A VM's journal held against the machine; `None` when nothing is in force for it.
 ///
 /// # Errors

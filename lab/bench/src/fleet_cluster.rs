@@ -1,13 +1,15 @@
 //! Contracts in a real Pacemaker cluster of three nodes: how long after the loss of a node, a cut
 //! link, an operator's move, a node that joins and a raised contract every contract verifies again.
 
+mod watch;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
-use rtvirtio_testbed::cluster::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US};
+use rtvirtio_testbed::cluster::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, VmAgent};
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +19,14 @@ use crate::page::xy::table;
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
 
-/// File name of the result.
+use watch::Watch;
+
+/// File name of the result with VMs as processes.
 pub const FILE: &str = "fleet-cluster.json";
+/// With domains of libvirt by heartbeat's agent.
+pub const DOMAINS_FILE: &str = "fleet-cluster-domains.json";
+/// With domains that start with the contract in force.
+pub const PAUSED_FILE: &str = "fleet-cluster-paused.json";
 /// A scenario that takes longer has failed.
 const LONGEST: Duration = Duration::from_secs(300);
 /// The VMs; two fit on a node.
@@ -28,12 +36,61 @@ const NODES: usize = 3;
 /// Budget of a raised contract, us: it still fits next to another on a node.
 const RAISED_US: u64 = 1_300;
 
+/// What starts the VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClusterVms {
+    /// `ocf:heartbeat:anything`: processes.
+    #[default]
+    Process,
+    /// `ocf:heartbeat:VirtualDomain`: domains of each node's libvirt.
+    Domain,
+    /// `ocf:rtvirtio:VirtualDomain`: the same, with the contract in force before the guest starts.
+    Paused,
+}
+
+impl ClusterVms {
+    /// File name of the result.
+    #[must_use]
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::Process => FILE,
+            Self::Domain => DOMAINS_FILE,
+            Self::Paused => PAUSED_FILE,
+        }
+    }
+
+    fn is_process(&self) -> bool {
+        *self == Self::Process
+    }
+
+    /// Beginning of the claims' ids.
+    fn claims(self) -> &'static str {
+        match self {
+            Self::Process => "fleet",
+            Self::Domain => "fleet.domains",
+            Self::Paused => "fleet.paused",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Process => "VMs as processes",
+            Self::Domain => "domains of libvirt by ocf:heartbeat:VirtualDomain",
+            Self::Paused => "domains of libvirt by ocf:rtvirtio:VirtualDomain",
+        }
+    }
+}
+
 /// The result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterData {
     /// [`ClusterData::SCHEMA`].
     pub schema: String,
+    /// What starts the VMs.
+    #[serde(default, skip_serializing_if = "ClusterVms::is_process")]
+    pub vms: ClusterVms,
     /// Where.
     pub host: HostFacts,
     /// How.
@@ -59,6 +116,10 @@ pub struct Round {
     pub link_cut_s: f64,
     /// From the start of a dead node until a contract that had no room verifies on it, s.
     pub node_added_s: f64,
+    /// CPU time of the guest before its contract was in force, at the failover after the death of a
+    /// node, ms. Only of domains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_before_contract_ms: Option<f64>,
     /// From a change of the spec until the kernel has the new budget, s.
     pub raised_s: f64,
     /// From an operator's order until the cluster has done all that follows from it, s.
@@ -71,11 +132,26 @@ pub struct Round {
     pub unverified: usize,
 }
 
-/// Runs the scenarios so often. `program` is `rtvirtio-pacemaker`.
+/// Programs and agents under test.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// `rtvirtio-pacemaker`.
+    pub program: &'a Path,
+    /// Text of the agent `ocf:rtvirtio:VirtualDomain`.
+    pub agent: &'static str,
+}
+
+/// Runs the scenarios so often.
 ///
 /// # Errors
 /// What does not start, and cancellation.
-pub fn measure(repeat: usize, program: &Path, progress: &dyn Progress) -> anyhow::Result<ClusterData> {
+pub fn measure(
+    repeat: usize,
+    vms: ClusterVms,
+    parts: Parts<'_>,
+    progress: &dyn Progress,
+) -> anyhow::Result<ClusterData> {
+    let program = parts.program;
     ensure!(
         program.exists(),
         "{} is missing: build it with `cargo build -p rtvirtio-pacemaker`",
@@ -85,10 +161,11 @@ pub fn measure(repeat: usize, program: &Path, progress: &dyn Progress) -> anyhow
     for i in 0..repeat {
         progress.check_cancelled()?;
         progress.step(&format!("round {} of {repeat}", i + 1));
-        rounds.push(round(i, program, progress).with_context(|| format!("round {}", i + 1))?);
+        rounds.push(round(i, vms, parts, progress).with_context(|| format!("round {}", i + 1))?);
     }
     Ok(ClusterData {
         schema: ClusterData::SCHEMA.to_owned(),
+        vms,
         host: HostFacts {
             kernel: kernel_release(),
             cpus: cpus(),
@@ -96,17 +173,26 @@ pub fn measure(repeat: usize, program: &Path, progress: &dyn Progress) -> anyhow
             accelerator: "tcg".to_owned(),
             device: "none: CPU contracts".to_owned(),
         },
-        command: format!("rtvirtio-lab bench fleet-cluster --repeat {repeat}"),
+        command: match vms {
+            ClusterVms::Process => format!("rtvirtio-lab bench fleet-cluster --repeat {repeat}"),
+            ClusterVms::Domain => format!("rtvirtio-lab bench fleet-cluster --vms domain --repeat {repeat}"),
+            ClusterVms::Paused => format!("rtvirtio-lab bench fleet-cluster --vms paused --repeat {repeat}"),
+        },
         generated: generated(),
         rounds,
     })
 }
 
 /// A new cluster for each round: none rests on what another left.
-fn round(number: usize, program: &Path, progress: &dyn Progress) -> anyhow::Result<Round> {
+fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progress) -> anyhow::Result<Round> {
     let dir = tempfile::Builder::new().prefix("rtvirtio-box-").tempdir()?;
     let name = format!("bench-{}-{number}", std::process::id());
-    let mut site = ContractCluster::start(dir.path(), &name, program, NODES)?;
+    let agent = match vms {
+        ClusterVms::Process => VmAgent::Process,
+        ClusterVms::Domain => VmAgent::Domain,
+        ClusterVms::Paused => VmAgent::Paused(parts.agent),
+    };
+    let mut site = ContractCluster::start(dir.path(), &name, parts.program, NODES, agent)?;
     let mut result = Round::default();
     // Three of four: a node may die and all have room.
     VMS[..3].iter().try_for_each(|vm| site.add_vm(0, vm))?;
@@ -137,8 +223,10 @@ fn round(number: usize, program: &Path, progress: &dyn Progress) -> anyhow::Resu
     let alive: Vec<usize> = all.iter().copied().filter(|n| *n != dead).collect();
     let begin = Instant::now();
     site.cluster.kill_node(dead);
+    let watch = (!vms.is_process()).then(|| Watch::start(&site.cluster, &alive, "plc"));
     site.wait_held("plc", &alive, LONGEST)?;
     result.node_dies_s = begin.elapsed().as_secs_f64();
+    result.guest_before_contract_ms = watch.and_then(Watch::before_contract_ms);
     settle(&site, alive[0])?;
     look(&site, &VMS[..3], &mut result);
 
@@ -273,14 +361,25 @@ impl ClusterData {
             .iter()
             .map(|(id, what, time)| {
                 let times: Vec<f64> = self.rounds.iter().map(time).collect();
-                Claim::new(format!("fleet.{id}"), *what, median(times), "s", n)
+                Claim::new(format!("{}.{id}", self.vms.claims()), *what, median(times), "s", n)
             })
             .collect();
+        let free: Vec<f64> = self.rounds.iter().filter_map(|r| r.guest_before_contract_ms).collect();
+        if !free.is_empty() {
+            let n = free.len();
+            claims.push(Claim::new(
+                format!("{}.guest_before_contract_p50_ms", self.vms.claims()),
+                "CPU time of the guest before its contract was in force, after the death of a node, median",
+                median(free),
+                "ms",
+                n,
+            ));
+        }
         let kept = self.rounds.iter().filter(|r| r.refused_without_stop).count();
         let sum = |of: fn(&Round) -> usize| self.rounds.iter().map(of).sum::<usize>() as f64;
         claims.push(
             Claim::new(
-                "fleet.refused_without_stop",
+                format!("{}.refused_without_stop", self.vms.claims()),
                 "moves to a node without room that were refused with a reason, the VM running on in the same process",
                 kept as f64 / n.max(1) as f64,
                 "share",
@@ -290,7 +389,7 @@ impl ClusterData {
         );
         claims.push(
             Claim::new(
-                "fleet.beyond_capacity",
+                format!("{}.beyond_capacity", self.vms.claims()),
                 "nodes whose contracts were more than their budget, looked at after every scenario",
                 sum(|r| r.beyond_capacity),
                 "nodes",
@@ -300,7 +399,7 @@ impl ClusterData {
         );
         claims.push(
             Claim::new(
-                "fleet.unverified",
+                format!("{}.unverified", self.vms.claims()),
                 "VMs that ran after a scenario without a contract that verifies",
                 sum(|r| r.unverified),
                 "VMs",
@@ -319,8 +418,13 @@ impl ClusterData {
 pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let data: ClusterData = read(path)?;
     let lead = format!(
-        "Pacemaker and Corosync, {NODES} nodes in namespaces of one machine with {} CPUs, Linux {}, {}; {}, {}.",
-        data.host.cpus, data.host.kernel, data.host.vmm, data.command, data.generated
+        "Pacemaker and Corosync, {NODES} nodes in namespaces of one machine, {}; {} CPUs, Linux {}, {}; {}, {}.",
+        data.vms.words(),
+        data.host.cpus,
+        data.host.kernel,
+        data.host.vmm,
+        data.command,
+        data.generated
     );
     ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, vec![section(&data)])
 }
@@ -338,7 +442,7 @@ fn section(data: &ClusterData) -> Section {
         ]
     };
     Section {
-        title: "Scenarios in a cluster".to_owned(),
+        title: format!("Scenarios in a cluster: {}", data.vms.words()),
         text: vec!["Seconds. Each round is a new cluster. Fencing is off.".to_owned()],
         plots: Vec::new(),
         tables: vec![table(

@@ -5,6 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
+use rtvirtio_bench::fleet_cluster::{ClusterVms, Parts};
 use rtvirtio_bench::report::{ExperimentReport, read, save};
 use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
@@ -165,13 +166,15 @@ fn run_fleet(args: &BenchFleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
 }
 
 fn run_fleet_cluster(args: &BenchFleetClusterArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(fleet_cluster::FILE);
+    let vms = ClusterVms::from(args.vms);
+    let path = args.result.out.join(vms.file());
     if !args.result.report_only {
         check_result(&args.result)?;
         need_root("bench fleet-cluster")?;
         let own = std::env::current_exe()?.with_file_name("rtvirtio-pacemaker");
         let program = args.program.as_deref().unwrap_or(&own);
-        save(&path, &fleet_cluster::measure(args.repeat, program, ui)?, ui)?;
+        let parts = Parts { program, agent: include_str!("../../../rtvirtio-pacemaker/VirtualDomain") };
+        save(&path, &fleet_cluster::measure(args.repeat, vms, parts, ui)?, ui)?;
     }
     print_result(fleet_cluster::report, &path, "rtvirtio: contracts in a cluster", &args.result, ui)
 }

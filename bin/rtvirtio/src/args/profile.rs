@@ -38,16 +38,16 @@ pub struct ProfileArgs {
     /// them; a stopped sweep continues with the same command. About 120 runs of 10 s are the least
     #[arg(long, value_name = "TIME")]
     pub sweep: Option<Nanos>,
-    /// Only part I of N of the sweep, such as 3/8, for hosts with devices of one kind; `slurm` takes
-    /// I and N from the job array that it runs in
+    /// Only part I of N of the sweep, such as 3/8, for hosts with devices of one kind; `slurm`
+    /// takes I and N from the job array that it runs in
     #[arg(long, value_name = "I/N|slurm", requires_all = ["sweep", "out"])]
     pub shard: Option<ShardArg>,
     /// A directory of `profile merge`: where it knows the kind of device, a few points confirm that
     /// this one is like it, and its profile and model are saved. Else all is measured
     #[arg(long, value_name = "DIR", conflicts_with_all = ["gentle", "sweep"])]
     pub library: Option<PathBuf>,
-    /// Stands for the drive's model, for --shard and --library, where the kernel knows none: the same
-    /// on every host
+    /// Stands for the drive's model, for --shard and --library, where the kernel knows none: the
+    /// same on every host
     #[arg(long, value_name = "NAME")]
     pub kind: Option<String>,
     /// Time for the whole measurement of the device
@@ -73,7 +73,7 @@ EXAMPLES
 
 A contract of each budget is applied and put back, journaled: `rtvirtio revert` does it after a crash. Meanwhile the VM gets less CPU time than it
 is used to. Make the load from another machine, or it competes with the VM for the CPUs. The same command goes on where it was stopped.")]
-    Cpu(ProfileCpuArgs),
+    Cpu(Box<ProfileCpuArgs>),
     /// Make one entry of a library from the shares of hosts with one kind of device, or report why
     /// they do not belong together
     #[command(after_help = "\

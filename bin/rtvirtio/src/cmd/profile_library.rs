@@ -79,9 +79,8 @@ struct MergeReport<'a> {
 
 /// `rtvirtio profile merge`.
 pub fn merge(args: &ProfileMergeArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let load = |path: &PathBuf| Ok((path.clone(), Share::load(path)?));
-    let shares: Vec<(PathBuf, Share)> =
-        args.files.iter().map(load).collect::<Result<_, _>>().map_err(Error::from)?;
+    let load = |path: &PathBuf| Share::load(path).map(|share| (path.clone(), share));
+    let shares: Vec<_> = args.files.iter().map(load).collect::<Result<_, _>>().map_err(Error::from)?;
     let library = Library::new(&args.library);
     if let (false, Some((_, first))) = (args.replace, shares.first()) {
         library.refuse_existing(&first.kind).map_err(Error::from)?;

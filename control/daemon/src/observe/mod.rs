@@ -1,7 +1,6 @@
 //! What VMs get, without the guest's part: latencies from QEMU's histograms, the time that threads
 //! wait for a CPU, throttling, pressure; and a verdict for each target over sliding windows.
 
-mod device;
 mod sampler;
 mod waits;
 mod window;

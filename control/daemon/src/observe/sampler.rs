@@ -13,9 +13,9 @@ use rtvirtio_measure::observe::boundaries;
 use rtvirtio_spec::{Device, HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::disk_stats::DiskStats;
+use rtvirtio_workflow::device_windows::DeviceWindows;
 use rtvirtio_workflow::{Dirs, find};
 
-use super::device::DeviceWindows;
 use super::waits::WaitWindows;
 use super::window::{DiskWindow, judge_task};
 use super::{DiskObservation, HostObservation, Observation, TargetObservation, VmObservation};

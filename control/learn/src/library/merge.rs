@@ -127,13 +127,16 @@ fn measured_otherwise(ours: &Profile, theirs: &Profile) -> Option<String> {
         .map(|(name, of)| format!("{name} at depths {:?}, not {:?}", depths(ours, *of), depths(theirs, *of)))
 }
 
+/// A number of a point, with its unit.
+type Measure = (&'static str, fn(&DepthPoint) -> f64);
+
 /// Refuses the share that is farthest from the median of the others, where it is too far.
 fn contradictions(name: &str, of: Series, profiles: &[(&Path, &Profile)]) -> Result<(), LibraryError> {
     let others = |i: usize| match profiles {
         [a, b] => [b, a][i].0.display().to_string(),
         all => format!("the other {}", all.len() - 1),
     };
-    let measures: [(&str, fn(&DepthPoint) -> f64); 2] =
+    let measures: [Measure; 2] =
         [("requests per second", |p| p.iops.0), ("us median latency", |p| p.p50.0 as f64 / 1e3)];
     for at in 0..profiles.first().map_or(0, |(_, p)| of(p).len()) {
         let points: Vec<&DepthPoint> = profiles.iter().map(|(_, p)| &of(p)[at]).collect();

@@ -255,7 +255,7 @@ fn hosts_share_a_sweep() {
         // Without time what there is comes back.
         let (runs, made) = part(&data, shard, Duration::ZERO, 9);
         let runs = runs.unwrap();
-        // Three conditions of the first design of 120 are each one's, then it is the next one's turn.
+        // Three conditions of the first design of 120 are each one's, then comes the next one.
         let designs: Vec<&str> = runs.iter().map(|p| p.id.split('/').nth(2).unwrap()).collect();
         assert_eq!((made, designs), (0, vec!["0", "0", "0", "1", "1"]));
         all.extend(runs);

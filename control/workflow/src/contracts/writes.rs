@@ -30,6 +30,29 @@ pub fn writes(
     vms: &[&HostVm],
     progress: &dyn Progress,
 ) -> Result<(Vec<Write>, Vec<VmCpu>)> {
+    let probe = admitted.probe.clone();
+    let (all, out) = writes_in_room(admitted, vms, progress)?;
+    let mut writes = room_of(&probe, &out)?;
+    append(&mut writes, all);
+    Ok((writes, out))
+}
+
+/// What the groups above those of these VMs need, where nothing of it is in force.
+pub(crate) fn room_of(probe: &Probe, all: &[VmCpu]) -> Result<Vec<Write>> {
+    let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
+    room_for(&Root::default(), probe, all.iter().filter_map(budgets), &|_| None)
+}
+
+/// As [`writes`], without what the groups above those of managed VMs need: of several contracts
+/// with journals of their own one alone cannot say that.
+///
+/// # Errors
+/// As [`writes`].
+pub(crate) fn writes_in_room(
+    admitted: Admitted,
+    vms: &[&HostVm],
+    progress: &dyn Progress,
+) -> Result<(Vec<Write>, Vec<VmCpu>)> {
     let root = Root::default();
     let Admitted { probe, contracts } = admitted;
     let contracted: Vec<_> = contracts
@@ -54,10 +77,7 @@ pub fn writes(
         append(&mut all, held.settings.writes.clone());
         out.push(held);
     }
-    let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
-    let mut writes = room_for(&root, &probe, out.iter().filter_map(budgets), &|_| None)?;
-    append(&mut writes, all);
-    Ok((writes, out))
+    Ok((all, out))
 }
 
 /// What puts one VM's contract in force, without the room above a managed VM's group. A budget that

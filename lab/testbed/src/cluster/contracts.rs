@@ -1,7 +1,8 @@
 //! A cluster whose VMs have CPU contracts, told to it and held by `rtvirtio-pacemaker`.
 //!
 //! The VMs are emulated machines whose firmware computes for ever: real QEMU processes with
-//! threads and a monitor, and no system in the guest.
+//! threads and a monitor, and no system in the guest. They are processes, or domains of a libvirt
+//! of each node.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,10 +11,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Cluster, ClusterError};
+use super::{Cluster, ClusterError, NodeOptions};
 
 /// Bytes of the firmware.
 const FIRMWARE: usize = 64 << 10;
+/// Bytes of a domain's disk.
+const DISK_BYTES: u64 = 1 << 20;
 /// Budget of each contract, us.
 pub const BUDGET_US: u64 = 1_000;
 /// Period of each contract, us.
@@ -23,12 +26,24 @@ pub const NODE_BUDGET_US: u64 = 30_000;
 /// What a contract takes of a node, in thousandths.
 pub const TAKES: u64 = 417;
 
+/// What starts the VMs of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VmAgent {
+    /// `ocf:heartbeat:anything`: QEMU as a process.
+    Process,
+    /// `ocf:heartbeat:VirtualDomain`: a domain of the node's libvirt.
+    Domain,
+    /// `ocf:rtvirtio:VirtualDomain`, whose guests start with the contract in force; the text of the
+    /// agent.
+    Paused(&'static str),
+}
+
 /// The cluster with its contracts.
 pub struct ContractCluster {
     /// The cluster.
     pub cluster: Cluster,
     dir: PathBuf,
-    agents: PathBuf,
+    agent: VmAgent,
     program: PathBuf,
     file: PathBuf,
 }
@@ -39,26 +54,38 @@ impl ContractCluster {
     ///
     /// # Errors
     /// What does not start.
-    pub fn start(dir: &Path, name: &str, program: &Path, nodes: usize) -> Result<Self, ClusterError> {
+    pub fn start(
+        dir: &Path,
+        name: &str,
+        program: &Path,
+        nodes: usize,
+        agent: VmAgent,
+    ) -> Result<Self, ClusterError> {
         let agents = dir.join("agents");
         let own = agents.join("rtvirtio");
         fs::create_dir_all(&own).map_err(|e| ClusterError::io(&own, e))?;
-        let agent = own.join("contract");
-        let script = format!(
-            "#!/bin/sh\nexport RTVIRTIO_STATE_DIR=/run/lasting/state RTVIRTIO_RUN_DIR=/run/rtvirtio\nexec {} agent \"$1\"\n",
-            program.display()
-        );
-        write(&agent, script.as_bytes())?;
-        fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))
-            .map_err(|e| ClusterError::io(&agent, e))?;
+        let exec = |what: &str| {
+            format!(
+                "#!/bin/sh\nexport RTVIRTIO_STATE_DIR=/run/lasting/state RTVIRTIO_RUN_DIR=/run/rtvirtio RTVIRTIO_PACEMAKER={}\nexec {what}\n",
+                program.display()
+            )
+        };
+        script(&own.join("contract"), &exec("\"$RTVIRTIO_PACEMAKER\" agent \"$1\""))?;
+        if let VmAgent::Paused(text) = agent {
+            let product = dir.join("VirtualDomain");
+            script(&product, text)?;
+            script(&own.join("VirtualDomain"), &exec(&format!("{} \"$@\"", product.display())))?;
+        }
         // The reset vector lies 16 bytes below the end of the firmware: `jmp` to itself.
         let mut firmware = vec![0x90; FIRMWARE];
         firmware[FIRMWARE - 16..FIRMWARE - 14].copy_from_slice(&[0xeb, 0xfe]);
         write(&dir.join("spin.bin"), &firmware)?;
         let file = dir.join("site.toml");
         write(&file, b"contract = []\n")?;
-        let cluster = Cluster::start(dir, name, nodes, NODE_BUDGET_US, &agents)?;
-        Ok(Self { cluster, dir: dir.to_owned(), agents, program: program.to_owned(), file })
+        let libvirt = agent != VmAgent::Process;
+        let options = NodeOptions { budget_us: NODE_BUDGET_US, agents, libvirt };
+        let cluster = Cluster::start(dir, name, nodes, options)?;
+        Ok(Self { cluster, dir: dir.to_owned(), agent, program: program.to_owned(), file })
     }
 
     /// Writes the contracts of these VMs, the first with the highest priority.
@@ -82,30 +109,82 @@ impl ContractCluster {
     /// # Errors
     /// When the file cannot be written.
     pub fn write_spec(&self, vm: &str, budget_us: u64) -> Result<(), ClusterError> {
+        let reach = match self.agent {
+            VmAgent::Process => format!("qmp = \"/run/{vm}.qmp\""),
+            VmAgent::Domain | VmAgent::Paused(_) => format!("domain = \"{vm}\""),
+        };
         let spec = format!(
-            "[device]\npath = \"/dev/vda\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"/run/{vm}.qmp\"\ncpu = {{ budget = \"{budget_us}us\", period = \"{PERIOD_US}us\" }}\n\
+            "[device]\npath = \"/dev/vda\"\n[[vm]]\nname = \"{vm}\"\n{reach}\ncpu = {{ budget = \"{budget_us}us\", period = \"{PERIOD_US}us\" }}\n\
              [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n"
         );
         write(&self.dir.join(format!("{vm}.toml")), spec.as_bytes())
     }
 
-    /// Makes a VM a resource: QEMU as a process that Pacemaker starts, watches and stops.
+    /// Makes a VM a resource that Pacemaker starts, watches and stops.
     ///
     /// # Errors
     /// When the cluster refuses it.
     pub fn add_vm(&self, asked: usize, vm: &str) -> Result<(), ClusterError> {
+        let xml = match self.agent {
+            VmAgent::Process => self.process_xml(vm),
+            VmAgent::Domain => self.domain_xml(vm, "heartbeat")?,
+            VmAgent::Paused(_) => self.domain_xml(vm, "rtvirtio")?,
+        };
+        self.cluster.run(asked, &["cibadmin", "--create", "-o", "resources", "--xml-text", &xml]).map(|_| ())
+    }
+
+    /// A domain with a raw disk that all nodes see; nothing in the guest obeys a shutdown.
+    fn domain_xml(&self, vm: &str, provider: &str) -> Result<String, ClusterError> {
+        let (config, disk) = (self.dir.join(format!("{vm}.xml")), self.dir.join(format!("{vm}.img")));
+        let image = fs::File::create(&disk).and_then(|f| f.set_len(DISK_BYTES));
+        image.map_err(|e| ClusterError::io(&disk, e))?;
+        let domain = format!(
+            "<domain type='qemu'>\n<name>{vm}</name>\n<memory unit='MiB'>64</memory>\n<vcpu>1</vcpu>\n\
+             <os><type arch='x86_64' machine='pc'>hvm</type><loader readonly='yes' type='rom'>{}</loader></os>\n\
+             <devices>\n<emulator>/usr/bin/qemu-system-x86_64</emulator>\n\
+             <disk type='file' device='disk'><driver name='qemu' type='raw' cache='none'/><source file='{}'/>\
+             <target dev='vda' bus='virtio'/></disk>\n</devices>\n</domain>\n",
+            self.dir.join("spin.bin").display(),
+            disk.display()
+        );
+        write(&config, domain.as_bytes())?;
+        // What heartbeat's agent counts by itself is of nodes that have no such capacity.
+        let mut values = vec![
+            ("config", config.display().to_string()),
+            ("hypervisor", "qemu:///system".to_owned()),
+            ("force_stop", "true".to_owned()),
+            ("autoset_utilization_cpu", "false".to_owned()),
+            ("autoset_utilization_host_memory", "false".to_owned()),
+            ("autoset_utilization_hv_memory", "false".to_owned()),
+        ];
+        if provider == "rtvirtio" {
+            values.push(("spec", self.dir.join(format!("{vm}.toml")).display().to_string()));
+        }
+        let values: String = values
+            .iter()
+            .map(|(name, value)| format!("<nvpair id=\"{vm}-{name}\" name=\"{name}\" value=\"{value}\"/>"))
+            .collect();
+        Ok(format!(
+            "<primitive id=\"{vm}\" class=\"ocf\" provider=\"{provider}\" type=\"VirtualDomain\">\
+             <instance_attributes id=\"{vm}-params\">{values}</instance_attributes><operations>\
+             <op id=\"{vm}-start\" name=\"start\" interval=\"0\" timeout=\"120s\"/>\
+             <op id=\"{vm}-stop\" name=\"stop\" interval=\"0\" timeout=\"60s\"/>\
+             <op id=\"{vm}-monitor\" name=\"monitor\" interval=\"5s\" timeout=\"60s\"/></operations></primitive>"
+        ))
+    }
+
+    fn process_xml(&self, vm: &str) -> String {
         let options = format!(
             "-nodefaults -no-user-config -display none -machine pc -accel tcg -m 64 -name {vm},debug-threads=on -bios {} -qmp unix:/run/{vm}.qmp,server=on,wait=off",
             self.dir.join("spin.bin").display()
         );
-        let xml = format!(
+        format!(
             "<primitive id=\"{vm}\" class=\"ocf\" provider=\"heartbeat\" type=\"anything\"><instance_attributes id=\"{vm}-params\">\
              <nvpair id=\"{vm}-binfile\" name=\"binfile\" value=\"/usr/bin/qemu-system-x86_64\"/>\
              <nvpair id=\"{vm}-options\" name=\"cmdline_options\" value=\"{options}\"/>\
              <nvpair id=\"{vm}-pidfile\" name=\"pidfile\" value=\"/run/{vm}.pid\"/></instance_attributes>\
              <operations><op id=\"{vm}-monitor\" name=\"monitor\" interval=\"2s\" timeout=\"60s\"/></operations></primitive>"
-        );
-        self.cluster.run(asked, &["cibadmin", "--create", "-o", "resources", "--xml-text", &xml]).map(|_| ())
+        )
     }
 
     /// Runs `rtvirtio-pacemaker` on a node.
@@ -148,16 +227,29 @@ impl ContractCluster {
         serde_json::from_str(&text).map_err(|_| bad())
     }
 
-    /// The file with the budget that the kernel has for a VM on a node.
+    /// The file with the budget that the kernel has for a VM on a node: of the contract's group, or
+    /// of the domain's, whose name has another number at each start.
     #[must_use]
     pub fn budget_file(&self, node: usize, vm: &str) -> PathBuf {
-        self.cluster.group(node, "cpu").join(format!("rtvirtio-{vm}/cpu.rt_runtime_us"))
+        let node = self.cluster.group(node, "cpu");
+        let group = match self.agent {
+            VmAgent::Process => node.join(format!("rtvirtio-{vm}")),
+            VmAgent::Domain | VmAgent::Paused(_) => {
+                let machine = node.join("machine");
+                let end = format!("-{vm}.libvirt-qemu");
+                let domains = fs::read_dir(&machine).into_iter().flatten().flatten().map(|e| e.path());
+                let mut domains = domains.filter(|p| p.to_string_lossy().ends_with(&end));
+                domains.next().unwrap_or_else(|| machine.join(vm))
+            }
+        };
+        group.join("cpu.rt_runtime_us")
     }
 
-    /// That budget in us; `None` without a group.
+    /// That budget in us; `None` without a group, and of a domain without a contract.
     #[must_use]
     pub fn budget(&self, node: usize, vm: &str) -> Option<u64> {
-        fs::read_to_string(self.budget_file(node, vm)).ok()?.trim().parse().ok()
+        let text = fs::read_to_string(self.budget_file(node, vm)).ok()?;
+        text.trim().parse().ok().filter(|us| *us > 0)
     }
 
     /// The node on which a VM runs.
@@ -190,7 +282,11 @@ impl ContractCluster {
     /// The id of a VM's process in its node, as long as it is the same start.
     #[must_use]
     pub fn start_of(&self, node: usize, vm: &str) -> Option<String> {
-        self.cluster.run(node, &["cat", &format!("/run/{vm}.pid")]).ok()
+        let file = match self.agent {
+            VmAgent::Process => format!("/run/{vm}.pid"),
+            VmAgent::Domain | VmAgent::Paused(_) => format!("/run/libvirt/qemu/{vm}.pid"),
+        };
+        self.cluster.run(node, &["cat", &file]).ok()
     }
 
     /// Waits until a VM runs on a node of these where its contract verifies; returns the node.
@@ -217,8 +313,13 @@ impl ContractCluster {
     /// # Errors
     /// As [`Cluster::start_node`].
     pub fn start_node(&mut self, node: usize) -> Result<(), ClusterError> {
-        self.cluster.start_node(node, &self.agents)
+        self.cluster.start_node(node)
     }
+}
+
+fn script(path: &Path, text: &str) -> Result<(), ClusterError> {
+    write(path, text.as_bytes())?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(|e| ClusterError::io(path, e))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), ClusterError> {

@@ -16,13 +16,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub use contracts::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES};
+pub use contracts::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES, VmAgent};
 pub use error::ClusterError;
 use node::Node;
 
 /// How long a cluster may take until it has elected a controller: it waits 20 s for others
 /// (`dc-deadtime`).
 const ELECTION: Duration = Duration::from_secs(180);
+/// Directory with the files of all nodes' libvirt, and what it learns of QEMU.
+const LIBVIRT_DIR: &str = "libvirt";
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -33,26 +35,35 @@ pub struct Cluster {
     /// Holds the network namespace with the bridge.
     switch: Child,
     nodes: Vec<Node>,
-    budget_us: u64,
+    options: NodeOptions,
+    /// Directories of libvirt's that the host did not have; nodes mount theirs over them.
+    made: Vec<&'static str>,
+}
+
+/// What every node has.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Real-time budget of its groups in each second, us.
+    pub budget_us: u64,
+    /// Resource agents of further providers.
+    pub agents: PathBuf,
+    /// Whether it has a libvirt of its own.
+    pub libvirt: bool,
 }
 
 impl Cluster {
     /// Programs that it takes.
     pub const PROGRAMS: [&str; 6] = ["pacemakerd", "corosync", "cibadmin", "ip", "unshare", "nsenter"];
 
+    /// Programs that a libvirt of each node takes.
+    pub const LIBVIRT: [&str; 2] = ["libvirtd", "virsh"];
+
     /// Starts so many nodes, `n1` and on, with their files below `dir`, and waits for a controller.
-    /// `name` is a part of cgroups' names. Each node may give real-time groups `budget_us` of each
-    /// second; `agents` holds resource agents of further providers.
+    /// `name` is a part of cgroups' names.
     ///
     /// # Errors
     /// What does not start.
-    pub fn start(
-        dir: &Path,
-        name: &str,
-        nodes: usize,
-        budget_us: u64,
-        agents: &Path,
-    ) -> Result<Self, ClusterError> {
+    pub fn start(dir: &Path, name: &str, nodes: usize, options: NodeOptions) -> Result<Self, ClusterError> {
         let dir = dir.join("cluster");
         std::fs::create_dir_all(&dir).map_err(|e| ClusterError::io(&dir, e))?;
         let script =
@@ -65,14 +76,15 @@ impl Cluster {
         let names: Vec<String> = (1..=nodes).map(|i| format!("n{i}")).collect();
         std::fs::write(dir.join("corosync.conf"), corosync_conf(&names))
             .map_err(|e| ClusterError::io(&dir, e))?;
-        let mut cluster = Self { dir, name: name.to_owned(), switch, nodes: Vec::new(), budget_us };
+        let made = if options.libvirt { libvirt_files(&dir)? } else { Vec::new() };
+        let mut cluster = Self { dir, name: name.to_owned(), switch, nodes: Vec::new(), options, made };
         cluster.wait("the bridge", ELECTION, |c| {
             let up = c.in_switch(&["ip", "link", "show", "br0", "up"]);
             Ok(up.is_ok_and(|text| text.contains("br0")))
         })?;
         for (i, node) in names.iter().enumerate() {
-            let made = Node::start(i + 1, node, &cluster.dir, &cluster.name, budget_us, agents)?;
-            cluster.nodes.push(made);
+            let started = cluster.new_node(i, node)?;
+            cluster.nodes.push(started);
             cluster.plug(i)?;
         }
         cluster.wait_online(nodes)?;
@@ -145,11 +157,16 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`Cluster::start`].
-    pub fn start_node(&mut self, node: usize, agents: &Path) -> Result<(), ClusterError> {
-        let name = format!("n{}", node + 1);
+    pub fn start_node(&mut self, node: usize) -> Result<(), ClusterError> {
         self.nodes[node].kill();
-        self.nodes[node] = Node::start(node + 1, &name, &self.dir, &self.name, self.budget_us, agents)?;
+        self.nodes[node] = self.new_node(node, &format!("n{}", node + 1))?;
         self.plug(node)
+    }
+
+    fn new_node(&self, node: usize, name: &str) -> Result<Node, ClusterError> {
+        let libvirt = self.options.libvirt.then(|| self.dir.join(LIBVIRT_DIR));
+        let files = (self.options.agents.as_path(), libvirt.as_deref());
+        Node::start(node + 1, name, &self.dir, &self.name, self.options.budget_us, files)
     }
 
     /// Cuts a node's link, or joins it again.
@@ -201,7 +218,33 @@ impl Drop for Cluster {
         self.nodes.iter().for_each(Node::remove_groups);
         let _ = self.switch.kill();
         let _ = self.switch.wait();
+        for dir in &self.made {
+            let _ = std::fs::remove_dir(dir);
+        }
     }
+}
+
+/// Configuration of every node's libvirt: neither systemd nor AppArmor nor a user of libvirt's is
+/// needed, and no file changes its owner. Returns the directories that were made on the host.
+fn libvirt_files(dir: &Path) -> Result<Vec<&'static str>, ClusterError> {
+    let dir = dir.join(LIBVIRT_DIR);
+    let files = [
+        (
+            "qemu.conf",
+            "namespaces = []\nsecurity_driver = \"none\"\nuser = \"root\"\ngroup = \"root\"\ndynamic_ownership = 0\nstdio_handler = \"file\"\n",
+        ),
+        (
+            "libvirtd.conf",
+            "auth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\nlog_outputs = \"2:file:/var/log/libvirtd.log\"\n",
+        ),
+    ];
+    std::fs::create_dir_all(&dir).map_err(|e| ClusterError::io(&dir, e))?;
+    for (name, text) in files {
+        let path = dir.join(name);
+        std::fs::write(&path, text).map_err(|e| ClusterError::io(&path, e))?;
+    }
+    let dirs = ["/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt"];
+    Ok(dirs.into_iter().filter(|dir| std::fs::create_dir(dir).is_ok()).collect())
 }
 
 fn output(program: &mut Command, command: &[&str]) -> Result<String, ClusterError> {

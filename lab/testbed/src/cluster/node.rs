@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use super::error::ClusterError;
 
-/// Controllers of cgroup v1 that a node has groups of.
-const CONTROLLERS: [&str; 8] = ["cpu", "cpuacct", "cpuset", "blkio", "memory", "freezer", "devices", "pids"];
+/// Controllers of cgroup v1 that a node has groups of, and the mount of the v2 hierarchy.
+const CONTROLLERS: [&str; 9] =
+    ["cpu", "cpuacct", "cpuset", "blkio", "memory", "freezer", "devices", "pids", "unified"];
 /// Period of the node's real-time budget.
 const PERIOD_US: u64 = 1_000_000;
 /// How long namespaces and groups may take to come and go.
 const SETTLES: Duration = Duration::from_secs(60);
 
 /// What runs in the node's namespaces as process 1. `$1` is the node's number, `$2` its name, `$3`
-/// its directory, `$4` the further agents.
+/// its directory, `$4` the further agents, `$5` the directory with libvirt's files, or nothing.
 const INIT: &str = r#"set -e
 mount --make-rprivate /
 mount -t proc proc /proc
@@ -38,6 +39,20 @@ mkdir -p /var/lib/pacemaker/cib /var/lib/pacemaker/pengine /var/lib/pacemaker/co
 mkdir -p /var/log/pacemaker /var/log/cluster
 chown -R hacluster:haclient /var/lib/pacemaker /var/log/pacemaker /run/crm
 mount -t overlay -o "lowerdir=$4:/usr/lib/ocf/resource.d" overlay /usr/lib/ocf/resource.d
+if [ -n "$5" ]; then
+  # The hierarchy without controllers too: libvirt makes groups there.
+  if mountpoint -q /sys/fs/cgroup/unified; then
+    umount /sys/fs/cgroup/unified
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified
+  fi
+  mkdir -p "$3/libvirt/etc/qemu" "$3/libvirt/lib" "$3/libvirt/log" "$5/cache"
+  cp "$5"/*.conf "$3/libvirt/etc"
+  mount --bind "$3/libvirt/etc" /etc/libvirt
+  mount --bind "$3/libvirt/lib" /var/lib/libvirt
+  mount --bind "$5/cache" /var/cache/libvirt
+  mkdir -p /run/libvirt /var/log/libvirt
+  libvirtd -d
+fi
 ip link set lo up
 until ip link set eth0 up 2>/dev/null; do sleep 0.1; done
 ip addr add "10.77.0.$1/24" dev eth0
@@ -51,7 +66,7 @@ wait $!
 /// starts the node's process 1. `$1` holds the groups' name; the rest is for [`INIT`].
 const ENTER: &str = r#"group=$1
 shift
-for c in cpu cpuacct cpuset blkio memory freezer devices pids; do
+for c in cpu cpuacct cpuset blkio memory freezer devices pids unified; do
   if [ -d "/sys/fs/cgroup/$c/$group" ]; then echo $$ >"/sys/fs/cgroup/$c/$group/cgroup.procs"; fi
 done
 exec setpriv --pdeathsig KILL unshare --mount --net --uts --ipc --pid --cgroup --fork --kill-child=KILL sh -c "$@"
@@ -71,7 +86,7 @@ impl Node {
         dir: &Path,
         cluster: &str,
         budget_us: u64,
-        agents: &Path,
+        (agents, libvirt): (&Path, Option<&Path>),
     ) -> Result<Self, ClusterError> {
         let group = format!("rtvirtio-{name}-{cluster}");
         make_groups(&group, budget_us)?;
@@ -86,6 +101,7 @@ impl Node {
         let child = Command::new("sh")
             .args(["-c", ENTER, "enter", &group, INIT, "init", &number.to_string(), name])
             .args([&dir, agents])
+            .arg(libvirt.unwrap_or(Path::new("")))
             .env("RTVIRTIO_RUN_DIR", &dir)
             .stdin(Stdio::null())
             .stdout(out)
@@ -142,6 +158,13 @@ impl Node {
         while self.processes() > 0 && begin.elapsed() < SETTLES {
             std::thread::sleep(Duration::from_millis(5));
         }
+        self.remove_groups_below();
+    }
+
+    /// Its groups end with it, as with a power cut; those that it starts in remain.
+    fn remove_groups_below(&self) {
+        let own = CONTROLLERS.map(|controller| self.group(controller));
+        own.iter().for_each(|own| remove_all(groups_below(own).into_iter().filter(|g| g != own).collect()));
     }
 
     /// Processes in its groups, and in groups below.
@@ -158,14 +181,7 @@ impl Node {
     }
 
     pub(super) fn remove_groups(&self) {
-        for controller in CONTROLLERS {
-            let mut all = groups_below(&self.group(controller));
-            // The deepest first.
-            all.sort_by_key(|g| std::cmp::Reverse(g.components().count()));
-            all.iter().for_each(|g| {
-                let _ = fs::remove_dir(g);
-            });
-        }
+        CONTROLLERS.iter().for_each(|controller| remove_all(groups_below(&self.group(controller))));
     }
 
     pub(super) fn lasting(&self) -> PathBuf {
@@ -213,6 +229,14 @@ fn make_groups(group: &str, budget_us: u64) -> Result<(), ClusterError> {
         }
     }
     Ok(())
+}
+
+fn remove_all(mut groups: Vec<PathBuf>) {
+    // The deepest first.
+    groups.sort_by_key(|g| std::cmp::Reverse(g.components().count()));
+    groups.iter().for_each(|g| {
+        let _ = fs::remove_dir(g);
+    });
 }
 
 /// A group and those below it.

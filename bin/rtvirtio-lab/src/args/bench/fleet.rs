@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rtvirtio_bench::fleet::FleetOptions;
+use rtvirtio_bench::fleet_cluster::ClusterVms;
 
 use super::BenchResult;
 
@@ -37,10 +38,35 @@ pub struct BenchFleetClusterArgs {
     /// Repetitions, each with a new cluster
     #[arg(long, default_value_t = 5)]
     pub repeat: usize,
+    /// What starts the VMs: processes of ocf:heartbeat:anything, or domains of each node's libvirt
+    /// by ocf:heartbeat:VirtualDomain or, with the contract before the guest, ocf:rtvirtio:VirtualDomain
+    #[arg(long, value_enum, default_value_t = ClusterVmsName::Process)]
+    pub vms: ClusterVmsName,
     /// `rtvirtio-pacemaker`, instead of the one next to this program
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
+}
+
+/// Value of `--vms`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ClusterVmsName {
+    /// Processes.
+    Process,
+    /// Domains.
+    Domain,
+    /// Domains that start paused.
+    Paused,
+}
+
+impl From<ClusterVmsName> for ClusterVms {
+    fn from(name: ClusterVmsName) -> Self {
+        match name {
+            ClusterVmsName::Process => Self::Process,
+            ClusterVmsName::Domain => Self::Domain,
+            ClusterVmsName::Paused => Self::Paused,
+        }
+    }
 }

@@ -226,6 +226,7 @@ No host is measured: hosts and contracts are simulated, the decisions and their 
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench fleet-cluster
+  sudo rtvirtio-lab bench fleet-cluster --vms domain        VMs as domains of a libvirt of each node
   sudo rtvirtio-lab bench fleet-cluster --repeat 1 --out /tmp/cluster --json | jq .claims
 
 Needs pacemaker, corosync and resource-agents (`scripts/deps.sh test`) and real-time groups of cgroup v1. About three minutes for a repetition. Exit code 2

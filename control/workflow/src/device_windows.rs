@@ -8,8 +8,9 @@ use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::{Service, ServiceLine, service};
 use rtvirtio_spec::{Device, Spec};
-use rtvirtio_workflow::Dirs;
-use rtvirtio_workflow::plan::load_profile;
+
+use crate::dirs::Dirs;
+use crate::plan::load_profile;
 
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(300);
@@ -22,10 +23,11 @@ const MOST_UNKNOWN: f64 = 0.1;
 
 /// Devices over windows that slide.
 #[derive(Debug, Default)]
-pub(super) struct DeviceWindows(BTreeMap<PathBuf, VecDeque<(Instant, DeviceIo)>>);
+pub struct DeviceWindows(BTreeMap<PathBuf, VecDeque<(Instant, DeviceIo)>>);
 
 impl DeviceWindows {
-    /// Looks at some devices; returns how slow they are, where that can be told.
+    /// Looks at some devices; returns how slow they are, where that can be told: time of requests as
+    /// a multiple of what they took when each was alone.
     pub fn look(
         &mut self,
         devices: &BTreeSet<PathBuf>,
@@ -33,12 +35,37 @@ impl DeviceWindows {
         dirs: &Dirs,
         now: Instant,
     ) -> BTreeMap<String, f64> {
+        self.judged(devices, root, dirs, now, slowness)
+    }
+
+    /// As [`DeviceWindows::look`], also of devices with many requests in flight: there the multiple
+    /// is the least that it can be. A device is never slower than this says, and may look faster.
+    pub fn look_at_loaded(
+        &mut self,
+        devices: &BTreeSet<PathBuf>,
+        root: &Root,
+        dirs: &Dirs,
+        now: Instant,
+    ) -> BTreeMap<String, f64> {
+        self.judged(devices, root, dirs, now, |done, service| {
+            slowness(done, service).or_else(|| least_slowness(done, service))
+        })
+    }
+
+    fn judged(
+        &mut self,
+        devices: &BTreeSet<PathBuf>,
+        root: &Root,
+        dirs: &Dirs,
+        now: Instant,
+        judge: fn(&DeviceIo, &Service) -> Option<f64>,
+    ) -> BTreeMap<String, f64> {
         self.0.retain(|path, _| devices.contains(path));
         let mut out = BTreeMap::new();
         for path in devices {
             let window = self.0.entry(path.clone()).or_default();
             // A device that is gone, or was never measured, says nothing.
-            if let Some(factor) = one(path, window, root, dirs, now) {
+            if let Some(factor) = one(path, window, (root, dirs), now, judge) {
                 out.insert(path.display().to_string(), factor);
             }
         }
@@ -49,9 +76,9 @@ impl DeviceWindows {
 fn one(
     path: &Path,
     window: &mut VecDeque<(Instant, DeviceIo)>,
-    root: &Root,
-    dirs: &Dirs,
+    (root, dirs): (&Root, &Dirs),
     now: Instant,
+    judge: fn(&DeviceIo, &Service) -> Option<f64>,
 ) -> Option<f64> {
     let device = BlockDevice::find(root, path).ok()?;
     let seen = DeviceIo::read(root, &device).ok()?;
@@ -68,7 +95,7 @@ fn one(
     let done = seen.since(&window.front()?.1)?;
     let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
     let profile = load_profile(&spec, None, dirs).ok()?;
-    slowness(&done, &service(&profile).ok()?)
+    judge(&done, &service(&profile).ok()?)
 }
 
 /// Whether requests wait while the elevator idles: then their time is not the device's.
@@ -81,9 +108,33 @@ fn idles(device: &BlockDevice, root: &Root) -> bool {
 /// Time of requests as a multiple of what they took when each was alone; `None` where requests were
 /// few, or waited for each other.
 fn slowness(done: &DeviceIo, service: &Service) -> Option<f64> {
+    if in_flight(done) > MOST_IN_FLIGHT {
+        return None;
+    }
+    let (found, expected) = found_and_expected(done, service)?;
+    (expected > 0.0).then(|| found.as_secs_f64() / expected)
+}
+
+/// Busy time per request as a multiple of the time of a request that is alone: with more in flight a
+/// device completes no fewer of them, so one that is as it was measured has 1 at most. `None` where
+/// few are in flight: the kernel counts busy time in ticks, which are longer than a fast request.
+fn least_slowness(done: &DeviceIo, service: &Service) -> Option<f64> {
+    if in_flight(done) <= MOST_IN_FLIGHT {
+        return None;
+    }
+    let (_, expected) = found_and_expected(done, service)?;
+    (expected > 0.0).then(|| done.busy.as_secs_f64() / expected)
+}
+
+fn in_flight(done: &DeviceIo) -> f64 {
+    done.in_flight.as_secs_f64() / done.busy.as_secs_f64().max(f64::MIN_POSITIVE)
+}
+
+/// Time that requests took, and that they would have taken one after the other, s; `None` where they
+/// were few, or nothing is known of some.
+fn found_and_expected(done: &DeviceIo, service: &Service) -> Option<(Duration, f64)> {
     let n = done.reads + done.writes;
-    let in_flight = done.in_flight.as_secs_f64() / done.busy.as_secs_f64().max(f64::MIN_POSITIVE);
-    if n < FEWEST || in_flight > MOST_IN_FLIGHT {
+    if n < FEWEST {
         return None;
     }
     let alone = |line: &ServiceLine, n: u64, bytes: u64| {
@@ -100,7 +151,7 @@ fn slowness(done: &DeviceIo, service: &Service) -> Option<f64> {
         None if done.writes as f64 > MOST_UNKNOWN * n as f64 => return None,
         None => {}
     }
-    (expected > 0.0).then(|| found.as_secs_f64() / expected)
+    Some((found, expected))
 }
 
 #[cfg(test)]
@@ -108,7 +159,7 @@ mod tests {
     use super::*;
 
     /// A drive's profile: 132 us for a read of 4 KiB, 100 us for a write.
-    const PROFILE: &str = include_str!("../../../learn/data/qlc-nvme.profile.json");
+    const PROFILE: &str = include_str!("../../learn/data/qlc-nvme.profile.json");
 
     fn done(reads: u64, read_ms: u64, writes: u64, write_ms: u64, in_flight: f64) -> DeviceIo {
         let time = Duration::from_millis(read_ms + write_ms);
@@ -136,6 +187,10 @@ mod tests {
         // Few, or waiting for each other.
         assert_eq!(of(done(900, 400, 0, 0, 1.0), &service), None);
         assert_eq!(of(done(10_000, 3_966, 0, 0, 2.0), &service), None);
+        // Eight in flight that complete as fast as one alone, and ten times as slowly.
+        let least = |ms: u64| least_slowness(&done(10_000, ms, 0, 0, 8.0), &service).unwrap();
+        assert!((least(8 * 1_322) - 1.0).abs() < 0.01 && (least(80 * 1_322) - 10.0).abs() < 0.1);
+        assert_eq!(least_slowness(&done(10_000, 1_322, 0, 0, 1.0), &service), None);
         // Writes as writes; of which nothing was measured, nothing is said.
         let factor = of(done(5_000, 661, 5_000, 2 * 500, 1.0), &service).unwrap();
         assert!((1.2..1.7).contains(&factor), "{factor}");

@@ -1,0 +1,61 @@
+//! How far a guest gets before its contract is in force.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rtvirtio_testbed::cluster::Cluster;
+
+/// Pause between two looks.
+const EVERY: Duration = Duration::from_millis(2);
+
+/// Watches the cgroups that libvirt makes for a domain on these nodes.
+pub(super) struct Watch {
+    end: Arc<AtomicBool>,
+    thread: JoinHandle<Option<f64>>,
+}
+
+impl Watch {
+    pub(super) fn start(cluster: &Cluster, nodes: &[usize], vm: &str) -> Self {
+        let machines: Vec<(PathBuf, PathBuf)> = nodes
+            .iter()
+            .map(|n| (cluster.group(*n, "cpu").join("machine"), cluster.group(*n, "cpuacct").join("machine")))
+            .collect();
+        let (end, name) = (Arc::new(AtomicBool::new(false)), format!("-{vm}.libvirt-qemu"));
+        let ended = Arc::clone(&end);
+        let thread = std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                for (cpu, cpuacct) in &machines {
+                    let Some(domain) = domain(cpu, &name) else { continue };
+                    if number(&cpu.join(&domain).join("cpu.rt_runtime_us")).is_some_and(|us| us > 0) {
+                        // Its vCPU's thread stays in libvirt's group of this controller.
+                        return Some(
+                            number(&cpuacct.join(&domain).join("vcpu0/cpuacct.usage"))? as f64 / 1e6,
+                        );
+                    }
+                }
+                std::thread::sleep(EVERY);
+            }
+            None
+        });
+        Self { end, thread }
+    }
+
+    /// CPU time of the guest's vCPU when the contract was first seen in force, ms.
+    pub(super) fn before_contract_ms(self) -> Option<f64> {
+        self.end.store(true, Ordering::Relaxed);
+        self.thread.join().ok().flatten()
+    }
+}
+
+fn domain(machine: &Path, end: &str) -> Option<std::ffi::OsString> {
+    let mut names = fs::read_dir(machine).ok()?.flatten().map(|e| e.file_name());
+    names.find(|name| name.to_string_lossy().ends_with(end))
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
