@@ -57,12 +57,12 @@ impl Site {
 
     /// `ocf:rtvirtio:VirtualDomain`; what it printed to standard error.
     fn domain(&self, vm: &str, action: &str) -> String {
-        done(self.command(Path::new(AGENT), vm).arg(action).output().unwrap(), action)
+        done(&self.command(Path::new(AGENT), vm).arg(action).output().unwrap(), action)
     }
 
     /// `ocf:rtvirtio:contract`.
     fn contract(&self, vm: &str, action: &str) -> String {
-        done(self.command(Path::new(PROGRAM), vm).args(["agent", action]).output().unwrap(), action)
+        done(&self.command(Path::new(PROGRAM), vm).args(["agent", action]).output().unwrap(), action)
     }
 
     fn state(&self, vm: &str) -> String {
@@ -70,7 +70,7 @@ impl Site {
     }
 }
 
-fn done(out: Output, action: &str) -> String {
+fn done(out: &Output, action: &str) -> String {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(0), "{action}: {said}");
     said

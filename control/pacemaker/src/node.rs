@@ -262,7 +262,11 @@ fn cpu(contracts: &[ClusterContract], dirs: &Dirs) -> Result<Ratio, PacemakerErr
     grant.taken.retain(|load| !vms.iter().any(|vm| load.name == format!("cgroup {}", group_name(vm))));
     for of in in_force_beside(dirs, "")?.iter().filter(|of| vms.contains(&of.vm.as_str())) {
         let Some(group) = of.group.as_ref().filter(|_| of.backend == found.backend) else { continue };
-        let Some(room) = room_load(&root, &probe, group, &of.contract).map_err(rtvirtio_workflow::Error::from)? else { continue };
+        let Some(room) =
+            room_load(&root, &probe, group, &of.contract).map_err(rtvirtio_workflow::Error::from)?
+        else {
+            continue;
+        };
         for load in grant.taken.iter_mut().filter(|load| load.name == room.name) {
             load.share.0 = (load.share.0 - room.share.0).max(0.0);
         }

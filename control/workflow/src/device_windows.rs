@@ -26,8 +26,8 @@ const MOST_UNKNOWN: f64 = 0.1;
 pub struct DeviceWindows(BTreeMap<PathBuf, VecDeque<(Instant, DeviceIo)>>);
 
 impl DeviceWindows {
-    /// Looks at some devices; returns how slow they are, where that can be told: time of requests as
-    /// a multiple of what they took when each was alone.
+    /// Looks at some devices; returns how slow they are, where that can be told: time of requests
+    /// as a multiple of what they took when each was alone.
     pub fn look(
         &mut self,
         devices: &BTreeSet<PathBuf>,
@@ -115,9 +115,10 @@ fn slowness(done: &DeviceIo, service: &Service) -> Option<f64> {
     (expected > 0.0).then(|| found.as_secs_f64() / expected)
 }
 
-/// Busy time per request as a multiple of the time of a request that is alone: with more in flight a
-/// device completes no fewer of them, so one that is as it was measured has 1 at most. `None` where
-/// few are in flight: the kernel counts busy time in ticks, which are longer than a fast request.
+/// Busy time per request as a multiple of the time of a request that is alone: with more in flight
+/// a device completes no fewer of them, so one that is as it was measured has 1 at most. `None`
+/// where few are in flight: the kernel counts busy time in ticks, which are longer than a fast
+/// request.
 fn least_slowness(done: &DeviceIo, service: &Service) -> Option<f64> {
     if in_flight(done) <= MOST_IN_FLIGHT {
         return None;
@@ -130,8 +131,8 @@ fn in_flight(done: &DeviceIo) -> f64 {
     done.in_flight.as_secs_f64() / done.busy.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
-/// Time that requests took, and that they would have taken one after the other, s; `None` where they
-/// were few, or nothing is known of some.
+/// Time that requests took, and that they would have taken one after the other, s; `None` where
+/// they were few, or nothing is known of some.
 fn found_and_expected(done: &DeviceIo, service: &Service) -> Option<(Duration, f64)> {
     let n = done.reads + done.writes;
     if n < FEWEST {

@@ -75,6 +75,15 @@ impl Libvirt {
         for (host, name) in DIRS {
             script += &format!("mount --bind '{}' {host}\n", self.dir.join(name).display());
         }
+        // libvirt wants this user by name, whatever its configuration says, and its package without
+        // the service does not make it.
+        for file in ["passwd", "group"] {
+            let own = self.dir.join(file).display().to_string();
+            script += &format!(
+                "if ! grep -q '^libvirt-qemu:' /etc/{file}; then cp /etc/{file} '{own}'; \
+                 echo 'libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin' >>'{own}'; mount --bind '{own}' /etc/{file}; fi\n"
+            );
+        }
         script += "exec libvirtd";
         let log = fs::File::create(self.dir.join("libvirtd.log")).expect("a log");
         let child = Command::new("unshare")
