@@ -51,6 +51,14 @@ if [ -n "$5" ]; then
   mount --bind "$3/libvirt/lib" /var/lib/libvirt
   mount --bind "$5/cache" /var/cache/libvirt
   mkdir -p /run/libvirt /var/log/libvirt
+  # libvirt wants this user by name; its package without the service does not make it.
+  for f in passwd group; do
+    if ! grep -q '^libvirt-qemu:' /etc/$f; then
+      cp /etc/$f "$3/libvirt/$f"
+      echo 'libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin' >>"$3/libvirt/$f"
+      mount --bind "$3/libvirt/$f" /etc/$f
+    fi
+  done
   libvirtd -d
 fi
 ip link set lo up

@@ -39,7 +39,8 @@ pub struct BenchFleetClusterArgs {
     #[arg(long, default_value_t = 5)]
     pub repeat: usize,
     /// What starts the VMs: processes of ocf:heartbeat:anything, or domains of each node's libvirt
-    /// by ocf:heartbeat:VirtualDomain or, with the contract before the guest, ocf:rtvirtio:VirtualDomain
+    /// by ocf:heartbeat:VirtualDomain or, with the contract before the guest,
+    /// ocf:rtvirtio:VirtualDomain
     #[arg(long, value_enum, default_value_t = ClusterVmsName::Process)]
     pub vms: ClusterVmsName,
     /// `rtvirtio-pacemaker`, instead of the one next to this program
