@@ -159,9 +159,14 @@ fn urgent_frames_to_a_vm_are_signalled() {
     assert!(unknown.contains("there is no port \\\"c\\\""), "{unknown}");
     assert!(bed.port("a")["urgent_signals"].is_null(), "all or none");
     assert!(bed.iod.ask(line, &[eventfd.as_fd()]).contains("signalled"));
-    // IPv4 with this code point, of which nothing else is looked at.
+    // A whole IPv4 packet, which the bridge may look at, of a protocol for experiments (RFC
+    // 3692), with this code point.
     let ip = |to: [u8; 6], dscp: u8| {
-        let mut frame = [&to[..], &PEER[..], &[8, 0, 0x45, dscp << 2]].concat();
+        let mut header = [0x45, dscp << 2, 0, 46, 0, 0, 0, 0, 64, 253, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        let words = header.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+        let sum: u32 = words.sum();
+        header[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+        let mut frame = [&to[..], &PEER[..], &[8, 0], &header[..]].concat();
         frame.resize(60, 0);
         frame
     };

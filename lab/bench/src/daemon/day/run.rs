@@ -169,8 +169,15 @@ impl Day<'_> {
         }
     }
 
+    /// Name of the thread that is added.
+    fn thread(&self) -> &'static str {
+        if self.service { "added-service" } else { "added-static" }
+    }
+
     fn put_back(&mut self) -> anyhow::Result<()> {
         self.rig.kill();
+        let id = self.thread();
+        self.plant.guest(PLC)?.qmp()?.execute("object-del", Some(json!({ "id": id })))?;
         // The slow device and the flood are over; what is left of the plan too.
         self.rtvirtio(&["revert", "--force"])
     }
@@ -193,10 +200,11 @@ impl Day<'_> {
             Mishap::Thread => {
                 let begin = Instant::now();
                 let mut qmp = self.plant.guest(PLC)?.qmp()?;
-                qmp.execute("object-add", Some(json!({ "qom-type": "iothread", "id": "added" })))?;
+                let id = self.thread();
+                qmp.execute("object-add", Some(json!({ "qom-type": "iothread", "id": id })))?;
                 let all = qmp.query_iothreads()?;
                 drop(qmp);
-                let thread = all.iter().find(|t| t.id == "added").context("the added thread")?;
+                let thread = all.iter().find(|t| t.id == id).context("the added thread")?;
                 let tid = thread.thread_id.unsigned_abs();
                 self.wait(begin, |_| Ok(sched::get(tid)?.policy == Policy::Fifo))
             }
