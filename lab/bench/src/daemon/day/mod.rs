@@ -182,7 +182,7 @@ pub fn claims(data: &DayData) -> Vec<Claim> {
         courses.flat_map(|c| to.iter().filter_map(|to| c.reaction(*to)?.verified_s)).collect();
     out.push(Claim::new(
         "daemon.day.react_s",
-        "from a change of load or of the device to the end of the first window without a miss under a new plan, the longest",
+        "from a change of load or of the device to the end of the first window without a miss, after the new plan where one was made, the longest",
         reactions.iter().copied().fold(0.0, f64::max),
         "s",
         reactions.len(),
