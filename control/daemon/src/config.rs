@@ -44,14 +44,14 @@ pub struct PlanConfig {
     /// Whether plans are applied; the service's own mode where nothing stands.
     pub mode: Option<Mode>,
     /// Between two changes of plan for reasons that were observed, at least.
-    #[serde(with = "duration")]
+    #[serde(with = "rtvirtio_units::as_text")]
     pub every: Nanos,
     /// How long more load than declared, or a slower device, must last. A missed target must last
     /// twice as long, as the windows over which it is judged are five minutes.
-    #[serde(with = "duration")]
+    #[serde(with = "rtvirtio_units::as_text")]
     pub confirm: Nanos,
     /// How long they must be gone before they are no longer planned for.
-    #[serde(with = "duration")]
+    #[serde(with = "rtvirtio_units::as_text")]
     pub horizon: Nanos,
 }
 
@@ -94,13 +94,13 @@ pub struct Config {
     /// The same of single settings, by their names as `status` shows them, such as `weight of plc`.
     pub drift_of: BTreeMap<String, DriftPolicy>,
     /// Between two scans for threads, contract files and VMs.
-    #[serde(with = "duration")]
+    #[serde(with = "rtvirtio_units::as_text")]
     pub scan: Nanos,
     /// Between two comparisons of every setting with its journal.
-    #[serde(with = "duration")]
+    #[serde(with = "rtvirtio_units::as_text")]
     pub compare: Nanos,
     /// Between two readings of QEMU's counters and the kernel's.
-    #[serde(with = "duration")]
+    #[serde(with = "rtvirtio_units::as_text")]
     pub observe: Nanos,
     /// Whether QEMU's counters of libvirt's domains are read too: libvirt marks such a domain as
     /// tainted (`custom-monitor`) until it ends.
@@ -111,21 +111,6 @@ pub struct Config {
     /// The libvirt daemon whose domains may carry contracts in their metadata; none without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<String>,
-}
-
-/// Durations as text with a unit, as everywhere where people write them.
-mod duration {
-    use rtvirtio_units::Nanos;
-    use serde::de::Error as _;
-    use serde::{Deserialize as _, Deserializer, Serializer};
-
-    pub fn serialize<S: Serializer>(value: &Nanos, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(value)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Nanos, D::Error> {
-        String::deserialize(d)?.parse().map_err(D::Error::custom)
-    }
 }
 
 impl Default for Config {

@@ -45,7 +45,7 @@ pub struct Daemon<H> {
     compared: Option<Millis>,
     /// Whether the last pass saw or did anything new.
     is_new: bool,
-    /// Whether the last look found nothing to do, and nobody has asked for another since.
+    /// Whether the last look found nothing to do, and none was asked for since.
     is_settled: bool,
     /// Whether the last pass left the host alone.
     rested: bool,

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rtvirtio_capacity::{Contract as Promise, Node, Permille, Scalars, WHOLE};
+use rtvirtio_capacity::{Contract as Promise, Disk, Node, Permille, Scalars, WHOLE, tightest};
 use rtvirtio_fleet::{Inventory, resources};
 use rtvirtio_kernel::{Root, process};
 use rtvirtio_placement::{PlacementConfig, Published, Publisher, Taken, Wanted};
@@ -296,20 +296,18 @@ fn on_node(contract: &Contract, share: Option<Ratio>, node: &Node) -> (Promise, 
     for of in &mut promise.disks {
         let part = contract.parts.iter().find(|part| part.name == of.device);
         if let Some(Device::Path(path)) = part.map(|part| &part.spec.device) {
-            let is_it =
-                |d: &&rtvirtio_capacity::Disk| path.file_name().is_some_and(|name| name == d.device());
+            let is_it = |d: &&Disk| path.file_name().is_some_and(|name| name == d.device());
             if let Some(disk) = node.disks.iter().find(is_it) {
                 of.device.clone_from(&disk.name);
             }
         }
     }
     promise.disks.retain(|of| {
-        let is_there =
-            rtvirtio_capacity::tightest(&of.vm).is_none() || node.disk(of.device.as_deref()).is_ok();
-        if !is_there {
+        let is_there = node.disk(of.device.as_deref()).is_ok();
+        if !is_there && tightest(&of.vm).is_some() {
             lacks.push(format!("disk {}", of.device.as_deref().unwrap_or("without a name")));
         }
-        is_there && node.disk(of.device.as_deref()).is_ok()
+        is_there
     });
     promise.networks.retain(|of| {
         let is_there = node.network(of.network.as_deref()).is_ok();
@@ -336,7 +334,7 @@ fn uuid(vm: &RunningVm) -> Option<String> {
 mod tests {
     use std::path::Path;
 
-    use rtvirtio_capacity::{DeviceModel, Disk, Network, Options};
+    use rtvirtio_capacity::{DeviceModel, Network, Options};
     use rtvirtio_spec::HostSpec;
     use rtvirtio_twin::TwinProfile;
     use rtvirtio_units::{Bytes, BytesPerSec};

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_capacity::{Contract, Node, Permille, Scalars, WHOLE};
+use rtvirtio_capacity::{Permille, Resource, Scalars, WHOLE};
 use serde::Serialize;
 
-use crate::load::Fleet;
+use crate::load::{Fleet, FleetHost};
 
 /// Domain of the extended resources.
 const DOMAIN: &str = "rtvirtio.io";
@@ -37,57 +37,32 @@ impl Kubernetes {
     /// names: they are in no pod, and Kubernetes has no word for reserved.
     #[must_use]
     pub fn of(fleet: &Fleet) -> Self {
-        let mut taken: Vec<Scalars> = fleet.hosts.iter().map(|h| fleet.classes[h.class].nothing()).collect();
-        for c in &fleet.contracts {
-            if let Some(host) = c.host {
-                let node = &fleet.classes[fleet.hosts[host].class];
-                taken[host].add(&node.scalars(&fleet.kinds[c.kind]));
-            }
-        }
-        let patch = |(host, taken): (&crate::FleetHost, &Scalars)| {
-            let of = amounts(&fleet.classes[host.class], taken);
-            let operation = |(name, p): (String, Permille)| Operation {
+        let patch = |(host, taken): (&FleetHost, &Scalars)| {
+            let operation = |(resource, p): (Resource<'_>, Permille)| Operation {
                 op: "add",
                 // A slash in a name is ~1 in a JSON pointer (RFC 6901).
-                path: format!("/status/capacity/{DOMAIN}~1{name}"),
+                path: format!("/status/capacity/{DOMAIN}~1{}", name(resource)),
                 value: WHOLE.0.saturating_sub(p.0).to_string(),
             };
-            (host.name.clone(), of.into_iter().map(operation).collect())
+            (host.name.clone(), fleet.classes[host.class].by_resource(taken).map(operation).collect())
         };
-        let waiting = fleet.contracts.iter().filter(|c| c.host.is_none()).map(|c| &fleet.kinds[c.kind]);
+        let requests = fleet.requests(|resource| format!("{DOMAIN}/{}", name(resource)));
+        let text = |(name, n): (String, u32)| (name, n.to_string());
         Self {
-            patches: fleet.hosts.iter().zip(&taken).map(patch).collect(),
-            requests: waiting.map(|kind| (kind.vm.clone(), requests(fleet, kind))).collect(),
+            patches: fleet.hosts.iter().zip(&fleet.taken()).map(patch).collect(),
+            requests: requests.into_iter().map(|(vm, of)| (vm, of.into_iter().map(text).collect())).collect(),
         }
     }
-}
-
-/// The most over the kinds of hosts that could promise it: a pod has one request.
-fn requests(fleet: &Fleet, kind: &Contract) -> BTreeMap<String, String> {
-    let mut most: BTreeMap<String, u32> = BTreeMap::new();
-    for node in &fleet.classes {
-        let takes = node.scalars(kind);
-        if !takes.fit() {
-            continue;
-        }
-        for (name, p) in amounts(node, &takes).into_iter().filter(|(_, p)| p.0 > 0) {
-            let of = most.entry(format!("{DOMAIN}/{name}")).or_default();
-            *of = (*of).max(p.0);
-        }
-    }
-    most.into_iter().map(|(name, n)| (name, n.to_string())).collect()
-}
-
-fn amounts(node: &Node, of: &Scalars) -> Vec<(String, Permille)> {
-    let disks = node.disks.iter().map(|d| name("disk", d.name.as_deref())).zip(&of.disks);
-    let networks = node.networks.iter().map(|n| name("net", n.name.as_deref())).zip(&of.networks);
-    let all = disks.chain(networks).map(|(name, p)| (name, *p));
-    all.chain([("cpu".to_owned(), of.cpu)]).collect()
 }
 
 /// A name as Kubernetes takes it: letters, digits, `-`, `_` and `.`, with a letter or digit at its
 /// end.
-fn name(kind: &str, of: Option<&str>) -> String {
+fn name(resource: Resource<'_>) -> String {
+    let (kind, of) = match resource {
+        Resource::Disk(of) => ("disk", of),
+        Resource::Network(of) => ("net", of),
+        Resource::Cpu => ("cpu", None),
+    };
     let Some(of) = of else { return kind.to_owned() };
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let all: String = format!("{kind}-{of}").chars().map(plain).take(LONGEST_NAME).collect();
@@ -100,9 +75,9 @@ mod tests {
 
     #[test]
     fn names_are_those_that_kubernetes_takes() {
-        assert_eq!(name("disk", None), "disk");
-        assert_eq!(name("disk", Some("fast ssd")), "disk-fast-ssd");
-        assert_eq!(name("net", Some("field.")), "net-field");
-        assert_eq!(name("net", Some(&"x".repeat(90))).len(), LONGEST_NAME);
+        assert_eq!(name(Resource::Disk(None)), "disk");
+        assert_eq!(name(Resource::Disk(Some("fast ssd"))), "disk-fast-ssd");
+        assert_eq!(name(Resource::Network(Some("field."))), "net-field");
+        assert_eq!(name(Resource::Network(Some(&"x".repeat(90)))).len(), LONGEST_NAME);
     }
 }

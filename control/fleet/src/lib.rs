@@ -7,6 +7,7 @@
 mod assess;
 mod buckets;
 mod cluster;
+mod demand;
 mod file;
 mod host;
 mod kubernetes;

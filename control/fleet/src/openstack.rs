@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_capacity::{Contract, Node, Permille, Scalars, WHOLE};
+use rtvirtio_capacity::{Node, Permille, Resource, Scalars, WHOLE};
 use serde::{Deserialize, Serialize};
 
-use crate::load::Fleet;
+use crate::load::{Fleet, FleetHost};
 
 /// Resource class of the share of each CPU.
 const CPU: &str = "CUSTOM_RTVIRTIO_CPU";
@@ -46,60 +46,34 @@ impl OpenStack {
     /// Of a fleet.
     #[must_use]
     pub fn of(fleet: &Fleet) -> Self {
-        let mut reserved: Vec<Scalars> =
-            fleet.hosts.iter().map(|h| fleet.classes[h.class].nothing()).collect();
-        for c in &fleet.contracts {
-            if let Some(host) = c.host {
-                let node = &fleet.classes[fleet.hosts[host].class];
-                reserved[host].add(&node.scalars(&fleet.kinds[c.kind]));
-            }
-        }
-        let inventories: BTreeMap<String, BTreeMap<String, Inventory>> = fleet
-            .hosts
-            .iter()
-            .zip(&reserved)
-            .map(|(h, taken)| {
-                let of = resources(&fleet.classes[h.class], taken);
-                (h.name.clone(), of.into_iter().map(|(class, p)| (class, Inventory::with(p))).collect())
-            })
-            .collect();
+        let inventory = |(host, taken): (&FleetHost, &Scalars)| {
+            let of = resources(&fleet.classes[host.class], taken);
+            (host.name.clone(), of.into_iter().map(|(class, p)| (class, Inventory::with(p))).collect())
+        };
+        let inventories: BTreeMap<String, BTreeMap<String, Inventory>> =
+            fleet.hosts.iter().zip(&fleet.taken()).map(inventory).collect();
         let mut resource_classes: Vec<String> =
             inventories.values().flat_map(|i| i.keys().cloned()).collect();
         resource_classes.sort_unstable();
         resource_classes.dedup();
-        let waiting = fleet.contracts.iter().filter(|c| c.host.is_none()).map(|c| &fleet.kinds[c.kind]);
-        let flavors = waiting.map(|kind| (kind.vm.clone(), flavor(fleet, kind))).collect();
+        let flavors = fleet.requests(|resource| format!("resources:{}", class(resource)));
         Self { resource_classes, inventories, flavors }
     }
-}
-
-/// The most over the kinds of hosts that could promise it: a flavour has one demand.
-fn flavor(fleet: &Fleet, kind: &Contract) -> BTreeMap<String, u32> {
-    let mut most: BTreeMap<String, u32> = BTreeMap::new();
-    for node in &fleet.classes {
-        let takes = node.scalars(kind);
-        if !takes.fit() {
-            continue;
-        }
-        for (class, p) in resources(node, &takes).into_iter().filter(|(_, p)| p.0 > 0) {
-            let of = most.entry(format!("resources:{class}")).or_default();
-            *of = (*of).max(p.0);
-        }
-    }
-    most
 }
 
 /// What is taken of a host by resource class; a class of each resource that it has.
 #[must_use]
 pub fn resources(node: &Node, of: &Scalars) -> Vec<(String, Permille)> {
-    let disks = node.disks.iter().map(|d| class(DISK, d.name.as_deref())).zip(&of.disks);
-    let networks = node.networks.iter().map(|n| class(NET, n.name.as_deref())).zip(&of.networks);
-    let all = disks.chain(networks).map(|(name, p)| (name, *p));
-    all.chain([(CPU.to_owned(), of.cpu)]).collect()
+    node.by_resource(of).map(|(resource, p)| (class(resource), p)).collect()
 }
 
 /// Placement takes capitals, digits and underscores.
-fn class(kind: &str, name: Option<&str>) -> String {
+fn class(resource: Resource<'_>) -> String {
+    let (kind, name) = match resource {
+        Resource::Disk(name) => (DISK, name),
+        Resource::Network(name) => (NET, name),
+        Resource::Cpu => (CPU, None),
+    };
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     name.map_or_else(
         || kind.to_owned(),

@@ -207,7 +207,7 @@ fn stop(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
         _ => {}
     }
     drop(session);
-    // Room that nobody uses takes nothing from the VMs, and the next contract sets it.
+    // Unused budget of a parent group takes nothing from the VMs; the next contract sets it.
     if let Err(e) = give_room_back(p, progress) {
         progress.warn(&format!(
             "{}: the groups above those of VMs keep more than they need: {}",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rtvirtio_apply::Machine;
-use rtvirtio_capacity::{Contract, Disk, Network, Node, OnDisk, Permille, tightest};
+use rtvirtio_capacity::{Contract, Disk, Network, Node, OnDisk, Permille, Resource, tightest};
 use rtvirtio_cpu::{choose, group_name, probe, room_load};
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{Device, Part, Uplink, Vm};
@@ -101,7 +101,7 @@ impl DiskWatch {
     /// The disks that became slow. Empty at the first look, and while a disk has few requests.
     pub fn look(&mut self, contracts: &[ClusterContract], dirs: &Dirs) -> SlowDisks {
         let parts = contracts.iter().flat_map(|of| of.spec.parts());
-        let promised = parts.filter(|part| part.spec.vms.iter().any(|vm| tightest(vm).is_some()));
+        let promised = parts.filter(|part| has_targets(part));
         let paths = promised.filter_map(|part| match &part.spec.device {
             Device::Path(path) => Some(path.clone()),
             Device::File { .. } | Device::Twin { .. } => None,
@@ -151,9 +151,13 @@ pub fn survey(
     Ok(NodeAnswer { resources, contracts: (0..contracts.len()).map(answer).collect() })
 }
 
+/// Whether a contract promises anything on the part's disk.
+fn has_targets(part: &Part) -> bool {
+    part.spec.vms.iter().any(|vm| tightest(vm).is_some())
+}
+
 fn on_slow_disk(of: &ClusterContract, slow: &SlowDisks) -> Option<String> {
-    let promised = |part: &&Part| part.spec.vms.iter().any(|vm| tightest(vm).is_some());
-    of.spec.parts().iter().filter(promised).find_map(|part| {
+    of.spec.parts().iter().filter(|part| has_targets(part)).find_map(|part| {
         let Device::Path(path) = &part.spec.device else { return None };
         let times = slow.get(&path.display().to_string())?;
         Some(format!(
@@ -179,14 +183,14 @@ fn takes(node: &Node, asked: &[Contract]) -> BTreeMap<String, u32> {
     let mut all: BTreeMap<String, Permille> = BTreeMap::new();
     for contract in asked {
         let of = node.scalars(contract);
-        let mut add = |name: &str, p: Permille| {
+        for (resource, p) in node.by_resource(&of) {
+            let name = match resource {
+                Resource::Disk(name) | Resource::Network(name) => name.unwrap_or_default(),
+                Resource::Cpu => CPU,
+            };
             let sum = all.entry(name.to_owned()).or_default();
             *sum = *sum + p;
-        };
-        let disks = node.disks.iter().map(|d| &d.name).zip(&of.disks);
-        let networks = node.networks.iter().map(|n| &n.name).zip(&of.networks);
-        disks.chain(networks).for_each(|(name, p)| add(name.as_deref().unwrap_or_default(), *p));
-        add(CPU, of.cpu);
+        }
     }
     all.into_iter().filter(|(_, p)| p.0 > 0).map(|(name, p)| (name, p.0)).collect()
 }
@@ -202,8 +206,7 @@ fn asked(of: &ClusterContract, node: &mut Node, dirs: &Dirs) -> Asked {
     let mut all = Contract::all_of(&of.spec, budget)?;
     for part in of.spec.parts() {
         let name = disk_attribute(&part.spec.device);
-        let is_promised = part.spec.vms.iter().any(|vm| tightest(vm).is_some());
-        if is_promised && !node.disks.iter().any(|d| d.name.as_deref() == Some(&name)) {
+        if has_targets(part) && !node.disks.iter().any(|d| d.name.as_deref() == Some(&name)) {
             node.disks.push(disk(&name, part, dirs)?);
         }
         let here = all.iter_mut().flat_map(|c| &mut c.disks).filter(|d| d.device == part.name);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_units::Nanos;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 /// Where to publish, as whom, and what this host has. Paths are relative to the file until
 /// [`PlacementConfig::below`].
@@ -15,9 +15,9 @@ pub struct PlacementConfig {
     /// The resource provider of this compute node, by name (Nova's name of the host) or UUID.
     pub provider: String,
     /// Between two looks.
-    #[serde(default = "default_every", deserialize_with = "duration")]
+    #[serde(default = "default_every", deserialize_with = "rtvirtio_units::as_text::deserialize")]
     pub every: Nanos,
-    /// Certificates of authorities beside the system's, as PEM.
+    /// CA certificates in PEM, in addition to the system's.
     #[serde(default)]
     pub ca: Option<PathBuf>,
     /// A fixed token, such as `admin` where Placement runs with `auth_strategy = noauth2`.
@@ -51,11 +51,6 @@ pub struct KeystoneConfig {
 
 fn default_every() -> Nanos {
     Nanos::from_millis(60_000)
-}
-
-/// With its unit, as everywhere where people write durations.
-fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Nanos, D::Error> {
-    String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
 }
 
 /// How requests show who asks.

@@ -98,7 +98,7 @@ struct Generation {
 /// What became of an attempt.
 enum Attempt {
     Done(Vec<Change>),
-    /// Somebody else has changed the provider.
+    /// Another client wrote to the provider in between.
     Conflict,
     /// A resource class is gone, as when the service began anew with an empty database.
     NoClass,

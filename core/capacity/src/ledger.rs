@@ -49,7 +49,7 @@ impl Demand {
 }
 
 impl Ledger {
-    /// Whether all of these fit beside those that are there.
+    /// Whether these reservations all fit together with the present ones.
     #[must_use]
     pub fn fit<'r>(&self, room: EdfRoom, all: impl IntoIterator<Item = &'r Reserve>) -> bool {
         let mut all = all.into_iter();

@@ -32,7 +32,7 @@ pub use ledger::Ledger;
 pub use network::{
     LINK_HEADROOM, LinkReserve, Network, NoPromise, OnNetwork, frame_limits, frames_held_back, link_reserve,
 };
-pub use node::{Admission, Disk, Node, admit};
+pub use node::{Admission, Disk, Node, Resource, admit};
 pub use refused::Refused;
 pub use reserve::{Options, Reserve, Shape, has_closed_loop_target, promised, reserve, tightest};
 pub use scalar::{Permille, Scalars, WHOLE};

@@ -24,6 +24,17 @@ pub struct Node {
     pub cpu: Ratio,
 }
 
+/// One resource of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource<'n> {
+    /// A disk, by its name; `None` for the only one.
+    Disk(Option<&'n str>),
+    /// A network, in the same way.
+    Network(Option<&'n str>),
+    /// The share of each CPU.
+    Cpu,
+}
+
 /// One disk of a host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Disk {
@@ -245,6 +256,17 @@ impl Node {
     #[must_use]
     pub fn nothing(&self) -> Scalars {
         Scalars::none(self.disks.len(), self.networks.len())
+    }
+
+    /// What is taken, by resource: of the disks, the networks, then the CPU.
+    pub fn by_resource<'n>(
+        &'n self,
+        taken: &'n Scalars,
+    ) -> impl Iterator<Item = (Resource<'n>, Permille)> + use<'n> {
+        let disks = self.disks.iter().map(|d| Resource::Disk(d.name.as_deref())).zip(&taken.disks);
+        let networks =
+            self.networks.iter().map(|n| Resource::Network(n.name.as_deref())).zip(&taken.networks);
+        disks.chain(networks).chain([(Resource::Cpu, &taken.cpu)]).map(|(resource, p)| (resource, *p))
     }
 
     /// The position of the disk that a spec means: by its name, and the only one by any.

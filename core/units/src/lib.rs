@@ -3,6 +3,7 @@
 //! A bare number never crosses a crate boundary where its unit could be mistaken. Values are read
 //! from text ("300ms", "4KiB", "500/s", "99.99%") once at the edge and printed in the same forms.
 
+pub mod as_text;
 mod ethernet;
 mod parse;
 

@@ -15,6 +15,7 @@ mod table;
 pub(crate) mod thread;
 mod trace;
 mod trace_reader;
+pub(crate) mod urgency_eventfd;
 pub(crate) mod uring;
 pub(crate) mod vring;
 

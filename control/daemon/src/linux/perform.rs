@@ -124,7 +124,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let applied = match scopes.apply(&new) {
         Ok(applied) => applied,
         Err(e) => {
-            // Room that nobody uses takes nothing from the VMs; the next change of any sets it.
+            // Unused budget of a parent group takes nothing from the VMs; the next change sets it.
             let _ = scopes.make_room(probe, &others);
             return Err(e.into());
         }

@@ -115,7 +115,7 @@ fn what_does_not_belong_together_is_refused_with_the_reason() {
     no_writes.1.profile.write.clear();
     let refused = merged(&[share(1, 2, 1.0), no_writes]).unwrap_err();
     assert!(matches!(&refused, LibraryError::OtherMeasurement { what, .. } if what.starts_with("writes")));
-    // One of five is half as fast; of two nobody knows which.
+    // One of five is half as fast; of two it is not known which.
     let worn = [share(1, 5, 1.0), share(2, 5, 1.01), share(3, 5, 2.0), share(4, 5, 0.99), share(5, 5, 1.0)];
     let refused = merged(&worn).unwrap_err();
     let LibraryError::Contradiction { path, others, what } = &refused else { panic!("{refused}") };

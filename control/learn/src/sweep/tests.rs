@@ -180,6 +180,16 @@ fn a_busy_host_is_a_warning() {
     assert!(shown.warnings.lock().unwrap()[0].starts_with("in 15 of 15 runs the host itself stalled"));
 }
 
+/// What these tests learn about.
+fn learning<'l>(
+    device: &'l MeasuredDevice,
+    profile: &'l Profile,
+    data: &'l Path,
+    time: Duration,
+) -> Learning<'l> {
+    Learning { device, allowed: allowed(), profile, host: host(), data, time, generated: "today".to_owned() }
+}
+
 /// Learns with runs by the law until the user stops.
 fn learned(
     data: &Path,
@@ -188,16 +198,8 @@ fn learned(
     shown: &Shown,
 ) -> (Result<HostModel, SweepError>, usize) {
     let (device, profile, made) = (device(), profile(), Cell::new(0));
-    let learning = Learning {
-        device: &device,
-        allowed: allowed(),
-        profile: &profile,
-        host: host(),
-        data,
-        time,
-        generated: "today".to_owned(),
-    };
-    let model = learn(learning, ByLaw { made: &made, until, stall: Nanos(0) }, shown);
+    let model =
+        learn(learning(&device, &profile, data, time), ByLaw { made: &made, until, stall: Nanos(0) }, shown);
     (model, made.get())
 }
 
@@ -228,16 +230,12 @@ fn learning_needs_enough_runs_and_then_asks_the_model() {
 /// One part of a sweep, with runs by the law until the user stops.
 fn part(data: &Path, shard: Shard, time: Duration, until: usize) -> (Result<Vec<Point>, SweepError>, usize) {
     let (device, profile, made, shown) = (device(), profile(), Cell::new(0), Shown::default());
-    let learning = Learning {
-        device: &device,
-        allowed: allowed(),
-        profile: &profile,
-        host: host(),
-        data,
-        time,
-        generated: "today".to_owned(),
-    };
-    let runs = measure_shard(learning, shard, ByLaw { made: &made, until, stall: Nanos(0) }, &shown);
+    let runs = measure_shard(
+        learning(&device, &profile, data, time),
+        shard,
+        ByLaw { made: &made, until, stall: Nanos(0) },
+        &shown,
+    );
     (runs, made.get())
 }
 

@@ -13,13 +13,11 @@ use super::process;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result};
 
-/// Disks and ports of a VM in an I/O domain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Served {
-    /// Names of its disks.
-    pub disks: Vec<String>,
-    /// Names of its ports.
-    pub ports: Vec<String>,
+/// Names of a VM's disks and ports in an I/O domain.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Served {
+    disks: Vec<String>,
+    ports: Vec<String>,
 }
 
 /// An eventfd that the I/O domain signals before it interrupts a VM for a real-time request or an
@@ -47,11 +45,11 @@ impl UrgentSignals {
 
     /// Asks the I/O domain that runs, if any, for the disks and ports that the VM has there now. To
     /// be called again and again: a domain that was started anew, and a disk that was attached,
-    /// know nothing of it. Returns what the VM has there.
+    /// know nothing of it.
     ///
     /// # Errors
     /// When the domain does not answer, or refuses.
-    pub fn renew(&mut self) -> Result<Served> {
+    pub fn renew(&mut self) -> Result<()> {
         let control = match process::control(&self.dirs.state) {
             Ok(Some(control)) => control,
             Ok(None) => self.dirs.run.join("iod.sock"),
@@ -59,20 +57,22 @@ impl UrgentSignals {
         };
         if listener(&control)?.is_none() {
             self.asked = None;
-            return Ok(Served::default());
+            return Ok(());
         }
         let served = served_to(&ask(&control)?, self.pid);
-        if served != Served::default() {
-            signal(&control, &served, Some(&self.eventfd))?;
+        if served == Served::default() {
+            self.asked = None;
+            return Ok(());
         }
-        self.asked = Some((control, served.clone()));
-        Ok(served)
+        signal(&control, &served, Some(&self.eventfd))?;
+        self.asked = Some((control, served));
+        Ok(())
     }
 }
 
 impl Drop for UrgentSignals {
     fn drop(&mut self) {
-        if let Some((control, served)) = self.asked.as_ref().filter(|(_, of)| *of != Served::default()) {
+        if let Some((control, served)) = &self.asked {
             // A domain that has gone signals nothing.
             let _ = signal(control, served, None);
         }

@@ -34,7 +34,7 @@ impl Signals {
             loop {
                 for (vm, signals) in &mut of {
                     if let Err(e) = signals.renew() {
-                        // Nobody listens any more at the end.
+                        // Fails when the receiver was dropped, at the end.
                         let _ = failed.send((vm.clone(), format!("urgent requests do not raise it: {e:#}")));
                     }
                 }
@@ -42,7 +42,7 @@ impl Signals {
                     break;
                 }
             }
-            // The domain is told to signal nothing more.
+            // Withdraws the eventfds from the domain.
             drop(of);
             drop(ending);
         };

@@ -22,6 +22,7 @@ use super::slot::QueueSlot;
 use super::table::{PieceSlot, RequestTable};
 use super::thread::Serve;
 use super::trace::TraceWriter;
+use super::urgency_eventfd::UrgencyEventfd;
 use super::uring::{CompletionToken, Uring};
 use super::vring::Vring;
 use super::{Disk, EngineConfig, EngineError};
@@ -53,11 +54,7 @@ pub(in crate::engine) struct Vm {
     broken_queues: u64,
     /// Requests under a reservation: real-time ones, then the others.
     promises: [PromiseCounters; 2],
-    /// Signalled before the guest is notified of real-time requests.
-    urgent_eventfd: Option<Arc<OwnedFd>>,
-    /// Real-time requests have completed since the last notification.
-    urgent_completed: bool,
-    urgent_signals: u64,
+    urgency: UrgencyEventfd,
     /// All requests of its depth are outstanding, and its queues may hold more.
     depth_exhausted: bool,
     /// Answered when nothing of the VM is in flight after a disconnect.
@@ -90,9 +87,7 @@ impl Vm {
             errors: 0,
             broken_queues: 0,
             promises: [PromiseCounters::default(); 2],
-            urgent_eventfd: None,
-            urgent_completed: false,
-            urgent_signals: 0,
+            urgency: UrgencyEventfd::default(),
             depth_exhausted: false,
             disconnect_reply: None,
         }

@@ -1,8 +1,6 @@
 //! A port: its queues, its frames, and what it has done.
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::{Mac, Network, OFFLOADED_FRAME, Port as PortConfig};
@@ -21,6 +19,7 @@ use super::uplink::Uplink;
 use crate::blk::Segment;
 use crate::engine::PromiseCounters;
 use crate::engine::slot::QueueSlot;
+use crate::engine::urgency_eventfd::UrgencyEventfd;
 use crate::engine::vring::Vring;
 use crate::feature::{VERSION_1, net as feature};
 
@@ -101,11 +100,7 @@ pub struct Port {
     pub drops: Drops,
     pub hold: Hold,
     pub broken_queues: u64,
-    /// Signalled before the guest is notified of urgent frames.
-    pub urgent_eventfd: Option<Arc<OwnedFd>>,
-    /// Urgent frames were delivered since the last notification.
-    pub urgent_delivered: bool,
-    pub urgent_signals: u64,
+    pub urgency: UrgencyEventfd,
     /// Answered when nothing of the port is in flight after a disconnect.
     pub disconnect_reply: Option<SyncSender<()>>,
     /// Buffers of the frame that is being written to the VM.
@@ -176,9 +171,7 @@ impl Port {
             drops: Drops::default(),
             hold: Hold::default(),
             broken_queues: 0,
-            urgent_eventfd: None,
-            urgent_delivered: false,
-            urgent_signals: 0,
+            urgency: UrgencyEventfd::default(),
             disconnect_reply: None,
             segments: Vec::with_capacity(MAX_DESCRIPTORS * 4),
             chains: Vec::with_capacity(MAX_CHAINS),

@@ -214,12 +214,7 @@ impl NetLoop {
     /// of a guest with urgent frames.
     fn notify_guests(&mut self) -> io::Result<()> {
         for (i, port) in self.ports.iter_mut().enumerate() {
-            if std::mem::take(&mut port.urgent_delivered) {
-                if let Some(eventfd) = &port.urgent_eventfd {
-                    port.urgent_signals += 1;
-                    self.ring.signal_eventfd(eventfd.as_raw_fd(), CompletionToken::Ignored)?;
-                }
-            }
+            port.urgency.signal(&mut self.ring)?;
             for q in 0..usize::from(QUEUES) {
                 notify_guest(&mut self.ring, i, q, &mut port.slots[q])?;
             }

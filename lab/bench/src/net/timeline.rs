@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rtvirtio_measure::HostFacts;
-use rtvirtio_report::svg::{Axis, Series, Spread, svg_xy};
+use rtvirtio_report::svg::{Axis, Series, Spread};
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_workflow::{Progress, generated};
@@ -32,8 +32,6 @@ const FLOOD: Duration = Duration::from_secs(5);
 const WATCHED: Duration = Duration::from_secs(12);
 /// Length of a step of the series.
 const STEP: Duration = Duration::from_millis(200);
-/// Width of a figure in a file, in CSS pixels.
-const WIDTH: f64 = 720.0;
 
 /// One system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -183,10 +181,7 @@ fn picture(data: &TimelineData) -> Plot {
 /// # Errors
 /// When the file cannot be read.
 pub fn svg(path: &Path) -> anyhow::Result<(&'static str, String)> {
-    match picture(&read(path)?) {
-        Plot::Xy(plot) => Ok((PICTURE, svg_xy(&plot, WIDTH).standalone())),
-        Plot::Bars(_) | Plot::Times(_) => anyhow::bail!("a defect"),
-    }
+    Ok((PICTURE, picture(&read(path)?).standalone_svg()))
 }
 
 /// The report of a saved result.

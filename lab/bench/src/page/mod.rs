@@ -4,7 +4,7 @@ pub mod claims;
 pub mod xy;
 
 use rtvirtio_report::html::{HtmlTable, NarrowLayout, document, figure, section};
-use rtvirtio_report::svg::{BarPlot, TimePlot, XyPlot, svg_bars, svg_times, svg_xy};
+use rtvirtio_report::svg::{BarPlot, Svg, TimePlot, XyPlot, svg_bars, svg_times, svg_xy};
 use rtvirtio_report::xml;
 
 /// A page.
@@ -44,6 +44,25 @@ pub enum Plot {
     Times(TimePlot),
 }
 
+/// Width of a plot in a file of its own, in CSS pixels.
+const FILE_WIDTH: f64 = 720.0;
+
+impl Plot {
+    /// As a file of its own.
+    #[must_use]
+    pub fn standalone_svg(&self) -> String {
+        self.svg(FILE_WIDTH).standalone()
+    }
+
+    fn svg(&self, width: f64) -> Svg {
+        match self {
+            Self::Xy(plot) => svg_xy(plot, width),
+            Self::Bars(plot) => svg_bars(plot, width),
+            Self::Times(plot) => svg_times(plot, width),
+        }
+    }
+}
+
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
@@ -71,12 +90,7 @@ pub fn page_html(page: &Page) -> String {
 fn inner(s: &Section) -> String {
     let mut out: String = s.text.iter().map(|t| format!("<p>{}</p>\n", xml(t))).collect();
     for (caption, plot) in &s.plots {
-        let draw = |width: f64| match plot {
-            Plot::Xy(plot) => svg_xy(plot, width),
-            Plot::Bars(plot) => svg_bars(plot, width),
-            Plot::Times(plot) => svg_times(plot, width),
-        };
-        out.push_str(&figure(&xml(caption), draw));
+        out.push_str(&figure(&xml(caption), |width| plot.svg(width)));
     }
     for table in &s.tables {
         let head: Vec<(&str, &str)> = table.head.iter().map(|h| (h.as_str(), "")).collect();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rtvirtio_report::svg::{Series, Spread, svg_xy};
+use rtvirtio_report::svg::{Series, Spread};
 use rtvirtio_traffic::Direction;
 
 use super::claims::{claims, judged_victims, outcomes};
@@ -10,9 +10,6 @@ use super::{Beside, Point, RegulationData};
 use crate::page::xy::{axis, plot, series, table};
 use crate::page::{Plot, Section, Table};
 use crate::report::{ExperimentReport, read};
-
-/// Width of a figure in a file, in CSS pixels.
-const WIDTH: f64 = 720.0;
 
 /// The report of a saved result.
 ///
@@ -36,15 +33,12 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
 /// As [`report`].
 pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let data: RegulationData = read(path)?;
-    let of = |name: String, (_, plot): (String, Plot)| match plot {
-        Plot::Xy(plot) => Some((name, svg_xy(&plot, WIDTH).standalone())),
-        Plot::Bars(_) | Plot::Times(_) => None,
-    };
+    let of = |name: String, (_, plot): (String, Plot)| (name, plot.standalone_svg());
     let all = flows(&data).into_iter().flat_map(|flow| {
         let name = |what: &str| format!("regulation-{what}-{}.svg", flow.name());
         [of(name("alpha"), alpha(&data.points, flow)), of(name("delta"), delta(&data.points, flow))]
     });
-    Ok(all.flatten().collect())
+    Ok(all.collect())
 }
 
 fn flows(data: &RegulationData) -> Vec<Direction> {

@@ -120,8 +120,8 @@ EXAMPLES
   sudo rtvirtio-lab bench daemon-day --windows 2 --out /tmp/day --svg /tmp/day
   rtvirtio-lab bench daemon-day --report-only --json | jq .claims
 
-Three emulated guests on an emulated eMMC: one is started again, gets a thread, loses its weight; a neighbour floods; the
-device slows by half. About 40 minutes, with the rtvirtio and rtvirtiod beside this program. Needs root.")]
+Three emulated guests on an emulated eMMC: one gets a thread, a neighbour floods, the device slows by half, another tool
+takes a limit away, a guest is started again. About 40 minutes, with the rtvirtio and rtvirtiod beside this program. Needs root.")]
     DaemonDay(BenchDaemonDayArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\

@@ -96,7 +96,7 @@ impl EventLoop {
             (true, false) => blk::IO_ERROR,
         };
         let len = if request.op == Op::Read && !request.failed { request.len } else { 0 };
-        vm.urgent_completed |= completed.request.priority.class == Class::RealTime;
+        vm.urgency.note(completed.request.priority.class);
         if let Some((took, missed)) = request.promise.judge(time) {
             let class = usize::from(completed.request.priority.class != Class::RealTime);
             vm.promises[class].record(took, missed);

@@ -63,9 +63,10 @@ impl EventLoop {
                 let _ = reply.send(self.detach(vm));
             }
             Command::SignalUrgent { vm, eventfd, reply } => {
-                let place = self.vms.get_mut(vm).map(|vm| &mut vm.urgent_eventfd);
-                let before = place.map_or(eventfd.clone(), |place| std::mem::replace(place, eventfd));
-                let _ = reply.send(before);
+                let _ = reply.send(match self.vms.get_mut(vm) {
+                    Some(vm) => vm.urgency.replace(eventfd),
+                    None => eventfd,
+                });
             }
             Command::StartTrace { writer, reply } => {
                 let refused = if self.trace.is_some() { Some(writer) } else { self.trace.replace(writer) };
@@ -158,7 +159,7 @@ impl EventLoop {
             contracts: Direction::ALL.map(|d| self.scheduler.contract(i, d, time)),
             latencies: vm.latencies.clone(),
             promises: vm.promises,
-            urgent_signals: vm.urgent_eventfd.as_ref().map(|_| vm.urgent_signals),
+            urgent_signals: vm.urgency.signals(),
             waits: self.scheduler.waits(i, time),
             malformed: vm.malformed,
             errors: vm.errors,

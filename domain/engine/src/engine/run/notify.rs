@@ -1,24 +1,18 @@
 //! Notifications of guests.
 
 use std::io;
-use std::os::fd::AsRawFd as _;
 
 use super::EventLoop;
 use crate::engine::queue_host::{QueueHost, notify_guest};
 use crate::engine::slot::QueueSlot;
-use crate::engine::uring::{CompletionToken, Uring};
+use crate::engine::uring::Uring;
 
 impl EventLoop {
     /// Signals the call descriptors of guests that want to be notified of completions; before them,
     /// where asked for, what raises the vCPUs of a guest with urgent ones.
     pub(super) fn notify_guests(&mut self) -> io::Result<()> {
         for (i, vm) in self.vms.iter_mut().enumerate() {
-            if std::mem::take(&mut vm.urgent_completed) {
-                if let Some(eventfd) = &vm.urgent_eventfd {
-                    vm.urgent_signals += 1;
-                    self.ring.signal_eventfd(eventfd.as_raw_fd(), CompletionToken::Ignored)?;
-                }
-            }
+            vm.urgency.signal(&mut self.ring)?;
             for (q, slot) in vm.slots.iter_mut().enumerate() {
                 notify_guest(&mut self.ring, i, q, slot)?;
             }

@@ -50,9 +50,10 @@ impl NetLoop {
                 let _ = reply.send(port.map(|port| (port.member, port.name.clone())));
             }
             NetCommand::SignalUrgent { port, eventfd, reply } => {
-                let place = self.ports.get_mut(port).map(|port| &mut port.urgent_eventfd);
-                let before = place.map_or(eventfd.clone(), |place| std::mem::replace(place, eventfd));
-                let _ = reply.send(before);
+                let _ = reply.send(match self.ports.get_mut(port) {
+                    Some(port) => port.urgency.replace(eventfd),
+                    None => eventfd,
+                });
             }
             NetCommand::StartTrace { writer, reply } => {
                 let refused = if self.trace.is_some() { Some(writer) } else { self.trace.replace(writer) };
@@ -172,7 +173,7 @@ impl NetLoop {
             promises: port.promises,
             drops: port.drops,
             backoffs: port.hold.backoff.delays(),
-            urgent_signals: port.urgent_eventfd.as_ref().map(|_| port.urgent_signals),
+            urgent_signals: port.urgency.signals(),
             cpu: self.spending.as_ref().map(|spending| spending.counters(i)),
             broken_queues: port.broken_queues,
         })

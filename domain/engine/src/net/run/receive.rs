@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rtvirtio_sched::{Class, Next, Op, Piece, Priority, Request};
+use rtvirtio_sched::{Next, Op, Piece, Priority, Request};
 use rtvirtio_units::Nanos;
 
 use super::NetLoop;
@@ -168,7 +168,7 @@ impl NetLoop {
         match delivered {
             Delivered::Yes => {
                 port.hold.useful += 1;
-                port.urgent_delivered |= piece.priority.class == Class::RealTime;
+                port.urgency.note(piece.priority.class);
                 port.received.record(now(), arrival, piece.len, more);
             }
             Delivered::NoBuffer => {

@@ -20,7 +20,7 @@ const ROUNDS: u32 = 20;
 /// A group stays busy for a moment after its last thread has ended.
 const PAUSE: Duration = Duration::from_millis(10);
 /// A process that ends keeps its threads in the group until its memory is given back, a second for
-/// many GiB: the kernel moves such a thread nowhere, and says nothing. So often it is waited for.
+/// many GiB: the kernel moves such a thread nowhere, and reports no error. Most pauses for it.
 const ENDING: u32 = 300;
 
 /// Gives every thread that is left the scheduling of the VM's other threads, and moves it to

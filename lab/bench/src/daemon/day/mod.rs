@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rtvirtio_measure::HostFacts;
-use rtvirtio_report::svg::{Axis, Series, Spread, svg_xy};
+use rtvirtio_report::svg::{Axis, Series, Spread};
 use serde::{Deserialize, Serialize};
 
 pub use run::{DayOptions, measure};
@@ -22,8 +22,6 @@ use crate::saved::Saved;
 /// File names of the result, and of its picture.
 pub const FILE: &str = "daemon-day.json";
 const PICTURE: &str = "daemon-day.svg";
-/// Width of a figure in a file, in CSS pixels.
-const WIDTH: f64 = 720.0;
 
 /// What an hour of the day begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +34,7 @@ pub enum Mishap {
     Restart,
     /// The most critical VM gets another I/O thread.
     Thread,
-    /// Another hand takes the limit of the least critical VM away.
+    /// Another tool takes the limit of the least critical VM away.
     Limit,
     /// A neighbour sends a multiple of what it declares.
     Flood,
@@ -217,10 +215,7 @@ fn picture(data: &DayData) -> Plot {
 /// # Errors
 /// When the file cannot be read.
 pub fn svg(path: &Path) -> anyhow::Result<(&'static str, String)> {
-    match picture(&read(path)?) {
-        Plot::Xy(plot) => Ok((PICTURE, svg_xy(&plot, WIDTH).standalone())),
-        Plot::Bars(_) | Plot::Times(_) => anyhow::bail!("a defect"),
-    }
+    Ok((PICTURE, picture(&read(path)?).standalone_svg()))
 }
 
 /// The report of a saved result.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use jiff::Timestamp;
-use rtvirtio_daemon::{EventKind, HISTORY_FILE, VmState, read_history};
+use rtvirtio_daemon::{EventKind, HISTORY_FILE, PLAN, PlanState, VmState, read_history};
 use rtvirtio_kernel::sched::{self, Policy};
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_measure::{HostFacts, Run, Verdict};
@@ -116,7 +116,7 @@ impl Day<'_> {
                 course.windows.push(self.window(hour, mishap)?);
             }
             if !matches!(mishap, Mishap::Nothing | Mishap::Over) {
-                let set = if self.service && set.is_none() { self.plan_since(began, at)? } else { set };
+                let set = if self.service && set.is_none() { new_plan(&self.said(began)?, at) } else { set };
                 course.reactions.push(reaction(hour, at, set, &course.windows));
             }
             last = mishap;
@@ -159,8 +159,7 @@ impl Day<'_> {
         let begin = Instant::now();
         loop {
             let status = self.rig.status()?;
-            let is_set =
-                status.plan.as_ref().is_some_and(|plan| plan.state == rtvirtio_daemon::PlanState::InForce);
+            let is_set = status.plan.as_ref().is_some_and(|plan| plan.state == PlanState::InForce);
             if is_set && self.rig.state(VMS[PLC]) == Some(VmState::InForce) {
                 return Ok(());
             }
@@ -254,13 +253,6 @@ impl Day<'_> {
         Ok(window)
     }
 
-    /// When, after this moment of the day, a plan was put in force; from then.
-    fn plan_since(&self, began: Timestamp, at: Duration) -> anyhow::Result<Option<Duration>> {
-        let said = self.said(began)?;
-        let plan = said.iter().find(|s| s.at_s > at.as_secs_f64() && s.text.starts_with("plan put in force"));
-        Ok(plan.map(|plan| Duration::from_secs_f64(plan.at_s).saturating_sub(at)))
-    }
-
     fn said(&self, began: Timestamp) -> anyhow::Result<Vec<Said>> {
         if !self.service {
             return Ok(Vec::new());
@@ -278,6 +270,13 @@ impl Day<'_> {
         }
         Ok(out)
     }
+}
+
+/// When, after this moment of the day, a plan was put in force; from then.
+fn new_plan(said: &[Said], at: Duration) -> Option<Duration> {
+    let begins = format!("{PLAN}: plan put in force");
+    let plan = said.iter().find(|s| s.at_s > at.as_secs_f64() && s.text.starts_with(&begins))?;
+    Some(Duration::from_secs_f64(plan.at_s).saturating_sub(at))
 }
 
 /// What a run is for the day. The target of a VM that sends more than it declares is not one.
@@ -304,13 +303,26 @@ fn reaction(hour: usize, at: Duration, set: Option<Duration>, windows: &[Window]
     Reaction {
         hour,
         set_s: set.map(rounded),
-        verified_s: verified.map(|i| ((of_hour[i].at_s - at.as_secs_f64()) * 1e3).round() / 1e3),
+        verified_s: verified.map(|i| rounded(Duration::from_secs_f64(of_hour[i].at_s).saturating_sub(at))),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_plan_is_found_among_what_the_service_says() {
+        let said = |at_s: f64, text: &str| Said { at_s, text: text.to_owned() };
+        // As a day's saved result has them.
+        let all = [
+            said(-0.5, "(plan): plan put in force: contracts are to be held"),
+            said(29.2, "plc: taken in: new threads"),
+            said(60.0, "(plan): plan put in force: more load than declared"),
+        ];
+        assert_eq!(new_plan(&all, Duration::from_secs(20)), Some(Duration::from_secs(40)));
+        assert_eq!(new_plan(&all, Duration::from_secs(61)), None);
+    }
 
     #[test]
     fn a_reaction_is_verified_by_a_window_that_began_after_it() {
