@@ -156,7 +156,7 @@ impl Kept {
             take_in(probe, self.of.backend, self.of.group.as_deref(), &ask)
         };
         if let Some(range) = &self.of.urgency {
-            with_levels(&self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
+            with_levels(root, &self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
         }
         Ok(Some(TakeIn { settings, threads, at: now }))
     }

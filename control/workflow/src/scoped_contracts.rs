@@ -78,7 +78,7 @@ impl<'a> ScopedContracts<'a> {
             let ask = Ask { vm, threads, contract: w.contract, order: w.order, level, used };
             let mut settings = settings(&root, &self.probe, self.backend, &ask)?;
             if let Some(range) = &w.urgency {
-                with_levels(vm, threads, self.backend, range, &mut settings.writes)?;
+                with_levels(&root, vm, threads, self.backend, range, &mut settings.writes)?;
             }
             budgets.extend(settings.group.map(|group| (self.backend, group, w.contract)));
             append(&mut of_vms, settings.writes);

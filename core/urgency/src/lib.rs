@@ -12,7 +12,8 @@
 //! [`Vcpu`] is that as a state machine with the clock as an argument. [`page`] is the memory that
 //! host and guest share ([`docs/reference/urgency-page.md`]). [`Doorbell`] bounds what a guest's
 //! notices cost the host, [`GuestClock`] finds the host's time for a moment of the guest's clock,
-//! [`Unreported`] stands for the report of a guest that makes none.
+//! [`Unreported`] stands for the report of a guest that makes none, [`FairShare`] takes what is
+//! urgent off the VM's fair share.
 //!
 //! [`docs/reference/urgency-page.md`]: https://github.com/rtvirtio/rtvirtio/blob/main/docs/reference/urgency-page.md
 
@@ -22,6 +23,7 @@ mod doorbell;
 mod level;
 pub mod page;
 mod report;
+mod share;
 mod unreported;
 mod vcpu;
 
@@ -30,5 +32,6 @@ pub use config::Config;
 pub use doorbell::Doorbell;
 pub use level::{GuestPolicy, Level};
 pub use report::Report;
+pub use share::{FairShare, LEAST as LEAST_WEIGHT, Usage};
 pub use unreported::{Activity, Unreported};
 pub use vcpu::{Counters, Interrupt, Look, Reason, Step, Vcpu};

@@ -145,6 +145,13 @@ impl Vcpu {
         self.reason
     }
 
+    /// Whether it stands above its floor for something urgent, so that CPU time counts against a
+    /// budget.
+    #[must_use]
+    pub fn is_boosted(&self) -> bool {
+        self.reason.is_boost() && self.level.priority > self.config.floor
+    }
+
     /// When its level last changed.
     #[must_use]
     pub fn changed(&self) -> Nanos {
@@ -219,7 +226,7 @@ impl Vcpu {
     /// CPU time used since the last look, on the account of what it stood there for. What crosses
     /// the end of a period counts in the new one.
     fn charge(&mut self, ran: Nanos) {
-        if !self.reason.is_boost() || self.level.priority <= self.config.floor {
+        if !self.is_boosted() {
             return;
         }
         self.counters.boosted = plus(self.counters.boosted, ran);

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use rtvirtio_apply::{Form, Target, Write};
 use rtvirtio_cpu::{
     Ask, Backend, Contract, CpuError, Level, Order, Probe, UrgencyRange, resplit, take_in, with_levels,
 };
@@ -148,7 +150,10 @@ fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
     let range =
         |ceiling, floor| UrgencyRange { ceiling, floor, budget: Nanos::from_millis(500), reports: true };
     let mut rt = writes(Order::Rt, Backend::RtGroup);
-    assert_eq!(with_levels("plc", &threads, Backend::RtGroup, &range(None, 0), &mut rt).unwrap(), Some(97));
+    assert_eq!(
+        with_levels(&Root::default(), "plc", &threads, Backend::RtGroup, &range(None, 0), &mut rt).unwrap(),
+        Some(97)
+    );
     let with: Vec<_> = rt.iter().filter(|w| !w.levels.is_empty()).collect();
     let [vcpu] = with.as_slice() else { panic!("{} writes with levels", with.len()) };
     assert!(vcpu.target.path.starts_with("/proc/7/task/9"));
@@ -159,7 +164,8 @@ fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
 
     let mut some = writes(Order::Rt, Backend::Throttle);
     assert_eq!(
-        with_levels("plc", &threads, Backend::Throttle, &range(Some(20), 10), &mut some).unwrap(),
+        with_levels(&Root::default(), "plc", &threads, Backend::Throttle, &range(Some(20), 10), &mut some)
+            .unwrap(),
         Some(20)
     );
     let levels = &some.iter().find(|w| !w.levels.is_empty()).unwrap().levels;
@@ -167,14 +173,64 @@ fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
 
     // What serves a vCPU stands above it by the contract; the other mechanisms know no levels.
     let mut low = writes(Order::Contract, Backend::RtGroup);
-    assert_eq!(with_levels("plc", &threads, Backend::RtGroup, &range(None, 0), &mut low).unwrap(), Some(1));
+    assert_eq!(
+        with_levels(&Root::default(), "plc", &threads, Backend::RtGroup, &range(None, 0), &mut low).unwrap(),
+        Some(1)
+    );
     for (backend, range) in [
         (Backend::RtGroup, range(Some(2), 0)),
         (Backend::RtGroup, range(None, 1)),
         (Backend::Deadline, range(None, 0)),
         (Backend::CpuMax, range(None, 0)),
     ] {
-        let error = with_levels("plc", &threads, backend, &range, &mut low).unwrap_err();
+        let error = with_levels(&Root::default(), "plc", &threads, backend, &range, &mut low).unwrap_err();
         assert!(matches!(error, CpuError::CannotHold { .. }), "{error}");
     }
+}
+
+/// A VM of a manager's on v1, and one in a unit on v2: the group that has the budget has a weight.
+#[test]
+fn urgency_journals_the_weights_that_a_vm_may_have_at_its_floor() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let threads = [thread(9, Role::Vcpu(vec![0]), None)];
+    let of = |backend, budget: &str, range_floor| {
+        let mut writes =
+            take_in(&probe(Hierarchy::V1), Backend::RtGroup, None, &ask(&threads, Order::Rt, &[])).writes;
+        let target = Target::host(Path::new("/cpu/vm").join(budget), Form::Plain);
+        writes.push(Write::new("budget", target, "4000"));
+        let range = UrgencyRange {
+            ceiling: None,
+            floor: range_floor,
+            budget: Nanos::from_millis(500),
+            reports: true,
+        };
+        with_levels(&root, "plc", &threads, backend, &range, &mut writes).unwrap();
+        let (vcpu, weight) = writes
+            .into_iter()
+            .filter(|w| !w.levels.is_empty())
+            .partition::<Vec<_>, _>(|w| w.target.form == Form::Scheduling);
+        (vcpu[0].levels.iter().filter(|level| level.starts_with("other")).count(), weight)
+    };
+    fs::create_dir_all(root.at("/cpu/vm")).unwrap();
+    // Without the file there is nothing to move.
+    assert!(of(Backend::RtGroup, "cpu.rt_runtime_us", 0).1.is_empty());
+    for (file, budget, backend, own) in [
+        ("cpu.shares", "cpu.rt_runtime_us", Backend::RtGroup, 2048.0),
+        ("cpu.weight", "cpu.rt.max", Backend::Hcbs, 100.0),
+    ] {
+        fs::write(root.at(format!("/cpu/vm/{file}")), format!("{own}\n")).unwrap();
+        let (ordinary, weights) = of(backend, budget, 0);
+        assert_eq!((ordinary, weights.len()), (1, 1));
+        let weight = &weights[0];
+        assert_eq!(weight.target.path, Path::new("/cpu/vm").join(file));
+        assert_eq!((&weight.knob, &weight.value), (&format!("{file} of plc"), &format!("{own}")));
+        let levels: Vec<f64> = weight.levels.iter().map(|level| level.parse().unwrap()).collect();
+        assert!(levels.is_sorted_by(|a, b| a > b) && levels[0] < own, "{levels:?}");
+        assert!(*levels.last().unwrap() <= own / 31.0, "{levels:?}");
+    }
+    // A real-time floor leaves nothing to share.
+    assert!(of(Backend::RtGroup, "cpu.rt_runtime_us", 5).1.is_empty());
+    // Without a group of its own the threads have the weight.
+    assert_eq!(of(Backend::Throttle, "none", 0).0, 20);
 }

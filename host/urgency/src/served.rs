@@ -1,5 +1,6 @@
 //! One VM whose page is followed.
 
+mod share;
 mod status;
 
 use std::fs::OpenOptions;
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
-use rtvirtio_urgency::{Config, Doorbell, GuestClock, Look, Reason, Report, Unreported, Vcpu};
+use rtvirtio_urgency::{Config, Doorbell, FairShare, GuestClock, Look, Reason, Report, Unreported, Vcpu};
 use rtvirtio_vmm::Qmp;
 use rtvirtio_vmm::threads::Named;
 use rustix::fs::{FlockOperation, flock};
@@ -65,6 +66,9 @@ pub struct ServedVm {
     /// What the I/O domain signals at urgent completions. A guest that has many is like one that
     /// rings all the time.
     completions: Option<(OwnedFd, Doorbell)>,
+    share: FairShare,
+    /// The weight at the floor, as a share of the VM's own; `None` where it is not moved.
+    weight: Option<f64>,
     nonsense: u64,
     unreadable: u64,
     refused: Option<String>,
@@ -114,6 +118,8 @@ impl ServedVm {
             wrong: false,
             bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
             completions: None,
+            share: FairShare::new(crate::thread::now()),
+            weight: None,
             nonsense: 0,
             unreadable: 0,
             refused: None,
@@ -244,14 +250,16 @@ impl ServedVm {
         let alive = self.find_blocks(now)?;
         let mut next = None;
         for at in (0..self.vcpus.len()).rev() {
-            let Some(ran) = self.vcpus[at].thread.ran_since() else {
+            let Some(used) = self.vcpus[at].thread.used_since() else {
                 self.vcpus.remove(at);
                 continue;
             };
-            let wake = self.look_at(at, alive, ran, now)?;
+            self.share.used(used, self.vcpus[at].machine.is_boosted());
+            let wake = self.look_at(at, alive, used.ran, now)?;
             next = [next, wake].into_iter().flatten().min();
         }
         self.move_changed(levels)?;
+        self.move_weight(levels, now)?;
         Ok(next)
     }
 
@@ -281,6 +289,7 @@ impl ServedVm {
         for _ in 0..100 {
             match levels.hold()? {
                 Hold::Free(guard) => {
+                    self.weight = self.set_weight(1.0, levels, &guard);
                     for v in self.vcpus.iter_mut().filter(|v| !v.foreign) {
                         let contract = v.thread.contract();
                         // One that has ended needs no level.

@@ -9,7 +9,7 @@ use rtvirtio_apply::{Guard, Movable};
 use rtvirtio_kernel::sched::{self, Attr, Policy};
 use rtvirtio_kernel::{Root, task};
 use rtvirtio_units::Nanos;
-use rtvirtio_urgency::{Activity, Level};
+use rtvirtio_urgency::{Activity, Level, Usage};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::UrgencyError;
@@ -21,6 +21,9 @@ pub fn now() -> Nanos {
     Nanos(t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs())
 }
 
+/// Weight of a fair thread over that of one with the next nice value (sched-nice-design.rst).
+const NICE_STEP: f64 = 1.25;
+
 /// A vCPU's thread. The open file is that of this very thread: it fails when the thread has ended,
 /// also where its number is used again.
 #[derive(Debug)]
@@ -29,8 +32,12 @@ pub(crate) struct VcpuThread {
     usage: File,
     /// Open where the guest reports nothing.
     status: Option<File>,
-    ran: Nanos,
+    /// Since it started.
+    total: Usage,
     level: Level,
+    /// Which of the journal's ordinary values is its floor's: a step from the contract's nice value
+    /// towards 19.
+    nice: i32,
 }
 
 impl VcpuThread {
@@ -51,8 +58,9 @@ impl VcpuThread {
         // One that a former process left at a level has to be found there.
         let attr = sched::get(tid).map_err(UrgencyError::io("read the policy of", path))?;
         let level = level_of(&attr);
-        let mut thread = Self { movable, usage, status: None, ran: Nanos(0), level };
-        if thread.ran_since().is_none() {
+        let nice = attr.nice;
+        let mut thread = Self { movable, usage, status: None, total: Usage::default(), level, nice };
+        if thread.used_since().is_none() {
             return Ok(None);
         }
         Ok(Some(thread))
@@ -65,7 +73,7 @@ impl VcpuThread {
         Ok(self)
     }
 
-    /// What it does, with the CPU time that [`VcpuThread::ran_since`] has returned; `None` when it
+    /// What it does, with the CPU time that [`VcpuThread::used_since`] has returned; `None` when it
     /// has ended, or is not asked for.
     pub fn activity(&self, ran: Nanos) -> Option<Activity> {
         let mut buffer = [0; 4096];
@@ -87,15 +95,19 @@ impl VcpuThread {
         level_of(&self.movable.contract)
     }
 
-    /// CPU time since the last call; `None` when it has ended.
-    pub fn ran_since(&mut self) -> Option<Nanos> {
+    /// What it has used since the last call; `None` when it has ended.
+    pub fn used_since(&mut self) -> Option<Usage> {
         let mut buffer = [0; 96];
         let n = self.usage.read_at(&mut buffer, 0).ok()?;
-        let text = std::str::from_utf8(&buffer[..n]).ok()?;
-        let total = Nanos(text.split_whitespace().next()?.parse().ok()?);
-        let since = Nanos(total.0.saturating_sub(self.ran.0));
-        self.ran = total;
-        Some(since)
+        // CPU time, time on a run queue, time slices: sched-stats.rst.
+        let mut fields = std::str::from_utf8(&buffer[..n]).ok()?.split_whitespace();
+        let mut field = || fields.next()?.parse().ok().map(Nanos);
+        let total = Usage { ran: field()?, waited: field()? };
+        let since = |new: Nanos, old: Nanos| Nanos(new.0.saturating_sub(old.0));
+        let used =
+            Usage { ran: since(total.ran, self.total.ran), waited: since(total.waited, self.total.waited) };
+        self.total = total;
+        Some(used)
     }
 
     /// Gives it a level. False when another program has given it one that is none of ours: it is
@@ -116,10 +128,37 @@ impl VcpuThread {
         Ok(true)
     }
 
+    /// Gives its floor the journal's nice value whose weight is nearest to this share of the one
+    /// that it has by its contract. That weight's share; `None` where the journal has one value
+    /// only, or another program has set one that is none of ours.
+    pub fn set_weight(&mut self, share: f64, guard: &Guard<'_>) -> io::Result<Option<f64>> {
+        let ordinary = || self.movable.levels.iter().filter(|attr| level_of(attr).priority == 0);
+        let Some(own) = ordinary().map(|attr| attr.nice).min() else { return Ok(None) };
+        let weight = |nice: i32| NICE_STEP.powi(own - nice);
+        let distance = |nice: i32| (weight(nice) / share).ln().abs();
+        let Some(nearest) =
+            ordinary().map(|attr| attr.nice).min_by(|a, b| distance(*a).total_cmp(&distance(*b)))
+        else {
+            return Ok(None);
+        };
+        if ordinary().count() < 2 {
+            return Ok(None);
+        }
+        if nearest != self.nice {
+            self.nice = nearest;
+            if self.level.priority == 0 && !self.set(self.level, guard)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(weight(nearest)))
+    }
+
     /// The journal's value for a level.
     fn attr(&self, level: Level) -> Option<Attr> {
-        let all = std::iter::once(&self.movable.contract).chain(&self.movable.levels);
-        all.copied().find(|attr| level_of(attr) == level)
+        let all = || std::iter::once(&self.movable.contract).chain(&self.movable.levels);
+        let mut of_level = all().copied().filter(|attr| level_of(attr) == level);
+        let is_floor = |attr: &Attr| level.priority > 0 || attr.nice == self.nice;
+        of_level.clone().find(is_floor).or_else(|| of_level.next())
     }
 }
 

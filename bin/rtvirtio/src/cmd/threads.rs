@@ -151,7 +151,13 @@ fn urgency_lines(vm: &Value) -> String {
             time("task_left")
         )
     };
-    vm["vcpus"].as_array().into_iter().flatten().map(line).collect()
+    let weight = vm["weight"].as_f64().map(|weight| {
+        format!(
+            "weight at the floor: {:.0} % of its own, the rest is taken by what is urgent\n",
+            weight * 100.0
+        )
+    });
+    vm["vcpus"].as_array().into_iter().flatten().map(line).chain(weight).collect()
 }
 
 fn nanos(time: Duration) -> Nanos {

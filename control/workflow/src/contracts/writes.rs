@@ -103,7 +103,7 @@ fn hold(
     let mut settings = settings(root, probe, one.backend, &ask)?;
     settings.notes.extend(one.notes);
     if let Some(range) = &one.urgency {
-        with_levels(&one.vm, threads, one.backend, range, &mut settings.writes)?;
+        with_levels(root, &one.vm, threads, one.backend, range, &mut settings.writes)?;
     }
     let (vm, found, urgency) = (one.vm, one.found, one.urgency);
     Ok(VmCpu { vm, contract, order, level, settings, found, urgency })

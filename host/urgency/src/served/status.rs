@@ -24,6 +24,10 @@ pub struct VmStatus {
     /// where it signals none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completions: Option<[u64; 2]>,
+    /// The weight that its vCPUs have at the floor, as a share of its own, so that what is urgent
+    /// counts against its fair share; `None` where it cannot be moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
     /// Looks that found a report half written.
     pub unreadable: u64,
     /// Why something is not followed.
@@ -82,6 +86,7 @@ impl ServedVm {
             nonsense: self.nonsense,
             notices: self.bell.as_ref().map_or([0, 0], |(_, bell)| [bell.rung(), bell.ignored()]),
             completions: self.completions.as_ref().map(|(_, bell)| [bell.rung(), bell.ignored()]),
+            weight: self.weight,
             unreadable: self.unreadable,
             refused: self.refused.clone(),
         }

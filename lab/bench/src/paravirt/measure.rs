@@ -165,6 +165,7 @@ fn both(
     latencies.stolen =
         Some(stolen(&Root::default(), guests.core)?.saturating_sub(stolen_before).as_secs_f64());
     let after = jobs(guests)?;
+    let weight = guests.status().and_then(|s| s.weight);
     let status = guests.unfollow()?;
     guests.kill(0, &["rtvirtio-guestload", "rtvirtio-guest"])?;
     guests.kill(1, &["rtvirtio-guestload"])?;
@@ -178,6 +179,7 @@ fn both(
         batch: rate(before[1], after[1]),
         promotions,
         boosted: boosted.saturating_sub(boosted_before) as f64 / 1e9,
+        weight,
     })
 }
 

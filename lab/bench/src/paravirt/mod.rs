@@ -69,6 +69,9 @@ pub struct Both {
     pub promotions: u64,
     /// CPU time that A's vCPU had above its floor, in s.
     pub boosted: f64,
+    /// A's weight at its floor at the end, as a share of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
 }
 
 /// One run with and one without reports, where nothing is urgent.
@@ -295,7 +298,7 @@ mod tests {
         let both = |setup, us, batch| {
             let mut latencies = Latencies::default();
             latencies.add(us);
-            Both { setup, latencies, background: 1.0, batch, promotions: 0, boosted: 0.0 }
+            Both { setup, latencies, background: 1.0, batch, promotions: 0, boosted: 0.0, weight: None }
         };
         let host = HostFacts {
             kernel: String::new(),

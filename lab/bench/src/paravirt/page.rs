@@ -59,6 +59,7 @@ fn both(data: &ParavirtData) -> Section {
             spread(&of(|b| b.background), 1),
             spread(&of(|b| b.batch), 1),
             spread(&of(|b| b.boosted / b.latencies.seconds.max(1e-9) * 100.0), 1),
+            spread(&data.of(setup).filter_map(|b| b.weight).collect::<Vec<_>>(), 2),
         ]);
     }
     let head = [
@@ -74,6 +75,7 @@ fn both(data: &ParavirtData) -> Section {
         "A's background, pieces/s",
         "B, pieces/s",
         "above the floor, % of a core",
+        "A's weight at the floor, of its own",
     ];
     Section {
         title: "Both at once: a timed task with a background job, next to a batch VM".to_owned(),

@@ -1,0 +1,67 @@
+//! The weight of a VM at its floor, from which what is urgent is taken.
+
+use std::io::ErrorKind;
+
+use rtvirtio_apply::{Guard, Hold, Levels, MovableFile};
+use rtvirtio_units::Nanos;
+
+use super::ServedVm;
+use crate::UrgencyError;
+
+/// The files that have a cgroup's weight, on v1 and v2.
+const FILES: [&str; 2] = ["cpu.shares", "cpu.weight"];
+
+/// The least change of a weight, as a logarithm: about two of the journal's.
+const LEAST_STEP: f64 = 0.15;
+
+impl ServedVm {
+    /// At the end of a window, moves the weight that the VM's vCPUs have at the floor.
+    ///
+    /// # Errors
+    /// When the journal cannot be read.
+    pub(super) fn move_weight(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
+        let Some(weight) = self.share.weight(now).filter(|_| self.config.floor == 0) else { return Ok(()) };
+        // A step that is hardly one is not worth a write while others wait to be raised.
+        let is_step = |old: f64| weight == 1.0 && old < 1.0 || (weight / old).ln().abs() > LEAST_STEP;
+        if self.weight.is_none_or(is_step) {
+            if let Hold::Free(guard) = levels.hold()? {
+                self.weight = self.set_weight(weight, levels, &guard);
+            }
+        }
+        // What is not moved is as it was.
+        self.share.set(self.weight.unwrap_or(1.0));
+        Ok(())
+    }
+
+    /// Gives the VM this share of its own weight: its cgroup's where the journal has that one, else
+    /// its threads'. The share that it has then; `None` where it cannot be moved.
+    pub(super) fn set_weight(&mut self, weight: f64, levels: &Levels, guard: &Guard<'_>) -> Option<f64> {
+        let is_ours =
+            |f: &&MovableFile| FILES.iter().any(|file| f.knob == format!("{file} of {}", self.name));
+        if let Some(file) = levels.files().iter().find(is_ours) {
+            let own: f64 = file.contract.parse().ok().filter(|own| *own > 0.0)?;
+            let all = std::iter::once(&file.contract).chain(&file.levels);
+            let all = all.filter_map(|text| Some((text, text.parse::<f64>().ok()? / own)));
+            let distance = |of: f64| (of / weight).ln().abs();
+            let (text, nearest) = all.min_by(|a, b| distance(a.1).total_cmp(&distance(b.1)))?;
+            return match guard.set_file(file, text) {
+                Ok(_) => Some(nearest),
+                // Gone with its VM, which its threads show.
+                Err(e) if e.kind() == ErrorKind::NotFound => None,
+                Err(e) => {
+                    self.refused = Some(format!("weight at the floor: {e}"));
+                    None
+                }
+            };
+        }
+        let mut found = None;
+        for v in self.vcpus.iter_mut().filter(|v| !v.foreign) {
+            match v.thread.set_weight(weight, guard) {
+                Ok(of) => found = of,
+                Err(e) if rtvirtio_kernel::is_gone(&e) => {}
+                Err(e) => self.refused = Some(format!("nice value of vCPU {}: {e}", v.vcpu)),
+            }
+        }
+        found
+    }
+}
