@@ -72,6 +72,15 @@ impl Guest {
         sched::get(self.vcpu).unwrap()
     }
 
+    /// The weight of the group that has its budget.
+    fn shares(&self) -> u64 {
+        let cgroups = fs::read_to_string(format!("/proc/{}/task/{0}/cgroup", self.vcpu)).unwrap();
+        let cpu = |line: &str| Some(line.split_once(":cpu:")?.1.to_owned());
+        let group = cgroups.lines().find_map(cpu).expect("the CPU controller of cgroup v1");
+        let path = Path::new("/sys/fs/cgroup/cpu").join(group.trim_start_matches('/')).join("cpu.shares");
+        fs::read_to_string(&path).unwrap().trim().parse().unwrap()
+    }
+
     /// Waits until its vCPU has this policy and priority.
     fn wait_for(&self, policy: Policy, priority: u32) {
         wait_for(&format!("{policy:?} {priority}"), || {
@@ -144,8 +153,12 @@ fn a_guests_tasks_move_its_vcpu() {
     guest.wait_for(Policy::Other, 0);
     let status = site.ok(&["status"]);
     assert!(!status.contains("changed"), "a level is in force: {status}");
-    let urgent = guest.vm.spawn(&["cyclictest", "-m", "-q", "-p99", "-i1000", "-D5"]).unwrap();
+    let urgent = guest.vm.spawn(&["cyclictest", "-m", "-q", "-p99", "-i300", "-D5"]).unwrap();
     guest.wait_for(Policy::Fifo, 90);
+    // What it has comes off the VM's share at the floor, and goes back afterwards.
+    wait_for("a smaller share", || guest.shares() < 1024);
+    let status = site.ok(&["status"]);
+    assert!(!status.contains("changed"), "a weight is in force: {status}");
     wait_for("the end of the urgent task", || {
         guest.vm.poll(urgent).unwrap().is_some_and(|out| {
             assert!(out.success(), "{}", text(&out.stderr));
@@ -153,6 +166,7 @@ fn a_guests_tasks_move_its_vcpu() {
         })
     });
     guest.wait_for(Policy::Other, 0);
+    wait_for("its own share", || guest.shares() == 1024);
     let (code, all) = site.json(&["threads", &spec]);
     assert_eq!(code, 0);
     let vcpu = &all[0]["urgency"]["vcpus"][0];
