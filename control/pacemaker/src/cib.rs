@@ -46,7 +46,10 @@ pub fn demands(contracts: &[ClusterContract], published: &[Published]) -> Vec<De
 }
 
 /// The contract's own resource, held by the agent: it starts after the VM, where the VM is. Its
-/// failure stops no VM.
+/// failure stops no VM. A stop that fails is by default answered with fencing, which kills every VM
+/// of the node, or without fencing with a block, after which this VM neither moves nor recovers. So
+/// it is ignored: the failure is shown and counted, the contract counts as stopped, and its journal
+/// stays for the next start on that node.
 #[must_use]
 pub fn primitive_xml(of: &ClusterContract) -> String {
     let (id, spec) = (contract_id(&of.resource), xml(&of.spec_file));
@@ -58,7 +61,7 @@ pub fn primitive_xml(of: &ClusterContract) -> String {
          </instance_attributes>\
          <operations>\
          <op id=\"{id}-start\" name=\"start\" interval=\"0\" timeout=\"60s\"/>\
-         <op id=\"{id}-stop\" name=\"stop\" interval=\"0\" timeout=\"60s\"/>\
+         <op id=\"{id}-stop\" name=\"stop\" interval=\"0\" timeout=\"60s\" on-fail=\"ignore\"/>\
          <op id=\"{id}-monitor\" name=\"monitor\" interval=\"{MONITOR}\" timeout=\"30s\"/>\
          </operations></primitive>",
         of.resource
