@@ -187,22 +187,42 @@ fn links_carry_what_they_can_and_no_more() {
     assert!(matches!(answer.contracts[0].refused, Some((_, Refused::NoNetwork { .. }))), "{answer:?}");
 }
 
+/// Frame, rate and target in ms, and whether the frames are urgent.
+type AskedFlow = (u32, u32, u32, bool);
+
+fn flow() -> impl Strategy<Value = Option<AskedFlow>> {
+    prop::option::of((60u32..1_500, 1u32..2_000, 5u32..50, any::<bool>()))
+}
+
+fn flow_toml(i: usize, (frame, rate, ms, is_urgent): AskedFlow) -> String {
+    let mark = if is_urgent { "pcp = 4\n" } else { "" };
+    format!(
+        "[[vm.nic]]\nmac = \"52:54:00:00:00:{i:02x}\"\ntap = \"tap{i}\"\n[[vm.flow]]\nname = \"f\"\ndirection = \"tx\"\n\
+         frame = \"{frame}B\"\nrate = \"{rate}/s\"\n{mark}target = {{ latency = \"{ms}ms\" }}\n"
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     /// Whatever comes and goes, the full admission accepts what is on each host.
     #[test]
     fn nothing_is_placed_beyond_admission(
-        many in prop::collection::vec((1u32..40, 1u32..300, 20u32..200, any::<bool>()), 1..60),
+        many in prop::collection::vec((1u32..40, 1u32..300, 20u32..200, flow(), any::<bool>()), 1..60),
     ) {
         let dir = tempdir().unwrap();
         let specs: String = many
             .iter()
             .enumerate()
-            .map(|(i, (cpu, rate, ms, _))| vm(&format!("v{i}"), *cpu, *rate, *ms))
+            .map(|(i, (cpu, rate, ms, flow, _))| {
+                vm(&format!("v{i}"), *cpu, *rate, *ms) + &flow.map_or_else(String::new, |f| flow_toml(i, f))
+            })
             .collect();
-        write(dir.path(), "all.toml", &(DEVICE.to_owned() + &specs));
-        let text = "[[host]]\nname = \"h\"\ncount = 3\ntwin = \"qlc-nvme\"\n[[host]]\nname = \"e\"\ntwin = \"emmc\"\n[[contracts]]\nspec = \"all.toml\"\n";
+        let links = "[[network]]\nname = \"field\"\nlink = \"100Mbit/s\"\n";
+        write(dir.path(), "all.toml", &(DEVICE.to_owned() + links + &specs));
+        // On the slower link flows are what is short.
+        let text = "[[host]]\nname = \"h\"\ncount = 3\ntwin = \"qlc-nvme\"\nnetworks = { field = \"100Mbit/s\" }\n\
+                    [[host]]\nname = \"e\"\ntwin = \"emmc\"\nnetworks = { field = \"20Mbit/s\" }\n[[contracts]]\nspec = \"all.toml\"\n";
         let fleet = fleet(dir.path(), text).unwrap();
         let classes: Vec<usize> = fleet.hosts.iter().map(|h| h.class).collect();
         let mut cluster = Cluster::new(fleet.classes.clone(), &classes, &fleet.kinds);

@@ -2,14 +2,15 @@
 
 use proptest::prelude::*;
 use rtvirtio_capacity::{
-    Contract, DeviceModel, Disk, DiskCapacity, Ledger, Node, OnDisk, Options, Reserve, Scalars, Shape, admit,
+    Contract, DeviceModel, Disk, DiskCapacity, Ledger, Network, Node, OnDisk, OnNetwork, Options, Reserve,
+    Scalars, Shape, admit,
 };
 use rtvirtio_spec::{
-    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, TWIN_PROFILES, Target, Task, Traffic, Vm,
-    VmCpu,
+    Arrival, Criticality, Direction, Flow, Kernel, LabKind, Mark, Op, Pattern, Reach, TWIN_PROFILES, Target,
+    Task, Traffic, Vm, VmCpu,
 };
 use rtvirtio_twin::TwinProfile;
-use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Percentile, Ratio};
 
 fn device(twin: usize, stall_ms: u64) -> DeviceModel {
     let name = TWIN_PROFILES[twin % TWIN_PROFILES.len()];
@@ -70,9 +71,56 @@ fn contract(i: usize, a: &Asked) -> Contract {
     }
 }
 
+/// A flow: bytes, rate, whether it is urgent, latency of its target in us.
+type Sent = (u64, f64, bool, u64);
+
+fn sent() -> impl Strategy<Value = Sent> {
+    (14u64..1_514, 1.0..3_000.0f64, any::<bool>(), 1_000u64..100_000)
+}
+
+/// A contract on any of two disks and of two links, with a share of each CPU.
+type Everywhere = ([Option<Asked>; 2], [Option<Sent>; 2], f64);
+
+fn everywhere() -> impl Strategy<Value = Everywhere> {
+    let (disk, link) = (|| prop::option::of(asked()), || prop::option::of(sent()));
+    ([disk(), disk()], [link(), link()], 0.0..0.4f64)
+}
+
+fn everywhere_contract(i: usize, (disks, links, cpu): &Everywhere) -> Contract {
+    let name = |kind: &str, n: usize| Some(format!("{kind}{n}"));
+    let mut of = Contract {
+        vm: format!("vm{i}"),
+        disks: Vec::new(),
+        networks: Vec::new(),
+        received: Vec::new(),
+        cpu: Some(Ratio(*cpu)),
+    };
+    for (n, asked) in disks.iter().enumerate() {
+        let on = asked.iter().flat_map(|a| contract(i, a).disks);
+        of.disks.extend(on.map(|on| OnDisk { device: name("disk", n), ..on }));
+    }
+    for (n, sent) in links.iter().enumerate() {
+        of.networks.extend(sent.map(|(frame, rate, is_urgent, us)| {
+            let target = Target { percentile: Percentile::P9999, latency: Nanos::from_micros(us) };
+            let flow = Flow {
+                name: "f".to_owned(),
+                nic: n,
+                direction: Direction::Tx,
+                frame: Bytes(frame),
+                rate: Iops(rate),
+                burst: 1,
+                mark: is_urgent.then_some(Mark::Pcp(4)),
+                target: Some(target),
+            };
+            OnNetwork { network: name("link", n), flows: vec![flow], traffic: Traffic::default() }
+        }));
+    }
+    of
+}
+
 /// The contracts that sums let in one after the other, and the sum.
 fn by_sums<'c>(node: &Node, contracts: &'c [Contract]) -> (Vec<&'c Contract>, Scalars) {
-    let (mut placed, mut sum) = (Vec::new(), Scalars::none(1, 0));
+    let (mut placed, mut sum) = (Vec::new(), node.nothing());
     for c in contracts {
         let mut with = sum.clone();
         with.add(&node.scalars(c));
@@ -108,6 +156,39 @@ proptest! {
             prop_assert!(answer.is_admitted(), "{:?}", answer);
             prop_assert!(answer.fits_by_sum());
         }
+    }
+
+    /// Several disks and links and the CPU together: none may hide what another refuses.
+    #[test]
+    fn a_sum_over_all_resources_is_admitted(
+        twins in [0usize..4, 0usize..4],
+        mbit in [10.0..1_000.0f64, 10.0..1_000.0f64],
+        many in prop::collection::vec(everywhere(), 1..30),
+        cpu in 0.1..1.0f64,
+    ) {
+        let contracts: Vec<Contract> =
+            many.iter().enumerate().map(|(i, e)| everywhere_contract(i, e)).collect();
+        let disks = twins.iter().enumerate().map(|(n, twin)| {
+            let mut disk = Disk::new(Some(format!("disk{n}")), &device(*twin, 2), &Options::default());
+            let on = contracts.iter().flat_map(|c| &c.disks).filter(|on| on.device == disk.name);
+            let on: Vec<&OnDisk> = on.collect();
+            disk.choose(&on);
+            disk
+        });
+        let networks = mbit.iter().enumerate().map(|(n, mbit)| {
+            Network::new(Some(format!("link{n}")), BytesPerSec(mbit * 1e6 / 8.0), 1_500, None)
+        });
+        let node = Node { disks: disks.collect(), networks: networks.collect(), cpu: Ratio(cpu) };
+        let (placed, sum) = by_sums(&node, &contracts);
+        for n in 1..=placed.len() {
+            let (candidate, in_force) = placed[..n].split_last().unwrap();
+            let answer = admit(&node, in_force, candidate);
+            prop_assert!(answer.is_admitted() && answer.fits_by_sum(), "{:?}", answer);
+        }
+        // Whatever the order in which they leave, nothing stays behind.
+        let mut rest = sum;
+        placed.iter().for_each(|c| rest.subtract(&node.scalars(c)));
+        prop_assert_eq!(rest, node.nothing());
     }
 
     #[test]
