@@ -114,13 +114,15 @@ TEXT
 
 begin rtvirtio-pacemaker
 program rtvirtio-pacemaker
+put 644 "$top/packaging/systemd/rtvirtio-pacemaker.service" usr/lib/systemd/system/rtvirtio-pacemaker.service
 for agent in contract VirtualDomain; do
     put 755 "$top/bin/rtvirtio-pacemaker/$agent" "usr/lib/ocf/resource.d/rtvirtio/$agent"
 done
 finish "rtvirtio (= $version)" pacemaker "Contracts of virtual machines in Pacemaker clusters" <<'TEXT'
 Publishes what each node can still promise, and applies a contract where its
 VM starts: the resource agents ocf:rtvirtio:contract and
-ocf:rtvirtio:VirtualDomain.
+ocf:rtvirtio:VirtualDomain. The service reads /etc/rtvirtio/cluster.toml and is
+not enabled by the installation: systemctl enable --now rtvirtio-pacemaker
 TEXT
 
 begin rtvirtio-lab

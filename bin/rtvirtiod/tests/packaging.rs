@@ -16,7 +16,7 @@ fn the_units_are_understood_and_little_exposed() {
         return;
     }
     let rig = Rig::new();
-    for name in ["rtvirtiod", "rtvirtio-guest"] {
+    for name in ["rtvirtiod", "rtvirtio-guest", "rtvirtio-pacemaker"] {
         let unit = format!("{name}.service");
         let text = fs::read_to_string(project().join("packaging/systemd").join(&unit)).unwrap();
         // The program and its manual are not installed here.
@@ -97,6 +97,10 @@ getent group rtvirtio >/dev/null
 for page in rtvirtio.1 rtvirtio-plan.1 rtvirtio-iod.1 rtvirtio-iod.8 rtvirtiod.8; do man --warnings -l /usr/share/man/man${page##*.}/$page.gz >/dev/null; done
 bash -c '. /usr/share/bash-completion/completions/rtvirtio && complete -p rtvirtio' >/dev/null
 test -x /etc/libvirt/hooks/qemu.d/rtvirtio
+dpkg --install rtvirtio-pacemaker_*.deb
+test -f /usr/lib/systemd/system/rtvirtio-pacemaker.service
+dpkg --purge rtvirtio-pacemaker
+test ! -e /usr/lib/systemd/system/rtvirtio-pacemaker.service
 echo '# ours' >>/etc/libvirt/hooks/qemu.d/rtvirtio
 # An upgrade keeps what the administrator has changed.
 dpkg --force-confold --install rtvirtio_*.deb
