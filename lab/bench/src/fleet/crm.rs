@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
-use rtvirtio_capacity::{Scalars, WHOLE};
+use rtvirtio_capacity::Scalars;
 
 use super::instance::Instance;
 use super::peers;
@@ -37,9 +37,9 @@ fn cib(instance: &Instance) -> String {
          <cluster_property_set id=\"c\"><nvpair id=\"c1\" name=\"placement-strategy\" value=\"balanced\"/>\
          <nvpair id=\"c2\" name=\"stonith-enabled\" value=\"false\"/></cluster_property_set></crm_config><nodes>",
     );
-    let utilization = |id: &str, disk: u32, cpu: u32| {
+    let utilization = |id: &str, [disk, net, cpu]: peers::Amount| {
         format!(
-            "<utilization id=\"{id}-u\"><nvpair id=\"{id}-d\" name=\"disk\" value=\"{disk}\"/><nvpair id=\"{id}-c\" name=\"cpu\" value=\"{cpu}\"/></utilization>"
+            "<utilization id=\"{id}-u\"><nvpair id=\"{id}-d\" name=\"disk\" value=\"{disk}\"/><nvpair id=\"{id}-n\" name=\"net\" value=\"{net}\"/><nvpair id=\"{id}-c\" name=\"cpu\" value=\"{cpu}\"/></utilization>"
         )
     };
     // Writing to a String cannot fail.
@@ -48,19 +48,18 @@ fn cib(instance: &Instance) -> String {
             s,
             "<node id=\"{}\" uname=\"h{h}\">{}</node>",
             h + 1,
-            utilization(&format!("h{h}"), WHOLE.0, WHOLE.0)
+            utilization(&format!("h{h}"), peers::FULL)
         );
     }
     s.push_str("</nodes><resources>");
     let demands = peers::demands(instance);
     let mut constraints = String::new();
     for (v, (kind, priority)) in instance.vms.iter().enumerate() {
-        let [disk, cpu] = demands[usize::from(*kind)];
         let _ = write!(
             s,
             "<primitive id=\"v{v}\" class=\"ocf\" provider=\"pacemaker\" type=\"Dummy\"><meta_attributes id=\"v{v}-m\">\
              <nvpair id=\"v{v}-p\" name=\"priority\" value=\"{priority}\"/></meta_attributes>{}</primitive>",
-            utilization(&format!("v{v}"), disk, cpu)
+            utilization(&format!("v{v}"), demands[usize::from(*kind)])
         );
         for (h, class) in instance.hosts.iter().enumerate() {
             if !Scalars::fit(&instance.classes[*class].scalars(&instance.kinds[usize::from(*kind)])) {

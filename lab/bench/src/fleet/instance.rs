@@ -1,12 +1,12 @@
 //! Hosts and contracts of the simulation.
 
 use anyhow::Context as _;
-use rtvirtio_capacity::{Contract, DeviceModel, Disk, Node, OnDisk, Options};
+use rtvirtio_capacity::{Contract, DeviceModel, Disk, Network, Node, OnDisk, Options};
 use rtvirtio_model::Profile;
 use rtvirtio_spec::HostSpec;
 use rtvirtio_stats::Random;
 use rtvirtio_twin::TwinProfile;
-use rtvirtio_units::{Bytes, Ratio};
+use rtvirtio_units::{Bytes, BytesPerSec, Ratio};
 
 /// A measured profile of the flash twin.
 const PROFILE: &str = include_str!("../../../../control/learn/data/qlc-nvme.profile.json");
@@ -27,20 +27,26 @@ pub struct Instance {
     pub vms: Vec<(u16, u8)>,
 }
 
-/// Kinds of hosts: flash and eMMC as their twins declare them, and flash as it was measured.
+/// Links of hosts: 1 Gbit/s, and 100 Mbit/s of those with eMMC.
+const FAST: f64 = 125e6;
+const SLOW: f64 = 12.5e6;
+
+/// Kinds of hosts: flash and eMMC as their twins declare them, and flash as it was measured. Each
+/// has one link.
 fn classes(kinds: &[Contract]) -> anyhow::Result<Vec<Node>> {
-    let declared = |name: &str, cpu| -> anyhow::Result<Node> {
+    let link = |rate| vec![Network::new(None, BytesPerSec(rate), 1_500, None)];
+    let declared = |name: &str, rate, cpu| -> anyhow::Result<Node> {
         let device = DeviceModel::declared(name, &TwinProfile::load(name)?, Bytes(1 << 30));
         Ok(Node {
             disks: vec![Disk::new(None, &device, &Options::default())],
-            networks: Vec::new(),
+            networks: link(rate),
             cpu: Ratio(cpu),
         })
     };
     let profile: Profile = serde_json::from_str(PROFILE).context("the built-in profile")?;
     let measured =
-        Node { disks: vec![Disk::measured(None, &profile)?], networks: Vec::new(), cpu: Ratio(0.95) };
-    let mut all = vec![declared("qlc-nvme", 0.95)?, declared("emmc", 0.8)?, measured];
+        Node { disks: vec![Disk::measured(None, &profile)?], networks: link(FAST), cpu: Ratio(0.95) };
+    let mut all = vec![declared("qlc-nvme", FAST, 0.95)?, declared("emmc", SLOW, 0.8)?, measured];
     let on: Vec<&OnDisk> = kinds.iter().flat_map(|k| &k.disks).collect();
     for disk in all.iter_mut().flat_map(|n| &mut n.disks) {
         disk.choose(&on);
@@ -48,18 +54,35 @@ fn classes(kinds: &[Contract]) -> anyhow::Result<Vec<Node>> {
     Ok(all)
 }
 
-/// Forty-eight kinds: four loads by three targets by four shares of each CPU.
+/// What a VM sends: nothing, measured values in urgent frames, or pictures.
+const FLOWS: [&str; 3] = [
+    "",
+    "frame = \"200B\"\nrate = \"2000/s\"\npcp = 4\ntarget = { latency = \"5ms\" }\n",
+    "frame = \"1400B\"\nrate = \"1000/s\"\ntarget = { latency = \"20ms\" }\n",
+];
+
+/// 144 kinds: four loads by three targets by four shares of each CPU by three flows.
 fn kinds() -> anyhow::Result<Vec<Contract>> {
     let loads = [("read", 4, 900), ("read", 16, 450), ("write", 4, 250), ("mixed", 8, 300)];
     let mut all = Vec::new();
     for (op, kib, rate) in loads {
         for target_ms in [60, 150, 400] {
-            for budget_ms in [3, 7, 12, 20] {
+            for (budget_ms, flow) in [3, 7, 12, 20].into_iter().flat_map(|b| FLOWS.map(|flow| (b, flow))) {
                 let share = if op == "mixed" { "write_share = \"30%\"\n" } else { "" };
+                let (link, flow) = match flow {
+                    "" => ("", String::new()),
+                    flow => (
+                        "[[network]]\nlink = \"1Gbit/s\"\n",
+                        format!(
+                            "[[vm.nic]]\nmac = \"52:54:00:00:00:01\"\ntap = \"tap0\"\n\
+                             [[vm.flow]]\nname = \"f\"\ndirection = \"tx\"\n{flow}"
+                        ),
+                    ),
+                };
                 let text = format!(
-                    "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"vm\"\nlab = \"process\"\n\
+                    "[device]\ntwin = \"qlc-nvme\"\n{link}[[vm]]\nname = \"vm\"\nlab = \"process\"\n\
                      cpu = {{ budget = \"{budget_ms}ms\", period = \"100ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"{op}\"\n{share}\
-                     block = \"{kib}KiB\"\nrate = \"{rate}/s\"\ntarget = {{ percentile = \"p99.99\", latency = \"{target_ms}ms\" }}\n"
+                     block = \"{kib}KiB\"\nrate = \"{rate}/s\"\ntarget = {{ percentile = \"p99.99\", latency = \"{target_ms}ms\" }}\n{flow}"
                 );
                 let spec = HostSpec::parse("the simulation", &text)?;
                 all.extend(Contract::all_of(&spec, |_| Err(anyhow::anyhow!("no demands here")))?);

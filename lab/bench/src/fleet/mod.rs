@@ -235,11 +235,14 @@ mod tests {
 
     #[test]
     fn a_small_fleet_is_filled_and_never_beyond() {
+        let kinds = Instance::new(1, 3).unwrap().kinds;
+        let with_flow = kinds.iter().filter(|k| !k.networks.is_empty()).count();
+        assert_eq!((kinds.len(), with_flow), (144, 96));
         let data = simulate::fill(60, 3).unwrap();
         assert_eq!((data.vms, data.beyond_capacity), (60 * VMS_PER_HOST, 0));
         // More comes than fits, and by sums alone no more fits.
         assert!(data.placed < data.vms && data.placed_by_sums <= data.placed, "{data:?}");
-        assert!(data.first_fit > data.vms / 3 && data.pacemaker > data.vms / 3, "{data:?}");
+        assert!(data.first_fit > data.vms / 3 && data.pacemaker > data.vms / 4, "{data:?}");
         let sums = sums::sums(12, 3).unwrap();
         assert_eq!(sums.admitted_wrongly, 0);
         // One that is let in may keep two later ones out, so neither rule is always ahead.

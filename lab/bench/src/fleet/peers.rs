@@ -4,17 +4,27 @@ use rtvirtio_capacity::{Scalars, WHOLE};
 
 use super::instance::Instance;
 
-/// Disk and CPU, in thousandths.
-pub type Amount = [u32; 2];
+/// Disk, link and CPU, in thousandths.
+pub type Amount = [u32; 3];
 
-const NONE: Amount = [0, 0];
+const NONE: Amount = [0; 3];
+/// All that a host has.
+pub const FULL: Amount = [WHOLE.0; 3];
 
 fn amount(s: &Scalars) -> Amount {
-    [s.disks[0].0, s.cpu.0]
+    [s.disks[0].0, s.networks[0].0, s.cpu.0]
 }
 
 fn fits(need: Amount, free: Amount) -> bool {
-    need[0] <= free[0] && need[1] <= free[1]
+    need.iter().zip(&free).all(|(need, free)| need <= free)
+}
+
+fn most(a: Amount, b: Amount) -> Amount {
+    std::array::from_fn(|i| a[i].max(b[i]))
+}
+
+fn less(free: Amount, need: Amount) -> Amount {
+    std::array::from_fn(|i| free[i] - need[i])
 }
 
 /// What each kind takes of each class.
@@ -26,7 +36,7 @@ fn needs(instance: &Instance) -> Vec<Vec<Amount>> {
 /// The contracts by falling size: the least that a host of any class gives for it.
 pub fn decreasing(instance: &Instance) -> Vec<u16> {
     let needs = needs(instance);
-    let size = |kind: u16| needs[usize::from(kind)].iter().map(|n| n[0].max(n[1])).min();
+    let size = |kind: u16| needs[usize::from(kind)].iter().map(|n| n.iter().copied().max()).min();
     let mut order: Vec<u16> = instance.vms.iter().map(|vm| vm.0).collect();
     order.sort_by_key(|kind| std::cmp::Reverse(size(*kind)));
     order
@@ -58,11 +68,11 @@ pub fn first_fit(instance: &Instance, order: &[u16]) -> usize {
 /// What Pacemaker is told that each kind takes: the most over the kinds of hosts that could promise
 /// it.
 pub fn demands(instance: &Instance) -> Vec<Amount> {
-    let most = |needs: &Vec<Amount>| {
-        let of = needs.iter().filter(|n| fits(**n, [WHOLE.0; 2]));
-        of.fold(NONE, |a, n| [a[0].max(n[0]), a[1].max(n[1])])
+    let of = |needs: &Vec<Amount>| {
+        let possible = needs.iter().copied().filter(|n| fits(*n, FULL));
+        possible.fold(NONE, most)
     };
-    needs(instance).iter().map(most).collect()
+    needs(instance).iter().map(of).collect()
 }
 
 /// As Pacemaker with `placement-strategy=balanced`: by falling priority, each to the host with the
@@ -72,8 +82,8 @@ pub fn pacemaker(instance: &Instance) -> usize {
     let demands = demands(instance);
     let mut order: Vec<(u16, u8)> = instance.vms.clone();
     order.sort_by_key(|vm| std::cmp::Reverse(vm.1));
-    let mut free = vec![[WHOLE.0; 2]; instance.hosts.len()];
-    let room = |f: Amount| f[0].min(f[1]);
+    let mut free = vec![FULL; instance.hosts.len()];
+    let room = |f: Amount| f.into_iter().min().unwrap_or_default();
     let mut by_room: std::collections::BTreeSet<(u32, usize)> =
         free.iter().enumerate().map(|(h, f)| (room(*f), h)).collect();
     let mut full = vec![false; needs.len()];
@@ -85,14 +95,14 @@ pub fn pacemaker(instance: &Instance) -> usize {
         }
         let need = demands[kind];
         // A veto where a host of this kind refuses it even alone.
-        let allowed = |h: usize| fits(needs[kind][instance.hosts[h]], [WHOLE.0; 2]);
+        let allowed = |h: usize| fits(needs[kind][instance.hosts[h]], FULL);
         let found = by_room.iter().rev().find(|(_, h)| allowed(*h) && fits(need, free[*h])).copied();
         let Some((key, host)) = found else {
             full[kind] = true;
             continue;
         };
         by_room.remove(&(key, host));
-        free[host] = [free[host][0] - need[0], free[host][1] - need[1]];
+        free[host] = less(free[host], need);
         by_room.insert((room(free[host]), host));
         placed += 1;
     }
@@ -114,11 +124,11 @@ impl FreeTree {
         let (classes, hosts) = (instance.classes.len(), instance.hosts.len());
         let leaves = hosts.next_power_of_two();
         let most = vec![NONE; 2 * leaves * classes];
-        let free = vec![[WHOLE.0; 2]; hosts];
+        let free = vec![FULL; hosts];
         let mut tree = Self { classes, leaves, free, class_of: instance.hosts.clone(), most };
         for host in 0..hosts {
             let at = (leaves + host) * classes + instance.hosts[host];
-            tree.most[at] = [WHOLE.0; 2];
+            tree.most[at] = FULL;
         }
         (1..leaves).rev().for_each(|n| tree.pull(n));
         tree
@@ -128,7 +138,7 @@ impl FreeTree {
         for c in 0..self.classes {
             let (a, b) =
                 (self.most[2 * node * self.classes + c], self.most[(2 * node + 1) * self.classes + c]);
-            self.most[node * self.classes + c] = [a[0].max(b[0]), a[1].max(b[1])];
+            self.most[node * self.classes + c] = most(a, b);
         }
     }
 
@@ -150,7 +160,7 @@ impl FreeTree {
 
     fn take(&mut self, host: usize, need: Amount) {
         let free = &mut self.free[host];
-        *free = [free[0] - need[0], free[1] - need[1]];
+        *free = less(*free, need);
         let mut node = self.leaves + host;
         self.most[node * self.classes + self.class_of[host]] = *free;
         while node > 1 {

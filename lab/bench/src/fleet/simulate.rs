@@ -35,7 +35,7 @@ pub struct Filled {
     pub pacemaker: usize,
     /// Ours with the largest first.
     pub placed_decreasing: usize,
-    /// Hosts whose contracts the full admission refuses, by both resources; 0 unless something is
+    /// Hosts whose contracts the full admission refuses, by any resource; 0 unless something is
     /// wrong.
     pub beyond_capacity: usize,
 }
@@ -74,8 +74,8 @@ fn place(instance: &Instance, order: &[u16], search: Search) -> Vec<Option<u32>>
     order.iter().map(|kind| cluster.place(usize::from(*kind), search).map(|h| h as u32)).collect()
 }
 
-/// Hosts on which the scheduler's own admission, or the CPU's, refuses what was placed: computed
-/// anew from the contracts.
+/// Hosts on which the schedulers' own admission of disk or link, or the CPU's, refuses what was
+/// placed: computed anew from the contracts.
 fn beyond(instance: &Instance, order: &[u16], at: &[Option<u32>]) -> usize {
     let mut on: Vec<Vec<u16>> = vec![Vec::new(); instance.hosts.len()];
     for (kind, host) in order.iter().zip(at) {
@@ -93,7 +93,10 @@ fn beyond(instance: &Instance, order: &[u16], at: &[Option<u32>]) -> usize {
             .map(|all| all.concat());
         let cpu: f64 = contracts.iter().filter_map(|c| c.cpu).map(|r| r.0).sum();
         let disk = reserves.is_some_and(|r| node.disks[0].capacity().admit(&r).is_ok());
-        !disk || !fits(cpu, node.cpu.0)
+        let link = &node.networks[0];
+        let flows = contracts.iter().flat_map(|c| &c.networks).map(|of| link.reserves(of));
+        let link = flows.collect::<Result<Vec<_>, _>>().is_ok_and(|all| link.admit(&all).is_ok());
+        !disk || !link || !fits(cpu, node.cpu.0)
     };
     on.iter().enumerate().filter(|of| is_beyond(*of)).count()
 }

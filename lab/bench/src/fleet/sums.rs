@@ -1,6 +1,6 @@
 //! What adding up integers lets in, and what it keeps out, on single hosts.
 
-use rtvirtio_capacity::{Contract, Scalars, admit};
+use rtvirtio_capacity::{Contract, admit};
 use rtvirtio_stats::Random;
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +37,7 @@ pub fn sums(hosts: usize, seed: u64) -> anyhow::Result<Sums> {
         let node = &instance.classes[class];
         let sequence: Vec<&Contract> =
             (0..CANDIDATES).map(|_| &instance.kinds[random.below(instance.kinds.len())]).collect();
-        let (mut in_force, mut sum): (Vec<&Contract>, _) = (Vec::new(), Scalars::none(1, 0));
+        let (mut in_force, mut sum): (Vec<&Contract>, _) = (Vec::new(), node.nothing());
         let mut admitted: Vec<&Contract> = Vec::new();
         let (kinds, one) = (sequence.iter().map(|c| (*c).clone()).collect::<Vec<_>>(), [0]);
         let mut cluster = rtvirtio_fleet::Cluster::new(vec![node.clone()], &one, &kinds);
