@@ -30,6 +30,23 @@ fn held(site: &ContractCluster, asked: usize, vm: &str) -> usize {
     }
 }
 
+/// What the cluster has of each VM and its contract, as it tells it.
+fn written(site: &ContractCluster) {
+    let text = done(site.cluster.run(0, &["cibadmin", "--query"]));
+    let cib = roxmltree::Document::parse(&text).unwrap();
+    let by_id = |id: &str| cib.descendants().find(|n| n.attribute("id") == Some(id)).unwrap();
+    for (i, vm) in VMS.iter().enumerate() {
+        let meta = by_id(vm).children().find(|n| n.has_tag_name("meta_attributes")).unwrap();
+        let value = |name: &str| {
+            meta.children().find(|n| n.attribute("name") == Some(name)).and_then(|n| n.attribute("value"))
+        };
+        assert_eq!(value("priority"), Some((100 - i).to_string().as_str()), "{vm}");
+        assert_eq!(value("resource-stickiness"), Some("1000"), "{vm}");
+        let stop = by_id(&format!("{vm}-contract-stop"));
+        assert_eq!((stop.attribute("name"), stop.attribute("on-fail")), (Some("stop"), Some("ignore")));
+    }
+}
+
 #[test]
 fn contracts_follow_their_vms() {
     let programs = Cluster::PROGRAMS.map(Need::Program);
@@ -40,7 +57,8 @@ fn contracts_follow_their_vms() {
     }
     let dir = tempdir().unwrap();
     let program = Path::new(PROGRAM);
-    let mut site = done(ContractCluster::start(dir.path(), &unique("pcmk"), program, 3, VmAgent::Process));
+    let mut site =
+        done(ContractCluster::start(dir.path(), &unique("pcmk"), program, 3, VmAgent::Process, false));
     VMS.iter().for_each(|vm| done(site.add_vm(0, vm)));
     done(site.set_contracts(&VMS));
     done(site.publish(&[0, 1, 2]));
@@ -51,6 +69,7 @@ fn contracts_follow_their_vms() {
         assert_eq!((&p["takes"]["rtvirtio-cpu"], &p["veto"]), (&TAKES.into(), &false.into()), "{p}");
     }
     done(site.constrain(0));
+    written(&site);
     let at: Vec<usize> = VMS.iter().map(|vm| held(&site, 0, vm)).collect();
     let mut nodes = at.clone();
     nodes.sort_unstable();

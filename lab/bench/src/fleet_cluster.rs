@@ -1,25 +1,25 @@
 //! Contracts in a real Pacemaker cluster of three nodes: how long after the loss of a node, a cut
 //! link, an operator's move, a node that joins and a raised contract every contract verifies again.
 
+mod overlap;
+mod report;
 mod watch;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::cluster::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, VmAgent};
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 use serde::{Deserialize, Serialize};
 
-use crate::claims::Claim;
-use crate::page::Section;
-use crate::page::xy::table;
-use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
 
+use overlap::Overlap;
 use watch::Watch;
+
+pub use report::report;
 
 /// File name of the result with VMs as processes.
 pub const FILE: &str = "fleet-cluster.json";
@@ -27,10 +27,14 @@ pub const FILE: &str = "fleet-cluster.json";
 pub const DOMAINS_FILE: &str = "fleet-cluster-domains.json";
 /// With domains that start with the contract in force.
 pub const PAUSED_FILE: &str = "fleet-cluster-paused.json";
+/// With VMs as processes and fencing on.
+pub const FENCING_FILE: &str = "fleet-cluster-fencing.json";
 /// A scenario that takes longer has failed.
 const LONGEST: Duration = Duration::from_secs(300);
 /// The VMs; two fit on a node.
 const VMS: [&str; 4] = ["plc", "hmi", "gate", "log"];
+/// With one that has no room on two nodes.
+const ALL: [&str; 5] = ["plc", "hmi", "gate", "log", "cam"];
 /// Nodes.
 const NODES: usize = 3;
 /// Budget of a raised contract, us: it still fits next to another on a node.
@@ -47,6 +51,8 @@ pub enum ClusterVms {
     Domain,
     /// `ocf:rtvirtio:VirtualDomain`: the same, with the contract in force before the guest starts.
     Paused,
+    /// Processes as at first, in a cluster with fencing.
+    Fenced,
 }
 
 impl ClusterVms {
@@ -57,11 +63,16 @@ impl ClusterVms {
             Self::Process => FILE,
             Self::Domain => DOMAINS_FILE,
             Self::Paused => PAUSED_FILE,
+            Self::Fenced => FENCING_FILE,
         }
     }
 
     fn is_process(&self) -> bool {
         *self == Self::Process
+    }
+
+    fn is_domain(self) -> bool {
+        matches!(self, Self::Domain | Self::Paused)
     }
 
     /// Beginning of the claims' ids.
@@ -70,6 +81,7 @@ impl ClusterVms {
             Self::Process => "fleet",
             Self::Domain => "fleet.domains",
             Self::Paused => "fleet.paused",
+            Self::Fenced => "fleet.fencing",
         }
     }
 
@@ -78,6 +90,7 @@ impl ClusterVms {
             Self::Process => "VMs as processes",
             Self::Domain => "domains of libvirt by ocf:heartbeat:VirtualDomain",
             Self::Paused => "domains of libvirt by ocf:rtvirtio:VirtualDomain",
+            Self::Fenced => "VMs as processes, with fencing",
         }
     }
 }
@@ -120,6 +133,13 @@ pub struct Round {
     /// node, ms. Only of domains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_before_contract_ms: Option<f64>,
+    /// Looks while the link was cut at which a VM ran on two nodes. Only with fencing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_two_nodes: Option<usize>,
+    /// Whether the node behind the cut link had no process left before its VM ran elsewhere. Only
+    /// with fencing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub off_before_start: Option<bool>,
     /// From a change of the spec until the kernel has the new budget, s.
     pub raised_s: f64,
     /// From an operator's order until the cluster has done all that follows from it, s.
@@ -177,6 +197,7 @@ pub fn measure(
             ClusterVms::Process => format!("rtvirtio-lab bench fleet-cluster --repeat {repeat}"),
             ClusterVms::Domain => format!("rtvirtio-lab bench fleet-cluster --vms domain --repeat {repeat}"),
             ClusterVms::Paused => format!("rtvirtio-lab bench fleet-cluster --vms paused --repeat {repeat}"),
+            ClusterVms::Fenced => format!("rtvirtio-lab bench fleet-cluster --fencing --repeat {repeat}"),
         },
         generated: generated(),
         rounds,
@@ -188,11 +209,12 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     let dir = tempfile::Builder::new().prefix("rtvirtio-box-").tempdir()?;
     let name = format!("bench-{}-{number}", std::process::id());
     let agent = match vms {
-        ClusterVms::Process => VmAgent::Process,
+        ClusterVms::Process | ClusterVms::Fenced => VmAgent::Process,
         ClusterVms::Domain => VmAgent::Domain,
         ClusterVms::Paused => VmAgent::Paused(parts.agent),
     };
-    let mut site = ContractCluster::start(dir.path(), &name, parts.program, NODES, agent)?;
+    let fencing = vms == ClusterVms::Fenced;
+    let mut site = ContractCluster::start(dir.path(), &name, parts.program, NODES, agent, fencing)?;
     let mut result = Round::default();
     // Three of four: a node may die and all have room.
     VMS[..3].iter().try_for_each(|vm| site.add_vm(0, vm))?;
@@ -215,15 +237,20 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     site.write_spec("plc", RAISED_US)?;
     wait("the raised budget", || site.budget(node, "plc") == Some(RAISED_US))?;
     result.raised_s = begin.elapsed().as_secs_f64();
+    // The kernel has the budget before the agent has read it back.
+    site.wait_held("plc", &[node], LONGEST)?;
+    look(&site, &VMS[..3], &mut result);
     site.write_spec("plc", BUDGET_US)?;
     wait("the old budget", || site.budget(node, "plc") == Some(BUDGET_US))?;
+    site.wait_held("plc", &[node], LONGEST)?;
+    look(&site, &VMS[..3], &mut result);
 
     progress.step("a node dies");
     let dead = site.node_of(0, "plc").context("plc runs nowhere")?;
     let alive: Vec<usize> = all.iter().copied().filter(|n| *n != dead).collect();
     let begin = Instant::now();
     site.cluster.kill_node(dead);
-    let watch = (!vms.is_process()).then(|| Watch::start(&site.cluster, &alive, "plc"));
+    let watch = vms.is_domain().then(|| Watch::start(&site.cluster, &alive, "plc"));
     site.wait_held("plc", &alive, LONGEST)?;
     result.node_dies_s = begin.elapsed().as_secs_f64();
     result.guest_before_contract_ms = watch.and_then(Watch::before_contract_ms);
@@ -235,7 +262,7 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     for vm in [VMS[3], "cam"] {
         site.add_vm(alive[0], vm)?;
     }
-    site.set_contracts(&["plc", "hmi", "gate", "log", "cam"])?;
+    site.set_contracts(&ALL)?;
     site.publish(&alive)?;
     site.constrain(alive[0])?;
     site.wait_held("log", &alive, LONGEST)?;
@@ -248,18 +275,24 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     site.wait_held("cam", &[dead], LONGEST)?;
     result.node_added_s = begin.elapsed().as_secs_f64();
     settle(&site, alive[0])?;
-    look(&site, &["plc", "hmi", "gate", "log", "cam"], &mut result);
+    look(&site, &ALL, &mut result);
 
     progress.step("a link is cut");
     // The node with one contract: the others have room for none, so the least urgent gives way.
     let cut = site.node_of(alive[0], "plc").context("plc runs nowhere")?;
     let rest: Vec<usize> = all.iter().copied().filter(|n| *n != cut).collect();
+    let overlap = fencing.then(|| Overlap::start(&site, NODES, cut, &ALL));
     let begin = Instant::now();
     site.cluster.set_link(cut, false)?;
     site.wait_held("plc", &rest, LONGEST)?;
     result.link_cut_s = begin.elapsed().as_secs_f64();
     settle(&site, rest[0])?;
-    look(&site, &["plc", "hmi", "gate", "log", "cam"], &mut result);
+    if let Some(seen) = overlap.map(Overlap::seen) {
+        result.on_two_nodes = Some(seen.on_two_nodes);
+        let (off, started) = (site.cluster.switched_off(cut), seen.elsewhere);
+        result.off_before_start = Some(matches!((off, started), (Some(off), Some(at)) if off <= at));
+    }
+    look(&site, &ALL, &mut result);
     Ok(result)
 }
 
@@ -322,133 +355,5 @@ fn look(site: &ContractCluster, vms: &[&str], result: &mut Round) {
         if let Some(node) = site.node_of(asked, vm) {
             result.unverified += usize::from(!site.verifies(node, vm));
         }
-    }
-}
-
-/// A scenario: its id, what it is, and its time in a round.
-type Scenario = (&'static str, &'static str, fn(&Round) -> f64);
-
-const SCENARIOS: [Scenario; 5] = [
-    (
-        "failover_p50_s",
-        "from the death of a node until the contract of its VM verifies on another, median",
-        |r| r.node_dies_s,
-    ),
-    ("link_cut_p50_s", "the same from a cut link, median; without fencing", |r| r.link_cut_s),
-    (
-        "node_added_p50_s",
-        "from the start of a node until a contract that had no room verifies on it, median",
-        |r| r.node_added_s,
-    ),
-    (
-        "raised_p50_s",
-        "from a change of a spec until the kernel has the new budget, median (the agent looks every 10 s)",
-        |r| r.raised_s,
-    ),
-    (
-        "refused_p50_s",
-        "from an operator's move to a node without room until the cluster has settled, median",
-        |r| r.refused_s,
-    ),
-];
-
-impl ClusterData {
-    /// The claims of a result.
-    #[must_use]
-    pub fn claims(&self) -> Vec<Claim> {
-        let n = self.rounds.len();
-        let mut claims: Vec<Claim> = SCENARIOS
-            .iter()
-            .map(|(id, what, time)| {
-                let times: Vec<f64> = self.rounds.iter().map(time).collect();
-                Claim::new(format!("{}.{id}", self.vms.claims()), *what, median(times), "s", n)
-            })
-            .collect();
-        let free: Vec<f64> = self.rounds.iter().filter_map(|r| r.guest_before_contract_ms).collect();
-        if !free.is_empty() {
-            let n = free.len();
-            claims.push(Claim::new(
-                format!("{}.guest_before_contract_p50_ms", self.vms.claims()),
-                "CPU time of the guest before its contract was in force, after the death of a node, median",
-                median(free),
-                "ms",
-                n,
-            ));
-        }
-        let kept = self.rounds.iter().filter(|r| r.refused_without_stop).count();
-        let sum = |of: fn(&Round) -> usize| self.rounds.iter().map(of).sum::<usize>() as f64;
-        claims.push(
-            Claim::new(
-                format!("{}.refused_without_stop", self.vms.claims()),
-                "moves to a node without room that were refused with a reason, the VM running on in the same process",
-                kept as f64 / n.max(1) as f64,
-                "share",
-                n,
-            )
-            .at_least(1.0),
-        );
-        claims.push(
-            Claim::new(
-                format!("{}.beyond_capacity", self.vms.claims()),
-                "nodes whose contracts were more than their budget, looked at after every scenario",
-                sum(|r| r.beyond_capacity),
-                "nodes",
-                n,
-            )
-            .at_most(0.0),
-        );
-        claims.push(
-            Claim::new(
-                format!("{}.unverified", self.vms.claims()),
-                "VMs that ran after a scenario without a contract that verifies",
-                sum(|r| r.unverified),
-                "VMs",
-                n,
-            )
-            .at_most(0.0),
-        );
-        claims
-    }
-}
-
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: ClusterData = read(path)?;
-    let lead = format!(
-        "Pacemaker and Corosync, {NODES} nodes in namespaces of one machine, {}; {} CPUs, Linux {}, {}; {}, {}.",
-        data.vms.words(),
-        data.host.cpus,
-        data.host.kernel,
-        data.host.vmm,
-        data.command,
-        data.generated
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, vec![section(&data)])
-}
-
-fn section(data: &ClusterData) -> Section {
-    let row = |(_, what, time): &Scenario| {
-        let mut times: Vec<f64> = data.rounds.iter().map(time).collect();
-        times.sort_by(f64::total_cmp);
-        let text = |t: Option<&f64>| t.map_or_else(String::new, |t| format!("{t:.1}"));
-        vec![
-            (*what).to_owned(),
-            text(times.first()),
-            format!("{:.1}", median(times.clone())),
-            text(times.last()),
-        ]
-    };
-    Section {
-        title: format!("Scenarios in a cluster: {}", data.vms.words()),
-        text: vec!["Seconds. Each round is a new cluster. Fencing is off.".to_owned()],
-        plots: Vec::new(),
-        tables: vec![table(
-            "times of scenarios",
-            &["scenario", "least", "median", "most"],
-            SCENARIOS.iter().map(row).collect(),
-        )],
     }
 }

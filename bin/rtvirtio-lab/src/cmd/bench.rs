@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
-use rtvirtio_bench::fleet_cluster::{ClusterVms, Parts};
+use rtvirtio_bench::fleet_cluster::Parts;
 use rtvirtio_bench::report::{ExperimentReport, read, save};
 use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
@@ -162,11 +162,17 @@ fn run_fleet(args: &BenchFleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         check_result(&args.result)?;
         save(&path, &fleet::measure(&args.options(), ui)?, ui)?;
     }
-    print_result(fleet::report, &path, "rtvirtio: fleets", &args.result, ui)
+    let mut report = fleet::report(&path)?;
+    // What was saved of a real cluster next to it belongs to the same question.
+    let cluster = args.result.out.join(fleet_cluster::FILE);
+    if cluster.exists() {
+        report = report.and(fleet_cluster::report(&cluster)?);
+    }
+    print(report, "rtvirtio: fleets", args.result.html.as_deref(), ui)
 }
 
 fn run_fleet_cluster(args: &BenchFleetClusterArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let vms = ClusterVms::from(args.vms);
+    let vms = args.cluster_vms();
     let path = args.result.out.join(vms.file());
     if !args.result.report_only {
         check_result(&args.result)?;

@@ -5,13 +5,13 @@
 //! of each node.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Cluster, ClusterError, NodeOptions};
+use super::node::processes_below;
+use super::{Cluster, ClusterError, NodeOptions, script};
 
 /// Bytes of the firmware.
 const FIRMWARE: usize = 64 << 10;
@@ -49,8 +49,8 @@ pub struct ContractCluster {
 }
 
 impl ContractCluster {
-    /// Starts so many nodes; `program` is `rtvirtio-pacemaker`. `name` becomes a part of cgroups'
-    /// names. No VM is there yet.
+    /// Starts so many nodes, with fencing or without; `program` is `rtvirtio-pacemaker`. `name`
+    /// becomes a part of cgroups' names. No VM is there yet.
     ///
     /// # Errors
     /// What does not start.
@@ -60,6 +60,7 @@ impl ContractCluster {
         program: &Path,
         nodes: usize,
         agent: VmAgent,
+        fencing: bool,
     ) -> Result<Self, ClusterError> {
         let agents = dir.join("agents");
         let own = agents.join("rtvirtio");
@@ -83,7 +84,7 @@ impl ContractCluster {
         let file = dir.join("site.toml");
         write(&file, b"contract = []\n")?;
         let libvirt = agent != VmAgent::Process;
-        let options = NodeOptions { budget_us: NODE_BUDGET_US, agents, libvirt };
+        let options = NodeOptions { budget_us: NODE_BUDGET_US, agents, libvirt, fencing };
         let cluster = Cluster::start(dir, name, nodes, options)?;
         Ok(Self { cluster, dir: dir.to_owned(), agent, program: program.to_owned(), file })
     }
@@ -317,9 +318,17 @@ impl ContractCluster {
     }
 }
 
-fn script(path: &Path, text: &str) -> Result<(), ClusterError> {
-    write(path, text.as_bytes())?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(|e| ClusterError::io(path, e))
+/// Whether QEMU runs a VM in a cgroup of the host, or below it.
+#[must_use]
+pub fn runs_in(group: &Path, vm: &str) -> bool {
+    let is_vm = |pid: u32| {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        // The names of a process and of a domain.
+        let names = [format!("{vm},"), format!("guest={vm},")];
+        read("comm").starts_with("qemu-system")
+            && read("cmdline").split('\0').any(|arg| names.iter().any(|name| arg.starts_with(name)))
+    };
+    processes_below(group).into_iter().any(is_vm)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), ClusterError> {

@@ -4,27 +4,34 @@
 //! A node has its own processes, network (a veth on a common bridge), host name, mounts (`/run`,
 //! `/dev/shm`, Pacemaker's and Corosync's directories), and its own cgroups: it sees a group of the
 //! host as its root, with a real-time budget of its own. All nodes share the kernel and the file
-//! system below, so a file or a loop device is their shared storage. Fencing is off; a node that is
-//! killed ends at once with all that runs on it.
+//! system below, so a file or a loop device is their shared storage. A node that is killed ends at
+//! once with all that runs on it. Fencing is off, or switches a node off by a power switch outside.
 
 mod contracts;
 mod error;
 mod node;
+mod power;
 
 use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub use contracts::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES, VmAgent};
+pub use contracts::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES, VmAgent, runs_in};
 pub use error::ClusterError;
-use node::Node;
+use node::{Files, Node};
+use power::Power;
 
 /// How long a cluster may take until it has elected a controller: it waits 20 s for others
 /// (`dc-deadtime`).
 const ELECTION: Duration = Duration::from_secs(180);
 /// Directory with the files of all nodes' libvirt, and what it learns of QEMU.
 const LIBVIRT_DIR: &str = "libvirt";
+/// Directory with the fence agent.
+const FENCE_DIR: &str = "sbin";
+/// Directory with requests to the power switch.
+const POWER_DIR: &str = "power";
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -34,6 +41,8 @@ pub struct Cluster {
     name: String,
     /// Holds the network namespace with the bridge.
     switch: Child,
+    /// With fencing.
+    power: Option<Power>,
     nodes: Vec<Node>,
     options: NodeOptions,
     /// Directories of libvirt's that the host did not have; nodes mount theirs over them.
@@ -49,6 +58,8 @@ pub struct NodeOptions {
     pub agents: PathBuf,
     /// Whether it has a libvirt of its own.
     pub libvirt: bool,
+    /// Whether a lost node is switched off before its resources start elsewhere.
+    pub fencing: bool,
 }
 
 impl Cluster {
@@ -77,7 +88,11 @@ impl Cluster {
         std::fs::write(dir.join("corosync.conf"), corosync_conf(&names))
             .map_err(|e| ClusterError::io(&dir, e))?;
         let made = if options.libvirt { libvirt_files(&dir)? } else { Vec::new() };
-        let mut cluster = Self { dir, name: name.to_owned(), switch, nodes: Vec::new(), options, made };
+        let name = name.to_owned();
+        let mut cluster = Self { dir, name, switch, power: None, nodes: Vec::new(), options, made };
+        if cluster.options.fencing {
+            cluster.power = Some(Power::start(cluster.dir.join(POWER_DIR), &cluster.dir.join(FENCE_DIR))?);
+        }
         cluster.wait("the bridge", ELECTION, |c| {
             let up = c.in_switch(&["ip", "link", "show", "br0", "up"]);
             Ok(up.is_ok_and(|text| text.contains("br0")))
@@ -88,7 +103,18 @@ impl Cluster {
             cluster.plug(i)?;
         }
         cluster.wait_online(nodes)?;
-        for (name, value) in [("stonith-enabled", "false"), ("no-quorum-policy", "stop")] {
+        let fencing = cluster.options.fencing;
+        if fencing {
+            let xml = fence_xml(&names);
+            cluster.run(0, &["cibadmin", "--create", "-o", "resources", "--xml-text", &xml])?;
+        }
+        let enabled = if fencing { "true" } else { "false" };
+        for (name, value) in [
+            ("stonith-action", "off"),
+            ("stonith-enabled", enabled),
+            ("no-quorum-policy", "stop"),
+            ("fence-reaction", "stop"),
+        ] {
             cluster.run(0, &["crm_attribute", "-t", "crm_config", "-n", name, "-v", value])?;
         }
         Ok(cluster)
@@ -153,6 +179,13 @@ impl Cluster {
         self.nodes[node].kill();
     }
 
+    /// When fencing last switched a node off; `None` when it did not. No process of the node was
+    /// left at that time.
+    #[must_use]
+    pub fn switched_off(&self, node: usize) -> Option<Instant> {
+        self.power.as_ref()?.switched_off(&format!("n{}", node + 1))
+    }
+
     /// Starts a killed node again, with the files that it had.
     ///
     /// # Errors
@@ -165,8 +198,14 @@ impl Cluster {
 
     fn new_node(&self, node: usize, name: &str) -> Result<Node, ClusterError> {
         let libvirt = self.options.libvirt.then(|| self.dir.join(LIBVIRT_DIR));
-        let files = (self.options.agents.as_path(), libvirt.as_deref());
-        Node::start(node + 1, name, &self.dir, &self.name, self.options.budget_us, files)
+        let fence = self.options.fencing.then(|| self.dir.join(FENCE_DIR));
+        let files =
+            Files { agents: &self.options.agents, libvirt: libvirt.as_deref(), fence: fence.as_deref() };
+        let started = Node::start(node + 1, name, &self.dir, &self.name, self.options.budget_us, files)?;
+        if let Some(power) = &self.power {
+            power.connect(name, started.outlet());
+        }
+        Ok(started)
     }
 
     /// Cuts a node's link, or joins it again.
@@ -214,7 +253,9 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.nodes.iter_mut().for_each(Node::kill);
+        // No request may reach a node that is being removed.
+        self.power = None;
+        self.nodes.iter().for_each(Node::kill);
         self.nodes.iter().for_each(Node::remove_groups);
         let _ = self.switch.kill();
         let _ = self.switch.wait();
@@ -245,6 +286,25 @@ fn libvirt_files(dir: &Path) -> Result<Vec<&'static str>, ClusterError> {
     }
     let dirs = ["/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt"];
     Ok(dirs.into_iter().filter(|dir| std::fs::create_dir(dir).is_ok()).collect())
+}
+
+/// The resource with which any node may have another switched off.
+fn fence_xml(nodes: &[String]) -> String {
+    let values = [("pcmk_host_list", nodes.join(" ")), ("pcmk_host_check", "static-list".to_owned())];
+    let values: String = values
+        .iter()
+        .map(|(name, value)| format!("<nvpair id=\"power-{name}\" name=\"{name}\" value=\"{value}\"/>"))
+        .collect();
+    format!(
+        "<primitive id=\"power\" class=\"stonith\" type=\"fence_lab\">\
+         <instance_attributes id=\"power-params\">{values}</instance_attributes></primitive>"
+    )
+}
+
+fn script(path: &Path, text: &str) -> Result<(), ClusterError> {
+    std::fs::write(path, text).map_err(|e| ClusterError::io(path, e))?;
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(path, mode).map_err(|e| ClusterError::io(path, e))
 }
 
 fn output(program: &mut Command, command: &[&str]) -> Result<String, ClusterError> {

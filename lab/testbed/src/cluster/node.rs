@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::ClusterError;
@@ -16,10 +17,13 @@ const PERIOD_US: u64 = 1_000_000;
 const SETTLES: Duration = Duration::from_secs(60);
 
 /// What runs in the node's namespaces as process 1. `$1` is the node's number, `$2` its name, `$3`
-/// its directory, `$4` the further agents, `$5` the directory with libvirt's files, or nothing.
+/// its directory, `$4` the further agents, `$5` the directory with libvirt's files, or nothing,
+/// `$6` that with a fence agent, or nothing.
 const INIT: &str = r#"set -e
 mount --make-rprivate /
 mount -t proc proc /proc
+# Where Pacemaker panics it asks the kernel to reboot, which is the host's.
+if [ -e /proc/sysrq-trigger ]; then mount --bind /dev/null /proc/sysrq-trigger; fi
 hostname "$2"
 for c in cpu cpuacct cpuset blkio memory freezer devices pids; do
   if mountpoint -q /sys/fs/cgroup/$c; then
@@ -39,6 +43,7 @@ mkdir -p /var/lib/pacemaker/cib /var/lib/pacemaker/pengine /var/lib/pacemaker/co
 mkdir -p /var/log/pacemaker /var/log/cluster
 chown -R hacluster:haclient /var/lib/pacemaker /var/log/pacemaker /run/crm
 mount -t overlay -o "lowerdir=$4:/usr/lib/ocf/resource.d" overlay /usr/lib/ocf/resource.d
+if [ -n "$6" ]; then mount -t overlay -o "lowerdir=$6:/usr/sbin" overlay /usr/sbin; fi
 if [ -n "$5" ]; then
   # The hierarchy without controllers too: libvirt makes groups there.
   if mountpoint -q /sys/fs/cgroup/unified; then
@@ -80,11 +85,57 @@ done
 exec setpriv --pdeathsig KILL unshare --mount --net --uts --ipc --pid --cgroup --fork --kill-child=KILL sh -c "$@"
 "#;
 
+/// Directories with files for a node; those that do not apply are `None`.
+#[derive(Clone, Copy)]
+pub(super) struct Files<'a> {
+    pub(super) agents: &'a Path,
+    pub(super) libvirt: Option<&'a Path>,
+    pub(super) fence: Option<&'a Path>,
+}
+
 pub(super) struct Node {
     name: String,
     dir: PathBuf,
+    pid: u32,
+    outlet: Outlet,
+}
+
+/// Where the node's power comes from.
+#[derive(Clone)]
+pub(super) struct Outlet {
     group: String,
-    child: Child,
+    child: Arc<Mutex<Child>>,
+}
+
+impl Outlet {
+    /// Every process ends at once. Whether none is left.
+    pub(super) fn off(&self) -> bool {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        // With `unshare` its child goes, and with process 1 all others of its namespace.
+        let _ = child.kill();
+        let _ = child.wait();
+        let begin = Instant::now();
+        while self.processes() > 0 && begin.elapsed() < SETTLES {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.remove_groups_below();
+        self.processes() == 0
+    }
+
+    /// Its groups end with it, as with a power cut; those that it starts in remain.
+    fn remove_groups_below(&self) {
+        let own = CONTROLLERS.map(|controller| self.group(controller));
+        own.iter().for_each(|own| remove_all(groups_below(own).into_iter().filter(|g| g != own).collect()));
+    }
+
+    /// Processes in its groups, and in groups below.
+    fn processes(&self) -> usize {
+        processes_below(&self.group("cpu")).len()
+    }
+
+    fn group(&self, controller: &str) -> PathBuf {
+        Path::new("/sys/fs/cgroup").join(controller).join(&self.group)
+    }
 }
 
 impl Node {
@@ -94,7 +145,7 @@ impl Node {
         dir: &Path,
         cluster: &str,
         budget_us: u64,
-        (agents, libvirt): (&Path, Option<&Path>),
+        files: Files<'_>,
     ) -> Result<Self, ClusterError> {
         let group = format!("rtvirtio-{name}-{cluster}");
         make_groups(&group, budget_us)?;
@@ -108,20 +159,21 @@ impl Node {
         let err = out.try_clone().map_err(|e| ClusterError::io(&log, e))?;
         let child = Command::new("sh")
             .args(["-c", ENTER, "enter", &group, INIT, "init", &number.to_string(), name])
-            .args([&dir, agents])
-            .arg(libvirt.unwrap_or(Path::new("")))
+            .args([&dir, files.agents])
+            .args([files.libvirt, files.fence].map(|dir| dir.unwrap_or(Path::new(""))))
             .env("RTVIRTIO_RUN_DIR", &dir)
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
             .spawn()
             .map_err(|e| ClusterError::program("sh", e))?;
-        Ok(Self { name: name.to_owned(), dir, group, child })
+        let (pid, child) = (child.id(), Arc::new(Mutex::new(child)));
+        Ok(Self { name: name.to_owned(), dir, pid, outlet: Outlet { group, child } })
     }
 
     /// The host's id of the node's process 1.
     pub(super) fn init(&self) -> Result<u32, ClusterError> {
-        let pid = self.child.id();
+        let pid = self.pid;
         let begin = Instant::now();
         loop {
             // `unshare` forks it; before, the shell has others.
@@ -153,39 +205,20 @@ impl Node {
     }
 
     pub(super) fn runs(&self) -> bool {
-        Path::new(&format!("/proc/{}/task/{0}/children", self.child.id())).exists()
-            && fs::read_to_string(format!("/proc/{}/stat", self.child.id()))
-                .is_ok_and(|s| !s.contains(") Z "))
+        Path::new(&format!("/proc/{}/task/{0}/children", self.pid)).exists()
+            && fs::read_to_string(format!("/proc/{}/stat", self.pid)).is_ok_and(|s| !s.contains(") Z "))
     }
 
-    pub(super) fn kill(&mut self) {
-        // With `unshare` its child goes, and with process 1 all others of its namespace.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let begin = Instant::now();
-        while self.processes() > 0 && begin.elapsed() < SETTLES {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.remove_groups_below();
+    pub(super) fn kill(&self) {
+        self.outlet.off();
     }
 
-    /// Its groups end with it, as with a power cut; those that it starts in remain.
-    fn remove_groups_below(&self) {
-        let own = CONTROLLERS.map(|controller| self.group(controller));
-        own.iter().for_each(|own| remove_all(groups_below(own).into_iter().filter(|g| g != own).collect()));
-    }
-
-    /// Processes in its groups, and in groups below.
-    fn processes(&self) -> usize {
-        groups_below(&self.group("cpu"))
-            .iter()
-            .filter_map(|g| fs::read_to_string(g.join("cgroup.procs")).ok())
-            .map(|text| text.lines().count())
-            .sum()
+    pub(super) fn outlet(&self) -> Outlet {
+        self.outlet.clone()
     }
 
     pub(super) fn group(&self, controller: &str) -> PathBuf {
-        Path::new("/sys/fs/cgroup").join(controller).join(&self.group)
+        self.outlet.group(controller)
     }
 
     pub(super) fn remove_groups(&self) {
@@ -257,4 +290,11 @@ fn groups_below(group: &Path) -> Vec<PathBuf> {
         all.push(dir);
     }
     all
+}
+
+/// The host's ids of the processes in a group and in those below.
+pub(super) fn processes_below(group: &Path) -> Vec<u32> {
+    let texts =
+        groups_below(group).into_iter().filter_map(|g| fs::read_to_string(g.join("cgroup.procs")).ok());
+    texts.flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<_>>()).collect()
 }

@@ -43,12 +43,22 @@ pub struct BenchFleetClusterArgs {
     /// ocf:rtvirtio:VirtualDomain
     #[arg(long, value_enum, default_value_t = ClusterVmsName::Process)]
     pub vms: ClusterVmsName,
+    /// VMs as processes, in a cluster that switches a lost node off before its VMs start elsewhere
+    #[arg(long, conflicts_with = "vms")]
+    pub fencing: bool,
     /// `rtvirtio-pacemaker`, instead of the one next to this program
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
+}
+
+impl BenchFleetClusterArgs {
+    /// For the experiment.
+    pub fn cluster_vms(&self) -> ClusterVms {
+        if self.fencing { ClusterVms::Fenced } else { ClusterVms::from(self.vms) }
+    }
 }
 
 /// Value of `--vms`.

@@ -219,7 +219,8 @@ EXAMPLES
   rtvirtio-lab bench fleet --hosts 100,1000 --out /tmp/fleet
   rtvirtio-lab bench fleet --report-only --json | jq .claims
 
-No host is measured: hosts and contracts are simulated, the decisions and their time are real. Exit code 2 when a claim is not met.")]
+No host is measured: hosts and contracts are simulated, the decisions and their time are real. A result of `bench fleet-cluster` in the same
+directory (fleet-cluster.json) is reported with it. Exit code 2 when a claim is not met.")]
     Fleet(BenchFleetArgs),
     /// Contracts in a real Pacemaker cluster, three nodes in namespaces of this machine: a node
     /// dies, a link is cut, a move is refused, a node joins, a contract is raised
@@ -227,6 +228,7 @@ No host is measured: hosts and contracts are simulated, the decisions and their 
 EXAMPLES
   sudo rtvirtio-lab bench fleet-cluster
   sudo rtvirtio-lab bench fleet-cluster --vms domain        VMs as domains of a libvirt of each node
+  sudo rtvirtio-lab bench fleet-cluster --fencing           a lost node is switched off before its VMs start elsewhere
   sudo rtvirtio-lab bench fleet-cluster --repeat 1 --out /tmp/cluster --json | jq .claims
 
 Needs pacemaker, corosync and resource-agents (`scripts/deps.sh test`) and real-time groups of cgroup v1. About three minutes for a repetition. Exit code 2

@@ -1,0 +1,61 @@
+//! Whether a VM runs on two nodes at once.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rtvirtio_testbed::cluster::{ContractCluster, runs_in};
+
+/// Pause between two looks.
+const EVERY: Duration = Duration::from_millis(10);
+
+/// What was seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Looks at which any VM ran on two nodes.
+    pub(super) on_two_nodes: usize,
+    /// When the VM of the lost node first ran on another.
+    pub(super) elsewhere: Option<Instant>,
+}
+
+/// Looks again and again at the processes of all nodes.
+pub(super) struct Overlap {
+    end: Arc<AtomicBool>,
+    thread: JoinHandle<Seen>,
+}
+
+impl Overlap {
+    /// `lost` is the node that is about to be lost, with the first of these VMs.
+    pub(super) fn start(
+        site: &ContractCluster,
+        nodes: usize,
+        lost: usize,
+        vms: &'static [&'static str],
+    ) -> Self {
+        let groups: Vec<PathBuf> = (0..nodes).map(|n| site.cluster.group(n, "cpu")).collect();
+        let end = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&end);
+        let thread = std::thread::spawn(move || {
+            let mut seen = Seen::default();
+            while !ended.load(Ordering::Relaxed) {
+                for (i, vm) in vms.iter().enumerate() {
+                    let on: Vec<usize> = (0..nodes).filter(|n| runs_in(&groups[*n], vm)).collect();
+                    seen.on_two_nodes += usize::from(on.len() > 1);
+                    if i == 0 && on.iter().any(|n| *n != lost) {
+                        seen.elsewhere.get_or_insert_with(Instant::now);
+                    }
+                }
+                std::thread::sleep(EVERY);
+            }
+            seen
+        });
+        Self { end, thread }
+    }
+
+    pub(super) fn seen(self) -> Seen {
+        self.end.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
