@@ -65,8 +65,8 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Events as lines on standard error, as entries of systemd's journal where that is the journal, or as
-/// JSON on standard output.
+/// Events as lines on standard error, as entries of systemd's journal where that is the journal, or
+/// as JSON on standard output.
 struct Log {
     json: bool,
     quiet: bool,

@@ -1,6 +1,6 @@
 //! Contracts of libvirt's domains, by name, on a real libvirt: restarts of domains and of libvirt's
-//! daemon, hot-plugged threads, the room for budgets above their groups; contracts in their metadata,
-//! and how these stand, written next to them.
+//! daemon, hot-plugged threads, the room for budgets above their groups; contracts in their
+//! metadata, and how these stand, written next to them.
 
 mod common;
 

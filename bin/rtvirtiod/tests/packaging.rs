@@ -93,7 +93,7 @@ fn hooks_end_with_0_whatever_happens() {
         asked.read_to_string(&mut request).unwrap();
         assert!(request.contains(if event == "prepare" { "GET /v1/vms/plc " } else { "POST /v1/compare " }));
     }
-    // What it inherits, of which libvirt gives numbers of one digit, is not in the hands of what it runs.
+    // What it inherits, by numbers of one digit, is not in the hands of what it runs.
     let script = "exec 4>&1 9>&1; exec \"$@\"";
     let inherited = command(&rig, "libvirt/rtvirtio", &["plc", "reconnect", "begin", "-"]);
     let mut child = Command::new("sh")
