@@ -52,7 +52,7 @@ impl<'l> Domain<'l> {
 
     /// How its contract stands, in its live metadata.
     fn status(&self) -> Option<DomainStatus> {
-        DomainXml::parse(&self.libvirt.ok(&["dumpxml", &self.name])).unwrap().status
+        DomainXml::parse(&self.libvirt.ok(&["dumpxml", &self.name])).unwrap().status.map(|status| *status)
     }
 
     fn wait_status(&self, state: &str) -> DomainStatus {

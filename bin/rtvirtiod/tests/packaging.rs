@@ -163,6 +163,52 @@ fn a_start_is_refused_only_where_that_is_asked_for() {
     }
 }
 
+#[test]
+fn the_role_of_ansible_is_understood_and_says_what_it_would_do() {
+    let test = "the_role_of_ansible_is_understood_and_says_what_it_would_do";
+    if !has(test, &[Need::Root, Need::Program("ansible-playbook")]) {
+        return;
+    }
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let contract = file("plc-of-a-test.toml", "# what a contract says is the service's matter\n");
+    let inventory = file(
+        "hosts",
+        "[hypervisors]\nhere ansible_connection=local ansible_python_interpreter=/usr/bin/python3\n",
+    );
+    let variables = serde_json::json!({
+        "rtvirtio_contracts": [contract],
+        "rtvirtio_contracts_absent": ["none-of-a-test"],
+        "rtvirtio_config": "mode = \"observe\"\n",
+    });
+    let playbook = |option: &str| {
+        Command::new("ansible-playbook")
+            .args([option, "--inventory"])
+            .arg(&inventory)
+            .args(["--extra-vars", &variables.to_string()])
+            .arg(project().join("packaging/ansible/site.yml"))
+            .env("ANSIBLE_LOCAL_TEMP", dir.path())
+            .env("ANSIBLE_REMOTE_TEMP", dir.path())
+            .env("ANSIBLE_NOCOLOR", "1")
+            .env("LC_ALL", "C.UTF-8")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let out = playbook("--syntax-check");
+    assert!(out.status.success(), "{}", output_text(&out));
+    let out = playbook("--check");
+    let said = output_text(&out);
+    assert!(out.status.success() && said.contains("failed=0"), "{said}");
+    assert!(said.contains("changed: [here] => (item=") && said.contains("plc-of-a-test.toml"), "{said}");
+    assert!(said.contains("ok: [here] => (item=none-of-a-test)"), "{said}");
+    assert!(!Path::new("/etc/rtvirtio/contracts.d/plc-of-a-test.toml").exists());
+}
+
 /// Lines of a script that runs in a chroot which looks like this machine, and whose changes are in
 /// memory only.
 const IN_CHROOT: &str = r#"

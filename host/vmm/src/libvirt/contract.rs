@@ -100,7 +100,8 @@ pub fn metadata(daemon: &dyn Daemon) -> Result<DomainsMetadata, VmmError> {
                 Ok(xml) => match DomainXml::parse(&xml) {
                     Ok(domain) => {
                         let (uuid, name) = (uuid.clone(), name.clone());
-                        let seen = domain.id.map(|_| DomainSeen { uuid, name, status: domain.status });
+                        let status = domain.status.map(|status| *status);
+                        let seen = domain.id.map(|_| DomainSeen { uuid, name, status });
                         out.running.extend(seen);
                         domain.contract
                     }

@@ -36,7 +36,7 @@ pub struct DomainXml {
     /// The text of its contract, or what is wrong with it; `None` without one.
     pub contract: Option<Result<String, String>>,
     /// How its contract stands, as was written last; `None` where nothing is written.
-    pub status: Option<DomainStatus>,
+    pub status: Option<Box<DomainStatus>>,
 }
 
 /// The guest agent of a domain.
@@ -129,7 +129,7 @@ impl DomainXml {
         };
         let name = text(root, "name").ok_or("a domain without a name")?;
         let uuid = text(root, "uuid").ok_or("a domain without a UUID")?;
-        let (contract, status) = (contract::of_domain(root), status::of_domain(root));
+        let (contract, status) = (contract::of_domain(root), status::of_domain(root).map(Box::new));
         let mut found = Self { id, name, uuid, contract, status, ..Self::default() };
         let devices = root.children().filter(|n| n.has_tag_name("devices"));
         for device in devices.flat_map(|d| d.children()) {

@@ -96,7 +96,7 @@ mod tests {
         let xml = format!(
             "<domain id='3'><name>plc</name><uuid>aa-01</uuid><metadata>{metadata}</metadata></domain>"
         );
-        DomainXml::parse(&xml).unwrap().status
+        DomainXml::parse(&xml).unwrap().status.map(|status| *status)
     }
 
     #[test]
