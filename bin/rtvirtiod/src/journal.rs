@@ -13,8 +13,8 @@ use rtvirtio_daemon::{Event, EventKind};
 /// Where journald listens.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Whether an output is a stream of the journal: `named` is `JOURNAL_STREAM`, the device and inode of
-/// the stream that systemd has made (systemd.exec(5)).
+/// Whether an output is a stream of the journal: `named` is `JOURNAL_STREAM`, the device and inode
+/// of the stream that systemd has made (systemd.exec(5)).
 pub fn is_stream(named: Option<&str>, output: impl AsFd) -> bool {
     let of = |fd: std::os::fd::OwnedFd| File::from(fd).metadata();
     let Ok(data) = output.as_fd().try_clone_to_owned().and_then(of) else { return false };
