@@ -37,6 +37,9 @@ if [ "${1:-}" = test ]; then
     need ip iproute2
     need systemd-nspawn systemd-container
     need nsenter util-linux
+    need curl curl
+    need ansible-playbook ansible-core
+    [ -e /usr/lib/*/faketime/libfaketimeMT.so.1 ] || missing="$missing libfaketime"
 fi
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 

@@ -1,8 +1,9 @@
 //! The service: arguments, its log, systemd.
 
 mod args;
+mod journal;
 
-use std::io::Write as _;
+use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,6 +18,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use args::Cli;
+use journal::Journal;
 
 fn main() -> ExitCode {
     let cli: Cli = match rtvirtio_arguments::parse(Section::Admin) {
@@ -46,7 +48,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("signals")?;
     }
     let mut service = Service::start(options)?;
-    let log = Log { json: cli.global.json, quiet: cli.global.quiet };
+    let log = Log::new(cli.global.json, cli.global.quiet);
     let mut ready = false;
     service.run(&stop, &mut |told| match told {
         Told::Event(event) => log.line(event),
@@ -63,14 +65,24 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Events as lines: on standard error with the priority that systemd's journal reads, or as JSON on
-/// standard output.
+/// Events as lines on standard error, as entries of systemd's journal where that is the journal, or
+/// as JSON on standard output.
 struct Log {
     json: bool,
     quiet: bool,
+    /// Whether standard error is the journal, which takes a priority before a line.
+    is_journal: bool,
+    journal: Option<Journal>,
 }
 
 impl Log {
+    fn new(json: bool, quiet: bool) -> Self {
+        let is_journal = journal::is_stream(std::env::var("JOURNAL_STREAM").ok().as_deref(), stderr());
+        // Without its socket it has lines.
+        let journal = is_journal.then(Journal::new).and_then(Result::ok);
+        Self { json, quiet, is_journal, journal }
+    }
+
     fn line(&self, event: &Event) {
         if self.json {
             // A closed output must not stop the service.
@@ -86,19 +98,22 @@ impl Log {
         if self.quiet && priority > 4 {
             return;
         }
-        let prefix = if std::env::var_os("JOURNAL_STREAM").is_some() {
-            format!("<{priority}>")
-        } else {
-            String::new()
-        };
         let vm = event.vm.as_ref().map_or_else(String::new, |vm| format!("{vm}: "));
         let text = rtvirtio_report::terminal(&event.text, false);
-        let mut out = std::io::stderr().lock();
-        let _ = writeln!(out, "{prefix}{vm}{text}");
+        self.write(event, priority, &format!("{vm}{text}"), None);
         for change in &event.changes {
             let old = change.old.as_deref().unwrap_or("(absent)");
             let line = format!("{}: {old} -> {} ({})", change.knob, change.new, change.path);
-            let _ = writeln!(out, "{prefix}  {}", rtvirtio_report::terminal(&line, false));
+            let line = format!("  {}", rtvirtio_report::terminal(&line, false));
+            self.write(event, priority, &line, Some(&change.knob));
         }
+    }
+
+    fn write(&self, event: &Event, priority: u8, line: &str, setting: Option<&str>) {
+        if self.journal.as_ref().is_some_and(|j| j.send(event, priority, line, setting).is_ok()) {
+            return;
+        }
+        let prefix = if self.is_journal { format!("<{priority}>") } else { String::new() };
+        let _ = writeln!(stderr().lock(), "{prefix}{line}");
     }
 }

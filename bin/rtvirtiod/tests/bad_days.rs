@@ -1,8 +1,9 @@
 //! Days that go wrong: VMs that die while they are taken in, a full disk for journals, many VMs at
-//! once.
+//! once, a wall clock that jumps.
 
 mod common;
 
+use std::cmp::Ordering::{Greater, Less};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use common::{Plc, Rig, can_run};
 use rtvirtio_testkit::site::{Random, number, wait_for};
+use rtvirtio_testkit::skip;
 use serde_json::Value;
 
 #[test]
@@ -97,7 +99,7 @@ fn many_vms_that_start_at_once_get_their_contracts() {
     if !can_run("many_vms_that_start_at_once_get_their_contracts") {
         return;
     }
-    let n = number("RTVIRTIO_VMS", 16);
+    let n = number("RTVIRTIO_VMS", 64);
     let mut rig = Rig::new();
     rig.start(&[]);
     let vms: Vec<Plc> = (0..n).map(|i| Plc::start(&rig, &format!("m{i}"))).collect();
@@ -119,4 +121,65 @@ fn many_vms_that_start_at_once_get_their_contracts() {
     });
     fs::remove_file(rig.contracts().join("all.toml")).unwrap();
     wait_for("their end", || vms.iter().all(|vm| !vm.group().exists()));
+}
+
+/// The library that shows a program another wall clock: Debian's package `libfaketime`.
+fn faketime() -> Option<PathBuf> {
+    let dirs = fs::read_dir("/usr/lib").ok()?.flatten();
+    dirs.map(|dir| dir.path().join("faketime/libfaketimeMT.so.1")).find(|path| path.exists())
+}
+
+#[test]
+fn a_wall_clock_that_jumps_changes_nothing() {
+    let test = "a_wall_clock_that_jumps_changes_nothing";
+    if !can_run(test) {
+        return;
+    }
+    let Some(library) = faketime() else { return skip(test, "libfaketime is not installed") };
+    let mut rig = Rig::new();
+    let mut plc = Plc::start(&rig, "plc");
+    let clock = rig.site.dir.path().join("clock");
+    fs::write(&clock, "+0\n").unwrap();
+    fs::write(rig.config(), "compare = \"500ms\"\n").unwrap();
+    plc.contract(&rig, "4ms", "");
+    let mut command = rig.command(&[]);
+    command
+        .env("LD_PRELOAD", library)
+        .env("FAKETIME_TIMESTAMP_FILE", &clock)
+        .env("FAKETIME_NO_CACHE", "1")
+        // Only the wall clock jumps, as on a host whose clock is set.
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        .env("NO_FAKE_STAT", "1");
+    rig.run(command);
+    rig.wait_state(&plc.name, "in_force");
+    let of_plc = |kinds: &[&str]| {
+        let is_one = |e: &Value| e["vm"] == plc.name.as_str() && kinds.iter().any(|kind| e["kind"] == *kind);
+        rig.events().into_iter().filter(is_one).count()
+    };
+    let before = of_plc(&["changed", "failed", "gone", "appeared"]);
+    let broken = rig.contracts().join("broken.toml");
+    // In UTC, so that text is ordered as time is.
+    let last = || rig.events().last().unwrap()["time"].as_str().unwrap().to_owned();
+    let mut time = last();
+    for (jump, expected) in [("-1h", Less), ("+0", Greater), ("+1h", Greater), ("+0", Less)] {
+        fs::write(&clock, format!("{jump}\n")).unwrap();
+        let seen = rig.events().len();
+        // An event shows which time it is there, and that the service still looks.
+        fs::write(&broken, format!("[[vm]\n# {jump} {seen}\n")).unwrap();
+        wait_for("the fault", || rig.status()["faults"].as_array().is_some_and(|all| all.len() == 1));
+        fs::remove_file(&broken).unwrap();
+        wait_for("no fault", || rig.status()["faults"].as_array().is_some_and(Vec::is_empty));
+        let (before, now) = (std::mem::replace(&mut time, last()), last());
+        assert_eq!(now.cmp(&before), expected, "{before} {jump}: {now}");
+        assert_eq!(
+            (rig.vm(&plc.name)["state"].as_str(), plc.budget().as_deref()),
+            (Some("in_force"), Some("4000"))
+        );
+    }
+    assert_eq!(of_plc(&["changed", "failed", "gone", "appeared"]), before, "{:#?}", rig.events());
+    // Another hand is still noticed, by comparisons that are due by a clock that does not jump.
+    fs::write(plc.group().join("cpu.rt_runtime_us"), "3000").unwrap();
+    wait_for("the budget again", || plc.budget().as_deref() == Some("4000"));
+    plc.machine = None;
+    rig.wait_state(&plc.name, "off");
 }

@@ -7,6 +7,7 @@ use std::fs;
 
 use common::{Plc, Rig, can_run};
 use rtvirtio_testkit::site::wait_for;
+use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
 
 fn fifo(n: usize) -> Vec<(String, u64)> {
@@ -186,4 +187,37 @@ fn asked_first_and_observing_sets_nothing() {
         "{}",
         common::output_text(&second)
     );
+}
+
+#[test]
+fn specs_of_the_command_line_and_of_the_configuration_are_contracts_too() {
+    if !has("specs_of_the_command_line_and_of_the_configuration_are_contracts_too", &[Need::Root]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let write = |file: &str, vm: &str| {
+        let path = rig.site.dir.path().join(file);
+        let text = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"/nowhere/{vm}.qmp\"\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        );
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (listed, given) = (write("listed.toml", "listed"), write("given.toml", "given"));
+    write("contracts.d/own.toml", "own");
+    fs::write(rig.config(), format!("specs = [\"{listed}\"]\n")).unwrap();
+    rig.start(&["--spec", &given]);
+    for (vm, file) in [("listed", listed.as_str()), ("given", given.as_str()), ("own", "own.toml")] {
+        rig.wait_state(vm, "off");
+        assert!(rig.vm(vm)["file"].as_str().unwrap().ends_with(file), "{:#}", rig.vm(vm));
+    }
+    // What changes in them is taken up as that of the directory.
+    let path = rig.site.dir.path().join("listed.toml");
+    fs::write(&path, fs::read_to_string(&path).unwrap().replace("listed", "other")).unwrap();
+    rig.wait_state("other", "off");
+    assert!(rig.vm("listed").is_null());
+    fs::remove_file(&path).unwrap();
+    wait_for("the fault", || rig.status()["faults"].as_array().is_some_and(|all| all.len() == 1));
+    assert_eq!(rig.vm("given")["state"], "off");
 }

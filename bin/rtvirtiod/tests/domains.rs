@@ -1,5 +1,6 @@
 //! Contracts of libvirt's domains, by name, on a real libvirt: restarts of domains and of libvirt's
-//! daemon, hot-plugged threads, the room for budgets above their groups.
+//! daemon, hot-plugged threads, the room for budgets above their groups; contracts in their
+//! metadata, and how these stand, written next to them.
 
 mod common;
 
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 use common::Rig;
 use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{Libvirt, Need, has};
+use rtvirtio_vmm::libvirt::{CONTRACT_NAMESPACE, DomainStatus, DomainXml};
 use serde_json::Value;
 
 const CPU: &str = "/sys/fs/cgroup/cpu";
@@ -32,15 +34,30 @@ impl<'l> Domain<'l> {
     }
 
     fn contract(&self, rig: &Rig) {
+        let spec = self.spec(rig, "2ms");
+        rig.contract(&["set", &self.name, spec.to_str().unwrap()]);
+    }
+
+    fn spec(&self, rig: &Rig, budget: &str) -> PathBuf {
         let spec = rig.site.dir.path().join(format!("{}.spec.toml", self.name));
         let text = format!(
             "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{0}\"\ndomain = \"{0}\"\nuri = \"{1}\"\n\
-             cpu = {{ budget = \"2ms\", period = \"20ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+             cpu = {{ budget = \"{budget}\", period = \"20ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
             self.name,
             self.libvirt.uri()
         );
         fs::write(&spec, text).unwrap();
-        rig.contract(&["set", &self.name, spec.to_str().unwrap()]);
+        spec
+    }
+
+    /// How its contract stands, in its live metadata.
+    fn status(&self) -> Option<DomainStatus> {
+        DomainXml::parse(&self.libvirt.ok(&["dumpxml", &self.name])).unwrap().status.map(|status| *status)
+    }
+
+    fn wait_status(&self, state: &str) -> DomainStatus {
+        wait_for(&format!("the status {state}"), || self.status().is_some_and(|s| s.state == state));
+        self.status().unwrap()
     }
 
     /// Its cgroups of the CPU controller, of every start that is still there.
@@ -85,7 +102,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
     }
     let mut rig = Rig::new();
     let mut libvirt = Libvirt::start(rig.site.dir.path());
-    {
+    let hist = {
         fs::write(rig.config(), format!("libvirt = \"{}\"\n", libvirt.uri())).unwrap();
         let plc = Domain::start(&rig, &libvirt, "plc");
         let before = room(&plc);
@@ -94,6 +111,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
         rig.wait_state(&plc.name, "in_force");
         assert!(plc.is_fifo(&rig, "CPU 0"), "{:?}", plc.policies(&rig));
         assert_eq!(plc.budget().as_deref(), Some("2000"));
+        assert_eq!(plc.wait_status("in_force").why, "");
         let of_one = room(&plc);
         assert!(of_one > before);
 
@@ -116,20 +134,48 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
         wait_for("the contract of the new start", || plc.budget().as_deref() == Some("2000"));
         rig.wait_state(&plc.name, "in_force");
         assert!(plc.is_fifo(&rig, "CPU 0"));
-    }
+        hist.name
+    };
     // libvirt's daemon restarts: nothing changes, and the domain is found all the same.
     libvirt.restart();
     let name = rig.status()["vms"][0]["name"].as_str().unwrap().to_owned();
     rig.wait_state(&name, "in_force");
     let plc = Domain { libvirt: &libvirt, name };
     assert!(plc.is_fifo(&rig, "CPU 0"));
-    // Its metadata carries a contract too: the file counts, until it is removed.
-    let spec = rig.site.dir.path().join(format!("{}.spec.toml", plc.name));
-    rig.contract(&["set", &plc.name, spec.to_str().unwrap(), "--libvirt"]);
+    let status = plc.wait_status("in_force");
+    // Its metadata carries a contract too: the file counts, until it is removed. That of another
+    // domain is malformed, and concerns no other.
+    let in_metadata = |domain: &Domain<'_>, budget: &str| {
+        let spec = domain.spec(&rig, budget);
+        rig.contract(&["set", &domain.name, spec.to_str().unwrap(), "--libvirt"]);
+    };
+    in_metadata(&plc, "2ms");
+    let torn = Domain::start(&rig, &libvirt, "torn");
+    let set = ["metadata", &torn.name, "--uri", CONTRACT_NAMESPACE, "--key", "rtvirtio", "--set"];
+    libvirt.ok(&[&set[..], &["<contract>[[vm]</contract>", "--live"]].concat());
+    let hist = Domain { libvirt: &libvirt, name: hist };
+    in_metadata(&hist, "19ms");
     rig.kill();
     rig.start(&[]);
     wait_for("both contracts", || rig.vm(&plc.name)["overrides"].is_string());
     rig.wait_state(&plc.name, "in_force");
+    let is_torn = |fault: &Value| fault["file"].as_str().is_some_and(|file| file.contains(&torn.name));
+    let faults = rig.status()["faults"].clone();
+    assert!(faults.as_array().is_some_and(|all| all.len() == 1 && all.iter().all(is_torn)), "{faults}");
+    // One whose contract cannot be met starts, and is refused with the reason.
+    libvirt.ok(&["start", &hist.name]);
+    rig.wait_state(&hist.name, "refused");
+    let refused = hist.wait_status("refused");
+    assert_eq!(Some(refused.why.as_str()), rig.vm(&hist.name)["why"].as_str());
+    assert!(refused.why.contains("too much"), "{refused:?}");
+    assert_eq!(hist.budget().as_deref(), Some("0"));
+    assert!(torn.wait_status("malformed").why.contains("TOML"), "{:?}", torn.status());
+    // What says the same was not written anew by another process of the service.
+    assert_eq!((plc.budget().as_deref(), plc.status()), (Some("2000"), Some(status)));
+    for domain in [&hist, &torn] {
+        libvirt.ok(&["destroy", &domain.name]);
+        libvirt.ok(&["undefine", &domain.name]);
+    }
     rig.contract(&["remove", &plc.name]);
     let is_from = |vm: &Value| vm["file"].as_str().is_some_and(|from| from.starts_with("the metadata of"));
     wait_for("the contract of the metadata", || is_from(&rig.vm(&plc.name)));
@@ -140,6 +186,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
     rig.start(&[]);
     wait_for("the end of the contract", || plc.budget().as_deref() == Some("0"));
     wait_for("the old policy", || !plc.is_fifo(&rig, "CPU 0"));
+    wait_for("the end of its status", || plc.status().is_none());
     wait_for("no room", || room(&plc) == 0);
     let failed: Vec<Value> = rig.events().into_iter().filter(|e| e["kind"] == "failed").collect();
     assert!(failed.is_empty(), "{failed:#?}");

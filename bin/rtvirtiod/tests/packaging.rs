@@ -3,11 +3,14 @@
 mod common;
 
 use std::fs;
+use std::io::Read as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Rig, output_text};
 use rtvirtio_testkit::site::{program, project};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{HANG, Need, has};
 
 #[test]
 fn the_units_are_understood_and_little_exposed() {
@@ -34,6 +37,19 @@ fn the_units_are_understood_and_little_exposed() {
     }
 }
 
+/// A hook that is killed where it does not end by itself.
+fn command(rig: &Rig, file: &str, args: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command
+        .args([HANG.as_secs().to_string().as_str(), "sh"])
+        .arg(project().join("packaging").join(file))
+        .args(args)
+        .env("RTVIRTIO_RUN_DIR", rig.site.run_dir())
+        .env("RTVIRTIO_VETO", rig.site.dir.path().join("veto"))
+        .stdin(Stdio::null());
+    command
+}
+
 #[test]
 fn hooks_end_with_0_whatever_happens() {
     if !has("hooks_end_with_0_whatever_happens", &[Need::Root]) {
@@ -41,13 +57,7 @@ fn hooks_end_with_0_whatever_happens() {
     }
     let mut rig = Rig::new();
     let hook = |rig: &Rig, file: &str, args: &[&str]| {
-        let out = Command::new("sh")
-            .arg(project().join("packaging").join(file))
-            .args(args)
-            .env("RTVIRTIO_RUN_DIR", rig.site.run_dir())
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
+        let out = command(rig, file, args).output().unwrap();
         assert!(
             out.status.success() && output_text(&out).is_empty(),
             "{file} {args:?}: {}",
@@ -71,6 +81,132 @@ fn hooks_end_with_0_whatever_happens() {
     rig.kill();
     assert!(rig.socket().exists());
     all(&rig);
+    // One that takes a request and never answers, also where starts may be refused.
+    fs::write(rig.site.dir.path().join("veto"), "").unwrap();
+    fs::remove_file(rig.socket()).unwrap();
+    let hangs = UnixListener::bind(rig.socket()).unwrap();
+    for event in ["prepare", "reconnect"] {
+        hook(&rig, "libvirt/rtvirtio", &["plc", event, "begin", "-"]);
+        let (mut asked, _) = hangs.accept().unwrap();
+        let mut request = String::new();
+        // It has given up: its end is closed.
+        asked.read_to_string(&mut request).unwrap();
+        assert!(request.contains(if event == "prepare" { "GET /v1/vms/plc " } else { "POST /v1/compare " }));
+    }
+    // What it inherits, by numbers of one digit, is not in the hands of what it runs.
+    let script = "exec 4>&1 9>&1; exec \"$@\"";
+    let inherited = command(&rig, "libvirt/rtvirtio", &["plc", "reconnect", "begin", "-"]);
+    let mut child = Command::new("sh")
+        .args(["-c", script, "sh"])
+        .arg(inherited.get_program())
+        .args(inherited.get_args())
+        .env("RTVIRTIO_RUN_DIR", rig.site.run_dir())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (asked, _) = hangs.accept().unwrap();
+    let pid = peer(&asked);
+    let open: Vec<u32> = fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .filter_map(|fd| fd.unwrap().file_name().to_string_lossy().parse().ok())
+        .filter(|fd| {
+            *fd < 10
+                && fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|to| to == Path::new("/dev/null"))
+        })
+        .collect();
+    drop(asked);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(open, [0, 1, 2]);
+}
+
+/// The process at the other end.
+fn peer(stream: &UnixStream) -> u32 {
+    let of = rustix::net::sockopt::socket_peercred(stream).unwrap();
+    of.pid.as_raw_nonzero().get().try_into().unwrap()
+}
+
+#[test]
+fn a_start_is_refused_only_where_that_is_asked_for() {
+    if !has("a_start_is_refused_only_where_that_is_asked_for", &[Need::Root, Need::RT_GROUPS]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    // Neither runs, and they do not fit next to each other.
+    for (name, criticality) in [("plc", "high"), ("hist", "low")] {
+        let text = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\nqmp = \"/nowhere/{name}.qmp\"\n\
+             criticality = \"{criticality}\"\ncpu = {{ budget = \"12ms\", period = \"20ms\" }}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        );
+        fs::write(rig.contracts().join(format!("{name}.toml")), text).unwrap();
+    }
+    rig.start(&[]);
+    rig.wait_state("hist", "refused");
+    let prepare =
+        |vm: &str| command(&rig, "libvirt/rtvirtio", &[vm, "prepare", "begin", "-"]).output().unwrap();
+    assert!(prepare("hist").status.success());
+    fs::write(rig.site.dir.path().join("veto"), "").unwrap();
+    for vm in ["plc", "other", "a b", "", "../status"] {
+        assert!(prepare(vm).status.success(), "{vm}: {}", output_text(&prepare(vm)));
+    }
+    let out = prepare("hist");
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        output_text(&out).contains("the contract of hist is refused: ")
+            && output_text(&out).contains("too much")
+    );
+    // The others are never refused.
+    for event in ["start", "started", "reconnect", "release", "stopped"] {
+        let out = command(&rig, "libvirt/rtvirtio", &["hist", event, "begin", "-"]).output().unwrap();
+        assert!(out.status.success(), "{event}: {}", output_text(&out));
+    }
+}
+
+#[test]
+fn the_role_of_ansible_is_understood_and_says_what_it_would_do() {
+    let test = "the_role_of_ansible_is_understood_and_says_what_it_would_do";
+    if !has(test, &[Need::Root, Need::Program("ansible-playbook")]) {
+        return;
+    }
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let contract = file("plc-of-a-test.toml", "# what a contract says is the service's matter\n");
+    let inventory = file(
+        "hosts",
+        "[hypervisors]\nhere ansible_connection=local ansible_python_interpreter=/usr/bin/python3\n",
+    );
+    let variables = serde_json::json!({
+        "rtvirtio_contracts": [contract],
+        "rtvirtio_contracts_absent": ["none-of-a-test"],
+        "rtvirtio_config": "mode = \"observe\"\n",
+    });
+    let playbook = |option: &str| {
+        Command::new("ansible-playbook")
+            .args([option, "--inventory"])
+            .arg(&inventory)
+            .args(["--extra-vars", &variables.to_string()])
+            .arg(project().join("packaging/ansible/site.yml"))
+            .env("ANSIBLE_LOCAL_TEMP", dir.path())
+            .env("ANSIBLE_REMOTE_TEMP", dir.path())
+            .env("ANSIBLE_NOCOLOR", "1")
+            .env("LC_ALL", "C.UTF-8")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let out = playbook("--syntax-check");
+    assert!(out.status.success(), "{}", output_text(&out));
+    let out = playbook("--check");
+    let said = output_text(&out);
+    assert!(out.status.success() && said.contains("failed=0"), "{said}");
+    assert!(said.contains("changed: [here] => (item=") && said.contains("plc-of-a-test.toml"), "{said}");
+    assert!(said.contains("ok: [here] => (item=none-of-a-test)"), "{said}");
+    assert!(!Path::new("/etc/rtvirtio/contracts.d/plc-of-a-test.toml").exists());
 }
 
 /// Lines of a script that runs in a chroot which looks like this machine, and whose changes are in

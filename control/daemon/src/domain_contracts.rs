@@ -27,6 +27,11 @@ impl DomainContracts {
         Self { uri: uri.to_owned(), found: None, last_right: BTreeMap::new() }
     }
 
+    /// The last answer.
+    pub fn found(&self) -> Option<&Vec<DomainContract>> {
+        self.found.as_ref()
+    }
+
     /// Takes an answer of the daemon; whether it is another one.
     pub fn take(&mut self, found: Vec<DomainContract>) -> bool {
         let is_new = self.found.as_ref() != Some(&found);

@@ -15,6 +15,7 @@ pub mod contract_files;
 mod daemon;
 mod desired;
 mod domain_contracts;
+mod domain_status;
 mod error;
 mod events;
 mod history;

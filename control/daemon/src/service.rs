@@ -13,7 +13,7 @@ use rtvirtio_workflow::{Dirs, write_state};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::api::{self, Listeners};
-use crate::config::{Config, Mode};
+use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
 use crate::events;
@@ -21,8 +21,11 @@ use crate::history::{Event, EventKind, History};
 use crate::linux::{LinuxHost, Places, RunningVm};
 use crate::memory::Memory;
 use crate::observe::{Observation, Sampler};
-use crate::placement::{Placement, Source};
+use crate::placement::Placement;
 use crate::snapshot::Snapshot;
+use looked::Looked;
+
+mod looked;
 
 /// Events that a client may be behind before it loses some.
 const BEHIND: usize = 256;
@@ -366,6 +369,7 @@ impl Service {
     fn publish(&mut self) {
         let mut snapshot = self.daemon.snapshot();
         snapshot.problems.extend(self.daemon.host().problems().iter().cloned());
+        self.daemon.show_in_domains(&snapshot);
         match &self.placement {
             Some(Ok(placement)) => snapshot.placement = Some(placement.snapshot()),
             Some(Err(why)) => snapshot.problems.push(format!("nothing is published in Placement: {why}")),
@@ -393,32 +397,6 @@ impl Service {
         tell(Told::Event(&event));
         // Without a reader there is none to tell.
         let _ = self.shared.events.send(event);
-    }
-}
-
-/// What the publisher sees of the service.
-struct Looked(Arc<Shared>);
-
-impl Source for Looked {
-    fn snapshot(&self) -> Arc<Snapshot> {
-        self.0.snapshot()
-    }
-
-    fn running(&self) -> Vec<Arc<RunningVm>> {
-        lock(&self.0.running).clone()
-    }
-
-    fn only_observes(&self) -> bool {
-        self.0.config().mode == Mode::Observe
-    }
-
-    fn has_looked(&self) -> bool {
-        self.0.counters.passes.load(Ordering::Relaxed) > 0
-    }
-
-    fn wake(&self) {
-        // The loop may have ended: then nothing waits for it.
-        let _ = self.0.send(Command::Wake);
     }
 }
 

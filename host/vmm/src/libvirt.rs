@@ -19,14 +19,16 @@ mod contract;
 mod domain;
 mod guest_disk;
 mod link;
+mod status;
 #[cfg(test)]
 mod tests;
 
-pub use contract::{CONTRACT_NAMESPACE, DomainContract, contracts, set_contract};
+pub use contract::{CONTRACT_NAMESPACE, DomainContract, DomainsMetadata, metadata, set_contract};
 pub use domain::{AgentState, Disk, DomainXml, GuestAddress};
 pub(crate) use guest_disk::GuestDisk;
 pub use guest_disk::guest_device;
 pub(crate) use link::DomainLink;
+pub use status::{DomainSeen, DomainStatus, STATUS_NAMESPACE, set_status};
 
 /// Largest answer to a look-up, in bytes. The XML of a domain with 100 disks has about 100 KB.
 const LOOK_UP_LIMIT: usize = 4 << 20;

@@ -74,12 +74,18 @@ impl Rig {
 
     /// Starts it, and waits until it answers.
     pub fn start(&mut self, options: &[&str]) {
+        let command = self.command(options);
+        self.run(command);
+    }
+
+    /// Runs the service as this command, and waits until it answers.
+    pub fn run(&mut self, mut command: Command) {
         let log = fs::File::options()
             .append(true)
             .create(true)
             .open(self.site.dir.path().join("rtvirtiod.log"))
             .unwrap();
-        let child = self.command(options).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let child = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         self.service = Some(Service(child));
         wait_for("the service", || std::os::unix::net::UnixStream::connect(self.socket()).is_ok());
     }

@@ -23,6 +23,9 @@ for program in rtvirtio rtvirtiod; do
 done
 mkdir -p "$root/check"
 mount --bind "$files" "$root/check"
+# Budgets of CPU contracts, where they are of a hierarchy of their own: containers see it read-only.
+cpu=
+[ ! -e /sys/fs/cgroup/cpu/cgroup.procs ] || cpu=--bind=/sys/fs/cgroup/cpu:/cgroup-cpu
 # No link to the host's bus or logs.
-SYSTEMD_NSPAWN_LOCK=0 exec systemd-nspawn --quiet --register=no --keep-unit --private-network --link-journal=no \
+SYSTEMD_NSPAWN_LOCK=0 exec systemd-nspawn --quiet --register=no --keep-unit --private-network --link-journal=no $cpu \
     --directory="$root" --boot --console=pipe systemd.unit=check.service systemd.show_status=no

@@ -1,20 +1,28 @@
 //! Contracts of files and of libvirt. libvirt is asked in a thread of its own: a daemon that does
-//! not answer holds nothing up, and what it said last counts.
+//! not answer holds nothing up, and what it said last counts. The same thread writes how contracts
+//! stand into the live metadata of domains, where that is not what stands there.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rtvirtio_vmm::VmmError;
-use rtvirtio_vmm::libvirt::{DomainContract, Virsh, contracts};
+use rtvirtio_vmm::libvirt::{DomainContract, Virsh, metadata, set_status};
 
-use super::{Places, Waker};
+use super::{LinuxHost, Places, Waker};
 use crate::config::Config;
+use crate::daemon::Daemon;
 use crate::desired::{ContractFiles, Desired};
 use crate::domain_contracts::DomainContracts;
+use crate::domain_status::{self, Statuses};
+use crate::history;
+use crate::snapshot::Snapshot;
 
 /// Between two questions, each of which starts programs.
 const EVERY: Duration = Duration::from_secs(15);
+/// Between two questions of which one is there to write how contracts stand: a state that changes
+/// again and again costs one write of its domain in so long.
+const STATUS_EVERY: Duration = Duration::from_secs(2);
 
 /// Wherever contracts are.
 pub(super) struct ContractSources {
@@ -64,7 +72,25 @@ impl ContractSources {
     }
 }
 
-type Answer = Result<Vec<DomainContract>, VmmError>;
+impl Daemon<LinuxHost> {
+    /// Has domains say how their contracts stand, where libvirt is asked for contracts.
+    pub(crate) fn show_in_domains(&mut self, snapshot: &Snapshot) {
+        let now = history::now();
+        let of = |uri: &str| domain_status::of(self.desired(), snapshot, uri, &now);
+        let wanted = self.host_ref().contracts.domains.as_ref().and_then(|domains| of(&domains.uri));
+        if let (Some(domains), Some(wanted)) = (&mut self.host().contracts.domains, wanted) {
+            let before = domains.wanted.take().unwrap_or_default();
+            domains.wanted = Some(domain_status::since(wanted, &before));
+        }
+    }
+}
+
+/// What a question brings.
+struct Answer {
+    contracts: Result<Vec<DomainContract>, VmmError>,
+    /// Why not every status could be written.
+    unwritten: Option<VmmError>,
+}
 
 struct Domains {
     uri: String,
@@ -74,15 +100,22 @@ struct Domains {
     answers: Receiver<Answer>,
     is_asked: bool,
     next: Option<Instant>,
+    /// When the last question began.
+    asked: Option<Instant>,
     /// Why the last question was not answered.
     problem: Option<String>,
+    /// How contracts stand; `None` while that is not known.
+    wanted: Option<Statuses>,
+    /// The same as the last question had it.
+    written: Option<Statuses>,
 }
 
 impl Domains {
     fn new(uri: &str, waker: Waker) -> Self {
         let (sender, answers) = channel();
         let (uri, contracts) = (uri.to_owned(), DomainContracts::new(uri));
-        Self { uri, waker, contracts, sender, answers, is_asked: false, next: None, problem: None }
+        let (is_asked, next, asked, problem, wanted, written) = (false, None, None, None, None, None);
+        Self { uri, waker, contracts, sender, answers, is_asked, next, asked, problem, wanted, written }
     }
 
     /// Takes an answer and asks again where that is due; whether contracts have changed.
@@ -90,27 +123,60 @@ impl Domains {
         let mut is_new = false;
         while let Ok(answer) = self.answers.try_recv() {
             self.is_asked = false;
-            match answer {
-                Ok(found) => {
-                    self.problem = None;
-                    is_new |= self.contracts.take(found);
-                }
+            let unwritten = answer.unwritten;
+            self.problem = unwritten.map(|e| format!("how contracts stand is not in every domain: {e}"));
+            match answer.contracts {
+                Ok(found) => is_new |= self.contracts.take(found),
                 Err(e) => {
                     self.problem =
                         Some(format!("contracts in the metadata of libvirt's domains are as last seen: {e}"));
                 }
             }
         }
-        if !self.is_asked && self.next.is_none_or(|at| now >= at) {
-            self.next = Some(now + EVERY);
+        // A status that could not be written is tried again with the next question that is due.
+        let may_write = self.asked.is_none_or(|at| now.duration_since(at) >= STATUS_EVERY);
+        let has_news = may_write && self.wanted != self.written;
+        if !self.is_asked && (has_news || self.next.is_none_or(|at| now >= at)) {
+            (self.next, self.asked) = (Some(now + EVERY), Some(now));
+            self.written.clone_from(&self.wanted);
             let (sender, waker, uri) = (self.sender.clone(), Arc::clone(&self.waker), self.uri.clone());
+            let (wanted, before) = (self.wanted.clone(), self.contracts.found().cloned());
             let asked = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
+                let answer = ask(&Virsh::new(&uri), wanted.as_ref());
+                // What was written is no news, and neither is what was known.
+                let is_news = answer.contracts.as_ref().ok() != before.as_ref();
                 // Fails where the service has ended.
-                let _ = sender.send(contracts(&Virsh::new(&uri)));
-                waker();
+                let _ = sender.send(answer);
+                if is_news {
+                    waker();
+                }
             });
             self.is_asked = asked.is_ok();
         }
         is_new
     }
+}
+
+/// Reads contracts, and writes statuses where others stand.
+fn ask(daemon: &Virsh, wanted: Option<&Statuses>) -> Answer {
+    let found = match metadata(daemon) {
+        Ok(found) => found,
+        Err(e) => return Answer { contracts: Err(e), unwritten: None },
+    };
+    let mut unwritten = None;
+    for (uuid, status) in wanted.into_iter().flat_map(|all| domain_status::changes(all, &found.running)) {
+        match set_status(daemon, uuid, status) {
+            Ok(()) => {}
+            // It ended meanwhile, and its live metadata with it.
+            Err(VmmError::Libvirt { message, .. })
+                if message.contains("not running") || message.contains("no domain with") => {}
+            // This domain refuses.
+            Err(e @ VmmError::Libvirt { .. }) => unwritten = Some(e),
+            Err(e) => {
+                unwritten = Some(e);
+                break;
+            }
+        }
+    }
+    Answer { contracts: Ok(found.contracts), unwritten }
 }

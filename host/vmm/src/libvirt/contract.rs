@@ -6,6 +6,7 @@ use std::hash::{BuildHasher as _, Hasher as _};
 
 use roxmltree::Node;
 
+use super::status::DomainSeen;
 use super::{Access, Daemon, DomainXml, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT, list};
 use crate::VmmError;
 
@@ -58,14 +59,23 @@ pub(super) fn of_domain(domain: Node<'_, '_>) -> Option<Result<String, String>> 
     Some(Ok(text))
 }
 
-/// The contracts of all domains that have one, also of those that do not run. One that cannot be
-/// read concerns its domain only.
+/// What the metadata of all domains has of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainsMetadata {
+    /// The contracts of all domains that have one, also of those that do not run.
+    pub contracts: Vec<DomainContract>,
+    /// The domains that run, each with the status in its live metadata.
+    pub running: Vec<DomainSeen>,
+}
+
+/// Reads contracts and statuses of all domains. A contract that cannot be read concerns its domain
+/// only.
 ///
 /// # Errors
 /// When the daemon does not answer: that is not the same as none.
-pub fn contracts(daemon: &dyn Daemon) -> Result<Vec<DomainContract>, VmmError> {
+pub fn metadata(daemon: &dyn Daemon) -> Result<DomainsMetadata, VmmError> {
     let domains = list(daemon)?;
-    let mut out = Vec::new();
+    let mut out = DomainsMetadata::default();
     for batch in domains.chunks(BATCH) {
         let read = match dump(daemon, batch) {
             // Larger than any domain, or no text: which it is shows one by one.
@@ -87,10 +97,20 @@ pub fn contracts(daemon: &dyn Daemon) -> Result<Vec<DomainContract>, VmmError> {
                 Ok(xml) if xml.is_empty() => {
                     Some(Err("libvirt does not show it: it is gone, or busy with another command".to_owned()))
                 }
-                Ok(xml) => DomainXml::parse(&xml).map_or_else(|why| Some(Err(why)), |domain| domain.contract),
+                Ok(xml) => match DomainXml::parse(&xml) {
+                    Ok(domain) => {
+                        let (uuid, name) = (uuid.clone(), name.clone());
+                        let status = domain.status.map(|status| *status);
+                        let seen = domain.id.map(|_| DomainSeen { uuid, name, status });
+                        out.running.extend(seen);
+                        domain.contract
+                    }
+                    Err(why) => Some(Err(why)),
+                },
                 Err(why) => Some(Err(why)),
             };
-            out.extend(contract.map(|text| DomainContract { uuid: uuid.clone(), name: name.clone(), text }));
+            let found = contract.map(|text| DomainContract { uuid: uuid.clone(), name: name.clone(), text });
+            out.contracts.extend(found);
         }
     }
     Ok(out)
@@ -148,7 +168,7 @@ pub fn set_contract(daemon: &dyn Daemon, domain: &str, text: Option<&str>) -> Re
     daemon.call(&args, Access::Write, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT).map(drop)
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -254,19 +274,36 @@ mod tests {
             ],
             ..Scripted::default()
         };
-        let found = contracts(&daemon).unwrap();
+        let found = metadata(&daemon).unwrap().contracts;
         assert_eq!(names(&found), [("plc", true), ("trap", true), ("torn", false), ("hist", true)]);
         assert_eq!(found[0].text.as_deref(), Ok(TEXT));
         assert_eq!(daemon.calls.lock().unwrap().len(), 2, "one list, one virsh for all");
         // One that goes meanwhile, and one that is larger than any domain.
         daemon.domains.push(("aa-06", "gone", String::new()));
         daemon.domains.push(("aa-07", "huge", domain("huge", &"x".repeat(LOOK_UP_LIMIT))));
-        let found = contracts(&daemon).unwrap();
+        let found = metadata(&daemon).unwrap().contracts;
         assert_eq!(names(&found)[..4], [("plc", true), ("trap", true), ("torn", false), ("hist", true)]);
         assert_eq!(names(&found)[4..], [("gone", false), ("huge", false)]);
+        // How a contract stands is no part of it, and is that of a domain that runs.
+        let status = |state: &str| {
+            let element =
+                format!("<s:status xmlns:s=\"{}\" state=\"{state}\"/>", super::super::STATUS_NAMESPACE);
+            domain("plc", &with("x").replace("</metadata>", &format!("{element}</metadata>")))
+        };
+        let both = ["refused", "in_force"].map(|state| {
+            daemon.domains = vec![
+                ("aa-01", "plc", status(state).replace("<domain>", "<domain id='3'>")),
+                ("aa-02", "off", status(state)),
+            ];
+            metadata(&daemon).unwrap()
+        });
+        assert_eq!(both[0].contracts, both[1].contracts);
+        let states: Vec<_> =
+            both.iter().flat_map(|one| &one.running).map(|d| d.status.clone().unwrap().state).collect();
+        assert_eq!(states, ["refused", "in_force"]);
         // A daemon with a strange list is refused as a whole.
         daemon.domains = vec![("x; quit", "evil", String::new())];
-        assert!(matches!(contracts(&daemon), Err(VmmError::Protocol { .. })));
+        assert!(matches!(metadata(&daemon), Err(VmmError::Protocol { .. })));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use roxmltree::{Document, Node, ParsingOptions};
 use rtvirtio_kernel::{ProcessId, Root, process};
 
+use super::status::{self, DomainStatus};
 use super::{Daemon, contract};
 use crate::VmmError;
 use crate::qmp::{Drive, ThrottleLimits};
@@ -34,6 +35,8 @@ pub struct DomainXml {
     pub agent: AgentState,
     /// The text of its contract, or what is wrong with it; `None` without one.
     pub contract: Option<Result<String, String>>,
+    /// How its contract stands, as was written last; `None` where nothing is written.
+    pub status: Option<Box<DomainStatus>>,
 }
 
 /// The guest agent of a domain.
@@ -126,8 +129,8 @@ impl DomainXml {
         };
         let name = text(root, "name").ok_or("a domain without a name")?;
         let uuid = text(root, "uuid").ok_or("a domain without a UUID")?;
-        let contract = contract::of_domain(root);
-        let mut found = Self { id, name, uuid, contract, ..Self::default() };
+        let (contract, status) = (contract::of_domain(root), status::of_domain(root).map(Box::new));
+        let mut found = Self { id, name, uuid, contract, status, ..Self::default() };
         let devices = root.children().filter(|n| n.has_tag_name("devices"));
         for device in devices.flat_map(|d| d.children()) {
             if device.has_tag_name("disk") {

@@ -1,0 +1,36 @@
+//! The service as the publisher of inventories sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{Command, Shared, lock};
+use crate::config::Mode;
+use crate::linux::RunningVm;
+use crate::placement::Source;
+use crate::snapshot::Snapshot;
+
+/// What the publisher sees of the service.
+pub(super) struct Looked(pub(super) Arc<Shared>);
+
+impl Source for Looked {
+    fn snapshot(&self) -> Arc<Snapshot> {
+        self.0.snapshot()
+    }
+
+    fn running(&self) -> Vec<Arc<RunningVm>> {
+        lock(&self.0.running).clone()
+    }
+
+    fn only_observes(&self) -> bool {
+        self.0.config().mode == Mode::Observe
+    }
+
+    fn has_looked(&self) -> bool {
+        self.0.counters.passes.load(Ordering::Relaxed) > 0
+    }
+
+    fn wake(&self) {
+        // The loop may have ended: then nothing waits for it.
+        let _ = self.0.send(Command::Wake);
+    }
+}
