@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what `make demo` and `make test` need on Debian 12 or 13: a compiler, fio, QEMU and more. Installs nothing that is there already.
 # Usage: scripts/deps.sh [test]        Other distributions: docs/guide/quick-start.md.
-# With `test` also libvirt's daemon, Pacemaker and Corosync: tests start their own, in namespaces.
+# With `test` also libvirt's daemon, Pacemaker and Corosync: tests start their own, in namespaces; Chromium and Prometheus for the service's page
+# and metrics.
 set -eu
 
 # Rust 1.85 is the oldest that builds rtvirtio.
@@ -40,6 +41,9 @@ if [ "${1:-}" = test ]; then
     need curl curl
     need ansible-playbook ansible-core
     [ -e /usr/lib/*/faketime/libfaketimeMT.so.1 ] || missing="$missing libfaketime"
+    need chromium-headless-shell chromium-headless-shell
+    [ -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || missing="$missing fonts-dejavu-core"
+    need prometheus prometheus
 fi
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 
@@ -71,7 +75,7 @@ if [ -n "$missing" ]; then
     }
     echo "rtvirtio: installing$missing"
     apt-get update -q
-    # No package starts or, of the cluster's, enables a service.
+    # No package starts or, of the cluster's and Prometheus, enables a service.
     if [ ! -e /usr/sbin/policy-rc.d ]; then
         trap 'rm -f /usr/sbin/policy-rc.d' EXIT INT TERM
         printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
@@ -79,10 +83,10 @@ if [ -n "$missing" ]; then
     fi
     # shellcheck disable=SC2086 # a list of words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing
-    case "$missing" in
-    *pacemaker* | *corosync*)
-        if [ -d /run/systemd/system ]; then systemctl disable -q pacemaker corosync || true; fi ;;
-    esac
+    if [ -d /run/systemd/system ]; then
+        case "$missing" in *pacemaker* | *corosync*) systemctl disable -q pacemaker corosync || true ;; esac
+        case "$missing" in *prometheus*) systemctl disable -q prometheus || true ;; esac
+    fi
 fi
 if [ -z "$missing$lists" ] && [ "$(id -u)" -eq 0 ]; then apt-get update -q; fi
 rust_is_new_enough || {

@@ -3,38 +3,22 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
-use common::Rig;
+use common::{Rig, answer, contract_of_none, free_address};
 use rtvirtio_testkit::site::{signal, wait_for};
 use rtvirtio_testkit::{HANG, Need, has};
 use rustix::process::Signal;
 use serde_json::Value;
 
-fn contract(rig: &Rig, name: &str) {
-    let text = format!(
-        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\nqmp = \"/nowhere/{name}.qmp\"\n[[vm.task]]\nname = \"t\"\n\
-         op = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\ntarget = {{ percentile = \"p99\", latency = \"10ms\" }}\n"
-    );
-    fs::write(rig.contracts().join(format!("{name}.toml")), text).unwrap();
-}
-
 /// Status and body of a request on the socket.
 fn ask(rig: &Rig, method: &str, path: &str) -> (u16, String) {
     answer(UnixStream::connect(rig.socket()).unwrap(), method, path, "localhost")
-}
-
-fn answer<S: Read + Write>(mut stream: S, method: &str, path: &str, host: &str) -> (u16, String) {
-    write!(stream, "{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    (head.split_ascii_whitespace().nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 #[test]
@@ -43,7 +27,7 @@ fn state_events_and_metrics_are_served() {
         return;
     }
     let mut rig = Rig::new();
-    contract(&rig, "plc");
+    contract_of_none(&rig, "plc");
     rig.start(&[]);
     wait_for("the contract", || rig.vm("plc")["state"] != Value::Null);
     let (code, body) = ask(&rig, "GET", "/v1/vms/plc");
@@ -128,7 +112,7 @@ fn a_client_that_never_reads_holds_nothing() {
         return;
     }
     let mut rig = Rig::new();
-    contract(&rig, "plc");
+    contract_of_none(&rig, "plc");
     rig.start(&[]);
     let idle: Vec<UnixStream> = (0..8)
         .map(|_| {
@@ -168,9 +152,7 @@ fn on_tcp_it_is_read_only_and_for_this_host() {
     let mut rig = Rig::new();
     let out = rig.command(&["--listen", "0.0.0.0:0"]).output().unwrap();
     assert!(common::output_text(&out).contains("no loopback address"), "{}", common::output_text(&out));
-    // A port that is free now; another test would have to take it in this moment.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("127.0.0.1:{port}");
+    let address = free_address();
     rig.start(&["--listen", &address]);
     let ask = |method, path, host: &str| {
         let stream = TcpStream::connect(&address).unwrap();

@@ -3,7 +3,7 @@
 "use strict";
 
 const MOST_EVENTS = 500;
-const state = { status: null, seen: null, events: [], chosen: null, filter: "", kind: "", settings: null };
+const state = { status: null, seen: null, events: [], chosen: null, filter: "", kind: "", settings: null, lostAt: null };
 const $ = (id) => document.getElementById(id);
 
 function el(name, text, attributes) {
@@ -32,14 +32,16 @@ const share = (value) => (value === null || value === undefined ? "–" : (100 *
 const colour = (name) => ({ in_force: "good", observed: "good", met: "good", drift: "bad", failed: "bad", refused: "bad", missed: "bad",
   changed: "", fault: "bad", waiting: "warn", held: "warn", unknown: "warn", unproven: "warn", unplanned: "bad", partial: "bad", applied_by_hand: "warn", would_apply: "warn" }[name] || "dim");
 
+// The highest percentile that rests on enough requests, of the slowest disk: p99.99 needs a hundred thousand in the window.
 function tail(disks, direction) {
   let worst = null;
   for (const disk of disks || []) for (const one of disk.directions) {
     if (one.direction !== direction) continue;
-    const found = one.tails.find((t) => t.percentile === 99.99);
-    if (found && (!worst || found.latency_ns > worst)) worst = found.latency_ns;
+    for (const t of one.tails) if (!worst || t.percentile > worst.percentile || (t.percentile === worst.percentile && t.latency_ns > worst.latency_ns)) worst = t;
   }
-  return worst === null ? "–" : time(worst);
+  const cell = el("td", worst ? time(worst.latency_ns) : "–", { class: "n" });
+  if (worst) cell.append(el("small", " p" + worst.percentile, { class: "dim" }));
+  return cell;
 }
 
 function verdicts(seen) {
@@ -86,7 +88,7 @@ function drawTable() {
     row.append(targets);
     let rate = 0;
     for (const disk of seen?.disks || []) for (const one of disk.directions) if (one.direction !== "flush") rate += one.rate;
-    row.append(el("td", tail(seen?.disks, "read"), { class: "n" }), el("td", tail(seen?.disks, "write"), { class: "n" }));
+    row.append(tail(seen?.disks, "read"), tail(seen?.disks, "write"));
     row.append(el("td", seen?.disks.length ? rate.toFixed(0) + "/s" : "–", { class: "n" }));
     row.append(el("td", seen ? share(seen.cpu_used) : "–", { class: "n" }), el("td", share(seen?.cpu_delay), { class: "n" }));
     row.append(el("td", typeof seen?.throttled_per_s === "number" ? seen.throttled_per_s.toFixed(1) + "/s" : "–", { class: "n" }));
@@ -101,7 +103,7 @@ function histogram(disk, targets) {
   const { limits_ns: limits, reads, writes } = disk.histogram;
   const width = 720, height = 180, left = 44, bottom = 22, top = 14;
   const low = Math.log10(limits[0]), high = Math.log10(limits[limits.length - 1]);
-  const x = (ns) => left + ((Math.log10(ns) - low) / (high - low)) * (width - left - 8);
+  const x = (ns) => left + ((Math.log10(ns) - low) / (high - low)) * (width - left - 24);
   const most = Math.max(1, ...reads.map((n, i) => n + writes[i]));
   const y = (n) => (n <= 0 ? height - bottom : top + (1 - Math.log10(n + 1) / Math.log10(most + 1)) * (height - bottom - top));
   const title = "Latencies of " + (disk.file || disk.id);
@@ -112,18 +114,20 @@ function histogram(disk, targets) {
   }
   out.append(svg("text", { x: 2, y: top + 8 }, String(most)));
   for (let i = 0; i < reads.length; i++) {
-    const from = i === 0 ? left : x(limits[i - 1]), to = i < limits.length ? x(limits[i]) : width - 4;
+    const from = i === 0 ? left : x(limits[i - 1]), to = i < limits.length ? x(limits[i]) : width - 20;
     const all = reads[i] + writes[i];
     if (!all) continue;
     const bar = (n, kind) => out.append(svg("rect", { class: kind, x: from, y: y(n), width: Math.max(1, to - from - 0.5), height: height - bottom - y(n) }));
     bar(all, "write");
     if (reads[i]) bar(reads[i], "read");
   }
+  // Labels of targets that are close to each other stand on lines of their own.
+  let labels = 0;
   for (const target of targets) {
     if (target.latency_ns < limits[0] || target.latency_ns > limits[limits.length - 1]) continue;
-    const at = x(target.latency_ns);
+    const at = x(target.latency_ns), isRight = at > width * 0.75;
     out.append(svg("line", { class: "target", x1: at, x2: at, y1: top, y2: height - bottom }));
-    out.append(svg("text", { x: at + 3, y: top + 8 }, target.task + " p" + target.percentile));
+    out.append(svg("text", { x: at + (isRight ? -3 : 3), y: top + 8 + 12 * labels++, "text-anchor": isRight ? "end" : "start" }, target.task + " p" + target.percentile));
   }
   return out;
 }
@@ -180,7 +184,11 @@ function drawDetail() {
       const tails = one.tails.map((t) => "p" + t.percentile + " " + time(t.latency_ns)).join(", ");
       line(`${one.direction}: ${one.rate.toFixed(1)}/s, n ${one.n}${tails ? ", " + tails : ""}${one.longest_ns ? ", longest below " + time(one.longest_ns) : ""}`);
     }
-    if (disk.histogram) body.push(histogram(disk, vm.targets));
+    if (disk.histogram) {
+      const scroll = el("div", null, { class: "scroll" });
+      scroll.append(histogram(disk, vm.targets));
+      body.push(scroll);
+    }
   }
   body.push(el("h3", "Settings in force, and the command that sets each"));
   const settings = state.settings?.vm === vm.name ? state.settings : null;
@@ -325,16 +333,25 @@ function choose(vm) {
   if (vm) requestAnimationFrame(() => $("detail-title").focus());
 }
 
+// Adds events that are not there yet. A service that was started again numbers from 1, and knows nothing of those before.
+function remember(events) {
+  const fresh = events.filter((event) => !state.events.some((e) => e.id === event.id && e.time === event.time));
+  state.events = [...state.events, ...fresh].sort((a, b) => Date.parse(a.time) - Date.parse(b.time)).slice(-MOST_EVENTS);
+  return fresh.length;
+}
+
 function connect() {
   const stream = new EventSource("v1/events");
   const connected = (yes) => {
-    $("link").textContent = yes ? "live" : "not connected: trying again";
+    if (!yes && !state.lostAt) state.lostAt = new Date();
+    if (yes) state.lostAt = null;
+    $("link").textContent = yes ? "live" : "not connected since " + state.lostAt.toLocaleTimeString() + ": trying again, what is shown is old";
     $("link").className = yes ? "good" : "bad";
   };
   stream.onopen = () => {
     connected(true);
     fetch("v1/history").then((answer) => answer.json()).then((events) => {
-      state.events = events;
+      remember(events);
       draw();
     }).catch(() => {});
   };
@@ -347,8 +364,7 @@ function connect() {
   stream.addEventListener("observation", (message) => { state.seen = JSON.parse(message.data); draw(); });
   stream.addEventListener("event", (message) => {
     const event = JSON.parse(message.data);
-    if (state.events.some((e) => e.id === event.id && e.time === event.time)) return;
-    state.events = [...state.events, event].slice(-MOST_EVENTS);
+    if (!remember([event])) return;
     if (event.vm && event.vm === state.chosen) loadSettings();
     draw();
   });

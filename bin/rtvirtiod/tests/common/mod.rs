@@ -1,9 +1,12 @@
 //! The service with directories of its own, and QEMU machines that it keeps contracts for.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod browser;
+pub mod busy;
 pub mod disk;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -142,13 +145,21 @@ pub struct Plc {
     pub machine: Option<Machine>,
     pub name: String,
     dir: PathBuf,
+    options: Vec<String>,
 }
 
 impl Plc {
     pub fn start(rig: &Rig, name: &str) -> Self {
-        let dir = rig.site.dir.path().join(name);
+        Self::named(rig, name, rig.site.vm(name), &[])
+    }
+
+    /// With a name of its own choice and further options of QEMU. A VM with a CPU contract has a
+    /// name of [`Site::vm`], by which its group is found again.
+    pub fn named(rig: &Rig, dir: &str, name: String, options: &[&str]) -> Self {
+        let dir = rig.site.dir.path().join(dir);
         fs::create_dir_all(&dir).unwrap();
-        let mut plc = Self { machine: None, name: rig.site.vm(name), dir };
+        let options = options.iter().map(|&o| o.to_owned()).collect();
+        let mut plc = Self { machine: None, name, dir, options };
         plc.boot();
         plc
     }
@@ -156,6 +167,7 @@ impl Plc {
     /// Starts it again, at the same socket.
     pub fn boot(&mut self) {
         let options = ["-machine", "q35", "-smp", "1,maxcpus=2"];
+        let options = [&options[..], &self.options.iter().map(String::as_str).collect::<Vec<_>>()].concat();
         self.machine = None;
         let _ = fs::remove_file(self.dir.join("qmp"));
         self.machine = Some(Machine::start(&self.dir, &self.name, &options));
@@ -211,6 +223,29 @@ impl Plc {
         let text = fs::read_to_string(self.group().join("cpu.rt_runtime_us")).ok()?;
         Some(text.trim().to_owned())
     }
+}
+
+/// Status and body of a request over HTTP.
+pub fn answer<S: Read + Write>(mut stream: S, method: &str, path: &str, host: &str) -> (u16, String) {
+    write!(stream, "{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split_ascii_whitespace().nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// An address on loopback that is free now; another test would have to take it in this moment.
+pub fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// Writes a contract that sets nothing, of a VM that never runs.
+pub fn contract_of_none(rig: &Rig, name: &str) {
+    let text = format!(
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\nqmp = \"/nowhere/{name}.qmp\"\n[[vm.task]]\nname = \"t\"\n\
+         op = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\ntarget = {{ percentile = \"p99\", latency = \"10ms\" }}\n"
+    );
+    fs::write(rig.contracts().join(format!("{name}.toml")), text).unwrap();
 }
 
 pub fn output_text(out: &std::process::Output) -> String {

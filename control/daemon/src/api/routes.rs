@@ -1,4 +1,4 @@
-//! What is served where. `docs/openapi.json` describes it.
+//! What is served where. `docs/reference/openapi.json` describes it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Json, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use rtvirtio_apply::{Machine, NoGuests};
 use rtvirtio_kernel::Root;
 use rtvirtio_workflow::scopes;
@@ -28,7 +28,7 @@ use crate::service::{Command, Shared};
 use crate::snapshot::Snapshot;
 
 /// The description of the interface.
-pub const OPENAPI: &str = include_str!("../../openapi.json");
+pub const OPENAPI: &str = include_str!("../../../../docs/reference/openapi.json");
 const INDEX: &str = include_str!("../../page/index.html");
 const SCRIPT: &str = include_str!("../../page/app.js");
 const STYLE: &str = include_str!("../../page/app.css");
@@ -44,38 +44,52 @@ type Ctx = State<Arc<Shared>>;
 
 /// Everything: for the Unix socket.
 pub(super) fn all(shared: Arc<Shared>) -> Router {
-    let change = Router::new()
-        .route("/v1/vms/{vm}/accept", post(accept))
-        .route("/v1/plan/accept", post(|shared: Ctx| answer_plan(shared, true)))
-        .route("/v1/plan/refuse", post(|shared: Ctx| answer_plan(shared, false)))
-        .route("/v1/compare", post(compare));
-    reads().merge(change).with_state(shared)
+    router(reads().into_iter().chain(changes())).with_state(shared)
 }
 
 /// What changes nothing: for TCP. A page of another site must not read it through a name that leads
 /// here (DNS rebinding), so the host that is asked for has to be an address of loopback.
 pub(super) fn read_only(shared: Arc<Shared>) -> Router {
-    reads().layer(from_fn(loopback_only)).with_state(shared)
+    router(reads()).layer(from_fn(loopback_only)).with_state(shared)
 }
 
-fn reads() -> Router<Arc<Shared>> {
-    Router::new()
-        .route("/v1/status", get(status))
+/// Method, path, and what answers.
+type Route = (&'static str, &'static str, MethodRouter<Arc<Shared>>);
+
+/// The routes and the files of the page. What is none of them is not found.
+fn router(routes: impl IntoIterator<Item = Route>) -> Router<Arc<Shared>> {
+    let page = Router::new()
         .route("/", get(|| async { file("text/html; charset=utf-8", INDEX) }))
         .route("/app.js", get(|| async { file("text/javascript; charset=utf-8", SCRIPT) }))
-        .route("/app.css", get(|| async { file("text/css; charset=utf-8", STYLE) }))
-        .route("/v1/plan", get(plan))
-        .route("/v1/vms/{vm}", get(vm))
-        .route("/v1/vms/{vm}/settings", get(settings))
-        .route("/v1/observation", get(observation))
-        .route("/v1/waits", get(waits))
-        .route("/v1/history", get(history))
-        .route("/v1/events", get(events))
-        .route("/metrics", get(metrics))
-        .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
-        .fallback(|| async {
-            problem(StatusCode::NOT_FOUND, "there is nothing of this name: see /openapi.json")
-        })
+        .route("/app.css", get(|| async { file("text/css; charset=utf-8", STYLE) }));
+    routes.into_iter().fold(page, |router, (_, path, answers)| router.route(path, answers)).fallback(
+        || async { problem(StatusCode::NOT_FOUND, "there is nothing of this name: see /openapi.json") },
+    )
+}
+
+fn reads() -> Vec<Route> {
+    let described = || async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) };
+    vec![
+        ("get", "/v1/status", get(status)),
+        ("get", "/v1/plan", get(plan)),
+        ("get", "/v1/vms/{vm}", get(vm)),
+        ("get", "/v1/vms/{vm}/settings", get(settings)),
+        ("get", "/v1/observation", get(observation)),
+        ("get", "/v1/waits", get(waits)),
+        ("get", "/v1/history", get(history)),
+        ("get", "/v1/events", get(events)),
+        ("get", "/metrics", get(metrics)),
+        ("get", "/openapi.json", get(described)),
+    ]
+}
+
+fn changes() -> Vec<Route> {
+    vec![
+        ("post", "/v1/vms/{vm}/accept", post(accept)),
+        ("post", "/v1/plan/accept", post(|shared: Ctx| answer_plan(shared, true))),
+        ("post", "/v1/plan/refuse", post(|shared: Ctx| answer_plan(shared, false))),
+        ("post", "/v1/compare", post(compare)),
+    ]
 }
 
 async fn loopback_only(request: Request, next: Next) -> Response {
@@ -231,5 +245,62 @@ async fn metrics(State(shared): Ctx) -> Response {
     match metrics::text(&shared) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(e) => problem(StatusCode::INTERNAL_SERVER_ERROR, &e.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_description_has_the_routes_and_no_others() {
+        let description: Value = serde_json::from_str(OPENAPI).unwrap();
+        let paths = description["paths"].as_object().unwrap();
+        let described: BTreeSet<(&str, &str)> = paths
+            .iter()
+            .flat_map(|(path, all)| all.as_object().unwrap().keys().map(move |m| (m.as_str(), path.as_str())))
+            .collect();
+        let routes: Vec<Route> = reads().into_iter().chain(changes()).collect();
+        let served: BTreeSet<(&str, &str)> = routes.iter().map(|route| (route.0, route.1)).collect();
+        assert_eq!(described, served);
+        // Only what reads is on TCP, and the description says so.
+        for (path, all) in paths {
+            for (method, operation) in all.as_object().unwrap() {
+                let says = operation["summary"].as_str().unwrap().contains("Unix socket only");
+                assert_eq!(says, method != "get", "{method} {path}");
+            }
+        }
+    }
+
+    /// Every reference leads somewhere, and every schema is used.
+    #[test]
+    fn the_description_is_whole() {
+        let description: Value = serde_json::from_str(OPENAPI).unwrap();
+        let mut used = BTreeSet::new();
+        references(&description, &mut used);
+        for name in &used {
+            let pointer = name.strip_prefix('#').unwrap();
+            assert!(description.pointer(pointer).is_some(), "{name} leads nowhere");
+        }
+        for (kind, parts) in description["components"].as_object().unwrap() {
+            for name in parts.as_object().unwrap().keys() {
+                assert!(used.contains(&format!("#/components/{kind}/{name}")), "{name} is not used");
+            }
+        }
+    }
+
+    fn references(value: &Value, into: &mut BTreeSet<String>) {
+        match value {
+            Value::Array(all) => all.iter().for_each(|one| references(one, into)),
+            Value::Object(fields) => {
+                into.extend(fields.get("$ref").and_then(Value::as_str).map(str::to_owned));
+                fields.values().for_each(|one| references(one, into));
+            }
+            _ => {}
+        }
     }
 }

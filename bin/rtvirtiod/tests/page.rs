@@ -1,0 +1,152 @@
+//! The page in a real browser, on the real service.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::browser::{BROWSER, Browser};
+use common::busy::BusyPlant;
+use common::{Rig, contract_of_none, free_address};
+use rtvirtio_testkit::site::project;
+use rtvirtio_testkit::{Need, has};
+
+/// The names in the table of contracts, in its order.
+fn rows(page: &mut Browser) -> Vec<String> {
+    page.texts("#vms tbody td:first-child")
+}
+
+#[test]
+fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
+    let test = "the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again";
+    if !has(test, &[Need::Root, BROWSER]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    contract_of_none(&rig, "plc");
+    contract_of_none(&rig, "hist");
+    let address = free_address();
+    rig.start(&["--listen", &address]);
+    let mut page = Browser::open(&format!("http://{address}/"), 1100, 900);
+    page.wait("document.querySelectorAll('#vms tbody tr').length === 2");
+    page.wait("document.getElementById('link').textContent === 'live'");
+    assert_eq!(page.eval("document.getElementById('none').hidden"), true);
+
+    // A row opens its detail, which takes the focus; `Close` and a key close it.
+    assert_eq!(page.eval("document.getElementById('detail').hidden"), true);
+    page.click("#vms tr[data-vm=plc]");
+    page.wait("document.activeElement.id === 'detail-title'");
+    assert_eq!(page.texts("#detail-title"), ["plc"]);
+    let targets = page.texts("#detail-body tbody td, #detail-body tr:not(:first-child) td");
+    assert!(targets.iter().any(|text| text == "p99 ≤ 10.0 ms"), "{targets:?}");
+    page.wait("document.getElementById('detail-body').innerText.includes('none')");
+    page.click("#close");
+    page.wait("document.getElementById('detail').hidden");
+    page.key("j");
+    page.key("j");
+    page.key("Enter");
+    page.wait("document.getElementById('detail-title').textContent === 'plc'");
+    page.key("Escape");
+    page.wait("document.getElementById('detail').hidden");
+
+    // The filter takes part of a name, or of a state.
+    page.key("/");
+    page.write("PL");
+    page.wait("document.querySelectorAll('#vms tbody tr').length === 1");
+    assert_eq!(rows(&mut page), ["plc"]);
+    page.eval("document.getElementById('filter').select()");
+    page.write("no such");
+    page.wait("document.querySelectorAll('#vms tbody tr').length === 0");
+    page.eval("document.getElementById('filter').select()");
+    page.write("off");
+    page.wait("document.querySelectorAll('#vms tbody tr').length === 2");
+    page.key("Escape");
+
+    // A contract that is set while the page is open; and a file with a mistake, whose text must not
+    // become markup.
+    contract_of_none(&rig, "new");
+    page.eval("document.getElementById('filter').select()");
+    page.call(
+        "Input.dispatchKeyEvent",
+        &serde_json::json!({ "type": "rawKeyDown", "windowsVirtualKeyCode": 8, "key": "Backspace" }),
+    );
+    page.wait("document.querySelector('#vms tr[data-vm=new]')");
+    fs::write(rig.contracts().join("broken.toml"), "<b>x</b>").unwrap();
+    page.wait("document.getElementById('faults').textContent.includes('broken.toml is not used')");
+    page.wait("document.getElementById('events').textContent.includes('broken.toml')");
+    assert_eq!(
+        page.eval("document.body.innerText.includes('<b>x</b>') && !document.querySelector('b')"),
+        true
+    );
+    fs::remove_file(rig.contracts().join("broken.toml")).unwrap();
+    page.wait("document.getElementById('faults').textContent === ''");
+
+    // The timeline by kind.
+    page.eval("(() => { const kind = document.getElementById('kind'); kind.value = 'fault'; kind.dispatchEvent(new Event('change')); })()");
+    page.wait("[...document.querySelectorAll('#events > li > span:nth-of-type(1)')].every((one) => one.textContent === 'fault')");
+    page.eval("(() => { const kind = document.getElementById('kind'); kind.value = ''; kind.dispatchEvent(new Event('change')); })()");
+
+    // Killed, what was known stays and is said to be old; started again it is live again, with what
+    // happened meanwhile, and no event twice.
+    rig.kill();
+    page.wait("document.getElementById('link').textContent.startsWith('not connected')");
+    assert_eq!(rows(&mut page).len(), 3);
+    contract_of_none(&rig, "late");
+    rig.start(&["--listen", &address]);
+    page.wait("document.getElementById('link').textContent === 'live'");
+    page.wait("document.querySelector('#vms tr[data-vm=late]')");
+    let begins = "[...document.querySelectorAll('#events > li')].filter((one) => one.innerText.includes('the service began'))";
+    page.wait(&format!("{begins}.length === 2"));
+    let once = "new Set(state.events.map((one) => one.id + one.time)).size === state.events.length";
+    assert_eq!(page.eval(once), true, "{}", page.eval("state.events"));
+    assert!(page.faults.is_empty(), "{:#?}", page.faults);
+}
+
+/// Where pictures go: `RTVIRTIO_PICTURES`, seen from the project's directory, or the build's
+/// directory of temporary files.
+fn pictures() -> PathBuf {
+    let dir = std::env::var_os("RTVIRTIO_PICTURES");
+    let dir =
+        dir.map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned(), |dir| project().join(dir));
+    fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+#[test]
+fn the_page_shows_a_plan_latencies_and_waits_in_both_colours_and_on_a_phone() {
+    let test = "the_page_shows_a_plan_latencies_and_waits_in_both_colours_and_on_a_phone";
+    if !has(test, &[Need::Root, BROWSER]) {
+        return;
+    }
+    let Some(mut plant) = BusyPlant::new(test) else { return };
+    let address = free_address();
+    plant.rig.start(&["--listen", &address]);
+    let mut page = Browser::open(&format!("http://{address}/"), 1100, 900);
+    page.wait("document.querySelector('#vms tr[data-vm=plc]')");
+    page.click("#vms tr[data-vm=plc]");
+    page.wait("document.querySelector('#detail-body svg rect.read')");
+    page.wait("document.getElementById('plan-body').textContent.startsWith('in force')");
+    page.wait("document.querySelector('#waits table')");
+    // Enough for a verdict, and for a percentile that deserves its name.
+    page.wait("state.seen.vms.plc.targets[0].n > 1000");
+    page.wait("document.querySelector('#detail-body td:nth-child(4)').textContent.includes(' of ')");
+    page.wait("document.querySelector('#vms tr[data-vm=hist]').textContent.includes('1 missed')");
+    // The picture names directories as an installation has them, and nothing is drawn anew.
+    let dir = plant.rig.site.dir.path().display().to_string();
+    page.eval(&format!(
+        "requestAnimationFrame = () => {{}}; const texts = document.createNodeIterator(document.body, NodeFilter.SHOW_TEXT); \
+         for (let one; (one = texts.nextNode());) one.textContent = one.textContent.replaceAll({dir:?}, '/etc/rtvirtio')"
+    ));
+    for (name, is_dark) in [("service-page.png", false), ("service-page-dark.png", true)] {
+        page.set_dark(is_dark);
+        let picture = page.picture(&pictures().join(name), "#detail");
+        assert!(fs::read(picture).unwrap().starts_with(b"\x89PNG"));
+    }
+    // Nothing is wider than a phone but what scrolls by itself.
+    page.resize(390, 800);
+    page.picture(&pictures().join("service-page-phone.png"), "footer");
+    assert_eq!(page.eval("document.documentElement.scrollWidth <= 390"), true);
+    assert!(page.faults.is_empty(), "{:#?}", page.faults);
+    drop(page);
+    plant.end();
+}
