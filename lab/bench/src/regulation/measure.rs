@@ -32,8 +32,8 @@ pub(super) const DISK: Bytes = Bytes(256 << 20);
 pub(super) const WARM_UP: Duration = Duration::from_millis(200);
 /// No point is shorter, unless all are.
 const SHORTEST: Duration = Duration::from_millis(700);
-/// Time of a flow without a regulator, and of victim and neighbour, unless all are shorter: far more
-/// than ten thousand units.
+/// Time of a flow without a regulator, and of victim and neighbour, unless all are shorter: far
+/// more than ten thousand units.
 const SATURATED: Duration = Duration::from_secs(3);
 /// How often something is measured until no CPU of the host stands still for more than a twentieth
 /// of the time; the last one counts, whatever it is.
