@@ -13,7 +13,8 @@ fn each_rate_is_measured_with_and_without_load() {
     let site = Site::new();
     let (out, figures) = (site.dir.path().join("out"), site.dir.path().join("figures"));
     let (out, figures) = (out.to_str().unwrap(), figures.to_str().unwrap());
-    let args = ["lab", "bench", "regulation", "--top", "2048", "--rates", "1", "--for", "100ms"];
+    let args =
+        ["lab", "bench", "regulation", "--top", "2048", "--rates", "1", "--for", "100ms", "--repeat", "2"];
     let args = [&args[..], &["--flow", "read", "--flow", "tx", "--out", out, "--svg", figures]].concat();
     let ran = site.output(&args);
     let said = text(&ran.stderr);
@@ -32,7 +33,10 @@ fn each_rate_is_measured_with_and_without_load() {
         assert!(alpha > 0.0 && alpha <= 1.5 * rate, "{p}");
         assert_eq!(p[8].as_f64().is_some_and(|b| b > 0.0), p[1] == "memory", "{p}");
     }
-    assert_eq!(data["victims"].as_array().unwrap().len(), 2);
+    let victims = data["victims"].as_array().unwrap();
+    let rounds: Vec<u64> = victims.iter().map(|v| v["round"].as_u64().unwrap()).collect();
+    assert_eq!(rounds, [0, 0, 1, 1], "alone and at one rate, in two rounds");
+    assert!(data["spoiled"].is_u64() && data["refused"].is_array(), "{data}");
     let mut names: Vec<String> = std::fs::read_dir(figures)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

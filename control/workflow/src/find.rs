@@ -22,7 +22,6 @@ use crate::progress::Progress;
 /// Time limit of a monitor's answer: it serves one client at a time, and QEMU's main loop may
 /// itself have a small budget.
 const QMP_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Time limit of a guest agent's answer when a disk is looked for.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -124,8 +123,7 @@ impl HostVm {
             HostReach::Process(pid) => Ok(vec![*pid]),
             HostReach::LabGuest { process, .. } => Ok(vec![process.pid]),
             HostReach::Cgroup(path) => {
-                let handle = of_cgroup(&root, &Cgroups::detect(&root)?, path)?;
-                Ok(handle.pids.into_iter().collect())
+                Ok(of_cgroup(&root, &Cgroups::detect(&root)?, path)?.pids.into_iter().collect())
             }
             HostReach::Monitor(socket) => {
                 if self.handle.get().is_none() {
@@ -157,24 +155,27 @@ impl HostVm {
     /// [`Kind::NotRunning`](crate::Kind::NotRunning) when it has ended; a monitor that does not
     /// answer where nothing else leads to the process.
     pub fn handle(&self, progress: &dyn Progress) -> Result<VmHandle> {
+        self.handle_under(&Root::default(), &|line| progress.warn(line))
+    }
+
+    /// The same with the files of this root; `warn` gets a line where roles are less sure.
+    pub(crate) fn handle_under(&self, root: &Root, warn: &dyn Fn(&str)) -> Result<VmHandle> {
         if let Some(handle) = self.handle.get() {
             return Ok(handle.clone());
         }
-        let root = Root::default();
         let handle = match &self.reach {
             HostReach::Process(pid) => VmHandle::of_pid(*pid),
-            HostReach::Cgroup(path) => {
-                of_cgroup(&root, &Cgroups::detect(&root)?, path).with_context(|| self.context())?
+            HostReach::Cgroup(path) | HostReach::LabProcesses(path) => {
+                of_cgroup(root, &Cgroups::detect(root)?, path).with_context(|| self.context())?
             }
-            HostReach::LabProcesses(path) => of_cgroup(&root, &Cgroups::detect(&root)?, path)?,
-            HostReach::Monitor(socket) => of_monitor(&root, socket).with_context(|| self.context())?,
+            HostReach::Monitor(socket) => of_monitor(root, socket).with_context(|| self.context())?,
             HostReach::Domain(..) => {
-                let domain = self.domain(&root)?;
-                VmHandle { named: self.named(&root, &domain)?, ..VmHandle::of_pid(domain.process.pid) }
+                let domain = self.domain(root)?;
+                VmHandle { named: self.named(root, &domain)?, ..VmHandle::of_pid(domain.process.pid) }
             }
             HostReach::Proxmox(id) => {
-                let vm = managed::proxmox(&root, *id).with_context(|| self.context())?;
-                let found = of_monitor(&root, &vm.qmp).with_context(|| self.context())?;
+                let vm = managed::proxmox(root, *id).with_context(|| self.context())?;
+                let found = of_monitor(root, &vm.qmp).with_context(|| self.context())?;
                 if !found.pids.contains(&vm.pid) {
                     let (pid, monitor) = (vm.pid, vm.qmp.display());
                     bail!(NotRunning, "vm {}: {monitor} is not of process {pid}: `qm start {id}`", self.name);
@@ -191,7 +192,7 @@ impl HostVm {
             HostReach::LabGuest { process, qmp, .. } => match ask_monitor(qmp) {
                 Ok(named) => VmHandle { named, ..VmHandle::of_pid(process.pid) },
                 Err(e) => {
-                    progress.warn(&format!("{}: roles are derived from thread names only: {e}", self.name));
+                    warn(&format!("{}: roles are derived from thread names only: {e}", self.name));
                     VmHandle::of_pid(process.pid)
                 }
             },

@@ -9,6 +9,7 @@ use rtvirtio_traffic::{
     compile,
 };
 use rtvirtio_units::{Bytes, BytesPerSec};
+use rtvirtio_vmm::threads;
 use serde::Serialize;
 
 use crate::dirs::Dirs;
@@ -245,7 +246,21 @@ impl<'a> Here<'a> {
         Ok(found.map_err(|e| one_line(&e))?.display().to_string())
     }
 
-    fn resctrl(&self) -> std::result::Result<ResctrlPlace, CompileError> {
+    /// Threads that work for the VM, those of the kernel too; what they start later is in their
+    /// group from the beginning.
+    fn tasks(&self) -> std::result::Result<Vec<u32>, String> {
+        let handle = find::one_of_host(self.host.vms(), &self.vm.name, self.dirs)
+            .and_then(|vm| vm.handle_under(self.root, &|_| ()));
+        let threads = handle
+            .map_err(|e| one_line(&e))
+            .and_then(|handle| threads::discover(self.root, &handle).map_err(|e| one_line(&e)))?;
+        if threads.is_empty() {
+            return Err("it does not run".to_owned());
+        }
+        Ok(threads.iter().map(|thread| thread.tid).collect())
+    }
+
+    fn resctrl(&mut self) -> std::result::Result<ResctrlPlace, CompileError> {
         let missing =
             |what: &str| CompileError::Missing { actuator: Actuator::Resctrl, what: what.to_owned() };
         match self.offer {
@@ -255,7 +270,17 @@ impl<'a> Here<'a> {
             Offer::NotMounted => {
                 Err(missing(&format!("it is not mounted: mount -t resctrl resctrl {USUAL_MOUNT}")))
             }
-            Offer::Mounted(found) => Ok(self.group(found)),
+            Offer::Mounted(found) => {
+                let tasks = self.tasks().unwrap_or_else(|why| {
+                    let line =
+                        format!("threads of {}, which go into the group's `tasks`: {why}", self.vm.name);
+                    if !self.unknown.contains(&line) {
+                        self.unknown.push(line);
+                    }
+                    Vec::new()
+                });
+                Ok(ResctrlPlace { tasks, ..self.group(found) })
+            }
         }
     }
 

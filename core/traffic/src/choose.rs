@@ -38,8 +38,8 @@ pub struct Choice {
     pub arrival: Arrival,
     /// What the victim gets by the measured curve.
     pub expected: Service,
-    /// What it gets in the worst case by network calculus; `None` where that leaves nothing.
-    pub bound: Option<Service>,
+    /// What it gets in the worst case by network calculus: the target holds for it too.
+    pub bound: Service,
 }
 
 /// Why nothing can be chosen.
@@ -59,6 +59,17 @@ pub enum ChooseError {
     )]
     OutOfReach {
         /// What it gets there.
+        best: Service,
+    },
+    /// By the measured curve, but not in the worst case.
+    #[error(
+        "with its neighbours at {rate:.1}/s network calculus leaves the victim alpha {:.1}/s and Delta {:.2} ms: ask for less",
+        best.alpha, best.delta * 1e3
+    )]
+    BeyondBound {
+        /// The smallest rate that was measured.
+        rate: f64,
+        /// What is left there; an alpha of 0 where nothing is.
         best: Service,
     },
 }
@@ -110,6 +121,12 @@ impl Curve {
         })
     }
 
+    /// The largest measured rate.
+    #[must_use]
+    pub fn largest(&self) -> f64 {
+        self.points[self.points.len() - 1].rate
+    }
+
     /// The largest rate at which the target holds by the curve.
     ///
     /// # Errors
@@ -142,23 +159,41 @@ impl Curve {
     }
 }
 
-/// Chooses the neighbours' regulator: the largest rate at which the target holds by the curve, with
-/// the smallest burst, one unit of service. `whole` is the service that victim and neighbours
-/// share.
+/// Chooses the neighbours' regulator: the largest rate at which the target holds both by the curve
+/// and in the worst case.
+///
+/// `arrival` gives the regulator of a rate, with the burst that it will have; `left` gives what
+/// network calculus leaves of the shared service by it, such as by [`Service::fifo_left_by`]. Both
+/// of what is left may only get worse with the rate.
 ///
 /// # Errors
-/// As [`Curve::largest_rate`].
+/// As [`Curve::largest_rate`], and [`ChooseError::BeyondBound`].
 pub fn choose(
     curve: &Curve,
     target: &ServiceTarget,
-    whole: &Service,
-    largest: f64,
+    arrival: impl Fn(f64) -> Arrival,
+    left: impl Fn(&Arrival) -> Option<Service>,
 ) -> Result<Choice, ChooseError> {
-    let rate = curve.largest_rate(target)?;
-    let arrival = Arrival { rate, burst: largest, peak: None };
+    let bounded = |rate: f64| left(&arrival(rate)).filter(|bound| target.is_met(bound));
+    let (mut low, mut high) = (curve.points[0].rate, curve.largest_rate(target)?);
+    if bounded(high).is_some() {
+        low = high;
+    }
+    let nothing = Service { alpha: 0.0, delta: f64::INFINITY };
+    let Some(mut bound) = bounded(low) else {
+        return Err(ChooseError::BeyondBound { rate: low, best: left(&arrival(low)).unwrap_or(nothing) });
+    };
+    // Half of the remaining range each time: far below one per second at the end.
+    for _ in 0..64 {
+        let middle = low + (high - low) / 2.0;
+        match bounded(middle) {
+            Some(better) => (low, bound) = (middle, better),
+            None => high = middle,
+        }
+    }
     // It is within the measured rates.
-    let expected = curve.at(rate).unwrap_or(curve.points[0].service);
-    Ok(Choice { arrival, expected, bound: whole.left_by(&arrival) })
+    let expected = curve.at(low).unwrap_or(curve.points[0].service);
+    Ok(Choice { arrival: arrival(low), expected, bound })
 }
 
 #[cfg(test)]
@@ -200,12 +235,26 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_has_the_bound_beside_what_is_expected() {
+    fn a_choice_holds_by_the_curve_and_in_the_worst_case() {
         let whole = Service { alpha: 1_000.0, delta: 0.001 };
-        let c = choose(&curve(), &ServiceTarget { alpha: 600.0, delta: 1.0 }, &whole, 1.0).unwrap();
-        assert_eq!(c.arrival, Arrival { rate: 200.0, burst: 1.0, peak: None });
+        let chosen = |alpha: f64, delta: f64, whole: Service| {
+            let bucket = |rate: f64| Arrival { rate, burst: 1.0 + rate / 100.0, peak: None };
+            choose(&curve(), &ServiceTarget { alpha, delta }, bucket, |a| whole.left_by(a))
+        };
+        let c = chosen(600.0, 1.0, whole).unwrap();
+        assert_eq!(c.arrival, Arrival { rate: 200.0, burst: 3.0, peak: None });
         assert_eq!(c.expected, Service { alpha: 600.0, delta: 0.04 });
-        assert_eq!(c.bound, Some(Service { alpha: 800.0, delta: 2.0 / 800.0 }));
+        assert_eq!(c.bound, Service { alpha: 800.0, delta: 4.0 / 800.0 });
+        // The shared service was smaller in another run: the bound decides.
+        let c = chosen(600.0, 1.0, Service { alpha: 750.0, ..whole }).unwrap();
+        assert!((c.arrival.rate - 150.0).abs() < 1e-6 && c.bound.alpha >= 600.0, "{c:?}");
+        let e = chosen(600.0, 1.0, Service { alpha: 650.0, ..whole });
+        assert!(
+            matches!(e, Err(ChooseError::BeyondBound { rate: 100.0, best }) if best.alpha == 550.0),
+            "{e:?}"
+        );
+        assert!(matches!(chosen(900.0, 1.0, whole), Err(ChooseError::OutOfReach { .. })));
+        assert_eq!(curve().largest(), 400.0);
     }
 
     proptest! {

@@ -104,6 +104,31 @@ impl Service {
         (left > 0.0).then(|| Self { alpha: left, delta: (self.alpha * self.delta + arrival.burst) / left })
     }
 
+    /// What neighbours within `arrival` leave to a flow that has `own` requests outstanding at all
+    /// times, where the oldest request is served first and at most `others` of the neighbours' are
+    /// outstanding; counted in requests. `None` when they leave nothing.
+    ///
+    /// What is served before a request of the flow is older, so it was outstanding when that
+    /// request came: `own - 1` of the flow, and `others` of the neighbours. A regulator that holds
+    /// some of these back changes nothing of that.
+    ///
+    /// - alpha: of `own + others` served in a row `own` are the flow's, and the neighbours have no
+    ///   more than their rate: `max(alpha - rate, alpha own / (own + others))`.
+    /// - delta: between two completions of the flow no more than `others` of the neighbours' are
+    ///   served: `delta + others / alpha`. [`Service::left_by`] counts a burst below that.
+    ///
+    /// With a flow that is itself within an arrival curve this is the delay bound of first come
+    /// first served, `T + (sum of bursts) / C` (Le Boudec and Thiran, section 6.2.2), where a
+    /// closed loop's burst is at most what it has outstanding.
+    #[must_use]
+    pub fn fifo_left_by(&self, arrival: &Arrival, own: f64, others: f64) -> Option<Self> {
+        let blind = self.left_by(arrival);
+        let share = if own > 0.0 { own / (own + others) } else { 0.0 };
+        let alpha = (self.alpha * share).max(blind.map_or(0.0, |left| left.alpha));
+        let turn = self.delta + others / self.alpha;
+        (alpha > 0.0).then(|| Self { alpha, delta: blind.map_or(turn, |left| left.delta.min(turn)) })
+    }
+
     /// Longest time without service that neighbours within `arrival` leave, in seconds: as
     /// [`Service::left_by`], and shorter where their peak keeps a burst from coming at once.
     #[must_use]
@@ -161,7 +186,62 @@ mod tests {
         assert!((own.alpha - 40.0).abs() < 1e-12 && (own.delta - 0.035).abs() < 1e-12, "{own:?}");
     }
 
+    #[test]
+    fn first_come_first_served_leaves_its_share_of_what_is_outstanding() {
+        let server = Service { alpha: 1_000.0, delta: 0.002 };
+        let of = |rate, burst| server.fifo_left_by(&Arrival { rate, burst, peak: None }, 16.0, 16.0);
+        // A small burst counts as in any order, a large one no more than what is outstanding.
+        assert_eq!(of(100.0, 2.0), server.left_by(&Arrival { rate: 100.0, burst: 2.0, peak: None }));
+        let large = of(300.0, 500.0).unwrap();
+        assert!((large.alpha - 700.0).abs() < 1e-9 && (large.delta - 0.018).abs() < 1e-12, "{large:?}");
+        // A neighbour without an effective limit takes half.
+        let half = of(5_000.0, 50.0).unwrap();
+        assert!((half.alpha - 500.0).abs() < 1e-9 && (half.delta - 0.018).abs() < 1e-12, "{half:?}");
+        assert_eq!(server.fifo_left_by(&Arrival { rate: 1_000.0, burst: 1.0, peak: None }, 0.0, 4.0), None);
+    }
+
+    /// Completions of a flow with `own` requests outstanding, in seconds: one at a time, the oldest
+    /// first; a neighbour with `others` outstanding has a token bucket.
+    fn oldest_first(speed: f64, own: usize, others: usize, bucket: &Arrival, count: usize) -> Vec<f64> {
+        let (mut now, mut tokens, mut filled) = (0.0, bucket.burst, 0.0);
+        let mut waiting = [vec![0.0; own], vec![0.0; others]];
+        let mut done = Vec::new();
+        while done.len() < count {
+            tokens = (tokens + (now - filled) * bucket.rate).min(bucket.burst);
+            filled = now;
+            let older = waiting[1].first().is_some_and(|at| *at <= waiting[0][0]);
+            let neighbour = older && tokens >= 1.0;
+            now += 1.0 / speed;
+            let of = usize::from(neighbour);
+            waiting[of].remove(0);
+            waiting[of].push(now);
+            if neighbour {
+                tokens -= 1.0;
+            } else {
+                done.push(now);
+            }
+        }
+        done
+    }
+
     proptest! {
+        /// Neither alpha nor Delta of a closed loop is worse than the bound.
+        #[test]
+        fn what_is_left_first_come_first_served_holds(
+            own in 1usize..20, others in 1usize..20, rate in 1.0f64..3_000.0, burst in 1.0f64..100.0,
+        ) {
+            let server = Service { alpha: 1_000.0, delta: 0.0 };
+            let bucket = Arrival { rate, burst, peak: None };
+            let left = server.fifo_left_by(&bucket, own as f64, others as f64).unwrap();
+            let at = oldest_first(server.alpha, own, others, &bucket, 2_000);
+            let gap = at.windows(2).map(|two| two[1] - two[0]).fold(0.0, f64::max);
+            prop_assert!(gap <= left.delta + 1.0 / server.alpha + 1e-9, "{gap} {left:?}");
+            // The first burst, and what is outstanding at the end, are no part of the long run.
+            let most = (at.len() as f64 + burst) / left.alpha + (own + others) as f64 / server.alpha;
+            let last = at[at.len() - 1];
+            prop_assert!(last <= most + 1e-9, "{last} {left:?}");
+        }
+
         /// No interval exceeds by more than the bound, and some interval does by as much.
         #[test]
         fn the_excess_is_the_largest_over_all_intervals(

@@ -136,6 +136,54 @@ fn hosts_of_amd_and_mpam_have_their_own_units() {
 }
 
 #[test]
+fn a_group_of_resctrl_takes_every_thread_that_works_for_the_vm() {
+    let amd = [
+        ("/proc/self/mountinfo", &*(V2.to_owned() + RESCTRL)),
+        ("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n"),
+        ("/sys/fs/resctrl/schemata", "MB:0=2048\n"),
+        ("/sys/fs/resctrl/info/MB/min_bandwidth", "1\n"),
+        ("/sys/fs/resctrl/info/MB/bandwidth_gran", "1\n"),
+    ];
+    let (_dir, root) = host(&amd);
+    let put = |path: String, text: &str| {
+        let path = root.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let task = |pid: u32, tid: u32, name: &str, flags: u64| {
+        let dir = format!("/proc/{pid}/task/{tid}");
+        let stat = format!("{tid} ({name}) S 1 1 1 0 -1 {flags} {}1 50 1 0 0 0\n", "0 ".repeat(29));
+        put(format!("{dir}/stat"), &stat);
+        put(format!("{dir}/status"), &format!("Tgid:\t{pid}\nCpus_allowed_list:\t0-1\n"));
+        put(format!("{dir}/cgroup"), "0::/a\n");
+        put(format!("/proc/{pid}/comm"), &format!("{name}\n"));
+    };
+    let options = RegulatorOptions { actuators: vec![Actuator::Resctrl], ..RegulatorOptions::default() };
+    let traffic = "traffic.write = { rate = \"2600MB/s\" }";
+    let tasks = |found: &VmRegulators| -> Vec<String> {
+        let lines = compiled(found, Actuator::Resctrl).settings.iter().map(ToString::to_string);
+        lines.filter(|line| line.contains("/sys/fs/resctrl/a/tasks")).collect()
+    };
+    let found = all(traffic, &options, &root);
+    assert!(tasks(&found[0]).is_empty());
+    assert!(found[0].unknown.iter().any(|line| line.starts_with("threads of a, ")), "{:?}", found[0].unknown);
+
+    put("/sys/fs/cgroup/a/cgroup.procs".to_owned(), "100\n");
+    for (tid, name) in [(102, "IO io0"), (103, "CPU 0/KVM"), (100, "qemu-system-x86")] {
+        task(100, tid, name, 0x0040_0040);
+    }
+    task(200, 200, "vhost-100", 0x0020_8040);
+    task(300, 300, "qemu-system-x86", 0x0040_0040);
+    let found = all(traffic, &options, &root);
+    let lines = tasks(&found[0]);
+    assert_eq!(lines.len(), 4, "{lines:?} {:?}", found[0].unknown);
+    for tid in ["100", "102", "103", "200"] {
+        assert!(lines.iter().any(|line| line.contains(tid)), "{tid}: {lines:?}");
+    }
+    assert!(found[0].unknown.iter().all(|line| !line.starts_with("threads")), "{:?}", found[0].unknown);
+}
+
+#[test]
 fn what_cannot_be_is_an_error_with_its_remedy() {
     let (_dir, root) = host(&[]);
     let error = |traffic: &str, options: &RegulatorOptions| {

@@ -202,7 +202,7 @@ pub const PARTS: &[Part] = &[
         needs: &[],
         sizes: &[
             Size { seconds: 120, args: &["bench", "regulation", "--quick", "--out", OUT] },
-            Size { seconds: 720, args: &["bench", "regulation", "--out", OUT] },
+            Size { seconds: 1560, args: &["bench", "regulation", "--out", OUT] },
         ],
     },
     Part {

@@ -2,10 +2,10 @@
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_traffic::qos400::{PAPER_CLOCK_HZ, PAPER_SETTINGS, paper_settings_wrong};
-use rtvirtio_traffic::{Arrival, Curve, CurvePoint, Direction, Service};
+use rtvirtio_traffic::{Arrival, Direction, Service};
 
-use super::measure::burst;
-use super::{Beside, Point, RegulationData, VictimPoint};
+use super::model::{JudgedVictim, judged_victims};
+use super::{Beside, Point, RegulationData};
 use crate::claims::Claim;
 
 /// A rate acts where it is below this share of what the flow gets without it.
@@ -22,40 +22,50 @@ pub struct Judged {
     pub within: bool,
 }
 
-/// Regulated points, in the order of flow, load and rate, each with its bound where it was held
-/// out.
+/// Regulated points in the order of flow and load, from the lowest rate up, each with its bound
+/// where it was held out.
 ///
-/// The service behind a regulator has an alpha and a Delta of its own: those of the flow without
-/// a regulator, and of every other rate, the longest gap beyond the regulator's own. With them the
-/// bound of each remaining rate is `delta + 1 / rate` ([`Service::regulated`]).
+/// The service behind a regulator has a Delta of its own: what it is late beyond the regulator's
+/// `1 / rate`. The longest of the training points bounds it, and with it the bound of a rate is
+/// `delta + 1 / rate` ([`Service::regulated`]). Training is every other rate from the lowest up,
+/// which was watched longest: a late wake-up is the more likely the longer one looks. Disks are one
+/// pool and networks another, each over all directions and loads, for the largest of n is exceeded
+/// by one more of their kind with a probability of `1 / (n + 1)` (the conformal quantile, see
+/// `rtvirtio_stats::conformal`): one in 21 with twenty, and one in six with those of a single
+/// direction and load. The flow without a regulator is not in it: its queue is served without a
+/// wake-up.
 #[must_use]
 pub fn outcomes(points: &[Point]) -> Vec<Judged> {
-    let mut judged = Vec::new();
+    let late = |p: &Point, rate: f64| (p.service().delta - 1.0 / rate).max(0.0);
+    let mut pools = [0.0f64; 2];
+    let mut held_out = Vec::new();
     for flow in Direction::ALL {
         for beside in Beside::ALL {
             let of: Vec<&Point> = points.iter().filter(|p| p.flow == flow && p.beside == beside).collect();
             let Some(free) = of.iter().find(|p| p.rate.is_none()) else { continue };
-            let acting: Vec<(&Point, f64)> = of
+            let mut acting: Vec<(&Point, f64)> = of
                 .iter()
                 .filter_map(|p| Some((*p, p.rate? as f64)))
                 .filter(|(_, rate)| *rate < ACTS * free.alpha)
                 .collect();
-            let own = |(point, rate): &(&Point, f64)| (point.service().delta - 1.0 / rate).max(0.0);
-            let known = acting.iter().step_by(2).map(own).fold(free.service().delta, f64::max);
-            let service = Service { alpha: free.alpha, delta: known };
-            for (point, rate) in acting.iter().skip(1).step_by(2) {
-                let regulator = Arrival { rate: *rate, burst: 1.0, peak: None };
-                let bound = service.regulated(&regulator, 1.0);
-                let seconds = (point.n - 1) as f64 / point.alpha;
-                // A first unit that comes late and a last one that does not make alpha larger.
-                let off = rate * (known / seconds);
-                let alpha = (rate - off..=rate + off).contains(&point.alpha);
-                let within = alpha && point.service().delta <= bound.delta;
-                judged.push(Judged { point: **point, bound, within });
-            }
+            acting.sort_by(|a, b| a.1.total_cmp(&b.1));
+            let pool = &mut pools[usize::from(flow.is_disk())];
+            // Where the host stood still cannot be told, nothing can be said of the service.
+            let training = acting.iter().step_by(2).filter(|(p, _)| p.awake_ns.is_some());
+            *pool = training.map(|(p, rate)| late(p, *rate)).fold(*pool, f64::max);
+            held_out.extend(acting.into_iter().skip(1).step_by(2).map(|(p, rate)| (p, rate, free.alpha)));
         }
     }
-    judged
+    let judge = |(point, rate, alpha): (&Point, f64, f64)| {
+        let service = Service { alpha, delta: pools[usize::from(point.flow.is_disk())] };
+        let bound = service.regulated(&Arrival { rate, burst: 1.0, peak: None }, 1.0);
+        let seconds = (point.n - 1) as f64 / point.alpha;
+        // A first unit that comes late and a last one that does not make alpha larger.
+        let off = rate * (service.delta / seconds);
+        let is_alpha_within = (rate - off..=rate + off).contains(&point.alpha);
+        Judged { point: *point, bound, within: is_alpha_within && point.service().delta <= bound.delta }
+    };
+    held_out.into_iter().map(judge).collect()
 }
 
 /// Points at which the regulator acts: what is left of a rate's error.
@@ -81,46 +91,6 @@ fn ratios(points: &[Point], of: impl Fn(&Point) -> f64) -> Vec<f64> {
     points.iter().filter_map(pair).collect()
 }
 
-/// A held-out point of the victim: what the curve expects and what network calculus bounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct JudgedVictim {
-    /// As measured.
-    pub point: VictimPoint,
-    /// By the curve of the other points.
-    pub expected: Service,
-    /// In the worst case.
-    pub bound: Service,
-}
-
-/// The curve of every other rate, and the service that victim and neighbour share; `None` with too
-/// few points.
-#[must_use]
-pub fn victim_curve(victims: &[VictimPoint]) -> Option<(Curve, Service)> {
-    let alone = victims.iter().find(|v| v.rate.is_none())?.victim.service();
-    let used: Vec<&VictimPoint> = victims.iter().filter(|v| v.rate.is_some()).step_by(2).collect();
-    let of = |v: &&VictimPoint| Some(CurvePoint { rate: v.rate? as f64, service: v.victim.service() });
-    let points: Vec<CurvePoint> = used.iter().filter_map(of).collect();
-    let curve = Curve::new(&points).ok()?;
-    let delta = points.iter().map(|p| p.service.delta).fold(alone.delta, f64::max);
-    Some((curve, Service { alpha: alone.alpha, delta }))
-}
-
-/// Every other rate of the neighbour, against the curve of the rest and the bound.
-#[must_use]
-pub fn judged_victims(victims: &[VictimPoint]) -> Vec<JudgedVictim> {
-    let Some((curve, whole)) = victim_curve(victims) else { return Vec::new() };
-    let held_out = victims.iter().filter(|v| v.rate.is_some()).skip(1).step_by(2);
-    held_out
-        .filter_map(|v| {
-            let rate = v.rate? as f64;
-            let left = whole.left_by(&Arrival { rate, burst: burst(v.rate?) as f64, peak: None })?;
-            // One unit of service more passes between two completions.
-            let bound = Service { alpha: left.alpha, delta: left.delta + 1.0 / whole.alpha };
-            Some(JudgedVictim { point: *v, expected: curve.at(rate)?, bound })
-        })
-        .collect()
-}
-
 /// All claims.
 #[must_use]
 pub fn claims(data: &RegulationData) -> Vec<Claim> {
@@ -136,7 +106,17 @@ pub fn claims(data: &RegulationData) -> Vec<Claim> {
         .at_most(0.0),
     ];
     all.extend(of_points(&data.points));
+    all.extend(data.spoiled.map(|spoiled| {
+        Claim::new(
+            "regulation.spoiled",
+            "measurements made anew, because a CPU of the host stood still for more than a twentieth of their time",
+            spoiled as f64,
+            "runs",
+            data.points.len() + data.victims.len() + data.choices.len(),
+        )
+    }));
     all.extend(of_victims(data));
+    all.extend(of_choices(data));
     all
 }
 
@@ -144,13 +124,19 @@ fn of_points(points: &[Point]) -> Vec<Claim> {
     let errors = rate_errors(points);
     let judged = outcomes(points);
     let outside = judged.iter().filter(|j| !j.within).count();
-    let over: Vec<f64> = judged.iter().map(|j| j.bound.delta / j.point.service().delta).collect();
+    let over = |wanted: &dyn Fn(Direction) -> bool| -> Vec<f64> {
+        let of = judged.iter().filter(|j| wanted(j.point.flow));
+        of.map(|j| j.bound.delta / j.point.service().delta).collect()
+    };
+    let (all, disks, networks) =
+        (over(&|_| true), over(&|flow| flow.is_disk()), over(&|flow| !flow.is_disk()));
     let (alphas, deltas) = (ratios(points, |p| p.alpha), ratios(points, |p| p.service().delta));
-    let units = points.iter().filter(|p| p.rate.is_some()).map(|p| p.n).max().unwrap_or(0);
+    let units = || points.iter().filter(|p| p.rate.is_some()).map(|p| p.n);
+    let (fewest, most) = (units().min().unwrap_or(0), units().max().unwrap_or(0));
     vec![
         Claim::new(
             "regulation.rate_error",
-            format!("largest distance of alpha from the rate of its regulator, in any direction, with and without the memory load; up to {units} units each"),
+            format!("largest distance of alpha from the rate of its regulator, in any direction, with and without the memory load; {fewest} to {most} units each"),
             errors.iter().copied().fold(0.0, f64::max),
             "share",
             errors.len(),
@@ -174,11 +160,25 @@ fn of_points(points: &[Point]) -> Vec<Claim> {
         Claim::new(
             "regulation.bound_over_measured",
             "bound of Delta over Delta as measured less the host's own stalls, median of held-out points",
-            median(over.clone()),
+            median(all.clone()),
             "times",
-            over.len(),
+            all.len(),
         )
         .at_most(1.5),
+        Claim::new(
+            "regulation.bound_over_measured.disks",
+            "the same, of disks only",
+            median(disks.clone()),
+            "times",
+            disks.len(),
+        ),
+        Claim::new(
+            "regulation.bound_over_measured.networks",
+            "the same, of networks only",
+            median(networks.clone()),
+            "times",
+            networks.len(),
+        ),
         Claim::new(
             "regulation.memory.alpha",
             "alpha next to a memory-bound load on every CPU over that without, smallest of all rates and directions",
@@ -205,10 +205,10 @@ fn of_victims(data: &RegulationData) -> Vec<Claim> {
     let n = judged.len();
     let share = judged.iter().filter(holds).count() as f64 / n.max(1) as f64;
     let over = |of: &dyn Fn(&JudgedVictim) -> f64| median(judged.iter().map(of).collect());
-    let mut all = vec![
+    vec![
         Claim::new(
             "regulation.victim.bound_holds",
-            "share of held-out rates of a neighbour at which a victim's alpha and Delta are within the bound of network calculus",
+            "share of runs at held-out rates of a neighbour in which a victim's alpha and Delta are within the bound of network calculus",
             share,
             "share",
             n,
@@ -216,7 +216,7 @@ fn of_victims(data: &RegulationData) -> Vec<Claim> {
         .at_least(0.95),
         Claim::new(
             "regulation.victim.alpha_over_bound",
-            "the victim's alpha over its bound, median of held-out rates",
+            "the victim's alpha over its bound, median of runs at held-out rates",
             over(&|j| j.point.victim.alpha / j.bound.alpha),
             "times",
             n,
@@ -224,7 +224,7 @@ fn of_victims(data: &RegulationData) -> Vec<Claim> {
         .at_most(1.5),
         Claim::new(
             "regulation.victim.bound_over_measured",
-            "bound of the victim's Delta over Delta as measured, median of held-out rates",
+            "bound of the victim's Delta over Delta as measured, median of runs at held-out rates",
             over(&|j| j.bound.delta / j.point.victim.service().delta),
             "times",
             n,
@@ -232,18 +232,22 @@ fn of_victims(data: &RegulationData) -> Vec<Claim> {
         .at_most(1.5),
         Claim::new(
             "regulation.victim.curve_error",
-            "distance of the victim's alpha from what the curve of the other rates expects, median of held-out rates",
+            "distance of the victim's alpha from what the curve of the other rates expects, median of runs at held-out rates",
             over(&|j| (j.point.victim.alpha / j.expected.alpha - 1.0).abs()),
             "share",
             n,
         ),
-    ];
+    ]
+}
+
+fn of_choices(data: &RegulationData) -> Vec<Claim> {
+    let mut all = Vec::new();
     if !data.choices.is_empty() {
         let held = data.choices.iter().filter(|c| c.is_held()).count();
         all.push(
             Claim::new(
                 "regulation.choice.held",
-                "share of targets of a victim that hold when its neighbour has the rate that was chosen for them, measured again",
+                "share of runs in which a victim's target holds when its neighbour has the rate that was chosen for it, measured again",
                 held as f64 / data.choices.len() as f64,
                 "share",
                 data.choices.len(),
@@ -251,11 +255,26 @@ fn of_victims(data: &RegulationData) -> Vec<Claim> {
             .at_least(0.95),
         );
     }
+    if let Some(refused) = &data.refused {
+        let mut chosen: Vec<f64> = data.choices.iter().map(|c| c.target.alpha).collect();
+        chosen.sort_by(f64::total_cmp);
+        chosen.dedup();
+        all.push(Claim::new(
+            "regulation.choice.refused",
+            "targets of a victim for which no rate of its neighbour can be chosen: by the curve or by the bound it would be missed at every one",
+            refused.len() as f64,
+            "targets",
+            refused.len() + chosen.len(),
+        ));
+    }
     all
 }
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_traffic::ServiceTarget;
+
+    use super::super::{ChosenRate, RefusedTarget, VictimPoint};
     use super::*;
 
     fn point(rate: Option<u64>, alpha: f64, delta_us: u64) -> Point {
@@ -266,53 +285,56 @@ mod tests {
             n: 1_001,
             alpha,
             delta_ns: delta_us * 1_000,
-            awake_ns: None,
+            awake_ns: Some(delta_us * 1_000),
             median_ns: 1_000,
             memory: None,
         }
     }
 
     #[test]
-    fn every_other_rate_is_judged_by_the_rest() {
+    fn every_other_rate_is_judged_by_what_all_of_its_kind_were_late() {
         let points = [
-            point(None, 10_000.0, 500),
+            // Longer than any below: another regime.
+            point(None, 10_000.0, 9_000),
             // Not below what the flow gets anyway.
             point(Some(16_384), 10_000.0, 500),
-            point(Some(4_000), 4_000.0, 1_250),
+            point(Some(4_000), 4_000.0, 1_340),
             point(Some(2_000), 2_000.0, 1_400),
-            point(Some(1_000), 1_000.0, 1_500),
+            point(Some(1_000), 1_000.0, 2_300),
             point(Some(500), 500.0, 3_100),
         ];
         let judged = outcomes(&points);
         assert_eq!(judged.len(), 2);
-        // The service's own gap is 1.25 ms less a quarter: 1 ms.
-        assert!((judged[0].bound.delta - 1.5e-3).abs() < 1e-9 && judged[0].within, "{judged:?}");
-        assert!((judged[1].bound.delta - 3e-3).abs() < 1e-9 && !judged[1].within, "{judged:?}");
+        // At 500 per second it is 3.1 ms less two: 1.1 ms late.
+        assert!((judged[0].bound.delta - 2.1e-3).abs() < 1e-9 && !judged[0].within, "{judged:?}");
+        assert!((judged[1].bound.delta - 1.35e-3).abs() < 1e-9 && judged[1].within, "{judged:?}");
+        // Writes of the same disk are of its kind, frames are not.
+        let of = |flow: Direction| {
+            let more = [point(None, 10_000.0, 9_000), point(Some(500), 500.0, 3_400)];
+            outcomes(&[&points[..], &more.map(|p| Point { flow, ..p })].concat())
+        };
+        assert!(of(Direction::Write)[0].within && !of(Direction::Tx)[0].within);
         assert!(rate_errors(&points).iter().all(|e| *e < 1e-9));
-        let fast = [points[0], points[2], point(Some(2_000), 2_050.0, 1_400)];
+        let fast = [points[0], point(Some(2_000), 2_050.0, 1_400), points[5]];
         assert!(!outcomes(&fast)[0].within, "alpha beyond the rate");
         assert!(outcomes(&points[1..]).is_empty(), "without the unregulated flow nothing is known");
     }
 
     #[test]
-    fn a_victim_is_judged_by_what_is_left() {
-        let victim = |rate: Option<u64>, alpha, us| VictimPoint {
-            rate,
-            victim: point(rate, alpha, us),
-            neighbour: rate.unwrap_or(0) as f64,
-        };
-        let all = [
-            victim(None, 1_000.0, 2_000),
-            victim(Some(800), 220.0, 9_000),
-            victim(Some(400), 610.0, 4_000),
-            victim(Some(200), 805.0, 3_000),
-        ];
-        let judged = judged_victims(&all);
-        assert_eq!(judged.len(), 1);
-        assert!((judged[0].bound.alpha - 600.0).abs() < 1e-9);
-        // (1000 * 9 ms + a burst of 5) / 600 and a millisecond.
-        assert!((judged[0].bound.delta - (14.0 / 600.0 + 1e-3)).abs() < 1e-9, "{judged:?}");
-        assert!((judged[0].expected.alpha - (805.0 - 585.0 / 3.0)).abs() < 1e-9, "{judged:?}");
+    fn a_refused_target_is_counted_and_not_dropped() {
+        let mut data = RegulationData::for_tests(Vec::new(), Vec::new());
+        assert!(of_choices(&data).is_empty());
+        let target = ServiceTarget { alpha: 1.0, delta: 1.0 };
+        data.refused = Some(vec![RefusedTarget { target, why: "ask for less".to_owned() }]);
+        let claims = of_choices(&data);
+        assert_eq!((claims.len(), claims[0].value, claims[0].n), (1, 1.0, 1));
+        let got =
+            |alpha| VictimPoint { rate: Some(5), victim: point(Some(5), alpha, 1), neighbour: 5.0, round: 0 };
+        let choice = |alpha| ChosenRate { target, chosen: 5.0, burst: Some(2.0), measured: got(alpha) };
+        data.choices = vec![choice(2.0), choice(0.5)];
+        data.refused = Some(Vec::new());
+        let claims = of_choices(&data);
+        assert_eq!((claims[0].value, claims[0].n, claims[1].value, claims[1].n), (0.5, 2, 0.0, 1));
     }
 
     #[test]

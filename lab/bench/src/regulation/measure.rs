@@ -1,6 +1,6 @@
 //! All points, interleaved.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -13,10 +13,11 @@ use rtvirtio_traffic::{Direction, Place, ServiceTarget, Tspec, Unit, choose, com
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 
-use super::claims::victim_curve;
 use super::memory_load::{MemoryLoad, largest_cache};
+use super::model::{VictimModel, limit};
 use super::{
-    Beside, ChosenRate, Point, RegulationData, UNITS, VictimPoint, disk, network, point, rates, victim,
+    Beside, ChosenRate, Point, RefusedTarget, RegulationData, UNITS, VictimPoint, disk, network, point,
+    rates, victim,
 };
 use crate::interleave::{Counter, interleaved};
 use crate::saved::Saved as _;
@@ -31,6 +32,12 @@ pub(super) const DISK: Bytes = Bytes(256 << 20);
 pub(super) const WARM_UP: Duration = Duration::from_millis(200);
 /// No point is shorter, unless all are.
 const SHORTEST: Duration = Duration::from_millis(700);
+/// Time of a flow without a regulator, and of victim and neighbour, unless all are shorter: far
+/// more than ten thousand units.
+const SATURATED: Duration = Duration::from_secs(3);
+/// How often something is measured until no CPU of the host stands still for more than a twentieth
+/// of the time; the last one counts, whatever it is.
+const ATTEMPTS: u32 = 3;
 
 /// Wake-ups of this machine are later than this about once in ten thousand.
 const LATE: Duration = Duration::from_millis(10);
@@ -48,6 +55,8 @@ pub struct RegulationOptions {
     pub top: u64,
     /// How many rates.
     pub rates: u32,
+    /// How often the victim is measured at each rate.
+    pub rounds: u32,
     /// The command's options, for the result.
     pub words: String,
     /// Only these flows; all when empty.
@@ -64,7 +73,7 @@ impl Length {
     pub(super) fn of(self, rate: Option<u64>) -> Duration {
         // A little more, as the rate is not exceeded and the first units are not counted.
         let units = |rate: u64| Duration::from_secs_f64(1.02 * UNITS as f64 / rate as f64);
-        rate.map_or(self.longest, |rate| units(rate).min(self.longest).max(SHORTEST.min(self.longest)))
+        rate.map_or(SATURATED, |rate| units(rate).max(SHORTEST)).min(self.longest)
     }
 }
 
@@ -90,12 +99,21 @@ pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::
         .flat_map(|(flow, beside)| with_none(&rates).into_iter().map(move |rate| (flow, beside, rate)))
         .collect();
     let mut counter = Counter::new(progress, "rates, directions and loads", items.len());
+    let mut spoiled = 0;
     let points = interleaved(&items, 0, &mut counter, progress, |item| {
-        one(*item, length.of(item.2), dir.path(), ram.device(), &load)
+        one(*item, length.of(item.2), dir.path(), ram.device(), &load, &mut spoiled)
     })?;
     drop(counter);
-    let victims = victims(&rates, length, dir.path(), ram.device(), progress)?;
-    let choices = choices(&victims, length, dir.path(), ram.device(), progress)?;
+    let mut bed = VictimBed {
+        dir: dir.path().to_owned(),
+        device: ram.device().to_owned(),
+        // All have the same time: a gap is longer the longer one looks.
+        time: length.of(None),
+        rounds: options.rounds.max(1),
+        spoiled,
+    };
+    let victims = bed.victims(&rates, progress)?;
+    let (choices, refused) = bed.choices(&victims, progress)?;
     Ok(RegulationData {
         schema: RegulationData::SCHEMA.to_owned(),
         host: HostFacts {
@@ -112,6 +130,8 @@ pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::
         points,
         victims,
         choices,
+        refused: Some(refused),
+        spoiled: Some(bed.spoiled),
     })
 }
 
@@ -120,48 +140,94 @@ fn with_none(rates: &[u64]) -> Vec<Option<u64>> {
     std::iter::once(None).chain(rates.iter().copied().map(Some)).collect()
 }
 
-fn victims(
-    rates: &[u64],
-    length: Length,
-    dir: &Path,
-    device: &Path,
-    progress: &dyn Progress,
-) -> anyhow::Result<Vec<VictimPoint>> {
-    let items = with_none(rates);
-    let mut counter = Counter::new(progress, "a victim next to a regulated neighbour", items.len());
-    interleaved(&items, 1, &mut counter, progress, |rate| {
-        let (dir, device) = (dir.to_owned(), device.to_owned());
-        // All have the same time: a gap is longer the longer one looks.
-        let time = length.longest / 2;
-        let rate = *rate;
-        on_frontend(move || victim::run(rate, time, &dir, &device))
-    })
+/// Measures a victim next to a neighbour.
+struct VictimBed {
+    dir: PathBuf,
+    device: PathBuf,
+    time: Duration,
+    rounds: u32,
+    /// Measurements that were made anew.
+    spoiled: u64,
 }
 
-/// Chooses the neighbour's rate for targets between the best and the worst that the victim got, and
-/// measures each.
-fn choices(
-    victims: &[VictimPoint],
-    length: Length,
-    dir: &Path,
-    device: &Path,
-    progress: &dyn Progress,
-) -> anyhow::Result<Vec<ChosenRate>> {
-    let Some((curve, whole)) = victim_curve(victims) else { return Ok(Vec::new()) };
-    let alphas = || victims.iter().map(|v| v.victim.alpha);
-    let (least, most) = (alphas().fold(f64::INFINITY, f64::min), alphas().fold(0.0, f64::max));
-    let mut all = Vec::new();
-    for share in TARGETS {
-        progress.check_cancelled()?;
-        let target = ServiceTarget { alpha: least + share * (most - least), delta: SLACK * whole.delta };
-        // A target that no measured rate reaches is shown by what is missing.
-        let Ok(choice) = choose(&curve, &target, &whole, 1.0) else { continue };
-        let (dir, device, time) = (dir.to_owned(), device.to_owned(), length.longest / 2);
-        let rate = (choice.arrival.rate as u64).max(1);
-        let measured = on_frontend(move || victim::run(Some(rate), time, &dir, &device))?;
-        all.push(ChosenRate { target, chosen: choice.arrival.rate, measured });
+impl VictimBed {
+    fn one(&mut self, rate: Option<u64>, round: u32) -> anyhow::Result<VictimPoint> {
+        let time = self.time;
+        until_quiet(
+            &mut self.spoiled,
+            |v: &VictimPoint| v.victim.awake_ns.is_some(),
+            || {
+                let (dir, device) = (self.dir.clone(), self.device.clone());
+                let seen = on_frontend(move || victim::run(rate, time, &dir, &device))?;
+                Ok(VictimPoint { round, ..seen })
+            },
+        )
     }
-    Ok(all)
+
+    /// Without a neighbour and at each of its rates, in every round.
+    fn victims(&mut self, rates: &[u64], progress: &dyn Progress) -> anyhow::Result<Vec<VictimPoint>> {
+        let items = with_none(rates);
+        let total = items.len() * self.rounds as usize;
+        let mut counter = Counter::new(progress, "a victim next to a regulated neighbour", total);
+        let mut all = Vec::new();
+        for round in 0..self.rounds {
+            let order = 1 + round as usize;
+            all.extend(interleaved(&items, order, &mut counter, progress, |rate| self.one(*rate, round))?);
+        }
+        Ok(all)
+    }
+
+    /// Chooses the neighbour's rate for targets between the best and the worst that the victim got,
+    /// and measures each; and the targets for which there is none.
+    fn choices(
+        &mut self,
+        victims: &[VictimPoint],
+        progress: &dyn Progress,
+    ) -> anyhow::Result<(Vec<ChosenRate>, Vec<RefusedTarget>)> {
+        let Some(model) = VictimModel::new(victims) else { return Ok((Vec::new(), Vec::new())) };
+        let alphas = || victims.iter().map(|v| v.victim.alpha);
+        let (least, most) = (alphas().fold(f64::INFINITY, f64::min), alphas().fold(0.0, f64::max));
+        let (mut chosen, mut refused) = (Vec::new(), Vec::new());
+        for share in TARGETS {
+            let alpha = least + share * (most - least);
+            let target = ServiceTarget { alpha, delta: SLACK * model.longest() };
+            match choose(&model.curve, &target, limit, |limit| model.bound(limit)) {
+                Ok(choice) => chosen.push((target, choice.arrival.rate)),
+                // A target that cannot be reached is shown by what is missing.
+                Err(why) => refused.push(RefusedTarget { target, why: why.to_string() }),
+            }
+        }
+        let total = chosen.len() * self.rounds as usize;
+        let mut counter = Counter::new(progress, "a victim with its neighbour's chosen rate", total);
+        let mut all = Vec::new();
+        for round in 0..self.rounds {
+            let order = 1 + round as usize;
+            all.extend(interleaved(&chosen, order, &mut counter, progress, |(target, chosen)| {
+                let rate = (*chosen as u64).max(1);
+                let measured = self.one(Some(rate), round)?;
+                let burst = Some(burst(rate) as f64);
+                Ok(ChosenRate { target: *target, chosen: *chosen, burst, measured })
+            })?);
+        }
+        Ok((all, refused))
+    }
+}
+
+/// Measures again where the host stood still for more than can be taken off, and counts how often.
+fn until_quiet<T>(
+    spoiled: &mut u64,
+    is_quiet: impl Fn(&T) -> bool,
+    mut measure: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut seen = measure()?;
+    for _ in 1..ATTEMPTS {
+        if is_quiet(&seen) {
+            break;
+        }
+        *spoiled += 1;
+        seen = measure()?;
+    }
+    Ok(seen)
 }
 
 /// One point. Where the host stood still for most of its time it is measured anew, for longer.
@@ -171,9 +237,11 @@ fn one(
     dir: &Path,
     device: &Path,
     load: &MemoryLoad,
+    spoiled: &mut u64,
 ) -> anyhow::Result<Point> {
     for times in [1, 2, 4] {
-        if let Some(point) = once(item, time * times, dir, device, load)? {
+        let is_quiet = |p: &Option<Point>| p.is_none_or(|p| p.awake_ns.is_some());
+        if let Some(point) = until_quiet(spoiled, is_quiet, || once(item, time * times, dir, device, load))? {
             return Ok(point);
         }
     }
@@ -242,4 +310,28 @@ pub(super) fn cap(flow: Direction, rate: Option<u64>) -> anyhow::Result<String> 
     let one = Tspec { unit: Unit::Requests, rate, burst: burst(rate), peak: None, largest: 1 };
     let compiled = compile(&one, flow, &Place::IoDomain)?;
     Ok(compiled.settings.iter().map(|setting| format!("{setting}\n")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rate_has_ten_thousand_units_where_that_is_in_time() {
+        let length = |seconds| Length { longest: Duration::from_secs(seconds) };
+        assert_eq!(length(80).of(Some(128)).as_millis(), 79_687);
+        assert_eq!(length(10).of(Some(128)), Duration::from_secs(10));
+        assert_eq!(length(80).of(Some(65_536)), SHORTEST);
+        assert_eq!((length(80).of(None), length(1).of(None)), (SATURATED, Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn what_is_spoiled_is_measured_again_and_counted() {
+        let (mut spoiled, mut runs) = (0, 1u32..);
+        let mut until = |wanted: u32| {
+            until_quiet(&mut spoiled, |seen| *seen >= wanted, || runs.next().context("no more")).unwrap()
+        };
+        assert_eq!((until(2), until(9)), (2, 5), "the third attempt counts, whatever it is");
+        assert_eq!(spoiled, 3);
+    }
 }

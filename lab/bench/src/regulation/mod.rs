@@ -10,6 +10,7 @@ mod claims;
 mod disk;
 mod measure;
 pub mod memory_load;
+mod model;
 mod network;
 mod page;
 mod victim;
@@ -27,11 +28,15 @@ use crate::saved::Saved;
 /// File name of the result.
 pub const FILE: &str = "regulation.json";
 /// The largest rate, in units per second; the others are each half of the one before.
-pub const TOP: u64 = 16_384;
+pub const TOP: u64 = 65_536;
 /// How many rates there are, as in the paper.
 pub const RATES: u32 = 10;
+/// How often the victim is measured at each rate, interleaved.
+pub const ROUNDS: u32 = 3;
 /// Units of a point where its rate gives them in time, as in the paper.
 const UNITS: u64 = 10_000;
+/// Requests that victim and neighbour have outstanding, each.
+const OUTSTANDING: usize = 16;
 
 /// So many rates from the largest on, as far as they are one per second.
 #[must_use]
@@ -121,6 +126,9 @@ pub struct VictimPoint {
     pub victim: Point,
     /// The neighbour's requests per second.
     pub neighbour: f64,
+    /// Which of the interleaved repetitions.
+    #[serde(default)]
+    pub round: u32,
 }
 
 /// The result.
@@ -146,6 +154,13 @@ pub struct RegulationData {
     /// Targets of the victim, with what was chosen for the neighbour and what that gave.
     #[serde(default)]
     pub choices: Vec<ChosenRate>,
+    /// Targets for which there is no rate; `None` in files that do not list them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<Vec<RefusedTarget>>,
+    /// Measurements that were made anew, because a CPU stood still for more than a twentieth of
+    /// their time; `None` in files that do not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spoiled: Option<u64>,
 }
 
 /// A target of the victim and the neighbour's rate for it.
@@ -153,8 +168,11 @@ pub struct RegulationData {
 pub struct ChosenRate {
     /// What the victim must get.
     pub target: ServiceTarget,
-    /// The neighbour's rate by the measured curve.
+    /// The neighbour's rate by the measured curve and the bound.
     pub chosen: f64,
+    /// The burst that the neighbour had with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<f64>,
     /// What the victim got with it.
     pub measured: VictimPoint,
 }
@@ -165,6 +183,15 @@ impl ChosenRate {
     pub fn is_held(&self) -> bool {
         self.target.is_met(&self.measured.victim.service())
     }
+}
+
+/// A target of the victim for which no rate of the neighbour can be chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RefusedTarget {
+    /// What the victim must get.
+    pub target: ServiceTarget,
+    /// Why there is none.
+    pub why: String,
 }
 
 #[cfg(test)]
@@ -186,6 +213,8 @@ impl RegulationData {
             points,
             victims,
             choices: Vec::new(),
+            refused: None,
+            spoiled: None,
         }
     }
 }
@@ -232,7 +261,7 @@ mod tests {
     #[test]
     fn each_rate_is_half_of_the_one_before() {
         let all = rates(TOP, RATES);
-        assert_eq!((all.len(), all[0], all[9]), (10, 16_384, 32));
+        assert_eq!((all.len(), all[0], all[9]), (10, 65_536, 128));
         assert_eq!(rates(2, 10), [2, 1]);
         assert!(all.windows(2).all(|pair| pair[1] * 2 == pair[0]));
     }

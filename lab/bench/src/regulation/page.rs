@@ -5,7 +5,8 @@ use std::path::Path;
 use rtvirtio_report::svg::{Series, Spread};
 use rtvirtio_traffic::Direction;
 
-use super::claims::{claims, judged_victims, outcomes};
+use super::claims::{claims, outcomes};
+use super::model::judged_victims;
 use super::{Beside, Point, RegulationData};
 use crate::page::xy::{axis, plot, series, table};
 use crate::page::{Plot, Section, Table};
@@ -133,7 +134,7 @@ fn section(data: &RegulationData, flow: Direction) -> Section {
 fn victims(data: &RegulationData) -> Section {
     let judged = judged_victims(&data.victims);
     let rows = data.victims.iter().map(|v| {
-        let of = judged.iter().find(|j| j.point.rate == v.rate);
+        let of = judged.iter().find(|j| (j.point.rate, j.point.round) == (v.rate, v.round));
         let (s, ms) = (v.victim.service(), |s: f64| format!("{:.3}", s * 1e3));
         vec![
             v.rate.map_or("no neighbour".to_owned(), |rate| rate.to_string()),
@@ -153,7 +154,13 @@ fn victims(data: &RegulationData) -> Section {
         text: vec![
             "Reads of 4 KiB of both on one disk, one at a time, first come first served. Values without a bound are those from which curve and bound are made."
                 .to_owned(),
-        ],
+        ]
+        .into_iter()
+        .chain(data.refused.iter().flatten().map(|r| {
+            let (alpha, delta) = (r.target.alpha, r.target.delta * 1e3);
+            format!("Refused: alpha {alpha:.0}/s with Delta {delta:.2} ms: {}.", r.why)
+        }))
+        .collect(),
         tables: std::iter::once(table("victim", &head, rows.collect())).chain(chosen(data)).collect(),
         ..Section::default()
     }

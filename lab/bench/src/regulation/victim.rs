@@ -11,13 +11,11 @@ use rtvirtio_traffic::Direction;
 
 use super::disk::{config, socket};
 use super::measure::{DISK, ENGINE, WARM_UP, cap, raise};
-use super::{Beside, VictimPoint, point};
+use super::{Beside, OUTSTANDING, VictimPoint, point};
 use crate::backend::Backend;
 
-/// Requests outstanding of each: neither queue is ever empty.
-const DEPTH: usize = 16;
-
-/// The victim's completions next to a neighbour of so many requests per second.
+/// The victim's completions next to a neighbour of so many requests per second. Neither queue is
+/// ever empty.
 pub(super) fn run(
     rate: Option<u64>,
     time: Duration,
@@ -29,9 +27,9 @@ pub(super) fn run(
     let _domain = Backend::start_domain(dir, &config(dir, device, "fifo", 1, &caps))?;
     let connect = |i| Client::connect(&socket(dir, i), Options::default());
     let mut clients = vec![connect(0)?, connect(1)?];
-    let mut streams = vec![Stream::reads("victim", DEPTH, DISK.0)];
+    let mut streams = vec![Stream::reads("victim", OUTSTANDING, DISK.0)];
     if rate.is_some() {
-        streams.push(Stream { client: 1, ..Stream::reads("neighbour", DEPTH, DISK.0) });
+        streams.push(Stream { client: 1, ..Stream::reads("neighbour", OUTSTANDING, DISK.0) });
     }
     let probe = NoiseProbe::start_above(ENGINE);
     raise()?;
@@ -49,5 +47,6 @@ pub(super) fn run(
         rate,
         victim: victim.context("the victim got fewer than two requests")?,
         neighbour: neighbour.map_or(0.0, |n| n.rate),
+        round: 0,
     })
 }

@@ -4,24 +4,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use rtvirtio_bench::regulation::{RATES, RegulationOptions, TOP};
+use rtvirtio_bench::regulation::{RATES, ROUNDS, RegulationOptions, TOP};
 use rtvirtio_traffic::Direction;
 use rtvirtio_units::Nanos;
 
 use super::BenchResult;
 
 /// Time of a point.
-const DEFAULT: Nanos = Nanos::from_millis(10_000);
+const DEFAULT: Nanos = Nanos::from_millis(80_000);
 const QUICK: Nanos = Nanos::from_millis(500);
 
 /// `bench regulation`.
 #[derive(Args, Debug)]
 pub struct BenchRegulationArgs {
-    /// Points of 0.5 s: less than two minutes in all
-    #[arg(long, conflicts_with = "length")]
+    /// Points of 0.5 s, one round: about two minutes in all
+    #[arg(long, conflicts_with_all = ["length", "repeat"])]
     pub quick: bool,
     /// Longest time of a point, which has ten thousand units where its rate gives them in time
-    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
+    #[arg(long = "for", value_name = "TIME", default_value = "80s")]
     pub length: Nanos,
     /// The largest rate, in requests or frames per second; each other is half of the one before
     #[arg(long, value_name = "N", default_value_t = TOP)]
@@ -29,6 +29,9 @@ pub struct BenchRegulationArgs {
     /// How many rates
     #[arg(long, value_name = "N", default_value_t = RATES)]
     pub rates: u32,
+    /// How often a victim is measured at each rate of its neighbour
+    #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeat: u32,
     /// Only this direction; once for each
     #[arg(long = "flow", value_enum, value_name = "NAME")]
     pub flows: Vec<FlowName>,
@@ -72,9 +75,11 @@ impl BenchRegulationArgs {
         if !self.quick && self.length != DEFAULT {
             words += &format!(" --for {}", self.length);
         }
-        for (option, value, default) in
-            [("top", self.top, TOP), ("rates", self.rates.into(), u64::from(RATES))]
-        {
+        for (option, value, default) in [
+            ("top", self.top, TOP),
+            ("rates", self.rates.into(), u64::from(RATES)),
+            ("repeat", self.repeat.into(), u64::from(ROUNDS)),
+        ] {
             if value != default {
                 words += &format!(" --{option} {value}");
             }
@@ -85,6 +90,7 @@ impl BenchRegulationArgs {
             longest: Duration::from_nanos(longest.0),
             top: self.top,
             rates: self.rates,
+            rounds: if self.quick { 1 } else { self.repeat },
             words,
             flows,
         }
