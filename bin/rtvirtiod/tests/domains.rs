@@ -176,6 +176,8 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
         libvirt.ok(&["destroy", &domain.name]);
         libvirt.ok(&["undefine", &domain.name]);
     }
+    // Metadata is read again each 15 s.
+    wait_for("the end of its contract", || rig.vm(&hist.name).is_null());
     rig.contract(&["remove", &plc.name]);
     let is_from = |vm: &Value| vm["file"].as_str().is_some_and(|from| from.starts_with("the metadata of"));
     wait_for("the contract of the metadata", || is_from(&rig.vm(&plc.name)));

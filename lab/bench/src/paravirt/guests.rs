@@ -59,6 +59,8 @@ pub struct Guests<'c> {
 struct Following {
     stop: Arc<AtomicBool>,
     latest: Arc<Mutex<Option<VmStatus>>>,
+    /// The least weight at the floor so far.
+    least_weight: Arc<Mutex<Option<f64>>>,
     thread: JoinHandle<Result<(Ended, VmStatus), UrgencyError>>,
 }
 
@@ -173,18 +175,23 @@ impl<'c> Guests<'c> {
         let page = find_page(&name, pid, &mut monitor()?)?;
         let mut vms = vec![ServedVm::new(&name, pid, config, page, Box::new(monitor))?];
         let (stop, latest) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
-        let (stopped, reported) = (stop.clone(), latest.clone());
+        let least_weight = Arc::new(Mutex::new(None));
+        let (stopped, reported, least) = (stop.clone(), latest.clone(), least_weight.clone());
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             // As `keep` does.
             let _ = ready.send(sched::set(0, &Attr::fifo(99)));
             let mut report = |all: &[VmStatus]| {
-                *reported.lock().unwrap_or_else(PoisonError::into_inner) = all.first().cloned();
+                let status = all.first().cloned();
+                let mut least = least.lock().unwrap_or_else(PoisonError::into_inner);
+                *least =
+                    [*least, status.as_ref().and_then(|s| s.weight)].into_iter().flatten().reduce(f64::min);
+                *reported.lock().unwrap_or_else(PoisonError::into_inner) = status;
             };
             let ended = serve(&mut vms, &mut levels, &stopped, &mut report)?;
             Ok((ended, vms[0].status()))
         });
-        self.following = Some(Following { stop, latest, thread });
+        self.following = Some(Following { stop, latest, least_weight, thread });
         is_ready.recv().context("the thread that follows the page ended")?.context("priority 99")
     }
 
@@ -203,6 +210,11 @@ impl<'c> Guests<'c> {
     pub fn status(&self) -> Option<VmStatus> {
         let following = self.following.as_ref()?;
         following.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The least weight that A had at its floor, of its own, as seen each second.
+    pub fn least_weight(&self) -> Option<f64> {
+        *self.following.as_ref()?.least_weight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts A's reporter, and waits until it is followed.

@@ -164,9 +164,8 @@ fn both(
     latencies.floor = Some(Box::new(probe.finish()?));
     latencies.stolen =
         Some(stolen(&Root::default(), guests.core)?.saturating_sub(stolen_before).as_secs_f64());
-    // Before the weight goes back, as nothing is urgent any more.
-    let weight = guests.status().and_then(|s| s.weight);
     let after = jobs(guests)?;
+    let weight = guests.least_weight();
     let status = guests.unfollow()?;
     guests.kill(0, &["rtvirtio-guestload", "rtvirtio-guest"])?;
     guests.kill(1, &["rtvirtio-guestload"])?;

@@ -69,7 +69,7 @@ pub struct Both {
     pub promotions: u64,
     /// CPU time that A's vCPU had above its floor, in s.
     pub boosted: f64,
-    /// A's weight at its floor at the end, as a share of its own.
+    /// The least weight of A at its floor, as a share of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
 }

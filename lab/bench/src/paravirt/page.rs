@@ -75,7 +75,7 @@ fn both(data: &ParavirtData) -> Section {
         "A's background, pieces/s",
         "B, pieces/s",
         "above the floor, % of a core",
-        "A's weight at the floor, of its own",
+        "A's least weight at the floor, of its own",
     ];
     Section {
         title: "Both at once: a timed task with a background job, next to a batch VM".to_owned(),
