@@ -26,6 +26,8 @@ use crate::node::contract_dirs;
 
 /// How long a VM that Pacemaker says is started may take until its monitor answers.
 const STARTING: Duration = Duration::from_secs(20);
+/// How long the group of a VM that has ended may take until it is removed.
+const ENDING: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(100);
 /// Stands in the contract's directory where it asks for no setting: then there is no journal.
 pub(crate) const NOTHING_TO_SET: &str = "nothing-to-set";
@@ -227,8 +229,15 @@ fn give_room_back(p: &Parameters, progress: &dyn Progress) -> Result<(), Pacemak
             locked => break locked?,
         }
     };
-    let probe = rtvirtio_cpu::probe(&Root::default()).map_err(PacemakerError::Host)?;
-    Ok(scopes.make_room(&probe, &in_force_beside(&p.dirs, &p.resource)?)?)
+    let begin = Instant::now();
+    loop {
+        let probe = rtvirtio_cpu::probe(&Root::default()).map_err(PacemakerError::Host)?;
+        match scopes.make_room(&probe, &in_force_beside(&p.dirs, &p.resource)?) {
+            // The group of a VM that has just ended keeps its budget until its manager removes it.
+            Err(_) if begin.elapsed() < ENDING => progress.pause(RETRY)?,
+            made => return Ok(made?),
+        }
+    }
 }
 
 /// Reads the contract. Where it was changed it is applied again; that is success, and is reported.
