@@ -17,7 +17,7 @@ const WINDOW: Nanos = Nanos::from_millis(250);
 /// The least weight, as a share of the VM's own: what serves it, such as its AIO workers, may be in
 /// the same group.
 pub const LEAST: f64 = 1.0 / 32.0;
-/// How much a new window counts beside those before it.
+/// Weight of a new window in the moving average.
 const NEW: f64 = 0.5;
 
 /// What threads have done since they were last asked.

@@ -31,7 +31,7 @@ fn reports() -> bool {
 
 /// The weight of a new cgroup of v1.
 const NEW_SHARES: u64 = 1024;
-/// The least nice value's opposite.
+/// The nice value with the least weight.
 const LAST_NICE: i32 = 19;
 /// Between two weights at the floor, each is this part of the one before.
 const STEP: f64 = 0.917;
