@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_daemon::{Event, EventKind};
+use rtvirtio_daemon::{Event, EventKind, word};
 
 /// Where journald listens.
 const SOCKET: &str = "/run/systemd/journal/socket";
@@ -49,7 +49,7 @@ impl Journal {
     /// # Errors
     /// When the journal does not take it now, or it is longer than a datagram.
     pub fn send(&self, event: &Event, priority: u8, message: &str, setting: Option<&str>) -> io::Result<()> {
-        let kind = kind(event.kind);
+        let kind = word(&event.kind);
         let priority = priority.to_string();
         let mut fields = vec![
             ("MESSAGE", message),
@@ -62,13 +62,6 @@ impl Journal {
         fields.extend(setting.map(|setting| ("RTVIRTIO_SETTING", setting)));
         self.datagrams.send_to(&entry(&fields), &self.socket).map(drop)
     }
-}
-
-/// The kind as clients of the interface see it.
-fn kind(kind: EventKind) -> String {
-    // Plain data: it cannot fail.
-    let value = serde_json::to_value(kind).unwrap_or_default();
-    value.as_str().unwrap_or_default().to_owned()
 }
 
 /// Field by field; a value with lines of its own comes after its length.
@@ -158,7 +151,7 @@ mod tests {
         let guide = guide.unwrap();
         assert!(kinds.into_iter().all(|k| guide.contains(&format!(
             "| `{}` | `{}` |",
-            kind(k),
+            word(&k),
             message_id(k)
         ))));
     }

@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 
-use common::{Plc, Rig, can_run};
+use common::{Plc, Rig, can_run, spec_of_none};
 use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
@@ -197,11 +197,7 @@ fn specs_of_the_command_line_and_of_the_configuration_are_contracts_too() {
     let mut rig = Rig::new();
     let write = |file: &str, vm: &str| {
         let path = rig.site.dir.path().join(file);
-        let text = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"/nowhere/{vm}.qmp\"\n\
-             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
-        );
-        fs::write(&path, text).unwrap();
+        fs::write(&path, spec_of_none(vm)).unwrap();
         path.to_str().unwrap().to_owned()
     };
     let (listed, given) = (write("listed.toml", "listed"), write("given.toml", "given"));

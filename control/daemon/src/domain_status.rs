@@ -8,6 +8,7 @@ use rtvirtio_vmm::libvirt::{DomainSeen, DomainStatus};
 use crate::config::Mode;
 use crate::desired::{Desired, Origin};
 use crate::snapshot::Snapshot;
+use crate::word;
 
 /// The state of a contract in metadata that cannot be read: no VM of the service has it.
 const MALFORMED: &str = "malformed";
@@ -36,10 +37,8 @@ pub(crate) fn of(desired: &Desired, snapshot: &Snapshot, uri: &str, now: &str) -
         let Reach::Existing { host: HostHandle::Domain(domain), .. } = &contract.vm.reach else { continue };
         let vm = snapshot.vms.iter().find(|vm| vm.name == contract.vm.name);
         if let Some(vm) = vm.filter(|_| domain.uri() == uri) {
-            // Plain data: it cannot fail.
-            let state = serde_json::to_value(vm.state).unwrap_or_default();
             let why = vm.why.as_deref().unwrap_or_default();
-            let status = DomainStatus::new(state.as_str().unwrap_or_default(), now, why);
+            let status = DomainStatus::new(&word(&vm.state), now, why);
             out.insert(domain.domain.clone(), status);
         }
     }

@@ -29,6 +29,7 @@ mod plan;
 mod reconcile;
 mod service;
 mod snapshot;
+mod word;
 
 pub use config::{Config, DriftPolicy, Mode, PlanConfig};
 pub use daemon::{Daemon, Happening};
@@ -45,3 +46,4 @@ pub use plan::{PlanSnapshot, PlanState, ProposalSnapshot, UnplannedDevice, sight
 pub use reconcile::{APPLIED, Action, PLAN, Step, reconcile};
 pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, runs, socket};
 pub use snapshot::{Snapshot, VmSnapshot, VmState};
+pub use word::word;

@@ -239,13 +239,17 @@ pub fn free_address() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Writes a contract that sets nothing, of a VM that never runs.
-pub fn contract_of_none(rig: &Rig, name: &str) {
-    let text = format!(
+/// A spec that sets nothing, of a VM that never runs.
+pub fn spec_of_none(name: &str) -> String {
+    format!(
         "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\nqmp = \"/nowhere/{name}.qmp\"\n[[vm.task]]\nname = \"t\"\n\
          op = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\ntarget = {{ percentile = \"p99\", latency = \"10ms\" }}\n"
-    );
-    fs::write(rig.contracts().join(format!("{name}.toml")), text).unwrap();
+    )
+}
+
+/// Writes a contract of it.
+pub fn contract_of_none(rig: &Rig, name: &str) {
+    fs::write(rig.contracts().join(format!("{name}.toml")), spec_of_none(name)).unwrap();
 }
 
 pub fn output_text(out: &std::process::Output) -> String {

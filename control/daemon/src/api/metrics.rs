@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use prometheus::{Counter, GaugeVec, Opts, Registry, TextEncoder};
-use serde::Serialize;
 
 use crate::observe::Observation;
 use crate::placement::PlacementSnapshot;
 use crate::service::{Counters, Shared};
 use crate::snapshot::Snapshot;
+use crate::word;
 
 /// The whole text.
 ///
@@ -180,12 +180,6 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         stolen.with_label_values::<&str>(&[]).set(share);
     }
     Ok(())
-}
-
-/// The word of a variant, as JSON has it.
-fn word(value: &impl Serialize) -> String {
-    let value = serde_json::to_value(value).unwrap_or_default();
-    value.as_str().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -267,7 +267,7 @@ mod tests {
         let routes: Vec<Route> = reads().into_iter().chain(changes()).collect();
         let served: BTreeSet<(&str, &str)> = routes.iter().map(|route| (route.0, route.1)).collect();
         assert_eq!(described, served);
-        // Only what reads is on TCP, and the description says so.
+        // TCP serves GET requests only, and the description marks all others.
         for (path, all) in paths {
             for (method, operation) in all.as_object().unwrap() {
                 let says = operation["summary"].as_str().unwrap().contains("Unix socket only");

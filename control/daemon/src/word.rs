@@ -1,0 +1,11 @@
+//! Names of variants, as clients of the interface see them.
+
+use serde::Serialize;
+
+/// The word of a variant without fields, as JSON has it.
+#[must_use]
+pub fn word(value: &impl Serialize) -> String {
+    // Plain data: it cannot fail.
+    let value = serde_json::to_value(value).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
+}
