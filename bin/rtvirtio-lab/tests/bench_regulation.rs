@@ -44,6 +44,24 @@ fn each_rate_is_measured_with_and_without_load() {
     names.sort();
     assert_eq!(names.len(), 4, "{names:?}");
     assert!(std::fs::read_to_string(format!("{figures}/{}", names[0])).unwrap().starts_with("<svg"));
+    // Two more loads into the same result, and the victim's curve.
+    let curve = site.dir.path().join("curve.json");
+    let mut more = vec!["lab", "bench", "regulation", "--add", "--load", "device", "--flow", "read"];
+    let is_v1 = std::path::Path::new("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").exists();
+    if is_v1 {
+        more.extend(["--load", "held"]);
+    }
+    more.extend(["--top", "2048", "--rates", "1", "--for", "100ms", "--out", out]);
+    more.extend(["--curve", curve.to_str().unwrap()]);
+    let ran = site.output(&more);
+    assert!(matches!(ran.status.code(), Some(0 | 2)), "{}", text(&ran.stderr));
+    let file = std::fs::read_to_string(format!("{out}/regulation.json")).unwrap();
+    let added: Value = serde_json::from_str(&file).unwrap();
+    let beside = |name: &str| added["points"].as_array().unwrap().iter().filter(|p| p[1] == name).count();
+    assert_eq!((beside("memory"), beside("device"), beside("held")), (4, 2, if is_v1 { 2 } else { 0 }));
+    assert_eq!(added["victims"], data["victims"], "the rest stays");
+    let saved: Value = serde_json::from_str(&std::fs::read_to_string(&curve).unwrap()).unwrap();
+    assert_eq!((&saved["schema"], saved["runs"].as_array().unwrap().len()), (&"rtvirtio.curve.v1".into(), 4));
     let (_, report) = site.json(&["lab", "bench", "report", "--data", out]);
     let claims = report["claims"].as_array().unwrap();
     let of = |id: &str| claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("{id}"));

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use rtvirtio_testbed::netns::{self, Namespace};
-use rtvirtio_testkit::site::{Site, text};
+use rtvirtio_testkit::site::{PROFILE, Site, text};
 use rtvirtio_testkit::{Machine, Need, has, skip};
 use rtvirtio_vmm::Qmp;
 use serde_json::{Value, json};
@@ -176,4 +176,44 @@ fn libvirt_takes_its_commands() {
         let found = virsh(&format!("{set}; {show}"));
         assert!(says.iter().all(|word| found.contains(word)), "{line}: {found}");
     }
+}
+
+/// A VM with a target, and one that reads without an end.
+fn beside(site: &Site, latency: &str, traffic: &str) -> String {
+    let path = site.dir.path().join("beside.toml");
+    let spec = format!(
+        "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"plc\"\nlab = \"process\"\n[[vm.task]]\nname = \"cycle\"\n\
+         op = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\ntarget = {{ latency = \"{latency}\" }}\n\
+         [[vm]]\nname = \"batch\"\nlab = \"process\"\n{traffic}\n[[vm.task]]\nname = \"bulk\"\nop = \"read\"\n\
+         block = \"16KiB\"\ndepth = 16\n"
+    );
+    std::fs::write(&path, spec).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_target_becomes_the_limit_of_its_neighbour() {
+    let site = Site::new();
+    let spec = beside(&site, "40ms", "");
+    let args = ["plan", &spec, "--traffic", "--profile", PROFILE, "--actuator", "io-domain"];
+    let (code, plan) = site.json(&args);
+    assert_eq!((code, &plan["basis"]), (0, &json!("profile")), "{plan}");
+    let (limit, victim) = (&plan["limits"][0], &plan["victims"][0]);
+    assert_eq!((&limit["vm"], &limit["direction"]), (&json!("batch"), &json!("read")));
+    assert!(victim["bound"].as_f64().unwrap() <= 0.04, "{plan}");
+    // The printed line is one of a spec, and a regulator takes it.
+    let shown = site.ok(&args);
+    let line = shown.lines().find(|line| line.contains("traffic.read = ")).unwrap();
+    let limited = beside(&site, "40ms", line.trim());
+    let (code, regulators) = site.json(&["regulator", &limited, "--actuator", "io-domain"]);
+    assert_eq!(code, 0, "{regulators}");
+    assert_eq!(regulators[0]["outcomes"][0]["compiled"]["asked"]["rate"], limit["tspec"]["rate"]);
+    // What no limit gives is refused with what is left.
+    let close = beside(&site, "2ms", "");
+    let out = site.output(&["plan", &close, "--traffic", "--profile", PROFILE]);
+    assert_eq!(out.status.code(), Some(2));
+    let says = text(&out.stderr);
+    assert!(says.contains("plc/cycle") && says.contains("asks for 100.0/s and 2.00 ms"), "{says}");
+    let out = site.output(&["plan", &spec, "--curve", "x.json"]);
+    assert_eq!(out.status.code(), Some(64), "not without --traffic: {}", text(&out.stderr));
 }

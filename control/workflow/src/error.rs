@@ -166,6 +166,12 @@ from! {
     rtvirtio_model::ModelError => |_| Kind::NotMeasured;
     rtvirtio_model::learned::ModelFileError => |_| Kind::File;
     rtvirtio_planner::PlanError => |_| Kind::File;
+    rtvirtio_planner::neighbours::NeighbourError => |e| match e {
+        e if e.is_infeasible() => Kind::Infeasible,
+        rtvirtio_planner::neighbours::NeighbourError::Model(_)
+        | rtvirtio_planner::neighbours::NeighbourError::NoWrites { .. } => Kind::NotMeasured,
+        _ => Kind::Argument,
+    };
     rtvirtio_domain_plan::DeviceError => |_| Kind::NotMeasured;
     rtvirtio_measure::http::UrlError => |_| Kind::Argument;
     rtvirtio_cpu::ProfileError => |_| Kind::NotMeasured;

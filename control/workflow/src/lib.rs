@@ -31,6 +31,7 @@ pub mod kept;
 pub mod leftovers;
 mod managed;
 pub mod model_choice;
+pub mod neighbours;
 pub mod networks;
 pub mod plan;
 pub mod plan_file;

@@ -2,13 +2,15 @@
 //!
 //! [`plan`] looks for knob settings under which every target is predicted to be met with a safety
 //! margin. When there are none it serves the VMs in order of urgency, names those it gives up, the
-//! targets that conflict, and what would fit.
+//! targets that conflict, and what would fit. [`neighbours::neighbours`] chooses limits of the VMs
+//! without a target instead, with a bound for those that have one.
 
 mod convert;
 mod error;
 mod evaluate;
 mod explain;
 mod infeasible;
+pub mod neighbours;
 mod options;
 mod placement;
 mod plan;

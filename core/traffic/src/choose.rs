@@ -52,6 +52,9 @@ pub enum ChooseError {
         /// How many there are.
         points: usize,
     },
+    /// The victim was not measured by itself.
+    #[error("the victim was not measured without a neighbour: measure it so too")]
+    NotAlone,
     /// Not even at the smallest rate that was measured.
     #[error(
         "at the smallest measured rate of its neighbours the victim gets alpha {:.1}/s and Delta {:.2} ms: measure smaller rates, or ask for less",
@@ -175,25 +178,33 @@ pub fn choose(
     left: impl Fn(&Arrival) -> Option<Service>,
 ) -> Result<Choice, ChooseError> {
     let bounded = |rate: f64| left(&arrival(rate)).filter(|bound| target.is_met(bound));
-    let (mut low, mut high) = (curve.points[0].rate, curve.largest_rate(target)?);
-    if bounded(high).is_some() {
-        low = high;
-    }
+    let (low, high) = (curve.points[0].rate, curve.largest_rate(target)?);
     let nothing = Service { alpha: 0.0, delta: f64::INFINITY };
-    let Some(mut bound) = bounded(low) else {
-        return Err(ChooseError::BeyondBound { rate: low, best: left(&arrival(low)).unwrap_or(nothing) });
-    };
-    // Half of the remaining range each time: far below one per second at the end.
-    for _ in 0..64 {
-        let middle = low + (high - low) / 2.0;
-        match bounded(middle) {
-            Some(better) => (low, bound) = (middle, better),
-            None => high = middle,
-        }
-    }
+    let (low, bound) = largest_that_holds(low, high, bounded).ok_or_else(|| {
+        let best = left(&arrival(low)).unwrap_or(nothing);
+        ChooseError::BeyondBound { rate: low, best }
+    })?;
     // It is within the measured rates.
     let expected = curve.at(low).unwrap_or(curve.points[0].service);
     Ok(Choice { arrival: arrival(low), expected, bound })
+}
+
+/// The largest value of a range for which something holds that holds for every smaller one too, and
+/// what it gives there; `None` when it does not hold for the smallest.
+pub fn largest_that_holds<T>(low: f64, high: f64, holds: impl Fn(f64) -> Option<T>) -> Option<(f64, T)> {
+    if let Some(all) = holds(high) {
+        return Some((high, all));
+    }
+    let (mut low, mut high, mut found) = (low, high, holds(low)?);
+    // Half of the remaining range each time: far below one per second at the end.
+    for _ in 0..64 {
+        let middle = low + (high - low) / 2.0;
+        match holds(middle) {
+            Some(better) => (low, found) = (middle, better),
+            None => high = middle,
+        }
+    }
+    Some((low, found))
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@
 //! actuator cannot express is refused with a [`CompileError`].
 //!
 //! [`choose()`] goes the other way: from what a victim must get to the regulator of its
-//! neighbours. [`curve`] holds the network calculus: arrival curves, and what (alpha, Delta) they
-//! leave.
+//! neighbours; [`VictimModel`] says what measured runs promise in between. [`curve`] holds the
+//! network calculus: arrival curves, and what (alpha, Delta) they leave.
 
 mod choose;
 mod compile;
@@ -17,11 +17,13 @@ mod error;
 pub mod qos400;
 mod settings;
 mod tspec;
+mod victim;
 
-pub use choose::{Choice, ChooseError, Curve, CurvePoint, ServiceTarget, choose};
+pub use choose::{Choice, ChooseError, Curve, CurvePoint, ServiceTarget, choose, largest_that_holds};
 pub use compile::{Bandwidth, Cache, MemoryControl, Place, ResctrlPlace, compile, limit_value};
 pub use curve::{Arrival, Service};
 pub use error::CompileError;
 pub use qos400::AxiPort;
 pub use settings::{Actuator, Compiled, Part, Setting, Worth};
 pub use tspec::{Direction, Tspec, TspecError, Unit};
+pub use victim::{CURVE_SCHEMA, Outstanding, VictimCurve, VictimModel, VictimRun};

@@ -1,7 +1,10 @@
 //! Memory bandwidth and cache of groups of threads: resctrl
 //! (`Documentation/filesystems/resctrl.rst`), for RDT of Intel, QoS extensions of AMD, MPAM of Arm.
 //!
-//! It knows what CPUs move. What devices move by DMA is in no group.
+//! It knows what CPUs move. What devices move by DMA is in no group. [`MemoryLook`] tells what a VM
+//! moves.
+
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,6 +13,8 @@ use serde::Serialize;
 
 use crate::mounts::mounts;
 use crate::{HostError, Root, text};
+
+pub use watch::{MemoryLook, absent, uncounted};
 
 /// Where it is mounted when it is.
 pub const USUAL_MOUNT: &str = "/sys/fs/resctrl";

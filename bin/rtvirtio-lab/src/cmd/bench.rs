@@ -272,6 +272,9 @@ fn run_responsiveness(args: &BenchResponsivenessArgs, global: &Global, ui: &Ui) 
         need_root("bench responsiveness")?;
         responsiveness::measure(&options, &path, &lab_host(global), ui)?;
     }
+    if let Some(dir) = &args.svg {
+        save_figures(dir, responsiveness::svg(&path)?, ui)?;
+    }
     print_result(responsiveness::report, &path, "rtvirtio: responsiveness", &args.result, ui)
 }
 
@@ -332,19 +335,36 @@ fn run_before_after(args: &BenchBeforeAfterArgs, global: &Global, ui: &Ui) -> an
     print_result(before_after::report, &path, "rtvirtio: the first tour", &args.result, ui)
 }
 
+/// Writes figures: name and text of each.
+fn save_figures(dir: &Path, figures: Vec<(String, String)>, ui: &Ui) -> anyhow::Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    for (name, text) in figures {
+        write_file(&dir.join(name), text.as_bytes())?;
+    }
+    ui.step(&format!("wrote figures into {}", dir.display()));
+    Ok(())
+}
+
 fn run_regulation(args: &BenchRegulationArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(regulation::FILE);
     if !args.result.report_only {
         check_result(&args.result)?;
         need_root("bench regulation")?;
-        save(&path, &regulation::measure(&args.options(), ui)?, ui)?;
+        let found = if args.add {
+            regulation::add(regulation::load(&path)?, &args.options(), ui)?
+        } else {
+            regulation::measure(&args.options(), ui)?
+        };
+        save(&path, &found, ui)?;
+    }
+    if let Some(out) = &args.curve {
+        let curve = regulation::victim_curve(&regulation::load(&path)?.victims);
+        let curve = curve.context("the result has no victim: measure without --add first")?;
+        write_file(out, &serde_json::to_vec_pretty(&curve)?)?;
+        ui.step(&format!("wrote the victim's curve to {}", out.display()));
     }
     if let Some(dir) = &args.svg {
-        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-        for (name, text) in regulation::svg(&path)? {
-            write_file(&dir.join(name), text.as_bytes())?;
-        }
-        ui.step(&format!("wrote figures into {}", dir.display()));
+        save_figures(dir, regulation::svg(&path)?, ui)?;
     }
     print_result(regulation::report, &path, "rtvirtio: regulated traffic", &args.result, ui)
 }

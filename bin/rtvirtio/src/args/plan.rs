@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use rtvirtio_console::{MarginArg, ModelArg};
 
+use super::ActuatorName;
+
 /// Common options of `predict` and `plan`.
 #[derive(Args, Debug, Clone)]
 pub struct ModelArgs {
@@ -46,6 +48,20 @@ pub struct PlanArgs {
     /// behind its bridge: for hosts without the I/O domain. It keeps rates, not deadlines
     #[arg(long, value_name = "[NETWORK=]INTERFACE", conflicts_with_all = ["margin", "domain"])]
     pub tc: Option<String>,
+    /// Choose `traffic` limits for the VMs without a target instead: the largest with which every
+    /// target holds in the worst case
+    #[arg(long, conflicts_with_all = ["margin", "domain", "tc", "out"])]
+    pub traffic: bool,
+    /// A measured curve of victim and neighbour instead of the profile, for --traffic
+    #[arg(long, value_name = "FILE", requires = "traffic", conflicts_with = "profile")]
+    pub curve: Option<PathBuf>,
+    /// What will hold the limits, for --traffic: io-max, throttle-v1, qemu or io-domain
+    #[arg(long, value_enum, value_name = "NAME", default_value = "io-max", requires = "traffic")]
+    pub actuator: ActuatorName,
+    /// A VM must get so many requests per second, with no longer gap between two than this time,
+    /// for --traffic; once for each VM
+    #[arg(long = "alpha-delta", value_name = "VM=RATE,TIME", requires = "traffic")]
+    pub alpha_delta: Vec<String>,
     /// A VM's disk image or device on the host, for --domain; once for each VM
     #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
     pub disks: Vec<String>,

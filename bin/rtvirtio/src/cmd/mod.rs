@@ -14,6 +14,7 @@ pub mod iod;
 pub mod ivshmem;
 pub mod keep;
 pub mod measure;
+pub mod neighbours;
 pub mod plan;
 pub mod profile;
 pub mod profile_cpu;

@@ -79,6 +79,9 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     if args.domain {
         return super::domain::make(args, dirs, ui);
     }
+    if args.traffic {
+        return super::neighbours::make(args, dirs, ui);
+    }
     let host = load_host(&args.model.spec)?;
     if let Some(of) = &args.tc {
         return tc(&host, of, args.out.as_deref(), ui);

@@ -126,6 +126,11 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         &["vm"],
     )?;
     let hits = gauge("rtvirtio_vm_quota_hits_per_second", "How often a quota stopped a VM.", &["vm"])?;
+    let memory = gauge(
+        "rtvirtio_vm_memory_bytes_per_second",
+        "Bytes that a VM's threads moved to and from memory; none where the CPU does not show it for the VM.",
+        &["vm"],
+    )?;
     let waits = gauge(
         "rtvirtio_vm_wait_ratio",
         "Time per second that requests of a VM waited for a neighbour's; of an estimate that of all requests together.",
@@ -145,6 +150,9 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         }
         if let Some(value) = of.throttled_per_s {
             hits.with_label_values(&[vm]).set(value);
+        }
+        if let Some(value) = of.memory.bytes_per_s {
+            memory.with_label_values(&[vm]).set(value);
         }
         for t in &of.targets {
             let percentile = t.percentile.to_string();

@@ -1,6 +1,7 @@
 //! What VMs get, without the guest's part: latencies from QEMU's histograms, the time that threads
 //! wait for a CPU, throttling, pressure; and a verdict for each target over sliding windows.
 
+mod memory;
 mod sampler;
 mod waits;
 mod window;
@@ -12,6 +13,7 @@ use rtvirtio_measure::observe::Observed;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
+pub use memory::MemoryObservation;
 pub use sampler::Sampler;
 pub use waits::WaitsObservation;
 pub use window::{DiskWindow, judge_task};
@@ -47,6 +49,8 @@ pub struct VmObservation {
     pub throttled_per_s: Option<f64>,
     /// Share of the time in which its quota stopped it, summed over CPUs.
     pub throttled_time: Option<f64>,
+    /// What its threads move to and from memory.
+    pub memory: MemoryObservation,
     /// A verdict for each target.
     pub targets: Vec<TargetObservation>,
 }

@@ -16,6 +16,7 @@ use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_workflow::device_windows::DeviceWindows;
 use rtvirtio_workflow::{Dirs, find};
 
+use super::memory::MemoryWindow;
 use super::waits::WaitWindows;
 use super::window::{DiskWindow, judge_task};
 use super::{DiskObservation, HostObservation, Observation, TargetObservation, VmObservation};
@@ -41,6 +42,7 @@ pub struct Sampler {
     /// Devices whose speed is watched, because plans depend on it.
     devices: Option<DeviceWindows>,
     waits: WaitWindows,
+    memory: MemoryWindow,
     pressure: BTreeMap<&'static str, std::time::Duration>,
     steal: Option<StealWatch>,
     at: Option<Instant>,
@@ -57,6 +59,7 @@ impl Sampler {
             monitor_of_libvirt,
             devices: devices.then(DeviceWindows::default),
             waits: WaitWindows::default(),
+            memory: MemoryWindow::default(),
             pressure: BTreeMap::new(),
             steal: None,
             at: None,
@@ -66,6 +69,7 @@ impl Sampler {
     /// Looks once at all VMs that run.
     pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> Observation {
         self.seen.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
+        self.memory.look(&self.root);
         let mut observed = BTreeMap::new();
         for vm in vms {
             observed.insert(vm.contract.vm.name.clone(), self.one(vm));
@@ -96,7 +100,8 @@ impl Sampler {
             *seen = Seen::new(&vm.processes);
         }
         let now = Instant::now();
-        let mut out = VmObservation::default();
+        let memory = self.memory.of(&self.root, &vm.processes);
+        let mut out = VmObservation { memory, ..VmObservation::default() };
         match disks {
             Ok(disks) => {
                 seen.disks.retain(|id, _| disks.iter().any(|d| d.id == *id));

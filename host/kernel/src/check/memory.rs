@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use super::Finding;
-use crate::Root;
-use crate::resctrl::{Counter, Offer, USUAL_MOUNT, find, is_virtual, rate};
+use super::{Finding, realtime};
+use crate::resctrl::{Counter, MemoryLook, Offer, USUAL_MOUNT, absent, find, rate, uncounted};
+use crate::{Root, task};
 
 const ID: &str = "memory.bandwidth";
 const WHY: &str = "a VM that fills the memory bus slows the I/O of all others, whatever their contracts";
@@ -34,37 +34,31 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
-fn absent(root: &Root) -> String {
-    let guest = root.read("/proc/cpuinfo").is_ok_and(|text| is_virtual(&text));
-    let place = if guest {
-        "this is a virtual machine, and its hypervisor hides it"
-    } else {
-        "this kernel or CPU has no resctrl"
-    };
-    format!("not visible, neither per VM nor as a whole: {place}")
-}
-
-/// What each group of resctrl moves to and from memory, watched for some time; nothing where it
-/// cannot be counted.
+/// What each group of resctrl and each running VM moves to and from memory, watched for some time.
+/// Without counters one finding for each VM says why that is not visible.
 #[must_use]
 pub fn traffic(root: &Root, time: Duration) -> Vec<Finding> {
     const ID: &str = "memory.traffic";
-    let resctrl = match find(root) {
-        Ok(Offer::Mounted(resctrl)) if resctrl.counts_bandwidth() => resctrl,
-        // `check` has said why.
-        Ok(_) | Err(_) => return Vec::new(),
+    let vms = realtime::vmms(root).unwrap_or_default();
+    let of_vm = |pid: u32, what: &str| Finding::ok(&format!("{ID}.{pid}"), format!("VM {pid}: {what}"), WHY);
+    let unknown = |e: &crate::HostError| vec![Finding::unknown(ID, e, WHY)];
+    let resctrl = match uncounted(root) {
+        Ok(Ok(resctrl)) => resctrl,
+        Ok(Err(why)) => return vms.iter().map(|pid| of_vm(*pid, &why)).collect(),
+        Err(e) => return unknown(&e),
     };
-    let before = match resctrl.counters(root) {
-        Ok(counters) => counters,
-        Err(e) => return vec![Finding::unknown(ID, &e, WHY)],
+    let before = match MemoryLook::now(root, &resctrl) {
+        Ok(look) => look,
+        Err(e) => return unknown(&e),
     };
     thread::sleep(time);
-    let after = match resctrl.counters(root) {
-        Ok(counters) => counters,
-        Err(e) => return vec![Finding::unknown(ID, &e, WHY)],
+    let after = match MemoryLook::now(root, &resctrl) {
+        Ok(look) => look,
+        Err(e) => return unknown(&e),
     };
-    let known = |group: &str| before.iter().find(|counters| counters.group == group);
-    after
+    let known = |group: &str| before.counters().iter().find(|counters| counters.group == group);
+    let mut found: Vec<Finding> = after
+        .counters()
         .iter()
         .filter_map(|now| Some((now, known(&now.group)?)))
         .map(|(now, then)| {
@@ -73,7 +67,16 @@ pub fn traffic(root: &Root, time: Duration) -> Vec<Finding> {
             let group = if now.group.is_empty() { "all threads in no other group" } else { &now.group };
             Finding::ok(ID, format!("{group}: {total}, of it {local} to this node's memory"), WHY)
         })
-        .collect()
+        .collect();
+    for pid in vms {
+        // One that has ended has no threads.
+        let threads = task::tids(root, pid).unwrap_or_default().into_iter().collect();
+        found.push(match after.rate_since(&before, &threads) {
+            Ok(rate) => of_vm(pid, &format!("{:.0} MB/s by its threads", rate / 1e6)),
+            Err(why) => of_vm(pid, &why),
+        });
+    }
+    found
 }
 
 fn shown(rate: Option<f64>, counter: Option<&Counter>) -> String {

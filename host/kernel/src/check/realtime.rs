@@ -191,26 +191,34 @@ fn hcbs(root: &Root, found: &mut Vec<Finding>) {
 /// Processes that have ended meanwhile, and those that may not be looked at, are left out.
 #[must_use]
 pub fn vms(root: &Root) -> Vec<Finding> {
-    let mut found = Vec::new();
-    let pids = match process::pids(root) {
-        Ok(pids) => pids,
+    let vmms = match vmms(root) {
+        Ok(vmms) => vmms,
         Err(e) => {
             return vec![Finding::unknown("vm", &e, "what the VMs have in memory, and on which images")];
         }
     };
-    let mut vmms = Vec::new();
-    for pid in pids {
-        let name = process::name(root, pid).unwrap_or_default();
-        if name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" {
+    let mut found = Vec::new();
+    for &pid in &vmms {
+        if is_qemu(&process::name(root, pid).unwrap_or_default()) {
             found.extend(locked(root, pid));
             found.extend(qcow2(root, pid));
-            vmms.push(pid);
-        } else if OTHER_VMMS.contains(&name.as_str()) {
-            vmms.push(pid);
         }
     }
     found.extend(super::placement::findings(root, &vmms));
     found
+}
+
+/// Processes of VMMs, QEMU's and others.
+pub(super) fn vmms(root: &Root) -> Result<Vec<u32>, HostError> {
+    let is_vmm = |pid: &u32| {
+        let name = process::name(root, *pid).unwrap_or_default();
+        is_qemu(&name) || OTHER_VMMS.contains(&name.as_str())
+    };
+    Ok(process::pids(root)?.into_iter().filter(is_vmm).collect())
+}
+
+fn is_qemu(name: &str) -> bool {
+    name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm"
 }
 
 /// Names of other VMMs' processes, cut at 15 bytes by the kernel.

@@ -148,20 +148,29 @@ fn memory_bandwidth_is_said_to_be_hidden_unmounted_or_counted() {
     for (path, text) in [
         ("schemata", "MB:0=100\n"),
         ("info/L3_MON/mon_features", "mbm_total_bytes\n"),
+        ("tasks", "1\n40\n"),
         ("mon_data/mon_L3_00/mbm_total_bytes", "5000000\n"),
+        ("vm0/tasks", "41\n"),
         ("vm0/mon_data/mon_L3_00/mbm_total_bytes", "Unavailable\n"),
     ] {
         file(&root, &format!("/sys/fs/resctrl/{path}"), text);
     }
     let counted = finding(&root, "memory.bandwidth");
     assert!(counted.what.contains("can be counted, and cannot be limited"), "{counted:?}");
+    // A VM whose thread is in the default group, and one in a group of its own.
+    for pid in [40, 41] {
+        file(&root, &format!("/proc/{pid}/comm"), "qemu-system-x86\n");
+        file(&root, &format!("/proc/{pid}/task/{pid}/comm"), "qemu-system-x86\n");
+    }
     let seen = memory_traffic(&root, std::time::Duration::from_millis(1));
     let what: Vec<&str> = seen.iter().map(|f| f.what.as_str()).collect();
     assert_eq!(
         what,
         [
             "all threads in no other group: 0 MB/s, of it not counted to this node's memory",
-            "vm0: not counted (Unavailable), of it not counted to this node's memory"
+            "vm0: not counted (Unavailable), of it not counted to this node's memory",
+            "VM 40: not visible: its threads are in the default group of resctrl together with 1 of others; a group with its threads alone shows it",
+            "VM 41: not counted: resctrl shows Unavailable",
         ]
     );
 }

@@ -143,3 +143,61 @@ fn schemata_of_other_forms_are_refused() {
         assert_eq!(schema(bad, "MB", 10), None, "{bad}");
     }
 }
+
+/// A host of AMD's that counts, with two VMs: one in a group of its own, one in the default group.
+fn amd_with_vms() -> (tempfile::TempDir, Root) {
+    host(&[
+        ("/proc/self/mountinfo", MOUNT),
+        ("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n"),
+        ("/sys/fs/resctrl/schemata", "    MB:0=2048\n"),
+        ("/sys/fs/resctrl/info/L3_MON/mon_features", "mbm_total_bytes\n"),
+        ("/sys/fs/resctrl/tasks", "1\n2\n30\n31\n"),
+        ("/sys/fs/resctrl/mon_data/mon_L3_00/mbm_total_bytes", "900\n"),
+        ("/sys/fs/resctrl/vm0/tasks", "10\n11\n12\n"),
+        ("/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_total_bytes", "1000\n"),
+        ("/sys/fs/resctrl/vm0/mon_groups/io/tasks", "12\n"),
+        ("/sys/fs/resctrl/vm0/mon_groups/io/mon_data/mon_L3_00/mbm_total_bytes", "400\n"),
+    ])
+}
+
+#[test]
+fn a_vm_with_groups_of_its_own_is_counted_once() {
+    let (_dir, root) = amd_with_vms();
+    let resctrl = uncounted(&root).unwrap().unwrap();
+    let before = MemoryLook::now(&root, &resctrl).unwrap();
+    file(&root, "/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_total_bytes", "5000\n");
+    file(&root, "/sys/fs/resctrl/vm0/mon_groups/io/mon_data/mon_L3_00/mbm_total_bytes", "1400\n");
+    std::thread::sleep(Duration::from_millis(5));
+    let after = MemoryLook::now(&root, &resctrl).unwrap();
+    let seconds = after.at.duration_since(before.at).as_secs_f64();
+    let rate = |threads: &[u32]| after.rate_since(&before, &threads.iter().copied().collect());
+    // What the group inside moves is in the group around it.
+    assert!((rate(&[10, 11, 12]).unwrap() * seconds - 4_000.0).abs() < 1e-6);
+    assert!((rate(&[12]).unwrap() * seconds - 1_000.0).abs() < 1e-6);
+    for (threads, says) in [
+        (&[30, 31][..], "the default group of resctrl together with 2 of others"),
+        (&[10, 11], "vm0 of resctrl together with 1 of others"),
+        (&[99], "no threads"),
+    ] {
+        let why = rate(threads).unwrap_err();
+        assert!(why.contains(says), "{why}");
+    }
+    file(&root, "/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_total_bytes", "Unassigned\n");
+    let unassigned = MemoryLook::now(&root, &resctrl).unwrap();
+    let why = unassigned.rate_since(&after, &[10, 11, 12].into()).unwrap_err();
+    assert!(why.contains("Unassigned"), "{why}");
+}
+
+#[test]
+fn where_nothing_is_counted_the_reason_is_said() {
+    let other = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+    let guest = "processor\t: 0\nflags\t\t: fpu hypervisor lm\n";
+    let (_dir, root) = host(&[("/proc/self/mountinfo", other), ("/proc/cpuinfo", guest)]);
+    let why = uncounted(&root).unwrap().unwrap_err();
+    assert!(why.contains("its hypervisor hides it"), "{why}");
+    file(&root, "/proc/filesystems", "nodev\tresctrl\n");
+    assert!(uncounted(&root).unwrap().unwrap_err().contains("mount -t resctrl"));
+    let (_dir, root) = intel();
+    fs::remove_file(root.at("/sys/fs/resctrl/info/L3_MON/mon_features")).unwrap();
+    assert!(uncounted(&root).unwrap().unwrap_err().contains("does not count"));
+}

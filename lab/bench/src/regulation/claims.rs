@@ -81,10 +81,10 @@ fn rate_errors(points: &[Point]) -> Vec<f64> {
     points.iter().filter_map(of).collect()
 }
 
-/// alpha and Delta next to the memory load over those without, of points of the same flow and rate.
-fn ratios(points: &[Point], of: impl Fn(&Point) -> f64) -> Vec<f64> {
+/// alpha and Delta next to a load over those without, of points of the same flow and rate.
+fn ratios(points: &[Point], load: Beside, of: impl Fn(&Point) -> f64) -> Vec<f64> {
     let pair = |p: &Point| {
-        let same = |q: &&Point| q.flow == p.flow && q.rate == p.rate && q.beside == Beside::Memory;
+        let same = |q: &&Point| q.flow == p.flow && q.rate == p.rate && q.beside == load;
         let loaded = points.iter().find(same).filter(|_| p.beside == Beside::Nothing)?;
         (of(p) > 0.0).then(|| of(loaded) / of(p))
     };
@@ -124,19 +124,18 @@ fn of_points(points: &[Point]) -> Vec<Claim> {
     let errors = rate_errors(points);
     let judged = outcomes(points);
     let outside = judged.iter().filter(|j| !j.within).count();
-    let over = |wanted: &dyn Fn(Direction) -> bool| -> Vec<f64> {
+    let bounds = |wanted: &dyn Fn(Direction) -> bool| -> Vec<f64> {
         let of = judged.iter().filter(|j| wanted(j.point.flow));
         of.map(|j| j.bound.delta / j.point.service().delta).collect()
     };
-    let (all, disks, networks) =
-        (over(&|_| true), over(&|flow| flow.is_disk()), over(&|flow| !flow.is_disk()));
-    let (alphas, deltas) = (ratios(points, |p| p.alpha), ratios(points, |p| p.service().delta));
+    let (every, disks, networks) =
+        (bounds(&|_| true), bounds(&|flow| flow.is_disk()), bounds(&|flow| !flow.is_disk()));
     let units = || points.iter().filter(|p| p.rate.is_some()).map(|p| p.n);
     let (fewest, most) = (units().min().unwrap_or(0), units().max().unwrap_or(0));
-    vec![
+    let mut all = vec![
         Claim::new(
             "regulation.rate_error",
-            format!("largest distance of alpha from the rate of its regulator, in any direction, with and without the memory load; {fewest} to {most} units each"),
+            format!("largest distance of alpha from the rate of its regulator, in any direction, with and without each load that was measured; {fewest} to {most} units each"),
             errors.iter().copied().fold(0.0, f64::max),
             "share",
             errors.len(),
@@ -160,9 +159,9 @@ fn of_points(points: &[Point]) -> Vec<Claim> {
         Claim::new(
             "regulation.bound_over_measured",
             "bound of Delta over Delta as measured less the host's own stalls, median of held-out points",
-            median(all.clone()),
+            median(every.clone()),
             "times",
-            all.len(),
+            every.len(),
         )
         .at_most(1.5),
         Claim::new(
@@ -179,16 +178,34 @@ fn of_points(points: &[Point]) -> Vec<Claim> {
             "times",
             networks.len(),
         ),
+    ];
+    for (id, load, what) in [
+        ("memory", Beside::Memory, "a memory-bound load on every CPU"),
+        ("device", Beside::Device, "a memory-bound load on every CPU and a second device's traffic"),
+        ("held", Beside::Held, "a memory-bound load on every CPU with a CPU budget"),
+    ] {
+        // The memory load is of every run, the others are options.
+        if load == Beside::Memory || points.iter().any(|p| p.beside == load) {
+            all.extend(next_to(points, id, load, what));
+        }
+    }
+    all
+}
+
+/// What a load changes.
+fn next_to(points: &[Point], id: &str, load: Beside, what: &str) -> [Claim; 2] {
+    let (alphas, deltas) = (ratios(points, load, |p| p.alpha), ratios(points, load, |p| p.service().delta));
+    [
         Claim::new(
-            "regulation.memory.alpha",
-            "alpha next to a memory-bound load on every CPU over that without, smallest of all rates and directions",
+            format!("regulation.{id}.alpha"),
+            format!("alpha next to {what} over that without, smallest of all rates and directions"),
             alphas.iter().copied().fold(f64::INFINITY, f64::min).min(1e9),
             "times",
             alphas.len(),
         ),
         Claim::new(
-            "regulation.memory.delta",
-            "Delta next to the memory load over that without, median of all rates and directions",
+            format!("regulation.{id}.delta"),
+            "Delta next to the same load over that without, median of all rates and directions",
             median(deltas.clone()),
             "times",
             deltas.len(),

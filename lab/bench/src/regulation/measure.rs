@@ -13,8 +13,10 @@ use rtvirtio_traffic::{Direction, Place, ServiceTarget, Tspec, Unit, choose, com
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 
+use super::cpu_budget::CpuBudget;
+use super::device_load::DeviceLoad;
 use super::memory_load::{MemoryLoad, largest_cache};
-use super::model::{VictimModel, limit};
+use super::model::{limit, model};
 use super::{
     Beside, ChosenRate, Point, RefusedTarget, RegulationData, UNITS, VictimPoint, disk, network, point,
     rates, victim,
@@ -61,6 +63,40 @@ pub struct RegulationOptions {
     pub words: String,
     /// Only these flows; all when empty.
     pub flows: Vec<Direction>,
+    /// What else runs: each in turn.
+    pub loads: Vec<Beside>,
+}
+
+/// What can run next to a flow.
+struct Loads {
+    memory: MemoryLoad,
+    device: Option<DeviceLoad>,
+    // Dropped after the threads that it holds.
+    budget: Option<CpuBudget>,
+}
+
+impl Loads {
+    fn new(wanted: &[Beside], progress: &dyn Progress) -> anyhow::Result<Self> {
+        let all_cpus: Vec<u32> = (0..cpus() as u32).collect();
+        progress.step("making the memory of the load");
+        let memory = MemoryLoad::new(&all_cpus)?;
+        let device = wanted.contains(&Beside::Device).then(DeviceLoad::new).transpose()?;
+        let held = wanted.contains(&Beside::Held);
+        let budget = held.then(|| CpuBudget::new(&memory.threads())).transpose()?;
+        Ok(Self { memory, device, budget })
+    }
+
+    /// Starts what belongs to `beside`, and pauses the rest.
+    fn set(&self, beside: Beside) -> anyhow::Result<()> {
+        if let Some(budget) = &self.budget {
+            budget.hold(beside == Beside::Held)?;
+        }
+        if let Some(device) = &self.device {
+            device.set(beside == Beside::Device)?;
+        }
+        self.memory.set(beside != Beside::Nothing);
+        Ok(())
+    }
 }
 
 /// How long a point is measured: ten thousand units where that is in time.
@@ -84,26 +120,11 @@ impl Length {
 pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::Result<RegulationData> {
     let length = Length { longest: options.longest };
     let rates = rates(options.top, options.rates);
-    let flows: Vec<Direction> = Direction::ALL
-        .into_iter()
-        .filter(|f| options.flows.is_empty() || options.flows.contains(f))
-        .collect();
     let dir = tempfile::Builder::new().prefix("rtvirtio-regulation-").tempdir()?;
     let ram = RamDisk::new(DISK)?;
-    let all_cpus: Vec<u32> = (0..cpus() as u32).collect();
-    progress.step("making the memory of the load");
-    let load = MemoryLoad::new(&all_cpus)?;
-    let items: Vec<(Direction, Beside, Option<u64>)> = flows
-        .iter()
-        .flat_map(|flow| Beside::ALL.map(|beside| (*flow, beside)))
-        .flat_map(|(flow, beside)| with_none(&rates).into_iter().map(move |rate| (flow, beside, rate)))
-        .collect();
-    let mut counter = Counter::new(progress, "rates, directions and loads", items.len());
+    let load = Loads::new(&options.loads, progress)?;
     let mut spoiled = 0;
-    let points = interleaved(&items, 0, &mut counter, progress, |item| {
-        one(*item, length.of(item.2), dir.path(), ram.device(), &load, &mut spoiled)
-    })?;
-    drop(counter);
+    let points = points(options, &rates, (dir.path(), ram.device()), &load, &mut spoiled, progress)?;
     let mut bed = VictimBed {
         dir: dir.path().to_owned(),
         device: ram.device().to_owned(),
@@ -126,12 +147,63 @@ pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::
         command: format!("rtvirtio-lab bench regulation{}", options.words),
         generated: generated(),
         cache: largest_cache(&Root::default())?,
-        memory: load.bytes,
+        memory: load.memory.bytes,
         points,
         victims,
         choices,
         refused: Some(refused),
         spoiled: Some(bed.spoiled),
+    })
+}
+
+/// Measures the points of the options' loads, and puts them to those of a saved result: those of
+/// the same flow, load and rate are replaced, and the rest stays as it is.
+///
+/// # Errors
+/// As [`measure`], and for a result of another host.
+pub fn add(
+    mut saved: RegulationData,
+    options: &RegulationOptions,
+    progress: &dyn Progress,
+) -> anyhow::Result<RegulationData> {
+    if saved.host.cpus != cpus() || saved.host.kernel != kernel_release() {
+        bail!(
+            "the saved result is of another host or kernel: measure all of it anew, or choose another --out"
+        );
+    }
+    let rates = rates(options.top, options.rates);
+    let dir = tempfile::Builder::new().prefix("rtvirtio-regulation-").tempdir()?;
+    let ram = RamDisk::new(DISK)?;
+    let load = Loads::new(&options.loads, progress)?;
+    let mut spoiled = saved.spoiled.unwrap_or(0);
+    let more = points(options, &rates, (dir.path(), ram.device()), &load, &mut spoiled, progress)?;
+    let key = |p: &Point| (p.flow, p.beside, p.rate);
+    saved.points.retain(|old| !more.iter().any(|new| key(new) == key(old)));
+    saved.points.extend(more);
+    saved.points.sort_by_key(|p| (p.flow, p.beside, p.rate.map_or((0, 0), |rate| (1, u64::MAX - rate))));
+    saved.spoiled = Some(spoiled);
+    saved.command = format!("{}; rtvirtio-lab bench regulation{}", saved.command, options.words);
+    Ok(saved)
+}
+
+/// The points of every flow, load and rate, interleaved.
+fn points(
+    options: &RegulationOptions,
+    rates: &[u64],
+    (dir, device): (&Path, &Path),
+    load: &Loads,
+    spoiled: &mut u64,
+    progress: &dyn Progress,
+) -> anyhow::Result<Vec<Point>> {
+    let length = Length { longest: options.longest };
+    let flows = Direction::ALL.into_iter().filter(|f| options.flows.is_empty() || options.flows.contains(f));
+    let items: Vec<(Direction, Beside, Option<u64>)> = flows
+        .flat_map(|flow| options.loads.iter().map(move |beside| (flow, *beside)))
+        .flat_map(|(flow, beside)| with_none(rates).into_iter().map(move |rate| (flow, beside, rate)))
+        .collect();
+    let mut counter = Counter::new(progress, "rates, directions and loads", items.len());
+    interleaved(&items, 0, &mut counter, progress, |item| {
+        one(*item, length.of(item.2), dir, device, load, spoiled)
     })
 }
 
@@ -184,14 +256,14 @@ impl VictimBed {
         victims: &[VictimPoint],
         progress: &dyn Progress,
     ) -> anyhow::Result<(Vec<ChosenRate>, Vec<RefusedTarget>)> {
-        let Some(model) = VictimModel::new(victims) else { return Ok((Vec::new(), Vec::new())) };
+        let Some(model) = model(victims) else { return Ok((Vec::new(), Vec::new())) };
         let alphas = || victims.iter().map(|v| v.victim.alpha);
         let (least, most) = (alphas().fold(f64::INFINITY, f64::min), alphas().fold(0.0, f64::max));
         let (mut chosen, mut refused) = (Vec::new(), Vec::new());
         for share in TARGETS {
             let alpha = least + share * (most - least);
             let target = ServiceTarget { alpha, delta: SLACK * model.longest() };
-            match choose(&model.curve, &target, limit, |limit| model.bound(limit)) {
+            match choose(model.curve(), &target, limit, |limit| model.bound(limit)) {
                 Ok(choice) => chosen.push((target, choice.arrival.rate)),
                 // A target that cannot be reached is shown by what is missing.
                 Err(why) => refused.push(RefusedTarget { target, why: why.to_string() }),
@@ -236,7 +308,7 @@ fn one(
     time: Duration,
     dir: &Path,
     device: &Path,
-    load: &MemoryLoad,
+    load: &Loads,
     spoiled: &mut u64,
 ) -> anyhow::Result<Point> {
     for times in [1, 2, 4] {
@@ -256,11 +328,11 @@ fn once(
     time: Duration,
     dir: &Path,
     device: &Path,
-    load: &MemoryLoad,
+    load: &Loads,
 ) -> anyhow::Result<Option<Point>> {
     let (flow, beside, rate) = item;
-    load.set(beside == Beside::Memory);
-    let (before, begin) = (load.written(), Instant::now());
+    load.set(beside)?;
+    let (before, begin) = (load.memory.written(), Instant::now());
     let (dir, device) = (dir.to_owned(), device.to_owned());
     let seen = on_frontend(move || {
         let probe = NoiseProbe::start_above(ENGINE);
@@ -271,8 +343,8 @@ fn once(
         let (_, stalls) = probe.finish();
         Ok(point(at?, stalls.as_ref(), item))
     });
-    let memory = (beside == Beside::Memory).then(|| load.rate_since(before, begin));
-    load.set(false);
+    let memory = (beside != Beside::Nothing).then(|| load.memory.rate_since(before, begin));
+    load.set(Beside::Nothing)?;
     Ok(seen?.map(|point| Point { memory, ..point }))
 }
 

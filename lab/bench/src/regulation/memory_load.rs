@@ -26,6 +26,8 @@ struct Gate {
     written: AtomicU64,
     /// Threads whose memory is there.
     ready: AtomicUsize,
+    /// Ids of the threads.
+    tids: Mutex<Vec<u32>>,
 }
 
 /// Threads that write while the load is on. Dropping it ends them.
@@ -101,6 +103,12 @@ impl MemoryLoad {
         self.gate.changed.notify_all();
     }
 
+    /// Ids of its threads.
+    #[must_use]
+    pub fn threads(&self) -> Vec<u32> {
+        self.gate.tids.lock().map(|tids| tids.clone()).unwrap_or_default()
+    }
+
     /// Bytes written so far.
     #[must_use]
     pub fn written(&self) -> u64 {
@@ -128,6 +136,9 @@ fn write_until(gate: &Gate, bytes: usize) {
     // Written once, so that every page is there before the first measurement.
     let mut array = vec![1u8; bytes.max(STEP)];
     let mut value = 1u8;
+    if let Ok(mut tids) = gate.tids.lock() {
+        tids.push(rustix::thread::gettid().as_raw_nonzero().get() as u32);
+    }
     gate.ready.fetch_add(1, Ordering::Release);
     while !gate.stop.load(Ordering::Relaxed) {
         let Ok(open) = gate.open.lock() else { return };

@@ -4,9 +4,12 @@
 //! The paper regulates an Ethernet controller's AXI transactions in ten steps, each half of the one
 //! before. Here the domain's own caps do it, in requests of a disk and frames of a network, in each
 //! direction: reads and writes of 4 KiB, frames to and from a VM; the disk and the far end of the
-//! link are memory of this machine.
+//! link are memory of this machine. The load is memory-bound writes on every CPU, optionally with a
+//! second device's traffic, as in the paper, or held by a CPU budget.
 
 mod claims;
+mod cpu_budget;
+mod device_load;
 mod disk;
 mod measure;
 pub mod memory_load;
@@ -16,8 +19,9 @@ mod page;
 mod victim;
 
 pub use claims::{claims, outcomes};
-pub use measure::{RegulationOptions, measure};
-pub use page::{report, svg};
+pub use measure::{RegulationOptions, add, measure};
+pub use model::victim_curve;
+pub use page::{load, report, svg};
 
 use rtvirtio_measure::HostFacts;
 use rtvirtio_traffic::{Direction, Service, ServiceTarget};
@@ -52,11 +56,17 @@ pub enum Beside {
     Nothing,
     /// The memory-bound load on every CPU.
     Memory,
+    /// The memory-bound load, and reads of a second device.
+    Device,
+    /// The memory-bound load with a CPU budget.
+    Held,
 }
 
 impl Beside {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Nothing, Self::Memory];
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Nothing, Self::Memory, Self::Device, Self::Held];
+    /// Those of a run without options.
+    pub const USUAL: [Self; 2] = [Self::Nothing, Self::Memory];
 
     /// Its name.
     #[must_use]
@@ -64,6 +74,8 @@ impl Beside {
         match self {
             Self::Nothing => "no load",
             Self::Memory => "memory load",
+            Self::Device => "memory load and second device",
+            Self::Held => "memory load with a CPU budget",
         }
     }
 }

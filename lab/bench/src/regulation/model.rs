@@ -3,10 +3,17 @@
 //! Every other rate, from the largest down, and the victim alone are training: each in every round,
 //! so that what a machine is slower in one run than in another is seen in training too.
 
-use rtvirtio_traffic::{Arrival, Curve, CurvePoint, Service};
+use rtvirtio_traffic::{
+    Arrival, CURVE_SCHEMA, Direction, Outstanding, Service, VictimCurve, VictimModel, VictimRun,
+};
 
 use super::measure::burst;
 use super::{OUTSTANDING, VictimPoint};
+
+/// What victim and neighbour have outstanding.
+const BOTH: Outstanding = Outstanding { victim: OUTSTANDING as u32, neighbour: OUTSTANDING as u32 };
+/// Bytes of each request.
+const BLOCK: u64 = 4_096;
 
 /// A held-out point of the victim: what the curve expects and what network calculus bounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,78 +26,34 @@ pub struct JudgedVictim {
     pub bound: Service,
 }
 
-/// The training runs' curve, and the service that victim and neighbour share.
-#[derive(Clone, Debug)]
-pub(super) struct VictimModel {
-    /// The victim's service over the rate that the neighbour really got.
-    pub(super) curve: Curve,
-    /// Least that both got together in a run: how fast the disk is is not the same in all.
-    alpha: f64,
-    /// Longest gap without a neighbour.
-    alone: f64,
-    /// The disk's own longest gap in a run, without the neighbour's share of it, over the
-    /// neighbour's limit.
-    gaps: Vec<(f64, f64)>,
+/// What the training runs say; `None` with too few.
+pub(super) fn model(victims: &[VictimPoint]) -> Option<VictimModel> {
+    let training = victims.iter().filter(|v| is_training(victims, v));
+    VictimModel::new(&training.map(run).collect::<Vec<_>>(), Some(BOTH)).ok()
 }
 
-impl VictimModel {
-    /// `None` with too few points.
-    pub(super) fn new(victims: &[VictimPoint]) -> Option<Self> {
-        let training: Vec<&VictimPoint> = victims.iter().filter(|v| is_training(victims, v)).collect();
-        let alpha = training.iter().map(|v| v.victim.alpha + v.neighbour).fold(f64::INFINITY, f64::min);
-        let alone = training
-            .iter()
-            .filter(|v| v.rate.is_none())
-            .map(|v| v.victim.service().delta)
-            .reduce(f64::max)?;
-        let points: Vec<CurvePoint> = training
-            .iter()
-            .filter(|v| v.rate.is_some())
-            .map(|v| CurvePoint { rate: v.neighbour, service: v.victim.service() })
-            .collect();
-        let curve = Curve::new(&points).ok()?;
-        let gaps = training
-            .iter()
-            .filter_map(|v| {
-                let rate = v.rate? as f64;
-                let neighbour = worst(Service { alpha, delta: 0.0 }, &limit(rate))?.delta;
-                Some((rate, v.victim.service().delta - neighbour))
-            })
-            .collect();
-        Some(Self { curve, alpha, alone, gaps })
-    }
+/// All runs, as `rtvirtio plan --traffic --curve` takes them; `None` without any.
+#[must_use]
+pub fn victim_curve(victims: &[VictimPoint]) -> Option<VictimCurve> {
+    let curve = VictimCurve {
+        schema: CURVE_SCHEMA.to_owned(),
+        direction: Direction::Read,
+        block: BLOCK,
+        outstanding: BOTH,
+        oldest_first: true,
+        runs: victims.iter().map(run).collect(),
+    };
+    (!victims.is_empty()).then_some(curve)
+}
 
-    /// The longest gap of a training run, the neighbour's share included.
-    pub(super) fn longest(&self) -> f64 {
-        self.curve.at(self.curve.largest()).map_or(self.alone, |worst| worst.delta.max(self.alone))
-    }
-
-    /// What the victim gets in the worst case with this limit of the neighbour; `None` above the
-    /// largest in training.
-    ///
-    /// The disk's own gap is the longest at training limits up to the next one from here, less the
-    /// neighbour's share, which is added for this limit: at a training limit the bound is never
-    /// below what was measured there.
-    pub(super) fn bound(&self, limit: &Arrival) -> Option<Service> {
-        let next = self.gaps.iter().map(|(rate, _)| *rate).filter(|rate| *rate >= limit.rate);
-        let next = next.reduce(f64::min)?;
-        let up_to = self.gaps.iter().filter(|(rate, _)| *rate <= next);
-        let delta = up_to.map(|(_, gap)| *gap).fold(self.alone, f64::max);
-        worst(Service { alpha: self.alpha, delta }, limit)
-    }
+fn run(v: &VictimPoint) -> VictimRun {
+    let limit = v.rate.map(|rate| limit(rate as f64));
+    VictimRun { limit, neighbour: v.neighbour, service: v.victim.service() }
 }
 
 /// A limit of the neighbour, with the burst that it has in the measurement.
 pub(super) fn limit(rate: f64) -> Arrival {
     Arrival { rate, burst: burst(rate.ceil() as u64) as f64, peak: None }
-}
-
-/// What a limited neighbour leaves first come first served, from one completion to the next: that
-/// needs one more unit of service.
-fn worst(whole: Service, limit: &Arrival) -> Option<Service> {
-    let outstanding = OUTSTANDING as f64;
-    let left = whole.fifo_left_by(limit, outstanding, outstanding)?;
-    Some(Service { delta: left.delta + 1.0 / whole.alpha, ..left })
 }
 
 fn is_training(all: &[VictimPoint], one: &VictimPoint) -> bool {
@@ -103,13 +66,13 @@ fn is_training(all: &[VictimPoint], one: &VictimPoint) -> bool {
 /// Every run at the other rates, against curve and bound of the training runs.
 #[must_use]
 pub fn judged_victims(victims: &[VictimPoint]) -> Vec<JudgedVictim> {
-    let Some(model) = VictimModel::new(victims) else { return Vec::new() };
+    let Some(model) = model(victims) else { return Vec::new() };
     victims
         .iter()
         .filter(|v| !is_training(victims, v))
         .filter_map(|v| {
             // A neighbour that the disk holds back gets what it leaves, not its limit.
-            let expected = model.curve.at(v.neighbour.min(model.curve.largest()))?;
+            let expected = model.curve().at(v.neighbour.min(model.curve().largest()))?;
             Some(JudgedVictim { point: *v, expected, bound: model.bound(&limit(v.rate? as f64))? })
         })
         .collect()
@@ -117,8 +80,6 @@ pub fn judged_victims(victims: &[VictimPoint]) -> Vec<JudgedVictim> {
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_traffic::Direction;
-
     use super::*;
     use crate::regulation::{Beside, Point};
 
@@ -173,7 +134,7 @@ mod tests {
             ]
         };
         let all: Vec<VictimPoint> = [runs(0, 1.0), runs(1, 1.2), runs(2, 1.1)].concat();
-        let model = VictimModel::new(&all).unwrap();
+        let model = model(&all).unwrap();
         let bound = |rate| model.bound(&limit(rate));
         for v in all.iter().filter(|v| is_training(&all, v)) {
             let Some(rate) = v.rate else { continue };

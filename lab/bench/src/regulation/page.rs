@@ -28,6 +28,14 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))
 }
 
+/// A saved result.
+///
+/// # Errors
+/// As [`report`].
+pub fn load(path: &Path) -> anyhow::Result<RegulationData> {
+    read(path)
+}
+
 /// The figures of a saved result: name of the file and its text.
 ///
 /// # Errors
@@ -61,6 +69,11 @@ fn regulated(points: &[Point], flow: Direction, beside: Beside) -> Vec<&Point> {
     of
 }
 
+/// The loads that were measured.
+fn loads(points: &[Point]) -> Vec<Beside> {
+    Beside::ALL.into_iter().filter(|beside| points.iter().any(|p| p.beside == *beside)).collect()
+}
+
 fn curves(points: &[Point], flow: Direction, value: impl Fn(&Point) -> f64) -> Vec<Series> {
     let of = |(i, beside): (usize, Beside)| {
         let points = regulated(points, flow, beside).into_iter().map(|p| {
@@ -69,7 +82,7 @@ fn curves(points: &[Point], flow: Direction, value: impl Fn(&Point) -> f64) -> V
         });
         series(i, beside.name(), points.collect())
     };
-    Beside::ALL.into_iter().enumerate().map(of).collect()
+    loads(points).into_iter().enumerate().map(of).collect()
 }
 
 fn named(title: &str, y: &str, curves: Vec<Series>) -> Plot {
@@ -91,7 +104,8 @@ fn alpha(points: &[Point], flow: Direction) -> (String, Plot) {
 fn delta(points: &[Point], flow: Direction) -> (String, Plot) {
     let title = format!("Delta of {} over the rate of its regulator", flow.name());
     let mut all = curves(points, flow, |p| p.service().delta * 1e3);
-    for (i, beside) in Beside::ALL.into_iter().enumerate() {
+    let loads = loads(points);
+    for (i, beside) in loads.iter().copied().enumerate() {
         let judged = outcomes(points);
         let mut of: Vec<(f64, f64, String)> = judged
             .iter()
@@ -102,7 +116,10 @@ fn delta(points: &[Point], flow: Direction) -> (String, Plot) {
             })
             .collect();
         of.sort_by(|a, b| a.0.total_cmp(&b.0));
-        all.push(Series { dashed: true, ..series(i + 2, &format!("bound, {}", beside.name()), of) });
+        all.push(Series {
+            dashed: true,
+            ..series(loads.len() + i, &format!("bound, {}", beside.name()), of)
+        });
     }
     let plot = named(&title, "Delta, ms", all);
     (title, plot)

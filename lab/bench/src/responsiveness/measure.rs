@@ -128,7 +128,8 @@ pub fn measure(
     Ok(())
 }
 
-/// Two VMs that play, on each device that has no such result yet.
+/// Two VMs that play, on each device, under each plane and next to each host load of which there is
+/// no result yet.
 fn videos(
     options: &ResponsivenessOptions,
     data: &mut ResponsivenessData,
@@ -137,16 +138,13 @@ fn videos(
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
     for device in &options.devices {
-        let is_there =
-            |plane: &Plane| data.videos.iter().any(|v| v.device == device_name(device) && v.plane == *plane);
-        let planes: Vec<Plane> = options.choice.planes.iter().copied().filter(|p| !is_there(p)).collect();
-        if planes.is_empty() {
+        let lacking = lacking_videos(data, device_name(device), &options.choice);
+        if lacking.is_empty() {
             continue;
         }
         let bed = TestBed::make(device, VMS, LabKind::Process, labs, progress)?;
         let dir = tempfile::Builder::new().prefix("rtvirtio-video-").tempdir()?;
         let tuning = tuning(&bed, device, options, progress)?;
-        let what = (&planes[..], &options.choice.host_loads[..]);
         let mut save = |video| {
             data.videos.push(video);
             data.generated = generated();
@@ -156,7 +154,7 @@ fn videos(
         let measured = super::video::measure(
             &bed,
             tuning.as_ref(),
-            what,
+            &lacking,
             options.video,
             dir.path(),
             labs,
@@ -167,6 +165,18 @@ fn videos(
         measured?;
     }
     Ok(())
+}
+
+/// Host loads without a result, by plane.
+fn lacking_videos(data: &ResponsivenessData, device: &str, choice: &Choice) -> Vec<(Plane, Vec<String>)> {
+    let is_there = |plane: Plane, load: &str| {
+        data.videos.iter().any(|v| v.device == device && v.plane == plane && v.host_load == load)
+    };
+    let of = |plane: Plane| {
+        let loads = choice.host_loads.iter().filter(|load| !is_there(plane, load)).cloned();
+        (plane, loads.collect::<Vec<_>>())
+    };
+    choice.planes.iter().map(|plane| of(*plane)).filter(|(_, loads)| !loads.is_empty()).collect()
 }
 
 /// Service times and options of the I/O domain: a twin's as declared, a real device's as measured.
@@ -300,6 +310,7 @@ fn spoken(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::video::Video;
     use super::*;
 
     fn options() -> ResponsivenessOptions {
@@ -342,6 +353,24 @@ mod tests {
         let there: Vec<RunOfStarts> = all.iter().take(10).map(made).collect();
         assert_eq!(wanted(&options, "twin:microsd", &there), all[10..]);
         assert_eq!(wanted(&options, "twin:emmc", &there).len(), all.len(), "another device");
+    }
+
+    #[test]
+    fn videos_go_on_where_they_were_stopped() {
+        let choice = options().choice;
+        let mut data: ResponsivenessData = begin(&options(), Path::new("/nonexistent/none.json")).unwrap();
+        let lacking = |data: &ResponsivenessData| lacking_videos(data, "emmc", &choice);
+        assert_eq!(lacking(&data).len(), 4);
+        for (device, host_load) in [("emmc", "5r"), ("microsd", "none")] {
+            let (device, host_load) = (device.to_owned(), host_load.to_owned());
+            data.videos.push(Video { device, plane: Plane::Kernel, host_load, vms: Vec::new() });
+        }
+        let left = lacking(&data);
+        let of = |plane: Plane| left.iter().find(|(p, _)| *p == plane).unwrap().1.clone();
+        assert_eq!(
+            (of(Plane::Kernel), of(Plane::Domain)),
+            (vec!["none".to_owned()], choice.host_loads.clone())
+        );
     }
 
     #[test]

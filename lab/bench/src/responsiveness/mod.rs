@@ -17,7 +17,7 @@ mod video;
 
 pub use cell::{APPS, App, Cell, Choice, GUEST_LOADS, HOST_LOADS, Plane, SCHEDULERS};
 pub use measure::{ResponsivenessOptions, measure};
-pub use page::report;
+pub use page::{report, svg};
 pub use video::{Frames, Video};
 
 use rtvirtio_measure::HostFacts;

@@ -18,21 +18,52 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
         "Start-ups in a guest ({} under {}) with cold caches; over {} s is a failure; {}.",
         data.host.vmm, data.host.accelerator, data.limit, data.command
     );
-    let mut sections = Vec::new();
-    let mut cells = data.cells();
-    let mut groups: Vec<[String; 4]> = cells.iter().map(group).collect();
-    groups.sort();
-    groups.dedup();
-    // As in the paper's figures, not by name.
-    cells.sort_by_key(|cell| (place(&GUEST_LOADS, &cell.guest_load), place(&HOST_LOADS, &cell.host_load)));
-    for of in groups {
-        let cells: Vec<Cell> = cells.iter().filter(|cell| group(cell) == of).cloned().collect();
-        sections.push(section(&data, &of, &cells));
-    }
+    let mut sections: Vec<Section> =
+        groups(&data).iter().map(|(of, cells)| section(&data, of, cells)).collect();
     if !data.videos.is_empty() {
         sections.push(videos(&data));
     }
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
+}
+
+/// The figures of a saved result, one for each device, application and pair of schedulers: name of
+/// the file and its text.
+///
+/// # Errors
+/// As [`report`].
+pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
+    let data: ResponsivenessData = read(path)?;
+    let of = |(of, cells): &([String; 4], Vec<Cell>)| {
+        let [device, app, guest, host] = of;
+        // The paper's figures are under BFQ.
+        let schedulers =
+            if guest == "bfq" && host == "bfq" { String::new() } else { format!("-{guest}-{host}") };
+        // A file on a disk has a path for its name.
+        let device: String =
+            device.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let name = format!("responsiveness-{device}-{app}{schedulers}.svg");
+        (name, Plot::Times(plot(&data, of, cells, &planes(&data, cells))).standalone_svg())
+    };
+    Ok(groups(&data).iter().map(of).collect())
+}
+
+/// Cells by figure, in the order of the paper's figures and not by name.
+fn groups(data: &ResponsivenessData) -> Vec<([String; 4], Vec<Cell>)> {
+    let mut cells = data.cells();
+    let mut names: Vec<[String; 4]> = cells.iter().map(group).collect();
+    names.sort();
+    names.dedup();
+    cells.sort_by_key(|cell| (place(&GUEST_LOADS, &cell.guest_load), place(&HOST_LOADS, &cell.host_load)));
+    let of = |name: [String; 4]| {
+        let cells = cells.iter().filter(|cell| group(cell) == name).cloned().collect();
+        (name, cells)
+    };
+    names.into_iter().map(of).collect()
+}
+
+/// Planes with a run in one of these cells.
+fn planes(data: &ResponsivenessData, cells: &[Cell]) -> Vec<Plane> {
+    Plane::ALL.into_iter().filter(|p| cells.iter().any(|c| data.point(c, *p).is_some())).collect()
 }
 
 fn place(list: &[&str], name: &str) -> usize {
@@ -43,11 +74,9 @@ fn group(cell: &Cell) -> [String; 4] {
     [&cell.device, &cell.app, &cell.guest_scheduler, &cell.host_scheduler].map(Clone::clone)
 }
 
-/// One figure and its table.
-fn section(data: &ResponsivenessData, of: &[String; 4], cells: &[Cell]) -> Section {
-    let [device, app, guest, host] = of;
-    let planes: Vec<Plane> =
-        Plane::ALL.into_iter().filter(|p| cells.iter().any(|c| data.point(c, *p).is_some())).collect();
+/// Mean start-ups by load, a bar for each plane.
+fn plot(data: &ResponsivenessData, of: &[String; 4], cells: &[Cell], planes: &[Plane]) -> TimePlot {
+    let [device, app, ..] = of;
     let idle = cells.first().and_then(|c| data.point(&c.idle(), Plane::Default)).map(|p| p.all.mean);
     let bar = |cell: &Cell, series: usize, plane: Plane| {
         let point = data.point(cell, plane)?;
@@ -59,20 +88,26 @@ fn section(data: &ResponsivenessData, of: &[String; 4], cells: &[Cell]) -> Secti
         name: cell.loads(),
         bars: planes.iter().enumerate().filter_map(|(i, plane)| bar(cell, i, *plane)).collect(),
     });
-    let plot = TimePlot {
+    TimePlot {
         title: format!("start-up of {app} on {device}"),
         series: planes.iter().map(|p| p.name().to_owned()).collect(),
         rows: rows.collect(),
         reference: idle.map(|seconds| (seconds, "idle device".to_owned())),
         limit: data.limit,
-    };
+    }
+}
+
+/// One figure and its table.
+fn section(data: &ResponsivenessData, of: &[String; 4], cells: &[Cell]) -> Section {
+    let [device, app, guest, host] = of;
+    let planes = planes(data, cells);
     let caption = format!(
         "Mean start-up time, lower is better; X: a start took over {} s. Schedulers: {guest} in the guest, {host} on the host (none under the domain).",
         data.limit
     );
     Section {
         title: format!("{app} on {device}, {guest} in the guest, {host} on the host"),
-        plots: vec![(caption, Plot::Times(plot))],
+        plots: vec![(caption, Plot::Times(plot(data, of, cells, &planes)))],
         tables: vec![table(data, cells, &planes)],
         ..Section::default()
     }

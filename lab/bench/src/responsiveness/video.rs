@@ -209,13 +209,12 @@ fn read_frames(text: &str) -> Option<Frames> {
     })
 }
 
-/// Plays under each plane next to each load that `is_there` does not have. `on_run` gets each
-/// result.
+/// Plays under each plane next to each of its loads. `on_run` gets each result.
 #[expect(clippy::too_many_arguments, reason = "what is measured, where, and who hears of it")]
 pub fn measure(
     bed: &TestBed<'_>,
     tuning: Option<&Tuning>,
-    (planes, loads): (&[Plane], &[String]),
+    what: &[(Plane, Vec<String>)],
     seconds: u64,
     dir: &Path,
     labs: &LabHost,
@@ -231,7 +230,7 @@ pub fn measure(
             needed * 100.0
         );
     }
-    for plane in planes {
+    for (plane, loads) in what {
         // Sockets of one plane are not those of the next.
         let dir = dir.join(format!("video-{plane}"));
         std::fs::create_dir(&dir)?;

@@ -181,7 +181,8 @@ Four guests in network namespaces of their own; nothing leaves the machine. Exit
     /// memory-bound load; bounds; a neighbour's rate for a victim's target
     #[command(after_help = "\
 EXAMPLES
-  sudo rtvirtio-lab bench regulation                          about twelve minutes
+  sudo rtvirtio-lab bench regulation                          about 26 minutes
+  sudo rtvirtio-lab bench regulation --load device --load held --add      two more loads into the same result, about 24 minutes
   sudo rtvirtio-lab bench regulation --quick --out /tmp/regulation
   sudo rtvirtio-lab bench regulation --quick --flow read --out /tmp/regulation --svg /tmp/figures
   rtvirtio-lab bench regulation --report-only --json | jq .claims

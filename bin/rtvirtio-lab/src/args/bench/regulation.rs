@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use rtvirtio_bench::regulation::{RATES, ROUNDS, RegulationOptions, TOP};
+use rtvirtio_bench::regulation::{Beside, RATES, ROUNDS, RegulationOptions, TOP};
 use rtvirtio_traffic::Direction;
 use rtvirtio_units::Nanos;
 
@@ -35,9 +35,18 @@ pub struct BenchRegulationArgs {
     /// Only this direction; once for each
     #[arg(long = "flow", value_enum, value_name = "NAME")]
     pub flows: Vec<FlowName>,
+    /// What runs next to the flow, once for each; `none` and `memory` without this option
+    #[arg(long = "load", value_enum, value_name = "NAME")]
+    pub loads: Vec<LoadName>,
+    /// Measure only the points of these loads and put them to the saved result
+    #[arg(long, requires = "loads", conflicts_with_all = ["quick", "report_only"])]
+    pub add: bool,
     /// Write the figures as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
+    /// Write the victim's curve for `rtvirtio plan --traffic --curve`
+    #[arg(long, value_name = "FILE")]
+    pub curve: Option<PathBuf>,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
@@ -54,6 +63,30 @@ pub enum FlowName {
     Rx,
     /// Frames from a VM
     Tx,
+}
+
+/// Loads next to the flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LoadName {
+    /// Nothing
+    None,
+    /// Memory-bound writes on every CPU
+    Memory,
+    /// The same, and reads of a second device
+    Device,
+    /// Memory-bound writes with a CPU budget of a quarter
+    Held,
+}
+
+impl From<LoadName> for Beside {
+    fn from(name: LoadName) -> Self {
+        match name {
+            LoadName::None => Self::Nothing,
+            LoadName::Memory => Self::Memory,
+            LoadName::Device => Self::Device,
+            LoadName::Held => Self::Held,
+        }
+    }
 }
 
 impl From<FlowName> for Direction {
@@ -84,6 +117,18 @@ impl BenchRegulationArgs {
                 words += &format!(" --{option} {value}");
             }
         }
+        let mut loads: Vec<Beside> = self.loads.iter().map(|load| (*load).into()).collect();
+        loads.sort_unstable();
+        loads.dedup();
+        for name in &self.loads {
+            words += &format!(" --load {}", format!("{name:?}").to_lowercase());
+        }
+        if self.add {
+            words += " --add";
+        }
+        if loads.is_empty() {
+            loads = Beside::USUAL.to_vec();
+        }
         words.extend(flows.iter().map(|flow| format!(" --flow {}", flow.name())));
         let longest = if self.quick { QUICK } else { self.length };
         RegulationOptions {
@@ -93,6 +138,7 @@ impl BenchRegulationArgs {
             rounds: if self.quick { 1 } else { self.repeat },
             words,
             flows,
+            loads,
         }
     }
 }

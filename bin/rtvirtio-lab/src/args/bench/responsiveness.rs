@@ -1,5 +1,7 @@
 //! `bench responsiveness`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use rtvirtio_bench::responsiveness::{Choice, Plane, ResponsivenessOptions};
 use rtvirtio_units::{Bytes, Nanos};
@@ -70,6 +72,9 @@ pub struct BenchResponsivenessArgs {
     /// most 10 s
     #[arg(long, conflicts_with_all = ["apps", "guest_loads", "host_loads", "planes", "starts", "limit", "settle"])]
     pub quick: bool,
+    /// Write the figures as SVG files into this directory
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
@@ -123,9 +128,10 @@ impl BenchResponsivenessArgs {
             return format!("rtvirtio-lab bench responsiveness {devices} --quick");
         }
         let planes: Vec<&str> = self.planes.iter().map(|plane| plane.name()).collect();
+        let video = self.video.map_or(String::new(), |length| format!(" --video {length}"));
         format!(
             "rtvirtio-lab bench responsiveness {devices} --apps {} --guest-loads {} --host-loads {} --guest-schedulers {} --host-schedulers {} \
-             --planes {} --starts {} --repeat {} --limit {}",
+             --planes {} --starts {} --repeat {} --limit {}{video}",
             self.apps.join(","),
             self.guest_loads.join(","),
             self.host_loads.join(","),

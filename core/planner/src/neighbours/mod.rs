@@ -1,0 +1,301 @@
+//! From the targets of some VMs to the limits of the others: the largest rate, with its burst and
+//! peak, at which the targets hold in the worst case.
+//!
+//! What is left by limited traffic is network calculus ([`rtvirtio_traffic::Service`]), on what the
+//! profile says of the device, in units of its time and for any order of service; or on a measured
+//! curve of one victim and one neighbour ([`VictimCurve`]), in requests.
+
+mod by_curve;
+mod by_profile;
+mod error;
+
+use rtvirtio_model::Profile;
+use rtvirtio_spec::{Arrival as Loop, Op, Spec, Task, Vm};
+use rtvirtio_traffic::{
+    Actuator, Arrival, CompileError, Direction, Place, Service, ServiceTarget, Tspec, Unit, VictimCurve,
+    compile,
+};
+use rtvirtio_units::Bytes;
+use serde::Serialize;
+
+pub use error::NeighbourError;
+
+/// Wake-ups of a regulator are seldom later than this: a burst of what it is worth loses no rate.
+const LATE: f64 = 0.01;
+/// Rates that a spec takes.
+const MOST: f64 = 10e6;
+
+/// What a VM must get, whatever its tasks have for targets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AskedService {
+    /// The VM.
+    pub vm: String,
+    /// alpha in requests per second of its largest size, and Delta.
+    pub service: ServiceTarget,
+}
+
+/// What limits are chosen for.
+#[derive(Clone, Debug)]
+pub struct NeighbourOptions<'a> {
+    /// What VMs must get beyond their tasks' targets.
+    pub asked: &'a [AskedService],
+    /// A measured curve in place of the profile's numbers.
+    pub curve: Option<&'a VictimCurve>,
+    /// The regulator that will hold the limits: its own burst counts.
+    pub actuator: Actuator,
+}
+
+/// Chosen limits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NeighbourPlan {
+    /// `profile` or `curve`.
+    pub basis: &'static str,
+    /// The regulator that the bounds are for.
+    pub actuator: Actuator,
+    /// In the order of the spec.
+    pub limits: Vec<NeighbourLimit>,
+    /// What each target has with them.
+    pub victims: Vec<VictimOutlook>,
+    /// What the bounds rest on, one sentence each.
+    pub notes: Vec<String>,
+}
+
+/// The limit of one direction of a VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NeighbourLimit {
+    /// The VM.
+    pub vm: String,
+    /// Reads or writes.
+    pub direction: Direction,
+    /// Size of its largest request, for which the limit is.
+    pub block: Bytes,
+    /// Requests: rate, burst, peak.
+    pub tspec: Tspec,
+    /// What the regulator keeps of it.
+    pub kept: Arrival,
+    /// Whether the spec says it; else it is chosen.
+    pub given: bool,
+}
+
+/// What is asked for, and what it gets in the worst case.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VictimOutlook {
+    /// The VM.
+    pub vm: String,
+    /// The task; `None` for alpha and Delta of the whole VM.
+    pub task: Option<String>,
+    /// Requests per second that it makes, or alpha as asked.
+    pub rate: f64,
+    /// Its shortest target, or Delta as asked, in seconds.
+    pub within: f64,
+    /// Longest latency of a request, or Delta, in the worst case; `None` without a bound, in
+    /// seconds.
+    pub bound: Option<f64>,
+    /// Requests per second that are left to it in the worst case.
+    pub alpha: f64,
+    /// What the measured curve shows at these limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected: Option<Service>,
+}
+
+impl VictimOutlook {
+    fn is_held(&self) -> bool {
+        self.alpha >= self.rate && self.bound.is_some_and(|bound| bound <= self.within)
+    }
+}
+
+/// One thing that is asked for.
+#[derive(Clone, Debug)]
+struct Need<'a> {
+    vm: &'a Vm,
+    /// `None` for alpha and Delta of the whole VM, of which `largest` is the largest task.
+    task: Option<&'a Task>,
+    largest: &'a Task,
+    rate: f64,
+    within: f64,
+    /// Requests that may come at once.
+    burst: f64,
+}
+
+impl Need<'_> {
+    fn outlook(&self, bound: Option<f64>, alpha: f64, expected: Option<Service>) -> VictimOutlook {
+        let task = self.task.map(|task| task.name.clone());
+        let (rate, within) = (self.rate, self.within);
+        VictimOutlook { vm: self.vm.name.clone(), task, rate, within, bound, alpha, expected }
+    }
+}
+
+/// One direction of a VM without a target.
+#[derive(Clone, Debug)]
+struct Neighbour<'a> {
+    vm: &'a Vm,
+    direction: Direction,
+    /// Sizes of its smallest and its largest request.
+    blocks: (Bytes, Bytes),
+    depth: u32,
+    /// The limit that the spec gives it.
+    given: Option<Tspec>,
+}
+
+impl Neighbour<'_> {
+    fn limit(&self, tspec: Tspec, actuator: Actuator) -> Result<NeighbourLimit, NeighbourError> {
+        let compiled = compile(&tspec, self.direction, &place(actuator)?)?;
+        let missing = || CompileError::Missing { actuator, what: "it bounds nothing".to_owned() };
+        Ok(NeighbourLimit {
+            vm: self.vm.name.clone(),
+            direction: self.direction,
+            block: self.blocks.1,
+            tspec,
+            kept: compiled.kept.ok_or_else(missing)?,
+            given: self.given.is_some(),
+        })
+    }
+}
+
+/// Chooses the limits.
+///
+/// # Errors
+/// [`NeighbourError`]: what is missing, or what is left to whom where no limit does.
+pub fn neighbours(
+    spec: &Spec,
+    profile: Option<&Profile>,
+    options: &NeighbourOptions<'_>,
+) -> Result<NeighbourPlan, NeighbourError> {
+    place(options.actuator)?;
+    let needs = needs(spec, options.asked)?;
+    let is_victim = |vm: &Vm| needs.iter().any(|need| need.vm.name == vm.name);
+    let all: Vec<Neighbour<'_>> = spec.vms.iter().filter(|vm| !is_victim(vm)).flat_map(directions).collect();
+    if all.iter().all(|one| one.given.is_some()) {
+        return Err(NeighbourError::NoNeighbour);
+    }
+    let mut plan = match (options.curve, profile) {
+        (Some(curve), _) => by_curve::choose(curve, &needs, &all, options.actuator)?,
+        (None, Some(profile)) => by_profile::choose(profile, &needs, &all, options.actuator)?,
+        (None, None) => return Err(NeighbourError::NoBasis),
+    };
+    for limit in plan.limits.iter().filter(|limit| !limit.given) {
+        let has = |d: Direction| all.iter().any(|one| one.vm.name == limit.vm && one.direction == d);
+        for (other, says) in [(Direction::Read, "reads"), (Direction::Write, "writes")] {
+            if !has(other) {
+                plan.notes.push(format!(
+                    "vm {}: no task of it {says}; if it may, give it traffic.{} too",
+                    limit.vm,
+                    other.name()
+                ));
+            }
+        }
+    }
+    plan.notes.push("a limit counts requests: each of at most the size that is shown".to_owned());
+    plan.notes.dedup();
+    Ok(plan)
+}
+
+/// Where a regulator acts is not known here; what it keeps does not depend on it.
+fn place(actuator: Actuator) -> Result<Place, NeighbourError> {
+    let (cgroup, dev) = (String::new(), String::new());
+    match actuator {
+        Actuator::IoDomain => Ok(Place::IoDomain),
+        Actuator::IoMax => Ok(Place::IoMax { cgroup, dev }),
+        Actuator::ThrottleV1 => Ok(Place::ThrottleV1 { cgroup, dev }),
+        Actuator::Qemu => Ok(Place::Qemu { group: String::new() }),
+        _ => Err(NeighbourError::NotOfDisks { actuator }),
+    }
+}
+
+/// What tasks with targets and asked services need.
+fn needs<'a>(spec: &'a Spec, asked: &[AskedService]) -> Result<Vec<Need<'a>>, NeighbourError> {
+    let mut all = Vec::new();
+    for vm in &spec.vms {
+        if !is_asked(vm, asked) {
+            continue;
+        }
+        let service = asked.iter().find(|one| one.vm == vm.name);
+        for task in &vm.tasks {
+            if task.sync.is_some() {
+                return Err(NeighbourError::Synced { vm: vm.name.clone(), task: task.name.clone() });
+            }
+            let Some(target) = task.tightest_target() else {
+                // Beside other VMs with a target it has to be known what its tasks add.
+                let alone = || spec.vms.iter().all(|v| v.name == vm.name || !is_asked(v, asked));
+                if service.is_some() && alone() {
+                    continue;
+                }
+                return Err(NeighbourError::Mixed { vm: vm.name.clone(), task: task.name.clone() });
+            };
+            all.push(Need {
+                vm,
+                task: Some(task),
+                largest: task,
+                rate: task.rate.map_or(0.0, |rate| rate.0),
+                within: target.latency.as_secs_f64(),
+                burst: if task.rate.is_some() { 1.0 } else { f64::from(task.depth) },
+            });
+        }
+        if let (Some(one), Some(largest)) = (service, vm.tasks.iter().max_by_key(|task| task.block)) {
+            let (rate, within) = (one.service.alpha, one.service.delta);
+            all.push(Need { vm, task: None, largest, rate, within, burst: 1.0 });
+        }
+    }
+    if let Some(one) = asked.iter().find(|one| spec.vm(&one.vm).is_none()) {
+        return Err(NeighbourError::NoSuchVm { vm: one.vm.clone() });
+    }
+    if all.is_empty() { Err(NeighbourError::NoVictim) } else { Ok(all) }
+}
+
+fn is_asked(vm: &Vm, asked: &[AskedService]) -> bool {
+    vm.tightest_target().is_some() || asked.iter().any(|one| one.vm == vm.name)
+}
+
+/// The directions in which a VM's tasks move data.
+fn directions(vm: &Vm) -> Vec<Neighbour<'_>> {
+    let given: Vec<(Direction, Tspec)> = Tspec::all(&vm.traffic).collect();
+    let of = |direction: Direction| {
+        let share = |task: &&Task| match direction {
+            Direction::Read => task.op.write_share() < 1.0,
+            _ => task.op.write_share() > 0.0,
+        };
+        let tasks: Vec<&Task> = vm.tasks.iter().filter(share).collect();
+        let smallest = |task: &&Task| task.mix.first().map_or(task.block, |one| one.size);
+        Some(Neighbour {
+            vm,
+            direction,
+            blocks: (tasks.iter().map(smallest).min()?, tasks.iter().map(|task| task.block).max()?),
+            depth: tasks.iter().map(|task| task.depth).sum(),
+            given: given.iter().find(|(d, _)| *d == direction).map(|(_, tspec)| *tspec),
+        })
+    };
+    [Direction::Read, Direction::Write].into_iter().filter_map(of).collect()
+}
+
+/// A limit in requests, with a burst that late wake-ups of the regulator do not cost rate.
+fn requests(rate: f64, peak: Option<f64>) -> Tspec {
+    let rate = rate.clamp(1.0, MOST) as u64;
+    let peak = peak.map(|peak| peak.min(MOST) as u64).filter(|peak| *peak > rate);
+    let burst = 1 + (rate as f64 * LATE).ceil() as u64;
+    Tspec { unit: Unit::Requests, rate, burst, peak, largest: 1 }
+}
+
+/// Whether the next request waits for the one before.
+fn is_closed(task: &Task) -> bool {
+    task.arrival == Loop::Closed
+}
+
+/// Whether some of its requests go this way.
+fn goes(op: Op, direction: Direction) -> bool {
+    match direction {
+        Direction::Read => op.write_share() < 1.0,
+        _ => op.write_share() > 0.0,
+    }
+}
+
+/// The first that is not held, as an error.
+fn refused(victims: Vec<VictimOutlook>, limits: &[NeighbourLimit]) -> NeighbourError {
+    let rates: Vec<String> = limits.iter().map(|l| format!("{} {}/s", l.vm, l.kept.rate)).collect();
+    match victims.into_iter().find(|victim| !victim.is_held()) {
+        Some(victim) => NeighbourError::OutOfReach { victim: Box::new(victim), rates: rates.join(", ") },
+        None => NeighbourError::NoBasis,
+    }
+}
+
+#[cfg(test)]
+mod tests;

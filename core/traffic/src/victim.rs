@@ -1,0 +1,234 @@
+//! A victim measured next to a regulated neighbour: what its runs say of limits in between.
+
+use serde::{Deserialize, Serialize};
+
+use crate::choose::{ChooseError, Curve, CurvePoint};
+use crate::curve::{Arrival, Service};
+use crate::tspec::Direction;
+
+/// Schema of [`VictimCurve`] as JSON.
+pub const CURVE_SCHEMA: &str = "rtvirtio.curve.v1";
+/// A curve of so many runs is larger than any that is measured.
+const MOST_RUNS: usize = 10_000;
+
+/// One run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VictimRun {
+    /// The neighbour's limit, in requests; `None` where it did not run.
+    pub limit: Option<Arrival>,
+    /// Requests per second that the neighbour really got.
+    pub neighbour: f64,
+    /// What the victim got, with a queue that was never empty.
+    pub service: Service,
+}
+
+/// Requests that are outstanding at all times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outstanding {
+    /// Of the victim.
+    pub victim: u32,
+    /// Of the neighbour.
+    pub neighbour: u32,
+}
+
+/// What a victim gets of a disk over the limit of its neighbour: a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VictimCurve {
+    /// [`CURVE_SCHEMA`].
+    pub schema: String,
+    /// Direction of the requests of both.
+    pub direction: Direction,
+    /// Bytes of each request of both.
+    pub block: u64,
+    /// How many of both are outstanding.
+    pub outstanding: Outstanding,
+    /// Whether the oldest request is served first; else nothing is known of the order.
+    pub oldest_first: bool,
+    /// The runs: the victim alone at least once, and at two limits or more.
+    pub runs: Vec<VictimRun>,
+}
+
+impl VictimCurve {
+    /// What is wrong with it; `None` for a curve that can be used.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        let good = |s: &Service| s.alpha.is_finite() && s.alpha > 0.0 && s.delta.is_finite() && s.delta > 0.0;
+        let limited =
+            |a: &Arrival| a.rate.is_finite() && a.rate > 0.0 && a.burst.is_finite() && a.burst >= 1.0;
+        if self.schema != CURVE_SCHEMA {
+            return Some(format!("its schema is {:?}, not {CURVE_SCHEMA:?}", self.schema));
+        }
+        if self.runs.len() > MOST_RUNS {
+            return Some(format!("it has {} runs, {MOST_RUNS} at most", self.runs.len()));
+        }
+        if !self.direction.is_disk() {
+            return Some("its direction is one of a network: only disks are chosen for".to_owned());
+        }
+        if self.block == 0 || self.outstanding.victim == 0 || self.outstanding.neighbour == 0 {
+            return Some("its block and what is outstanding are at least 1".to_owned());
+        }
+        let bad = |run: &VictimRun| {
+            !good(&run.service)
+                || !run.neighbour.is_finite()
+                || run.neighbour < 0.0
+                || !run.limit.as_ref().is_none_or(limited)
+        };
+        let at = self.runs.iter().position(bad)?;
+        Some(format!("run {} of it has a number that cannot be", at + 1))
+    }
+
+    /// What it says of limits in between.
+    ///
+    /// # Errors
+    /// As [`VictimModel::new`].
+    pub fn model(&self) -> Result<VictimModel, ChooseError> {
+        VictimModel::new(&self.runs, self.oldest_first.then_some(self.outstanding))
+    }
+}
+
+/// The measured curve, and the service that victim and neighbour share.
+#[derive(Clone, Debug)]
+pub struct VictimModel {
+    /// The victim's service over the rate that the neighbour really got.
+    curve: Curve,
+    /// Least that both got together in a run: how fast the disk is is not the same in all.
+    alpha: f64,
+    /// Longest gap without a neighbour.
+    alone: f64,
+    /// The disk's own longest gap in a run, without the neighbour's share of it, over the
+    /// neighbour's limit.
+    gaps: Vec<(f64, f64)>,
+    oldest_first: Option<Outstanding>,
+}
+
+impl VictimModel {
+    /// From runs in any order. With `oldest_first` requests are served in the order in which they
+    /// came, so many outstanding; without it in any order.
+    ///
+    /// # Errors
+    /// [`ChooseError::TooFew`], and [`ChooseError::NotAlone`] without a run of the victim alone.
+    pub fn new(runs: &[VictimRun], oldest_first: Option<Outstanding>) -> Result<Self, ChooseError> {
+        let alpha = runs.iter().map(|v| v.service.alpha + v.neighbour).fold(f64::INFINITY, f64::min);
+        let alone = runs.iter().filter(|v| v.limit.is_none()).map(|v| v.service.delta);
+        let alone = alone.reduce(f64::max).ok_or(ChooseError::NotAlone)?;
+        let limited = || runs.iter().filter_map(|v| Some((v, v.limit?)));
+        let points: Vec<CurvePoint> =
+            limited().map(|(v, _)| CurvePoint { rate: v.neighbour, service: v.service }).collect();
+        let curve = Curve::new(&points)?;
+        let gaps = limited()
+            .filter_map(|(v, limit)| {
+                let neighbour = left(Service { alpha, delta: 0.0 }, &limit, oldest_first)?.delta;
+                Some((limit.rate, v.service.delta - neighbour))
+            })
+            .collect();
+        Ok(Self { curve, alpha, alone, gaps, oldest_first })
+    }
+
+    /// The victim's service over the rate that the neighbour really got.
+    #[must_use]
+    pub fn curve(&self) -> &Curve {
+        &self.curve
+    }
+
+    /// The longest gap of a run, the neighbour's share included.
+    #[must_use]
+    pub fn longest(&self) -> f64 {
+        self.curve.at(self.curve.largest()).map_or(self.alone, |worst| worst.delta.max(self.alone))
+    }
+
+    /// What the victim gets in the worst case with this limit of the neighbour; `None` above the
+    /// largest limit that was measured, and where nothing is left.
+    ///
+    /// The disk's own gap is the longest at measured limits up to the next one from here, less the
+    /// neighbour's share, which is added for this limit: at a measured limit the bound is never
+    /// below what was measured there.
+    #[must_use]
+    pub fn bound(&self, limit: &Arrival) -> Option<Service> {
+        let next = self.gaps.iter().map(|(rate, _)| *rate).filter(|rate| *rate >= limit.rate);
+        let next = next.reduce(f64::min)?;
+        let up_to = self.gaps.iter().filter(|(rate, _)| *rate <= next);
+        let delta = up_to.map(|(_, gap)| *gap).fold(self.alone, f64::max);
+        left(Service { alpha: self.alpha, delta }, limit, self.oldest_first)
+    }
+}
+
+/// What a limited neighbour leaves, from one completion to the next: that needs one more unit of
+/// service.
+fn left(whole: Service, limit: &Arrival, oldest_first: Option<Outstanding>) -> Option<Service> {
+    let (left, next) = match oldest_first {
+        Some(o) => {
+            (whole.fifo_left_by(limit, f64::from(o.victim), f64::from(o.neighbour))?, 1.0 / whole.alpha)
+        }
+        None => {
+            let left = whole.left_by(limit)?;
+            (left, 1.0 / left.alpha)
+        }
+    };
+    Some(Service { delta: left.delta + next, ..left })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(rate: Option<f64>, alpha: f64, neighbour: f64, delta: f64) -> VictimRun {
+        let limit = rate.map(|rate| Arrival { rate, burst: 1.0 + rate / 100.0, peak: None });
+        VictimRun { limit, neighbour, service: Service { alpha, delta } }
+    }
+
+    fn curve() -> VictimCurve {
+        VictimCurve {
+            schema: CURVE_SCHEMA.to_owned(),
+            direction: Direction::Read,
+            block: 4_096,
+            outstanding: Outstanding { victim: 16, neighbour: 16 },
+            oldest_first: false,
+            runs: vec![
+                run(None, 1_000.0, 0.0, 0.002),
+                run(Some(400.0), 590.0, 400.0, 0.009),
+                run(Some(200.0), 800.0, 200.0, 0.006),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_bound_holds_for_every_run_in_either_order() {
+        for oldest_first in [true, false] {
+            let curve = VictimCurve { oldest_first, ..curve() };
+            let model = curve.model().unwrap();
+            for run in curve.runs.iter().filter(|run| run.limit.is_some()) {
+                let bound = model.bound(&run.limit.unwrap()).unwrap();
+                assert!(bound.delta >= run.service.delta - 1e-12, "{run:?} {bound:?}");
+                assert!(bound.alpha <= run.service.alpha + 1e-9, "{run:?} {bound:?}");
+            }
+            assert_eq!(model.bound(&Arrival { rate: 401.0, burst: 1.0, peak: None }), None);
+        }
+        let (known, any) = (VictimCurve { oldest_first: true, ..curve() }, curve());
+        let at = |c: &VictimCurve| c.model().unwrap().bound(&c.runs[1].limit.unwrap()).unwrap();
+        assert!(at(&known).delta <= at(&any).delta, "an order that is known leaves more");
+    }
+
+    #[test]
+    fn a_curve_that_cannot_be_is_refused() {
+        assert_eq!(curve().fault(), None);
+        let text = serde_json::to_string(&curve()).unwrap();
+        assert_eq!(serde_json::from_str::<VictimCurve>(&text).unwrap(), curve());
+        let with = |change: fn(&mut VictimCurve)| {
+            let mut c = curve();
+            change(&mut c);
+            c.fault()
+        };
+        assert!(with(|c| c.schema.clear()).is_some());
+        assert!(with(|c| c.block = 0).is_some());
+        assert!(with(|c| c.direction = Direction::Rx).is_some());
+        assert!(with(|c| c.runs[1].service.alpha = 0.0).unwrap().contains("run 2"));
+        assert!(with(|c| c.runs[2].limit.as_mut().unwrap().rate = f64::NAN).is_some());
+        let alone = VictimCurve { runs: curve().runs[1..].to_vec(), ..curve() };
+        assert_eq!(alone.model().unwrap_err(), ChooseError::NotAlone);
+        let few = VictimCurve { runs: curve().runs[..2].to_vec(), ..curve() };
+        assert_eq!(few.model().unwrap_err(), ChooseError::TooFew { points: 1 });
+    }
+}
