@@ -137,8 +137,7 @@ pub struct Port {
     /// Cap on frames to the VM: they are dropped by the kernel when its queue is full.
     #[serde(default)]
     pub rx_cap: FrameCap,
-    /// Least time between two notifications of the VM of frames to it; follows from `rx_cap` when
-    /// not given.
+    /// Least time between two notifications of the VM of frames to it; none when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub rx_coalesce: Option<Nanos>,
 }

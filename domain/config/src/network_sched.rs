@@ -211,14 +211,10 @@ impl Port {
         rate::bucket(self.broadcast)
     }
 
-    /// Least time between two notifications of the VM of frames to it. As long as the thread puts
-    /// frames beyond the cap off anyway, where nothing says more: a port that reserves is not
-    /// delayed.
+    /// Least time between two notifications of the VM of frames to it.
     #[must_use]
     pub fn notify_interval(&self) -> Nanos {
-        let reserves = self.reserve.is_some() || self.urgent.is_some();
-        let default = if reserves { Nanos(0) } else { self.delivery_slack() };
-        self.rx_coalesce.unwrap_or(default)
+        self.rx_coalesce.unwrap_or(Nanos(0))
     }
 
     /// How long the thread may sleep beyond the moment at which the next frame to the VM is
@@ -399,16 +395,11 @@ mod tests {
         assert_eq!((longer.delivery_slack(), longer.notify_interval()), (Nanos(975_000), Nanos(1_000_000)));
     }
 
-    /// Notifications of a capped port come together, unless it reserves or says otherwise.
+    /// Notifications come together where that is asked for.
     #[test]
-    fn notifications_come_together_where_nothing_is_reserved() {
-        let interval =
-            |keys: &str| parse("link = \"100Mbit/s\"", keys).unwrap().networks[0].ports[0].notify_interval();
-        let (cap, reserve) = ("rx_cap = { frames = \"20000/s\" }\n", BOTH.split('\n').next().unwrap());
-        assert_eq!(interval(""), Nanos(0));
-        assert_eq!(interval(cap), Nanos(250_000));
-        assert_eq!(interval(&format!("{cap}{reserve}")), Nanos(0));
-        assert_eq!(interval(&format!("{cap}rx_coalesce = \"0s\"")), Nanos(0));
+    fn notifications_are_put_off_on_demand() {
+        let interval = |keys: &str| parse("", keys).unwrap().networks[0].ports[0].notify_interval();
+        assert_eq!(interval("rx_cap = { frames = \"20000/s\" }\n"), Nanos(0));
         assert_eq!(interval("rx_coalesce = \"500us\""), Nanos(500_000));
         let error = parse("", "rx_coalesce = \"11ms\"").unwrap_err().to_string();
         assert!(error.contains("`rx_coalesce` is 11ms; it must be 10ms at most"), "{error}");

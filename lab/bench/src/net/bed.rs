@@ -107,7 +107,7 @@ impl NetThread {
 pub struct BedOptions {
     /// Frames per second that the neighbour gets at most.
     pub cap: u32,
-    /// Least time between two notifications of the neighbour; the domain's own when `None`.
+    /// Least time between two notifications of the neighbour; none when `None`.
     pub coalesce: Option<Nanos>,
     /// The network's thread.
     pub thread: NetThread,

@@ -51,7 +51,7 @@ pub struct NetOptions {
     pub crashes: usize,
     /// Frames per second that the flooded neighbour gets at most, on the domain.
     pub cap: u32,
-    /// Least time between two notifications of that neighbour; the domain's own when `None`.
+    /// Least time between two notifications of that neighbour; none when `None`.
     pub coalesce: Option<Nanos>,
     /// The thread of the domain's network.
     pub thread: NetThread,
@@ -141,23 +141,26 @@ pub fn measure(
             counter.step();
         }
     }
+    data.note_facts(parts.iter().filter(|part| !part.has_guests()));
     if parts.iter().any(|part| part.has_guests()) {
         let image = labs.guest_image(Kernel::Standard, progress)?;
         let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
         if parts.iter().any(|part| part.is_of_pair()) {
             pair_of_beds(options, parts, (&image, accel), &mut data, progress)?;
+            data.note_facts(parts.iter().filter(|part| part.is_of_pair()));
         }
         if parts.contains(&Part::Sv) {
             let (sv, host) = measure_sv(options, &image, accel, progress)?;
             (data.sv, data.host) = (Some(sv), host);
+            data.note_facts([&Part::Sv]);
         }
         if parts.contains(&Part::Polling) {
             let (polling, host) = measure_polling(options, &image, accel, progress)?;
             data.polling = Some(polling);
             data.host = host.unwrap_or(data.host);
+            data.note_facts([&Part::Polling]);
         }
     }
-    data.parts = parts.iter().map(|part| (*part, data.facts_of_run())).collect();
     Ok(data)
 }
 

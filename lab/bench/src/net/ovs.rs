@@ -147,7 +147,9 @@ struct Making {
 
 impl Making {
     fn command(&mut self, program: &str, arguments: &[&str]) -> Command {
-        self.commands.push([&[program], arguments].concat().join(" "));
+        // Its directory has another name each time.
+        let dir = self.run.parent().unwrap_or(&self.run).display().to_string();
+        self.commands.push([&[program], arguments].concat().join(" ").replace(&dir, "DIR"));
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.run);
         for key in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {

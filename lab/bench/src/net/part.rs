@@ -101,9 +101,15 @@ impl NetData {
     }
 
     /// Where, how and when the latest part was measured.
-    pub(super) fn facts_of_run(&self) -> PartFacts {
-        let Self { host, command, generated, .. } = self.clone();
+    fn facts_of_run(&self) -> PartFacts {
+        let (host, command, generated) = (self.host.clone(), self.command.clone(), self.generated.clone());
         PartFacts { host, command, generated }
+    }
+
+    /// These parts were measured just now.
+    pub(super) fn note_facts<'a>(&mut self, parts: impl IntoIterator<Item = &'a Part>) {
+        let facts = self.facts_of_run();
+        self.parts.extend(parts.into_iter().map(|part| (*part, facts.clone())));
     }
 
     /// Takes the parts over that another result holds; the other parts stay as they are.
@@ -173,7 +179,7 @@ mod tests {
         let mut new = data("later", &[Situation::Attack, Situation::Attack]);
         let run = crate::net::SvRun { flooded: true, n: 40, p999: 9, ..Default::default() };
         new.sv = Some(SvData { target_ns: rtvirtio_units::Nanos(10), runs: vec![run] });
-        new.parts = [Part::Hostile, Part::Sv].map(|part| (part, new.facts_of_run())).into();
+        new.note_facts(&[Part::Hostile, Part::Sv]);
         old.merge(new);
         let of = |situation| old.paths.iter().filter(|path| path.situation == situation).count();
         assert_eq!([Situation::Idle, Situation::Flood, Situation::Attack].map(of), [1, 1, 2]);
