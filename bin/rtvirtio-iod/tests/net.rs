@@ -290,6 +290,32 @@ fn a_cap_toward_the_vm_holds_what_the_kernel_has() {
     }
 }
 
+/// Frames that follow each other soon are announced together, and the last one is announced too.
+#[test]
+fn frames_to_a_vm_are_announced_together() {
+    let keys = "rx_coalesce = \"10ms\"";
+    let Some(bed) = Bed::new("frames_to_a_vm_are_announced_together", "", keys, "") else { return };
+    let mut a = bed.connect("a");
+    let (begin, mut announced) = (Instant::now(), 0);
+    for number in 0..200 {
+        a.rx.enable_call();
+        let sent = frame(A, PEER, number, 60);
+        bed.peer.send(&sent).unwrap();
+        assert_eq!(receive(&mut a, HANG), Some(sent), "frame {number}");
+        announced += a.rx.call.read().unwrap_or(0);
+    }
+    a.rx.enable_call();
+    bed.peer.send(&frame(A, PEER, 200, 60)).unwrap();
+    let last = Instant::now();
+    while !a.rx.has_used() || a.rx.call.read().is_err() {
+        assert!(last.elapsed() < HANG, "the last frame is not announced");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // One at the start besides, and the one whose interval has begun.
+    let most = begin.elapsed().as_millis() as u64 / 10 + 2;
+    assert!(announced <= most, "{announced} of at most {most}");
+}
+
 /// A cap toward the VM: what a flood has beyond it is dropped by the kernel, and a neighbour gets
 /// all of its own.
 #[test]

@@ -13,6 +13,9 @@ use crate::schema::{parse_optional_text, parse_text};
 /// Largest frame without its FCS, of a network whose MTU is not given: 1500 bytes of payload,
 /// Ethernet's header and a VLAN tag.
 const DEFAULT_MTU: u16 = 1_500;
+/// Longest `rx_coalesce`: a guest's buffers last no longer under a flood.
+const LONGEST_COALESCE: Nanos = Nanos::from_millis(10);
+
 /// A network: ports of VMs that share one uplink.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -134,6 +137,9 @@ pub struct Port {
     /// Cap on frames to the VM: they are dropped by the kernel when its queue is full.
     #[serde(default)]
     pub rx_cap: FrameCap,
+    /// Least time between two notifications of the VM of frames to it; none when not given.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub rx_coalesce: Option<Nanos>,
 }
 
 fn default_broadcast() -> Iops {
@@ -218,6 +224,7 @@ impl Port {
             urgent_dscp: Vec::new(),
             tx_cap: FrameCap::default(),
             rx_cap: FrameCap::default(),
+            rx_coalesce: None,
         }
     }
 }
@@ -309,6 +316,9 @@ impl Network {
             })?;
             if port.depth < 2 || port.depth > 4_096 {
                 return of(format!("`depth` is {}; it must be 2 to 4096", port.depth));
+            }
+            if let Some(time) = port.rx_coalesce.filter(|time| *time > LONGEST_COALESCE) {
+                return of(format!("`rx_coalesce` is {time}; it must be {LONGEST_COALESCE} at most"));
             }
             let reserves = port.reserve.is_some() || port.urgent.is_some();
             if reserves && self.link.is_none() {

@@ -20,6 +20,9 @@ pub const OFFLOADED_FRAME: u64 = 68 << 10;
 pub const TURN: Nanos = Nanos::from_micros(100);
 /// Default bursts of caps last this long, so that one wake-up serves several frames.
 const CAP_BURST_S: f64 = 0.002;
+/// Longest time for which a frame beyond a cap is put off to be delivered with others, where
+/// nothing else is said.
+const SLACK: Nanos = Nanos::from_micros(250);
 /// Estimate of a copy: fixed time, and per MiB.
 const COPY: Line = Line { base_ns: 1_000, per_mib_ns: 300_000 };
 
@@ -208,6 +211,21 @@ impl Port {
         rate::bucket(self.broadcast)
     }
 
+    /// Least time between two notifications of the VM of frames to it.
+    #[must_use]
+    pub fn notify_interval(&self) -> Nanos {
+        self.rx_coalesce.unwrap_or(Nanos(0))
+    }
+
+    /// How long the thread may sleep beyond the moment at which the next frame to the VM is
+    /// admitted, without a loss of rate: half of the shortest burst of its cap, at most 250 us or
+    /// `rx_coalesce`. Zero without a cap.
+    #[must_use]
+    pub fn delivery_slack(&self) -> Nanos {
+        let most = self.rx_coalesce.unwrap_or(Nanos(0)).max(SLACK);
+        self.rx_cap.half_burst().unwrap_or(Nanos(0)).min(most)
+    }
+
     /// Whether all rates can be counted exactly.
     pub(crate) fn check_rates(&self, network: &Network) -> Result<(), String> {
         if self.broadcast.0 > 0.0 {
@@ -277,16 +295,13 @@ impl FrameCap {
         Ok(())
     }
 
-    /// How long the thread may sleep beyond the moment at which the next frame is admitted, without
-    /// a loss of rate: half of the shortest burst, at most 250 us. Zero without a cap.
-    #[must_use]
-    pub fn coalesce(&self) -> Nanos {
+    /// Time in which half of the shortest burst accumulates; `None` without a cap.
+    fn half_burst(&self) -> Option<Nanos> {
         let (frames, bytes) = (self.frames, self.bytes);
         let spare = |burst: u64, rate: f64| ((burst.saturating_sub(1)) as f64 * 5e8 / rate) as u64;
         let frames = frames.map(|rate| spare(self.frames_burst(rate), rate.0));
         let bytes = bytes.map(|rate| spare(self.bytes_burst(rate, 0), rate.0));
-        let shortest = frames.into_iter().chain(bytes).min();
-        Nanos(shortest.unwrap_or(0).min(250_000))
+        frames.into_iter().chain(bytes).min().map(Nanos)
     }
 }
 
@@ -367,11 +382,26 @@ mod tests {
     /// A wake-up serves several frames without a loss of rate.
     #[test]
     fn sleeping_longer_costs_no_rate() {
-        let cap =
-            |text: &str| parse("", &format!("rx_cap = {{ {text} }}")).unwrap().networks[0].ports[0].rx_cap;
-        assert_eq!(cap("").coalesce(), Nanos(0));
-        assert_eq!(cap("frames = \"20000/s\"").coalesce(), Nanos(250_000));
-        assert_eq!(cap("frames = \"100/s\"").coalesce(), Nanos(0), "a burst of one");
-        assert_eq!(cap("frames = \"1000/s\", frames_burst = 1").coalesce(), Nanos(0));
+        let port = |cap: &str, more: &str| {
+            let text = format!("rx_cap = {{ {cap} }}\n{more}");
+            parse("link = \"100Mbit/s\"", &text).unwrap().networks[0].ports[0].clone()
+        };
+        let slack = |cap: &str| port(cap, "").delivery_slack();
+        assert_eq!(slack(""), Nanos(0));
+        assert_eq!(slack("frames = \"20000/s\""), Nanos(250_000));
+        assert_eq!(slack("frames = \"100/s\""), Nanos(0), "a burst of one");
+        assert_eq!(slack("frames = \"1000/s\", frames_burst = 1"), Nanos(0));
+        let longer = port("frames = \"20000/s\"", "rx_coalesce = \"1ms\"");
+        assert_eq!((longer.delivery_slack(), longer.notify_interval()), (Nanos(975_000), Nanos(1_000_000)));
+    }
+
+    /// Notifications come together where that is asked for.
+    #[test]
+    fn notifications_are_put_off_on_demand() {
+        let interval = |keys: &str| parse("", keys).unwrap().networks[0].ports[0].notify_interval();
+        assert_eq!(interval("rx_cap = { frames = \"20000/s\" }\n"), Nanos(0));
+        assert_eq!(interval("rx_coalesce = \"500us\""), Nanos(500_000));
+        let error = parse("", "rx_coalesce = \"11ms\"").unwrap_err().to_string();
+        assert!(error.contains("`rx_coalesce` is 11ms; it must be 10ms at most"), "{error}");
     }
 }

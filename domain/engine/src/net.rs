@@ -15,13 +15,15 @@
 //!   where nobody waits for it.
 //! - Each port has a queue in the kernel. It is read only while the VM has buffers and tokens: of a
 //!   flood the kernel drops the rest before it costs CPU time.
-//! - Toward a VM nothing waits: without a buffer the frame is dropped.
+//! - Toward a VM nothing waits: without a buffer the frame is dropped. Frames that are in its
+//!   buffers may be announced together, as network cards do it.
 //! - A port whose work leads nowhere, or that has used its part of the thread's CPU budget, waits:
 //!   neither its queues nor its uplink are looked at, and its kicks wake nobody.
 
 pub mod command;
 pub mod frame;
 mod hold;
+mod moderation;
 mod pool;
 mod port;
 pub mod prepared;

@@ -166,7 +166,7 @@ fn network_changes(old: &Network, new: &Network, list: &mut Vec<String>) {
 
 fn port_changes(old: &Port, new: &Port, list: &mut Vec<String>) {
     let place = format!("port \"{}\": ", new.name);
-    push_differences!(list, place, old, new, weight, reserve, urgent, tx_cap, rx_cap);
+    push_differences!(list, place, old, new, weight, reserve, urgent, tx_cap, rx_cap, rx_coalesce);
 }
 
 /// The changes that need a restart, each with its place: of a network against the start, of a port
@@ -231,6 +231,7 @@ fn port_needs_restart(old: &Port, new: &Port, list: &mut Vec<String>) {
         urgent: _,
         tx_cap: _,
         rx_cap: _,
+        rx_coalesce: _,
     } = new;
     push_differences!(list, place, old, new, socket, socket_group, tap, mac, vlans, multicast);
     push_differences!(list, place, old, new, broadcast, offload, hugepages, depth, urgent_pcp, urgent_dscp);

@@ -73,6 +73,20 @@ impl Backend {
         Ok(backend)
     }
 
+    /// A process that was started otherwise.
+    pub(crate) fn of(child: Child) -> Self {
+        Self { child }
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) -> anyhow::Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        Ok(rustix::process::kill_process(pid.context("a process")?, signal)?)
+    }
+
     /// Kills it with SIGKILL.
     ///
     /// # Errors

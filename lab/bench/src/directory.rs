@@ -68,14 +68,12 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
 /// # Errors
 /// When a result cannot be read.
 pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
-    let all: [(&str, Reader); 8] = [
+    let all: [(&str, Reader); 6] = [
         (iod::FILE, iod::report),
         (iod_attach::FILE, iod_attach::report),
         (iod_crash::FILE, iod_crash::report),
         (iod_startup::FILE, iod_startup::report),
         (net::FILE, net::report),
-        (net::ping::FILE, net::ping::report),
-        (net::sv::FILE, net::sv::report),
         (net::timeline::FILE, net::timeline::report),
     ];
     let present =

@@ -25,7 +25,7 @@ use crate::args::{
     BenchCyclictestArgs, BenchDaemonArgs, BenchDaemonDayArgs, BenchFleetArgs, BenchFleetClusterArgs,
     BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
     BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResponsivenessArgs, BenchResult, BenchSweepArgs, BenchTailsArgs, NetPart,
+    BenchResponsivenessArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -279,30 +279,36 @@ fn run_responsiveness(args: &BenchResponsivenessArgs, global: &Global, ui: &Ui) 
 }
 
 fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let (file, report): (&str, fn(&Path) -> anyhow::Result<ExperimentReport>) = match args.only {
-        None => (net::FILE, net::report),
-        Some(NetPart::Ping) => (net::ping::FILE, net::ping::report),
-        Some(NetPart::Sv) => (net::sv::FILE, net::sv::report),
-        Some(NetPart::Timeline) => (net::timeline::FILE, net::timeline::report),
-    };
-    let path = args.result.out.join(file);
+    let (parts, path) = (args.parts(), args.result.out.join(net::FILE));
+    let timeline = args.result.out.join(net::timeline::FILE);
     if !args.result.report_only {
         check_result(&args.result)?;
         need_root("bench net")?;
         let labs = lab_host(global);
-        match args.only {
-            None => save(&path, &net::measure(&args.options(), &labs, ui)?, ui)?,
-            Some(NetPart::Ping) => save(&path, &net::ping::measure_ping(&args.ping(), &labs, ui)?, ui)?,
-            Some(NetPart::Sv) => save(&path, &net::sv::measure_sv(&args.sv(), &labs, ui)?, ui)?,
-            Some(NetPart::Timeline) => {
-                save(&path, &net::timeline::measure_timeline(args.cap, &labs, ui)?, ui)?;
+        if !parts.is_empty() {
+            // Read first: what cannot be read is not measured for nothing.
+            let before: Option<net::NetData> =
+                if args.only.is_empty() || !path.exists() { None } else { Some(read(&path)?) };
+            let mut data = net::measure(&args.options(), &parts, &labs, ui)?;
+            if let Some(mut all) = before {
+                all.merge(data);
+                data = all;
             }
+            save(&path, &data, ui)?;
+        }
+        if args.has_timeline() {
+            save(&timeline, &net::timeline::measure_timeline(args.cap, &labs, ui)?, ui)?;
         }
     }
-    if let Some(dir) = args.svg.as_ref().filter(|_| args.only == Some(NetPart::Timeline)) {
-        write_picture(dir, net::timeline::svg(&path)?, ui)?;
+    if let Some(dir) = args.svg.as_ref().filter(|_| args.has_timeline()) {
+        write_picture(dir, net::timeline::svg(&timeline)?, ui)?;
     }
-    print_result(report, &path, "rtvirtio: networks of the I/O domain", &args.result, ui)
+    let report = match (parts.is_empty(), args.has_timeline()) {
+        (true, _) => net::timeline::report(&timeline)?,
+        (false, true) => net::report(&path)?.and(net::timeline::report(&timeline)?),
+        (false, false) => net::report(&path)?,
+    };
+    print(report, "rtvirtio: networks of the I/O domain", args.result.html.as_deref(), ui)
 }
 
 fn write_picture(dir: &Path, (name, text): (&str, String), ui: &Ui) -> anyhow::Result<()> {

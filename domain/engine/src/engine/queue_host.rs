@@ -205,19 +205,20 @@ pub trait QueueHost {
 }
 
 /// Signals the call descriptor of a queue, if its guest wants to be notified of completions.
-pub fn notify_guest(ring: &mut Uring, vm: usize, q: usize, slot: &mut QueueSlot) -> io::Result<()> {
-    let Some(vring) = slot.vring.as_mut() else { return Ok(()) };
+pub fn notify_guest(ring: &mut Uring, vm: usize, q: usize, slot: &mut QueueSlot) -> io::Result<bool> {
+    let Some(vring) = slot.vring.as_mut() else { return Ok(false) };
     let pending = std::mem::take(&mut vring.notify_pending);
     // Asked only when the used ring has new entries: each question resets the event index.
     let wanted = pending && vring.queue.needs_notification(&vring.mem.mem).unwrap_or(true);
     vring.force_notify |= wanted;
-    let Some(call) = vring.call.as_ref().filter(|_| vring.force_notify) else { return Ok(()) };
+    let Some(call) = vring.call.as_ref().filter(|_| vring.force_notify) else { return Ok(false) };
     vring.force_notify = false;
     if vring.call_write.is_some() {
         vring.call_again = true;
-        return Ok(());
+        return Ok(true);
     }
     vring.call_write = Some(Arc::clone(call));
     let token = CompletionToken::Call(vm as u16, q as u16, vring.generation as u16);
-    ring.signal_eventfd(call.as_raw_fd(), token)
+    ring.signal_eventfd(call.as_raw_fd(), token)?;
+    Ok(true)
 }

@@ -162,6 +162,11 @@ impl Vring {
         }
     }
 
+    /// Whether the guest may have to be notified.
+    pub fn may_notify(&self) -> bool {
+        self.notify_pending || self.force_notify
+    }
+
     /// Whether it may hold requests that can be fetched.
     pub fn needs_fetch(&self) -> bool {
         self.active && !self.broken && self.stopping.is_none()

@@ -146,6 +146,8 @@ pub struct NetStatus {
 pub struct PortSettings {
     /// How long the thread sleeps beyond the moment at which a frame to the VM is admitted.
     pub coalesce: Nanos,
+    /// Least time between two notifications of frames to the VM.
+    pub notify_interval: Nanos,
     /// Large segments pass whole: to the VM, and from it.
     pub whole: [bool; 2],
     /// Weight of its slice of the thread's CPU budget: what it reserves, in bytes per second.
@@ -157,7 +159,8 @@ impl PortSettings {
     #[must_use]
     pub fn new(network: &Network, port: &Port) -> Self {
         Self {
-            coalesce: port.rx_cap.coalesce(),
+            coalesce: port.delivery_slack(),
+            notify_interval: port.notify_interval(),
             whole: network.passes_whole(port),
             cpu_weight: port.reserved().round() as u64,
         }

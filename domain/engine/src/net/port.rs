@@ -13,6 +13,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::command::{Drops, PortSettings};
 use super::frame::{HEADER, LEGACY_HEADER, PortRules};
 use super::hold::Hold;
+use super::moderation::Moderation;
 use super::pool::FramePool;
 use super::segment::Cutter;
 use super::uplink::Uplink;
@@ -101,6 +102,8 @@ pub struct Port {
     pub hold: Hold,
     pub broken_queues: u64,
     pub urgency: UrgencyEventfd,
+    /// When the VM is notified of frames to it.
+    pub moderation: Moderation,
     /// Answered when nothing of the port is in flight after a disconnect.
     pub disconnect_reply: Option<SyncSender<()>>,
     /// Buffers of the frame that is being written to the VM.
@@ -172,6 +175,7 @@ impl Port {
             hold: Hold::default(),
             broken_queues: 0,
             urgency: UrgencyEventfd::default(),
+            moderation: Moderation::default(),
             disconnect_reply: None,
             segments: Vec::with_capacity(MAX_DESCRIPTORS * 4),
             chains: Vec::with_capacity(MAX_CHAINS),

@@ -18,7 +18,7 @@ use rtvirtio_units::Nanos;
 
 use self::budget::Spending;
 use super::command::NetCommand;
-use super::port::{Port, QUEUES, RX, TX};
+use super::port::{Port, RX, TX};
 use super::trace::FrameEvent;
 use super::uplink::Uplink;
 use crate::engine::poll::AdaptivePoll;
@@ -123,7 +123,7 @@ impl NetLoop {
         let tx_wake = self.dispatch_to_link();
         busy |= self.read_uplinks(now());
         let rx_wake = self.dispatch_to_vms();
-        self.notify_guests()?;
+        let notify_wake = self.notify_guests(now())?;
         self.end_round(now())?;
         // Room that appeared after the turn of a queue: no notification tells of it.
         busy |= self.pending || self.ports.iter_mut().any(|port| port.needs_fetch() || port.can_receive());
@@ -131,7 +131,7 @@ impl NetLoop {
         let time = now();
         let sleeps = self.poll.sleeps(time, busy);
         self.arm_uplinks()?;
-        let wake = tx_wake.min(rx_wake).min(self.next_resume()).min(self.next_release());
+        let wake = tx_wake.min(rx_wake).min(notify_wake).min(self.next_resume()).min(self.next_release());
         self.ring.enter(sleeps, time, wake)?;
         let time = now();
         if sleeps {
@@ -211,15 +211,25 @@ impl NetLoop {
     }
 
     /// Signals the call descriptors of guests; before them, where asked for, what raises the vCPUs
-    /// of a guest with urgent frames.
-    fn notify_guests(&mut self) -> io::Result<()> {
+    /// of a guest with urgent frames. Returns the moment of the next one that has to wait.
+    fn notify_guests(&mut self, now: Nanos) -> io::Result<Nanos> {
+        let mut next = Nanos(u64::MAX);
         for (i, port) in self.ports.iter_mut().enumerate() {
             port.urgency.signal(&mut self.ring)?;
-            for q in 0..usize::from(QUEUES) {
-                notify_guest(&mut self.ring, i, q, &mut port.slots[q])?;
+            notify_guest(&mut self.ring, i, usize::from(TX), &mut port.slots[usize::from(TX)])?;
+            let slot = &mut port.slots[usize::from(RX)];
+            let Some(vring) = slot.vring.as_ref().filter(|vring| vring.may_notify()) else { continue };
+            let interval = port.settings.notify_interval;
+            // A VM without buffers loses frames until it knows.
+            let until = port.moderation.holds_until(now, interval).filter(|_| vring.active);
+            if let Some(until) = until {
+                next = next.min(until);
+                continue;
             }
+            let notified = notify_guest(&mut self.ring, i, usize::from(RX), slot)?;
+            port.moderation.on_due(now, interval, notified);
         }
-        Ok(())
+        Ok(next)
     }
 }
 

@@ -9,8 +9,11 @@ use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testbed::qemu::{Accel, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 use rtvirtio_vmm::agent::Process;
+use serde::{Deserialize, Serialize};
 
+use super::ovs::OvsDpdk;
 use super::probe::Address;
+use super::sink::Sink;
 use crate::backend::Backend;
 use crate::cores::{bind, core_and_others};
 use rtvirtio_domain_config::WIRE_OVERHEAD;
@@ -32,12 +35,27 @@ const COMMAND: Duration = Duration::from_secs(60);
 const SINK: u16 = 7_001;
 
 /// The network of the guests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum System {
     /// QEMU's taps on a bridge.
     Tap,
     /// The I/O domain's.
     Domain,
+    /// Open vSwitch with DPDK, in place of the bridge.
+    Dpdk,
+}
+
+impl System {
+    /// As tables name it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tap => "taps",
+            Self::Domain => "I/O domain",
+            Self::Dpdk => "OVS-DPDK",
+        }
+    }
 }
 
 /// The queue behind the bridge.
@@ -60,6 +78,8 @@ pub struct NetThread {
     pub cpu_budget: Option<Ratio>,
     /// The period of the budget; that of the domain when `None`.
     pub cpu_period: Option<Nanos>,
+    /// It polls this long before it sleeps, on the core of the load; it adapts when `None`.
+    pub poll: Option<Nanos>,
 }
 
 impl NetThread {
@@ -68,7 +88,8 @@ impl NetThread {
         let fifo = self.fifo.map(|priority| format!("fifo = {priority}\n"));
         let budget = self.cpu_budget.map(|share| format!("cpu_budget = \"{share}\"\n"));
         let period = self.cpu_period.map(|period| format!("cpu_period = \"{period}\"\n"));
-        [fifo, budget, period].into_iter().flatten().collect()
+        let poll = self.poll.map(|time| format!("poll = \"{time}\"\n"));
+        [fifo, budget, period, poll].into_iter().flatten().collect()
     }
 
     /// The options of the command that set it.
@@ -81,17 +102,29 @@ impl NetThread {
     }
 }
 
+/// What the domain's file says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BedOptions {
+    /// Frames per second that the neighbour gets at most.
+    pub cap: u32,
+    /// Least time between two notifications of the neighbour; none when `None`.
+    pub coalesce: Option<Nanos>,
+    /// The network's thread.
+    pub thread: NetThread,
+}
+
 /// What the domain's file says of the link and the ports.
-fn domain_config(dir: &Path, link: Option<f64>, cap: u32, thread: NetThread) -> String {
+fn domain_config(dir: &Path, link: Option<f64>, options: &BedOptions) -> String {
     let head = "[[network]]\nname = \"bench\"\n";
-    let mut text = format!("control = {:?}\n{head}{}", dir.join("control"), thread.keys());
+    let mut text = format!("control = {:?}\n{head}{}", dir.join("control"), options.thread.keys());
     if let Some(rate) = link {
         text.push_str(&format!("link = \"{}Mbit/s\"\n", rate / 1e6));
     }
     let reserve = "reserve = { rate = \"10Mbit/s\", burst = \"3kB\", deadline = \"2ms\" }\n";
+    let coalesce = options.coalesce.map(|time| format!("rx_coalesce = \"{time}\"\n"));
     let keys = [
         if link.is_some() { reserve.to_owned() } else { String::new() },
-        format!("rx_cap = {{ frames = \"{cap}/s\" }}\n"),
+        format!("rx_cap = {{ frames = \"{}/s\" }}\n{}", options.cap, coalesce.unwrap_or_default()),
     ];
     for ((name, address), keys) in NAMES.iter().zip(GUESTS).zip(keys) {
         text.push_str(&format!(
@@ -146,13 +179,15 @@ pub struct NetBed {
     pub guests: [QemuGuest; 2],
     /// The I/O domain, for [`System::Domain`].
     pub domain: Option<Backend>,
+    /// The switch, for [`System::Dpdk`].
+    pub ovs: Option<OvsDpdk>,
     dir: tempfile::TempDir,
     uplink: Uplink,
     /// The disks in the domain's file.
     disks: String,
-    /// Frames per second that the neighbour gets at most, on the domain.
-    cap: u32,
-    thread: NetThread,
+    options: BedOptions,
+    /// The core of the domain.
+    core: u32,
 }
 
 impl NetBed {
@@ -165,8 +200,7 @@ impl NetBed {
         system: System,
         image: &GuestImage,
         accel: Accel,
-        cap: u32,
-        thread: NetThread,
+        options: BedOptions,
         disk: Option<(&Path, Bytes)>,
     ) -> anyhow::Result<Self> {
         let namespace = Namespace::new().context("a network namespace")?;
@@ -176,17 +210,28 @@ impl NetBed {
         netns::run("ip", &format!("addr add {}/24 dev up1", ip(HOST)))?;
         let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
         let disks = disk.map(|(device, size)| disk_config(dir.path(), device, size)).unwrap_or_default();
+        let (core, others) = core_and_others()?;
         let domain = match system {
-            System::Tap => None,
             System::Domain => {
-                let config = domain_config(dir.path(), Some(LINK), cap, thread) + &disks;
+                let config = domain_config(dir.path(), Some(LINK), &options) + &disks;
                 Some(Backend::start_domain(dir.path(), &config)?)
             }
+            System::Tap | System::Dpdk => None,
+        };
+        let ovs = match system {
+            System::Dpdk => {
+                netns::run("ip", "link set up0 nomaster")?;
+                let ports = NAMES.map(|name| dir.path().join(name));
+                let ports: Vec<_> = GUESTS.iter().map(|guest| mac(*guest)).zip(ports).collect();
+                Some(OvsDpdk::start(dir.path(), "up0", &ports, others[0])?)
+            }
+            System::Tap | System::Domain => None,
         };
         let boot = |i: usize| -> anyhow::Result<QemuGuest> {
             let backend = match system {
                 System::Tap => NicBackend::Tap(format!("tap-{}", NAMES[i])),
                 System::Domain => NicBackend::VhostUser(dir.path().join(NAMES[i])),
+                System::Dpdk => NicBackend::VhostUserServer(dir.path().join(NAMES[i])),
             };
             let nic = Some(GuestNic { mac: mac(GUESTS[i]), backend });
             let run_dir = dir.path().join("run");
@@ -213,14 +258,13 @@ impl NetBed {
                 format!("neigh replace {} lladdr {} dev up1 nud permanent", ip(address), mac(address));
             netns::run("ip", &entry)?;
         }
-        // The load comes from another core, as it does from a network.
-        let (core, _) = core_and_others()?;
-        for pid in
-            guests.iter().map(|guest| guest.handle().process.pid).chain(domain.as_ref().map(Backend::pid))
-        {
-            bind(pid, &[core])?;
+        // The load comes from another core, as it does from a network. There the switch polls, too.
+        for guest in &guests {
+            bind(guest.handle().process.pid, &[core])?;
         }
-        Ok(Self { namespace, system, guests, domain, dir, uplink: Uplink::Free, disks, cap, thread })
+        let core = if options.thread.poll.is_some() { others[0] } else { core };
+        domain.as_ref().map_or(Ok(()), |domain| bind(domain.pid(), &[core]))?;
+        Ok(Self { namespace, system, guests, domain, ovs, dir, uplink: Uplink::Free, disks, options, core })
     }
 
     /// The directory of its sockets.
@@ -363,7 +407,7 @@ impl NetBed {
     /// When the port is taken.
     pub fn sink(&self) -> anyhow::Result<Sink> {
         self.namespace.enter()?;
-        Sink::start(&ip(HOST))
+        Sink::start(&ip(HOST), SINK)
     }
 
     /// CPU time of the neighbour's QEMU, and of the domain.
@@ -373,8 +417,17 @@ impl NetBed {
     pub fn cpu_time(&self) -> anyhow::Result<Nanos> {
         let root = rtvirtio_kernel::Root::default();
         let qemu = rtvirtio_kernel::process::cpu_time(&root, self.guests[1].handle().process.pid)?;
-        let domain = self.domain.as_ref().map_or(Ok(Duration::ZERO), Backend::cpu_time)?;
-        Ok(Nanos((qemu + domain).as_nanos() as u64))
+        Ok(Nanos(qemu.as_nanos() as u64 + self.switch_time()?.0))
+    }
+
+    /// CPU time of the domain, or of the switch.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn switch_time(&self) -> anyhow::Result<Nanos> {
+        let switch = self.domain.as_ref().or(self.ovs.as_ref().map(OvsDpdk::process));
+        let time = switch.map_or(Ok(Duration::ZERO), Backend::cpu_time)?;
+        Ok(Nanos(time.as_nanos() as u64))
     }
 
     /// Kills the domain and starts it again, with a link of this rate; returns when it was killed.
@@ -385,10 +438,10 @@ impl NetBed {
         self.namespace.enter()?;
         let begin = Instant::now();
         self.domain.take().context("no domain")?.kill()?;
-        let config = domain_config(self.dir.path(), link, self.cap, self.thread) + &self.disks;
-        self.domain = Some(Backend::start_domain(self.dir.path(), &config)?);
-        let (core, _) = core_and_others()?;
-        self.domain.as_ref().map_or(Ok(()), |domain| bind(domain.pid(), &[core]))?;
+        let config = domain_config(self.dir.path(), link, &self.options) + &self.disks;
+        let domain = Backend::start_domain(self.dir.path(), &config)?;
+        bind(domain.pid(), &[self.core])?;
+        self.domain = Some(domain);
         Ok(begin)
     }
 }
@@ -403,57 +456,4 @@ pub fn command(guest: &mut QemuGuest, script: &str) -> anyhow::Result<()> {
         bail!("in the guest: {script}: {}", String::from_utf8_lossy(&out.stderr).trim());
     }
     Ok(())
-}
-
-/// Accepts connections and datagrams, and drops what comes.
-#[derive(Debug)]
-pub struct Sink {
-    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    threads: Vec<std::thread::JoinHandle<()>>,
-}
-
-impl Sink {
-    fn start(host: &str) -> anyhow::Result<Self> {
-        use std::sync::atomic::Ordering::Relaxed;
-        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let tcp = std::net::TcpListener::bind((host, SINK))?;
-        tcp.set_nonblocking(true)?;
-        let udp = std::net::UdpSocket::bind((host, SINK))?;
-        udp.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let (stopped, mut buffer) = (std::sync::Arc::clone(&stop), vec![0u8; 65_536]);
-        let datagrams = std::thread::spawn(move || {
-            while !stopped.load(Relaxed) {
-                let _ = udp.recv(&mut buffer);
-            }
-        });
-        let stopped = std::sync::Arc::clone(&stop);
-        let streams = std::thread::spawn(move || {
-            while !stopped.load(Relaxed) {
-                match tcp.accept() {
-                    Ok((mut stream, _)) => {
-                        let _ = stream.set_nonblocking(false);
-                        let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
-                        let mut buffer = vec![0u8; 65_536];
-                        while !stopped.load(Relaxed) {
-                            match std::io::Read::read(&mut stream, &mut buffer) {
-                                Ok(0) => break,
-                                Ok(_) => {}
-                                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-                                Err(_) => break,
-                            }
-                        }
-                    }
-                    Err(_) => std::thread::sleep(Duration::from_millis(10)),
-                }
-            }
-        });
-        Ok(Self { stop, threads: vec![datagrams, streams] })
-    }
-}
-
-impl Drop for Sink {
-    fn drop(&mut self) {
-        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
-    }
 }

@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 use rtvirtio_domain_client::{NET_HEADER, NetClient};
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 
-use super::probe::PEER;
+use super::bed::{GUESTS, HOST};
+use super::probe::{Flood, PEER};
 use crate::backend::Backend;
 
 /// How long frames are counted.
 const LENGTH: Duration = Duration::from_secs(3);
+/// The same for the flood without a guest.
+const FLOOD_LENGTH: Duration = Duration::from_secs(1);
 
 /// Frames per second of one port out of `ports`, sent as fast as the engine takes them, with the
 /// frames that left the engine counted.
@@ -60,6 +63,25 @@ pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
         }
     }
     Ok((sent - client.unfetched() as u64) as f64 / begin.elapsed().as_secs_f64())
+}
+
+/// Frames per second of the flood itself, without a guest: into a link that nothing reads, and
+/// through the bridge.
+///
+/// # Errors
+/// A namespace that cannot be made.
+pub fn flood_per_second() -> anyhow::Result<[f64; 2]> {
+    let namespace = Namespace::new()?;
+    namespace.enter()?;
+    netns::bridge(&["tap0"])?;
+    let rate = || -> anyhow::Result<f64> {
+        let flood = Flood::start(&namespace, HOST, GUESTS[1])?;
+        std::thread::sleep(FLOOD_LENGTH);
+        Ok(flood.end())
+    };
+    let bridged = rate()?;
+    netns::run("ip", "link set up0 nomaster")?;
+    Ok([rate()?, bridged])
 }
 
 /// A guest that does everything wrong, until it is dropped.

@@ -5,14 +5,19 @@
 //! guests run all the time; every round measures each system and situation once, in random order.
 
 mod bed;
+mod claims;
 mod host_only;
 mod measure;
-pub mod ping;
+mod ovs;
+mod part;
+mod polling;
 pub(crate) mod probe;
 mod simulated;
-pub mod sv;
+mod sink;
+mod sv;
 pub mod timeline;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use rtvirtio_learn::statistic::median;
@@ -20,10 +25,13 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 pub use self::bed::{NetThread, System};
+pub use self::claims::claims;
 pub use self::measure::{NetOptions, measure};
+pub use self::part::{Part, PartFacts};
+pub use self::polling::{PollingData, PollingRun};
 use self::probe::RoundTrips;
 pub use self::simulated::{Simulated, simulate};
-use crate::claims::Claim;
+pub use self::sv::{SvData, SvRun};
 use crate::page::{Section, Table};
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
@@ -162,6 +170,10 @@ pub struct NetData {
     pub frames_one_port: Vec<f64>,
     /// The same, of a network of 64.
     pub frames_of_many: Vec<f64>,
+    /// Frames per second of a flood without guests: into a link that nothing reads, and through the
+    /// bridge.
+    #[serde(default)]
+    pub floods: Vec<[f64; 2]>,
     /// Seconds of a TCP transfer on a tap, and on the domain.
     pub tcp: Vec<[f64; 2]>,
     /// Seconds of it on the domain with a declared link, where large segments are cut.
@@ -171,6 +183,18 @@ pub struct NetData {
     pub promises: Vec<[u64; 3]>,
     /// The simulation.
     pub simulated: Simulated,
+    /// Pings, idle and while the neighbour is flooded.
+    #[serde(default)]
+    pub pings: Vec<PathData>,
+    /// Sampled values.
+    #[serde(default)]
+    pub sv: Option<SvData>,
+    /// A polling domain next to OVS-DPDK.
+    #[serde(default)]
+    pub polling: Option<PollingData>,
+    /// Where, how and when each part was measured; all at once where it is empty.
+    #[serde(default)]
+    pub parts: BTreeMap<Part, PartFacts>,
 }
 
 impl Saved for NetData {
@@ -178,6 +202,30 @@ impl Saved for NetData {
 }
 
 impl NetData {
+    /// Nothing is measured yet.
+    fn new(host: HostFacts, command: String, generated: String) -> Self {
+        Self {
+            schema: Self::SCHEMA.to_owned(),
+            host,
+            command,
+            generated,
+            paths: Vec::new(),
+            uplinks: Vec::new(),
+            crashes: CrashData::default(),
+            frames_one_port: Vec::new(),
+            frames_of_many: Vec::new(),
+            floods: Vec::new(),
+            tcp: Vec::new(),
+            tcp_cut: Vec::new(),
+            promises: Vec::new(),
+            simulated: Simulated::default(),
+            pings: Vec::new(),
+            sv: None,
+            polling: None,
+            parts: BTreeMap::new(),
+        }
+    }
+
     fn paths(&self, domain: bool, situation: Situation) -> impl Iterator<Item = &PathData> {
         self.paths.iter().filter(move |p| p.domain == domain && p.situation == situation)
     }
@@ -192,244 +240,70 @@ impl NetData {
     }
 }
 
-/// The claims of a result: medians of the rounds.
-#[must_use]
-pub fn claims(data: &NetData) -> Vec<Claim> {
-    use Situation::{Attack, Flood, Idle};
-    let n = data.paths(true, Idle).count();
-    let claim =
-        |id: &str, what: &str, value: f64, unit: &str| Claim::new(format!("net.{id}"), what, value, unit, n);
-    let p50 = |p: &PathData| p.tails.p50 as f64;
-    let p999 = |p: &PathData| p.tails.p999 as f64;
-    let lost = |situation| data.paths(true, situation).map(|p| p.tails.lost as f64).sum::<f64>();
-    let requests = |situation| data.paths(true, situation).map(|p| p.tails.n as usize).sum::<usize>();
-    let idle = data.path(true, Idle, p50);
-    let mut claims = vec![
-        claim(
-            "idle.p50_over_tap",
-            "idle round trip at 4 kHz, median, to that of tap and bridge",
-            idle / data.path(false, Idle, p50),
-            "ratio",
-        )
-        .at_most(1.1),
-        Claim::new(
-            "net.flood.lost",
-            "requests of the victim lost while its neighbour is flooded",
-            lost(Flood),
-            "requests",
-            requests(Flood),
-        )
-        .at_most(0.0),
-        claim(
-            "flood.p999_over_idle",
-            "the victim's p99.9 while its neighbour is flooded, to its own idle one",
-            data.path(true, Flood, p999) / data.path(true, Idle, p999),
-            "ratio",
-        )
-        .at_most(2.0),
-        claim(
-            "flood.p999_over_idle_tap",
-            "the same on tap and bridge",
-            data.path(false, Flood, p999) / data.path(false, Idle, p999),
-            "ratio",
-        ),
-        claim(
-            "flood.cpu_over_tap",
-            "CPU time for the flooded neighbour, to that of tap and bridge",
-            data.path(true, Flood, |p| p.cpus) / data.path(false, Flood, |p| p.cpus),
-            "ratio",
-        )
-        .at_most(0.5),
-        claim(
-            "flood.kpps",
-            "frames of the flood",
-            data.path(true, Flood, |p| p.flood.unwrap_or(0.0)) / 1e3,
-            "kpps",
-        ),
-        claim(
-            "flood.mean_over_idle",
-            "mean round trip under the flood, to the idle one",
-            data.path(true, Flood, |p| p.tails.mean) / data.path(true, Idle, |p| p.tails.mean),
-            "ratio",
-        )
-        .at_most(1.1),
-    ];
-    for (name, udp) in [("udp", true), ("tcp", false)] {
-        for (key, limit, of) in [
-            ("p50_ms", 0.3, (|u: &UplinkData| u.tails.p50 as f64 / 1e6) as fn(&UplinkData) -> f64),
-            ("p99_ms", 1.0, |u| u.tails.p99 as f64 / 1e6),
-            ("p999_ms", 3.0, |u| u.tails.p999 as f64 / 1e6),
-        ] {
-            let what =
-                format!("round trip while the neighbour sends {} through 100 Mbit/s", name.to_uppercase());
-            let value = |domain, htb| data.uplink(domain, htb, udp, of);
-            let id = |suffix: &str| format!("uplink.{name}.{key}{suffix}");
-            claims.push(claim(&id(""), &what, value(true, false), "ms").at_most(limit));
-            claims.push(claim(&id("_fifo"), &format!("{what}, on taps"), value(false, false), "ms"));
-            claims.push(claim(&id("_htb"), &format!("{what}, on taps with HTB"), value(false, true), "ms"));
-        }
-    }
-    let rest = |udp| data.uplink(true, false, udp, |u| u.bits_per_second) / bed::LINK;
-    claims.push(
-        claim(
-            "uplink.of_the_rest",
-            "share of the link that is used while the neighbour sends UDP",
-            rest(true),
-            "share",
-        )
-        .at_least(0.97),
-    );
-    let simulated = &data.simulated;
-    let promised = simulated.promised as usize;
-    claims.extend([
-        Claim::new(
-            "net.simulated.over_bound",
-            "simulated frames beyond the computed bound",
-            simulated.over_bound as f64,
-            "frames",
-            promised,
-        )
-        .at_most(0.0),
-        Claim::new(
-            "net.simulated.missed",
-            "simulated frames beyond an admitted deadline",
-            simulated.missed as f64,
-            "frames",
-            promised,
-        )
-        .at_most(0.0),
-        Claim::new(
-            "net.simulated.inexact",
-            "capped frames that went at another nanosecond than the exact one",
-            simulated.inexact as f64,
-            "frames",
-            simulated.capped as usize,
-        )
-        .at_most(0.0),
-        Claim::new(
-            "net.simulated.rate_error",
-            "deviation of the link's rate from the declared one",
-            simulated.rate_error,
-            "share",
-            simulated.cases,
-        )
-        .at_most(0.001),
-        claim(
-            "delta.bound_over_measured",
-            "the computed bound of the victim's frames to the longest one",
-            data.promises
-                .iter()
-                .map(|[bound, worst, _]| *bound as f64 / (*worst).max(1) as f64)
-                .fold(f64::INFINITY, f64::min),
-            "ratio",
-        )
-        .at_least(1.0),
-        claim(
-            "delta.missed",
-            "frames of the victim beyond their deadline",
-            data.promises.iter().map(|p| p[2] as f64).sum(),
-            "frames",
-        ),
-        claim(
-            "kpps",
-            "frames of 64 bytes from one port, one core",
-            median(data.frames_one_port.clone()) / 1e3,
-            "kpps",
-        )
-        .at_least(400.0),
-        claim(
-            "many.kpps_ratio",
-            "the same of a network of 64 ports, to that of one",
-            median(data.frames_of_many.clone()) / median(data.frames_one_port.clone()),
-            "ratio",
-        )
-        .at_least(0.8),
-        claim(
-            "tcp_over_tap",
-            "TCP from an emulated guest, to tap and bridge",
-            median(data.tcp.iter().map(|[tap, domain]| tap / domain).collect()),
-            "ratio",
-        )
-        .at_least(0.9),
-        Claim::new(
-            "net.tcp_cut_over_tap",
-            "the same through a declared link of 10 Gbit/s, where large segments are cut",
-            median(data.tcp.iter().zip(&data.tcp_cut).map(|([tap, _], cut)| tap / cut).collect()),
-            "ratio",
-            data.tcp_cut.len(),
-        ),
-        Claim::new(
-            "net.crash.link_back_s",
-            "from kill -9 until the victim answers, the longest",
-            data.crashes.back_s.iter().copied().fold(0.0, f64::max),
-            "s",
-            data.crashes.back_s.len(),
-        )
-        .at_most(1.1),
-        Claim::new(
-            "net.crash.broken",
-            "kills after which it does not",
-            data.crashes.broken as f64,
-            "kills",
-            data.crashes.back_s.len() + data.crashes.broken as usize,
-        )
-        .at_most(0.0),
-        Claim::new(
-            "net.hostile.lost",
-            "requests of the victim lost while another guest attacks",
-            lost(Attack),
-            "requests",
-            requests(Attack),
-        )
-        .at_most(0.0),
-    ]);
-    claims.retain(|claim| claim.n > 0 || claim.id != "net.tcp_cut_over_tap");
-    claims
-}
-
 /// The report of a saved result.
 ///
 /// # Errors
 /// When the file cannot be read.
 pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let data: NetData = read(path)?;
-    let lead = format!("{}; {}.", data.host.device, data.command);
+    let mut section = Section { title: "A victim and its neighbour".to_owned(), ..Section::default() };
+    let mut parts: Vec<(PartFacts, Vec<String>)> = Vec::new();
+    for (part, facts) in data.facts() {
+        let name = part.name().to_owned();
+        match parts.iter_mut().find(|(other, _)| *other == facts) {
+            Some((_, names)) => names.push(name),
+            None => parts.push((facts, vec![name])),
+        }
+    }
+    section.text.extend(parts.into_iter().map(|(facts, names)| {
+        let PartFacts { host, command, generated } = facts;
+        let host = format!("Linux {}, {} CPUs, {} ({})", host.kernel, host.cpus, host.vmm, host.accelerator);
+        format!("{}: {command}; {generated}; {host}.", names.join(", "))
+    }));
+    if let Some(polling) = &data.polling {
+        section.text.extend(polling.peer_text());
+    }
     let us = |ns: u64| format!("{:.0}", ns as f64 / 1e3);
     let row = |name: String, t: &Tails, more: String| {
-        vec![name, t.n.to_string(), t.lost.to_string(), us(t.p50), us(t.p99), us(t.p999), us(t.max), more]
+        let numbers = [us(t.mean as u64), us(t.p50), us(t.p99), us(t.p999), us(t.max), more];
+        [name, t.n.to_string(), t.lost.to_string()].into_iter().chain(numbers).collect::<Vec<String>>()
     };
-    let head = |last: &str| {
-        ["", "n", "lost", "p50 us", "p99 us", "p99.9 us", "max us", last].map(str::to_owned).to_vec()
+    let mut table = |label: &str, last: &str, rows: Vec<Vec<String>>| {
+        let head = ["", "n", "lost", "mean us", "p50 us", "p99 us", "p99.9 us", "max us", last];
+        if !rows.is_empty() {
+            let head = head.map(str::to_owned).to_vec();
+            section.tables.push(Table { label: label.to_owned(), head, rows });
+        }
     };
     let system = |domain: bool, htb: bool| match (domain, htb) {
         (true, _) => "I/O domain",
         (false, true) => "taps, HTB",
         (false, false) => "taps",
     };
-    let paths = data.paths.iter().map(|p| {
+    let path = |p: &PathData| {
         let name = format!("{}, {:?}", system(p.domain, false), p.situation).to_lowercase();
         row(name, &p.tails, format!("{:.2}", p.cpus))
-    });
-    let uplinks = data.uplinks.iter().map(|u| {
+    };
+    let uplink = |u: &UplinkData| {
         let name = format!("{}, {}", system(u.domain, u.htb), if u.udp { "UDP" } else { "TCP" });
         row(name, &u.tails, format!("{:.1}", u.bits_per_second / 1e6))
-    });
-    let section = Section {
-        title: "A victim and its neighbour".to_owned(),
-        tables: vec![
-            Table {
-                label: "round trips at 4 kHz, each round".to_owned(),
-                head: head("CPUs of the neighbour"),
-                rows: paths.collect(),
-            },
-            Table {
-                label: "round trips at 1 kHz through 100 Mbit/s, each round".to_owned(),
-                head: head("Mbit/s"),
-                rows: uplinks.collect(),
-            },
-        ],
-        ..Section::default()
     };
+    let polling = |run: &PollingRun| {
+        let name = format!("{}, {:?}", run.system.name(), run.situation).to_lowercase();
+        row(name, &run.tails, format!("{:.2}", run.switch_cpus))
+    };
+    let neighbour = "CPUs of the neighbour";
+    table("round trips at 4 kHz, each round", neighbour, data.paths.iter().map(path).collect());
+    table(
+        "round trips at 1 kHz through 100 Mbit/s, each round",
+        "Mbit/s",
+        data.uplinks.iter().map(uplink).collect(),
+    );
+    table("pings, each round", neighbour, data.pings.iter().map(path).collect());
+    let runs = data.polling.iter().flat_map(|polling| &polling.runs);
+    table("round trips at 4 kHz through a polling switch", "CPUs of the switch", runs.map(polling).collect());
+    section.tables.extend(data.sv.as_ref().map(SvData::table));
+    let lead = format!("{}; {}.", data.host.device, data.command);
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
 }
 

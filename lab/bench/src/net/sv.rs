@@ -4,30 +4,26 @@
 //! Network card and disk of both guests are on the I/O domain. The time counts from the moment at
 //! which a frame is due until its answer is here: network, CPU, disk, network.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::flow::{self, FlowLoad, Peer};
-use rtvirtio_spec::{Direction, Flow, Kernel};
-use rtvirtio_testbed::{AccelChoice, LabHost, RamDisk, choose_accel};
+use rtvirtio_spec::{Direction, Flow};
+use rtvirtio_testbed::RamDisk;
+use rtvirtio_testbed::image::GuestImage;
+use rtvirtio_testbed::qemu::Accel;
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
-use rtvirtio_workflow::{Progress, generated};
+use rtvirtio_workflow::Progress;
 use serde::{Deserialize, Serialize};
 
-use super::bed::{GUESTS, HOST, NetBed, NetThread, System, command};
+use super::bed::{GUESTS, HOST, NetBed, System, command};
+use super::measure::NetOptions;
 use super::probe::{Flood, PEER};
-use crate::claims::Claim;
 use crate::guest::{facts, program};
 use crate::interleave::{Counter, interleaved};
-use crate::page::{Section, Table};
-use crate::report::{ExperimentReport, read};
-use crate::saved::Saved;
+use crate::page::Table;
 
-/// File name of the result.
-pub const FILE: &str = "net-sv.json";
 /// The client's program.
 const CLIENT: &str = "rtvirtio-guestload";
 /// Its port.
@@ -41,23 +37,8 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// From the start of the floods to the first frame.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
-pub struct SvOptions {
-    /// Rounds; each measures both situations once, in random order.
-    pub rounds: usize,
-    /// Frames of a situation.
-    pub frames: u32,
-    /// Frames per second.
-    pub rate: u32,
-    /// What 99.9 % of the frames are to take at most.
-    pub target: Nanos,
-    /// Frames per second that the flooded neighbour gets at most.
-    pub cap: u32,
-}
-
 /// One situation of a round.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SvRun {
     /// Beside floods on network and disk.
     pub flooded: bool,
@@ -79,56 +60,30 @@ pub struct SvRun {
     pub flood: f64,
 }
 
-/// All that was measured.
+/// All rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SvData {
-    /// [`SvData::SCHEMA`].
-    pub schema: String,
-    /// Where.
-    pub host: HostFacts,
-    /// How.
-    pub command: String,
-    /// When.
-    pub generated: String,
     /// The target of the 99.9th percentile, in ns.
     pub target_ns: Nanos,
     /// The situations, round by round.
     pub runs: Vec<SvRun>,
 }
 
-impl Saved for SvData {
-    const SCHEMA: &str = "rtvirtio-net-sv/1";
-}
-
-impl SvData {
-    fn of(&self, flooded: bool) -> impl Iterator<Item = &SvRun> {
-        self.runs.iter().filter(move |run| run.flooded == flooded)
-    }
-}
-
-/// Measures both situations.
+/// Measures both situations; the host, too, as a result file describes it.
 ///
 /// # Errors
 /// A namespace, a guest or a domain that cannot be made, and cancellation.
-pub fn measure_sv(options: &SvOptions, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<SvData> {
-    let image = labs.guest_image(Kernel::Standard, progress)?;
-    let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
+pub fn measure_sv(
+    options: &NetOptions,
+    image: &GuestImage,
+    accel: Accel,
+    progress: &dyn Progress,
+) -> anyhow::Result<(SvData, HostFacts)> {
     let disk = RamDisk::new(Bytes(2 * DISK.0))?;
     progress.step("booting two guests, card and disk on the I/O domain");
     let backing = Some((disk.device(), DISK));
-    let mut bed = NetBed::new(System::Domain, &image, accel, options.cap, NetThread::default(), backing)?;
+    let mut bed = NetBed::new(System::Domain, image, accel, options.bed(), backing)?;
     let host = facts(&mut bed.guests[0], accel, "veth, disk in memory".to_owned())?;
-    let mut data = SvData {
-        schema: SvData::SCHEMA.to_owned(),
-        host,
-        command: format!(
-            "rtvirtio-lab bench net --only sv --rounds {} --requests {} --rate {} --target {} --cap {}",
-            options.rounds, options.frames, options.rate, options.target, options.cap
-        ),
-        generated: generated(),
-        target_ns: options.target,
-        runs: Vec::new(),
-    };
     let program = program(CLIENT)?;
     let bytes = std::fs::read(&program).with_context(|| program.display().to_string())?;
     let path = format!("/usr/bin/{CLIENT}");
@@ -136,20 +91,21 @@ pub fn measure_sv(options: &SvOptions, labs: &LabHost, progress: &dyn Progress) 
     command(&mut bed.guests[0], &format!("chmod 755 {path}"))?;
     let client = format!("{CLIENT} sv {PORT} /dev/vda >/run/sv.log 2>&1");
     bed.guests[0].spawn(&["sh", "-c", &client])?;
-    let mut counter = Counter::new(progress, "rounds", options.rounds * 2);
+    let mut counter = Counter::new(progress, "rounds of sampled values", options.rounds * 2);
+    let mut data = SvData { target_ns: options.target, runs: Vec::new() };
     for round in 0..options.rounds {
         let measured = interleaved(&[false, true], round, &mut counter, progress, |flooded| {
             situation(&mut bed, *flooded, options, progress)
         })?;
         data.runs.extend(measured);
     }
-    Ok(data)
+    Ok((data, host))
 }
 
 fn situation(
     bed: &mut NetBed,
     flooded: bool,
-    options: &SvOptions,
+    options: &NetOptions,
     progress: &dyn Progress,
 ) -> anyhow::Result<SvRun> {
     let flood = if flooded { Some(Flood::start(&bed.namespace, HOST, GUESTS[1])?) } else { None };
@@ -168,7 +124,7 @@ fn situation(
 }
 
 /// Sends the frames, from the far end.
-fn publish(bed: &NetBed, options: &SvOptions, progress: &dyn Progress) -> anyhow::Result<SvRun> {
+fn publish(bed: &NetBed, options: &NetOptions, progress: &dyn Progress) -> anyhow::Result<SvRun> {
     let flow = Flow {
         name: "sv".to_owned(),
         nic: 0,
@@ -182,7 +138,7 @@ fn publish(bed: &NetBed, options: &SvOptions, progress: &dyn Progress) -> anyhow
     let peer = Peer { namespace: None, interface: PEER.to_owned() };
     let echo = (GUESTS[0].ip, PORT).into();
     let load = FlowLoad { vm: "a".to_owned(), flow, peer, echo, mtu: 1_500 };
-    let length = Duration::from_secs_f64(f64::from(options.frames) / f64::from(options.rate));
+    let length = Duration::from_secs_f64(f64::from(options.requests) / f64::from(options.rate));
     bed.namespace.enter()?;
     let stop = || progress.is_cancelled();
     let measured = flow::run(std::slice::from_ref(&load), WARM_UP, length, &stop)?;
@@ -202,61 +158,22 @@ fn publish(bed: &NetBed, options: &SvOptions, progress: &dyn Progress) -> anyhow
     })
 }
 
-/// The claims of a result: medians of the rounds.
-#[must_use]
-pub fn claims(data: &SvData) -> Vec<Claim> {
-    let frames = |flooded| data.of(flooded).map(|run| (run.n + run.lost) as usize).sum::<usize>();
-    let lost: u64 = data.of(true).map(|run| run.lost).sum();
-    let p999 = |flooded| median(data.of(flooded).map(|run| run.p999 as f64).collect());
-    let over = |flooded| p999(flooded) / data.target_ns.0.max(1) as f64;
-    vec![
-        Claim::new(
-            "net.sv.lost",
-            "sampled values without an answer beside floods on network and disk",
-            lost as f64,
-            "frames",
-            frames(true),
-        )
-        .at_most(0.0),
-        Claim::new(
-            "net.sv.p999_over_target",
-            "p99.9 from publisher through client and disk and back beside both floods, to its target",
-            over(true),
-            "ratio",
-            frames(true),
-        )
-        .at_most(1.0),
-        Claim::new(
-            "net.sv.p999_over_target_idle",
-            "the same without floods",
-            over(false),
-            "ratio",
-            frames(false),
-        ),
-    ]
-}
-
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: SvData = read(path)?;
-    let us = |ns: u64| format!("{:.0}", ns as f64 / 1e3);
-    let row = |run: &SvRun| {
-        let name = if run.flooded { "floods on network and disk" } else { "idle" };
-        let numbers = [run.n, run.lost, run.unsent].map(|n| n.to_string());
-        let times = [run.p50, run.p999, run.max, run.sent_late].map(us);
-        let flood = format!("{:.0}", run.flood / 1e3);
-        [name.to_owned()].into_iter().chain(numbers).chain(times).chain([flood]).collect()
-    };
-    let head = ["", "n", "lost", "unsent", "p50 us", "p99.9 us", "max us", "sent late us", "flood kpps"];
-    let table = Table {
-        label: format!("publisher to client to disk and back, target {}", data.target_ns),
-        head: head.map(str::to_owned).to_vec(),
-        rows: data.runs.iter().map(row).collect(),
-    };
-    let section = Section { title: "Sampled values".to_owned(), tables: vec![table], ..Section::default() };
-    let lead = format!("{}; {}.", data.host.device, data.command);
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+impl SvData {
+    /// The rounds.
+    pub(super) fn table(&self) -> Table {
+        let us = |ns: u64| format!("{:.0}", ns as f64 / 1e3);
+        let row = |run: &SvRun| {
+            let name = if run.flooded { "floods on network and disk" } else { "idle" };
+            let numbers = [run.n, run.lost, run.unsent].map(|n| n.to_string());
+            let times = [run.p50, run.p999, run.max, run.sent_late].map(us);
+            let flood = format!("{:.0}", run.flood / 1e3);
+            [name.to_owned()].into_iter().chain(numbers).chain(times).chain([flood]).collect()
+        };
+        let head = ["", "n", "lost", "unsent", "p50 us", "p99.9 us", "max us", "sent late us", "flood kpps"];
+        Table {
+            label: format!("sampled values: publisher to client to disk and back, target {}", self.target_ns),
+            head: head.map(str::to_owned).to_vec(),
+            rows: self.runs.iter().map(row).collect(),
+        }
+    }
 }

@@ -11,7 +11,7 @@ use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
-use super::bed::{GUESTS, HOST, LINK, NetBed, NetThread, System, Uplink};
+use super::bed::{BedOptions, GUESTS, HOST, LINK, NetBed, System, Uplink};
 use super::probe::{RoundTrips, round_trips};
 use crate::claims::Claim;
 use crate::guest::facts;
@@ -75,9 +75,8 @@ pub fn measure_timeline(cap: u32, labs: &LabHost, progress: &dyn Progress) -> an
     let image = labs.guest_image(Kernel::Standard, progress)?;
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
     progress.step("booting two guests on taps and two on the I/O domain");
-    let thread = NetThread::default();
-    let mut tap = NetBed::new(System::Tap, &image, accel, cap, thread, None)?;
-    let mut domain = NetBed::new(System::Domain, &image, accel, cap, thread, None)?;
+    let bed = |system| NetBed::new(system, &image, accel, BedOptions { cap, ..BedOptions::default() }, None);
+    let (mut tap, mut domain) = (bed(System::Tap)?, bed(System::Domain)?);
     let host = facts(&mut tap.guests[0], accel, format!("veth, {} Mbit/s by tbf", LINK / 1e6))?;
     let mut courses = Vec::new();
     for (name, uplink, system) in [

@@ -73,8 +73,8 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
     // Another process serves the disk or the network out of the guest's memory, which therefore is
     // shared with it.
     let nic = config.nic.as_ref().map(|nic| &nic.backend);
-    let shared =
-        matches!(config.disk, GuestDisk::VhostUser { .. }) || matches!(nic, Some(NicBackend::VhostUser(_)));
+    let shared = matches!(config.disk, GuestDisk::VhostUser { .. })
+        || matches!(nic, Some(NicBackend::VhostUser(_) | NicBackend::VhostUserServer(_)));
     let machine = if shared { "q35,memory-backend=mem" } else { "q35" };
     let mut command = Command::new(program);
     command
@@ -170,10 +170,12 @@ fn add_nic(command: &mut Command, nic: &GuestNic) {
                 .arg(format!("tap,id=nic0,ifname={interface},script=no,downscript=no,vhost=off"))
                 .args(["-device", &format!("virtio-net-pci,netdev=nic0,mac={},romfile=", nic.mac)]);
         }
-        NicBackend::VhostUser(socket) => {
+        NicBackend::VhostUser(socket) | NicBackend::VhostUserServer(socket) => {
+            let is_server = matches!(nic.backend, NicBackend::VhostUserServer(_));
+            let connect = if is_server { "server=on" } else { "reconnect=1" };
             command
                 .arg("-chardev")
-                .arg(format!("socket,id=nic0,reconnect=1,path={}", option(socket)))
+                .arg(format!("socket,id=nic0,{connect},path={}", option(socket)))
                 .args(["-netdev", "vhost-user,id=net1,chardev=nic0,vhostforce=on"])
                 // Without MSI-X: QEMU 7.2 under TCG ends with a fault where it starts a vhost-user
                 // network with it.

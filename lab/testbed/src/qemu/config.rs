@@ -94,6 +94,9 @@ pub enum NicBackend {
     /// A vhost-user-net back end at this socket, such as the I/O domain. QEMU connects again within
     /// a second when the back end is started anew.
     VhostUser(PathBuf),
+    /// The same the other way round: QEMU makes the socket, and waits until the back end connects,
+    /// such as a `dpdkvhostuserclient` port of Open vSwitch.
+    VhostUserServer(PathBuf),
 }
 
 /// How to start one guest.

@@ -31,7 +31,7 @@ pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs};
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use host::BenchHostArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
-pub use net::{BenchNetArgs, NetPart};
+pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
 pub use regulation::BenchRegulationArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};

@@ -1,40 +1,75 @@
 //! `bench net`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use rtvirtio_bench::net::ping::PingOptions;
-use rtvirtio_bench::net::sv::SvOptions;
-use rtvirtio_bench::net::{NetOptions, NetThread};
+use rtvirtio_bench::net::{NetOptions, NetThread, Part};
 use rtvirtio_units::{Nanos, Ratio};
 
 use super::BenchResult;
 
-/// Situations that are measured alone.
+/// Parts that are measured alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NetPart {
-    /// Pings, idle and next to a flood, on QEMU's taps and on the I/O domain
+    /// Contracts in virtual time
+    Simulated,
+    /// Round trips, idle and next to a flood, on QEMU's taps and on the I/O domain
+    Flood,
+    /// Round trips through a slow link that a neighbour fills, on taps, with HTB and on the domain
+    Uplink,
+    /// Round trips while another guest attacks the domain
+    Hostile,
+    /// kill -9 of the domain
+    Crash,
+    /// Frames per second of one port, alone and of 64
+    Frames,
+    /// TCP of a guest
+    Tcp,
+    /// Pings, idle and next to a flood, 1000 a round, on taps and on the domain
     Ping,
     /// Sampled values: publisher to client to disk and back, alone and next to floods on network
     /// and disk
     Sv,
-    /// Round trips over time while a neighbour begins to send through a slow link, and ends
+    /// A polling domain next to OVS-DPDK, idle and next to a flood; needs openvswitch-switch-dpdk
+    Polling,
+    /// Round trips over time while a neighbour begins to send through a slow link, and ends; a
+    /// result file of its own, and only when it is named
     Timeline,
+}
+
+impl NetPart {
+    /// For the experiment; `None` for the one with a file of its own.
+    fn part(self) -> Option<Part> {
+        match self {
+            Self::Simulated => Some(Part::Simulated),
+            Self::Flood => Some(Part::Flood),
+            Self::Uplink => Some(Part::Uplink),
+            Self::Hostile => Some(Part::Hostile),
+            Self::Crash => Some(Part::Crash),
+            Self::Frames => Some(Part::Frames),
+            Self::Tcp => Some(Part::Tcp),
+            Self::Ping => Some(Part::Ping),
+            Self::Sv => Some(Part::Sv),
+            Self::Polling => Some(Part::Polling),
+            Self::Timeline => None,
+        }
+    }
 }
 
 /// `bench net`.
 #[derive(Args, Debug)]
 pub struct BenchNetArgs {
-    /// One situation that is not in the rest, with a result file of its own: about two minutes
-    #[arg(long, value_name = "NAME", value_enum)]
-    pub only: Option<NetPart>,
-    /// Rounds [default: 5; 1 with --only]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: Option<u32>,
-    /// Round trips of a round and situation, at 4 kHz; a quarter on the slow link, at 1 kHz
-    /// [default: 20000; with --only 1000 pings, 40000 sampled values]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(400..))]
-    pub requests: Option<u32>,
+    /// Only these parts, such as sv,ping: their results replace those in the result file, and the
+    /// other parts there stay
+    #[arg(long, value_name = "PARTS", value_enum, value_delimiter = ',')]
+    pub only: Vec<NetPart>,
+    /// Rounds
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Round trips and sampled values of a round and situation; a quarter on the slow link
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(400..))]
+    pub requests: u32,
     /// Sampled values per second
     #[arg(long, value_name = "N", default_value_t = 4_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: u32,
@@ -50,11 +85,14 @@ pub struct BenchNetArgs {
     /// Frames per second that the flooded neighbour gets at most, on the I/O domain
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub cap: u32,
-    /// SCHED_FIFO priority of the domain's network thread; not with --only
-    #[arg(long, value_name = "N", conflicts_with = "only", value_parser = clap::value_parser!(u8).range(1..=99))]
+    /// Least time between two notifications of that neighbour, such as 1ms (`rx_coalesce`)
+    #[arg(long, value_name = "TIME")]
+    pub coalesce: Option<Nanos>,
+    /// SCHED_FIFO priority of the domain's network thread
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
     pub fifo: Option<u8>,
-    /// Budget of CPU time of that thread, such as 30%; not with --only
-    #[arg(long, value_name = "SHARE", conflicts_with = "only")]
+    /// Budget of CPU time of that thread, such as 30%
+    #[arg(long, value_name = "SHARE")]
     pub cpu_budget: Option<Ratio>,
     /// Period of that budget
     #[arg(long, value_name = "TIME", requires = "cpu_budget")]
@@ -68,35 +106,32 @@ pub struct BenchNetArgs {
 }
 
 impl BenchNetArgs {
+    /// The parts of the result file.
+    pub fn parts(&self) -> BTreeSet<Part> {
+        if self.only.is_empty() {
+            return Part::ALL.into();
+        }
+        self.only.iter().filter_map(|part| part.part()).collect()
+    }
+
+    /// Whether the course over time is measured.
+    pub fn has_timeline(&self) -> bool {
+        self.only.contains(&NetPart::Timeline)
+    }
+
     /// For the experiment.
     pub fn options(&self) -> NetOptions {
+        let Self { fifo, cpu_budget, cpu_period, .. } = *self;
         NetOptions {
-            rounds: self.rounds.unwrap_or(5) as usize,
-            requests: self.requests.unwrap_or(20_000),
+            rounds: self.rounds as usize,
+            requests: self.requests,
             cases: self.cases,
             crashes: self.crashes,
             cap: self.cap,
-            thread: NetThread { fifo: self.fifo, cpu_budget: self.cpu_budget, cpu_period: self.cpu_period },
-        }
-    }
-
-    /// For the table of pings.
-    pub fn ping(&self) -> PingOptions {
-        PingOptions {
-            rounds: self.rounds.unwrap_or(1) as usize,
-            requests: self.requests.unwrap_or(1_000),
-            cap: self.cap,
-        }
-    }
-
-    /// For sampled values.
-    pub fn sv(&self) -> SvOptions {
-        SvOptions {
-            rounds: self.rounds.unwrap_or(1) as usize,
-            frames: self.requests.unwrap_or(40_000),
+            coalesce: self.coalesce,
+            thread: NetThread { fifo, cpu_budget, cpu_period, poll: None },
             rate: self.rate,
             target: self.target,
-            cap: self.cap,
         }
     }
 }

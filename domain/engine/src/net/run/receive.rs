@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rtvirtio_sched::{Next, Op, Piece, Priority, Request};
+use rtvirtio_sched::{Class, Next, Op, Piece, Priority, Request};
 use rtvirtio_units::Nanos;
 
 use super::NetLoop;
@@ -169,6 +169,9 @@ impl NetLoop {
             Delivered::Yes => {
                 port.hold.useful += 1;
                 port.urgency.note(piece.priority.class);
+                if piece.priority.class == Class::RealTime {
+                    port.moderation.note_urgent();
+                }
                 port.received.record(now(), arrival, piece.len, more);
             }
             Delivered::NoBuffer => {
