@@ -99,6 +99,12 @@ put 644 "$top/packaging/systemd/rtvirtiod.service" usr/lib/systemd/system/rtvirt
 put 644 "$top/packaging/sysusers/rtvirtio.conf" usr/lib/sysusers.d/rtvirtio.conf
 put 755 "$top/packaging/libvirt/rtvirtio" etc/libvirt/hooks/qemu.d/rtvirtio
 put 644 "$top/packaging/grafana/rtvirtio.json" usr/share/rtvirtio/grafana-dashboard.json
+for file in manifest.json index.html; do
+	put 644 "$top/packaging/cockpit/$file" "usr/share/cockpit/rtvirtio/$file"
+done
+for file in app.css app.js transport.js; do
+	put 644 "$top/control/daemon/page/$file" "usr/share/cockpit/rtvirtio/$file"
+done
 put 755 "$top/packaging/proxmox/rtvirtio-hook.sh" usr/share/rtvirtio/rtvirtio-hook.sh
 install -d "$root/etc/rtvirtio/contracts.d"
 for example in "$top"/examples/*.toml; do put 644 "$example" "usr/share/doc/rtvirtio/examples/$(basename "$example")"; done

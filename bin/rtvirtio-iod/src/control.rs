@@ -89,6 +89,8 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
     let reply = match request.get("command").and_then(|c| c.as_str()) {
         Some("status") => serde_json::to_value(served.running.report())
             .unwrap_or_else(|e| json!({ "error": e.to_string() })),
+        Some("histograms") => serde_json::to_value(served.running.histograms())
+            .unwrap_or_else(|e| json!({ "error": e.to_string() })),
         Some("preview") => preview(served),
         Some("reload") => match passed_files(&request, descriptors) {
             Err(error) => json!({ "error": error }),
@@ -125,7 +127,7 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
             }
         },
         _ => {
-            json!({ "error": "there are the commands status, preview, reload, signal_urgent, stop and trace" })
+            json!({ "error": "there are the commands status, histograms, preview, reload, signal_urgent, stop and trace" })
         }
     };
     Reply::Line(stream, format!("{reply}\n"))

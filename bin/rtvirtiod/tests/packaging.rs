@@ -37,6 +37,29 @@ fn the_units_are_understood_and_little_exposed() {
     }
 }
 
+/// The page inside Cockpit is the service's page with Cockpit's library before its own scripts, and
+/// every file that it names is installed with it.
+#[test]
+fn the_cockpit_page_is_the_services_own() {
+    let read = |path: &str| fs::read_to_string(project().join(path)).unwrap();
+    let manifest: serde_json::Value = serde_json::from_str(&read("packaging/cockpit/manifest.json")).unwrap();
+    // Cockpit's manifest: `tools` has an entry for each page, by its file without `.html`.
+    assert!(manifest["tools"]["index"]["label"].is_string() && manifest["name"] == "rtvirtio", "{manifest}");
+    let own = read("control/daemon/page/index.html");
+    let first = "<script src=\"transport.js\"></script>";
+    let expected = own.replace(first, &format!("<script src=\"../base1/cockpit.js\"></script>\n{first}"));
+    assert_ne!(own, expected);
+    assert_eq!(read("packaging/cockpit/index.html"), expected, "make it anew from control/daemon/page");
+    let build = read("packaging/deb/build.sh");
+    let named = expected.split("src=\"").skip(1).chain(expected.split("stylesheet\" href=\"").skip(1));
+    let files: Vec<&str> = named.filter_map(|rest| rest.split('"').next()).collect();
+    assert_eq!(files, ["../base1/cockpit.js", "transport.js", "app.js", "app.css"]);
+    assert!(
+        build.contains("for file in app.css app.js transport.js; do")
+            && build.contains("usr/share/cockpit/rtvirtio")
+    );
+}
+
 /// A hook that is killed where it does not end by itself.
 fn command(rig: &Rig, file: &str, args: &[&str]) -> Command {
     let mut command = Command::new("timeout");

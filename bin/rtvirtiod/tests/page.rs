@@ -3,11 +3,12 @@
 mod common;
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use common::browser::{BROWSER, Browser};
 use common::busy::BusyPlant;
-use common::{Rig, contract_of_none, free_address};
+use common::{Rig, answer, contract_of_none, free_address};
 use rtvirtio_testkit::site::project;
 use rtvirtio_testkit::{Need, has};
 
@@ -100,6 +101,44 @@ fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
     let once = "new Set(state.events.map((one) => one.id + one.time)).size === state.events.length";
     assert_eq!(page.eval(once), true, "{}", page.eval("state.events"));
     assert!(page.faults.is_empty(), "{:#?}", page.faults);
+
+    // A copy needs no service and no network; the bare files say what they lack.
+    let (status, copy) = answer(UnixStream::connect(rig.socket()).unwrap(), "GET", "/copy.html", "localhost");
+    assert_eq!(status, 200);
+    rig.kill();
+    drop(page);
+    let file = rig.site.dir.path().join("copy.html");
+    fs::write(&file, copy).unwrap();
+    let mut page = Browser::open(&format!("file://{}", file.display()), 1100, 900);
+    page.wait("document.getElementById('link').textContent.startsWith('a copy of')");
+    page.wait("document.querySelectorAll('#vms tbody tr').length === 4");
+    page.wait("document.getElementById('events').textContent.includes('the service began')");
+    page.click("#vms tr[data-vm=plc]");
+    page.wait("document.getElementById('detail-body').innerText.includes('none')");
+    assert!(page.faults.is_empty(), "{:#?}", page.faults);
+    drop(page);
+    let bare = project().join("control/daemon/page/index.html");
+    let mut page = Browser::open(&format!("file://{}", bare.display()), 1100, 900);
+    page.wait("document.getElementById('link').textContent.startsWith('this file has no data')");
+    assert!(page.faults.is_empty(), "{:#?}", page.faults);
+    drop(page);
+
+    // The same page on Cockpit's library, here a stand-in for its `cockpit.http`: what it calls and
+    // how it reads a stream that comes in pieces. Cockpit itself is not there.
+    let mut page = Browser::open(&format!("file://{}", file.display()), 1100, 900);
+    page.wait("document.getElementById('link').textContent.startsWith('a copy of')");
+    page.eval(
+        "(() => { window.got = []; const take = parser({ status: (data) => got.push(JSON.parse(data).n), event: (data) => got.push(data) }); \
+         for (const piece of [': alive\\n\\nevent: st', 'atus\\ndata: {\"n\"', ':7}\\n\\nid: 1\\nevent: event\\ndata: a\\ndata: b\\n', '\\n']) take(piece); })()",
+    );
+    assert_eq!(page.eval("JSON.stringify(got)"), "[7,\"a\\nb\"]");
+    page.eval(
+        "(() => { window.asked = []; window.cockpit = { http: (options) => { asked.push(options.unix); \
+         return { get: (path) => { asked.push(path); return Promise.resolve('{\"a\":1}'); } }; } }; \
+         transports.cockpit.json('v1/status').then((value) => { window.value = value.a; }); })()",
+    );
+    page.wait("window.value === 1");
+    assert_eq!(page.eval("asked.join(' ')"), "/run/rtvirtio/rtvirtiod.sock /v1/status");
 }
 
 /// Where pictures go: `RTVIRTIO_PICTURES`, seen from the project's directory, or the build's
@@ -129,7 +168,7 @@ fn the_page_shows_a_plan_latencies_and_waits_in_both_colours_and_on_a_phone() {
     page.wait("document.querySelector('#waits table')");
     // Enough for a verdict, and for a percentile that deserves its name.
     page.wait("state.seen.vms.plc.targets[0].n > 1000");
-    page.wait("document.querySelector('#detail-body td:nth-child(4)').textContent.includes(' of ')");
+    page.wait("document.querySelector('#detail-body td:nth-child(5)').textContent.includes(' of ')");
     page.wait("document.querySelector('#vms tr[data-vm=hist]').textContent.includes('1 missed')");
     // The picture names directories as an installation has them, and nothing is drawn anew.
     let dir = plant.rig.site.dir.path().display().to_string();

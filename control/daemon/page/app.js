@@ -66,6 +66,7 @@ function drawSummary() {
   const host = state.seen?.host;
   for (const [resource, value] of Object.entries(host?.pressure || {})) text += " · " + resource + " pressure " + share(value);
   if (host && typeof host.stolen === "number") text += " · stolen " + share(host.stolen);
+  if (host?.stalls) text += " · host stood still " + share(host.stalls.share);
   $("summary").textContent = text;
   $("faults").replaceChildren(...status.faults.map((f) => el("li", f.file + " is not used: " + f.why)), ...status.problems.map((p) => el("li", p)));
   $("none").hidden = status.vms.length > 0;
@@ -99,7 +100,7 @@ function drawTable() {
 }
 
 // Requests by latency on logarithmic axes, with the targets as lines.
-function histogram(disk, targets) {
+function histogram(disk, targets, predictions) {
   const { limits_ns: limits, reads, writes } = disk.histogram;
   const width = 720, height = 180, left = 44, bottom = 22, top = 14;
   const low = Math.log10(limits[0]), high = Math.log10(limits[limits.length - 1]);
@@ -129,7 +130,44 @@ function histogram(disk, targets) {
     out.append(svg("line", { class: "target", x1: at, x2: at, y1: top, y2: height - bottom }));
     out.append(svg("text", { x: at + (isRight ? -3 : 3), y: top + 8 + 12 * labels++, "text-anchor": isRight ? "end" : "start" }, target.task + " p" + target.percentile));
   }
+  // What the plan promises: its bound, or what it expects where formulas give no bound.
+  for (const one of predictions) {
+    const ns = one.bound_ns ?? one.latency_ns;
+    if (ns < limits[0] || ns > limits[limits.length - 1]) continue;
+    const at = x(ns), isRight = at > width * 0.75;
+    out.append(svg("line", { class: "predicted", x1: at, x2: at, y1: top, y2: height - bottom }));
+    const label = one.task + " " + one.percentile + (one.bound_ns ? " bound" : " expected");
+    out.append(svg("text", { x: at + (isRight ? -3 : 3), y: top + 8 + 12 * labels++, "text-anchor": isRight ? "end" : "start" }, label));
+  }
   return out;
+}
+
+// What late requests waited for: an estimate, and what it does not cover.
+function late(judged) {
+  const of = (n) => share(n / judged.late.told);
+  const disk = judged.late.disk === null ? "standstills of the disk are not known" : of(judged.late.disk) + " in standstills of the disk";
+  const rest = judged.late_unseen ? " (" + judged.late_unseen + ")" : "";
+  return `${judged.task} p${judged.percentile}: of ${judged.late.told} late requests about ${of(judged.late.host)} in stalls of the host, ${disk}, ${of(judged.late.other)} for something else${rest}.`;
+}
+
+// Whether limits were hit. Where nothing counts that, what was used of the limit.
+function limiters(all) {
+  const table = el("table");
+  const head = el("tr");
+  for (const name of ["limit", "hits", "used", "most"]) head.append(el("th", name, { scope: "col", class: name === "limit" ? "" : "n" }));
+  table.append(head);
+  for (const one of all) {
+    const row = el("tr");
+    row.append(el("td", words(one.kind) + ": " + one.name));
+    const hits = el("td", one.hits_per_s === null ? "not counted" : one.hits_per_s.toFixed(1) + "/s", { class: one.hits_per_s > 0 ? "n warn" : "n" });
+    if (one.unseen) hits.title = one.unseen;
+    row.append(hits);
+    row.append(el("td", one.used === null ? "–" : one.used.toPrecision(3), { class: one.limit && one.used >= 0.95 * one.limit ? "n warn" : "n" }), el("td", one.limit === null ? "–" : String(one.limit), { class: "n" }));
+    table.append(row);
+  }
+  const scroll = el("div", null, { class: "scroll" });
+  scroll.append(table);
+  return scroll;
 }
 
 // The command that writes a setting, as a shell takes it.
@@ -148,6 +186,7 @@ function drawDetail() {
   $("detail").hidden = !vm;
   if (!vm) return;
   const seen = state.seen?.vms[vm.name];
+  const predictions = (state.status.plan?.predictions || []).filter((one) => one.vm === vm.name);
   $("detail-title").textContent = vm.name;
   const body = [];
   const line = (text, kind) => body.push(el("p", text, { class: kind || "" }));
@@ -159,15 +198,18 @@ function drawDetail() {
     body.push(el("h3", "Targets"));
     const table = el("table");
     const head = el("tr");
-    for (const name of ["task", "target", "verdict", "why", "window"]) head.append(el("th", name, { scope: "col" }));
+    for (const name of ["task", "target", "predicted", "verdict", "why", "window"]) head.append(el("th", name, { scope: "col" }));
     table.append(head);
     for (const target of vm.targets) {
       const judged = seen?.targets.find((t) => t.task === target.task && t.percentile === target.percentile);
       const row = el("tr");
       row.append(el("td", target.task), el("td", "p" + target.percentile + " ≤ " + time(target.latency_ns)));
+      const next = predictions.find((one) => one.task === target.task && one.percentile === "p" + target.percentile);
+      row.append(el("td", next ? time(next.latency_ns) + (next.bound_ns ? ", below " + time(next.bound_ns) : "") : "–"));
       row.append(el("td", judged ? judged.verdict : "–", { class: colour(judged?.verdict) }), el("td", judged?.why || "", { class: "why" }));
       row.append(el("td", judged ? judged.seconds.toFixed(0) + " s" : ""));
       table.append(row);
+      if (judged?.late?.told) line(late(judged), "why");
     }
     const scroll = el("div", null, { class: "scroll" });
     scroll.append(table);
@@ -186,10 +228,13 @@ function drawDetail() {
     }
     if (disk.histogram) {
       const scroll = el("div", null, { class: "scroll" });
-      scroll.append(histogram(disk, vm.targets));
+      scroll.append(histogram(disk, vm.targets, predictions));
       body.push(scroll);
     }
   }
+  if (seen?.limiters.length) body.push(el("h3", "Limits"), limiters(seen.limiters));
+  const delayed = (seen?.threads || []).filter((one) => one.cpu_delay !== null);
+  if (delayed.length) line("Waited for a CPU: " + delayed.map((one) => one.role + " " + share(one.cpu_delay)).join(", "), "dim");
   body.push(el("h3", "Settings in force, and the command that sets each"));
   const settings = state.settings?.vm === vm.name ? state.settings : null;
   if (!settings) line("…", "dim");
@@ -317,11 +362,9 @@ async function loadSettings() {
   const vm = state.chosen;
   if (!vm) return;
   try {
-    const answer = await fetch("v1/vms/" + encodeURIComponent(vm) + "/settings");
-    const value = await answer.json();
-    state.settings = answer.ok ? { vm, ...value } : { vm, error: value.error };
+    state.settings = { vm, ...(await transport.json("v1/vms/" + encodeURIComponent(vm) + "/settings")) };
   } catch (error) {
-    state.settings = { vm, error: String(error) };
+    state.settings = { vm, error: String(error?.message || error) };
   }
   draw();
 }
@@ -341,32 +384,36 @@ function remember(events) {
 }
 
 function connect() {
-  const stream = new EventSource("v1/events");
-  const connected = (yes) => {
-    if (!yes && !state.lostAt) state.lostAt = new Date();
-    if (yes) state.lostAt = null;
-    $("link").textContent = yes ? "live" : "not connected since " + state.lostAt.toLocaleTimeString() + ": trying again, what is shown is old";
-    $("link").className = yes ? "good" : "bad";
-  };
-  stream.onopen = () => {
-    connected(true);
-    fetch("v1/history").then((answer) => answer.json()).then((events) => {
-      remember(events);
+  if (transport === transports.http && location.protocol === "file:") {
+    $("link").textContent = "this file has no data: open the page at the service, or save a copy there (curl --unix-socket /run/rtvirtio/rtvirtiod.sock http://localhost/copy.html)";
+    return;
+  }
+  transport.stream({
+    opened() {
+      state.lostAt = null;
+      $("link").textContent = "live";
+      $("link").className = "good";
+      transport.json("v1/history").then((events) => { remember(events); draw(); }).catch(() => {});
+    },
+    lost() {
+      state.lostAt ??= new Date();
+      $("link").textContent = "not connected since " + state.lostAt.toLocaleTimeString() + ": trying again, what is shown is old";
+      $("link").className = "bad";
+    },
+    saved(time) {
+      $("link").textContent = "a copy of " + new Date(time).toLocaleString() + ": nothing in it changes";
+      $("link").className = "warn";
+      for (const link of document.querySelectorAll("footer a")) link.removeAttribute("href");
+      transport.json("v1/history").then((events) => { remember(events); draw(); });
+    },
+    status(data) { state.status = JSON.parse(data); draw(); },
+    observation(data) { state.seen = JSON.parse(data); draw(); },
+    event(data) {
+      const event = JSON.parse(data);
+      if (!remember([event])) return;
+      if (event.vm && event.vm === state.chosen) loadSettings();
       draw();
-    }).catch(() => {});
-  };
-  // EventSource tries again by itself unless the answer was no stream.
-  stream.onerror = () => {
-    connected(false);
-    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
-  };
-  stream.addEventListener("status", (message) => { state.status = JSON.parse(message.data); draw(); });
-  stream.addEventListener("observation", (message) => { state.seen = JSON.parse(message.data); draw(); });
-  stream.addEventListener("event", (message) => {
-    const event = JSON.parse(message.data);
-    if (!remember([event])) return;
-    if (event.vm && event.vm === state.chosen) loadSettings();
-    draw();
+    },
   });
 }
 

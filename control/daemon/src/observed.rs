@@ -6,6 +6,7 @@ use rtvirtio_apply::Line;
 use rtvirtio_cpu::Level;
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_planner::replan::{Basis, NoPlan, Outline, Unplanned};
+use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 /// Kinds of settings, for the policy about drift.
@@ -181,6 +182,24 @@ pub struct PlanScope {
     pub since: String,
     /// The devices that it has settings of, by path.
     pub devices: BTreeSet<String>,
+    /// What it predicts for each target.
+    pub predictions: Vec<PredictionSnapshot>,
+}
+
+/// What the plan in force predicts for one target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PredictionSnapshot {
+    /// The VM.
+    pub vm: String,
+    /// The task.
+    pub task: String,
+    /// Which percentile, such as `p99.99`.
+    pub percentile: String,
+    /// The expected latency.
+    pub latency_ns: Nanos,
+    /// What it stays below, with the host's own stalls, where a model was learned on this host;
+    /// formulas give none.
+    pub bound_ns: Option<Nanos>,
 }
 
 /// A plan that was made.

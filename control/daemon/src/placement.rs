@@ -338,6 +338,7 @@ mod tests {
     use rtvirtio_spec::HostSpec;
     use rtvirtio_twin::TwinProfile;
     use rtvirtio_units::{Bytes, BytesPerSec};
+    use rtvirtio_vmm::threads::Named;
     use serde_json::json;
 
     use super::*;
@@ -362,7 +363,7 @@ mod tests {
         );
         let spec = HostSpec::parse("test", &text).unwrap_or_else(|e| panic!("{e}"));
         let contract = Contract::of_spec(&spec, Path::new("x.toml")).remove(0);
-        Arc::new(RunningVm { contract, processes: Vec::new(), cpu: None })
+        Arc::new(RunningVm { contract, processes: Vec::new(), named: Named::default(), cpu: None })
     }
 
     fn snapshot(states: &[(&str, &str)]) -> Snapshot {

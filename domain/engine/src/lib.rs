@@ -27,6 +27,7 @@ pub mod engine;
 pub mod feature;
 pub mod handover;
 pub mod handover_port;
+pub mod histograms;
 mod image_format;
 pub mod inflight;
 pub mod line_server;

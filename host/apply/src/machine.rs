@@ -10,6 +10,7 @@ use rtvirtio_kernel::{Root, task};
 use rtvirtio_vmm::AgentAddress;
 use rustix::io::Errno;
 
+use crate::points::between_in_process;
 use crate::target::{Form, Place, Target};
 
 /// Kernel files of the host. [`Root`] is the real one.
@@ -67,7 +68,8 @@ impl HostFiles for Root {
     }
 
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        Self::write(self, path, value).map_err(rtvirtio_kernel::HostError::into_io)
+        let write = || Self::write(self, path, value).map_err(rtvirtio_kernel::HostError::into_io);
+        between_in_process(write)
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
@@ -79,11 +81,11 @@ impl HostFiles for Root {
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        std::fs::create_dir(self.at(path))
+        between_in_process(|| std::fs::create_dir(self.at(path)))
     }
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        std::fs::remove_dir(self.at(path))
+        between_in_process(|| std::fs::remove_dir(self.at(path)))
     }
 
     fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
@@ -100,7 +102,7 @@ impl HostFiles for Root {
     }
 
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
-        sched::set(tid, attr).map_err(|e| {
+        between_in_process(|| sched::set(tid, attr)).map_err(|e| {
             if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) {
                 return e;
             }

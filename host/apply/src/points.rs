@@ -2,12 +2,15 @@
 //! and after every single change, and at every [`Step`].
 //!
 //! Points are counted in the files and the observer that are handed in; the code that is tried
-//! knows nothing of it.
+//! knows nothing of it. A program that cannot be handed any, a service that runs as it is, counts
+//! points of its own in a debug build: see [`KILL_AT`].
 
 use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtvirtio_kernel::sched::Attr;
 
@@ -45,6 +48,32 @@ pub fn kill_self() {
     loop {
         std::thread::park();
     }
+}
+
+/// Names the point, counted from 1 over the whole process, at which a program in a debug build ends
+/// itself with SIGKILL: before and after each change of the real host, and at each step that only
+/// [`Silent`](crate::Silent) watches. A release build does not look at it.
+pub const KILL_AT: &str = "RTVIRTIO_KILL_AT";
+
+/// One more point of this process.
+pub(crate) fn pass_in_process() {
+    static AT: OnceLock<Option<u64>> = OnceLock::new();
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    let at = AT.get_or_init(|| std::env::var(KILL_AT).ok()?.parse().ok());
+    if at.is_some_and(|at| COUNT.fetch_add(1, Ordering::Relaxed) + 1 == at) {
+        kill_self();
+    }
+}
+
+/// A change of the real host, with a point of this process before and after it.
+pub(crate) fn between_in_process<T>(change: impl FnOnce() -> T) -> T {
+    pass_in_process();
+    let result = change();
+    pass_in_process();
+    result
 }
 
 /// Files whose every change has a point before and after it.

@@ -9,6 +9,7 @@
 //! - [`noise`]: whether and when the host itself stood still meanwhile.
 //! - [`stalls`]: the spans in which it did, to be subtracted.
 //! - [`standstill`]: whether the disk itself did.
+//! - [`late`]: what share of late requests these explain.
 //! - [`awake`]: keeps its CPUs from sleeping.
 //! - [`profile`]: what a device can do, measured.
 //! - [`observe`]: what a VM does while it works, from counters of QEMU and the kernel.
@@ -26,6 +27,7 @@ pub mod fio;
 pub mod flow;
 pub mod http;
 pub mod intended;
+pub mod late;
 pub mod local;
 pub mod noise;
 pub mod observe;

@@ -1,5 +1,7 @@
 //! Spans of time in which a CPU of the host stood still.
 
+use rtvirtio_units::Nanos;
+
 /// From and to, in ns of CLOCK_MONOTONIC.
 pub type Span = (u64, u64);
 
@@ -43,6 +45,13 @@ impl Stalls {
         Self { spans, before: self.before.clone() }
     }
 
+    /// How many are longer than this, and the sum of these.
+    #[must_use]
+    pub fn longer_than(&self, least: Nanos) -> (u64, Nanos) {
+        let lengths = self.spans.iter().map(|(from, to)| to - from).filter(|length| *length > least.0);
+        lengths.fold((0, Nanos(0)), |(n, sum), length| (n + 1, Nanos(sum.0 + length)))
+    }
+
     /// How much of the time from `from` to `to` lies in a stall, in ns.
     #[must_use]
     pub fn within(&self, from: u64, to: u64) -> u64 {
@@ -71,5 +80,7 @@ mod tests {
         assert_eq!(stalls.within(20, 35), 10);
         assert_eq!((stalls.within(25, 30), stalls.within(45, 99), stalls.within(50, 10)), (0, 0, 0));
         assert_eq!(Stalls::default().within(0, 10), 0);
+        assert_eq!(stalls.longer_than(Nanos(14)), (2, Nanos(30)));
+        assert_eq!(stalls.longer_than(Nanos(15)), (0, Nanos(0)));
     }
 }

@@ -226,12 +226,28 @@ impl Plc {
 }
 
 /// Status and body of a request over HTTP.
-pub fn answer<S: Read + Write>(mut stream: S, method: &str, path: &str, host: &str) -> (u16, String) {
-    write!(stream, "{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n").unwrap();
+pub fn answer<S: Read + Write>(stream: S, method: &str, path: &str, host: &str) -> (u16, String) {
+    answer_of(stream, method, path, host).unwrap()
+}
+
+/// The same of a service that may end meanwhile.
+pub fn try_answer<S: Read + Write>(stream: S, method: &str, path: &str) -> Option<(u16, String)> {
+    answer_of(stream, method, path, "localhost").ok()
+}
+
+fn answer_of<S: Read + Write>(
+    mut stream: S,
+    method: &str,
+    path: &str,
+    host: &str,
+) -> std::io::Result<(u16, String)> {
+    write!(stream, "{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n")?;
     let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    (head.split_ascii_whitespace().nth(1).unwrap().parse().unwrap(), body.to_owned())
+    stream.read_to_string(&mut text)?;
+    let cut = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(cut)?;
+    let status = head.split_ascii_whitespace().nth(1).and_then(|code| code.parse().ok());
+    Ok((status.ok_or_else(cut)?, body.to_owned()))
 }
 
 /// An address on loopback that is free now; another test would have to take it in this moment.

@@ -131,6 +131,26 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         "Bytes that a VM's threads moved to and from memory; none where the CPU does not show it for the VM.",
         &["vm"],
     )?;
+    let thread_delay = gauge(
+        "rtvirtio_vm_thread_cpu_delay_ratio",
+        "Share of the time in which a thread of a VM was ready and waited for a CPU.",
+        &["vm", "thread"],
+    )?;
+    let limiter_hits = gauge(
+        "rtvirtio_limiter_hits_per_second",
+        "How often a limiter has held something of a VM up; only limiters that count it.",
+        &["vm", "kind", "limiter"],
+    )?;
+    let limiter_used = gauge(
+        "rtvirtio_limiter_used_ratio",
+        "What a VM used of a limit, as a share of it.",
+        &["vm", "kind", "limiter"],
+    )?;
+    let late = gauge(
+        "rtvirtio_target_late_ratio",
+        "Share of a target's late requests by what they waited for, an estimate: stalls of the host, of the disk, or neither.",
+        &["vm", "task", "percentile", "cause"],
+    )?;
     let waits = gauge(
         "rtvirtio_vm_wait_ratio",
         "Time per second that requests of a VM waited for a neighbour's; of an estimate that of all requests together.",
@@ -143,7 +163,22 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         "Share of the CPUs that the host's hypervisor gave to others.",
         &[],
     )?;
+    stalls(seen, gauge)?;
     for (vm, of) in &seen.vms {
+        for thread in &of.threads {
+            if let Some(value) = thread.cpu_delay {
+                thread_delay.with_label_values(&[vm.as_str(), &thread.role]).set(value);
+            }
+        }
+        for one in &of.limiters {
+            let labels = [vm.as_str(), &word(&one.kind), &one.name];
+            if let Some(value) = one.hits_per_s {
+                limiter_hits.with_label_values(&labels).set(value);
+            }
+            if let Some((used, limit)) = one.used.zip(one.limit.filter(|limit| *limit > 0.0)) {
+                limiter_used.with_label_values(&labels).set(used / limit);
+            }
+        }
         used.with_label_values(&[vm]).set(of.cpu_used);
         if let Some(value) = of.cpu_delay {
             delay.with_label_values(&[vm]).set(value);
@@ -157,6 +192,15 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         for t in &of.targets {
             let percentile = t.percentile.to_string();
             verdict.with_label_values(&[vm, &t.task, &percentile, &word(&t.verdict)]).set(1.0);
+            let Some(causes) = t.late.filter(|causes| causes.told > 0) else { continue };
+            for (cause, n) in
+                [("host", Some(causes.host)), ("disk", causes.disk), ("other", Some(causes.other))]
+            {
+                let share = n.map(|n| n as f64 / causes.told as f64);
+                if let Some(share) = share {
+                    late.with_label_values(&[vm.as_str(), &t.task, &percentile, cause]).set(share);
+                }
+            }
         }
         for disk in &of.disks {
             let name = disk.file.as_ref().unwrap_or(&disk.id);
@@ -190,18 +234,43 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
     Ok(())
 }
 
+/// How host and disks stood still, where that was watched.
+fn stalls(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
+    let host = gauge(
+        "rtvirtio_host_stalled_ratio",
+        "Share of the time in which some CPU of the host stood still; watched while requests with targets come.",
+        &[],
+    )?;
+    if let Some(stalls) = &seen.host.stalls {
+        host.with_label_values::<&str>(&[]).set(stalls.share);
+    }
+    let disk = gauge(
+        "rtvirtio_disk_stalled_ratio",
+        "Share of the time in which a disk had requests and completed none, without the host's stalls.",
+        &["device"],
+    )?;
+    for (device, stalls) in &seen.host.standstills {
+        disk.with_label_values(&[device]).set(stalls.share);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use rtvirtio_measure::Verdict;
+    use rtvirtio_measure::late::LateCauses;
     use rtvirtio_measure::observe::{Observed, Tail};
     use rtvirtio_measure::waits::{WaitFor, WaitKind, WaitRow};
     use rtvirtio_units::{Iops, Nanos, Percentile};
     use rtvirtio_vmm::disk_stats::Direction;
 
     use super::*;
-    use crate::observe::{DiskObservation, TargetObservation, VmObservation, WaitsObservation};
+    use crate::observe::{
+        DiskObservation, DiskSource, LimiterKind, LimiterObservation, StallsObservation, TargetObservation,
+        ThreadObservation, VmObservation, WaitsObservation,
+    };
 
     /// Something of everything that is ever shown.
     fn everything() -> String {
@@ -223,8 +292,14 @@ mod tests {
             tails: vec![Tail { percentile, latency_ns }],
             longest_ns: None,
         }];
-        let disk =
-            DiskObservation { id: "d".to_owned(), file: None, seconds: 1.0, directions, histogram: None };
+        let disk = DiskObservation {
+            source: DiskSource::Qemu,
+            id: "d".to_owned(),
+            file: None,
+            seconds: 1.0,
+            directions,
+            histogram: None,
+        };
         let target = TargetObservation {
             task: "t".to_owned(),
             percentile,
@@ -235,11 +310,27 @@ mod tests {
             exceedances: 0,
             rate: Iops(1.0),
             seconds: 1.0,
+            late: Some(LateCauses { told: 4, host: 1, disk: Some(1), other: 2 }),
+            late_unseen: None,
         };
         let vm = VmObservation {
             disks: vec![disk],
             cpu_delay: Some(0.1),
             throttled_per_s: Some(0.1),
+            threads: vec![ThreadObservation {
+                tid: 7,
+                role: "vcpu 0".to_owned(),
+                cpu_used: 0.5,
+                cpu_delay: Some(0.1),
+            }],
+            limiters: vec![LimiterObservation {
+                kind: LimiterKind::IoDomainCap,
+                name: "read cap of d".to_owned(),
+                limit: Some(100.0),
+                used: Some(50.0),
+                hits_per_s: Some(2.0),
+                unseen: None,
+            }],
             targets: vec![target],
             ..VmObservation::default()
         };
@@ -261,6 +352,9 @@ mod tests {
         };
         seen.host.pressure.insert("io".to_owned(), 0.1);
         seen.host.stolen = Some(0.1);
+        let stalls = StallsObservation { count: 1, share: 0.01, longest_ns: Nanos(1) };
+        seen.host.stalls = Some(stalls);
+        seen.host.standstills.insert("/dev/sda".to_owned(), stalls);
         text_of(&snapshot, &seen, &Counters::default()).unwrap()
     }
 
@@ -285,7 +379,7 @@ mod tests {
                 }
             }
         }
-        assert!(families.len() >= 17, "{text}");
+        assert!(families.len() >= 23, "{text}");
         let is_snake = |name: &str| {
             name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
                 && !name.contains("__")

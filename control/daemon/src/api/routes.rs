@@ -13,16 +13,16 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{MethodRouter, get, post};
 use rtvirtio_apply::{Machine, NoGuests};
 use rtvirtio_kernel::Root;
-use rtvirtio_workflow::scopes;
+use rtvirtio_workflow::{Dirs, scopes};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::wrappers::{BroadcastStream, WatchStream};
 use tokio_stream::{Stream, StreamExt as _};
 
 use super::metrics;
-use crate::history::Event;
+use crate::history::{Event, now};
 use crate::observe::{Observation, WaitsObservation};
 use crate::service::{Command, Shared};
 use crate::snapshot::Snapshot;
@@ -30,6 +30,7 @@ use crate::snapshot::Snapshot;
 /// The description of the interface.
 pub const OPENAPI: &str = include_str!("../../../../docs/reference/openapi.json");
 const INDEX: &str = include_str!("../../page/index.html");
+const TRANSPORT: &str = include_str!("../../page/transport.js");
 const SCRIPT: &str = include_str!("../../page/app.js");
 const STYLE: &str = include_str!("../../page/app.css");
 /// The page loads nothing from elsewhere, and runs no script but its own.
@@ -60,8 +61,10 @@ type Route = (&'static str, &'static str, MethodRouter<Arc<Shared>>);
 fn router(routes: impl IntoIterator<Item = Route>) -> Router<Arc<Shared>> {
     let page = Router::new()
         .route("/", get(|| async { file("text/html; charset=utf-8", INDEX) }))
+        .route("/transport.js", get(|| async { file("text/javascript; charset=utf-8", TRANSPORT) }))
         .route("/app.js", get(|| async { file("text/javascript; charset=utf-8", SCRIPT) }))
-        .route("/app.css", get(|| async { file("text/css; charset=utf-8", STYLE) }));
+        .route("/app.css", get(|| async { file("text/css; charset=utf-8", STYLE) }))
+        .route("/copy.html", get(copy));
     routes.into_iter().fold(page, |router, (_, path, answers)| router.route(path, answers)).fallback(
         || async { problem(StatusCode::NOT_FOUND, "there is nothing of this name: see /openapi.json") },
     )
@@ -135,21 +138,69 @@ async fn settings(State(shared): Ctx, Path(name): Path<String>) -> Response {
         return problem(StatusCode::NOT_FOUND, "no contract names a VM of this name");
     }
     let dirs = shared.dirs().clone();
-    let read = tokio::task::spawn_blocking(move || {
-        let root = Root::default();
-        let status = scopes::status(&dirs, &name, &Machine::new(&root, &NoGuests))?;
-        Ok::<_, rtvirtio_workflow::Error>((status, scopes::in_force(&dirs, &name)?))
-    });
-    match read.await {
-        Ok(Ok((status, in_force))) => Json(json!({
-            "knobs": status.map(|status| status.knobs).unwrap_or_default(),
-            "reason": in_force.as_ref().map(|f| f.reason.clone()),
-            "since": in_force.as_ref().map(|f| f.since.clone()),
-        }))
-        .into_response(),
-        Ok(Err(e)) => problem(StatusCode::INTERNAL_SERVER_ERROR, &format!("{e:#}")),
+    match tokio::task::spawn_blocking(move || settings_of(&dirs, &name)).await {
+        Ok(Ok(settings)) => Json(settings).into_response(),
+        Ok(Err(why)) => problem(StatusCode::INTERNAL_SERVER_ERROR, &why),
         Err(e) => problem(StatusCode::INTERNAL_SERVER_ERROR, &e.to_string()),
     }
+}
+
+fn settings_of(dirs: &Dirs, vm: &str) -> Result<Value, String> {
+    let root = Root::default();
+    let read = || {
+        let status = scopes::status(dirs, vm, &Machine::new(&root, &NoGuests))?;
+        Ok::<_, rtvirtio_workflow::Error>((status, scopes::in_force(dirs, vm)?))
+    };
+    let (status, in_force) = read().map_err(|e| format!("{e:#}"))?;
+    Ok(json!({
+        "knobs": status.map(|status| status.knobs).unwrap_or_default(),
+        "reason": in_force.as_ref().map(|f| f.reason.clone()),
+        "since": in_force.as_ref().map(|f| f.since.clone()),
+    }))
+}
+
+/// The page as one file with what is known now, to be kept and opened anywhere. It is never shown
+/// from here, where scripts within a page are not allowed.
+async fn copy(State(shared): Ctx) -> Response {
+    let (dirs, snapshot) = (shared.dirs().clone(), shared.snapshot());
+    let names: Vec<String> = snapshot.vms.iter().map(|vm| vm.name.clone()).collect();
+    let read = move || -> serde_json::Map<String, Value> {
+        let one = |name: String| {
+            let settings = settings_of(&dirs, &name).unwrap_or_else(|why| json!({ "error": why }));
+            (name, settings)
+        };
+        names.into_iter().map(one).collect()
+    };
+    let settings = match tokio::task::spawn_blocking(read).await {
+        Ok(settings) => settings,
+        Err(e) => return problem(StatusCode::INTERNAL_SERVER_ERROR, &e.to_string()),
+    };
+    let saved = json!({
+        "time": now(),
+        "status": *snapshot,
+        "observation": *shared.observation(),
+        "history": shared.history(0, MOST_EVENTS),
+        "settings": settings,
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_DISPOSITION, "attachment; filename=\"rtvirtio.html\""),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    (headers, copy_of(&saved)).into_response()
+}
+
+/// The page with its style, its script and this data within.
+fn copy_of(saved: &Value) -> String {
+    // No text of the data may end the element that it stands in.
+    let data = saved.to_string().replace('<', "\\u003c");
+    let style = "<link rel=\"stylesheet\" href=\"app.css\">";
+    let scripts = "<script src=\"transport.js\"></script>\n<script src=\"app.js\"></script>";
+    let within = format!(
+        "<script type=\"application/json\" id=\"saved\">{data}</script>\n<script>{TRANSPORT}</script>\n<script>{SCRIPT}</script>"
+    );
+    INDEX.replace(style, &format!("<style>{STYLE}</style>")).replace(scripts, &within)
 }
 
 async fn observation(State(shared): Ctx) -> Json<Observation> {
@@ -252,8 +303,6 @@ async fn metrics(State(shared): Ctx) -> Response {
 mod tests {
     use std::collections::BTreeSet;
 
-    use serde_json::Value;
-
     use super::*;
 
     #[test]
@@ -274,6 +323,17 @@ mod tests {
                 assert_eq!(says, method != "get", "{method} {path}");
             }
         }
+    }
+
+    #[test]
+    fn a_copy_has_everything_within_and_no_text_of_it_ends_an_element() {
+        let copy = copy_of(&json!({ "status": { "vms": [{ "name": "</script><b>x" }] } }));
+        assert!(!copy.contains("href=\"app.css\"") && !copy.contains("src=\"app.js\""), "{copy}");
+        assert!(copy.contains(STYLE) && copy.contains(TRANSPORT) && copy.contains(SCRIPT));
+        assert!(!copy.contains("<b>x") && !SCRIPT.contains("</script") && !TRANSPORT.contains("</script"));
+        let data = copy.split("id=\"saved\">").nth(1).unwrap().split("</script>").next().unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["status"]["vms"][0]["name"], "</script><b>x");
     }
 
     /// Every reference leads somewhere, and every schema is used.

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rtvirtio_apply::{Amended, Machine, NoGuests, OnConflict, Reverted};
 use rtvirtio_kernel::Root;
 use rtvirtio_planner::replan::{NoPlan, Request, Sight, Unplanned};
+use rtvirtio_units::Nanos;
 use rtvirtio_workflow::held::{self, HeldCandidate};
 use rtvirtio_workflow::scopes::Scopes;
 use rtvirtio_workflow::{Dirs, Error};
@@ -17,7 +18,7 @@ use crate::desired::Desired;
 use crate::history::now;
 use crate::host::SettingChange;
 use crate::observe::Observation;
-use crate::observed::{MadePlan, PlanScope, ScopeState};
+use crate::observed::{MadePlan, PlanScope, PredictionSnapshot, ScopeState};
 use crate::plan::sight_of;
 
 type Answer = (u64, Result<HeldCandidate, NoPlan>);
@@ -126,6 +127,7 @@ impl PlanPart {
             reason: String::new(),
             since: String::new(),
             devices: BTreeSet::new(),
+            predictions: Vec::new(),
         };
         self.scope = match (held::status(&self.dirs, &machine), held::find(&self.dirs)) {
             (Ok(None), _) => None,
@@ -141,12 +143,28 @@ impl PlanPart {
                     since: held.since,
                     // Not known is none: a device is then not said to be held.
                     devices: held::devices(&self.dirs).unwrap_or_default(),
+                    predictions: self.predictions(),
                 })
             }
             // Without the file beside it a journal can only be put back.
             (Ok(Some(_)), _) => Some(PlanScope { state: ScopeState::Cut, ..unusable(String::new()) }),
         };
         self.read_ended();
+    }
+
+    /// What the plan in force predicts; nothing where it cannot be read.
+    fn predictions(&self) -> Vec<PredictionSnapshot> {
+        let plan = held::plan(&self.dirs).ok().flatten();
+        let tasks = plan.into_iter().flat_map(|plan| plan.devices).flat_map(|of| of.plan.tasks);
+        let with_target = tasks.filter(|task| task.target_ns.is_some());
+        let one = |task: rtvirtio_planner::TaskOutlook| PredictionSnapshot {
+            percentile: task.percentile.to_string(),
+            latency_ns: task.forecast.latency_ns,
+            bound_ns: task.forecast.upper.map(|upper| Nanos(upper.latency_ns.0 + upper.host_ns.0)),
+            vm: task.vm,
+            task: task.task,
+        };
+        with_target.map(one).collect()
     }
 
     /// Which of its VMs have ended since.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rtvirtio_kernel::ProcessId;
+use rtvirtio_vmm::threads::Named;
 use rtvirtio_workflow::contracts::InForce;
 
 use super::{LinuxHost, Tracked};
@@ -24,6 +25,8 @@ pub struct RunningVm {
     pub contract: crate::Contract,
     /// Its processes.
     pub processes: Vec<ProcessId>,
+    /// What its monitor has said of its threads.
+    pub named: Named,
     /// Its CPU contract in force.
     pub cpu: Option<InForce>,
 }
@@ -36,6 +39,7 @@ impl LinuxHost {
             Some(Arc::new(RunningVm {
                 contract: contract.clone(),
                 processes: found.processes.clone(),
+                named: found.handle.named.clone(),
                 cpu: tracked.saved.as_ref().and_then(|saved| saved.cpu.clone()),
             }))
         };

@@ -1,22 +1,30 @@
-//! What VMs get, without the guest's part: latencies from QEMU's histograms, the time that threads
-//! wait for a CPU, throttling, pressure; and a verdict for each target over sliding windows.
+//! What VMs get, without the guest's part: latencies from the histograms of QEMU and of the I/O
+//! domain, the time that threads wait for a CPU, whether limits were hit, pressure; and a verdict
+//! for each target over sliding windows.
 
+mod domain;
+mod limiters;
 mod memory;
+mod qdisc;
 mod sampler;
+mod stalls;
 mod waits;
 mod window;
 
 use std::collections::BTreeMap;
 
 use rtvirtio_measure::Verdict;
+use rtvirtio_measure::late::LateCauses;
 use rtvirtio_measure::observe::Observed;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
+pub use limiters::{LimiterKind, LimiterObservation};
 pub use memory::MemoryObservation;
 pub use sampler::Sampler;
+pub use stalls::StallsObservation;
 pub use waits::WaitsObservation;
-pub use window::{DiskWindow, judge_task};
+pub use window::{DiskWindow, StoodStill, judge_task};
 
 /// What was seen of all VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -51,14 +59,45 @@ pub struct VmObservation {
     pub throttled_time: Option<f64>,
     /// What its threads move to and from memory.
     pub memory: MemoryObservation,
+    /// The same of each thread that runs vCPUs or moves data.
+    pub threads: Vec<ThreadObservation>,
+    /// Every limiter that acts on it.
+    pub limiters: Vec<LimiterObservation>,
     /// A verdict for each target.
     pub targets: Vec<TargetObservation>,
+}
+
+/// One thread since the last look.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ThreadObservation {
+    /// Its number.
+    pub tid: u32,
+    /// What it does, such as `vcpu 0`.
+    pub role: String,
+    /// Share of one CPU that it used.
+    pub cpu_used: f64,
+    /// Share of the time in which it was ready and waited for a CPU; `None` where the kernel does
+    /// not count it.
+    pub cpu_delay: Option<f64>,
+}
+
+/// What counts the requests of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskSource {
+    /// QEMU, from when it takes a request up.
+    #[default]
+    Qemu,
+    /// The I/O domain, from when it fetches a request.
+    IoDomain,
 }
 
 /// One disk over the last window.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DiskObservation {
-    /// What names it in QEMU.
+    /// What counts it.
+    pub source: DiskSource,
+    /// What names it in QEMU, or in the I/O domain.
     pub id: String,
     /// The file or device on the host.
     pub file: Option<String>,
@@ -103,6 +142,12 @@ pub struct TargetObservation {
     pub rate: Iops,
     /// Length of the window, in seconds.
     pub seconds: f64,
+    /// What the late requests waited for, an estimate; `None` where nothing watched the host.
+    #[serde(default)]
+    pub late: Option<LateCauses>,
+    /// Why that is not known, or only of a part of them.
+    #[serde(default)]
+    pub late_unseen: Option<String>,
 }
 
 /// The host over the time between two looks.
@@ -114,6 +159,16 @@ pub struct HostObservation {
     /// Share of all CPUs that the host's own hypervisor gave to others; `None` where that is not
     /// known.
     pub stolen: Option<f64>,
+    /// How it stood still, as probes under SCHED_FIFO saw it on all CPUs; `None` where nothing
+    /// watched.
+    pub stalls: Option<StallsObservation>,
+    /// Why nothing did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stalls_unseen: Option<String>,
+    /// How disks stood still, by the device's path: requests were in the driver and none was
+    /// completed, without the host's stalls.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub standstills: BTreeMap<String, StallsObservation>,
     /// Time of a request as a multiple of the measured one, by the device's path; devices of which
     /// that can be told.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -1,7 +1,8 @@
-//! Reading QEMU's counters and the kernel's, in a thread of its own: a monitor that does not answer
-//! holds no contract up.
+//! Reading QEMU's counters, the I/O domain's and the kernel's, in a thread of its own: a monitor
+//! that does not answer holds no contract up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,22 +12,34 @@ use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_kernel::{Cgroups, ProcessId, Root, task, unless_gone};
 use rtvirtio_measure::observe::boundaries;
 use rtvirtio_spec::{Device, HostHandle, Reach, Vm};
-use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::disk_stats::DiskStats;
+use rtvirtio_vmm::qmp::Drive;
+use rtvirtio_vmm::threads::user_role;
+use rtvirtio_vmm::{Role, VmmError};
 use rtvirtio_workflow::device_windows::DeviceWindows;
 use rtvirtio_workflow::{Dirs, find};
 
+use super::domain::{self, DomainDisk};
+use super::limiters::{LimiterCounters, Looked};
 use super::memory::MemoryWindow;
+use super::stalls::{StallWatch, Stalls};
 use super::waits::WaitWindows;
-use super::window::{DiskWindow, judge_task};
-use super::{DiskObservation, HostObservation, Observation, TargetObservation, VmObservation};
+use super::window::{DiskWindow, StoodStill, judge_task};
+use super::{
+    DiskObservation, DiskSource, HostObservation, Observation, TargetObservation, ThreadObservation,
+    VmObservation,
+};
 use crate::history::now;
 use crate::linux::RunningVm;
 
 /// What is remembered of a VM between two looks.
 struct Seen {
     processes: Vec<ProcessId>,
+    /// QEMU's.
     disks: BTreeMap<String, DiskWindow>,
+    /// Those that the I/O domain serves.
+    domain: BTreeMap<String, DiskWindow>,
+    limiters: LimiterCounters,
     at: Option<Instant>,
     cpu: BTreeMap<(u32, u64), (u64, Option<u64>)>,
     throttled: Option<Throttled>,
@@ -43,6 +56,7 @@ pub struct Sampler {
     devices: Option<DeviceWindows>,
     waits: WaitWindows,
     memory: MemoryWindow,
+    stalls: StallWatch,
     pressure: BTreeMap<&'static str, std::time::Duration>,
     steal: Option<StealWatch>,
     at: Option<Instant>,
@@ -60,6 +74,7 @@ impl Sampler {
             devices: devices.then(DeviceWindows::default),
             waits: WaitWindows::default(),
             memory: MemoryWindow::default(),
+            stalls: StallWatch::default(),
             pressure: BTreeMap::new(),
             steal: None,
             at: None,
@@ -71,10 +86,21 @@ impl Sampler {
         self.seen.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
         self.memory.look(&self.root);
         let mut observed = BTreeMap::new();
+        let stalls = self.stalls.take();
+        // Why it does not answer is said with who waits for whom.
+        let of_domain = match domain::control(&self.dirs) {
+            Ok(Some(control)) => domain::disks(&control),
+            Ok(None) => Ok(Vec::new()),
+            Err(why) => Err(why),
+        };
         for vm in vms {
-            observed.insert(vm.contract.vm.name.clone(), self.one(vm));
+            observed.insert(vm.contract.vm.name.clone(), self.one(vm, &of_domain, &stalls));
         }
         let mut host = self.host();
+        host.standstills =
+            stalls.disks.iter().map(|(path, one)| (path.display().to_string(), *one)).collect();
+        (host.stalls, host.stalls_unseen) = (stalls.host, stalls.unseen);
+        self.watch_stalls(vms);
         if let Some(windows) = &mut self.devices {
             let parts = vms.iter().flat_map(|vm| &vm.contract.parts);
             let paths = parts.filter_map(|part| match &part.spec.device {
@@ -92,7 +118,28 @@ impl Sampler {
         Observation { time: now(), vms: observed, host, waits }
     }
 
-    fn one(&mut self, vm: &RunningVm) -> VmObservation {
+    /// Watches for stalls until the next look, if requests with targets come.
+    fn watch_stalls(&mut self, vms: &[Arc<RunningVm>]) {
+        let has_work = |vm: &&Arc<RunningVm>| {
+            let spec = &vm.contract.vm;
+            let has_target = spec.tasks.iter().any(|task| task.goals().flatten().next().is_some());
+            let seen = self.seen.get(&spec.name);
+            let windows = seen.into_iter().flat_map(|seen| seen.disks.values().chain(seen.domain.values()));
+            has_target && windows.into_iter().any(|window| window.lately() > 0)
+        };
+        let mut at_work = vms.iter().filter(has_work).peekable();
+        if at_work.peek().is_some() {
+            let devices: BTreeSet<PathBuf> = at_work.flat_map(|vm| devices(vm)).collect();
+            self.stalls.start(&devices, &self.root);
+        }
+    }
+
+    fn one(
+        &mut self,
+        vm: &RunningVm,
+        of_domain: &Result<Vec<DomainDisk>, String>,
+        stalls: &Stalls,
+    ) -> VmObservation {
         let spec = &vm.contract.vm;
         let disks = self.disks_of(spec);
         let seen = self.seen.entry(spec.name.clone()).or_insert_with(|| Seen::new(&vm.processes));
@@ -102,31 +149,45 @@ impl Sampler {
         let now = Instant::now();
         let memory = self.memory.of(&self.root, &vm.processes);
         let mut out = VmObservation { memory, ..VmObservation::default() };
-        match disks {
-            Ok(disks) => {
-                seen.disks.retain(|id, _| disks.iter().any(|d| d.id == *id));
-                for disk in disks {
-                    seen.disks.entry(disk.id.clone()).or_default().add(now, disk);
-                }
-            }
+        // Below which disk of several the device lies is not known.
+        let stood = StoodStill {
+            host: stalls.of_host(),
+            disk: match devices(vm).collect::<Vec<_>>()[..] {
+                [ref device] => stalls.of_disk(device),
+                _ => None,
+            },
+        };
+        let (disks, drives) = match disks {
+            Ok((disks, drives)) => (disks, drives),
             Err(why) => {
                 // A gap in the windows would count what was not seen.
                 seen.disks.clear();
                 out.disks_unseen = Some(why);
+                (Vec::new(), Vec::new())
             }
-        }
-        out.disks = seen.disks.iter().filter_map(|(id, window)| disk(id, window)).collect();
-        out.targets = targets(spec, &seen.disks);
-        seen.threads(&self.root, now, &mut out);
+        };
+        add(&mut seen.disks, disks.clone(), stood, now);
+        let all_of_domain = of_domain.as_deref().unwrap_or_default();
+        let of_domain: Vec<&DomainDisk> =
+            all_of_domain.iter().filter(|disk| disk.is_of(&spec.name, &vm.processes)).collect();
+        let limits = limits(spec);
+        add(&mut seen.domain, of_domain.iter().map(|disk| disk.stats(&limits)).collect(), stood, now);
+        let of_qemu = seen.disks.iter().filter_map(|(id, window)| disk(id, window, DiskSource::Qemu));
+        let served = seen.domain.iter().filter_map(|(id, window)| disk(id, window, DiskSource::IoDomain));
+        out.disks = of_qemu.chain(served).collect();
+        out.targets = targets(vm, seen, out.disks_unseen.is_some());
+        seen.threads(&self.root, vm, now, &mut out);
         seen.throttling(&self.root, vm, now, &mut out);
+        let looked = Looked { vm, drives: &drives, disks: &disks, domain: &of_domain };
+        out.limiters = seen.limiters.look(&looked, &out, &self.root, now);
         seen.at = Some(now);
         out
     }
 
-    /// The disks of a VM with their counters. Where QEMU keeps no histogram yet, one with the
-    /// limits of the targets is asked for; it lasts as long as this start of QEMU, and costs
-    /// nothing more.
-    fn disks_of(&self, vm: &Vm) -> Result<Vec<DiskStats>, String> {
+    /// The disks of a VM with their counters, and its drives with what throttles them. Where QEMU
+    /// keeps no histogram yet, one with the limits of the targets is asked for; it lasts as long as
+    /// this start of QEMU, and costs nothing more.
+    fn disks_of(&self, vm: &Vm) -> Result<(Vec<DiskStats>, Vec<Drive>), String> {
         let is_domain = matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
         if is_domain && !self.monitor_of_libvirt {
             return Err(
@@ -158,7 +219,8 @@ impl Sampler {
             disks = qmp.disk_stats().map_err(words)?;
         }
         disks.retain(|d| d.file.is_some());
-        Ok(disks)
+        let drives = qmp.query_drives().map_err(words)?;
+        Ok((disks, drives))
     }
 
     fn host(&mut self) -> HostObservation {
@@ -190,9 +252,26 @@ fn limits(vm: &Vm) -> Vec<u64> {
     limits
 }
 
-fn disk(id: &str, window: &DiskWindow) -> Option<DiskObservation> {
+/// The devices of a VM's contract that exist.
+fn devices(vm: &RunningVm) -> impl Iterator<Item = PathBuf> {
+    vm.contract.parts.iter().filter_map(|part| match &part.spec.device {
+        Device::Path(path) => Some(path.clone()),
+        Device::Twin { .. } | Device::File { .. } => None,
+    })
+}
+
+/// Another look at some disks; those that are gone are forgotten.
+fn add(windows: &mut BTreeMap<String, DiskWindow>, disks: Vec<DiskStats>, stood: StoodStill, now: Instant) {
+    windows.retain(|id, _| disks.iter().any(|disk| disk.id == *id));
+    for disk in disks {
+        windows.entry(disk.id.clone()).or_default().add(now, disk, stood);
+    }
+}
+
+fn disk(id: &str, window: &DiskWindow, source: DiskSource) -> Option<DiskObservation> {
     let (directions, time) = window.observed()?;
     Some(DiskObservation {
+        source,
         id: id.to_owned(),
         file: window.file(),
         seconds: time.as_secs_f64(),
@@ -202,12 +281,22 @@ fn disk(id: &str, window: &DiskWindow) -> Option<DiskObservation> {
 }
 
 /// The targets of a VM with one disk. Which of several a task uses is known inside the guest only.
-fn targets(vm: &Vm, disks: &BTreeMap<String, DiskWindow>) -> Vec<TargetObservation> {
-    let mut windows = disks.values();
+/// Where QEMU's disks are not seen, the disk of the I/O domain is the only one if the contract is
+/// about one device.
+fn targets(vm: &RunningVm, seen: &Seen, is_unseen: bool) -> Vec<TargetObservation> {
+    let spec = &vm.contract.vm;
+    let mut windows = seen.disks.values().chain(seen.domain.values());
     match (windows.next(), windows.next()) {
-        (Some(window), None) => vm.tasks.iter().flat_map(|task| judge_task(vm, task, window)).collect(),
+        (Some(window), None) if !is_unseen || vm.contract.parts.len() == 1 => {
+            spec.tasks.iter().flat_map(|task| judge_task(spec, task, window)).collect()
+        }
         _ => Vec::new(),
     }
+}
+
+/// Whether a thread runs vCPUs or moves data for as long as the VM runs.
+fn is_lasting(role: &Role) -> bool {
+    matches!(role, Role::Vcpu(_) | Role::IoThread(_) | Role::Emulator | Role::Vhost)
 }
 
 impl Seen {
@@ -215,6 +304,8 @@ impl Seen {
         Self {
             processes: processes.to_vec(),
             disks: BTreeMap::new(),
+            domain: BTreeMap::new(),
+            limiters: LimiterCounters::default(),
             at: None,
             cpu: BTreeMap::new(),
             throttled: None,
@@ -223,28 +314,39 @@ impl Seen {
 
     /// CPU time and delay of all threads since the last look; threads that came meanwhile count
     /// from their start.
-    fn threads(&mut self, root: &Root, now: Instant, out: &mut VmObservation) {
-        let mut cpu = BTreeMap::new();
+    fn threads(&mut self, root: &Root, vm: &RunningVm, now: Instant, out: &mut VmObservation) {
+        let (mut cpu, mut roles) = (BTreeMap::new(), Vec::new());
         for process in &self.processes {
             for tid in task::tids(root, process.pid).unwrap_or_default() {
                 let read = || {
                     let stat = unless_gone(task::stat(root, process.pid, tid)).ok()??;
+                    let role = user_role(process.pid, tid, &stat.comm, &vm.named);
                     let used = unless_gone(task::cpu_time(root, process.pid, tid)).ok()??;
                     let delay = unless_gone(task::run_delay(root, process.pid, tid)).ok()??;
                     let nanos = |t: std::time::Duration| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX);
-                    Some(((tid, stat.start), (nanos(used), delay.map(nanos))))
+                    Some(((tid, stat.start), role, (nanos(used), delay.map(nanos))))
                 };
-                cpu.extend(read());
+                let Some((key, role, times)) = read() else { continue };
+                cpu.insert(key, times);
+                roles.extend(is_lasting(&role).then_some((key, role)));
             }
         }
         if let Some(at) = self.at {
             let passed = now.duration_since(at).as_secs_f64().max(f64::MIN_POSITIVE);
-            let before = |key| self.cpu.get(key).copied().unwrap_or((0, Some(0)));
+            let before = |key: &(u32, u64)| self.cpu.get(key).copied().unwrap_or((0, Some(0)));
             let used: u64 = cpu.iter().map(|(key, now)| now.0.saturating_sub(before(key).0)).sum();
             out.cpu_used = used as f64 / 1e9 / passed;
             let delays = cpu.iter().map(|(key, now)| Some(now.1?.saturating_sub(before(key).1?)));
             let delay: u64 = delays.clone().flatten().sum();
             out.cpu_delay = delays.flatten().next().map(|_| delay as f64 / 1e9 / passed);
+            let share = |ns: u64| ns as f64 / 1e9 / passed;
+            let one = |(key, role): &((u32, u64), Role)| {
+                let (now, then) = (cpu.get(key)?, before(key));
+                let delay = now.1.zip(then.1).map(|(now, then)| share(now.saturating_sub(then)));
+                let cpu_used = share(now.0.saturating_sub(then.0));
+                Some(ThreadObservation { tid: key.0, role: role.to_string(), cpu_used, cpu_delay: delay })
+            };
+            out.threads = roles.iter().filter_map(one).collect();
         }
         self.cpu = cpu;
     }

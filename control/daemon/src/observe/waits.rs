@@ -14,11 +14,12 @@ use rtvirtio_measure::waits::{
 use rtvirtio_model::{Service, service};
 use rtvirtio_spec::{Device, Spec};
 use rtvirtio_vmm::disk_stats::DiskStats;
-use rtvirtio_workflow::domain::{client, process};
+use rtvirtio_workflow::domain::client;
 use rtvirtio_workflow::plan::load_profile;
 use rtvirtio_workflow::{Dirs, Kind};
 use serde::{Deserialize, Serialize};
 
+use super::domain::control;
 use crate::history::now;
 use crate::linux::RunningVm;
 
@@ -131,13 +132,7 @@ fn path_of(device: &Device) -> Option<PathBuf> {
 
 /// The counters of an I/O domain; `None` where none runs.
 fn domain(dirs: &Dirs) -> Result<Option<DomainCounters>, String> {
-    let recorded = process::control(&dirs.state).ok().flatten();
-    let control = recorded.unwrap_or_else(|| dirs.run.join("iod.sock"));
-    match client::listener(&control) {
-        Ok(None) => return Ok(None),
-        Ok(Some(_)) => {}
-        Err(e) => return Err(format!("{e:#}")),
-    }
+    let Some(control) = control(dirs)? else { return Ok(None) };
     let mut status = client::ask(&control).map_err(|e| format!("{e:#}"))?;
     let vms: Vec<DomainVm> = serde_json::from_value(status["vms"].take())
         .map_err(|e| format!("{}: not a status: {e}", control.display()))?;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rtvirtio_measure::Verdict;
+use rtvirtio_measure::late::{LateCauses, LateInterval, Stood, causes};
 use rtvirtio_measure::observe::{Observed, of_qemu};
 use rtvirtio_measure::verdict::{Evidence, judge};
 use rtvirtio_spec::{Op, Task, Vm};
@@ -15,17 +16,35 @@ use super::{HistogramObservation, TargetObservation};
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(300);
 
+/// How host and disk stood still in the interval that a look ends; `None` where nothing watched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoodStill {
+    /// The host.
+    pub host: Option<Stood>,
+    /// The disk below, without the host's stalls.
+    pub disk: Option<Stood>,
+}
+
+/// One look at a disk.
+#[derive(Clone, Debug)]
+struct Look {
+    at: Instant,
+    stats: DiskStats,
+    /// In the interval that it ends.
+    stood: StoodStill,
+}
+
 /// The counters of one disk over a window that slides.
 #[derive(Debug, Default)]
 pub struct DiskWindow {
     /// The oldest first; the first is at most [`WINDOW`] and one interval old.
-    looks: VecDeque<(Instant, DiskStats)>,
+    looks: VecDeque<Look>,
 }
 
 impl DiskWindow {
     /// Another look. Counters that began anew begin a new window.
-    pub fn add(&mut self, now: Instant, stats: DiskStats) {
-        if let Some((at, last)) = self.looks.back() {
+    pub fn add(&mut self, now: Instant, stats: DiskStats, stood: StoodStill) {
+        if let Some(Look { at, stats: last, .. }) = self.looks.back() {
             let same = of_qemu(last, &stats, now.duration_since(*at)).is_some()
                 && has_histogram(last) == has_histogram(&stats)
                 && boundaries(last) == boundaries(&stats);
@@ -33,16 +52,16 @@ impl DiskWindow {
                 self.looks.clear();
             }
         }
-        self.looks.push_back((now, stats));
-        while self.looks.get(1).is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
+        self.looks.push_back(Look { at: now, stats, stood });
+        while self.looks.get(1).is_some_and(|look| now.duration_since(look.at) >= WINDOW) {
             self.looks.pop_front();
         }
     }
 
     /// The window's ends; `None` before the second look.
     fn ends(&self) -> Option<(&DiskStats, &DiskStats, Duration)> {
-        let ((begin, first), (end, last)) = (self.looks.front()?, self.looks.back()?);
-        (end > begin).then(|| (first, last, end.duration_since(*begin)))
+        let (first, last) = (self.looks.front()?, self.looks.back()?);
+        (last.at > first.at).then(|| (&first.stats, &last.stats, last.at.duration_since(first.at)))
     }
 
     /// Rates, sizes and tails in the window.
@@ -55,13 +74,44 @@ impl DiskWindow {
     /// The file of the disk on the host.
     #[must_use]
     pub fn file(&self) -> Option<String> {
-        self.looks.back()?.1.file.clone()
+        self.latest()?.file.clone()
     }
 
     /// The counters at the last look.
     #[must_use]
     pub fn latest(&self) -> Option<&DiskStats> {
-        self.looks.back().map(|(_, stats)| stats)
+        self.looks.back().map(|look| &look.stats)
+    }
+
+    /// Requests that were completed between the last two looks.
+    #[must_use]
+    pub fn lately(&self) -> u64 {
+        let count = |look: &Look| look.stats.read.ops + look.stats.write.ops;
+        let mut newest = self.looks.iter().rev().map(count);
+        newest.next().zip(newest.next()).map_or(0, |(now, then)| now.saturating_sub(then))
+    }
+
+    /// Each interval with what came in it above a latency, of some directions.
+    fn late(&self, latency_ns: u64, directions: &[fn(&DiskStats) -> &Counters]) -> Vec<LateInterval> {
+        let pairs = self.looks.iter().zip(self.looks.iter().skip(1));
+        let one = |(then, now): (&Look, &Look)| {
+            let seconds = now.at.duration_since(then.at).as_secs_f64().max(f64::MIN_POSITIVE);
+            let (mut late, mut n, mut busy) = (0, 0, 0);
+            for of in directions {
+                let (then, now) = (of(&then.stats), of(&now.stats));
+                late += between(then, now).map_or(0, |histogram| above(&histogram, latency_ns));
+                n += now.ops.saturating_sub(then.ops);
+                busy += now.time_ns.saturating_sub(then.time_ns);
+            }
+            LateInterval {
+                late,
+                rate: n as f64 / seconds,
+                depth: busy as f64 / 1e9 / seconds,
+                host: now.stood.host,
+                disk: now.stood.disk,
+            }
+        };
+        pairs.map(one).collect()
     }
 
     /// Latencies in the window, for a drawing.
@@ -127,11 +177,25 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
             let why = format!("its requests cannot be told from those of {}", shared.join(", "));
             (Verdict::Unproven, why)
         } else if counted.is_none() {
-            (Verdict::Unproven, "QEMU keeps no histogram of its latencies".to_owned())
+            (Verdict::Unproven, "nothing keeps a histogram of its latencies".to_owned())
         } else if n == 0 {
             (Verdict::Unproven, "it sends no requests".to_owned())
         } else {
             (judgement.verdict, judgement.why)
+        };
+        let causes = causes(&window.late(target.latency.0, directions));
+        // Without late requests there is nothing to lay to anything.
+        let is_told = exceedances == 0 || causes.told > 0;
+        let why = match verdict {
+            Verdict::Missed if causes.told > 0 => format!("{why}; {}", words(&causes)),
+            _ => why,
+        };
+        let late_unseen = if causes.told >= exceedances {
+            None
+        } else if causes.told == 0 {
+            Some("nothing watched the host while they came".to_owned())
+        } else {
+            Some(format!("the host was watched while {} of {exceedances} came", causes.told))
         };
         TargetObservation {
             task: task.name.clone(),
@@ -143,9 +207,21 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
             exceedances,
             rate,
             seconds,
+            late: is_told.then_some(causes),
+            late_unseen,
         }
     };
     task.goals().flatten().map(one).collect()
+}
+
+/// What late requests waited for, in words.
+fn words(causes: &LateCauses) -> String {
+    let share = |n: u64| 100.0 * n as f64 / causes.told.max(1) as f64;
+    let disk = causes.disk.map_or_else(
+        || "whether the disk stood still is not known".to_owned(),
+        |n| format!("{:.0} % in standstills of the disk", share(n)),
+    );
+    format!("of these about {:.0} % in stalls of the host, {disk}", share(causes.host))
 }
 
 fn overlaps(a: Op, b: Op) -> bool {
@@ -194,15 +270,15 @@ mod tests {
         let begin = Instant::now();
         let at = |s: u64| begin + Duration::from_secs(s);
         let mut window = DiskWindow::default();
-        window.add(at(0), stats(0, [0; 4]));
+        window.add(at(0), stats(0, [0; 4]), StoodStill::default());
         assert!(window.observed().is_none());
         for i in 1..=40 {
-            window.add(at(10 * i), stats(100 * i, [100 * i, 0, 0, 0]));
+            window.add(at(10 * i), stats(100 * i, [100 * i, 0, 0, 0]), StoodStill::default());
         }
         let (observed, time) = window.observed().unwrap();
         assert_eq!((time, observed[0].n), (WINDOW, 3_000));
         assert_eq!(window.histogram().unwrap().reads, [3_000, 0, 0, 0]);
-        window.add(at(410), stats(5, [5, 0, 0, 0]));
+        window.add(at(410), stats(5, [5, 0, 0, 0]), StoodStill::default());
         assert!(window.observed().is_none(), "QEMU was restarted");
     }
 
@@ -211,8 +287,9 @@ mod tests {
         let begin = Instant::now();
         let judged = |vm: &Vm, seconds: u64, bins: [u64; 4]| {
             let mut window = DiskWindow::default();
-            window.add(begin, stats(0, [0; 4]));
-            window.add(begin + Duration::from_secs(seconds), stats(bins.iter().sum(), bins));
+            window.add(begin, stats(0, [0; 4]), StoodStill::default());
+            let end = begin + Duration::from_secs(seconds);
+            window.add(end, stats(bins.iter().sum(), bins), StoodStill::default());
             judge_task(vm, &vm.tasks[0], &window).remove(0)
         };
         let one = judged(&vm(""), 10, [995, 5, 0, 0]);
@@ -228,5 +305,37 @@ mod tests {
         assert!(shared.verdict == Verdict::Unproven && shared.why.contains("bulk"), "{shared:?}");
         let writes = vm("[[vm.task]]\nname = \"log\"\nop = \"write\"\nblock = \"64KiB\"\n");
         assert_eq!(judged(&writes, 10, [1_000, 0, 0, 0]).verdict, Verdict::Met);
+    }
+
+    #[test]
+    fn late_requests_are_laid_to_the_stalls_of_their_interval() {
+        let begin = Instant::now();
+        let at = |s: u64| begin + Duration::from_secs(s);
+        let stood =
+            |ms: u64| Some(Stood { total: rtvirtio_units::Nanos::from_millis(ms), count: u64::from(ms > 0) });
+        let still = |host, disk| StoodStill { host, disk };
+        let vm = vm("");
+        let mut window = DiskWindow::default();
+        window.add(at(0), stats(0, [0; 4]), StoodStill::default());
+        // 100/s: a stall of 200 ms touches 20 and those in flight.
+        window.add(at(10), stats(1_000, [970, 0, 30, 0]), still(stood(200), stood(0)));
+        window.add(at(20), stats(2_000, [1_950, 0, 50, 0]), still(stood(0), stood(100)));
+        let judged = judge_task(&vm, &vm.tasks[0], &window).remove(0);
+        let late = judged.late.unwrap();
+        assert_eq!(
+            (judged.verdict, late.told, late.host, late.disk, late.other),
+            (Verdict::Missed, 50, 21, Some(11), 18)
+        );
+        assert!(
+            judged.why.contains("about 42 % in stalls of the host, 22 % in standstills"),
+            "{}",
+            judged.why
+        );
+        assert_eq!(judged.late_unseen, None);
+        // An interval that nothing watched is said, and laid to nothing.
+        window.add(at(30), stats(3_000, [2_900, 0, 100, 0]), StoodStill::default());
+        let judged = judge_task(&vm, &vm.tasks[0], &window).remove(0);
+        assert_eq!(judged.late.unwrap().told, 50);
+        assert!(judged.late_unseen.unwrap().contains("50 of 100"));
     }
 }

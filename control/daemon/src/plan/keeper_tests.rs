@@ -89,6 +89,7 @@ impl Case {
             reason: step.reason,
             since: String::new(),
             devices: BTreeSet::new(),
+            predictions: Vec::new(),
         });
         assert_eq!(self.look(), None);
         assert_eq!(self.steps(), []);

@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
     use crate::desired::Contract;
-    use crate::observe::DiskObservation;
+    use crate::observe::{DiskObservation, DiskSource};
 
     fn desired(tasks: &str) -> Desired {
         let text = format!("[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n{tasks}");
@@ -99,6 +99,7 @@ mod tests {
             longest_ns: None,
         };
         let disk = DiskObservation {
+            source: DiskSource::Qemu,
             id: "d".to_owned(),
             file: None,
             seconds: 300.0,
@@ -120,6 +121,8 @@ mod tests {
             exceedances,
             rate: Iops(1.0),
             seconds: 300.0,
+            late: None,
+            late_unseen: None,
         }
     }
 

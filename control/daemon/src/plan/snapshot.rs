@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::desired::Desired;
 use crate::host::SettingChange;
 use crate::memory::Memory;
-use crate::observed::{DriftSnapshot, MadePlan, Observed, ScopeState};
+use crate::observed::{DriftSnapshot, MadePlan, Observed, PredictionSnapshot, ScopeState};
 use crate::reconcile::PLAN;
 
 /// How the plan stands.
@@ -57,6 +57,9 @@ pub struct PlanSnapshot {
     /// Tasks (`VM/TASK`) whose target the plan in force is predicted to miss.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_up: Vec<String>,
+    /// What the plan in force predicts for each target.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub predictions: Vec<PredictionSnapshot>,
     /// Settings that another program has changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<DriftSnapshot>,
@@ -169,6 +172,7 @@ impl PlanSnapshot {
             reason: scope.map(|s| s.reason.clone()),
             since: scope.map(|s| s.since.clone()),
             given_up: basis.map(|b| b.given_up.iter().cloned().collect()).unwrap_or_default(),
+            predictions: scope.map(|s| s.predictions.clone()).unwrap_or_default(),
             drift: scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::of).collect(),
             yielded: scope.map(|s| s.yielded.iter().cloned().collect()).unwrap_or_default(),
             unplanned,

@@ -318,6 +318,7 @@ impl Host for PlanHost {
             reason: String::new(),
             since: String::new(),
             devices: [DEVICE.to_owned()].into(),
+            predictions: Vec::new(),
         });
         Observed { vms: self.running.iter().map(vm).collect(), plan, made, ..Observed::default() }
     }

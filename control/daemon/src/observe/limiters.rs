@@ -1,0 +1,253 @@
+//! Whether limits were hit: every limiter that acts on a VM, with its counter of hits where there
+//! is one. Most have none; then what was used of the limit says how near it is.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::io_counters::IoCounters;
+use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_spec::Device;
+use rtvirtio_vmm::disk_stats::DiskStats;
+use rtvirtio_vmm::qmp::{Drive, ThrottleLimits};
+use serde::Serialize;
+
+use super::VmObservation;
+use super::domain::DomainDisk;
+use super::qdisc;
+use crate::linux::RunningVm;
+
+/// What limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimiterKind {
+    /// A quota of CPU time of a cgroup.
+    CpuQuota,
+    /// blk-throttle: `io.max`, or `blkio.throttle.*` of cgroup v1.
+    BlkThrottle,
+    /// QEMU's throttling of a drive.
+    QemuThrottle,
+    /// A cap of the I/O domain.
+    IoDomainCap,
+    /// A queueing discipline of a network interface.
+    Tc,
+}
+
+/// One limiter since the last look.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LimiterObservation {
+    /// What limits.
+    pub kind: LimiterKind,
+    /// Which one, and what it limits.
+    pub name: String,
+    /// Most per second, in the unit of its name; `None` where that is not known.
+    pub limit: Option<f64>,
+    /// What was used of it per second; `None` where nothing counts that, and at the first look.
+    pub used: Option<f64>,
+    /// How often it has held something up, per second; `None` where nothing counts that.
+    pub hits_per_s: Option<f64>,
+    /// Why hits are not counted.
+    pub unseen: Option<String>,
+}
+
+/// Counters of a VM's limiters at the last look.
+#[derive(Debug, Default)]
+pub(super) struct LimiterCounters {
+    at: Option<Instant>,
+    groups: BTreeMap<(PathBuf, String), IoCounters>,
+    drives: BTreeMap<String, DiskStats>,
+    hits: BTreeMap<String, u64>,
+}
+
+/// What a look has already read of a VM.
+pub(super) struct Looked<'a> {
+    pub vm: &'a RunningVm,
+    /// QEMU's drives with their limits, and its counters.
+    pub drives: &'a [Drive],
+    pub disks: &'a [DiskStats],
+    pub domain: &'a [&'a DomainDisk],
+}
+
+const FIRST: &str = "counted from the next look on";
+
+impl LimiterCounters {
+    /// Looks at every limiter that acts on a VM.
+    pub fn look(
+        &mut self,
+        looked: &Looked<'_>,
+        seen: &VmObservation,
+        root: &Root,
+        now: Instant,
+    ) -> Vec<LimiterObservation> {
+        let seconds = self.at.map(|at| now.duration_since(at).as_secs_f64().max(f64::MIN_POSITIVE));
+        self.at = Some(now);
+        let mut all: Vec<LimiterObservation> = cpu_quota(looked.vm, seen).into_iter().collect();
+        all.extend(self.groups(looked.vm, root, seconds));
+        all.extend(self.drives(looked, seconds));
+        let mut hits = BTreeMap::new();
+        for disk in looked.domain {
+            let directions = [("read", &disk.read), ("write", &disk.write)].into_iter().zip(disk.capped);
+            for ((word, direction), _) in directions.filter(|(_, capped)| *capped) {
+                let name = format!("{word} cap of {}", disk.id());
+                all.push(self.counted(
+                    LimiterKind::IoDomainCap,
+                    name,
+                    direction.cap_hits,
+                    seconds,
+                    &mut hits,
+                ));
+            }
+        }
+        for nic in &looked.vm.contract.vm.nics {
+            let Some(tap) = &nic.tap else { continue };
+            match qdisc::limiting(tap) {
+                Ok(qdiscs) => all.extend(qdiscs.into_iter().map(|one| {
+                    let name = format!("{} {} of {tap}", one.kind, one.handle);
+                    self.counted(LimiterKind::Tc, name, one.overlimits, seconds, &mut hits)
+                })),
+                Err(why) => all.push(unseen(LimiterKind::Tc, format!("qdiscs of {tap}"), why)),
+            }
+        }
+        self.hits = hits;
+        all
+    }
+
+    /// A limiter that counts its hits.
+    fn counted(
+        &self,
+        kind: LimiterKind,
+        name: String,
+        hits: u64,
+        seconds: Option<f64>,
+        into: &mut BTreeMap<String, u64>,
+    ) -> LimiterObservation {
+        let before = self.hits.get(&name).and_then(|then| hits.checked_sub(*then));
+        let hits_per_s = before.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
+        into.insert(name.clone(), hits);
+        let unseen = hits_per_s.is_none().then(|| FIRST.to_owned());
+        LimiterObservation { kind, name, limit: None, used: None, hits_per_s, unseen }
+    }
+
+    /// Limits of the cgroup that a VM is in, and of those above it, for the disks of its contract.
+    fn groups(&mut self, vm: &RunningVm, root: &Root, seconds: Option<f64>) -> Vec<LimiterObservation> {
+        const WHY: &str = "the kernel counts no requests that blk-throttle has held up; what was used of the limit is shown";
+        let mut out = Vec::new();
+        let mut counters = BTreeMap::new();
+        let Some(cgroups) = Cgroups::detect(root).ok() else { return out };
+        let group = vm.processes.first().and_then(|process| cgroups.of_pid(root, process.pid).ok());
+        let Some(group) = group else { return out };
+        for part in &vm.contract.parts {
+            let Device::Path(path) = &part.spec.device else { continue };
+            let Ok(device) = BlockDevice::find(root, path) else { continue };
+            let limits = match cgroups.limits_on_path(root, &group, &device.dev) {
+                Ok(limits) => limits,
+                Err(e) => {
+                    let name = format!("limits for {}", path.display());
+                    out.push(unseen(LimiterKind::BlkThrottle, name, e.to_string()));
+                    continue;
+                }
+            };
+            for one in limits {
+                let key = (one.cgroup.clone(), device.dev.clone());
+                if !counters.contains_key(&key) {
+                    let read = IoCounters::read(root, &cgroups, &one.cgroup, &device.dev);
+                    counters.insert(key.clone(), read.ok().flatten().unwrap_or_default());
+                }
+                let between = self.groups.get(&key).and_then(|then| counters.get(&key)?.since(then));
+                let used = between.zip(seconds).map(|(io, seconds)| part_of(&io, one.limit) / seconds);
+                out.push(LimiterObservation {
+                    kind: LimiterKind::BlkThrottle,
+                    name: named(one.limit, path, &one.cgroup),
+                    limit: Some(one.value as f64),
+                    used,
+                    hits_per_s: None,
+                    unseen: Some(WHY.to_owned()),
+                });
+            }
+        }
+        self.groups = counters;
+        out
+    }
+
+    /// What throttles QEMU's drives.
+    fn drives(&mut self, looked: &Looked<'_>, seconds: Option<f64>) -> Vec<LimiterObservation> {
+        const WHY: &str =
+            "QEMU counts no requests that its throttling has held up; what was used of the limit is shown";
+        let mut out = Vec::new();
+        for drive in looked.drives {
+            // By the file: the two commands name drives in different ways.
+            let file = drive.file.as_ref().map(|file| file.display().to_string());
+            let now = looked.disks.iter().find(|disk| file.is_some() && disk.file == file);
+            let before = now.and_then(|now| self.drives.get(&now.id));
+            for limits in &drive.limits {
+                for (name, limit, of) in each(limits) {
+                    let done = now.zip(before).and_then(|(now, then)| of(now).checked_sub(of(then)));
+                    // A group is shared: what other drives use of it is not this one's.
+                    let used = done.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
+                    out.push(LimiterObservation {
+                        kind: LimiterKind::QemuThrottle,
+                        name: format!("{name} of {}", drive.name),
+                        limit: Some(limit as f64),
+                        used,
+                        hits_per_s: None,
+                        unseen: Some(WHY.to_owned()),
+                    });
+                }
+            }
+        }
+        self.drives = looked.disks.iter().map(|disk| (disk.id.clone(), disk.clone())).collect();
+        out
+    }
+}
+
+fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
+    LimiterObservation { kind, name, limit: None, used: None, hits_per_s: None, unseen: Some(why) }
+}
+
+/// The quota of a VM's contract, or one that it has without.
+fn cpu_quota(vm: &RunningVm, seen: &VmObservation) -> Option<LimiterObservation> {
+    let hits_per_s = seen.throttled_per_s;
+    if hits_per_s.is_none() && vm.cpu.is_none() {
+        return None;
+    }
+    let why =
+        "a real-time budget and SCHED_DEADLINE have no counter, and a quota is counted from the next look on";
+    Some(LimiterObservation {
+        kind: LimiterKind::CpuQuota,
+        name: "CPU time".to_owned(),
+        limit: None,
+        used: Some(seen.cpu_used),
+        hits_per_s,
+        unseen: hits_per_s.is_none().then(|| why.to_owned()),
+    })
+}
+
+fn part_of(io: &IoCounters, limit: Limit) -> f64 {
+    let n = match limit {
+        Limit::ReadIops => io.reads,
+        Limit::WriteIops => io.writes,
+        Limit::ReadBps => io.read_bytes,
+        Limit::WriteBps => io.write_bytes,
+    };
+    n as f64
+}
+
+fn named(limit: Limit, device: &Path, cgroup: &Path) -> String {
+    format!("{} for {} in {}", limit.key(), device.display(), cgroup.display())
+}
+
+type Count = fn(&DiskStats) -> u64;
+
+/// The limits that are set, each with what it counts.
+fn each(limits: &ThrottleLimits) -> Vec<(&'static str, u64, Count)> {
+    let all: [(&'static str, u64, Count); 6] = [
+        ("iops-total", limits.iops, |s| s.read.ops + s.write.ops),
+        ("iops-read", limits.iops_rd, |s| s.read.ops),
+        ("iops-write", limits.iops_wr, |s| s.write.ops),
+        ("bps-total", limits.bps, |s| s.read.bytes + s.write.bytes),
+        ("bps-read", limits.bps_rd, |s| s.read.bytes),
+        ("bps-write", limits.bps_wr, |s| s.write.bytes),
+    ];
+    all.into_iter().filter(|(_, limit, _)| *limit > 0).collect()
+}
