@@ -1,5 +1,5 @@
 # The commands of README.md. `make demo` and `make test` install what they need on Debian 12 and 13.
-.PHONY: all build deb guest deps deps-test demo check test test-host test-slow install clean help
+.PHONY: all build deb guest deps deps-test demo check test test-host test-cluster test-slow install clean help
 
 PREFIX ?= /usr/local
 
@@ -15,6 +15,7 @@ help:
 	@echo "make check      format, lints, unit tests, in less than 5 minutes; needs no root"
 	@echo "make test       all checks, about 25 minutes; as root also those on the real kernel"
 	@echo "make test-host  the part of them on this host's kernel, without guests"
+	@echo "make test-cluster  the part of them that starts Pacemaker clusters"
 	@echo "make test-slow  the part of them that boots guests and the box"
 	@echo "make install    rtvirtio, rtvirtiod, rtvirtio-iod and rtvirtio-lab in PREFIX/bin (PREFIX=$(PREFIX))"
 
@@ -53,6 +54,9 @@ test: deps-test
 
 test-host: deps-test
 	@sh scripts/test.sh host
+
+test-cluster: deps-test
+	@sh scripts/test.sh cluster
 
 test-slow: deps-test
 	@sh scripts/test.sh slow

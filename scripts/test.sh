@@ -1,19 +1,20 @@
 #!/bin/sh
 # All checks, in tiers. Each tier ends with a line that counts passed, failed and skipped; so does the whole, on the last line.
-# Usage: scripts/test.sh check|host|slow|all
-#   check  format, lints, style, unit tests: no root, a compiler only
-#   host   documentation, minimum Rust version, licences, fuzz targets compile; tests against this machine's kernel, QEMU and fio
-#   slow   test programs that boot guests or the box
-#   all    these three
+# Usage: scripts/test.sh check|host|cluster|slow|all
+#   check    format, lints, style, unit tests: no root, a compiler only
+#   host     documentation, minimum Rust version, licences, fuzz targets compile; tests against this machine's kernel, QEMU and fio
+#   cluster  test programs that start a cluster of several nodes
+#   slow     test programs that boot guests or the box
+#   all      these four
 # Set RTVIRTIO_NO_SKIP=1 to make a skip a failure where the check could run (CI on a machine that can run all).
 set -eu
 cd "$(dirname "$0")/.."
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 tiers=${1:-all}
 case $tiers in
-check | host | slow) ;;
-all) tiers="check host slow" ;;
-*) echo "usage: scripts/test.sh check|host|slow|all" >&2; exit 2 ;;
+check | host | cluster | slow) ;;
+all) tiers="check host cluster slow" ;;
+*) echo "usage: scripts/test.sh check|host|cluster|slow|all" >&2; exit 2 ;;
 esac
 work=$(mktemp -d)
 background=
@@ -31,6 +32,12 @@ trap cleanup EXIT INT TERM
 # A test program that boots guests or the box has one of these names.
 slow_name() {
     case $1 in *boxed* | *guest* | qemu | bench_cpu) return 0 ;; esac
+    return 1
+}
+
+# A test program that starts a cluster. It mostly waits, and a node that gets no CPU counts as lost: nothing runs beside it.
+cluster_name() {
+    case $1 in cluster | fencing) return 0 ;; esac
     return 1
 }
 
@@ -65,8 +72,8 @@ skip() { # skip NAME WHY: it cannot run on this machine
     echo "test result: ok. 1 passed; 0 failed" >>"$log"
 }
 # Checks in the background of tests that mostly wait, with less priority: start_background NICE CHECK..., and end_background before
-# the tier's end. What
-# compiles has a build directory of its own, so that no test waits for it; what runs has a machine of its own, the box.
+# the tier's end. What compiles holds no build directory that a test waits for: tests run what is built. What runs has a machine of
+# its own, the box, or is examples of the documentation, which share nothing.
 start_background() {
     mkdir -p "$work.background"
     priority=$1
@@ -110,6 +117,8 @@ clippy() {
 # The list of what breaks a rule comes first.
 style() { sh scripts/style.sh; }
 documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet; }
+documentation_builds() { check "documentation" documentation; }
+examples() { tests "documentation's examples" --workspace --doc; }
 
 # Builds with the oldest compiler that Cargo.toml declares. rustup has it, or can get it; Debian 13's own is of that version.
 minimum_rust() {
@@ -163,12 +172,14 @@ deny() {
     fi
 }
 
-# `--test NAME` of each integration test program of a kind: those in the box, those that boot guests on this host, or the others.
+# `--test NAME` of each integration test program of a kind: those in the box, those that boot guests on this host, those that start a
+# cluster, or the others.
 programs() {
     for file in */*/tests/*.rs; do
         name=$(basename "$file" .rs)
         kind=host
         if slow_name "$name"; then kind=guests; fi
+        if cluster_name "$name"; then kind=cluster; fi
         case $name in boxed*) kind=box ;; esac
         if [ "$kind" = "$1" ]; then echo "--test $name"; fi
     done | sort -u
@@ -185,14 +196,16 @@ tier() {
         tests "unit tests" --workspace --lib --bins
         ;;
     host)
-        check "documentation" documentation
-        deny
         check "build of all tests" build_tests
-        start_background 19 minimum_rust fuzz_compiles
+        start_background 19 minimum_rust fuzz_compiles documentation_builds deny examples
         # shellcheck disable=SC2046 # a list of words
         tests "tests on this host" --workspace $(programs host)
-        tests "documentation's examples" --workspace --doc
         end_background
+        ;;
+    cluster)
+        check "build of all tests" build_tests
+        # shellcheck disable=SC2046 # a list of words
+        tests "tests of a cluster" --workspace $(programs cluster)
         ;;
     slow)
         check "build of all tests" build_tests
@@ -232,7 +245,7 @@ for tier in $tiers; do
     # The other tiers take long, and what fails here is mended first.
     [ "$tier" != check ] || [ "$status" -eq 0 ] || break
 done
-if [ "$tiers" = "check host slow" ]; then
+if [ "$tiers" = "check host cluster slow" ]; then
     echo
     grep -h '^SKIP ' "$work"/* || true
     failures "$work"/* || true

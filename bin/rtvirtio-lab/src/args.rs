@@ -192,6 +192,9 @@ pub struct TwinServeArgs {
     /// Where to mount.
     #[arg(long)]
     pub mount: PathBuf,
+    /// How many times as long as declared a service takes after SIGUSR1.
+    #[arg(long, default_value_t = 2.0)]
+    pub slow_by: f64,
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ fn serve_twin(args: &args::TwinServeArgs) -> anyhow::Result<ExitCode> {
         size: args.size,
         seed: args.seed,
         mount: args.mount.clone(),
+        slow_by: args.slow_by,
     })?;
     Ok(ExitCode::SUCCESS)
 }

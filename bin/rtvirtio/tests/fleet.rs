@@ -35,3 +35,32 @@ fn a_mistake_is_an_error_with_its_place() {
         "{said}"
     );
 }
+
+#[test]
+fn commands_for_proxmox_are_printed() {
+    let site = Site::new();
+    let write = |name: &str, text: &str| std::fs::write(site.dir.path().join(name), text).unwrap();
+    write(
+        "plc.toml",
+        "[device]\npath = \"/dev/sda\"\n[[vm]]\nname = \"plc\"\nproxmox = 100\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
+         rate = \"100/s\"\ntarget = { percentile = \"p99.99\", latency = \"60ms\" }\n",
+    );
+    write(
+        "fleet.toml",
+        "[[host]]\nname = \"pve\"\ncount = 2\ntwin = \"qlc-nvme\"\n[[contracts]]\nspec = \"plc.toml\"\n",
+    );
+    let file = site.dir.path().join("fleet.toml");
+    let file = file.to_str().unwrap();
+    for (option, command) in
+        [("--proxmox", "rules add node-affinity rtvirtio-100"), ("--proxmox=8", "groupadd rtvirtio-100")]
+    {
+        let out = site.output(&["fleet", file, option]);
+        let shown = text(&out.stdout);
+        assert!(out.status.success() && shown.contains(command), "{shown}{}", text(&out.stderr));
+        let (code, out) = site.json(&["fleet", file, option]);
+        assert_eq!(code, 0);
+        assert!(out["rules"][0]["commands"][0].as_str().unwrap().contains(command), "{out:#}");
+    }
+    let (_, out) = site.json(&["fleet", "examples/fleet/fleet.toml", "--proxmox"]);
+    assert_eq!(out["without"].as_array().map(Vec::len), Some(11), "{out:#}");
+}

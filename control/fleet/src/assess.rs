@@ -97,10 +97,10 @@ pub struct Buy {
 }
 
 /// A fleet with every contract placed that fits.
-struct Placed {
-    cluster: Cluster,
+pub(crate) struct Placed {
+    pub(crate) cluster: Cluster,
     /// Host of each contract.
-    at: Vec<Option<usize>>,
+    pub(crate) at: Vec<Option<usize>>,
 }
 
 /// All hosts are asked.
@@ -127,6 +127,22 @@ pub fn assess(fleet: &Fleet, cancelled: &dyn Fn() -> bool) -> Assessment {
         buy,
         doubts: fleet.doubts.clone(),
     }
+}
+
+/// The fleet with every contract placed as [`assess`] does.
+pub(crate) fn placed(fleet: &Fleet) -> Placed {
+    place(fleet, in_force(fleet), &order(fleet))
+}
+
+/// The host of each contract after the loss of its own, when no other is lost.
+pub(crate) fn takeovers(
+    fleet: &Fleet,
+    placed: &mut Placed,
+    cancelled: &dyn Fn() -> bool,
+) -> Vec<Option<usize>> {
+    let mut to = vec![None; fleet.contracts.len()];
+    each_loss(fleet, placed, cancelled, |_, moved| moved.iter().for_each(|(c, host)| to[*c] = *host));
+    to
 }
 
 /// Contracts by falling priority, then those that ask for most of their best host first.
@@ -178,43 +194,58 @@ fn fits_on(fleet: &Fleet, placed: &Placed, contract: usize) -> FitsOn {
     }
 }
 
-/// Each host with contracts is lost once; then all is as before.
 fn losses(fleet: &Fleet, placed: &mut Placed, cancelled: &dyn Fn() -> bool) -> Vec<Loss> {
+    let mut all = Vec::new();
+    each_loss(fleet, placed, cancelled, |host, moved| {
+        let lost = moved.iter().filter(|(_, to)| to.is_none());
+        let lost = lost.map(|(c, _)| fleet.contracts[*c].name.clone()).collect();
+        let host = fleet.hosts.get(host).map_or_else(|| "a new host".to_owned(), |h| h.name.clone());
+        all.push(Loss { host, contracts: moved.len(), lost });
+    });
+    all
+}
+
+/// Each host with contracts is lost once; then all is as before. `seen` has the host, and where
+/// each of its contracts goes.
+fn each_loss(
+    fleet: &Fleet,
+    placed: &mut Placed,
+    cancelled: &dyn Fn() -> bool,
+    mut seen: impl FnMut(usize, &[(usize, Option<usize>)]),
+) {
     let mut on: Vec<Vec<usize>> = vec![Vec::new(); placed.cluster.hosts()];
     for (contract, host) in placed.at.iter().enumerate() {
         if let Some(host) = host {
             on[*host].push(contract);
         }
     }
-    let mut all = Vec::new();
     for (host, mut contracts) in on.into_iter().enumerate().filter(|(_, c)| !c.is_empty()) {
         if cancelled() {
             break;
         }
         contracts.sort_by_key(|c| std::cmp::Reverse(fleet.contracts[*c].priority));
-        let lost = lose(fleet, &mut placed.cluster, host, &contracts);
-        let lost = lost.iter().map(|c| fleet.contracts[*c].name.clone()).collect();
-        let host = fleet.hosts.get(host).map_or_else(|| "a new host".to_owned(), |h| h.name.clone());
-        all.push(Loss { host, contracts: contracts.len(), lost });
+        seen(host, &lose(fleet, &mut placed.cluster, host, &contracts));
     }
-    all
 }
 
-/// The contracts of a host that no other admits. The cluster is left as it was.
-fn lose(fleet: &Fleet, cluster: &mut Cluster, host: usize, contracts: &[usize]) -> Vec<usize> {
+/// Where the contracts of a host go; `None` of one that no other admits. The cluster is left as it
+/// was.
+fn lose(
+    fleet: &Fleet,
+    cluster: &mut Cluster,
+    host: usize,
+    contracts: &[usize],
+) -> Vec<(usize, Option<usize>)> {
     cluster.lose_host(host);
-    let mut moved = Vec::new();
-    let mut lost = Vec::new();
-    for &c in contracts {
-        let kind = fleet.contracts[c].kind;
-        match cluster.place(kind, EXACT) {
-            Some(to) => moved.push((to, kind)),
-            None => lost.push(c),
+    let moved: Vec<(usize, Option<usize>)> =
+        contracts.iter().map(|c| (*c, cluster.place(fleet.contracts[*c].kind, EXACT))).collect();
+    for (c, to) in moved.iter().rev() {
+        if let Some(to) = to {
+            cluster.remove(*to, fleet.contracts[*c].kind);
         }
     }
-    moved.iter().rev().for_each(|(to, kind)| cluster.remove(*to, *kind));
     cluster.return_host(host);
-    lost
+    moved
 }
 
 /// For each kind of host the least number of new ones with which every contract is placed and

@@ -13,6 +13,7 @@ mod host;
 mod kubernetes;
 mod load;
 mod openstack;
+mod proxmox;
 
 pub use assess::{Assessment, Buy, ContractRow, FLEET_SCHEMA, FitsOn, HostRow, Loss, MATRIX_HOSTS, assess};
 pub use cluster::{Cluster, Search};
@@ -20,4 +21,5 @@ pub use file::{ContractsEntry, FleetError, FleetFile, HostEntry, LinkEntry, Shar
 pub use kubernetes::{Kubernetes, Operation};
 pub use load::{Fleet, FleetContract, FleetHost, load};
 pub use openstack::{Inventory, OpenStack, resources};
+pub use proxmox::{HaNode, HaRule, NoRule, Proxmox, ProxmoxError, ProxmoxVersion, Without};
 pub use rtvirtio_capacity::Permille;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use rtvirtio_capacity::{Contract, Node, OnDisk};
-use rtvirtio_spec::{Criticality, HostSpec};
+use rtvirtio_spec::{Criticality, HostHandle, HostSpec, Reach, Vm};
 
 use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
 
@@ -49,6 +49,14 @@ pub struct FleetContract {
     pub priority: i32,
     /// The host where it is in force.
     pub host: Option<usize>,
+    /// The number of its VM in Proxmox VE, where its spec has one; not of one of several alike.
+    pub proxmox: Option<u32>,
+}
+
+/// What a spec says of a VM beside its contract.
+struct Meta {
+    criticality: Criticality,
+    proxmox: Option<u32>,
 }
 
 /// Reads a fleet file and what it names.
@@ -116,9 +124,9 @@ impl Fleet {
         }
         let (Some(path), Some(spec)) = (&entry.spec, &spec) else { return Ok(()) };
         let host = self.hosts.len() - 1;
-        for (contract, criticality) in contracts(spec, &dir.join(path), &entry.budgets)? {
+        for (contract, meta) in contracts(spec, &dir.join(path), &entry.budgets)? {
             let full = format!("{name}/{}", contract.vm);
-            self.add(full, contract, entry.priority.unwrap_or(criticality.priority()), Some(host));
+            self.add(full, contract, &meta, entry.priority, Some(host));
         }
         Ok(())
     }
@@ -135,14 +143,20 @@ impl Fleet {
         if self.contracts.len() as u64 + new > MOST {
             return Err(form(format!("it has more than {MOST} contracts")));
         }
-        for (contract, criticality) in all {
+        for (contract, meta) in all {
             let vm = contract.vm.clone();
-            let priority = entry.priority.unwrap_or(criticality.priority());
             match entry.count {
-                None => self.add(vm, contract, priority, None),
+                None => self.add(vm, contract, &meta, entry.priority, None),
                 Some(n) => {
                     let kind = self.add_kind(contract);
-                    let named = |i| FleetContract { name: format!("{vm}-{i}"), kind, priority, host: None };
+                    let priority = entry.priority.unwrap_or(meta.criticality.priority());
+                    let named = |i| FleetContract {
+                        name: format!("{vm}-{i}"),
+                        kind,
+                        priority,
+                        host: None,
+                        proxmox: None,
+                    };
                     self.contracts.extend((1..=n).map(named));
                 }
             }
@@ -155,9 +169,18 @@ impl Fleet {
         self.kinds.len() - 1
     }
 
-    fn add(&mut self, name: String, contract: Contract, priority: i32, host: Option<usize>) {
+    /// By the VM's criticality where no `priority` is given.
+    fn add(
+        &mut self,
+        name: String,
+        contract: Contract,
+        meta: &Meta,
+        priority: Option<i32>,
+        host: Option<usize>,
+    ) {
         let kind = self.add_kind(contract);
-        self.contracts.push(FleetContract { name, kind, priority, host });
+        let priority = priority.unwrap_or(meta.criticality.priority());
+        self.contracts.push(FleetContract { name, kind, priority, host, proxmox: meta.proxmox });
     }
 
     /// Each class takes the shape under which these contracts take least.
@@ -178,22 +201,27 @@ fn read(path: &Path) -> Result<String, FleetError> {
     fs::read_to_string(path).map_err(|source| FleetError::Read { path: path.to_owned(), source })
 }
 
-/// The contract of each VM of a spec, with how much it matters.
+/// The contract of each VM of a spec, with what else the spec says of it.
 fn contracts(
     host: &HostSpec,
     spec: &Path,
     budgets: &BTreeMap<String, Share>,
-) -> Result<Vec<(Contract, Criticality)>, FleetError> {
+) -> Result<Vec<(Contract, Meta)>, FleetError> {
     let all = Contract::all_of(host, |vm| {
         let said = budgets.get(&vm.name).map(|share| share.0);
         said.ok_or_else(|| FleetError::Budget { spec: spec.to_owned(), vm: vm.name.clone() })
     })?;
-    let of = |name: &str| host.vms().iter().find(|vm| vm.name == name).map(|vm| vm.criticality);
-    Ok(all
-        .into_iter()
-        .map(|contract| {
-            let c = of(&contract.vm).unwrap_or_default();
-            (contract, c)
-        })
-        .collect())
+    let meta = |contract: Contract| {
+        let vm = host.vms().iter().find(|vm| vm.name == contract.vm);
+        let criticality = vm.map(|vm| vm.criticality).unwrap_or_default();
+        (contract, Meta { criticality, proxmox: vm.and_then(proxmox_number) })
+    };
+    Ok(all.into_iter().map(meta).collect())
+}
+
+fn proxmox_number(vm: &Vm) -> Option<u32> {
+    match &vm.reach {
+        Reach::Existing { host: HostHandle::Proxmox(id), .. } => Some(*id),
+        _ => None,
+    }
 }

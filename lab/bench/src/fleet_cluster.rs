@@ -3,6 +3,7 @@
 
 mod overlap;
 mod report;
+pub mod slow;
 mod watch;
 
 use std::path::Path;
@@ -161,6 +162,28 @@ pub struct Parts<'a> {
     pub agent: &'static str,
 }
 
+impl Parts<'_> {
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.program.exists(),
+            "{} is missing: build it with `cargo build -p rtvirtio-pacemaker`",
+            self.program.display()
+        );
+        Ok(())
+    }
+}
+
+/// Where it is measured.
+fn host(device: String) -> HostFacts {
+    HostFacts {
+        kernel: kernel_release(),
+        cpus: cpus(),
+        vmm: "QEMU, firmware without a system".to_owned(),
+        accelerator: "tcg".to_owned(),
+        device,
+    }
+}
+
 /// Runs the scenarios so often.
 ///
 /// # Errors
@@ -171,12 +194,7 @@ pub fn measure(
     parts: Parts<'_>,
     progress: &dyn Progress,
 ) -> anyhow::Result<ClusterData> {
-    let program = parts.program;
-    ensure!(
-        program.exists(),
-        "{} is missing: build it with `cargo build -p rtvirtio-pacemaker`",
-        program.display()
-    );
+    parts.check()?;
     let mut rounds = Vec::new();
     for i in 0..repeat {
         progress.check_cancelled()?;
@@ -186,13 +204,7 @@ pub fn measure(
     Ok(ClusterData {
         schema: ClusterData::SCHEMA.to_owned(),
         vms,
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "QEMU, firmware without a system".to_owned(),
-            accelerator: "tcg".to_owned(),
-            device: "none: CPU contracts".to_owned(),
-        },
+        host: host("none: CPU contracts".to_owned()),
         command: match vms {
             ClusterVms::Process => format!("rtvirtio-lab bench fleet-cluster --repeat {repeat}"),
             ClusterVms::Domain => format!("rtvirtio-lab bench fleet-cluster --vms domain --repeat {repeat}"),
@@ -344,16 +356,25 @@ fn wait(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
 /// Counts what must never be: nodes beyond their budget, and running VMs whose contract does not
 /// verify.
 fn look(site: &ContractCluster, vms: &[&str], result: &mut Round) {
+    let (beyond, unverified) = violations(site, vms);
+    result.beyond_capacity += beyond;
+    result.unverified += unverified;
+}
+
+/// The same, in this order.
+fn violations(site: &ContractCluster, vms: &[&str]) -> (usize, usize) {
+    let (mut beyond, mut unverified) = (0, 0);
     for node in 0..NODES {
         let budgets: u64 = vms.iter().filter_map(|vm| site.budget(node, vm)).sum();
         // Budgets count in each period, the node's in each second.
-        result.beyond_capacity += usize::from(budgets * 1_000_000 / PERIOD_US > NODE_BUDGET_US);
+        beyond += usize::from(budgets * 1_000_000 / PERIOD_US > NODE_BUDGET_US);
     }
     let asked = (0..NODES).find(|n| site.cluster.run(*n, &["crm_node", "--quorum"]).is_ok_and(|q| q == "1"));
-    let Some(asked) = asked else { return };
+    let Some(asked) = asked else { return (beyond, unverified) };
     for vm in vms {
         if let Some(node) = site.node_of(asked, vm) {
-            result.unverified += usize::from(!site.verifies(node, vm));
+            unverified += usize::from(!site.verifies(node, vm));
         }
     }
+    (beyond, unverified)
 }

@@ -51,7 +51,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Reservation(args) => run_reservation(args, global, ui),
         BenchCommand::Regulation(args) => run_regulation(args, ui),
         BenchCommand::Fleet(args) => run_fleet(args, ui),
-        BenchCommand::FleetCluster(args) => run_fleet_cluster(args, ui),
+        BenchCommand::FleetCluster(args) => run_fleet_cluster(args, global, ui),
         BenchCommand::Host(args) => run_host(args, global, ui),
         BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
         BenchCommand::Report(args) => run_report(args, ui),
@@ -168,21 +168,31 @@ fn run_fleet(args: &BenchFleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     if cluster.exists() {
         report = report.and(fleet_cluster::report(&cluster)?);
     }
+    let slow = args.result.out.join(fleet_cluster::slow::FILE);
+    if slow.exists() {
+        report = report.and(fleet_cluster::slow::report(&slow)?);
+    }
     print(report, "rtvirtio: fleets", args.result.html.as_deref(), ui)
 }
 
-fn run_fleet_cluster(args: &BenchFleetClusterArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+fn run_fleet_cluster(args: &BenchFleetClusterArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let vms = args.cluster_vms();
-    let path = args.result.out.join(vms.file());
+    let file = if args.slow { fleet_cluster::slow::FILE } else { vms.file() };
+    let path = args.result.out.join(file);
     if !args.result.report_only {
         check_result(&args.result)?;
         need_root("bench fleet-cluster")?;
         let own = std::env::current_exe()?.with_file_name("rtvirtio-pacemaker");
         let program = args.program.as_deref().unwrap_or(&own);
         let parts = Parts { program, agent: include_str!("../../../rtvirtio-pacemaker/VirtualDomain") };
-        save(&path, &fleet_cluster::measure(args.repeat, vms, parts, ui)?, ui)?;
+        if args.slow {
+            save(&path, &fleet_cluster::slow::measure(args.repeat, parts, &lab_host(global), ui)?, ui)?;
+        } else {
+            save(&path, &fleet_cluster::measure(args.repeat, vms, parts, ui)?, ui)?;
+        }
     }
-    print_result(fleet_cluster::report, &path, "rtvirtio: contracts in a cluster", &args.result, ui)
+    let report = if args.slow { fleet_cluster::slow::report } else { fleet_cluster::report };
+    print_result(report, &path, "rtvirtio: contracts in a cluster", &args.result, ui)
 }
 
 fn run_plan(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use rtvirtio_fleet::ProxmoxVersion;
 
 /// `fleet`.
 #[derive(Args, Debug)]
@@ -21,4 +22,36 @@ pub struct FleetArgs {
     /// pods
     #[arg(long, conflicts_with_all = ["all", "openstack"])]
     pub kubernetes: bool,
+    /// Instead print the commands that tell the HA manager of Proxmox VE, 9 or 8, which nodes each
+    /// VM is to run on first; none is run
+    #[arg(
+        long,
+        value_name = "VERSION",
+        value_enum,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "9",
+        conflicts_with_all = ["all", "openstack", "kubernetes"]
+    )]
+    pub proxmox: Option<ProxmoxName>,
+}
+
+/// Value of `--proxmox`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ProxmoxName {
+    /// Groups.
+    #[value(name = "8")]
+    V8,
+    /// Node affinity rules.
+    #[value(name = "9")]
+    V9,
+}
+
+impl From<ProxmoxName> for ProxmoxVersion {
+    fn from(name: ProxmoxName) -> Self {
+        match name {
+            ProxmoxName::V8 => Self::V8,
+            ProxmoxName::V9 => Self::V9,
+        }
+    }
 }

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style};
-use rtvirtio_fleet::{Assessment, ContractRow, FitsOn, HostRow, Kubernetes, Loss, OpenStack, assess, load};
+use rtvirtio_fleet::{
+    Assessment, ContractRow, FitsOn, HostRow, Kubernetes, Loss, NoRule, OpenStack, Proxmox, assess, load,
+};
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Style, Table, notes};
 use rtvirtio_workflow::Progress as _;
@@ -25,6 +27,12 @@ pub fn run(args: &FleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     if args.kubernetes {
         return print(ui, &Kubernetes::of(&fleet));
     }
+    if let Some(version) = args.proxmox {
+        let told = Proxmox::of(&fleet, version.into(), &|| ui.is_cancelled())?;
+        anyhow::ensure!(!ui.is_cancelled(), "stopped as asked: nothing was changed");
+        show(ui, &told, || commands(&told))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let answer = assess(&fleet, &|| ui.is_cancelled());
     anyhow::ensure!(!ui.is_cancelled(), "stopped as asked: nothing was changed");
     let shown = if args.all { usize::MAX } else { SHOWN };
@@ -37,6 +45,24 @@ fn print(ui: &Ui, told: &impl Serialize) -> anyhow::Result<ExitCode> {
     let text = serde_json::to_string_pretty(told)? + "\n";
     show(ui, told, || text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// As a shell script.
+fn commands(told: &Proxmox) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    for rule in &told.rules {
+        let _ = writeln!(out, "# {}", terminal(&rule.contract, false));
+        rule.commands.iter().for_each(|command| out.push_str(&format!("{command}\n")));
+    }
+    for of in &told.without {
+        let why = match of.why {
+            NoRule::NoNumber => "its spec has no `proxmox = NUMBER` of this VM alone",
+            NoRule::NoHost => "no host admits it",
+        };
+        let _ = writeln!(out, "# {}: no rule: {why}", terminal(&of.contract, false));
+    }
+    out
 }
 
 /// Whether every contract has a host, also after any single loss.

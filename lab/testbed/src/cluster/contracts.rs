@@ -11,7 +11,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::node::processes_below;
-use super::{Cluster, ClusterError, NodeOptions, script};
+use super::publisher::Publishers;
+use super::{Cluster, ClusterError, DISK, NodeOptions, script};
 
 /// Bytes of the firmware.
 const FIRMWARE: usize = 64 << 10;
@@ -25,6 +26,9 @@ pub const PERIOD_US: u64 = 80_000;
 pub const NODE_BUDGET_US: u64 = 30_000;
 /// What a contract takes of a node, in thousandths.
 pub const TAKES: u64 = 417;
+
+/// Directories of the programs on a node.
+const DIRS: [&str; 4] = ["--state-dir", "/run/lasting/state", "--run-dir", "/run/rtvirtio"];
 
 /// What starts the VMs of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,7 @@ pub struct ContractCluster {
     agent: VmAgent,
     program: PathBuf,
     file: PathBuf,
+    promises_io: bool,
 }
 
 impl ContractCluster {
@@ -86,7 +91,19 @@ impl ContractCluster {
         let libvirt = agent != VmAgent::Process;
         let options = NodeOptions { budget_us: NODE_BUDGET_US, agents, libvirt, fencing };
         let cluster = Cluster::start(dir, name, nodes, options)?;
-        Ok(Self { cluster, dir: dir.to_owned(), agent, program: program.to_owned(), file })
+        Ok(Self {
+            cluster,
+            dir: dir.to_owned(),
+            agent,
+            program: program.to_owned(),
+            file,
+            promises_io: false,
+        })
+    }
+
+    /// From now on specs have a target for reads from the node's disk, [`DISK`].
+    pub fn promise_io(&mut self) {
+        self.promises_io = true;
     }
 
     /// Writes the contracts of these VMs, the first with the highest priority.
@@ -114,9 +131,14 @@ impl ContractCluster {
             VmAgent::Process => format!("qmp = \"/run/{vm}.qmp\""),
             VmAgent::Domain | VmAgent::Paused(_) => format!("domain = \"{vm}\""),
         };
+        let (device, target) = if self.promises_io {
+            (DISK, "target = { percentile = \"p99.99\", latency = \"100ms\" }\n")
+        } else {
+            ("/dev/vda", "")
+        };
         let spec = format!(
-            "[device]\npath = \"/dev/vda\"\n[[vm]]\nname = \"{vm}\"\n{reach}\ncpu = {{ budget = \"{budget_us}us\", period = \"{PERIOD_US}us\" }}\n\
-             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n"
+            "[device]\npath = \"{device}\"\n[[vm]]\nname = \"{vm}\"\n{reach}\ncpu = {{ budget = \"{budget_us}us\", period = \"{PERIOD_US}us\" }}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n{target}"
         );
         write(&self.dir.join(format!("{vm}.toml")), spec.as_bytes())
     }
@@ -194,8 +216,7 @@ impl ContractCluster {
     /// Its failure.
     pub fn rtvirtio(&self, node: usize, args: &[&str]) -> Result<String, ClusterError> {
         let program = self.program.display().to_string();
-        let dirs = ["--state-dir", "/run/lasting/state", "--run-dir", "/run/rtvirtio"];
-        self.cluster.run(node, &[&[program.as_str()], args, &dirs].concat())
+        self.cluster.run(node, &[&[program.as_str()], args, &DIRS].concat())
     }
 
     /// Each of these nodes tells what it could promise.
@@ -205,6 +226,20 @@ impl ContractCluster {
     pub fn publish(&self, nodes: &[usize]) -> Result<(), ClusterError> {
         let file = self.file.display().to_string();
         nodes.iter().try_for_each(|n| self.rtvirtio(*n, &["publish", &file, "--quiet"]).map(|_| ()))
+    }
+
+    /// The same again and again, with so much time between, as the service of a node does.
+    ///
+    /// # Errors
+    /// What does not start.
+    pub fn publish_every(&self, nodes: &[usize], every: &str) -> Result<Publishers, ClusterError> {
+        let (program, file) = (self.program.display().to_string(), self.file.display().to_string());
+        let command = [program.as_str(), "publish", &file, "--quiet", "--every", every];
+        let command = [&command[..], &DIRS].concat();
+        let start = |n: &usize| {
+            self.cluster.start_program(*n, &command, &self.dir.join(format!("publish-n{}.log", n + 1)))
+        };
+        nodes.iter().map(start).collect()
     }
 
     /// Writes the contracts' rules into the CIB.
@@ -265,19 +300,8 @@ impl ContractCluster {
     pub fn verifies(&self, node: usize, vm: &str) -> bool {
         let spec = format!("OCF_RESKEY_spec={}", self.dir.join(format!("{vm}.toml")).display());
         let (instance, program) = (format!("OCF_RESOURCE_INSTANCE={vm}"), self.program.display().to_string());
-        let command = [
-            "env",
-            &spec,
-            &instance,
-            &program,
-            "agent",
-            "monitor",
-            "--state-dir",
-            "/run/lasting/state",
-            "--run-dir",
-            "/run/rtvirtio",
-        ];
-        self.budget(node, vm).is_some() && self.cluster.run(node, &command).is_ok()
+        let command = ["env", &spec, &instance, &program, "agent", "monitor"];
+        self.budget(node, vm).is_some() && self.cluster.run(node, &[&command[..], &DIRS].concat()).is_ok()
     }
 
     /// The id of a VM's process in its node, as long as it is the same start.

@@ -3,6 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::HostError;
+
+use crate::twin::TwinError;
+
 /// Why a cluster does not do what is asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -33,6 +37,15 @@ pub enum ClusterError {
         /// The system's answer.
         source: io::Error,
     },
+    /// A node's emulated drive.
+    #[error(transparent)]
+    Twin(#[from] TwinError),
+    /// A kernel file of its device.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A profile.
+    #[error("a profile of the twin")]
+    Profile(#[from] serde_json::Error),
     /// Something did not happen.
     #[error("waited in vain for {what}; the nodes' logs end with:\n{log}")]
     Waited {

@@ -11,6 +11,8 @@ mod contracts;
 mod error;
 mod node;
 mod power;
+mod publisher;
+mod storage;
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,9 +24,10 @@ pub use contracts::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES
 pub use error::ClusterError;
 use node::{Files, Node};
 use power::Power;
+pub use publisher::Publishers;
+pub use storage::{DISK, NodeDisk};
 
-/// How long a cluster may take until it has elected a controller: it waits 20 s for others
-/// (`dc-deadtime`).
+/// How long a cluster may take until it has elected a controller.
 const ELECTION: Duration = Duration::from_secs(180);
 /// Directory with the files of all nodes' libvirt, and what it learns of QEMU.
 const LIBVIRT_DIR: &str = "libvirt";
@@ -141,6 +144,15 @@ impl Cluster {
     pub fn run(&self, node: usize, command: &[&str]) -> Result<String, ClusterError> {
         let mut nsenter = self.nodes[node].enter();
         output(nsenter.args(command), command)
+    }
+
+    /// Starts a program on a node that goes on; what it prints goes into a file.
+    fn start_program(&self, node: usize, command: &[&str], log: &Path) -> Result<Child, ClusterError> {
+        let out = std::fs::File::create(log).map_err(|e| ClusterError::io(log, e))?;
+        let err = out.try_clone().map_err(|e| ClusterError::io(log, e))?;
+        let mut nsenter = self.nodes[node].enter();
+        nsenter.args(command).env("LC_ALL", "C").stdin(Stdio::null()).stdout(out).stderr(err);
+        nsenter.spawn().map_err(|e| ClusterError::program("nsenter", e))
     }
 
     /// Waits for a condition.

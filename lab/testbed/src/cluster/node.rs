@@ -41,6 +41,13 @@ mkdir -p /run/lock /run/crm /run/resource-agents /run/lasting "$3/lasting"
 mount --bind "$3/lasting" /run/lasting
 mkdir -p /var/lib/pacemaker/cib /var/lib/pacemaker/pengine /var/lib/pacemaker/cores /var/lib/pacemaker/blackbox
 mkdir -p /var/log/pacemaker /var/log/cluster
+# All nodes start now: the first election need not wait the default's 20 s for others.
+cib=/var/lib/pacemaker/cib/cib.xml
+if [ ! -e $cib ]; then
+  options='<cluster_property_set id="cib-bootstrap-options"><nvpair id="cib-bootstrap-options-dc-deadtime" name="dc-deadtime" value="5s"/></cluster_property_set>'
+  cibadmin --empty | sed "s|<crm_config/>|<crm_config>$options</crm_config>|" >$cib
+  chmod 600 $cib
+fi
 chown -R hacluster:haclient /var/lib/pacemaker /var/log/pacemaker /run/crm
 mount -t overlay -o "lowerdir=$4:/usr/lib/ocf/resource.d" overlay /usr/lib/ocf/resource.d
 if [ -n "$6" ]; then mount -t overlay -o "lowerdir=$6:/usr/sbin" overlay /usr/sbin; fi

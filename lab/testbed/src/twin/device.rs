@@ -155,7 +155,8 @@ impl TwinHandle {
         Ok(device)
     }
 
-    /// Makes the device twice as slow as declared, or as fast as declared again.
+    /// Makes the device slower than declared, by what its process was started with, or as fast as
+    /// declared again.
     ///
     /// # Errors
     /// When its process is gone.

@@ -28,6 +28,8 @@ pub struct ServeConfig {
     pub seed: u64,
     /// An existing, empty directory to mount on.
     pub mount: PathBuf,
+    /// How many times as long as declared a service takes once the twin is made slow.
+    pub slow_by: f64,
 }
 
 /// Why a twin cannot be served.
@@ -52,8 +54,8 @@ pub(super) const GO: u8 = b'\n';
 
 /// Waits for a line break on standard input, then mounts and serves until unmounted. When the input
 /// ends without it, the process that started this has ended, and this process ends too. SIGUSR1
-/// makes the device twice as slow as declared, SIGUSR2 as fast as declared again; SIGTERM, SIGINT
-/// and SIGHUP unmount.
+/// makes the device [`ServeConfig::slow_by`] times as slow as declared, SIGUSR2 as fast as declared
+/// again; SIGTERM, SIGINT and SIGHUP unmount.
 ///
 /// # Errors
 /// [`ServeError`] when the profile or the mount fails.
@@ -78,13 +80,14 @@ pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
     options.n_threads = Some(THREADS);
     options.clone_fd = true;
     let mut session = Session::new(fs, &config.mount, &options).map_err(fuse)?;
+    let slow_by = config.slow_by;
     let mut unmounter = session.unmount_callable();
     let all = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2];
     let mut signals = signal_hook::iterator::Signals::new(all).map_err(fuse)?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
             match signal {
-                SIGUSR1 => model.lock().set_slowness(2.0),
+                SIGUSR1 => model.lock().set_slowness(slow_by),
                 SIGUSR2 => model.lock().set_slowness(1.0),
                 // A failed unmount leaves the session running; the caller then uses SIGKILL and a
                 // lazy unmount.

@@ -46,6 +46,10 @@ pub struct BenchFleetClusterArgs {
     /// VMs as processes, in a cluster that switches a lost node off before its VMs start elsewhere
     #[arg(long, conflicts_with = "vms")]
     pub fencing: bool,
+    /// Instead the scenario of a disk that becomes slow on one node: an emulated drive for each
+    /// node, with reads on it
+    #[arg(long, conflicts_with_all = ["vms", "fencing"])]
+    pub slow: bool,
     /// `rtvirtio-pacemaker`, instead of the one next to this program
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,

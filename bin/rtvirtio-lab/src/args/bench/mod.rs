@@ -220,16 +220,17 @@ EXAMPLES
   rtvirtio-lab bench fleet --hosts 100,1000 --out /tmp/fleet
   rtvirtio-lab bench fleet --report-only --json | jq .claims
 
-No host is measured: hosts and contracts are simulated, the decisions and their time are real. A result of `bench fleet-cluster` in the same
-directory (fleet-cluster.json) is reported with it. Exit code 2 when a claim is not met.")]
+No host is measured: hosts and contracts are simulated, the decisions and their time are real. Results of `bench fleet-cluster` in the same
+directory (fleet-cluster.json, fleet-cluster-slow.json) are reported with it. Exit code 2 when a claim is not met.")]
     Fleet(BenchFleetArgs),
     /// Contracts in a real Pacemaker cluster, three nodes in namespaces of this machine: a node
-    /// dies, a link is cut, a move is refused, a node joins, a contract is raised
+    /// dies, a link is cut, a move is refused, a node joins, a contract is raised, a disk is slow
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench fleet-cluster
   sudo rtvirtio-lab bench fleet-cluster --vms domain        VMs as domains of a libvirt of each node
   sudo rtvirtio-lab bench fleet-cluster --fencing           a lost node is switched off before its VMs start elsewhere
+  sudo rtvirtio-lab bench fleet-cluster --slow              the disk of one node becomes slow: nothing is placed there
   sudo rtvirtio-lab bench fleet-cluster --repeat 1 --out /tmp/cluster --json | jq .claims
 
 Needs pacemaker, corosync and resource-agents (`scripts/deps.sh test`) and real-time groups of cgroup v1. About three minutes for a repetition. Exit code 2
