@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rtvirtio_apply::{Form, Place, Target, Write};
+use rtvirtio_apply::{Form, MovableFile, Place, Target, Write};
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::{Attr, Policy};
 use rtvirtio_units::Nanos;
@@ -129,7 +129,7 @@ fn weight(root: &Root, vm: &str, writes: &[Write]) -> Result<Option<Write>, CpuE
     let mut levels: Vec<String> = (1..=STEPS).map(of).collect();
     levels.dedup();
     let write =
-        Write::new(format!("{file} of {vm}"), Target::host(dir.join(file), Form::Plain), own.to_string());
+        Write::new(MovableFile::weight_knob(file, vm), Target::host(dir.join(file), Form::Plain), own.to_string());
     Ok(Some(Write { created_by: of_group, levels, ..write }))
 }
 

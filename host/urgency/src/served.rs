@@ -1,5 +1,6 @@
 //! One VM whose page is followed.
 
+mod raises;
 mod share;
 mod status;
 
@@ -20,6 +21,9 @@ use serde_json::json;
 use crate::thread::VcpuThread;
 use crate::{DOORBELL, FileMemory, Page, UrgencyError};
 
+use raises::Trace;
+
+pub use raises::{Delays, Raises};
 pub use status::{VcpuStatus, VmStatus};
 
 /// Makes a connection to a VM's monitor, for a moment.
@@ -41,6 +45,7 @@ struct ServedVcpu {
     report: Option<Report>,
     /// Another program has set its policy.
     foreign: bool,
+    trace: Trace,
 }
 
 /// One VM whose page is followed.
@@ -75,6 +80,8 @@ pub struct ServedVm {
     had_vcpus: bool,
     /// Whether the guest reports; else the host goes by what it sees of the threads.
     reports: bool,
+    /// Whether the guest has rung since the last look.
+    is_called: bool,
 }
 
 impl ServedVm {
@@ -125,6 +132,7 @@ impl ServedVm {
             refused: None,
             had_vcpus: false,
             reports: true,
+            is_called: false,
         })
     }
 
@@ -180,7 +188,8 @@ impl ServedVm {
 
     /// Takes the notices that have arrived; whether to look.
     pub(crate) fn take_notices(&mut self, now: Nanos) -> bool {
-        take(&mut self.bell, now)
+        self.is_called = take(&mut self.bell, now);
+        self.is_called
     }
 
     /// Takes the completions that have arrived, and raises the vCPUs for them.
@@ -235,6 +244,7 @@ impl ServedVm {
                 sequence: None,
                 report: None,
                 foreign: false,
+                trace: Trace::default(),
             });
         }
         self.had_vcpus |= !self.vcpus.is_empty();
@@ -394,7 +404,9 @@ impl ServedVm {
                     look.is_new = v.sequence.replace(sequence).is_some_and(|old| old != sequence);
                     if look.is_new || v.report.is_none() {
                         if look.is_new {
-                            self.clock.observe(now, Nanos(raw.written));
+                            // After it was read: a time before would make the guest's clock early.
+                            self.clock.observe(crate::thread::now(), Nanos(raw.written));
+                            v.trace.report(&raw, |guest| self.clock.to_host(guest));
                         }
                         let (report, nonsense) = raw.checked(|guest| self.clock.to_host(guest));
                         self.nonsense += u64::from(nonsense && look.is_new);
@@ -419,6 +431,13 @@ impl ServedVm {
                 }
                 match v.thread.set(new, guard) {
                     Ok(true) => {
+                        if !up {
+                            v.trace.lowered();
+                        } else if self.reports {
+                            let due = v.report.and_then(|r| r.deadline);
+                            let due = due.map(|d| Nanos(d.0.saturating_sub(self.config.lead.0)));
+                            v.trace.raised(v.machine.reason(), due, self.is_called, crate::thread::now());
+                        }
                         // As above: memory that has gone shows in the threads.
                         let _ = self.shown.show(v.vcpu, new);
                     }

@@ -5,7 +5,7 @@ use rtvirtio_urgency::page::Mode;
 use rtvirtio_urgency::{Counters, Level, Reason};
 use serde::Serialize;
 
-use super::{ServedVcpu, ServedVm};
+use super::{Raises, ServedVcpu, ServedVm};
 
 /// How a VM stands.
 #[derive(Clone, Debug, Serialize)]
@@ -53,6 +53,8 @@ pub struct VcpuStatus {
     /// What has happened.
     #[serde(flatten)]
     pub counters: Counters,
+    /// What raised it, and how late; nothing is counted for a guest that reports nothing.
+    pub raises: Raises,
     /// Whether it is left to another program that has set its policy.
     pub foreign: bool,
 }
@@ -71,6 +73,7 @@ impl ServedVm {
                 task_left,
                 critical_left,
                 counters: v.machine.counters(),
+                raises: v.trace.raises(),
                 foreign: v.foreign,
             }
         };
