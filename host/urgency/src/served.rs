@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
-use rtvirtio_urgency::{Config, Doorbell, FairShare, GuestClock, Look, Reason, Report, Unreported, Vcpu};
+use rtvirtio_urgency::{
+    Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
+};
 use rtvirtio_vmm::Qmp;
 use rtvirtio_vmm::threads::Named;
 use rustix::fs::{FlockOperation, flock};
@@ -72,6 +74,8 @@ pub struct ServedVm {
     /// rings all the time.
     completions: Option<(OwnedFd, Doorbell)>,
     share: FairShare,
+    /// How early announced timers raise vCPUs.
+    lead: Lead,
     /// The weight at the floor, as a share of the VM's own; `None` where it is not moved.
     weight: Option<f64>,
     nonsense: u64,
@@ -126,6 +130,7 @@ impl ServedVm {
             bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
             completions: None,
             share: FairShare::new(crate::thread::now()),
+            lead: Lead::new(config.lead),
             weight: None,
             nonsense: 0,
             unreadable: 0,
@@ -273,6 +278,21 @@ impl ServedVm {
         Ok(next)
     }
 
+    /// Raises vCPUs at their floor whose timers are due, before anything is read: a look takes as
+    /// long again.
+    ///
+    /// # Errors
+    /// As [`ServedVm::look`].
+    pub(crate) fn raise_due(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
+        for v in &mut self.vcpus {
+            let is_due = v.machine.timer_due().is_some_and(|due| due <= now);
+            if is_due && v.machine.reason() == Reason::Floor {
+                v.machine.look(Look::default(), now);
+            }
+        }
+        self.move_changed(levels)
+    }
+
     /// Moves the threads whose level has changed.
     fn move_changed(&mut self, levels: &Levels) -> Result<(), UrgencyError> {
         let moves = |v: &ServedVcpu| !v.foreign && v.machine.level() != v.thread.level();
@@ -386,6 +406,7 @@ impl ServedVm {
         now: Nanos,
     ) -> Result<Option<Nanos>, UrgencyError> {
         let v = &mut self.vcpus[at];
+        v.machine.set_lead(self.lead.get());
         if !self.reports {
             // One that has not run is as it was. One that ended is found at the next look.
             let seen = if ran == Nanos(0) && v.report.is_some() { None } else { v.thread.activity(ran) };
@@ -434,9 +455,12 @@ impl ServedVm {
                         if !up {
                             v.trace.lowered();
                         } else if self.reports {
-                            let due = v.report.and_then(|r| r.deadline);
-                            let due = due.map(|d| Nanos(d.0.saturating_sub(self.config.lead.0)));
-                            v.trace.raised(v.machine.reason(), due, self.is_called, crate::thread::now());
+                            let (reason, at) = (v.machine.reason(), crate::thread::now());
+                            let due = v.machine.timer_due().filter(|_| reason == Reason::Timer);
+                            if let Some(due) = due {
+                                self.lead.took(Nanos(at.0.saturating_sub(due.0)));
+                            }
+                            v.trace.raised(reason, due, self.is_called, at);
                         }
                         // As above: memory that has gone shows in the threads.
                         let _ = self.shown.show(v.vcpu, new);

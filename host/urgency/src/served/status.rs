@@ -28,6 +28,9 @@ pub struct VmStatus {
     /// counts against its fair share; `None` where it cannot be moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
+    /// How long before an announced timer a vCPU is raised, in nanoseconds: what that takes here is
+    /// part of it.
+    pub lead: Nanos,
     /// Looks that found a report half written.
     pub unreadable: u64,
     /// Why something is not followed.
@@ -90,6 +93,7 @@ impl ServedVm {
             notices: self.bell.as_ref().map_or([0, 0], |(_, bell)| [bell.rung(), bell.ignored()]),
             completions: self.completions.as_ref().map(|(_, bell)| [bell.rung(), bell.ignored()]),
             weight: self.weight,
+            lead: self.lead.get(),
             unreadable: self.unreadable,
             refused: self.refused.clone(),
         }

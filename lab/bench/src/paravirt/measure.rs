@@ -183,7 +183,8 @@ fn both(
     guests.kill(1, &["rtvirtio-guestload"])?;
     guests.set(Setup::None, progress)?;
     let counters = status.iter().flat_map(|(s, _)| &s.vcpus).map(|v| v.counters);
-    let raises = status.as_ref().and_then(|(s, _)| s.vcpus.iter().map(|v| v.raises).reduce(|a, b| a.with(&b)));
+    let raises =
+        status.as_ref().and_then(|(s, _)| s.vcpus.iter().map(|v| v.raises).reduce(|a, b| a.with(&b)));
     let (promotions, boosted) = counters.fold((0, 0), |sum, c| (sum.0 + c.promotions, sum.1 + c.boosted.0));
     Ok(Both {
         setup,

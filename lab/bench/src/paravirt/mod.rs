@@ -346,7 +346,16 @@ mod tests {
         let both = |setup, us, batch| {
             let mut latencies = Latencies::default();
             latencies.add(us);
-            Both { setup, latencies, background: 1.0, batch, promotions: 0, boosted: 0.0, weight: None, raises: None }
+            Both {
+                setup,
+                latencies,
+                background: 1.0,
+                batch,
+                promotions: 0,
+                boosted: 0.0,
+                weight: None,
+                raises: None,
+            }
         };
         let host = HostFacts {
             kernel: String::new(),
