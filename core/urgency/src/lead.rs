@@ -3,10 +3,11 @@
 use rtvirtio_units::Nanos;
 
 /// One raise that took longer moves the estimate by this.
-const UP: Nanos = Nanos::from_micros(10);
-/// One that did not moves it back by this part of it: 99 of them, so it settles at the 99th
-/// percentile (Robbins and Monro, 1951).
-const DOWN: u64 = 99;
+const UP: Nanos = Nanos::from_micros(3);
+/// One that did not moves it back by this part of it, so it settles at the 75th percentile (Robbins
+/// and Monro, 1951). What is later has the fixed time; a higher percentile took so much of the
+/// budget on a busy host that it was used up.
+const DOWN: u64 = 3;
 
 /// How long before an announced timer the host begins to raise the vCPU: a fixed time for the vCPU
 /// itself, which must get its core and take what else is pending, and the time that raises have
@@ -20,7 +21,7 @@ pub struct Lead {
 
 impl Lead {
     /// What raises take counts up to this. It bounds what an announced timer costs the neighbours.
-    pub const MOST: Nanos = Nanos::from_micros(200);
+    pub const MOST: Nanos = Nanos::from_micros(100);
 
     /// One that knows nothing of raises yet.
     #[must_use]
@@ -56,10 +57,10 @@ mod tests {
             // 30 to 79 us, and each 200th stalls.
             let raise = if i % 200 == 0 { us(5000) } else { us(30 + i * 7 % 50) };
             lead.took(raise);
-            late += u64::from(i > 2000 && raise.0 + us(50).0 > lead.get().0);
+            late += u64::from(i > 2000 && raise > lead.get());
         }
-        assert!(late < 18_000 * 2 / 100, "{late} were later");
-        assert!((us(120).0..=us(145).0).contains(&lead.get().0), "{}", lead.get());
+        assert_eq!(late, 89, "the stalls only");
+        assert!((us(105).0..=us(130).0).contains(&lead.get().0), "{}", lead.get());
         // It comes back, and has a bound.
         (0..2000).for_each(|_| lead.took(us(20)));
         assert!(lead.get() < us(75), "{}", lead.get());

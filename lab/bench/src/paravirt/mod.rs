@@ -111,7 +111,8 @@ pub struct Both {
     /// The least weight of A at its floor, as a share of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
-    /// What raised A's vCPU, and how late, the warm-up with it; `None` where the guest says nothing.
+    /// What raised A's vCPU, and how late, the warm-up with it; `None` where the guest says
+    /// nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raises: Option<Raises>,
 }
