@@ -20,6 +20,7 @@
 mod clock;
 mod config;
 mod doorbell;
+mod lead;
 mod level;
 pub mod page;
 mod report;
@@ -30,6 +31,7 @@ mod vcpu;
 pub use clock::GuestClock;
 pub use config::Config;
 pub use doorbell::Doorbell;
+pub use lead::Lead;
 pub use level::{GuestPolicy, Level};
 pub use report::Report;
 pub use share::{FairShare, LEAST as LEAST_WEIGHT, Usage};

@@ -152,6 +152,17 @@ impl Vcpu {
         self.reason.is_boost() && self.level.priority > self.config.floor
     }
 
+    /// Raises it this long before announced timers from now on, where [`Config::lead`] was used.
+    pub fn set_lead(&mut self, lead: Nanos) {
+        self.config.lead = lead;
+    }
+
+    /// When the announced timer is to raise it, or was; `None` without one.
+    #[must_use]
+    pub fn timer_due(&self) -> Option<Nanos> {
+        self.report.deadline.map(|at| Nanos(at.0.saturating_sub(self.config.lead.0)))
+    }
+
     /// When its level last changed.
     #[must_use]
     pub fn changed(&self) -> Nanos {
@@ -273,10 +284,8 @@ impl Vcpu {
 
     /// Whether an announced timer is near.
     fn timer(&self, now: Nanos) -> bool {
-        self.report.deadline.is_some_and(|deadline| {
-            let from = Nanos(deadline.0.saturating_sub(self.config.lead.0));
-            now >= from && now < plus(deadline, self.config.hold)
-        })
+        let until = self.report.deadline.map(|deadline| plus(deadline, self.config.hold));
+        self.timer_due().zip(until).is_some_and(|(from, until)| now >= from && now < until)
     }
 
     /// Promotes at once; demotes no sooner than `dwell` after the last change.

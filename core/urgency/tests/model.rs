@@ -10,6 +10,7 @@ enum Event {
     Look(Look),
     Interrupt(Interrupt),
     Completion,
+    Lead(Nanos),
     End,
 }
 
@@ -82,7 +83,11 @@ impl Reference {
     fn step(&mut self, event: Event, now: Nanos) -> (Level, Reason) {
         let (level, reason) = self.before(self.history.len());
         self.history.push(Entry { now, event, level, reason });
-        let config = self.config;
+        let mut config = self.config;
+        let leads = self.history.iter().rev();
+        let lead =
+            leads.filter_map(|e| if let Event::Lead(lead) = e.event { Some(lead) } else { None }).next();
+        config.lead = lead.unwrap_or(config.lead);
         let since = self.history.iter().rposition(|e| matches!(e.event, Event::End)).map_or(0, |at| at + 1);
         let looks = || {
             self.history[since..].iter().rev().filter_map(|e| match e.event {
@@ -176,6 +181,11 @@ fn compare(config: Config, events: &[(u64, Event)]) {
             Event::Look(look) => vcpu.look(*look, now),
             Event::Interrupt(kind) => vcpu.interrupt(*kind, now),
             Event::Completion => vcpu.completion(now),
+            // It acts at the next event; one that changes nothing is as good as any.
+            Event::Lead(lead) => {
+                vcpu.set_lead(*lead);
+                vcpu.look(Look::default(), now)
+            }
             Event::End => vcpu.end(now),
         };
         assert_eq!((step.level, step.reason), reference.step(*event, now), "{config:?} {events:?}");
@@ -218,6 +228,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Interrupt(Interrupt::Maskable)),
         1 => Just(Event::Interrupt(Interrupt::NonMaskable)),
         2 => Just(Event::Completion),
+        1 => (0..40_u64).prop_map(|lead| Event::Lead(Nanos(lead))),
         1 => Just(Event::End),
     ]
 }

@@ -94,6 +94,19 @@ impl MovableFile {
         })
     }
 
+    /// The setting's name where `file` has the weight of a VM's cgroup.
+    #[must_use]
+    pub fn weight_knob(file: &str, vm: &str) -> String {
+        format!("{file} of {vm}")
+    }
+
+    /// Whether it is the weight of this VM's cgroup.
+    #[must_use]
+    pub fn is_weight_of(&self, vm: &str) -> bool {
+        let file = self.target.path.file_name().and_then(|name| name.to_str());
+        file.is_some_and(|file| self.knob == Self::weight_knob(file, vm))
+    }
+
     /// Whether this value is one that the journal names for it.
     #[must_use]
     pub fn may_be(&self, value: &str) -> bool {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rtvirtio_apply::{Form, Place, Target, Write};
+use rtvirtio_apply::{Form, MovableFile, Place, Target, Write};
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::{Attr, Policy};
 use rtvirtio_units::Nanos;
@@ -128,8 +128,11 @@ fn weight(root: &Root, vm: &str, writes: &[Write]) -> Result<Option<Write>, CpuE
     let of = |step: i32| (own as f64 * STEP.powi(step)).round().max(2.0).to_string();
     let mut levels: Vec<String> = (1..=STEPS).map(of).collect();
     levels.dedup();
-    let write =
-        Write::new(format!("{file} of {vm}"), Target::host(dir.join(file), Form::Plain), own.to_string());
+    let write = Write::new(
+        MovableFile::weight_knob(file, vm),
+        Target::host(dir.join(file), Form::Plain),
+        own.to_string(),
+    );
     Ok(Some(Write { created_by: of_group, levels, ..write }))
 }
 

@@ -1,5 +1,6 @@
 //! One VM whose page is followed.
 
+mod raises;
 mod share;
 mod status;
 
@@ -10,7 +11,9 @@ use std::path::PathBuf;
 use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
-use rtvirtio_urgency::{Config, Doorbell, FairShare, GuestClock, Look, Reason, Report, Unreported, Vcpu};
+use rtvirtio_urgency::{
+    Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
+};
 use rtvirtio_vmm::Qmp;
 use rtvirtio_vmm::threads::Named;
 use rustix::fs::{FlockOperation, flock};
@@ -20,6 +23,9 @@ use serde_json::json;
 use crate::thread::VcpuThread;
 use crate::{DOORBELL, FileMemory, Page, UrgencyError};
 
+use raises::Trace;
+
+pub use raises::{Delays, Raises};
 pub use status::{VcpuStatus, VmStatus};
 
 /// Makes a connection to a VM's monitor, for a moment.
@@ -41,6 +47,7 @@ struct ServedVcpu {
     report: Option<Report>,
     /// Another program has set its policy.
     foreign: bool,
+    trace: Trace,
 }
 
 /// One VM whose page is followed.
@@ -67,6 +74,8 @@ pub struct ServedVm {
     /// rings all the time.
     completions: Option<(OwnedFd, Doorbell)>,
     share: FairShare,
+    /// How early announced timers raise vCPUs.
+    lead: Lead,
     /// The weight at the floor, as a share of the VM's own; `None` where it is not moved.
     weight: Option<f64>,
     nonsense: u64,
@@ -75,6 +84,8 @@ pub struct ServedVm {
     had_vcpus: bool,
     /// Whether the guest reports; else the host goes by what it sees of the threads.
     reports: bool,
+    /// Whether the guest has rung since the last look.
+    is_called: bool,
 }
 
 impl ServedVm {
@@ -119,12 +130,14 @@ impl ServedVm {
             bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
             completions: None,
             share: FairShare::new(crate::thread::now()),
+            lead: Lead::new(config.lead),
             weight: None,
             nonsense: 0,
             unreadable: 0,
             refused: None,
             had_vcpus: false,
             reports: true,
+            is_called: false,
         })
     }
 
@@ -180,7 +193,8 @@ impl ServedVm {
 
     /// Takes the notices that have arrived; whether to look.
     pub(crate) fn take_notices(&mut self, now: Nanos) -> bool {
-        take(&mut self.bell, now)
+        self.is_called = take(&mut self.bell, now);
+        self.is_called
     }
 
     /// Takes the completions that have arrived, and raises the vCPUs for them.
@@ -235,6 +249,7 @@ impl ServedVm {
                 sequence: None,
                 report: None,
                 foreign: false,
+                trace: Trace::default(),
             });
         }
         self.had_vcpus |= !self.vcpus.is_empty();
@@ -261,6 +276,21 @@ impl ServedVm {
         self.move_changed(levels)?;
         self.move_weight(levels, now)?;
         Ok(next)
+    }
+
+    /// Raises vCPUs at their floor whose timers are due, before anything is read: a look takes as
+    /// long again.
+    ///
+    /// # Errors
+    /// As [`ServedVm::look`].
+    pub(crate) fn raise_due(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
+        for v in &mut self.vcpus {
+            let is_due = v.machine.timer_due().is_some_and(|due| due <= now);
+            if is_due && v.machine.reason() == Reason::Floor {
+                v.machine.look(Look::default(), now);
+            }
+        }
+        self.move_changed(levels)
     }
 
     /// Moves the threads whose level has changed.
@@ -376,6 +406,7 @@ impl ServedVm {
         now: Nanos,
     ) -> Result<Option<Nanos>, UrgencyError> {
         let v = &mut self.vcpus[at];
+        v.machine.set_lead(self.lead.get());
         if !self.reports {
             // One that has not run is as it was. One that ended is found at the next look.
             let seen = if ran == Nanos(0) && v.report.is_some() { None } else { v.thread.activity(ran) };
@@ -394,7 +425,9 @@ impl ServedVm {
                     look.is_new = v.sequence.replace(sequence).is_some_and(|old| old != sequence);
                     if look.is_new || v.report.is_none() {
                         if look.is_new {
-                            self.clock.observe(now, Nanos(raw.written));
+                            // After it was read: a time before would make the guest's clock early.
+                            self.clock.observe(crate::thread::now(), Nanos(raw.written));
+                            v.trace.report(&raw, |guest| self.clock.to_host(guest));
                         }
                         let (report, nonsense) = raw.checked(|guest| self.clock.to_host(guest));
                         self.nonsense += u64::from(nonsense && look.is_new);
@@ -419,6 +452,16 @@ impl ServedVm {
                 }
                 match v.thread.set(new, guard) {
                     Ok(true) => {
+                        if !up {
+                            v.trace.lowered();
+                        } else if self.reports {
+                            let (reason, at) = (v.machine.reason(), crate::thread::now());
+                            let due = v.machine.timer_due().filter(|_| reason == Reason::Timer);
+                            if let Some(due) = due {
+                                self.lead.took(Nanos(at.0.saturating_sub(due.0)));
+                            }
+                            v.trace.raised(reason, due, self.is_called, at);
+                        }
                         // As above: memory that has gone shows in the threads.
                         let _ = self.shown.show(v.vcpu, new);
                     }

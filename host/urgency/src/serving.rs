@@ -82,6 +82,9 @@ fn follow(
             }
         }
         for (vm, due) in vms.iter_mut().zip(&mut due) {
+            if at >= *due {
+                vm.raise_due(levels, at)?;
+            }
             let is_called = vm.take_notices(at);
             let is_raised = vm.take_completions(levels, at)?;
             if at < *due && !is_called && !is_raised {

@@ -31,8 +31,6 @@ pub enum If {
 /// Functions of the kernel (`include/uapi/linux/bpf.h`).
 #[derive(Clone, Copy, Debug)]
 pub enum Helper {
-    /// `bpf_map_lookup_elem`.
-    Lookup = 1,
     /// `bpf_ktime_get_ns`: `CLOCK_MONOTONIC`.
     Now = 5,
     /// `bpf_get_smp_processor_id`.
@@ -70,6 +68,21 @@ impl Assembler {
         self.push(0x07, to, 0, 0, value);
     }
 
+    /// `to += from`.
+    pub fn add_register(&mut self, to: Register, from: Register) {
+        self.push(0x0f, to, from, 0, 0);
+    }
+
+    /// `to &= value`.
+    pub fn and(&mut self, to: Register, value: i32) {
+        self.push(0x57, to, 0, 0, value);
+    }
+
+    /// `to <<= bits`.
+    pub fn shift_left(&mut self, to: Register, bits: i32) {
+        self.push(0x67, to, 0, 0, bits);
+    }
+
     /// `to -= from`.
     pub fn subtract(&mut self, to: Register, from: Register) {
         self.push(0x1f, to, from, 0, 0);
@@ -85,9 +98,9 @@ impl Assembler {
         self.wide(to, 0, value);
     }
 
-    /// `to` = the map of this descriptor.
-    pub fn set_map(&mut self, to: Register, descriptor: i32) {
-        self.wide(to, 1, u64::from(descriptor.unsigned_abs()));
+    /// `to` = the place of the only value of this descriptor's array.
+    pub fn set_value_of(&mut self, to: Register, descriptor: i32) {
+        self.wide(to, 2, u64::from(descriptor.unsigned_abs()));
     }
 
     fn wide(&mut self, to: Register, from: Register, value: u64) {
@@ -104,11 +117,6 @@ impl Assembler {
     /// `*(to + offset) = from`.
     pub fn store(&mut self, width: Width, to: Register, offset: i16, from: Register) {
         self.push(if matches!(width, Width::Word) { 0x63 } else { 0x7b }, to, from, offset, 0);
-    }
-
-    /// `*(to + offset) = value`.
-    pub fn store_value(&mut self, width: Width, to: Register, offset: i16, value: i32) {
-        self.push(if matches!(width, Width::Word) { 0x62 } else { 0x7a }, to, 0, offset, value);
     }
 
     /// Calls a function of the kernel.

@@ -26,7 +26,8 @@ const SYMBOLS: &str = "/proc/kallsyms";
 const PAGEMAP: &str = "/proc/self/pagemap";
 /// The function of timers that wake a sleeper.
 const WAKE: &str = "hrtimer_wakeup";
-/// vCPUs whose blocks fit into one page, which is in one piece in the guest's memory.
+/// vCPUs whose blocks fit into one page, which is in one piece in the guest's memory. A power of
+/// two.
 const MOST: usize = LEAST_SIZE / BLOCK;
 
 /// The programs at work, until this is dropped.
@@ -57,7 +58,7 @@ impl Watch {
         };
         let known = Btf::new(&bytes).and_then(|btf| of_kernel(&btf));
         let (layout, [at_switch, at_timer]) = known.map_err(|e| lacks(BTF, &e))?;
-        let map = kernel::array(MOST as u32, BLOCK as u32).map_err(|e| lacks("BPF maps", &e))?;
+        let map = kernel::array(1, LEAST_SIZE as u32).map_err(|e| lacks("BPF maps", &e))?;
         let blocks = Mapping::of_descriptor(&map, LEAST_SIZE).map_err(|e| lacks("a mapped array", &e))?;
         let number = map.as_raw_fd();
         let switch = kernel::attach(&on_switch(number, layout), at_switch);

@@ -3,8 +3,9 @@
 //! Both may also be used under the GPL version 2, as the kernel asks of programs that read its
 //! structures.
 
-use rtvirtio_urgency::page::{flag, vcpu};
+use rtvirtio_urgency::page::{BLOCK, flag, vcpu};
 
+use super::MOST;
 use super::assembler::{Assembler, Helper, If, Width};
 use super::btf::{Btf, BtfError};
 
@@ -13,8 +14,6 @@ use super::btf::{Btf, BtfError};
 const FARTHEST: i32 = 2_000_000_000;
 /// `MAX_RT_PRIO`: a task's `prio` below it is real-time.
 const REAL_TIME: i32 = 100;
-/// Where the key of a lookup is on the stack.
-const KEY: i16 = -8;
 /// The guest's own double word in each block: the earliest timer that something urgent has armed.
 const ARMED: i16 = 32;
 const SEQUENCE: i16 = bytes(vcpu::SEQUENCE);
@@ -33,6 +32,8 @@ const fn bytes(word: usize) -> i16 {
 pub struct Layout {
     prio: i16,
     pid: i16,
+    /// `None` where tasks do not have it.
+    processor: Option<i16>,
     timer_expires: i16,
     timer_function: i16,
 }
@@ -50,33 +51,45 @@ impl Layout {
         Ok(Self {
             prio: offset("task_struct", "prio")?,
             pid: offset("task_struct", "pid")?,
+            processor: offset("task_struct", "thread_info")
+                .and_then(|at| Ok(at + offset("thread_info", "cpu")?))
+                .ok(),
             timer_expires: offset("hrtimer", "node")? + offset("timerqueue_node", "expires")?,
             timer_function: offset("hrtimer", "function")?,
         })
     }
 }
 
-/// r8 = the block of this processor, or the program ends.
+/// r8 = the block of the processor whose number r2 has. The array is one value, whose place the
+/// kernel writes into the program: nothing is looked up.
 fn block(a: &mut Assembler, map: i32) {
+    // Its number is below MOST anyway: for the kernel, which checks the program.
+    a.and(2, MOST as i32 - 1);
+    a.shift_left(2, BLOCK.trailing_zeros() as i32);
+    a.set_value_of(8, map);
+    a.add_register(8, 2);
+}
+
+/// r2 = the number of this processor.
+fn processor(a: &mut Assembler) {
     a.call(Helper::Processor);
-    a.store(Width::Word, 10, KEY, 0);
-    a.set_map(1, map);
-    a.copy(2, 10);
-    a.add(2, i32::from(KEY));
-    a.call(Helper::Lookup);
-    a.jump_if(0, If::Equal, 0, "end");
-    a.copy(8, 0);
+    a.copy(2, 0);
 }
 
 /// At `sched_switch(preempt, prev, next, ...)`: writes what the processor runs next, where that is
-/// something else for the host. Most switches, between ordinary tasks, end at once: no byte is
-/// written then.
+/// something else for the host. Most switches, between ordinary tasks, end after a few loads,
+/// without a call: no byte is written then. What `prev` says does not help: its priority may have
+/// changed since it was reported.
 #[must_use]
 pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
     let mut a = Assembler::default();
     a.load(Width::Double, 7, 1, 16);
-    a.load(Width::Word, 6, 7, layout.prio);
+    match layout.processor {
+        Some(at) => a.load(Width::Word, 2, 7, at),
+        None => processor(&mut a),
+    }
     block(&mut a, map);
+    a.load(Width::Word, 6, 7, layout.prio);
     a.jump_if_signed_less(6, REAL_TIME, "urgent");
 
     // r9 = flags: whether it is the idle task, number 0.
@@ -100,13 +113,19 @@ pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
     a.set(5, 0);
     a.jump("write");
 
-    // r5 = the guest's priority, 99 - prio; tasks under deadlines and the kernel's own above all.
+    // r9 = the guest's priority, 99 - prio; tasks under deadlines and the kernel's own above all.
     a.label("urgent");
-    a.call(Helper::Now);
-    a.set(5, 99);
+    a.set(9, 99);
     a.jump_if_signed_less(6, 0, "highest");
-    a.subtract(5, 6);
+    a.subtract(9, 6);
     a.label("highest");
+    a.load(Width::Word, 1, 8, POLICY);
+    a.jump_if(1, If::Equal, 0, "begins");
+    a.load(Width::Word, 1, 8, PRIORITY);
+    a.jump_if_register(1, If::Equal, 9, "end");
+    a.label("begins");
+    a.call(Helper::Now);
+    a.copy(5, 9);
     a.set(6, 1);
     a.set(7, 0);
     a.set(9, 0);
@@ -138,6 +157,7 @@ pub fn on_timer(map: i32, layout: Layout, wake: u64) -> Vec<u64> {
     a.load(Width::Double, 1, 7, layout.timer_function);
     a.set_wide(2, wake);
     a.jump_if_register(1, If::Not, 2, "end");
+    processor(&mut a);
     block(&mut a, map);
     a.load(Width::Word, 1, 8, POLICY);
     a.jump_if(1, If::Equal, 0, "end");

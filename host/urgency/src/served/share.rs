@@ -2,14 +2,11 @@
 
 use std::io::ErrorKind;
 
-use rtvirtio_apply::{Guard, Hold, Levels, MovableFile};
+use rtvirtio_apply::{Guard, Hold, Levels};
 use rtvirtio_units::Nanos;
 
 use super::ServedVm;
 use crate::UrgencyError;
-
-/// The files that have a cgroup's weight, on v1 and v2.
-const FILES: [&str; 2] = ["cpu.shares", "cpu.weight"];
 
 /// The least change of a weight, as a logarithm: about two of the journal's.
 const LEAST_STEP: f64 = 0.15;
@@ -36,9 +33,7 @@ impl ServedVm {
     /// Gives the VM this share of its own weight: its cgroup's where the journal has that one, else
     /// its threads'. The share that it has then; `None` where it cannot be moved.
     pub(super) fn set_weight(&mut self, weight: f64, levels: &Levels, guard: &Guard<'_>) -> Option<f64> {
-        let is_ours =
-            |f: &&MovableFile| FILES.iter().any(|file| f.knob == format!("{file} of {}", self.name));
-        if let Some(file) = levels.files().iter().find(is_ours) {
+        if let Some(file) = levels.files().iter().find(|file| file.is_weight_of(&self.name)) {
             let own: f64 = file.contract.parse().ok().filter(|own| *own > 0.0)?;
             let all = std::iter::once(&file.contract).chain(&file.levels);
             let all = all.filter_map(|text| Some((text, text.parse::<f64>().ok()? / own)));

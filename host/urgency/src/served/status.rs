@@ -5,7 +5,7 @@ use rtvirtio_urgency::page::Mode;
 use rtvirtio_urgency::{Counters, Level, Reason};
 use serde::Serialize;
 
-use super::{ServedVcpu, ServedVm};
+use super::{Raises, ServedVcpu, ServedVm};
 
 /// How a VM stands.
 #[derive(Clone, Debug, Serialize)]
@@ -28,6 +28,9 @@ pub struct VmStatus {
     /// counts against its fair share; `None` where it cannot be moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
+    /// How long before an announced timer a vCPU is raised, in nanoseconds: what that takes here is
+    /// part of it.
+    pub lead: Nanos,
     /// Looks that found a report half written.
     pub unreadable: u64,
     /// Why something is not followed.
@@ -53,6 +56,8 @@ pub struct VcpuStatus {
     /// What has happened.
     #[serde(flatten)]
     pub counters: Counters,
+    /// What raised it, and how late; nothing is counted for a guest that reports nothing.
+    pub raises: Raises,
     /// Whether it is left to another program that has set its policy.
     pub foreign: bool,
 }
@@ -71,6 +76,7 @@ impl ServedVm {
                 task_left,
                 critical_left,
                 counters: v.machine.counters(),
+                raises: v.trace.raises(),
                 foreign: v.foreign,
             }
         };
@@ -87,6 +93,7 @@ impl ServedVm {
             notices: self.bell.as_ref().map_or([0, 0], |(_, bell)| [bell.rung(), bell.ignored()]),
             completions: self.completions.as_ref().map(|(_, bell)| [bell.rung(), bell.ignored()]),
             weight: self.weight,
+            lead: self.lead.get(),
             unreadable: self.unreadable,
             refused: self.refused.clone(),
         }

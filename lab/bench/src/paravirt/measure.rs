@@ -13,7 +13,7 @@ use rtvirtio_units::Nanos;
 use rtvirtio_workflow::{Progress, generated};
 
 use super::guests::Guests;
-use super::{Both, Cost, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Setup};
+use super::{Both, Cost, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup};
 use crate::cores::{keep_awake, on_one_core, with_backend};
 use crate::cyclictest::wake_up_probe::WakeUpProbe;
 use crate::cyclictest::{LARGEST_US, Latencies, WATCH_US, parse};
@@ -49,6 +49,14 @@ pub struct ParavirtOptions {
     pub priorities_only: bool,
     /// Keep idle CPUs awake.
     pub awake: bool,
+    /// Only these pieces; all when empty.
+    pub only: Vec<Piece>,
+}
+
+impl ParavirtOptions {
+    fn has(&self, piece: Piece) -> bool {
+        self.only.is_empty() || self.only.contains(&piece)
+    }
 }
 
 /// Measures all. The result is written to `path` after each round.
@@ -94,19 +102,23 @@ pub fn measure(
         promotions: Vec::new(),
         lies: Vec::new(),
     };
-    let lies: Vec<&str> = std::iter::once(HONEST).chain(LIES).collect();
-    let runs = (Setup::ALL.len() + 2 + 1 + lies.len()) * usize::from(options.repeat);
-    let mut counter = Counter::new(progress, "paravirt", runs);
+    let setups: &[Setup] = if options.has(Piece::Both) { &Setup::ALL } else { &[] };
+    let costs: &[bool] = if options.has(Piece::Cost) { &[false, true] } else { &[] };
+    let lies: Vec<&str> = std::iter::once(HONEST).chain(LIES).filter(|_| options.has(Piece::Lies)).collect();
+    let promotes = options.has(Piece::Promotions);
+    let runs = setups.len() + costs.len() + usize::from(promotes) + lies.len();
+    let mut counter = Counter::new(progress, "paravirt", runs * usize::from(options.repeat));
     for round in 0..usize::from(options.repeat) {
-        data.both.extend(interleaved(&Setup::ALL, round, &mut counter, progress, |setup| {
+        data.both.extend(interleaved(setups, round, &mut counter, progress, |setup| {
             both(&mut guests, *setup, length, progress)
         })?);
-        let costs = interleaved(&[false, true], round, &mut counter, progress, |reports| {
+        data.cost.extend(interleaved(costs, round, &mut counter, progress, |reports| {
             cost(&mut guests, *reports, length, progress)
-        })?;
-        data.cost.extend(costs);
-        data.promotions.push(promote(&mut guests, options.promotions, progress)?);
-        counter.step();
+        })?);
+        if promotes {
+            data.promotions.push(promote(&mut guests, options.promotions, progress)?);
+            counter.step();
+        }
         data.lies.extend(interleaved(&lies, round, &mut counter, progress, |kind| {
             lie(&mut guests, kind, length / 2, progress)
         })?);
@@ -171,6 +183,8 @@ fn both(
     guests.kill(1, &["rtvirtio-guestload"])?;
     guests.set(Setup::None, progress)?;
     let counters = status.iter().flat_map(|(s, _)| &s.vcpus).map(|v| v.counters);
+    let raises =
+        status.as_ref().and_then(|(s, _)| s.vcpus.iter().map(|v| v.raises).reduce(|a, b| a.with(&b)));
     let (promotions, boosted) = counters.fold((0, 0), |sum, c| (sum.0 + c.promotions, sum.1 + c.boosted.0));
     Ok(Both {
         setup,
@@ -180,6 +194,7 @@ fn both(
         promotions,
         boosted: boosted.saturating_sub(boosted_before) as f64 / 1e9,
         weight,
+        raises,
     })
 }
 
@@ -296,8 +311,9 @@ fn lie(
 
 /// The command with these options.
 fn command(options: &ParavirtOptions) -> String {
+    let only = options.only.iter().map(|piece| format!(" --only {piece}"));
     format!(
-        "rtvirtio-lab bench paravirt --for {} --repeat {} --budget {} --period {} --boost {} --promotions {}{}{}",
+        "rtvirtio-lab bench paravirt --for {} --repeat {} --budget {} --period {} --boost {} --promotions {}{}{}{}",
         options.length,
         options.repeat,
         options.budget,
@@ -305,6 +321,7 @@ fn command(options: &ParavirtOptions) -> String {
         options.boost,
         options.promotions,
         if options.priorities_only { " --priorities-only" } else { "" },
-        if options.awake { " --awake" } else { "" }
+        if options.awake { " --awake" } else { "" },
+        only.collect::<String>()
     )
 }

@@ -13,6 +13,7 @@ pub use page::report;
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
+use rtvirtio_urgency_host::Raises;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
@@ -54,6 +55,44 @@ impl Setup {
     }
 }
 
+/// A part of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Both VMs at once, in all set-ups.
+    Both,
+    /// What reports cost where nothing is urgent.
+    Cost,
+    /// How fast a promotion is.
+    Promotions,
+    /// A guest that lies.
+    Lies,
+}
+
+impl Piece {
+    /// In the order of a round.
+    pub const ALL: [Self; 4] = [Self::Both, Self::Cost, Self::Promotions, Self::Lies];
+}
+
+impl std::fmt::Display for Piece {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Both => "both",
+            Self::Cost => "cost",
+            Self::Promotions => "promotions",
+            Self::Lies => "lies",
+        })
+    }
+}
+
+impl std::str::FromStr for Piece {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|piece| piece.to_string() == name);
+        found.ok_or_else(|| format!("one of {}", Self::ALL.map(|piece| piece.to_string()).join(", ")))
+    }
+}
+
 /// One run of both VMs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Both {
@@ -72,6 +111,10 @@ pub struct Both {
     /// The least weight of A at its floor, as a share of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
+    /// What raised A's vCPU, and how late, the warm-up with it; `None` where the guest says
+    /// nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raises: Option<Raises>,
 }
 
 /// One run with and one without reports, where nothing is urgent.
@@ -146,6 +189,12 @@ impl ParavirtData {
         let mut all = Latencies::default();
         self.of(setup).for_each(|b| all.merge(&b.latencies));
         all
+    }
+
+    /// What raised A's vCPU in all rounds.
+    #[must_use]
+    pub fn raises(&self) -> Raises {
+        self.both.iter().filter_map(|b| b.raises).fold(Raises::default(), |sum, of| sum.with(&of))
     }
 
     /// The runs of a set-up, in order of the rounds.
@@ -298,7 +347,16 @@ mod tests {
         let both = |setup, us, batch| {
             let mut latencies = Latencies::default();
             latencies.add(us);
-            Both { setup, latencies, background: 1.0, batch, promotions: 0, boosted: 0.0, weight: None }
+            Both {
+                setup,
+                latencies,
+                background: 1.0,
+                batch,
+                promotions: 0,
+                boosted: 0.0,
+                weight: None,
+                raises: None,
+            }
         };
         let host = HostFacts {
             kernel: String::new(),

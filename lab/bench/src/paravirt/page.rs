@@ -9,6 +9,7 @@ use crate::page::xy::table;
 use crate::report::{ExperimentReport, read};
 use rtvirtio_learn::statistic::median;
 use rtvirtio_units::Nanos;
+use rtvirtio_urgency_host::Delays;
 
 /// The report of a saved result.
 ///
@@ -27,7 +28,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
         idle_text(data.awake),
         data.command
     );
-    let sections = vec![both(&data), cost(&data), lies(&data)];
+    let sections = vec![both(&data), raises(&data), cost(&data), lies(&data)];
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }
 
@@ -87,6 +88,37 @@ fn both(data: &ParavirtData) -> Section {
         ],
         plots: Vec::new(),
         tables: vec![table("both at once", &head, rows)],
+    }
+}
+
+/// What raised A's vCPU, and how late that and its task were.
+fn raises(data: &ParavirtData) -> Section {
+    let all = data.raises();
+    let row = |name: &str, delays: &Delays| {
+        let counts = delays.counts.iter().map(u64::to_string);
+        let longest = delays.longest.0.div_ceil(1000).to_string();
+        [vec![name.to_owned(), delays.n().to_string()], counts.collect(), vec![longest]].concat()
+    };
+    let rows = vec![
+        row("raised for a timer, after it was to be", &all.timer),
+        row("raised by a look, after the report", &all.look),
+        row("raised by a notice, after the report", &all.notice),
+        row("the task ran after its timer, where the vCPU was raised before it", &all.tasks_in_time),
+        row("the task ran after its timer, where it was not", &all.tasks_late),
+    ];
+    let edges = Delays::EDGES_US.map(|us| format!("< {us} us"));
+    let mut head = vec!["", "n"];
+    head.extend(edges.iter().map(String::as_str));
+    head.extend(["longer", "longest us"]);
+    Section {
+        title: "What raised A's vCPU while A says what is urgent".to_owned(),
+        text: vec![
+            "Counted by the host, warm-ups with it. The task's times are from its timer to its report, both by the guest's clock: where the vCPU was raised in \
+             time, what is late is the guest, its emulation or the host's core."
+                .to_owned(),
+        ],
+        plots: Vec::new(),
+        tables: vec![table("raises", &head, rows)],
     }
 }
 

@@ -1,7 +1,7 @@
 //! `bench paravirt`.
 
 use clap::Args;
-use rtvirtio_bench::paravirt::ParavirtOptions;
+use rtvirtio_bench::paravirt::{ParavirtOptions, Piece};
 use rtvirtio_units::Nanos;
 
 use super::BenchResult;
@@ -34,6 +34,9 @@ pub struct BenchParavirtArgs {
     /// Keep idle CPUs from sleeping, as on a real-time host
     #[arg(long)]
     pub awake: bool,
+    /// Only this part: both, cost, promotions, or lies; may be given several times
+    #[arg(long, value_name = "PART", conflicts_with = "report_only")]
+    pub only: Vec<Piece>,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
@@ -51,6 +54,7 @@ impl BenchParavirtArgs {
             promotions: self.promotions,
             priorities_only: self.priorities_only,
             awake: self.awake,
+            only: self.only.clone(),
         }
     }
 }
