@@ -1,5 +1,5 @@
-//! A disk that the I/O domain serves, in the service's verdicts: a real domain on a loop device, and
-//! a client of its own protocol in place of a QEMU.
+//! A disk that the I/O domain serves, in the service's verdicts: a real domain on a loop device,
+//! and a client of its own protocol in place of a QEMU.
 
 mod common;
 
