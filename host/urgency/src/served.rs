@@ -278,7 +278,7 @@ impl ServedVm {
         Ok(next)
     }
 
-    /// Raises vCPUs at their floor whose timers are due, before anything is read: a look takes as
+    /// Raises vCPUs at their floor whose timers are due, before reports are read: that takes as
     /// long again.
     ///
     /// # Errors
@@ -286,9 +286,13 @@ impl ServedVm {
     pub(crate) fn raise_due(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
         for v in &mut self.vcpus {
             let is_due = v.machine.timer_due().is_some_and(|due| due <= now);
-            if is_due && v.machine.reason() == Reason::Floor {
-                v.machine.look(Look::default(), now);
+            if !is_due || v.machine.reason() != Reason::Floor {
+                continue;
             }
+            // What it used at its floor is not charged. One that has ended is found at the look.
+            let Some(used) = v.thread.used_since() else { continue };
+            self.share.used(used, false);
+            v.machine.look(Look { ran: used.ran, ..Look::default() }, now);
         }
         self.move_changed(levels)
     }
