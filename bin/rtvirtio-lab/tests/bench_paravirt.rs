@@ -40,9 +40,9 @@ fn urgency_and_lies_are_measured_and_shown_again() {
     let data: Value = serde_json::from_str(&text).unwrap();
     let urgent = data["both"].as_array().unwrap().iter().find(|b| b["setup"] == "urgency").unwrap();
     assert!(urgent["promotions"].as_u64().unwrap() > 0, "{urgent}");
-    // What was urgent is taken off A's share at its floor.
+    // What was urgent is taken off A's share at its floor: at most to 1/32, as nice to 0.8^16.
     let weight = urgent["weight"].as_f64().unwrap();
-    assert!((0.03..1.0).contains(&weight), "{urgent}");
+    assert!((0.028..1.0).contains(&weight), "{urgent}");
     assert_eq!(data["lies"].as_array().unwrap().len(), 7);
     // No lie gives more CPU time above the floor than the budget of each second that it touches,
     // and what the kernel's tick counts late.
