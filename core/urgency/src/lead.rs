@@ -5,13 +5,12 @@ use rtvirtio_units::Nanos;
 /// One raise that took longer moves the estimate by this.
 const UP: Nanos = Nanos::from_micros(3);
 /// One that did not moves it back by this part of it, so it settles at the 75th percentile (Robbins
-/// and Monro, 1951). What is later has the fixed time; a higher percentile took so much of the
-/// budget on a busy host that it was used up.
+/// and Monro, 1951). What is later has the fixed time; a higher percentile costs more of the budget.
 const DOWN: u64 = 3;
 
 /// How long before an announced timer the host begins to raise the vCPU: a fixed time for the vCPU
 /// itself, which must get its core and take what else is pending, and the time that raises have
-/// taken lately from when they were due. That is a matter of the host, its load and how many VMs it
+/// taken lately from when they were due. It depends on the host, its load and how many VMs it
 /// follows, so it is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Lead {
