@@ -5,7 +5,8 @@ use rtvirtio_units::Nanos;
 /// One raise that took longer moves the estimate by this.
 const UP: Nanos = Nanos::from_micros(3);
 /// One that did not moves it back by this part of it, so it settles at the 75th percentile (Robbins
-/// and Monro, 1951). What is later has the fixed time; a higher percentile costs more of the budget.
+/// and Monro, 1951). What is later has the fixed time; a higher percentile costs more of the
+/// budget.
 const DOWN: u64 = 3;
 
 /// How long before an announced timer the host begins to raise the vCPU: a fixed time for the vCPU
