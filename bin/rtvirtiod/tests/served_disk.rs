@@ -114,7 +114,7 @@ fn a_disk_of_the_io_domain_is_judged_with_its_caps_and_with_what_late_requests_w
         let seen = observation(&rig);
         let vm = &seen["vms"]["plc"];
         let [missed, met] = [0, 1].map(|i| vm["targets"][i]["verdict"].clone());
-        // From the second look on stalls are watched, from the third on they are told.
+        // Stalls are watched from the second look on and reported from the third on.
         if missed == "missed" && met == "met" && !vm["targets"][0]["late_unseen"].is_null() {
             break seen;
         }

@@ -53,7 +53,7 @@ pub struct FleetContract {
     pub proxmox: Option<u32>,
 }
 
-/// What a spec says of a VM beside its contract.
+/// What a spec says about a VM besides its contract.
 struct Meta {
     criticality: Criticality,
     proxmox: Option<u32>,

@@ -1,4 +1,4 @@
-//! What the HA manager of Proxmox VE is told, and what follows from it.
+//! Rules for the HA manager of Proxmox VE, and the placements that follow from them.
 
 use std::collections::BTreeMap;
 use std::fs;

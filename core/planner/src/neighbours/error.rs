@@ -12,7 +12,7 @@ pub enum NeighbourError {
     /// Nothing to choose for.
     #[error("no VM has a target: give a task one, or say what a VM must get with --alpha-delta VM=RATE,TIME")]
     NoVictim,
-    /// Nobody to limit.
+    /// There is no VM to limit.
     #[error("every VM has a target or its own `traffic`: there is no VM to choose a limit for")]
     NoNeighbour,
     /// A name that the spec does not have.

@@ -215,7 +215,7 @@ fn needs<'a>(spec: &'a Spec, asked: &[AskedService]) -> Result<Vec<Need<'a>>, Ne
                 return Err(NeighbourError::Synced { vm: vm.name.clone(), task: task.name.clone() });
             }
             let Some(target) = task.tightest_target() else {
-                // Beside other VMs with a target it has to be known what its tasks add.
+                // Next to other VMs with a target, the load of its tasks must be known.
                 let alone = || spec.vms.iter().all(|v| v.name == vm.name || !is_asked(v, asked));
                 if service.is_some() && alone() {
                     continue;

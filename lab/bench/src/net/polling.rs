@@ -59,8 +59,8 @@ impl PollingData {
     }
 }
 
-/// Measures both systems; the host, too, as a result file describes it. Where there is no other
-/// switch, says so.
+/// Measures both systems and returns them with the host's facts for the result file. Reports it
+/// where OVS-DPDK is not installed.
 ///
 /// # Errors
 /// A guest, a domain or a switch that cannot be made, and cancellation.
