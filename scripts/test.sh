@@ -17,15 +17,15 @@ all) tiers="check host cluster slow" ;;
 *) echo "usage: scripts/test.sh check|host|cluster|slow|all" >&2; exit 2 ;;
 esac
 work=$(mktemp -d)
-background=
+backgrounds=
 kill_tree() {
     for child in $(ps -o pid= --ppid "$1"); do kill_tree "$child"; done
     kill "$1" 2>/dev/null || true
 }
 cleanup() {
-    # With all that it runs: a background process of a shell does not see Ctrl-C.
-    [ -z "$background" ] || kill_tree "$background"
-    rm -rf "$work" "$work.failed" "$work.background"
+    # With all that they run: a background process of a shell does not see Ctrl-C.
+    for each in $backgrounds; do kill_tree "$each"; done
+    rm -rf "$work" "$work.failed" "$work".background.*
 }
 trap cleanup EXIT INT TERM
 
@@ -38,6 +38,16 @@ slow_name() {
 # A test program that starts a cluster. It mostly waits, and a node that gets no CPU counts as lost: nothing runs beside it.
 cluster_name() {
     case $1 in cluster | fencing) return 0 ;; esac
+    return 1
+}
+
+# A test program of which each test makes all that it uses: files, loop devices, an I/O domain, a machine of its own. It needs no
+# real-time budget, no libvirt and no leftovers of others, so it runs beside the tests of the host.
+beside_name() {
+    case $1 in
+    amend | claims | corpus | crash_kernel | crash_sim | data | dependencies | disks | hostile | journal_bits | journal_damage) return 0 ;;
+    reload | repeat | share | unreadable) return 0 ;;
+    esac
     return 1
 }
 
@@ -71,30 +81,37 @@ skip() { # skip NAME WHY: it cannot run on this machine
     # It counts as skipped, not as passed too: the sum takes skips off what passed, since a skipped test counts as passed.
     echo "test result: ok. 1 passed; 0 failed" >>"$log"
 }
-# Checks in the background of tests that mostly wait, with less priority: start_background NICE CHECK..., and end_background before
-# the tier's end. What compiles holds no build directory that a test waits for: tests run what is built. What runs has a machine of
-# its own, the box, or is examples of the documentation, which share nothing.
+# Checks in the background of tests that mostly wait: start_background NICE CHECK..., each call with what runs one after the other,
+# and end_background before the tier's end. What compiles holds no build directory that a test waits for: tests run what is built.
+# What runs shares nothing with the tests in the foreground: it is in a machine of its own, the box, or makes all that it uses.
 start_background() {
-    mkdir -p "$work.background"
+    started=$((${started:-0} + 1))
+    directory=$work.background.$started
+    mkdir -p "$directory"
     priority=$1
     shift
     (
         # Until it has its priority.
         sleep 1
-        log=$work.background/log
+        log=$directory/log
         : >"$log"
         for each in "$@"; do "$each"; done
-    ) >"$work.background/output" 2>&1 &
-    background=$!
-    renice -n "$priority" -p "$background" >/dev/null 2>&1 || true
+    ) >"$directory/output" 2>&1 &
+    backgrounds="$backgrounds $!"
+    renice -n "$priority" -p "$!" >/dev/null 2>&1 || true
 }
 end_background() {
-    wait "$background" || echo "test checks in the background ... FAILED" | tee -a "$log"
-    background=
-    cat "$work.background/output"
-    cat "$work.background/log" >>"$log"
+    for each in $backgrounds; do
+        wait "$each" || echo "test checks in the background ... FAILED" | tee -a "$log"
+    done
+    backgrounds=
+    for directory in "$work".background.*; do
+        cat "$directory/output"
+        cat "$directory/log" >>"$log"
+        rm -r "$directory"
+    done
 }
-tests() { # tests WHAT CARGO_TEST_ARGUMENTS...: one test program at a time, since they share loop devices, cgroups and CPUs
+tests() { # tests WHAT CARGO_TEST_ARGUMENTS...: one test program at a time, since they share CPU budgets, libvirt and network names
     step "$1"
     shift
     { cargo test --locked --no-fail-fast "$@" -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee -a "$log"
@@ -173,19 +190,22 @@ deny() {
 }
 
 # `--test NAME` of each integration test program of a kind: those in the box, those that boot guests on this host, those that start a
-# cluster, or the others.
+# cluster, those that run beside others, or the others.
 programs() {
     for file in */*/tests/*.rs; do
         name=$(basename "$file" .rs)
         kind=host
         if slow_name "$name"; then kind=guests; fi
         if cluster_name "$name"; then kind=cluster; fi
+        if beside_name "$name"; then kind=beside; fi
         case $name in boxed*) kind=box ;; esac
         if [ "$kind" = "$1" ]; then echo "--test $name"; fi
     done | sort -u
 }
 # shellcheck disable=SC2046 # a list of words
 tests_in_box() { tests "tests in the box" --workspace $(programs box); }
+# shellcheck disable=SC2046 # a list of words
+tests_beside() { tests "tests beside those on this host" --workspace $(programs beside); }
 
 tier() {
     case $1 in
@@ -197,6 +217,7 @@ tier() {
         ;;
     host)
         check "build of all tests" build_tests
+        start_background 0 tests_beside
         start_background 19 minimum_rust fuzz_compiles documentation_builds deny examples
         # shellcheck disable=SC2046 # a list of words
         tests "tests on this host" --workspace $(programs host)

@@ -118,7 +118,15 @@ fn a_sweep_runs_in_guests() {
     let device = ["lab", "bench", "sweep", "twin:qlc-nvme", "--points", "20", "--qemu", "2", "--for", "1s"];
     let sweep = [&device[..], &["--profile", PROFILE, "--out", out.to_str().unwrap()]].concat();
     let file = out.join("qlc-nvme-qemu.jsonl");
-    site.ok(&sweep);
+    let first = site.output(&sweep);
+    // On a busy machine an emulated guest may not keep up, which is said; once is shown, twice is a
+    // failure.
+    if text(&first.stderr).contains("completed no more requests") {
+        eprintln!("the first sweep ended with: {}", text(&first.stderr));
+        site.ok(&sweep);
+    } else {
+        assert!(first.status.success(), "{}", text(&first.stderr));
+    }
     let runs = lines(&file);
     assert_eq!(runs.len(), 3, "the header and two runs: {runs:#?}");
     // The profile is of process VMs: what these guests add is measured.
