@@ -24,7 +24,7 @@ pub const WINDOW: u32 = 4;
 /// Size of each disk.
 const DISK: Bytes = Bytes(64 << 20);
 
-/// Both disks, parts of one in memory. What the guests have of them is removed before.
+/// Both disks, parts of one in memory. To be dropped after the guests.
 pub struct DiskBed {
     domain: Backend,
     dirs: Dirs,

@@ -152,7 +152,7 @@ pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &s
     others.retain(|request| request.class != URGENT);
     others.sort_by_key(|request| request.submitted());
     let longest = others.iter().map(|request| request.device_ns).max().unwrap_or(0);
-    let mut sums: [Sums; 5] = Default::default();
+    let mut sums: [Sums; 6] = Default::default();
     let mut ahead = Vec::new();
     for cycle in in_host_time(cycles, moments).into_iter().flatten() {
         // One read a cycle: it is the last one before the answer.
@@ -163,17 +163,16 @@ pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &s
                 && request.completed() <= cycle.answered.saturating_add(SLACK)
         };
         let Some(request) = request.filter(is_its) else { continue };
-        let at = [cycle.due, cycle.woke, request.completed()].map(|time| levels.at(time));
-        let [Some(at_due), Some(at_woke), Some(at_completion)] = at else { continue };
-        let [timer, ask, domain, device, answer] = &mut sums;
-        let of_vcpu = |sums: &mut Sums, level: Level, from: u64, to: u64, length: u64| {
+        let at = [cycle.due, cycle.woke, cycle.asked, request.completed()].map(|time| levels.at(time));
+        let [Some(at_due), Some(at_woke), Some(at_read), Some(at_completion)] = at else { continue };
+        let [timer, ask, kick, domain, device, answer] = &mut sums;
+        let of_vcpu = |sums: &mut Sums, level: Level, from: u64, to: u64| {
             let behind = levels.ordinary(from, to);
-            sums.add(length, text(level), behind, behind > RAISE.0);
+            sums.add(to.saturating_sub(from), text(level), behind, behind > RAISE.0);
         };
-        let since = |to: u64, from: u64| to.saturating_sub(from);
-        of_vcpu(timer, at_due, cycle.due, cycle.woke, since(cycle.woke, cycle.due));
-        // From the kick on it is the domain's turn.
-        of_vcpu(ask, at_woke, cycle.woke, cycle.asked, since(request.at_ns, cycle.woke));
+        of_vcpu(timer, at_due, cycle.due, cycle.woke);
+        of_vcpu(ask, at_woke, cycle.woke, cycle.asked);
+        of_vcpu(kick, at_read, cycle.asked, request.at_ns);
         let submitted = request.submitted();
         let from = others.partition_point(|other| other.submitted() <= request.at_ns);
         let to = others.partition_point(|other| other.submitted() < submitted);
@@ -185,8 +184,7 @@ pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &s
         ahead.push(before.filter(|other| other.completed() > submitted).count() as u64);
         // What is at the device is not taken back, so nothing can be told there.
         device.add(request.device_ns, request.class.clone(), 0, false);
-        let (completed, answered) = (request.completed(), cycle.answered);
-        of_vcpu(answer, at_completion, completed, answered, since(answered, completed));
+        of_vcpu(answer, at_completion, request.completed(), cycle.answered);
     }
     let steps = StepKind::ALL.into_iter().zip(sums).map(|(kind, sums)| sums.step(kind)).collect();
     Judged { seen: ahead.len() as u64, steps, ahead }
@@ -278,17 +276,17 @@ mod tests {
             requests.extend(r);
         }
         let judged = judge(&dues.map(cycle), &moments, &requests, "a");
-        assert_eq!((judged.seen, inversions(&judged)), (2, vec![0; 5]));
+        assert_eq!((judged.seen, inversions(&judged)), (2, vec![0; 6]));
         assert_eq!(judged.ahead, [1, 1], "one of the neighbour's is at the device");
-        let [timer, ask, domain, device, answer] = &judged.steps[..] else { panic!("{judged:?}") };
+        let [timer, ask, kick, domain, device, answer] = &judged.steps[..] else { panic!("{judged:?}") };
         let high = BTreeMap::from([("fifo 90".to_owned(), 2)]);
         let class = BTreeMap::from([(URGENT.to_owned(), 2)]);
-        for step in [timer, ask, answer] {
+        for step in [timer, ask, kick, answer] {
             assert_eq!((&step.priorities, step.behind), (&high, 0), "{step:?}");
         }
         assert_eq!((&domain.priorities, &device.priorities), (&class, &class));
         let lengths = judged.steps.iter().map(|step| step.length.max.0);
-        assert_eq!(lengths.collect::<Vec<_>>(), [50 * US, 30 * US, 20 * US, 300 * US, 100 * US]);
+        assert_eq!(lengths.collect::<Vec<_>>(), [50 * US, 10 * US, 20 * US, 20 * US, 300 * US, 100 * US]);
     }
 
     #[test]
@@ -303,7 +301,7 @@ mod tests {
         after[1].at_ns = due + 160 * US;
         after.truncate(2);
         let judged = judge(&[slow], &[begin(), late].concat(), &after, "a");
-        assert_eq!(inversions(&judged), [1, 0, 0, 0, 0]);
+        assert_eq!(inversions(&judged), [1, 0, 0, 0, 0, 0]);
         assert_eq!((judged.steps[0].behind, judged.steps[0].longest_behind), (1, Nanos(140 * US)));
         assert_eq!(judged.steps[0].priorities, BTreeMap::from([("ordinary".to_owned(), 1)]));
         // Another's request that is not urgent is submitted while ours waits; one that is urgent
@@ -312,19 +310,27 @@ mod tests {
         let moments = [begin(), moments].concat();
         requests.push(request("b", "best-effort", due + 85 * US, 5 * US, MS));
         let judged = judge(&[cycle(due)], &moments, &requests, "a");
-        assert_eq!((inversions(&judged), judged.ahead), (vec![0, 0, 1, 0, 0], vec![2]));
+        assert_eq!((inversions(&judged), judged.ahead), (vec![0, 0, 0, 1, 0, 0], vec![2]));
         requests.last_mut().unwrap().class = URGENT.to_owned();
-        assert_eq!(inversions(&judge(&[cycle(due)], &moments, &requests, "a")), [0; 5]);
+        assert_eq!(inversions(&judge(&[cycle(due)], &moments, &requests, "a")), [0; 6]);
+        // Lowered before the read has left the guest.
+        let (mut lowered, mut requests) = records(due);
+        lowered[2] = level(due + 65 * US, 0);
+        requests[1].at_ns = due + 200 * US;
+        requests.truncate(2);
+        requests[1].device_ns = 100 * US;
+        let judged = judge(&[cycle(due)], &[begin(), lowered].concat(), &requests, "a");
+        assert_eq!(inversions(&judged)[..3], [0, 0, 1]);
         // 100 us at the floor are what a promotion may take; then it is not raised at all.
         let (mut moments, requests) = records(due);
         moments[3] = level(due + 500 * US, 90);
         let judged = judge(&[cycle(due)], &[begin(), moments].concat(), &requests, "a");
-        assert_eq!((judged.steps[4].inversions, judged.steps[4].behind), (0, 1));
+        assert_eq!((judged.steps[5].inversions, judged.steps[5].behind), (0, 1));
         let (mut moments, requests) = records(due);
         moments.truncate(3);
         let later = Cycle { answered: cycle(due).answered + US, ..cycle(due) };
         let judged = judge(&[later], &[begin(), moments].concat(), &requests, "a");
-        assert_eq!(inversions(&judged), [0, 0, 0, 0, 1]);
+        assert_eq!(inversions(&judged), [0, 0, 0, 0, 0, 1]);
     }
 
     #[test]

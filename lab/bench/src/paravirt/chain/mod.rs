@@ -31,8 +31,11 @@ pub const RAISE: Nanos = Nanos::from_micros(100);
 pub enum StepKind {
     /// From the timer until the task runs: its vCPU must have the core.
     Timer,
-    /// From there until the domain has fetched its read.
+    /// From there until it reads.
     Ask,
+    /// From there until the domain has fetched the read. The vCPU must have the core until it has
+    /// kicked the domain; when that was is not recorded, so all of the step counts.
+    Kick,
     /// Until the domain submits it.
     Domain,
     /// Until the device has completed it.
@@ -43,14 +46,16 @@ pub enum StepKind {
 
 impl StepKind {
     /// In their order.
-    pub const ALL: [Self; 5] = [Self::Timer, Self::Ask, Self::Domain, Self::Device, Self::Answer];
+    pub const ALL: [Self; 6] =
+        [Self::Timer, Self::Ask, Self::Kick, Self::Domain, Self::Device, Self::Answer];
 
     /// As a reader finds it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Timer => "timer fires, the task runs",
-            Self::Ask => "the task reads, the domain has it",
+            Self::Ask => "the task reads",
+            Self::Kick => "the domain has the read",
             Self::Domain => "the domain submits it",
             Self::Device => "the device completes it",
             Self::Answer => "the task has its data",
@@ -236,7 +241,7 @@ mod tests {
             seen: 3,
             total: Span::of(vec![1_000, 2_000, 9_000]),
             elements: vec![("the domain's thread".to_owned(), "fifo 30".to_owned())],
-            steps: StepKind::ALL.into_iter().zip([0, 0, 2, 0, 1]).map(|(k, n)| step(k, n)).collect(),
+            steps: StepKind::ALL.into_iter().zip([0, 0, 0, 2, 0, 1]).map(|(k, n)| step(k, n)).collect(),
             ahead: (3, 1.5),
             window: 4,
             neighbour: 100.0,
@@ -247,7 +252,7 @@ mod tests {
         let of = |chain: &Chain| chain.claims().into_iter().map(|c| (c.value, c.met)).collect::<Vec<_>>();
         assert_eq!(of(&chain), [(3.0, false), (0.75, true), (9.0, true)]);
         let tables = chain.section().tables;
-        assert_eq!((tables[0].rows.len(), tables[1].rows.len()), (1, 5));
+        assert_eq!((tables[0].rows.len(), tables[1].rows.len()), (1, 6));
         chain.steps.clear();
         assert!(of(&chain)[0].1);
         // What was not seen holds nothing.

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rtvirtio_kernel::sched;
@@ -19,14 +19,19 @@ use serde_json::json;
 use super::bed::{DISKS, WINDOW};
 use super::judge::{Cycle, Request, judge};
 use super::{Chain, PERIOD, Span};
-use crate::guest::wait_for_exit;
+use crate::guest::{run_command, wait_for_exit};
 use crate::paravirt::Setup;
 use crate::paravirt::guests::Guests;
 use crate::paravirt::measure::{GUEST_TIMEOUT, WARM_UP, WORK};
 
-/// The neighbour's reads, until it is killed.
+/// The neighbour's reads, until it is killed; it keeps [`DEPTH`] outstanding.
 const READS: &str = "fio --name=f --filename=/dev/vda --direct=1 --ioengine=libaio --rw=randread --bs=4k --iodepth=32 --time_based --runtime=3600 \
                      >/dev/null 2>&1";
+const DEPTH: u64 = 32;
+/// A guest's scheduler hands requests on in a kernel thread, which is not urgent in the guest.
+const ELEVATOR: &str = "echo none >/sys/block/vda/queue/scheduler && cat /sys/block/vda/queue/scheduler";
+/// A busy emulated guest starts its programs slowly.
+const START: Duration = Duration::from_secs(60);
 /// Between two looks at whether the trace goes on.
 const TRACE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -38,9 +43,20 @@ pub fn run(guests: &mut Guests<'_>, length: Duration, progress: &dyn Progress) -
     guests.set(Setup::Urgency, progress)?;
     guests.start_reporter(progress)?;
     let mut elements = elements(guests)?;
-    guests.vms[0].spawn(&["rtvirtio-guestload", "work", WORK])?;
-    guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
+    let elevator = run_command(&mut guests.vms[0], &["sh", "-c", ELEVATOR])?;
+    elements.push(("the scheduler of A's guest for its disk".to_owned(), elevator.trim().to_owned()));
+    // What the neighbour's guest has read while it booted is none of its load.
+    let before = reads(guests, 1)?;
     guests.vms[1].spawn(&["sh", "-c", READS])?;
+    guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
+    guests.vms[0].spawn(&["rtvirtio-guestload", "work", WORK])?;
+    let begin = Instant::now();
+    while reads(guests, 1)? < before + DEPTH {
+        if begin.elapsed() > START {
+            bail!("the neighbour does not read");
+        }
+        progress.pause(Duration::from_millis(100))?;
+    }
     progress.pause(WARM_UP)?;
     let trace = Trace::start(guests.disks()?.control())?;
     let cycles = (length.as_nanos() / u128::from(PERIOD.0)).max(1).to_string();
@@ -78,6 +94,12 @@ pub fn run(guests: &mut Guests<'_>, length: Duration, progress: &dyn Progress) -
         raises: raises.fold(Raises::default(), |sum, of| sum.with(&of)),
         lost: (history.missed(), dropped),
     })
+}
+
+/// Reads of a disk that the domain has completed.
+fn reads(guests: &Guests<'_>, disk: usize) -> anyhow::Result<u64> {
+    let status = client::ask(guests.disks()?.control())?;
+    status["vms"][disk]["read"]["requests"].as_u64().context("the domain counts no reads")
 }
 
 /// What takes part, with its priority by the kernel.
