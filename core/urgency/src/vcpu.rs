@@ -226,15 +226,11 @@ impl Vcpu {
     }
 
     /// Raises it where its announced timer is due and it stands at its floor, without a new report:
-    /// to read one takes as long again. `used_since` says what its thread has used since it was last
-    /// asked, `None` for one that has ended; it is called only where the timer is due. All of that
-    /// is of the time at the floor: no budget pays for it, and no later look may count it. What was
-    /// used; `None` where nothing was done.
-    pub fn raise_due(
-        &mut self,
-        now: Nanos,
-        used_since: impl FnOnce() -> Option<Usage>,
-    ) -> Option<Usage> {
+    /// to read one takes as long again. `used_since` says what its thread has used since it was
+    /// last asked, `None` for one that has ended; it is called only where the timer is due. All of
+    /// that is of the time at the floor: no budget pays for it, and no later look may count it.
+    /// Returns what was used; `None` where nothing was done.
+    pub fn raise_due(&mut self, now: Nanos, used_since: impl FnOnce() -> Option<Usage>) -> Option<Usage> {
         if self.reason != Reason::Floor || self.timer_due().is_none_or(|due| now < due) {
             return None;
         }

@@ -28,8 +28,8 @@ struct Cycle {
     answered: u64,
 }
 
-/// Wakes `cycles` times, each `period_us` microseconds, and reads a block past the page cache. Prints
-/// a line for each cycle: when it was due, woke, asked its disk, and answered.
+/// Wakes `cycles` times, each `period_us` microseconds, and reads a block past the page cache.
+/// Prints a line for each cycle: when it was due, woke, asked its disk, and answered.
 pub fn chain(path: &str, cycles: u64, period_us: u64) -> Done {
     let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits())?;
     let disk = OpenOptions::new().read(true).custom_flags(direct).open(path)?;

@@ -32,7 +32,7 @@ pub struct History {
 }
 
 impl History {
-    /// With room for so many moments: the thread that follows pages waits for no memory.
+    /// With room for so many moments, asked for now and not while pages are followed.
     pub(super) fn with_room(moments: usize) -> Self {
         Self { moments: Vec::with_capacity(moments), missed: 0 }
     }
