@@ -242,6 +242,7 @@ when a claim is not met.")]
 EXAMPLES
   sudo rtvirtio-lab bench paravirt
   sudo rtvirtio-lab bench paravirt --for 60s --repeat 10 --html paravirt.html
+  sudo rtvirtio-lab bench paravirt --only chain --out /tmp/chain    timer, task, read in the I/O domain, answer: priorities in each step
   rtvirtio-lab bench paravirt --report-only --json | jq .claims
 
 The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities
