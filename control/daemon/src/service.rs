@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::flock;
@@ -18,6 +18,7 @@ use crate::daemon::Daemon;
 use crate::error::DaemonError;
 use crate::history::{Event, EventKind, History};
 use crate::linux::{LinuxHost, Places, RunningVm};
+use crate::lock::lock;
 use crate::memory::Memory;
 use crate::observe::{Observation, Sampler};
 use crate::placement::Placement;
@@ -95,10 +96,6 @@ pub struct Counters {
     pub report_compares: AtomicU64,
     /// Daemons and monitors whose events are heard now.
     pub reporters: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

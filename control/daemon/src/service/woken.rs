@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use rtvirtio_spec::{HostHandle, Reach};
 
-use super::{Command, ServiceOptions, Shared, lock};
+use super::{Command, ServiceOptions, Shared};
 use crate::events::{self, Ask, Running, Sources, Woken};
+use crate::lock::lock;
 
 /// Wakes the loop when something happens; `None` where the kernel gives no notifications.
 pub(super) fn start(options: &ServiceOptions, shared: Arc<Shared>) -> Option<Sender<()>> {
