@@ -21,6 +21,7 @@ mod events;
 mod history;
 mod host;
 pub mod linux;
+mod lock;
 mod memory;
 pub mod observe;
 mod observed;

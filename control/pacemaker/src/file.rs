@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_spec::HostSpec;
+use rtvirtio_spec::{HostSpec, is_name_char};
 use serde::Deserialize;
 
 use crate::PacemakerError;
@@ -81,5 +81,5 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
 /// A name that can stand in ids of the CIB and in names of attributes as it is.
 fn is_resource(name: &str) -> bool {
     let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-    first && name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    first && name.len() <= 64 && name.chars().all(is_name_char)
 }

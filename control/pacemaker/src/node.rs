@@ -8,7 +8,7 @@ use rtvirtio_apply::Machine;
 use rtvirtio_capacity::{Contract, Disk, Network, Node, OnDisk, Permille, Resource, tightest};
 use rtvirtio_cpu::{choose, group_name, probe, room_load};
 use rtvirtio_kernel::Root;
-use rtvirtio_spec::{Device, Part, Uplink, Vm};
+use rtvirtio_spec::{Device, Part, Uplink, Vm, dashed};
 use rtvirtio_units::Ratio;
 use rtvirtio_workflow::device_windows::DeviceWindows;
 use rtvirtio_workflow::guests::GuestAgents;
@@ -78,8 +78,7 @@ fn network_attribute(network: &rtvirtio_spec::Network) -> String {
 }
 
 fn attribute(kind: &str, name: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    format!("{kind}{}", name.chars().map(plain).collect::<String>())
+    format!("{kind}{}", dashed(name))
 }
 
 /// A contract as asked, or why it cannot be judged here.

@@ -37,6 +37,19 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
         counted(&counters.pass_us) / 1e6,
     )?;
     counter("rtvirtio_loop_wakes_total", "Passes that an event asked for.", counted(&counters.wakes))?;
+    counter(
+        "rtvirtio_loop_reports_total",
+        "Events of libvirt and of monitors that may concern a contract.",
+        counted(&counters.reports),
+    )?;
+    counter(
+        "rtvirtio_loop_report_compares_total",
+        "Comparisons of every setting that these events asked for.",
+        counted(&counters.report_compares),
+    )?;
+    gauge("rtvirtio_loop_reporters", "libvirt daemons and monitors whose events are heard.", &[])?
+        .with_label_values::<&str>(&[])
+        .set(counted(&counters.reporters));
     counter("rtvirtio_settings_written_total", "Settings that were written.", counted(&counters.changes))?;
     counter("rtvirtio_steps_failed_total", "Steps that were not done.", counted(&counters.failures))?;
     let info = gauge("rtvirtio_service_info", "Version and mode of the service.", &["version", "mode"])?;

@@ -153,6 +153,11 @@ impl LinuxHost {
         self.plan.saw(seen);
     }
 
+    /// Reads the contracts of libvirt's domains with the next pass.
+    pub fn ask_for_contracts(&mut self) {
+        self.contracts.ask_now();
+    }
+
     /// What could not be read at the last look.
     #[must_use]
     pub fn problems(&self) -> &[String] {

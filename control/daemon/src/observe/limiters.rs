@@ -251,3 +251,6 @@ fn each(limits: &ThrottleLimits) -> Vec<(&'static str, u64, Count)> {
     ];
     all.into_iter().filter(|(_, limit, _)| *limit > 0).collect()
 }
+
+#[cfg(test)]
+mod tests;
