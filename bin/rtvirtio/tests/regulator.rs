@@ -214,6 +214,56 @@ fn a_target_becomes_the_limit_of_its_neighbour() {
     assert_eq!(out.status.code(), Some(2));
     let says = text(&out.stderr);
     assert!(says.contains("plc/cycle") && says.contains("asks for 100.0/s and 2.00 ms"), "{says}");
+    // The spec with the limit is written on request only, and differs by its line.
+    let saved = site.dir.path().join("limited.toml");
+    let saved = saved.to_str().unwrap();
+    site.ok(&[&args[..], &["--out", saved]].concat());
+    let (before, after) = (std::fs::read_to_string(&spec).unwrap(), std::fs::read_to_string(saved).unwrap());
+    let added: Vec<&str> = after.lines().filter(|line| !before.lines().any(|old| old == *line)).collect();
+    assert_eq!(added, [line.split("  #").next().unwrap().trim()], "{after}");
+    let given = site.output(&["plan", saved, "--traffic", "--profile", PROFILE]);
+    assert!(text(&given.stderr).contains("no VM to choose a limit for"), "{}", text(&given.stderr));
     let out = site.output(&["plan", &spec, "--curve", "x.json"]);
     assert_eq!(out.status.code(), Some(64), "not without --traffic: {}", text(&out.stderr));
+}
+
+#[test]
+fn limits_are_chosen_on_each_device() {
+    let site = Site::new();
+    let path = site.dir.path().join("two.toml");
+    let spec = |more: &str| {
+        let vm = |name: &str, device: &str, task: &str| {
+            format!(
+                "[[vm]]\nname = \"{name}\"\nlab = \"process\"\n{device}[[vm.task]]\nname = \"t\"\nop = \"read\"\n{task}\n"
+            )
+        };
+        let cycle = "block = \"4KiB\"\nrate = \"100/s\"\ntarget = { latency = \"40ms\" }";
+        let bulk = "block = \"16KiB\"\ndepth = 16";
+        let text = ["[[device]]\nname = \"a\"\ntwin = \"qlc-nvme\"\n[[device]]\nname = \"b\"\ntwin = \"emmc\"\n"]
+            .into_iter()
+            .map(str::to_owned)
+            .chain([vm("plc", "device = \"a\"\n", cycle), vm("batch", "device = \"a\"\n", bulk)])
+            .chain([vm("copy", "device = \"b\"\n", bulk), more.to_owned()]);
+        std::fs::write(&path, text.collect::<String>()).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let plain = spec("");
+    // The profile of the device that has a target; the other one needs none.
+    let profiles = site.dir.path().join("state/profiles");
+    std::fs::create_dir_all(&profiles).unwrap();
+    std::fs::copy(PROFILE, profiles.join("twin-qlc-nvme.json")).unwrap();
+    let (code, found) = site.json(&["plan", &plain, "--traffic"]);
+    assert_eq!((code, &found["device"], &found["limits"][0]["vm"]), (0, &json!("a"), &json!("batch")), "{found}");
+    assert_eq!(found["limits"].as_array().unwrap().len(), 1, "nothing is asked for on the other: {found}");
+    let one = site.output(&["plan", &plain, "--traffic", "--profile", PROFILE]);
+    assert!(text(&one.stderr).contains("are of one device"), "{}", text(&one.stderr));
+    // On both: a limit chosen for one would hold on the other.
+    let both = spec(
+        "[[vm]]\nname = \"both\"\nlab = \"process\"\ndisks = [{ name = \"x\", device = \"a\" }, { name = \"y\", device = \"b\" }]\n\
+         [[vm.task]]\nname = \"t\"\ndisk = \"x\"\nop = \"read\"\nblock = \"4KiB\"\n\
+         [[vm.task]]\nname = \"u\"\ndisk = \"y\"\nop = \"read\"\nblock = \"4KiB\"\n",
+    );
+    let out = site.output(&["plan", &both, "--traffic"]);
+    let says = text(&out.stderr);
+    assert!(out.status.code() == Some(1) && says.contains("vm both: it has tasks on 2 devices"), "{says}");
 }
