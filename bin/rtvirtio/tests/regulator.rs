@@ -239,11 +239,12 @@ fn limits_are_chosen_on_each_device() {
         };
         let cycle = "block = \"4KiB\"\nrate = \"100/s\"\ntarget = { latency = \"40ms\" }";
         let bulk = "block = \"16KiB\"\ndepth = 16";
-        let text = ["[[device]]\nname = \"a\"\ntwin = \"qlc-nvme\"\n[[device]]\nname = \"b\"\ntwin = \"emmc\"\n"]
-            .into_iter()
-            .map(str::to_owned)
-            .chain([vm("plc", "device = \"a\"\n", cycle), vm("batch", "device = \"a\"\n", bulk)])
-            .chain([vm("copy", "device = \"b\"\n", bulk), more.to_owned()]);
+        let text =
+            ["[[device]]\nname = \"a\"\ntwin = \"qlc-nvme\"\n[[device]]\nname = \"b\"\ntwin = \"emmc\"\n"]
+                .into_iter()
+                .map(str::to_owned)
+                .chain([vm("plc", "device = \"a\"\n", cycle), vm("batch", "device = \"a\"\n", bulk)])
+                .chain([vm("copy", "device = \"b\"\n", bulk), more.to_owned()]);
         std::fs::write(&path, text.collect::<String>()).unwrap();
         path.to_str().unwrap().to_owned()
     };
@@ -253,7 +254,11 @@ fn limits_are_chosen_on_each_device() {
     std::fs::create_dir_all(&profiles).unwrap();
     std::fs::copy(PROFILE, profiles.join("twin-qlc-nvme.json")).unwrap();
     let (code, found) = site.json(&["plan", &plain, "--traffic"]);
-    assert_eq!((code, &found["device"], &found["limits"][0]["vm"]), (0, &json!("a"), &json!("batch")), "{found}");
+    assert_eq!(
+        (code, &found["device"], &found["limits"][0]["vm"]),
+        (0, &json!("a"), &json!("batch")),
+        "{found}"
+    );
     assert_eq!(found["limits"].as_array().unwrap().len(), 1, "nothing is asked for on the other: {found}");
     let one = site.output(&["plan", &plain, "--traffic", "--profile", PROFILE]);
     assert!(text(&one.stderr).contains("are of one device"), "{}", text(&one.stderr));

@@ -226,7 +226,8 @@ mod tests {
     fn a_threaded_group_is_found_too() {
         let test = "a_threaded_group_is_found_too";
         let root = Root::default();
-        let mount = mounts(&root).unwrap().into_iter().find(|m| m.fs == "cgroup2" && m.root == Path::new("/"));
+        let mount =
+            mounts(&root).unwrap().into_iter().find(|m| m.fs == "cgroup2" && m.root == Path::new("/"));
         let Some(mount) = mount else { return rtvirtio_testkit::skip(test, "no cgroup v2 is mounted") };
         if !rustix::process::geteuid().is_root() {
             return rtvirtio_testkit::skip(test, "needs root");

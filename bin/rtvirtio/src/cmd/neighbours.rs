@@ -51,7 +51,8 @@ pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
         });
     }
     let shown = || {
-        let one = |of: &DeviceLimits| title(of.device.as_deref(), host.parts().len()) + &text(&of.plan, &style());
+        let one =
+            |of: &DeviceLimits| title(of.device.as_deref(), host.parts().len()) + &text(&of.plan, &style());
         found.iter().map(one).collect::<Vec<_>>().join("\n")
     };
     match &found[..] {

@@ -15,10 +15,8 @@ pub fn claims(data: &PlannedData) -> Vec<Claim> {
     };
     let over = |held_by: &dyn Fn(HeldBy) -> bool| -> Vec<f64> {
         let of = limited.iter().filter(|(p, _)| held_by(p.held_by));
-        of.map(|(p, limit)| {
-            limit.bound.0 as f64 / p.victim.awake.unwrap_or(p.victim.longest).0.max(1) as f64
-        })
-        .collect()
+        of.map(|(p, limit)| limit.bound.0 as f64 / p.victim.awake.unwrap_or(p.victim.longest).0.max(1) as f64)
+            .collect()
     };
     let every = over(&|_| true);
     // Each target is asked of the run of its round without a limit.
@@ -141,9 +139,8 @@ mod tests {
 
     #[test]
     fn a_late_request_is_counted_against_target_and_bound() {
-        let points = || {
-            vec![point(0, None, 30), point(0, Some(20), 19), point(1, None, 15), point(1, Some(20), 9)]
-        };
+        let points =
+            || vec![point(0, None, 30), point(0, Some(20), 19), point(1, None, 15), point(1, Some(20), 9)];
         assert_eq!(value(points(), "regulation.plan.held"), (1.0, 2, true));
         assert_eq!(value(points(), "regulation.plan.bound_holds"), (0.5, 2, false));
         let (over, n, met) = value(points(), "regulation.plan.bound_over_measured");

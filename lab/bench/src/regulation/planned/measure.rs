@@ -111,11 +111,7 @@ fn measure_on(
 }
 
 /// A limit for each target, and the same loads without one; and the targets without a limit.
-fn setups(
-    device: &str,
-    profile: &Profile,
-    stall: Nanos,
-) -> anyhow::Result<(Vec<Setup>, Vec<RefusedLimit>)> {
+fn setups(device: &str, profile: &Profile, stall: Nanos) -> anyhow::Result<(Vec<Setup>, Vec<RefusedLimit>)> {
     let (mut all, mut refused) = (Vec::new(), Vec::new());
     for held_by in HeldBy::ALL {
         let actuator = actuator(held_by)?;
@@ -171,10 +167,8 @@ fn spec_text(device: &str, block: Bytes, target: Nanos) -> String {
             "[[vm]]\nname = \"{name}\"\nlab = \"process\"\n[[vm.task]]\nname = \"t0\"\nop = \"read\"\n{task}\n"
         )
     };
-    let victim = format!(
-        "block = \"4KiB\"\nrate = \"{RATE}/s\"\ntarget = {{ latency = \"{}us\" }}",
-        target.0 / 1_000
-    );
+    let victim =
+        format!("block = \"4KiB\"\nrate = \"{RATE}/s\"\ntarget = {{ latency = \"{}us\" }}", target.0 / 1_000);
     let neighbour = format!("block = \"{}B\"\ndepth = {DEPTH}\nburst = \"{}ns\"", block.0, BURST.0);
     format!("[device]\n{device}\n{}{}", vm("vm0", &victim), vm("vm1", &neighbour))
 }
@@ -194,7 +188,8 @@ fn by_domain(
         bail!("the domain refuses the limit: {why}");
     }
     let caps = plan.vms.iter().map(|vm| vm.caps.iter().map(|line| format!("{line}\n")).collect::<String>());
-    let _domain = Backend::start_domain(dir, &config(dir, &device, "fifo", WINDOW, &caps.collect::<Vec<_>>()))?;
+    let _domain =
+        Backend::start_domain(dir, &config(dir, &device, "fifo", WINDOW, &caps.collect::<Vec<_>>()))?;
     let (mut clients, mut streams) = (Vec::new(), Vec::new());
     for (client, task) in spec.vms.iter().flat_map(|vm| &vm.tasks).enumerate() {
         let connection = Connection { buffer: task.block.0 as usize, ..Connection::default() };

@@ -160,8 +160,7 @@ mod tests {
 
     #[test]
     fn a_victim_without_its_rate_is_not_within() {
-        let seen =
-            VictimSeen { n: 1_000, rate: 199.0, longest: Nanos::from_millis(20), awake: None };
+        let seen = VictimSeen { n: 1_000, rate: 199.0, longest: Nanos::from_millis(20), awake: None };
         assert!(seen.is_within(Nanos::from_millis(20)) && !seen.is_within(Nanos::from_millis(19)));
         let awake = VictimSeen { awake: Some(Nanos::from_millis(9)), ..seen };
         assert!(awake.is_within(Nanos::from_millis(9)));

@@ -28,8 +28,18 @@ fn section(data: &PlannedData) -> Section {
         format!("Refused: {}, requests of {}, within {}: {}.", r.held_by.name(), r.block, r.target, r.why)
     });
     let head = [
-        "held by", "requests", "target", "limit /s", "burst", "peak /s", "bound", "longest", "less stalls",
-        "n", "neighbour /s", "",
+        "held by",
+        "requests",
+        "target",
+        "limit /s",
+        "burst",
+        "peak /s",
+        "bound",
+        "longest",
+        "less stalls",
+        "n",
+        "neighbour /s",
+        "",
     ];
     Section {
         title: "A victim next to a limit of `plan --traffic`".to_owned(),
