@@ -102,7 +102,7 @@ pub struct VictimSeen {
     pub n: u64,
     /// Requests per second.
     pub rate: f64,
-    /// The longest, from its intended start.
+    /// The longest, from its intended start; known to 1 ms where the kernel holds the limit.
     pub longest: Nanos,
     /// The same less the time in which a CPU of the host stood still, where that is known.
     pub awake: Option<Nanos>,
