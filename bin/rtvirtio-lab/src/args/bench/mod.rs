@@ -33,7 +33,7 @@ pub use host::BenchHostArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
-pub use regulation::BenchRegulationArgs;
+pub use regulation::{BenchRegulationArgs, PartName};
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use responsiveness::BenchResponsivenessArgs;
 pub use sweep::BenchSweepArgs;
