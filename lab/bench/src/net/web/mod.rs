@@ -159,7 +159,7 @@ impl WebData {
     /// The claims; those of the loaded conditions are what the paper is about.
     pub(super) fn claims(&self) -> Vec<Claim> {
         let of = |runs: &[WebRun], order: Order| -> (f64, f64, usize) {
-            let runs = || runs.iter().filter(|run| run.order == order && run.loaded);
+            let runs = || runs.iter().filter(move |run| run.order == order && run.loaded);
             let late: u64 = runs().map(|run| run.late).sum();
             let n: u64 = runs().map(|run| run.tails.n).sum();
             // One that is not answered is later than any other.

@@ -37,7 +37,7 @@ pub(super) fn simulate(condition: Condition, requests: u32) -> anyhow::Result<We
     let mut missing = vec![FRAMES; requests as usize];
     let (mut answers, mut asked, mut sent) = (RoundTrips::default(), 0, 0u64);
     let mut now = Nanos(0);
-    while answers.ns.len() < requests as usize {
+    loop {
         while asked < requests && due(asked) <= now {
             backlog.extend(std::iter::repeat_n(asked, FRAMES.into()));
             asked += 1;
@@ -54,6 +54,9 @@ pub(super) fn simulate(condition: Condition, requests: u32) -> anyhow::Result<We
             if *left == 0 {
                 answers.ns.push(at.0 - due(number).0);
             }
+        }
+        if answers.ns.len() == requests as usize {
+            break;
         }
         let request = |tag: u64| Request {
             tag,
