@@ -4,17 +4,17 @@ use rtvirtio_learn::statistic::median;
 
 use super::bed::{LINK, System};
 use super::polling::PollingRun;
-use super::{NetData, PathData, Situation, UplinkData};
+use super::{NetData, PathData, Situation, UplinkData, WebData};
 use crate::claims::Claim;
 
 /// The claims of all that was measured; what was not claims nothing.
 #[must_use]
 pub fn claims(data: &NetData) -> Vec<Claim> {
-    let parts = [flood, uplink, simulated, frames, tcp, crash, hostile, ping, sv, polling];
+    let parts = [flood, uplink, simulated, frames, tcp, crash, hostile, ping, sv, polling, web];
     parts.into_iter().flat_map(|part| part(data)).filter(|claim| claim.n > 0).collect()
 }
 
-fn claim(id: &str, what: &str, value: f64, unit: &str, n: usize) -> Claim {
+pub(super) fn claim(id: &str, what: &str, value: f64, unit: &str, n: usize) -> Claim {
     Claim::new(format!("net.{id}"), what, value, unit, n)
 }
 
@@ -301,6 +301,10 @@ fn sv(data: &NetData) -> Vec<Claim> {
         .at_most(1.0),
         claim("sv.p999_over_target_idle", "the same without floods", over(false), "ratio", frames(false)),
     ]
+}
+
+fn web(data: &NetData) -> Vec<Claim> {
+    data.web.as_ref().map(WebData::claims).unwrap_or_default()
 }
 
 fn polling(data: &NetData) -> Vec<Claim> {

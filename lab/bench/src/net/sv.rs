@@ -82,7 +82,7 @@ pub fn measure_sv(
     let disk = RamDisk::new(Bytes(2 * DISK.0))?;
     progress.step("booting two guests, card and disk on the I/O domain");
     let backing = Some((disk.device(), DISK));
-    let mut bed = NetBed::new(System::Domain, image, accel, options.bed(), backing)?;
+    let mut bed = NetBed::new(System::Domain, (image, accel), options.bed(), backing, progress)?;
     let host = facts(&mut bed.guests[0], accel, "veth, disk in memory".to_owned())?;
     let program = program(CLIENT)?;
     let bytes = std::fs::read(&program).with_context(|| program.display().to_string())?;

@@ -171,6 +171,7 @@ EXAMPLES
   sudo rtvirtio-lab bench net --rounds 1 --requests 4000 --crashes 1      a first look, about two minutes
   sudo rtvirtio-lab bench net --only ping             1000 pings, idle and beside a flood
   sudo rtvirtio-lab bench net --only sv               sampled values to a disk, beside floods on both
+  sudo rtvirtio-lab bench net --only web              the web requests of `bench reservation` as frames, deadline 20 ms
   sudo rtvirtio-lab bench net --only timeline --svg /tmp/figures   round trips while a flood begins and ends
   sudo rtvirtio-lab bench net --fifo 30 --cpu-budget 30%           with a real-time thread that has a limit
   rtvirtio-lab bench net --report-only --json | jq .claims
@@ -200,7 +201,8 @@ EXAMPLES
 
 The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network; and apply and revert of
 a contract, killed (kill -9) before and after every change. Where guests are emulated, period and deadline of the web
-requests are scaled so that an unloaded response is a tenth of them. Exit code 2 when a claim is not met.")]
+requests are scaled so that an unloaded response is a tenth of them; `bench net --only web` has them as frames through
+the I/O domain with the paper's 20 ms. Exit code 2 when a claim is not met.")]
     Reservation(BenchReservationArgs),
     /// Wake-up latency of a thread in a guest under I/O and cache load: cyclictest, with and
     /// without real-time priorities
