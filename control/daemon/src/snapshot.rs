@@ -1,5 +1,7 @@
 //! The state of the service as clients see it.
 
+use std::path::{Path, PathBuf};
+
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_spec::Criticality;
 use rtvirtio_units::{Nanos, Percentile};
@@ -103,6 +105,12 @@ pub struct Snapshot {
     pub pid: u32,
     /// How much it does by itself.
     pub mode: Mode,
+    /// The directory whose contract files it reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contracts: Option<PathBuf>,
+    /// The libvirt daemon whose domains' metadata it reads; `None` where it reads none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<String>,
     /// The VMs with a contract, the most critical first, and those that still have settings.
     pub vms: Vec<VmSnapshot>,
     /// The plan that the service holds; `None` where it holds none.
@@ -150,6 +158,8 @@ impl Snapshot {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             mode: config.mode,
+            contracts: None,
+            libvirt: config.libvirt.clone(),
             vms,
             plan: None,
             placement: None,
@@ -157,6 +167,14 @@ impl Snapshot {
             faults: desired.faults.iter().map(fault).collect(),
             problems: Vec::new(),
         }
+    }
+
+    /// With the directory of contract files.
+    #[must_use]
+    pub(crate) fn with_contracts(mut self, dir: &Path) -> Self {
+        // As a client in another directory sees it.
+        self.contracts = Some(std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()));
+        self
     }
 
     /// With the plan that is held. The contract of a VM with tasks on a device that is not planned
