@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{Rig, output_text, spec_of_none};
 use rtvirtio_daemon::api::{Client, ClientError};
-use rtvirtio_testkit::site::{signal, text};
+use rtvirtio_testkit::site::{signal, text, wait_for};
 use rtvirtio_testkit::{Need, has};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -71,6 +71,14 @@ fn a_service_that_does_not_answer_is_not_taken_for_none() {
     client.status().unwrap();
     let service = &rig.service.as_ref().unwrap().0;
     signal(service, Signal::STOP);
+    // Each of its threads stops for itself.
+    wait_for("the stop", || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", service.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        })
+    });
     let e = client.clone().with_patience(Duration::from_millis(200)).status().unwrap_err();
     assert!(matches!(e, ClientError::Silent { .. }), "{e}");
     signal(service, Signal::CONT);

@@ -99,12 +99,12 @@ pub fn directory(named: Option<&Path>, service: Option<&Snapshot>) -> (PathBuf, 
     (named.to_owned(), other)
 }
 
-/// What identifies the contract of a VM in a file, as [`VmSnapshot::contract`] has it.
+/// What identifies the contract of a VM in a file, as [`VmSnapshot::written`] has it.
 ///
 /// # Errors
 /// A file with mistakes, or without the VM.
 ///
-/// [`VmSnapshot::contract`]: crate::VmSnapshot::contract
+/// [`VmSnapshot::written`]: crate::VmSnapshot::written
 pub fn contract_id(file: &Path, vm: &str) -> Result<String> {
     let spec = HostSpec::load(file)?;
     let all = Contract::of_spec(&spec, file);

@@ -80,9 +80,12 @@ pub struct VmSnapshot {
     /// Another place with a contract of this VM, which does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overrides: Option<String>,
-    /// Identifies its contract.
+    /// Identifies the contract that is in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contract: Option<String>,
+    /// Identifies its contract as the service has read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<String>,
     /// The contract that waits for acceptance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
@@ -218,6 +221,7 @@ fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
         file: None,
         overrides: None,
         contract: vm.scope.as_ref().map(|s| s.contract.clone()),
+        written: None,
         waits_for: None,
         processes,
         drift: drift.collect(),
@@ -289,6 +293,7 @@ fn contracted(
         criticality: Some(contract.criticality()),
         file: Some(contract.origin.to_string()),
         overrides: contract.overrides.as_ref().map(ToString::to_string),
+        written: Some(contract.id.clone()),
         waits_for: waits.then(|| contract.id.clone()),
         targets: targets.collect(),
         ..base(name, vm)

@@ -166,7 +166,7 @@ impl Client {
         self.wait(within, |status| {
             let found = status.vms.iter().find(|of| of.name == vm)?;
             let is_settled = !matches!(found.state, VmState::Pending | VmState::Unknown);
-            (is_settled && found.contract.as_deref() == Some(id)).then(|| found.clone())
+            (is_settled && found.written.as_deref() == Some(id)).then(|| found.clone())
         })
     }
 
