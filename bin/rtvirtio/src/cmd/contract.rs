@@ -8,7 +8,7 @@ use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_daemon::api::Client;
 use rtvirtio_daemon::linux::{Places, look_once};
 use rtvirtio_daemon::observe::WaitsObservation;
-use rtvirtio_daemon::{CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, contract_files, socket};
+use rtvirtio_daemon::{CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, contract_files};
 use rtvirtio_vmm::libvirt::{Virsh, set_contract};
 use rtvirtio_workflow::Progress as _;
 use serde_json::{Value, json};
@@ -88,12 +88,12 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             })?;
         }
         ContractCommand::Accept { vm } => {
-            let client = Client::new(socket(&global.run_dir));
+            let client = Client::running(&global.run_dir)?;
             let answer: Value = client.post(&format!("/v1/vms/{vm}/accept"))?;
             show(ui, &answer, || format!("{vm}: accepted\n"))?;
         }
         ContractCommand::Plan { answer: Some(answer) } => {
-            let client = Client::new(socket(&global.run_dir));
+            let client = Client::running(&global.run_dir)?;
             let (path, word) = match answer {
                 PlanAnswer::Accept => ("/v1/plan/accept", "accepted"),
                 PlanAnswer::Refuse => ("/v1/plan/refuse", "refused"),
@@ -102,13 +102,13 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             show(ui, &said, || format!("the plan is {word}\n"))?;
         }
         ContractCommand::Plan { answer: None } => {
-            let client = Client::new(socket(&global.run_dir));
+            let client = Client::running(&global.run_dir)?;
             let plan: PlanSnapshot = client.get("/v1/plan")?;
             show(ui, &plan, || service::plan_text(&plan, true))?;
             return Ok(if plan.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) });
         }
         ContractCommand::Waits { vm } => {
-            let client = Client::new(socket(&global.run_dir));
+            let client = Client::running(&global.run_dir)?;
             let mut seen: WaitsObservation = client.get("/v1/waits")?;
             seen.rows.retain(|row| vm.as_ref().is_none_or(|vm| row.vm == *vm));
             show(ui, &seen, || waits::text(&seen))?;

@@ -136,6 +136,18 @@ impl Client {
         }
     }
 
+    /// Of a run directory in which a service has to run.
+    ///
+    /// # Errors
+    /// As [`Client::find`]; [`ClientError::NotThere`] where none runs.
+    pub fn running(run: &Path) -> Result<Self, ClientError> {
+        let none = || {
+            let source = io::Error::new(io::ErrorKind::NotFound, "none runs");
+            ClientError::NotThere { socket: crate::service::socket(run), source }
+        };
+        Self::find(run)?.ok_or_else(none)
+    }
+
     /// The state of the service of a run directory; `None` where none runs.
     ///
     /// # Errors
