@@ -49,10 +49,13 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             let place = Place::find(args, global, ui)?;
             let file = contract_files::set(&place.dir, vm, spec)?;
             let id = contract_files::contract_id(&file, vm)?;
-            let stands = match &place.service {
-                Some(client) => client.wait_for_contract(vm, &id, TAKEN_UP)?,
-                None => None,
-            };
+            // It is written, whatever becomes of the service.
+            let stands = place.service.as_ref().and_then(|client| {
+                client.wait_for_contract(vm, &id, TAKEN_UP).unwrap_or_else(|e| {
+                    ui.warn(&e.to_string());
+                    None
+                })
+            });
             if place.service.is_some() && stands.is_none() {
                 ui.step(&format!("rtvirtiod is at it: `rtvirtio contract show {vm}` says how it stands"));
             }
@@ -76,7 +79,11 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             let place = Place::find(args, global, ui)?;
             let file = contract_files::remove(&place.dir, vm)?;
             if let Some(client) = &place.service {
-                if !client.wait_for_no_contract(vm, TAKEN_UP)? {
+                let is_gone = client.wait_for_no_contract(vm, TAKEN_UP).unwrap_or_else(|e| {
+                    ui.warn(&e.to_string());
+                    false
+                });
+                if !is_gone {
                     ui.step(&format!("rtvirtiod is at it: `rtvirtio contract show {vm}` says what is left"));
                 }
             }
