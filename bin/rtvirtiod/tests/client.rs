@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{Rig, output_text, spec_of_none};
 use rtvirtio_daemon::api::{Client, ClientError};
 use rtvirtio_testkit::site::{signal, text, wait_for};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{HANG, Need, has};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -72,7 +72,7 @@ fn a_service_that_does_not_answer_is_not_taken_for_none() {
     }
     let mut rig = Rig::new();
     rig.start(&[]);
-    let client = Client::find(&rig.site.run_dir()).unwrap().unwrap();
+    let client = Client::find(&rig.site.run_dir()).unwrap().unwrap().with_patience(HANG);
     client.status().unwrap();
     let service = &rig.service.as_ref().unwrap().0;
     signal(service, Signal::STOP);
