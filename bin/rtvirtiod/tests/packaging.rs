@@ -49,8 +49,11 @@ fn the_cockpit_page_is_the_services_own() {
     let first = "<script src=\"transport.js\"></script>";
     let expected = own.replace(first, &format!("<script src=\"../base1/cockpit.js\"></script>\n{first}"));
     assert_ne!(own, expected);
-    assert_eq!(read("packaging/cockpit/index.html"), expected, "make it anew from control/daemon/page");
+    let out = Command::new("sh").arg(project().join("packaging/cockpit/index.sh")).output().unwrap();
+    assert!(out.status.success(), "{}", output_text(&out));
+    assert_eq!(String::from_utf8(out.stdout).unwrap(), expected);
     let build = read("packaging/deb/build.sh");
+    assert!(build.contains("packaging/cockpit/index.sh"));
     let named = expected.split("src=\"").skip(1).chain(expected.split("stylesheet\" href=\"").skip(1));
     let files: Vec<&str> = named.filter_map(|rest| rest.split('"').next()).collect();
     assert_eq!(files, ["../base1/cockpit.js", "transport.js", "app.js", "app.css"]);

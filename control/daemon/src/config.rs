@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::DaemonError;
 use crate::observed::{Drift, KnobClass};
 
+/// The configuration that the packages' service reads.
+pub const CONFIG_FILE: &str = "/etc/rtvirtio/rtvirtiod.toml";
+
 /// How much the service does by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

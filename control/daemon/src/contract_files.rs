@@ -9,7 +9,12 @@ use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::libvirt::{Daemon, DomainContract, set_contract};
 use toml_edit::{DocumentMut, Item};
 
+use crate::desired::Contract;
 use crate::domain_contracts;
+use crate::snapshot::Snapshot;
+
+/// The directory that the packages' service reads.
+pub const CONTRACTS_DIR: &str = "/etc/rtvirtio/contracts.d";
 
 /// Why a contract is not written or removed.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +85,33 @@ pub enum ContractFileError {
 }
 
 type Result<T> = std::result::Result<T, ContractFileError>;
+
+/// The directory in which contract files are written: the one that is named, else that of the
+/// service that runs, else [`CONTRACTS_DIR`]. With the one that the service reads, where that is
+/// another.
+#[must_use]
+pub fn directory(named: Option<&Path>, service: Option<&Snapshot>) -> (PathBuf, Option<PathBuf>) {
+    let read = service.and_then(|service| service.contracts.clone());
+    let Some(named) = named else { return (read.unwrap_or_else(|| CONTRACTS_DIR.into()), None) };
+    // One that is not there has no other name.
+    let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    let other = read.filter(|read| real(read) != real(named));
+    (named.to_owned(), other)
+}
+
+/// What identifies the contract of a VM in a file, as [`VmSnapshot::written`] has it.
+///
+/// # Errors
+/// A file with mistakes, or without the VM.
+///
+/// [`VmSnapshot::written`]: crate::VmSnapshot::written
+pub fn contract_id(file: &Path, vm: &str) -> Result<String> {
+    let spec = HostSpec::load(file)?;
+    let all = Contract::of_spec(&spec, file);
+    let known = || all.iter().map(|c| c.vm.name.clone()).collect();
+    let none = || ContractFileError::NoVm { file: file.to_owned(), vm: vm.to_owned(), known: known() };
+    all.iter().find(|c| c.vm.name == vm).map(|c| c.id.clone()).ok_or_else(none)
+}
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ContractFileError {
     let path = path.to_owned();

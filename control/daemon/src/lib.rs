@@ -32,7 +32,7 @@ mod service;
 mod snapshot;
 mod word;
 
-pub use config::{Config, DriftPolicy, Mode, PlanConfig};
+pub use config::{CONFIG_FILE, Config, DriftPolicy, Mode, PlanConfig};
 pub use daemon::{Daemon, Happening};
 pub use desired::{Contract, ContractFault, Desired, Origin, Plant};
 pub use error::DaemonError;

@@ -35,7 +35,7 @@ const SHOWN_AGAIN: Duration = Duration::from_secs(1);
 /// The VMs that run are listed again after so long.
 const LISTED_AGAIN: Duration = Duration::from_secs(10);
 /// Name of the lock in the run directory.
-const LOCK: &str = "rtvirtiod.lock";
+pub(crate) const LOCK: &str = "rtvirtiod.lock";
 /// Events, in the state directory.
 pub const HISTORY_FILE: &str = "history.jsonl";
 /// Accepted contracts, in the state directory.
@@ -247,7 +247,7 @@ impl Service {
         let daemon = Daemon::new(host, options.config.clone(), memory);
         let history = History::new(Some(state.join(HISTORY_FILE)));
         let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
-        let mut snapshot = daemon.snapshot();
+        let mut snapshot = daemon.snapshot().with_contracts(&options.places.contracts);
         // No contract seen yet is not the same as none.
         snapshot.problems.push("the host has not been looked at yet".to_owned());
         let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
@@ -385,7 +385,7 @@ impl Service {
     }
 
     fn publish(&mut self) {
-        let mut snapshot = self.daemon.snapshot();
+        let mut snapshot = self.daemon.snapshot().with_contracts(&self.options.places.contracts);
         snapshot.problems.extend(self.daemon.host().problems().iter().cloned());
         self.daemon.show_in_domains(&snapshot);
         match &self.placement {

@@ -32,14 +32,20 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Some(status) => serde_json::to_value(status)?,
         None => serde_json::json!({}),
     };
-    let client = Client::find(&global.run_dir);
-    let service: Option<Snapshot> = client.map(|client| client.get("/v1/status")).transpose()?;
+    // One that does not answer hides nothing of the rest.
+    let (service, unknown) = match Client::status_of(&global.run_dir) {
+        Ok(service) => (service, None),
+        Err(e) => (None, Some(e.to_string())),
+    };
     let mut kept = scopes::vms(&global.dirs())?;
     kept.extend(held::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
     value["schema"] = STATUS_SCHEMA.into();
     value["in_force"] = (status.is_some() || domain.is_some() || !kept.is_empty()).into();
     if let Some(service) = &service {
         value["service"] = serde_json::to_value(service)?;
+    }
+    if let Some(why) = &unknown {
+        value["service_unknown"] = why.as_str().into();
     }
     if !kept.is_empty() {
         value["contracts_in_force"] = serde_json::to_value(&kept)?;
@@ -60,17 +66,23 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     show(ui, &value, || {
         let plan = match &status {
-            None if domain.is_some() || service.is_some() || !kept.is_empty() => String::new(),
+            None if domain.is_some() || service.is_some() || unknown.is_some() || !kept.is_empty() => {
+                String::new()
+            }
             None => "no plan is in force\n".to_owned(),
             Some(status) => {
                 let ended: String = ended.iter().map(|vm| vm.words() + "\n").collect();
                 text(status, plan.as_ref()) + &ended
             }
         };
-        let service = match &service {
-            Some(service) => service::text(service),
-            None if kept.is_empty() => String::new(),
-            None => format!(
+        let service = match (&service, &unknown) {
+            (Some(service), _) => service::text(service),
+            (None, Some(why)) => {
+                let kept = if kept.is_empty() { "none".to_owned() } else { kept.join(", ") };
+                format!("{why}\n  contracts in force: {kept}\n")
+            }
+            (None, None) if kept.is_empty() => String::new(),
+            (None, None) => format!(
                 "contracts in force, and rtvirtiod does not run, so that nothing keeps them: {}\n",
                 kept.join(", ")
             ),
@@ -80,6 +92,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s))
         && ended.is_empty()
         && domain.is_none_or(|d| d.runs())
+        && unknown.is_none()
         && service.as_ref().map_or(kept.is_empty(), Snapshot::is_whole);
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
 }

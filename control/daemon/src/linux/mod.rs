@@ -2,6 +2,7 @@
 
 mod domains;
 mod lookup;
+mod once;
 mod perform;
 mod plan;
 mod quiet;
@@ -37,6 +38,7 @@ use status::{drift, state_of, view};
 use tasks::{Listed, tids};
 
 pub use lookup::Waker;
+pub use once::look_once;
 pub use running::RunningVm;
 
 /// What the kernel's mechanisms grant is asked again after so long.
