@@ -4,7 +4,7 @@ mod raises;
 mod share;
 mod status;
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -260,9 +260,9 @@ impl ServedVm {
     /// itself.
     ///
     /// # Errors
-    /// When the page or the journal cannot be read. A thread that has ended is no error.
+    /// When the journal cannot be read. A thread that has ended is no error.
     pub fn look(&mut self, levels: &Levels, now: Nanos) -> Result<Option<Nanos>, UrgencyError> {
-        let alive = self.find_blocks(now)?;
+        let alive = self.find_blocks(now);
         let mut next = None;
         for at in (0..self.vcpus.len()).rev() {
             let Some(used) = self.vcpus[at].thread.used_since() else {
@@ -270,7 +270,7 @@ impl ServedVm {
                 continue;
             };
             self.share.used(used, self.vcpus[at].machine.is_boosted());
-            let wake = self.look_at(at, alive, used.ran, now)?;
+            let wake = self.look_at(at, alive, used.ran, now);
             next = [next, wake].into_iter().flatten().min();
         }
         self.move_changed(levels)?;
@@ -338,9 +338,13 @@ impl ServedVm {
         Ok(())
     }
 
-    /// Finds where the guest reports. Whether it has shown a sign of life.
-    fn find_blocks(&mut self, now: Nanos) -> Result<bool, UrgencyError> {
-        let (mode, beat) = self.host.mode().map_err(UrgencyError::io("read", "the urgency page"))?;
+    /// Finds where the guest reports. Whether it has shown a sign of life. One whose page cannot be
+    /// read reports nothing: that concerns no other VM.
+    fn find_blocks(&mut self, now: Nanos) -> bool {
+        let (mode, beat, unread) = match self.host.mode() {
+            Ok((mode, beat)) => (mode, beat, None),
+            Err(e) => (Mode::Off, self.beat.unwrap_or(0), Some(e)),
+        };
         let beats = self.beat.replace(beat).is_some_and(|old| old != beat);
         if mode != self.mode {
             (self.mode, self.blocks, self.refused) = (mode, None, None);
@@ -353,6 +357,9 @@ impl ServedVm {
                     v.machine.end(now);
                 }
             }
+        }
+        if let Some(e) = unread {
+            self.refused = Some(format!("its urgency page cannot be read: {e}"));
         }
         match mode {
             _ if self.blocks.is_some() => {}
@@ -379,7 +386,7 @@ impl ServedVm {
                 }
             }
         }
-        Ok(beats && (self.blocks.is_some() || self.wrong))
+        beats && (self.blocks.is_some() || self.wrong)
     }
 
     /// A page of the guest's memory. QEMU translates the address, and refuses one where the guest
@@ -398,17 +405,12 @@ impl ServedVm {
         let place = answer.rsplit_once(" is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
         let place = place.ok_or_else(|| wrong(answer))?;
         let path = PathBuf::from(format!("/proc/{}/mem", self.pid));
-        let file = OpenOptions::new().read(true).write(true).open(&path);
+        // Only read: levels are shown in the page alone.
+        let file = File::open(&path);
         Ok(FileMemory::new(file.map_err(UrgencyError::io("open", path))?, place))
     }
 
-    fn look_at(
-        &mut self,
-        at: usize,
-        alive: bool,
-        ran: Nanos,
-        now: Nanos,
-    ) -> Result<Option<Nanos>, UrgencyError> {
+    fn look_at(&mut self, at: usize, alive: bool, ran: Nanos, now: Nanos) -> Option<Nanos> {
         let v = &mut self.vcpus[at];
         v.machine.set_lead(self.lead.get());
         if !self.reports {
@@ -417,7 +419,7 @@ impl ServedVm {
             let report = seen.map(|seen| v.unreported.report(seen, self.config.hold)).or(v.report);
             let is_new = report != v.report;
             v.report = report;
-            return Ok(v.machine.look(Look { report, is_new, alive: true, ran }, now).next);
+            return v.machine.look(Look { report, is_new, alive: true, ran }, now).next;
         }
         // Of one that names no memory of its own nothing is urgent.
         let nothing = self.wrong.then(Report::default);
@@ -443,7 +445,7 @@ impl ServedVm {
                 None => self.unreadable += 1,
             }
         }
-        Ok(v.machine.look(look, now).next)
+        v.machine.look(look, now).next
     }
 
     /// Promotions first: a vCPU that is lowered may be the one that keeps them from running.
@@ -490,3 +492,6 @@ fn take(bell: &mut Option<(OwnedFd, Doorbell)>, now: Nanos) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;
