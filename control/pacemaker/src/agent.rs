@@ -312,8 +312,8 @@ fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
 /// What is not as it was applied. Settings of a thread that has ended do not count: threads end all
 /// the time.
 fn differs(status: &Status) -> Option<String> {
-    if !status.complete || status.reverting {
-        return Some("its settings are half applied".to_owned());
+    if !status.is_whole() {
+        return Some("its settings are half applied, or half put back".to_owned());
     }
     let mut in_force = 0;
     for knob in &status.knobs {

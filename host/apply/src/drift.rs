@@ -17,7 +17,8 @@ fn whole(dir: &StateDir, machine: &Machine<'_>) -> Result<Journal, ApplyError> {
     Ok(journal)
 }
 
-/// The value that a setting has now, where that is neither ours nor gone.
+/// The value that a setting has now, where that is none that it has while it is in force, and it is
+/// not gone.
 fn drifted(entry: &Entry, machine: &Machine<'_>) -> Option<String> {
     let new = entry.new.as_ref()?;
     let found = match inspect(entry, true, machine) {
@@ -28,7 +29,7 @@ fn drifted(entry: &Entry, machine: &Machine<'_>) -> Option<String> {
         State::Ours(found) | State::Foreign(found) => found,
         State::Gone(_) | State::Unreadable(_) => return None,
     };
-    (!entry.target.form.is(&found, new)).then_some(found)
+    (!entry.target.form.is(&found, new) && !entry.is_level(&found)).then_some(found)
 }
 
 /// The journal need not change: it has the value from before us, and whichever value a cut leaves
