@@ -18,6 +18,7 @@ use crate::args::{ContractArgs, ContractCommand, PlanAnswer};
 pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let dir = &args.contracts;
     let running = Client::find(&global.run_dir).is_some();
+    let client = || Client::new(socket(&global.run_dir));
     let hint = || {
         if !running {
             ui.step(
@@ -59,34 +60,29 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             })?;
         }
         ContractCommand::Accept { vm } => {
-            let client = Client::new(socket(&global.run_dir));
-            let answer: Value = client.post(&format!("/v1/vms/{vm}/accept"))?;
+            let answer: Value = client().post(&format!("/v1/vms/{vm}/accept"))?;
             show(ui, &answer, || format!("{vm}: accepted\n"))?;
         }
         ContractCommand::Plan { answer: Some(answer) } => {
-            let client = Client::new(socket(&global.run_dir));
             let (path, word) = match answer {
                 PlanAnswer::Accept => ("/v1/plan/accept", "accepted"),
                 PlanAnswer::Refuse => ("/v1/plan/refuse", "refused"),
             };
-            let said: Value = client.post(path)?;
+            let said: Value = client().post(path)?;
             show(ui, &said, || format!("the plan is {word}\n"))?;
         }
         ContractCommand::Plan { answer: None } => {
-            let client = Client::new(socket(&global.run_dir));
-            let plan: PlanSnapshot = client.get("/v1/plan")?;
+            let plan: PlanSnapshot = client().get("/v1/plan")?;
             show(ui, &plan, || service::plan_text(&plan, true))?;
             return Ok(if plan.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) });
         }
         ContractCommand::Waits { vm } => {
-            let client = Client::new(socket(&global.run_dir));
-            let mut seen: WaitsObservation = client.get("/v1/waits")?;
+            let mut seen: WaitsObservation = client().get("/v1/waits")?;
             seen.rows.retain(|row| vm.as_ref().is_none_or(|vm| row.vm == *vm));
             show(ui, &seen, || waits::text(&seen))?;
         }
         ContractCommand::Show { vm } => {
-            let client = Client::new(socket(&global.run_dir));
-            let status: Snapshot = client.get("/v1/status")?;
+            let status: Snapshot = client().get("/v1/status")?;
             let chosen: Vec<&VmSnapshot> =
                 status.vms.iter().filter(|one| vm.as_ref().is_none_or(|vm| one.name == *vm)).collect();
             anyhow::ensure!(
