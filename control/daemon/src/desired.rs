@@ -159,8 +159,8 @@ pub struct Desired {
     pub held: Vec<String>,
     /// Contracts may exist of which nothing is known yet: what is in force for any VM stays.
     pub is_incomplete: bool,
-    /// A file, or the directory, could not be read since the service began: it may have the
-    /// contract of any VM for which something is in force, and that stays too.
+    /// A file, the directory or a domain's metadata could not be read since the service began: it
+    /// may have the contract of any VM for which something is in force, and that stays too.
     pub has_unread: bool,
     /// What a plan is made for; `None` without contracts.
     pub plant: Option<Plant>,

@@ -217,7 +217,7 @@ fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Mem
             (VmState::Held, "not all contracts are known yet: what is in force stays")
         }
         _ if held && desired.has_unread => {
-            (VmState::Held, "a file of contracts cannot be read: what is in force stays")
+            (VmState::Held, "a contract cannot be read: what is in force stays")
         }
         _ if held => (VmState::Held, "its contract has a mistake: what is in force stays"),
         Some(why) => (VmState::Failed, why),
