@@ -57,6 +57,13 @@ pub(crate) fn contract_dirs(dirs: &Dirs, resource: &str) -> Dirs {
     Dirs { state: dirs.state.join("contracts").join(resource), run: dirs.run.clone() }
 }
 
+/// Whether the journal of a resource's contract has a directory of its own: `rtvirtiod` has others
+/// next to it.
+pub(crate) fn has_directory(resource: &str) -> bool {
+    let is_name = !resource.is_empty() && !resource.starts_with('.') && !resource.contains('/');
+    is_name && !["shared", "plan"].contains(&resource) && !resource.starts_with("vm-")
+}
+
 /// Name of a disk's utilization attribute: the device's last name, as the same spec is read on
 /// every node.
 fn disk_attribute(device: &Device) -> String {
