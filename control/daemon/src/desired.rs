@@ -392,7 +392,7 @@ mod tests {
         let mut files = ContractFiles::new(dir.path(), Vec::new());
         let desired = files.changed().unwrap();
         assert!(desired.holds("plc") && desired.hides_contracts() && desired.faults.len() == 1);
-        // A change of another file tells nothing of this one; one that is new and wrong holds nothing.
+        // A change of another file tells nothing of this one; one that is new and wrong holds none.
         fs::write(at("b.toml"), spec("hist", "")).unwrap();
         assert!(files.changed().unwrap().holds("plc"));
         fs::write(at("a.toml"), spec("plc", "")).unwrap();
