@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rtvirtio_kernel::cgroup::Limit;
 use rtvirtio_kernel::io_counters::IoCounters;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root, unless_gone};
 use rtvirtio_spec::Device;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::qmp::{Drive, ThrottleLimits};
@@ -134,14 +134,23 @@ impl LimiterCounters {
         const WHY: &str = "the kernel counts no requests that blk-throttle has held up; what was used of the limit is shown";
         let mut out = Vec::new();
         let mut counters = BTreeMap::new();
-        let Some(cgroups) = Cgroups::detect(root).ok() else { return out };
-        let group = vm.processes.first().and_then(|process| cgroups.of_pid(root, process.pid).ok());
-        let Some(group) = group else { return out };
+        let before = std::mem::take(&mut self.groups);
+        let (cgroups, group) = match group_of(vm, root) {
+            Ok(Some(found)) => found,
+            Ok(None) => return out,
+            Err(e) => {
+                let name = "limits of its cgroup".to_owned();
+                return vec![unseen(LimiterKind::BlkThrottle, name, e.to_string())];
+            }
+        };
         for part in &vm.contract.parts {
             let Device::Path(path) = &part.spec.device else { continue };
-            let Ok(device) = BlockDevice::find(root, path) else { continue };
-            let limits = match cgroups.limits_on_path(root, &group, &device.dev) {
-                Ok(limits) => limits,
+            let limits = BlockDevice::find(root, path).and_then(|device| {
+                let limits = cgroups.limits_on_path(root, &group, &device.dev)?;
+                Ok((device, limits))
+            });
+            let (device, limits) = match limits {
+                Ok(found) => found,
                 Err(e) => {
                     let name = format!("limits for {}", path.display());
                     out.push(unseen(LimiterKind::BlkThrottle, name, e.to_string()));
@@ -151,10 +160,12 @@ impl LimiterCounters {
             for one in limits {
                 let key = (one.cgroup.clone(), device.dev.clone());
                 if !counters.contains_key(&key) {
-                    let read = IoCounters::read(root, &cgroups, &one.cgroup, &device.dev);
-                    counters.insert(key.clone(), read.ok().flatten().unwrap_or_default());
+                    // Not known is not none: from nothing on, all since the start would count.
+                    if let Ok(read) = IoCounters::read(root, &cgroups, &one.cgroup, &device.dev) {
+                        counters.insert(key.clone(), read.unwrap_or_default());
+                    }
                 }
-                let between = self.groups.get(&key).and_then(|then| counters.get(&key)?.since(then));
+                let between = before.get(&key).and_then(|then| counters.get(&key)?.since(then));
                 let used = between.zip(seconds).map(|(io, seconds)| part_of(&io, one.limit) / seconds);
                 out.push(LimiterObservation {
                     kind: LimiterKind::BlkThrottle,
@@ -199,6 +210,14 @@ impl LimiterCounters {
         self.drives = looked.disks.iter().map(|disk| (disk.id.clone(), disk.clone())).collect();
         out
     }
+}
+
+/// The cgroup that a VM is in; `None` when it has ended.
+fn group_of(vm: &RunningVm, root: &Root) -> Result<Option<(Cgroups, PathBuf)>, HostError> {
+    let Some(process) = vm.processes.first() else { return Ok(None) };
+    let cgroups = Cgroups::detect(root)?;
+    let group = unless_gone(cgroups.of_pid(root, process.pid))?;
+    Ok(group.map(|group| (cgroups, group)))
 }
 
 fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
@@ -250,4 +269,43 @@ fn each(limits: &ThrottleLimits) -> Vec<(&'static str, u64, Count)> {
         ("bps-write", limits.bps_wr, |s| s.write.bytes),
     ];
     all.into_iter().filter(|(_, limit, _)| *limit > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rtvirtio_kernel::ProcessId;
+    use rtvirtio_spec::HostSpec;
+    use rtvirtio_vmm::threads::Named;
+
+    use super::*;
+    use crate::desired::Contract;
+
+    #[test]
+    fn limits_that_cannot_be_looked_at_are_said() {
+        let text = "[device]\npath = \"/dev/no-such-disk\"\n[[vm]]\nname = \"plc\"\npid = 7\n\
+                    [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n";
+        let spec = HostSpec::parse("test", text).unwrap();
+        let contract = Contract::of_spec(&spec, Path::new("x.toml")).remove(0);
+        let processes = vec![ProcessId { pid: 7, start_time: 1 }];
+        let vm = RunningVm { contract, processes, named: Named::default(), cpu: None };
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |path: &str, text: &str| {
+            let path = root.at(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let said = |vm: &RunningVm| -> Vec<String> {
+            let all = LimiterCounters::default().groups(vm, &root, Some(1.0));
+            all.into_iter().map(|one| format!("{}: {}", one.name, one.unseen.unwrap())).collect()
+        };
+        assert!(said(&vm)[0].starts_with("limits of its cgroup: "), "{:?}", said(&vm));
+        put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        put("/sys/fs/cgroup/cgroup.controllers", "io\n");
+        assert!(said(&vm).is_empty(), "it has ended");
+        put("/proc/7/cgroup", "0::/vm\n");
+        assert!(said(&vm)[0].starts_with("limits for /dev/no-such-disk: "), "{:?}", said(&vm));
+    }
 }
