@@ -12,12 +12,12 @@ pub const LEGACY_HEADER: usize = 10;
 /// Length of Ethernet's header.
 pub(super) const ETHERNET: usize = 14;
 /// Length of a tag, with the type of what is behind it.
-const TAG: usize = 4;
+pub(super) const TAG: usize = 4;
 /// Lengths of IP headers without options.
 pub(super) const IPV4_HEADER: usize = 20;
 pub(super) const IPV6_HEADER: usize = 40;
 
-const VLAN: u16 = 0x8100;
+pub(super) const VLAN: u16 = 0x8100;
 const SERVICE_VLAN: u16 = 0x88a8;
 /// The reserved identifier: no port may be of it.
 const UNKNOWN_VLAN: u16 = 0xfff;
