@@ -21,7 +21,7 @@ EXAMPLES
   sudo rtvirtiod --mode observe                    in the foreground: shows what it would set, and sets nothing
   sudo rtvirtiod --contracts /srv/contracts --listen 127.0.0.1:9465   with metrics and a page for this host
 
-A contract is a spec (docs/reference/spec.md): `sudo rtvirtio contract set plant.toml` puts one into the directory.
+A contract is a spec (docs/reference/spec.md): `sudo rtvirtio contract set plc plant.toml` puts that of the VM plc into the directory.
 Stopped or killed it changes nothing on the host; `sudo rtvirtio revert` puts everything back then."
 )]
 pub struct Cli {

@@ -276,6 +276,12 @@ rm /var/lib/rtvirtio/JOURNAL
 dpkg --remove rtvirtio
 test ! -e /usr/bin/rtvirtio
 test -e /etc/libvirt/hooks/qemu.d/rtvirtio
+# The journal of a cluster's VM, whose contract is in force.
+mkdir -p /var/lib/rtvirtio/contracts/plc
+touch /var/lib/rtvirtio/contracts/plc/JOURNAL
+sh /var/lib/dpkg/info/rtvirtio.postrm purge
+test -e /var/lib/rtvirtio/contracts/plc/JOURNAL
+rm /var/lib/rtvirtio/contracts/plc/JOURNAL
 dpkg --purge rtvirtio
 test ! -e /etc/libvirt/hooks/qemu.d/rtvirtio
 test ! -e /var/lib/rtvirtio

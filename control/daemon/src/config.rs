@@ -185,6 +185,17 @@ impl Config {
         let own = self.drift_of.get(&drift.knob);
         own.or_else(|| self.drift.get(&drift.class)).copied().unwrap_or_default()
     }
+
+    /// Whether what is put back is put back over the values of another program: where all that was
+    /// seen of them would have been restored. Where none was seen, there may be some all the same,
+    /// as a journal that was cut off is not compared: then only where every policy says so.
+    #[must_use]
+    pub fn puts_back_over(&self, seen: &[Drift]) -> bool {
+        match seen {
+            [] => self.drift.values().chain(self.drift_of.values()).all(|of| *of == DriftPolicy::Restore),
+            seen => seen.iter().all(|drift| self.drift_policy(drift) == DriftPolicy::Restore),
+        }
+    }
 }
 
 #[cfg(test)]

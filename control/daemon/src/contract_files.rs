@@ -43,12 +43,14 @@ pub enum ContractFileError {
         vm: String,
     },
     /// No file has a contract of the VM.
-    #[error("no file in {dir} has a contract of VM `{vm}`")]
+    #[error("no file in {dir} has a contract of VM `{vm}`{}", passed_over(.unread))]
     None {
         /// The directory.
         dir: PathBuf,
         /// The VM.
         vm: String,
+        /// Files with mistakes, which may have it.
+        unread: Vec<PathBuf>,
     },
     /// A VM that is no domain of libvirt.
     #[error("VM `{vm}` of {file} is not named by `domain`: only a domain of libvirt has metadata")]
@@ -82,6 +84,11 @@ pub enum ContractFileError {
         /// What is wrong.
         why: String,
     },
+}
+
+fn passed_over(unread: &[PathBuf]) -> String {
+    let names: Vec<String> = unread.iter().map(|path| path.display().to_string()).collect();
+    if names.is_empty() { String::new() } else { format!("; passed over for mistakes: {}", names.join(", ")) }
 }
 
 type Result<T> = std::result::Result<T, ContractFileError>;
@@ -198,8 +205,10 @@ pub fn find(dir: &Path, vm: &str) -> Result<Option<PathBuf>> {
 /// # Errors
 /// [`ContractFileError::None`] when none has it; when a file cannot be written.
 pub fn remove(dir: &Path, vm: &str) -> Result<PathBuf> {
-    let none = || ContractFileError::None { dir: dir.to_owned(), vm: vm.to_owned() };
-    let path = find(dir, vm)?.ok_or_else(none)?;
+    let Some(path) = find(dir, vm)? else {
+        let unread = all(dir)?.into_iter().filter(|path| HostSpec::load(path).is_err()).collect();
+        return Err(ContractFileError::None { dir: dir.to_owned(), vm: vm.to_owned(), unread });
+    };
     remove_at(&path, vm)?;
     Ok(path)
 }
@@ -272,7 +281,8 @@ fn write(path: &Path, text: &str) -> Result<()> {
         file.sync_all()
     });
     written.map_err(failed("write", &new))?;
-    fs::rename(&new, path).map_err(failed("write", path))
+    fs::rename(&new, path).map_err(failed("write", path))?;
+    fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
 }
 
 #[cfg(test)]
@@ -327,6 +337,10 @@ block = \"4KiB\"
         assert_eq!(find(&dir, "plc").unwrap(), None);
         assert!(matches!(remove(&dir, "plc"), Err(ContractFileError::None { .. })));
         assert!(find(&dir, "hist").unwrap().is_some());
+        // A file that cannot be read may have it, and is named.
+        fs::write(dir.join("wrong.toml"), "[[vm").unwrap();
+        let error = remove(&dir, "plc").unwrap_err().to_string();
+        assert!(error.contains("no file in") && error.contains("wrong.toml"), "{error}");
     }
 
     #[test]

@@ -238,6 +238,9 @@ fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Mem
         _ if held && desired.is_incomplete => {
             (VmState::Held, "not all contracts are known yet: what is in force stays")
         }
+        _ if held && desired.has_unread => {
+            (VmState::Held, "a contract cannot be read: what is in force stays")
+        }
         _ if held => (VmState::Held, "its contract has a mistake: what is in force stays"),
         Some(why) => (VmState::Failed, why),
         None => (VmState::Pending, "its contract was removed"),

@@ -7,6 +7,7 @@ use rtvirtio_spec::{HostSpec, is_name_char};
 use serde::Deserialize;
 
 use crate::PacemakerError;
+use crate::node::has_directory;
 
 /// The contracts of a cluster, as in the file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -60,6 +61,12 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
             if !is_resource(&entry.resource) {
                 return Err(bad(format!(
                     "resource {:?}: letters, digits, `-`, `_` and `.` only",
+                    entry.resource
+                )));
+            }
+            if !has_directory(&entry.resource) {
+                return Err(bad(format!(
+                    "resource {}: `shared`, `plan` and what begins with `vm-` name journals of rtvirtiod; give the resource another name",
                     entry.resource
                 )));
             }

@@ -282,9 +282,9 @@ impl ServedVm {
     /// itself.
     ///
     /// # Errors
-    /// When the page or the journal cannot be read. A thread that has ended is no error.
+    /// When the journal cannot be read. A thread that has ended is no error.
     pub fn look(&mut self, levels: &Levels, now: Nanos) -> Result<Option<Nanos>, UrgencyError> {
-        let alive = self.find_blocks(now)?;
+        let alive = self.find_blocks(now);
         let mut next = None;
         for at in (0..self.vcpus.len()).rev() {
             let Some(used) = self.vcpus[at].thread.used_since() else {
@@ -294,7 +294,7 @@ impl ServedVm {
             let v = &self.vcpus[at];
             let boosted = v.machine.is_boosted_at(v.thread.level());
             self.share.used(used, boosted);
-            let wake = self.look_at(at, alive, (used.ran, boosted), now)?;
+            let wake = self.look_at(at, alive, (used.ran, boosted), now);
             next = [next, wake].into_iter().flatten().min();
         }
         self.move_changed(levels)?;
@@ -364,7 +364,7 @@ impl ServedVm {
         alive: bool,
         (ran, boosted): (Nanos, bool),
         now: Nanos,
-    ) -> Result<Option<Nanos>, UrgencyError> {
+    ) -> Option<Nanos> {
         let v = &mut self.vcpus[at];
         let charged = if boosted { ran } else { Nanos(0) };
         v.machine.set_lead(self.lead.get());
@@ -374,7 +374,7 @@ impl ServedVm {
             let report = seen.map(|seen| v.unreported.report(seen, self.config.hold)).or(v.report);
             let is_new = report != v.report;
             v.report = report;
-            return Ok(v.machine.look(Look { report, is_new, alive: true, ran: charged }, now).next);
+            return v.machine.look(Look { report, is_new, alive: true, ran: charged }, now).next;
         }
         // Of one that names no memory of its own nothing is urgent.
         let nothing = self.wrong.then(Report::default);
@@ -404,7 +404,7 @@ impl ServedVm {
                 None => self.unreadable += 1,
             }
         }
-        Ok(v.machine.look(look, now).next)
+        v.machine.look(look, now).next
     }
 
     fn move_threads(&mut self, guard: &Guard<'_>) {
@@ -451,3 +451,6 @@ fn take(bell: &mut Option<(OwnedFd, Doorbell)>, now: Nanos) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

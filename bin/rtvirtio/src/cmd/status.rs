@@ -124,9 +124,7 @@ impl Count {
     /// Whether all is as it was applied. Settings of an ended thread do not count: threads end all
     /// the time. VMs that have ended are counted by [`started::ended`].
     fn is_whole(&self, status: &Status) -> bool {
-        status.complete
-            && !status.reverting
-            && !status.rebooted
+        status.is_whole()
             && self.other == 0
             && self.unreadable == 0
             && (self.in_force > 0 || status.knobs.is_empty())
@@ -155,8 +153,9 @@ fn text(status: &Status, plan: Option<&HostPlan>) -> String {
     let scheme = plan.map_or("a plan", HostPlan::scheme_name);
     let count = Count::of(status).text();
     let state = match (status.complete, status.reverting) {
-        (true, false) => count,
         (_, true) => format!("HALF PUT BACK ({count}): run `rtvirtio revert` again"),
+        _ if status.leftover => format!("LEFT BY A REVERT ({count}): run `rtvirtio revert` again"),
+        (true, false) => count,
         (false, false) => format!("HALF APPLIED ({count}): run `rtvirtio revert`"),
     };
     // Writing to a String cannot fail.

@@ -1,6 +1,6 @@
 //! Where the guest reports: in the page, or in a page of its own memory.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::path::PathBuf;
 
 use rtvirtio_units::Nanos;
@@ -14,9 +14,13 @@ use crate::{FileMemory, UrgencyError};
 const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
 
 impl ServedVm {
-    /// Finds where the guest reports. Whether it has shown a sign of life.
-    pub(super) fn find_blocks(&mut self, now: Nanos) -> Result<bool, UrgencyError> {
-        let (mode, beat) = self.host.mode().map_err(UrgencyError::io("read", "the urgency page"))?;
+    /// Finds where the guest reports. Whether it has shown a sign of life. One whose page cannot be
+    /// read reports nothing: that concerns no other VM.
+    pub(super) fn find_blocks(&mut self, now: Nanos) -> bool {
+        let (mode, beat, unread) = match self.host.mode() {
+            Ok((mode, beat)) => (mode, beat, None),
+            Err(e) => (Mode::Off, self.beat.unwrap_or(0), Some(e)),
+        };
         let beats = self.beat.replace(beat).is_some_and(|old| old != beat);
         if mode != self.mode {
             (self.mode, self.blocks, self.refused) = (mode, None, None);
@@ -29,6 +33,9 @@ impl ServedVm {
                     v.machine.end(now);
                 }
             }
+        }
+        if let Some(e) = unread {
+            self.refused = Some(format!("its urgency page cannot be read: {e}"));
         }
         match mode {
             _ if self.blocks.is_some() => {}
@@ -55,7 +62,7 @@ impl ServedVm {
                 }
             }
         }
-        Ok(beats && (self.blocks.is_some() || self.wrong))
+        beats && (self.blocks.is_some() || self.wrong)
     }
 
     /// A page of the guest's memory. QEMU translates the address, and refuses one where the guest
@@ -74,7 +81,8 @@ impl ServedVm {
         let place = answer.rsplit_once(" is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
         let place = place.ok_or_else(|| wrong(answer))?;
         let path = PathBuf::from(format!("/proc/{}/mem", self.pid));
-        let file = OpenOptions::new().read(true).write(true).open(&path);
+        // Only read: levels are shown in the page alone.
+        let file = File::open(&path);
         Ok(FileMemory::new(file.map_err(UrgencyError::io("open", path))?, place))
     }
 }

@@ -111,7 +111,7 @@ EXAMPLES
   sudo rtvirtio-lab bench daemon --threads 10 --restarts 3 --kills 6 --idle 10s --pairs 2 --out /tmp/daemon --json | jq .claims
   rtvirtio-lab bench daemon --report-only --json | jq .claims
 
-On QEMU processes, one of them with a guest, with the rtvirtiod beside this program. Exit code 2 when a claim is not met.")]
+On QEMU processes, one of them with a guest, with the rtvirtiod next to this program. Exit code 2 when a claim is not met.")]
     Daemon(BenchDaemonArgs),
     /// A day of mishaps in minutes, under a static plan and under the service
     #[command(after_help = "\
@@ -121,7 +121,7 @@ EXAMPLES
   rtvirtio-lab bench daemon-day --report-only --json | jq .claims
 
 Three emulated guests on an emulated eMMC: one gets a thread, a neighbour floods, the device slows by half, another tool
-takes a limit away, a guest is started again. About 40 minutes, with the rtvirtio and rtvirtiod beside this program. Needs root.")]
+takes a limit away, a guest is started again. About 40 minutes, with the rtvirtio and rtvirtiod next to this program. Needs root.")]
     DaemonDay(BenchDaemonDayArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
@@ -169,8 +169,8 @@ Caches are cold before every start-up. A stopped matrix continues, and one with 
 EXAMPLES
   sudo rtvirtio-lab bench net
   sudo rtvirtio-lab bench net --rounds 1 --requests 4000 --crashes 1      a first look, about two minutes
-  sudo rtvirtio-lab bench net --only ping             1000 pings, idle and beside a flood
-  sudo rtvirtio-lab bench net --only sv               sampled values to a disk, beside floods on both
+  sudo rtvirtio-lab bench net --only ping             1000 pings, idle and next to a flood
+  sudo rtvirtio-lab bench net --only sv               sampled values to a disk, next to floods on both
   sudo rtvirtio-lab bench net --only web              the web requests of `bench reservation` as frames, deadline 20 ms
   sudo rtvirtio-lab bench net --only timeline --svg /tmp/figures   round trips while a flood begins and ends
   sudo rtvirtio-lab bench net --fifo 30 --cpu-budget 30%           with a real-time thread that has a limit

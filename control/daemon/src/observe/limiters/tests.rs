@@ -115,3 +115,30 @@ fn what_a_known_load_used_of_blk_throttle_and_qemus_throttling() {
     drop(machine);
     drop(group);
 }
+
+#[test]
+fn limits_that_cannot_be_looked_at_are_said() {
+    let text = "[device]\npath = \"/dev/no-such-disk\"\n[[vm]]\nname = \"plc\"\npid = 7\n\
+                [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n";
+    let spec = HostSpec::parse("test", text).unwrap();
+    let contract = Contract::of_spec(&spec, Path::new("x.toml")).remove(0);
+    let processes = vec![ProcessId { pid: 7, start_time: 1 }];
+    let vm = RunningVm { contract, processes, named: Named::default(), cpu: None };
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let put = |path: &str, text: &str| {
+        let path = root.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let said = |vm: &RunningVm| -> Vec<String> {
+        let all = LimiterCounters::default().groups(vm, &root, Some(1.0));
+        all.into_iter().map(|one| format!("{}: {}", one.name, one.unseen.unwrap())).collect()
+    };
+    assert!(said(&vm)[0].starts_with("limits of its cgroup: "), "{:?}", said(&vm));
+    put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    put("/sys/fs/cgroup/cgroup.controllers", "io\n");
+    assert!(said(&vm).is_empty(), "it has ended");
+    put("/proc/7/cgroup", "0::/vm\n");
+    assert!(said(&vm)[0].starts_with("limits for /dev/no-such-disk: "), "{:?}", said(&vm));
+}
