@@ -154,7 +154,7 @@ pub fn measure(
             data.note_facts(parts.iter().filter(|part| part.is_of_pair()));
         }
         if parts.contains(&Part::Sv) {
-            let (sv, host) = measure_sv(options, &image, accel, progress)?;
+            let (sv, host) = measure_sv(options, labs, (&image, accel), progress)?;
             (data.sv, data.host) = (Some(sv), host);
             data.note_facts([&Part::Sv]);
         }

@@ -171,7 +171,7 @@ mod tests {
         let mut old = data("first", &[Situation::Idle, Situation::Flood, Situation::Attack]);
         old.frames_one_port = vec![1.0];
         let mut new = data("later", &[Situation::Attack, Situation::Attack]);
-        let run = crate::net::SvRun { flooded: true, n: 40, p999: 9, ..Default::default() };
+        let run = crate::net::SvRun { flooded: true, contract: true, n: 40, p999: 9, ..Default::default() };
         new.sv = Some(SvData { target_ns: rtvirtio_units::Nanos(10), runs: vec![run] });
         new.note_facts(&[Part::Hostile, Part::Sv]);
         old.merge(new);
