@@ -146,8 +146,8 @@ fn prometheus_takes_the_metrics_and_the_dashboard_has_answers() {
     }
     let lost: Vec<_> = unanswered.iter().filter(|expression| has_sample(&scraped, expression)).collect();
     assert!(lost.is_empty(), "without an answer, though there are samples: {lost:#?}");
-    // What may have none: pressure, steal, quotas and limits that this kernel does not count, limits
-    // that the plan does not set, stalls where no probe may run, and bounds of formulas.
+    // What may have none: pressure, steal, quotas and limits that this kernel does not count,
+    // limits that the plan does not set, stalls where no probe may run, and bounds of formulas.
     assert!(unanswered.len() <= 9 && answered.len() >= 17, "{unanswered:#?}");
     drop(prometheus);
     plant.end();

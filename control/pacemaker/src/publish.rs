@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn what_a_contract_takes_is_read_whole_or_not_at_all() {
         let takes = parse_takes("plc", "rtvirtio-cpu=264 rtvirtio-disk-sda=17").unwrap();
-        assert_eq!(takes.into_iter().map(|(_, n)| n).collect::<Vec<_>>(), [264, 17]);
+        assert_eq!(takes.into_values().collect::<Vec<_>>(), [264, 17]);
         assert!(parse_takes("plc", "").unwrap().is_empty());
         for wrong in ["rtvirtio-cpu=", "rtvirtio-cpu=-1", "rtvirtio-cpu=264 rtvirtio-disk-sda"] {
             let error = parse_takes("plc", wrong).unwrap_err().to_string();

@@ -116,8 +116,8 @@ pub struct ProfileCpuOptions<'a> {
 /// [`partial`] is to be removed once it is.
 ///
 /// # Errors
-/// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force, or the service keeps a contract
-/// of one of the VMs; [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it.
+/// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force, or the service keeps a
+/// contract of one of the VMs; [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it.
 pub fn profile_cpu(
     options: &ProfileCpuOptions<'_>,
     dirs: &Dirs,

@@ -105,7 +105,7 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
                 PlanAnswer::Accept => ("/v1/plan/accept", "accepted"),
                 PlanAnswer::Refuse => ("/v1/plan/refuse", "refused"),
             };
-            let said: Value = client().post(path)?;
+            let said: Value = client.post(path)?;
             show(ui, &said, || format!("the plan is {word}\n"))?;
         }
         ContractCommand::Plan { answer: None } => {

@@ -141,7 +141,7 @@ fn write_report(
         notes: if one.is_some() { &[] } else { &several },
         generated: &generated(),
     };
-    write_file(out, html(&report).as_bytes())
+    Ok(write_file(out, html(&report).as_bytes())?)
 }
 
 /// The flows alone: nothing of a disk is looked at, kept or compared.

@@ -293,7 +293,13 @@ fn sv(data: &NetData) -> Vec<Claim> {
     }
     for (of, id, what, value, unit) in [
         (alone, "sv.lost_without_cpu", format!("{what}; without the CPU contract"), lost(alone), "frames"),
-        (alone, "sv.p999_over_target_without_cpu", "the same without the CPU contract".to_owned(), over(alone), "ratio"),
+        (
+            alone,
+            "sv.p999_over_target_without_cpu",
+            "the same without the CPU contract".to_owned(),
+            over(alone),
+            "ratio",
+        ),
         (idle, "sv.p999_over_target_idle", "the same without floods".to_owned(), over(idle), "ratio"),
     ] {
         if runs(of).next().is_some() {

@@ -9,14 +9,15 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use rtvirtio_cpu::{Backend, Contract, Order, VmHandle};
+use rtvirtio_cpu::{Backend, Contract, Order};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::flow::{self, FlowLoad, Peer};
 use rtvirtio_spec::{Direction, Flow};
-use rtvirtio_testbed::{LabHost, RamDisk};
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::qemu::Accel;
+use rtvirtio_testbed::{LabHost, RamDisk};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
+use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::Named;
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::scoped_contracts::{ScopedContracts, VmContract};
@@ -89,8 +90,8 @@ pub struct SvData {
 /// Measures all situations; the host, too, as a result file describes it.
 ///
 /// # Errors
-/// A namespace, a guest or a domain that cannot be made, a CPU contract that the kernel refuses, and
-/// cancellation.
+/// A namespace, a guest or a domain that cannot be made, a CPU contract that the kernel refuses,
+/// and cancellation.
 pub fn measure_sv(
     options: &NetOptions,
     labs: &LabHost,

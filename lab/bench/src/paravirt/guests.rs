@@ -63,13 +63,16 @@ pub struct Guests<'c> {
     disks: Option<DiskBed>,
 }
 
+/// How following ended, what the VM was at then, and its history.
+type Followed = (Ended, VmStatus, Option<History>);
+
 /// A thread that follows A's page.
 struct Following {
     stop: Arc<AtomicBool>,
     latest: Arc<Mutex<Option<VmStatus>>>,
     /// The least weight at the floor so far.
     least_weight: Arc<Mutex<Option<f64>>>,
-    thread: JoinHandle<Result<(Ended, VmStatus, Option<History>), UrgencyError>>,
+    thread: JoinHandle<Result<Followed, UrgencyError>>,
     /// The policy that the thread has.
     priority: String,
     /// A's contract of its vCPU.

@@ -294,10 +294,9 @@ mod tests {
         let due = OFFSET + 1_000 * MS;
         let begin = || vec![level(OFFSET, 0)];
         // Raised 140 us after the timer, with a task that runs only then.
-        let (mut late, requests) = records(due);
+        let (mut late, mut after) = records(due);
         late[1] = level(due + 140 * US, 90);
         let slow = Cycle { woke: cycle(due).due + 140 * US, asked: cycle(due).due + 145 * US, ..cycle(due) };
-        let mut after = requests.clone();
         after[1].at_ns = due + 160 * US;
         after.truncate(2);
         let judged = judge(&[slow], &[begin(), late].concat(), &after, "a");

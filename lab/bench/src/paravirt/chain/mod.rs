@@ -46,8 +46,7 @@ pub enum StepKind {
 
 impl StepKind {
     /// In their order.
-    pub const ALL: [Self; 6] =
-        [Self::Timer, Self::Ask, Self::Kick, Self::Domain, Self::Device, Self::Answer];
+    pub const ALL: [Self; 6] = [Self::Timer, Self::Ask, Self::Kick, Self::Domain, Self::Device, Self::Answer];
 
     /// As a reader finds it.
     #[must_use]
@@ -166,7 +165,8 @@ impl Chain {
     pub fn section(&self) -> Section {
         let us = |time: Nanos| format!("{:.0}", time.0 as f64 / 1e3);
         let row = |step: &Step| {
-            let priorities: Vec<String> = step.priorities.iter().map(|(of, n)| format!("{of}: {n}")).collect();
+            let priorities: Vec<String> =
+                step.priorities.iter().map(|(of, n)| format!("{of}: {n}")).collect();
             vec![
                 step.kind.name().to_owned(),
                 step.length.n.to_string(),
