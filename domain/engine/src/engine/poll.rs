@@ -7,10 +7,10 @@
 //! a poll is tried, and while tries are in vain ever more sleeps lie between them. Polls that ended
 //! without work take at most [`WASTED_SHARE`] of a CPU.
 //!
-//! A poll that pays for itself still takes the CPU from a guest that could run. Where another thread
-//! wants it shows in the poll: it does not run for a while. When that adds up to [`TAKEN_SHARE`] of a
-//! [`WATCH`], the loop sleeps without polls for [`HOLD`], and longer each time that the next watch
-//! ends like that.
+//! A poll that pays for itself still takes the CPU from a guest that could run. Where another
+//! thread wants it shows in the poll: it does not run for a while. When that adds up to
+//! [`TAKEN_SHARE`] of a [`WATCH`], the loop sleeps without polls for [`HOLD`], and longer each time
+//! that the next watch ends like that.
 
 use rtvirtio_domain_config::Poll;
 use rtvirtio_units::Nanos;
@@ -236,8 +236,8 @@ mod tests {
         assert!(!poll.sleeps(Nanos(now), false), "and polls on");
     }
 
-    /// Polls for `length`; after each `ran` of it another thread has the CPU for `taken`. Returns for
-    /// how long it polled.
+    /// Polls for `length`; after each `ran` of it another thread has the CPU for `taken`. Returns
+    /// for how long it polled.
     fn share(poll: &mut AdaptivePoll, begin: u64, length: u64, (ran, taken): (u64, u64)) -> u64 {
         let (mut now, mut polled, mut turn) = (begin, 0, begin);
         while now < begin + length {
