@@ -215,6 +215,7 @@ fn a_target_becomes_the_limit_of_its_neighbour() {
     let says = text(&out.stderr);
     assert!(says.contains("plc/cycle") && says.contains("asks for 100.0/s and 2.00 ms"), "{says}");
     // The spec with the limit is written on request only, and differs by its line.
+    let spec = beside(&site, "40ms", "");
     let saved = site.dir.path().join("limited.toml");
     let saved = saved.to_str().unwrap();
     site.ok(&[&args[..], &["--out", saved]].concat());

@@ -189,7 +189,8 @@ impl Neighbour {
         let thread = std::thread::spawn(move || {
             let mut client = Client::connect(&socket, Options::default()).unwrap();
             let mut took = Vec::new();
-            while !stopped.load(Ordering::Relaxed) {
+            // One pair at least, however soon it is to end.
+            while took.is_empty() || !stopped.load(Ordering::Relaxed) {
                 let n = took.len() as u64;
                 let data: Vec<u8> = (0..4_096u64).map(|i| (i ^ n) as u8).collect();
                 let sector = n % 100 * 8;
