@@ -100,7 +100,8 @@ pub struct Step {
     pub behind: u64,
     /// The longest such wait.
     pub longest_behind: Nanos,
-    /// Those of them that are inversions: a vCPU for longer than [`RAISE`], a request in any case.
+    /// Those of them that are inversions: a vCPU for longer than a raise may take, a request in any
+    /// case.
     pub inversions: u64,
 }
 
