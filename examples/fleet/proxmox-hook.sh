@@ -8,7 +8,7 @@
 # A failure is reported and stops no VM: a contract missed is no reason to be down.
 vm=$1
 phase=$2
-export OCF_RESKEY_spec="/etc/rtvirtio/$vm.toml" OCF_RESOURCE_INSTANCE="vm-$vm"
+export OCF_RESKEY_spec="/etc/rtvirtio/$vm.toml" OCF_RESOURCE_INSTANCE="proxmox-$vm"
 agent="${RTVIRTIO_PACEMAKER:-rtvirtio-pacemaker} agent"
 case $phase in
 post-start) $agent start || echo "rtvirtio: the contract of VM $vm is not held" >&2 ;;

@@ -99,9 +99,9 @@ put 644 "$top/packaging/systemd/rtvirtiod.service" usr/lib/systemd/system/rtvirt
 put 644 "$top/packaging/sysusers/rtvirtio.conf" usr/lib/sysusers.d/rtvirtio.conf
 put 755 "$top/packaging/libvirt/rtvirtio" etc/libvirt/hooks/qemu.d/rtvirtio
 put 644 "$top/packaging/grafana/rtvirtio.json" usr/share/rtvirtio/grafana-dashboard.json
-for file in manifest.json index.html; do
-	put 644 "$top/packaging/cockpit/$file" "usr/share/cockpit/rtvirtio/$file"
-done
+sh "$top/packaging/cockpit/index.sh" >"$work/index.html"
+put 644 "$work/index.html" usr/share/cockpit/rtvirtio/index.html
+put 644 "$top/packaging/cockpit/manifest.json" usr/share/cockpit/rtvirtio/manifest.json
 for file in app.css app.js transport.js; do
 	put 644 "$top/control/daemon/page/$file" "usr/share/cockpit/rtvirtio/$file"
 done

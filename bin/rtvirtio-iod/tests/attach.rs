@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::resources::Resources;
-use common::{Iod, LoopDevice, completion, configure, connect, disk, read, request, two_disks, write};
+use common::{Iod, completion, configure, connect, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client};
+use rtvirtio_testkit::LoopDevice;
 use rtvirtio_testkit::site::wait_for;
 
 /// The table of a disk `name` on a file of its own.

@@ -7,9 +7,9 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{Iod, LoopDevice, configure, disk, program, read, request, two_disks, write};
+use common::{Iod, configure, disk, program, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{LoopDevice, Need, has};
 
 /// A disk on a whole file.
 fn one(dir: &Path, path: &Path, more: &str) -> String {

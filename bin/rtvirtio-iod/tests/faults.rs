@@ -5,8 +5,9 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Iod, LoopDevice, Neighbour, disk, read, request, two_disks, write};
+use common::{Iod, Neighbour, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
+use rtvirtio_testkit::LoopDevice;
 
 fn works(command: &mut Command) -> Option<String> {
     let out = command.output().ok()?;

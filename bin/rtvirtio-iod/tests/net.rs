@@ -455,6 +455,29 @@ fn a_packet_uplink_switches_between_its_ports() {
     assert_eq!(bed.peer.receive(HANG).unwrap(), Some(frame([0xff; 6], B, 4, 60)));
 }
 
+/// The kernel takes the tag out of a frame before a packet socket gets it.
+#[test]
+fn a_frame_from_a_packet_uplink_has_its_vlan() {
+    let name = "a_frame_from_a_packet_uplink_has_its_vlan";
+    let Some(bed) = Bed::packet_with(name, "", "vlans = [5]") else { return };
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    let tagged = |to: [u8; 6], vlan: u8, number: u32| {
+        let frame = frame(to, PEER, number, 60);
+        [&frame[..12], &[0x81, 0, 0x80, vlan][..], &frame[12..]].concat()
+    };
+    // Of another VLAN and of none: neither is B's.
+    bed.peer.send(&tagged(B, 6, 1)).unwrap();
+    bed.peer.send(&frame(B, PEER, 2, 60)).unwrap();
+    bed.peer.send(&tagged(B, 5, 3)).unwrap();
+    assert_eq!(receive(&mut b, HANG), Some(tagged(B, 5, 3)));
+    bed.wait_for("b", "/drops/filtered", 2);
+    // A may be of any, and sees which.
+    bed.peer.send(&tagged(A, 6, 4)).unwrap();
+    assert_eq!(receive(&mut a, HANG), Some(tagged(A, 6, 4)));
+    bed.peer.send(&frame(A, PEER, 5, 60)).unwrap();
+    assert_eq!(receive(&mut a, HANG), Some(frame(A, PEER, 5, 60)));
+}
+
 /// The largest chain that a network without a link accepts, to another of its ports.
 #[test]
 fn the_largest_frame_is_copied_between_ports() {

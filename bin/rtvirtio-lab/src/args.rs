@@ -169,7 +169,7 @@ pub struct DemoArgs {
     /// How long each of the two runs measures
     #[arg(long = "for", value_name = "TIME", default_value = "60s")]
     pub length: Nanos,
-    /// Directory for report.html and result.json
+    /// Directory for report.html, result.json, and page.html, the service's page of the second run
     #[arg(long, value_name = "DIR", default_value = "demo")]
     pub out: PathBuf,
     /// How QEMU guests run

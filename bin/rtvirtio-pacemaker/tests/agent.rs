@@ -213,3 +213,19 @@ fn it_says_what_it_is_and_refuses_what_it_does_not_know() {
     assert_eq!(agent("start", None).status.code(), Some(6), "no spec");
     assert_eq!(agent("promote", Some("/x")).status.code(), Some(3));
 }
+
+/// Nothing is applied: there is nothing to put back, and the agent takes the names of the script.
+#[test]
+fn the_hookscript_of_proxmox_names_a_resource_that_the_agent_takes() {
+    let dir = tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/fleet/proxmox-hook.sh");
+    let out = Command::new("sh")
+        .arg(script)
+        .args(["100", "pre-stop"])
+        .env("RTVIRTIO_PACEMAKER", PROGRAM)
+        .env("RTVIRTIO_STATE_DIR", dir.path().join("state"))
+        .env("RTVIRTIO_RUN_DIR", dir.path().join("run"))
+        .output()
+        .unwrap();
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
+}

@@ -142,3 +142,38 @@ fn guests_start_with_their_contracts_and_leave_each_other_alone() {
     let meta = String::from_utf8_lossy(&meta.stdout).into_owned();
     assert!(meta.contains("name=\"spec\"") && meta.contains("name=\"force_stop\""), "{meta}");
 }
+
+/// An error of libvirt's is not read as a guest that runs.
+#[test]
+fn a_guest_that_may_be_paused_is_not_said_to_run() {
+    let dir = tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    // Heartbeat's agent: the domain does not run, and is started.
+    fs::write(at("heartbeat"), "#!/bin/sh\n[ \"$1\" != monitor ]\n").unwrap();
+    fs::set_permissions(at("heartbeat"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(at("plc.xml"), "<domain>\n<name>plc</name>\n</domain>\n").unwrap();
+    let agent = |action: &str, config: &str| {
+        let out = Command::new(AGENT)
+            .arg(action)
+            .env("OCF_RESOURCE_INSTANCE", "plc")
+            .env("OCF_RESKEY_config", at(config))
+            .env("OCF_RESKEY_hypervisor", "test:///no/such/file")
+            .env("RTVIRTIO_VIRTUALDOMAIN", at("heartbeat"))
+            .env("RTVIRTIO_PACEMAKER", "true")
+            .env("RTVIRTIO_RUN_DIR", at("run"))
+            .output()
+            .unwrap();
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let (code, said) = agent("start", "plc.xml");
+    assert!(code == Some(1) && said.contains("cannot be resumed"), "{code:?}: {said}");
+    let mark = at("run").join("paused/plc");
+    assert!(mark.exists(), "a monitor tries again");
+    assert_eq!(agent("monitor", "plc.xml").0, Some(1));
+    assert!(mark.exists(), "and again");
+    agent("stop", "plc.xml");
+    assert!(!mark.exists());
+    // A domain without a name could not be resumed, and is not paused.
+    let (code, said) = agent("start", "none.xml");
+    assert!(code == Some(0) && said.contains("names no domain"), "{code:?}: {said}");
+}

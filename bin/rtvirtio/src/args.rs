@@ -127,7 +127,7 @@ Exit code 2 when some target cannot be met; the plan is then the best compromise
 EXAMPLES
   rtvirtio simulate examples/flood.toml                              ten minutes
   rtvirtio simulate examples/flood.toml --for 24h                    a day
-  rtvirtio simulate examples/flood.toml --policy edf --policy fifo   beside a backend that does not schedule
+  rtvirtio simulate examples/flood.toml --policy edf --policy fifo   next to a backend that does not schedule
   rtvirtio simulate examples/flood.toml --worst                      how near it comes to the bound
 
 The device is what the spec's twin declares, or the measured profile of a real one. Exit code 2 when a target cannot be promised, or is missed as planned.")]

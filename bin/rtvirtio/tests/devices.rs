@@ -319,6 +319,53 @@ fn what_takes_one_device_refuses_several_with_the_place() {
     assert!(!Path::new(&out).exists());
 }
 
+/// Limits of neighbours are chosen on each device with a target. A VM on several has one limit for
+/// all of them, which none of them can choose.
+#[test]
+fn limits_are_chosen_on_the_devices_with_a_target() {
+    let test = "limits_are_chosen_on_the_devices_with_a_target";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 2, 3) else { return };
+    // The other one, which has no target, need not be measured.
+    profile(&site, &host.devices[0].name);
+    let (fast, big) = (host.node(0), host.node(1));
+    let on = |name: &str, node: &str| format!("device = \"{name}\"\ndisk = \"{node}\"\n");
+    let bulk = |name: &str, disk: &str| {
+        format!("[[vm.task]]\nname = \"{name}\"\n{disk}op = \"read\"\nblock = \"16KiB\"\ndepth = 16\n")
+    };
+    let spec = |name: &str, last: &str| {
+        let vm = |n: usize, more: &str| {
+            format!("[[vm]]\nname = \"vm{n}\"\ncgroup = '{}'\n{more}", host.vm(n).display())
+        };
+        let text = format!(
+            "[[device]]\nname = \"fast\"\npath = \"{fast}\"\n[[device]]\nname = \"big\"\npath = \"{big}\"\n{}{}{}",
+            vm(0, &(on("fast", &fast) + &reader("t", None, 100))),
+            vm(1, &(on("fast", &fast) + &bulk("t", ""))),
+            vm(2, last),
+        );
+        write(&site, name, &text)
+    };
+    let plain = spec("plain.toml", &(on("big", &big) + &bulk("t", "")));
+    let saved = site.dir.path().join("saved.toml").to_str().unwrap().to_owned();
+    let (code, found) = site.json(&["plan", &plain, "--traffic", "-o", &saved]);
+    assert_eq!((code, &found["device"]), (0, &json!("fast")), "{found}");
+    let limits = found["limits"].as_array().unwrap();
+    assert_eq!((limits.len(), &limits[0]["vm"]), (1, &json!("vm1")), "{found}");
+    let (before, after) = (fs::read_to_string(&plain).unwrap(), fs::read_to_string(&saved).unwrap());
+    assert_eq!(after.lines().filter(|line| !before.contains(line)).count(), 1, "{after}");
+    let refused = |args: &[&str], says: &str| {
+        let out = site.output(args);
+        let said = text(&out.stderr);
+        assert!(out.status.code() == Some(1) && said.contains(says), "{args:?}: {said}");
+    };
+    refused(&["plan", &plain, "--traffic", "--profile", PROFILE], "the spec has 2");
+    let disks = format!(
+        "disks = [{{ name = \"log\", device = \"fast\", path = \"{fast}\" }}, {{ name = \"data\", device = \"big\", path = \"{big}\" }}]\n"
+    );
+    let both = spec("both.toml", &(disks + &bulk("t", "disk = \"log\"\n") + &bulk("u", "disk = \"data\"\n")));
+    refused(&["plan", &both, "--traffic"], "vm vm2: it has tasks on 2 devices");
+}
+
 /// A partition stands for its disk, and the plan names it; a disk is named once.
 #[test]
 fn settings_of_a_partition_act_on_its_disk() {

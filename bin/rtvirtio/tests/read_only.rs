@@ -85,8 +85,11 @@ fn commands_that_look_make_no_file_and_load_no_module() {
     let (domain, spec) = (site.domain_of_a_file(), spec.to_str().unwrap().to_owned());
     let (domain, zram) = (domain.to_str().unwrap(), zram.to_str().unwrap());
     let before = plane.snapshot();
+    let contracts = site.dir.path().to_str().unwrap();
     let commands = [
         vec!["status"],
+        // The specs are contracts here, and no service keeps them.
+        vec!["contract", "show", "--contracts", contracts],
         vec!["check"],
         vec!["iod", "status"],
         vec!["lab", "status"],
@@ -124,8 +127,10 @@ fn commands_that_look_leave_what_is_in_force() {
     let journal = fs::metadata(site.state_dir().join("journal.json")).unwrap();
     assert_eq!(journal.permissions().mode() & 0o777, 0o600, "it names what root has set");
     let spec = site.dir.path().join("plane.toml");
+    let contracts = site.dir.path().to_str().unwrap();
     let commands = [
         vec!["status"],
+        vec!["contract", "show", "--contracts", contracts],
         vec!["iod", "status"],
         vec!["predict", spec.to_str().unwrap(), "--profile", PROFILE],
         vec!["apply", plane.plan(), "--dry-run"],

@@ -214,6 +214,16 @@ fn a_target_becomes_the_limit_of_its_neighbour() {
     assert_eq!(out.status.code(), Some(2));
     let says = text(&out.stderr);
     assert!(says.contains("plc/cycle") && says.contains("asks for 100.0/s and 2.00 ms"), "{says}");
+    // The spec with the limit is written on request only, and differs by its line.
+    let spec = beside(&site, "40ms", "");
+    let saved = site.dir.path().join("limited.toml");
+    let saved = saved.to_str().unwrap();
+    site.ok(&[&args[..], &["--out", saved]].concat());
+    let (before, after) = (std::fs::read_to_string(&spec).unwrap(), std::fs::read_to_string(saved).unwrap());
+    let added: Vec<&str> = after.lines().filter(|line| !before.lines().any(|old| old == *line)).collect();
+    assert_eq!(added, [line.split("  #").next().unwrap().trim()], "{after}");
+    let given = site.output(&["plan", saved, "--traffic", "--profile", PROFILE]);
+    assert!(text(&given.stderr).contains("no VM to choose a limit for"), "{}", text(&given.stderr));
     let out = site.output(&["plan", &spec, "--curve", "x.json"]);
     assert_eq!(out.status.code(), Some(64), "not without --traffic: {}", text(&out.stderr));
 }

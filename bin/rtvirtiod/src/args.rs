@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use rtvirtio_console::Global;
+use rtvirtio_daemon::CONFIG_FILE;
+use rtvirtio_daemon::contract_files::CONTRACTS_DIR;
 
 /// Keeps the contracts of virtual machines true, until it is stopped; what is in force then stays.
 #[derive(Parser, Debug)]
@@ -19,20 +21,15 @@ EXAMPLES
   sudo rtvirtiod --mode observe                    in the foreground: shows what it would set, and sets nothing
   sudo rtvirtiod --contracts /srv/contracts --listen 127.0.0.1:9465   with metrics and a page for this host
 
-A contract is a spec (docs/reference/spec.md): `sudo rtvirtio contract set plant.toml` puts one into the directory.
+A contract is a spec (docs/reference/spec.md): `sudo rtvirtio contract set plc plant.toml` puts that of the VM plc into the directory.
 Stopped or killed it changes nothing on the host; `sudo rtvirtio revert` puts everything back then."
 )]
 pub struct Cli {
     /// The configuration; without the file everything has its default
-    #[arg(long, value_name = "FILE", default_value = "/etc/rtvirtio/rtvirtiod.toml")]
+    #[arg(long, value_name = "FILE", default_value = CONFIG_FILE)]
     pub config: PathBuf,
     /// The directory with the contracts, one spec in each `*.toml`
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "RTVIRTIO_CONTRACTS_DIR",
-        default_value = "/etc/rtvirtio/contracts.d"
-    )]
+    #[arg(long, value_name = "DIR", env = "RTVIRTIO_CONTRACTS_DIR", default_value = CONTRACTS_DIR)]
     pub contracts: PathBuf,
     /// A further spec with contracts; several times for several
     #[arg(long = "spec", value_name = "FILE")]

@@ -112,6 +112,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
         assert!(plc.is_fifo(&rig, "CPU 0"), "{:?}", plc.policies(&rig));
         assert_eq!(plc.budget().as_deref(), Some("2000"));
         assert_eq!(plc.wait_status("in_force").why, "");
+        assert_eq!(rig.metric("rtvirtio_loop_reporters"), 1.0, "libvirt's events are heard");
         let of_one = room(&plc);
         assert!(of_one > before);
 
@@ -138,6 +139,9 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
     };
     // libvirt's daemon restarts: nothing changes, and the domain is found all the same.
     libvirt.restart();
+    let unheard = |status: &Value| status["problems"].to_string().contains("are not heard");
+    wait_for("libvirt's events again", || rig.metric("rtvirtio_loop_reporters") == 1.0);
+    wait_for("no more about them", || !unheard(&rig.status()));
     let name = rig.status()["vms"][0]["name"].as_str().unwrap().to_owned();
     rig.wait_state(&name, "in_force");
     let plc = Domain { libvirt: &libvirt, name };
@@ -176,7 +180,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
         libvirt.ok(&["destroy", &domain.name]);
         libvirt.ok(&["undefine", &domain.name]);
     }
-    // Metadata is read again each 15 s.
+    // Its events say so, else it is seen when metadata is read again.
     wait_for("the end of its contract", || rig.vm(&hist.name).is_null());
     rig.contract(&["remove", &plc.name]);
     let is_from = |vm: &Value| vm["file"].as_str().is_some_and(|from| from.starts_with("the metadata of"));

@@ -7,12 +7,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Rig, answer, contract_of_none, free_address};
 use rtvirtio_testkit::site::{signal, wait_for};
-use rtvirtio_testkit::{HANG, Need, has};
+use rtvirtio_testkit::{HANG, Machine, Need, has};
+use rtvirtio_vmm::{EVENTS_CHARDEV, Qmp};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -84,23 +84,40 @@ fn state_events_and_metrics_are_served() {
 
 #[test]
 fn what_happens_wakes_a_loop_that_hardly_scans() {
-    if !has("what_happens_wakes_a_loop_that_hardly_scans", &[Need::Root]) {
+    if !has("what_happens_wakes_a_loop_that_hardly_scans", &[Need::Root, Need::QEMU]) {
         return;
     }
     let mut rig = Rig::new();
-    fs::write(rig.config(), "scan = \"1h\"\n").unwrap();
+    fs::write(rig.config(), "scan = \"1h\"\ncompare = \"1h\"\n").unwrap();
     rig.start(&[]);
     wait_for("the first pass", || rig.status()["problems"].as_array().is_some_and(Vec::is_empty));
-    // A file comes; the end of a process.
-    let mut machine = Command::new("sleep").arg("600").spawn().unwrap();
+    // A file comes; QEMU reports on the monitor that is there for it; the end of a process.
+    let socket = rig.site.dir.path().join("events");
+    let chardev = format!("socket,id={EVENTS_CHARDEV},path={},server=on,wait=off", socket.display());
+    let monitor = format!("chardev={EVENTS_CHARDEV},mode=control");
+    let mut machine = Machine::start(rig.site.dir.path(), "plc", &["-chardev", &chardev, "-mon", &monitor]);
     let text = format!(
         "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = {}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-        machine.id()
+        machine.pid()
     );
     fs::write(rig.contracts().join("plc.toml"), text).unwrap();
     rig.wait_state("plc", "observed");
-    machine.kill().unwrap();
-    machine.wait().unwrap();
+    wait_for("the monitor", || rig.metric("rtvirtio_loop_reporters") == 1.0);
+    let reports = || rig.metric("rtvirtio_loop_reports_total");
+    let compares = || rig.metric("rtvirtio_loop_report_compares_total");
+    wait_for("the comparison with what was there", || compares() >= 1.0);
+    let (begin, before, reported) = (Instant::now(), compares(), reports());
+    let mut qmp = Qmp::connect(machine.qmp(), HANG).unwrap();
+    for _ in 0..100 {
+        qmp.execute("stop", None).unwrap();
+        qmp.execute("cont", None).unwrap();
+    }
+    wait_for("a comparison", || compares() > before);
+    wait_for("every report", || reports() == reported + 200.0);
+    let made = compares() - before;
+    let most = begin.elapsed().as_secs_f64() + 2.0;
+    assert!(made <= most, "{made} comparisons, {most} at most");
+    machine.kill();
     rig.wait_state("plc", "off");
     fs::remove_file(rig.contracts().join("plc.toml")).unwrap();
     wait_for("no contract", || rig.vm("plc") == Value::Null);
@@ -128,11 +145,7 @@ fn a_client_that_never_reads_holds_nothing() {
         fs::write(rig.contracts().join("broken.toml"), format!("x{i}")).unwrap();
         assert_eq!(ask(&rig, "POST", "/v1/compare").0, 202);
     }
-    let passes = || {
-        let text = ask(&rig, "GET", "/metrics").1;
-        let line = text.lines().find(|l| l.starts_with("rtvirtio_loop_passes_total ")).unwrap().to_owned();
-        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
-    };
+    let passes = || rig.metric("rtvirtio_loop_passes_total");
     let before = passes();
     wait_for("more passes", || passes() > before + 3.0);
     let rss = fs::read_to_string(format!("/proc/{}/statm", rig.service.as_ref().unwrap().0.id())).unwrap();

@@ -49,8 +49,11 @@ fn the_cockpit_page_is_the_services_own() {
     let first = "<script src=\"transport.js\"></script>";
     let expected = own.replace(first, &format!("<script src=\"../base1/cockpit.js\"></script>\n{first}"));
     assert_ne!(own, expected);
-    assert_eq!(read("packaging/cockpit/index.html"), expected, "make it anew from control/daemon/page");
+    let out = Command::new("sh").arg(project().join("packaging/cockpit/index.sh")).output().unwrap();
+    assert!(out.status.success(), "{}", output_text(&out));
+    assert_eq!(String::from_utf8(out.stdout).unwrap(), expected);
     let build = read("packaging/deb/build.sh");
+    assert!(build.contains("packaging/cockpit/index.sh"));
     let named = expected.split("src=\"").skip(1).chain(expected.split("stylesheet\" href=\"").skip(1));
     let files: Vec<&str> = named.filter_map(|rest| rest.split('"').next()).collect();
     assert_eq!(files, ["../base1/cockpit.js", "transport.js", "app.js", "app.css"]);
@@ -273,6 +276,12 @@ rm /var/lib/rtvirtio/JOURNAL
 dpkg --remove rtvirtio
 test ! -e /usr/bin/rtvirtio
 test -e /etc/libvirt/hooks/qemu.d/rtvirtio
+# The journal of a cluster's VM, whose contract is in force.
+mkdir -p /var/lib/rtvirtio/contracts/plc
+touch /var/lib/rtvirtio/contracts/plc/JOURNAL
+sh /var/lib/dpkg/info/rtvirtio.postrm purge
+test -e /var/lib/rtvirtio/contracts/plc/JOURNAL
+rm /var/lib/rtvirtio/contracts/plc/JOURNAL
 dpkg --purge rtvirtio
 test ! -e /etc/libvirt/hooks/qemu.d/rtvirtio
 test ! -e /var/lib/rtvirtio

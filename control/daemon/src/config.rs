@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::DaemonError;
 use crate::observed::{Drift, KnobClass};
 
+/// The configuration that the packages' service reads.
+pub const CONFIG_FILE: &str = "/etc/rtvirtio/rtvirtiod.toml";
+
 /// How much the service does by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -181,6 +184,17 @@ impl Config {
     pub fn drift_policy(&self, drift: &Drift) -> DriftPolicy {
         let own = self.drift_of.get(&drift.knob);
         own.or_else(|| self.drift.get(&drift.class)).copied().unwrap_or_default()
+    }
+
+    /// Whether what is put back is put back over the values of another program: where all that was
+    /// seen of them would have been restored. Where none was seen, there may be some all the same,
+    /// as a journal that was cut off is not compared: then only where every policy says so.
+    #[must_use]
+    pub fn puts_back_over(&self, seen: &[Drift]) -> bool {
+        match seen {
+            [] => self.drift.values().chain(self.drift_of.values()).all(|of| *of == DriftPolicy::Restore),
+            seen => seen.iter().all(|drift| self.drift_policy(drift) == DriftPolicy::Restore),
+        }
     }
 }
 

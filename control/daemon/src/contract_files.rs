@@ -9,7 +9,12 @@ use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::libvirt::{Daemon, DomainContract, set_contract};
 use toml_edit::{DocumentMut, Item};
 
+use crate::desired::Contract;
 use crate::domain_contracts;
+use crate::snapshot::Snapshot;
+
+/// The directory that the packages' service reads.
+pub const CONTRACTS_DIR: &str = "/etc/rtvirtio/contracts.d";
 
 /// Why a contract is not written or removed.
 #[derive(Debug, thiserror::Error)]
@@ -38,12 +43,14 @@ pub enum ContractFileError {
         vm: String,
     },
     /// No file has a contract of the VM.
-    #[error("no file in {dir} has a contract of VM `{vm}`")]
+    #[error("no file in {dir} has a contract of VM `{vm}`{}", passed_over(.unread))]
     None {
         /// The directory.
         dir: PathBuf,
         /// The VM.
         vm: String,
+        /// Files with mistakes, which may have it.
+        unread: Vec<PathBuf>,
     },
     /// A VM that is no domain of libvirt.
     #[error("VM `{vm}` of {file} is not named by `domain`: only a domain of libvirt has metadata")]
@@ -79,7 +86,39 @@ pub enum ContractFileError {
     },
 }
 
+fn passed_over(unread: &[PathBuf]) -> String {
+    let names: Vec<String> = unread.iter().map(|path| path.display().to_string()).collect();
+    if names.is_empty() { String::new() } else { format!("; passed over for mistakes: {}", names.join(", ")) }
+}
+
 type Result<T> = std::result::Result<T, ContractFileError>;
+
+/// The directory in which contract files are written: the one that is named, else that of the
+/// service that runs, else [`CONTRACTS_DIR`]. With the one that the service reads, where that is
+/// another.
+#[must_use]
+pub fn directory(named: Option<&Path>, service: Option<&Snapshot>) -> (PathBuf, Option<PathBuf>) {
+    let read = service.and_then(|service| service.contracts.clone());
+    let Some(named) = named else { return (read.unwrap_or_else(|| CONTRACTS_DIR.into()), None) };
+    // One that is not there has no other name.
+    let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    let other = read.filter(|read| real(read) != real(named));
+    (named.to_owned(), other)
+}
+
+/// What identifies the contract of a VM in a file, as [`VmSnapshot::written`] has it.
+///
+/// # Errors
+/// A file with mistakes, or without the VM.
+///
+/// [`VmSnapshot::written`]: crate::VmSnapshot::written
+pub fn contract_id(file: &Path, vm: &str) -> Result<String> {
+    let spec = HostSpec::load(file)?;
+    let all = Contract::of_spec(&spec, file);
+    let known = || all.iter().map(|c| c.vm.name.clone()).collect();
+    let none = || ContractFileError::NoVm { file: file.to_owned(), vm: vm.to_owned(), known: known() };
+    all.iter().find(|c| c.vm.name == vm).map(|c| c.id.clone()).ok_or_else(none)
+}
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ContractFileError {
     let path = path.to_owned();
@@ -166,8 +205,10 @@ pub fn find(dir: &Path, vm: &str) -> Result<Option<PathBuf>> {
 /// # Errors
 /// [`ContractFileError::None`] when none has it; when a file cannot be written.
 pub fn remove(dir: &Path, vm: &str) -> Result<PathBuf> {
-    let none = || ContractFileError::None { dir: dir.to_owned(), vm: vm.to_owned() };
-    let path = find(dir, vm)?.ok_or_else(none)?;
+    let Some(path) = find(dir, vm)? else {
+        let unread = all(dir)?.into_iter().filter(|path| HostSpec::load(path).is_err()).collect();
+        return Err(ContractFileError::None { dir: dir.to_owned(), vm: vm.to_owned(), unread });
+    };
     remove_at(&path, vm)?;
     Ok(path)
 }
@@ -240,7 +281,8 @@ fn write(path: &Path, text: &str) -> Result<()> {
         file.sync_all()
     });
     written.map_err(failed("write", &new))?;
-    fs::rename(&new, path).map_err(failed("write", path))
+    fs::rename(&new, path).map_err(failed("write", path))?;
+    fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
 }
 
 #[cfg(test)]
@@ -295,6 +337,10 @@ block = \"4KiB\"
         assert_eq!(find(&dir, "plc").unwrap(), None);
         assert!(matches!(remove(&dir, "plc"), Err(ContractFileError::None { .. })));
         assert!(find(&dir, "hist").unwrap().is_some());
+        // A file that cannot be read may have it, and is named.
+        fs::write(dir.join("wrong.toml"), "[[vm").unwrap();
+        let error = remove(&dir, "plc").unwrap_err().to_string();
+        assert!(error.contains("no file in") && error.contains("wrong.toml"), "{error}");
     }
 
     #[test]

@@ -153,12 +153,15 @@ pub struct Desired {
     /// By file name, and in a file in its order; each VM once.
     pub contracts: Vec<Contract>,
     /// Files that are not used. A file with a mistake concerns only itself: what was in force for
-    /// its VMs is put back, as if it were not there, unless [`Desired::held`] names them.
+    /// its VMs is put back, as if it were not there, unless [`Desired::holds`] says that it stays.
     pub faults: Vec<ContractFault>,
     /// VMs of files that could be read before and cannot now: what is in force for them stays.
     pub held: Vec<String>,
     /// Contracts may exist of which nothing is known yet: what is in force for any VM stays.
     pub is_incomplete: bool,
+    /// A file, the directory or a domain's metadata could not be read since the service began: it
+    /// may have the contract of any VM for which something is in force, and that stays too.
+    pub has_unread: bool,
     /// What a plan is made for; `None` without contracts.
     pub plant: Option<Plant>,
 }
@@ -173,13 +176,13 @@ impl Desired {
     /// Whether what is in force for a VM stays although no contract names it.
     #[must_use]
     pub fn holds(&self, vm: &str) -> bool {
-        self.is_incomplete || self.held.iter().any(|held| held == vm)
+        self.is_incomplete || self.has_unread || self.held.iter().any(|held| held == vm)
     }
 
     /// Whether contracts are hidden by a mistake, or not known yet.
     #[must_use]
     pub fn hides_contracts(&self) -> bool {
-        self.is_incomplete || !self.held.is_empty()
+        self.is_incomplete || self.has_unread || !self.held.is_empty()
     }
 
     /// The contracts in the order in which they are admitted: the most critical first, then those
@@ -205,8 +208,13 @@ pub struct ContractFiles {
     dir: PathBuf,
     more: Vec<PathBuf>,
     seen: Option<Vec<Stamp>>,
+    /// Whether the directory could be read then.
+    is_whole: bool,
     /// The VMs of each file when it was last right.
     last_right: BTreeMap<PathBuf, Vec<String>>,
+    /// Files, and the directory, that could not be read since the first look. What an earlier
+    /// process has put in force may be of them.
+    unread: BTreeSet<PathBuf>,
     /// The files that are right.
     specs: Vec<HostSpec>,
 }
@@ -225,14 +233,16 @@ impl ContractFiles {
     /// Contracts of every `*.toml` in `dir`, and of `more`.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>, more: Vec<PathBuf>) -> Self {
-        Self { dir: dir.into(), more, seen: None, last_right: BTreeMap::new(), specs: Vec::new() }
+        let (last_right, unread) = (BTreeMap::new(), BTreeSet::new());
+        Self { dir: dir.into(), more, seen: None, is_whole: true, last_right, unread, specs: Vec::new() }
     }
 
     /// The contracts when a file has changed since the last call; `None` when none has.
     pub fn changed(&mut self) -> Option<Desired> {
         let (stamps, faults) = self.stamps();
         // A directory that cannot be read is looked at again and again, and never taken for empty.
-        if self.seen.as_ref() == Some(&stamps) && faults.is_empty() {
+        let was_whole = std::mem::replace(&mut self.is_whole, faults.is_empty());
+        if self.seen.as_ref() == Some(&stamps) && was_whole && faults.is_empty() {
             return None;
         }
         let desired = self.load(stamps.iter().map(|s| s.path.clone()), faults);
@@ -283,11 +293,16 @@ impl ContractFiles {
 
     fn load(&mut self, paths: impl Iterator<Item = PathBuf>, faults: Vec<ContractFault>) -> Desired {
         let mut desired = Desired { faults, ..Desired::default() };
+        // Files that are looked at for the first time.
+        let is_first = self.seen.is_none() || self.unread.contains(&self.dir);
+        let mut unread = BTreeSet::new();
         // A directory that cannot be read hides files that are there.
         if !desired.faults.is_empty() {
             desired.held.extend(self.last_right.values().flatten().cloned());
+            unread.extend(is_first.then(|| self.dir.clone()));
         }
-        let (mut right, mut specs) = (BTreeMap::new(), Vec::new());
+        let mut right = if desired.faults.is_empty() { BTreeMap::new() } else { self.last_right.clone() };
+        let mut specs = Vec::new();
         for path in paths {
             let fault = |why: String| ContractFault { origin: path.as_path().into(), why };
             let spec = match HostSpec::load(&path) {
@@ -296,6 +311,8 @@ impl ContractFiles {
                     if let Some(vms) = self.last_right.get(&path) {
                         desired.held.extend(vms.iter().cloned());
                         right.insert(path.clone(), vms.clone());
+                    } else if is_first || self.unread.contains(&path) {
+                        unread.insert(path.clone());
                     }
                     desired.faults.push(fault(errors.to_string()));
                     continue;
@@ -321,7 +338,8 @@ impl ContractFiles {
             }
         }
         desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
-        self.last_right = right;
+        desired.has_unread = !unread.is_empty();
+        (self.last_right, self.unread) = (right, unread);
         // Of two contracts of one VM the first counts, here too.
         desired.plant = Plant::of(&specs);
         self.specs = specs;
@@ -363,6 +381,51 @@ mod tests {
         fs::remove_file(at("a.toml")).unwrap();
         let desired = files.changed().unwrap();
         assert_eq!((desired.held.len(), desired.faults.len()), (0, 1));
+    }
+
+    /// What an earlier process has put in force may be of a file that cannot be read now.
+    #[test]
+    fn a_file_that_was_never_right_since_the_start_holds_all() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("a.toml"), "[[vm]\n").unwrap();
+        let mut files = ContractFiles::new(dir.path(), Vec::new());
+        let desired = files.changed().unwrap();
+        assert!(desired.holds("plc") && desired.hides_contracts() && desired.faults.len() == 1);
+        // A change of another file tells nothing of this one; one that is new and wrong holds none.
+        fs::write(at("b.toml"), spec("hist", "")).unwrap();
+        assert!(files.changed().unwrap().holds("plc"));
+        fs::write(at("a.toml"), spec("plc", "")).unwrap();
+        fs::write(at("c.toml"), "[[vm]\n").unwrap();
+        let desired = files.changed().unwrap();
+        assert!(!desired.holds("other") && !desired.hides_contracts(), "{desired:?}");
+        // The same of a directory: here a file has its name.
+        let mut files = ContractFiles::new(at("b.toml"), Vec::new());
+        let desired = files.changed().unwrap();
+        assert!(desired.holds("plc") && desired.contracts.is_empty());
+        fs::remove_file(at("b.toml")).unwrap();
+        assert!(!files.changed().unwrap().holds("plc"), "there is none");
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_read_is_never_taken_for_empty() {
+        let temp = rtvirtio_testkit::tempdir().unwrap();
+        let (dir, away) = (temp.path().join("contracts.d"), temp.path().join("away"));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("a.toml"), spec("plc", "")).unwrap();
+        let mut files = ContractFiles::new(&dir, Vec::new());
+        assert_eq!(files.changed().unwrap().contracts.len(), 1);
+        fs::rename(&dir, &away).unwrap();
+        fs::write(&dir, "a file").unwrap();
+        for look in 0..3 {
+            let desired = files.changed().unwrap();
+            assert!(desired.holds("plc") && !desired.holds("other"), "look {look}: {desired:?}");
+        }
+        fs::remove_file(&dir).unwrap();
+        fs::create_dir(&dir).unwrap();
+        let desired = files.changed().unwrap();
+        assert!(!desired.holds("plc") && desired.faults.is_empty(), "it is empty");
+        assert_eq!(files.changed(), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Contracts in the metadata of libvirt's domains, next to those of files. A file counts before
 //! them; one that is malformed concerns its domain only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_spec::{HostHandle, HostSpec, LibvirtDomain, Reach, Vm};
 use rtvirtio_vmm::libvirt::DomainContract;
@@ -20,11 +20,17 @@ pub(crate) struct DomainContracts {
     found: Option<Vec<DomainContract>>,
     /// The VM of each domain when its contract was last right, by UUID.
     last_right: BTreeMap<String, String>,
+    /// Domains whose contract could not be read since the first answer, by UUID: what an earlier
+    /// process has put in force may be theirs.
+    unread: BTreeSet<String>,
+    /// Whether an answer was joined.
+    is_known: bool,
 }
 
 impl DomainContracts {
     pub fn new(uri: &str) -> Self {
-        Self { uri: uri.to_owned(), found: None, last_right: BTreeMap::new() }
+        let (last_right, unread) = (BTreeMap::new(), BTreeSet::new());
+        Self { uri: uri.to_owned(), found: None, last_right, unread, is_known: false }
     }
 
     /// The last answer.
@@ -45,7 +51,7 @@ impl DomainContracts {
         let Some(found) = &self.found else {
             return Desired { is_incomplete: true, ..desired };
         };
-        let (mut right, mut all) = (BTreeMap::new(), specs.to_vec());
+        let (mut right, mut all, mut unread) = (BTreeMap::new(), specs.to_vec(), BTreeSet::new());
         for domain in found {
             let origin = Origin::Domain { name: domain.name.clone(), uri: self.uri.clone() };
             let spec = domain.text.clone().and_then(|text| parse(&text, domain, &self.uri));
@@ -69,12 +75,16 @@ impl DomainContracts {
                     all.push(spec);
                 }
                 Err(why) => {
+                    if vm.is_none() && (!self.is_known || self.unread.contains(&domain.uuid)) {
+                        unread.insert(domain.uuid.clone());
+                    }
                     desired.held.extend(vm);
                     desired.faults.push(ContractFault { origin, why });
                 }
             }
         }
-        self.last_right = right;
+        desired.has_unread |= !unread.is_empty();
+        (self.last_right, self.unread, self.is_known) = (right, unread, true);
         desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
         desired.plant = Plant::of(&all);
         desired
@@ -211,6 +221,22 @@ mod tests {
         of.take(Vec::new());
         let all = of.joined(desired, &specs);
         assert_eq!((names(&all), all.held.len(), all.faults.len()), (vec!["hmi"], 0, 0));
+    }
+
+    /// What an earlier process has put in force may be of a contract that cannot be read now.
+    #[test]
+    fn one_that_was_never_right_since_the_start_holds_all() {
+        let (files, specs) = files("name = \"hmi\"\npid = 7\n");
+        let mut of = DomainContracts::new(URI);
+        let busy = DomainContract { text: Err("busy".to_owned()), ..domain(1, "plc", "") };
+        for _ in 0..2 {
+            of.take(vec![busy.clone(), domain(2, "hist", &spec(""))]);
+            let all = of.joined(files.clone(), &specs);
+            assert!(all.holds("controller") && all.hides_contracts(), "{all:?}");
+        }
+        // Read, it is known whose it is; another one that is new and wrong holds nothing.
+        of.take(vec![domain(1, "plc", &spec("")), domain(3, "new", "[[vm]")]);
+        assert!(!of.joined(files, &specs).hides_contracts());
     }
 
     #[test]

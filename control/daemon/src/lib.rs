@@ -21,6 +21,7 @@ mod events;
 mod history;
 mod host;
 pub mod linux;
+mod lock;
 mod memory;
 pub mod observe;
 mod observed;
@@ -31,7 +32,7 @@ mod service;
 mod snapshot;
 mod word;
 
-pub use config::{Config, DriftPolicy, Mode, PlanConfig};
+pub use config::{CONFIG_FILE, Config, DriftPolicy, Mode, PlanConfig};
 pub use daemon::{Daemon, Happening};
 pub use desired::{Contract, ContractFault, Desired, Origin, Plant};
 pub use error::DaemonError;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rtvirtio_capacity::{Contract as Promise, Disk, Node, Permille, Scalars, WHOLE, tightest};
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::desired::Contract;
 use crate::history::{EventKind, now};
 use crate::linux::RunningVm;
+use crate::lock::lock;
 use crate::snapshot::{Snapshot, VmState};
 
 /// So often it is looked whether other contracts are in force than were published.
@@ -119,10 +120,6 @@ impl Placement {
     pub(crate) fn events(&self) -> Vec<(EventKind, String)> {
         self.events.try_iter().collect()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Round<S> {

@@ -68,7 +68,7 @@ pub fn reconcile(
     let mut steps = Vec::new();
     for (name, vm) in &observed.vms {
         if desired.of(name).is_none() && !desired.holds(name) && vm.scope.is_some() {
-            let force = vm.scope.as_ref().is_some_and(|scope| forces(scope, config));
+            let force = vm.scope.as_ref().is_some_and(|scope| config.puts_back_over(&scope.drift));
             steps.push(step(name, Action::PutBack { force }, "its contract was removed"));
         }
     }
@@ -129,7 +129,8 @@ fn kept(
     now: Millis,
 ) -> Option<Step> {
     let name = &contract.vm.name;
-    let put_back = |why: String| Some(step(name, Action::PutBack { force: forces(scope, config) }, why));
+    let force = config.puts_back_over(&scope.drift);
+    let put_back = |why: String| Some(step(name, Action::PutBack { force }, why));
     match &scope.state {
         ScopeState::Whole => {}
         ScopeState::Cut => return put_back("it was cut off half way".to_owned()),
@@ -165,12 +166,6 @@ fn kept(
         return Some(step(name, Action::TakeIn, "new threads"));
     }
     drift(name, &scope.drift, config, memory, now)
-}
-
-/// Whether what is put back is put back over the values of another program: where it would have
-/// been restored.
-fn forces(scope: &ScopeView, config: &Config) -> bool {
-    scope.drift.iter().all(|d| config.drift_policy(d) == DriftPolicy::Restore)
 }
 
 /// Whether two lists are one start of a VM: helpers come and go, its VMM stays.

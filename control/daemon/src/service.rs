@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::flock;
@@ -16,9 +16,9 @@ use crate::api::{self, Listeners};
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
-use crate::events;
 use crate::history::{Event, EventKind, History};
 use crate::linux::{LinuxHost, Places, RunningVm};
+use crate::lock::lock;
 use crate::memory::Memory;
 use crate::observe::{Observation, Sampler};
 use crate::placement::Placement;
@@ -26,6 +26,7 @@ use crate::snapshot::Snapshot;
 use looked::Looked;
 
 mod looked;
+mod woken;
 
 /// Events that a client may be behind before it loses some.
 const BEHIND: usize = 256;
@@ -34,7 +35,7 @@ const SHOWN_AGAIN: Duration = Duration::from_secs(1);
 /// The VMs that run are listed again after so long.
 const LISTED_AGAIN: Duration = Duration::from_secs(10);
 /// Name of the lock in the run directory.
-const LOCK: &str = "rtvirtiod.lock";
+pub(crate) const LOCK: &str = "rtvirtiod.lock";
 /// Events, in the state directory.
 pub const HISTORY_FILE: &str = "history.jsonl";
 /// Accepted contracts, in the state directory.
@@ -46,6 +47,12 @@ pub const SOCKET: &str = "rtvirtiod.sock";
 pub enum Command {
     /// Something may have changed.
     Wake,
+    /// A VM or its manager reported something that may concern settings, and where it is set
+    /// contracts.
+    Reported {
+        /// Whether contracts of libvirt's domains are to be read.
+        contracts: bool,
+    },
     /// Compare every setting now.
     Compare,
     /// Accept the contract that a VM waits for; answers whether it waits for one.
@@ -62,6 +69,8 @@ pub struct Shared {
     events: broadcast::Sender<Event>,
     history: Mutex<History>,
     commands: Mutex<Sender<Command>>,
+    /// Whose events are not heard, and why.
+    unheard: Mutex<Vec<String>>,
     /// Counters for `/metrics`.
     pub counters: Counters,
     config: RwLock<Config>,
@@ -81,10 +90,12 @@ pub struct Counters {
     pub failures: AtomicU64,
     /// Passes that an event asked for.
     pub wakes: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Events that VMs and their managers reported.
+    pub reports: AtomicU64,
+    /// Comparisons that these asked for.
+    pub report_compares: AtomicU64,
+    /// Daemons and monitors whose events are heard now.
+    pub reporters: AtomicU64,
 }
 
 impl Shared {
@@ -102,6 +113,7 @@ impl Shared {
             events: broadcast::Sender::new(BEHIND),
             history: Mutex::new(history),
             commands: Mutex::new(commands),
+            unheard: Mutex::default(),
             counters: Counters::default(),
             config: RwLock::new(config),
             dirs,
@@ -235,13 +247,13 @@ impl Service {
         let daemon = Daemon::new(host, options.config.clone(), memory);
         let history = History::new(Some(state.join(HISTORY_FILE)));
         let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
-        let mut snapshot = daemon.snapshot();
+        let mut snapshot = daemon.snapshot().with_contracts(&options.places.contracts);
         // No contract seen yet is not the same as none.
         snapshot.problems.push("the host has not been looked at yet".to_owned());
         let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
         let _observer = observe(&options, Arc::clone(&shared))?;
-        let _events = watch_events(&options, Arc::clone(&shared));
+        let _events = woken::start(&options, Arc::clone(&shared));
         let (seen, was_asked, published, listed) = (String::new(), false, None, None);
         // A mistake there keeps no contract from being kept.
         let placement = options.config.placement.as_ref();
@@ -336,6 +348,12 @@ impl Service {
         self.daemon.look_next();
         match command {
             Command::Wake => {}
+            Command::Reported { contracts } => {
+                self.daemon.compare_next();
+                if contracts {
+                    self.daemon.host().ask_for_contracts();
+                }
+            }
             Command::Compare => self.daemon.compare_next(),
             Command::Accept(vm, answer) => {
                 let accepted = self.daemon.accept(&vm);
@@ -367,7 +385,7 @@ impl Service {
     }
 
     fn publish(&mut self) {
-        let mut snapshot = self.daemon.snapshot();
+        let mut snapshot = self.daemon.snapshot().with_contracts(&self.options.places.contracts);
         snapshot.problems.extend(self.daemon.host().problems().iter().cloned());
         self.daemon.show_in_domains(&snapshot);
         match &self.placement {
@@ -376,6 +394,7 @@ impl Service {
             None => {}
         }
         snapshot.problems.extend(lock(&self.shared.history).problem().map(str::to_owned));
+        snapshot.problems.extend(lock(&self.shared.unheard).iter().cloned());
         self.published = Some(Instant::now());
         // A contract may also change in what no state shows, such as a declared rate.
         let now_and_then = self.listed.is_none_or(|at| at.elapsed() >= LISTED_AGAIN);
@@ -417,23 +436,6 @@ fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<Sender<()>, 
     let path = PathBuf::from("observe");
     spawned.map_err(|source| DaemonError::Io { action: "start the thread", path, source })?;
     Ok(sender)
-}
-
-/// Wakes the loop when something happens; `None` where the kernel gives no notifications.
-fn watch_events(options: &ServiceOptions, shared: Arc<Shared>) -> Option<Sender<()>> {
-    let sources = events::Sources {
-        contracts: options.places.contracts.clone(),
-        specs: [options.places.specs.as_slice(), &options.config.specs].concat(),
-        scan: Duration::from_nanos(options.config.scan.0),
-    };
-    let of = Arc::clone(&shared);
-    let running = move || lock(&of.running).iter().map(|vm| vm.processes.clone()).collect();
-    let wake = move || {
-        shared.counters.wakes.fetch_add(1, Ordering::Relaxed);
-        // The loop may have ended: then nothing waits for it.
-        let _ = shared.send(Command::Wake);
-    };
-    events::start(sources, running, wake).ok()
 }
 
 /// One service at a time. The lock ends with the process, however it ends.

@@ -1,5 +1,7 @@
 //! The state of the service as clients see it.
 
+use std::path::{Path, PathBuf};
+
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_spec::Criticality;
 use rtvirtio_units::{Nanos, Percentile};
@@ -78,9 +80,12 @@ pub struct VmSnapshot {
     /// Another place with a contract of this VM, which does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overrides: Option<String>,
-    /// Identifies its contract.
+    /// Identifies the contract that is in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contract: Option<String>,
+    /// Identifies its contract as the service has read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<String>,
     /// The contract that waits for acceptance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
@@ -103,6 +108,12 @@ pub struct Snapshot {
     pub pid: u32,
     /// How much it does by itself.
     pub mode: Mode,
+    /// The directory whose contract files it reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contracts: Option<PathBuf>,
+    /// The libvirt daemon whose domains' metadata it reads; `None` where it reads none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<String>,
     /// The VMs with a contract, the most critical first, and those that still have settings.
     pub vms: Vec<VmSnapshot>,
     /// The plan that the service holds; `None` where it holds none.
@@ -150,6 +161,8 @@ impl Snapshot {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             mode: config.mode,
+            contracts: None,
+            libvirt: config.libvirt.clone(),
             vms,
             plan: None,
             placement: None,
@@ -157,6 +170,14 @@ impl Snapshot {
             faults: desired.faults.iter().map(fault).collect(),
             problems: Vec::new(),
         }
+    }
+
+    /// With the directory of contract files.
+    #[must_use]
+    pub(crate) fn with_contracts(mut self, dir: &Path) -> Self {
+        // As a client in another directory sees it.
+        self.contracts = Some(std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()));
+        self
     }
 
     /// With the plan that is held. The contract of a VM with tasks on a device that is not planned
@@ -200,6 +221,7 @@ fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
         file: None,
         overrides: None,
         contract: vm.scope.as_ref().map(|s| s.contract.clone()),
+        written: None,
         waits_for: None,
         processes,
         drift: drift.collect(),
@@ -215,6 +237,9 @@ fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Mem
         }
         _ if held && desired.is_incomplete => {
             (VmState::Held, "not all contracts are known yet: what is in force stays")
+        }
+        _ if held && desired.has_unread => {
+            (VmState::Held, "a contract cannot be read: what is in force stays")
         }
         _ if held => (VmState::Held, "its contract has a mistake: what is in force stays"),
         Some(why) => (VmState::Failed, why),
@@ -271,6 +296,7 @@ fn contracted(
         criticality: Some(contract.criticality()),
         file: Some(contract.origin.to_string()),
         overrides: contract.overrides.as_ref().map(ToString::to_string),
+        written: Some(contract.id.clone()),
         waits_for: waits.then(|| contract.id.clone()),
         targets: targets.collect(),
         ..base(name, vm)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use rtvirtio_capacity::{Permille, Resource, Scalars, WHOLE};
+use rtvirtio_spec::dashed;
 use serde::Serialize;
 
 use crate::load::{Fleet, FleetHost};
@@ -64,8 +65,7 @@ fn name(resource: Resource<'_>) -> String {
         Resource::Cpu => ("cpu", None),
     };
     let Some(of) = of else { return kind.to_owned() };
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let all: String = format!("{kind}-{of}").chars().map(plain).take(LONGEST_NAME).collect();
+    let all: String = dashed(&format!("{kind}-{of}")).chars().take(LONGEST_NAME).collect();
     all.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
 }
 

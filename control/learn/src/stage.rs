@@ -13,6 +13,7 @@ use rtvirtio_measure::workload::{self, Measured, Place, RunOptions, WorkloadErro
 use rtvirtio_model::{Config, ModelKind};
 use rtvirtio_planner::{Plan, settings_of};
 use rtvirtio_spec::Spec;
+use rtvirtio_workflow::traffic::with_limits;
 
 use crate::rig::{Regulator, RegulatorError, Rig, RigError};
 
@@ -76,6 +77,9 @@ pub enum StageError {
     /// The regulator.
     #[error(transparent)]
     Regulator(#[from] RegulatorError),
+    /// The spec's own limits.
+    #[error(transparent)]
+    Traffic(rtvirtio_workflow::Error),
     /// More VMs than there are.
     #[error("the load has {asked} VMs, there are {there}")]
     TooManyVms {
@@ -90,6 +94,7 @@ impl From<StageError> for rtvirtio_workflow::Error {
     fn from(e: StageError) -> Self {
         match e {
             StageError::Apply(e) => e.into(),
+            StageError::Traffic(e) => e,
             e if e.is_cancelled() => Self::cancelled(),
             e => Self::from_source(rtvirtio_workflow::Kind::System, e),
         }
@@ -179,8 +184,8 @@ impl<'a> Stage<'a> {
         self.rig.kind()
     }
 
-    /// Applies the settings, runs the tasks of `spec` on the first VMs, and puts the settings back,
-    /// also when the run fails.
+    /// Applies the settings and the limits of `spec`'s own `traffic`, runs its tasks on the first
+    /// VMs, and puts the settings back, also when the run fails.
     ///
     /// # Errors
     /// [`StageError`]. After [`StageError::NotReverted`] no further run makes sense.
@@ -206,7 +211,8 @@ impl<'a> Stage<'a> {
         let mut start = self.baseline.clone();
         start.vms.truncate(spec.vms.len());
         let applying = machine();
-        let writes = resolve(&bare_plan(spec, &start, &treatment.config), &self.binding, &applying)?;
+        let settings = with_limits(&bare_plan(spec, &start, &treatment.config), spec);
+        let writes = resolve(&settings.map_err(StageError::Traffic)?, &self.binding, &applying)?;
         self.session.apply(&writes, &applying, &mut Silent)?;
         drop(applying);
         let observed = self.observe(spec, treatment, plan);

@@ -22,7 +22,7 @@ use rtvirtio_workflow::scopes::{Scopes, in_force_beside};
 use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started, write_state};
 
 use crate::PacemakerError;
-use crate::node::contract_dirs;
+use crate::node::{contract_dirs, has_directory};
 
 /// How long a VM that Pacemaker says is started may take until its monitor answers.
 const STARTING: Duration = Duration::from_secs(20);
@@ -72,9 +72,7 @@ impl Parameters {
         let spec = given("spec").ok_or("the parameter `spec` is missing")?;
         let resource = given("resource").or_else(|| variable("OCF_RESOURCE_INSTANCE"));
         let resource = resource.ok_or("neither `resource` nor OCF_RESOURCE_INSTANCE is given")?;
-        // It becomes the name of a directory.
-        let taken = ["shared", "plan"].contains(&resource.as_str()) || resource.starts_with("vm-");
-        if resource.is_empty() || resource.starts_with('.') || resource.contains('/') || taken {
+        if !has_directory(&resource) {
             return Err(format!("resource {resource:?} cannot name a directory: give it another name"));
         }
         let disk = match given("disk").as_deref() {
@@ -312,8 +310,8 @@ fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
 /// What is not as it was applied. Settings of a thread that has ended do not count: threads end all
 /// the time.
 fn differs(status: &Status) -> Option<String> {
-    if !status.complete || status.reverting {
-        return Some("its settings are half applied".to_owned());
+    if !status.is_whole() {
+        return Some("its settings are half applied, or half put back".to_owned());
     }
     let mut in_force = 0;
     for knob in &status.knobs {
@@ -363,6 +361,7 @@ mod tests {
             &[("OCF_RESOURCE_INSTANCE", "x")][..],
             &[("OCF_RESKEY_spec", "/s")],
             &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "../x")],
+            &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "vm-100")],
             &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_disk", "perhaps")],
         ] {
             assert!(parameters(bad).is_err(), "{bad:?}");

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_spec::HostSpec;
+use rtvirtio_spec::{HostSpec, is_name_char};
 use serde::Deserialize;
 
 use crate::PacemakerError;
+use crate::node::has_directory;
 
 /// The contracts of a cluster, as in the file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -63,6 +64,12 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
                     entry.resource
                 )));
             }
+            if !has_directory(&entry.resource) {
+                return Err(bad(format!(
+                    "resource {}: `shared`, `plan` and what begins with `vm-` name journals of rtvirtiod; give the resource another name",
+                    entry.resource
+                )));
+            }
             if !names.insert(entry.resource.clone()) {
                 return Err(bad(format!(
                     "resource {} has two contracts: put its VMs into one spec",
@@ -81,5 +88,5 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
 /// A name that can stand in ids of the CIB and in names of attributes as it is.
 fn is_resource(name: &str) -> bool {
     let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-    first && name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    first && name.len() <= 64 && name.chars().all(is_name_char)
 }

@@ -8,7 +8,7 @@ use rtvirtio_apply::Machine;
 use rtvirtio_capacity::{Contract, Disk, Network, Node, OnDisk, Permille, Resource, tightest};
 use rtvirtio_cpu::{choose, group_name, probe, room_load};
 use rtvirtio_kernel::Root;
-use rtvirtio_spec::{Device, Part, Uplink, Vm};
+use rtvirtio_spec::{Device, Part, Uplink, Vm, dashed};
 use rtvirtio_units::Ratio;
 use rtvirtio_workflow::device_windows::DeviceWindows;
 use rtvirtio_workflow::guests::GuestAgents;
@@ -57,6 +57,13 @@ pub(crate) fn contract_dirs(dirs: &Dirs, resource: &str) -> Dirs {
     Dirs { state: dirs.state.join("contracts").join(resource), run: dirs.run.clone() }
 }
 
+/// Whether the journal of a resource's contract has a directory of its own: `rtvirtiod` has others
+/// next to it.
+pub(crate) fn has_directory(resource: &str) -> bool {
+    let is_name = !resource.is_empty() && !resource.starts_with('.') && !resource.contains('/');
+    is_name && !["shared", "plan"].contains(&resource) && !resource.starts_with("vm-")
+}
+
 /// Name of a disk's utilization attribute: the device's last name, as the same spec is read on
 /// every node.
 fn disk_attribute(device: &Device) -> String {
@@ -78,8 +85,7 @@ fn network_attribute(network: &rtvirtio_spec::Network) -> String {
 }
 
 fn attribute(kind: &str, name: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    format!("{kind}{}", name.chars().map(plain).collect::<String>())
+    format!("{kind}{}", dashed(name))
 }
 
 /// A contract as asked, or why it cannot be judged here.
@@ -135,11 +141,16 @@ pub fn survey(
         contracts.iter().map(|c| is_in_force(dirs, &c.resource)).collect::<Result<_, _>>()?;
     let answer = |i: usize| {
         let others = (0..contracts.len()).filter(|o| *o != i && in_force[*o]);
+        // What one takes that cannot be judged is not nothing.
+        let unknown = others.clone().find_map(|o| {
+            let why = asked[o].as_ref().err()?;
+            Some(format!("what {}, in force here, takes is not known: {why}", contracts[o].resource))
+        });
         let others: Vec<&Contract> = others.filter_map(|o| asked[o].as_ref().ok()).flatten().collect();
         let (takes, refused) = match &asked[i] {
             Ok(asked) => {
                 let slow = on_slow_disk(&contracts[i], slow);
-                (takes(&node, asked), slow.or_else(|| refused(&node, &others, asked)))
+                (takes(&node, asked), slow.or(unknown).or_else(|| refused(&node, &others, asked)))
             }
             Err(why) => (BTreeMap::new(), Some(why.clone())),
         };

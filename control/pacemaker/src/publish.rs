@@ -79,15 +79,36 @@ pub fn published(crm: Crm, contracts: &[ClusterContract]) -> Result<Vec<Publishe
         let (takes, vetoes, reasons) =
             (by_node(takes(&of.resource))?, by_node(veto(&of.resource))?, by_node(why(&of.resource))?);
         for (node, veto) in vetoes {
-            let parts = takes.get(&node).map_or("", String::as_str).split_whitespace();
-            let takes = parts.filter_map(|p| {
-                let (name, n) = p.split_once('=')?;
-                Some((name.to_owned(), n.parse().ok()?))
-            });
+            let takes = parse_takes(&of.resource, takes.get(&node).map_or("", String::as_str))?;
             let why = reasons.get(&node).filter(|w| *w != "-").cloned().unwrap_or_default();
-            let takes = takes.collect();
             all.push(Published { resource: of.resource.clone(), veto: veto != "0", takes, why, node });
         }
     }
     Ok(all)
+}
+
+/// `NAME=N NAME=N`. What is not understood is not taken for nothing: the contract would be placed
+/// where it does not fit.
+fn parse_takes(resource: &str, text: &str) -> Result<BTreeMap<String, u32>, PacemakerError> {
+    let one = |part: &str| Some((part.split_once('=')?.0.to_owned(), part.split_once('=')?.1.parse().ok()?));
+    text.split_whitespace().map(one).collect::<Option<_>>().ok_or_else(|| PacemakerError::Output {
+        command: format!("attrd_updater --query --all --name {}", takes(resource)),
+        text: text.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_contract_takes_is_read_whole_or_not_at_all() {
+        let takes = parse_takes("plc", "rtvirtio-cpu=264 rtvirtio-disk-sda=17").unwrap();
+        assert_eq!(takes.into_values().collect::<Vec<_>>(), [264, 17]);
+        assert!(parse_takes("plc", "").unwrap().is_empty());
+        for wrong in ["rtvirtio-cpu=", "rtvirtio-cpu=-1", "rtvirtio-cpu=264 rtvirtio-disk-sda"] {
+            let error = parse_takes("plc", wrong).unwrap_err().to_string();
+            assert!(error.contains("rtvirtio-takes-plc") && error.contains(wrong), "{error}");
+        }
+    }
 }

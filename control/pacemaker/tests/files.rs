@@ -31,6 +31,8 @@ fn contracts_have_resources_and_specs() {
     }
     for (text, says) in [
         ("[[contract]]\nresource = \"p<c\"\nspec = \"plc.toml\"\n", "letters"),
+        ("[[contract]]\nresource = \"vm-100\"\nspec = \"plc.toml\"\n", "another name"),
+        ("[[contract]]\nresource = \"plan\"\nspec = \"plc.toml\"\n", "another name"),
         (
             "[[contract]]\nresource = \"plc\"\nspec = \"plc.toml\"\n[[contract]]\nresource = \"plc\"\nspec = \"plc.toml\"\n",
             "two contracts",

@@ -117,4 +117,11 @@ fn networks_are_counted_by_name() {
     assert!((300..500).contains(&answer.contracts[0].takes["rtvirtio-net-field"]), "{answer:?}");
     assert!(why(1).contains("% of the link's time"), "{answer:?}");
     assert!(why(2).contains("give all the same") && why(3).contains("no interface no-such-if"), "{answer:?}");
+    // One that cannot be judged is in force all the same: nothing fits next to it for certain.
+    let own = dir.path().join("state/contracts/gone");
+    fs::create_dir_all(&own).unwrap();
+    fs::write(own.join("nothing-to-set"), "").unwrap();
+    let beside = answer_with(dir.path(), &SlowDisks::new());
+    let why = beside.contracts[0].refused.clone().unwrap_or_default();
+    assert!(why.contains("what gone, in force here, takes is not known"), "{beside:?}");
 }

@@ -253,7 +253,8 @@ impl Resolved {
     /// that they carry out, if any. Returns how many settings there are.
     ///
     /// # Errors
-    /// [`Kind::InForce`](crate::Kind::InForce) when settings are in force;
+    /// [`Kind::InForce`](crate::Kind::InForce) when settings are in force, or the service holds a
+    /// plan or a contract of one of the VMs;
     /// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it, after everything was put
     /// back.
     pub fn apply(&self, plan: Option<&HostPlan>, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
@@ -263,6 +264,8 @@ impl Resolved {
             // Nothing is set, so nothing is in force and there is nothing to put back.
             return Ok(0);
         }
+        // Under the lock: the service may have set some since these were resolved.
+        in_force::refuse_held(dirs)?;
         refuse_kept(self.vms.iter().map(|vm| vm.vm.as_str()), dirs)?;
         // Before the journal: these files mean nothing without one.
         if !in_force {

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use rtvirtio_kernel::{Cgroups, Root, process};
 use rtvirtio_measure::observe::Observed;
-use rtvirtio_spec::LibvirtDomain;
+use rtvirtio_spec::{LibvirtDomain, MAX_NAME, dashed};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::machines::{self, Machine, Unreadable, Vmm};
 use serde::Serialize;
@@ -24,8 +24,6 @@ pub use spec_text::spec_text;
 
 /// Schema of [`Discovery`] as JSON.
 pub const DISCOVERY_SCHEMA: &str = "rtvirtio.discovery.v1";
-/// Longest name of a VM in a spec.
-const LONGEST_NAME: usize = 32;
 
 /// The virtual machines of this host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -193,12 +191,11 @@ fn vm(
 
 /// A name as a spec takes it: letters, digits, `-`, `_`, `.`, a letter or digit first.
 fn unique(base: &str, names: &mut BTreeSet<String>) -> String {
-    let fits = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let clean: String = base.chars().map(fits).collect();
+    let clean = dashed(base);
     let clean = clean.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     let clean = if clean.is_empty() { "vm" } else { clean };
     let with = |suffix: &str| {
-        let head: String = clean.chars().take(LONGEST_NAME - suffix.len()).collect();
+        let head: String = clean.chars().take(MAX_NAME - suffix.len()).collect();
         head + suffix
     };
     let mut name = with("");

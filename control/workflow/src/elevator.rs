@@ -5,6 +5,7 @@ use rtvirtio_kernel::{Cgroups, HostError, Root, Stack};
 
 use crate::dirs::Dirs;
 use crate::error::{Result, bail, ensure};
+use crate::held;
 use crate::in_force::forget;
 use crate::progress::Progress;
 
@@ -22,8 +23,8 @@ impl<'a> MeasuredElevator<'a> {
     /// Takes the state directory. Nothing is changed yet.
     ///
     /// # Errors
-    /// Another rtvirtio holds the state directory, or a plan is in force: its settings would be
-    /// measured, and then lost.
+    /// Another rtvirtio holds the state directory, or a plan is in force, or held by the service on
+    /// one of the disks: its settings would be measured, and then lost.
     pub fn open(device: &Stack, dirs: &Dirs, progress: &'a dyn Progress) -> Result<Self> {
         let root = Root::default();
         let session = Session::open(&dirs.state)?;
@@ -33,6 +34,7 @@ impl<'a> MeasuredElevator<'a> {
                 "a plan is in force (see `rtvirtio status`), and measuring the device takes another elevator: run `rtvirtio revert` first"
             );
         }
+        refuse_held(device, dirs, &root)?;
         forget(&dirs.state)?;
         let cgroups = match Cgroups::detect(&root) {
             Ok(cgroups) => Some(cgroups),
@@ -76,6 +78,26 @@ impl<'a> MeasuredElevator<'a> {
     fn machine(&self) -> Machine<'_> {
         Machine::new(&self.root, &NoGuests)
     }
+}
+
+/// Refuses disks on which the service holds a plan.
+fn refuse_held(device: &Stack, dirs: &Dirs, root: &Root) -> Result<()> {
+    let names = |of: &Stack| -> Vec<String> {
+        of.disks.iter().chain([&of.device]).map(|disk| disk.name.clone()).collect()
+    };
+    let ours = names(device);
+    for held in held::devices(dirs)? {
+        // One that is gone is none of these.
+        let Ok(of) = Stack::find(root, &held) else { continue };
+        if names(&of).iter().any(|name| ours.contains(name)) {
+            bail!(
+                InForce,
+                "rtvirtiod holds a plan on {held}, and its settings would be measured: take `[plan]` out of its configuration, or stop it and \
+                 `rtvirtio revert`"
+            );
+        }
+    }
+    Ok(())
 }
 
 impl Drop for MeasuredElevator<'_> {

@@ -53,15 +53,21 @@ pub fn forget(state_dir: &Path) -> Result<()> {
 /// # Errors
 /// [`Kind::InForce`](crate::Kind::InForce).
 pub fn refuse(dirs: &Dirs) -> Result<()> {
+    refuse_held(dirs)?;
+    let path = dirs.state.join(JOURNAL_FILE);
+    if Session::open(&dirs.state)?.in_force()? {
+        return Err(rtvirtio_apply::ApplyError::InForce { path }.into());
+    }
+    Ok(())
+}
+
+/// Fails while the service holds a plan.
+pub(crate) fn refuse_held(dirs: &Dirs) -> Result<()> {
     if is_there(&dirs.held_plan().join(JOURNAL_FILE))? {
         bail!(
             InForce,
             "rtvirtiod holds a plan: take `[plan]` out of its configuration, or stop it and `rtvirtio revert`"
         );
-    }
-    let path = dirs.state.join(JOURNAL_FILE);
-    if Session::open(&dirs.state)?.in_force()? {
-        return Err(rtvirtio_apply::ApplyError::InForce { path }.into());
     }
     Ok(())
 }
@@ -83,4 +89,26 @@ pub fn applied_by(dirs: &Dirs) -> Result<Option<u32>> {
 /// [`Kind::File`](crate::Kind::File) when it is not a plan of this form.
 pub fn load_plan(path: &Path) -> Result<HostPlan> {
     HostPlan::parse(path, &std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_the_service_holds_is_refused_next_to() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        refuse_held(&dirs).unwrap();
+        write_state(&dirs.held_plan(), JOURNAL_FILE, b"{}").unwrap();
+        for refused in [refuse_held(&dirs), refuse(&dirs)] {
+            let e = refused.unwrap_err();
+            assert!(
+                e.kind() == crate::Kind::InForce && e.to_string().contains("rtvirtiod holds a plan"),
+                "{e}"
+            );
+        }
+        // The plan's own directory is where the service sets it.
+        refuse_held(&Dirs { state: dirs.held_plan(), ..dirs }).unwrap();
+    }
 }

@@ -1,17 +1,24 @@
 //! Limits for the VMs without a target, from the saved profile or a measured curve.
 
+mod text;
+
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_planner::neighbours::{AskedService, NeighbourOptions, NeighbourPlan, neighbours};
-use rtvirtio_spec::Spec;
+use rtvirtio_planner::neighbours::{
+    AskedService, NeighbourError, NeighbourOptions, NeighbourPlan, neighbours,
+};
+use rtvirtio_spec::HostSpec;
 use rtvirtio_traffic::{Actuator, ServiceTarget, VictimCurve};
 use rtvirtio_units::{Iops, Nanos};
+use serde::Serialize;
 
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail, ensure};
 use crate::plan::load_profile;
 use crate::progress::Progress;
+
+pub use text::{as_toml, with_limits};
 
 /// Largest file of a curve.
 const MOST_BYTES: u64 = 4 << 20;
@@ -29,29 +36,88 @@ pub struct LimitOptions {
     pub actuator: Actuator,
 }
 
-/// Chooses the limits of a spec's VMs without a target.
+/// Limits chosen on one device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceLimits {
+    /// Its name in the spec; a spec with one device need not give it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The limits, and what each target has with them.
+    #[serde(flatten)]
+    pub plan: NeighbourPlan,
+}
+
+/// Chooses the limits of a spec's VMs without a target, on each device that has both such VMs and
+/// targets; at least one.
 ///
 /// # Errors
 /// [`Kind::Infeasible`](crate::Kind::Infeasible) where no limit is small enough, with what the
 /// smallest one leaves; [`Kind::NotMeasured`](crate::Kind::NotMeasured) without a profile or curve,
-/// and [`Kind::File`](crate::Kind::File) for one that cannot be used.
+/// and [`Kind::File`](crate::Kind::File) for one that cannot be used;
+/// [`Kind::Argument`](crate::Kind::Argument) for a VM on several devices.
 pub fn choose(
-    spec: &Spec,
+    host: &HostSpec,
     options: &LimitOptions,
     dirs: &Dirs,
     progress: &dyn Progress,
-) -> Result<NeighbourPlan> {
+) -> Result<Vec<DeviceLimits>> {
     let asked = options.asked.iter().map(|text| asked(text)).collect::<Result<Vec<_>>>()?;
-    let curve = options.curve.as_deref().map(load_curve).transpose()?;
-    let profile = match &curve {
-        Some(_) => None,
-        None => Some(load_profile(spec, options.profile.as_deref(), dirs)?),
-    };
-    if let Some(doubt) = profile.as_ref().and_then(|profile| profile.doubts.first()) {
-        progress.warn(&format!("the profile is in doubt: {doubt}"));
+    if let Some(one) = asked.iter().find(|one| host.vms().iter().all(|vm| vm.name != one.vm)) {
+        return Err(NeighbourError::NoSuchVm { vm: one.vm.clone() }.into());
     }
-    let options = NeighbourOptions { asked: &asked, curve: curve.as_ref(), actuator: options.actuator };
-    Ok(neighbours(spec, profile.as_ref(), &options)?)
+    let several = host.parts().len() > 1;
+    ensure!(
+        !several || (options.profile.is_none() && options.curve.is_none()),
+        Argument,
+        "--profile and --curve are of one device, and the spec has {}: measure each with `rtvirtio profile`, and leave them out",
+        host.parts().len()
+    );
+    let curve = options.curve.as_deref().map(load_curve).transpose()?;
+    let mut found = Vec::new();
+    let mut nothing = NeighbourError::NoVictim;
+    for part in host.parts() {
+        let here: Vec<AskedService> =
+            asked.iter().filter(|one| part.spec.vm(&one.vm).is_some()).cloned().collect();
+        let needs = NeighbourOptions { asked: &here, curve: curve.as_ref(), actuator: options.actuator };
+        // Only what is to be chosen for needs a measured device.
+        let profile = match neighbours(&part.spec, None, &needs) {
+            Err(NeighbourError::NoBasis) => Some(load_profile(&part.spec, options.profile.as_deref(), dirs)?),
+            Err(e @ (NeighbourError::NoVictim | NeighbourError::NoNeighbour)) if several => {
+                nothing = e;
+                continue;
+            }
+            _ => None,
+        };
+        if let Some(doubt) = profile.as_ref().and_then(|profile| profile.doubts.first()) {
+            progress.warn(&format!("the profile is in doubt: {doubt}"));
+        }
+        let plan = neighbours(&part.spec, profile.as_ref(), &needs)?;
+        found.push(DeviceLimits { device: part.name.clone(), plan });
+    }
+    ensure_on_one_device(host, &found)?;
+    if host.vms().iter().any(|vm| !vm.nics.is_empty()) {
+        progress.warn(
+            "no limits for networks are chosen, and targets of flows are not looked at: `rtvirtio plan SPEC --domain` has their bounds with the `traffic.rx` and `traffic.tx` that you give",
+        );
+    }
+    if found.is_empty() { Err(nothing.into()) } else { Ok(found) }
+}
+
+/// A limit is of a VM, and holds on each of its devices: what one of them can bear says nothing of
+/// the others.
+fn ensure_on_one_device(host: &HostSpec, found: &[DeviceLimits]) -> Result<()> {
+    let devices = |vm: &str| host.parts().iter().filter(|part| part.spec.vm(vm).is_some()).count();
+    let chosen = found.iter().flat_map(|of| &of.plan.limits).filter(|limit| !limit.given);
+    for limit in chosen {
+        let count = devices(&limit.vm);
+        ensure!(
+            count == 1,
+            Argument,
+            "vm {}: it has tasks on {count} devices, and its limit would hold on each of them: give it `traffic` of your own, and limits of the others are chosen",
+            limit.vm
+        );
+    }
+    Ok(())
 }
 
 /// `plc=500/s,5ms`.

@@ -5,7 +5,7 @@ pub mod flows;
 use std::path::Path;
 
 use rtvirtio_domain_plan::plan_networks;
-use rtvirtio_spec::HostSpec;
+use rtvirtio_spec::{HostSpec, is_name_char};
 use rtvirtio_units::MAX_INTERFACE_NAME;
 use serde::Serialize;
 
@@ -65,7 +65,7 @@ pub fn tc_script(host: &HostSpec, of: &str) -> Result<TcScript> {
     let Some(i) = names.iter().position(|name| *name == network) else {
         bail!(Argument, "--tc {of}: the spec has no network \"{network}\"");
     };
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@');
+    let plain = |c: char| is_name_char(c) || c == '@';
     if interface.is_empty() || interface.len() > MAX_INTERFACE_NAME || !interface.chars().all(plain) {
         bail!(Argument, "--tc {of}: \"{interface}\" is no name of an interface; `ip link` shows them");
     }

@@ -27,6 +27,7 @@ use crate::host::kernel_release;
 use crate::in_force;
 use crate::progress::Progress;
 use crate::scoped_contracts::{ScopedContracts, VmContract};
+use crate::scopes;
 
 /// The paper's period, where no deadline asks for another one.
 const PERIOD: Nanos = Nanos::from_millis(100);
@@ -115,8 +116,8 @@ pub struct ProfileCpuOptions<'a> {
 /// [`partial`] is to be removed once it is.
 ///
 /// # Errors
-/// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force,
-/// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it.
+/// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force, or the service keeps a
+/// contract of one of the VMs; [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it.
 pub fn profile_cpu(
     options: &ProfileCpuOptions<'_>,
     dirs: &Dirs,
@@ -142,6 +143,9 @@ pub fn profile_cpu(
             "a plan is in force, and the VM must be measured as it is without one: `rtvirtio revert` first"
         );
     }
+    for vm in [&vm].into_iter().chain(&neighbour) {
+        refuse_kept(vm, dirs)?;
+    }
     // What is journaled from here on belongs to no plan.
     in_force::forget(&dirs.state)?;
     let contracts = ScopedContracts::new(session, probe, backend, progress);
@@ -149,6 +153,22 @@ pub fn profile_cpu(
     let mut bench = Bench { vm, neighbour, contracts, setup, length, split: Vec::new() };
     let profile = bench.measure(&path, options, progress)?;
     Ok((profile, path))
+}
+
+/// Refuses a VM whose contract the service keeps: it would be measured too, and captured as what
+/// was there before.
+fn refuse_kept(vm: &Vm, dirs: &Dirs) -> Result<()> {
+    for name in scopes::vms(dirs)? {
+        let Some(kept) = scopes::in_force(dirs, &name)? else { continue };
+        if kept.processes.iter().any(|process| vm.handle.pids.contains(&process.pid) && process.is_alive()) {
+            bail!(
+                InForce,
+                "rtvirtiod keeps the contract of {name}, and the VM must be measured as it is without one: `rtvirtio contract remove {name}` first, \
+                 or stop it and `rtvirtio revert`"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// File of an unfinished measurement.

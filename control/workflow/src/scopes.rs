@@ -98,6 +98,14 @@ pub fn in_force(dirs: &Dirs, vm: &str) -> Result<Option<VmInForce>> {
     Ok(Some(found))
 }
 
+/// Whether [`in_force`] has failed because the file beside a journal is missing or damaged: without
+/// it the journal can only be put back. What could not be read now may be read the next time.
+#[must_use]
+pub fn is_lost(error: &Error) -> bool {
+    let source = error.cause::<std::io::Error>();
+    error.kind() == Kind::File || source.is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound)
+}
+
 /// The CPU contracts in force that have journals of their own, without that in the directory
 /// `name`: of VMs that have not ended since.
 ///
@@ -236,9 +244,11 @@ impl<'a> Scopes<'a> {
             return Ok(());
         }
         let status = rtvirtio_apply::status(&dir, &machine)?;
-        let whole = status.as_ref().is_some_and(|s| s.complete && !s.reverting && !s.rebooted);
+        let whole = status.as_ref().is_some_and(Status::is_whole);
         if status.is_some() && !whole {
-            put_back(&dir, OnConflict::Accept)?;
+            if let Some(left) = put_back(&dir, OnConflict::Accept)?.filter(|back| !back.done) {
+                bail!(NotPutBack, "the groups above those of VMs are not as they were: {}", left.summary());
+            }
         }
         let known = status.filter(|_| whole);
         let before = |path: &Path| {

@@ -28,8 +28,9 @@ impl StartedVm {
     /// Its processes now; `None` where the VM has none that last, or where they are not known.
     pub(crate) fn of(vm: &HostVm, progress: &dyn Progress) -> Option<Self> {
         let pids = vm.lasting_pids(progress)?;
-        let processes: Vec<ProcessId> =
-            pids.into_iter().filter_map(|pid| ProcessId::of(pid).ok().flatten()).collect();
+        let processes: std::io::Result<Vec<Option<ProcessId>>> =
+            pids.into_iter().map(ProcessId::of).collect();
+        let processes: Vec<ProcessId> = processes.ok()?.into_iter().flatten().collect();
         (!processes.is_empty()).then(|| Self { vm: vm.name.clone(), processes })
     }
 

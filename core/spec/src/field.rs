@@ -5,11 +5,10 @@ use std::path::{Component, Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 use crate::error::Report;
+use crate::name::{MAX_NAME, dashed, is_name_char};
 use crate::source::{Span, printable};
 use crate::suggest::closest;
 
-/// Longest name of a VM or task in characters.
-const MAX_NAME: usize = 32;
 /// Longest path of a Unix socket in bytes: `sun_path` of unix(7) less its NUL.
 const MAX_SOCKET_PATH: usize = 107;
 /// Longest path in bytes: the kernel's `PATH_MAX` less its NUL.
@@ -363,13 +362,11 @@ fn decoded_escape(raw: &str) -> Option<Escaped<'_>> {
     None
 }
 
-/// Why a name is not allowed. Names become directory names, cgroup names and fio sections, hence
-/// the narrow set.
+/// Why a name is not allowed.
 fn name_problem(name: &str) -> Option<&'static str> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() {
         Some("is empty")
-    } else if !name.chars().all(allowed) {
+    } else if !name.chars().all(is_name_char) {
         Some("has a character other than letters, digits, `-`, `_` and `.`")
     } else if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
         Some("does not start with a letter or digit")
@@ -382,8 +379,7 @@ fn name_problem(name: &str) -> Option<&'static str> {
 
 /// A legal name near `name`, if it is not too far gone.
 fn repaired(name: &str) -> Option<String> {
-    let dashed: String =
-        name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
+    let dashed = dashed(name);
     let good: String =
         dashed.trim_matches(|c: char| !c.is_ascii_alphanumeric()).chars().take(MAX_NAME).collect();
     name_problem(&good).is_none().then_some(good)

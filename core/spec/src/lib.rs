@@ -17,6 +17,7 @@ mod field;
 mod host;
 mod libvirt;
 mod limits;
+mod name;
 mod nesting;
 mod network;
 mod network_read;
@@ -46,6 +47,7 @@ pub use limits::{
     DEFAULT_OPEN_DEPTH, MAX_DEVICES, MAX_DISKS_PER_VM, MAX_FILE_BYTES, MAX_FLOWS_PER_VM, MAX_NETWORKS,
     MAX_NICS_PER_VM, MAX_TASKS_PER_VM, MAX_VMS,
 };
+pub use name::{MAX_NAME, dashed, is_name_char};
 pub use network::{Direction, Flow, Mark, Network, Nic, Uplink};
 pub use path::{PathPart, VmPath};
 pub use traffic::{Traffic, TrafficSpec, TrafficUnit};

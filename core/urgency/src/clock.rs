@@ -63,7 +63,8 @@ impl GuestClock {
         };
         let around = guest.checked_add(last.1)?;
         let span = last.0 - first.0;
-        let drift = if span > 0 { (last.1 - first.1) as f64 / span as f64 } else { 0.0 };
+        // The guest chooses its times, so differences may lie more than 2^63 apart.
+        let drift = if span > 0 { last.1.saturating_sub(first.1) as f64 / span as f64 } else { 0.0 };
         let correction = drift * (around - last.0) as f64;
         u64::try_from(around.checked_add(correction as i64)?).ok().map(Nanos)
     }
@@ -100,6 +101,21 @@ mod tests {
             clock.observe(Nanos(u64::MAX), Nanos(guest));
             for asked in [0, u64::MAX, i64::MAX as u64] {
                 let _ = clock.to_host(Nanos(asked));
+            }
+        }
+    }
+
+    /// In windows of their own, from which a rate is taken.
+    #[test]
+    fn false_times_in_several_windows_do_no_harm() {
+        for times in [[i64::MAX as u64, 0, 0], [0, i64::MAX as u64, 0], [i64::MAX as u64, 0, i64::MAX as u64]]
+        {
+            let mut clock = GuestClock::default();
+            for (n, guest) in (1..).zip(times) {
+                clock.observe(Nanos(n * 2 * GuestClock::WINDOW.0), Nanos(guest));
+                for asked in [0, 1, i64::MAX as u64] {
+                    let _ = clock.to_host(Nanos(asked));
+                }
             }
         }
     }

@@ -67,3 +67,24 @@ impl Level {
         Self { priority, round_robin: policy == GuestPolicy::Rr && priority > 0 }
     }
 }
+
+/// A change of a thread's level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// To a higher priority.
+    Raise,
+    /// To a lower one, or to the other policy at the same.
+    Lower,
+}
+
+impl Change {
+    /// In which order the threads of a VM are moved: one that is lowered may be what keeps the
+    /// others from running.
+    pub const IN_ORDER: [Self; 2] = [Self::Raise, Self::Lower];
+
+    /// From one level to another; `None` for the same.
+    #[must_use]
+    pub fn between(old: Level, new: Level) -> Option<Self> {
+        (old != new).then_some(if new.priority > old.priority { Self::Raise } else { Self::Lower })
+    }
+}

@@ -32,7 +32,7 @@ pub use clock::GuestClock;
 pub use config::Config;
 pub use doorbell::Doorbell;
 pub use lead::Lead;
-pub use level::{GuestPolicy, Level};
+pub use level::{Change, GuestPolicy, Level};
 pub use report::Report;
 pub use share::{FairShare, LEAST as LEAST_WEIGHT, Usage};
 pub use unreported::{Activity, Unreported};

@@ -3,7 +3,7 @@
 use rtvirtio_units::Nanos;
 use serde::Serialize;
 
-use crate::{Config, GuestPolicy, Level, Report};
+use crate::{Config, GuestPolicy, Level, Report, Usage};
 
 /// A kind of interrupt. One of each may be pending at a time: one level of nesting, as the paper's
 /// section 5.1 has it for NMIs.
@@ -55,7 +55,8 @@ pub struct Look {
     pub is_new: bool,
     /// Whether the guest has shown a sign of life since the last look.
     pub alive: bool,
-    /// CPU time that the thread has used since the last look.
+    /// CPU time that the thread has used since the last look; what it used at its floor while it
+    /// waited to be raised does not count ([`Vcpu::is_boosted_at`]).
     pub ran: Nanos,
 }
 
@@ -152,6 +153,13 @@ impl Vcpu {
         self.reason.is_boost() && self.level.priority > self.config.floor
     }
 
+    /// [`Vcpu::is_boosted`], and its thread stood above the floor too: it is raised a moment later
+    /// than this, and not while another program works with the journal.
+    #[must_use]
+    pub fn is_boosted_at(&self, stood: Level) -> bool {
+        self.is_boosted() && stood.priority > self.config.floor
+    }
+
     /// Raises it this long before announced timers from now on, where [`Config::lead`] was used.
     pub fn set_lead(&mut self, lead: Nanos) {
         self.config.lead = lead;
@@ -215,6 +223,20 @@ impl Vcpu {
             }
         }
         self.decide(now)
+    }
+
+    /// Raises it where its announced timer is due and it stands at its floor, without a new report:
+    /// to read one takes as long again. `used_since` says what its thread has used since it was
+    /// last asked, `None` for one that has ended; it is called only where the timer is due. All of
+    /// that is of the time at the floor: no budget pays for it, and no later look may count it.
+    /// Returns what was used; `None` where nothing was done.
+    pub fn raise_due(&mut self, now: Nanos, used_since: impl FnOnce() -> Option<Usage>) -> Option<Usage> {
+        if self.reason != Reason::Floor || self.timer_due().is_none_or(|due| now < due) {
+            return None;
+        }
+        let used = used_since()?;
+        self.look(Look { ran: used.ran, ..Look::default() }, now);
+        Some(used)
     }
 
     /// The guest says that it reports no more.

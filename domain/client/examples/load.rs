@@ -39,6 +39,7 @@ fn main() {
                 priority: 0,
                 span: clients[client].capacity,
                 in_order_from: None,
+                burst: None,
             }
         })
         .collect();

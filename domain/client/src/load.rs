@@ -38,6 +38,9 @@ pub struct Stream {
     /// Where it reads in order from, over `span` bytes again and again; random offsets from 0 when
     /// `None`.
     pub in_order_from: Option<u64>,
+    /// A stream without a rate works for this long, then rests for as long, in turn; without rest
+    /// when `None`.
+    pub burst: Option<Duration>,
 }
 
 impl Stream {
@@ -55,7 +58,16 @@ impl Stream {
             priority: 0,
             span,
             in_order_from: None,
+            burst: None,
         }
+    }
+
+    /// When a stream that rests at `now` goes on, both in ns since the beginning; `None` while it
+    /// works.
+    fn rests_until(&self, now: u64) -> Option<u64> {
+        let burst = self.burst.filter(|_| self.rate.is_none())?.as_nanos() as u64;
+        let turn = now / burst.max(1);
+        (turn % 2 == 1).then(|| (turn + 1) * burst.max(1))
     }
 }
 
@@ -197,6 +209,7 @@ pub fn run_until(
             if r.stream.rate.is_some() {
                 next = next.min(r.due);
             }
+            next = r.stream.rests_until(now).map_or(next, |until| next.min(until));
         }
         if !plan.spin {
             sleep(clients, begin, next)?;
@@ -285,7 +298,7 @@ impl StreamState {
                 self.due += self.period.max(1);
             }
         }
-        if self.outstanding >= self.stream.depth {
+        if self.outstanding >= self.stream.depth || self.stream.rests_until(now).is_some() {
             return None;
         }
         if self.stream.rate.is_some() { self.overdue.pop_front() } else { Some(now) }
@@ -332,5 +345,20 @@ impl StreamState {
         self.completions += 1;
         self.result.errors += u64::from(status != 0);
         self.record(now, intended, base);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_in_bursts_rests_every_other_time() {
+        let stream = Stream { burst: Some(Duration::from_nanos(10)), ..Stream::reads("s", 1, 4_096) };
+        let at = |now| stream.rests_until(now);
+        assert_eq!([at(0), at(9), at(10), at(19), at(20)], [None, None, Some(20), Some(20), None]);
+        let paced = Stream { rate: Some(5.0), ..stream };
+        assert_eq!(paced.rests_until(10), None, "a rate has its own times");
+        assert_eq!(Stream { burst: None, rate: None, ..paced }.rests_until(10), None);
     }
 }

@@ -24,6 +24,7 @@ pub mod command;
 pub mod frame;
 mod hold;
 mod moderation;
+mod packet;
 mod pool;
 mod port;
 pub mod prepared;

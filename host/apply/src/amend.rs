@@ -38,6 +38,9 @@ impl Amended {
 /// Why a write that [takes](Write::takes) was left out.
 const NOT_GIVEN: &str = "left out: what it takes was not given by a setting before it";
 
+/// Entries that are written, each with the place of its write among those asked for.
+type Touched = Vec<(usize, usize)>;
+
 /// In this order: threads that have ended are forgotten, new values are journaled along with the
 /// old ones, then written, and at last the values on the way are forgotten. A cut anywhere leaves a
 /// journal from which everything can be put back.
@@ -47,17 +50,36 @@ pub(crate) fn amend(
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Amended, ApplyError> {
-    let mut journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
-    if journal.reverting || journal.leftover || !journal.complete || journal.is_of_another_boot(machine)? {
-        return Err(ApplyError::NotWhole { path: journal::path(dir) });
-    }
+    let mut journal = journal::load_whole(dir, machine)?;
     if let Some(wrong) = writes.iter().find(|w| !stands_alone(w)) {
         let remedy = "revert, and apply all of it again";
         let why = "only settings that change no other file can be added to what is in force";
         return Err(cannot(&wrong.knob, why, remedy));
     }
-    // With a thread, or the cgroup of a VM that has ended, its settings are gone: nothing of them
-    // is left to be put back, and the next group of this name has other values from before us.
+    let forgotten = forget_gone(&mut journal, machine);
+    let mut out = Amended::default();
+    let (mut touched, fresh) = change_known(&mut journal, writes, machine, &mut out)?;
+    touched.extend(add_fresh(&mut journal, writes, &fresh, machine, &mut out)?);
+    // In the order asked for: those that give before those that take.
+    touched.sort_by_key(|(_, place)| *place);
+    if touched.is_empty() && !forgotten {
+        return Ok(out);
+    }
+    journal::store(dir, &journal)?;
+    observer.step(Step::Journaled);
+    write_touched(&journal, writes, &touched, machine, observer, &mut out);
+    forget_former(&mut journal, writes, &touched, machine);
+    // The journal on disk holds these values too, so everything can be put back from it.
+    if let Err(e) = journal::store(dir, &journal) {
+        out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
+    }
+    Ok(out)
+}
+
+/// With a thread, or the cgroup of a VM that has ended, its settings are gone: nothing of them is
+/// left to be put back, and the next group of this name has other values from before us. Whether
+/// there were any.
+fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
     let gone = |e: &Entry| {
         let ended = e.target.is_thread() && matches!(machine.read(&e.target), Err(Fault::Gone(_)));
         let removed = e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none();
@@ -65,8 +87,17 @@ pub(crate) fn amend(
     };
     let had = journal.entries.len();
     journal.entries.retain(|e| !gone(e));
-    let forgotten = journal.entries.len() < had;
-    let (mut out, mut touched, mut fresh) = (Amended::default(), Vec::new(), Vec::new());
+    journal.entries.len() < had
+}
+
+/// Gives entries of the journal new values; returns them, and the writes of which it knows nothing.
+fn change_known(
+    journal: &mut Journal,
+    writes: &[Write],
+    machine: &Machine<'_>,
+    out: &mut Amended,
+) -> Result<(Touched, Vec<Write>), ApplyError> {
+    let (mut touched, mut fresh) = (Touched::new(), Vec::new());
     for (place, write) in writes.iter().enumerate() {
         if write.takes && out.has_gaps() {
             out.failed.push((write.knob.clone(), NOT_GIVEN.to_owned()));
@@ -104,14 +135,26 @@ pub(crate) fn amend(
         entry.new = Some(write.value.clone());
         touched.push((entry.id, place));
     }
+    Ok((touched, fresh))
+}
+
+/// Adds entries for writes that the journal does not know; returns them.
+fn add_fresh(
+    journal: &mut Journal,
+    writes: &[Write],
+    fresh: &[Write],
+    machine: &Machine<'_>,
+    out: &mut Amended,
+) -> Result<Touched, ApplyError> {
     let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
-    let fresh = capture(&fresh, machine)?;
-    let before: Vec<_> = fresh.iter().map(|e| before_us(&journal, &e.target, machine)).collect();
+    let fresh = capture(fresh, machine)?;
+    let before: Vec<_> = fresh.iter().map(|e| before_us(journal, &e.target, machine)).collect();
     // What is ours must not be taken for what a thread had before. Such a thread is left out as a
     // whole: one that is in our group and in no journal goes home with the group, one with half of
     // its settings in the journal could not.
     let unknown: Vec<Place> =
         fresh.iter().zip(&before).filter(|(_, b)| b.is_err()).map(|(e, _)| e.target.place.clone()).collect();
+    let mut touched = Touched::new();
     for (mut entry, before) in fresh.into_iter().zip(before) {
         entry.id += next;
         if unknown.contains(&entry.target.place) {
@@ -127,13 +170,18 @@ pub(crate) fn amend(
         touched.extend(place.map(|place| (entry.id, place)));
         journal.entries.push(entry);
     }
-    // In the order asked for: those that give before those that take.
-    touched.sort_by_key(|(_, place)| *place);
-    if touched.is_empty() && !forgotten {
-        return Ok(out);
-    }
-    journal::store(dir, &journal)?;
-    observer.step(Step::Journaled);
+    Ok(touched)
+}
+
+/// Writes what is journaled, in order. What the kernel refuses is reported, and undoes nothing.
+fn write_touched(
+    journal: &Journal,
+    writes: &[Write],
+    touched: &[(usize, usize)],
+    machine: &Machine<'_>,
+    observer: &mut dyn Observer,
+    out: &mut Amended,
+) {
     let of = touched.len();
     for (index, (id, place)) in touched.iter().enumerate() {
         let Some(entry) = journal.entry(*id) else { continue };
@@ -154,7 +202,11 @@ pub(crate) fn amend(
         }
         observer.step(Step::Wrote { index: index + 1, of });
     }
-    // A value that could not be replaced stays ours until the next one has arrived.
+}
+
+/// Forgets values on the way. One that could not be replaced stays ours until the next one has
+/// arrived.
+fn forget_former(journal: &mut Journal, writes: &[Write], touched: &[(usize, usize)], machine: &Machine<'_>) {
     for entry in &mut journal.entries {
         let Some((_, place)) = touched.iter().find(|t| t.0 == entry.id) else { continue };
         let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
@@ -164,11 +216,6 @@ pub(crate) fn amend(
             entry.levels.clone_from(&writes[*place].levels);
         }
     }
-    // The journal on disk holds these values too, so everything can be put back from it.
-    if let Err(e) = journal::store(dir, &journal) {
-        out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
-    }
-    Ok(out)
 }
 
 /// Whether a write depends on no other and changes no other file: those of an elevator do, and a

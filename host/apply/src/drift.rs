@@ -3,21 +3,13 @@
 use crate::amend::Amended;
 use crate::capture::Line;
 use crate::error::ApplyError;
-use crate::journal::{self, Entry, Journal};
+use crate::journal::{self, Entry};
 use crate::machine::Machine;
 use crate::revert::{State, inspect};
 use crate::state_dir::StateDir;
 
-/// A journal that is whole, and of this run of the kernel.
-fn whole(dir: &StateDir, machine: &Machine<'_>) -> Result<Journal, ApplyError> {
-    let journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
-    if journal.reverting || journal.leftover || !journal.complete || journal.is_of_another_boot(machine)? {
-        return Err(ApplyError::NotWhole { path: journal::path(dir) });
-    }
-    Ok(journal)
-}
-
-/// The value that a setting has now, where that is neither ours nor gone.
+/// The value that a setting has now, where that is none that it has while it is in force, and it is
+/// not gone.
 fn drifted(entry: &Entry, machine: &Machine<'_>) -> Option<String> {
     let new = entry.new.as_ref()?;
     let found = match inspect(entry, true, machine) {
@@ -28,7 +20,7 @@ fn drifted(entry: &Entry, machine: &Machine<'_>) -> Option<String> {
         State::Ours(found) | State::Foreign(found) => found,
         State::Gone(_) | State::Unreadable(_) => return None,
     };
-    (!entry.target.form.is(&found, new)).then_some(found)
+    (!entry.target.form.is(&found, new) && !entry.is_level(&found)).then_some(found)
 }
 
 /// The journal need not change: it has the value from before us, and whichever value a cut leaves
@@ -38,7 +30,7 @@ pub(crate) fn restore(
     chosen: &dyn Fn(&str, &str) -> bool,
     machine: &Machine<'_>,
 ) -> Result<Amended, ApplyError> {
-    let journal = whole(dir, machine)?;
+    let journal = journal::load_whole(dir, machine)?;
     let mut out = Amended::default();
     for entry in journal.entries.iter().filter(|e| chosen(&e.knob, &e.target.to_string())) {
         let (Some(new), Some(found)) = (&entry.new, drifted(entry, machine)) else { continue };
@@ -67,7 +59,7 @@ pub(crate) fn release(
     chosen: &dyn Fn(&str, &str) -> bool,
     machine: &Machine<'_>,
 ) -> Result<Vec<String>, ApplyError> {
-    let mut journal = whole(dir, machine)?;
+    let mut journal = journal::load_whole(dir, machine)?;
     let left: Vec<(usize, String)> = journal
         .entries
         .iter()

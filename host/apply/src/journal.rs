@@ -227,6 +227,18 @@ fn unusable(bytes: &[u8], first: &[u8], expected: &str) -> Unusable {
     Unusable::Damaged("its checksum does not fit: a part of it was changed or lost".to_owned())
 }
 
+/// Reads a journal to which can be added: one that is whole, and of this run of the kernel.
+///
+/// # Errors
+/// [`ApplyError::NothingInForce`], [`ApplyError::NotWhole`], or when it cannot be read.
+pub(crate) fn load_whole(dir: &StateDir, machine: &Machine<'_>) -> Result<Journal, ApplyError> {
+    let journal = load(dir)?.ok_or(ApplyError::NothingInForce)?;
+    if journal.reverting || journal.leftover || !journal.complete || journal.is_of_another_boot(machine)? {
+        return Err(ApplyError::NotWhole { path: path(dir) });
+    }
+    Ok(journal)
+}
+
 /// Reads the journal; `None` when there is none.
 pub(crate) fn load(dir: &StateDir) -> Result<Option<Journal>, ApplyError> {
     let path = path(dir);

@@ -21,10 +21,20 @@ pub struct Status {
     pub complete: bool,
     /// Whether putting back was begun and cut off, or failed on the way.
     pub reverting: bool,
+    /// Whether it was put back but for these knobs, so that nothing is in force any more.
+    pub leftover: bool,
     /// Whether the machine was restarted since.
     pub rebooted: bool,
     /// The knobs in the order of the writes.
     pub knobs: Vec<KnobStatus>,
+}
+
+impl Status {
+    /// Whether all of it was applied, in this run of the kernel, and nothing of it put back since.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.complete && !self.reverting && !self.leftover && !self.rebooted
+    }
 }
 
 /// One knob.
@@ -106,6 +116,7 @@ pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, Apply
         version: journal.version,
         complete: journal.complete,
         reverting: journal.reverting,
+        leftover: journal.leftover,
         rebooted,
         knobs,
     }))

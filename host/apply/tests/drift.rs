@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
 use rtvirtio_apply::{
-    ApplyError, Form, HostFiles, Machine, NoGuests, OnConflict, Place, Session, Silent, Target, Write,
+    ApplyError, Form, HostFiles, Machine, NoGuests, OnConflict, Place, Session, Silent, Target, Write, status,
 };
 use rtvirtio_kernel::Root;
 use support::sim::SimKernel;
@@ -109,6 +109,33 @@ fn a_setting_that_is_left_is_forgotten_as_it_is() {
     assert_eq!(sim.session().restore(&of_budget, &sim.machine()).unwrap().written.len(), 0);
     assert_eq!(sim.budget(), "3000");
     assert!(sim.reverts(), "the group goes all the same");
+}
+
+/// A program moves it there while it is in force.
+#[test]
+fn a_level_is_no_change_of_another_program() {
+    let sim = Sim::in_force();
+    let levels = Write { levels: vec!["2000".to_owned()], ..budget("4000") };
+    sim.session().amend(&[levels], &sim.machine(), &mut Silent).unwrap();
+    sim.other_program("2000");
+    assert_eq!(sim.session().release(&of_budget, &sim.machine()).unwrap(), Vec::<String>::new());
+    let restored = sim.session().restore(&of_budget, &sim.machine()).unwrap();
+    assert!(restored.written.is_empty() && sim.budget() == "2000", "{restored:?}");
+    assert!(sim.reverts(), "it is still ours to put back");
+}
+
+#[test]
+fn what_a_revert_has_left_is_not_in_force() {
+    let sim = Sim::in_force();
+    let of = || status(&sim.dir.path().join("state"), &sim.machine()).unwrap().unwrap();
+    assert!(of().is_whole() && !of().leftover);
+    sim.other_program("3000");
+    let reverted = sim.session().revert(OnConflict::Report, &sim.machine(), &mut Silent).unwrap().unwrap();
+    assert!(!reverted.done, "{}", reverted.summary());
+    // Also where it has our value again.
+    sim.other_program("4000");
+    assert!(of().leftover && !of().is_whole(), "{:?}", of());
+    assert!(sim.reverts());
 }
 
 #[test]

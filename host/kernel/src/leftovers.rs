@@ -13,7 +13,7 @@ use rustix::fs::{XattrFlags, getxattr, setxattr};
 
 use crate::cgroup::pids_below;
 use crate::mounts::{Mount, mounts};
-use crate::{HostError, Root, task};
+use crate::{HostError, Root, process, task, unless_gone};
 
 /// Begins the names of our cgroups, directly below the root of a hierarchy.
 const PREFIX: &str = "rtvirtio-";
@@ -122,12 +122,25 @@ pub fn groups(root: &Root) -> Result<Vec<OurGroup>, HostError> {
                 Ok(pids) => pids,
                 // Removed meanwhile.
                 Err(e) if e.is_gone() => continue,
+                Err(e) if e.is_unsupported() => pids_of_threads(root, &dir)?,
                 Err(e) => return Err(e),
             };
             found.push(OurGroup { known_by: known_by(root, &dir, &name), dir, pids });
         }
     }
     Ok(found)
+}
+
+/// The processes of a threaded group's threads, ascending: they stand in the group above it, here
+/// the root.
+fn pids_of_threads(root: &Root, dir: &Path) -> Result<Vec<u32>, HostError> {
+    let mut found = BTreeSet::new();
+    for thread in unless_gone(root.read(dir.join("cgroup.threads")))?.unwrap_or_default().lines() {
+        if let Ok(thread) = thread.trim().parse() {
+            found.extend(unless_gone(process::of_thread(root, thread))?);
+        }
+    }
+    Ok(found.into_iter().collect())
 }
 
 /// Loop devices whose file lies below a directory.
@@ -207,6 +220,27 @@ mod tests {
         assert!(!one().is_left(&root).unwrap());
         fs::remove_file(root.at("/state/journal.json")).unwrap();
         assert!(one().is_left(&root).unwrap());
+    }
+
+    #[test]
+    fn a_threaded_group_is_found_too() {
+        let test = "a_threaded_group_is_found_too";
+        let root = Root::default();
+        let mount =
+            mounts(&root).unwrap().into_iter().find(|m| m.fs == "cgroup2" && m.root == Path::new("/"));
+        let Some(mount) = mount else { return rtvirtio_testkit::skip(test, "no cgroup v2 is mounted") };
+        if !rustix::process::geteuid().is_root() {
+            return rtvirtio_testkit::skip(test, "needs root");
+        }
+        // Named after this process: another test's look for leftovers leaves it alone.
+        let dir = mount.point.join(format!("{}threads", crate::ProcessId::prefix("bench")));
+        fs::create_dir(&dir).unwrap();
+        let threaded = fs::write(dir.join("cgroup.type"), "threaded");
+        let found = groups(&root);
+        fs::remove_dir(&dir).unwrap();
+        threaded.unwrap();
+        let one = found.unwrap().into_iter().find(|group| group.dir == dir).unwrap();
+        assert!(one.pids.is_empty() && matches!(one.known_by, KnownBy::Process(..)), "{one:?}");
     }
 
     #[test]

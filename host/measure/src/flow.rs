@@ -366,7 +366,8 @@ fn measurement(schedule: &Schedule, limit: Option<Nanos>, sent: &[u64], received
             continue;
         }
         m.sent_late.record(Nanos(sent.saturating_sub(due)), 1);
-        if *received == 0 {
+        // What came before it was sent is no answer: the guest has made it up.
+        if *received == 0 || received < sent {
             m.lost += 1;
             m.latencies.record(Nanos(end.saturating_sub(due)), 1);
             m.exceedances += u64::from(limit.is_some());

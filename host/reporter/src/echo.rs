@@ -67,10 +67,11 @@ impl Echo {
     /// # Errors
     /// The kernel's, when nothing can be received any more.
     pub fn serve(&self) -> io::Result<u64> {
-        let begin = Instant::now();
+        let (begin, own) = (Instant::now(), self.port()?);
         let (mut buffer, mut answers) = (vec![0; 65_536], 0);
         while self.length.is_none_or(|length| begin.elapsed() < length) {
             match self.socket.recv_from(&mut buffer) {
+                Ok((_, from)) if is_service(from.port(), own) => {}
                 Ok((len, from)) => {
                     // A sender that is gone, or a full queue: its datagram is lost, as any may be.
                     answers += u64::from(self.socket.send_to(&buffer[..len], from).is_ok());
@@ -90,9 +91,23 @@ impl Echo {
     }
 }
 
+/// Whether a port is that of a service, which may answer too: one datagram with a false sender
+/// would go to and fro between two of them for ever.
+fn is_service(port: u16, own: u16) -> bool {
+    /// The kernel gives programs that only ask none of these.
+    const LAST_SYSTEM_PORT: u16 = 1023;
+    port == own || port <= LAST_SYSTEM_PORT
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_echo_is_not_answered() {
+        assert!(is_service(7, 7007) && is_service(7007, 7007) && is_service(19, 7) && is_service(0, 7));
+        assert!(!is_service(40_000, 7) && !is_service(7008, 7007));
+    }
 
     #[test]
     fn datagrams_come_back_as_they_were() {

@@ -18,7 +18,7 @@ mod thread;
 pub use device::{Page, find_page};
 pub use error::UrgencyError;
 pub use memory::FileMemory;
-pub use served::{Delays, Monitor, Raises, ServedVm, VcpuStatus, VmStatus};
+pub use served::{Delays, Event, History, Moment, Monitor, Raises, ServedVm, VcpuStatus, VmStatus};
 pub use server::{DOORBELL, Server, memory_file};
 pub use serving::{Ended, LOOK, LOOK_BOOSTED, serve};
 

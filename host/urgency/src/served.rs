@@ -1,38 +1,35 @@
 //! One VM whose page is followed.
 
+mod history;
+mod place;
 mod raises;
 mod share;
 mod status;
 
-use std::fs::OpenOptions;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 
 use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
 use rtvirtio_urgency::{
-    Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
+    Change, Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
 };
 use rtvirtio_vmm::Qmp;
 use rtvirtio_vmm::threads::Named;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use serde_json::json;
 
 use crate::thread::VcpuThread;
 use crate::{DOORBELL, FileMemory, Page, UrgencyError};
 
 use raises::Trace;
 
+pub use history::{Event, History, Moment};
 pub use raises::{Delays, Raises};
 pub use status::{VcpuStatus, VmStatus};
 
 /// Makes a connection to a VM's monitor, for a moment.
 pub type Monitor = Box<dyn FnMut() -> Result<Qmp, UrgencyError> + Send>;
-
-/// Before a page that the guest has named wrongly is asked for again.
-const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
 
 /// One vCPU with its thread.
 struct ServedVcpu {
@@ -48,6 +45,13 @@ struct ServedVcpu {
     /// Another program has set its policy.
     foreign: bool,
     trace: Trace,
+}
+
+impl ServedVcpu {
+    /// How its thread is to be moved.
+    fn change(&self) -> Option<Change> {
+        Change::between(self.thread.level(), self.machine.level())
+    }
 }
 
 /// One VM whose page is followed.
@@ -82,6 +86,8 @@ pub struct ServedVm {
     unreadable: u64,
     refused: Option<String>,
     had_vcpus: bool,
+    /// Kept for measurements only.
+    history: Option<History>,
     /// Whether the guest reports; else the host goes by what it sees of the threads.
     reports: bool,
     /// Whether the guest has rung since the last look.
@@ -136,6 +142,7 @@ impl ServedVm {
             unreadable: 0,
             refused: None,
             had_vcpus: false,
+            history: None,
             reports: true,
             is_called: false,
         })
@@ -183,6 +190,18 @@ impl ServedVm {
     pub fn with_completions(mut self, eventfd: OwnedFd) -> Self {
         self.completions = Some((eventfd, Doorbell::default()));
         self
+    }
+
+    /// Also records so many moments of its vCPUs.
+    #[must_use]
+    pub fn with_history(mut self, moments: usize) -> Self {
+        self.history = Some(History::with_room(moments));
+        self
+    }
+
+    /// What was recorded; `None` without [`ServedVm::with_history`], and from the second call on.
+    pub fn take_history(&mut self) -> Option<History> {
+        self.history.take()
     }
 
     /// What its notices and completions arrive at, unless there are too many at the moment.
@@ -241,6 +260,9 @@ impl ServedVm {
             }
             let config = Config { contract: thread.contract().priority, ..self.config };
             let machine = Vcpu::new(config, now);
+            if let Some(history) = &mut self.history {
+                history.push(now, vcpu, Event::Level(thread.level(), machine.reason()));
+            }
             self.vcpus.push(ServedVcpu {
                 vcpu,
                 thread,
@@ -260,17 +282,19 @@ impl ServedVm {
     /// itself.
     ///
     /// # Errors
-    /// When the page or the journal cannot be read. A thread that has ended is no error.
+    /// When the journal cannot be read. A thread that has ended is no error.
     pub fn look(&mut self, levels: &Levels, now: Nanos) -> Result<Option<Nanos>, UrgencyError> {
-        let alive = self.find_blocks(now)?;
+        let alive = self.find_blocks(now);
         let mut next = None;
         for at in (0..self.vcpus.len()).rev() {
             let Some(used) = self.vcpus[at].thread.used_since() else {
                 self.vcpus.remove(at);
                 continue;
             };
-            self.share.used(used, self.vcpus[at].machine.is_boosted());
-            let wake = self.look_at(at, alive, used.ran, now)?;
+            let v = &self.vcpus[at];
+            let boosted = v.machine.is_boosted_at(v.thread.level());
+            self.share.used(used, boosted);
+            let wake = self.look_at(at, alive, (used.ran, boosted), now);
             next = [next, wake].into_iter().flatten().min();
         }
         self.move_changed(levels)?;
@@ -285,21 +309,17 @@ impl ServedVm {
     /// As [`ServedVm::look`].
     pub(crate) fn raise_due(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
         for v in &mut self.vcpus {
-            let is_due = v.machine.timer_due().is_some_and(|due| due <= now);
-            if !is_due || v.machine.reason() != Reason::Floor {
-                continue;
+            // One that has ended is found at the look.
+            if let Some(used) = v.machine.raise_due(now, || v.thread.used_since()) {
+                self.share.used(used, false);
             }
-            // What it used at its floor is not charged. One that has ended is found at the look.
-            let Some(used) = v.thread.used_since() else { continue };
-            self.share.used(used, false);
-            v.machine.look(Look { ran: used.ran, ..Look::default() }, now);
         }
         self.move_changed(levels)
     }
 
     /// Moves the threads whose level has changed.
     fn move_changed(&mut self, levels: &Levels) -> Result<(), UrgencyError> {
-        let moves = |v: &ServedVcpu| !v.foreign && v.machine.level() != v.thread.level();
+        let moves = |v: &ServedVcpu| !v.foreign && v.change().is_some();
         if self.vcpus.iter().any(moves) {
             if let Hold::Free(guard) = levels.hold()? {
                 self.move_threads(&guard);
@@ -338,78 +358,15 @@ impl ServedVm {
         Ok(())
     }
 
-    /// Finds where the guest reports. Whether it has shown a sign of life.
-    fn find_blocks(&mut self, now: Nanos) -> Result<bool, UrgencyError> {
-        let (mode, beat) = self.host.mode().map_err(UrgencyError::io("read", "the urgency page"))?;
-        let beats = self.beat.replace(beat).is_some_and(|old| old != beat);
-        if mode != self.mode {
-            (self.mode, self.blocks, self.refused) = (mode, None, None);
-            for v in &mut self.vcpus {
-                (v.sequence, v.report) = (None, None);
-                // What stands there may be of a host process that was killed.
-                let _ = self.shown.show(v.vcpu, v.thread.level());
-                // A guest that changes its mind all the time is not one that reports nothing.
-                if mode == Mode::Off {
-                    v.machine.end(now);
-                }
-            }
-        }
-        match mode {
-            _ if self.blocks.is_some() => {}
-            Mode::Off => self.wrong = false,
-            Mode::Region => {
-                self.wrong = false;
-                self.blocks = Some(Blocks::new(self.host.memory().clone(), BLOCK, self.host.vcpus()));
-            }
-            // QEMU's monitor is slow: a guest that names one address after the other must not keep
-            // the other VMs waiting.
-            Mode::GuestMemory { .. } if now < self.ask_again => {}
-            Mode::GuestMemory { address } => {
-                self.ask_again = Nanos(now.0.saturating_add(ASK_AGAIN.0));
-                match self.guest_memory(address) {
-                    Ok(memory) => {
-                        self.blocks = Some(Blocks::new(memory, 0, LEAST_SIZE / BLOCK));
-                        self.wrong = false;
-                    }
-                    Err(e) => {
-                        // A monitor that does not answer is not the guest's fault.
-                        self.wrong = matches!(e, UrgencyError::Address { .. });
-                        self.refused = Some(e.to_string());
-                    }
-                }
-            }
-        }
-        Ok(beats && (self.blocks.is_some() || self.wrong))
-    }
-
-    /// A page of the guest's memory. QEMU translates the address, and refuses one where the guest
-    /// has no memory of its own; one page is in one piece in QEMU's memory too.
-    fn guest_memory(&mut self, address: u64) -> Result<FileMemory, UrgencyError> {
-        let wrong = |why: &str| UrgencyError::Address { vm: self.name.clone(), address, why: why.to_owned() };
-        if address % LEAST_SIZE as u64 != 0 {
-            return Err(wrong("it is no page's start"));
-        }
-        let mut qmp = (self.monitor)()?;
-        let arguments = json!({ "command-line": format!("gpa2hva {address:#x}") });
-        let answer = qmp.execute("human-monitor-command", Some(arguments))?;
-        drop(qmp);
-        let answer = answer.as_str().unwrap_or_default().trim();
-        // `Host virtual address for 0x1000 (pc.ram) is 0x7f0000001000`
-        let place = answer.rsplit_once(" is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
-        let place = place.ok_or_else(|| wrong(answer))?;
-        let path = PathBuf::from(format!("/proc/{}/mem", self.pid));
-        let file = OpenOptions::new().read(true).write(true).open(&path);
-        Ok(FileMemory::new(file.map_err(UrgencyError::io("open", path))?, place))
-    }
-
     fn look_at(
         &mut self,
         at: usize,
         alive: bool,
-        ran: Nanos,
+        (ran, boosted): (Nanos, bool),
         now: Nanos,
-    ) -> Result<Option<Nanos>, UrgencyError> {
+    ) -> Option<Nanos> {
         let v = &mut self.vcpus[at];
+        let charged = if boosted { ran } else { Nanos(0) };
         v.machine.set_lead(self.lead.get());
         if !self.reports {
             // One that has not run is as it was. One that ended is found at the next look.
@@ -417,11 +374,11 @@ impl ServedVm {
             let report = seen.map(|seen| v.unreported.report(seen, self.config.hold)).or(v.report);
             let is_new = report != v.report;
             v.report = report;
-            return Ok(v.machine.look(Look { report, is_new, alive: true, ran }, now).next);
+            return v.machine.look(Look { report, is_new, alive: true, ran: charged }, now).next;
         }
         // Of one that names no memory of its own nothing is urgent.
         let nothing = self.wrong.then(Report::default);
-        let mut look = Look { report: nothing, is_new: false, alive, ran };
+        let mut look = Look { report: nothing, is_new: false, alive, ran: charged };
         if let Some(blocks) = &self.blocks {
             // A VM that has just ended takes its memory with it: its threads show that.
             match blocks.read(v.vcpu).ok().flatten() {
@@ -430,7 +387,11 @@ impl ServedVm {
                     if look.is_new || v.report.is_none() {
                         if look.is_new {
                             // After it was read: a time before would make the guest's clock early.
-                            self.clock.observe(crate::thread::now(), Nanos(raw.written));
+                            let read = crate::thread::now();
+                            self.clock.observe(read, Nanos(raw.written));
+                            if let Some(history) = &mut self.history {
+                                history.push(read, v.vcpu, Event::Report(Nanos(raw.written)));
+                            }
                             v.trace.report(&raw, |guest| self.clock.to_host(guest));
                         }
                         let (report, nonsense) = raw.checked(|guest| self.clock.to_host(guest));
@@ -443,20 +404,20 @@ impl ServedVm {
                 None => self.unreadable += 1,
             }
         }
-        Ok(v.machine.look(look, now).next)
+        v.machine.look(look, now).next
     }
 
-    /// Promotions first: a vCPU that is lowered may be the one that keeps them from running.
     fn move_threads(&mut self, guard: &Guard<'_>) {
-        for up in [true, false] {
-            for v in self.vcpus.iter_mut().filter(|v| !v.foreign) {
-                let (old, new) = (v.thread.level(), v.machine.level());
-                if old == new || (new.priority > old.priority) != up {
-                    continue;
-                }
+        for change in Change::IN_ORDER {
+            for v in self.vcpus.iter_mut().filter(|v| !v.foreign && v.change() == Some(change)) {
+                let new = v.machine.level();
                 match v.thread.set(new, guard) {
                     Ok(true) => {
-                        if !up {
+                        if let Some(history) = &mut self.history {
+                            let event = Event::Level(new, v.machine.reason());
+                            history.push(crate::thread::now(), v.vcpu, event);
+                        }
+                        if change == Change::Lower {
                             v.trace.lowered();
                         } else if self.reports {
                             let (reason, at) = (v.machine.reason(), crate::thread::now());
@@ -490,3 +451,6 @@ fn take(bell: &mut Option<(OwnedFd, Doorbell)>, now: Nanos) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,8 +34,8 @@ pub enum Ended {
 /// The calling thread should have a higher priority than all vCPUs.
 ///
 /// # Errors
-/// When the journal or a page cannot be read; all vCPUs are at their contract's level then, where
-/// that is still ours to set.
+/// When the journal cannot be read, or a VM's monitor not be asked; all vCPUs are at their
+/// contract's level then, where that is still ours to set.
 pub fn serve(
     vms: &mut [ServedVm],
     levels: &mut Levels,

@@ -17,6 +17,7 @@ use crate::{AgentAddress, LibvirtAgent, VmmError};
 mod child;
 mod contract;
 mod domain;
+mod events;
 mod guest_disk;
 mod link;
 mod status;
@@ -25,6 +26,7 @@ mod tests;
 
 pub use contract::{CONTRACT_NAMESPACE, DomainContract, DomainsMetadata, metadata, set_contract};
 pub use domain::{AgentState, Disk, DomainXml, GuestAddress};
+pub use events::{DomainEvents, HeardOfDomains};
 pub(crate) use guest_disk::GuestDisk;
 pub use guest_disk::guest_device;
 pub(crate) use link::DomainLink;

@@ -1,14 +1,14 @@
 //! A UNIX stream with deadlines and a size limit, which both clients speak lines over.
 
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::VmmError;
 
@@ -147,6 +147,18 @@ impl Wire {
         }
     }
 
+    /// What has arrived, without waiting; `None` when nothing has. Not for use between calls of
+    /// [`Wire::line`], which keeps what it has read ahead.
+    pub(crate) fn arrived(&mut self, operation: &str) -> Result<Option<Vec<u8>>, VmmError> {
+        let mut chunk = [0_u8; CHUNK];
+        match rustix::net::recv(&self.stream, &mut chunk[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => Err(self.closed(operation)),
+            Ok((n, _)) => Ok(Some(chunk[..n].to_vec())),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(e) => Err(self.io(e.into(), operation)),
+        }
+    }
+
     /// Throws away everything up to and including the next `mark`. Keeps nothing, so it needs no
     /// size limit.
     pub(crate) fn skip_past(
@@ -207,5 +219,11 @@ impl Wire {
 
     pub(crate) fn protocol(&self, operation: &str, detail: impl Into<String>) -> VmmError {
         VmmError::Protocol { peer: self.peer.clone(), operation: operation.into(), detail: detail.into() }
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }

@@ -38,6 +38,7 @@ pub mod stats;
 pub mod sweep;
 pub mod tails;
 pub mod test_bed;
+pub mod watched;
 
 /// Run directory of experiments, below the program's.
 pub const BENCH_DIR: &str = "bench";

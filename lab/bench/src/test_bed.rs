@@ -318,7 +318,7 @@ impl Drop for TestBed<'_> {
 }
 
 /// A device that is made, as the lines of a spec.
-fn device_text(device: &str) -> anyhow::Result<String> {
+pub(crate) fn device_text(device: &str) -> anyhow::Result<String> {
     Ok(match device.strip_prefix(FILE) {
         Some(path) => {
             let path = std::path::absolute(path)?;

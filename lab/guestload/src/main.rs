@@ -1,6 +1,7 @@
 //! `rtvirtio-guestload`: what the experiments run inside a guest. The results go to standard
 //! output, errors to standard error.
 
+mod chain;
 mod lies;
 mod sampled;
 mod video;
@@ -18,7 +19,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
-const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS | video FILE OFFSET SPAN SECONDS | sv PORT DISK";
+const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS | video FILE OFFSET SPAN SECONDS | sv PORT DISK | chain DISK CYCLES PERIOD_US";
 /// Additions of one piece of work: some hundred microseconds of an emulated processor.
 const PIECE: u64 = 50_000;
 /// Before a promotion that does not come is given up.
@@ -39,6 +40,10 @@ fn main() -> ExitCode {
             .and_then(|offset| Ok((offset, number(span)?, number(seconds)?)))
             .map_err(Into::into)
             .and_then(|(offset, span, seconds)| video::video(file, offset, span, seconds)),
+        ["chain", disk, cycles, period] => number(cycles)
+            .and_then(|cycles| Ok((cycles, number(period)?)))
+            .map_err(Into::into)
+            .and_then(|(cycles, period)| chain::chain(disk, cycles, period)),
         ["sv", port, disk] => port.parse().map_err(Into::into).and_then(|port| sampled::serve(port, disk)),
         _ => Err(USAGE.into()),
     };

@@ -21,7 +21,22 @@ const SPAN: u64 = 32 << 20;
 
 /// A buffer that direct I/O takes.
 #[repr(align(4096))]
-struct Block([u8; BLOCK]);
+pub struct Block([u8; BLOCK]);
+
+impl Block {
+    /// Its size.
+    pub const BYTES: usize = BLOCK;
+
+    /// One of zeroes.
+    pub fn boxed() -> Box<Self> {
+        Box::new(Self([0; BLOCK]))
+    }
+
+    /// All of it.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
 
 /// Serves until it is killed.
 pub fn serve(port: u16, path: &str) -> Done {
@@ -32,7 +47,7 @@ pub fn serve(port: u16, path: &str) -> Done {
     let writer = || {
         let (socket, disk, next) = (Arc::clone(&socket), Arc::clone(&disk), Arc::clone(&next));
         std::thread::spawn(move || -> std::io::Result<()> {
-            let mut block = Box::new(Block([0; BLOCK]));
+            let mut block = Block::boxed();
             let mut lengths = Vec::with_capacity(BLOCK / SLOT);
             loop {
                 lengths.clear();

@@ -37,7 +37,11 @@ fn remove_group(root: &Root, dir: &Path) -> Result<(), LabError> {
         }
     }
     let pids = || -> Result<Vec<u32>, LabError> {
-        let text = root.read(dir.join("cgroup.procs"))?;
+        let text = match root.read(dir.join("cgroup.procs")) {
+            // A threaded group's processes are those of another, which are not ours to end.
+            Err(e) if e.is_unsupported() => String::new(),
+            text => text?,
+        };
         Ok(text.lines().filter_map(|pid| pid.trim().parse().ok()).collect())
     };
     for pid in pids()? {

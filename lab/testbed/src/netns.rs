@@ -106,6 +106,14 @@ impl RawSocket {
         Self::with_protocol(interface, libc::ETH_P_ALL as u16)
     }
 
+    /// The same for frames of one EtherType: others are not queued for it.
+    ///
+    /// # Errors
+    /// As [`RawSocket::open`].
+    pub fn of_type(interface: &str, ethertype: u16) -> io::Result<Self> {
+        Self::with_protocol(interface, ethertype)
+    }
+
     /// The same for sending only: nothing is queued for it.
     ///
     /// # Errors

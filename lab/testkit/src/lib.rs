@@ -4,6 +4,7 @@
 
 mod help;
 mod libvirt;
+mod loop_device;
 mod machine;
 mod name;
 mod need;
@@ -13,6 +14,7 @@ mod sweep;
 
 pub use help::{help, missing_files};
 pub use libvirt::Libvirt;
+pub use loop_device::LoopDevice;
 pub use machine::Machine;
 pub use name::{disk_dir, tempdir, tempdir_in, unique};
 pub use need::{Need, has, skip};

@@ -22,6 +22,9 @@ const DIRS: [(&str, &str); 5] = [
 const QEMU_CONF: &str = "namespaces = []\nsecurity_driver = \"none\"\nuser = \"root\"\ngroup = \"root\"\n\
                          dynamic_ownership = 0\nstdio_handler = \"file\"\n";
 
+/// A function of a shell, which the clusters of the lab use too.
+const LIBVIRT_USER: &str = include_str!("../../testbed/src/cluster/libvirt_user.sh");
+
 /// `libvirtd` in the foreground, in mount and network namespaces of its own, with the host's
 /// processes and cgroups. When it is dropped, its domains end, and it and its cgroups go.
 ///
@@ -75,15 +78,8 @@ impl Libvirt {
         for (host, name) in DIRS {
             script += &format!("mount --bind '{}' {host}\n", self.dir.join(name).display());
         }
-        // libvirt wants this user by name, whatever its configuration says, and its package without
-        // the service does not make it.
-        for file in ["passwd", "group"] {
-            let own = self.dir.join(file).display().to_string();
-            script += &format!(
-                "if ! grep -q '^libvirt-qemu:' /etc/{file}; then cp /etc/{file} '{own}'; \
-                 echo 'libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin' >>'{own}'; mount --bind '{own}' /etc/{file}; fi\n"
-            );
-        }
+        script += LIBVIRT_USER;
+        script += &format!("libvirt_user '{}'\n", self.dir.display());
         script += "exec libvirtd";
         let log = fs::File::create(self.dir.join("libvirtd.log")).expect("a log");
         let child = Command::new("unshare")

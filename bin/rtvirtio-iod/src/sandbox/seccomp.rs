@@ -50,9 +50,10 @@ const COMMON: &[c_long] = &[
 
 const ENGINE: &[c_long] = &[libc::SYS_io_uring_enter];
 
-/// Frames are read and written by calls that every role has. The requests of `ioctl` and the option
-/// of `setsockopt` are limited in [`filters`].
-const NETWORK: &[c_long] = &[libc::SYS_io_uring_enter];
+/// Frames are read and written by calls that every role has, but for those of a packet socket,
+/// which come with their VLAN. The requests of `ioctl` and the option of `setsockopt` are limited
+/// in [`filters`].
+const NETWORK: &[c_long] = &[libc::SYS_io_uring_enter, libc::SYS_recvmsg];
 
 /// Messages with descriptors, and the checks of these descriptors.
 const VHOST_USER: &[c_long] = &[

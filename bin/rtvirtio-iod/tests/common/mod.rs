@@ -189,7 +189,8 @@ impl Neighbour {
         let thread = std::thread::spawn(move || {
             let mut client = Client::connect(&socket, Options::default()).unwrap();
             let mut took = Vec::new();
-            while !stopped.load(Ordering::Relaxed) {
+            // One pair at least, however soon it is to end.
+            while took.is_empty() || !stopped.load(Ordering::Relaxed) {
                 let n = took.len() as u64;
                 let data: Vec<u8> = (0..4_096u64).map(|i| (i ^ n) as u8).collect();
                 let sector = n % 100 * 8;
@@ -277,27 +278,4 @@ pub const fn write(sector: u64, len: u32) -> BlkRequest {
 /// A client with requests of up to 64 KiB.
 pub fn connect(socket: &Path) -> Client {
     Client::connect(socket, Options { size: 256, buffer: 65_536, ..Options::default() }).unwrap()
-}
-
-/// A loop device, detached when dropped.
-pub struct LoopDevice(pub PathBuf);
-
-impl LoopDevice {
-    /// `None` where loop devices cannot be made.
-    pub fn attach(file: &Path) -> Option<Self> {
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
-        out.status.success().then(|| Self(String::from_utf8_lossy(&out.stdout).trim().into()))
-    }
-
-    /// Sets the device to the current size of its file.
-    pub fn update_size(&self) {
-        let done = Command::new("losetup").arg("--set-capacity").arg(&self.0).status().unwrap();
-        assert!(done.success());
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
 }

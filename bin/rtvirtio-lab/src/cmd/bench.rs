@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Context;
 use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
 use rtvirtio_bench::fleet_cluster::Parts;
+use rtvirtio_bench::regulation::planned;
 use rtvirtio_bench::report::{ExperimentReport, read, save};
 use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
@@ -25,7 +26,7 @@ use crate::args::{
     BenchCyclictestArgs, BenchDaemonArgs, BenchDaemonDayArgs, BenchFleetArgs, BenchFleetClusterArgs,
     BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
     BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResponsivenessArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchResponsivenessArgs, BenchResult, BenchSweepArgs, BenchTailsArgs, PartName,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -49,7 +50,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
         BenchCommand::Paravirt(args) => run_paravirt(args, global, ui),
         BenchCommand::Reservation(args) => run_reservation(args, global, ui),
-        BenchCommand::Regulation(args) => run_regulation(args, ui),
+        BenchCommand::Regulation(args) => run_regulation(args, global, ui),
         BenchCommand::Fleet(args) => run_fleet(args, ui),
         BenchCommand::FleetCluster(args) => run_fleet_cluster(args, global, ui),
         BenchCommand::Host(args) => run_host(args, global, ui),
@@ -361,7 +362,16 @@ fn save_figures(dir: &Path, figures: Vec<(String, String)>, ui: &Ui) -> anyhow::
     Ok(())
 }
 
-fn run_regulation(args: &BenchRegulationArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+fn run_regulation(args: &BenchRegulationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    if args.only == Some(PartName::Plan) {
+        let path = args.result.out.join(planned::FILE);
+        if !args.result.report_only {
+            check_result(&args.result)?;
+            need_root("bench regulation")?;
+            save(&path, &planned::measure(&args.planned(), &lab_host(global), ui)?, ui)?;
+        }
+        return print_result(planned::report, &path, "rtvirtio: planned limits", &args.result, ui);
+    }
     let path = args.result.out.join(regulation::FILE);
     if !args.result.report_only {
         check_result(&args.result)?;

@@ -1,11 +1,12 @@
 //! `rtvirtio-lab demo`: the whole loop in a lab.
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rtvirtio_bench::watched::Watched;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
@@ -27,6 +28,8 @@ use crate::args::DemoArgs;
 
 /// The paper's Fig. 7 case.
 const DEFAULT_SPEC: &str = include_str!("../../../../examples/fig7.toml");
+/// Where the service serves its live page, as in its guide.
+const LISTEN: &str = "127.0.0.1:9465";
 /// Time for the device's profile: shorter than `rtvirtio profile`'s, the demo has ten minutes.
 const PROFILE_TIME: Duration = Duration::from_secs(24);
 
@@ -64,7 +67,7 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     // Again, because only here an error can be reported; after the guard there is nothing to
     // remove.
     let cleared = stage.clear();
-    let code = match outcome {
+    let (code, page) = match outcome {
         Ok(demo) => demo.write(&args.out, ui)?,
         Err(e) => {
             cleared?;
@@ -73,7 +76,37 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     };
     cleared?;
     ui.step(&format!("everything is reverted; {:.0} s in all", start.elapsed().as_secs_f64()));
+    for line in last_lines(page.as_deref()) {
+        ui.step(&line);
+    }
     Ok(code)
+}
+
+/// Where the page is: the demo's, and the live one.
+fn last_lines(page: Option<&Path>) -> Vec<String> {
+    let beside = std::env::current_exe().ok().map(|program| program.with_file_name("rtvirtiod"));
+    let service = beside.filter(|path| path.exists()).unwrap_or_else(|| "rtvirtiod".into());
+    let copy =
+        page.map(|page| format!("the service's page, as it saw the run under the plan: {}", address(page)));
+    let live = format!(
+        "live, with VMs of your own: sudo {} --listen {LISTEN}, then http://{LISTEN}/",
+        service.display()
+    );
+    [Some(live), copy].into_iter().flatten().collect()
+}
+
+/// A file's address for a browser (RFC 8089).
+fn address(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut out = "file://".to_owned();
+    for &byte in path.as_os_str().as_encoded_bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out += &format!("%{byte:02X}");
+        }
+    }
+    out
 }
 
 /// Result of the demo.
@@ -82,6 +115,8 @@ struct DemoResult {
     plan: Plan,
     profile: Profile,
     notes: Vec<String>,
+    /// The service's page with the run under the plan, as one file.
+    page: Option<String>,
 }
 
 struct ClearOnDrop<'a>(&'a Stage<'a>);
@@ -141,7 +176,11 @@ impl Stage<'_> {
         print(&text::plan(&plan, &old_values(spec, &config, &plan), &style()), ui);
         let applied = apply_plan(&plan, &site, dirs, ui)?;
         ui.step(&format!("applied {applied} settings, journaled and read back"));
+        // It sets nothing, and its page is not what the demo is about.
+        let watched = Watched::start(dirs);
         let planned = measure(&site, &plan.scheme, length, &latencies(&plan.tasks), dirs, ui)?;
+        let page = watched.and_then(|watched| watched.page());
+        let page = page.inspect_err(|e| ui.warn(&format!("no page of the service: {e:#}"))).ok();
         print(&text::compare(&default, &planned, &style()), ui);
         let reverted = revert_all(dirs)?;
         ui.step(&format!("reverted {reverted} settings"));
@@ -149,7 +188,7 @@ impl Stage<'_> {
         let file =
             ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![default, planned] };
         let notes = self.notes(spec, &profile, &config, &file)?;
-        Ok(DemoResult { file, plan, profile, notes })
+        Ok(DemoResult { file, plan, profile, notes, page })
     }
 
     fn notes(
@@ -186,7 +225,8 @@ impl Stage<'_> {
 }
 
 impl DemoResult {
-    fn write(&self, dir: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
+    /// Writes it; the exit code, and where the service's page is.
+    fn write(&self, dir: &Path, ui: &Ui) -> anyhow::Result<(ExitCode, Option<PathBuf>)> {
         let report = ReportInput {
             title: "rtvirtio-lab demo",
             result: &self.file,
@@ -195,8 +235,12 @@ impl DemoResult {
             notes: &self.notes,
             generated: &generated(),
         };
-        let (page, data) = (dir.join("report.html"), dir.join("result.json"));
-        write_file(&page, html(&report).as_bytes())?;
+        let (report_file, data) = (dir.join("report.html"), dir.join("result.json"));
+        write_file(&report_file, html(&report).as_bytes())?;
+        let page = self.page.as_ref().map(|page| (dir.join("page.html"), page));
+        if let Some((file, page)) = &page {
+            write_file(file, page.as_bytes())?;
+        }
         let json = serde_json::to_vec_pretty(&self.file)?;
         write_file(&data, &json)?;
         if ui.json {
@@ -208,8 +252,8 @@ impl DemoResult {
         if let [before, after] = self.file.runs.as_slice() {
             print(&text::before_after(before, after, &style()), ui);
         }
-        ui.step(&format!("wrote {} and {}", page.display(), data.display()));
-        Ok(last_code(&self.file.runs))
+        ui.step(&format!("wrote {} and {}", report_file.display(), data.display()));
+        Ok((last_code(&self.file.runs), page.map(|(file, _)| file)))
     }
 }
 
@@ -233,5 +277,26 @@ fn print(text: &str, ui: &Ui) {
         let _ = writeln!(std::io::stderr(), "{text}");
     } else {
         let _ = writeln!(std::io::stdout(), "{text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_ends_with_the_address_of_the_page() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let page = dir.path().join("a page ü.html");
+        std::fs::write(&page, "").unwrap();
+        let lines = last_lines(Some(&page));
+        assert!(
+            lines[0].contains("rtvirtiod --listen 127.0.0.1:9465, then http://127.0.0.1:9465/"),
+            "{lines:?}"
+        );
+        let real = dir.path().canonicalize().unwrap();
+        let expected = format!("file://{}/a%20page%20%C3%BC.html", real.display());
+        assert!(lines.last().unwrap().ends_with(&expected), "{lines:?}");
+        assert_eq!(last_lines(None).len(), 1);
     }
 }

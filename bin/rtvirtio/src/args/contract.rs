@@ -7,15 +7,10 @@ use clap::{Args, Subcommand, ValueEnum};
 /// `contract`.
 #[derive(Args, Debug)]
 pub struct ContractArgs {
-    /// The directory with the contracts, one spec in each `*.toml`
-    #[arg(
-        long,
-        global = true,
-        value_name = "DIR",
-        env = "RTVIRTIO_CONTRACTS_DIR",
-        default_value = "/etc/rtvirtio/contracts.d"
-    )]
-    pub contracts: PathBuf,
+    /// The directory with the contracts, one spec in each `*.toml`; without it the one that the
+    /// service reads, else /etc/rtvirtio/contracts.d
+    #[arg(long, global = true, value_name = "DIR", env = "RTVIRTIO_CONTRACTS_DIR")]
+    pub contracts: Option<PathBuf>,
     /// What is done.
     #[command(subcommand)]
     pub command: ContractCommand,
@@ -43,7 +38,8 @@ EXAMPLES
 EXAMPLES
   sudo rtvirtio contract show
   sudo rtvirtio contract show plc --json | jq '.[].state'")]
-    /// Show contracts, and how they stand
+    /// Show contracts, and how they stand: as the service says, or where none runs as this command
+    /// finds it
     Show {
         /// One VM; all without it
         vm: Option<String>,

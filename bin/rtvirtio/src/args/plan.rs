@@ -37,7 +37,7 @@ pub struct PlanArgs {
     /// Spec, profile and model.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Save the plan
+    /// Save the plan; with --traffic the spec with the chosen limits
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Plan the I/O domain instead of the kernel's settings: reservations with bounds. The saved
@@ -50,7 +50,7 @@ pub struct PlanArgs {
     pub tc: Option<String>,
     /// Choose `traffic` limits for the VMs without a target instead: the largest with which every
     /// target holds in the worst case
-    #[arg(long, conflicts_with_all = ["margin", "domain", "tc", "out"])]
+    #[arg(long, conflicts_with_all = ["margin", "domain", "tc"])]
     pub traffic: bool,
     /// A measured curve of victim and neighbour instead of the profile, for --traffic
     #[arg(long, value_name = "FILE", requires = "traffic", conflicts_with = "profile")]

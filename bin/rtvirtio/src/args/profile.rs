@@ -65,7 +65,7 @@ EXAMPLES
   sudo rtvirtio profile cpu web --spec plant.toml --url http://10.0.0.7/page
                                           throughput at 10, 20 ... 90 % of its period, three times, about 3 min
   sudo rtvirtio profile cpu web --spec plant.toml --url http://10.0.0.7/page --neighbour batch --neighbour-url http://10.0.0.8/
-                                          also beside a neighbour that has 10, 20, 30, 40 %: what its traffic takes
+                                          also next to a neighbour that has 10, 20, 30, 40 %: what its traffic takes
   sudo rtvirtio profile cpu db --load 'pgbench -h 10.0.0.9 -T {seconds} | sed -n \"s/^tps = \\([0-9.]*\\).*/\\1/p\"'
                                           a VM of the lab that is up, and a client of its own
   sudo rtvirtio profile cpu 4711 --period 5ms --url http://10.0.0.7/ -o web.json
@@ -139,7 +139,7 @@ pub struct ProfileCpuArgs {
     /// Connections at a time to a web server
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub connections: usize,
-    /// Also measure beside this VM under load
+    /// Also measure next to this VM under load
     #[arg(long, value_name = "VM")]
     pub neighbour: Option<String>,
     /// The neighbour's load, as --url

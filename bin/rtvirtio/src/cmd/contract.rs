@@ -1,11 +1,14 @@
 //! `rtvirtio contract`.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_daemon::api::Client;
+use rtvirtio_daemon::linux::{Places, look_once};
 use rtvirtio_daemon::observe::WaitsObservation;
-use rtvirtio_daemon::{PlanSnapshot, Snapshot, VmSnapshot, contract_files, socket};
+use rtvirtio_daemon::{CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, contract_files};
 use rtvirtio_vmm::libvirt::{Virsh, set_contract};
 use rtvirtio_workflow::Progress as _;
 use serde_json::{Value, json};
@@ -14,32 +17,55 @@ use super::service::{self, vm_lines};
 use super::waits;
 use crate::args::{ContractArgs, ContractCommand, PlanAnswer};
 
+/// How long `set` and `remove` wait for what the service makes of it.
+const TAKEN_UP: Duration = Duration::from_secs(2);
+/// What is said where no service is there to keep what was written.
+const NOT_KEPT: &str =
+    "rtvirtiod does not run: the contract is kept once it does (`systemctl start rtvirtiod`)";
+
 /// `rtvirtio contract`.
 pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let dir = &args.contracts;
-    let running = Client::find(&global.run_dir).is_some();
-    let hint = || {
-        if !running {
-            ui.step(
-                "rtvirtiod does not run: the contract is kept once it does (`systemctl start rtvirtiod`)",
-            );
-        }
-    };
     match &args.command {
         ContractCommand::Set { vm, spec, libvirt: true } => {
             need_root("contract set")?;
+            let service = Client::status_of(&global.run_dir);
             let domain = contract_files::set_in_metadata(|uri| Box::new(Virsh::new(uri)), vm, spec)?;
-            hint();
-            ui.step("the service reads it where its configuration has `libvirt`; a file of contracts.d counts before it");
+            ui.step(&match service {
+                Ok(None) => NOT_KEPT.to_owned(),
+                Ok(Some(Snapshot { libvirt: Some(uri), .. })) => {
+                    format!("rtvirtiod reads the metadata of {uri} every 15 s; a contract file of the VM counts before it")
+                }
+                Ok(Some(_)) => {
+                    "rtvirtiod does not read it: its configuration has no `libvirt`".to_owned()
+                }
+                Err(e) => e.to_string(),
+            });
             show(ui, &json!({ "vm": vm, "domain": domain }), || {
                 format!("wrote the metadata of domain {domain}\n")
             })?;
         }
         ContractCommand::Set { vm, spec, libvirt: false } => {
             need_root("contract set")?;
-            let file = contract_files::set(dir, vm, spec)?;
-            hint();
-            show(ui, &json!({ "vm": vm, "file": file }), || format!("wrote {}\n", file.display()))?;
+            let place = Place::find(args, global, ui)?;
+            let file = contract_files::set(&place.dir, vm, spec)?;
+            let id = contract_files::contract_id(&file, vm)?;
+            // It is written, whatever becomes of the service.
+            let stands = place.service.as_ref().and_then(|client| {
+                client.wait_for_contract(vm, &id, TAKEN_UP).unwrap_or_else(|e| {
+                    ui.warn(&e.to_string());
+                    None
+                })
+            });
+            if place.service.is_some() && stands.is_none() {
+                ui.step(&format!("rtvirtiod is at it: `rtvirtio contract show {vm}` says how it stands"));
+            }
+            if !place.runs {
+                ui.step(NOT_KEPT);
+            }
+            show(ui, &json!({ "vm": vm, "file": file, "service": stands }), || {
+                let stands: Vec<&VmSnapshot> = stands.iter().collect();
+                format!("wrote {}\n{}", file.display(), vm_lines(&stands, false))
+            })?;
         }
         ContractCommand::Remove { vm, libvirt: Some(uri) } => {
             need_root("contract remove")?;
@@ -50,8 +76,18 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         }
         ContractCommand::Remove { vm, libvirt: None } => {
             need_root("contract remove")?;
-            let file = contract_files::remove(dir, vm)?;
-            if !running {
+            let place = Place::find(args, global, ui)?;
+            let file = contract_files::remove(&place.dir, vm)?;
+            if let Some(client) = &place.service {
+                let is_gone = client.wait_for_no_contract(vm, TAKEN_UP).unwrap_or_else(|e| {
+                    ui.warn(&e.to_string());
+                    false
+                });
+                if !is_gone {
+                    ui.step(&format!("rtvirtiod is at it: `rtvirtio contract show {vm}` says what is left"));
+                }
+            }
+            if !place.runs {
                 ui.step("rtvirtiod does not run: what is in force for the VM stays until it does, or until `rtvirtio revert`");
             }
             show(ui, &json!({ "vm": vm, "file": file }), || {
@@ -59,12 +95,12 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             })?;
         }
         ContractCommand::Accept { vm } => {
-            let client = Client::new(socket(&global.run_dir));
+            let client = Client::running(&global.run_dir)?;
             let answer: Value = client.post(&format!("/v1/vms/{vm}/accept"))?;
             show(ui, &answer, || format!("{vm}: accepted\n"))?;
         }
         ContractCommand::Plan { answer: Some(answer) } => {
-            let client = Client::new(socket(&global.run_dir));
+            let client = Client::running(&global.run_dir)?;
             let (path, word) = match answer {
                 PlanAnswer::Accept => ("/v1/plan/accept", "accepted"),
                 PlanAnswer::Refuse => ("/v1/plan/refuse", "refused"),
@@ -73,20 +109,19 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             show(ui, &said, || format!("the plan is {word}\n"))?;
         }
         ContractCommand::Plan { answer: None } => {
-            let client = Client::new(socket(&global.run_dir));
+            let client = Client::running(&global.run_dir)?;
             let plan: PlanSnapshot = client.get("/v1/plan")?;
             show(ui, &plan, || service::plan_text(&plan, true))?;
             return Ok(if plan.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) });
         }
         ContractCommand::Waits { vm } => {
-            let client = Client::new(socket(&global.run_dir));
+            let client = Client::running(&global.run_dir)?;
             let mut seen: WaitsObservation = client.get("/v1/waits")?;
             seen.rows.retain(|row| vm.as_ref().is_none_or(|vm| row.vm == *vm));
             show(ui, &seen, || waits::text(&seen))?;
         }
         ContractCommand::Show { vm } => {
-            let client = Client::new(socket(&global.run_dir));
-            let status: Snapshot = client.get("/v1/status")?;
+            let status = state(args, global, ui)?;
             let chosen: Vec<&VmSnapshot> =
                 status.vms.iter().filter(|one| vm.as_ref().is_none_or(|vm| one.name == *vm)).collect();
             anyhow::ensure!(
@@ -99,4 +134,59 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where contract files are written.
+struct Place {
+    dir: PathBuf,
+    /// Whether a service runs.
+    runs: bool,
+    /// The service that reads them.
+    service: Option<Client>,
+}
+
+impl Place {
+    /// A service that does not answer may read any directory, so one has to be named then.
+    fn find(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Self> {
+        let named = args.contracts.as_deref();
+        let found = Client::find(&global.run_dir).and_then(|client| {
+            let status = client.as_ref().map(Client::status).transpose()?;
+            Ok((client, status))
+        });
+        let (client, status) = match (found, named) {
+            (Ok(found), _) => found,
+            (Err(e), Some(dir)) => {
+                ui.warn(&format!("{e}; whether it reads {} is not known", dir.display()));
+                return Ok(Self { dir: dir.to_owned(), runs: true, service: None });
+            }
+            (Err(e), None) => {
+                return Err(anyhow::Error::new(e)
+                    .context("which directory rtvirtiod reads is not known: name it with --contracts"));
+            }
+        };
+        let (dir, other) = contract_files::directory(named, status.as_ref());
+        if let Some(other) = &other {
+            ui.warn(&format!(
+                "rtvirtiod reads the contracts in {}, not those in {}: without --contracts the command uses the former",
+                other.display(),
+                dir.display()
+            ));
+        }
+        Ok(Self { dir, runs: client.is_some(), service: client.filter(|_| other.is_none()) })
+    }
+}
+
+/// How contracts stand: as the service says, or where none runs as one look finds it.
+fn state(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Snapshot> {
+    if let Some(status) = Client::status_of(&global.run_dir)? {
+        ui.step(&format!("as rtvirtiod (process {}) keeps them", status.pid));
+        return Ok(status);
+    }
+    let (contracts, _) = contract_files::directory(args.contracts.as_deref(), None);
+    ui.step(&format!(
+        "rtvirtiod does not run: the contracts in {}, and the host as it is",
+        contracts.display()
+    ));
+    let config = Config::load(Path::new(CONFIG_FILE))?;
+    Ok(look_once(&Places { dirs: global.dirs(), contracts, specs: Vec::new() }, &config))
 }

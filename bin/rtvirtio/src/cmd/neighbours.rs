@@ -3,38 +3,63 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style};
 use rtvirtio_planner::neighbours::{NeighbourLimit, NeighbourPlan, VictimOutlook};
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Style, Table};
-use rtvirtio_traffic::{Tspec, Unit};
+use rtvirtio_traffic::Actuator;
 use rtvirtio_units::{Iops, Nanos};
 use rtvirtio_workflow::find::load_host;
-use rtvirtio_workflow::neighbours::{LimitOptions, choose};
-use rtvirtio_workflow::{Dirs, Kind, Progress, one_line};
+use rtvirtio_workflow::neighbours::{DeviceLimits, LimitOptions, as_toml, choose, with_limits};
+use rtvirtio_workflow::{Dirs, Kind, Progress, check_writable, one_line, write_file};
 
+use super::plan::title;
 use crate::args::PlanArgs;
 
-/// Chooses limits for the VMs without a target, and prints them for the spec. Changes nothing.
+/// Chooses limits for the VMs without a target, and prints them for the spec; with `--out` also
+/// writes the spec with them. Changes nothing else.
 pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let host = load_host(&args.model.spec)?;
+    let spec = &args.model.spec;
+    let host = load_host(spec)?;
+    if let Some(out) = &args.out {
+        check_writable(out)?;
+    }
     let options = LimitOptions {
         profile: args.model.profile.clone(),
         curve: args.curve.clone(),
         asked: args.alpha_delta.clone(),
         actuator: args.actuator.into(),
     };
-    match choose(host.single()?, &options, dirs, ui) {
-        Ok(plan) => {
-            show(ui, &plan, || text(&plan, &style()))?;
-            Ok(ExitCode::SUCCESS)
-        }
+    let found = match choose(&host, &options, dirs, ui) {
+        Ok(found) => found,
         Err(e) if e.kind() == Kind::Infeasible => {
             ui.warn(&one_line(&e));
-            Ok(ExitCode::from(INFEASIBLE))
+            return Ok(ExitCode::from(INFEASIBLE));
         }
-        Err(e) => Err(e.into()),
+        Err(e) => return Err(e.into()),
+    };
+    if let Some(out) = &args.out {
+        let name = spec.display().to_string();
+        let before = std::fs::read_to_string(spec).with_context(|| format!("cannot read {name}"))?;
+        let limits = found.iter().flat_map(|of| &of.plan.limits);
+        write_file(out, with_limits(&name, &before, limits)?.as_bytes())?;
+        let out = terminal(&out.display().to_string(), false);
+        ui.step(&match options.actuator {
+            Actuator::IoDomain => format!("saved {out}; `rtvirtio plan {out} --domain` takes its limits"),
+            _ => format!("saved {out}; `rtvirtio apply {out} --traffic-only` sets its limits"),
+        });
     }
+    let shown = || {
+        let one =
+            |of: &DeviceLimits| title(of.device.as_deref(), host.parts().len()) + &text(&of.plan, &style());
+        found.iter().map(one).collect::<Vec<_>>().join("\n")
+    };
+    match &found[..] {
+        [one] => show(ui, one, shown)?,
+        all => show(ui, &all, shown)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn text(plan: &NeighbourPlan, style: &Style) -> String {
@@ -67,18 +92,11 @@ fn text(plan: &NeighbourPlan, style: &Style) -> String {
 
 /// The line of a spec.
 fn line(limit: &NeighbourLimit) -> String {
-    let Tspec { unit, rate, burst, peak, .. } = limit.tspec;
-    let per_second = |n: u64| match unit {
-        Unit::Requests => format!("\"{n}/s\""),
-        Unit::Bytes => format!("\"{n}B/s\""),
-    };
-    let burst = if unit == Unit::Requests { burst.to_string() } else { format!("\"{burst}B\"") };
-    let peak = peak.map_or(String::new(), |peak| format!(", peak = {}", per_second(peak)));
-    let name = limit.direction.name();
     let of = if limit.given { "as in the spec" } else { "chosen" };
     format!(
-        "traffic.{name} = {{ rate = {}, burst = {burst}{peak} }}  # {of}, requests of at most {}",
-        per_second(rate),
+        "traffic.{} = {}  # {of}, requests of at most {}",
+        limit.direction.name(),
+        as_toml(&limit.tspec),
         limit.block
     )
 }

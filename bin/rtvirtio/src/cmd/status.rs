@@ -32,14 +32,20 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Some(status) => serde_json::to_value(status)?,
         None => serde_json::json!({}),
     };
-    let client = Client::find(&global.run_dir);
-    let service: Option<Snapshot> = client.map(|client| client.get("/v1/status")).transpose()?;
+    // One that does not answer hides nothing of the rest.
+    let (service, unknown) = match Client::status_of(&global.run_dir) {
+        Ok(service) => (service, None),
+        Err(e) => (None, Some(e.to_string())),
+    };
     let mut kept = scopes::vms(&global.dirs())?;
     kept.extend(held::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
     value["schema"] = STATUS_SCHEMA.into();
     value["in_force"] = (status.is_some() || domain.is_some() || !kept.is_empty()).into();
     if let Some(service) = &service {
         value["service"] = serde_json::to_value(service)?;
+    }
+    if let Some(why) = &unknown {
+        value["service_unknown"] = why.as_str().into();
     }
     if !kept.is_empty() {
         value["contracts_in_force"] = serde_json::to_value(&kept)?;
@@ -60,17 +66,23 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     show(ui, &value, || {
         let plan = match &status {
-            None if domain.is_some() || service.is_some() || !kept.is_empty() => String::new(),
+            None if domain.is_some() || service.is_some() || unknown.is_some() || !kept.is_empty() => {
+                String::new()
+            }
             None => "no plan is in force\n".to_owned(),
             Some(status) => {
                 let ended: String = ended.iter().map(|vm| vm.words() + "\n").collect();
                 text(status, plan.as_ref()) + &ended
             }
         };
-        let service = match &service {
-            Some(service) => service::text(service),
-            None if kept.is_empty() => String::new(),
-            None => format!(
+        let service = match (&service, &unknown) {
+            (Some(service), _) => service::text(service),
+            (None, Some(why)) => {
+                let kept = if kept.is_empty() { "none".to_owned() } else { kept.join(", ") };
+                format!("{why}\n  contracts in force: {kept}\n")
+            }
+            (None, None) if kept.is_empty() => String::new(),
+            (None, None) => format!(
                 "contracts in force, and rtvirtiod does not run, so that nothing keeps them: {}\n",
                 kept.join(", ")
             ),
@@ -80,6 +92,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s))
         && ended.is_empty()
         && domain.is_none_or(|d| d.runs())
+        && unknown.is_none()
         && service.as_ref().map_or(kept.is_empty(), Snapshot::is_whole);
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
 }
@@ -111,9 +124,7 @@ impl Count {
     /// Whether all is as it was applied. Settings of an ended thread do not count: threads end all
     /// the time. VMs that have ended are counted by [`started::ended`].
     fn is_whole(&self, status: &Status) -> bool {
-        status.complete
-            && !status.reverting
-            && !status.rebooted
+        status.is_whole()
             && self.other == 0
             && self.unreadable == 0
             && (self.in_force > 0 || status.knobs.is_empty())
@@ -142,8 +153,9 @@ fn text(status: &Status, plan: Option<&HostPlan>) -> String {
     let scheme = plan.map_or("a plan", HostPlan::scheme_name);
     let count = Count::of(status).text();
     let state = match (status.complete, status.reverting) {
-        (true, false) => count,
         (_, true) => format!("HALF PUT BACK ({count}): run `rtvirtio revert` again"),
+        _ if status.leftover => format!("LEFT BY A REVERT ({count}): run `rtvirtio revert` again"),
+        (true, false) => count,
         (false, false) => format!("HALF APPLIED ({count}): run `rtvirtio revert`"),
     };
     // Writing to a String cannot fail.

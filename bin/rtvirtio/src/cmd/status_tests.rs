@@ -15,6 +15,7 @@ fn status(states: Vec<KnobState>) -> Status {
         version: "0".into(),
         complete: true,
         reverting: false,
+        leftover: false,
         rebooted: false,
         knobs: states.into_iter().map(knob).collect(),
     }
@@ -59,6 +60,9 @@ fn a_plan_that_was_cut_off_is_not_in_force() {
     let back = Status { reverting: true, ..status(vec![KnobState::InForce]) };
     let (line, whole) = told(&back);
     assert!(line.contains("HALF PUT BACK") && !whole, "{line}");
+    let left = Status { leftover: true, ..status(vec![KnobState::InForce]) };
+    let (line, whole) = told(&left);
+    assert!(line.contains("LEFT BY A REVERT") && !whole, "{line}");
     let rebooted = Status { rebooted: true, ..status(vec![KnobState::InForce]) };
     assert!(!told(&rebooted).1);
 }

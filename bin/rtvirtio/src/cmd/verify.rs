@@ -1,11 +1,13 @@
 //! `rtvirtio verify`.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, ResultFile};
-use rtvirtio_model::ModelKind;
+use rtvirtio_model::{ModelKind, Profile};
+use rtvirtio_planner::Plan;
 use rtvirtio_report::{ReportInput, html, terminal, text};
 use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
@@ -59,27 +61,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         Some(ModelKind::Mlp) => ModelName::Mlp,
         Some(ModelKind::Bound) | None => ModelName::Auto,
     };
-    // A prediction next to the measurement when there is a profile; measuring does not depend on
-    // it.
-    let none = |e: &rtvirtio_workflow::Error| {
-        ui.step(&format!("no prediction next to the measurement: {e:#}"));
-    };
-    let mut predicted = Predictions::new();
-    let mut profiles = Vec::new();
-    for site in &devices.sites {
-        let survey = site.survey(ui)?;
-        site.bypassed(&survey.controls).iter().for_each(|control| ui.warn(&control.to_string()));
-        let Ok(profile) = load_profile(&site.spec, None, dirs).inspect_err(none) else { continue };
-        let (config, placements) = (&survey.config, &survey.controls.placements);
-        let tasks = ModelChoice::find(name, &site.spec, &profile, dirs, ui)
-            .and_then(|choice| outlook(&site.spec, &profile, &choice, config, placements))
-            .inspect_err(none)
-            .unwrap_or_default();
-        for task in tasks {
-            predicted.entry((task.vm, task.task)).or_default().push(task.forecast.latency_ns);
-        }
-        profiles.push(profile);
-    }
+    let (predicted, profiles) = predict(&devices, name, dirs, ui)?;
     let scheme = under.scheme();
     let tasks = || measure_all(&devices, &scheme, length, &predicted, dirs, ui);
     let run = match &flows {
@@ -108,19 +90,58 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         write_file(out, &serde_json::to_vec_pretty(&file)?)?;
     }
     if let Some(out) = &args.html {
-        let one = devices.sites.len() == 1;
-        let several = [SEVERAL.to_owned()];
-        let report = ReportInput {
-            title: "rtvirtio verify",
-            result: &file,
-            plan: in_force.filter(|_| one),
-            profile: profiles.first().filter(|_| one),
-            notes: if one { &[] } else { &several },
-            generated: &generated(),
-        };
-        write_file(out, html(&report).as_bytes())?;
+        let profile = profiles.first();
+        write_report(out, &file, (devices.sites.len() == 1).then_some((in_force, profile)))?;
     }
     Ok(exit_code(&file.runs[0]))
+}
+
+/// Predictions next to the measurement where there is a profile, and the profiles; measuring does
+/// not depend on them.
+fn predict(
+    devices: &Devices,
+    model: ModelName,
+    dirs: &Dirs,
+    ui: &Ui,
+) -> anyhow::Result<(Predictions, Vec<Profile>)> {
+    let none = |e: &rtvirtio_workflow::Error| {
+        ui.step(&format!("no prediction next to the measurement: {e:#}"));
+    };
+    let (mut predicted, mut profiles) = (Predictions::new(), Vec::new());
+    for site in &devices.sites {
+        let survey = site.survey(ui)?;
+        site.bypassed(&survey.controls).iter().for_each(|control| ui.warn(&control.to_string()));
+        let Ok(profile) = load_profile(&site.spec, None, dirs).inspect_err(none) else { continue };
+        let (config, placements) = (&survey.config, &survey.controls.placements);
+        let tasks = ModelChoice::find(model, &site.spec, &profile, dirs, ui)
+            .and_then(|choice| outlook(&site.spec, &profile, &choice, config, placements))
+            .inspect_err(none)
+            .unwrap_or_default();
+        for task in tasks {
+            predicted.entry((task.vm, task.task)).or_default().push(task.forecast.latency_ns);
+        }
+        profiles.push(profile);
+    }
+    Ok((predicted, profiles))
+}
+
+/// The report as a page; of one device with its plan and its profile.
+fn write_report(
+    out: &Path,
+    file: &ResultFile,
+    one: Option<(Option<&Plan>, Option<&Profile>)>,
+) -> anyhow::Result<()> {
+    let several = [SEVERAL.to_owned()];
+    let (plan, profile) = one.unwrap_or_default();
+    let report = ReportInput {
+        title: "rtvirtio verify",
+        result: file,
+        plan,
+        profile,
+        notes: if one.is_some() { &[] } else { &several },
+        generated: &generated(),
+    };
+    Ok(write_file(out, html(&report).as_bytes())?)
 }
 
 /// The flows alone: nothing of a disk is looked at, kept or compared.

@@ -126,6 +126,14 @@ impl Rig {
         }
     }
 
+    /// A metric without labels.
+    pub fn metric(&self, name: &str) -> f64 {
+        let stream = std::os::unix::net::UnixStream::connect(self.socket()).unwrap();
+        let text = answer(stream, "GET", "/metrics", "localhost").1;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or_else(|| panic!("no {name}: {text}"))
+    }
+
     /// Runs `rtvirtio contract ...` and expects success.
     pub fn contract(&self, args: &[&str]) -> String {
         let contracts = self.contracts();

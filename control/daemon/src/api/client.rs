@@ -3,19 +3,33 @@
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::snapshot::{Snapshot, VmSnapshot, VmState};
+
+/// How long an answer to a read may take: the service has all of it in memory.
+const READ_PATIENCE: Duration = Duration::from_secs(5);
+/// How long an answer to a change may take: it waits for the end of a pass.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a service may hold its lock without listening, as while it begins and ends.
+const BEGINNING: Duration = Duration::from_secs(1);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Between two questions whether something has been done.
+const AGAIN: Duration = Duration::from_millis(30);
 /// Largest answer.
-const LARGEST: u64 = 64 << 20;
+const LARGEST: usize = 64 << 20;
 
 /// Asks the service.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    patience: Option<Duration>,
 }
 
 /// Why there is no answer.
@@ -27,6 +41,45 @@ pub enum ClientError {
         /// The socket.
         socket: PathBuf,
         /// Why not.
+        source: io::Error,
+    },
+    /// One runs, and nothing listens.
+    #[error(
+        "rtvirtiod runs, and does not listen on {socket}: it begins or ends, or the socket was removed: `systemctl restart rtvirtiod`"
+    )]
+    Deaf {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// It listens and does not answer.
+    #[error(
+        "rtvirtiod on {socket} did not answer within {} s: it runs, and is stopped or hangs: `systemctl status rtvirtiod`",
+        .patience.as_secs_f64()
+    )]
+    Silent {
+        /// The socket.
+        socket: PathBuf,
+        /// How long it had.
+        patience: Duration,
+    },
+    /// The caller may not use the socket.
+    #[error("rtvirtiod on {socket} is for root and the members of its group (`rtvirtio`): run it with sudo")]
+    NotAllowed {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// Whether one runs is not known.
+    #[error("whether rtvirtiod runs is not known: {why}")]
+    Unknown {
+        /// Why not.
+        why: String,
+    },
+    /// The connection failed.
+    #[error("rtvirtiod on {socket}: {source}")]
+    Io {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
         source: io::Error,
     },
     /// It answered something else than an answer.
@@ -51,14 +104,109 @@ impl Client {
     /// Of a socket; nothing is asked yet.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into() }
+        Self { socket: socket.into(), patience: None }
     }
 
-    /// Of a run directory, if a service listens there.
+    /// With another limit for each answer; without, 5 s for what is read, and 20 s for a change.
     #[must_use]
-    pub fn find(run: &Path) -> Option<Self> {
-        let socket = crate::service::socket(run);
-        UnixStream::connect(&socket).is_ok().then(|| Self::new(socket))
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience: Some(patience), ..self }
+    }
+
+    /// Of a run directory; `None` where no service runs.
+    ///
+    /// # Errors
+    /// When one runs and cannot be reached, or whether one runs is not known: neither is absence.
+    pub fn find(run: &Path) -> Result<Option<Self>, ClientError> {
+        let client = Self::new(crate::service::socket(run));
+        let end = Instant::now() + BEGINNING;
+        loop {
+            match client.connect(Instant::now() + READ_PATIENCE, READ_PATIENCE) {
+                Ok(_) => return Ok(Some(client)),
+                Err(ClientError::NotThere { .. }) => {}
+                Err(e) => return Err(e),
+            }
+            // It takes its lock, and then begins to listen.
+            match crate::service::runs(run) {
+                Ok(false) => return Ok(None),
+                Ok(true) if Instant::now() < end => thread::sleep(PAUSE),
+                Ok(true) => return Err(ClientError::Deaf { socket: client.socket }),
+                Err(e) => return Err(ClientError::Unknown { why: format!("{e:#}") }),
+            }
+        }
+    }
+
+    /// Of a run directory in which a service has to run.
+    ///
+    /// # Errors
+    /// As [`Client::find`]; [`ClientError::NotThere`] where none runs.
+    pub fn running(run: &Path) -> Result<Self, ClientError> {
+        let none = || {
+            let source = io::Error::new(io::ErrorKind::NotFound, "none runs");
+            ClientError::NotThere { socket: crate::service::socket(run), source }
+        };
+        Self::find(run)?.ok_or_else(none)
+    }
+
+    /// The state of the service of a run directory; `None` where none runs.
+    ///
+    /// # Errors
+    /// As [`Client::find`] and [`Client::get`].
+    pub fn status_of(run: &Path) -> Result<Option<Snapshot>, ClientError> {
+        Self::find(run)?.map(|client| client.status()).transpose()
+    }
+
+    /// The state of the service.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn status(&self) -> Result<Snapshot, ClientError> {
+        self.get("/v1/status")
+    }
+
+    /// What the service makes of a VM's contract that was just written: once it has read it, and
+    /// what it does about it is done. `None` where that takes longer than `within`.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn wait_for_contract(
+        &self,
+        vm: &str,
+        id: &str,
+        within: Duration,
+    ) -> Result<Option<VmSnapshot>, ClientError> {
+        self.wait(within, |status| {
+            let found = status.vms.iter().find(|of| of.name == vm)?;
+            let is_settled = !matches!(found.state, VmState::Pending | VmState::Unknown);
+            (is_settled && found.written.as_deref() == Some(id)).then(|| found.clone())
+        })
+    }
+
+    /// Whether what was in force for a VM whose contract was just removed is put back. False where
+    /// that takes longer than `within`.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn wait_for_no_contract(&self, vm: &str, within: Duration) -> Result<bool, ClientError> {
+        let gone = |status: &Snapshot| status.vms.iter().all(|of| of.name != vm).then_some(());
+        Ok(self.wait(within, gone)?.is_some())
+    }
+
+    fn wait<T>(
+        &self,
+        within: Duration,
+        found: impl Fn(&Snapshot) -> Option<T>,
+    ) -> Result<Option<T>, ClientError> {
+        let end = Instant::now() + within;
+        loop {
+            if let Some(found) = found(&self.status()?) {
+                return Ok(Some(found));
+            }
+            if Instant::now() >= end {
+                return Ok(None);
+            }
+            thread::sleep(AGAIN);
+        }
     }
 
     /// Reads.
@@ -87,15 +235,8 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn text(&self, method: &str, path: &str) -> Result<String, ClientError> {
-        let failed = |source| ClientError::NotThere { socket: self.socket.clone(), source };
-        let mut stream = UnixStream::connect(&self.socket).map_err(failed)?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
-        // HTTP/1.0: the answer is not cut in pieces, and ends with the connection.
-        let request = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
-        stream.write_all(request.as_bytes()).map_err(failed)?;
-        let mut answer = Vec::new();
-        stream.take(LARGEST).read_to_end(&mut answer).map_err(failed)?;
+        let usual = if method == "GET" { READ_PATIENCE } else { CHANGE_PATIENCE };
+        let answer = self.exchange(method, path, self.patience.unwrap_or(usual))?;
         let answer = String::from_utf8(answer).map_err(|e| self.wrong(&e))?;
         let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| self.wrong(&"it has no head"))?;
         let status = head.split_ascii_whitespace().nth(1).and_then(|code| code.parse::<u16>().ok());
@@ -111,7 +252,120 @@ impl Client {
         }
     }
 
+    /// Sends a request, and takes everything until the end of the connection.
+    fn exchange(&self, method: &str, path: &str, patience: Duration) -> Result<Vec<u8>, ClientError> {
+        let until = Instant::now() + patience;
+        let failed = |e: io::Error| match e.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => self.silent(patience),
+            _ => ClientError::Io { socket: self.socket.clone(), source: e },
+        };
+        // A timeout of zero would be none.
+        let left = || match until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(self.silent(patience)),
+            left => Ok(Some(left)),
+        };
+        let mut stream = self.connect(until, patience)?;
+        stream.set_write_timeout(left()?).map_err(failed)?;
+        // HTTP/1.0: the answer is not cut in pieces, and ends with the connection.
+        let request = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
+        stream.write_all(request.as_bytes()).map_err(failed)?;
+        let (mut answer, mut piece) = (Vec::new(), [0; 16 << 10]);
+        loop {
+            stream.set_read_timeout(left()?).map_err(failed)?;
+            match stream.read(&mut piece) {
+                Ok(0) => return Ok(answer),
+                Ok(n) if answer.len() + n > LARGEST => return Err(self.wrong(&"it is too large")),
+                Ok(n) => answer.extend_from_slice(&piece[..n]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+    }
+
+    /// A blocking connect to a full queue has no end, so it is tried until `until`.
+    fn connect(&self, until: Instant, patience: Duration) -> Result<UnixStream, ClientError> {
+        let failed = |source: io::Error| {
+            let socket = self.socket.clone();
+            match source.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    ClientError::NotThere { socket, source }
+                }
+                io::ErrorKind::PermissionDenied => ClientError::NotAllowed { socket },
+                _ => ClientError::Io { socket, source },
+            }
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let errno = |e: Errno| failed(e.into());
+        let address = SocketAddrUnix::new(&self.socket).map_err(errno)?;
+        let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(errno)?;
+        loop {
+            match connect(&fd, &address) {
+                Ok(()) => break,
+                Err(Errno::AGAIN) if Instant::now() < until => thread::sleep(PAUSE),
+                Err(Errno::AGAIN) => return Err(self.silent(patience)),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(errno(e)),
+            }
+        }
+        let stream = UnixStream::from(fd);
+        stream.set_nonblocking(false).map_err(failed)?;
+        Ok(stream)
+    }
+
+    fn silent(&self, patience: Duration) -> ClientError {
+        ClientError::Silent { socket: self.socket.clone(), patience }
+    }
+
     fn wrong(&self, why: &dyn std::fmt::Display) -> ClientError {
         ClientError::Answer { socket: self.socket.clone(), why: why.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::net::UnixListener;
+
+    use rtvirtio_kernel::flock;
+
+    use super::*;
+
+    #[test]
+    fn no_service_is_not_the_same_as_one_that_cannot_be_reached() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let run = dir.path().join("run");
+        assert!(Client::find(&run).unwrap().is_none(), "there is no run directory");
+        // A socket and a lock file that a killed service left.
+        fs::create_dir(&run).unwrap();
+        drop(UnixListener::bind(crate::service::socket(&run)).unwrap());
+        let lock = File::create(run.join(crate::service::LOCK)).unwrap();
+        assert!(Client::find(&run).unwrap().is_none(), "nothing holds the lock");
+        assert!(flock::lock(&lock).unwrap());
+        let e = Client::find(&run).unwrap_err();
+        assert!(matches!(e, ClientError::Deaf { .. }) && e.to_string().contains("rtvirtiod runs"), "{e}");
+    }
+
+    #[test]
+    fn one_that_is_silent_is_not_taken_for_one_that_is_not_there() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let _listens = UnixListener::bind(crate::service::socket(dir.path())).unwrap();
+        let client = Client::find(dir.path()).unwrap().unwrap().with_patience(Duration::from_millis(50));
+        let e = client.text("GET", "/v1/status").unwrap_err();
+        assert!(matches!(e, ClientError::Silent { .. }), "{e}");
+        assert!(e.to_string().contains("did not answer within 0.05 s"), "{e}");
+        // Nor is one whose queue is full.
+        let client = Client::new(dir.path().join("short"));
+        let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&fd, &SocketAddrUnix::new(&client.socket).unwrap()).unwrap();
+        rustix::net::listen(&fd, 1).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match client.connect(Instant::now(), Duration::ZERO) {
+                Ok(stream) => waiting.push(stream),
+                Err(e) => break e,
+            }
+            assert!(waiting.len() < 100);
+        };
+        assert!(matches!(full, ClientError::Silent { .. }), "{full}");
     }
 }

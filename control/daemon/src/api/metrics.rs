@@ -3,9 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use prometheus::{Counter, GaugeVec, Opts, Registry, TextEncoder};
+use rtvirtio_units::Nanos;
 
 use crate::observe::Observation;
 use crate::placement::PlacementSnapshot;
+use crate::plan::PlanSnapshot;
 use crate::service::{Counters, Shared};
 use crate::snapshot::Snapshot;
 use crate::word;
@@ -37,6 +39,19 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
         counted(&counters.pass_us) / 1e6,
     )?;
     counter("rtvirtio_loop_wakes_total", "Passes that an event asked for.", counted(&counters.wakes))?;
+    counter(
+        "rtvirtio_loop_reports_total",
+        "Events of libvirt and of monitors that may concern a contract.",
+        counted(&counters.reports),
+    )?;
+    counter(
+        "rtvirtio_loop_report_compares_total",
+        "Comparisons of every setting that these events asked for.",
+        counted(&counters.report_compares),
+    )?;
+    gauge("rtvirtio_loop_reporters", "libvirt daemons and monitors whose events are heard.", &[])?
+        .with_label_values::<&str>(&[])
+        .set(counted(&counters.reporters));
     counter("rtvirtio_settings_written_total", "Settings that were written.", counted(&counters.changes))?;
     counter("rtvirtio_steps_failed_total", "Steps that were not done.", counted(&counters.failures))?;
     let info = gauge("rtvirtio_service_info", "Version and mode of the service.", &["version", "mode"])?;
@@ -70,6 +85,7 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
         for device in &of.unplanned {
             unplanned.with_label_values(&[&device.device]).set(1.0);
         }
+        predicted(of, &gauge)?;
     }
     if let Some(of) = &snapshot.placement {
         published(of, &gauge)?;
@@ -81,6 +97,29 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
 
 /// Makes and registers a gauge: name, help, labels.
 type NewGauge<'a> = dyn Fn(&str, &str, &[&str]) -> prometheus::Result<GaugeVec> + 'a;
+
+/// What the plan in force predicts for each target.
+fn predicted(of: &PlanSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
+    let labels = &["vm", "task", "percentile"];
+    let expected =
+        gauge("rtvirtio_target_predicted_seconds", "Latency that the plan in force predicts.", labels)?;
+    let bound = gauge(
+        "rtvirtio_target_bound_seconds",
+        "What a target's latency stays below as predicted, with the host's own stalls; only of models that were learned on this host.",
+        labels,
+    )?;
+    let seconds = |time: Nanos| time.0 as f64 / 1e9;
+    for one in &of.predictions {
+        // As the verdicts have it.
+        let percentile = one.percentile.trim_start_matches('p');
+        let labels = [one.vm.as_str(), &one.task, percentile];
+        expected.with_label_values(&labels).set(seconds(one.latency_ns));
+        if let Some(time) = one.bound_ns {
+            bound.with_label_values(&labels).set(seconds(time));
+        }
+    }
+    Ok(())
+}
 
 /// What stands in OpenStack's Placement.
 fn published(of: &PlacementSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
@@ -256,215 +295,4 @@ fn stalls(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
-
-    use rtvirtio_measure::Verdict;
-    use rtvirtio_measure::late::LateCauses;
-    use rtvirtio_measure::observe::{Observed, Tail};
-    use rtvirtio_measure::waits::{WaitFor, WaitKind, WaitRow};
-    use rtvirtio_units::{Iops, Nanos, Percentile};
-    use rtvirtio_vmm::disk_stats::Direction;
-
-    use super::*;
-    use crate::observe::{
-        DiskObservation, DiskSource, LimiterKind, LimiterObservation, StallsObservation, TargetObservation,
-        ThreadObservation, VmObservation, WaitsObservation,
-    };
-
-    /// Something of everything that is ever shown.
-    fn everything() -> String {
-        let snapshot: Snapshot = serde_json::from_value(serde_json::json!({
-            "schema": "rtvirtio.service.v1", "version": "1", "pid": 1, "mode": "auto", "faults": [], "problems": [],
-            "vms": [{ "name": "plc", "state": "in_force", "processes": [], "drift": [], "targets": [] }],
-            "plan": { "state": "partial", "vms": ["plc"],
-                "unplanned": [{ "device": "/dev/sdb", "why": "no profile", "vms": ["hist"], "is_held": false }] },
-        }))
-        .unwrap();
-        let (percentile, latency_ns) = (Percentile(99.99), Nanos(1_000));
-        let directions = vec![Observed {
-            direction: Direction::Read,
-            n: 1,
-            rate: Iops(1.0),
-            mean_size: None,
-            mean_ns: None,
-            depth: None,
-            tails: vec![Tail { percentile, latency_ns }],
-            longest_ns: None,
-        }];
-        let disk = DiskObservation {
-            source: DiskSource::Qemu,
-            id: "d".to_owned(),
-            file: None,
-            seconds: 1.0,
-            directions,
-            histogram: None,
-        };
-        let target = TargetObservation {
-            task: "t".to_owned(),
-            percentile,
-            latency_ns,
-            verdict: Verdict::Met,
-            why: String::new(),
-            n: 1,
-            exceedances: 0,
-            rate: Iops(1.0),
-            seconds: 1.0,
-            late: Some(LateCauses { told: 4, host: 1, disk: Some(1), other: 2 }),
-            late_unseen: None,
-        };
-        let vm = VmObservation {
-            disks: vec![disk],
-            cpu_delay: Some(0.1),
-            throttled_per_s: Some(0.1),
-            threads: vec![ThreadObservation {
-                tid: 7,
-                role: "vcpu 0".to_owned(),
-                cpu_used: 0.5,
-                cpu_delay: Some(0.1),
-            }],
-            limiters: vec![LimiterObservation {
-                kind: LimiterKind::IoDomainCap,
-                name: "read cap of d".to_owned(),
-                limit: Some(100.0),
-                used: Some(50.0),
-                hits_per_s: Some(2.0),
-                unseen: None,
-            }],
-            targets: vec![target],
-            ..VmObservation::default()
-        };
-        let row = WaitRow {
-            vm: "plc".to_owned(),
-            device: "/dev/sda".to_owned(),
-            kind: WaitKind::Estimate,
-            seconds: 10.0,
-            waited_s: Some(5.0),
-            own: 0.2,
-            idle: None,
-            neighbours: vec![WaitFor { vm: "hist".to_owned(), share: 0.6 }],
-            others: 0.2,
-        };
-        let mut seen = Observation {
-            vms: [("plc".to_owned(), vm)].into(),
-            waits: WaitsObservation { rows: vec![row], ..WaitsObservation::default() },
-            ..Observation::default()
-        };
-        seen.host.pressure.insert("io".to_owned(), 0.1);
-        seen.host.stolen = Some(0.1);
-        let stalls = StallsObservation { count: 1, share: 0.01, longest_ns: Nanos(1) };
-        seen.host.stalls = Some(stalls);
-        seen.host.standstills.insert("/dev/sda".to_owned(), stalls);
-        text_of(&snapshot, &seen, &Counters::default()).unwrap()
-    }
-
-    /// What `promtool check metrics` asks of names, types, units and labels, where they can go
-    /// wrong here.
-    #[test]
-    fn every_metric_is_named_as_prometheus_asks() {
-        let text = everything();
-        let mut families: BTreeMap<&str, (&str, bool, BTreeSet<&str>)> = BTreeMap::new();
-        for line in text.lines() {
-            let words: Vec<&str> = line.splitn(4, ' ').collect();
-            match words[..] {
-                ["#", "HELP", name, help] => families.entry(name).or_default().1 = !help.is_empty(),
-                ["#", "TYPE", name, kind] => families.entry(name).or_default().0 = kind,
-                _ => {
-                    let (name, labels) =
-                        line.split_once('{').unwrap_or((line.split(' ').next().unwrap(), ""));
-                    let family =
-                        families.get_mut(name).unwrap_or_else(|| panic!("{line}: no type before it"));
-                    let names = labels.split("\",").filter_map(|label| label.split_once("=\"")).map(|l| l.0);
-                    family.2.extend(names);
-                }
-            }
-        }
-        assert!(families.len() >= 23, "{text}");
-        let is_snake = |name: &str| {
-            name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
-                && !name.contains("__")
-        };
-        for (name, (kind, has_help, labels)) in families {
-            assert!(has_help && is_snake(name) && name.starts_with("rtvirtio_"), "{name}");
-            assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
-            for word in name.split('_') {
-                // Abbreviated and other units than base units; types; what histograms have.
-                let bad = [
-                    "ms",
-                    "us",
-                    "ns",
-                    "s",
-                    "sec",
-                    "milliseconds",
-                    "microseconds",
-                    "nanoseconds",
-                    "minutes",
-                    "kb",
-                    "mb",
-                    "kilobytes",
-                    "percent",
-                    "gauge",
-                    "counter",
-                    "histogram",
-                    "summary",
-                    "bucket",
-                    "count",
-                    "sum",
-                ];
-                assert!(!bad.contains(&word), "{name}: {word}");
-            }
-            for label in labels {
-                assert!(
-                    is_snake(label) && !["le", "quantile", "job", "instance"].contains(&label),
-                    "{name}{{{label}}}"
-                );
-            }
-        }
-    }
-
-    /// The dashboard for Grafana asks for nothing that is not exported, and for labels that it has.
-    #[test]
-    fn the_dashboard_shows_what_is_exported() {
-        const DASHBOARD: &str = include_str!("../../../../packaging/grafana/rtvirtio.json");
-        let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
-        let text = everything();
-        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let mut seen = 0;
-        for panel in dashboard["panels"].as_array().unwrap() {
-            for target in panel["targets"].as_array().unwrap() {
-                let (expr, legend) =
-                    (target["expr"].as_str().unwrap(), target["legendFormat"].as_str().unwrap());
-                let names: Vec<&str> =
-                    expr.split(|c| !is_word(c)).filter(|w| w.starts_with("rtvirtio_")).collect();
-                assert!(!names.is_empty(), "{expr}");
-                seen += names.len();
-                for name in names {
-                    assert!(text.contains(&format!("# TYPE {name} ")), "{name} of {expr} is not exported");
-                    let line =
-                        text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap_or_default();
-                    for label in legend.split("{{").skip(1).filter_map(|rest| rest.split("}}").next()) {
-                        assert!(line.contains(&format!("{label}=\"")), "{name} has no label {label}");
-                    }
-                }
-            }
-        }
-        assert!(seen >= 12, "{seen}");
-    }
-
-    #[test]
-    fn waiting_is_shown_by_neighbour_in_seconds_per_second() {
-        let text = everything();
-        let value = |neighbour: &str| {
-            let labels =
-                format!("device=\"/dev/sda\",kind=\"estimate\",neighbour=\"{neighbour}\",vm=\"plc\"");
-            let line = text.lines().find(|l| l.starts_with("rtvirtio_vm_wait_ratio{") && l.contains(&labels));
-            line.unwrap_or_else(|| panic!("{labels}: {text}"))
-                .rsplit(' ')
-                .next()
-                .unwrap()
-                .parse::<f64>()
-                .unwrap()
-        };
-        assert_eq!((value("hist"), value("(own)"), value("(others)")), (0.3, 0.1, 0.1));
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 
 mod client;
 mod metrics;
+mod places;
 mod routes;
 
 use std::fs;
@@ -18,9 +19,13 @@ use tokio::sync::oneshot;
 
 use crate::error::DaemonError;
 use crate::service::Shared;
+use places::Places;
 
 pub use client::{Client, ClientError};
 pub use routes::OPENAPI;
+
+/// Connections at a time of each listener; others wait.
+const MOST_CONNECTIONS: usize = 64;
 
 /// Where the service listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,10 +90,12 @@ pub fn serve(listeners: &Listeners, shared: Arc<Shared>) -> Result<Running, Daem
     let (stop, stopped) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new().name("api".to_owned()).spawn(move || {
         runtime.block_on(async move {
+            let unix = Places::new(unix, MOST_CONNECTIONS);
             let local = axum::serve(unix, routes::all(Arc::clone(&shared)));
             let remote = async {
                 match tcp {
                     Some(listener) => {
+                        let listener = Places::new(listener, MOST_CONNECTIONS);
                         let _ = axum::serve(listener, routes::read_only(shared)).await;
                     }
                     None => std::future::pending::<()>().await,

@@ -4,14 +4,75 @@ use crate::host::Millis;
 
 /// Wakes that may follow each other at once.
 const BURST: u32 = 4;
+/// Between two comparisons of every setting that events ask for, in ms: a VM whose guest resets
+/// itself all the time, or a manager that is busy, makes the loop do no more than this.
+const COMPARE_EVERY: u64 = 1_000;
 /// After the first event so long is waited for those that belong to it, in ms: a file is written in
 /// pieces, and a VM starts with many groups.
 const QUIET: u64 = 10;
 
+/// What the loop is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// Look at the host.
+    Look,
+    /// Compare every setting, and where `contracts` is set read those of libvirt's domains.
+    Compare { contracts: bool },
+}
+
+/// Makes few questions of many events.
+#[derive(Debug)]
+pub(super) struct Asks {
+    wakes: WakeBudget,
+    compares: WakeBudget,
+    /// Whether one of the events that a comparison is waiting for may be about contracts.
+    contracts: bool,
+}
+
+impl Asks {
+    /// The loop is woken once more every so many ms.
+    pub fn new(every: u64, now: Millis) -> Self {
+        let compares = WakeBudget::new(1, COMPARE_EVERY, now);
+        Self { wakes: WakeBudget::new(BURST, every, now), compares, contracts: false }
+    }
+
+    /// Something came or went on the host.
+    pub fn came(&mut self, now: Millis) {
+        self.wakes.event(now);
+    }
+
+    /// A VM or its manager reported something, perhaps about contracts.
+    pub fn reported(&mut self, contracts: bool, now: Millis) {
+        self.wakes.event(now);
+        self.compares.event(now);
+        self.contracts |= contracts;
+    }
+
+    /// When the loop is to be woken for what came; `None` without an event.
+    pub fn look_due(&self) -> Option<Millis> {
+        self.wakes.due()
+    }
+
+    /// When every setting is to be compared for what was reported; `None` without a report.
+    pub fn compare_due(&self) -> Option<Millis> {
+        self.compares.due()
+    }
+
+    /// What the loop is to be asked for now; counts as done.
+    pub fn take(&mut self, now: Millis) -> Option<Ask> {
+        let looks = self.wakes.take(now);
+        if self.compares.take(now) {
+            return Some(Ask::Compare { contracts: std::mem::take(&mut self.contracts) });
+        }
+        looks.then_some(Ask::Look)
+    }
+}
+
 /// Bounds wakes: some at once, then one in each interval, however many events there are. No event
 /// is lost: after the last one the loop is woken.
 #[derive(Debug)]
-pub(super) struct WakeBudget {
+struct WakeBudget {
+    burst: u32,
     every: u64,
     tokens: u32,
     /// When the last token came.
@@ -21,28 +82,28 @@ pub(super) struct WakeBudget {
 }
 
 impl WakeBudget {
-    /// One more wake every so many ms.
-    pub fn new(every: u64, now: Millis) -> Self {
-        Self { every: every.max(1), tokens: BURST, filled: now, pending: None }
+    /// So many at once, and one more every so many ms.
+    fn new(burst: u32, every: u64, now: Millis) -> Self {
+        Self { burst, every: every.max(1), tokens: burst, filled: now, pending: None }
     }
 
     /// Something happened.
-    pub fn event(&mut self, now: Millis) {
+    fn event(&mut self, now: Millis) {
         self.pending.get_or_insert(now);
     }
 
     /// When the loop is to be woken; `None` without an event.
-    pub fn due(&self) -> Option<Millis> {
+    fn due(&self) -> Option<Millis> {
         let quiet = self.pending?.0.saturating_add(QUIET);
         let token = if self.tokens > 0 { 0 } else { self.filled.0.saturating_add(self.every) };
         Some(Millis(quiet.max(token)))
     }
 
     /// Whether the loop is to be woken now; counts as done.
-    pub fn take(&mut self, now: Millis) -> bool {
+    fn take(&mut self, now: Millis) -> bool {
         let new = now.since(self.filled) / self.every;
         self.filled = Millis(self.filled.0.saturating_add(new.saturating_mul(self.every)));
-        self.tokens = self.tokens.saturating_add(u32::try_from(new).unwrap_or(BURST)).min(BURST);
+        self.tokens = self.tokens.saturating_add(u32::try_from(new).unwrap_or(self.burst)).min(self.burst);
         let is_due = self.due().is_some_and(|due| now >= due);
         if is_due {
             self.pending = None;
@@ -58,7 +119,7 @@ mod tests {
 
     #[test]
     fn one_event_wakes_soon_and_once() {
-        let mut budget = WakeBudget::new(200, Millis(0));
+        let mut budget = WakeBudget::new(BURST, 200, Millis(0));
         assert_eq!((budget.due(), budget.take(Millis(1_000))), (None, false));
         budget.event(Millis(1_000));
         budget.event(Millis(1_009));
@@ -68,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_storm_is_bounded_and_its_last_event_is_not_lost() {
-        let mut budget = WakeBudget::new(200, Millis(0));
+        let mut budget = WakeBudget::new(BURST, 200, Millis(0));
         let mut wakes = Vec::new();
         for now in 5_000..15_000 {
             budget.event(Millis(now));
@@ -92,5 +153,50 @@ mod tests {
         }
         budget.event(Millis(now));
         assert!(!budget.take(Millis(now + QUIET)));
+    }
+
+    /// Every ms for ten seconds a VM reports, and files change.
+    #[test]
+    fn a_storm_of_reports_makes_few_comparisons_and_its_last_one_is_not_lost() {
+        let mut asks = Asks::new(200, Millis(0));
+        assert_eq!((asks.look_due(), asks.compare_due(), asks.take(Millis(9_000))), (None, None, None));
+        let (mut looks, mut compares) = (0, 0);
+        for now in 10_000..20_000 {
+            asks.came(Millis(now));
+            asks.reported(false, Millis(now));
+            match asks.take(Millis(now)) {
+                Some(Ask::Compare { contracts }) => {
+                    assert!(!contracts);
+                    compares += 1;
+                }
+                Some(Ask::Look) => looks += 1,
+                None => {}
+            }
+        }
+        assert!((10..=11).contains(&compares), "{compares}");
+        assert!((48..=54).contains(&(looks + compares)), "{looks} and {compares}");
+        // The last report is about contracts, and nothing follows it.
+        asks.reported(true, Millis(20_000));
+        let mut now = Millis(20_000);
+        while let Some(due) = [asks.look_due(), asks.compare_due()].into_iter().flatten().min() {
+            now = now.max(due);
+            match asks.take(now) {
+                Some(Ask::Compare { contracts }) => assert!(contracts),
+                look => assert_eq!(look, Some(Ask::Look)),
+            }
+        }
+        assert!(now.0 <= 21_010, "{now:?}");
+        assert_eq!(asks.take(Millis(30_000)), None);
+    }
+
+    #[test]
+    fn a_report_is_compared_soon_and_what_came_is_only_looked_at() {
+        let mut asks = Asks::new(200, Millis(0));
+        asks.came(Millis(5_000));
+        assert_eq!((asks.compare_due(), asks.take(Millis(5_000 + QUIET))), (None, Some(Ask::Look)));
+        asks.reported(true, Millis(6_000));
+        assert_eq!(asks.compare_due(), Some(Millis(6_000 + QUIET)));
+        assert_eq!(asks.take(Millis(6_000 + QUIET)), Some(Ask::Compare { contracts: true }));
+        assert_eq!((asks.look_due(), asks.compare_due()), (None, None), "one pass for both");
     }
 }

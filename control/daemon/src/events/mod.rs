@@ -1,7 +1,10 @@
-//! Events that wake the loop, in a thread of their own: files of contracts, groups and ends of VMs.
-//! They make it sooner, never right: the scan finds everything without them.
+//! Events that wake the loop, in a thread of their own: files of contracts, groups and ends of VMs,
+//! reports of libvirt and of QEMU's monitors. They make it sooner, never right: the scan and the
+//! comparison find everything without them.
 
 mod budget;
+mod reports;
+mod retry;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,16 +12,22 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::{ProcessId, Root};
+use rtvirtio_kernel::{ProcessId, Root, process};
+use rtvirtio_vmm::machines::CommandLine;
 
 use crate::host::Millis;
-use budget::WakeBudget;
+use budget::Asks;
+use reports::{Reporter, Reports};
 use watch::{Of, Watches, of_files, of_vm};
+
+pub(crate) use budget::Ask;
 
 /// What is watched is looked through again after so long.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Groups above those of VMs that have ended: their next start is noticed there.
 const MOST_ABOVE: usize = 64;
+/// After reports that concern no contract the next ones are read after so long.
+const NOISE: Duration = Duration::from_millis(10);
 
 /// Where events come from.
 pub(crate) struct Sources {
@@ -28,72 +37,124 @@ pub(crate) struct Sources {
     pub specs: Vec<PathBuf>,
     /// Between two scans: in a storm of events the loop is woken at most so often.
     pub scan: Duration,
+    /// The libvirt daemon that is asked for contracts.
+    pub libvirt: Option<String>,
 }
 
-/// Calls `wake` soon after something has happened, until the sender is dropped. `running` are the
-/// processes of the VMs that are watched, VM by VM.
+/// The VMs that run.
+#[derive(Debug, Default)]
+pub(crate) struct Running {
+    /// The processes of each.
+    pub vms: Vec<Vec<ProcessId>>,
+    /// The libvirt daemons that manage any.
+    pub libvirt: BTreeSet<String>,
+}
+
+/// The service, as the thread of events sees it.
+pub(crate) trait Woken: Send {
+    /// The VMs that are watched.
+    fn running(&self) -> Running;
+
+    /// Wakes the loop.
+    fn ask(&self, ask: Ask);
+
+    /// So many events were reported that may concern a contract.
+    fn reported(&self, events: u64);
+
+    /// How many reporters are heard, and which are not, with the reason. Called when that changes.
+    fn heard(&self, reporters: usize, problems: Vec<String>);
+}
+
+/// Wakes the loop soon after something has happened, until the sender is dropped.
 ///
 /// # Errors
 /// When the kernel gives no notifications, or no thread.
-pub(crate) fn start(
-    sources: Sources,
-    running: impl Fn() -> Vec<Vec<ProcessId>> + Send + 'static,
-    wake: impl Fn() + Send + 'static,
-) -> std::io::Result<Sender<()>> {
+pub(crate) fn start(sources: Sources, woken: impl Woken + 'static) -> std::io::Result<Sender<()>> {
     let watches = Watches::new()?;
     let (sender, end) = channel::<()>();
-    let run = move || run(&sources, watches, &running, &wake, &end);
+    let run = move || run(&sources, watches, &woken, &end);
     std::thread::Builder::new().name("events".to_owned()).spawn(run)?;
     Ok(sender)
 }
 
-fn run(
-    sources: &Sources,
-    mut watches: Watches,
-    running: &dyn Fn() -> Vec<Vec<ProcessId>>,
-    wake: &dyn Fn(),
-    end: &Receiver<()>,
-) {
+fn run(sources: &Sources, mut watches: Watches, woken: &dyn Woken, end: &Receiver<()>) {
     let begin = Instant::now();
     let now = || Millis(u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX));
+    let until = |due: Millis| Duration::from_millis(due.since(now())).min(AGAIN);
     let every = u64::try_from(sources.scan.min(AGAIN).as_millis()).unwrap_or(u64::MAX);
-    let mut budget = WakeBudget::new(every, now());
-    let mut around = Around::default();
+    let mut asks = Asks::new(every, now());
+    let (mut around, mut reports) = (Around::default(), Reports::default());
+    let mut heard = (0, Vec::new());
     let mut looked: Option<Instant> = None;
     while matches!(end.try_recv(), Err(TryRecvError::Empty)) {
         if looked.is_none_or(|at| at.elapsed() >= AGAIN) {
-            let vms = running();
+            let running = woken.running();
             let mut wanted = of_files(&sources.contracts, &sources.specs);
-            wanted.extend(around.of(&Root::default(), &vms));
-            if watches.set(&wanted, &vms.concat()) {
-                budget.event(now());
+            wanted.extend(around.of(&Root::default(), &running.vms));
+            if watches.set(&wanted, &running.vms.concat()) {
+                asks.came(now());
             }
+            let daemons = sources.libvirt.iter().cloned().chain(running.libvirt).map(Reporter::Libvirt);
+            reports.set(daemons.chain(around.monitors()).collect(), now());
             looked = Some(Instant::now());
         }
-        match budget.due() {
+        let happened = match asks.look_due() {
             // Until then nothing is read: a storm costs this thread no more than the loop.
             Some(due) => {
-                std::thread::sleep(Duration::from_millis(due.since(now())).min(AGAIN));
-                if budget.take(now()) {
-                    watches.wait(Duration::ZERO);
-                    wake();
-                }
+                std::thread::sleep(until(due));
+                watches.wait(Duration::ZERO, &[])
             }
-            None => {
-                if watches.wait(AGAIN) {
-                    budget.event(now());
-                }
-            }
+            None => watches.wait(asks.compare_due().map_or(AGAIN, until), &reports.fds()),
+        };
+        if happened.here {
+            asks.came(now());
+        }
+        let reported = reports.read(now());
+        if reported.events > 0 {
+            woken.reported(reported.events);
+            asks.reported(reported.contracts, now());
+        } else if happened.others {
+            std::thread::sleep(NOISE);
+        }
+        let heard_now = (reports.heard(), reports.problems());
+        if heard_now != heard {
+            heard = heard_now;
+            woken.heard(heard.0, heard.1.clone());
+            asks.came(now());
+        }
+        if let Some(ask) = asks.take(now()) {
+            woken.ask(ask);
         }
     }
 }
 
-/// The groups around VMs, read when their processes change.
+/// What is around VMs, read when their processes change.
 #[derive(Default)]
 struct Around {
-    known: BTreeMap<Vec<(u32, u64)>, BTreeMap<PathBuf, Of>>,
+    /// By processes.
+    known: BTreeMap<Vec<(u32, u64)>, AroundVm>,
     /// Of VMs that have ended.
     above: BTreeSet<PathBuf>,
+}
+
+/// What is around one VM.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct AroundVm {
+    groups: BTreeMap<PathBuf, Of>,
+    monitor: Option<Reporter>,
+}
+
+impl AroundVm {
+    fn read(root: &Root, processes: &[ProcessId]) -> Self {
+        Self { groups: of_vm(root, processes), monitor: processes.iter().find_map(|p| monitor_of(root, p)) }
+    }
+}
+
+/// The monitor for events on QEMU's command line.
+fn monitor_of(root: &Root, process: &ProcessId) -> Option<Reporter> {
+    let arguments = process::command_line(root, process.pid).ok()?;
+    let socket = CommandLine::parse(arguments.get(1..)?).events?;
+    socket.is_absolute().then(|| Reporter::Monitor { socket, pids: vec![process.pid] })
 }
 
 impl Around {
@@ -101,10 +162,10 @@ impl Around {
         let key = |vm: &Vec<ProcessId>| vm.iter().map(|p| (p.pid, p.start_time)).collect::<Vec<_>>();
         let keys: BTreeSet<_> = vms.iter().map(key).collect();
         for vm in vms {
-            self.known.entry(key(vm)).or_insert_with(|| of_vm(root, vm));
+            self.known.entry(key(vm)).or_insert_with(|| AroundVm::read(root, vm));
         }
         for (_, around) in self.known.iter().filter(|(key, _)| !keys.contains(*key)) {
-            let dirs: Vec<&PathBuf> = around.keys().collect();
+            let dirs: Vec<&PathBuf> = around.groups.keys().collect();
             let is_above = |dir: &&&PathBuf| dirs.iter().any(|other| other.parent() == Some(dir.as_path()));
             self.above.extend(dirs.iter().filter(is_above).map(|dir| (*dir).clone()));
         }
@@ -113,8 +174,13 @@ impl Around {
             self.above.pop_first();
         }
         let mut out: BTreeMap<PathBuf, Of> = self.above.iter().map(|dir| (dir.clone(), Of::Groups)).collect();
-        out.extend(self.known.values().flatten().map(|(path, of)| (path.clone(), of.clone())));
+        out.extend(self.known.values().flat_map(|vm| vm.groups.clone()));
         out
+    }
+
+    /// The monitors of those VMs.
+    fn monitors(&self) -> impl Iterator<Item = Reporter> {
+        self.known.values().filter_map(|vm| vm.monitor.clone())
     }
 }
 
@@ -127,9 +193,37 @@ mod tests {
         let groups = |dirs: &[&str]| dirs.iter().map(|dir| (PathBuf::from(dir), Of::Groups)).collect();
         let process = ProcessId { pid: u32::MAX, start_time: 1 };
         let mut around = Around::default();
-        around.known.insert(vec![(u32::MAX, 1)], groups(&["/m", "/m/plc-1"]));
+        let vm = AroundVm { groups: groups(&["/m", "/m/plc-1"]), monitor: None };
+        around.known.insert(vec![(u32::MAX, 1)], vm);
         assert_eq!(around.of(&Root::default(), &[vec![process]]), groups(&["/m", "/m/plc-1"]));
         assert_eq!(around.of(&Root::default(), &[]), groups(&["/m"]));
         assert!(around.known.is_empty());
+    }
+
+    #[test]
+    fn a_monitor_for_events_is_found_on_the_command_line() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let at = |pid: u32, line: &str| {
+            std::fs::create_dir_all(dir.path().join(format!("proc/{pid}"))).unwrap();
+            std::fs::write(dir.path().join(format!("proc/{pid}/cmdline")), line.replace(' ', "\0")).unwrap();
+            ProcessId { pid, start_time: 1 }
+        };
+        let line = |path: &str| {
+            format!(
+                "qemu-system-x86_64 -chardev socket,id=rtvirtio-events,path={path},server=on \
+                 -mon chardev=rtvirtio-events,mode=control"
+            )
+        };
+        let socket = PathBuf::from("/run/plc.events");
+        let monitor = |pid| Some(Reporter::Monitor { socket: socket.clone(), pids: vec![pid] });
+        assert_eq!(monitor_of(&root, &at(7, &line("/run/plc.events"))), monitor(7));
+        assert_eq!(monitor_of(&root, &at(8, &line("plc.events"))), None, "relative to a directory of QEMU's");
+        assert_eq!(monitor_of(&root, &at(9, "swtpm socket")), None);
+        let mut around = Around::default();
+        around.of(&root, &[vec![at(9, "swtpm socket"), at(7, &line("/run/plc.events"))]]);
+        assert_eq!(around.monitors().collect::<Vec<_>>(), Vec::from_iter(monitor(7)));
+        around.of(&root, &[]);
+        assert_eq!(around.monitors().count(), 0);
     }
 }

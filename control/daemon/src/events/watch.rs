@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -94,6 +94,15 @@ pub(super) fn of_vm(root: &Root, processes: &[ProcessId]) -> BTreeMap<PathBuf, O
     out
 }
 
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Happened {
+    /// Something that is watched changed.
+    pub here: bool,
+    /// Another descriptor can be read.
+    pub others: bool,
+}
+
 /// The kernel's notifications.
 #[derive(Debug)]
 pub(super) struct Watches {
@@ -147,19 +156,21 @@ impl Watches {
         ended
     }
 
-    /// Whether anything happened within this time.
-    pub fn wait(&mut self, time: Duration) -> bool {
-        let fds = [&self.inotify].into_iter().chain(self.processes.values());
-        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        let Ok(timeout) = Timespec::try_from(time) else { return false };
+    /// Waits until anything happens here or one of `others` can be read, for at most this time.
+    pub fn wait(&mut self, time: Duration, others: &[BorrowedFd<'_>]) -> Happened {
+        let own = [&self.inotify].into_iter().chain(self.processes.values());
+        let mut fds: Vec<PollFd<'_>> = own.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let others = others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
+        fds.extend(others);
+        let Ok(timeout) = Timespec::try_from(time) else { return Happened::default() };
         // Interrupted, it is called again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0) > 0;
-        let ready: Vec<bool> = fds.iter().map(|fd| ready && !fd.revents().is_empty()).collect();
-        let mut ended = ready.iter().skip(1);
+        let mut ready =
+            fds.iter().map(|fd| ready && !fd.revents().is_empty()).collect::<Vec<_>>().into_iter();
+        let files = ready.next().unwrap_or(false) && self.drain();
         let before = self.processes.len();
-        self.processes.retain(|_, _| !ended.next().copied().unwrap_or(false));
-        let files = ready.first().copied().unwrap_or(false) && self.drain();
-        files || self.processes.len() < before
+        self.processes.retain(|_, _| !ready.next().unwrap_or(false));
+        Happened { here: files || self.processes.len() < before, others: ready.any(|ready| ready) }
     }
 
     /// Reads what is queued; whether any of it matters.
@@ -201,6 +212,8 @@ impl Watches {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::Write as _;
+    use std::os::fd::AsFd as _;
     use std::process::Command;
 
     use super::*;
@@ -208,6 +221,10 @@ mod tests {
     /// Longer than any machine takes; nothing waits for it unless the test fails.
     const HANG: Duration = Duration::from_secs(60);
     const NONE: Duration = Duration::ZERO;
+
+    fn happened(watches: &mut Watches, time: Duration) -> bool {
+        watches.wait(time, &[]).here
+    }
 
     #[test]
     fn contract_files_wake_and_what_editors_leave_does_not() {
@@ -223,11 +240,11 @@ mod tests {
         fs::create_dir(&contracts).unwrap();
         assert!(!watches.set(&wanted, &[]));
         assert_eq!(watches.len(), 2);
-        assert!(!watches.wait(NONE));
+        assert!(!happened(&mut watches, NONE));
         fs::write(contracts.join(".plc.toml.swp"), "x").unwrap();
         fs::write(contracts.join("plc.toml.dpkg-new"), "x").unwrap();
         fs::write(dir.path().join("spec/other.toml"), "x").unwrap();
-        assert!(!watches.wait(NONE));
+        assert!(!happened(&mut watches, NONE));
         for change in [
             &|| fs::write(contracts.join("plc.toml"), "x").unwrap(),
             &|| fs::rename(contracts.join("plc.toml.dpkg-new"), contracts.join("plc.toml")).unwrap(),
@@ -236,16 +253,16 @@ mod tests {
         ] as [&dyn Fn(); 4]
         {
             change();
-            assert!(watches.wait(HANG));
-            assert!(!watches.wait(NONE));
+            assert!(happened(&mut watches, HANG));
+            assert!(!happened(&mut watches, NONE));
         }
         // A directory that goes is watched again when it is back.
         fs::remove_dir_all(&contracts).unwrap();
-        assert!(watches.wait(HANG));
+        assert!(happened(&mut watches, HANG));
         fs::create_dir(&contracts).unwrap();
         assert!(!watches.set(&wanted, &[]));
         fs::write(contracts.join("plc.toml"), "x").unwrap();
-        assert!(watches.wait(HANG));
+        assert!(happened(&mut watches, HANG));
         assert!(!watches.set(&BTreeMap::new(), &[]));
         assert_eq!(watches.len(), 0);
     }
@@ -258,11 +275,21 @@ mod tests {
         let mut watches = Watches::new().unwrap();
         assert!(!watches.set(&BTreeMap::new(), std::slice::from_ref(&process)));
         assert!(watches.set(&BTreeMap::new(), &[process, other]), "the other one has ended");
-        assert_eq!((watches.len(), watches.wait(NONE)), (1, false));
+        assert_eq!((watches.len(), happened(&mut watches, NONE)), (1, false));
         child.kill().unwrap();
-        assert!(watches.wait(HANG));
+        assert!(happened(&mut watches, HANG));
         child.wait().unwrap();
-        assert_eq!((watches.len(), watches.wait(NONE)), (0, false));
+        assert_eq!((watches.len(), happened(&mut watches, NONE)), (0, false));
+    }
+
+    #[test]
+    fn other_descriptors_end_a_wait_and_are_told_apart() {
+        let mut watches = Watches::new().unwrap();
+        let (reader, mut writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut wait = |time| watches.wait(time, &[reader.as_fd()]);
+        assert_eq!(wait(NONE), Happened::default());
+        writer.write_all(b"x").unwrap();
+        assert_eq!(wait(HANG), Happened { here: false, others: true });
     }
 
     #[test]

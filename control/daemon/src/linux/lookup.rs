@@ -15,16 +15,16 @@ use crate::observed::Presence;
 /// Called when something was found, from any thread.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
-type Result = std::result::Result<(VmHandle, Vec<ProcessId>), Presence>;
+type Found = Result<(VmHandle, Vec<ProcessId>), Presence>;
 
 /// Lookups under way, at most one for each VM.
 pub(super) struct Lookups {
     dirs: Dirs,
     waker: Waker,
-    sender: Sender<(String, Result)>,
-    results: Receiver<(String, Result)>,
+    sender: Sender<(String, Found)>,
+    results: Receiver<(String, Found)>,
     under_way: BTreeSet<String>,
-    arrived: BTreeMap<String, Vec<Result>>,
+    arrived: BTreeMap<String, Vec<Found>>,
 }
 
 impl Lookups {
@@ -58,7 +58,7 @@ impl Lookups {
     }
 
     /// What arrived for a VM.
-    pub fn take(&mut self, name: &str) -> Vec<Result> {
+    pub fn take(&mut self, name: &str) -> Vec<Found> {
         while let Ok((vm, result)) = self.results.try_recv() {
             self.under_way.remove(&vm);
             self.arrived.entry(vm).or_default().push(result);
@@ -67,13 +67,18 @@ impl Lookups {
     }
 }
 
-fn look_up(vm: &Vm, dirs: &Dirs) -> Result {
+fn look_up(vm: &Vm, dirs: &Dirs) -> Found {
     let found = find::one_of_host(std::slice::from_ref(vm), &vm.name, dirs)
         .and_then(|host_vm| host_vm.handle(&Quiet::default()));
     match found {
         Ok(handle) => {
-            let processes: Vec<ProcessId> =
-                handle.pids.iter().filter_map(|pid| ProcessId::of(*pid).ok().flatten()).collect();
+            let processes: Result<Vec<Option<ProcessId>>, std::io::Error> =
+                handle.pids.iter().map(|pid| ProcessId::of(*pid)).collect();
+            // One that cannot be read is there all the same.
+            let processes: Vec<ProcessId> = match processes {
+                Ok(processes) => processes.into_iter().flatten().collect(),
+                Err(e) => return Err(Presence::Unknown(format!("its processes cannot be read: {e}"))),
+            };
             if processes.is_empty() {
                 return Err(Presence::Off("it has no process".to_owned()));
             }

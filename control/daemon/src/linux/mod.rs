@@ -2,6 +2,7 @@
 
 mod domains;
 mod lookup;
+mod once;
 mod perform;
 mod plan;
 mod quiet;
@@ -33,10 +34,11 @@ use domains::ContractSources;
 use lookup::Lookups;
 use plan::PlanPart;
 use quiet::Quiet;
-use status::{drift, state_of, view};
+use status::{drift, state_of};
 use tasks::{Listed, tids};
 
 pub use lookup::Waker;
+pub use once::look_once;
 pub use running::RunningVm;
 
 /// What the kernel's mechanisms grant is asked again after so long.
@@ -153,6 +155,11 @@ impl LinuxHost {
         self.plan.saw(seen);
     }
 
+    /// Reads the contracts of libvirt's domains with the next pass.
+    pub fn ask_for_contracts(&mut self) {
+        self.contracts.ask_now();
+    }
+
     /// What could not be read at the last look.
     #[must_use]
     pub fn problems(&self) -> &[String] {
@@ -232,28 +239,7 @@ impl LinuxHost {
         let saved = scopes::in_force(&self.places.dirs, name);
         let Some(tracked) = self.tracked.get_mut(name) else { return };
         tracked.stale = false;
-        let unusable = |why: String| ScopeView {
-            contract: String::new(),
-            start: Vec::new(),
-            start_alive: true,
-            state: ScopeState::Unusable(why),
-            level: None,
-            drift: Vec::new(),
-        };
-        tracked.saved = None;
-        tracked.scope = match (status, saved) {
-            (Ok(None), _) => None,
-            (Err(e), _) => Some(unusable(format!("{e:#}"))),
-            (Ok(Some(status)), Ok(Some(saved))) => {
-                let view = view(&status, &saved);
-                tracked.saved = Some(saved);
-                Some(view)
-            }
-            // Without the file beside it a journal can only be put back.
-            (Ok(Some(_)), Ok(None) | Err(_)) => {
-                Some(ScopeView { state: ScopeState::Cut, ..unusable(String::new()) })
-            }
-        };
+        (tracked.scope, tracked.saved) = status::scope(status, saved);
         if tracked.scope.is_none() {
             tracked.kept = None;
         }
@@ -274,7 +260,7 @@ impl LinuxHost {
         let plan = if ended.is_empty() { None } else { renew::plan_in_force(&self.places.dirs)? };
         let reach = plan.map(|(_, host)| host.vms().to_vec()).unwrap_or_default();
         let status = rtvirtio_apply::status(state, &Machine::new(&self.root, &NoGuests))?;
-        let whole = status.filter(|s| s.complete && !s.reverting && !s.rebooted);
+        let whole = status.filter(rtvirtio_apply::Status::is_whole);
         Ok(Applied {
             drift: whole.as_ref().map(drift).unwrap_or_default(),
             reach: reach.into_iter().filter(|vm| ended.contains(&vm.name)).collect(),

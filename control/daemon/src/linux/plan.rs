@@ -9,7 +9,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_planner::replan::{NoPlan, Request, Sight, Unplanned};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::held::{self, HeldCandidate};
-use rtvirtio_workflow::scopes::Scopes;
+use rtvirtio_workflow::scopes::{self, Scopes};
 use rtvirtio_workflow::{Dirs, Error};
 
 use super::lookup::Waker;
@@ -146,6 +146,7 @@ impl PlanPart {
                     predictions: self.predictions(),
                 })
             }
+            (Ok(Some(_)), Err(e)) if !scopes::is_lost(&e) => Some(unusable(format!("{e:#}"))),
             // Without the file beside it a journal can only be put back.
             (Ok(Some(_)), _) => Some(PlanScope { state: ScopeState::Cut, ..unusable(String::new()) }),
         };

@@ -1,11 +1,30 @@
 //! Journals held against the host, as the loop takes them.
 
 use rtvirtio_apply::{KnobState, Status};
-use rtvirtio_workflow::scopes;
+use rtvirtio_workflow::{Result, scopes};
 
 use crate::observed::{Drift, KnobClass, ScopeState, ScopeView};
 
-pub(super) fn view(status: &Status, saved: &scopes::VmInForce) -> ScopeView {
+/// What is in force for a VM: its journal held against the host, and the file beside it.
+pub(super) fn scope(
+    status: Result<Option<Status>>,
+    saved: Result<Option<scopes::VmInForce>>,
+) -> (Option<ScopeView>, Option<scopes::VmInForce>) {
+    let without = |state: ScopeState| {
+        let (contract, start, drift) = (String::new(), Vec::new(), Vec::new());
+        (Some(ScopeView { contract, start, start_alive: true, state, level: None, drift }), None)
+    };
+    match (status, saved) {
+        (Ok(None), _) => (None, None),
+        (Err(e), _) => without(ScopeState::Unusable(format!("{e:#}"))),
+        (Ok(Some(status)), Ok(Some(saved))) => (Some(view(&status, &saved)), Some(saved)),
+        (Ok(Some(_)), Err(e)) if !scopes::is_lost(&e) => without(ScopeState::Unusable(format!("{e:#}"))),
+        // Without the file beside it a journal can only be put back.
+        (Ok(Some(_)), Ok(None) | Err(_)) => without(ScopeState::Cut),
+    }
+}
+
+fn view(status: &Status, saved: &scopes::VmInForce) -> ScopeView {
     let state = state_of(status);
     ScopeView {
         contract: saved.contract.clone(),
@@ -18,10 +37,12 @@ pub(super) fn view(status: &Status, saved: &scopes::VmInForce) -> ScopeView {
 }
 
 pub(super) fn state_of(status: &Status) -> ScopeState {
-    match (status.complete, status.reverting, status.rebooted) {
-        (_, _, true) => ScopeState::Rebooted,
-        (true, false, _) => ScopeState::Whole,
-        _ => ScopeState::Cut,
+    if status.rebooted {
+        ScopeState::Rebooted
+    } else if status.is_whole() {
+        ScopeState::Whole
+    } else {
+        ScopeState::Cut
     }
 }
 
@@ -37,4 +58,36 @@ pub(super) fn drift(status: &Status) -> Vec<Drift> {
         Some(Drift { class: KnobClass::of_path(&path), knob: name, path, wanted, found })
     };
     status.knobs.iter().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use rtvirtio_workflow::Error;
+
+    fn status(leftover: bool, rebooted: bool) -> Status {
+        let (version, knobs) = (String::new(), Vec::new());
+        Status { pid: 7, version, complete: true, reverting: false, leftover, rebooted, knobs }
+    }
+
+    #[test]
+    fn what_was_put_back_in_part_is_not_in_force() {
+        assert_eq!(state_of(&status(false, false)), ScopeState::Whole);
+        assert_eq!(state_of(&status(true, false)), ScopeState::Cut);
+        assert_eq!(state_of(&status(true, true)), ScopeState::Rebooted);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_now_puts_nothing_back() {
+        let state = |error: std::io::ErrorKind| {
+            let saved = Err(Error::from(std::io::Error::from(error)));
+            scope(Ok(Some(status(false, false))), saved).0.unwrap().state
+        };
+        assert_eq!(state(std::io::ErrorKind::NotFound), ScopeState::Cut);
+        assert!(matches!(state(std::io::ErrorKind::PermissionDenied), ScopeState::Unusable(_)));
+        let damaged = Error::new(rtvirtio_workflow::Kind::File, "damaged");
+        assert_eq!(scope(Ok(Some(status(false, false))), Err(damaged)).0.unwrap().state, ScopeState::Cut);
+        assert!(scope(Ok(None), Ok(None)).0.is_none());
+    }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 /// Where the domain answers; `None` where none runs.
 pub(super) fn control(dirs: &Dirs) -> Result<Option<PathBuf>, String> {
-    let recorded = process::control(&dirs.state).ok().flatten();
+    let recorded = process::control(&dirs.state).map_err(|e| format!("{e:#}"))?;
     let control = recorded.unwrap_or_else(|| dirs.run.join("iod.sock"));
     match client::listener(&control) {
         Ok(listener) => Ok(listener.map(|_| control)),
@@ -99,6 +99,17 @@ impl DomainDirection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_not_the_same_as_no_domain() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        assert_eq!(control(&dirs), Ok(None));
+        std::fs::create_dir(&dirs.state).unwrap();
+        assert_eq!(control(&dirs), Ok(None));
+        std::fs::write(dirs.state.join("iod.json"), "{").unwrap();
+        assert!(control(&dirs).unwrap_err().contains("iod.json"));
+    }
 
     #[test]
     fn a_reply_becomes_counters_with_exact_limits() {

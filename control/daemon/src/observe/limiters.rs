@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rtvirtio_kernel::cgroup::Limit;
 use rtvirtio_kernel::io_counters::IoCounters;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root, unless_gone};
 use rtvirtio_spec::Device;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::qmp::{Drive, ThrottleLimits};
@@ -134,14 +134,23 @@ impl LimiterCounters {
         const WHY: &str = "the kernel counts no requests that blk-throttle has held up; what was used of the limit is shown";
         let mut out = Vec::new();
         let mut counters = BTreeMap::new();
-        let Some(cgroups) = Cgroups::detect(root).ok() else { return out };
-        let group = vm.processes.first().and_then(|process| cgroups.of_pid(root, process.pid).ok());
-        let Some(group) = group else { return out };
+        let before = std::mem::take(&mut self.groups);
+        let (cgroups, group) = match group_of(vm, root) {
+            Ok(Some(found)) => found,
+            Ok(None) => return out,
+            Err(e) => {
+                let name = "limits of its cgroup".to_owned();
+                return vec![unseen(LimiterKind::BlkThrottle, name, e.to_string())];
+            }
+        };
         for part in &vm.contract.parts {
             let Device::Path(path) = &part.spec.device else { continue };
-            let Ok(device) = BlockDevice::find(root, path) else { continue };
-            let limits = match cgroups.limits_on_path(root, &group, &device.dev) {
-                Ok(limits) => limits,
+            let limits = BlockDevice::find(root, path).and_then(|device| {
+                let limits = cgroups.limits_on_path(root, &group, &device.dev)?;
+                Ok((device, limits))
+            });
+            let (device, limits) = match limits {
+                Ok(found) => found,
                 Err(e) => {
                     let name = format!("limits for {}", path.display());
                     out.push(unseen(LimiterKind::BlkThrottle, name, e.to_string()));
@@ -151,10 +160,12 @@ impl LimiterCounters {
             for one in limits {
                 let key = (one.cgroup.clone(), device.dev.clone());
                 if !counters.contains_key(&key) {
-                    let read = IoCounters::read(root, &cgroups, &one.cgroup, &device.dev);
-                    counters.insert(key.clone(), read.ok().flatten().unwrap_or_default());
+                    // Not known is not none: from nothing on, all since the start would count.
+                    if let Ok(read) = IoCounters::read(root, &cgroups, &one.cgroup, &device.dev) {
+                        counters.insert(key.clone(), read.unwrap_or_default());
+                    }
                 }
-                let between = self.groups.get(&key).and_then(|then| counters.get(&key)?.since(then));
+                let between = before.get(&key).and_then(|then| counters.get(&key)?.since(then));
                 let used = between.zip(seconds).map(|(io, seconds)| part_of(&io, one.limit) / seconds);
                 out.push(LimiterObservation {
                     kind: LimiterKind::BlkThrottle,
@@ -199,6 +210,14 @@ impl LimiterCounters {
         self.drives = looked.disks.iter().map(|disk| (disk.id.clone(), disk.clone())).collect();
         out
     }
+}
+
+/// The cgroup that a VM is in; `None` when it has ended.
+fn group_of(vm: &RunningVm, root: &Root) -> Result<Option<(Cgroups, PathBuf)>, HostError> {
+    let Some(process) = vm.processes.first() else { return Ok(None) };
+    let cgroups = Cgroups::detect(root)?;
+    let group = unless_gone(cgroups.of_pid(root, process.pid))?;
+    Ok(group.map(|group| (cgroups, group)))
 }
 
 fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
@@ -251,3 +270,6 @@ fn each(limits: &ThrottleLimits) -> Vec<(&'static str, u64, Count)> {
     ];
     all.into_iter().filter(|(_, limit, _)| *limit > 0).collect()
 }
+
+#[cfg(test)]
+mod tests;

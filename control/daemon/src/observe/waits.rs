@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Root, unless_gone};
 use rtvirtio_measure::waits::{
     DomainCounters, DomainVm, Interval, Use, WaitRow, domain_counters, estimate, exact,
 };
@@ -194,7 +194,8 @@ impl DeviceWindow {
             let Some(group) = groups.get(name) else { continue };
             // A group that is gone belongs to a VM that has ended meanwhile; one without counters
             // has sent nothing yet.
-            if let Ok(counters) = IoCounters::read(root, cgroups, group, &device.dev) {
+            let counters = unless_gone(IoCounters::read(root, cgroups, group, &device.dev)).map_err(words)?;
+            if let Some(counters) = counters {
                 look.groups.insert(name.clone(), counters.unwrap_or_default());
             }
             if let Some(stats) = disks.get(name).filter(|_| vm.contract.parts.len() == 1) {

@@ -6,7 +6,7 @@ use rtvirtio_planner::replan::{Basis, Policy, Proposal, Replan, Request, Sight, 
 
 use super::snapshot::{PlanSnapshot, proposal_words};
 use super::unplanned::{UnplannedDevice, planned_part};
-use crate::config::{Config, DriftPolicy, Mode};
+use crate::config::{Config, Mode};
 use crate::desired::Desired;
 use crate::history::EventKind;
 use crate::host::{Millis, Outcome};
@@ -85,8 +85,8 @@ impl PlanKeeper {
         let policy = config.policy();
         let is_wanted = policy.is_some() && (desired.plant.is_some() || desired.hides_contracts());
         if let Some(plan) = &observed.plan {
-            let forces = plan.drift.iter().all(|d| config.drift_policy(d) == DriftPolicy::Restore);
-            let put_back = |why: &str| step(PLAN, Action::PutBack { force: forces }, why);
+            let force = config.puts_back_over(&plan.drift);
+            let put_back = |why: &str| step(PLAN, Action::PutBack { force }, why);
             match &plan.state {
                 ScopeState::Unusable(_) => return Vec::new(),
                 ScopeState::Cut => steps.push(put_back("it was cut off half way")),

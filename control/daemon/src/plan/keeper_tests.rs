@@ -7,7 +7,7 @@ use rtvirtio_spec::{Criticality, HostSpec};
 
 use super::super::snapshot::PlanState;
 use super::*;
-use crate::config::PlanConfig;
+use crate::config::{DriftPolicy, PlanConfig};
 use crate::desired::{Contract, Plant};
 use crate::observed::{Drift, KnobClass, ObservedVm, PlanScope};
 

@@ -234,6 +234,13 @@ fn each_policy_about_drift() {
     // Put back, what another program has set is left where it would not have been restored.
     case.desired.contracts.clear();
     assert_eq!(case.steps(), one(Action::PutBack { force: false }));
+    // What was not compared may have such values too.
+    case.scope("plc").drift.clear();
+    assert_eq!(case.steps(), one(Action::PutBack { force: false }));
+    case.scope("plc").state = ScopeState::Cut;
+    assert_eq!(case.steps(), one(Action::PutBack { force: false }));
+    case.config.drift.clear();
+    assert_eq!(case.steps(), one(BACK));
 }
 
 #[test]

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Command, Shared, lock};
+use super::{Command, Shared};
 use crate::config::Mode;
 use crate::linux::RunningVm;
+use crate::lock::lock;
 use crate::placement::Source;
 use crate::snapshot::Snapshot;
 

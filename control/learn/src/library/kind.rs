@@ -2,6 +2,7 @@
 
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::fingerprint;
+use rtvirtio_spec::dashed;
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::{Error, Result, cpus, kernel_release};
 use serde::{Deserialize, Serialize};
@@ -59,9 +60,8 @@ impl DeviceKind {
     /// Name of its file: the model, and a fingerprint of all facts.
     #[must_use]
     pub fn key(&self) -> String {
-        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-        let name: String = self.model.trim().trim_start_matches('.').chars().map(plain).collect();
-        let name: String = name.chars().take(LONGEST_NAME).collect();
+        let model = self.model.trim().trim_start_matches('.');
+        let name: String = dashed(model).chars().take(LONGEST_NAME).collect();
         // A value that serialises always.
         let facts = serde_json::to_vec(self).unwrap_or_default();
         format!("{name}-{}", &fingerprint(&facts)[..8])

@@ -44,10 +44,13 @@ impl Svg {
         self.element("", "")
     }
 
-    /// An SVG file of its own.
+    /// An SVG file of its own, with a ground: the page that shows it may be dark where the reader's
+    /// system is light, and light where that is dark.
     #[must_use]
     pub fn standalone(&self) -> String {
-        self.element(" xmlns=\"http://www.w3.org/2000/svg\"", &format!("<style>{}</style>", super::STYLE))
+        let ground = "<rect width=\"100%\" height=\"100%\" style=\"fill:var(--paper)\"/>";
+        let style = format!("<style>{}</style>{ground}", super::STYLE);
+        self.element(" xmlns=\"http://www.w3.org/2000/svg\"", &style)
     }
 
     fn element(&self, namespace: &str, style: &str) -> String {

@@ -197,10 +197,13 @@ fn labels_of_rows_do_not_overlap() {
 }
 
 #[test]
-fn only_a_standalone_file_carries_namespace_and_style() {
+fn only_a_standalone_file_carries_namespace_style_and_ground() {
     let svg = svg_latency(&latency_plot(vec![]), 500.0);
+    let ground = "</style><rect width=\"100%\" height=\"100%\" style=\"fill:var(--paper)\"/>";
     assert!(svg.standalone().contains("xmlns=") && svg.standalone().contains("<style>"));
+    assert_eq!(svg.standalone().matches(ground).count(), 1, "below all else");
     assert!(!svg.inline().contains("xmlns") && !svg.inline().contains("<style>"));
+    assert!(!svg.inline().contains("100%"));
     assert!(svg_key(1).contains("aria-hidden"));
     roxmltree::Document::parse(&svg_key(3)).unwrap();
 }

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use rtvirtio_measure::observe::{Observed, Tail};
+use rtvirtio_spec::MAX_NAME;
 use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_vmm::disk_stats::Direction;
 
-use super::{Activity, Discovery, FoundDevice, FoundDisk, FoundReach, FoundVm, LONGEST_NAME, Source, unique};
+use super::{Activity, Discovery, FoundDevice, FoundDisk, FoundReach, FoundVm, Source, unique};
 
 /// A rate below this is no task: a clock, a log line now and then.
 const LEAST_RATE: f64 = 1.0 / 60.0;
@@ -156,11 +157,10 @@ fn vm(out: &mut String, vm: &FoundVm, many: bool, discovery: &Discovery) {
 
 /// Names for the disks of one VM, from their paths.
 fn disk_names(disks: &[&FoundDisk]) -> Vec<String> {
-    let fits = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let mut names = BTreeSet::new();
     let name = |disk: &&FoundDisk| {
         let name = disk.path.file_name().unwrap_or_default().to_string_lossy();
-        unique(&name.chars().map(fits).take(LONGEST_DISK).collect::<String>(), &mut names)
+        unique(&name.chars().take(LONGEST_DISK).collect::<String>(), &mut names)
     };
     disks.iter().map(name).collect()
 }
@@ -193,7 +193,7 @@ fn disk_tasks(out: &mut String, disk: &FoundDisk, disk_name: Option<&str>, named
             line("# A flush is what a sync in the guest makes. `profile` measures syncs on a disk without data only.".to_owned());
         }
         line("[[vm.task]]".to_owned());
-        line(format!("name = {}", quoted(&task.chars().take(LONGEST_NAME).collect::<String>())));
+        line(format!("name = {}", quoted(&task.chars().take(MAX_NAME).collect::<String>())));
         line(format!("op = \"{}\"", if seen.direction == Direction::Read { "read" } else { "write" }));
         let unit = if flush.is_some() { PAGE } else { SIZES.0 };
         line(format!("block = \"{}\"", block(seen.mean_size.unwrap_or(Bytes(4096)), unit)));

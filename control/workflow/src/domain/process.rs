@@ -108,7 +108,8 @@ fn recorded(dir: &StateDir) -> Result<Option<ProcessId>> {
 /// # Errors
 /// When the record cannot be read.
 pub fn control(state_dir: &Path) -> Result<Option<PathBuf>> {
-    Ok(record(&StateDir::open(state_dir)?)?.and_then(|record| record.control))
+    let Some(dir) = StateDir::find(state_dir)? else { return Ok(None) };
+    Ok(record(&dir)?.and_then(|record| record.control))
 }
 
 fn record(dir: &StateDir) -> Result<Option<Record>> {

@@ -1,6 +1,6 @@
 //! Putting a plan in force that is to be held, in place of the one that is.
 
-use rtvirtio_apply::{Amended, ApplyError, Line, Machine, OnConflict, Session, Silent};
+use rtvirtio_apply::{Amended, ApplyError, Line, Machine, OnConflict, Session, Silent, Status};
 use rtvirtio_kernel::Root;
 
 use super::make::{HeldCandidate, without, writes_of, yielded};
@@ -43,6 +43,9 @@ pub fn set(
             "a plan of `rtvirtio apply` is in force: `rtvirtio revert`, and the service sets its own"
         );
     }
+    let root = Root::default();
+    let applied = rtvirtio_apply::status(&dirs.state, &Machine::new(&root, &GuestAgents))?;
+    refuse_applied(applied.as_ref(), made.lines.iter().map(|line| line.path.clone()))?;
     let before = find(dirs)?;
     let left = yielded(before.as_ref(), &made.contract);
     let held = Held {
@@ -76,6 +79,8 @@ pub fn set(
     }
     let resolved = resolve(&made.plan, &devices, &[], &at, progress)?;
     let resolved = Resolved { writes: without(resolved.writes, &left), ..resolved };
+    // Also what it finds as it wants it: each of two journals would put it back for itself.
+    refuse_applied(applied.as_ref(), resolved.writes.iter().map(|write| write.target.to_string()))?;
     if resolved.writes.is_empty() {
         out.changed.clear();
         return Ok(out);
@@ -83,6 +88,19 @@ pub fn set(
     save(&held, dirs)?;
     resolved.apply(Some(&made.plan), &at, progress)?;
     Ok(out)
+}
+
+/// Refuses settings that are in force by hand, as limits of `rtvirtio apply --traffic-only` are.
+fn refuse_applied(applied: Option<&Status>, mut paths: impl Iterator<Item = String>) -> Result<()> {
+    let knobs = applied.map(|status| status.knobs.as_slice()).unwrap_or_default();
+    match paths.find_map(|path| knobs.iter().find(|knob| knob.path == path)) {
+        None => Ok(()),
+        Some(knob) => bail!(
+            InForce,
+            "`rtvirtio apply` or `rtvirtio starts` has set {}: `rtvirtio revert`, and the service sets its own",
+            knob.knob
+        ),
+    }
 }
 
 /// The configurations before any plan, also of devices that the new one does not have.

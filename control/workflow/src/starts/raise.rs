@@ -10,6 +10,7 @@ use rtvirtio_kernel::Root;
 
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
+use crate::in_force;
 
 /// What became of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +46,15 @@ impl Raise {
     /// in addition; with nothing in force they are a plan of their own.
     ///
     /// # Errors
-    /// As [`raise_writes`] for a VM whose weight would have no effect; when the journal cannot be
-    /// written, or a setting not be changed.
+    /// [`Kind::InForce`](crate::Kind::InForce) while the service holds a plan; as [`raise_writes`]
+    /// for a VM whose weight would have no effect; when the journal cannot be written, or a setting
+    /// not be changed.
     pub fn begin(vms: &[&str], weight: u32, binding: &Binding, dirs: &Dirs) -> Result<Self> {
         let root = Root::default();
         let machine = Machine::new(&root, &NoGuests);
         let session = Session::open(&dirs.state)?;
+        // It would set each raised weight again.
+        in_force::refuse_held(dirs)?;
         let ours_alone = !session.in_force()?;
         // A process that was killed may have left one raised: the journal has what it was before.
         let left = Levels::of_session(&session)?;

@@ -6,6 +6,11 @@
 //! only with the wake-up, which may take longer than the work did: after a sleep of up to [`NEAR`]
 //! a poll is tried, and while tries are in vain ever more sleeps lie between them. Polls that ended
 //! without work take at most [`WASTED_SHARE`] of a CPU.
+//!
+//! A poll that pays for itself still takes the CPU from a guest that could run. Where another
+//! thread wants it shows in the poll: it does not run for a while. When that adds up to
+//! [`TAKEN_SHARE`] of a [`WATCH`], the loop sleeps without polls for [`HOLD`], and longer each time
+//! that the next watch ends like that.
 
 use rtvirtio_domain_config::Poll;
 use rtvirtio_units::Nanos;
@@ -22,6 +27,16 @@ const MOST_SKIPPED: u32 = 64;
 const PERIOD: Nanos = Nanos::from_millis(20);
 /// Share of a period for polls that end without work, in percent.
 const WASTED_SHARE: u64 = 25;
+/// Between two looks of a poll, the least time in which another thread ran.
+const TAKEN: Nanos = Nanos::from_micros(100);
+/// Period in which the time of other threads is counted.
+const WATCH: Nanos = Nanos::from_millis(100);
+/// Share of it from which on the CPU is not this thread's to poll on, in percent. Stalls of a host,
+/// milliseconds each, stay below.
+const TAKEN_SHARE: u64 = 20;
+/// First time without polls, and the longest.
+const HOLD: Nanos = Nanos::from_millis(200);
+const LONGEST_HOLD: Nanos = Nanos::from_millis(3_200);
 
 /// The state of one loop.
 #[derive(Debug)]
@@ -36,6 +51,47 @@ pub struct AdaptivePoll {
     /// Sleeps until the next try, and how many there were before the last one.
     skip: u32,
     skipped: u32,
+    shared: SharedCpu,
+}
+
+/// Whether other threads want the CPU on which a loop polls.
+#[derive(Debug, Default)]
+struct SharedCpu {
+    /// The last look of a poll that goes on.
+    looked: Option<Nanos>,
+    watch: Nanos,
+    /// Time of others since then.
+    taken: u64,
+    /// Without polls until then.
+    until: Nanos,
+    hold: Nanos,
+}
+
+impl SharedCpu {
+    /// One look of a loop; `polls` when it looks again at once.
+    fn look(&mut self, now: Nanos, polls: bool) {
+        let gap = self.looked.map_or(0, |then| now.0.saturating_sub(then.0));
+        if gap >= TAKEN.0 {
+            self.taken += gap;
+        }
+        self.looked = polls.then_some(now);
+        if self.is_wanted(now) {
+            // While nothing is polled nothing is seen.
+            (self.watch, self.taken) = (now, 0);
+        } else if now.0.saturating_sub(self.watch.0) >= WATCH.0 {
+            if self.taken * 100 < WATCH.0 * TAKEN_SHARE {
+                self.hold = Nanos(0);
+            } else {
+                self.hold = Nanos((self.hold.0 * 2).clamp(HOLD.0, LONGEST_HOLD.0));
+                self.until = Nanos(now.0 + self.hold.0);
+            }
+            (self.watch, self.taken) = (now, 0);
+        }
+    }
+
+    fn is_wanted(&self, now: Nanos) -> bool {
+        now < self.until
+    }
 }
 
 impl AdaptivePoll {
@@ -44,11 +100,28 @@ impl AdaptivePoll {
             Poll::Fixed(window) => window,
             Poll::Adaptive => Nanos(0),
         };
-        Self { mode, window, idle_since: None, period: Nanos(0), wasted: 0, skip: 0, skipped: 0 }
+        Self {
+            mode,
+            window,
+            idle_since: None,
+            period: Nanos(0),
+            wasted: 0,
+            skip: 0,
+            skipped: 0,
+            shared: SharedCpu::default(),
+        }
     }
 
     /// Whether the loop sleeps now; it polls otherwise. `busy` when it has work.
     pub fn sleeps(&mut self, now: Nanos, busy: bool) -> bool {
+        let sleeps = self.ends_poll(now, busy);
+        if self.mode == Poll::Adaptive {
+            self.shared.look(now, !busy && !sleeps);
+        }
+        sleeps
+    }
+
+    fn ends_poll(&mut self, now: Nanos, busy: bool) -> bool {
         if busy {
             if self.idle_since.take().is_some() {
                 // A poll that paid.
@@ -58,7 +131,7 @@ impl AdaptivePoll {
         }
         let since = *self.idle_since.get_or_insert(now);
         let polled = now.0.saturating_sub(since.0);
-        if polled < self.window.0 {
+        if polled < self.window.0 && !self.shared.is_wanted(now) {
             return false;
         }
         if now.0.saturating_sub(self.period.0) > PERIOD.0 {
@@ -80,7 +153,7 @@ impl AdaptivePoll {
             return;
         }
         let affordable = self.wasted * 100 < PERIOD.0 * WASTED_SHARE;
-        self.window = if !affordable {
+        self.window = if !affordable || self.shared.is_wanted(now) {
             Nanos(0)
         } else if idle <= LIMIT.0 {
             Nanos((self.window.0 * 2).clamp(FIRST.0, LIMIT.0))
@@ -149,8 +222,8 @@ mod tests {
     #[test]
     fn time_of_other_threads_is_not_wasted() {
         let mut poll = AdaptivePoll::new(Poll::Adaptive);
-        run(&mut poll, std::iter::repeat_n(8_000, 10), 90_000);
-        let mut now = 2_000_000_000;
+        let (.., passed) = run(&mut poll, std::iter::repeat_n(8_000, 10), 90_000);
+        let mut now = 1_000_000_000 + passed;
         assert!(!poll.sleeps(Nanos(now), true));
         for _ in 0..3 {
             assert!(!poll.sleeps(Nanos(now), false), "it polls");
@@ -161,6 +234,54 @@ mod tests {
             assert!(!poll.sleeps(Nanos(now), true));
         }
         assert!(!poll.sleeps(Nanos(now), false), "and polls on");
+    }
+
+    /// Polls for `length`; after each `ran` of it another thread has the CPU for `taken`. Returns
+    /// for how long it polled.
+    fn share(poll: &mut AdaptivePoll, begin: u64, length: u64, (ran, taken): (u64, u64)) -> u64 {
+        let (mut now, mut polled, mut turn) = (begin, 0, begin);
+        while now < begin + length {
+            // Work comes 40 us after the last.
+            assert!(!poll.sleeps(Nanos(now), true));
+            let work = now + 40_000;
+            while now < work {
+                if poll.sleeps(Nanos(now), false) {
+                    now = work + 5_000;
+                    poll.woke(Nanos(now));
+                    break;
+                }
+                now += 500;
+                polled += 500;
+                if now - turn > ran {
+                    now += taken;
+                    turn = now;
+                }
+            }
+        }
+        polled
+    }
+
+    #[test]
+    fn a_cpu_that_guests_want_is_left_to_them() {
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        let begin = 1_000_000_000;
+        let alone = share(&mut poll, begin, 1_000_000_000, (u64::MAX, 0));
+        assert!(alone > 800_000_000, "{alone} ns");
+        // Slices of 3 ms each: most of the time it sleeps.
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        let shared = share(&mut poll, begin, 10_000_000_000, (3_000_000, 3_000_000));
+        assert!(shared < 1_000_000_000, "{shared} ns of 10 s");
+        // Alone again it polls again, after the longest hold at most.
+        let again = share(&mut poll, begin + 20_000_000_000, 4_000_000_000, (u64::MAX, 0));
+        assert!(again > 500_000_000, "{again} ns of 4 s");
+    }
+
+    /// A host that stands still for 5 ms ten times a second is no other thread.
+    #[test]
+    fn stalls_of_a_host_end_no_polls() {
+        let mut poll = AdaptivePoll::new(Poll::Adaptive);
+        let polled = share(&mut poll, 1_000_000_000, 1_000_000_000, (95_000_000, 5_000_000));
+        assert!(polled > 800_000_000, "{polled} ns");
     }
 
     #[test]

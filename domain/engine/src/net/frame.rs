@@ -11,9 +11,16 @@ pub const HEADER: usize = 12;
 pub const LEGACY_HEADER: usize = 10;
 /// Length of Ethernet's header.
 pub(super) const ETHERNET: usize = 14;
+/// Length of a tag, with the type of what is behind it.
+pub(super) const TAG: usize = 4;
+/// Lengths of IP headers without options.
+pub(super) const IPV4_HEADER: usize = 20;
+pub(super) const IPV6_HEADER: usize = 40;
 
 pub(super) const VLAN: u16 = 0x8100;
-pub(super) const SERVICE_VLAN: u16 = 0x88a8;
+const SERVICE_VLAN: u16 = 0x88a8;
+/// The reserved identifier: no port may be of it.
+const UNKNOWN_VLAN: u16 = 0xfff;
 pub(super) const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
 
@@ -33,7 +40,7 @@ pub struct Frame {
     pub destination: Mac,
     /// Source.
     pub source: Mac,
-    /// Tag of the outer VLAN: identifier and priority code point.
+    /// Identifier of the outer VLAN, 0 for none, and priority code point of the outer tag.
     pub vlan: Option<(u16, u8)>,
     /// Differentiated services code point of an IP packet.
     pub dscp: Option<u8>,
@@ -45,26 +52,48 @@ impl Frame {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let header = bytes.get(..ETHERNET)?;
         let address = |at: usize| Some(Mac(header.get(at..at + 6)?.try_into().ok()?));
-        let word = |at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
-        let mut frame = Self { destination: address(0)?, source: address(6)?, vlan: None, dscp: None };
-        let (mut kind, mut at) = (word(12)?, ETHERNET);
-        // An outer and an inner tag.
-        for _ in 0..2 {
-            if kind != VLAN && kind != SERVICE_VLAN {
-                break;
-            }
-            let tag = word(at)?;
-            frame.vlan.get_or_insert((tag & 0xfff, (tag >> 13) as u8));
-            kind = word(at + 2)?;
-            at += 4;
-        }
-        frame.dscp = match kind {
+        let (kind, at) = content(bytes)?;
+        let dscp = match kind {
             IPV4 => bytes.get(at + 1).map(|tos| tos >> 2),
-            IPV6 => word(at).map(|v| ((v >> 6) & 0x3f) as u8),
+            IPV6 => word(bytes, at).map(|v| ((v >> 6) & 0x3f) as u8),
             _ => None,
         };
-        Some(frame)
+        Some(Self { destination: address(0)?, source: address(6)?, vlan: vlan(bytes, kind, at), dscp })
     }
+}
+
+fn word(frame: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn is_tag(kind: u16) -> bool {
+    kind == VLAN || kind == SERVICE_VLAN
+}
+
+/// The type of what a frame holds behind an outer and an inner tag, and where that begins; `None`
+/// for a frame that ends before.
+pub(super) fn content(frame: &[u8]) -> Option<(u16, usize)> {
+    let (mut kind, mut at) = (word(frame, ETHERNET - 2)?, ETHERNET);
+    for _ in 0..2 {
+        if !is_tag(kind) {
+            break;
+        }
+        kind = word(frame, at + 2)?;
+        at += TAG;
+    }
+    Some((kind, at))
+}
+
+/// The VLAN of a frame whose content has this type and begins there, and the priority of its outer
+/// tag. A tag with identifier 0 carries a priority only: receivers remove it, and go by the one
+/// behind it.
+fn vlan(frame: &[u8], kind: u16, content: usize) -> Option<(u16, u8)> {
+    let mut tags = (ETHERNET..content).step_by(TAG).filter_map(|at| word(frame, at));
+    let outer = tags.next()?;
+    let id = [outer].into_iter().chain(tags).map(|tag| tag & 0xfff).find(|id| *id != 0);
+    // Behind two of them a third one is not read.
+    let id = id.unwrap_or(if is_tag(kind) { UNKNOWN_VLAN } else { 0 });
+    Some((id, (outer >> 13) as u8))
 }
 
 /// What a port sends and gets.
@@ -110,7 +139,6 @@ impl PortRules {
     }
 
     fn allows_vlan(&self, frame: &Frame) -> bool {
-        // A tag with identifier 0 carries a priority only.
         let id = frame.vlan.map_or(0, |(id, _)| id);
         self.vlans.is_empty() || self.vlans.contains(&id)
     }
@@ -158,8 +186,7 @@ pub fn is_valid_header(bytes: &[u8], features: u64) -> bool {
     if flags & !(NEEDS_CSUM | DATA_VALID) != 0 {
         return false;
     }
-    let (start, offset) = (field(header, 6), field(header, 8));
-    if flags & NEEDS_CSUM != 0 && (features & feature::CSUM == 0 || start + offset + 2 > frame.len()) {
+    if flags & NEEDS_CSUM != 0 && (features & feature::CSUM == 0 || !has_checksum_behind(header, frame)) {
         return false;
     }
     let allowed = match kind & !GSO_ECN {
@@ -170,6 +197,20 @@ pub fn is_valid_header(bytes: &[u8], features: u64) -> bool {
     };
     let (headers, segment) = (field(header, 2), field(header, 4));
     allowed && flags & NEEDS_CSUM != 0 && segment > 0 && headers < frame.len()
+}
+
+/// Whether the checksum that is left to the receiver lies within the frame, and behind the headers
+/// that are checked here: it is written after that, so that it could change source, VLAN or
+/// priority.
+fn has_checksum_behind(header: &[u8], frame: &[u8]) -> bool {
+    let (start, offset) = (field(header, 6), field(header, 8));
+    let Some((kind, at)) = content(frame) else { return false };
+    let headers = match kind {
+        IPV4 => IPV4_HEADER,
+        IPV6 => IPV6_HEADER,
+        _ => 0,
+    };
+    start >= at + headers && start + offset + 2 <= frame.len()
 }
 
 /// Whether the sender has left segmentation to the receiver: of TCP over IPv6, or IPv4.

@@ -35,6 +35,20 @@ fn fields_are_found_behind_tags() {
     assert_eq!(Frame::parse(&frame(OTHER, OWN, &[0x81, 0, 0])), None);
 }
 
+/// Linux and switches remove a tag with identifier 0, and take the next one for the frame's.
+#[test]
+fn the_vlan_is_that_of_the_first_tag_with_an_identifier() {
+    let of = |rest: &[u8]| Frame::parse(&frame(OTHER, OWN, rest)).unwrap();
+    let behind_priority = of(&[0x81, 0, 0xa0, 0, 0x81, 0, 0x20, 6, 8, 0, 0x45, 0]);
+    assert_eq!(behind_priority.vlan, Some((6, 5)));
+    assert_eq!(of(&[0x81, 0, 0xa0, 0, 8, 0, 0x45, 0]).vlan, Some((0, 5)));
+    let third = of(&[0x81, 0, 0, 0, 0x81, 0, 0, 0, 0x81, 0, 0, 6, 8, 0]);
+    let rules = port("vlans = [0, 5]");
+    assert!(!rules.may_send(&behind_priority) && !rules.may_send(&third), "VLAN 6 is another's");
+    assert!(!rules.may_send(&of(&[0x88, 0xa8, 0, 0, 0x88, 0xa8, 0, 0, 0x81, 0, 0, 6, 8, 0])));
+    assert!(rules.may_send(&of(&[0x81, 0, 0xa0, 0, 8, 0, 0x45, 0])), "a priority alone");
+}
+
 #[test]
 fn a_port_sends_as_itself_and_gets_what_is_for_it() {
     let rules = port(&format!("multicast = [\"{SAMPLED_VALUES}\"]\nvlans = [5]"));
@@ -90,6 +104,24 @@ fn headers_describe_their_frame() {
     assert_eq!(segmentation(&header(1, 0x84, 0, 0, 0, 0)), Some(true));
     assert_eq!(segmentation(&header(1, 0, 0, 0, 0, 0)), None);
     assert!(!is_valid_header(&[0; 11], all));
+}
+
+/// A checksum is written after the frame was checked, and its sender chooses which sum that is.
+#[test]
+fn no_checksum_changes_what_was_checked() {
+    let all = feature::offered(true);
+    let of = |start: u16, offset: u16, rest: &[u8]| {
+        let frame = [frame(OTHER, OWN, rest), vec![0; 60]].concat();
+        is_valid_header(&[header(1, 0, 0, 0, start, offset), frame].concat(), all)
+    };
+    let (ipv4, ipv6) = (&[8, 0, 0x45, 0][..], &[0x86, 0xdd, 0x60, 0][..]);
+    assert!(!of(0, 6, ipv4), "the source");
+    assert!(!of(0, 16, ipv4) && !of(14, 0, ipv4) && !of(33, 6, ipv4), "the code point");
+    assert!(of(34, 6, ipv4) && of(34, 16, ipv4) && of(38, 16, ipv4));
+    assert!(!of(53, 6, ipv6) && of(54, 16, ipv6));
+    let tagged = &[0x81, 0, 0x80, 5, 8, 0, 0x45, 0][..];
+    assert!(!of(14, 0, tagged) && !of(34, 6, tagged) && of(38, 6, tagged), "the VLAN");
+    assert!(!of(13, 0, &[0x88, 0xba]) && of(14, 0, &[0x88, 0xba]));
 }
 
 /// The sum over the whole range, its own field included, is all ones.

@@ -9,12 +9,10 @@
 use rtvirtio_sched::Priority;
 
 use super::frame::{
-    ETHERNET, GSO_ECN, GSO_TCPV4, GSO_TCPV6, HEADER, IPV4, IPV6, NEEDS_CSUM, SERVICE_VLAN, VLAN, field,
+    GSO_ECN, GSO_TCPV4, GSO_TCPV6, HEADER, IPV4, IPV4_HEADER, IPV6, IPV6_HEADER, NEEDS_CSUM, content, field,
 };
 
-/// Lengths of headers without options, and of the part of TCP's before its checksum.
-const IPV4_HEADER: usize = 20;
-const IPV6_HEADER: usize = 40;
+/// Length of TCP's header without options, and of the part before its checksum.
 const TCP_HEADER: usize = 20;
 const TCP_CHECKSUM: usize = 16;
 const TCP: u8 = 6;
@@ -46,13 +44,7 @@ impl Cut {
         let kind = header[1] & !GSO_ECN;
         let (size, tcp) = (field(header, 4), field(header, 6));
         let word = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
-        let (mut protocol, mut ip) = (word(ETHERNET - 2)?, ETHERNET);
-        for _ in 0..2 {
-            if protocol == VLAN || protocol == SERVICE_VLAN {
-                protocol = word(ip + 2)?;
-                ip += 4;
-            }
-        }
+        let (protocol, ip) = content(frame)?;
         let first = *frame.get(ip)?;
         let is_described = match kind {
             // Not a part of a packet, and TCP is where the header says.

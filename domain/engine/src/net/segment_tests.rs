@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::super::frame::complete_checksum;
+use super::super::frame::{ETHERNET, complete_checksum};
 use super::*;
 
 /// A TCP segment: an Ethernet header with `tags`, IP, TCP with 12 bytes of options.

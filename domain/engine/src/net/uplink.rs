@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_domain_config::{Mac, Network, Port, UplinkKind};
 
 use super::frame::{HEADER, LEGACY_HEADER};
+use super::packet;
 use crate::feature::net as feature;
 
 /// `linux/if_tun.h`.
@@ -204,17 +205,7 @@ impl Uplink {
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.kind {
             Kind::Tap | Kind::Datagram => Ok(rustix::io::read(&self.fd, buffer)?),
-            Kind::Packet => {
-                let shift = HEADER - LEGACY_HEADER;
-                let Some(behind) = buffer.get_mut(shift..) else { return Ok(0) };
-                let len = rustix::io::read(&self.fd, behind)?;
-                // The kernel's header lacks the number of buffers.
-                buffer.copy_within(shift..shift + LEGACY_HEADER.min(len), 0);
-                if let Some(count) = buffer.get_mut(LEGACY_HEADER..HEADER) {
-                    count.fill(0);
-                }
-                Ok(len + shift)
-            }
+            Kind::Packet => packet::read(self.fd.as_fd(), buffer),
         }
     }
 
@@ -325,6 +316,7 @@ fn open_packet(name: &str) -> Result<OwnedFd, UplinkError> {
     let one: libc::c_int = 1;
     for (option, what) in [
         (PACKET_VNET_HDR, "cannot pass offloads on"),
+        (packet::PACKET_AUXDATA, "cannot receive tags of VLANs"),
         (PACKET_QDISC_BYPASS, "cannot pass the queueing discipline"),
         (PACKET_IGNORE_OUTGOING, "cannot ignore outgoing frames"),
     ] {

@@ -155,6 +155,19 @@ fn frames_that_were_sent_late_prove_nothing() {
     assert!(half.why.contains("this host sent 50 of 100 frames"), "{}", half.why);
 }
 
+/// The guest knows from the first frame how the next ones will look.
+#[test]
+fn an_answer_to_a_frame_that_was_not_sent_yet_is_none() {
+    let load = load(SocketAddr::from(([127, 0, 0, 1], 7)), 1_000.0, target(50.0, Nanos(MS)));
+    let schedule =
+        Schedule { begin: Instant::now(), rate: 1_000.0, burst: 1, count: 100, first: 0, run: [0; 8] };
+    let sent: Vec<u64> = (0..100).map(|n| schedule.due(n).as_nanos() as u64 + MS).collect();
+    let received: Vec<u64> = sent.iter().map(|at| at - MS / 2).collect();
+    let measured = measurement(&schedule, Some(Nanos(MS)), &sent, &received);
+    assert_eq!((measured.answered, measured.lost), (0, 100));
+    assert_eq!(measured.result(&load).verdict, Some(Verdict::Missed));
+}
+
 /// Frames of a burst are due at once, and the next ones when their rate says so.
 #[test]
 fn bursts_keep_the_rate() {

@@ -15,7 +15,7 @@ const VIRSH: &str = "virsh";
 /// `tools/virsh.c`).
 const NOT_REACHED: &str = "failed to connect to the hypervisor";
 /// Most bytes of its messages that are read.
-const ERROR_LIMIT: usize = 64 * 1024;
+pub(super) const ERROR_LIMIT: usize = 64 * 1024;
 
 pub(super) fn run(
     uri: &str,
@@ -50,14 +50,19 @@ pub(super) fn run(
     if status.success() {
         return Ok(out);
     }
-    let message = message(&errors);
-    if String::from_utf8_lossy(&errors).contains(NOT_REACHED) {
-        return Err(VmmError::NoLibvirt { peer: peer(), message });
-    }
-    Err(VmmError::Libvirt { peer: peer(), operation: operation(), message })
+    Err(failure(uri, &operation(), &errors))
 }
 
-fn command(uri: &str, args: &[&str], access: Access) -> Command {
+/// Why virsh failed, from what it printed.
+pub(super) fn failure(uri: &str, operation: &str, errors: &[u8]) -> VmmError {
+    let (peer, message) = (format!("libvirt {uri}"), message(errors));
+    if String::from_utf8_lossy(errors).contains(NOT_REACHED) {
+        return VmmError::NoLibvirt { peer, message };
+    }
+    VmmError::Libvirt { peer, operation: operation.to_owned(), message }
+}
+
+pub(super) fn command(uri: &str, args: &[&str], access: Access) -> Command {
     let mut command = Command::new(VIRSH);
     command.args(["--quiet", "--connect", uri]);
     if access == Access::Read {
@@ -75,7 +80,8 @@ fn command(uri: &str, args: &[&str], access: Access) -> Command {
 }
 
 /// Ends the process when it is no longer needed, and reaps it.
-struct Running(Child);
+#[derive(Debug)]
+pub(super) struct Running(pub Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

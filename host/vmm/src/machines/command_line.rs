@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::EVENTS_CHARDEV;
+
 /// Name of the guest agent's channel.
 const AGENT: &str = "org.qemu.guest_agent.0";
 /// Name of a second agent's channel, where a management tool holds the first (`docs/guide`).
@@ -23,6 +25,8 @@ pub struct CommandLine {
     pub proxmox: Option<u32>,
     /// Socket of a QMP monitor.
     pub qmp: Option<PathBuf>,
+    /// Socket of the QMP monitor that is there for events alone ([`EVENTS_CHARDEV`]).
+    pub events: Option<PathBuf>,
     /// Socket of the guest agent's channel.
     pub agent: Option<PathBuf>,
     /// Files and block devices that are disks of the guest.
@@ -155,6 +159,9 @@ impl CommandLine {
         }
         // Chardevs may be declared after what uses them.
         let socket = |id: &String| sockets.iter().find(|(i, _)| i == id).map(|(_, path)| path.clone());
+        let (of_events, monitors): (Vec<_>, Vec<_>) =
+            monitors.into_iter().partition(|chardev| chardev == EVENTS_CHARDEV);
+        found.events = of_events.iter().find_map(socket);
         found.qmp = found.qmp.take().or_else(|| monitors.iter().find_map(socket));
         found.agent = agents.iter().find_map(socket);
         found.vhost_user = served.iter().filter_map(socket).collect();
@@ -222,6 +229,18 @@ mod tests {
         assert_eq!(vm.vhost_user, [Path::new("/run/rtvirtio/web.sock")]);
         assert_eq!(vm.disks, [Path::new("/srv/x.qcow2")]);
         assert_eq!(parse("-pidfile /run/100.pid").proxmox, None);
+    }
+
+    #[test]
+    fn a_monitor_for_events_is_no_monitor_for_commands() {
+        let events = "-chardev socket,id=rtvirtio-events,path=/run/plc.events,server=on,wait=off -mon chardev=rtvirtio-events,mode=control";
+        let vm = parse(events);
+        assert_eq!((vm.qmp, vm.events.as_deref()), (None, Some(Path::new("/run/plc.events"))));
+        let vm = parse(&format!("{events} -qmp unix:/run/plc.qmp,server=on,wait=off"));
+        assert_eq!(vm.qmp.as_deref(), Some(Path::new("/run/plc.qmp")));
+        assert_eq!(vm.events.as_deref(), Some(Path::new("/run/plc.events")));
+        // A chardev without a monitor of the protocol is none.
+        assert_eq!(parse("-chardev socket,id=rtvirtio-events,path=/run/x -mon rtvirtio-events").events, None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rtvirtio_testbed::cluster::Cluster;
+use rtvirtio_testbed::cluster::{Cluster, domain_group};
 
 /// Pause between two looks.
 const EVERY: Duration = Duration::from_millis(2);
@@ -20,21 +20,18 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn start(cluster: &Cluster, nodes: &[usize], vm: &str) -> Self {
-        let machines: Vec<(PathBuf, PathBuf)> = nodes
-            .iter()
-            .map(|n| (cluster.group(*n, "cpu").join("machine"), cluster.group(*n, "cpuacct").join("machine")))
-            .collect();
-        let (end, name) = (Arc::new(AtomicBool::new(false)), format!("-{vm}.libvirt-qemu"));
+        let groups: Vec<(PathBuf, PathBuf)> =
+            nodes.iter().map(|n| (cluster.group(*n, "cpu"), cluster.group(*n, "cpuacct"))).collect();
+        let (end, vm) = (Arc::new(AtomicBool::new(false)), vm.to_owned());
         let ended = Arc::clone(&end);
         let thread = std::thread::spawn(move || {
             while !ended.load(Ordering::Relaxed) {
-                for (cpu, cpuacct) in &machines {
-                    let Some(domain) = domain(cpu, &name) else { continue };
-                    if number(&cpu.join(&domain).join("cpu.rt_runtime_us")).is_some_and(|us| us > 0) {
+                for (cpu, cpuacct) in &groups {
+                    let Some(domain) = domain_group(cpu, &vm) else { continue };
+                    if number(&domain.join("cpu.rt_runtime_us")).is_some_and(|us| us > 0) {
                         // Its vCPU's thread stays in libvirt's group of this controller.
-                        return Some(
-                            number(&cpuacct.join(&domain).join("vcpu0/cpuacct.usage"))? as f64 / 1e6,
-                        );
+                        let used = number(&domain_group(cpuacct, &vm)?.join("vcpu0/cpuacct.usage"))?;
+                        return Some(used as f64 / 1e6);
                     }
                 }
                 std::thread::sleep(EVERY);
@@ -49,11 +46,6 @@ impl Watch {
         self.end.store(true, Ordering::Relaxed);
         self.thread.join().ok().flatten()
     }
-}
-
-fn domain(machine: &Path, end: &str) -> Option<std::ffi::OsString> {
-    let mut names = fs::read_dir(machine).ok()?.flatten().map(|e| e.file_name());
-    names.find(|name| name.to_string_lossy().ends_with(end))
 }
 
 fn number(path: &Path) -> Option<u64> {

@@ -9,6 +9,7 @@ use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testbed::qemu::{Accel, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 use rtvirtio_vmm::agent::Process;
+use rtvirtio_workflow::Progress;
 use serde::{Deserialize, Serialize};
 
 use super::ovs::OvsDpdk;
@@ -195,14 +196,15 @@ impl NetBed {
     /// moves into the namespace.
     ///
     /// # Errors
-    /// A namespace, a domain or a guest that cannot be made.
+    /// A namespace, a domain or a guest that cannot be made, and cancellation.
     pub fn new(
         system: System,
-        image: &GuestImage,
-        accel: Accel,
+        (image, accel): (&GuestImage, Accel),
         options: BedOptions,
         disk: Option<(&Path, Bytes)>,
+        progress: &dyn Progress,
     ) -> anyhow::Result<Self> {
+        progress.check_cancelled()?;
         let namespace = Namespace::new().context("a network namespace")?;
         namespace.enter()?;
         netns::bridge(&["tap-a", "tap-b", "tap-c"])?;
@@ -228,6 +230,7 @@ impl NetBed {
             System::Tap | System::Domain => None,
         };
         let boot = |i: usize| -> anyhow::Result<QemuGuest> {
+            progress.check_cancelled()?;
             let backend = match system {
                 System::Tap => NicBackend::Tap(format!("tap-{}", NAMES[i])),
                 System::Domain => NicBackend::VhostUser(dir.path().join(NAMES[i])),
@@ -443,6 +446,15 @@ impl NetBed {
         bind(domain.pid(), &[self.core])?;
         self.domain = Some(domain);
         Ok(begin)
+    }
+}
+
+impl Drop for NetBed {
+    fn drop(&mut self) {
+        // The guests end first, and wait for a stopped switch until their time limit.
+        if let Some(ovs) = &self.ovs {
+            let _ = ovs.set_stopped(false);
+        }
     }
 }
 

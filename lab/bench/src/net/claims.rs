@@ -4,17 +4,17 @@ use rtvirtio_learn::statistic::median;
 
 use super::bed::{LINK, System};
 use super::polling::PollingRun;
-use super::{NetData, PathData, Situation, UplinkData};
+use super::{NetData, PathData, Situation, UplinkData, WebData};
 use crate::claims::Claim;
 
 /// The claims of all that was measured; what was not claims nothing.
 #[must_use]
 pub fn claims(data: &NetData) -> Vec<Claim> {
-    let parts = [flood, uplink, simulated, frames, tcp, crash, hostile, ping, sv, polling];
+    let parts = [flood, uplink, simulated, frames, tcp, crash, hostile, ping, sv, polling, web];
     parts.into_iter().flat_map(|part| part(data)).filter(|claim| claim.n > 0).collect()
 }
 
-fn claim(id: &str, what: &str, value: f64, unit: &str, n: usize) -> Claim {
+pub(super) fn claim(id: &str, what: &str, value: f64, unit: &str, n: usize) -> Claim {
     Claim::new(format!("net.{id}"), what, value, unit, n)
 }
 
@@ -277,30 +277,40 @@ fn ping(data: &NetData) -> Vec<Claim> {
 
 fn sv(data: &NetData) -> Vec<Claim> {
     let Some(sv) = &data.sv else { return Vec::new() };
-    let runs = |flooded| sv.runs.iter().filter(move |run| run.flooded == flooded);
-    let frames = |flooded| runs(flooded).map(|run| (run.n + run.lost) as usize).sum::<usize>();
-    let lost: u64 = runs(true).map(|run| run.lost).sum();
-    let p999 = |flooded| median(runs(flooded).map(|run| run.p999 as f64).collect());
-    let over = |flooded| p999(flooded) / sv.target_ns.0.max(1) as f64;
-    vec![
-        claim(
-            "sv.lost",
-            "sampled values without an answer beside floods on network and disk",
-            lost as f64,
-            "frames",
-            frames(true),
-        )
-        .at_most(0.0),
-        claim(
-            "sv.p999_over_target",
-            "p99.9 from publisher through client and disk and back beside both floods, to its target",
-            over(true),
+    let runs = |of: (bool, bool)| sv.runs.iter().filter(move |run| (run.flooded, run.contract) == of);
+    let frames = |of| runs(of).map(|run| (run.n + run.lost) as usize).sum::<usize>();
+    let lost = |of| runs(of).map(|run| run.lost).sum::<u64>() as f64;
+    let over = |of| median(runs(of).map(|run| run.p999 as f64).collect()) / sv.target_ns.0.max(1) as f64;
+    let (idle, alone, whole) = ((false, false), (true, false), (true, true));
+    let what = "sampled values without an answer beside floods on network and disk";
+    let tail = "p99.9 from publisher through client and disk and back beside both floods, to its target";
+    let mut claims = Vec::new();
+    if runs(whole).next().is_some() {
+        let path = "with contracts for network, disk and CPU";
+        let claim = |id, what, value, unit| claim(id, &format!("{what}; {path}"), value, unit, frames(whole));
+        claims.push(claim("sv.lost", what, lost(whole), "frames").at_most(0.0));
+        claims.push(claim("sv.p999_over_target", tail, over(whole), "ratio").at_most(1.0));
+    }
+    for (of, id, what, value, unit) in [
+        (alone, "sv.lost_without_cpu", format!("{what}; without the CPU contract"), lost(alone), "frames"),
+        (
+            alone,
+            "sv.p999_over_target_without_cpu",
+            "the same without the CPU contract".to_owned(),
+            over(alone),
             "ratio",
-            frames(true),
-        )
-        .at_most(1.0),
-        claim("sv.p999_over_target_idle", "the same without floods", over(false), "ratio", frames(false)),
-    ]
+        ),
+        (idle, "sv.p999_over_target_idle", "the same without floods".to_owned(), over(idle), "ratio"),
+    ] {
+        if runs(of).next().is_some() {
+            claims.push(claim(id, &what, value, unit, frames(of)));
+        }
+    }
+    claims
+}
+
+fn web(data: &NetData) -> Vec<Claim> {
+    data.web.as_ref().map(WebData::claims).unwrap_or_default()
 }
 
 fn polling(data: &NetData) -> Vec<Claim> {

@@ -17,6 +17,7 @@ use super::polling::measure_polling;
 use super::probe::{Flood, RoundTrips, round_trips};
 use super::simulated::simulate;
 use super::sv::measure_sv;
+use super::web::measure_web;
 use super::{CrashData, NetData, Part, PathData, Situation, UplinkData};
 use crate::guest::facts;
 use crate::interleave::{Counter, interleaved};
@@ -43,7 +44,7 @@ const BACK: Duration = Duration::from_secs(20);
 pub struct NetOptions {
     /// Rounds; each measures every system in a random order.
     pub rounds: usize,
-    /// Requests of the fast probe in a round.
+    /// Requests of the fast probe in a round; a fortieth of them are sent to the web server.
     pub requests: u32,
     /// Cases of the simulation.
     pub cases: usize,
@@ -141,6 +142,9 @@ pub fn measure(
             counter.step();
         }
     }
+    if parts.contains(&Part::Web) {
+        data.web = Some(measure_web(options, progress)?);
+    }
     data.note_facts(parts.iter().filter(|part| !part.has_guests()));
     if parts.iter().any(|part| part.has_guests()) {
         let image = labs.guest_image(Kernel::Standard, progress)?;
@@ -150,7 +154,7 @@ pub fn measure(
             data.note_facts(parts.iter().filter(|part| part.is_of_pair()));
         }
         if parts.contains(&Part::Sv) {
-            let (sv, host) = measure_sv(options, &image, accel, progress)?;
+            let (sv, host) = measure_sv(options, labs, (&image, accel), progress)?;
             (data.sv, data.host) = (Some(sv), host);
             data.note_facts([&Part::Sv]);
         }
@@ -173,7 +177,7 @@ fn pair_of_beds(
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
     progress.step("booting two guests on taps and two on the I/O domain");
-    let bed = |system| NetBed::new(system, image, accel, options.bed(), None);
+    let bed = |system| NetBed::new(system, (image, accel), options.bed(), None, progress);
     let mut beds = Beds { tap: bed(System::Tap)?, domain: bed(System::Domain)? };
     data.host = facts(&mut beds.tap.guests[0], accel, DEVICE.to_owned())?;
     let paths: Vec<(System, Situation)> = [System::Tap, System::Domain]
@@ -229,7 +233,7 @@ fn pair_of_beds(
                     data.tcp_cut.push(tcp_through(&mut beds.domain, Some(FAST_LINK))?);
                     counter.step();
                 }
-                Part::Simulated | Part::Frames | Part::Sv | Part::Polling => {}
+                Part::Simulated | Part::Frames | Part::Sv | Part::Polling | Part::Web => {}
             }
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! The far end sends ICMP echo requests as raw frames, which the victim's kernel answers. All four
 //! guests run all the time; every round measures each system and situation once, in random order.
+//! Parts without guests have vhost-user front ends in their place.
 
 mod bed;
 mod claims;
@@ -16,6 +17,7 @@ mod simulated;
 mod sink;
 mod sv;
 pub mod timeline;
+mod web;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,6 +34,7 @@ pub use self::polling::{PollingData, PollingRun};
 use self::probe::RoundTrips;
 pub use self::simulated::{Simulated, simulate};
 pub use self::sv::{SvData, SvRun};
+pub use self::web::{Order, WebData, WebRun};
 use crate::page::{Section, Table};
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
@@ -192,6 +195,9 @@ pub struct NetData {
     /// A polling domain next to OVS-DPDK.
     #[serde(default)]
     pub polling: Option<PollingData>,
+    /// Requests to a web server.
+    #[serde(default)]
+    pub web: Option<WebData>,
     /// Where, how and when each part was measured; all at once where it is empty.
     #[serde(default)]
     pub parts: BTreeMap<Part, PartFacts>,
@@ -222,6 +228,7 @@ impl NetData {
             pings: Vec::new(),
             sv: None,
             polling: None,
+            web: None,
             parts: BTreeMap::new(),
         }
     }
@@ -249,7 +256,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let mut section = Section { title: "A victim and its neighbour".to_owned(), ..Section::default() };
     let mut parts: Vec<(PartFacts, Vec<String>)> = Vec::new();
     for (part, facts) in data.facts() {
-        let name = part.name().to_owned();
+        let name = part.name();
         match parts.iter_mut().find(|(other, _)| *other == facts) {
             Some((_, names)) => names.push(name),
             None => parts.push((facts, vec![name])),
@@ -303,6 +310,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let runs = data.polling.iter().flat_map(|polling| &polling.runs);
     table("round trips at 4 kHz through a polling switch", "CPUs of the switch", runs.map(polling).collect());
     section.tables.extend(data.sv.as_ref().map(SvData::table));
+    section.tables.extend(data.web.as_ref().map(WebData::table));
     let lead = format!("{}; {}.", data.host.device, data.command);
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
 }

@@ -1,6 +1,7 @@
 //! Open vSwitch with DPDK: a database and a switch of its own, whose ports and flows are static.
 
 use std::io::ErrorKind;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -45,18 +46,21 @@ pub fn find() -> Result<(&'static str, String), String> {
 /// Huge pages; dropping this sets their number to what it was.
 #[derive(Debug)]
 struct HugePages {
+    /// The kernel's file with the number.
+    file: PathBuf,
     before: u64,
 }
 
 impl HugePages {
     /// Makes this many more.
-    fn reserve(pages: u64) -> anyhow::Result<Self> {
+    fn reserve(file: &Path, pages: u64) -> anyhow::Result<Self> {
+        let name = || file.display().to_string();
         let number = || -> anyhow::Result<u64> {
-            Ok(std::fs::read_to_string(HUGE_PAGES).context(HUGE_PAGES)?.trim().parse()?)
+            Ok(std::fs::read_to_string(file).with_context(name)?.trim().parse()?)
         };
-        let reserved = Self { before: number()? };
-        std::fs::write(HUGE_PAGES, (reserved.before + pages).to_string()).context(HUGE_PAGES)?;
-        let there = number()? - reserved.before;
+        let reserved = Self { file: file.to_owned(), before: number()? };
+        std::fs::write(file, (reserved.before + pages).to_string()).with_context(name)?;
+        let there = number()?.saturating_sub(reserved.before);
         if there < pages {
             bail!("{there} of {pages} huge pages of 2 MiB: memory is full or fragmented");
         }
@@ -66,8 +70,8 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        if let Err(e) = std::fs::write(HUGE_PAGES, self.before.to_string()) {
-            eprintln!("rtvirtio: {HUGE_PAGES} was {}: {e}", self.before);
+        if let Err(e) = std::fs::write(&self.file, self.before.to_string()) {
+            eprintln!("rtvirtio: {} was {}: {e}", self.file.display(), self.before);
         }
     }
 }
@@ -93,7 +97,7 @@ impl OvsDpdk {
         let (program, _) = find().map_err(anyhow::Error::msg)?;
         let run = dir.join("ovs");
         std::fs::create_dir(&run)?;
-        let pages = HugePages::reserve(PAGES)?;
+        let pages = HugePages::reserve(Path::new(HUGE_PAGES), PAGES)?;
         let mut made = Making { run, commands: Vec::new() };
         made.run("ovsdb-tool", &["create", "conf.db", SCHEMA])?;
         let database = made.start("ovsdb-server", &["conf.db", "--remote=punix:db.sock"])?;
@@ -159,7 +163,9 @@ impl Making {
     }
 
     fn run(&mut self, program: &str, arguments: &[&str]) -> anyhow::Result<()> {
-        let out = self.command(program, arguments).output().with_context(|| program.to_owned())?;
+        // In a group of its own: Ctrl-C is for this process, which ends things in their order.
+        let mut command = self.command(program, arguments);
+        let out = command.process_group(0).output().with_context(|| program.to_owned())?;
         if !out.status.success() {
             bail!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&out.stderr).trim());
         }
@@ -200,7 +206,8 @@ impl Making {
     fn ports(&mut self, interface: &str, ports: &[(String, PathBuf)]) -> anyhow::Result<()> {
         let bridge = ["--", "set", "bridge", BRIDGE, "datapath_type=netdev", "fail_mode=secure"];
         self.set(&[&["add-br", BRIDGE][..], &bridge].concat())?;
-        let devargs = format!("options:dpdk-devargs=eth_af_packet0,iface={interface}");
+        // DPDK sends past the interface's queue by default, and so past the rate of a slow link.
+        let devargs = format!("options:dpdk-devargs=eth_af_packet0,iface={interface},qdisc_bypass=0");
         let add = |name: &'static str| ["add-port", BRIDGE, name, "--", "set", "Interface", name];
         self.set(&[&add("uplink")[..], &["type=dpdk", &devargs, "ofport_request=100"]].concat())?;
         self.run("ovs-ofctl", &["del-flows", BRIDGE])?;
@@ -221,6 +228,22 @@ impl Making {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file stands in for the kernel's.
+    #[test]
+    fn huge_pages_are_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("nr_hugepages");
+        let number = || std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, "3\n").unwrap();
+        let reserved = HugePages::reserve(&file, 256).unwrap();
+        assert_eq!(number(), "259");
+        drop(reserved);
+        assert_eq!(number(), "3");
+        // A kernel that gives none: what was written is not what is read.
+        assert!(HugePages::reserve(Path::new("/dev/null"), 1).is_err());
+        assert!(HugePages::reserve(&dir.path().join("none"), 1).is_err());
+    }
 
     /// Where it is missing, the reason is one that a reader can act on.
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rtvirtio_daemon::word;
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
@@ -31,11 +32,13 @@ pub enum Part {
     Sv,
     /// A polling domain next to OVS-DPDK.
     Polling,
+    /// Requests to a web server while its neighbour sends without end.
+    Web,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Simulated,
         Self::Flood,
         Self::Uplink,
@@ -46,6 +49,7 @@ impl Part {
         Self::Ping,
         Self::Sv,
         Self::Polling,
+        Self::Web,
     ];
     /// Those of a file that does not say when each was measured.
     const UNNAMED: [Self; 7] =
@@ -53,24 +57,13 @@ impl Part {
 
     /// Its name in a file and as an option.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Simulated => "simulated",
-            Self::Flood => "flood",
-            Self::Uplink => "uplink",
-            Self::Hostile => "hostile",
-            Self::Crash => "crash",
-            Self::Frames => "frames",
-            Self::Tcp => "tcp",
-            Self::Ping => "ping",
-            Self::Sv => "sv",
-            Self::Polling => "polling",
-        }
+    pub fn name(self) -> String {
+        word(&self)
     }
 
     /// Whether it has guests.
     pub(super) fn has_guests(self) -> bool {
-        !matches!(self, Self::Simulated | Self::Frames)
+        !matches!(self, Self::Simulated | Self::Frames | Self::Web)
     }
 
     /// Whether it compares guests on taps with guests on the domain.
@@ -140,6 +133,7 @@ impl NetData {
                 Part::Ping => self.pings.clone_from(&new.pings),
                 Part::Sv => self.sv.clone_from(&new.sv),
                 Part::Polling => self.polling.clone_from(&new.polling),
+                Part::Web => self.web.clone_from(&new.web),
             }
         }
     }
@@ -177,7 +171,7 @@ mod tests {
         let mut old = data("first", &[Situation::Idle, Situation::Flood, Situation::Attack]);
         old.frames_one_port = vec![1.0];
         let mut new = data("later", &[Situation::Attack, Situation::Attack]);
-        let run = crate::net::SvRun { flooded: true, n: 40, p999: 9, ..Default::default() };
+        let run = crate::net::SvRun { flooded: true, contract: true, n: 40, p999: 9, ..Default::default() };
         new.sv = Some(SvData { target_ns: rtvirtio_units::Nanos(10), runs: vec![run] });
         new.note_facts(&[Part::Hostile, Part::Sv]);
         old.merge(new);

@@ -79,7 +79,8 @@ pub fn measure_polling(
     };
     progress.step("booting two guests on a polling domain and two on OVS-DPDK");
     let thread = NetThread { poll: Some(POLL), ..options.thread };
-    let bed = |system| NetBed::new(system, image, accel, BedOptions { thread, ..options.bed() }, None);
+    let bed_options = BedOptions { thread, ..options.bed() };
+    let bed = |system| NetBed::new(system, (image, accel), bed_options, None, progress);
     let mut domain = bed(System::Domain)?;
     let host = facts(&mut domain.guests[0], accel, "veth".to_owned())?;
     let mut dpdk = bed(System::Dpdk)?;

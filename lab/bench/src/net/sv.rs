@@ -1,25 +1,32 @@
 //! Sampled values (IEC 61850-9-2): a publisher sends a frame each 250 us to a VM, whose client
 //! writes it to its disk and answers; alone, and beside floods of its neighbour on both.
 //!
-//! Network card and disk of both guests are on the I/O domain. The time counts from the moment at
-//! which a frame is due until its answer is here: network, CPU, disk, network.
+//! Network card and disk of both guests are on the I/O domain, whose threads are real-time threads.
+//! The time counts from the moment at which a frame is due until its answer is here: network, CPU,
+//! disk, network. So the VM needs a part of each: beside the floods it runs once with its part of
+//! network and disk alone, and once with a CPU contract too.
 
 use std::time::Duration;
 
 use anyhow::Context;
+use rtvirtio_cpu::{Backend, Contract, Order};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::flow::{self, FlowLoad, Peer};
 use rtvirtio_spec::{Direction, Flow};
-use rtvirtio_testbed::RamDisk;
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::qemu::Accel;
+use rtvirtio_testbed::{LabHost, RamDisk};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
+use rtvirtio_vmm::VmHandle;
+use rtvirtio_vmm::threads::Named;
 use rtvirtio_workflow::Progress;
+use rtvirtio_workflow::scoped_contracts::{ScopedContracts, VmContract};
 use serde::{Deserialize, Serialize};
 
-use super::bed::{GUESTS, HOST, NetBed, System, command};
+use super::bed::{BedOptions, GUESTS, HOST, NetBed, NetThread, System, command};
 use super::measure::NetOptions;
 use super::probe::{Flood, PEER};
+use crate::cores::with_backend;
 use crate::guest::{facts, program};
 use crate::interleave::{Counter, interleaved};
 use crate::page::Table;
@@ -37,11 +44,22 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// From the start of the floods to the first frame.
 const SETTLE: Duration = Duration::from_millis(500);
 
+/// Priority of the domain's thread when none is asked for: above the vCPUs of a contract.
+const DOMAIN: u8 = 60;
+/// What the client's VM may use of each CPU, of this time.
+const CPU: (Nanos, Nanos) = (Nanos::from_micros(1_800), Nanos::from_micros(2_000));
+
+/// What is beside the client's VM, and what it has: floods, and a CPU contract.
+const SITUATIONS: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
+
 /// One situation of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SvRun {
     /// Beside floods on network and disk.
     pub flooded: bool,
+    /// The client's VM has a CPU contract too.
+    #[serde(default)]
+    pub contract: bool,
     /// Frames that were answered.
     pub n: u64,
     /// Frames that were not.
@@ -69,20 +87,25 @@ pub struct SvData {
     pub runs: Vec<SvRun>,
 }
 
-/// Measures both situations; the host, too, as a result file describes it.
+/// Measures all situations; the host, too, as a result file describes it.
 ///
 /// # Errors
-/// A namespace, a guest or a domain that cannot be made, and cancellation.
+/// A namespace, a guest or a domain that cannot be made, a CPU contract that the kernel refuses,
+/// and cancellation.
 pub fn measure_sv(
     options: &NetOptions,
-    image: &GuestImage,
-    accel: Accel,
+    labs: &LabHost,
+    (image, accel): (&GuestImage, Accel),
     progress: &dyn Progress,
 ) -> anyhow::Result<(SvData, HostFacts)> {
     let disk = RamDisk::new(Bytes(2 * DISK.0))?;
     progress.step("booting two guests, card and disk on the I/O domain");
     let backing = Some((disk.device(), DISK));
-    let mut bed = NetBed::new(System::Domain, image, accel, options.bed(), backing)?;
+    let contracts = with_backend(&[Backend::Hcbs, Backend::RtGroup, Backend::Throttle], labs, progress)?;
+    let of_bed = options.bed();
+    let thread = NetThread { fifo: of_bed.thread.fifo.or(Some(DOMAIN)), ..of_bed.thread };
+    let of_bed = BedOptions { thread, ..of_bed };
+    let mut bed = NetBed::new(System::Domain, (image, accel), of_bed, backing, progress)?;
     let host = facts(&mut bed.guests[0], accel, "veth, disk in memory".to_owned())?;
     let program = program(CLIENT)?;
     let bytes = std::fs::read(&program).with_context(|| program.display().to_string())?;
@@ -91,15 +114,38 @@ pub fn measure_sv(
     command(&mut bed.guests[0], &format!("chmod 755 {path}"))?;
     let client = format!("{CLIENT} sv {PORT} /dev/vda >/run/sv.log 2>&1");
     bed.guests[0].spawn(&["sh", "-c", &client])?;
-    let mut counter = Counter::new(progress, "rounds of sampled values", options.rounds * 2);
+    let mut counter = Counter::new(progress, "rounds of sampled values", options.rounds * SITUATIONS.len());
     let mut data = SvData { target_ns: options.target, runs: Vec::new() };
     for round in 0..options.rounds {
-        let measured = interleaved(&[false, true], round, &mut counter, progress, |flooded| {
-            situation(&mut bed, *flooded, options, progress)
+        let measured = interleaved(&SITUATIONS, round, &mut counter, progress, |(flooded, contract)| {
+            contracts.release()?;
+            if *contract {
+                set_contract(&contracts, &mut bed)?;
+            }
+            let run = situation(&mut bed, *flooded, options, progress)?;
+            Ok(SvRun { contract: *contract, ..run })
         })?;
         data.runs.extend(measured);
     }
     Ok((data, host))
+}
+
+/// Gives the client's VM its CPU contract, as `apply` does.
+fn set_contract(contracts: &ScopedContracts<'_>, bed: &mut NetBed) -> anyhow::Result<()> {
+    let client = &mut bed.guests[0];
+    let named = Named::ask(&mut client.qmp()?)?;
+    let handle = VmHandle { named, ..VmHandle::of_pid(client.handle().process.pid) };
+    let contract = Contract::new(CPU.0, CPU.1).context("a budget within its period")?;
+    let of_client = VmContract {
+        vm: "a",
+        handle,
+        vcpus_only: false,
+        contract,
+        order: Order::Rt,
+        used: Vec::new(),
+        urgency: None,
+    };
+    Ok(contracts.set(&[of_client])?)
 }
 
 fn situation(
@@ -147,6 +193,7 @@ fn publish(bed: &NetBed, options: &NetOptions, progress: &dyn Progress) -> anyho
     let facts = result.flow.context("facts of a flow")?;
     Ok(SvRun {
         flooded: false,
+        contract: false,
         n: result.n,
         lost: facts.lost,
         unsent: facts.unsent,
@@ -163,7 +210,11 @@ impl SvData {
     pub(super) fn table(&self) -> Table {
         let us = |ns: u64| format!("{:.0}", ns as f64 / 1e3);
         let row = |run: &SvRun| {
-            let name = if run.flooded { "floods on network and disk" } else { "idle" };
+            let name = match (run.flooded, run.contract) {
+                (false, _) => "idle",
+                (true, false) => "floods on network and disk",
+                (true, true) => "floods, with a CPU contract",
+            };
             let numbers = [run.n, run.lost, run.unsent].map(|n| n.to_string());
             let times = [run.p50, run.p999, run.max, run.sent_late].map(us);
             let flood = format!("{:.0}", run.flood / 1e3);

@@ -1,5 +1,6 @@
 //! Round trips of a victim over time, while its neighbour begins to send as fast as it can through
-//! a slow link, and ends: on QEMU's taps, with a tuned HTB, and on the I/O domain.
+//! a slow link, and ends: on QEMU's taps, with a tuned HTB, on OVS-DPDK where it is installed, and
+//! on the I/O domain.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
 use super::bed::{BedOptions, GUESTS, HOST, LINK, NetBed, System, Uplink};
+use super::ovs;
 use super::probe::{RoundTrips, round_trips};
 use crate::claims::Claim;
 use crate::guest::facts;
@@ -61,41 +63,59 @@ pub struct TimelineData {
     pub generated: String,
     /// The systems.
     pub courses: Vec<Course>,
+    /// Version of OVS-DPDK, or why it is not among them; empty where it was not looked for.
+    #[serde(default)]
+    pub peer: String,
 }
 
 impl Saved for TimelineData {
     const SCHEMA: &str = "rtvirtio-net-timeline/1";
 }
 
-/// Measures each system once.
+/// The systems in the order of the picture, each with its queues.
+const SYSTEMS: [(System, &[(&str, Uplink)]); 3] = [
+    (System::Tap, &[("taps", Uplink::Fifo), ("taps, HTB", Uplink::Htb)]),
+    (System::Dpdk, &[("OVS-DPDK", Uplink::Fifo)]),
+    (System::Domain, &[("I/O domain", Uplink::Fifo)]),
+];
+
+/// Measures each system once, one after the other: a switch that polls would disturb the others.
+/// Reports it where OVS-DPDK is not installed.
 ///
 /// # Errors
-/// A namespace, a guest or a domain that cannot be made, and cancellation.
+/// A namespace, a guest, a switch or a domain that cannot be made, and cancellation.
 pub fn measure_timeline(cap: u32, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<TimelineData> {
     let image = labs.guest_image(Kernel::Standard, progress)?;
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
-    progress.step("booting two guests on taps and two on the I/O domain");
-    let bed = |system| NetBed::new(system, &image, accel, BedOptions { cap, ..BedOptions::default() }, None);
-    let (mut tap, mut domain) = (bed(System::Tap)?, bed(System::Domain)?);
-    let host = facts(&mut tap.guests[0], accel, format!("veth, {} Mbit/s by tbf", LINK / 1e6))?;
-    let mut courses = Vec::new();
-    for (name, uplink, system) in [
-        ("taps", Uplink::Fifo, System::Tap),
-        ("taps, HTB", Uplink::Htb, System::Tap),
-        ("I/O domain", Uplink::Fifo, System::Domain),
-    ] {
-        progress.check_cancelled()?;
-        let bed = if system == System::Tap { &mut tap } else { &mut domain };
-        courses.push(course(name, uplink, bed)?);
-        progress.pause(Duration::from_secs(1))?;
-    }
-    Ok(TimelineData {
+    let (has_dpdk, peer) = match ovs::find() {
+        Ok((_, version)) => (true, version),
+        Err(why) => {
+            progress.warn(&format!("skipped, OVS-DPDK over time: {why}"));
+            (false, why)
+        }
+    };
+    let mut data = TimelineData {
         schema: TimelineData::SCHEMA.to_owned(),
-        host,
+        host: HostFacts::default(),
         command: "rtvirtio-lab bench net --only timeline".to_owned(),
         generated: generated(),
-        courses,
-    })
+        courses: Vec::new(),
+        peer,
+    };
+    for (system, uplinks) in SYSTEMS {
+        if system == System::Dpdk && !has_dpdk {
+            continue;
+        }
+        progress.step(&format!("booting two guests: {}", system.name()));
+        let options = BedOptions { cap, ..BedOptions::default() };
+        let mut bed = NetBed::new(system, (&image, accel), options, None, progress)?;
+        data.host = facts(&mut bed.guests[0], accel, format!("veth, {} Mbit/s by tbf", LINK / 1e6))?;
+        for (name, uplink) in uplinks {
+            progress.pause(Duration::from_secs(1))?;
+            data.courses.push(course(name, *uplink, &mut bed)?);
+        }
+    }
+    Ok(data)
 }
 
 fn course(name: &str, uplink: Uplink, bed: &mut NetBed) -> anyhow::Result<Course> {
@@ -149,6 +169,24 @@ fn claims(data: &TimelineData) -> Vec<Claim> {
     vec![Claim::new("net.timeline.lost", "requests of the victim lost over time", lost.sum(), "requests", n)]
 }
 
+/// What the picture does not show, and why; empty when it shows all.
+fn missing(data: &TimelineData) -> String {
+    let is_there = data.courses.iter().any(|course| course.system == System::Dpdk.name());
+    match data.peer.as_str() {
+        _ if is_there => String::new(),
+        "" => "without OVS-DPDK, which was not measured".to_owned(),
+        why => format!("without OVS-DPDK: {why}"),
+    }
+}
+
+/// What stands below the picture.
+fn caption(data: &TimelineData) -> String {
+    match missing(data).as_str() {
+        "" => format!("longest round trips; OVS-DPDK is {}", data.peer),
+        missing => format!("longest round trips, {missing}"),
+    }
+}
+
 fn picture(data: &TimelineData) -> Plot {
     let series = |(index, course): (usize, &Course)| Series {
         name: course.system.clone(),
@@ -166,13 +204,15 @@ fn picture(data: &TimelineData) -> Plot {
     };
     let y = Axis { format: |ms| format!("{ms} ms"), ..axis("longest round trip in 0.2 s", Spread::Log) };
     let x = axis("s; the neighbour sends TCP from about 3 s to 8 s", Spread::Linear);
-    plot(
-        "Round trips of a victim over time",
-        x,
-        y,
-        data.courses.iter().enumerate().map(series).collect(),
-        None,
-    )
+    let title = match missing(data).as_str() {
+        "" => "Round trips of a victim over time".to_owned(),
+        missing => format!("Round trips of a victim over time, {missing}"),
+    };
+    let mut picture = plot(&title, x, y, data.courses.iter().enumerate().map(series).collect(), None);
+    if let Plot::Xy(xy) = &mut picture {
+        xy.heading = missing(data);
+    }
+    picture
 }
 
 /// The picture of a saved result, with its file name.
@@ -207,7 +247,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let head = ["", "before, ms", "during, ms", "after, ms", "n", "lost", "most Mbit/s"];
     let section = Section {
         title: "A flood begins and ends".to_owned(),
-        plots: vec![("longest round trips".to_owned(), picture(&data))],
+        plots: vec![(caption(&data), picture(&data))],
         tables: vec![table("longest round trips", &head, data.courses.iter().map(row).collect())],
         ..Section::default()
     };
@@ -227,5 +267,32 @@ mod tests {
         let steps = in_steps(&trips);
         assert_eq!(steps[..3], [Some([2, 3]), Some([9, 9]), None]);
         assert_eq!(steps.len(), 60);
+    }
+
+    #[test]
+    fn the_caption_says_what_is_not_measured() {
+        let course = |system: &str| Course {
+            system: system.to_owned(),
+            steps: vec![Some([100, 200])],
+            link: vec![1],
+            lost: 0,
+            n: 1,
+        };
+        let mut data = TimelineData {
+            schema: TimelineData::SCHEMA.to_owned(),
+            host: HostFacts::default(),
+            command: String::new(),
+            generated: String::new(),
+            courses: vec![course("taps"), course("I/O domain")],
+            peer: String::new(),
+        };
+        assert!(caption(&data).contains("not measured"), "a file of an earlier version");
+        data.peer = "it is not installed".to_owned();
+        assert!(caption(&data).ends_with("without OVS-DPDK: it is not installed"), "{}", caption(&data));
+        assert!(picture(&data).standalone_svg().contains("it is not installed"));
+        data.courses.push(course(System::Dpdk.name()));
+        data.peer = "ovs-vswitchd 3.1".to_owned();
+        assert!(caption(&data).ends_with("OVS-DPDK is ovs-vswitchd 3.1"));
+        assert!(!picture(&data).standalone_svg().contains("without"));
     }
 }

@@ -15,14 +15,16 @@ use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest, UrgencyDevice};
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::Config;
-use rtvirtio_urgency_host::{Ended, ServedVm, Server, UrgencyError, VmStatus, find_page, serve};
+use rtvirtio_urgency_host::{Ended, History, ServedVm, Server, UrgencyError, VmStatus, find_page, serve};
 use rtvirtio_vmm::agent::Process;
 use rtvirtio_vmm::threads::Named;
 use rtvirtio_vmm::{Qmp, VmHandle};
+use rtvirtio_workflow::domain::urgent::UrgentSignals;
 use rtvirtio_workflow::scoped_contracts::{ScopedContracts, VmContract};
 use rtvirtio_workflow::{Kind, Progress};
 
 use super::Setup;
+use super::chain::DiskBed;
 use crate::cores::{FairGroup, bind, core_and_others};
 use crate::guest;
 
@@ -34,6 +36,9 @@ const QMP_TIMEOUT: Duration = Duration::from_secs(5);
 const ADMISSION: Duration = Duration::from_secs(120);
 /// Until a guest that reports is followed.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Moments of a vCPU that are recorded, where they are: some minutes of them.
+const MOMENTS: usize = 1 << 20;
 
 /// Two guests of one vCPU on the last CPU; this process is bound to the others.
 pub struct Guests<'c> {
@@ -52,8 +57,14 @@ pub struct Guests<'c> {
     /// The host, as a result file describes it.
     pub facts: HostFacts,
     following: Option<Following>,
+    /// What was recorded when A was last followed, with disks.
+    history: Option<History>,
     _server: Server,
+    disks: Option<DiskBed>,
 }
+
+/// How following ended, what the VM was at then, and its history.
+type Followed = (Ended, VmStatus, Option<History>);
 
 /// A thread that follows A's page.
 struct Following {
@@ -61,15 +72,20 @@ struct Following {
     latest: Arc<Mutex<Option<VmStatus>>>,
     /// The least weight at the floor so far.
     least_weight: Arc<Mutex<Option<f64>>>,
-    thread: JoinHandle<Result<(Ended, VmStatus), UrgencyError>>,
+    thread: JoinHandle<Result<Followed, UrgencyError>>,
+    /// The policy that the thread has.
+    priority: String,
+    /// A's contract of its vCPU.
+    contract: String,
+    _signals: Option<UrgentSignals>,
 }
 
 impl<'c> Guests<'c> {
-    /// Boots both.
+    /// Boots both, with disks or without.
     pub fn boot(
         contracts: &'c ScopedContracts<'c>,
-        contract: Contract,
-        budget: Nanos,
+        (contract, budget): (Contract, Nanos),
+        disks: Option<DiskBed>,
         dir: &Path,
         labs: &LabHost,
         progress: &dyn Progress,
@@ -97,10 +113,11 @@ impl<'c> Guests<'c> {
         let mut server = Server::bind(&socket)?;
         // QEMU waits for it while it starts.
         let server = std::thread::spawn(move || server.serve_one(&|| false).map(|_| server));
+        let guest_disks = disks.as_ref().map_or([GuestDisk::None, GuestDisk::None], DiskBed::disks);
         let config = |i: usize| QemuConfig {
             accel,
             urgency: (i == 0).then(|| UrgencyDevice::Doorbell { socket: socket.clone() }),
-            ..QemuConfig::new(&names[i], image.clone(), GuestDisk::None, dir)
+            ..QemuConfig::new(&names[i], image.clone(), guest_disks[i].clone(), dir)
         };
         let mut vms = [QemuGuest::start(&config(0))?, QemuGuest::start(&config(1))?];
         let server = server.join().map_err(|_| anyhow::anyhow!("the doorbell's server panicked"))??;
@@ -117,6 +134,7 @@ impl<'c> Guests<'c> {
         // Read before this process is bound: the number of CPUs is that of its affinity.
         let facts = guest::facts(&mut vms[0], accel, format!("two guests of 1 vCPU on CPU {core}"))?;
         bind(std::process::id(), &others)?;
+        disks.as_ref().map_or(Ok(()), |disks| disks.bind(&others))?;
         let other = others.first().copied().context("one CPU only")?;
         Ok(Self {
             contracts,
@@ -129,7 +147,9 @@ impl<'c> Guests<'c> {
             other,
             facts,
             following: None,
+            history: None,
             _server: server,
+            disks,
         })
     }
 
@@ -168,19 +188,27 @@ impl<'c> Guests<'c> {
 
     fn follow(&mut self, pid: u32) -> anyhow::Result<()> {
         let mut levels = self.contracts.levels()?;
-        let contract = levels.movable().first().context("no vCPU may be moved")?.contract.priority;
+        let attr = levels.movable().first().context("no vCPU may be moved")?.contract;
+        let contract = attr.priority;
         let config = Config { task_budget: self.budget, ..Config::new(contract, 0, contract) };
         let (name, socket) = (self.names[0].clone(), self.vms[0].handle().qmp_socket());
         let monitor = move || Ok(Qmp::connect(&socket, QMP_TIMEOUT)?);
         let page = find_page(&name, pid, &mut monitor()?)?;
-        let mut vms = vec![ServedVm::new(&name, pid, config, page, Box::new(monitor))?];
+        let mut vm = ServedVm::new(&name, pid, config, page, Box::new(monitor))?;
+        let mut signals = None;
+        if let Some(disks) = &self.disks {
+            let (of_disk, eventfd) = disks.signals(pid)?;
+            vm = vm.with_completions(eventfd).with_history(MOMENTS);
+            signals = Some(of_disk);
+        }
+        let mut vms = [vm];
         let (stop, latest) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
         let least_weight = Arc::new(Mutex::new(None));
         let (stopped, reported, least) = (stop.clone(), latest.clone(), least_weight.clone());
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             // As `keep` does.
-            let _ = ready.send(sched::set(0, &Attr::fifo(99)));
+            let _ = ready.send(sched::set(0, &Attr::fifo(99)).and_then(|()| sched::get(0)));
             let mut report = |all: &[VmStatus]| {
                 let status = all.first().cloned();
                 let mut least = least.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,10 +217,42 @@ impl<'c> Guests<'c> {
                 *reported.lock().unwrap_or_else(PoisonError::into_inner) = status;
             };
             let ended = serve(&mut vms, &mut levels, &stopped, &mut report)?;
-            Ok((ended, vms[0].status()))
+            let history = vms[0].take_history();
+            Ok((ended, vms[0].status(), history))
         });
-        self.following = Some(Following { stop, latest, least_weight, thread });
-        is_ready.recv().context("the thread that follows the page ended")?.context("priority 99")
+        let set = is_ready.recv();
+        let priority = set.as_ref().ok().and_then(|set| set.as_ref().ok()).map(Attr::to_string);
+        self.following = Some(Following {
+            stop,
+            latest,
+            least_weight,
+            thread,
+            priority: priority.unwrap_or_default(),
+            contract: attr.to_string(),
+            _signals: signals,
+        });
+        set.context("the thread that follows the page ended")?.context("priority 99")?;
+        Ok(())
+    }
+
+    /// The policy of the thread that follows A's page, as the kernel has it.
+    pub fn follower(&self) -> anyhow::Result<&str> {
+        Ok(&self.following.as_ref().context("A's page is not followed")?.priority)
+    }
+
+    /// The policy of A's vCPU by its contract.
+    pub fn contract_of_vcpu(&self) -> anyhow::Result<&str> {
+        Ok(&self.following.as_ref().context("A's page is not followed")?.contract)
+    }
+
+    /// The guests' disks.
+    pub fn disks(&self) -> anyhow::Result<&DiskBed> {
+        self.disks.as_ref().context("guests without disks")
+    }
+
+    /// What was recorded of A's vCPU when it was last followed; `None` without disks.
+    pub fn take_history(&mut self) -> Option<History> {
+        self.history.take()
     }
 
     /// Stops following; how A stood at the end, and whether the thread had ended by itself.
@@ -201,7 +261,11 @@ impl<'c> Guests<'c> {
         let by_itself = following.thread.is_finished();
         following.stop.store(true, Ordering::Relaxed);
         match following.thread.join() {
-            Ok(ended) => Ok(Some((ended?.1, by_itself))),
+            Ok(ended) => {
+                let (_, status, history) = ended?;
+                self.history = history;
+                Ok(Some((status, by_itself)))
+            }
             Err(_) => bail!("the thread that follows the page panicked"),
         }
     }

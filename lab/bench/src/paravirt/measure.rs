@@ -12,6 +12,7 @@ use rtvirtio_testbed::qemu::QemuGuest;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::{Progress, generated};
 
+use super::chain::{self, DiskBed};
 use super::guests::Guests;
 use super::{Both, Cost, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup};
 use crate::cores::{keep_awake, on_one_core, with_backend};
@@ -23,11 +24,11 @@ use crate::report::write;
 use crate::saved::Saved as _;
 
 /// Load before the first wake-up that counts.
-const WARM_UP: Duration = Duration::from_secs(1);
+pub(super) const WARM_UP: Duration = Duration::from_secs(1);
 /// A guest under load may need this much longer than its own clock shows.
-const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
+pub(super) const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Where a job writes how much it has done.
-const WORK: &str = "/tmp/work";
+pub(super) const WORK: &str = "/tmp/work";
 
 /// Options of the experiment.
 #[derive(Clone, Debug)]
@@ -49,13 +50,13 @@ pub struct ParavirtOptions {
     pub priorities_only: bool,
     /// Keep idle CPUs awake.
     pub awake: bool,
-    /// Only these pieces; all when empty.
+    /// Only these pieces; all but [`Piece::Chain`] when empty.
     pub only: Vec<Piece>,
 }
 
 impl ParavirtOptions {
     fn has(&self, piece: Piece) -> bool {
-        self.only.is_empty() || self.only.contains(&piece)
+        self.only.contains(&piece) || self.only.is_empty() && piece != Piece::Chain
     }
 }
 
@@ -86,7 +87,9 @@ pub fn measure(
     };
     let awake = if options.awake { keep_awake(progress) } else { None };
     let dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir()?;
-    let mut guests = Guests::boot(&contracts, contract, options.boost, dir.path(), labs, progress)?;
+    let disks = options.has(Piece::Chain).then(|| DiskBed::start(dir.path())).transpose()?;
+    let asked = (contract, options.boost);
+    let mut guests = Guests::boot(&contracts, asked, disks, dir.path(), labs, progress)?;
     let mut data = ParavirtData {
         schema: ParavirtData::SCHEMA.to_owned(),
         host: guests.facts.clone(),
@@ -101,6 +104,7 @@ pub fn measure(
         cost: Vec::new(),
         promotions: Vec::new(),
         lies: Vec::new(),
+        chain: None,
     };
     let setups: &[Setup] = if options.has(Piece::Both) { &Setup::ALL } else { &[] };
     let costs: &[bool] = if options.has(Piece::Cost) { &[false, true] } else { &[] };
@@ -126,6 +130,12 @@ pub fn measure(
         write(path, &data)?;
     }
     drop(counter);
+    if options.has(Piece::Chain) {
+        progress.step("the whole chain");
+        data.chain = Some(chain::run(&mut guests, length, progress)?);
+        data.generated = generated();
+        write(path, &data)?;
+    }
     guests.stop()?;
     progress.step(&format!("wrote {}", path.display()));
     Ok(())

@@ -4,10 +4,12 @@
 //! VM A has a timed task (cyclictest each [`INTERVAL_US`]) and a background job that takes all;
 //! VM B computes. Against: no priorities, and A above B always.
 
+mod chain;
 mod guests;
 mod measure;
 mod page;
 
+pub use chain::{Chain, Span, Step, StepKind};
 pub use measure::{ParavirtOptions, measure};
 pub use page::report;
 
@@ -66,11 +68,13 @@ pub enum Piece {
     Promotions,
     /// A guest that lies.
     Lies,
+    /// From a timer by a read in the I/O domain to the answer, once; only where it is named.
+    Chain,
 }
 
 impl Piece {
-    /// In the order of a round.
-    pub const ALL: [Self; 4] = [Self::Both, Self::Cost, Self::Promotions, Self::Lies];
+    /// In the order of a round, and what is done once.
+    pub const ALL: [Self; 5] = [Self::Both, Self::Cost, Self::Promotions, Self::Lies, Self::Chain];
 }
 
 impl std::fmt::Display for Piece {
@@ -80,6 +84,7 @@ impl std::fmt::Display for Piece {
             Self::Cost => "cost",
             Self::Promotions => "promotions",
             Self::Lies => "lies",
+            Self::Chain => "chain",
         })
     }
 }
@@ -176,6 +181,9 @@ pub struct ParavirtData {
     pub promotions: Vec<Latencies>,
     /// A guest that lies.
     pub lies: Vec<Lie>,
+    /// The whole chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<Chain>,
 }
 
 impl Saved for ParavirtData {
@@ -331,6 +339,7 @@ pub fn claims(data: &ParavirtData) -> Vec<Claim> {
             data.lies.len(),
         ));
     }
+    claims.extend(data.chain.iter().flat_map(Chain::claims));
     claims
 }
 
@@ -390,6 +399,7 @@ mod tests {
                 lie(HONEST, 40.0),
                 lie("torn", 38.0),
             ],
+            chain: None,
         };
         let all = claims(&data);
         let value = |id: &str| all.iter().find(|c| c.id == id).map(|c| (c.value, c.met)).unwrap();

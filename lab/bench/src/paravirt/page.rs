@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{HONEST, ParavirtData, Setup, claims};
+use super::{Chain, HONEST, ParavirtData, Setup, claims};
 use crate::cores::idle_text;
 use crate::page::Section;
 use crate::page::xy::table;
@@ -28,7 +28,8 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
         idle_text(data.awake),
         data.command
     );
-    let sections = vec![both(&data), raises(&data), cost(&data), lies(&data)];
+    let mut sections = vec![both(&data), raises(&data), cost(&data), lies(&data)];
+    sections.extend(data.chain.iter().map(Chain::section));
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }
 

@@ -16,6 +16,7 @@ pub mod memory_load;
 mod model;
 mod network;
 mod page;
+pub mod planned;
 mod victim;
 
 pub use claims::{claims, outcomes};

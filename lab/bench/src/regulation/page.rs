@@ -19,11 +19,12 @@ use crate::report::{ExperimentReport, read};
 pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let data: RegulationData = read(path)?;
     let lead = format!(
-        "{}: {} points; {}. The memory load writes over {} MiB on every CPU, four times the largest cache.",
+        "{}: {} points; {}. The memory load writes over {} MiB, spread over all CPUs; the largest cache has {} MiB.",
         data.host.device,
         data.points.len(),
         data.command,
-        data.memory >> 20
+        data.memory >> 20,
+        data.cache >> 20
     );
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))
 }

@@ -180,12 +180,10 @@ pub fn claims(data: &ResponsivenessData) -> Vec<Claim> {
     let mut claims = Vec::new();
     let bad = |cell: &Cell| data.over_idle(cell, Plane::Default).is_some_and(|over| over >= BAD);
     for plane in Plane::ALL {
-        let worst = match plane {
-            Plane::Kernel => data.worst(plane, bad),
-            _ => data.worst(plane, |_| true),
-        };
-        let Some((cell, over, n)) = worst else { continue };
-        let cells = data.cells().into_iter().filter(|c| data.over_idle(c, plane).is_some()).count();
+        let counts = |cell: &Cell| plane != Plane::Kernel || bad(cell);
+        let Some((cell, over, n)) = data.worst(plane, counts) else { continue };
+        let known = |cell: &Cell| counts(cell) && data.over_idle(cell, plane).is_some();
+        let cells = data.cells().into_iter().filter(known).count();
         let of = match plane {
             Plane::Default => "without any plane, QEMU and the host's readers in one group",
             Plane::Grouped => "with the VM in a cgroup of its own, weights as they are",

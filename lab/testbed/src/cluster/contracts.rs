@@ -27,6 +27,19 @@ pub const NODE_BUDGET_US: u64 = 30_000;
 /// What a contract takes of a node, in thousandths.
 pub const TAKES: u64 = 417;
 
+/// The group of a domain below a node's group of a controller: `machine/qemu-ID-NAME.libvirt-qemu`,
+/// with another ID at each start.
+#[must_use]
+pub fn domain_group(groups: &Path, vm: &str) -> Option<PathBuf> {
+    let end = format!("-{vm}.libvirt-qemu");
+    let entries = fs::read_dir(groups.join("machine")).into_iter().flatten().flatten();
+    let is_of = |name: &str| {
+        let id = name.strip_prefix("qemu-").and_then(|rest| rest.strip_suffix(&end));
+        id.is_some_and(|id| id.parse::<u32>().is_ok())
+    };
+    entries.map(|e| e.path()).find(|p| p.file_name().and_then(|n| n.to_str()).is_some_and(is_of))
+}
+
 /// Directories of the programs on a node.
 const DIRS: [&str; 4] = ["--state-dir", "/run/lasting/state", "--run-dir", "/run/rtvirtio"];
 
@@ -271,11 +284,7 @@ impl ContractCluster {
         let group = match self.agent {
             VmAgent::Process => node.join(format!("rtvirtio-{vm}")),
             VmAgent::Domain | VmAgent::Paused(_) => {
-                let machine = node.join("machine");
-                let end = format!("-{vm}.libvirt-qemu");
-                let domains = fs::read_dir(&machine).into_iter().flatten().flatten().map(|e| e.path());
-                let mut domains = domains.filter(|p| p.to_string_lossy().ends_with(&end));
-                domains.next().unwrap_or_else(|| machine.join(vm))
+                domain_group(&node, vm).unwrap_or_else(|| node.join("machine").join(vm))
             }
         };
         group.join("cpu.rt_runtime_us")

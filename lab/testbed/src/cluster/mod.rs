@@ -20,7 +20,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub use contracts::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES, VmAgent, runs_in};
+pub use contracts::{
+    BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, TAKES, VmAgent, domain_group, runs_in,
+};
 pub use error::ClusterError;
 use node::{Files, Node};
 use power::Power;

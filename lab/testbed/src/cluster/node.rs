@@ -16,6 +16,8 @@ const PERIOD_US: u64 = 1_000_000;
 /// How long namespaces and groups may take to come and go.
 const SETTLES: Duration = Duration::from_secs(60);
 
+/// A function of [`INIT`].
+const LIBVIRT_USER: &str = include_str!("libvirt_user.sh");
 /// What runs in the node's namespaces as process 1. `$1` is the node's number, `$2` its name, `$3`
 /// its directory, `$4` the further agents, `$5` the directory with libvirt's files, or nothing,
 /// `$6` that with a fence agent, or nothing.
@@ -63,14 +65,7 @@ if [ -n "$5" ]; then
   mount --bind "$3/libvirt/lib" /var/lib/libvirt
   mount --bind "$5/cache" /var/cache/libvirt
   mkdir -p /run/libvirt /var/log/libvirt
-  # libvirt wants this user by name; its package without the service does not make it.
-  for f in passwd group; do
-    if ! grep -q '^libvirt-qemu:' /etc/$f; then
-      cp /etc/$f "$3/libvirt/$f"
-      echo 'libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin' >>"$3/libvirt/$f"
-      mount --bind "$3/libvirt/$f" /etc/$f
-    fi
-  done
+  libvirt_user "$3/libvirt"
   libvirtd -d
 fi
 ip link set lo up
@@ -164,8 +159,9 @@ impl Node {
         let log = dir.join("init.log");
         let out = fs::File::create(&log).map_err(|e| ClusterError::io(&log, e))?;
         let err = out.try_clone().map_err(|e| ClusterError::io(&log, e))?;
+        let init = format!("{LIBVIRT_USER}{INIT}");
         let child = Command::new("sh")
-            .args(["-c", ENTER, "enter", &group, INIT, "init", &number.to_string(), name])
+            .args(["-c", ENTER, "enter", &group, &init, "init", &number.to_string(), name])
             .args([&dir, files.agents])
             .args([files.libvirt, files.fence].map(|dir| dir.unwrap_or(Path::new(""))))
             .env("RTVIRTIO_RUN_DIR", &dir)

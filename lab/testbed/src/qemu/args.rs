@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rtvirtio_spec::is_name_char;
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::probe::QEMU;
 use serde_json::json;
@@ -23,9 +24,8 @@ const SUN_PATH_MAX: usize = 107;
 
 pub(super) fn check(config: &QemuConfig) -> Result<(), QemuError> {
     let name = &config.name;
-    let usable = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let first = name.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
-    if !first || name.len() > 40 || !name.chars().all(usable) {
+    if !first || name.len() > 40 || !name.chars().all(is_name_char) {
         return Err(QemuError::Name { name: name.clone() });
     }
     let files = Files::new(&config.run_dir, name);

@@ -33,7 +33,7 @@ pub use host::BenchHostArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
-pub use regulation::BenchRegulationArgs;
+pub use regulation::{BenchRegulationArgs, PartName};
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use responsiveness::BenchResponsivenessArgs;
 pub use sweep::BenchSweepArgs;
@@ -111,7 +111,7 @@ EXAMPLES
   sudo rtvirtio-lab bench daemon --threads 10 --restarts 3 --kills 6 --idle 10s --pairs 2 --out /tmp/daemon --json | jq .claims
   rtvirtio-lab bench daemon --report-only --json | jq .claims
 
-On QEMU processes, one of them with a guest, with the rtvirtiod beside this program. Exit code 2 when a claim is not met.")]
+On QEMU processes, one of them with a guest, with the rtvirtiod next to this program. Exit code 2 when a claim is not met.")]
     Daemon(BenchDaemonArgs),
     /// A day of mishaps in minutes, under a static plan and under the service
     #[command(after_help = "\
@@ -121,7 +121,7 @@ EXAMPLES
   rtvirtio-lab bench daemon-day --report-only --json | jq .claims
 
 Three emulated guests on an emulated eMMC: one gets a thread, a neighbour floods, the device slows by half, another tool
-takes a limit away, a guest is started again. About 40 minutes, with the rtvirtio and rtvirtiod beside this program. Needs root.")]
+takes a limit away, a guest is started again. About 40 minutes, with the rtvirtio and rtvirtiod next to this program. Needs root.")]
     DaemonDay(BenchDaemonDayArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
@@ -169,8 +169,9 @@ Caches are cold before every start-up. A stopped matrix continues, and one with 
 EXAMPLES
   sudo rtvirtio-lab bench net
   sudo rtvirtio-lab bench net --rounds 1 --requests 4000 --crashes 1      a first look, about two minutes
-  sudo rtvirtio-lab bench net --only ping             1000 pings, idle and beside a flood
-  sudo rtvirtio-lab bench net --only sv               sampled values to a disk, beside floods on both
+  sudo rtvirtio-lab bench net --only ping             1000 pings, idle and next to a flood
+  sudo rtvirtio-lab bench net --only sv               sampled values to a disk, next to floods on both
+  sudo rtvirtio-lab bench net --only web              the web requests of `bench reservation` as frames, deadline 20 ms
   sudo rtvirtio-lab bench net --only timeline --svg /tmp/figures   round trips while a flood begins and ends
   sudo rtvirtio-lab bench net --fifo 30 --cpu-budget 30%           with a real-time thread that has a limit
   rtvirtio-lab bench net --report-only --json | jq .claims
@@ -200,7 +201,8 @@ EXAMPLES
 
 The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network; and apply and revert of
 a contract, killed (kill -9) before and after every change. Where guests are emulated, period and deadline of the web
-requests are scaled so that an unloaded response is a tenth of them. Exit code 2 when a claim is not met.")]
+requests are scaled so that an unloaded response is a tenth of them; `bench net --only web` has them as frames through
+the I/O domain with the paper's 20 ms. Exit code 2 when a claim is not met.")]
     Reservation(BenchReservationArgs),
     /// Wake-up latency of a thread in a guest under I/O and cache load: cyclictest, with and
     /// without real-time priorities
@@ -242,6 +244,7 @@ when a claim is not met.")]
 EXAMPLES
   sudo rtvirtio-lab bench paravirt
   sudo rtvirtio-lab bench paravirt --for 60s --repeat 10 --html paravirt.html
+  sudo rtvirtio-lab bench paravirt --only chain --out /tmp/chain    timer, task, read in the I/O domain, answer: priorities in each step
   rtvirtio-lab bench paravirt --report-only --json | jq .claims
 
 The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities

@@ -33,27 +33,19 @@ pub enum NetPart {
     Sv,
     /// A polling domain next to OVS-DPDK, idle and next to a flood; needs openvswitch-switch-dpdk
     Polling,
+    /// Requests to a web server, a client without a guest, while its neighbour sends without end:
+    /// with a reservation and without, deadline 20 ms
+    Web,
     /// Round trips over time while a neighbour begins to send through a slow link, and ends; a
     /// result file of its own, and only when it is named
     Timeline,
 }
 
 impl NetPart {
-    /// For the experiment; `None` for the one with a file of its own.
+    /// For the experiment, whose part has the same name; `None` for the one with a file of its own.
     fn part(self) -> Option<Part> {
-        match self {
-            Self::Simulated => Some(Part::Simulated),
-            Self::Flood => Some(Part::Flood),
-            Self::Uplink => Some(Part::Uplink),
-            Self::Hostile => Some(Part::Hostile),
-            Self::Crash => Some(Part::Crash),
-            Self::Frames => Some(Part::Frames),
-            Self::Tcp => Some(Part::Tcp),
-            Self::Ping => Some(Part::Ping),
-            Self::Sv => Some(Part::Sv),
-            Self::Polling => Some(Part::Polling),
-            Self::Timeline => None,
-        }
+        let value = self.to_possible_value()?;
+        Part::ALL.into_iter().find(|part| part.name() == value.get_name())
     }
 }
 
@@ -67,7 +59,8 @@ pub struct BenchNetArgs {
     /// Rounds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Round trips and sampled values of a round and situation; a quarter on the slow link
+    /// Round trips and sampled values of a round and situation; a quarter on the slow link, a
+    /// fortieth to the web server
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(400..))]
     pub requests: u32,
     /// Sampled values per second
@@ -133,5 +126,18 @@ impl BenchNetArgs {
             rate: self.rate,
             target: self.target,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_the_experiment_can_be_named() {
+        let named: Vec<Option<Part>> = NetPart::value_variants().iter().map(|name| name.part()).collect();
+        let measured = Part::ALL.into_iter().map(Some);
+        assert_eq!(named, measured.chain([NetPart::Timeline.part()]).collect::<Vec<_>>());
+        assert_eq!(NetPart::Timeline.part(), None);
     }
 }

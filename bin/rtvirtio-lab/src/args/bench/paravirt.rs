@@ -34,7 +34,8 @@ pub struct BenchParavirtArgs {
     /// Keep idle CPUs from sleeping, as on a real-time host
     #[arg(long)]
     pub awake: bool,
-    /// Only this part: both, cost, promotions, or lies; may be given several times
+    /// Only this part: both, cost, promotions, lies, or chain (from a timer by a read in the I/O
+    /// domain to the answer, once, without --only not run); may be given several times
     #[arg(long, value_name = "PART", conflicts_with = "report_only")]
     pub only: Vec<Piece>,
     /// Where the result goes

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use rtvirtio_bench::regulation::planned::PlannedOptions;
 use rtvirtio_bench::regulation::{Beside, RATES, ROUNDS, RegulationOptions, TOP};
 use rtvirtio_traffic::Direction;
 use rtvirtio_units::Nanos;
@@ -13,6 +14,9 @@ use super::BenchResult;
 /// Time of a point.
 const DEFAULT: Nanos = Nanos::from_millis(80_000);
 const QUICK: Nanos = Nanos::from_millis(500);
+/// Longest run of `--only plan`.
+const PLANNED: Nanos = Nanos::from_millis(5_000);
+const DEVICE: &str = "twin:qlc-nvme";
 
 /// `bench regulation`.
 #[derive(Args, Debug)]
@@ -41,6 +45,17 @@ pub struct BenchRegulationArgs {
     /// Measure only the points of these loads and put them to the saved result
     #[arg(long, requires = "loads", conflicts_with_all = ["quick", "report_only"])]
     pub add: bool,
+    /// Measure a part of it, into a result of its own
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PART",
+        conflicts_with_all = ["top", "rates", "flows", "loads", "add", "svg", "curve"]
+    )]
+    pub only: Option<PartName>,
+    /// The emulated device of `--only plan`
+    #[arg(long, value_name = "twin:NAME", default_value = DEVICE, requires = "only")]
+    pub device: String,
     /// Write the figures as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
@@ -50,6 +65,13 @@ pub struct BenchRegulationArgs {
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
+}
+
+/// Parts that are measured by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PartName {
+    /// A victim next to the limits that `plan --traffic` chooses: about 6 minutes, with `--quick` 2
+    Plan,
 }
 
 /// Directions.
@@ -139,6 +161,27 @@ impl BenchRegulationArgs {
             words,
             flows,
             loads,
+        }
+    }
+
+    /// For `--only plan`.
+    pub fn planned(&self) -> PlannedOptions {
+        let length = if self.quick { QUICK } else { self.length.min(PLANNED) };
+        let mut words = if self.quick { " --quick".to_owned() } else { String::new() };
+        if !self.quick && length != PLANNED {
+            words += &format!(" --for {length}");
+        }
+        if self.repeat != ROUNDS {
+            words += &format!(" --repeat {}", self.repeat);
+        }
+        if self.device != DEVICE {
+            words += &format!(" --device {}", self.device);
+        }
+        PlannedOptions {
+            device: self.device.clone(),
+            length: Duration::from_nanos(length.0),
+            rounds: if self.quick { 1 } else { self.repeat },
+            words,
         }
     }
 }

@@ -1,0 +1,67 @@
+//! When a source of events that failed is tried again.
+
+use crate::host::Millis;
+
+/// The first wait, in ms; the next ones are twice as long each.
+const FIRST: u64 = 1_000;
+/// The longest wait, in ms. What stayed as long begins anew with the first wait.
+const LONGEST: u64 = 60_000;
+
+/// Longer and longer waits between tries.
+#[derive(Debug, Default)]
+pub(super) struct Retry {
+    failures: u32,
+    next: Option<Millis>,
+    began: Millis,
+}
+
+impl Retry {
+    /// Whether to try now.
+    pub fn is_due(&self, now: Millis) -> bool {
+        self.next.is_none_or(|next| now >= next)
+    }
+
+    /// It is tried.
+    pub fn begins(&mut self, now: Millis) {
+        self.began = now;
+    }
+
+    /// It failed, at once or after a while.
+    pub fn failed(&mut self, now: Millis) {
+        if now.since(self.began) >= LONGEST {
+            self.failures = 0;
+        }
+        let wait = FIRST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
+        self.next = Some(Millis(now.0.saturating_add(wait)));
+        self.failures = self.failures.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_a_minute_and_what_lasted_begins_anew() {
+        let mut retry = Retry::default();
+        let mut now = Millis(1_000);
+        assert!(retry.is_due(now));
+        for wait in [1, 2, 4, 8, 16, 32, 60, 60] {
+            retry.begins(now);
+            retry.failed(now);
+            let next = Millis(now.0 + wait * 1_000);
+            assert!(!retry.is_due(Millis(next.0 - 1)) && retry.is_due(next), "{wait} s");
+            now = next;
+        }
+        // It worked for a minute: a restart of the daemon is found again within seconds.
+        retry.begins(now);
+        let ended = Millis(now.0 + LONGEST);
+        retry.failed(ended);
+        assert!(retry.is_due(Millis(ended.0 + FIRST)));
+        for _ in 0..100 {
+            retry.begins(ended);
+            retry.failed(ended);
+        }
+        assert!(retry.is_due(Millis(ended.0 + LONGEST)));
+    }
+}

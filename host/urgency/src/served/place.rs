@@ -1,0 +1,88 @@
+//! Where the guest reports: in the page, or in a page of its own memory.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use rtvirtio_units::Nanos;
+use rtvirtio_urgency::page::{BLOCK, Blocks, LEAST_SIZE, Mode};
+use serde_json::json;
+
+use super::ServedVm;
+use crate::{FileMemory, UrgencyError};
+
+/// Before a page that the guest has named wrongly is asked for again.
+const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
+
+impl ServedVm {
+    /// Finds where the guest reports. Whether it has shown a sign of life. One whose page cannot be
+    /// read reports nothing: that concerns no other VM.
+    pub(super) fn find_blocks(&mut self, now: Nanos) -> bool {
+        let (mode, beat, unread) = match self.host.mode() {
+            Ok((mode, beat)) => (mode, beat, None),
+            Err(e) => (Mode::Off, self.beat.unwrap_or(0), Some(e)),
+        };
+        let beats = self.beat.replace(beat).is_some_and(|old| old != beat);
+        if mode != self.mode {
+            (self.mode, self.blocks, self.refused) = (mode, None, None);
+            for v in &mut self.vcpus {
+                (v.sequence, v.report) = (None, None);
+                // What stands there may be of a host process that was killed.
+                let _ = self.shown.show(v.vcpu, v.thread.level());
+                // A guest that changes its mind all the time is not one that reports nothing.
+                if mode == Mode::Off {
+                    v.machine.end(now);
+                }
+            }
+        }
+        if let Some(e) = unread {
+            self.refused = Some(format!("its urgency page cannot be read: {e}"));
+        }
+        match mode {
+            _ if self.blocks.is_some() => {}
+            Mode::Off => self.wrong = false,
+            Mode::Region => {
+                self.wrong = false;
+                self.blocks = Some(Blocks::new(self.host.memory().clone(), BLOCK, self.host.vcpus()));
+            }
+            // QEMU's monitor is slow: a guest that names one address after the other must not keep
+            // the other VMs waiting.
+            Mode::GuestMemory { .. } if now < self.ask_again => {}
+            Mode::GuestMemory { address } => {
+                self.ask_again = Nanos(now.0.saturating_add(ASK_AGAIN.0));
+                match self.guest_memory(address) {
+                    Ok(memory) => {
+                        self.blocks = Some(Blocks::new(memory, 0, LEAST_SIZE / BLOCK));
+                        self.wrong = false;
+                    }
+                    Err(e) => {
+                        // A monitor that does not answer is not the guest's fault.
+                        self.wrong = matches!(e, UrgencyError::Address { .. });
+                        self.refused = Some(e.to_string());
+                    }
+                }
+            }
+        }
+        beats && (self.blocks.is_some() || self.wrong)
+    }
+
+    /// A page of the guest's memory. QEMU translates the address, and refuses one where the guest
+    /// has no memory of its own; one page is in one piece in QEMU's memory too.
+    fn guest_memory(&mut self, address: u64) -> Result<FileMemory, UrgencyError> {
+        let wrong = |why: &str| UrgencyError::Address { vm: self.name.clone(), address, why: why.to_owned() };
+        if address % LEAST_SIZE as u64 != 0 {
+            return Err(wrong("it is no page's start"));
+        }
+        let mut qmp = (self.monitor)()?;
+        let arguments = json!({ "command-line": format!("gpa2hva {address:#x}") });
+        let answer = qmp.execute("human-monitor-command", Some(arguments))?;
+        drop(qmp);
+        let answer = answer.as_str().unwrap_or_default().trim();
+        // `Host virtual address for 0x1000 (pc.ram) is 0x7f0000001000`
+        let place = answer.rsplit_once(" is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
+        let place = place.ok_or_else(|| wrong(answer))?;
+        let path = PathBuf::from(format!("/proc/{}/mem", self.pid));
+        // Only read: levels are shown in the page alone.
+        let file = File::open(&path);
+        Ok(FileMemory::new(file.map_err(UrgencyError::io("open", path))?, place))
+    }
+}

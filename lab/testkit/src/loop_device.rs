@@ -1,0 +1,32 @@
+//! A file as a block device.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A loop device, detached when dropped.
+#[derive(Debug)]
+pub struct LoopDevice(pub PathBuf);
+
+impl LoopDevice {
+    /// `None` where loop devices cannot be made.
+    #[must_use]
+    pub fn attach(file: &Path) -> Option<Self> {
+        let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        out.status.success().then(|| Self(String::from_utf8_lossy(&out.stdout).trim().into()))
+    }
+
+    /// Sets the device to the current size of its file.
+    ///
+    /// # Panics
+    /// When losetup does not.
+    pub fn update_size(&self) {
+        let done = Command::new("losetup").arg("--set-capacity").arg(&self.0).status().expect("losetup");
+        assert!(done.success());
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
