@@ -3,7 +3,7 @@
 # Usage: scripts/test.sh check|host|cluster|slow|all
 #   check    format, lints, style, unit tests: no root, a compiler only
 #   host     documentation, minimum Rust version, licences, fuzz targets compile; tests against this machine's kernel, QEMU and fio
-#   cluster  test programs that start a cluster of several nodes, and others beside which nothing may run
+#   cluster  test programs that start a cluster of several nodes, and others that must run alone
 #   slow     test programs that boot guests or the box
 #   all      these four
 # Set RTVIRTIO_NO_SKIP=1 to make a skip a failure where the check could run (CI on a machine that can run all).
@@ -36,15 +36,15 @@ slow_name() {
 }
 
 # A test program that starts a cluster, whose nodes count as lost when they get no CPU, or that leaves things for the next `revert` to
-# remove, whoever calls it: nothing runs beside it.
+# remove, whoever calls it. It runs alone.
 cluster_name() {
     case $1 in cluster | fencing | leftovers) return 0 ;; esac
     return 1
 }
 
 # A test program of which each test makes all that it uses: files, loop devices, an I/O domain, a machine of its own. It needs no
-# real-time budget, no libvirt and no leftovers of others, so it runs beside the tests of the host.
-beside_name() {
+# real-time budget, no libvirt and no leftovers of others, so it runs while those of the host do.
+parallel_name() {
     case $1 in
     amend | claims | corpus | crash_kernel | crash_sim | data | dependencies | disks | hostile | journal_bits | journal_damage) return 0 ;;
     reload | repeat | share | unreadable) return 0 ;;
@@ -191,14 +191,14 @@ deny() {
 }
 
 # `--test NAME` of each integration test program of a kind: those in the box, those that boot guests on this host, those that start a
-# cluster, those that run beside others, or the others.
+# cluster, those that run while others do, or the others.
 programs() {
     for file in */*/tests/*.rs; do
         name=$(basename "$file" .rs)
         kind=host
         if slow_name "$name"; then kind=guests; fi
         if cluster_name "$name"; then kind=cluster; fi
-        if beside_name "$name"; then kind=beside; fi
+        if parallel_name "$name"; then kind=parallel; fi
         case $name in boxed*) kind=box ;; esac
         if [ "$kind" = "$1" ]; then echo "--test $name"; fi
     done | sort -u
@@ -206,7 +206,7 @@ programs() {
 # shellcheck disable=SC2046 # a list of words
 tests_in_box() { tests "tests in the box" --workspace $(programs box); }
 # shellcheck disable=SC2046 # a list of words
-tests_beside() { tests "tests beside those on this host" --workspace $(programs beside); }
+tests_in_parallel() { tests "tests that run while those on this host do" --workspace $(programs parallel); }
 
 tier() {
     case $1 in
@@ -218,7 +218,7 @@ tier() {
         ;;
     host)
         check "build of all tests" build_tests
-        start_background 0 tests_beside
+        start_background 0 tests_in_parallel
         start_background 19 minimum_rust fuzz_compiles documentation_builds deny examples
         # shellcheck disable=SC2046 # a list of words
         tests "tests on this host" --workspace $(programs host)

@@ -273,8 +273,8 @@ fn a_file_stands_for_a_disk_and_goes_with_the_lab() {
         fs::read_to_string(queue_of(&device).parent().unwrap().join("loop").join(file)).unwrap_or_default()
     };
     assert_eq!(loop_of("backing_file").trim(), path.to_str().unwrap());
-    // Its content is nobody's, so a task may write without further words. A busy host's disk may
-    // take longer than one run.
+    // The lab has made the file, so a task may write to it without --destroy-data. On a busy host
+    // a first request may take longer than one run.
     let verified = |seconds| site.json(&["verify", &spec, "--for", seconds]).1;
     let mut result = verified("1s");
     if result["runs"][0]["tasks"][0]["n"] == 0 {

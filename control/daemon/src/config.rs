@@ -186,9 +186,9 @@ impl Config {
         own.or_else(|| self.drift.get(&drift.class)).copied().unwrap_or_default()
     }
 
-    /// Whether what is put back is put back over the values of another program: where all that was
-    /// seen of them would have been restored. Where none was seen, there may be some all the same,
-    /// as a journal that was cut off is not compared: then only where every policy says so.
+    /// Whether a revert may replace values that another program has set: when the policy of each
+    /// that was seen is to restore. A journal that was cut off is not compared with the host, so
+    /// where none was seen every policy must be to restore.
     #[must_use]
     pub fn puts_back_over(&self, seen: &[Drift]) -> bool {
         match seen {

@@ -98,8 +98,8 @@ pub fn in_force(dirs: &Dirs, vm: &str) -> Result<Option<VmInForce>> {
     Ok(Some(found))
 }
 
-/// Whether [`in_force`] has failed because the file beside a journal is missing or damaged: without
-/// it the journal can only be put back. What could not be read now may be read the next time.
+/// Whether [`in_force`] has failed because the file next to a journal is missing or damaged.
+/// Without it the journal can only be put back; what cannot be read now may be read the next time.
 #[must_use]
 pub fn is_lost(error: &Error) -> bool {
     let source = error.cause::<std::io::Error>();

@@ -1,5 +1,5 @@
-//! vCPUs whose announced timers are due: raised without a new report, at nobody's expense but what
-//! they use above the floor.
+//! vCPUs whose announced timers are due are raised without a new report. Only CPU time above the
+//! floor is charged to their budgets.
 
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::{Change, Config, GuestPolicy, Level, Look, Reason, Report, Usage, Vcpu};

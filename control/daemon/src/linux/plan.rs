@@ -147,7 +147,7 @@ impl PlanPart {
                 })
             }
             (Ok(Some(_)), Err(e)) if !scopes::is_lost(&e) => Some(unusable(format!("{e:#}"))),
-            // Without the file beside it a journal can only be put back.
+            // Without the file next to it a journal can only be put back.
             (Ok(Some(_)), _) => Some(PlanScope { state: ScopeState::Cut, ..unusable(String::new()) }),
         };
         self.read_ended();

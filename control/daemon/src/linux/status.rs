@@ -5,7 +5,7 @@ use rtvirtio_workflow::{Result, scopes};
 
 use crate::observed::{Drift, KnobClass, ScopeState, ScopeView};
 
-/// What is in force for a VM: its journal held against the host, and the file beside it.
+/// What is in force for a VM: its journal compared with the host, and the file next to the journal.
 pub(super) fn scope(
     status: Result<Option<Status>>,
     saved: Result<Option<scopes::VmInForce>>,
@@ -19,7 +19,7 @@ pub(super) fn scope(
         (Err(e), _) => without(ScopeState::Unusable(format!("{e:#}"))),
         (Ok(Some(status)), Ok(Some(saved))) => (Some(view(&status, &saved)), Some(saved)),
         (Ok(Some(_)), Err(e)) if !scopes::is_lost(&e) => without(ScopeState::Unusable(format!("{e:#}"))),
-        // Without the file beside it a journal can only be put back.
+        // Without the file next to it a journal can only be put back.
         (Ok(Some(_)), Ok(None) | Err(_)) => without(ScopeState::Cut),
     }
 }

@@ -282,8 +282,8 @@ fn sv(data: &NetData) -> Vec<Claim> {
     let lost = |of| runs(of).map(|run| run.lost).sum::<u64>() as f64;
     let over = |of| median(runs(of).map(|run| run.p999 as f64).collect()) / sv.target_ns.0.max(1) as f64;
     let (idle, alone, whole) = ((false, false), (true, false), (true, true));
-    let what = "sampled values without an answer beside floods on network and disk";
-    let tail = "p99.9 from publisher through client and disk and back beside both floods, to its target";
+    let what = "sampled values without an answer next to floods on network and disk";
+    let tail = "p99.9 from publisher through client and disk and back next to both floods, to its target";
     let mut claims = Vec::new();
     if runs(whole).next().is_some() {
         let path = "with contracts for network, disk and CPU";

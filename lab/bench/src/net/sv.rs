@@ -1,9 +1,9 @@
 //! Sampled values (IEC 61850-9-2): a publisher sends a frame each 250 us to a VM, whose client
-//! writes it to its disk and answers; alone, and beside floods of its neighbour on both.
+//! writes it to its disk and answers; alone, and next to floods of its neighbour on both.
 //!
 //! Network card and disk of both guests are on the I/O domain, whose threads are real-time threads.
 //! The time counts from the moment at which a frame is due until its answer is here: network, CPU,
-//! disk, network. So the VM needs a part of each: beside the floods it runs once with its part of
+//! disk, network. So the VM needs a part of each: next to the floods it runs once with its part of
 //! network and disk alone, and once with a CPU contract too.
 
 use std::time::Duration;
@@ -49,13 +49,13 @@ const DOMAIN: u8 = 60;
 /// What the client's VM may use of each CPU, of this time.
 const CPU: (Nanos, Nanos) = (Nanos::from_micros(1_800), Nanos::from_micros(2_000));
 
-/// What is beside the client's VM, and what it has: floods, and a CPU contract.
+/// Whether the neighbour floods, and whether the client's VM has a CPU contract.
 const SITUATIONS: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
 
 /// One situation of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SvRun {
-    /// Beside floods on network and disk.
+    /// Next to floods on network and disk.
     pub flooded: bool,
     /// The client's VM has a CPU contract too.
     #[serde(default)]
