@@ -129,7 +129,7 @@ fn guests_start_with_their_contracts_and_leave_each_other_alone() {
     assert_eq!((site.state(&a).as_str(), mark.exists()), ("running", false));
     // The contract goes with the VM, whichever ends first.
     site.domain(&a, "stop");
-    site.contract(&a, "stop");
+    assert_eq!(site.contract(&a, "stop"), "", "nothing is left above");
     assert_eq!(fs::read_to_string(MACHINE).map(|t| t.trim().to_owned()).unwrap_or_default(), "0");
 
     // A contract that cannot be had stops no guest.

@@ -211,6 +211,8 @@ pub struct MadePlan {
     pub changes: Vec<Line>,
     /// Why not all targets are met.
     pub reasons: Vec<String>,
+    /// What it predicts for each target.
+    pub predictions: Vec<PredictionSnapshot>,
 }
 
 /// Which contracts fit together.

@@ -233,22 +233,21 @@ impl<'a> Scopes<'a> {
     /// none they are put back.
     ///
     /// # Errors
-    /// As [`Session::apply`] and [`Session::amend`].
+    /// As [`Session::apply`] and [`Session::amend`]; [`Kind::NotPutBack`](crate::Kind::NotPutBack)
+    /// when a budget remains: the kernel counts that of a VM's group for a moment after the group
+    /// is gone.
     pub fn make_room(&self, probe: &Probe, contracts: &[InForce]) -> Result<()> {
         let dir = dir(self.dirs).join(SHARED);
         let root = Root::default();
         let machine = Machine::new(&root, &GuestAgents);
         let managed = || contracts.iter().filter_map(|c| Some((c.backend, c.group.clone()?, c.contract)));
         if managed().next().is_none() {
-            put_back(&dir, OnConflict::Accept)?;
-            return Ok(());
+            return back_whole(put_back(&dir, OnConflict::Accept)?);
         }
         let status = rtvirtio_apply::status(&dir, &machine)?;
         let whole = status.as_ref().is_some_and(Status::is_whole);
         if status.is_some() && !whole {
-            if let Some(left) = put_back(&dir, OnConflict::Accept)?.filter(|back| !back.done) {
-                bail!(NotPutBack, "the groups above those of VMs are not as they were: {}", left.summary());
-            }
+            back_whole(put_back(&dir, OnConflict::Accept)?)?;
         }
         let known = status.filter(|_| whole);
         let before = |path: &Path| {
@@ -324,6 +323,16 @@ impl<'a> Scopes<'a> {
             all.push((SHARED.to_owned(), shared));
         }
         Ok(all)
+    }
+}
+
+/// An error when the groups above those of VMs were not put back whole.
+fn back_whole(reverted: Option<Reverted>) -> Result<()> {
+    match reverted.filter(|back| !back.done) {
+        None => Ok(()),
+        Some(left) => {
+            bail!(NotPutBack, "the groups above those of VMs are not as they were: {}", left.summary())
+        }
     }
 }
 

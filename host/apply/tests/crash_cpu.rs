@@ -225,6 +225,36 @@ fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
     assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
 }
 
+/// The budget of a group that a manager keeps: a thread of the VM that is about to end does not keep
+/// it, and one that is not ours does.
+#[test]
+fn a_budget_is_taken_from_threads_that_end() {
+    let mut sim = sim(false);
+    let budget = Path::new(CPU).join("vms/cpu.rt_runtime_us");
+    let policy = |tid: u32| {
+        let target = Target::scheduling(7, tid, 1000 + u64::from(tid));
+        Write::new("policy", target, Attr::fifo(97).to_string())
+    };
+    sim.case.cpu = vec![Write::new("budget", Target::host(budget.clone(), Form::Plain), "4000")];
+    sim.case.cpu.extend([7, 8].map(policy));
+    all(&sim.case, "apply").unwrap();
+    assert_eq!(sim.kernel.get(&budget).trim(), "4000");
+    for tid in [7, 8] {
+        sim.kernel.ending(7, tid);
+    }
+    sim.kernel.thread(30, 30, &Attr::fifo(50), "/vms");
+    let held = sim.revert(OnConflict::Force);
+    assert!(
+        !held.done && held.summary().contains("while thread 30 in it is real-time"),
+        "{}",
+        held.summary()
+    );
+    sim.kernel.set_policy(30, &Attr::other(0)).unwrap();
+    let reverted = sim.revert(OnConflict::Report);
+    assert!(reverted.done, "{}", reverted.summary());
+    assert_eq!(sim.kernel.get(&budget).trim(), "0");
+}
+
 /// A policy that the kernel refuses undoes the group and the moves before it.
 #[test]
 fn a_refused_policy_undoes_the_rest() {

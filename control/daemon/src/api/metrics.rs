@@ -110,9 +110,7 @@ fn predicted(of: &PlanSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
     )?;
     let seconds = |time: Nanos| time.0 as f64 / 1e9;
     for one in &of.predictions {
-        // As the verdicts have it.
-        let percentile = one.percentile.trim_start_matches('p');
-        let labels = [one.vm.as_str(), &one.task, percentile];
+        let labels = [one.vm.as_str(), &one.task, &one.percentile];
         expected.with_label_values(&labels).set(seconds(one.latency_ns));
         if let Some(time) = one.bound_ns {
             bound.with_label_values(&labels).set(seconds(time));

@@ -111,6 +111,9 @@ pub struct LinuxHost {
     plan: PlanPart,
     /// Whether contracts have changed since the last look.
     contracts_changed: bool,
+    /// Whether the groups above those of VMs have more than the contracts in force need, because the
+    /// kernel has refused to take it away.
+    has_spare_room: bool,
     /// Whether BFQ may be loaded, where it is a module.
     may_load: bool,
 }
@@ -147,6 +150,7 @@ impl LinuxHost {
             listed: None,
             applied: Applied::default(),
             contracts_changed: true,
+            has_spare_room: false,
         }
     }
 
@@ -360,6 +364,7 @@ impl Host for LinuxHost {
             }
         }
         self.refresh_admission(desired, now);
+        self.take_spare_room();
         let mut observed = Observed {
             vms: BTreeMap::new(),
             admission: self.admission(),

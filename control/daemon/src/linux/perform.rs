@@ -29,6 +29,8 @@ impl From<Error> for Stop {
     }
 }
 
+const SPARE_ROOM: &str = "the groups above those of VMs keep more than they need";
+
 type Done = (Vec<SettingChange>, Vec<String>);
 
 pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Outcome {
@@ -88,6 +90,25 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
     }
 }
 
+impl LinuxHost {
+    /// Takes from the groups above those of VMs what the contracts in force do not need. What is
+    /// refused is tried again with the next look, and is a problem that clients see.
+    pub(super) fn take_spare_room(&mut self) {
+        let (true, Some((_, admission))) = (self.has_spare_room, &self.admission) else { return };
+        let taken = || -> Result<(), Error> {
+            let scopes = Scopes::lock(&self.places.dirs)?;
+            let all: Vec<_> = self.tracked.values().filter_map(|t| t.saved.as_ref()?.cpu.clone()).collect();
+            scopes.make_room(&admission.admitted.probe, &all)
+        };
+        match taken().map_err(Stop::from) {
+            Ok(()) => self.has_spare_room = false,
+            // Another rtvirtio is at work.
+            Err(Stop::Busy) => {}
+            Err(Stop::Failed(why)) => self.problem(format!("{SPARE_ROOM}: {why}")),
+        }
+    }
+}
+
 /// The CPU contracts in force for all VMs but one.
 fn others(host: &LinuxHost, vm: &str) -> Vec<InForce> {
     let others = host.tracked.iter().filter(|(name, _)| name.as_str() != vm);
@@ -124,8 +145,8 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let applied = match scopes.apply(&new) {
         Ok(applied) => applied,
         Err(e) => {
-            // Unused budget of a parent group takes nothing from the VMs; the next change sets it.
-            let _ = scopes.make_room(probe, &others);
+            // Unused budget of a parent group takes nothing from the VMs; the next look takes it.
+            host.has_spare_room |= scopes.make_room(probe, &others).is_err();
             return Err(e.into());
         }
     };
@@ -160,7 +181,8 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
     let mut notes = reverted.warnings.clone();
     if let Some((_, admission)) = &host.admission {
         if let Err(e) = scopes.make_room(&admission.admitted.probe, &others(host, vm)) {
-            notes.push(format!("the groups above those of VMs keep more than they need: {e:#}"));
+            host.has_spare_room = true;
+            notes.push(format!("{SPARE_ROOM} until a later look: {e:#}"));
         }
     }
     let changes = restored(&reverted, &mut notes);

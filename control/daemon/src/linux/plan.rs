@@ -9,6 +9,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_planner::replan::{NoPlan, Request, Sight, Unplanned};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::held::{self, HeldCandidate};
+use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::scopes::{self, Scopes};
 use rtvirtio_workflow::{Dirs, Error};
 
@@ -42,6 +43,20 @@ pub(super) struct PlanPart {
     /// Devices without a usable profile, as last looked at.
     pub unmeasured: BTreeMap<String, Unplanned>,
     seen: Option<Arc<Observation>>,
+}
+
+/// What a plan predicts for each target.
+fn predictions(plan: HostPlan) -> Vec<PredictionSnapshot> {
+    let tasks = plan.devices.into_iter().flat_map(|of| of.plan.tasks);
+    let with_target = tasks.filter(|task| task.target_ns.is_some());
+    let one = |task: rtvirtio_planner::TaskOutlook| PredictionSnapshot {
+        percentile: task.percentile.to_string(),
+        latency_ns: task.forecast.latency_ns,
+        bound_ns: task.forecast.upper.map(|upper| Nanos(upper.latency_ns.0 + upper.host_ns.0)),
+        vm: task.vm,
+        task: task.task,
+    };
+    with_target.map(one).collect()
 }
 
 impl PlanPart {
@@ -108,6 +123,7 @@ impl PlanPart {
                     outline: made.outline.clone(),
                     changes: made.lines.clone(),
                     reasons: made.reasons.clone(),
+                    predictions: predictions(made.plan().clone()),
                 };
                 self.made = Some(made);
                 shown
@@ -143,7 +159,8 @@ impl PlanPart {
                     since: held.since,
                     // Not known is none: a device is then not said to be held.
                     devices: held::devices(&self.dirs).unwrap_or_default(),
-                    predictions: self.predictions(),
+                    // As the devices.
+                    predictions: held::plan(&self.dirs).ok().flatten().map(predictions).unwrap_or_default(),
                 })
             }
             (Ok(Some(_)), Err(e)) if !scopes::is_lost(&e) => Some(unusable(format!("{e:#}"))),
@@ -151,21 +168,6 @@ impl PlanPart {
             (Ok(Some(_)), _) => Some(PlanScope { state: ScopeState::Cut, ..unusable(String::new()) }),
         };
         self.read_ended();
-    }
-
-    /// What the plan in force predicts; nothing where it cannot be read.
-    fn predictions(&self) -> Vec<PredictionSnapshot> {
-        let plan = held::plan(&self.dirs).ok().flatten();
-        let tasks = plan.into_iter().flat_map(|plan| plan.devices).flat_map(|of| of.plan.tasks);
-        let with_target = tasks.filter(|task| task.target_ns.is_some());
-        let one = |task: rtvirtio_planner::TaskOutlook| PredictionSnapshot {
-            percentile: task.percentile.to_string(),
-            latency_ns: task.forecast.latency_ns,
-            bound_ns: task.forecast.upper.map(|upper| Nanos(upper.latency_ns.0 + upper.host_ns.0)),
-            vm: task.vm,
-            task: task.task,
-        };
-        with_target.map(one).collect()
     }
 
     /// Which of its VMs have ended since.

@@ -11,7 +11,7 @@ use crate::desired::Desired;
 use crate::history::EventKind;
 use crate::host::{Millis, Outcome};
 use crate::memory::Memory;
-use crate::observed::{MadePlan, Observed, Presence, ScopeState};
+use crate::observed::{MadePlan, Observed, PredictionSnapshot, Presence, ScopeState};
 use crate::reconcile::{Action, PLAN, Step, drift, step};
 
 /// Keeps the plan in force that contracts and observations ask for.
@@ -21,6 +21,9 @@ pub(crate) struct PlanKeeper {
     replan: Replan,
     /// The plan of the proposal.
     made: Option<MadePlan>,
+    /// What the plan that was put in force last predicts. One without a setting has no journal that
+    /// would say it.
+    predictions: Vec<PredictionSnapshot>,
     /// What was found in force at the last look.
     found: Option<Basis>,
 }
@@ -29,7 +32,7 @@ impl PlanKeeper {
     pub fn new(config: &Config) -> Self {
         let timing = config.plan.as_ref().map_or_else(Timing::default, |plan| plan.timing());
         let wanted = config.plan.is_some();
-        Self { wanted, replan: Replan::new(timing), made: None, found: None }
+        Self { wanted, replan: Replan::new(timing), made: None, predictions: Vec::new(), found: None }
     }
 
     /// Sees what is in force and what was observed; returns the plan that is to be made.
@@ -120,7 +123,10 @@ impl PlanKeeper {
         }
         match outcome {
             Outcome::Busy => {}
-            Outcome::Done { .. } => self.replan.applied(now.0),
+            Outcome::Done { .. } => {
+                self.predictions = self.made.as_ref().map(|m| m.predictions.clone()).unwrap_or_default();
+                self.replan.applied(now.0);
+            }
             Outcome::Failed(why) => self.replan.failed(now.0, why.clone()),
         }
     }
@@ -172,7 +178,10 @@ impl PlanKeeper {
         config: &Config,
         memory: &Memory,
     ) -> Option<PlanSnapshot> {
-        PlanSnapshot::of(&self.replan, self.made.as_ref(), desired, observed, config, memory)
+        let shown = PlanSnapshot::of(&self.replan, self.made.as_ref(), desired, observed, config, memory)?;
+        let is_without_journal = observed.plan.is_none() && self.replan.basis().is_some();
+        let predictions = if is_without_journal { self.predictions.clone() } else { shown.predictions };
+        Some(PlanSnapshot { predictions, ..shown })
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_planner::replan::{Change, Effect, NoPlan, Outline, Unplanned};
 use rtvirtio_spec::{Criticality, HostSpec};
+use rtvirtio_units::Nanos;
 
 use super::super::snapshot::PlanState;
 use super::*;
@@ -25,6 +26,16 @@ fn desired(block: &str) -> Desired {
 fn outline(change: Change) -> Outline {
     let effect = Effect { vm: "plc".to_owned(), criticality: Criticality::Medium, change };
     Outline { changes: 1, effects: vec![effect], given_up: BTreeSet::new() }
+}
+
+fn prediction() -> PredictionSnapshot {
+    PredictionSnapshot {
+        vm: "plc".to_owned(),
+        task: "t".to_owned(),
+        percentile: "p99".to_owned(),
+        latency_ns: Nanos(1),
+        bound_ns: None,
+    }
 }
 
 struct Case {
@@ -71,7 +82,12 @@ impl Case {
     /// A plan is asked for, and made.
     fn made(&mut self, change: Change) {
         let request = self.look().unwrap();
-        let plan = MadePlan { outline: outline(change), changes: Vec::new(), reasons: Vec::new() };
+        let plan = MadePlan {
+            outline: outline(change),
+            changes: Vec::new(),
+            reasons: Vec::new(),
+            predictions: vec![prediction()],
+        };
         self.observed.made = Some((request.number, Ok(plan)));
         assert_eq!(self.look(), None);
     }
@@ -327,7 +343,8 @@ fn a_profile_that_vanishes_changes_nothing_and_is_said() {
     let request = case.look().unwrap();
     assert_eq!(request.reason, "/dev/sdy cannot be planned");
     let same = Outline { changes: 0, effects: Vec::new(), given_up: BTreeSet::new() };
-    let made = MadePlan { outline: same, changes: Vec::new(), reasons: Vec::new() };
+    let made =
+        MadePlan { outline: same, changes: Vec::new(), reasons: Vec::new(), predictions: vec![prediction()] };
     case.observed.made = Some((request.number, Ok(made)));
     assert_eq!((case.look(), case.actions()), (None, vec![Action::SetPlan]));
     let devices = case.scope().devices.clone();
@@ -336,6 +353,18 @@ fn a_profile_that_vanishes_changes_nothing_and_is_said() {
     let shown = case.snapshot().unwrap();
     assert_eq!((shown.state, shown.vms.len(), shown.unplanned[0].is_held), (PlanState::Partial, 2, true));
     assert!(shown.unplanned[0].words().contains("stays"), "{}", shown.unplanned[0].words());
+}
+
+/// It has no journal; what it predicts is shown all the same, until it is put back.
+#[test]
+fn a_plan_without_a_setting_predicts_too() {
+    let mut case = Case::new(Mode::Auto);
+    case.made(Change::Better);
+    assert!(case.snapshot().unwrap().predictions.is_empty(), "not in force yet");
+    let step = case.steps().remove(0);
+    case.keeper.note(&step, &DONE, Millis(case.now));
+    let shown = case.snapshot().unwrap();
+    assert_eq!((shown.state, shown.predictions), (PlanState::InForce, vec![prediction()]));
 }
 
 #[test]

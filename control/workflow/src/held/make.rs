@@ -47,6 +47,14 @@ pub struct HeldCandidate {
     pub reasons: Vec<String>,
 }
 
+impl HeldCandidate {
+    /// Its settings and what it predicts.
+    #[must_use]
+    pub fn plan(&self) -> &HostPlan {
+        &self.plan
+    }
+}
+
 /// Plans for the VMs of a host that run, `host` without the others. `may_load` allows to load BFQ,
 /// where it is a module. Devices that [`Input::without`] names are not planned: what is in force of
 /// them stays as it is.

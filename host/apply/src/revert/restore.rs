@@ -1,5 +1,6 @@
 //! Writing one old value so that the file reads exactly as before.
 
+mod budget;
 mod group;
 
 use std::io;
@@ -25,6 +26,7 @@ pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
             group::give_back(&target.path, machine);
             group::remove(target, machine)?;
         }
+        (Form::Plain, _) if target.path.ends_with(budget::FILE) => budget::write(target, old, machine)?,
         _ => write(target, &target.form.text(old), machine)?,
     }
     let found = read(target, machine)?;

@@ -45,6 +45,11 @@ impl SimKernel {
         self.put(format!("{dir}/cgroup"), &format!("1:cpu:{cgroup}\n0::/\n"));
     }
 
+    /// From now on the thread is about to end, and still in its group.
+    pub fn ending(&self, pid: u32, tid: u32) {
+        self.put(format!("/proc/{pid}/task/{tid}/ending"), "");
+    }
+
     pub fn end(&self, pid: u32, tid: u32) {
         fs::remove_dir_all(self.at(format!("/proc/{pid}/task/{tid}"))).unwrap();
     }
@@ -129,7 +134,12 @@ impl SimKernel {
     }
 
     pub fn start_of(&self, pid: u32, tid: u32) -> io::Result<u64> {
-        let text = fs::read_to_string(self.at(format!("/proc/{pid}/task/{tid}/start")))?;
+        let of_process = self.at(format!("/proc/{pid}/task/{tid}"));
+        let dir = if pid == tid && !of_process.exists() { self.task_dir(tid)? } else { of_process };
+        if dir.join("ending").exists() {
+            return Err(errno(Errno::NOENT));
+        }
+        let text = fs::read_to_string(dir.join("start"))?;
         Ok(text.trim().parse().unwrap())
     }
 

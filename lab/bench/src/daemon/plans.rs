@@ -308,7 +308,10 @@ impl Host for PlanHost {
                 effects: made.effects.clone(),
                 given_up: made.given_up.clone(),
             };
-            (*number, Ok(MadePlan { outline, changes: Vec::new(), reasons: Vec::new() }))
+            (
+                *number,
+                Ok(MadePlan { outline, changes: Vec::new(), reasons: Vec::new(), predictions: Vec::new() }),
+            )
         });
         let plan = self.in_force.as_ref().map(|(_, basis)| PlanScope {
             basis: Some(basis.clone()),

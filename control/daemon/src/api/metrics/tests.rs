@@ -162,6 +162,16 @@ fn every_metric_is_named_as_prometheus_asks() {
     }
 }
 
+/// What joins them in a query.
+#[test]
+fn predictions_and_verdicts_have_the_same_labels() {
+    let text = everything();
+    let labels = r#"percentile="p99.99",task="t","#;
+    for name in ["target_predicted_seconds", "target_bound_seconds", "target_verdict"] {
+        assert!(text.contains(&format!("rtvirtio_{name}{{{labels}")), "{name}: {text}");
+    }
+}
+
 /// The dashboard for Grafana asks for nothing that is not exported, and for labels that it has.
 #[test]
 fn the_dashboard_shows_what_is_exported() {

@@ -68,7 +68,7 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
 /// refuses the next group's meanwhile. The journal knows 0 as a value on the way, so that a run
 /// that is cut off here can be resumed.
 pub(super) fn give_back(dir: &Path, machine: &Machine<'_>) {
-    let file = dir.join("cpu.rt_runtime_us");
+    let file = dir.join(super::budget::FILE);
     // A kernel without such budgets has no such file. Where it cannot be read or is refused, the
     // next group may have to wait: nothing worse.
     if machine.host().read(&file).is_ok() {
