@@ -15,8 +15,9 @@ use rtvirtio_testkit::site::{project, wait_for};
 use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
 
-/// Expressions that may have no answer: pressure, steal, quotas and limits that this kernel does not
-/// count, limits that the plan does not set, stalls where no probe may run, and bounds of formulas.
+/// Expressions that may have no answer: pressure, steal, quotas and limits that this kernel does
+/// not count, limits that the plan does not set, stalls where no probe may run, and bounds of
+/// formulas.
 const UNANSWERED: usize = 9;
 
 /// Prometheus on a directory and an address; killed when this is dropped.

@@ -225,8 +225,8 @@ fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
     assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
 }
 
-/// The budget of a group that a manager keeps: a thread of the VM that is about to end does not keep
-/// it, and one that is not ours does.
+/// The budget of a group that a manager keeps: a thread of the VM that is about to end does not
+/// keep it, and one that is not ours does.
 #[test]
 fn a_budget_is_taken_from_threads_that_end() {
     let mut sim = sim(false);

@@ -111,8 +111,8 @@ pub struct LinuxHost {
     plan: PlanPart,
     /// Whether contracts have changed since the last look.
     contracts_changed: bool,
-    /// Whether the groups above those of VMs have more than the contracts in force need, because the
-    /// kernel has refused to take it away.
+    /// Whether the groups above those of VMs have more than the contracts in force need, because
+    /// the kernel has refused to take it away.
     has_spare_room: bool,
     /// Whether BFQ may be loaded, where it is a module.
     may_load: bool,
