@@ -199,8 +199,9 @@ impl Vcpu {
     }
 
     /// The I/O domain completes an urgent request of the VM, and is about to interrupt one of its
-    /// vCPUs: which one is not known here. Look first: what the guest has reported up to now is no
-    /// answer to it.
+    /// vCPUs: which one is not known here. The answer to it is the report of an urgent task; without
+    /// one the vCPU stays raised for [`Config::hold`]. Look first: what the guest has reported up to
+    /// now is no answer.
     pub fn completion(&mut self, now: Nanos) -> Step {
         self.roll(now);
         self.completed = Some(now);
@@ -219,7 +220,11 @@ impl Vcpu {
             if look.is_new {
                 self.pending[0] &= report.interrupt;
                 self.pending[1] &= report.nmi;
-                self.completed = None;
+                // A task that has just begun to wait reports what runs instead, perhaps only after
+                // its request completed: that is no answer to the interrupt.
+                if self.task().priority > self.config.floor {
+                    self.completed = None;
+                }
             }
         }
         self.decide(now)
@@ -285,7 +290,7 @@ impl Vcpu {
         if critical && critical_left > Nanos(0) {
             return (boosted, Reason::Critical);
         }
-        let task = Level::of_guest(self.report.policy, self.report.priority, config.ceiling);
+        let task = self.task();
         let asked = [
             (self.report.idle, ceiling, Reason::Blocked),
             (self.timer(now), ceiling, Reason::Timer),
@@ -297,6 +302,11 @@ impl Vcpu {
             None if !critical => (floor, Reason::Floor),
             _ => (floor, Reason::Exhausted),
         }
+    }
+
+    /// What its task asks for.
+    fn task(&self) -> Level {
+        Level::of_guest(self.report.policy, self.report.priority, self.config.ceiling)
     }
 
     /// How long a completed request holds the vCPU up.

@@ -28,6 +28,15 @@ struct Reference {
     history: Vec<Entry>,
 }
 
+/// The paper's mapping of a reported priority.
+fn mapped(report: &Report, config: &Config) -> u32 {
+    let priority = f64::from(report.priority.min(99)) * f64::from(config.ceiling) / 99.0;
+    match report.policy {
+        GuestPolicy::Other => 0,
+        _ => (priority + 1e-9).floor().max(1.0) as u32,
+    }
+}
+
 impl Reference {
     fn before(&self, at: usize) -> (Level, Reason) {
         match at.checked_sub(1) {
@@ -102,20 +111,19 @@ impl Reference {
         let critical = irq || nmi || report.critical;
         let may_critical = self.used(now, &[Reason::Critical]) < config.critical_budget.0;
         let tasks = [Reason::Task, Reason::Timer, Reason::Completion, Reason::Blocked];
-        let answered = |e: &Entry| {
-            matches!(e.event, Event::End | Event::Look(Look { report: Some(_), is_new: true, .. }))
+        let answered = |e: &Entry| match e.event {
+            Event::End => true,
+            Event::Look(Look { report: Some(report), is_new: true, .. }) => {
+                mapped(&report, &config) > config.floor
+            }
+            _ => false,
         };
         let unanswered = self.history.iter().rev().take_while(|e| !answered(e));
         let completed = unanswered.filter(|e| matches!(e.event, Event::Completion)).map(|e| e.now.0).max();
         let completion = completed.is_some_and(|at| now.0 < at + config.hold.0);
         let may_task = self.used(now, &tasks) + self.promotions(now, &tasks) < config.task_budget.0;
         let rr = report.policy == GuestPolicy::Rr;
-        let mapped = match report.policy {
-            GuestPolicy::Other => 0,
-            _ => (f64::from(report.priority.min(99)) * f64::from(config.ceiling) / 99.0 + 1e-9)
-                .floor()
-                .max(1.0) as u32,
-        };
+        let mapped = mapped(&report, &config);
         let timer =
             report.deadline.is_some_and(|d| now.0 + config.lead.0 >= d.0 && now.0 < d.0 + config.hold.0);
         let mut wanted = (Level::fifo(config.floor), Reason::Floor);
@@ -334,15 +342,19 @@ fn a_silent_guest_has_its_contract_again() {
 }
 
 #[test]
-fn a_completion_raises_until_the_guest_reports_or_its_time_is_over() {
-    let mut vcpu = Vcpu::new(config(90, 0, 0), Nanos(0));
-    let says = |is_new| Look { report: Some(Report::default()), is_new, alive: true, ran: Nanos(0) };
-    vcpu.look(says(true), Nanos(100));
+fn a_completion_raises_until_an_urgent_task_is_reported_or_its_time_is_over() {
+    let config = Config { dwell: Nanos(0), ..config(90, 0, 0) };
+    let mut vcpu = Vcpu::new(config, Nanos(0));
+    let says = |report, is_new| Look { report: Some(report), is_new, alive: true, ran: Nanos(0) };
+    let (nothing, urgent) =
+        (Report::default(), Report { policy: GuestPolicy::Fifo, priority: 50, ..Report::default() });
+    vcpu.look(says(nothing, true), Nanos(100));
     assert_eq!(vcpu.completion(Nanos(110)).reason, Reason::Completion);
-    // Nothing new is reported: the interrupt has not been taken yet.
-    let step = vcpu.look(says(false), Nanos(139));
+    // The interrupt has not been taken yet; what the guest reports began before it.
+    let step = vcpu.look(says(nothing, true), Nanos(139));
     assert_eq!((step.level, step.next), (Level::fifo(90), Some(Nanos(140))));
-    assert_eq!(vcpu.look(says(false), Nanos(140)).level, Level::ORDINARY);
+    assert_eq!(vcpu.look(says(nothing, false), Nanos(140)).level, Level::ORDINARY);
     vcpu.completion(Nanos(200));
-    assert_eq!(vcpu.look(says(true), Nanos(221)).reason, Reason::Floor);
+    assert_eq!(vcpu.look(says(urgent, true), Nanos(205)).reason, Reason::Task);
+    assert_eq!(vcpu.look(says(nothing, true), Nanos(206)).reason, Reason::Floor);
 }

@@ -34,7 +34,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 17] = [
+    let results: [(&str, Reader); 18] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
@@ -49,6 +49,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         (fleet_cluster::FENCING_FILE, fleet_cluster::report),
         (fleet_cluster::slow::FILE, fleet_cluster::slow::report),
         (paravirt::FILE, paravirt::report),
+        (paravirt::CHAIN_FILE, paravirt::report),
         (regulation::FILE, regulation::report),
         (regulation::planned::FILE, regulation::planned::report),
         (responsiveness::FILE, responsiveness::report),

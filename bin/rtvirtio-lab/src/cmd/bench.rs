@@ -406,11 +406,12 @@ fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyho
 }
 
 fn run_paravirt(args: &BenchParavirtArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(paravirt::FILE);
+    let options = args.options();
+    let path = args.result.out.join(options.file());
     if !args.result.report_only {
         check_result(&args.result)?;
         need_root("bench paravirt")?;
-        paravirt::measure(&args.options(), &path, &lab_host(global), ui)?;
+        paravirt::measure(&options, &path, &lab_host(global), ui)?;
     }
     print_result(paravirt::report, &path, "rtvirtio: what a guest says is urgent", &args.result, ui)
 }

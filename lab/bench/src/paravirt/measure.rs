@@ -14,7 +14,7 @@ use rtvirtio_workflow::{Progress, generated};
 
 use super::chain::{self, DiskBed};
 use super::guests::Guests;
-use super::{Both, Cost, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup};
+use super::{Both, Cost, FILE, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup};
 use crate::cores::{keep_awake, on_one_core, with_backend};
 use crate::cyclictest::wake_up_probe::WakeUpProbe;
 use crate::cyclictest::{LARGEST_US, Latencies, WATCH_US, parse};
@@ -57,6 +57,17 @@ pub struct ParavirtOptions {
 impl ParavirtOptions {
     fn has(&self, piece: Piece) -> bool {
         self.only.contains(&piece) || self.only.is_empty() && piece != Piece::Chain
+    }
+
+    /// Name of the result's file: single pieces have one of their own, and replace no whole result.
+    #[must_use]
+    pub fn file(&self) -> String {
+        let pieces: Vec<String> =
+            Piece::ALL.iter().filter(|p| self.only.contains(p)).map(|p| p.to_string()).collect();
+        match pieces.as_slice() {
+            [] => FILE.to_owned(),
+            pieces => format!("cpu-paravirt-{}.json", pieces.join("-")),
+        }
     }
 }
 

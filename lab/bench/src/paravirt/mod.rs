@@ -25,6 +25,8 @@ use crate::saved::Saved;
 
 /// File name of the result.
 pub const FILE: &str = "cpu-paravirt.json";
+/// That of [`Piece::Chain`] alone: [`ParavirtOptions::file`].
+pub const CHAIN_FILE: &str = "cpu-paravirt-chain.json";
 
 /// Who stands above whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

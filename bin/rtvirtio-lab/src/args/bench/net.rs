@@ -32,6 +32,7 @@ pub enum NetPart {
     /// and disk
     Sv,
     /// A polling domain next to OVS-DPDK, idle and next to a flood; needs openvswitch-switch-dpdk
+    /// and ethtool
     Polling,
     /// Requests to a web server, a client without a guest, while its neighbour sends without end:
     /// with a reservation and without, deadline 20 ms
