@@ -223,8 +223,8 @@ impl NetBed {
         let ovs = match system {
             System::Dpdk => {
                 netns::run("ip", "link set up0 nomaster")?;
-                // DPDK hands frames on as they are, and the far end leaves their checksums to a card:
-                // a guest would refuse all of TCP.
+                // DPDK hands frames on as they are, and the far end leaves checksums to a card: a
+                // guest would refuse all of TCP.
                 netns::run("ethtool", "-K up1 tx off")?;
                 let ports = NAMES.map(|name| dir.path().join(name));
                 let ports: Vec<_> = GUESTS.iter().map(|guest| mac(*guest)).zip(ports).collect();

@@ -55,8 +55,9 @@ pub(super) fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Resul
 
 /// Makes the real-time threads of the group that are about to end ordinary. Such a thread keeps the
 /// budget from being taken away (`EBUSY`), and needs that budget to give its memory back
-/// (`do_exit()` calls `exit_mm()` before `cgroup_exit()`): 1 GiB under 1 % of a CPU took 9 to
-/// 20 s, and 0.3 s as an ordinary thread (Linux 6.18). Returns a real-time thread that is not about to end.
+/// (`do_exit()` calls `exit_mm()` before `cgroup_exit()`): 1 GiB under 1 % of a CPU took 9 to 20 s,
+/// and 0.3 s as an ordinary thread (Linux 6.18). Returns a real-time thread that is not about to
+/// end.
 fn hurry(dir: &Path, machine: &Machine<'_>) -> Option<u32> {
     let host = machine.host();
     let tasks = host.read(&dir.join(TASKS)).ok()?;
