@@ -199,9 +199,9 @@ impl Vcpu {
     }
 
     /// The I/O domain completes an urgent request of the VM, and is about to interrupt one of its
-    /// vCPUs: which one is not known here. The answer to it is the report of an urgent task; without
-    /// one the vCPU stays raised for [`Config::hold`]. Look first: what the guest has reported up
-    /// to now is no answer.
+    /// vCPUs: which one is not known here. The report of an urgent task is the answer to it;
+    /// without one the vCPU stays raised for [`Config::hold`]. Look first: what the guest has
+    /// reported up to now is no answer.
     pub fn completion(&mut self, now: Nanos) -> Step {
         self.roll(now);
         self.completed = Some(now);
