@@ -127,10 +127,20 @@ fn guests_start_with_their_contracts_and_leave_each_other_alone() {
     fs::write(&mark, "").unwrap();
     site.domain(&a, "monitor");
     assert_eq!((site.state(&a).as_str(), mark.exists()), ("running", false));
-    // The contract goes with the VM, whichever ends first.
+    // The contract goes with the VM, also when its own resource was never started.
     site.domain(&a, "stop");
-    assert_eq!(site.contract(&a, "stop"), "", "nothing is left above");
     assert_eq!(fs::read_to_string(MACHINE).map(|t| t.trim().to_owned()).unwrap_or_default(), "0");
+
+    assert_eq!(site.contract(&a, "stop"), "", "nothing is left");
+
+    // A VM that ended without its agents holds no room.
+    site.write(&a, "60ms");
+    site.domain(&a, "start");
+    site.libvirt.ok(&["destroy", &a]);
+    site.write(&b, "60ms");
+    assert!(!site.domain(&b, "start").contains("rtvirtio:"), "no warning");
+    site.domain(&b, "stop");
+    site.contract(&a, "stop");
 
     // A contract that cannot be had stops no guest.
     site.write(&b, "99.9ms");

@@ -165,6 +165,11 @@ fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
         // No other agent changes what contracts share meanwhile.
         let scopes = Scopes::lock(&p.dirs)?;
         let others = in_force_beside(&p.dirs, &p.resource)?;
+        // What is there for a VM that has ended would count against this one.
+        let probe = rtvirtio_cpu::probe(&Root::default()).map_err(PacemakerError::Host)?;
+        if let Err(e) = scopes.make_room(&probe, &others) {
+            progress.warn(&spare_room(p, &e));
+        }
         let resolved = resolve_cpu_beside(&host, &own, (&scopes, &others), progress)?;
         return applied(&own, resolved.apply(None, &own, progress)?);
     }
@@ -207,15 +212,16 @@ fn stop(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
         _ => {}
     }
     drop(session);
-    // Unused budget of a parent group takes nothing from the VMs; the next contract sets it.
+    // Unused budget of a parent group takes nothing from the VMs; the next contract takes it away.
     if let Err(e) = give_room_back(p, progress) {
-        progress.warn(&format!(
-            "{}: the groups above those of VMs keep more than they need: {}",
-            p.resource,
-            rtvirtio_workflow::one_line(&e)
-        ));
+        progress.warn(&spare_room(p, &e));
     }
     Ok(())
+}
+
+fn spare_room(p: &Parameters, e: &(dyn std::error::Error + 'static)) -> String {
+    let why = rtvirtio_workflow::one_line(e);
+    format!("{}: the groups above those of VMs keep more than they need: {why}", p.resource)
 }
 
 /// What the groups above those of VMs have for this contract.
