@@ -13,7 +13,7 @@ help:
 	@echo "make deps-test  the same and libvirt's daemon, which the tests start themselves"
 	@echo "make demo       the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html and demo/page.html"
 	@echo "make check      format, lints, unit tests, in less than 5 minutes; needs no root"
-	@echo "make test       all checks, about 25 minutes; as root also those on the real kernel"
+	@echo "make test       all checks, about 30 minutes; as root also those on the real kernel"
 	@echo "make test-host  the part of them on this host's kernel, without guests"
 	@echo "make test-cluster  the part of them that starts Pacemaker clusters"
 	@echo "make test-slow  the part of them that boots guests and the box"
