@@ -130,7 +130,6 @@ fn guests_start_with_their_contracts_and_leave_each_other_alone() {
     // The contract goes with the VM, also when its own resource was never started.
     site.domain(&a, "stop");
     assert_eq!(fs::read_to_string(MACHINE).map(|t| t.trim().to_owned()).unwrap_or_default(), "0");
-
     assert_eq!(site.contract(&a, "stop"), "", "nothing is left");
 
     // A VM that ended without its agents holds no room.

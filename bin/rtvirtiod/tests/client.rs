@@ -89,7 +89,7 @@ fn a_service_that_does_not_answer_is_not_taken_for_none() {
     signal(service, Signal::CONT);
     client.status().unwrap();
 
-    // The service runs without its socket: `status` says so, and shows the rest.
+    // The service runs without its socket: `status` reports that, and shows the rest.
     fs::remove_file(rig.socket()).unwrap();
     let (code, status) = rig.site.json(&["status"]);
     assert_eq!((code, &status["in_force"], &status["service"]), (3, &json!(false), &Value::Null));

@@ -212,7 +212,7 @@ fn stop(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
         _ => {}
     }
     drop(session);
-    // Unused budget of a parent group takes nothing from the VMs; the next contract takes it away.
+    // It slows no VM, but counts against new contracts; the start of the next one takes it away.
     if let Err(e) = give_room_back(p, progress) {
         progress.warn(&spare_room(p, &e));
     }

@@ -273,14 +273,18 @@ impl LinuxHost {
         })
     }
 
+    /// The CPU contracts in force.
+    fn contracts_in_force(&self) -> Vec<InForce> {
+        self.tracked.values().filter_map(|t| t.saved.as_ref()?.cpu.clone()).collect()
+    }
+
     fn refresh_admission(&mut self, desired: &Desired, now: Instant) {
         if self.admission.as_ref().is_some_and(|(at, _)| now.duration_since(*at) < ADMISSION_AGE) {
             return;
         }
         let in_force = |vm: &str| self.tracked.get(vm).is_some_and(|t| t.scope.is_some());
         let ordered = desired.by_criticality(in_force);
-        let kept: Vec<InForce> =
-            self.tracked.values().filter_map(|t| t.saved.as_ref()?.cpu.clone()).collect();
+        let kept = self.contracts_in_force();
         let vms = ordered.iter().map(|c| &c.vm);
         match of_vms_in_turn(vms, &kept, &self.places.dirs, &Quiet::default()) {
             Ok(admitted) => self.admission = Some((now, admitted)),
@@ -364,7 +368,10 @@ impl Host for LinuxHost {
             }
         }
         self.refresh_admission(desired, now);
-        self.take_spare_room();
+        // It may wait for the kernel, so not with each scan.
+        if look == Look::Compare {
+            self.take_spare_room();
+        }
         let mut observed = Observed {
             vms: BTreeMap::new(),
             admission: self.admission(),

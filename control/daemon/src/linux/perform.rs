@@ -92,13 +92,12 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
 
 impl LinuxHost {
     /// Takes from the groups above those of VMs what the contracts in force do not need. What is
-    /// refused is tried again with the next look, and is a problem that clients see.
+    /// refused is tried again with the next comparison, and is a problem that clients see.
     pub(super) fn take_spare_room(&mut self) {
         let (true, Some((_, admission))) = (self.has_spare_room, &self.admission) else { return };
         let taken = || -> Result<(), Error> {
             let scopes = Scopes::lock(&self.places.dirs)?;
-            let all: Vec<_> = self.tracked.values().filter_map(|t| t.saved.as_ref()?.cpu.clone()).collect();
-            scopes.make_room(&admission.admitted.probe, &all)
+            scopes.make_room(&admission.admitted.probe, &self.contracts_in_force())
         };
         match taken().map_err(Stop::from) {
             Ok(()) => self.has_spare_room = false,
@@ -145,7 +144,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let applied = match scopes.apply(&new) {
         Ok(applied) => applied,
         Err(e) => {
-            // Unused budget of a parent group takes nothing from the VMs; the next look takes it.
+            // Until a comparison takes it away, it counts against new contracts.
             host.has_spare_room |= scopes.make_room(probe, &others).is_err();
             return Err(e.into());
         }
@@ -182,7 +181,7 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
     if let Some((_, admission)) = &host.admission {
         if let Err(e) = scopes.make_room(&admission.admitted.probe, &others(host, vm)) {
             host.has_spare_room = true;
-            notes.push(format!("{SPARE_ROOM} until a later look: {e:#}"));
+            notes.push(format!("{SPARE_ROOM} until a later comparison: {e:#}"));
         }
     }
     let changes = restored(&reverted, &mut notes);

@@ -46,15 +46,15 @@ pub(super) struct PlanPart {
 }
 
 /// What a plan predicts for each target.
-fn predictions(plan: HostPlan) -> Vec<PredictionSnapshot> {
-    let tasks = plan.devices.into_iter().flat_map(|of| of.plan.tasks);
+fn predictions(plan: &HostPlan) -> Vec<PredictionSnapshot> {
+    let tasks = plan.devices.iter().flat_map(|of| &of.plan.tasks);
     let with_target = tasks.filter(|task| task.target_ns.is_some());
-    let one = |task: rtvirtio_planner::TaskOutlook| PredictionSnapshot {
+    let one = |task: &rtvirtio_planner::TaskOutlook| PredictionSnapshot {
+        vm: task.vm.clone(),
+        task: task.task.clone(),
         percentile: task.percentile.to_string(),
         latency_ns: task.forecast.latency_ns,
-        bound_ns: task.forecast.upper.map(|upper| Nanos(upper.latency_ns.0 + upper.host_ns.0)),
-        vm: task.vm,
-        task: task.task,
+        bound_ns: task.forecast.upper.as_ref().map(|upper| Nanos(upper.latency_ns.0 + upper.host_ns.0)),
     };
     with_target.map(one).collect()
 }
@@ -123,7 +123,7 @@ impl PlanPart {
                     outline: made.outline.clone(),
                     changes: made.lines.clone(),
                     reasons: made.reasons.clone(),
-                    predictions: predictions(made.plan().clone()),
+                    predictions: predictions(made.plan()),
                 };
                 self.made = Some(made);
                 shown
@@ -160,7 +160,12 @@ impl PlanPart {
                     // Not known is none: a device is then not said to be held.
                     devices: held::devices(&self.dirs).unwrap_or_default(),
                     // As the devices.
-                    predictions: held::plan(&self.dirs).ok().flatten().map(predictions).unwrap_or_default(),
+                    predictions: held::plan(&self.dirs)
+                        .ok()
+                        .flatten()
+                        .as_ref()
+                        .map(predictions)
+                        .unwrap_or_default(),
                 })
             }
             (Ok(Some(_)), Err(e)) if !scopes::is_lost(&e) => Some(unusable(format!("{e:#}"))),

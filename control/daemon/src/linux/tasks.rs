@@ -48,7 +48,6 @@ impl LinuxHost {
     pub(super) fn is_at_rest(&self, now: Instant) -> bool {
         self.are_listed(process::last_created(&self.root).ok(), now)
             && !self.contracts_changed
-            && !self.has_spare_room
             && !self.plan.has_news()
             && !self.lookups.are_under_way()
             && self.tracked.values().all(|tracked| tracked.is_at_rest(now))

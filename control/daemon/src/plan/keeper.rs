@@ -178,10 +178,8 @@ impl PlanKeeper {
         config: &Config,
         memory: &Memory,
     ) -> Option<PlanSnapshot> {
-        let shown = PlanSnapshot::of(&self.replan, self.made.as_ref(), desired, observed, config, memory)?;
-        let is_without_journal = observed.plan.is_none() && self.replan.basis().is_some();
-        let predictions = if is_without_journal { self.predictions.clone() } else { shown.predictions };
-        Some(PlanSnapshot { predictions, ..shown })
+        let known = (self.made.as_ref(), self.predictions.as_slice());
+        PlanSnapshot::of(&self.replan, known, desired, observed, config, memory)
     }
 }
 

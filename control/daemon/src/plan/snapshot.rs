@@ -111,9 +111,10 @@ pub(super) fn proposal_words(proposal: &Proposal, why: &str) -> String {
 }
 
 impl PlanSnapshot {
+    /// `set_last` is what the plan that was put in force last predicts.
     pub(super) fn of(
         replan: &Replan,
-        made: Option<&MadePlan>,
+        (made, set_last): (Option<&MadePlan>, &[PredictionSnapshot]),
         desired: &Desired,
         observed: &Observed,
         config: &Config,
@@ -172,7 +173,12 @@ impl PlanSnapshot {
             reason: scope.map(|s| s.reason.clone()),
             since: scope.map(|s| s.since.clone()),
             given_up: basis.map(|b| b.given_up.iter().cloned().collect()).unwrap_or_default(),
-            predictions: scope.map(|s| s.predictions.clone()).unwrap_or_default(),
+            predictions: match scope {
+                Some(scope) => scope.predictions.clone(),
+                // Without a setting it has no journal.
+                None if basis.is_some() => set_last.to_vec(),
+                None => Vec::new(),
+            },
             drift: scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::of).collect(),
             yielded: scope.map(|s| s.yielded.iter().cloned().collect()).unwrap_or_default(),
             unplanned,

@@ -38,7 +38,9 @@ pub fn find() -> Result<(&'static str, String), String> {
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         if out.status.success() && lines.iter().any(|line| line.starts_with("DPDK")) {
             if let Err(e) = Command::new("ethtool").arg("--version").output() {
-                return Err(format!("ethtool, which turns the far end's checksum offload off for DPDK: {e}"));
+                return Err(format!(
+                    "no ethtool, to turn checksum offload off at the far end (Debian's ethtool): {e}"
+                ));
             }
             return Ok((program, lines.join(", ")));
         }

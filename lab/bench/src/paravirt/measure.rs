@@ -14,7 +14,7 @@ use rtvirtio_workflow::{Progress, generated};
 
 use super::chain::{self, DiskBed};
 use super::guests::Guests;
-use super::{Both, Cost, FILE, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup};
+use super::{Both, CHAIN_FILE, Cost, FILE, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup};
 use crate::cores::{keep_awake, on_one_core, with_backend};
 use crate::cyclictest::wake_up_probe::WakeUpProbe;
 use crate::cyclictest::{LARGEST_US, Latencies, WATCH_US, parse};
@@ -62,11 +62,14 @@ impl ParavirtOptions {
     /// Name of the result's file: single pieces have one of their own, and replace no whole result.
     #[must_use]
     pub fn file(&self) -> String {
-        let pieces: Vec<String> =
-            Piece::ALL.iter().filter(|p| self.only.contains(p)).map(|p| p.to_string()).collect();
+        let pieces: Vec<Piece> = Piece::ALL.into_iter().filter(|piece| self.only.contains(piece)).collect();
         match pieces.as_slice() {
             [] => FILE.to_owned(),
-            pieces => format!("cpu-paravirt-{}.json", pieces.join("-")),
+            [Piece::Chain] => CHAIN_FILE.to_owned(),
+            pieces => {
+                let names: Vec<String> = pieces.iter().map(Piece::to_string).collect();
+                format!("cpu-paravirt-{}.json", names.join("-"))
+            }
         }
     }
 }

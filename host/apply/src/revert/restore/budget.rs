@@ -24,7 +24,6 @@ const PAUSES: u32 = 30;
 
 /// Writes a budget, once what has ended lets the kernel take it.
 pub(super) fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Result<(), Fate> {
-    let doing = format!("writing `{text}`");
     let mut pauses = 0;
     loop {
         let refused = match machine.write(target, text) {
@@ -35,17 +34,16 @@ pub(super) fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Resul
             Fault::Io(e) => e.raw_os_error().map(Errno::from_raw_os_error),
             Fault::Gone(_) => None,
         };
+        let mut doing = format!("writing `{text}`");
+        let mut may_pass = matches!(code, Some(Errno::BUSY | Errno::INVAL));
         if code == Some(Errno::BUSY) {
             let dir = target.path.parent().unwrap_or(Path::new("/"));
-            if let Some(tid) = hurry(dir, machine) {
-                return Err(fault(
-                    target,
-                    refused,
-                    &format!("{doing} while thread {tid} in it is real-time"),
-                ));
+            if let Some(tid) = demote_exiting(dir, machine) {
+                doing += &format!(" while thread {tid} in it is real-time");
+                may_pass = false;
             }
         }
-        if !matches!(code, Some(Errno::BUSY | Errno::INVAL)) || pauses == PAUSES {
+        if !may_pass || pauses == PAUSES {
             return Err(fault(target, refused, &doing));
         }
         pauses += 1;
@@ -58,7 +56,7 @@ pub(super) fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Resul
 /// (`do_exit()` calls `exit_mm()` before `cgroup_exit()`): 1 GiB under 1 % of a CPU took 9 to 20 s,
 /// and 0.3 s as an ordinary thread (Linux 6.18). Returns a real-time thread that is not about to
 /// end.
-fn hurry(dir: &Path, machine: &Machine<'_>) -> Option<u32> {
+fn demote_exiting(dir: &Path, machine: &Machine<'_>) -> Option<u32> {
     let host = machine.host();
     let tasks = host.read(&dir.join(TASKS)).ok()?;
     tasks.split_whitespace().filter_map(|tid| tid.parse().ok()).find(|tid| {
