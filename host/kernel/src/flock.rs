@@ -39,8 +39,8 @@ pub struct Search {
     pub unknown: Vec<(u32, io::Error)>,
 }
 
-/// Whether the lock of a file is held by another open file. Takes and drops a shared lock for a
-/// moment.
+/// Whether the lock of a file is held by another open file at this moment, which may be one that a
+/// child of the holder has until its `execve`. Takes and drops a shared lock for a moment.
 ///
 /// # Errors
 /// As flock(2) reports.
