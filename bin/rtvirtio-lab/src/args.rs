@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtvirtio_console::Global;
+use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::AccelChoice;
 use rtvirtio_units::{Bytes, Nanos};
 
@@ -76,6 +77,18 @@ EXAMPLES
     /// once)
     #[command(after_help = "EXAMPLES\n  rtvirtio-lab kvm")]
     Kvm,
+    /// Run a command on an emulated host with Debian's standard or PREEMPT_RT kernel, cgroup v2, and
+    /// a KVM of its own
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-lab box -- rtvirtio check
+  rtvirtio-lab box --kernel rt --out box-rt -- rtvirtio-lab bench paravirt --priorities-only --only both \\
+      --for 30s --repeat 1 --out both.json
+
+The command has rtvirtio's programs, fio, QEMU and busybox, and is root there; the files that it leaves in
+its directory are brought out. Nothing of this host is changed, and no root is needed. Every instruction
+of the host there, and of its guests, is emulated: it shows what works, not how fast.")]
+    Box(BoxArgs),
     /// The experiments: datasets, the papers' cases, how well predictions hold
     #[command(
         subcommand,
@@ -159,6 +172,41 @@ pub struct LabRunArgs {
     /// Let tasks write although the device is real: the data that they overwrite is LOST
     #[arg(long)]
     pub destroy_data: bool,
+}
+
+/// `box`.
+#[derive(Args, Debug)]
+pub struct BoxArgs {
+    /// The emulated host's kernel
+    #[arg(long, value_enum, default_value_t = KernelName::Standard)]
+    pub kernel: KernelName,
+    /// Directory for what the command leaves
+    #[arg(long, value_name = "DIR", default_value = "box")]
+    pub out: PathBuf,
+    /// When to give up
+    #[arg(long, value_name = "TIME", default_value = "30min")]
+    pub timeout: Nanos,
+    /// The command with its arguments
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// A kernel of Debian's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KernelName {
+    /// The one for virtual machines
+    Standard,
+    /// The one with PREEMPT_RT
+    Rt,
+}
+
+impl From<KernelName> for Kernel {
+    fn from(name: KernelName) -> Self {
+        match name {
+            KernelName::Standard => Self::Standard,
+            KernelName::Rt => Self::Rt,
+        }
+    }
 }
 
 /// `demo`.

@@ -7,6 +7,8 @@
 mod crash;
 #[path = "boxed_cpu/plc.rs"]
 mod plc;
+#[path = "boxed_cpu/urgency.rs"]
+mod urgency;
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -49,7 +51,8 @@ fn in_the_box(test: &str, kernel: Kernel) {
     let name = me.file_name().unwrap().to_str().unwrap();
     let script = format!("{KERNEL}={kernel:?} {name} --ignored --exact inside_the_box --nocapture\n");
     let mut run = BoxRun::new(&script, LIMIT);
-    let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
+    let guest = rtvirtio_testkit::site::program("rtvirtio-guest");
+    let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio")), &guest];
     run.programs = &programs;
     run.memory = Bytes(run.memory.0 + image.guest_memory().0);
     let lost = |out: &BoxOutcome| out.exit_code != Some(0) && out.output.contains(plc::LOST);
@@ -166,6 +169,11 @@ fn inside_the_box() {
     plc.spins();
     revert(&plc, &before, "priorities");
     say("priorities");
+
+    let urgency = plc::write_spec("urgency", "priorities = \"rt\"\nurgency = { budget = \"1s\" }");
+    urgency::moves_its_vcpu(&mut plc, &urgency);
+    revert(&plc, &before, "urgency");
+    say("urgency");
 
     // The first mechanism is not to be had where the kernel grants real-time work nothing.
     let limit = "/proc/sys/kernel/sched_rt_runtime_us";

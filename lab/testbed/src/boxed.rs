@@ -8,10 +8,13 @@
 //!
 //! The host's own fio and QEMU go in with their libraries, and the guest image of [`crate::image`].
 
+mod command;
+
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +27,8 @@ use crate::image::{
     self, GuestImage, ImageError, Kernel, apt, base_tree, build_once, find_program, finish, io_at,
     kernel_package, kind_name, libs, stamp,
 };
+
+pub use command::{BoxCommand, run_command};
 
 /// The script of the box's first process.
 const INIT: &str = include_str!("boxed/box-init.sh");
@@ -73,6 +78,8 @@ const FIRST_WORD: Duration = Duration::from_secs(20);
 const QUIET: Duration = Duration::from_secs(75);
 /// Runs of a box with guests that are tried.
 const RUNS: u32 = 3;
+/// Room for what a run leaves.
+const RESULTS: Bytes = Bytes(256 << 20);
 /// Boots that are tried. Nothing of the run has happened before the script begins, so another boot
 /// changes no result.
 const BOOTS: u32 = 3;
@@ -112,13 +119,30 @@ pub struct BoxRun<'a> {
     /// When to give up on a script that prints nothing: a box that hangs need not be waited for as
     /// long as one that works.
     pub quiet: Duration,
+    /// A file that is the box's second disk, `/dev/vdb`, made anew for each boot.
+    pub results: Option<&'a Path>,
+    /// Set when the work is to stop.
+    pub cancel: Option<&'a AtomicBool>,
 }
 
 impl<'a> BoxRun<'a> {
     /// The script alone, with memory for one guest; it may be silent all the time.
     #[must_use]
     pub fn new(script: &'a str, timeout: Duration) -> BoxRun<'a> {
-        BoxRun { script, programs: &[], files: &[], memory: Bytes(2 << 30), timeout, quiet: timeout }
+        BoxRun {
+            script,
+            programs: &[],
+            files: &[],
+            memory: Bytes(2 << 30),
+            timeout,
+            quiet: timeout,
+            results: None,
+            cancel: None,
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
     }
 }
 
@@ -158,6 +182,18 @@ pub enum BoxError {
         /// Its standard error.
         stderr: String,
     },
+    /// A word of a command cannot be one of a shell.
+    #[error("a word of the command holds a NUL character")]
+    Word,
+    /// What a command left cannot be brought out.
+    #[error("what the command left cannot be unpacked: {stderr}")]
+    Results {
+        /// What tar(1) says.
+        stderr: String,
+    },
+    /// The user stopped it.
+    #[error("stopped as asked")]
+    Cancelled,
     /// No boot reached the script.
     #[error("the box did not boot in {boots} tries; the last console ends with:\n{console}")]
     Boot {
@@ -345,6 +381,7 @@ fn boot(
                 });
             }
             Some(_) => return Ok(if begun { Boot::Ran } else { Boot::Stuck }),
+            None if run.is_cancelled() => return Err(BoxError::Cancelled),
             None if !begun && start.elapsed() > BOOT * patience => return Ok(Boot::Stuck),
             None if !begun && start.elapsed() > FIRST_WORD * patience && files.console_is_empty() => {
                 return Ok(Boot::Stuck);
@@ -435,6 +472,12 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
             "driver": "file", "filename": files.payload, "node-name": "payload", "read-only": true, "locking": "off",
         }).to_string())
         .args(["-device", "virtio-blk-pci,drive=payload"]);
+    if let Some(path) = run.results {
+        let disk = File::create(path).map_err(io_at("create", path))?;
+        disk.set_len(RESULTS.0).map_err(io_at("extend", path))?;
+        let disk = serde_json::json!({ "driver": "file", "filename": path, "node-name": "results" });
+        command.arg("-blockdev").arg(disk.to_string()).args(["-device", "virtio-blk-pci,drive=results"]);
+    }
     for path in [&files.console, &files.output, &files.status] {
         File::create(path).map_err(io_at("create", path))?;
         command.arg("-serial").arg(format!("file:{}", path.display()));
@@ -484,7 +527,8 @@ fn read(path: &Path) -> String {
 }
 
 /// The last 20 lines.
-fn tail(text: &str) -> String {
+#[must_use]
+pub fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n")
 }

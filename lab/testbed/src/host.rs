@@ -9,6 +9,7 @@ use rtvirtio_vmm::{KvmProbe, probe_kvm};
 use rtvirtio_workflow::apply::revert_all;
 use rtvirtio_workflow::{Context as _, Dirs, Error, Kind, Progress, Result};
 
+use crate::boxed::BoxError;
 use crate::image::{GuestImage, ImageError, ensure_kernel};
 use crate::kvm_verdict;
 use crate::lab::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels};
@@ -56,6 +57,16 @@ impl From<LabError> for Error {
 impl From<ImageError> for Error {
     fn from(e: ImageError) -> Self {
         Self::from_source(Kind::System, e)
+    }
+}
+
+impl From<BoxError> for Error {
+    fn from(e: BoxError) -> Self {
+        match e {
+            BoxError::Cancelled => Self::cancelled(),
+            BoxError::Word => Self::from_source(Kind::Argument, e),
+            other => Self::from_source(Kind::System, other),
+        }
     }
 }
 

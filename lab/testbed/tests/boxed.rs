@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use rtvirtio_testbed::boxed::{self, BoxImage, BoxRun};
+use rtvirtio_testbed::boxed::{self, BoxCommand, BoxError, BoxImage, BoxRun};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{Accel, DiskRegion, GUEST_DISK, QemuConfig, QemuGuest};
 use rtvirtio_testkit::{Need, has, skip};
@@ -51,12 +52,27 @@ grep -qw kvm_amd /proc/modules
 "#;
 
 #[test]
-fn the_exit_status_comes_out() {
-    let Some(image) = the_box("the_exit_status_comes_out") else { return };
-    let run = BoxRun::new("exit 7", Duration::from_secs(120));
-    let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
+fn the_exit_status_and_what_a_command_leaves_come_out() {
+    let Some(image) = the_box("the_exit_status_and_what_a_command_leaves_come_out") else { return };
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let script = "mkdir d; echo \"$1\" >d/words; test -t 1 || echo no terminal; exit 7";
+    let words = ["sh", "-c", script, "sh", "it's; two"].map(str::to_owned);
+    let command = BoxCommand {
+        words: &words,
+        programs: &[],
+        results: &dir.path().join("results"),
+        timeout: Duration::from_secs(120),
+        cancel: &AtomicBool::new(false),
+    };
+    let out = boxed::run_command(&image, &command, &|l| eprintln!("box: {l}")).unwrap();
     assert_eq!(out.exit_code, Some(7), "{}\n{}", out.output, out.console);
+    assert_eq!(out.output.trim(), "no terminal");
+    assert_eq!(fs::read_to_string(dir.path().join("results/d/words")).unwrap(), "it's; two\n");
     eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+
+    let stopped = BoxCommand { cancel: &AtomicBool::new(true), ..command };
+    let error = boxed::run_command(&image, &stopped, &|_| ()).unwrap_err();
+    assert!(matches!(error, BoxError::Cancelled), "{error}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One module per command.
 
 pub mod bench;
+pub mod boxed;
 pub mod demo;
 mod domain;
 pub mod kvm;

@@ -28,7 +28,8 @@ const STATE: &str = "/root/state";
 const TRIES: u32 = 4;
 /// Five to ten times what a boot takes.
 const BOOT: Duration = Duration::from_secs(60);
-const ANSWER: Duration = Duration::from_secs(120);
+/// The time for any answer of a machine or its guest.
+pub const ANSWER: Duration = Duration::from_secs(120);
 
 /// A running machine.
 pub struct Plc {
@@ -159,6 +160,9 @@ impl Plc {
             .args(["-chardev", &format!("socket,id=agent,server=on,wait=off,path={AGENT}")])
             .args(["-device", "virtio-serial-pci"])
             .args(["-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"])
+            // A page for what the guest says is urgent.
+            .args(["-object", "memory-backend-memfd,id=urgency,size=4K,share=on"])
+            .args(["-device", "ivshmem-plain,id=rtvirtio,memdev=urgency"])
             .args(["-object", "iothread,id=disk"])
             .args([
                 "-drive",
@@ -252,8 +256,21 @@ impl Plc {
         false
     }
 
+    /// The thread of its only vCPU.
+    pub fn vcpu(&self) -> u32 {
+        self.discovered().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap().tid
+    }
+
+    /// Copies a program into the guest.
+    pub fn copy_in(&mut self, from: &Path, to: &str) {
+        let bytes = fs::read(from).unwrap();
+        let written = self.agent.as_mut().unwrap().write_file(to, &bytes);
+        written.unwrap_or_else(|e| panic!("{LOST}: {to}: {e}"));
+        self.exec(&["chmod", "755", to]);
+    }
+
     /// Runs a program in the guest.
-    fn exec(&mut self, argv: &[&str]) -> String {
+    pub fn exec(&mut self, argv: &[&str]) -> String {
         let agent = self.agent.as_mut().unwrap();
         let out = match agent.exec(argv, ANSWER) {
             Ok(out) => out,

@@ -1,0 +1,79 @@
+//! What a guest under KVM says is urgent moves its vCPU's thread, on the host's kernel in the box.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::sched::{self, Policy};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::plc::{self, ANSWER, Plc, program};
+
+/// Where the guest's program is on the host in the box, and in the guest.
+const SOURCE: &str = "/usr/local/bin/rtvirtio-guest";
+const PLACE: &str = "/usr/bin/rtvirtio-guest";
+
+/// `rtvirtio keep`, ended with this.
+struct Keep(Child);
+
+impl Keep {
+    fn start(spec: &str) -> Self {
+        let mut keep = Command::new("rtvirtio");
+        keep.args(["keep", spec, "--every", "100ms"]).env("RTVIRTIO_STATE_DIR", plc::state_dir());
+        Self(keep.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn stop(mut self) {
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).unwrap();
+        kill_process(pid, Signal::INT).unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn wait_for(what: &str, is_true: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_true() {
+        assert!(start.elapsed() < ANSWER, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A timed task raises the vCPU to its contract, work without priority leaves it at the floor, and
+/// `keep` ends with the contract as it was.
+pub fn moves_its_vcpu(plc: &mut Plc, spec: &str) {
+    plc.copy_in(Path::new(SOURCE), PLACE);
+    program(&["apply", spec, "--cpu-only"]);
+    let vcpu = plc.vcpu();
+    let has = |policy: Policy, priority: u32| {
+        let attr = sched::get(vcpu).unwrap();
+        (attr.policy, attr.priority) == (policy, priority)
+    };
+    let contract = sched::get(vcpu).unwrap();
+    assert_eq!(contract.policy, Policy::Fifo);
+    let keep = Keep::start(spec);
+    let shell = |plc: &mut Plc, script: &str| plc.exec(&["sh", "-c", script]);
+    let offered = format!("until {PLACE} status >/dev/null 2>&1; do sleep 0.1; done");
+    shell(plc, &offered);
+    let work = "(while :; do :; done) >/dev/null 2>&1 & echo $! >/tmp/work";
+    shell(plc, &format!("{PLACE} bpf >/tmp/bpf.log 2>&1 & {work}"));
+    wait_for("ordinary work is at the floor", || has(Policy::Other, 0));
+    let timed = "cyclictest -m -q -p99 -i300 -D3 >/tmp/timed 2>&1 & echo $! >/tmp/timed.pid";
+    shell(plc, timed);
+    wait_for("a timed task has the contract's priority", || has(Policy::Fifo, contract.priority));
+    shell(plc, "while kill -0 $(cat /tmp/timed.pid) 2>/dev/null; do sleep 0.2; done");
+    let said = shell(plc, "cat /tmp/timed");
+    assert!(said.contains("Avg:"), "{said}");
+    println!("under KVM next to work that takes all: {}", said.trim());
+    wait_for("ordinary work is at the floor again", || has(Policy::Other, 0));
+    shell(plc, "kill $(cat /tmp/work)");
+    keep.stop();
+    assert_eq!(sched::get(vcpu).unwrap(), contract);
+    shell(plc, "killall rtvirtio-guest");
+}

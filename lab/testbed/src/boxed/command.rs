@@ -1,0 +1,87 @@
+//! A command in the box, with the programs of this host, and what it leaves brought out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rtvirtio_units::Bytes;
+
+use super::{BoxError, BoxImage, BoxOutcome, BoxRun, RUNS, run, tail};
+use crate::image::io_at;
+
+/// The guests that its memory is enough for: as many as an experiment of CPUs starts.
+const GUESTS: u64 = 2;
+/// Where the command runs in the box.
+const PLACE: &str = "/root/results";
+
+/// A command to run in the box.
+#[derive(Debug, Clone)]
+pub struct BoxCommand<'a> {
+    /// Program and arguments. It runs as root, in an empty directory.
+    pub words: &'a [String],
+    /// Programs of this host that are on its path, with the libraries they need.
+    pub programs: &'a [PathBuf],
+    /// Directory of this host for the files that it leaves in its own; made where it is missing.
+    pub results: &'a Path,
+    /// When to give up, from the start of the boot that reaches the command.
+    pub timeout: Duration,
+    /// Set when the work is to stop.
+    pub cancel: &'a AtomicBool,
+}
+
+/// Runs a command in the box; its lines go to `on_line`. What it leaves is brought out also when it
+/// fails. Under emulated SVM a guest or the whole box may die by itself (see
+/// [`run_with_guests`](super::run_with_guests)): a box that dies is started anew, twice at most, a
+/// guest is the command's matter. The command may print nothing until its time is over.
+///
+/// # Errors
+/// [`BoxError`]. A command that fails is an outcome, not an error.
+pub fn run_command(
+    image: &BoxImage,
+    command: &BoxCommand<'_>,
+    on_line: &dyn Fn(&str),
+) -> Result<BoxOutcome, BoxError> {
+    fs::create_dir_all(command.results).map_err(io_at("create", command.results))?;
+    let line = shlex::try_join(command.words.iter().map(String::as_str)).map_err(|_| BoxError::Word)?;
+    // The command prints to no terminal. A tape archive on a disk: the disk's length is no part of
+    // it. The script's exit status is that of the command.
+    let script = format!(
+        "set -o pipefail\nmkdir {PLACE} && cd {PLACE} || exit\n{line} 2>&1 | cat\nstatus=$?\n\
+         tar -cf /dev/vdb -C {PLACE} . && exit $status\n"
+    );
+    let programs: Vec<&Path> = command.programs.iter().map(PathBuf::as_path).collect();
+    let dir = tempfile::Builder::new()
+        .prefix(&rtvirtio_kernel::ProcessId::prefix("box"))
+        .tempdir()
+        .map_err(io_at("make a directory in", &std::env::temp_dir()))?;
+    let archive = dir.path().join("results.tar");
+    let mut asked = BoxRun::new(&script, command.timeout);
+    asked.programs = &programs;
+    asked.memory = Bytes(asked.memory.0 + (GUESTS - 1) * image.guest_memory().0);
+    asked.results = Some(&archive);
+    asked.cancel = Some(command.cancel);
+    let mut out = run(image, &asked, on_line)?;
+    for _ in 1..RUNS {
+        if out.exit_code.is_some() {
+            break;
+        }
+        on_line(&format!("the box died: once more. Its console ended with:\n{}", tail(&out.console)));
+        out = run(image, &asked, on_line)?;
+    }
+    if out.exit_code.is_some() {
+        unpack(&archive, command.results)?;
+    }
+    Ok(out)
+}
+
+fn unpack(archive: &Path, dir: &Path) -> Result<(), BoxError> {
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--no-same-owner", "--file"]).arg(archive).arg("--directory").arg(dir);
+    let out = tar.stdin(Stdio::null()).output().map_err(io_at("run", Path::new("tar")))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    Err(BoxError::Results { stderr: String::from_utf8_lossy(&out.stderr).trim().to_owned() })
+}
