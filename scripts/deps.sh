@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what `make demo` and `make test` need on Debian 12 or 13: a compiler, fio, QEMU and more. Installs nothing that is there already.
 # Usage: scripts/deps.sh [test]        Other distributions: docs/guide/quick-start.md.
-# With `test` also libvirt's daemon, Pacemaker and Corosync: tests start their own, in namespaces; Chromium and Prometheus for the service's page
-# and metrics.
+# With `test` also libvirt's daemon, Pacemaker and Corosync: tests start their own, in namespaces; Chromium, Cockpit and Prometheus for the
+# service's page and metrics.
 set -eu
 
 # Rust 1.85 is the oldest that builds rtvirtio.
@@ -44,6 +44,8 @@ if [ "${1:-}" = test ]; then
     need chromium-headless-shell chromium-headless-shell
     [ -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || missing="$missing fonts-dejavu-core"
     need prometheus prometheus
+    [ -e /usr/lib/cockpit/cockpit-ws ] || missing="$missing cockpit-ws"
+    need cockpit-bridge cockpit-bridge
 fi
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 
@@ -75,7 +77,7 @@ if [ -n "$missing" ]; then
     }
     echo "rtvirtio: installing$missing"
     apt-get update -q
-    # No package starts or, of the cluster's and Prometheus, enables a service.
+    # No package starts or, of the cluster's, Prometheus and Cockpit, enables a service.
     if [ ! -e /usr/sbin/policy-rc.d ]; then
         trap 'rm -f /usr/sbin/policy-rc.d' EXIT INT TERM
         printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
@@ -86,6 +88,7 @@ if [ -n "$missing" ]; then
     if [ -d /run/systemd/system ]; then
         case "$missing" in *pacemaker* | *corosync*) systemctl disable -q pacemaker corosync || true ;; esac
         case "$missing" in *prometheus*) systemctl disable -q prometheus || true ;; esac
+        case "$missing" in *cockpit-ws*) systemctl disable -q cockpit.socket || true ;; esac
     fi
 fi
 if [ -z "$missing$lists" ] && [ "$(id -u)" -eq 0 ]; then apt-get update -q; fi

@@ -77,8 +77,8 @@ EXAMPLES
     /// once)
     #[command(after_help = "EXAMPLES\n  rtvirtio-lab kvm")]
     Kvm,
-    /// Run a command on an emulated host with Debian's standard or PREEMPT_RT kernel, cgroup v2, and
-    /// a KVM of its own
+    /// Run a command on an emulated host with Debian's standard or PREEMPT_RT kernel, cgroup v2 and
+    /// KVM
     #[command(after_help = "\
 EXAMPLES
   rtvirtio-lab box -- rtvirtio check

@@ -3,13 +3,15 @@
 mod common;
 
 use std::fs;
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use common::browser::{BROWSER, Browser};
 use common::busy::BusyPlant;
 use common::{Rig, answer, contract_of_none, free_address};
-use rtvirtio_testkit::site::project;
+use rtvirtio_testkit::site::{project, wait_for};
 use rtvirtio_testkit::{Need, has};
 
 /// The names in the table of contracts, in its order.
@@ -123,8 +125,7 @@ fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
     assert!(page.faults.is_empty(), "{:#?}", page.faults);
     drop(page);
 
-    // The same page on Cockpit's library, here a stand-in for its `cockpit.http`: what it calls and
-    // how it reads a stream that comes in pieces. Cockpit itself is not there.
+    // A stream of events that comes in pieces, for where there is no EventSource.
     let mut page = Browser::open(&format!("file://{}", file.display()), 1100, 900);
     page.wait("document.getElementById('link').textContent.startsWith('a copy of')");
     page.eval(
@@ -132,13 +133,76 @@ fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
          for (const piece of [': alive\\n\\nevent: st', 'atus\\ndata: {\"n\"', ':7}\\n\\nid: 1\\nevent: event\\ndata: a\\ndata: b\\n', '\\n']) take(piece); })()",
     );
     assert_eq!(page.eval("JSON.stringify(got)"), "[7,\"a\\nb\"]");
-    page.eval(
-        "(() => { window.asked = []; window.cockpit = { http: (options) => { asked.push(options.unix); \
-         return { get: (path) => { asked.push(path); return Promise.resolve('{\"a\":1}'); } }; } }; \
-         transports.cockpit.json('v1/status').then((value) => { window.value = value.a; }); })()",
-    );
-    page.wait("window.value === 1");
-    assert_eq!(page.eval("asked.join(' ')"), "/run/rtvirtio/rtvirtiod.sock /v1/status");
+}
+
+/// Cockpit's web server, in a mount namespace in which the service's directory is where an
+/// installation has it.
+const COCKPIT: &str = r#"
+mount --make-rprivate / && mount -t tmpfs none /run && mkdir /run/rtvirtio && mount --bind "$1" /run/rtvirtio || exit
+exec /usr/lib/cockpit/cockpit-ws --no-tls --address 127.0.0.1 --port "$2" --local-session cockpit-bridge
+"#;
+
+/// The server of one session; ended with this.
+struct Cockpit(Child);
+
+impl Cockpit {
+    /// `home` has the page's files where Cockpit looks for a user's own.
+    fn start(run: &Path, home: &Path, address: &str) -> Self {
+        let mut server = Command::new("unshare");
+        server.args(["--mount", "sh", "-c", COCKPIT, "sh"]).arg(run).arg(address.rsplit(':').next().unwrap());
+        server.env("HOME", home).env("XDG_DATA_HOME", home).stdin(Stdio::null()).stderr(Stdio::null());
+        let server = Self(server.spawn().unwrap());
+        wait_for("Cockpit", || TcpStream::connect(address).is_ok());
+        server
+    }
+}
+
+impl Drop for Cockpit {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_page_works_inside_cockpit() {
+    let test = "the_page_works_inside_cockpit";
+    let needs =
+        [Need::Program("cockpit-bridge"), Need::Path("/usr/lib/cockpit/cockpit-ws", "no package cockpit-ws")];
+    if !has(test, &[&[Need::Root, BROWSER][..], &needs].concat()) {
+        return;
+    }
+    let mut rig = Rig::new();
+    contract_of_none(&rig, "plc");
+    rig.start(&[]);
+    // As the package installs it.
+    let home = rig.site.dir.path().join("home");
+    let files = home.join("cockpit/rtvirtio");
+    fs::create_dir_all(&files).unwrap();
+    let index = Command::new("sh").arg(project().join("packaging/cockpit/index.sh")).output().unwrap();
+    fs::write(files.join("index.html"), index.stdout).unwrap();
+    fs::copy(project().join("packaging/cockpit/manifest.json"), files.join("manifest.json")).unwrap();
+    for name in ["app.css", "app.js", "transport.js"] {
+        fs::copy(project().join("control/daemon/page").join(name), files.join(name)).unwrap();
+    }
+    let address = free_address();
+    let _cockpit = Cockpit::start(&rig.site.run_dir(), &home, &address);
+    let mut page =
+        Browser::open(&format!("http://{address}/cockpit/@localhost/rtvirtio/index.html"), 1100, 900);
+    page.wait("document.getElementById('link').textContent === 'live'");
+    page.wait("document.querySelector('#vms tr[data-vm=plc]')");
+    page.wait("document.getElementById('events').textContent.includes('the service began')");
+    page.click("#vms tr[data-vm=plc]");
+    page.wait("document.getElementById('detail-body').innerText.includes('none')");
+    assert_eq!(page.eval("transport.text('copy.html').then((text) => text.includes('id=\"saved\"'))"), true);
+    // Live, and found again.
+    contract_of_none(&rig, "new");
+    page.wait("document.querySelector('#vms tr[data-vm=new]')");
+    rig.kill();
+    page.wait("document.getElementById('link').textContent.startsWith('not connected')");
+    rig.start(&[]);
+    page.wait("document.getElementById('link').textContent === 'live'");
+    assert!(page.faults.is_empty(), "{:#?}", page.faults);
 }
 
 /// Where pictures go: `RTVIRTIO_PICTURES`, seen from the project's directory, or the build's
@@ -162,6 +226,8 @@ fn the_page_shows_a_plan_latencies_and_waits_in_both_colours_and_on_a_phone() {
     plant.rig.start(&["--listen", &address]);
     let mut page = Browser::open(&format!("http://{address}/"), 1100, 900);
     page.wait("document.querySelector('#vms tr[data-vm=plc]')");
+    // What the first observation adds moves the rows down.
+    page.wait("document.getElementById('summary').textContent.includes('cpu pressure')");
     page.click("#vms tr[data-vm=plc]");
     page.wait("document.querySelector('#detail-body svg rect.read')");
     page.wait("document.getElementById('plan-body').textContent.startsWith('in force')");

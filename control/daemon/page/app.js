@@ -383,10 +383,25 @@ function remember(events) {
   return fresh.length;
 }
 
+// Cockpit serves none of the service's files: what a link names comes as a file of its own.
+async function saveLinked(event) {
+  event.preventDefault();
+  const path = event.currentTarget.getAttribute("href");
+  const kind = path.endsWith(".html") ? "text/html" : "text/plain";
+  const file = document.createElement("a");
+  file.href = URL.createObjectURL(new Blob([await transport.text(path)], { type: kind }));
+  file.download = "rtvirtio-" + path;
+  file.click();
+  URL.revokeObjectURL(file.href);
+}
+
 function connect() {
   if (transport === transports.http && location.protocol === "file:") {
     $("link").textContent = "this file has no data: open the page at the service, or save a copy there (curl --unix-socket /run/rtvirtio/rtvirtiod.sock http://localhost/copy.html)";
     return;
+  }
+  if (transport === transports.cockpit) {
+    for (const link of document.querySelectorAll("footer a")) link.addEventListener("click", saveLinked);
   }
   transport.stream({
     opened() {

@@ -41,18 +41,28 @@ const transports = {
   // Inside Cockpit, which forwards to the socket with the rights of the session.
   cockpit: {
     socket: () => window.cockpit.http({ unix: "/run/rtvirtio/rtvirtiod.sock", superuser: "try" }),
-    async json(path) {
+    async text(path) {
       try {
-        return JSON.parse(await this.socket().get("/" + path));
+        return await this.socket().get("/" + path);
       } catch (error) {
         throw new Error(error.message || String(error));
       }
     },
+    async json(path) { return JSON.parse(await this.text(path)); },
     stream(on) {
-      const take = parser(on);
-      const again = () => { on.lost(); setTimeout(() => this.stream(on), 2000); };
-      let isOpen = false;
-      this.socket().get("/v1/events").stream((data) => { if (!isOpen) { isOpen = true; on.opened(); } take(data); }).then(again, again);
+      const take = parser(on), socket = this.socket();
+      let isOpen = false, isOver = false, silence;
+      const again = () => {
+        if (isOver) return;
+        isOver = true;
+        clearTimeout(silence);
+        on.lost();
+        setTimeout(() => this.stream(on), 2000);
+      };
+      // Cockpit does not end a stream whose service has died: one that lives says so each 5 s.
+      const wait = () => { clearTimeout(silence); silence = setTimeout(() => { again(); socket.close(); }, 12000); };
+      wait();
+      socket.get("/v1/events").stream((data) => { if (isOver) return; wait(); if (!isOpen) { isOpen = true; on.opened(); } take(data); }).then(again, again);
     },
   },
   // A copy of the page with what was known when it was saved.

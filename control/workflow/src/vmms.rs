@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, Metadata};
+use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::{Root, Stack, process};
+use rtvirtio_kernel::{Root, Stack, process, unless_gone};
 use rtvirtio_vmm::machines::CommandLine;
 
 use crate::error::Result;
@@ -26,23 +27,25 @@ pub struct Vmm {
     pub program: String,
     /// The VM's name, where the command line has it (QEMU's `-name`).
     pub vm: Option<String>,
+    /// Its open files cannot be read: it is not known whether it has the disk.
+    pub is_unseen: bool,
 }
 
 impl fmt::Display for Vmm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unseen = if self.is_unseen { ", whose open files cannot be read" } else { "" };
         match &self.vm {
-            Some(vm) => write!(f, "{vm} (process {}, {})", self.pid, self.program),
-            None => write!(f, "process {} ({})", self.pid, self.program),
+            Some(vm) => write!(f, "{vm} (process {}, {}{unseen})", self.pid, self.program),
+            None => write!(f, "process {} ({}{unseen})", self.pid, self.program),
         }
     }
 }
 
 /// The VMMs that have a device, a disk below it, a part of these, a device on top of them or a file
-/// on any of these open.
+/// on any of these open, or may have it, as they cannot be looked into.
 ///
 /// # Errors
-/// When `/proc` cannot be read. Processes that end meanwhile are none; those that cannot be looked
-/// into are not seen, which root does not meet outside of containers.
+/// When `/proc` cannot be read. Processes that end meanwhile are none.
 pub fn using(stack: &Stack) -> Result<Vec<Vmm>> {
     // What lies on a disk below the device is disturbed as well.
     let disks: Vec<&str> =
@@ -54,17 +57,29 @@ pub fn using(stack: &Stack) -> Result<Vec<Vmm>> {
         if !PROGRAMS.iter().any(|p| program.starts_with(p)) {
             continue;
         }
-        let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-        // The link's target, whatever its name is in another mount namespace.
-        let mut open = files.flatten().filter_map(|fd| fs::metadata(fd.path()).ok());
-        if open.any(|file| number(&file).is_some_and(|n| disks.iter().any(|disk| lies_on(n, disk, DEEPEST))))
-        {
-            let words = process::command_line(&root, pid).unwrap_or_default();
-            found.push(Vmm { pid, program, vm: name_of(&words) });
+        let is_on = |n| disks.iter().any(|disk| lies_on(n, disk, DEEPEST));
+        let has = has_open(pid, &|file| number(file).is_some_and(is_on));
+        if has.as_ref().is_ok_and(|has| !has) {
+            continue;
         }
+        let words = process::command_line(&root, pid).unwrap_or_default();
+        found.push(Vmm { pid, program, vm: name_of(&words), is_unseen: has.is_err() });
     }
     found.sort_by_key(|vmm| vmm.pid);
     Ok(found)
+}
+
+/// Whether a process has such a file open: the link's target, whatever its name is in another mount
+/// namespace.
+fn has_open(pid: u32, is_one: &dyn Fn(&Metadata) -> bool) -> io::Result<bool> {
+    let Some(files) = unless_gone(fs::read_dir(format!("/proc/{pid}/fd")))? else { return Ok(false) };
+    for file in files {
+        let Some(file) = unless_gone(file)? else { continue };
+        if unless_gone(fs::metadata(file.path()))?.is_some_and(|file| is_one(&file)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Number of the block device that a file is, or lies on.
@@ -118,6 +133,19 @@ mod tests {
         assert_eq!(name("qemu -name debug-threads=on"), None);
         assert_eq!(name("qemu -m 64"), None);
         assert_eq!(name("qemu -name"), None);
+    }
+
+    #[test]
+    fn one_that_cannot_be_looked_into_is_named_as_such() {
+        let vmm = |is_unseen| Vmm { pid: 7, program: "kvm".into(), vm: Some("plc".into()), is_unseen };
+        assert_eq!(vmm(false).to_string(), "plc (process 7, kvm)");
+        assert!(vmm(true).to_string().contains("cannot be read"));
+        let own = fs::metadata("/proc/self/exe").unwrap();
+        let own = |file: &Metadata| (file.dev(), file.ino()) == (own.dev(), own.ino());
+        assert!(!has_open(std::process::id(), &own).unwrap());
+        let _open = fs::File::open("/proc/self/exe").unwrap();
+        assert!(has_open(std::process::id(), &own).unwrap());
+        assert!(!has_open(u32::MAX, &own).unwrap(), "one that has ended has none");
     }
 
     #[test]

@@ -42,6 +42,12 @@ impl Claim {
         }
     }
 
+    /// The same without a limit.
+    #[must_use]
+    pub fn for_comparison(self) -> Self {
+        Self { at_least: None, at_most: None, met: true, ..self }
+    }
+
     /// With a lower limit. Nothing measured meets no limit.
     #[must_use]
     pub fn at_least(mut self, limit: f64) -> Self {

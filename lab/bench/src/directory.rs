@@ -34,7 +34,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 18] = [
+    let results: [(&str, Reader); 21] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
@@ -50,9 +50,12 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         (fleet_cluster::slow::FILE, fleet_cluster::slow::report),
         (paravirt::FILE, paravirt::report),
         (paravirt::CHAIN_FILE, paravirt::report),
+        (paravirt::BOX_FILES[0], paravirt::report_in_box),
+        (paravirt::BOX_FILES[1], paravirt::report_in_box),
         (regulation::FILE, regulation::report),
         (regulation::planned::FILE, regulation::planned::report),
         (responsiveness::FILE, responsiveness::report),
+        (responsiveness::VIDEO_FILE, responsiveness::report_of_video),
     ];
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
     let results: Vec<ExperimentReport> =

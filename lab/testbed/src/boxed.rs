@@ -9,6 +9,7 @@
 //! The host's own fio and QEMU go in with their libraries, and the guest image of [`crate::image`].
 
 mod command;
+mod error;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -29,6 +30,7 @@ use crate::image::{
 };
 
 pub use command::{BoxCommand, run_command};
+pub use error::BoxError;
 
 /// The script of the box's first process.
 const INIT: &str = include_str!("boxed/box-init.sh");
@@ -160,61 +162,6 @@ pub struct BoxOutcome {
     pub took: Duration,
     /// Boots that it took to reach the script.
     pub boots: u32,
-}
-
-/// Why a run gave no outcome.
-#[derive(Debug, thiserror::Error)]
-pub enum BoxError {
-    /// The image cannot be made, or a file of the run cannot be read.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// QEMU is not installed.
-    #[error("{QEMU} is not installed; install the package qemu-system-x86")]
-    NoQemu,
-    /// QEMU cannot be started.
-    #[error("cannot start the box: {0}")]
-    Spawn(std::io::Error),
-    /// QEMU did not run the box.
-    #[error("QEMU ended with {status}: {stderr}")]
-    Qemu {
-        /// How it ended.
-        status: String,
-        /// Its standard error.
-        stderr: String,
-    },
-    /// A word of a command cannot be one of a shell.
-    #[error("a word of the command holds a NUL character")]
-    Word,
-    /// What a command left cannot be brought out.
-    #[error("what the command left cannot be unpacked: {stderr}")]
-    Results {
-        /// What tar(1) says.
-        stderr: String,
-    },
-    /// The user stopped it.
-    #[error("stopped as asked")]
-    Cancelled,
-    /// No boot reached the script.
-    #[error("the box did not boot in {boots} tries; the last console ends with:\n{console}")]
-    Boot {
-        /// Boots tried.
-        boots: u32,
-        /// The end of the last console.
-        console: String,
-    },
-    /// The script did not end in time.
-    #[error("the box {} within {} s; the script printed last:\n{output}\nthe console ends with:\n{console}",
-        if *quiet { "printed nothing" } else { "did not finish" }, waited.as_secs())]
-    Timeout {
-        /// The time it had.
-        waited: Duration,
-        /// Whether that is [`BoxRun::quiet`].
-        quiet: bool,
-        /// The end of the script's output.
-        output: String,
-        /// The end of the console.
-        console: String,
-    },
 }
 
 /// [`ensure_kernel`] with the standard kernel.

@@ -234,7 +234,15 @@ fn run_daemon(args: &BenchDaemonArgs, global: &Global, ui: &Ui) -> anyhow::Resul
     if !args.result.report_only {
         check_result(&args.result)?;
         need_root("bench daemon")?;
-        save(&path, &daemon::measure(&args.options()?, &lab_host(global), ui)?, ui)?;
+        let (options, labs) = (args.options()?, lab_host(global));
+        let data = if args.only_observation {
+            let mut data = read(&path)?;
+            daemon::measure_observation(&mut data, &options, &labs, ui)?;
+            data
+        } else {
+            daemon::measure(&options, &labs, ui)?
+        };
+        save(&path, &data, ui)?;
     }
     print_result(daemon::report, &path, "rtvirtio: the service", &args.result, ui)
 }
@@ -412,6 +420,9 @@ fn run_paravirt(args: &BenchParavirtArgs, global: &Global, ui: &Ui) -> anyhow::R
         check_result(&args.result)?;
         need_root("bench paravirt")?;
         paravirt::measure(&options, &path, &lab_host(global), ui)?;
+    }
+    if let Some(dir) = &args.svg {
+        save_figures(dir, vec![paravirt::svg(&path)?], ui)?;
     }
     print_result(paravirt::report, &path, "rtvirtio: what a guest says is urgent", &args.result, ui)
 }

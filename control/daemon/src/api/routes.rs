@@ -38,8 +38,9 @@ const POLICY: &str =
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; frame-ancestors 'self'";
 /// Events of one answer.
 const MOST_EVENTS: usize = 1_000;
-/// So often a stream without events sends a comment, so that a client that is gone is noticed.
-const ALIVE_EVERY: Duration = Duration::from_secs(15);
+/// So often a stream without events sends a comment, so that a client that is gone is noticed, and
+/// the page inside Cockpit notices a service that is gone.
+const ALIVE_EVERY: Duration = Duration::from_secs(5);
 
 type Ctx = State<Arc<Shared>>;
 

@@ -14,6 +14,7 @@ pub(crate) mod wake_up_probe;
 
 pub use latencies::{Latencies, parse};
 pub use measure::{CyclictestOptions, measure};
+pub(crate) use page::points;
 pub use page::report;
 
 use std::fmt;

@@ -88,7 +88,7 @@ fn section(data: &CyclictestData, kernel: &str) -> Section {
 
 /// Counts in steps of a quarter octave, at their lower ends: single microseconds are too many to
 /// draw.
-fn points(latencies: &Latencies) -> Vec<(f64, f64, String)> {
+pub(crate) fn points(latencies: &Latencies) -> Vec<(f64, f64, String)> {
     let mut steps: Vec<(i64, u64)> = Vec::new();
     for (us, n) in &latencies.counts {
         let step = (4.0 * (*us.max(&1) as f64).log2()).floor() as i64;

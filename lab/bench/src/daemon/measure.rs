@@ -294,10 +294,31 @@ pub fn measure(
         idle,
         idle_seconds: options.idle.as_secs_f64(),
         observed,
+        observed_by: None,
         kills,
         months,
         plans,
     })
+}
+
+/// Measures the cost of observation anew; all else in the result stays.
+///
+/// # Errors
+/// As [`observe::measure`].
+pub fn measure_observation(
+    data: &mut DaemonData,
+    options: &DaemonOptions,
+    labs: &LabHost,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    data.observed = observe::measure(&options.program, options.pairs, options.window, labs, progress)?;
+    data.observed_by = Some(format!(
+        "rtvirtio-lab bench daemon --only-observation --pairs {} --window {}s, {}",
+        options.pairs,
+        options.window.as_secs(),
+        generated()
+    ));
+    Ok(())
 }
 
 /// From the command that adds an I/O thread to the thread's priority, in ms.

@@ -13,7 +13,7 @@ use std::path::Path;
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
-pub use measure::{DaemonOptions, IDLE_VMS, measure};
+pub use measure::{DaemonOptions, IDLE_VMS, measure, measure_observation};
 
 use crate::claims::Claim;
 use crate::page::{Section, Table};
@@ -62,6 +62,9 @@ pub struct DaemonData {
     /// Requests of a guest with and without observation.
     #[serde(default)]
     pub observed: Vec<observe::Pair>,
+    /// How and when these were measured, where they were measured apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_by: Option<String>,
     /// `kill -9`.
     pub kills: Kills,
     /// Months of a simulated host.
@@ -196,11 +199,14 @@ pub fn claims(data: &DaemonData) -> Vec<Claim> {
 /// When the file cannot be read.
 pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let data: DaemonData = read(path)?;
-    let lead = format!(
+    let mut lead = format!(
         "The service on Linux {} with {} CPUs, QEMU processes without a guest; {}. The months are simulated: the loop of the \
          service on a simulated host in virtual time.",
         data.host.kernel, data.host.cpus, data.command
     );
+    if let Some(by) = &data.observed_by {
+        lead.push_str(&format!(" Observation: {by}."));
+    }
     let row = |name: &str, unit: &str, values: &[f64]| {
         let number = |share| format!("{:.4}", quantile(values, share));
         vec![format!("{name}, {unit}"), values.len().to_string(), number(0.5), number(0.99), number(1.0)]

@@ -2,25 +2,42 @@
 //! service that reads QEMU's counters, and without it, in turns.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use rtvirtio_measure::workload::{self, Place, RunOptions, VmLoad};
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::qemu::{DiskRegion, QemuConfig, QemuGuest};
 use rtvirtio_testbed::{AccelChoice, LabHost, RamDisk, choose_accel};
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::Progress;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::measure::{Rig, cpu_ticks};
+use crate::interleave::Counter;
 
 /// Size of the guest's disk, in memory.
 const DISK: Bytes = Bytes(64 << 20);
+/// What the guest does all the time.
+const LOAD: [&str; 10] = [
+    "fio",
+    "--name=load",
+    "--filename=/dev/vda",
+    "--rw=randread",
+    "--bs=4k",
+    "--direct=1",
+    "--ioengine=libaio",
+    "--iodepth=8",
+    "--time_based",
+    "--runtime=24h",
+];
 /// Between two looks: five times as often as by default.
 const CONFIG: &str = "observe = \"2s\"\n";
-/// Before each window: longer than the wait for the first look.
+/// Until the load has warmed up.
 const REST: Duration = Duration::from_secs(4);
+/// Before each window.
+const SETTLE: Duration = Duration::from_millis(200);
 /// Longest wait for the first look.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -46,7 +63,8 @@ pub struct Pair {
     pub with: Load,
 }
 
-/// Measures so many pairs.
+/// Measures so many pairs, in one run of the guest's load, which nothing starts or ends meanwhile:
+/// between windows the service is stopped (SIGSTOP) and goes on, and QEMU's histograms come and go.
 ///
 /// # Errors
 /// A guest or a service that does not start, and cancellation.
@@ -57,7 +75,6 @@ pub fn measure(
     labs: &LabHost,
     progress: &dyn Progress,
 ) -> anyhow::Result<Vec<Pair>> {
-    progress.step(&format!("{pairs} pairs of windows with and without observation"));
     let image = labs.guest_image(Kernel::Standard, progress)?;
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
     let disk = RamDisk::new(DISK)?;
@@ -65,8 +82,6 @@ pub fn measure(
     let region = DiskRegion { path: disk.device().to_owned(), offset: Bytes(0), size: DISK };
     let config = QemuConfig { accel, ..QemuConfig::new("observed", image, region, rig.path()) };
     let mut guest = QemuGuest::start(&config)?;
-    // QEMU serves one client of the agent.
-    guest.close_agent();
     let handle = guest.handle().clone();
     let text = format!(
         "[device]\npath = \"{}\"\n[[vm]]\nname = \"observed\"\nqmp = \"{}\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\ndepth = 8\n\
@@ -74,55 +89,64 @@ pub fn measure(
         disk.device().display(),
         handle.qmp_socket().display()
     );
-    let spec = rtvirtio_spec::parse("observe.toml", &text)?;
     fs::write(rig.path().join("rtvirtiod.toml"), CONFIG)?;
     fs::write(rig.path().join("contracts.d/observed.toml"), &text)?;
-    let place =
-        Place::Guest { agent: handle.agent_socket().into(), target: "/dev/vda".into(), preload: true };
-    let loads = [VmLoad::new(spec.vms[0].clone(), place)];
-    let work_dir = rig.path().join("fio");
-    let load = |service: Option<u32>| -> anyhow::Result<Load> {
-        // Each window after the same rest: a guest that has just worked is warmer.
-        progress.pause(REST)?;
-        let ticks = || -> anyhow::Result<u64> {
-            Ok(cpu_ticks(handle.process.pid)? + service.map_or(Ok(0), cpu_ticks)?)
+    guest.spawn(&LOAD)?;
+    // QEMU serves one client of the agent.
+    guest.close_agent();
+    rig.start()?;
+    let service = rig.pid().context("the service ended")?;
+    wait_for_histogram(&handle, true)?;
+    progress.pause(REST)?;
+    let load = || -> anyhow::Result<Load> {
+        // What changed between two windows is in neither.
+        progress.pause(SETTLE)?;
+        let count = || -> anyhow::Result<(u64, u64)> {
+            Ok((requests(disk.device())?, cpu_ticks(handle.process.pid)? + cpu_ticks(service)?))
         };
-        let before = ticks()?;
-        let mut options = RunOptions {
-            length: window,
-            warm_up: workload::WARM_UP,
-            seed: 1,
-            watch: false,
-            disk: None,
-            work_dir: &work_dir,
-            cancel: progress.cancel_flag(),
-            on_tick: &mut |_| {},
-        };
-        let (tasks, _, _) = workload::run(&loads, &mut options)?;
-        let used = ticks()?.saturating_sub(before) as f64 / 100.0;
-        let task = tasks.first().context("a task's result")?;
-        ensure!(task.n > 0, "the guest sent no request");
-        // The start of fio and its warm-up are in it, in each window alike.
-        Ok(Load { iops: task.achieved_rate.0, cpu_us: used * 1e6 / task.n as f64 })
+        let (begin, before) = (Instant::now(), count()?);
+        progress.pause(window)?;
+        let (took, after) = (begin.elapsed(), count()?);
+        let n = after.0.saturating_sub(before.0) as f64;
+        ensure!(n > 0.0, "the guest sends no requests");
+        let used = after.1.saturating_sub(before.1) as f64 / 100.0;
+        Ok(Load { iops: n / took.as_secs_f64(), cpu_us: used * 1e6 / n })
     };
-    // Whatever the first window warms up.
-    load(None)?;
     let mut out = Vec::new();
-    for i in 0..pairs {
-        // Either comes first as often as the other.
-        let first = if i % 2 == 0 { Some(load(None)?) } else { None };
-        rig.start()?;
-        wait_for_histogram(&handle, true)?;
-        let with = load(rig.pid())?;
-        rig.kill();
+    let mut counter = Counter::new(progress, "windows with and without observation", 3 * pairs);
+    for _ in 0..pairs {
+        let with = load()?;
+        counter.step();
+        signal(service, Signal::STOP)?;
         // They last as long as QEMU.
-        let histograms = load(None)?;
+        let histograms = load()?;
+        counter.step();
         forget_histograms(&handle)?;
-        let without = first.map_or_else(|| load(None), Ok)?;
+        let without = load()?;
+        counter.step();
+        signal(service, Signal::CONT)?;
+        wait_for_histogram(&handle, true)?;
         out.push(Pair { without, histograms, with });
     }
+    drop(counter);
+    rig.kill();
     guest.stop()?;
     Ok(out)
+}
+
+/// Requests that a block device has completed (`stat` of sysfs, its first and fifth field).
+fn requests(device: &Path) -> anyhow::Result<u64> {
+    let name = device.file_name().context("a device's name")?;
+    let path = Path::new("/sys/block").join(name).join("stat");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let fields: Vec<u64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    ensure!(fields.len() > 4, "{}: {text}", path.display());
+    Ok(fields[0] + fields[4])
+}
+
+fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process")?;
+    Ok(kill_process(pid, signal)?)
 }
 
 fn monitor(handle: &rtvirtio_testbed::qemu::QemuHandle) -> anyhow::Result<rtvirtio_vmm::Qmp> {

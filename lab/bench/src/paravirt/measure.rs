@@ -1,7 +1,7 @@
 //! The runs, interleaved.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_cpu::{Backend, Contract};
@@ -27,6 +27,8 @@ use crate::saved::Saved as _;
 pub(super) const WARM_UP: Duration = Duration::from_secs(1);
 /// A guest under load may need this much longer than its own clock shows.
 pub(super) const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
+/// Between two looks at a job that has done nothing yet.
+const WAIT: Duration = Duration::from_millis(100);
 /// Where a job writes how much it has done.
 pub(super) const WORK: &str = "/tmp/work";
 
@@ -155,14 +157,26 @@ pub fn measure(
     Ok(())
 }
 
-/// Pieces of work and the guest's clock, in s.
-fn work(vm: &mut QemuGuest) -> anyhow::Result<(f64, f64)> {
-    let bytes = vm.read_file(WORK, 100)?;
-    let text = String::from_utf8_lossy(&bytes);
-    let mut words = text.split_whitespace().map(str::parse::<u64>);
-    match (words.next(), words.next()) {
-        (Some(Ok(done)), Some(Ok(at))) => Ok((done as f64, at as f64 / 1e9)),
-        _ => bail!("{WORK} in the guest holds `{text}`"),
+/// Starts a job that computes, and forgets what another one has done.
+fn start_work(vm: &mut QemuGuest) -> anyhow::Result<()> {
+    vm.write_file(WORK, b"")?;
+    vm.spawn(&["rtvirtio-guestload", "work", WORK])?;
+    Ok(())
+}
+
+/// Pieces of work and the guest's clock, in s. A job that the other VM leaves little to may take
+/// long for its first piece.
+fn work(vm: &mut QemuGuest, progress: &dyn Progress) -> anyhow::Result<(f64, f64)> {
+    let begin = Instant::now();
+    loop {
+        let bytes = vm.read_file(WORK, 100)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let mut words = text.split_whitespace().map(str::parse::<u64>);
+        match (words.next(), words.next()) {
+            (Some(Ok(done)), Some(Ok(at))) => return Ok((done as f64, at as f64 / 1e9)),
+            _ if text.is_empty() && begin.elapsed() < GUEST_TIMEOUT => progress.pause(WAIT)?,
+            _ => bail!("{WORK} in the guest holds `{text}`"),
+        }
     }
 }
 
@@ -184,13 +198,13 @@ fn both(
     }
     let has_job = setup != Setup::Alone;
     if has_job {
-        guests.vms[0].spawn(&["rtvirtio-guestload", "work", WORK])?;
+        start_work(&mut guests.vms[0])?;
     }
-    guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
+    start_work(&mut guests.vms[1])?;
     progress.pause(WARM_UP)?;
     let jobs = |guests: &mut Guests<'_>| -> anyhow::Result<[(f64, f64); 2]> {
-        let background = if has_job { work(&mut guests.vms[0])? } else { (0.0, 0.0) };
-        Ok([background, work(&mut guests.vms[1])?])
+        let background = if has_job { work(&mut guests.vms[0], progress)? } else { (0.0, 0.0) };
+        Ok([background, work(&mut guests.vms[1], progress)?])
     };
     let before = jobs(guests)?;
     let stolen_before = stolen(&Root::default(), guests.core)?;
@@ -302,15 +316,15 @@ fn lie(
     progress: &dyn Progress,
 ) -> anyhow::Result<Lie> {
     guests.set(Setup::Urgency, progress)?;
-    guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
+    start_work(&mut guests.vms[1])?;
     let seconds = length.as_secs().max(1);
     let liar = guests.vms[0].spawn(&["rtvirtio-guestload", "lie", kind, &(seconds + 20).to_string()])?;
     progress.pause(WARM_UP)?;
     let boosted =
         |g: &Guests<'_>| g.status().map_or(0, |s| s.vcpus.iter().map(|v| v.counters.boosted.0).sum::<u64>());
-    let (before, boosted_before) = (work(&mut guests.vms[1])?, boosted(guests));
+    let (before, boosted_before) = (work(&mut guests.vms[1], progress)?, boosted(guests));
     progress.pause(length)?;
-    let (after, boosted_after) = (work(&mut guests.vms[1])?, boosted(guests));
+    let (after, boosted_after) = (work(&mut guests.vms[1], progress)?, boosted(guests));
     if let Some(out) = guests.vms[0].poll(liar)? {
         bail!("the guest that lies ended: {}", String::from_utf8_lossy(&out.stderr).trim());
     }

@@ -11,7 +11,7 @@ mod page;
 
 pub use chain::{Chain, Span, Step, StepKind};
 pub use measure::{ParavirtOptions, measure};
-pub use page::report;
+pub use page::{report, report_in_box, svg};
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
@@ -27,6 +27,9 @@ use crate::saved::Saved;
 pub const FILE: &str = "cpu-paravirt.json";
 /// That of [`Piece::Chain`] alone: [`ParavirtOptions::file`].
 pub const CHAIN_FILE: &str = "cpu-paravirt-chain.json";
+
+/// Results of the box (`rtvirtio-lab box`), whose CPU is emulated, by the kernel of its host.
+pub const BOX_FILES: [&str; 2] = ["cpu-paravirt-box.json", "cpu-paravirt-box-rt.json"];
 
 /// Who stands above whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

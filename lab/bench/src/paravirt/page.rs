@@ -3,11 +3,14 @@
 use std::path::Path;
 
 use super::{Chain, HONEST, ParavirtData, Setup, claims};
+use crate::claims::Claim;
 use crate::cores::idle_text;
-use crate::page::Section;
-use crate::page::xy::table;
+use crate::cyclictest::points;
+use crate::page::xy::{axis, plot, series, table};
+use crate::page::{Plot, Section};
 use crate::report::{ExperimentReport, read};
 use rtvirtio_learn::statistic::median;
+use rtvirtio_report::svg::Spread;
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency_host::Delays;
 
@@ -33,6 +36,41 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }
 
+/// The report of a result of the box. Its limits are those of a host whose CPU is not emulated, so
+/// that here they say nothing; the names of its claims end with that of the file.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report_in_box(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let mut report = report(path)?;
+    report.claims = report.claims.into_iter().map(Claim::for_comparison).collect();
+    let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+    Ok(report.with_suffix(name.strip_prefix("cpu-paravirt-").unwrap_or(name)))
+}
+
+/// The latencies of a saved result as a picture: name of the file and its text.
+///
+/// # Errors
+/// When the file cannot be read, or has none.
+pub fn svg(path: &Path) -> anyhow::Result<(String, String)> {
+    let data: ParavirtData = read(path)?;
+    if data.both.is_empty() {
+        anyhow::bail!("{} has no latencies of both VMs at once", path.display());
+    }
+    let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or("paravirt");
+    Ok((format!("{name}.svg"), latencies(&data).standalone_svg()))
+}
+
+/// How often each latency was seen, in each set-up.
+fn latencies(data: &ParavirtData) -> Plot {
+    let (x, y) = (axis("latency, us", Spread::Log), axis("how often", Spread::Log));
+    let lines = Setup::ALL
+        .into_iter()
+        .enumerate()
+        .map(|(index, setup)| series(index, setup.name(), points(&data.latencies(setup))));
+    plot(&format!("A's timed task, Linux {}", data.host.kernel), x, y, lines.collect(), None)
+}
+
 /// `median (least to most)`.
 fn spread(values: &[f64], digits: usize) -> String {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -44,6 +82,11 @@ fn spread(values: &[f64], digits: usize) -> String {
 }
 
 fn both(data: &ParavirtData) -> Section {
+    let plots = if data.both.is_empty() {
+        Vec::new()
+    } else {
+        vec![("how often each latency was seen".to_owned(), latencies(data))]
+    };
     let mut rows = Vec::new();
     for setup in Setup::ALL {
         let all = data.latencies(setup);
@@ -87,7 +130,7 @@ fn both(data: &ParavirtData) -> Section {
              core meanwhile."
                 .to_owned(),
         ],
-        plots: Vec::new(),
+        plots,
         tables: vec![table("both at once", &head, rows)],
     }
 }

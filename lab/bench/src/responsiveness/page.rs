@@ -26,6 +26,20 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }
 
+/// The same of [`VIDEO_FILE`](super::VIDEO_FILE): late frames, and with a name of their own the
+/// claims on its start-ups.
+///
+/// # Errors
+/// As [`report`].
+pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let mut report = report(path)?;
+    let (late, mut starts): (Vec<_>, Vec<_>) =
+        report.claims.into_iter().partition(|claim| claim.id.starts_with("startup.late_frames"));
+    starts.iter_mut().for_each(|claim| claim.id.push_str("@video"));
+    report.claims = late.into_iter().chain(starts).collect();
+    Ok(report)
+}
+
 /// The figures of a saved result, one for each device, application and pair of schedulers: name of
 /// the file and its text.
 ///

@@ -29,6 +29,9 @@ const PROGRAM: &str = "rtvirtio-guestload";
 const RATE: f64 = 24.0 * 262_144.0;
 /// Pieces of the domain.
 const PIECE: u64 = 64 << 10;
+/// A reservation of each player that the domain admits with the other's, in percent of the device:
+/// it gives 95 at most.
+const LARGEST_SHARE: f64 = 47.0;
 /// Beyond the play itself, under load and emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Groups of the two VMs, and of the host's readers.
@@ -78,10 +81,10 @@ fn share(tuning: &Tuning) -> f64 {
     RATE / PIECE as f64 * (base + per_mib * PIECE as f64 / f64::from(1 << 20))
 }
 
-/// The domain's configuration: a reservation for each player a quarter above its need, and a disk
-/// for the readers.
+/// The domain's configuration: a reservation for each player a quarter above its need, or what the
+/// domain admits, and a disk for the readers.
 fn config(tuning: &Tuning, device: &Path, dir: &Path) -> String {
-    let share = (share(tuning) * 125.0).ceil();
+    let share = (share(tuning) * 125.0).ceil().min(LARGEST_SHARE);
     let mut s = tuned_device(tuning, dir);
     let _ = writeln!(s, "policy = \"edf\"\nwindow = 1\nquantum = \"{PIECE}B\"");
     for disk in 0..=READERS {

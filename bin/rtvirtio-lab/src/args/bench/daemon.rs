@@ -26,11 +26,14 @@ pub struct BenchDaemonArgs {
     #[arg(long, value_name = "TIME", default_value = "60s")]
     pub idle: Nanos,
     /// Pairs of windows in which a guest is observed and not
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 60)]
     pub pairs: usize,
     /// Length of each of these windows, in whole seconds
-    #[arg(long, value_name = "TIME", default_value = "8s")]
+    #[arg(long, value_name = "TIME", default_value = "4s")]
     pub window: Nanos,
+    /// Measure only the cost of observation, into the result that is there
+    #[arg(long, conflicts_with = "report_only")]
+    pub only_observation: bool,
     /// Days of each of the three simulated months
     #[arg(long, value_name = "N", default_value_t = 30)]
     pub days: u64,

@@ -1,5 +1,7 @@
 //! `bench paravirt`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use rtvirtio_bench::paravirt::{ParavirtOptions, Piece};
 use rtvirtio_units::Nanos;
@@ -38,6 +40,9 @@ pub struct BenchParavirtArgs {
     /// domain to the answer, once, without --only not run); may be given several times
     #[arg(long, value_name = "PART", conflicts_with = "report_only")]
     pub only: Vec<Piece>,
+    /// Write the latencies of both VMs at once as a picture into this directory
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
