@@ -180,10 +180,10 @@ pub struct BoxArgs {
     /// The emulated host's kernel
     #[arg(long, value_enum, default_value_t = KernelName::Standard)]
     pub kernel: KernelName,
-    /// Directory for what the command leaves
+    /// Directory for what the command leaves, 256 MiB at most: empty, or made
     #[arg(long, value_name = "DIR", default_value = "box")]
     pub out: PathBuf,
-    /// When to give up
+    /// How long the command may run; what it has left then is brought out
     #[arg(long, value_name = "TIME", default_value = "30min")]
     pub timeout: Nanos,
     /// The command with its arguments

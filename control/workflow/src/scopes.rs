@@ -233,7 +233,7 @@ impl<'a> Scopes<'a> {
     /// none they are put back.
     ///
     /// # Errors
-    /// As [`Session::apply`] and [`Session::amend`]; [`Kind::NotPutBack`](crate::Kind::NotPutBack)
+    /// As [`Session::apply`] and [`Session::amend`]; [`Kind::NotPutBack`]
     /// when a budget remains: the kernel counts that of a VM's group for a moment after the group
     /// is gone.
     pub fn make_room(&self, probe: &Probe, contracts: &[InForce]) -> Result<()> {

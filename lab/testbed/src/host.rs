@@ -64,7 +64,7 @@ impl From<BoxError> for Error {
     fn from(e: BoxError) -> Self {
         match e {
             BoxError::Cancelled => Self::cancelled(),
-            BoxError::Word => Self::from_source(Kind::Argument, e),
+            BoxError::Word | BoxError::NotEmpty { .. } => Self::from_source(Kind::Argument, e),
             other => Self::from_source(Kind::System, other),
         }
     }

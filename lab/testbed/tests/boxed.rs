@@ -70,7 +70,9 @@ fn the_exit_status_and_what_a_command_leaves_come_out() {
     assert_eq!(fs::read_to_string(dir.path().join("results/d/words")).unwrap(), "it's; two\n");
     eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
 
-    let stopped = BoxCommand { cancel: &AtomicBool::new(true), ..command };
+    let error = boxed::run_command(&image, &command, &|_| ()).unwrap_err().to_string();
+    assert!(error.contains("is not empty"), "{error}");
+    let stopped = BoxCommand { cancel: &AtomicBool::new(true), results: &dir.path().join("none"), ..command };
     let error = boxed::run_command(&image, &stopped, &|_| ()).unwrap_err();
     assert!(matches!(error, BoxError::Cancelled), "{error}");
 }

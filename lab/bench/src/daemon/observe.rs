@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rtvirtio_spec::Kernel;
-use rtvirtio_testbed::qemu::{DiskRegion, QemuConfig, QemuGuest};
+use rtvirtio_testbed::qemu::{DiskRegion, QemuConfig, QemuGuest, QemuHandle};
 use rtvirtio_testbed::{AccelChoice, LabHost, RamDisk, choose_accel};
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::Progress;
@@ -38,6 +38,10 @@ const CONFIG: &str = "observe = \"2s\"\n";
 const REST: Duration = Duration::from_secs(4);
 /// Before each window.
 const SETTLE: Duration = Duration::from_millis(200);
+/// Between two looks at QEMU's monitor.
+const POLL: Duration = Duration::from_millis(100);
+/// Tries to reach a monitor that a stopped service may hold.
+const TRIES: u32 = 5;
 /// Longest wait for the first look.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -96,7 +100,7 @@ pub fn measure(
     guest.close_agent();
     rig.start()?;
     let service = rig.pid().context("the service ended")?;
-    wait_for_histogram(&handle, true)?;
+    wait_for_histogram(&handle, progress)?;
     progress.pause(REST)?;
     let load = || -> anyhow::Result<Load> {
         // What changed between two windows is in neither.
@@ -114,18 +118,29 @@ pub fn measure(
     };
     let mut out = Vec::new();
     let mut counter = Counter::new(progress, "windows with and without observation", 3 * pairs);
-    for _ in 0..pairs {
-        let with = load()?;
-        counter.step();
-        signal(service, Signal::STOP)?;
-        // They last as long as QEMU.
-        let histograms = load()?;
-        counter.step();
-        forget_histograms(&handle)?;
-        let without = load()?;
-        counter.step();
-        signal(service, Signal::CONT)?;
-        wait_for_histogram(&handle, true)?;
+    for i in 0..pairs {
+        // Either end comes first as often as the other. Histograms last as long as QEMU.
+        let (without, histograms, with);
+        if i % 2 == 0 {
+            with = load()?;
+            signal(service, Signal::STOP)?;
+            histograms = load()?;
+            forget_histograms(&handle, service, progress)?;
+            without = load()?;
+            signal(service, Signal::CONT)?;
+            wait_for_histogram(&handle, progress)?;
+        } else {
+            signal(service, Signal::STOP)?;
+            forget_histograms(&handle, service, progress)?;
+            without = load()?;
+            signal(service, Signal::CONT)?;
+            wait_for_histogram(&handle, progress)?;
+            signal(service, Signal::STOP)?;
+            histograms = load()?;
+            signal(service, Signal::CONT)?;
+            with = load()?;
+        }
+        counter.set(3 * (i as u64 + 1));
         out.push(Pair { without, histograms, with });
     }
     drop(counter);
@@ -149,30 +164,47 @@ fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-fn monitor(handle: &rtvirtio_testbed::qemu::QemuHandle) -> anyhow::Result<rtvirtio_vmm::Qmp> {
+fn monitor(handle: &QemuHandle) -> anyhow::Result<rtvirtio_vmm::Qmp> {
     Ok(rtvirtio_vmm::Qmp::connect(&handle.qmp_socket(), Duration::from_secs(5))?)
 }
 
-fn wait_for_histogram(handle: &rtvirtio_testbed::qemu::QemuHandle, there: bool) -> anyhow::Result<()> {
+/// Waits until each disk has a histogram.
+fn wait_for_histogram(handle: &QemuHandle, progress: &dyn Progress) -> anyhow::Result<()> {
     let begin = Instant::now();
     loop {
         // The service may be the monitor's client at this moment.
-        let disks = monitor(handle).and_then(|mut qmp| Ok(qmp.disk_stats()?)).unwrap_or_default();
-        let mut disks = disks.iter().filter(|disk| disk.file.is_some()).peekable();
-        if disks.peek().is_some() && disks.all(|disk| disk.read.histogram.is_some() == there) {
-            return Ok(());
+        let disks = monitor(handle).and_then(|mut qmp| Ok(qmp.disk_stats()?));
+        let is_there = disks.as_ref().is_ok_and(|disks| {
+            let mut disks = disks.iter().filter(|disk| disk.file.is_some()).peekable();
+            disks.peek().is_some() && disks.all(|disk| disk.read.histogram.is_some())
+        });
+        match disks {
+            Ok(_) if is_there => return Ok(()),
+            Ok(_) => ensure!(begin.elapsed() < PATIENCE, "the service does not observe the guest"),
+            Err(e) if begin.elapsed() > PATIENCE => return Err(e),
+            Err(_) => {}
         }
-        ensure!(begin.elapsed() < PATIENCE, "the service does not observe the guest");
-        std::thread::sleep(Duration::from_millis(100));
+        progress.pause(POLL)?;
     }
 }
 
-/// QEMU keeps a histogram until it ends, or is told otherwise.
-fn forget_histograms(handle: &rtvirtio_testbed::qemu::QemuHandle) -> anyhow::Result<()> {
-    let mut qmp = monitor(handle)?;
-    for disk in qmp.disk_stats()?.iter().filter(|disk| disk.read.histogram.is_some()) {
-        qmp.set_latency_histogram(&disk.id, &[])?;
+/// Takes QEMU's histograms away, which it keeps until it ends otherwise. The service is stopped; if
+/// it holds the monitor it goes on for a moment.
+fn forget_histograms(handle: &QemuHandle, service: u32, progress: &dyn Progress) -> anyhow::Result<()> {
+    let forget = || -> anyhow::Result<()> {
+        let mut qmp = monitor(handle)?;
+        for disk in qmp.disk_stats()?.iter().filter(|disk| disk.read.histogram.is_some()) {
+            qmp.set_latency_histogram(&disk.id, &[])?;
+        }
+        Ok(())
+    };
+    for _ in 1..TRIES {
+        if forget().is_ok() {
+            return Ok(());
+        }
+        signal(service, Signal::CONT)?;
+        progress.pause(POLL)?;
+        signal(service, Signal::STOP)?;
     }
-    drop(qmp);
-    wait_for_histogram(handle, false)
+    forget()
 }

@@ -13,6 +13,8 @@ use crate::image::io_at;
 
 /// The guests that its memory is enough for: as many as an experiment of CPUs starts.
 const GUESTS: u64 = 2;
+/// For what is done before and after the command.
+const AROUND: Duration = Duration::from_secs(120);
 /// Where the command runs in the box.
 const PLACE: &str = "/root/results";
 
@@ -23,18 +25,20 @@ pub struct BoxCommand<'a> {
     pub words: &'a [String],
     /// Programs of this host that are on its path, with the libraries they need.
     pub programs: &'a [PathBuf],
-    /// Directory of this host for the files that it leaves in its own; made where it is missing.
+    /// Directory of this host for the files that it leaves in its own, 256 MiB at most: empty, or
+    /// made.
     pub results: &'a Path,
-    /// When to give up, from the start of the boot that reaches the command.
+    /// How long it may run, in whole seconds.
     pub timeout: Duration,
     /// Set when the work is to stop.
     pub cancel: &'a AtomicBool,
 }
 
 /// Runs a command in the box; its lines go to `on_line`. What it leaves is brought out also when it
-/// fails. Under emulated SVM a guest or the whole box may die by itself (see
+/// fails, or is ended (SIGTERM) because its time is over; nothing is where the box itself hangs or
+/// dies. Under emulated SVM a guest or the whole box may die by itself (see
 /// [`run_with_guests`](super::run_with_guests)): a box that dies is started anew, twice at most, a
-/// guest is the command's matter. The command may print nothing until its time is over.
+/// guest is the command's matter. A process that it leaves in the background is waited for.
 ///
 /// # Errors
 /// [`BoxError`]. A command that fails is an outcome, not an error.
@@ -44,12 +48,17 @@ pub fn run_command(
     on_line: &dyn Fn(&str),
 ) -> Result<BoxOutcome, BoxError> {
     fs::create_dir_all(command.results).map_err(io_at("create", command.results))?;
+    let mut there = fs::read_dir(command.results).map_err(io_at("read", command.results))?;
+    if there.next().is_some() {
+        return Err(BoxError::NotEmpty { path: command.results.to_owned() });
+    }
     let line = shlex::try_join(command.words.iter().map(String::as_str)).map_err(|_| BoxError::Word)?;
     // The command prints to no terminal. A tape archive on a disk: the disk's length is no part of
     // it. The script's exit status is that of the command.
     let script = format!(
-        "set -o pipefail\nmkdir {PLACE} && cd {PLACE} || exit\n{line} 2>&1 | cat\nstatus=$?\n\
-         tar -cf /dev/vdb -C {PLACE} . && exit $status\n"
+        "set -o pipefail\nmkdir {PLACE} && cd {PLACE} || exit\ntimeout {} {line} 2>&1 | cat\nstatus=$?\n\
+         tar -cf /dev/vdb -C {PLACE} . || echo 'what the command left is cut: it has more than 256 MiB'\nexit $status\n",
+        command.timeout.as_secs().max(1)
     );
     let programs: Vec<&Path> = command.programs.iter().map(PathBuf::as_path).collect();
     let dir = tempfile::Builder::new()
@@ -57,7 +66,7 @@ pub fn run_command(
         .tempdir()
         .map_err(io_at("make a directory in", &std::env::temp_dir()))?;
     let archive = dir.path().join("results.tar");
-    let mut asked = BoxRun::new(&script, command.timeout);
+    let mut asked = BoxRun::new(&script, command.timeout + AROUND);
     asked.programs = &programs;
     asked.memory = Bytes(asked.memory.0 + (GUESTS - 1) * image.guest_memory().0);
     asked.results = Some(&archive);
@@ -78,7 +87,11 @@ pub fn run_command(
 
 fn unpack(archive: &Path, dir: &Path) -> Result<(), BoxError> {
     let mut tar = Command::new("tar");
-    tar.args(["--extract", "--no-same-owner", "--file"]).arg(archive).arg("--directory").arg(dir);
+    // The directory is the user's, with its own mode.
+    tar.args(["--extract", "--no-same-owner", "--no-overwrite-dir", "--file"])
+        .arg(archive)
+        .arg("--directory")
+        .arg(dir);
     let out = tar.stdin(Stdio::null()).output().map_err(io_at("run", Path::new("tar")))?;
     if out.status.success() {
         return Ok(());

@@ -1,5 +1,6 @@
 //! Why a run of the box gave no outcome.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rtvirtio_vmm::probe::QEMU;
@@ -29,6 +30,12 @@ pub enum BoxError {
     /// A word of a command cannot be one of a shell.
     #[error("a word of the command holds a NUL character")]
     Word,
+    /// The directory for what a command leaves has something in it.
+    #[error("{} is not empty: name another directory", path.display())]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+    },
     /// What a command left cannot be brought out.
     #[error("what the command left cannot be unpacked: {stderr}")]
     Results {
