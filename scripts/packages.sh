@@ -18,17 +18,20 @@ trap 'exit 1' INT TERM
 keep=${1:-$temporary}
 mkdir -p "$keep"
 
-# What runs in the chroot. apt changes its own lists and logs.
+# What runs in the chroot. apt changes its own lists and logs, groupadd keeps copies (/etc/group-).
 cat >"$temporary/inside.sh" <<'INSIDE'
 set -eu
 export DEBIAN_FRONTEND=noninteractive
-files() { find / -xdev ! -type d ! -path '/var/lib/apt/*' ! -path '/var/cache/*' ! -path '/var/log/*' ! -path '/var/lib/dpkg/*' ! -path '/tmp/*' | sort; }
+files() { find / -xdev ! -type d ! -path '/var/lib/apt/*' ! -path '/var/cache/*' ! -path '/var/log/*' ! -path '/var/lib/dpkg/*' ! -path '/tmp/*' ! -path '/etc/*-' | sort; }
 say() { echo "  $*"; }
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 chmod 755 /usr/sbin/policy-rc.d
 apt-get update -qq
+apt() { apt-get "$@" >/tmp/apt.log 2>&1 || { cat /tmp/apt.log; exit 1; }; }
+install() { apt install -y -qq --no-install-recommends "$@"; }
+# Nothing but what they name, so that what they do not name is missed.
+apt satisfy -y -qq --no-install-recommends "$(dpkg-deb --field /packages/rtvirtio_*.deb Depends)"
 files >/tmp/before
-install() { apt-get install -y -qq --no-install-recommends "$@" >/tmp/apt.log 2>&1 || { cat /tmp/apt.log; exit 1; }; }
 install /packages/rtvirtio_*.deb
 for program in rtvirtio rtvirtiod rtvirtio-iod; do
     "$program" --version
@@ -36,21 +39,26 @@ for program in rtvirtio rtvirtiod rtvirtio-iod; do
 done
 # Found by name where the service's group is.
 getent group rtvirtio >/dev/null
-say "installed with: $(sed -n 's/^Setting up \([^ ]*\).*/\1/p' /tmp/apt.log | tr '\n' ' ')"
-install /packages/rtvirtio-guest_*.deb
-rtvirtio-guest --version
+say "installed"
+# Only there where `make guest` has built it.
+guest=
+for package in /packages/rtvirtio-guest_*.deb; do
+    [ -e "$package" ] || continue
+    install "$package"
+    rtvirtio-guest --version
+    guest=rtvirtio-guest
+done
 echo '# of the administrator' >>/etc/libvirt/hooks/qemu.d/rtvirtio
 install --reinstall /packages/rtvirtio_*.deb
 grep -q '# of the administrator' /etc/libvirt/hooks/qemu.d/rtvirtio
 say "replaced, with the administrator's change"
 for package in rtvirtio-lab rtvirtio-pacemaker; do
-    apt-get install -y -qq --no-install-recommends --simulate /packages/"$package"_*.deb >/tmp/apt.log 2>&1 || { cat /tmp/apt.log; exit 1; }
+    install --simulate /packages/"$package"_*.deb
     say "$package would be installed with $(grep -c ^Inst /tmp/apt.log) packages"
 done
-# The libraries and programs that it brought go with it.
-apt-get purge -y -qq --auto-remove rtvirtio rtvirtio-guest >/tmp/apt.log 2>&1 || { cat /tmp/apt.log; exit 1; }
+# shellcheck disable=SC2086 # a word or none
+apt purge -y -qq rtvirtio $guest
 files >/tmp/after
-# Of accounts and linker the tools rewrite their own files.
 if ! diff /tmp/before /tmp/after; then echo "files differ"; exit 1; fi
 say "removed, and every other file is as it was"
 INSIDE

@@ -108,7 +108,7 @@ done
 put 755 "$top/packaging/proxmox/rtvirtio-hook.sh" usr/share/rtvirtio/rtvirtio-hook.sh
 install -d "$root/etc/rtvirtio/contracts.d"
 for example in "$top"/examples/*.toml; do put 644 "$example" "usr/share/doc/rtvirtio/examples/$(basename "$example")"; done
-finish "" "fio, curl, systemd" "Predictable tail latency for virtual machines" <<'TEXT'
+finish "passwd" "fio, curl, systemd" "Predictable tail latency for virtual machines" <<'TEXT'
 Virtual machines share disks, networks, cores and memory. rtvirtio takes the
 tail latency that each task must have, measures the host, predicts, plans,
 sets what Linux and QEMU offer, verifies it and puts it back.
