@@ -135,11 +135,14 @@ fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
     assert_eq!(page.eval("JSON.stringify(got)"), "[7,\"a\\nb\"]");
 }
 
-/// Cockpit's web server, in a mount namespace in which the service's directory is where an
-/// installation has it.
+/// Cockpit's web server, in namespaces: the service's directory is where an installation has it, and
+/// the bus and the agent that Cockpit starts go with it.
 const COCKPIT: &str = r#"
-mount --make-rprivate / && mount -t tmpfs none /run && mkdir /run/rtvirtio && mount --bind "$1" /run/rtvirtio || exit
-exec /usr/lib/cockpit/cockpit-ws --no-tls --address 127.0.0.1 --port "$2" --local-session cockpit-bridge
+mount --make-rprivate / && mount -t tmpfs none /run && mkdir /run/rtvirtio /run/home || exit
+mount --bind "$1" /run/rtvirtio && mount --bind "$2" /run/home || exit
+mount -t tmpfs none /tmp && mount -t proc none /proc || exit
+export HOME=/run/home XDG_DATA_HOME=/run/home
+exec /usr/lib/cockpit/cockpit-ws --no-tls --address 127.0.0.1 --port "$3" --local-session cockpit-bridge
 "#;
 
 /// The server of one session; ended with this.
@@ -149,8 +152,9 @@ impl Cockpit {
     /// `home` has the page's files where Cockpit looks for a user's own.
     fn start(run: &Path, home: &Path, address: &str) -> Self {
         let mut server = Command::new("unshare");
-        server.args(["--mount", "sh", "-c", COCKPIT, "sh"]).arg(run).arg(address.rsplit(':').next().unwrap());
-        server.env("HOME", home).env("XDG_DATA_HOME", home).stdin(Stdio::null()).stderr(Stdio::null());
+        server.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", COCKPIT, "sh"]);
+        server.arg(run).arg(home).arg(address.rsplit(':').next().unwrap());
+        server.stdin(Stdio::null()).stderr(Stdio::null());
         let server = Self(server.spawn().unwrap());
         wait_for("Cockpit", || TcpStream::connect(address).is_ok());
         server
