@@ -135,8 +135,8 @@ fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
     assert_eq!(page.eval("JSON.stringify(got)"), "[7,\"a\\nb\"]");
 }
 
-/// Cockpit's web server, in namespaces: the service's directory is where an installation has it, and
-/// the bus and the agent that Cockpit starts go with it.
+/// Cockpit's web server, in namespaces: the service's directory is where an installation has it,
+/// and the bus and the agent that Cockpit starts go with it.
 const COCKPIT: &str = r#"
 mount --make-rprivate / && mount -t tmpfs none /run && mkdir /run/rtvirtio /run/home || exit
 mount --bind "$1" /run/rtvirtio && mount --bind "$2" /run/home || exit
