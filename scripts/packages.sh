@@ -29,7 +29,7 @@ chmod 755 /usr/sbin/policy-rc.d
 apt-get update -qq
 apt() { apt-get "$@" >/tmp/apt.log 2>&1 || { cat /tmp/apt.log; exit 1; }; }
 install() { apt install -y -qq --no-install-recommends "$@"; }
-# Nothing but what they name, so that what they do not name is missed.
+# The declared dependencies alone: one that is not declared is missing below.
 apt satisfy -y -qq --no-install-recommends "$(dpkg-deb --field /packages/rtvirtio_*.deb Depends)"
 files >/tmp/before
 install /packages/rtvirtio_*.deb
@@ -37,7 +37,7 @@ for program in rtvirtio rtvirtiod rtvirtio-iod; do
     "$program" --version
     if ldd "/usr/bin/$program" | grep 'not found'; then exit 1; fi
 done
-# Found by name where the service's group is.
+# The group that may ask the service.
 getent group rtvirtio >/dev/null
 say "installed"
 # Only there where `make guest` has built it.

@@ -83,7 +83,7 @@ EXAMPLES
 EXAMPLES
   rtvirtio-lab box -- rtvirtio check
   rtvirtio-lab box --kernel rt --out box-rt -- rtvirtio-lab bench paravirt --priorities-only --only both \\
-      --for 30s --repeat 1 --out both.json
+      --for 30s --repeat 1 --out .
 
 The command has rtvirtio's programs, fio, QEMU and busybox, and is root there; the files that it leaves in
 its directory are brought out. Nothing of this host is changed, and no root is needed. Every instruction

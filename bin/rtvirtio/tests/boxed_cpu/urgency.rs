@@ -5,7 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::sched::{self, Policy};
-use rustix::process::{Pid, Signal, kill_process};
+use rtvirtio_testkit::site::signal;
+use rustix::process::Signal;
 
 use crate::plc::{self, ANSWER, Plc, program};
 
@@ -24,8 +25,7 @@ impl Keep {
     }
 
     fn stop(mut self) {
-        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).unwrap();
-        kill_process(pid, Signal::INT).unwrap();
+        signal(&self.0, Signal::INT);
         assert!(self.0.wait().unwrap().success());
     }
 }

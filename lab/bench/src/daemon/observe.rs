@@ -2,16 +2,18 @@
 //! service that reads QEMU's counters, and without it, in turns.
 
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::process::Process;
+use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::qemu::{DiskRegion, QemuConfig, QemuGuest, QemuHandle};
 use rtvirtio_testbed::{AccelChoice, LabHost, RamDisk, choose_accel};
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::Progress;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::measure::{Rig, cpu_ticks};
@@ -99,14 +101,16 @@ pub fn measure(
     // QEMU serves one client of the agent.
     guest.close_agent();
     rig.start()?;
-    let service = rig.pid().context("the service ended")?;
+    let service = rig.pid().map(Process::open).transpose()?.flatten().context("the service ended")?;
     wait_for_histogram(&handle, progress)?;
     progress.pause(REST)?;
+    let device = BlockDevice::find(&Root::default(), disk.device())?;
     let load = || -> anyhow::Result<Load> {
         // What changed between two windows is in neither.
         progress.pause(SETTLE)?;
         let count = || -> anyhow::Result<(u64, u64)> {
-            Ok((requests(disk.device())?, cpu_ticks(handle.process.pid)? + cpu_ticks(service)?))
+            let done = DeviceIo::read(&Root::default(), &device)?;
+            Ok((done.reads + done.writes, cpu_ticks(handle.process.pid)? + cpu_ticks(service.pid())?))
         };
         let (begin, before) = (Instant::now(), count()?);
         progress.pause(window)?;
@@ -123,21 +127,21 @@ pub fn measure(
         let (without, histograms, with);
         if i % 2 == 0 {
             with = load()?;
-            signal(service, Signal::STOP)?;
+            service.signal(Signal::STOP)?;
             histograms = load()?;
-            forget_histograms(&handle, service, progress)?;
+            forget_histograms(&handle, &service, progress)?;
             without = load()?;
-            signal(service, Signal::CONT)?;
+            service.signal(Signal::CONT)?;
             wait_for_histogram(&handle, progress)?;
         } else {
-            signal(service, Signal::STOP)?;
-            forget_histograms(&handle, service, progress)?;
+            service.signal(Signal::STOP)?;
+            forget_histograms(&handle, &service, progress)?;
             without = load()?;
-            signal(service, Signal::CONT)?;
+            service.signal(Signal::CONT)?;
             wait_for_histogram(&handle, progress)?;
-            signal(service, Signal::STOP)?;
+            service.signal(Signal::STOP)?;
             histograms = load()?;
-            signal(service, Signal::CONT)?;
+            service.signal(Signal::CONT)?;
             with = load()?;
         }
         counter.set(3 * (i as u64 + 1));
@@ -147,21 +151,6 @@ pub fn measure(
     rig.kill();
     guest.stop()?;
     Ok(out)
-}
-
-/// Requests that a block device has completed (`stat` of sysfs, its first and fifth field).
-fn requests(device: &Path) -> anyhow::Result<u64> {
-    let name = device.file_name().context("a device's name")?;
-    let path = Path::new("/sys/block").join(name).join("stat");
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let fields: Vec<u64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
-    ensure!(fields.len() > 4, "{}: {text}", path.display());
-    Ok(fields[0] + fields[4])
-}
-
-fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process")?;
-    Ok(kill_process(pid, signal)?)
 }
 
 fn monitor(handle: &QemuHandle) -> anyhow::Result<rtvirtio_vmm::Qmp> {
@@ -190,7 +179,7 @@ fn wait_for_histogram(handle: &QemuHandle, progress: &dyn Progress) -> anyhow::R
 
 /// Takes QEMU's histograms away, which it keeps until it ends otherwise. The service is stopped; if
 /// it holds the monitor it goes on for a moment.
-fn forget_histograms(handle: &QemuHandle, service: u32, progress: &dyn Progress) -> anyhow::Result<()> {
+fn forget_histograms(handle: &QemuHandle, service: &Process, progress: &dyn Progress) -> anyhow::Result<()> {
     let forget = || -> anyhow::Result<()> {
         let mut qmp = monitor(handle)?;
         for disk in qmp.disk_stats()?.iter().filter(|disk| disk.read.histogram.is_some()) {
@@ -202,9 +191,9 @@ fn forget_histograms(handle: &QemuHandle, service: u32, progress: &dyn Progress)
         if forget().is_ok() {
             return Ok(());
         }
-        signal(service, Signal::CONT)?;
+        service.signal(Signal::CONT)?;
         progress.pause(POLL)?;
-        signal(service, Signal::STOP)?;
+        service.signal(Signal::STOP)?;
     }
     forget()
 }
