@@ -170,7 +170,10 @@ fn inside_the_box() {
     revert(&plc, &before, "priorities");
     say("priorities");
 
-    let urgency = plc::write_spec("urgency", "priorities = \"rt\"\nurgency = { budget = \"1s\" }");
+    let urgency = plc::write_spec(
+        "urgency",
+        "priorities = \"rt\"\nurgency = { budget = \"1s\", interrupts = \"kvm\" }",
+    );
     urgency::moves_its_vcpu(&mut plc, &urgency);
     revert(&plc, &before, "urgency");
     say("urgency");

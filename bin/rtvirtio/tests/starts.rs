@@ -74,16 +74,22 @@ fn a_start_is_favoured_and_everything_is_put_back() {
     assert!(refused.contains("bfq"), "{refused}");
     plane.device.set_elevator(&root, "bfq").unwrap();
     let before = plane.snapshot();
+    let idle = || {
+        let ms = root.read(plane.device.tunable("slice_idle")).unwrap();
+        ms.trim().parse::<u32>().unwrap()
+    };
+    let own = idle();
+    assert!(own < 25, "{own} ms");
 
     let mut starts = Starts::new(&site, &spec, &listener, &[]);
     assert_eq!(weight(), 100);
     starts.say("start 1 60000\n");
     starts.expect("raised");
-    assert_eq!(weight(), 1000);
+    assert_eq!((weight(), idle()), (1000, 25));
     assert!(site.ok(&["status"]).contains("weight of vm0"), "in force, at either weight");
     starts.say("end 1\n");
     assert_eq!(starts.expect("lowered")["starts"], 1);
-    assert_eq!(weight(), 100);
+    assert_eq!((weight(), idle()), (100, own));
     starts.say("start 2 60000\nnonsense\n");
     starts.expect("raised");
     // Ctrl-C.
@@ -97,13 +103,13 @@ fn a_start_is_favoured_and_everything_is_put_back() {
     starts.expect("raised");
     starts.child.kill().unwrap();
     starts.child.wait().unwrap();
-    assert_eq!(weight(), 700, "nothing has put it back");
+    assert_eq!((weight(), idle()), (700, 25), "nothing has put it back");
     // Another one goes on: what the killed one left is no weight of the VM's own.
     let mut starts = Starts::new(&site, &spec, &listener, &["--weight", "700", "--longest", "100ms"]);
     starts.say("start 4 60000\n");
     starts.expect("raised");
     starts.expect("lowered");
-    assert_eq!(weight(), 100, "a start is over after the longest time");
+    assert_eq!((weight(), idle()), (100, own), "a start is over after the longest time");
     starts.say("start 5 60000\n");
     starts.expect("raised");
     starts.child.kill().unwrap();
@@ -112,10 +118,11 @@ fn a_start_is_favoured_and_everything_is_put_back() {
     assert_eq!(differences(&before, &plane.snapshot()), Vec::<String>::new());
 
     // A guest that says it without end has its budget and no more; a VM that ends is not favoured.
-    let more = ["--budget", "200ms", "--within", "1h", "--longest", "1h"];
+    let more = ["--budget", "200ms", "--within", "1h", "--longest", "1h", "--slice-idle", "0"];
     let mut starts = Starts::new(&site, &spec, &listener, &more);
     starts.say("start 6 3600000\n");
     starts.expect("raised");
+    assert_eq!(idle(), own);
     let lowered = starts.expect("lowered");
     assert_eq!((lowered["cut"].as_u64(), weight()), (Some(1), 100));
     starts.say("start 7 3600000\n");

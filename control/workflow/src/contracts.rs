@@ -188,6 +188,7 @@ fn range(vm: &Vm) -> Option<UrgencyRange> {
         floor: u.floor,
         budget: u.budget,
         reports: u.reports,
+        interrupts: u.interrupts,
     };
     vm.cpu.urgency.map(range)
 }

@@ -101,6 +101,8 @@ pub struct Urgency {
     pub budget: Nanos,
     /// Whether its guest reports what is urgent; else the host goes by what it sees of the threads.
     pub reports: bool,
+    /// Whether interrupts that KVM makes pending raise vCPUs.
+    pub interrupts: bool,
 }
 
 /// CPU time that a VM needs.

@@ -14,8 +14,9 @@ const HIGHEST: u32 = 97;
 const BUDGETS: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(1000)];
 const DEFAULT_BUDGET: Nanos = Nanos::from_millis(500);
 
-const KEYS: &[&str] = &["ceiling", "floor", "budget", "reports"];
+const KEYS: &[&str] = &["ceiling", "floor", "budget", "reports", "interrupts"];
 const REPORTS: &[(&str, bool)] = &[("guest", true), ("none", false)];
+const INTERRUPTS: &[(&str, bool)] = &[("kvm", true), ("none", false)];
 const ALIASES: &[(&str, &str)] = &[
     ("max", "ceiling"),
     ("p_max", "ceiling"),
@@ -64,7 +65,9 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
         Field::Bad
     });
     let reports = section.word(report, "reports", REPORTS, &[("blind", "reports = \"none\"")]).or(true);
-    let (ceiling, floor, budget, reports) = (ceiling?, floor?, budget.or(DEFAULT_BUDGET)?, reports?);
+    let interrupts = section.word(report, "interrupts", INTERRUPTS, &[]).or(false);
+    let (ceiling, floor, budget) = (ceiling?, floor?, budget.or(DEFAULT_BUDGET)?);
+    let (reports, interrupts) = (reports?, interrupts?);
     if let Some(ceiling) = ceiling.filter(|ceiling| floor >= *ceiling) {
         report.add(
             section.value_span(if section.place("floor").is_some() { "floor" } else { "ceiling" }),
@@ -75,5 +78,5 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
     }
     // Unknown keys were reported.
     let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
-    known.then_some(Some(Urgency { ceiling, floor, budget, reports }))
+    known.then_some(Some(Urgency { ceiling, floor, budget, reports, interrupts }))
 }

@@ -30,9 +30,12 @@ pub struct Config {
     pub silence: Nanos,
     /// How long before an announced timer the vCPU is raised.
     pub lead: Nanos,
-    /// How long after it, or after the completion of an urgent request, the vCPU stays raised where
-    /// nothing urgent is reported.
+    /// How long after it, or after the completion of an urgent request or an interrupt by KVM, the
+    /// vCPU stays raised where nothing urgent is reported.
     pub hold: Nanos,
+    /// CPU time within which an urgent task answers an interrupt by KVM; then the interrupt was for
+    /// something else.
+    pub answer: Nanos,
 }
 
 impl Config {
@@ -52,6 +55,7 @@ impl Config {
             silence: Nanos::from_millis(1000),
             lead: Nanos::from_micros(50),
             hold: Nanos::from_micros(1000),
+            answer: Nanos::from_micros(200),
         }
     }
 }

@@ -17,6 +17,7 @@
 //!
 //! [`docs/reference/urgency-page.md`]: https://github.com/rtvirtio/rtvirtio/blob/main/docs/reference/urgency-page.md
 
+mod answer;
 mod clock;
 mod config;
 mod doorbell;
@@ -28,6 +29,7 @@ mod share;
 mod unreported;
 mod vcpu;
 
+pub use answer::Answer;
 pub use clock::GuestClock;
 pub use config::Config;
 pub use doorbell::Doorbell;

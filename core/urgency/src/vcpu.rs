@@ -32,6 +32,9 @@ pub enum Reason {
     /// The I/O domain has completed an urgent request of the VM, and the guest has reported nothing
     /// since.
     Completion,
+    /// KVM has made an interrupt of a device or of another vCPU pending for it, and the guest has
+    /// reported nothing urgent since.
+    Interrupt,
     /// Nothing urgent runs.
     Floor,
     /// Something urgent runs, and the budget for it is used up.
@@ -42,7 +45,15 @@ impl Reason {
     /// Whether CPU time under it counts against a budget.
     #[must_use]
     pub fn is_boost(self) -> bool {
-        matches!(self, Self::Blocked | Self::Critical | Self::Task | Self::Timer | Self::Completion)
+        match self {
+            Self::Blocked
+            | Self::Critical
+            | Self::Task
+            | Self::Timer
+            | Self::Completion
+            | Self::Interrupt => true,
+            Self::Contract | Self::Floor | Self::Exhausted => false,
+        }
     }
 }
 
@@ -96,6 +107,9 @@ pub struct Vcpu {
     pending: [bool; 2],
     /// When an urgent request was completed, until the guest's next report.
     completed: Option<Nanos>,
+    /// When KVM has made an interrupt pending, until the guest's next report of an urgent task, and
+    /// what the vCPU has run for it.
+    interrupted: Option<(Nanos, Nanos)>,
     last_sign: Option<Nanos>,
     level: Level,
     reason: Reason,
@@ -121,6 +135,7 @@ impl Vcpu {
             report: Report::default(),
             pending: [false; 2],
             completed: None,
+            interrupted: None,
             last_sign: None,
             level: Level::fifo(config.contract),
             reason: Reason::Contract,
@@ -146,6 +161,19 @@ impl Vcpu {
         self.reason
     }
 
+    /// Whether the next interrupt that KVM makes pending would raise it: it stands at its floor, or
+    /// is about to, and has budget left.
+    #[must_use]
+    pub fn awaits_interrupt(&self) -> bool {
+        self.reason == Reason::Floor && self.left().0 > Nanos(0)
+    }
+
+    /// Whether its guest has last reported a task that stands above the floor.
+    #[must_use]
+    pub fn is_urgent(&self) -> bool {
+        self.task().priority > self.config.floor
+    }
+
     /// Whether it stands above its floor for something urgent, so that CPU time counts against a
     /// budget.
     #[must_use]
@@ -163,6 +191,12 @@ impl Vcpu {
     /// Raises it this long before announced timers from now on, where [`Config::lead`] was used.
     pub fn set_lead(&mut self, lead: Nanos) {
         self.config.lead = lead;
+    }
+
+    /// Gives urgent tasks this much CPU time to answer an interrupt by KVM from now on, where
+    /// [`Config::answer`] was used.
+    pub fn set_answer(&mut self, answer: Nanos) {
+        self.config.answer = answer;
     }
 
     /// When the announced timer is to raise it, or was; `None` without one.
@@ -208,6 +242,15 @@ impl Vcpu {
         self.decide(now)
     }
 
+    /// KVM has made an interrupt pending for it that is no timer of its own. As after a completion
+    /// the report of an urgent task is the answer; without one it stays raised until it has run for
+    /// [`Config::answer`], and no longer than that and [`Config::hold`].
+    pub fn kvm_interrupt(&mut self, now: Nanos) -> Step {
+        self.roll(now);
+        self.interrupted = Some((now, Nanos(0)));
+        self.decide(now)
+    }
+
     /// The host has looked.
     pub fn look(&mut self, look: Look, now: Nanos) -> Step {
         self.roll(now);
@@ -222,8 +265,8 @@ impl Vcpu {
                 self.pending[1] &= report.nmi;
                 // A task that has just begun to wait reports what runs instead, perhaps only after
                 // its request completed: that is no answer to the interrupt.
-                if self.task().priority > self.config.floor {
-                    self.completed = None;
+                if self.is_urgent() {
+                    (self.completed, self.interrupted) = (None, None);
                 }
             }
         }
@@ -247,7 +290,8 @@ impl Vcpu {
     /// The guest says that it reports no more.
     pub fn end(&mut self, now: Nanos) -> Step {
         self.roll(now);
-        (self.last_sign, self.pending, self.completed) = (None, [false; 2], None);
+        (self.last_sign, self.pending) = (None, [false; 2]);
+        (self.completed, self.interrupted) = (None, None);
         self.report = Report::default();
         self.decide(now)
     }
@@ -271,6 +315,9 @@ impl Vcpu {
         let used =
             if self.reason == Reason::Critical { &mut self.critical_used } else { &mut self.task_used };
         *used = plus(*used, ran);
+        if let (Reason::Interrupt, Some((_, answering))) = (self.reason, &mut self.interrupted) {
+            *answering = plus(*answering, ran);
+        }
     }
 
     /// What the reports ask for, and what they get.
@@ -295,6 +342,7 @@ impl Vcpu {
             (self.report.idle, ceiling, Reason::Blocked),
             (self.timer(now), ceiling, Reason::Timer),
             (self.completed_until().is_some_and(|end| now < end), ceiling, Reason::Completion),
+            (self.interrupted_until().is_some_and(|end| now < end), ceiling, Reason::Interrupt),
             (task.priority > config.floor, task, Reason::Task),
         ];
         match asked.into_iter().find(|(is, ..)| *is) {
@@ -312,6 +360,18 @@ impl Vcpu {
     /// How long a completed request holds the vCPU up.
     fn completed_until(&self) -> Option<Nanos> {
         self.completed.map(|at| plus(at, self.config.hold))
+    }
+
+    /// How long an interrupt holds the vCPU up; `None` when it has run for its answer.
+    fn interrupted_until(&self) -> Option<Nanos> {
+        let open = self.interrupted.filter(|(_, ran)| *ran < self.config.answer);
+        open.map(|(at, _)| plus(at, plus(self.config.hold, self.config.answer)))
+    }
+
+    /// Whether an announced timer is near: it may wake an urgent task.
+    #[must_use]
+    pub fn expects_timer(&self, now: Nanos) -> bool {
+        self.timer(now)
     }
 
     /// Whether an announced timer is near.
@@ -362,12 +422,17 @@ impl Vcpu {
         let budget = match self.reason {
             Reason::Critical => Some(plus(now, critical)),
             Reason::Task | Reason::Timer | Reason::Completion => Some(plus(now, task)),
+            Reason::Interrupt => {
+                let answering = self.interrupted.map_or(Nanos(0), |(_, ran)| ran);
+                Some(plus(now, task.min(Nanos(self.config.answer.0.saturating_sub(answering.0)))))
+            }
             Reason::Exhausted => {
                 Some(Nanos(self.start.0.saturating_add((self.period + 1).saturating_mul(config.period.0))))
             }
             // A blocked one uses none, and an idle look finds one that does.
             _ => None,
         };
-        [silence, timer, self.completed_until(), budget].into_iter().flatten().filter(|at| *at > now).min()
+        let called = [self.completed_until(), self.interrupted_until()];
+        [silence, timer, budget].into_iter().chain(called).flatten().filter(|at| *at > now).min()
     }
 }

@@ -10,7 +10,9 @@ enum Event {
     Look(Look),
     Interrupt(Interrupt),
     Completion,
+    KvmInterrupt,
     Lead(Nanos),
+    Answer(Nanos),
     End,
 }
 
@@ -89,6 +91,21 @@ impl Reference {
         pending
     }
 
+    /// Whether an interrupt by KVM waits for its answer: nothing urgent was reported since, and the
+    /// vCPU has not run for it as long as an answer takes.
+    fn is_interrupted(&self, now: Nanos, config: &Config, answered: impl Fn(&Entry) -> bool) -> bool {
+        let last = self.history.iter().rposition(|e| matches!(e.event, Event::KvmInterrupt));
+        let Some(last) = last.filter(|last| !self.history[*last..].iter().any(&answered)) else {
+            return false;
+        };
+        let ran = (last + 1..self.history.len()).map(|at| match self.history[at].event {
+            Event::Look(look) if self.before(at).1 == Reason::Interrupt => look.ran.0,
+            _ => 0,
+        });
+        let Config { hold, answer, .. } = *config;
+        now.0 < self.history[last].now.0 + hold.0 + answer.0 && ran.sum::<u64>() < answer.0
+    }
+
     fn step(&mut self, event: Event, now: Nanos) -> (Level, Reason) {
         let (level, reason) = self.before(self.history.len());
         self.history.push(Entry { now, event, level, reason });
@@ -97,6 +114,10 @@ impl Reference {
         let lead =
             leads.filter_map(|e| if let Event::Lead(lead) = e.event { Some(lead) } else { None }).next();
         config.lead = lead.unwrap_or(config.lead);
+        let answers = self.history.iter().rev();
+        let answer =
+            answers.filter_map(|e| if let Event::Answer(time) = e.event { Some(time) } else { None }).next();
+        config.answer = answer.unwrap_or(config.answer);
         let since = self.history.iter().rposition(|e| matches!(e.event, Event::End)).map_or(0, |at| at + 1);
         let looks = || {
             self.history[since..].iter().rev().filter_map(|e| match e.event {
@@ -110,7 +131,7 @@ impl Reference {
         let nmi = report.nmi || self.is_pending(Interrupt::NonMaskable);
         let critical = irq || nmi || report.critical;
         let may_critical = self.used(now, &[Reason::Critical]) < config.critical_budget.0;
-        let tasks = [Reason::Task, Reason::Timer, Reason::Completion, Reason::Blocked];
+        let tasks = [Reason::Task, Reason::Timer, Reason::Completion, Reason::Interrupt, Reason::Blocked];
         let answered = |e: &Entry| match e.event {
             Event::End => true,
             Event::Look(Look { report: Some(report), is_new: true, .. }) => {
@@ -121,6 +142,7 @@ impl Reference {
         let unanswered = self.history.iter().rev().take_while(|e| !answered(e));
         let completed = unanswered.filter(|e| matches!(e.event, Event::Completion)).map(|e| e.now.0).max();
         let completion = completed.is_some_and(|at| now.0 < at + config.hold.0);
+        let interrupt = self.is_interrupted(now, &config, answered);
         let may_task = self.used(now, &tasks) + self.promotions(now, &tasks) < config.task_budget.0;
         let rr = report.policy == GuestPolicy::Rr;
         let mapped = mapped(&report, &config);
@@ -132,6 +154,7 @@ impl Reference {
         }
         let boosts = [
             (mapped > config.floor, Level { priority: mapped, round_robin: rr }, Reason::Task),
+            (interrupt, Level::fifo(config.ceiling), Reason::Interrupt),
             (completion, Level::fifo(config.ceiling), Reason::Completion),
             (timer, Level::fifo(config.ceiling), Reason::Timer),
             (report.idle, Level::fifo(config.ceiling), Reason::Blocked),
@@ -172,6 +195,7 @@ fn config(ceiling: u32, floor: u32, contract: u32) -> Config {
         silence: Nanos(400),
         lead: Nanos(10),
         hold: Nanos(30),
+        answer: Nanos(15),
         ..Config::new(ceiling, floor, contract)
     }
 }
@@ -189,9 +213,14 @@ fn compare(config: Config, events: &[(u64, Event)]) {
             Event::Look(look) => vcpu.look(*look, now),
             Event::Interrupt(kind) => vcpu.interrupt(*kind, now),
             Event::Completion => vcpu.completion(now),
+            Event::KvmInterrupt => vcpu.kvm_interrupt(now),
             // It acts at the next event; one that changes nothing is as good as any.
             Event::Lead(lead) => {
                 vcpu.set_lead(*lead);
+                vcpu.look(Look::default(), now)
+            }
+            Event::Answer(answer) => {
+                vcpu.set_answer(*answer);
                 vcpu.look(Look::default(), now)
             }
             Event::End => vcpu.end(now),
@@ -236,7 +265,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Interrupt(Interrupt::Maskable)),
         1 => Just(Event::Interrupt(Interrupt::NonMaskable)),
         2 => Just(Event::Completion),
+        2 => Just(Event::KvmInterrupt),
         1 => (0..40_u64).prop_map(|lead| Event::Lead(Nanos(lead))),
+        1 => (0..40_u64).prop_map(|answer| Event::Answer(Nanos(answer))),
         1 => Just(Event::End),
     ]
 }
@@ -255,16 +286,23 @@ proptest! {
     /// A guest that says what it likes gets no more CPU time above its floor than the budgets, and
     /// what one look finds too late.
     #[test]
-    fn lies_are_bounded(events in prop::collection::vec((1..50_u64, report()), 0..200)) {
+    fn lies_are_bounded(events in prop::collection::vec((1..50_u64, report(), any::<bool>()), 0..200)) {
         let config = Config { contract: 0, ..config(50, 0, 0) };
         let mut vcpu = Vcpu::new(config, Nanos(0));
         let (mut now, mut boosted, mut longest) = (0, 0, 0);
-        for (after, report) in &events {
+        for (after, report, interrupted) in &events {
             now += after;
             // It computes all the time, also where it says that it is blocked.
             let above = vcpu.level().priority > 0;
             let look = Look { report: Some(*report), is_new: true, alive: true, ran: Nanos(*after) };
             vcpu.look(look, Nanos(now));
+            let awaits = vcpu.awaits_interrupt();
+            if *interrupted {
+                let promotions = vcpu.counters().promotions;
+                vcpu.kvm_interrupt(Nanos(now));
+                // Whatever wakes the host's thread is charged.
+                prop_assert!(!awaits || vcpu.counters().promotions > promotions);
+            }
             boosted += if above { *after } else { 0 };
             longest = longest.max(*after);
         }
@@ -285,7 +323,7 @@ proptest! {
     }
 }
 
-/// Every history of six events out of twelve, at two paces.
+/// Every history of five events out of thirteen, at two paces.
 #[test]
 fn all_short_histories() {
     let says = |report: Report| {
@@ -300,9 +338,12 @@ fn all_short_histories() {
         says(Report { interrupt: true, nmi: true, ..task }),
         says(Report { deadline: Some(Nanos(90)), ..Report::default() }),
         Event::Look(Look { report: None, is_new: false, alive: false, ran: Nanos(250) }),
+        // A part of what an answer may take.
+        Event::Look(Look { report: None, is_new: false, alive: true, ran: Nanos(8) }),
         Event::Interrupt(Interrupt::Maskable),
         Event::Interrupt(Interrupt::NonMaskable),
         Event::Completion,
+        Event::KvmInterrupt,
         Event::End,
     ];
     let n = alphabet.len();
@@ -357,4 +398,22 @@ fn a_completion_raises_until_an_urgent_task_is_reported_or_its_time_is_over() {
     vcpu.completion(Nanos(200));
     assert_eq!(vcpu.look(says(urgent, true), Nanos(205)).reason, Reason::Task);
     assert_eq!(vcpu.look(says(nothing, true), Nanos(206)).reason, Reason::Floor);
+}
+
+#[test]
+fn an_interrupt_by_kvm_raises_for_as_long_as_an_answer_takes() {
+    let config = Config { dwell: Nanos(0), ..config(90, 0, 0) };
+    let mut vcpu = Vcpu::new(config, Nanos(0));
+    let says = |ran| Look { report: Some(Report::default()), is_new: false, alive: true, ran: Nanos(ran) };
+    vcpu.look(says(0), Nanos(100));
+    let step = vcpu.kvm_interrupt(Nanos(110));
+    assert_eq!((step.level, step.reason, step.next), (Level::fifo(90), Reason::Interrupt, Some(Nanos(125))));
+    // It waits for the CPU, and has a part of its answer's time left then.
+    assert_eq!(vcpu.look(says(9), Nanos(119)).next, Some(Nanos(125)));
+    assert_eq!(vcpu.look(says(6), Nanos(125)).reason, Reason::Floor, "it was for ordinary work");
+    vcpu.kvm_interrupt(Nanos(200));
+    assert_eq!(vcpu.look(says(0), Nanos(244)).reason, Reason::Interrupt);
+    assert_eq!(vcpu.look(says(0), Nanos(245)).reason, Reason::Floor, "it has not run at all");
+    vcpu.set_answer(Nanos(5));
+    assert_eq!(vcpu.kvm_interrupt(Nanos(300)).next, Some(Nanos(305)));
 }

@@ -158,28 +158,47 @@ pub fn elevator_writes(
     Ok(writes)
 }
 
-/// The writes by which the weights of VMs can be raised while they are in force: each VM keeps the
-/// weight that it has, and `raised` is a [level](Write::levels) of it.
+/// What VMs have while they are raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raised {
+    /// BFQ weight.
+    pub weight: u32,
+    /// BFQ's `slice_idle` of the device, in ms: how long it waits for the next request of a VM that
+    /// has its turn. `None` to leave it as it is.
+    pub slice_idle: Option<u32>,
+}
+
+/// The writes by which VMs can be raised while they are in force: each VM keeps the weight that it
+/// has, and the raised one is a [level](Write::levels) of it. The device's `slice_idle` comes last.
 ///
 /// # Errors
 /// As [`resolve`] for a weight, such as when BFQ is not the elevator or the VM has no cgroup of its
 /// own.
 pub fn raise_writes(
     vms: &[&str],
-    raised: u32,
+    raised: Raised,
     binding: &Binding,
     machine: &Machine<'_>,
 ) -> Result<Vec<Write>, ApplyError> {
     let mut writes = Vec::new();
     let mut values = BTreeMap::new();
+    let weight = raised.weight.to_string();
     for vm in vms {
-        values.insert(Knob::VmWeight { vm: (*vm).to_owned() }, raised.to_string());
+        values.insert(Knob::VmWeight { vm: (*vm).to_owned() }, weight.clone());
     }
     let elevators = host_queues(&values, binding, machine, &mut writes)?;
     vm::weights_and_limits(&values, binding, machine, &elevators, &mut writes)?;
-    for write in writes.iter_mut().filter(|w| w.value == raised.to_string()) {
+    for write in writes.iter_mut().filter(|w| w.value == weight) {
         let level = std::mem::replace(&mut write.value, vm::weight_now(&write.target, machine)?);
         write.levels.push(level);
+    }
+    let Some(idle) = raised.slice_idle else { return Ok(writes) };
+    let file = format!("iosched/{}", BfqTunable::SliceIdle.file_name());
+    for (disk, _) in binding.stack.disks.iter().zip(&elevators).filter(|(_, elevator)| *elevator == "bfq") {
+        let target = Target::host(disk.queue("scheduler"), Form::Plain).sibling(&file);
+        let now = machine.root().read(&target.path)?.trim().to_owned();
+        let knob = format!("{} of {}", BfqTunable::SliceIdle.file_name(), disk.name);
+        writes.push(Write { levels: vec![idle.to_string()], ..Write::new(knob, target, now) });
     }
     Ok(writes)
 }

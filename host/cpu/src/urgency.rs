@@ -23,6 +23,9 @@ pub struct UrgencyRange {
     /// Whether the guest reports what it runs.
     #[serde(default = "reports")]
     pub reports: bool,
+    /// Whether interrupts that KVM makes pending raise vCPUs.
+    #[serde(default)]
+    pub interrupts: bool,
 }
 
 fn reports() -> bool {

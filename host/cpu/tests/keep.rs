@@ -147,8 +147,13 @@ fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
     let threads = [thread(7, Role::Emulator, None), thread(9, Role::Vcpu(vec![0]), None)];
     let probe = probe(Hierarchy::V1);
     let writes = |order, backend| take_in(&probe, backend, None, &ask(&threads, order, &[])).writes;
-    let range =
-        |ceiling, floor| UrgencyRange { ceiling, floor, budget: Nanos::from_millis(500), reports: true };
+    let range = |ceiling, floor| UrgencyRange {
+        ceiling,
+        floor,
+        budget: Nanos::from_millis(500),
+        reports: true,
+        interrupts: false,
+    };
     let mut rt = writes(Order::Rt, Backend::RtGroup);
     assert_eq!(
         with_levels(&Root::default(), "plc", &threads, Backend::RtGroup, &range(None, 0), &mut rt).unwrap(),
@@ -204,6 +209,7 @@ fn urgency_journals_the_weights_that_a_vm_may_have_at_its_floor() {
             floor: range_floor,
             budget: Nanos::from_millis(500),
             reports: true,
+            interrupts: false,
         };
         with_levels(&root, "plc", &threads, backend, &range, &mut writes).unwrap();
         let (vcpu, weight) = writes

@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 
 use rtvirtio_urgency::page::Region;
 
-use crate::{Mapping, ReporterError};
+use rtvirtio_bpf::Mapping;
+
+use crate::ReporterError;
 
 /// Where Linux lists PCI devices.
 const DEVICES: &str = "/sys/bus/pci/devices";

@@ -46,6 +46,12 @@ pub enum UrgencyError {
         /// Why.
         why: String,
     },
+    /// KVM's interrupts are not seen.
+    #[error("this kernel cannot say when KVM interrupts a vCPU: {why}; remove `interrupts = \"kvm\"`")]
+    Kvm {
+        /// What it lacks.
+        why: String,
+    },
     /// Two vCPUs share a thread.
     #[error(
         "{vm}: one thread runs several vCPUs, so it has no urgency of its own: start QEMU with `-accel tcg,thread=multi`"

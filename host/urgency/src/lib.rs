@@ -9,6 +9,7 @@
 
 mod device;
 mod error;
+mod kvm;
 mod memory;
 mod served;
 mod server;
@@ -17,6 +18,7 @@ mod thread;
 
 pub use device::{Page, find_page};
 pub use error::UrgencyError;
+pub use kvm::KvmInterrupts;
 pub use memory::FileMemory;
 pub use served::{Delays, Event, History, Moment, Monitor, Raises, ServedVm, VcpuStatus, VmStatus};
 pub use server::{DOORBELL, Server, memory_file};

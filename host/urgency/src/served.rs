@@ -1,6 +1,7 @@
 //! One VM whose page is followed.
 
 mod history;
+mod interrupts;
 mod place;
 mod raises;
 mod share;
@@ -12,15 +13,16 @@ use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
 use rtvirtio_urgency::{
-    Change, Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
+    Answer, Change, Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
 };
 use rtvirtio_vmm::Qmp;
 use rtvirtio_vmm::threads::Named;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+use crate::kvm::Slot;
 use crate::thread::VcpuThread;
-use crate::{DOORBELL, FileMemory, Page, UrgencyError};
+use crate::{DOORBELL, FileMemory, KvmInterrupts, Page, UrgencyError};
 
 use raises::Trace;
 
@@ -45,6 +47,10 @@ struct ServedVcpu {
     /// Another program has set its policy.
     foreign: bool,
     trace: Trace,
+    /// Where KVM's interrupts are noted.
+    slot: Option<Slot>,
+    /// What KVM last interrupted it for.
+    interrupted: Option<interrupts::Open>,
 }
 
 impl ServedVcpu {
@@ -77,9 +83,12 @@ pub struct ServedVm {
     /// What the I/O domain signals at urgent completions. A guest that has many is like one that
     /// rings all the time.
     completions: Option<(OwnedFd, Doorbell)>,
+    interrupts: Option<KvmInterrupts>,
     share: FairShare,
     /// How early announced timers raise vCPUs.
     lead: Lead,
+    /// How long urgent tasks take to answer interrupts.
+    answer: Answer,
     /// The weight at the floor, as a share of the VM's own; `None` where it is not moved.
     weight: Option<f64>,
     nonsense: u64,
@@ -135,8 +144,10 @@ impl ServedVm {
             wrong: false,
             bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
             completions: None,
+            interrupts: None,
             share: FairShare::new(crate::thread::now()),
             lead: Lead::new(config.lead),
+            answer: Answer::new(config.answer),
             weight: None,
             nonsense: 0,
             unreadable: 0,
@@ -207,7 +218,8 @@ impl ServedVm {
     /// What its notices and completions arrive at, unless there are too many at the moment.
     pub(crate) fn bells(&self, now: Nanos) -> impl Iterator<Item = BorrowedFd<'_>> {
         let both = self.bell.iter().chain(&self.completions);
-        both.filter(move |(_, bell)| bell.muted_until(now).is_none()).map(|(fd, _)| fd.as_fd())
+        let open = both.filter(move |(_, bell)| bell.muted_until(now).is_none()).map(|(fd, _)| fd.as_fd());
+        open.chain(self.interrupts.iter().map(KvmInterrupts::as_fd))
     }
 
     /// Takes the notices that have arrived; whether to look.
@@ -240,7 +252,11 @@ impl ServedVm {
     /// [`UrgencyError::SharedThread`], or as the monitor reports.
     pub fn update(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
         let ours: Vec<&Movable> = levels.movable().iter().filter(|m| m.pid == self.pid).collect();
-        self.vcpus.retain(|v| ours.iter().any(|m| *m == v.thread.movable()));
+        for at in (0..self.vcpus.len()).rev() {
+            if !ours.iter().any(|m| *m == self.vcpus[at].thread.movable()) {
+                self.drop_vcpu(at);
+            }
+        }
         let is_new = |m: &&&Movable| !self.vcpus.iter().any(|v| v.thread.movable() == **m);
         let new: Vec<Movable> = ours.iter().filter(is_new).map(|m| (*m).clone()).collect();
         if new.is_empty() {
@@ -263,6 +279,7 @@ impl ServedVm {
             if let Some(history) = &mut self.history {
                 history.push(now, vcpu, Event::Level(thread.level(), machine.reason()));
             }
+            let slot = self.slot_of(vcpu, thread.movable().tid);
             self.vcpus.push(ServedVcpu {
                 vcpu,
                 thread,
@@ -272,6 +289,8 @@ impl ServedVm {
                 report: None,
                 foreign: false,
                 trace: Trace::default(),
+                slot,
+                interrupted: None,
             });
         }
         self.had_vcpus |= !self.vcpus.is_empty();
@@ -288,15 +307,20 @@ impl ServedVm {
         let mut next = None;
         for at in (0..self.vcpus.len()).rev() {
             let Some(used) = self.vcpus[at].thread.used_since() else {
-                self.vcpus.remove(at);
+                self.drop_vcpu(at);
                 continue;
             };
             let v = &self.vcpus[at];
             let boosted = v.machine.is_boosted_at(v.thread.level());
             self.share.used(used, boosted);
-            let wake = self.look_at(at, alive, (used.ran, boosted), now);
+            let interrupt = self.interrupt_of(at);
+            let mut wake = self.look_at(at, alive, (used.ran, boosted), now);
+            if let Some(next) = interrupt.and_then(|open| self.vcpus[at].take_interrupt(open, now)) {
+                wake = next;
+            }
             next = [next, wake].into_iter().flatten().min();
         }
+        self.arm();
         self.move_changed(levels)?;
         self.move_weight(levels, now)?;
         Ok(next)
@@ -368,6 +392,7 @@ impl ServedVm {
         let v = &mut self.vcpus[at];
         let charged = if boosted { ran } else { Nanos(0) };
         v.machine.set_lead(self.lead.get());
+        v.machine.set_answer(self.answer.get());
         if !self.reports {
             // One that has not run is as it was. One that ended is found at the next look.
             let seen = if ran == Nanos(0) && v.report.is_some() { None } else { v.thread.activity(ran) };
@@ -404,7 +429,12 @@ impl ServedVm {
                 None => self.unreadable += 1,
             }
         }
-        v.machine.look(look, now).next
+        let by_other = v.expects(now);
+        let next = v.machine.look(look, now).next;
+        if let Some(took) = v.answered(ran, by_other, now) {
+            self.answer.took(took);
+        }
+        next
     }
 
     fn move_threads(&mut self, guard: &Guard<'_>) {
@@ -419,12 +449,17 @@ impl ServedVm {
                         }
                         if change == Change::Lower {
                             v.trace.lowered();
-                        } else if self.reports {
+                        } else if self.reports || v.machine.reason() == Reason::Interrupt {
                             let (reason, at) = (v.machine.reason(), crate::thread::now());
-                            let due = v.machine.timer_due().filter(|_| reason == Reason::Timer);
-                            if let Some(due) = due {
+                            let timer = v.machine.timer_due().filter(|_| reason == Reason::Timer);
+                            if let Some(due) = timer {
                                 self.lead.took(Nanos(at.0.saturating_sub(due.0)));
                             }
+                            let due = if reason == Reason::Interrupt {
+                                v.interrupted.map(|open| open.since)
+                            } else {
+                                timer
+                            };
                             v.trace.raised(reason, due, self.is_called, at);
                         }
                         // As above: memory that has gone shows in the threads.

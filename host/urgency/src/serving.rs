@@ -1,6 +1,7 @@
 //! All VMs, looked at when it matters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use rtvirtio_apply::{Hold, Levels};
 use rtvirtio_units::Nanos;
@@ -18,6 +19,8 @@ pub const LOOK: Nanos = Nanos::from_millis(1);
 /// Between two looks at the journal, and two reports.
 const REPORT: Nanos = Nanos::from_millis(1000);
 const JOURNAL: Nanos = Nanos::from_millis(50);
+/// How long the end waits until the kernel has removed the programs that say when KVM interrupts.
+const REMOVAL: Nanos = Nanos::from_millis(10_000);
 
 /// Why serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,8 @@ pub fn serve(
     report: &mut dyn FnMut(&[VmStatus]),
 ) -> Result<Ended, UrgencyError> {
     let ended = follow(vms, levels, stop, report);
+    // Where following has failed, or was ended by others; no vCPU waits for it.
+    Removal::start(vms, now());
     for vm in vms.iter_mut() {
         vm.close();
         if !matches!(ended, Ok(Ended::PutBack)) {
@@ -67,8 +72,15 @@ fn follow(
     }
     let mut due = vec![Nanos(0); vms.len()];
     let (mut journal, mut next_report) = (now(), now());
-    while !stop.load(Ordering::Relaxed) {
+    let mut removal = None;
+    loop {
         let at = now();
+        if stop.load(Ordering::Relaxed) {
+            let removal = removal.get_or_insert_with(|| Removal::start(vms, at));
+            if removal.is_over(at) {
+                return Ok(Ended::Stopped);
+            }
+        }
         if at >= journal {
             journal = Nanos(at.0 + JOURNAL.0);
             if matches!(levels.hold()?, Hold::Changed) {
@@ -85,7 +97,7 @@ fn follow(
             if at >= *due {
                 vm.raise_due(levels, at)?;
             }
-            let is_called = vm.take_notices(at);
+            let is_called = vm.take_notices(at) | vm.take_interrupts();
             let is_raised = vm.take_completions(levels, at)?;
             if at < *due && !is_called && !is_raised {
                 continue;
@@ -108,7 +120,33 @@ fn follow(
         let wake = due.iter().copied().min().unwrap_or(Nanos(now().0 + LOOK.0));
         wait(vms, wake)?;
     }
-    Ok(Ended::Stopped)
+}
+
+/// Removes the programs that say when KVM interrupts vCPUs, in a thread of its own: the kernel
+/// waits meanwhile until no thread can be within one any more (`synchronize_rcu_tasks`). A vCPU
+/// that computes at its contract's priority keeps PREEMPT_RT's RCU from its CPU, and that from ever
+/// ending, so vCPUs are followed until it is over, as their budgets let all others run.
+struct Removal {
+    thread: Option<JoinHandle<()>>,
+    latest: Nanos,
+}
+
+impl Removal {
+    fn start(vms: &mut [ServedVm], at: Nanos) -> Self {
+        let all: Vec<_> = vms.iter_mut().filter_map(ServedVm::stop_interrupts).collect();
+        let latest = Nanos(at.0 + REMOVAL.0);
+        if all.is_empty() {
+            return Self { thread: None, latest };
+        }
+        // Without a thread they are dropped with the closure, here.
+        let remove = move || drop(all);
+        let thread = std::thread::Builder::new().name("removal".to_owned()).spawn(remove).ok();
+        Self { thread, latest }
+    }
+
+    fn is_over(&self, at: Nanos) -> bool {
+        at >= self.latest || self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
 }
 
 /// Sleeps until then, or until a guest rings.

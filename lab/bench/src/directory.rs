@@ -34,7 +34,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 21] = [
+    let results: [(&str, Reader); 24] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
@@ -52,10 +52,13 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         (paravirt::CHAIN_FILE, paravirt::report),
         (paravirt::BOX_FILES[0], paravirt::report_in_box),
         (paravirt::BOX_FILES[1], paravirt::report_in_box),
+        (paravirt::BOX_FILES[2], paravirt::report_in_box),
+        (paravirt::BOX_FILES[3], paravirt::report_in_box),
         (regulation::FILE, regulation::report),
         (regulation::planned::FILE, regulation::planned::report),
         (responsiveness::FILE, responsiveness::report),
         (responsiveness::VIDEO_FILE, responsiveness::report_of_video),
+        (responsiveness::RAISED_FILE, responsiveness::report_of_raised),
     ];
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
     let results: Vec<ExperimentReport> =

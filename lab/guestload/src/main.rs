@@ -3,6 +3,7 @@
 
 mod chain;
 mod lies;
+mod pong;
 mod sampled;
 mod video;
 
@@ -19,7 +20,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
-const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS | video FILE OFFSET SPAN SECONDS | sv PORT DISK | chain DISK CYCLES PERIOD_US";
+const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS | video FILE OFFSET SPAN SECONDS | sv PORT DISK | pong PORT | chain DISK CYCLES PERIOD_US";
 /// Additions of one piece of work: some hundred microseconds of an emulated processor.
 const PIECE: u64 = 50_000;
 /// Before a promotion that does not come is given up.
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
             .and_then(|cycles| Ok((cycles, number(period)?)))
             .map_err(Into::into)
             .and_then(|(cycles, period)| chain::chain(disk, cycles, period)),
+        ["pong", port] => port.parse().map_err(Into::into).and_then(pong::serve),
         ["sv", port, disk] => port.parse().map_err(Into::into).and_then(|port| sampled::serve(port, disk)),
         _ => Err(USAGE.into()),
     };

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use rtvirtio_apply::Raised;
 use rtvirtio_console::{Global, Ui, need_root};
 use rtvirtio_startup::FavourLimits;
 use rtvirtio_workflow::Progress as _;
@@ -18,11 +19,12 @@ pub fn run(args: &StartsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let site = Site::find(load_spec(&args.spec)?, &global.dirs())?;
     site.load_bfq(ui);
     let limits = FavourLimits { budget: args.budget, within: args.within, longest: args.longest };
-    let options = StartsOptions { weight: args.weight, limits, recognise: args.recognise };
+    let raised = Raised { weight: args.weight, slice_idle: Some(args.slice_idle) };
+    let options = StartsOptions { raised, limits, recognise: args.recognise };
     let binding = site.binding()?;
     match follow_starts(&args.ports, &binding, &options, &global.dirs(), ui, &mut |event| show(&event, ui))? {
         StartsEnded::Cancelled => {}
-        StartsEnded::PutBack => ui.step("the weights were put back: nothing is left to be raised"),
+        StartsEnded::PutBack => ui.step("what it had applied was put back: nothing is left to be raised"),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_kernel::sched::{self, Policy};
 use rtvirtio_testkit::site::signal;
 use rustix::process::Signal;
+use serde_json::Value;
 
 use crate::plc::{self, ANSWER, Plc, program};
 
@@ -72,6 +73,16 @@ pub fn moves_its_vcpu(plc: &mut Plc, spec: &str) {
     assert!(said.contains("Avg:"), "{said}");
     println!("under KVM next to work that takes all: {}", said.trim());
     wait_for("ordinary work is at the floor again", || has(Policy::Other, 0));
+    // Interrupts of a device: the disk's, and the agent's own port.
+    let raised = || -> u64 {
+        let shown: Value = serde_json::from_str(&program(&["threads", spec, "--json"])).unwrap();
+        let interrupts = &shown[0]["urgency"]["vcpus"][0]["raises"]["interrupts"];
+        interrupts["counts"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum()
+    };
+    let before = raised();
+    shell(plc, "dd if=/dev/vda of=/dev/null bs=4k count=200 iflag=direct 2>/dev/null");
+    wait_for("KVM's interrupts raise a vCPU with ordinary work", || raised() > before);
+    println!("raised by interrupts of devices: {before}, then {}", raised());
     shell(plc, "kill $(cat /tmp/work)");
     keep.stop();
     assert_eq!(sched::get(vcpu).unwrap(), contract);

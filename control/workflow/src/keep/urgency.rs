@@ -9,7 +9,7 @@ use rtvirtio_cpu::UrgencyRange;
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_urgency::Config;
-use rtvirtio_urgency_host::{ServedVm, UrgencyError, VmStatus, find_page, serve};
+use rtvirtio_urgency_host::{KvmInterrupts, ServedVm, UrgencyError, VmStatus, find_page, serve};
 use rtvirtio_vmm::{Qmp, VmHandle};
 use serde::{Deserialize, Serialize};
 
@@ -90,7 +90,8 @@ impl Follower {
                 Ok((vm, pid)) => {
                     let (of_vm, eventfd) = UrgentSignals::new(pid, dirs)?;
                     signals.push((name, of_vm));
-                    served.push(vm.with_completions(eventfd));
+                    let vm = vm.with_completions(eventfd);
+                    served.push(if range.interrupts { with_interrupts(vm, progress) } else { vm });
                 }
                 Err(e) => progress.warn(&format!("the urgency of {name} is not followed: {e:#}")),
             }
@@ -173,6 +174,28 @@ impl Drop for Follower {
     fn drop(&mut self) {
         // An error was reported, or another one is.
         let _ = self.finish();
+    }
+}
+
+/// A kernel that does not say when KVM interrupts a vCPU is no reason not to follow what the guest
+/// says.
+fn with_interrupts(vm: ServedVm, progress: &dyn Progress) -> ServedVm {
+    match KvmInterrupts::start() {
+        Ok(interrupts) => {
+            let unseen = KvmInterrupts::unseen();
+            if !unseen.is_empty() {
+                progress.warn(&format!(
+                    "some interrupts do not raise {}: the processor delivers them past KVM ({} is on)",
+                    vm.name(),
+                    unseen.join(", ")
+                ));
+            }
+            vm.with_interrupts(interrupts)
+        }
+        Err(e) => {
+            progress.warn(&format!("interrupts do not raise {}: {e}", vm.name()));
+            vm
+        }
     }
 }
 

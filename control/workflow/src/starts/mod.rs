@@ -2,9 +2,9 @@
 //!
 //! A guest writes `start ID MS` and `end ID` to a virtio-serial port
 //! ([`rtvirtio_startup::PORT`]), which `rtvirtio-guest start` does. The host raises the VM's BFQ
-//! weight meanwhile, for as long as its budget lasts ([`FavourLimits`]). Both weights are in the
-//! journal before anything is changed, so `rtvirtio revert` restores the first one whenever this is
-//! cut off.
+//! weight meanwhile, and lets the device wait longer for its next request, for as long as its
+//! budget lasts ([`FavourLimits`]). All values are in the journal before anything is changed, so
+//! `rtvirtio revert` restores the first ones whenever this is cut off.
 
 mod raise;
 mod watch;
@@ -12,7 +12,7 @@ mod watch;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::Binding;
+use rtvirtio_apply::{Binding, Raised};
 use rtvirtio_startup::{Favour, FavourCounters, FavourLimits, Word};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::{PortState, StartPort};
@@ -29,6 +29,10 @@ use crate::progress::Progress;
 
 /// Largest BFQ weight.
 pub const LARGEST_WEIGHT: u32 = 1000;
+/// How long the device waits for a VM's next request while something starts in it, in ms: an
+/// application computes between its reads, and 8 ms (BFQ's own time) are often too short for it.
+/// The longer, the more the others lose meanwhile.
+pub const SLICE_IDLE: u32 = 25;
 /// Longest wait for words: cancellation and VMs that come back are noticed after it.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
 /// Time between two looks whether the weights are still in force.
@@ -49,8 +53,8 @@ pub struct StartVm {
 /// How VMs are favoured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartsOptions {
-    /// BFQ weight while something starts, up to [`LARGEST_WEIGHT`].
-    pub weight: u32,
+    /// What a VM has while something starts in it; a weight up to [`LARGEST_WEIGHT`].
+    pub raised: Raised,
     /// For how long.
     pub limits: FavourLimits,
     /// Whether starts are also recognised without the guest's word, by
@@ -61,7 +65,8 @@ pub struct StartsOptions {
 
 impl Default for StartsOptions {
     fn default() -> Self {
-        Self { weight: LARGEST_WEIGHT, limits: FavourLimits::default(), recognise: false }
+        let raised = Raised { weight: LARGEST_WEIGHT, slice_idle: Some(SLICE_IDLE) };
+        Self { raised, limits: FavourLimits::default(), recognise: false }
     }
 }
 
@@ -83,9 +88,9 @@ pub enum What {
     Connected,
     /// Its port was closed: the VM has ended.
     Closed,
-    /// Its weight was raised.
+    /// It was raised.
     Raised,
-    /// Its weight was put back.
+    /// It has what it had before.
     Lowered(FavourCounters),
 }
 
@@ -136,7 +141,7 @@ pub fn follow_starts(
         bail!(Argument, "no VM `{}`: there is {}", unknown.name, known.join(", "));
     }
     let names: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
-    let mut raise = Raise::begin(&names, options.weight, binding, dirs)?;
+    let mut raise = Raise::begin(&names, options.raised, binding, dirs)?;
     let begin = Instant::now();
     let followed = |vm: &StartVm| -> Result<Followed> {
         let watch = options.recognise.then(|| Watch::new(&vm.name, binding, Nanos(0))).transpose()?;

@@ -1,10 +1,10 @@
-//! Weights of VMs that can be raised and put back at any moment, all values journaled before.
+//! Weights of VMs, and how long their device waits for them, that can be raised and put back at any moment, all values journaled before.
 
 use std::io;
 
 use rtvirtio_apply::{
-    Amended, Binding, Hold, Levels, Machine, MovableFile, NoGuests, OnConflict, Session, Silent, Write,
-    raise_writes,
+    Amended, Binding, Hold, Levels, Machine, MovableFile, NoGuests, OnConflict, Raised, Session, Silent,
+    Write, raise_writes,
 };
 use rtvirtio_kernel::Root;
 
@@ -27,12 +27,15 @@ pub enum Change {
 struct OfVm {
     name: String,
     writes: Vec<Write>,
+    raised: bool,
 }
 
-/// The weights in the journal. Dropping it lowers all, and takes them out of what is in force.
+/// The values in the journal. Dropping it lowers all, and takes them out of what is in force.
 pub struct Raise {
     dirs: Dirs,
     vms: Vec<OfVm>,
+    /// What they share: raised while any of them is.
+    shared: Vec<Write>,
     levels: Levels,
     /// The process that applied what is in force.
     by: u32,
@@ -42,14 +45,14 @@ pub struct Raise {
 }
 
 impl Raise {
-    /// Journals the weights that VMs have and the raised one. What is in force stays, and gets them
+    /// Journals what VMs have and what they have while they are raised. What is in force stays, and gets them
     /// in addition; with nothing in force they are a plan of their own.
     ///
     /// # Errors
     /// [`Kind::InForce`](crate::Kind::InForce) while the service holds a plan; as [`raise_writes`]
     /// for a VM whose weight would have no effect; when the journal cannot be written, or a setting
     /// not be changed.
-    pub fn begin(vms: &[&str], weight: u32, binding: &Binding, dirs: &Dirs) -> Result<Self> {
+    pub fn begin(vms: &[&str], raised: Raised, binding: &Binding, dirs: &Dirs) -> Result<Self> {
         let root = Root::default();
         let machine = Machine::new(&root, &NoGuests);
         let session = Session::open(&dirs.state)?;
@@ -58,16 +61,23 @@ impl Raise {
         let ours_alone = !session.in_force()?;
         // A process that was killed may have left one raised: the journal has what it was before.
         let left = Levels::of_session(&session)?;
-        let (mut all, mut of_vms) = (Vec::new(), Vec::new());
+        let (mut all, mut of_vms, mut shared) = (Vec::new(), Vec::new(), Vec::<Write>::new());
         for vm in vms {
-            let mut writes = raise_writes(&[vm], weight, binding, &machine)?;
+            let mut writes = raise_writes(&[vm], raised, binding, &machine)?;
             for write in writes.iter_mut().filter(|w| !w.levels.is_empty()) {
                 if let Some(file) = left.files().iter().find(|f| f.target == write.target) {
                     write.value.clone_from(&file.contract);
                 }
             }
-            let of_one = writes.iter().filter(|w| !w.levels.is_empty()).cloned().collect();
-            of_vms.push(OfVm { name: (*vm).to_owned(), writes: of_one });
+            // A device that waits as long already stays so.
+            writes.retain(|w| !is_of_device(w) || is_longer(w));
+            let moved = writes.iter().filter(|w| !w.levels.is_empty()).cloned();
+            let (of_one, of_device): (Vec<Write>, Vec<Write>) =
+                moved.partition(|w| !is_of_device(w));
+            let is_new = |w: &Write| !shared.iter().any(|known| known.target == w.target);
+            let new: Vec<Write> = of_device.into_iter().filter(is_new).collect();
+            shared.extend(new);
+            of_vms.push(OfVm { name: (*vm).to_owned(), writes: of_one, raised: false });
             rtvirtio_apply::merge(&mut all, writes)?;
         }
         if ours_alone {
@@ -80,18 +90,27 @@ impl Raise {
         let by = session.applied_by()?.context("the journal is gone")?;
         drop(session);
         let levels = Levels::open(&dirs.state)?;
-        Ok(Self { dirs: dirs.clone(), vms: of_vms, levels, by, ours_alone, ended: false })
+        Ok(Self { dirs: dirs.clone(), vms: of_vms, shared, levels, by, ours_alone, ended: false })
     }
 
-    /// Raises a VM's weight, or puts it back to what it was.
+    /// Raises a VM, or puts it back to what it had.
     ///
     /// # Errors
-    /// Another program has set the weight, which is left alone, or the kernel refuses. A VM that
-    /// has ended is no error.
+    /// Another program has set one of the values, which is left alone, or the kernel refuses. A VM
+    /// that has ended is no error.
     pub fn set(&mut self, vm: &str, raised: bool) -> Result<Change> {
-        let Some(of_vm) = self.vms.iter().find(|of| of.name == vm) else {
+        let Some(of_vm) = self.vms.iter_mut().find(|of| of.name == vm) else {
             bail!(Argument, "{vm} is not one of the VMs whose weight may be raised")
         };
+        of_vm.raised = raised;
+        let any = self.vms.iter().any(|of| of.raised);
+        let of_vm: Vec<(&Write, bool)> = self
+            .vms
+            .iter()
+            .filter(|of| of.name == vm)
+            .flat_map(|of| of.writes.iter().map(|w| (w, raised)))
+            .chain(self.shared.iter().map(|w| (w, any)))
+            .collect();
         // A journal that was written anew in between is read once.
         for attempt in 0..2 {
             let held = self.levels.hold()?;
@@ -107,14 +126,14 @@ impl Raise {
                 continue;
             }
             let Hold::Free(guard) = held else { return Ok(Change::Busy) };
-            for write in &of_vm.writes {
+            for (write, raised) in &of_vm {
                 let file = self.levels.files().iter().find(|f| f.target == write.target);
                 let Some(file) = file else { return Ok(Change::PutBack) };
-                let value = value(file, write, raised);
+                let value = value(file, write, *raised);
                 match guard.set_file(file, value) {
                     Ok(_) => {}
                     Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                    Err(e) => return Err(e).with_context(|| format!("the weight of {vm}")),
+                    Err(e) => return Err(e).with_context(|| format!("what raises {vm}")),
                 }
             }
             return Ok(Change::Done);
@@ -122,7 +141,7 @@ impl Raise {
         Ok(Change::Busy)
     }
 
-    /// Whether the weights are still in force.
+    /// Whether the values are still in force.
     ///
     /// # Errors
     /// When the journal cannot be read.
@@ -134,7 +153,7 @@ impl Raise {
         Ok(true)
     }
 
-    /// Lowers all weights, and puts them back as they were before where nothing else is in force.
+    /// Lowers all, and puts them back as they were before where nothing else is in force.
     ///
     /// # Errors
     /// [`Kind::NotPutBack`](crate::Kind::NotPutBack) with the setting that remains.
@@ -155,12 +174,13 @@ impl Raise {
         }
         if self.ours_alone {
             return match session.revert(OnConflict::Report, &machine, &mut Silent)? {
-                Some(r) if !r.done => bail!(NotPutBack, "weights were not put back: {}", r.summary()),
+                Some(r) if !r.done => bail!(NotPutBack, "not put back: {}", r.summary()),
                 _ => Ok(()),
             };
         }
         let lowered = |w: &Write| Write { levels: Vec::new(), ..w.clone() };
-        let all: Vec<Write> = self.vms.iter().flat_map(|of| &of.writes).map(lowered).collect();
+        let all: Vec<Write> =
+            self.vms.iter().flat_map(|of| &of.writes).chain(&self.shared).map(lowered).collect();
         check(&session.amend(&all, &machine, &mut Silent)?)
     }
 }
@@ -172,7 +192,18 @@ impl Drop for Raise {
     }
 }
 
-/// The value of a weight file.
+/// Whether it is a setting of the device, which its VMs share.
+fn is_of_device(write: &Write) -> bool {
+    write.target.path.parent().is_some_and(|dir| dir.ends_with("iosched"))
+}
+
+/// Whether the raised time is longer than the device's own.
+fn is_longer(write: &Write) -> bool {
+    let raised = write.levels.first().and_then(|level| level.parse::<u32>().ok());
+    raised.zip(write.value.parse().ok()).is_some_and(|(raised, own)| raised > own)
+}
+
+/// The value of a file.
 fn value<'a>(file: &'a MovableFile, write: &'a Write, raised: bool) -> &'a str {
     if raised { write.levels.first().unwrap_or(&write.value) } else { &file.contract }
 }

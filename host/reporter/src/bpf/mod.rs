@@ -4,9 +4,6 @@
 //! guest's memory can be found and told to the host: a report costs a few stores, and nothing
 //! leaves the guest. The array cannot move while it exists: the kernel allocates it with the map.
 
-pub mod assembler;
-pub mod btf;
-mod kernel;
 pub mod programs;
 
 use std::fs::{self, File};
@@ -17,8 +14,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rtvirtio_urgency::page::{BLOCK, LEAST_SIZE, Mode};
 
-use crate::{Device, Mapping, Reporter, ReporterError};
-use btf::Btf;
+use rtvirtio_bpf::{Btf, Mapping, Place, array, attach};
+
+use crate::{Device, Reporter, ReporterError};
 use programs::{Layout, on_switch, on_timer};
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -58,15 +56,15 @@ impl Watch {
         };
         let known = Btf::new(&bytes).and_then(|btf| of_kernel(&btf));
         let (layout, [at_switch, at_timer]) = known.map_err(|e| lacks(BTF, &e))?;
-        let map = kernel::array(1, LEAST_SIZE as u32).map_err(|e| lacks("BPF maps", &e))?;
+        let map = array(1, LEAST_SIZE as u32).map_err(|e| lacks("BPF maps", &e))?;
         let blocks = Mapping::of_descriptor(&map, LEAST_SIZE).map_err(|e| lacks("a mapped array", &e))?;
         let number = map.as_raw_fd();
-        let switch = kernel::attach(&on_switch(number, layout), at_switch);
+        let switch = attach(&on_switch(number, layout), Place::Tracepoint(at_switch));
         let mut descriptors: Vec<OwnedFd> = switch.map_err(|e| lacks("sched_switch", &e))?.into();
         // Without the address of the function no timer is announced; all else works.
         let wake = symbol(&fs::read_to_string(SYMBOLS).unwrap_or_default(), WAKE);
         if let Some(wake) = wake {
-            let timer = kernel::attach(&on_timer(number, layout, wake), at_timer);
+            let timer = attach(&on_timer(number, layout, wake), Place::Tracepoint(at_timer));
             descriptors.extend(timer.map_err(|e| lacks("hrtimer_start", &e))?);
         }
         descriptors.push(map);

@@ -3,11 +3,10 @@
 //! Both may also be used under the GPL version 2, as the kernel asks of programs that read its
 //! structures.
 
+use rtvirtio_bpf::{Assembler, Btf, BtfError, Helper, If, Width};
 use rtvirtio_urgency::page::{BLOCK, flag, vcpu};
 
 use super::MOST;
-use super::assembler::{Assembler, Helper, If, Width};
-use super::btf::{Btf, BtfError};
 
 /// Timers further ahead are not announced, in ns: nothing waits at a level for so long, and those
 /// of another clock look like it.

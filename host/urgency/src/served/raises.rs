@@ -41,7 +41,8 @@ impl Delays {
     }
 }
 
-/// What raised a vCPU whose guest reports, and how late; counted by the host.
+/// What raised a vCPU whose guest reports, and how late; counted by the host. Of one whose guest
+/// reports nothing, interrupts only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Raises {
     /// For an announced timer, since it was to be.
@@ -52,6 +53,9 @@ pub struct Raises {
     pub notice: Delays,
     /// For urgent completions of the I/O domain: how often.
     pub completions: u64,
+    /// For an interrupt of a device or of another vCPU, since KVM made it pending.
+    #[serde(default)]
+    pub interrupts: Delays,
     /// From an announced timer to the report that something urgent runs, in the guest's time, where
     /// the vCPU was raised before the timer: what the guest itself took.
     pub tasks_in_time: Delays,
@@ -68,6 +72,7 @@ impl Raises {
             look: self.look.with(&other.look),
             notice: self.notice.with(&other.notice),
             completions: self.completions + other.completions,
+            interrupts: self.interrupts.with(&other.interrupts),
             tasks_in_time: self.tasks_in_time.with(&other.tasks_in_time),
             tasks_late: self.tasks_late.with(&other.tasks_late),
         }
@@ -108,12 +113,13 @@ impl Trace {
     }
 
     /// The vCPU's thread has a higher level at `now`. `due` is when an announced timer was to raise
-    /// it, where that did; `is_called`: the guest has rung.
+    /// it, where that did, or when KVM interrupted it; `is_called`: the guest has rung.
     pub fn raised(&mut self, reason: Reason, due: Option<Nanos>, is_called: bool, now: Nanos) {
         self.raised = Some(now);
         let since = |due: Option<Nanos>| due.map(|due| Nanos(now.0.saturating_sub(due.0)));
         let (of, delay) = match reason {
             Reason::Timer => (&mut self.raises.timer, since(due)),
+            Reason::Interrupt => (&mut self.raises.interrupts, since(due)),
             Reason::Completion => {
                 self.raises.completions += 1;
                 return;
@@ -168,6 +174,7 @@ mod tests {
         trace.lowered();
         trace.raised(Reason::Task, None, true, us(5510));
         trace.raised(Reason::Completion, None, false, us(6000));
+        trace.raised(Reason::Interrupt, Some(us(6100)), false, us(6130));
         trace.raised(Reason::Contract, None, false, us(7000));
         let raises = trace.raises();
         assert_eq!((raises.timer.counts[0], raises.timer.counts[5], raises.timer.n()), (1, 1, 2));
@@ -175,7 +182,7 @@ mod tests {
         assert_eq!((raises.look.longest, raises.notice.longest), (us(100), us(10)));
         assert_eq!((raises.tasks_in_time.longest, raises.tasks_in_time.n()), (us(70), 1));
         assert_eq!((raises.tasks_late.longest, raises.tasks_late.n()), (us(900), 1));
-        assert_eq!(raises.completions, 1);
+        assert_eq!((raises.completions, raises.interrupts.longest), (1, us(30)));
         let twice = raises.with(&raises);
         assert_eq!((twice.timer.n(), twice.completions, twice.look.longest), (4, 2, us(100)));
     }

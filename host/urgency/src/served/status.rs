@@ -31,6 +31,10 @@ pub struct VmStatus {
     /// How long before an announced timer a vCPU is raised, in nanoseconds: what that takes here is
     /// part of it.
     pub lead: Nanos,
+    /// CPU time within which an urgent task answers an interrupt by KVM, in nanoseconds; `None`
+    /// where those raise no vCPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<Nanos>,
     /// Looks that found a report half written.
     pub unreadable: u64,
     /// Why something is not followed.
@@ -56,7 +60,8 @@ pub struct VcpuStatus {
     /// What has happened.
     #[serde(flatten)]
     pub counters: Counters,
-    /// What raised it, and how late; nothing is counted for a guest that reports nothing.
+    /// What raised it, and how late; for a guest that reports nothing only interrupts
+    /// are counted.
     pub raises: Raises,
     /// Whether it is left to another program that has set its policy.
     pub foreign: bool,
@@ -94,6 +99,7 @@ impl ServedVm {
             completions: self.completions.as_ref().map(|(_, bell)| [bell.rung(), bell.ignored()]),
             weight: self.weight,
             lead: self.lead.get(),
+            answer: self.interrupts.is_some().then(|| self.answer.get()),
             unreadable: self.unreadable,
             refused: self.refused.clone(),
         }

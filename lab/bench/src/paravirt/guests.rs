@@ -15,7 +15,9 @@ use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest, UrgencyDevice};
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::Config;
-use rtvirtio_urgency_host::{Ended, History, ServedVm, Server, UrgencyError, VmStatus, find_page, serve};
+use rtvirtio_urgency_host::{
+    Ended, History, KvmInterrupts, ServedVm, Server, UrgencyError, VmStatus, find_page, serve,
+};
 use rtvirtio_vmm::agent::Process;
 use rtvirtio_vmm::threads::Named;
 use rtvirtio_vmm::{Qmp, VmHandle};
@@ -56,6 +58,8 @@ pub struct Guests<'c> {
     pub other: u32,
     /// The host, as a result file describes it.
     pub facts: HostFacts,
+    /// Whether KVM's interrupts raise A's vCPU when its page is followed next.
+    pub kvm_interrupts: bool,
     following: Option<Following>,
     /// What was recorded when A was last followed, with disks.
     history: Option<History>,
@@ -81,11 +85,12 @@ struct Following {
 }
 
 impl<'c> Guests<'c> {
-    /// Boots both, with disks or without.
+    /// Boots both, with disks or without, and where a port of the host's loopback interface is to
+    /// lead to A.
     pub fn boot(
         contracts: &'c ScopedContracts<'c>,
         (contract, budget): (Contract, Nanos),
-        disks: Option<DiskBed>,
+        (disks, port): (Option<DiskBed>, Option<u16>),
         dir: &Path,
         labs: &LabHost,
         progress: &dyn Progress,
@@ -116,6 +121,7 @@ impl<'c> Guests<'c> {
         let guest_disks = disks.as_ref().map_or([GuestDisk::None, GuestDisk::None], DiskBed::disks);
         let config = |i: usize| QemuConfig {
             accel,
+            port: port.filter(|_| i == 0),
             urgency: (i == 0).then(|| UrgencyDevice::Doorbell { socket: socket.clone() }),
             ..QemuConfig::new(&names[i], image.clone(), guest_disks[i].clone(), dir)
         };
@@ -146,6 +152,7 @@ impl<'c> Guests<'c> {
             core,
             other,
             facts,
+            kvm_interrupts: false,
             following: None,
             history: None,
             _server: server,
@@ -162,7 +169,13 @@ impl<'c> Guests<'c> {
         }
         let pid = self.vms[0].handle().process.pid;
         let named = Named::ask(&mut self.vms[0].qmp()?)?;
-        let range = UrgencyRange { ceiling: None, floor: 0, budget: self.budget, reports: true };
+        let range = UrgencyRange {
+            ceiling: None,
+            floor: 0,
+            budget: self.budget,
+            reports: true,
+            interrupts: self.kvm_interrupts,
+        };
         let contract = [VmContract {
             vm: &self.names[0],
             handle: VmHandle { named, ..VmHandle::of_pid(pid) },
@@ -200,6 +213,9 @@ impl<'c> Guests<'c> {
             let (of_disk, eventfd) = disks.signals(pid)?;
             vm = vm.with_completions(eventfd).with_history(MOMENTS);
             signals = Some(of_disk);
+        }
+        if self.kvm_interrupts {
+            vm = vm.with_interrupts(KvmInterrupts::start()?);
         }
         let mut vms = [vm];
         let (stop, latest) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));

@@ -14,13 +14,16 @@ use rtvirtio_workflow::{Progress, generated};
 
 use super::chain::{self, DiskBed};
 use super::guests::Guests;
-use super::{Both, CHAIN_FILE, Cost, FILE, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup};
+use super::{
+    Both, CHAIN_FILE, Cost, FILE, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup, interrupts,
+};
 use crate::cores::{keep_awake, on_one_core, with_backend};
 use crate::cyclictest::wake_up_probe::WakeUpProbe;
 use crate::cyclictest::{LARGEST_US, Latencies, WATCH_US, parse};
 use crate::guest;
 use crate::interleave::{Counter, interleaved};
 use crate::report::write;
+use crate::reservation::web::free_port;
 use crate::saved::Saved as _;
 
 /// Load before the first wake-up that counts.
@@ -58,7 +61,8 @@ pub struct ParavirtOptions {
 
 impl ParavirtOptions {
     fn has(&self, piece: Piece) -> bool {
-        self.only.contains(&piece) || self.only.is_empty() && piece != Piece::Chain
+        self.only.contains(&piece)
+            || self.only.is_empty() && !matches!(piece, Piece::Chain | Piece::Interrupts)
     }
 
     /// Name of the result's file: single pieces have one of their own, and replace no whole result.
@@ -105,7 +109,8 @@ pub fn measure(
     let dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir()?;
     let disks = options.has(Piece::Chain).then(|| DiskBed::start(dir.path())).transpose()?;
     let asked = (contract, options.boost);
-    let mut guests = Guests::boot(&contracts, asked, disks, dir.path(), labs, progress)?;
+    let port = options.has(Piece::Interrupts).then(free_port).transpose()?;
+    let mut guests = Guests::boot(&contracts, asked, (disks, port), dir.path(), labs, progress)?;
     let mut data = ParavirtData {
         schema: ParavirtData::SCHEMA.to_owned(),
         host: guests.facts.clone(),
@@ -120,13 +125,16 @@ pub fn measure(
         cost: Vec::new(),
         promotions: Vec::new(),
         lies: Vec::new(),
+        interrupts: Vec::new(),
         chain: None,
     };
     let setups: &[Setup] = if options.has(Piece::Both) { &Setup::ALL } else { &[] };
     let costs: &[bool] = if options.has(Piece::Cost) { &[false, true] } else { &[] };
     let lies: Vec<&str> = std::iter::once(HONEST).chain(LIES).filter(|_| options.has(Piece::Lies)).collect();
     let promotes = options.has(Piece::Promotions);
-    let runs = setups.len() + costs.len() + usize::from(promotes) + lies.len();
+    let interrupts: Vec<(bool, u16)> =
+        port.into_iter().flat_map(|port| [(false, port), (true, port)]).collect();
+    let runs = setups.len() + costs.len() + usize::from(promotes) + lies.len() + interrupts.len();
     let mut counter = Counter::new(progress, "paravirt", runs * usize::from(options.repeat));
     for round in 0..usize::from(options.repeat) {
         data.both.extend(interleaved(setups, round, &mut counter, progress, |setup| {
@@ -141,6 +149,9 @@ pub fn measure(
         }
         data.lies.extend(interleaved(&lies, round, &mut counter, progress, |kind| {
             lie(&mut guests, kind, length / 2, progress)
+        })?);
+        data.interrupts.extend(interleaved(&interrupts, round, &mut counter, progress, |of| {
+            interrupts::run(&mut guests, *of, length, progress)
         })?);
         data.generated = generated();
         write(path, &data)?;
@@ -158,7 +169,7 @@ pub fn measure(
 }
 
 /// Starts a job that computes, and forgets what another one has done.
-fn start_work(vm: &mut QemuGuest) -> anyhow::Result<()> {
+pub(super) fn start_work(vm: &mut QemuGuest) -> anyhow::Result<()> {
     vm.write_file(WORK, b"")?;
     vm.spawn(&["rtvirtio-guestload", "work", WORK])?;
     Ok(())
@@ -166,7 +177,7 @@ fn start_work(vm: &mut QemuGuest) -> anyhow::Result<()> {
 
 /// Pieces of work and the guest's clock, in s. A job that the other VM leaves little to may take
 /// long for its first piece.
-fn work(vm: &mut QemuGuest, progress: &dyn Progress) -> anyhow::Result<(f64, f64)> {
+pub(super) fn work(vm: &mut QemuGuest, progress: &dyn Progress) -> anyhow::Result<(f64, f64)> {
     let begin = Instant::now();
     loop {
         let bytes = vm.read_file(WORK, 100)?;
@@ -181,7 +192,7 @@ fn work(vm: &mut QemuGuest, progress: &dyn Progress) -> anyhow::Result<(f64, f64
 }
 
 /// Pieces a second between two readings.
-fn rate(before: (f64, f64), after: (f64, f64)) -> f64 {
+pub(super) fn rate(before: (f64, f64), after: (f64, f64)) -> f64 {
     (after.0 - before.0) / (after.1 - before.1).max(1e-9)
 }
 

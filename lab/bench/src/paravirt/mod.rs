@@ -6,10 +6,12 @@
 
 mod chain;
 mod guests;
+mod interrupts;
 mod measure;
 mod page;
 
 pub use chain::{Chain, Span, Step, StepKind};
+pub use interrupts::Answers;
 pub use measure::{ParavirtOptions, measure};
 pub use page::{report, report_in_box, svg};
 
@@ -29,7 +31,12 @@ pub const FILE: &str = "cpu-paravirt.json";
 pub const CHAIN_FILE: &str = "cpu-paravirt-chain.json";
 
 /// Results of the box (`rtvirtio-lab box`), whose CPU is emulated, by the kernel of its host.
-pub const BOX_FILES: [&str; 2] = ["cpu-paravirt-box.json", "cpu-paravirt-box-rt.json"];
+pub const BOX_FILES: [&str; 4] = [
+    "cpu-paravirt-box.json",
+    "cpu-paravirt-box-rt.json",
+    "cpu-paravirt-box-interrupts.json",
+    "cpu-paravirt-box-rt-interrupts.json",
+];
 
 /// Who stands above whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,13 +80,16 @@ pub enum Piece {
     Promotions,
     /// A guest that lies.
     Lies,
+    /// What KVM's word of an interrupt is good for; only where it is named, and under KVM.
+    Interrupts,
     /// From a timer by a read in the I/O domain to the answer, once; only where it is named.
     Chain,
 }
 
 impl Piece {
     /// In the order of a round, and what is done once.
-    pub const ALL: [Self; 5] = [Self::Both, Self::Cost, Self::Promotions, Self::Lies, Self::Chain];
+    pub const ALL: [Self; 6] =
+        [Self::Both, Self::Cost, Self::Promotions, Self::Lies, Self::Interrupts, Self::Chain];
 }
 
 impl std::fmt::Display for Piece {
@@ -89,6 +99,7 @@ impl std::fmt::Display for Piece {
             Self::Cost => "cost",
             Self::Promotions => "promotions",
             Self::Lies => "lies",
+            Self::Interrupts => "interrupts",
             Self::Chain => "chain",
         })
     }
@@ -186,6 +197,9 @@ pub struct ParavirtData {
     pub promotions: Vec<Latencies>,
     /// A guest that lies.
     pub lies: Vec<Lie>,
+    /// Requests for an urgent task.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub interrupts: Vec<Answers>,
     /// The whole chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Chain>,
@@ -344,6 +358,7 @@ pub fn claims(data: &ParavirtData) -> Vec<Claim> {
             data.lies.len(),
         ));
     }
+    claims.extend(interrupts::claims(&data.interrupts));
     claims.extend(data.chain.iter().flat_map(Chain::claims));
     claims
 }
@@ -404,6 +419,7 @@ mod tests {
                 lie(HONEST, 40.0),
                 lie("torn", 38.0),
             ],
+            interrupts: Vec::new(),
             chain: None,
         };
         let all = claims(&data);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Chain, HONEST, ParavirtData, Setup, claims};
+use super::{Chain, HONEST, ParavirtData, Setup, claims, interrupts};
 use crate::claims::Claim;
 use crate::cores::idle_text;
 use crate::cyclictest::points;
@@ -32,6 +32,9 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
         data.command
     );
     let mut sections = vec![both(&data), raises(&data), cost(&data), lies(&data)];
+    if !data.interrupts.is_empty() {
+        sections.push(interrupts::section(&data.interrupts));
+    }
     sections.extend(data.chain.iter().map(Chain::section));
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }

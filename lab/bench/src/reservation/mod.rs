@@ -10,7 +10,7 @@ mod guest_pair;
 pub mod kills;
 mod measure;
 mod page;
-mod web;
+pub(crate) mod web;
 
 pub use measure::{ReservationOptions, measure, with_kills};
 pub use page::report;

@@ -15,7 +15,7 @@ use rtvirtio_testbed::qemu::{Accel, DiskRegion, GuestDisk, QemuConfig, QemuGuest
 use rtvirtio_testbed::{AccelChoice, AppDisk, LabHost, choose_accel};
 use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::starts::{LARGEST_WEIGHT, StartEvent, StartVm, StartsOptions, What, follow_starts};
+use rtvirtio_workflow::starts::{StartEvent, StartVm, StartsOptions, What, follow_starts};
 
 use super::cell::{APPS, Cell, DISK, Plane};
 use super::load::{HostReaders, end_in_guest, start_in_guest};
@@ -248,7 +248,7 @@ impl<'a> Bed<'a> {
         let vms = [StartVm { name: VM.to_owned(), socket: guest.handle().start_socket() }];
         let budget = Nanos(plan.limit.0.saturating_mul(plan.starts.max(1) as u64));
         let limits = FavourLimits { budget, within: budget, longest: plan.limit };
-        let options = StartsOptions { weight: LARGEST_WEIGHT, limits, recognise: false };
+        let options = StartsOptions { limits, ..StartsOptions::default() };
         let (binding, dirs) = (self.bed.binding()?, self.bed.dirs().clone());
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);

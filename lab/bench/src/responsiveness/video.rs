@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use rtvirtio_apply::Raised;
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::qemu::{DiskRegion, GUEST_DISK, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
@@ -147,7 +148,8 @@ impl<'a> Players<'a> {
         }
         if plane == Plane::Kernel {
             let names = ["vm0", "vm1"];
-            let mut raise = Raise::begin(&names, LARGEST_WEIGHT, &bed.binding()?, bed.dirs())?;
+            let raised = Raised { weight: LARGEST_WEIGHT, slice_idle: None };
+            let mut raise = Raise::begin(&names, raised, &bed.binding()?, bed.dirs())?;
             for name in names {
                 ensure!(raise.set(name, true)? == Change::Done, "the weight of {name} was not raised");
             }

@@ -16,12 +16,15 @@ const MAGIC: u16 = 0xeb9f;
 /// Kinds of types (`include/uapi/linux/btf.h`).
 const STRUCT: u32 = 4;
 const TYPEDEF: u32 = 8;
+const FUNCTION: u32 = 12;
 
-/// The type information of a kernel.
+/// The type information of a kernel, or of one of its modules.
 #[derive(Debug)]
 pub struct Btf<'b> {
     types: &'b [u8],
     names: &'b [u8],
+    /// The kernel's, where this is a module's: its numbers and places of names go on from there.
+    base: Option<&'b Btf<'b>>,
 }
 
 fn word(bytes: &[u8], at: usize) -> Result<u32, BtfError> {
@@ -46,10 +49,24 @@ impl<'b> Btf<'b> {
             let end = start.checked_add(size).ok_or(BtfError::Damaged(at))?;
             bytes.get(start..end).ok_or(BtfError::Damaged(at))
         };
-        Ok(Self { types: part(8)?, names: part(16)? })
+        Ok(Self { types: part(8)?, names: part(16)?, base: None })
+    }
+
+    /// Of a module's file below `/sys/kernel/btf`, which goes on from the kernel's own.
+    ///
+    /// # Errors
+    /// [`BtfError::Damaged`].
+    pub fn of_module(bytes: &'b [u8], kernel: &'b Self) -> Result<Self, BtfError> {
+        Ok(Self { base: Some(kernel), ..Self::new(bytes)? })
     }
 
     fn name(&self, at: u32) -> &'b [u8] {
+        if let Some(base) = self.base {
+            return match (at as usize).checked_sub(base.names.len()) {
+                Some(at) => (Btf { base: None, ..*self }).name(at as u32),
+                None => base.name(at),
+            };
+        }
         let rest = self.names.get(at as usize..).unwrap_or_default();
         rest.split(|b| *b == 0).next().unwrap_or_default()
     }
@@ -59,7 +76,11 @@ impl<'b> Btf<'b> {
         &self,
         mut visit: impl FnMut(u32, u32, usize) -> Result<Option<R>, BtfError>,
     ) -> Result<Option<R>, BtfError> {
-        let (mut at, mut number) = (0, 1);
+        let mut number = match self.base {
+            None => 1,
+            Some(base) => 1 + base.count()?,
+        };
+        let mut at = 0;
         while at < self.types.len() {
             let info = word(self.types, at + 4)?;
             let (kind, n) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
@@ -80,7 +101,17 @@ impl<'b> Btf<'b> {
         Ok(None)
     }
 
-    /// Where a member begins in a structure, in bytes.
+    /// How many types it has.
+    fn count(&self) -> Result<u32, BtfError> {
+        let mut n = 0;
+        self.find(|_, _, _| {
+            n += 1;
+            Ok(None::<()>)
+        })?;
+        Ok(n)
+    }
+
+    /// Where a member begins in a structure, in bytes. What a module does not have, the kernel may.
     ///
     /// # Errors
     /// [`BtfError::Missing`] where there is no such member, or it is no whole byte.
@@ -100,6 +131,9 @@ impl<'b> Btf<'b> {
             }
             Ok(None)
         })?;
+        if let (None, Some(base)) = (found, self.base) {
+            return base.offset(structure, member);
+        }
         let whole = found.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
         whole.ok_or_else(|| BtfError::Missing(format!("struct {structure}.{member}")))
     }
@@ -110,17 +144,57 @@ impl<'b> Btf<'b> {
     /// [`BtfError::Missing`] for a tracepoint that the kernel does not have.
     pub fn tracepoint(&self, name: &str) -> Result<u32, BtfError> {
         let name = format!("btf_trace_{name}");
-        let found = self.find(|number, kind, at| {
-            let is_it = kind == TYPEDEF && self.name(word(self.types, at)?) == name.as_bytes();
+        self.number(TYPEDEF, &name)?.ok_or(BtfError::Missing(name))
+    }
+
+    /// The number of a function, by which programs are attached to its beginning.
+    ///
+    /// # Errors
+    /// [`BtfError::Missing`] for a function that is not there, or is nowhere called as such.
+    pub fn function(&self, name: &str) -> Result<u32, BtfError> {
+        self.number(FUNCTION, name)?.ok_or_else(|| BtfError::Missing(format!("function {name}")))
+    }
+
+    /// The number of the type of this kind and name.
+    fn number(&self, kind: u32, name: &str) -> Result<Option<u32>, BtfError> {
+        self.find(|number, of, at| {
+            let is_it = of == kind && self.name(word(self.types, at)?) == name.as_bytes();
             Ok(is_it.then_some(number))
-        })?;
-        found.ok_or(BtfError::Missing(name))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Type information of these words and names.
+    fn bytes_of(types: &[u32], names: &[u8]) -> Vec<u8> {
+        let types: Vec<u8> = types.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let mut bytes = vec![0x9f, 0xeb, 1, 0];
+        let sizes = [24, 0, types.len(), types.len(), names.len()];
+        bytes.extend(sizes.iter().flat_map(|w| (*w as u32).to_le_bytes()));
+        bytes.extend(&types);
+        bytes.extend(names);
+        bytes
+    }
+
+    #[test]
+    fn a_module_goes_on_from_the_kernel() {
+        let kernel = b"\0pid\0nr\0";
+        let kernel_types = [1, STRUCT << 24 | 1, 8, 5, 0, 64];
+        let kernel = bytes_of(&kernel_types, kernel);
+        // Names of the kernel are below 8, its one type is number 1.
+        let module = b"kick\0vcpu\0";
+        let types = [8, FUNCTION << 24, 0, 13, STRUCT << 24 | 1, 16, 1, 1, 96];
+        let module = bytes_of(&types, module);
+        let kernel = Btf::new(&kernel).unwrap();
+        let module = Btf::of_module(&module, &kernel).unwrap();
+        assert_eq!(module.function("kick"), Ok(2));
+        assert_eq!((module.offset("vcpu", "pid"), module.offset("pid", "nr")), (Ok(12), Ok(8)));
+        assert_eq!(kernel.function("kick"), Err(BtfError::Missing("function kick".to_owned())));
+        assert!(module.offset("vcpu", "nr").is_err());
+    }
 
     #[test]
     fn offsets_of_a_small_kernel() {
@@ -150,12 +224,7 @@ mod tests {
             TYPEDEF << 24,
             4, // the type of a tracepoint
         ];
-        let types: Vec<u8> = types.iter().flat_map(|w| w.to_le_bytes()).collect();
-        let mut bytes = vec![0x9f, 0xeb, 1, 0];
-        let sizes = [24, 0, types.len(), types.len(), names.len()];
-        bytes.extend(sizes.iter().flat_map(|w| (*w as u32).to_le_bytes()));
-        bytes.extend(&types);
-        bytes.extend(names);
+        let bytes = bytes_of(&types, names);
         let btf = Btf::new(&bytes).unwrap();
         assert_eq!(btf.offset("task_struct", "pid"), Ok(0));
         assert_eq!(btf.offset("task_struct", "prio"), Ok(4));

@@ -1,4 +1,4 @@
-//! Instructions of the kernel's virtual machine (RFC 9669), as much as two small programs need.
+//! Instructions of the kernel's virtual machine (RFC 9669), as much as small programs need.
 
 use std::collections::BTreeMap;
 
@@ -31,10 +31,16 @@ pub enum If {
 /// Functions of the kernel (`include/uapi/linux/bpf.h`).
 #[derive(Clone, Copy, Debug)]
 pub enum Helper {
+    /// `bpf_map_lookup_elem`: the place of a map's value, 0 without one.
+    Lookup = 1,
     /// `bpf_ktime_get_ns`: `CLOCK_MONOTONIC`.
     Now = 5,
     /// `bpf_get_smp_processor_id`.
     Processor = 8,
+    /// `bpf_get_current_pid_tgid`: the thread's number in the lower half.
+    Thread = 14,
+    /// `bpf_ringbuf_output`.
+    Output = 130,
 }
 
 /// A program as it grows. Labels are names; each is placed once.
@@ -101,6 +107,11 @@ impl Assembler {
     /// `to` = the place of the only value of this descriptor's array.
     pub fn set_value_of(&mut self, to: Register, descriptor: i32) {
         self.wide(to, 2, u64::from(descriptor.unsigned_abs()));
+    }
+
+    /// `to` = the map of this descriptor, for functions that take one.
+    pub fn set_map(&mut self, to: Register, descriptor: i32) {
+        self.wide(to, 1, u64::from(descriptor.unsigned_abs()));
     }
 
     fn wide(&mut self, to: Register, from: Register, value: u64) {

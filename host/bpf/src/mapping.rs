@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -29,13 +29,22 @@ impl Mapping {
         Self::of_descriptor(file.as_fd(), bytes)
     }
 
-    pub(crate) fn of_descriptor(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
+    /// The same of a map's descriptor.
+    ///
+    /// # Errors
+    /// As [`Mapping::new`].
+    pub fn of_descriptor(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        Self::part(fd, 0, bytes, access)
+    }
+
+    /// Part of a descriptor's memory, from byte `from` on.
+    pub(crate) fn part(fd: impl AsFd, from: u64, bytes: usize, access: ProtFlags) -> io::Result<Self> {
         if bytes == 0 || bytes % rustix::param::page_size() != 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
-        let at = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }?;
+        let at = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, fd, from) }?;
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { at, bytes })
     }
@@ -48,8 +57,22 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.bytes / 4) }
     }
 
+    /// The eight bytes from byte `at` on, which the kernel reads and writes as one number.
+    ///
+    /// # Panics
+    /// Where they are beyond its end, or `at` is no multiple of 8.
+    #[must_use]
+    pub fn double(&self, at: usize) -> &AtomicU64 {
+        assert!(at % 8 == 0 && at + 8 <= self.bytes, "byte {at} of {}", self.bytes);
+        // SAFETY: it lies within the mapping, which begins at a page and lives as long as the
+        // result; other writers of shared memory are what atomics are for. What is mapped to be
+        // read is only loaded, relaxed.
+        unsafe { AtomicU64::from_ptr(self.at.as_ptr().cast::<u64>().add(at / 8)) }
+    }
+
     /// Its first address.
-    pub(crate) fn address(&self) -> usize {
+    #[must_use]
+    pub fn address(&self) -> usize {
         self.at.as_ptr() as usize
     }
 }
