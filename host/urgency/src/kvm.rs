@@ -108,7 +108,7 @@ fn on_interrupt(threads: i32, slots: i32, ring: i32, layout: Layout) -> Vec<u64>
 /// Settings of KVM by which the processor delivers interrupts itself, where they are on: IPIs
 /// between vCPUs, and what is signalled to vCPUs of AMD's AVIC. Interrupts of devices that are
 /// passed through are never KVM's.
-pub const UNSEEN: [&str; 2] =
+const UNSEEN: [&str; 2] =
     ["/sys/module/kvm_intel/parameters/enable_ipiv", "/sys/module/kvm_amd/parameters/avic"];
 
 /// The program at work for one VM, until this is dropped.
@@ -158,7 +158,7 @@ impl KvmInterrupts {
         Ok(Self { threads, slots, ring, used: Vec::new(), _program: program, _slots: array })
     }
 
-    /// The settings of [`UNSEEN`] that are on here.
+    /// The settings that are on here by which the processor delivers interrupts past KVM.
     #[must_use]
     pub fn unseen() -> Vec<&'static str> {
         let is_on = |path: &&str| fs::read_to_string(path).is_ok_and(|text| text.starts_with(['Y', '1']));
@@ -189,7 +189,7 @@ impl KvmInterrupts {
     }
 
     /// Frees the slot of a thread that is followed no more.
-    pub(crate) fn remove(&mut self, slot: Slot) {
+    pub(crate) fn remove(&mut self, slot: &Slot) {
         if let Some(thread) = self.used.get_mut(slot.0).and_then(Option::take) {
             // One that is not there is no loss.
             let _ = remove(&self.threads, thread);

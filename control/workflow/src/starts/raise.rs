@@ -1,4 +1,5 @@
-//! Weights of VMs, and how long their device waits for them, that can be raised and put back at any moment, all values journaled before.
+//! Weights of VMs, and the time that their device waits for them: raised and put back at any
+//! moment, all values journaled before.
 
 use std::io;
 
@@ -45,8 +46,8 @@ pub struct Raise {
 }
 
 impl Raise {
-    /// Journals what VMs have and what they have while they are raised. What is in force stays, and gets them
-    /// in addition; with nothing in force they are a plan of their own.
+    /// Journals what VMs have and what they have while they are raised. What is in force stays, and
+    /// gets them in addition; with nothing in force they are a plan of their own.
     ///
     /// # Errors
     /// [`Kind::InForce`](crate::Kind::InForce) while the service holds a plan; as [`raise_writes`]
@@ -72,8 +73,7 @@ impl Raise {
             // A device that waits as long already stays so.
             writes.retain(|w| !is_of_device(w) || is_longer(w));
             let moved = writes.iter().filter(|w| !w.levels.is_empty()).cloned();
-            let (of_one, of_device): (Vec<Write>, Vec<Write>) =
-                moved.partition(|w| !is_of_device(w));
+            let (of_one, of_device): (Vec<Write>, Vec<Write>) = moved.partition(|w| !is_of_device(w));
             let is_new = |w: &Write| !shared.iter().any(|known| known.target == w.target);
             let new: Vec<Write> = of_device.into_iter().filter(is_new).collect();
             shared.extend(new);

@@ -107,7 +107,7 @@ impl ServedVm {
     pub(super) fn drop_vcpu(&mut self, at: usize) {
         let gone = self.vcpus.remove(at);
         if let (Some(interrupts), Some(slot)) = (&mut self.interrupts, gone.slot) {
-            interrupts.remove(slot);
+            interrupts.remove(&slot);
         }
     }
 }
