@@ -114,6 +114,16 @@ fn a_start_is_favoured_and_everything_is_put_back() {
     starts.expect("raised");
     starts.child.kill().unwrap();
     starts.child.wait().unwrap();
+    // Also one that leaves the device's time as it is.
+    assert_eq!(idle(), 25);
+    let more = ["--weight", "700", "--slice-idle", "0"];
+    let mut starts = Starts::new(&site, &spec, &listener, &more);
+    assert_eq!((weight(), idle()), (100, own));
+    starts.say("start 6 60000\n");
+    starts.expect("raised");
+    assert_eq!((weight(), idle()), (700, own));
+    starts.child.kill().unwrap();
+    starts.child.wait().unwrap();
     wait_for("the revert", || site.output(&["revert"]).status.success());
     assert_eq!(differences(&before, &plane.snapshot()), Vec::<String>::new());
 
@@ -150,11 +160,13 @@ fn what_a_plan_has_set_stays() {
     let before = plane.snapshot();
     site.ok(&["apply", plane.plan()]);
     assert_eq!(weight(), 700);
+    let idle = || root.read(plane.device.tunable("slice_idle")).unwrap();
+    let of_plan = idle();
     let with_plan = plane.snapshot();
     let mut starts = Starts::new(&site, &spec, &listener, &[]);
     starts.say("start 1 60000\n");
     starts.expect("raised");
-    assert_eq!(weight(), 1000);
+    assert_eq!((weight(), idle()), (1000, of_plan), "the plan has set the device's time");
     signal(&starts.child, Signal::INT);
     assert!(starts.child.wait().unwrap().success());
     assert_eq!(differences(&with_plan, &plane.snapshot()), Vec::<String>::new(), "the plan's weight");

@@ -129,6 +129,8 @@ pub struct Levels {
     by: Option<u32>,
     movable: Vec<Movable>,
     files: Vec<MovableFile>,
+    /// Settings that have one value.
+    fixed: Vec<Target>,
 }
 
 /// Whether settings may be moved now.
@@ -162,7 +164,8 @@ impl Levels {
     }
 
     fn of_dir(dir: StateDir, lock: Option<File>) -> Result<Self, ApplyError> {
-        let mut levels = Self { dir, lock, stamp: None, by: None, movable: Vec::new(), files: Vec::new() };
+        let (movable, files, fixed) = (Vec::new(), Vec::new(), Vec::new());
+        let mut levels = Self { dir, lock, stamp: None, by: None, movable, files, fixed };
         levels.reload()?;
         Ok(levels)
     }
@@ -179,6 +182,13 @@ impl Levels {
         &self.files
     }
 
+    /// Whether what is in force has given this setting a value of its own, or changes it along with
+    /// another one.
+    #[must_use]
+    pub fn is_fixed(&self, target: &Target) -> bool {
+        self.fixed.contains(target)
+    }
+
     /// Process that applied what is in force; `None` when nothing is, or when it is being put back.
     #[must_use]
     pub fn applied_by(&self) -> Option<u32> {
@@ -191,6 +201,7 @@ impl Levels {
     /// When it cannot be read as one; nothing may be moved then.
     pub fn reload(&mut self) -> Result<(), ApplyError> {
         (self.by, self.movable, self.files) = (None, Vec::new(), Vec::new());
+        self.fixed = Vec::new();
         // Before the content: a journal that is written in between is seen as another one.
         self.stamp = self.stamp_now()?;
         let Some(journal) = journal::load(&self.dir)? else { return Ok(()) };
@@ -200,6 +211,9 @@ impl Levels {
             self.by = Some(journal.pid);
             self.movable = journal.entries.iter().filter_map(Movable::of).collect();
             self.files = journal.entries.iter().filter_map(MovableFile::of).collect();
+            // One that moved once and has its former value again is nobody's.
+            let is_fixed = |e: &&Entry| e.levels.is_empty() && (e.new.is_none() || e.new != e.old);
+            self.fixed = journal.entries.iter().filter(is_fixed).map(|e| e.target.clone()).collect();
         }
         Ok(())
     }

@@ -197,6 +197,12 @@ pub fn raise_writes(
     for (disk, _) in binding.stack.disks.iter().zip(&elevators).filter(|(_, elevator)| *elevator == "bfq") {
         let target = Target::host(disk.queue("scheduler"), Form::Plain).sibling(&file);
         let now = machine.root().read(&target.path)?.trim().to_owned();
+        // A part of a millisecond would be lost.
+        let us = machine.root().read_optional(target.sibling("slice_idle_us").path)?;
+        let is_whole = |us: String| us.trim().parse() == now.parse().map(|ms: u64| ms * 1000);
+        if !us.is_none_or(is_whole) {
+            continue;
+        }
         let knob = format!("{} of {}", BfqTunable::SliceIdle.file_name(), disk.name);
         writes.push(Write { levels: vec![idle.to_string()], ..Write::new(knob, target, now) });
     }

@@ -235,7 +235,7 @@ fn step(
         Ok(Change::Done) => {}
         Ok(other) => return Ok(other),
         Err(e) => {
-            // Another program's weight stays until that program takes it back; nothing was raised.
+            // What another program has set stays until that program takes it back.
             vm.warn_once(format!("{e:#}"), progress);
             vm.raised = wanted;
             return Ok(Change::Done);

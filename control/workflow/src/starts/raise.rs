@@ -70,8 +70,15 @@ impl Raise {
                     write.value.clone_from(&file.contract);
                 }
             }
-            // A device that waits as long already stays so.
-            writes.retain(|w| !is_of_device(w) || is_longer(w));
+            // A device that waits as long already stays so, and one whose time a plan has set. What
+            // a killed process left is put back.
+            for write in writes.iter_mut().filter(|w| is_of_device(w) && !is_longer(w)) {
+                write.levels.clear();
+            }
+            let was_left = |w: &Write| left.files().iter().any(|f| f.target == w.target);
+            writes.retain(|w| {
+                !is_of_device(w) || !left.is_fixed(&w.target) && (!w.levels.is_empty() || was_left(w))
+            });
             let moved = writes.iter().filter(|w| !w.levels.is_empty()).cloned();
             let (of_one, of_device): (Vec<Write>, Vec<Write>) = moved.partition(|w| !is_of_device(w));
             let is_new = |w: &Write| !shared.iter().any(|known| known.target == w.target);
@@ -84,7 +91,7 @@ impl Raise {
             session.apply(&all, &machine, &mut Silent)?;
         } else {
             // What enables I/O control of a cgroup is done where a plan in force has weights.
-            all.retain(|w| !w.levels.is_empty());
+            all.retain(|w| !w.levels.is_empty() || is_of_device(w));
             check(&session.amend(&all, &machine, &mut Silent)?)?;
         }
         let by = session.applied_by()?.context("the journal is gone")?;
@@ -99,18 +106,13 @@ impl Raise {
     /// Another program has set one of the values, which is left alone, or the kernel refuses. A VM
     /// that has ended is no error.
     pub fn set(&mut self, vm: &str, raised: bool) -> Result<Change> {
-        let Some(of_vm) = self.vms.iter_mut().find(|of| of.name == vm) else {
-            bail!(Argument, "{vm} is not one of the VMs whose weight may be raised")
-        };
-        of_vm.raised = raised;
-        let any = self.vms.iter().any(|of| of.raised);
-        let of_vm: Vec<(&Write, bool)> = self
-            .vms
-            .iter()
-            .filter(|of| of.name == vm)
-            .flat_map(|of| of.writes.iter().map(|w| (w, raised)))
-            .chain(self.shared.iter().map(|w| (w, any)))
-            .collect();
+        if !self.vms.iter().any(|of| of.name == vm) {
+            bail!(Argument, "{vm} is not one of the VMs that may be raised")
+        }
+        let any = self.vms.iter().any(|of| if of.name == vm { raised } else { of.raised });
+        let of_vm = self.vms.iter().filter(|of| of.name == vm).flat_map(|of| &of.writes);
+        let moves = of_vm.map(|w| (w, raised)).chain(self.shared.iter().map(|w| (w, any)));
+        let moves: Vec<(&Write, bool)> = moves.collect();
         // A journal that was written anew in between is read once.
         for attempt in 0..2 {
             let held = self.levels.hold()?;
@@ -126,17 +128,29 @@ impl Raise {
                 continue;
             }
             let Hold::Free(guard) = held else { return Ok(Change::Busy) };
-            for (write, raised) in &of_vm {
+            let mut failed = None;
+            for (write, raised) in &moves {
                 let file = self.levels.files().iter().find(|f| f.target == write.target);
-                let Some(file) = file else { return Ok(Change::PutBack) };
-                let value = value(file, write, *raised);
-                match guard.set_file(file, value) {
+                let Some(file) = file else {
+                    // Another process that raises VMs of the device has ended.
+                    if is_of_device(write) {
+                        continue;
+                    }
+                    return Ok(Change::PutBack);
+                };
+                match guard.set_file(file, value(file, write, *raised)) {
                     Ok(_) => {}
                     Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                    Err(e) => return Err(e).with_context(|| format!("what raises {vm}")),
+                    // The others are moved all the same.
+                    Err(e) => failed = failed.or(Some(e)),
                 }
             }
-            return Ok(Change::Done);
+            drop(guard);
+            self.vms.iter_mut().filter(|of| of.name == vm).for_each(|of| of.raised = raised);
+            return match failed {
+                None => Ok(Change::Done),
+                Some(e) => Err(e).with_context(|| format!("what raises {vm}")),
+            };
         }
         Ok(Change::Busy)
     }

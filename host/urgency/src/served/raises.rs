@@ -126,7 +126,9 @@ impl Trace {
             }
             Reason::Task | Reason::Blocked | Reason::Critical => {
                 let of = if is_called { &mut self.raises.notice } else { &mut self.raises.look };
-                (of, since(self.written))
+                // One that is raised without a new report, as when its budget is full again, is not
+                // late by the old one.
+                (of, since(self.written.take()))
             }
             Reason::Contract | Reason::Floor | Reason::Exhausted => return,
         };
@@ -172,6 +174,9 @@ mod tests {
         trace.report(&report(1, 5000, 0), to_host);
         trace.raised(Reason::Task, None, false, us(5600));
         trace.lowered();
+        trace.raised(Reason::Task, None, true, us(5505));
+        trace.lowered();
+        trace.report(&report(1, 5000, 0), to_host);
         trace.raised(Reason::Task, None, true, us(5510));
         trace.raised(Reason::Completion, None, false, us(6000));
         trace.raised(Reason::Interrupt, Some(us(6100)), false, us(6130));
