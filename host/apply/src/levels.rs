@@ -211,7 +211,7 @@ impl Levels {
             self.by = Some(journal.pid);
             self.movable = journal.entries.iter().filter_map(Movable::of).collect();
             self.files = journal.entries.iter().filter_map(MovableFile::of).collect();
-            // One that moved once and has its former value again is nobody's.
+            // One that moved once and has its former value again belongs to no plan.
             let is_fixed = |e: &&Entry| e.levels.is_empty() && (e.new.is_none() || e.new != e.old);
             self.fixed = journal.entries.iter().filter(is_fixed).map(|e| e.target.clone()).collect();
         }

@@ -66,7 +66,7 @@ impl ServedVm {
     }
 
     /// Whether KVM has made something pending for a vCPU at its floor: a look raises it. None can
-    /// flood this: one that has been raised wakes nobody until it stands at its floor again, and
+    /// flood this: one that has been raised causes no wake-up until it is at its floor again, and
     /// pays for each time.
     pub(crate) fn take_interrupts(&self) -> bool {
         self.interrupts.as_ref().is_some_and(KvmInterrupts::take)
@@ -81,7 +81,7 @@ impl ServedVm {
     }
 
     /// Lets the next interrupt of a vCPU at its floor wake this. Before threads are lowered: one
-    /// that comes just then is not lost. A vCPU without budget left wakes nobody: what it costs
+    /// that comes just then is not lost. A vCPU without budget left causes no wake-up: that
     /// could not be charged.
     pub(super) fn arm(&self) {
         let Some(interrupts) = &self.interrupts else { return };
