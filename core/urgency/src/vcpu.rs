@@ -340,7 +340,7 @@ impl Vcpu {
         let task = self.task();
         let asked = [
             (self.report.idle, ceiling, Reason::Blocked),
-            (self.timer(now), ceiling, Reason::Timer),
+            (self.expects_timer(now), ceiling, Reason::Timer),
             (self.completed_until().is_some_and(|end| now < end), ceiling, Reason::Completion),
             (self.interrupted_until().is_some_and(|end| now < end), ceiling, Reason::Interrupt),
             (task.priority > config.floor, task, Reason::Task),
@@ -368,14 +368,9 @@ impl Vcpu {
         open.map(|(at, _)| plus(at, plus(self.config.hold, self.config.answer)))
     }
 
-    /// Whether an announced timer is near: it may wake an urgent task.
+    /// Whether an announced timer is near, which may wake an urgent task.
     #[must_use]
     pub fn expects_timer(&self, now: Nanos) -> bool {
-        self.timer(now)
-    }
-
-    /// Whether an announced timer is near.
-    fn timer(&self, now: Nanos) -> bool {
         let until = self.report.deadline.map(|deadline| plus(deadline, self.config.hold));
         self.timer_due().zip(until).is_some_and(|(from, until)| now >= from && now < until)
     }

@@ -111,11 +111,13 @@ impl<'b> Btf<'b> {
         Ok(n)
     }
 
-    /// Where a member begins in a structure, in bytes. What a module does not have, the kernel may.
+    /// Where a member begins in a structure, in bytes, as loads have it. What a module does not
+    /// have, the kernel may.
     ///
     /// # Errors
-    /// [`BtfError::Missing`] where there is no such member, or it is no whole byte.
-    pub fn offset(&self, structure: &str, member: &str) -> Result<u32, BtfError> {
+    /// [`BtfError::Missing`] where there is no such member, it is no whole byte, or no load reaches
+    /// it.
+    pub fn offset(&self, structure: &str, member: &str) -> Result<i16, BtfError> {
         let found = self.find(|_, kind, at| {
             if kind != STRUCT || self.name(word(self.types, at)?) != structure.as_bytes() {
                 return Ok(None);
@@ -134,7 +136,7 @@ impl<'b> Btf<'b> {
         if let (None, Some(base)) = (found, self.base) {
             return base.offset(structure, member);
         }
-        let whole = found.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
+        let whole = found.filter(|bits| bits % 8 == 0).and_then(|bits| i16::try_from(bits / 8).ok());
         whole.ok_or_else(|| BtfError::Missing(format!("struct {structure}.{member}")))
     }
 

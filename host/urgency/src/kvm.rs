@@ -41,10 +41,7 @@ struct Layout {
 
 impl Layout {
     fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
-        let offset = |structure: &str, member: &str| {
-            let found = btf.offset(structure, member)?;
-            i16::try_from(found).map_err(|_| BtfError::Missing(format!("struct {structure}.{member}")))
-        };
+        let offset = |structure, member| btf.offset(structure, member);
         Ok(Self {
             vcpu_of_apic: offset("kvm_lapic", "vcpu")?,
             pid_of_vcpu: offset("kvm_vcpu", "pid")?,

@@ -43,10 +43,7 @@ impl Layout {
     /// # Errors
     /// [`BtfError::Missing`] for a kernel that has them otherwise.
     pub fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
-        let offset = |structure: &str, member: &str| -> Result<i16, BtfError> {
-            let found = btf.offset(structure, member)?;
-            i16::try_from(found).map_err(|_| BtfError::Missing(format!("struct {structure}.{member}")))
-        };
+        let offset = |structure, member| btf.offset(structure, member);
         Ok(Self {
             prio: offset("task_struct", "prio")?,
             pid: offset("task_struct", "pid")?,

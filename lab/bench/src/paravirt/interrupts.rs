@@ -1,5 +1,5 @@
-//! A request from outside for an urgent task of a guest that computes, with and without KVM's word
-//! of the interrupt that it comes with.
+//! A request from outside for an urgent task of a guest that computes, where KVM's
+//! interrupts raise its vCPU and where they do not.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -20,6 +20,7 @@ use crate::cyclictest::Latencies;
 use crate::guest;
 use crate::page::Section;
 use crate::page::xy::table;
+use crate::reservation::web::USER_NETWORK;
 
 /// Between two requests: so long and up to twice that, so that they meet the host's own times
 /// anywhere.
@@ -52,13 +53,12 @@ pub fn run(
     guests.kvm_interrupts = kvm;
     guests.set(Setup::Urgency, progress)?;
     guests.start_reporter(progress)?;
-    let address = "ip link set lo up; ip addr replace 10.0.2.15/24 dev eth0 && ip link set eth0 up";
-    guest::run_command(&mut guests.vms[0], &["sh", "-c", address])?;
+    guest::run_command(&mut guests.vms[0], &["sh", "-c", USER_NETWORK])?;
     guests.vms[0].spawn(&["rtvirtio-guestload", "pong", &GUEST_PORT.to_string()])?;
     start_work(&mut guests.vms[0])?;
     start_work(&mut guests.vms[1])?;
     progress.pause(WARM_UP)?;
-    progress.step(if kvm { "requests with KVM's word" } else { "requests without" });
+    progress.step(if kvm { "requests, raised by KVM's interrupts" } else { "requests without" });
     let mut stream = connect(port, progress)?;
     let before = work(&mut guests.vms[1], progress)?;
     let mut random = Random::new(1);
@@ -120,16 +120,10 @@ pub fn claims(runs: &[Answers]) -> Vec<Claim> {
     let n = usize::try_from(with.n().min(without.n())).unwrap_or(usize::MAX);
     let claim = |share: f64, name: &str| {
         let what = format!(
-            "{name} from a request over TCP to the answer of A's urgent task while A computes, with KVM's word of the interrupt, over without"
+            "{name} from a request over TCP to the answer of A's urgent task while A computes, where KVM's interrupts raise A, over where they do not"
         );
         let value = with.at(share) as f64 / without.at(share).max(1) as f64;
-        Claim::new(
-            format!("paravirt.interrupts.{}_over_without", name.replace('.', "")),
-            &what,
-            value,
-            "times",
-            n,
-        )
+        Claim::new(format!("paravirt.interrupts.{name}_over_without"), &what, value, "times", n)
     };
     vec![claim(0.5, "p50"), claim(0.99, "p99")]
 }
@@ -139,7 +133,7 @@ pub fn section(runs: &[Answers]) -> Section {
     let row = |kvm: bool| {
         let (latencies, raises) = all(runs, kvm);
         let of = || runs.iter().filter(|run| run.kvm == kvm);
-        let batch = of().map(|run| run.batch).sum::<f64>() / of().count().max(1) as f64;
+        let mean = |value: fn(&Answers) -> f64| of().map(value).sum::<f64>() / of().count().max(1) as f64;
         let late = raises.interrupts.counts.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
         vec![
             if kvm { "interrupts = \"kvm\"" } else { "without" }.to_owned(),
@@ -151,12 +145,8 @@ pub fn section(runs: &[Answers]) -> Section {
             latencies.max_us.to_string(),
             late,
             raises.look.n().to_string(),
-            format!("{batch:.1}"),
-            format!(
-                "{:.1}",
-                of().map(|run| run.boosted / run.latencies.seconds.max(1e-9) * 100.0).sum::<f64>()
-                    / of().count().max(1) as f64
-            ),
+            format!("{:.1}", mean(|run| run.batch)),
+            format!("{:.1}", mean(|run| run.boosted / run.latencies.seconds.max(1e-9) * 100.0)),
             of().map(|run| run.exhausted).sum::<u64>().to_string(),
         ]
     };

@@ -80,7 +80,8 @@ pub enum Piece {
     Promotions,
     /// A guest that lies.
     Lies,
-    /// What KVM's word of an interrupt is good for; only where it is named, and under KVM.
+    /// Requests for an urgent task, raised by KVM's interrupts or not; only where it is named, and
+    /// under KVM.
     Interrupts,
     /// From a timer by a read in the I/O domain to the answer, once; only where it is named.
     Chain,

@@ -22,10 +22,14 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Starts a web server in a guest on QEMU's user network, whose addresses are fixed.
+/// Gives a guest its address in QEMU's user network, which is fixed; again is no error.
+pub const USER_NETWORK: &str =
+    "ip link set lo up && ip addr replace 10.0.2.15/24 dev eth0 && ip link set eth0 up";
+
+/// Starts a web server in a guest on QEMU's user network.
 pub fn serve(vm: &mut QemuGuest) -> anyhow::Result<()> {
     let script = format!(
-        "ip link set lo up && ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up && mkdir -p /srv && \
+        "{USER_NETWORK} && mkdir -p /srv && \
          dd if=/dev/zero of={FILE} bs={FILE_BYTES} count=1 2>/dev/null && httpd -p {GUEST_PORT} -h /srv"
     );
     guest::run_command(vm, &["sh", "-c", &script])?;

@@ -45,9 +45,7 @@ pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
 /// # Errors
 /// As [`report`].
 pub fn report_of_raised(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let mut report = report(path)?;
-    report.claims.iter_mut().for_each(|claim| claim.id.push_str("@raised"));
-    Ok(report)
+    Ok(report(path)?.with_suffix("raised"))
 }
 
 /// The figures of a saved result, one for each device, application and pair of schedulers: name of

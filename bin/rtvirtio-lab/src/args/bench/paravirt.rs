@@ -37,8 +37,8 @@ pub struct BenchParavirtArgs {
     #[arg(long)]
     pub awake: bool,
     /// Only this part: both, cost, promotions, lies; or what is not run without --only: interrupts
-    /// (what KVM's word of them is good for, under KVM), chain (from a timer by a read in the I/O
-    /// domain to the answer, once); may be given several times
+    /// (requests raised by KVM's interrupts or not, under KVM), chain (from a timer by a read in
+    /// the I/O domain to the answer, once); may be given several times
     #[arg(long, value_name = "PART", conflicts_with = "report_only")]
     pub only: Vec<Piece>,
     /// Write the latencies of both VMs at once as a picture into this directory
