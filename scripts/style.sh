@@ -83,9 +83,17 @@ much_data() {
     [ "$bytes" -le 6200000 ] || echo "data/README.md:1: $bytes bytes of measured runs, 6200000 at most"
 }
 
+# `println!` and its kin panic where nobody reads or a log's disk is full, in the middle of what serves guests or changes settings.
+printing_that_panics() {
+    rust_files | grep -E '^(bin|control|core|domain|host)/[^/]*/src/' | grep -vE '(^|/)tests(/|\.rs$)' | while IFS= read -r file; do
+        grep -nE '\b(e?println|e?print)!\(' "$file" | grep -vE '^[0-9]+:[[:space:]]*//' |
+            sed "s|^\([0-9]*\):.*|$file:\1: use rtvirtio_arguments::print or complain, or the log of the engine|" || true
+    done
+}
+
 status=0
 counts=
-for rule in much_data long_comments long_files upward_imports laboratory_in_the_product; do
+for rule in much_data long_comments long_files upward_imports laboratory_in_the_product printing_that_panics; do
     $rule >"$found"
     cat "$found"
     n=$(wc -l <"$found")

@@ -1,9 +1,9 @@
 #!/bin/sh
 # All checks, in tiers. Each tier ends with a line that counts passed, failed and skipped; so does the whole, on the last line.
-# Usage: scripts/test.sh check|host|cluster|slow|all
+# Usage: scripts/test.sh check|cluster|host|slow|all
 #   check    format, lints, style, unit tests: no root, a compiler only
-#   host     documentation, minimum Rust version, licences, fuzz targets compile; tests against this machine's kernel, QEMU and fio
 #   cluster  test programs that start a cluster of several nodes, and others that must run alone
+#   host     documentation, minimum Rust version, licences, fuzz targets compile; tests against this machine's kernel, QEMU and fio
 #   slow     test programs that boot guests or the box
 #   all      these four
 # Set RTVIRTIO_NO_SKIP=1 to make a skip a failure where the check could run (CI on a machine that can run all).
@@ -13,21 +13,37 @@ export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 tiers=${1:-all}
 case $tiers in
 check | host | cluster | slow) ;;
-all) tiers="check host cluster slow" ;;
-*) echo "usage: scripts/test.sh check|host|cluster|slow|all" >&2; exit 2 ;;
+all) tiers="check cluster host slow" ;;
+*) echo "usage: scripts/test.sh check|cluster|host|slow|all" >&2; exit 2 ;;
 esac
 work=$(mktemp -d)
-backgrounds=
 kill_tree() {
+    # It starts nothing more meanwhile.
+    kill -STOP "$1" 2>/dev/null || return 0
     for child in $(ps -o pid= --ppid "$1"); do kill_tree "$child"; done
     kill "$1" 2>/dev/null || true
+    kill -CONT "$1" 2>/dev/null || true
 }
+# Whether a process is still one of this script's.
+is_ours() { [ "$(ps -o ppid= -p "$1" | tr -d ' ')" = "$$" ]; }
 cleanup() {
     # With all that they run: a background process of a shell does not see Ctrl-C.
-    for each in $backgrounds; do kill_tree "$each"; done
+    for each in "$work".background.*/pid; do
+        [ -e "$each" ] || continue
+        pid=$(cat "$each")
+        if is_ours "$pid"; then kill_tree "$pid"; fi
+    done
+    for output in "$work".background.*/output; do
+        [ -s "$output" ] || continue
+        printf '\n== ended before its end %s:\n' "$(elapsed)"
+        tail -n 60 "$output"
+    done
     rm -rf "$work" "$work.failed" "$work".background.*
 }
-trap cleanup EXIT INT TERM
+trap cleanup EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # A test program that boots guests or the box has one of these names.
 slow_name() {
@@ -82,15 +98,15 @@ skip() { # skip NAME WHY: it cannot run on this machine
     # It counts as skipped, not as passed too: the sum takes skips off what passed, since a skipped test counts as passed.
     echo "test result: ok. 1 passed; 0 failed" >>"$log"
 }
-# Checks in the background of tests that mostly wait: start_background NICE CHECK..., each call with what runs one after the other,
-# and end_background before the tier's end. What compiles holds no build directory that a test waits for: tests run what is built.
-# What runs shares nothing with the tests in the foreground: it is in a machine of its own, the box, or makes all that it uses.
+# Checks in the background of tests that mostly wait: start_background NAME NICE CHECK..., each call with what runs one after the
+# other, and end_background NAME... in the tier that counts them. What compiles holds no build directory that a test waits for: tests
+# run what is built. What runs shares nothing with the tests in the foreground: it is in a machine of its own, the box, or makes all
+# that it uses.
 start_background() {
-    started=$((${started:-0} + 1))
-    directory=$work.background.$started
+    directory=$work.background.$1
+    priority=$2
+    shift 2
     mkdir -p "$directory"
-    priority=$1
-    shift
     (
         # Until it has its priority.
         sleep 1
@@ -98,15 +114,13 @@ start_background() {
         : >"$log"
         for each in "$@"; do "$each"; done
     ) >"$directory/output" 2>&1 &
-    backgrounds="$backgrounds $!"
+    echo "$!" >"$directory/pid"
     renice -n "$priority" -p "$!" >/dev/null 2>&1 || true
 }
 end_background() {
-    for each in $backgrounds; do
-        wait "$each" || echo "test checks in the background ... FAILED" | tee -a "$log"
-    done
-    backgrounds=
-    for directory in "$work".background.*; do
+    for name in "$@"; do
+        directory=$work.background.$name
+        wait "$(cat "$directory/pid")" || echo "test checks in the background ... FAILED" | tee -a "$log"
         cat "$directory/output"
         cat "$directory/log" >>"$log"
         rm -r "$directory"
@@ -208,6 +222,10 @@ tests_in_box() { tests "tests in the box" --workspace $(programs box); }
 # shellcheck disable=SC2046 # a list of words
 tests_in_parallel() { tests "tests that run while those on this host do" --workspace $(programs parallel); }
 
+# The tests in the box take long, and once more when an emulated guest is lost: they begin with the tests of the host where these
+# run too, and are counted with those that boot guests.
+start_box() { [ -d "$work.background.box" ] || start_background box 10 tests_in_box; }
+
 tier() {
     case $1 in
     check)
@@ -216,25 +234,26 @@ tier() {
         check "style" style
         tests "unit tests" --workspace --lib --bins
         ;;
-    host)
-        check "build of all tests" build_tests
-        start_background 0 tests_in_parallel
-        start_background 19 minimum_rust fuzz_compiles documentation_builds deny examples
-        # shellcheck disable=SC2046 # a list of words
-        tests "tests on this host" --workspace $(programs host)
-        end_background
-        ;;
     cluster)
         check "build of all tests" build_tests
         # shellcheck disable=SC2046 # a list of words
         tests "tests of a cluster, and those that run alone" --workspace $(programs cluster)
         ;;
+    host)
+        check "build of all tests" build_tests
+        start_background parallel 0 tests_in_parallel
+        start_background builds 19 minimum_rust fuzz_compiles documentation_builds deny examples
+        case $tiers in *slow*) start_box ;; esac
+        # shellcheck disable=SC2046 # a list of words
+        tests "tests on this host" --workspace $(programs host)
+        end_background parallel builds
+        ;;
     slow)
         check "build of all tests" build_tests
-        start_background 10 tests_in_box
+        start_box
         # shellcheck disable=SC2046 # a list of words
         tests "tests that boot guests" --workspace $(programs guests)
-        end_background
+        end_background box
         ;;
     esac
 }
@@ -267,7 +286,7 @@ for tier in $tiers; do
     # The other tiers take long, and what fails here is mended first.
     [ "$tier" != check ] || [ "$status" -eq 0 ] || break
 done
-if [ "$tiers" = "check host cluster slow" ]; then
+if [ "$tiers" = "check cluster host slow" ]; then
     echo
     grep -h '^SKIP ' "$work"/* || true
     failures "$work"/* || true

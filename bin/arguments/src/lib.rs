@@ -1,13 +1,15 @@
-//! The command line of every program: read, with an exit code of its own for mistakes in it; and
-//! its manual.
+//! The command line of every program: read, with an exit code of its own for mistakes in it; its
+//! manual; and what it prints.
 
 mod manual;
+mod output;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 pub use manual::{Section, write_manual};
+pub use output::{complain, print};
 
 /// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
 pub const USAGE: u8 = 64;
@@ -21,7 +23,7 @@ pub fn parse<C: Parser>(section: Section) -> Result<C, ExitCode> {
     if let Some(written) = manual::requested(C::command(), section, std::env::args_os()) {
         return Err(written.map_or_else(
             |e| {
-                eprintln!("the manual is not written: {e}");
+                complain(&format!("the manual is not written: {e}"));
                 ExitCode::FAILURE
             },
             |()| ExitCode::SUCCESS,

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 pub use files::write_result;
 pub use global::{Global, MarginArg, ModelArg};
 pub use output::{finish, show, style};
+pub use rtvirtio_arguments::print;
 pub use saved::{save_model, save_profile};
 pub use ui::{Bar, Ui};
 

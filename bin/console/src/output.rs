@@ -1,8 +1,9 @@
 //! Results and errors on a terminal, in a pipe, as JSON.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 
+use rtvirtio_arguments::{complain, print};
 use rtvirtio_report::text::Style;
 use rtvirtio_workflow::{Kind, one_line};
 use serde::Serialize;
@@ -15,7 +16,7 @@ const LONGEST_ERROR: usize = 4000;
 /// How text is drawn on standard output.
 #[must_use]
 pub fn style() -> Style {
-    let tty = std::io::stdout().is_terminal();
+    let tty = io::stdout().is_terminal();
     let width = if tty { terminal_width() } else { 100 };
     let utf8 = ["LC_ALL", "LC_CTYPE", "LANG"]
         .iter()
@@ -25,8 +26,7 @@ pub fn style() -> Style {
 }
 
 fn terminal_width() -> usize {
-    rustix::termios::tcgetwinsize(std::io::stdout())
-        .map_or(100, |size| usize::from(size.ws_col).clamp(80, 160))
+    rustix::termios::tcgetwinsize(io::stdout()).map_or(100, |size| usize::from(size.ws_col).clamp(80, 160))
 }
 
 /// Prints the result: JSON when asked, else the text.
@@ -35,12 +35,7 @@ fn terminal_width() -> usize {
 /// When standard output cannot be written.
 pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
     let out = if ui.json { serde_json::to_string_pretty(value)? + "\n" } else { text() };
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush()) {
-        // `rtvirtio plan | head` is not an error.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
-    }
+    Ok(print(&out)?)
 }
 
 /// The end of a program. Errors go to standard error: the spec's as they are (they hold lines of
@@ -53,23 +48,24 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     };
     let step = error.downcast_ref::<rtvirtio_workflow::Error>();
     if step.is_some_and(|e| e.kind() == Kind::Cancelled) {
-        eprintln!("rtvirtio: {error}");
+        complain(&format!("rtvirtio: {error}"));
         return ExitCode::from(INTERRUPTED);
     }
     let spec = error.downcast_ref().or_else(|| step?.cause::<rtvirtio_spec::SpecErrors>());
     match spec {
         Some(errors) if json => {
             if let Ok(text) = serde_json::to_string_pretty(&serde_json::json!({ "errors": errors })) {
-                println!("{text}");
+                // The error code is all that is left when it cannot be printed.
+                let _ = print(&(text + "\n"));
             }
         }
-        Some(errors) => eprintln!("{errors}"),
+        Some(errors) => complain(&errors.to_string()),
         None => {
             // An error may hold what a guest printed: bytes that must not reach the terminal as
             // they are.
             let whole = one_line(error.as_ref());
             let text: String = whole.chars().take(LONGEST_ERROR).collect();
-            eprintln!("rtvirtio: {}", rtvirtio_report::terminal(&text, false));
+            complain(&format!("rtvirtio: {}", rtvirtio_report::terminal(&text, false)));
             // Commands to be copied, line by line; it prints no control characters.
             let of_step = step.and_then(|e| e.cause::<rtvirtio_apply::ApplyError>());
             let readable = error
@@ -78,10 +74,10 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
                 .or(of_step)
                 .and_then(rtvirtio_apply::ApplyError::readable);
             if let Some(readable) = readable {
-                eprintln!("{readable}");
+                complain(&readable.to_string());
             }
             if json {
-                println!("{}", serde_json::json!({ "error": whole, "journal": readable }));
+                let _ = print(&format!("{}\n", serde_json::json!({ "error": whole, "journal": readable })));
             }
         }
     }

@@ -4,9 +4,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use rtvirtio_arguments::Section;
+use rtvirtio_arguments::{Section, complain, print};
 use rtvirtio_reporter::bpf::Watch;
 use rtvirtio_reporter::{Device, Echo, EchoOptions, RunOptions, StartOptions, run, start};
+use rtvirtio_startup::SLICE_IDLE;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -76,6 +77,10 @@ struct StartArguments {
     /// Leave its I/O priority in this guest as it is (otherwise as of `ionice -c 1` meanwhile)
     #[arg(long)]
     no_ionice: bool,
+    /// How long this guest's disks wait for its next request meanwhile, in ms (BFQ's slice_idle,
+    /// which is 8 otherwise; needs root); what is longer already stays. 0 leaves it as it is
+    #[arg(long, value_name = "MS", default_value_t = SLICE_IDLE, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    slice_idle: u32,
     /// The command with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     argv: Vec<String>,
@@ -97,15 +102,15 @@ fn main() -> ExitCode {
         }
         Command::Start(of) => {
             let longest = Duration::from_secs(of.seconds);
-            let options = StartOptions { longest, real_time: !of.no_ionice };
-            start(&of.argv, options, &mut |note| eprintln!("rtvirtio-guest: {note}"))
+            let options = StartOptions { longest, real_time: !of.no_ionice, slice_idle: of.slice_idle };
+            start(&of.argv, options, &mut |note| complain(&format!("rtvirtio-guest: {note}")))
                 .map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
                 .map_err(Into::into)
         }
         Command::Status => status(),
     };
     done.unwrap_or_else(|e| {
-        eprintln!("rtvirtio-guest: {e:#}");
+        complain(&format!("rtvirtio-guest: {e:#}"));
         ExitCode::FAILURE
     })
 }
@@ -114,9 +119,9 @@ fn echo(of: &EchoArguments) -> anyhow::Result<ExitCode> {
     let length = of.seconds.map(Duration::from_secs);
     let echo = Echo::bind(EchoOptions { port: of.port, length, dscp: of.dscp })
         .map_err(|e| anyhow::anyhow!("UDP port {}: {e}", of.port))?;
-    println!("answering on UDP port {}", echo.port()?);
+    print(&format!("answering on UDP port {}\n", echo.port()?))?;
     let answers = echo.serve()?;
-    println!("{answers} answers");
+    print(&format!("{answers} answers\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -126,9 +131,9 @@ fn watch() -> anyhow::Result<ExitCode> {
     let watch = Watch::start()?;
     let _reporter = watch.report(Device::find()?)?;
     if !watch.announces_timers() {
-        eprintln!("rtvirtio-guest: timers are not announced: /proc/kallsyms hides hrtimer_wakeup");
+        complain("rtvirtio-guest: timers are not announced: /proc/kallsyms hides hrtimer_wakeup");
     }
-    println!("reporting what each vCPU runs; Ctrl-C ends it");
+    print("reporting what each vCPU runs; Ctrl-C ends it\n")?;
     signals.forever().next();
     Ok(ExitCode::SUCCESS)
 }
@@ -138,10 +143,10 @@ fn status() -> anyhow::Result<ExitCode> {
     let region = device.region();
     let word = if region.is_served() { "followed" } else { "offered; no host process follows it now" };
     let doorbell = if region.doorbell().is_some() { "with a doorbell" } else { "no doorbell" };
-    println!("{}: {word}, {} vCPUs, {doorbell}", device.path().display(), region.vcpus());
+    print(&format!("{}: {word}, {} vCPUs, {doorbell}\n", device.path().display(), region.vcpus()))?;
     let levels = (0..region.vcpus()).filter_map(|vcpu| Some((vcpu, region.block(vcpu)?.level())));
     for (vcpu, level) in levels.filter(|(_, level)| *level > 0) {
-        println!("vCPU {vcpu}: real-time priority {level} on the host");
+        print(&format!("vCPU {vcpu}: real-time priority {level} on the host\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

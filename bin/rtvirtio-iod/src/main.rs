@@ -10,11 +10,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use rtvirtio_arguments::Section;
+use rtvirtio_arguments::{Section, print};
 use rtvirtio_domain_config::File;
 use rtvirtio_engine::check::{self, Directories};
 use rtvirtio_engine::confine::Role;
 use rtvirtio_engine::domain::OpenedDomain;
+use rtvirtio_engine::log::say;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("rtvirtio-iod: {}", describe(&e));
+            say(describe(&e));
             ExitCode::FAILURE
         }
     }
@@ -71,15 +72,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
     if args.check {
         let disks: usize = file.devices.iter().map(|d| d.disks.len()).sum();
         let notes = check::check(&file, &args.config, Directories::MustExist)?;
-        println!("{}: {} devices, {disks} disks", args.config.display(), file.devices.len());
+        let path = args.config.display();
+        let mut text = format!("{path}: {} devices, {disks} disks\n", file.devices.len());
         if !file.networks.is_empty() {
             let ports: usize = file.networks.iter().map(|n| n.ports.len()).sum();
-            println!("{}: {} networks, {ports} ports", args.config.display(), file.networks.len());
+            text += &format!("{path}: {} networks, {ports} ports\n", file.networks.len());
         }
-        for note in notes {
-            println!("{note}");
-        }
-        return Ok(());
+        text.extend(notes.iter().map(|note| format!("{note}\n")));
+        return Ok(print(&text)?);
     }
     // Files and sockets are for this user only, unless another mode is set explicitly.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -100,7 +100,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let domain = opened.start(&confine)?;
     // All memory that depends on guests' requests is allocated by now.
     if let Err(e) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
-        eprintln!("rtvirtio-iod: memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK");
+        say(format_args!("memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK"));
     }
     let running = domain.running();
     let served = Served {
@@ -112,7 +112,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     control.serve(served, &confine)?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
-    eprintln!("rtvirtio-iod: {}", sandbox.describe(&file, domain.is_ring_restricted()));
+    say(sandbox.describe(&file, domain.is_ring_restricted()));
     // The parent may be gone, and with it the reading end; guests are served all the same.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
@@ -134,10 +134,10 @@ fn warn_of_formats(file: &File) {
     let undeclared = file.devices.iter().flat_map(|d| &d.disks).filter(|d| d.format.is_none());
     let names: Vec<&str> = undeclared.map(|d| d.name.as_str()).collect();
     if !names.is_empty() {
-        eprintln!(
-            "rtvirtio-iod: no format is declared for {}: a guest that writes an image's first bytes prevents the next start; set `format = \"raw\"`",
+        say(format_args!(
+            "no format is declared for {}: a guest that writes an image's first bytes prevents the next start; set `format = \"raw\"`",
             names.join(", ")
-        );
+        ));
     }
 }
 

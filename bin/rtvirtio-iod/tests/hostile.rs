@@ -10,12 +10,14 @@ mod qemu;
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{AttackedDomain, Neighbour, connect, read, request};
+use common::{AttackedDomain, Iod, Neighbour, connect, read, request};
 use rtvirtio_domain_client::{Client, Options, SharedMemory};
 use rtvirtio_testkit::HANG;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -263,6 +265,31 @@ fn a_lying_frontend() {
         let _ = stream.write_all(&[1, 0, 0, 0, 1]);
         std::thread::sleep(Duration::from_millis(200));
     });
+}
+
+/// A guest makes the domain write lines. Where the log's disk is full, or nobody reads it any more,
+/// that ends neither the process nor a disk.
+#[test]
+fn a_log_that_cannot_be_written() {
+    let (closed, reader) = UnixStream::pair().unwrap();
+    drop(reader);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    for (what, log) in
+        [("a full disk", Stdio::from(full)), ("a reader that has gone", Stdio::from(OwnedFd::from(closed)))]
+    {
+        let dir = common::disk(64);
+        let iod = Iod::with_log(dir.path(), &common::two_disks(dir.path(), 64, ""), log);
+        let iod = iod.unwrap_or_else(|e| panic!("{what}: {e}"));
+        let mut place = AttackedDomain { dir, iod };
+        place.attack(what, |socket| {
+            for _ in 0..30 {
+                let mut stream = UnixStream::connect(socket).unwrap();
+                let _ = stream.write_all(&[0xff; 64]);
+            }
+        });
+        let status: serde_json::Value = serde_json::from_str(&place.iod.status()).unwrap();
+        assert!(status.to_string().contains("\"why\":"), "{what}: nothing was refused: {status}");
+    }
 }
 
 /// Only eventfds are accepted for kick and call: a file is readable for ever, a full pipe blocks.

@@ -4,13 +4,17 @@ use std::fs;
 
 use rtvirtio_startup::Word;
 use rtvirtio_testbed::image;
-use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_testbed::qemu::{DiskRegion, QemuConfig, QemuGuest};
 use rtvirtio_testkit::site::{Site, program, text, wait_for};
 use rtvirtio_testkit::{HANG, Need, has};
+use rtvirtio_units::Bytes;
 use rtvirtio_vmm::{PortState, StartPort};
 
 /// Where the program is in the guest.
 const PROGRAM: &str = "/usr/bin/rtvirtio-guest";
+/// Bytes of the guest's disk, and how long its scheduler waits for a request, in ms.
+const DISK: u64 = 64 << 20;
+const SLICE_IDLE: &str = "/sys/block/vda/queue/iosched/slice_idle";
 
 #[test]
 fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
@@ -21,7 +25,12 @@ fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
     let site = Site::new();
     let image = image::ensure(&image::default_cache(), &|_| ()).unwrap();
     let run = site.dir.path().join("vms");
-    let config = QemuConfig { start_port: true, ..QemuConfig::new("desk", image, GuestDisk::None, &run) };
+    // Not on tmpfs: the disk is opened for direct I/O.
+    let disks = rtvirtio_testkit::disk_dir().unwrap();
+    let disk = disks.path().join("disk");
+    fs::write(&disk, vec![0; DISK as usize]).unwrap();
+    let disk = DiskRegion { path: disk, offset: Bytes(0), size: Bytes(DISK) };
+    let config = QemuConfig { start_port: true, ..QemuConfig::new("desk", image, disk, &run) };
     let mut vm = QemuGuest::start(&config).unwrap();
     vm.write_file(PROGRAM, &fs::read(program("rtvirtio-guest")).unwrap()).unwrap();
     assert!(vm.exec(&["chmod", "755", PROGRAM], HANG).unwrap().success());
@@ -30,6 +39,8 @@ fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
     let done = vm.exec(&[PROGRAM, "start", "sh", "-c", "exit 3"], HANG).unwrap();
     assert_eq!(done.code, Some(3));
     assert!(text(&done.stderr).contains("listens"), "{}", text(&done.stderr));
+
+    waits_for_what_starts(&mut vm);
 
     let mut port = StartPort::new(&vm.handle().start_socket());
     wait_for("the port", || matches!(port.poll(&mut |_| {}), PortState::Connected));
@@ -71,4 +82,29 @@ fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
     assert!(error.contains("ended with 9") && error.contains("why"), "{error}");
     vm.stop().unwrap();
     site.assert_clean();
+}
+
+/// The guest's own scheduler waits longer for what starts, and no longer than that: also after
+/// signals, and after the next start where one was killed.
+fn waits_for_what_starts(vm: &mut QemuGuest) {
+    let mut sh = |script: &str| {
+        let done = vm.exec(&["sh", "-c", script], HANG).unwrap();
+        assert!(done.success(), "{script}: {}", text(&done.stderr));
+        text(&done.stdout)
+    };
+    sh("echo bfq >/sys/block/vda/queue/scheduler");
+    assert_eq!(sh(&format!("cat {SLICE_IDLE}")), "8\n");
+    assert_eq!(sh(&format!("{PROGRAM} start cat {SLICE_IDLE}")), "25\n");
+    assert_eq!(sh(&format!("{PROGRAM} start --slice-idle 0 cat {SLICE_IDLE}")), "8\n");
+    assert_eq!(sh(&format!("cat {SLICE_IDLE}")), "8\n");
+    for (signal, after) in [("TERM", "8\n"), ("HUP", "8\n"), ("KILL", "25\n")] {
+        let left = sh(&format!(
+            "{PROGRAM} start --for 600 sleep 1000 >/dev/null & p=$!; \
+             until pidof sleep >/tmp/sleep; do :; done; kill -{signal} $p; wait $p; \
+             [ {signal} = KILL ] || ! pidof sleep || exit 9; kill $(cat /tmp/sleep); cat {SLICE_IDLE}"
+        ));
+        assert_eq!(left, after, "after {signal}");
+    }
+    assert_eq!(sh(&format!("{PROGRAM} start cat {SLICE_IDLE}; cat {SLICE_IDLE}")), "25\n8\n");
+    sh("! ls /run/rtvirtio-guest/slice_idle 2>/dev/null");
 }

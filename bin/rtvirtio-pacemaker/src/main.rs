@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rtvirtio_arguments::Section;
-use rtvirtio_console::{Global, Ui, finish, need_root, show, style};
+use rtvirtio_console::{Global, Ui, finish, need_root, print, show, style};
 use rtvirtio_pacemaker_control::agent::{self, Ocf, Parameters};
 use rtvirtio_pacemaker_control::{
     Crm, Demand, DiskWatch, METADATA, NodeAnswer, Published, constraints_xml, demands, load, primitive_xml,
@@ -158,8 +158,8 @@ fn table(all: &[Published]) -> String {
 
 fn run_agent(args: &AgentArgs, global: &Global, ui: &Ui) -> ExitCode {
     if args.action == "meta-data" {
-        print!("{METADATA}");
-        return ExitCode::SUCCESS;
+        let printed = print(METADATA);
+        return printed.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     let variable = |name: &str| std::env::var(name).ok();
     let code = match Parameters::of_environment(&variable, &global.dirs()) {

@@ -14,3 +14,8 @@ mod word;
 pub use favour::{Favour, FavourCounters, FavourLimits};
 pub use recognise::{Recogniser, RecogniserConfig, Sample};
 pub use word::{LONGEST_LINE, PORT, Word, WordReader};
+
+/// How long a disk waits for the next request of what starts, in ms (BFQ's `slice_idle`): a program
+/// computes between its reads, and 8 ms, BFQ's own time, are often too short for it. The longer,
+/// the more the others lose meanwhile.
+pub const SLICE_IDLE: u32 = 25;

@@ -10,8 +10,8 @@ const UP: Nanos = Nanos::from_micros(3);
 const DOWN: u64 = 3;
 
 /// How long before an announced timer the host begins to raise the vCPU: a fixed time for the vCPU
-/// itself, which must get its core and take what else is pending, and the time that raises have
-/// taken lately from when they were due. It depends on the host, its load and how many VMs it
+/// itself, which must get its core and take what else is pending, and the time that the last raises
+/// took from when they were due. It depends on the host, its load and how many VMs it
 /// follows, so it is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Lead {

@@ -1,9 +1,10 @@
-//! Rate-limited lines on standard error about one VM.
+//! Lines on standard error; those about one VM within a rate.
 //!
 //! A QEMU can repeat a refused message without end, which must not fill the log. The limit is per
 //! thread, and each VM has its own control thread: a noisy VM does not silence others.
 
 use std::cell::RefCell;
+use std::io::{self, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -82,15 +83,22 @@ fn printable(text: &str) -> String {
     text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
+/// Writes `rtvirtio-iod: TEXT`, in one piece. A line that cannot be written is lost, as when the
+/// log's disk is full or nobody reads it: it ends nothing that serves guests, which `eprintln!`
+/// would.
+pub fn say(text: impl std::fmt::Display) {
+    let _ = io::stderr().write_all(format!("rtvirtio-iod: {text}\n").as_bytes());
+}
+
 /// Writes `rtvirtio-iod: DISK: TEXT`, within the limit.
 pub fn line(disk: &str, text: impl std::fmt::Display) {
     let text = printable(&text.to_string());
     REFUSALS.with_borrow(|kept| kept.iter().for_each(|kept| kept.note(&text)));
     let Some(suppressed) = LIMIT.with_borrow_mut(|limit| limit.admit(Instant::now())) else { return };
     if suppressed > 0 {
-        eprintln!("rtvirtio-iod: {disk}: {suppressed} more lines were not written");
+        say(format_args!("{disk}: {suppressed} more lines were not written"));
     }
-    eprintln!("rtvirtio-iod: {disk}: {text}");
+    say(format_args!("{disk}: {text}"));
 }
 
 #[cfg(test)]

@@ -38,7 +38,9 @@ pub use machine::{GuestFiles, Guests, HostFiles, Machine, NoGuests};
 pub use observer::{Observer, Silent, Step};
 pub use outcome::{Fate, Outcome, Reverted};
 pub use readable::{Readable, ReadableEntry};
-pub use resolve::{Binding, Raised, VmBinding, Write, append, elevator_writes, merge, raise_writes, resolve};
+pub use resolve::{
+    Binding, RaiseWrites, Raised, VmBinding, Write, append, elevator_writes, merge, raise_writes, resolve,
+};
 pub use revert::OnConflict;
 pub use session::Session;
 pub use state_dir::StateDir;

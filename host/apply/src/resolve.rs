@@ -168,8 +168,17 @@ pub struct Raised {
     pub slice_idle: Option<u32>,
 }
 
+/// What raises VMs of a device.
+#[derive(Clone, Debug)]
+pub struct RaiseWrites {
+    /// The VMs' weights, after what they need.
+    pub of_vms: Vec<Write>,
+    /// The `slice_idle` of each disk below the device, which all its VMs share.
+    pub of_device: Vec<Write>,
+}
+
 /// The writes by which VMs can be raised while they are in force: each VM keeps the weight that it
-/// has, and the raised one is a [level](Write::levels) of it. The device's `slice_idle` comes last.
+/// has, and the raised one is a [level](Write::levels) of it. So does the device.
 ///
 /// # Errors
 /// As [`resolve`] for a weight, such as when BFQ is not the elevator or the VM has no cgroup of its
@@ -179,20 +188,20 @@ pub fn raise_writes(
     raised: Raised,
     binding: &Binding,
     machine: &Machine<'_>,
-) -> Result<Vec<Write>, ApplyError> {
-    let mut writes = Vec::new();
+) -> Result<RaiseWrites, ApplyError> {
+    let (mut of_vms, mut of_device) = (Vec::new(), Vec::new());
     let mut values = BTreeMap::new();
     let weight = raised.weight.to_string();
     for vm in vms {
         values.insert(Knob::VmWeight { vm: (*vm).to_owned() }, weight.clone());
     }
-    let elevators = host_queues(&values, binding, machine, &mut writes)?;
-    vm::weights_and_limits(&values, binding, machine, &elevators, &mut writes)?;
-    for write in writes.iter_mut().filter(|w| w.value == weight) {
+    let elevators = host_queues(&values, binding, machine, &mut of_vms)?;
+    vm::weights_and_limits(&values, binding, machine, &elevators, &mut of_vms)?;
+    for write in of_vms.iter_mut().filter(|w| w.value == weight) {
         let level = std::mem::replace(&mut write.value, vm::weight_now(&write.target, machine)?);
         write.levels.push(level);
     }
-    let Some(idle) = raised.slice_idle else { return Ok(writes) };
+    let Some(idle) = raised.slice_idle else { return Ok(RaiseWrites { of_vms, of_device }) };
     let file = format!("iosched/{}", BfqTunable::SliceIdle.file_name());
     for (disk, _) in binding.stack.disks.iter().zip(&elevators).filter(|(_, elevator)| *elevator == "bfq") {
         let target = Target::host(disk.queue("scheduler"), Form::Plain).sibling(&file);
@@ -204,9 +213,9 @@ pub fn raise_writes(
             continue;
         }
         let knob = format!("{} of {}", BfqTunable::SliceIdle.file_name(), disk.name);
-        writes.push(Write { levels: vec![idle.to_string()], ..Write::new(knob, target, now) });
+        of_device.push(Write { levels: vec![idle.to_string()], ..Write::new(knob, target, now) });
     }
-    Ok(writes)
+    Ok(RaiseWrites { of_vms, of_device })
 }
 
 pub(crate) fn cannot(knob: &str, why: impl Into<String>, remedy: impl Into<String>) -> ApplyError {

@@ -7,11 +7,13 @@
 //! on the host side's crates: the program that links this is copied into guests.
 
 pub mod bpf;
+mod child;
 mod device;
 mod echo;
 mod error;
 mod reporter;
 mod run;
+mod slice_idle;
 mod start;
 
 pub use device::Device;

@@ -8,6 +8,7 @@ use rtvirtio_urgency::GuestPolicy;
 use rtvirtio_urgency::page::{Mode, RawReport};
 use rustix::thread::sched_getaffinity;
 
+use crate::child::Signals;
 use crate::{Device, Reporter, ReporterError};
 
 /// How a command runs.
@@ -21,7 +22,8 @@ pub struct RunOptions {
 
 /// Runs a command at a real-time priority of the guest, and reports each vCPU that it may run on as
 /// urgent until it ends. What it does in between is not seen: while it sleeps, its vCPUs stay
-/// urgent too. Returns its exit code, 128 and the signal where one ended it.
+/// urgent too. Returns its exit code, 128 and the signal where one ended it. Signals that would end
+/// this process end the command.
 ///
 /// # Errors
 /// As [`Device::find`] and [`Reporter::begin`]; when the command cannot be started. Without a host
@@ -30,6 +32,7 @@ pub fn run(argv: &[String], options: RunOptions) -> Result<i32, ReporterError> {
     let [program, args @ ..] = argv else {
         return Err(ReporterError::io("run", "")(io::ErrorKind::InvalidInput.into()));
     };
+    let signals = Signals::handle().map_err(ReporterError::io("run", program.as_str()))?;
     let reporter = Reporter::begin(Device::find()?, Mode::Region)?;
     let set = sched_getaffinity(None).map_err(|e| ReporterError::io("look at", "the CPUs of")(e.into()))?;
     let vcpus: Vec<usize> = (0..reporter.device().region().vcpus()).filter(|cpu| set.is_set(*cpu)).collect();
@@ -56,7 +59,7 @@ pub fn run(argv: &[String], options: RunOptions) -> Result<i32, ReporterError> {
             }
         });
     }
-    let status = command.status();
+    let status = signals.start(&mut command).and_then(|mut child| child.wait_for_end());
     // Whatever became of it, nothing urgent runs.
     say(RawReport::default())?;
     let status = status.map_err(ReporterError::io("run", program.as_str()))?;

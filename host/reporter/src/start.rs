@@ -6,15 +6,15 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use rtvirtio_startup::{PORT, Word};
 use rtvirtio_units::Nanos;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::ReporterError;
+use crate::child::Signals;
+use crate::slice_idle::{self, Raised};
 
 /// Where Linux lists ports of virtio-serial.
 const PORTS: &str = "/sys/class/virtio-ports";
@@ -37,11 +37,15 @@ pub struct StartOptions {
     /// Whether its I/O is real-time in this guest meanwhile (`ionice -c 1`), which its scheduler
     /// and the I/O domain see.
     pub real_time: bool,
+    /// How long this guest's disks wait for its next request meanwhile, in ms (`slice_idle` of
+    /// BFQ); 0 leaves that as it is.
+    pub slice_idle: u32,
 }
 
 /// Starts a command, says so to the host, and says when it has started: when it ends, or after the
 /// longest time. Then waits for its end. Returns its exit code, 128 and the signal where one ended
-/// it. `note` gets what could not be done; the command runs all the same.
+/// it. `note` gets what could not be done; the command runs all the same. Signals that would end
+/// this process end the command.
 ///
 /// # Errors
 /// When the command cannot be started.
@@ -53,6 +57,8 @@ pub fn start(
     let [program, args @ ..] = argv else {
         return Err(ReporterError::io("start", "")(io::ErrorKind::InvalidInput.into()));
     };
+    // Before anything is changed: whatever ends this, it is put back.
+    let signals = Signals::handle().map_err(ReporterError::io("start", program.as_str()))?;
     let id = std::process::id();
     let wanted = Nanos(u64::try_from(options.longest.as_nanos()).unwrap_or(u64::MAX));
     let port = find_port(Path::new(PORTS));
@@ -65,6 +71,11 @@ pub fn start(
     }
     let mut command = Command::new(program);
     command.args(args);
+    let (sys_block, run) = (Path::new(slice_idle::SYS_BLOCK), Path::new(slice_idle::RUN));
+    let raised = Raised::begin(sys_block, run, options.slice_idle, note).unwrap_or_else(|e| {
+        note(&format!("this machine's disks do not wait for it: {e}"));
+        None
+    });
     if options.real_time {
         // SAFETY: between fork and exec only async-signal-safe system calls are made.
         unsafe {
@@ -77,10 +88,13 @@ pub fn start(
             });
         }
     }
-    let ended = command.spawn().and_then(|mut child| {
-        let ended = wait_at_most(&mut child, options.longest);
+    let ended = signals.start(&mut command).and_then(|mut child| {
+        let ended = child.wait(options.longest);
         Ok((child, ended?))
     });
+    if let Some(Err(e)) = raised.map(|raised| raised.end(note)) {
+        note(&format!("not put back, which the next `rtvirtio-guest start` by root does: {e}"));
+    }
     if let (Ok(()), Some(port)) = (&said, &port) {
         if let Err(why) = say(port, Word::End { id }) {
             note(&format!("the host is not told that it has started: {why}"));
@@ -96,7 +110,7 @@ pub fn start(
                     note("some of its threads keep their I/O priority");
                 }
             }
-            child.wait().map_err(ReporterError::io("wait for", program.as_str()))?
+            child.wait_for_end().map_err(ReporterError::io("wait for", program.as_str()))?
         }
     };
     Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
@@ -127,27 +141,6 @@ fn say(port: &Path, word: Word) -> Result<(), String> {
         io::ErrorKind::WouldBlock => format!("nobody on the host listens at {}", port.display()),
         _ => format!("{}: {e}", port.display()),
     })
-}
-
-/// Waits for a child's end; `None` when it still runs after `longest`.
-fn wait_at_most(child: &mut Child, longest: Duration) -> io::Result<Option<ExitStatus>> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let pidfd = pidfd_open(pid.ok_or(io::ErrorKind::InvalidInput)?, PidfdFlags::empty())?;
-    let begin = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        let left = longest.saturating_sub(begin.elapsed());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        let time = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3_600, tv_nsec: 0 });
-        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
 }
 
 /// All threads of a process and of those that come from it.
@@ -185,7 +178,12 @@ fn is_gone(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::PoisonError;
+
+    use rustix::process::Pid;
+
     use super::*;
+    use crate::child::FORKS;
 
     fn command(text: &str) -> Vec<String> {
         ["sh", "-c", text].map(str::to_owned).to_vec()
@@ -198,7 +196,8 @@ mod tests {
 
     #[test]
     fn a_command_runs_without_a_host_and_its_code_is_kept() {
-        let options = StartOptions { longest: Duration::from_secs(60), real_time: true };
+        let _alone = FORKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let options = StartOptions { longest: Duration::from_secs(60), real_time: true, slice_idle: 0 };
         let mut notes = Vec::new();
         let code = start(&command("exit 3"), options, &mut |n| notes.push(n.to_owned())).unwrap();
         assert_eq!(code, 3);
@@ -209,10 +208,11 @@ mod tests {
 
     #[test]
     fn what_outlives_the_start_is_ordinary_again() {
+        let _alone = FORKS.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let file = dir.path().join("pids");
         let text = format!("sleep 1000 & echo $$ $! >{f}.new; mv {f}.new {f}; wait", f = file.display());
-        let options = StartOptions { longest: Duration::from_millis(300), real_time: true };
+        let options = StartOptions { longest: Duration::from_millis(300), real_time: true, slice_idle: 0 };
         let runs = std::thread::spawn(move || start(&command(&text), options, &mut |_| {}));
         let pids = loop {
             if let Ok(text) = fs::read_to_string(&file) {

@@ -51,22 +51,24 @@ impl Iod {
 
     /// The same; returns its standard error when it does not start.
     pub fn try_start(dir: &Path, config: &str) -> Result<Self, String> {
+        Self::with_log(dir, config, Stdio::piped())
+    }
+
+    /// The same with another standard error, which is not returned then.
+    pub fn with_log(dir: &Path, config: &str, log: Stdio) -> Result<Self, String> {
         let file = dir.join("iod.toml");
         configure(dir, config);
-        let mut child = program()
-            .arg("--config")
-            .arg(&file)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            program().arg("--config").arg(&file).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         if line == "ready\n" {
             return Ok(Self { child, dir: dir.to_owned() });
         }
         let mut stderr = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        if let Some(mut log) = child.stderr.take() {
+            log.read_to_string(&mut stderr).unwrap();
+        }
         let _ = child.wait();
         Err(stderr)
     }

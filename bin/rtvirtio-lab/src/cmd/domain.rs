@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::bail;
-use rtvirtio_console::{Ui, style};
+use rtvirtio_console::{Ui, print, style};
 use rtvirtio_domain_plan::DiskPlace;
 use rtvirtio_report::text;
 use rtvirtio_spec::{LabKind, Spec};
@@ -30,7 +30,7 @@ pub fn plan_for_lab(
     }
     let plan = make(spec, profile, dirs, ui)?;
     if !ui.json {
-        print!("{}", text::domain_plan(&plan, &style()));
+        print(&text::domain_plan(&plan, &style()))?;
     } else if !plan.feasible {
         ui.warn("not every target can be promised: `rtvirtio plan --domain` names them, and why");
     }

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use rtvirtio_startup::SLICE_IDLE;
 use rtvirtio_units::Nanos;
-use rtvirtio_workflow::starts::{LARGEST_WEIGHT, SLICE_IDLE, StartVm};
+use rtvirtio_workflow::starts::{LARGEST_WEIGHT, StartVm};
 
 /// `starts`.
 #[derive(Args, Debug)]

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use rtvirtio_console::{Global, INFEASIBLE, Ui, need_root, show, style};
+use rtvirtio_console::{Global, INFEASIBLE, Ui, need_root, print, show, style};
 use rtvirtio_report::text;
 use rtvirtio_workflow::apply::{self, PlanWith, Resolved};
 use rtvirtio_workflow::contracts::VmCpu;
@@ -107,9 +107,9 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
         let (plan, found) = apply::plan_now(site, &with, dirs, ui)?;
         let notes = site.stack.notes_on_settings();
         if !ui.json && !args.dry_run {
-            print!("{}", title(part.name.as_deref(), devices.sites.len()));
-            print!("{}", text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()));
-            print!("{}", text::notes(&notes, &style()));
+            print(&title(part.name.as_deref(), devices.sites.len()))?;
+            print(&text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()))?;
+            print(&text::notes(&notes, &style()))?;
         }
         plans.push(DevicePlan { device: part.name.clone(), plan, notes });
     }

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Binding, Raised};
-use rtvirtio_startup::{Favour, FavourCounters, FavourLimits, Word};
+use rtvirtio_startup::{Favour, FavourCounters, FavourLimits, SLICE_IDLE, Word};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::{PortState, StartPort};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,10 +29,6 @@ use crate::progress::Progress;
 
 /// Largest BFQ weight.
 pub const LARGEST_WEIGHT: u32 = 1000;
-/// How long the device waits for a VM's next request while something starts in it, in ms: an
-/// application computes between its reads, and 8 ms (BFQ's own time) are often too short for it.
-/// The longer, the more the others lose meanwhile.
-pub const SLICE_IDLE: u32 = 25;
 /// Longest wait for words: cancellation and VMs that come back are noticed after it.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
 /// Time between two looks whether the weights are still in force.

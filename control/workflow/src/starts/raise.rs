@@ -62,41 +62,41 @@ impl Raise {
         let ours_alone = !session.in_force()?;
         // A process that was killed may have left one raised: the journal has what it was before.
         let left = Levels::of_session(&session)?;
-        let (mut all, mut of_vms, mut shared) = (Vec::new(), Vec::new(), Vec::<Write>::new());
+        let of_left = |w: &Write| left.files().iter().find(|f| f.target == w.target);
+        let (mut all, mut of_vms, mut device) = (Vec::new(), Vec::new(), Vec::<Write>::new());
         for vm in vms {
             let mut writes = raise_writes(&[vm], raised, binding, &machine)?;
-            for write in writes.iter_mut().filter(|w| !w.levels.is_empty()) {
-                if let Some(file) = left.files().iter().find(|f| f.target == write.target) {
+            let moved = writes.of_vms.iter_mut().filter(|w| !w.levels.is_empty());
+            for write in moved.chain(&mut writes.of_device) {
+                if let Some(file) = of_left(write) {
                     write.value.clone_from(&file.contract);
                 }
             }
             // A device that waits as long already stays so, and one whose time a plan has set. What
             // a killed process left is put back.
-            for write in writes.iter_mut().filter(|w| is_of_device(w) && !is_longer(w)) {
-                write.levels.clear();
-            }
-            let was_left = |w: &Write| left.files().iter().any(|f| f.target == w.target);
-            writes.retain(|w| {
-                !is_of_device(w) || !left.is_fixed(&w.target) && (!w.levels.is_empty() || was_left(w))
-            });
-            let moved = writes.iter().filter(|w| !w.levels.is_empty()).cloned();
-            let (of_one, of_device): (Vec<Write>, Vec<Write>) = moved.partition(|w| !is_of_device(w));
-            let is_new = |w: &Write| !shared.iter().any(|known| known.target == w.target);
-            let new: Vec<Write> = of_device.into_iter().filter(is_new).collect();
-            shared.extend(new);
-            of_vms.push(OfVm { name: (*vm).to_owned(), writes: of_one, raised: false });
-            rtvirtio_apply::merge(&mut all, writes)?;
+            writes.of_device.iter_mut().filter(|w| !is_longer(w)).for_each(|w| w.levels.clear());
+            writes
+                .of_device
+                .retain(|w| !left.is_fixed(&w.target) && (!w.levels.is_empty() || of_left(w).is_some()));
+            let moved = writes.of_vms.iter().filter(|w| !w.levels.is_empty()).cloned().collect();
+            of_vms.push(OfVm { name: (*vm).to_owned(), writes: moved, raised: false });
+            let is_new = |w: &&Write| !device.iter().any(|known| known.target == w.target);
+            let new: Vec<Write> = writes.of_device.iter().filter(is_new).cloned().collect();
+            device.extend(new);
+            rtvirtio_apply::merge(&mut all, writes.of_vms)?;
+            rtvirtio_apply::merge(&mut all, writes.of_device)?;
         }
         if ours_alone {
             session.apply(&all, &machine, &mut Silent)?;
         } else {
             // What enables I/O control of a cgroup is done where a plan in force has weights.
-            all.retain(|w| !w.levels.is_empty() || is_of_device(w));
+            all.retain(|w| !w.levels.is_empty() || device.iter().any(|d| d.target == w.target));
             check(&session.amend(&all, &machine, &mut Silent)?)?;
         }
         let by = session.applied_by()?.context("the journal is gone")?;
         drop(session);
         let levels = Levels::open(&dirs.state)?;
+        let shared = device.into_iter().filter(|w| !w.levels.is_empty()).collect();
         Ok(Self { dirs: dirs.clone(), vms: of_vms, shared, levels, by, ours_alone, ended: false })
     }
 
@@ -111,8 +111,8 @@ impl Raise {
         }
         let any = self.vms.iter().any(|of| if of.name == vm { raised } else { of.raised });
         let of_vm = self.vms.iter().filter(|of| of.name == vm).flat_map(|of| &of.writes);
-        let moves = of_vm.map(|w| (w, raised)).chain(self.shared.iter().map(|w| (w, any)));
-        let moves: Vec<(&Write, bool)> = moves.collect();
+        let of_device = self.shared.iter().map(|w| (w, any, true));
+        let moves: Vec<(&Write, bool, bool)> = of_vm.map(|w| (w, raised, false)).chain(of_device).collect();
         // A journal that was written anew in between is read once.
         for attempt in 0..2 {
             let held = self.levels.hold()?;
@@ -129,11 +129,11 @@ impl Raise {
             }
             let Hold::Free(guard) = held else { return Ok(Change::Busy) };
             let mut failed = None;
-            for (write, raised) in &moves {
+            for (write, raised, is_shared) in &moves {
                 let file = self.levels.files().iter().find(|f| f.target == write.target);
                 let Some(file) = file else {
                     // Another process that raises VMs of the device has ended.
-                    if is_of_device(write) {
+                    if *is_shared {
                         continue;
                     }
                     return Ok(Change::PutBack);
@@ -204,11 +204,6 @@ impl Drop for Raise {
         // `end` reports it; `rtvirtio revert` puts back what stays.
         let _ = self.put_back();
     }
-}
-
-/// Whether it is a setting of the device, which its VMs share.
-fn is_of_device(write: &Write) -> bool {
-    write.target.path.parent().is_some_and(|dir| dir.ends_with("iosched"))
 }
 
 /// Whether the raised time is longer than the device's own.

@@ -19,6 +19,7 @@ use rtvirtio_workflow::starts::{StartEvent, StartVm, StartsOptions, What, follow
 
 use super::cell::{APPS, Cell, DISK, Plane};
 use super::load::{HostReaders, end_in_guest, start_in_guest};
+use super::script::{Printed, SECTOR, read_script, script};
 use super::{RunOfStarts, Start};
 use crate::backend::Backend;
 use crate::guest;
@@ -154,9 +155,13 @@ impl<'a> Bed<'a> {
         let loaded = process.is_some() || host_load.readers > 0;
         let throughput = if loaded { settle(&mut vm.guest, bed, plan.settle, progress)? } else { [0.0; 2] };
         let mut starts = Vec::new();
+        let mut moved = Moved::default();
         for _ in 0..plan.starts {
             flush(&device)?;
-            let start = start(vm, plane, &argv, plan.limit, progress)?;
+            let (begin, sectors) = (Instant::now(), bed.sectors()?);
+            let (start, of_guest) = start(vm, plane, &argv, plan.limit, progress)?;
+            let device = (bed.sectors()? - sectors) * SECTOR;
+            moved.add([(device, begin.elapsed().as_secs_f64()), of_guest]);
             starts.push(start);
             if start.timed_out {
                 break;
@@ -165,7 +170,8 @@ impl<'a> Bed<'a> {
         end_in_guest(process, &mut vm.guest)?;
         host.end()?;
         let favoured = favour.map(|favour| favour.end(progress)).transpose()?;
-        Ok(RunOfStarts { cell: cell.clone(), plane, repetition, starts, throughput, favoured })
+        let (cell, meanwhile) = (cell.clone(), loaded.then(|| moved.rates()));
+        Ok(RunOfStarts { cell, plane, repetition, starts, throughput, meanwhile, favoured })
     }
 
     /// Host scheduler, guest, its scheduler and its cgroup.
@@ -286,6 +292,23 @@ fn flush(device: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Bytes in seconds that were moved during starts, with what is done before: of the device, by the
+/// host's clock, and of the guest's disk, by the guest's.
+#[derive(Default)]
+struct Moved([(u64, f64); 2]);
+
+impl Moved {
+    fn add(&mut self, more: [(u64, f64); 2]) {
+        for (of, (bytes, seconds)) in self.0.iter_mut().zip(more) {
+            *of = (of.0 + bytes, of.1 + seconds);
+        }
+    }
+
+    fn rates(&self) -> [f64; 2] {
+        self.0.map(|(bytes, seconds)| bytes as f64 / seconds.max(0.01))
+    }
+}
+
 /// Lets a load settle. Bytes per second of the device, and the guest's part.
 fn settle(
     vm: &mut QemuGuest,
@@ -306,52 +329,19 @@ fn settle(
     let before = look()?;
     progress.pause(WINDOW)?;
     let after = look()?;
-    let rate = |sectors: f64, seconds: f64| sectors * 512.0 / seconds.max(0.01);
+    let rate = |sectors: f64, seconds: f64| sectors * SECTOR as f64 / seconds.max(0.01);
     let host = rate((after.1 - before.1) as f64, (after.0 - before.0).as_secs_f64());
     Ok([host, rate(after.3 - before.3, after.2 - before.2)])
 }
 
-/// The shell script that starts the application in the guest with cold caches: `$1` is the port,
-/// then come the program and its arguments. Prints status, the guest's uptime before and after, and
-/// the sectors read from its disk before and after.
-///
-/// It says by itself what `rtvirtio-guest start` says, whose own start an emulated processor makes
-/// long.
-fn script(plane: Plane, limit: u64) -> String {
-    let stat = "read x x s x </sys/block/vda/stat";
-    let (begin, nice, end) = match plane {
-        Plane::Default | Plane::Grouped => (String::new(), "", ""),
-        Plane::Domain => (String::new(), "ionice -c 1 -n 0 ", ""),
-        Plane::Kernel => {
-            (format!("echo start 1 {} >$p; ", limit * 1_000), "ionice -c 1 -n 0 ", "echo end 1 >$p; ")
-        }
-    };
-    // All of what it takes to say it is in the time.
-    format!(
-        "p=$1; shift; echo 3 >/proc/sys/vm/drop_caches; {stat}; f=$s; read a x </proc/uptime; \
-         {begin}{nice}timeout {limit} chroot {MOUNT} \"$@\" >/dev/null; r=$?; {end}read b x </proc/uptime; {stat}; \
-         echo $r $a $b $f $s"
-    )
-}
-
-/// What [`script`] prints: status, seconds, bytes read.
-fn read_script(text: &str) -> Option<(i32, f64, u64)> {
-    let mut fields = text.split_whitespace();
-    let status = fields.next()?.parse().ok()?;
-    let from: f64 = fields.next()?.parse().ok()?;
-    let to: f64 = fields.next()?.parse().ok()?;
-    let before: u64 = fields.next()?.parse().ok()?;
-    let after: u64 = fields.next()?.parse().ok()?;
-    Some((status, to - from, after.saturating_sub(before) * 512))
-}
-
+/// Starts the application. Also the bytes that the guest read and wrote, and in how many seconds.
 fn start(
     vm: &mut Vm,
     plane: Plane,
     app: &[String],
     limit: Nanos,
     progress: &dyn Progress,
-) -> anyhow::Result<Start> {
+) -> anyhow::Result<(Start, (u64, f64))> {
     let script = script(plane, limit.0.div_ceil(1_000_000_000));
     let port = vm.port.as_deref().unwrap_or_default();
     let mut argv = vec!["sh", "-c", &script, "sh", port];
@@ -361,14 +351,15 @@ fn start(
     let timeout = Duration::from_nanos(limit.0) * 2 + AGENT_TIMEOUT;
     let output = guest::wait_for_exit(vm, process, timeout, progress, &mut || Ok(()))?;
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-    let (status, seconds, read) = read_script(&stdout)
+    let Printed { status, seconds, read, all } = read_script(&stdout)
         .with_context(|| format!("the guest printed {stdout:?} when it started {app:?}"))?;
     if status != 0 && status != TIMED_OUT {
         let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         bail!("{} ended with {status} in the guest: {why}", app[0]);
     }
     let (limit, timed_out) = (limit.as_secs_f64(), status == TIMED_OUT);
-    Ok(Start { seconds: if timed_out { limit } else { seconds.min(limit) }, timed_out, read })
+    let start = Start { seconds: if timed_out { limit } else { seconds.min(limit) }, timed_out, read };
+    Ok((start, all))
 }
 
 /// The thread that favours the guest, until it is ended or dropped.
@@ -436,22 +427,5 @@ impl Drop for Favouring {
     fn drop(&mut self) {
         // `end` reports it; the test bed reverts what stays.
         let _ = self.join();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_script_says_what_a_start_took() {
-        assert_eq!(read_script("0 10.50 12.75 8 24\n"), Some((0, 2.25, 16 * 512)));
-        assert_eq!(read_script("0 10.50 12.75\n"), None);
-        for plane in Plane::ALL {
-            let text = script(plane, 60);
-            assert!(text.contains("drop_caches") && text.contains("timeout 60 chroot"), "{text}");
-            assert_eq!(text.contains("ionice"), plane >= Plane::Kernel, "{text}");
-            assert_eq!(text.contains("echo start 1 60000 >$p"), plane == Plane::Kernel, "{text}");
-        }
     }
 }

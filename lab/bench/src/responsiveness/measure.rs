@@ -348,6 +348,7 @@ mod tests {
             repetition: *repetition,
             starts: Vec::new(),
             throughput: [0.0; 2],
+            meanwhile: None,
             favoured: None,
         };
         let there: Vec<RunOfStarts> = all.iter().take(10).map(made).collect();

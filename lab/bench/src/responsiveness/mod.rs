@@ -12,14 +12,16 @@ mod cell;
 mod load;
 mod measure;
 mod page;
+mod script;
 mod service;
 mod video;
 
 pub use cell::{APPS, App, Cell, Choice, GUEST_LOADS, HOST_LOADS, Plane, SCHEDULERS};
 pub use measure::{ResponsivenessOptions, measure};
-pub use page::{report, report_of_raised, report_of_video, svg};
+pub use page::{report, report_of_video, svg};
 pub use video::{Frames, Video};
 
+use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_stats::Summary;
 use serde::{Deserialize, Serialize};
@@ -31,11 +33,12 @@ use crate::saved::Saved;
 pub const FILE: &str = "responsiveness.json";
 /// That of videos, with the few start-ups that go before them.
 pub const VIDEO_FILE: &str = "responsiveness-video.json";
-/// A part of the grid, measured since the device waits longer for a VM in which something starts.
-pub const RAISED_FILE: &str = "responsiveness-raised.json";
 /// A cell in which BFQ alone takes so many times the idle start-up is one that the kernel's plane
 /// must help.
 const BAD: f64 = 3.0;
+
+/// Bytes per second of the host's readers from which on a share of them means something.
+const LEAST_READERS: f64 = 1e5;
 
 /// One start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -62,6 +65,9 @@ pub struct RunOfStarts {
     /// Bytes per second of the device before the first start, and the guest's part: its aggregate
     /// throughput.
     pub throughput: [f64; 2],
+    /// The same while the application started; `None` without load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meanwhile: Option<[f64; 2]>,
     /// How long the VM was favoured by the kernel's plane, in s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub favoured: Option<f64>,
@@ -118,6 +124,8 @@ pub struct Point {
     pub failed: bool,
     /// Mean over the runs, as [`RunOfStarts::throughput`].
     pub throughput: [f64; 2],
+    /// The same of [`RunOfStarts::meanwhile`].
+    pub meanwhile: Option<[f64; 2]>,
 }
 
 impl ResponsivenessData {
@@ -131,13 +139,27 @@ impl ResponsivenessData {
             .collect();
         let starts: Vec<f64> = runs.iter().flat_map(|r| &r.starts).map(|s| s.seconds).collect();
         let means: Vec<f64> = runs.iter().filter_map(|r| Some(r.summary()?.mean)).collect();
-        let mean = |i: usize| runs.iter().map(|r| r.throughput[i]).sum::<f64>() / runs.len() as f64;
+        let mean =
+            |rates: &[[f64; 2]]| [0, 1].map(|i| rates.iter().map(|r| r[i]).sum::<f64>() / rates.len() as f64);
+        let meanwhile: Option<Vec<[f64; 2]>> = runs.iter().map(|r| r.meanwhile).collect();
         Some(Point {
             all: Summary::of(&starts)?,
             means: Summary::of(&means)?,
             failed: runs.iter().any(|r| r.failed()),
-            throughput: [mean(0), mean(1)],
+            throughput: mean(&runs.iter().map(|r| r.throughput).collect::<Vec<_>>()),
+            meanwhile: meanwhile.map(|rates| mean(&rates)),
         })
+    }
+
+    /// What the host's readers get while something starts in the VM under a plane, over what they
+    /// get then without any plane; `None` without them, or when either was not measured.
+    #[must_use]
+    pub fn readers_kept(&self, cell: &Cell, plane: Plane) -> Option<f64> {
+        cell.host().filter(|load| load.readers > 0)?;
+        let readers =
+            |plane: Plane| self.point(cell, plane)?.meanwhile.map(|[all, guest]| (all - guest).max(0.0));
+        // Where they get next to nothing without a plane, a share of it says nothing.
+        Some(readers(plane)? / readers(Plane::Default).filter(|rate| *rate > LEAST_READERS)?)
     }
 
     /// All cells with a run, sorted.
@@ -223,6 +245,17 @@ pub fn claims(data: &ResponsivenessData) -> Vec<Claim> {
                 .at_most(0.0),
         );
     }
+    for plane in ours {
+        let kept: Vec<f64> = cells.iter().filter_map(|cell| data.readers_kept(cell, plane)).collect();
+        if kept.is_empty() {
+            continue;
+        }
+        let what = format!(
+            "what the host's readers get while the application starts with the plane `{plane}`, over what they get then without any: median of the cells with such readers"
+        );
+        let (id, n) = (format!("startup.{plane}.readers_kept"), kept.len());
+        claims.push(Claim::new(id, what, median(kept), "share", n));
+    }
     let frames = |planes: &[Plane]| {
         let of = data.videos.iter().filter(|v| planes.contains(&v.plane)).flat_map(|v| &v.vms);
         of.fold((0, 0), |(late, all), vm| (late + vm.late, all + vm.frames))
@@ -259,8 +292,17 @@ mod tests {
     }
 
     fn run(cell: Cell, plane: Plane, seconds: &[f64]) -> RunOfStarts {
+        let meanwhile = [if plane == Plane::Default { 9e6 } else { 5e6 }, 1e6];
         let starts = seconds.iter().map(|s| Start { seconds: *s, timed_out: *s >= 60.0, read: 1 }).collect();
-        RunOfStarts { cell, plane, repetition: 0, starts, throughput: [2e6, 1e6], favoured: None }
+        RunOfStarts {
+            cell,
+            plane,
+            repetition: 0,
+            starts,
+            throughput: [2e6, 1e6],
+            meanwhile: Some(meanwhile),
+            favoured: None,
+        }
     }
 
     fn data(runs: Vec<RunOfStarts>) -> ResponsivenessData {
@@ -300,6 +342,8 @@ mod tests {
         assert!((kernel.value - 1.8).abs() < 1e-9, "only cells that are bad without: {}", kernel.value);
         assert!(kernel.met && kernel.n == 3);
         assert!(of("startup.domain.worst_over_idle").met);
+        let kept = of("startup.kernel.readers_kept");
+        assert_eq!((kept.value, kept.n), (0.5, 2));
         let worse = of("startup.worse_than_default");
         // One start alone has no interval, so that cell is not compared.
         assert_eq!((worse.value, worse.n, worse.met), (1.0, 1, false));

@@ -40,14 +40,6 @@ pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
     Ok(report)
 }
 
-/// The same of [`RAISED_FILE`](super::RAISED_FILE), whose claims have a name of their own.
-///
-/// # Errors
-/// As [`report`].
-pub fn report_of_raised(path: &Path) -> anyhow::Result<ExperimentReport> {
-    Ok(report(path)?.with_suffix("raised"))
-}
-
 /// The figures of a saved result, one for each device, application and pair of schedulers: name of
 /// the file and its text.
 ///
@@ -181,11 +173,16 @@ fn table(data: &ResponsivenessData, cells: &[Cell], planes: &[Plane]) -> Table {
         "over idle",
         "device MB/s",
         "guest MB/s",
+        "device MB/s meanwhile",
+        "guest MB/s meanwhile",
     ];
     let within = |v: f64| if v.is_finite() { format!("± {v:.2}") } else { "-".to_owned() };
     let row = |cell: &Cell, plane: Plane| {
         let point = data.point(cell, plane)?;
         let s = point.all;
+        let rate = |i: usize| point.meanwhile.map(|rates: [f64; 2]| rates[i]);
+        let meanwhile =
+            |i: usize| rate(i).map_or_else(|| "-".to_owned(), |rate| format!("{:.2}", rate / 1e6));
         let mean = if point.failed { format!("X ({:.2})", s.mean) } else { format!("{:.2}", s.mean) };
         Some(vec![
             cell.loads(),
@@ -201,6 +198,8 @@ fn table(data: &ResponsivenessData, cells: &[Cell], planes: &[Plane]) -> Table {
             data.over_idle(cell, plane).map_or_else(|| "-".to_owned(), |over| format!("{over:.2}")),
             format!("{:.2}", point.throughput[0] / 1e6),
             format!("{:.2}", point.throughput[1] / 1e6),
+            meanwhile(0),
+            meanwhile(1),
         ])
     };
     let rows = cells.iter().flat_map(|cell| planes.iter().filter_map(|plane| row(cell, *plane))).collect();

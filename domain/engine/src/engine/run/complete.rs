@@ -55,10 +55,10 @@ impl EventLoop {
         }
         slot.refused_since = None;
         if result == -libc::EPERM && self.config.pass_priority {
-            eprintln!(
-                "rtvirtio-iod: {}: the guests' classes are not passed on: that needs CAP_SYS_NICE",
+            crate::log::say(format_args!(
+                "{}: the guests' classes are not passed on: that needs CAP_SYS_NICE",
                 self.config.name
-            );
+            ));
             self.config.pass_priority = false;
             return self.submit_piece(time, piece);
         }

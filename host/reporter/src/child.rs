@@ -1,0 +1,140 @@
+//! A command that this process runs for its user: signals reach it, and its end is waited for.
+
+use std::ffi::c_int;
+use std::fs::File;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, getpgrp, kill_process};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
+
+/// Length of one of the waits for an end without a limit.
+const LONG: Duration = Duration::from_secs(3_600);
+
+/// Signals that would end this process, from now on. They end the command instead, so that what
+/// was changed for it is put back. One that is ignored, as under nohup(1), stays so.
+pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
+
+impl Signals {
+    /// Handles them. The command does not inherit that.
+    ///
+    /// # Errors
+    /// As sigaction(2).
+    pub(crate) fn handle() -> io::Result<Self> {
+        let (read, write) = UnixStream::pair()?;
+        let mut handled = vec![SIGCHLD];
+        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+            if !is_ignored(signal)? {
+                handled.push(signal);
+            }
+        }
+        Ok(Self(SignalDelivery::with_pipe(read, write, SignalOnly, handled)?))
+    }
+
+    /// Starts the command.
+    ///
+    /// # Errors
+    /// As `Command::spawn`; kind `Interrupted` after a signal.
+    pub(crate) fn start(mut self, command: &mut Command) -> io::Result<Running> {
+        if self.0.pending().next().is_some() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let mut running = Running { child: command.spawn()?, signals: self.0 };
+        // What came until its `execve` did not reach it.
+        running.pass_on(true);
+        Ok(running)
+    }
+}
+
+/// Whether a signal is ignored.
+fn is_ignored(signal: c_int) -> io::Result<bool> {
+    // SAFETY: sigaction(2) with a null action only fills the structure, which is valid zeroed.
+    let (done, old) = unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        (libc::sigaction(signal, std::ptr::null(), &raw mut old), old)
+    };
+    if done == 0 { Ok(old.sa_sigaction == libc::SIG_IGN) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether this process is in the foreground of its terminal, which sends `SIGINT` and `SIGQUIT` to
+/// the command as well.
+fn is_in_foreground() -> bool {
+    let terminal = File::open("/dev/tty");
+    terminal.is_ok_and(|tty| rustix::termios::tcgetpgrp(tty).is_ok_and(|group| group == getpgrp()))
+}
+
+/// A running command.
+pub(crate) struct Running {
+    child: Child,
+    signals: SignalDelivery<UnixStream, SignalOnly>,
+}
+
+impl Running {
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Passes on what has come; what the terminal sends to the command too only if `all`.
+    fn pass_on(&mut self, all: bool) {
+        let signals: Vec<c_int> = self.signals.pending().collect();
+        let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else { return };
+        for signal in signals {
+            let passed = match signal {
+                SIGTERM => Signal::TERM,
+                SIGHUP => Signal::HUP,
+                SIGINT if all || !is_in_foreground() => Signal::INT,
+                SIGQUIT if all || !is_in_foreground() => Signal::QUIT,
+                _ => continue,
+            };
+            // One that has ended needs none. It is no other process: an ended child keeps its id
+            // until it is waited for.
+            let _ = kill_process(pid, passed);
+        }
+    }
+
+    /// Waits for its end; `None` when it still runs after `longest`.
+    ///
+    /// # Errors
+    /// As wait(2) and poll(2).
+    pub(crate) fn wait(&mut self, longest: Duration) -> io::Result<Option<ExitStatus>> {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            self.pass_on(false);
+            let left = longest.saturating_sub(begin.elapsed()).min(LONG);
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let time = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
+            // Its end is a signal too.
+            match poll(&mut [PollFd::new(self.signals.get_read(), PollFlags::IN)], Some(&time)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Waits for its end, however long that takes.
+    ///
+    /// # Errors
+    /// As [`Running::wait`].
+    pub(crate) fn wait_for_end(&mut self) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.wait(LONG)? {
+                return Ok(status);
+            }
+        }
+    }
+}
+
+/// Tests that start commands, and those that look who holds a lock: a child has all open files of
+/// this process until its `execve`.
+#[cfg(test)]
+pub(crate) static FORKS: std::sync::Mutex<()> = std::sync::Mutex::new(());
