@@ -48,10 +48,10 @@ pub(crate) struct Raised {
 }
 
 impl Raised {
-    /// Raises the time to `to` ms on each disk whose scheduler waits for a shorter one; where another
-    /// start has raised it, it stays as that one needs it. `None` where there is no such disk, and
-    /// nothing is left of a killed start; a disk that waits for nothing stays so. `note` gets what was
-    /// left alone.
+    /// Raises the time to `to` ms on each disk whose scheduler waits for a shorter one; where
+    /// another start has raised it, it stays as that one needs it. `None` where there is no such
+    /// disk, and nothing is left of a killed start; a disk that waits for nothing stays so. `note`
+    /// gets what was left alone.
     ///
     /// # Errors
     /// When a value or the record cannot be read or written, for which it takes root.
