@@ -113,6 +113,7 @@ start_background() {
         log=$directory/log
         : >"$log"
         for each in "$@"; do "$each"; done
+        : >"$directory/done"
     ) >"$directory/output" 2>&1 &
     echo "$!" >"$directory/pid"
     renice -n "$priority" -p "$!" >/dev/null 2>&1 || true
@@ -222,9 +223,12 @@ tests_in_box() { tests "tests in the box" --workspace $(programs box); }
 # shellcheck disable=SC2046 # a list of words
 tests_in_parallel() { tests "tests that run while those on this host do" --workspace $(programs parallel); }
 
-# The tests in the box take long, and once more when an emulated guest is lost: they begin with the tests of the host where these
-# run too, and are counted with those that boot guests.
-start_box() { [ -d "$work.background.box" ] || start_background box 10 tests_in_box; }
+# The tests in the box take long, and once more when an emulated guest is lost: where the tests of the host run too they begin as soon
+# as nothing compiles there, and are counted with those that boot guests.
+start_box() { [ -d "$work.background.box" ] || start_background box 10 wait_for_builds tests_in_box; }
+wait_for_builds() {
+    while [ -d "$work.background.builds" ] && [ ! -e "$work.background.builds/done" ]; do sleep 1; done
+}
 
 tier() {
     case $1 in
