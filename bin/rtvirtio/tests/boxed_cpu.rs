@@ -174,7 +174,7 @@ fn inside_the_box() {
         "urgency",
         "priorities = \"rt\"\nurgency = { budget = \"1s\", interrupts = \"kvm\" }",
     );
-    urgency::moves_its_vcpu(&mut plc, &urgency);
+    urgency::moves_its_vcpu(&mut plc, &urgency, &say);
     revert(&plc, &before, "urgency");
     say("urgency");
 

@@ -47,9 +47,11 @@ fn wait_for(what: &str, is_true: impl Fn() -> bool) {
 }
 
 /// A timed task raises the vCPU to its contract, work without priority leaves it at the floor, and
-/// `keep` ends with the contract as it was.
-pub fn moves_its_vcpu(plc: &mut Plc, spec: &str) {
+/// `keep` ends with the contract as it was. `say` hears of each step: a box that prints nothing
+/// for long counts as hung.
+pub fn moves_its_vcpu(plc: &mut Plc, spec: &str, say: &dyn Fn(&str)) {
     plc.copy_in(Path::new(SOURCE), PLACE);
+    say("the reporter is in the guest");
     program(&["apply", spec, "--cpu-only"]);
     let vcpu = plc.vcpu();
     let has = |policy: Policy, priority: u32| {
@@ -62,12 +64,15 @@ pub fn moves_its_vcpu(plc: &mut Plc, spec: &str) {
     let shell = |plc: &mut Plc, script: &str| plc.exec(&["sh", "-c", script]);
     let offered = format!("until {PLACE} status >/dev/null 2>&1; do sleep 0.1; done");
     shell(plc, &offered);
+    say("the page is offered");
     let work = "(while :; do :; done) >/dev/null 2>&1 & echo $! >/tmp/work";
     shell(plc, &format!("{PLACE} bpf >/tmp/bpf.log 2>&1 & {work}"));
     wait_for("ordinary work is at the floor", || has(Policy::Other, 0));
+    say("ordinary work is at the floor");
     let timed = "cyclictest -m -q -p99 -i300 -D3 >/tmp/timed 2>&1 & echo $! >/tmp/timed.pid";
     shell(plc, timed);
     wait_for("a timed task has the contract's priority", || has(Policy::Fifo, contract.priority));
+    say("a timed task has the contract's priority");
     shell(plc, "while kill -0 $(cat /tmp/timed.pid) 2>/dev/null; do sleep 0.2; done");
     let said = shell(plc, "cat /tmp/timed");
     assert!(said.contains("Avg:"), "{said}");
@@ -83,6 +88,7 @@ pub fn moves_its_vcpu(plc: &mut Plc, spec: &str) {
     shell(plc, "dd if=/dev/vda of=/dev/null bs=4k count=200 iflag=direct 2>/dev/null");
     wait_for("KVM's interrupts raise a vCPU with ordinary work", || raised() > before);
     println!("raised by interrupts of devices: {before}, then {}", raised());
+    say("KVM's interrupts raise a vCPU");
     shell(plc, "kill $(cat /tmp/work)");
     keep.stop();
     assert_eq!(sched::get(vcpu).unwrap(), contract);
