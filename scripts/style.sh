@@ -83,11 +83,11 @@ much_data() {
     [ "$bytes" -le 6200000 ] || echo "data/README.md:1: $bytes bytes of measured runs, 6200000 at most"
 }
 
-# `println!` and its kin panic where nobody reads or a log's disk is full, in the middle of what serves guests or changes settings.
+# `println!` and `eprintln!` panic on a closed pipe or a full disk, in the middle of what serves guests or changes settings.
 printing_that_panics() {
     rust_files | grep -E '^(bin|control|core|domain|host)/[^/]*/src/' | grep -vE '(^|/)tests(/|\.rs$)' | while IFS= read -r file; do
         grep -nE '\b(e?println|e?print)!\(' "$file" | grep -vE '^[0-9]+:[[:space:]]*//' |
-            sed "s|^\([0-9]*\):.*|$file:\1: use rtvirtio_arguments::print or complain, or the log of the engine|" || true
+            sed "s|^\([0-9]*\):.*|$file:\1: use rtvirtio_arguments::print or print_error, or the log of the engine|" || true
     done
 }
 

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 pub use manual::{Section, write_manual};
-pub use output::{complain, print};
+pub use output::{print, print_error};
 
 /// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
 pub const USAGE: u8 = 64;
@@ -23,7 +23,7 @@ pub fn parse<C: Parser>(section: Section) -> Result<C, ExitCode> {
     if let Some(written) = manual::requested(C::command(), section, std::env::args_os()) {
         return Err(written.map_or_else(
             |e| {
-                complain(&format!("the manual is not written: {e}"));
+                print_error(&format!("the manual is not written: {e}"));
                 ExitCode::FAILURE
             },
             |()| ExitCode::SUCCESS,

@@ -1,9 +1,9 @@
-//! Lines that a program prints. `println!` and `eprintln!` panic when nobody reads or the disk of
-//! the log is full, in the middle of what the program does.
+//! Lines that a program prints. `println!` and `eprintln!` panic on a closed pipe or a full disk,
+//! in the middle of what the program does.
 
 use std::io::{self, Write as _};
 
-/// Prints text on standard output. Who reads no further, as in `rtvirtio plan | head`, is no error.
+/// Prints text on standard output. A closed pipe, as in `rtvirtio plan | head`, is no error.
 ///
 /// # Errors
 /// When standard output cannot be written.
@@ -15,8 +15,8 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// Writes a line to standard error, in one piece. One that cannot be written is lost: there is
-/// nobody left to hear of it.
-pub fn complain(line: &str) {
+/// Writes a line to standard error by one write(2). A failure is ignored: there is no other place
+/// to report it.
+pub fn print_error(line: &str) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 
-use rtvirtio_arguments::{complain, print};
+use rtvirtio_arguments::{print, print_error};
 use rtvirtio_report::text::Style;
 use rtvirtio_workflow::{Kind, one_line};
 use serde::Serialize;
@@ -48,7 +48,7 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     };
     let step = error.downcast_ref::<rtvirtio_workflow::Error>();
     if step.is_some_and(|e| e.kind() == Kind::Cancelled) {
-        complain(&format!("rtvirtio: {error}"));
+        print_error(&format!("rtvirtio: {error}"));
         return ExitCode::from(INTERRUPTED);
     }
     let spec = error.downcast_ref().or_else(|| step?.cause::<rtvirtio_spec::SpecErrors>());
@@ -59,13 +59,13 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
                 let _ = print(&(text + "\n"));
             }
         }
-        Some(errors) => complain(&errors.to_string()),
+        Some(errors) => print_error(&errors.to_string()),
         None => {
             // An error may hold what a guest printed: bytes that must not reach the terminal as
             // they are.
             let whole = one_line(error.as_ref());
             let text: String = whole.chars().take(LONGEST_ERROR).collect();
-            complain(&format!("rtvirtio: {}", rtvirtio_report::terminal(&text, false)));
+            print_error(&format!("rtvirtio: {}", rtvirtio_report::terminal(&text, false)));
             // Commands to be copied, line by line; it prints no control characters.
             let of_step = step.and_then(|e| e.cause::<rtvirtio_apply::ApplyError>());
             let readable = error
@@ -74,7 +74,7 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
                 .or(of_step)
                 .and_then(rtvirtio_apply::ApplyError::readable);
             if let Some(readable) = readable {
-                complain(&readable.to_string());
+                print_error(&readable.to_string());
             }
             if json {
                 let _ = print(&format!("{}\n", serde_json::json!({ "error": whole, "journal": readable })));

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use rtvirtio_arguments::{Section, complain, print};
+use rtvirtio_arguments::{Section, print, print_error};
 use rtvirtio_reporter::bpf::Watch;
 use rtvirtio_reporter::{Device, Echo, EchoOptions, RunOptions, StartOptions, run, start};
 use rtvirtio_startup::SLICE_IDLE;
@@ -103,14 +103,14 @@ fn main() -> ExitCode {
         Command::Start(of) => {
             let longest = Duration::from_secs(of.seconds);
             let options = StartOptions { longest, real_time: !of.no_ionice, slice_idle: of.slice_idle };
-            start(&of.argv, options, &mut |note| complain(&format!("rtvirtio-guest: {note}")))
+            start(&of.argv, options, &mut |note| print_error(&format!("rtvirtio-guest: {note}")))
                 .map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
                 .map_err(Into::into)
         }
         Command::Status => status(),
     };
     done.unwrap_or_else(|e| {
-        complain(&format!("rtvirtio-guest: {e:#}"));
+        print_error(&format!("rtvirtio-guest: {e:#}"));
         ExitCode::FAILURE
     })
 }
@@ -131,7 +131,7 @@ fn watch() -> anyhow::Result<ExitCode> {
     let watch = Watch::start()?;
     let _reporter = watch.report(Device::find()?)?;
     if !watch.announces_timers() {
-        complain("rtvirtio-guest: timers are not announced: /proc/kallsyms hides hrtimer_wakeup");
+        print_error("rtvirtio-guest: timers are not announced: /proc/kallsyms hides hrtimer_wakeup");
     }
     print("reporting what each vCPU runs; Ctrl-C ends it\n")?;
     signals.forever().next();

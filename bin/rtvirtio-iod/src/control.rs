@@ -12,7 +12,7 @@ use rtvirtio_engine::handover::{DiskFacts, Passed};
 use rtvirtio_engine::handover_port::PortFacts;
 use rtvirtio_engine::line_server::{Limits, Reply, Request, serve};
 use rtvirtio_engine::listen::SocketListener;
-use rtvirtio_engine::log::say;
+use rtvirtio_engine::log::write_line;
 use rtvirtio_engine::running::Running;
 use rtvirtio_engine::socket_group;
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ impl Control {
         let limits = Limits { owner: rustix::process::geteuid().as_raw(), ..Limits::default() };
         let serve = move || {
             if let Err(e) = serve(&listener, limits, |request| handle_request(request, &served, &traces)) {
-                say(format_args!("the control socket is served no more: {e}"));
+                write_line(format_args!("the control socket is served no more: {e}"));
             }
         };
         confine.spawn("iod-control", Role::Control, serve).context("cannot confine the control thread")?;
@@ -112,7 +112,7 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
         Some("stop") => {
             let guests = served.running.connected();
             if guests.is_empty() || force {
-                say("stopped by a command");
+                write_line("stopped by a command");
                 // Sent before the process ends; a peer that has gone needs no answer.
                 let _ = writeln!(&stream, "{}", json!({ "stopping": true }));
                 served.end.close();
@@ -186,15 +186,15 @@ fn list_of<T: serde::de::DeserializeOwned>(request: &Value, key: &str) -> Result
 pub fn reload(running: &Running, config: &Path, passed: Passed, force: bool) -> Result<Vec<String>, String> {
     match running.reload(config, passed, force) {
         Ok(changed) if changed.is_empty() => {
-            say("reload: nothing is new");
+            write_line("reload: nothing is new");
             Ok(changed)
         }
         Ok(changed) => {
-            say(format_args!("reload: in force: {}", changed.join(", ")));
+            write_line(format_args!("reload: in force: {}", changed.join(", ")));
             Ok(changed)
         }
         Err(e) => {
-            say(format_args!("reload: {e}"));
+            write_line(format_args!("reload: {e}"));
             Err(e.to_string())
         }
     }

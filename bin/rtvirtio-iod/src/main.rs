@@ -15,7 +15,7 @@ use rtvirtio_domain_config::File;
 use rtvirtio_engine::check::{self, Directories};
 use rtvirtio_engine::confine::Role;
 use rtvirtio_engine::domain::OpenedDomain;
-use rtvirtio_engine::log::say;
+use rtvirtio_engine::log::write_line;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            say(describe(&e));
+            write_line(describe(&e));
             ExitCode::FAILURE
         }
     }
@@ -100,7 +100,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let domain = opened.start(&confine)?;
     // All memory that depends on guests' requests is allocated by now.
     if let Err(e) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
-        say(format_args!("memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK"));
+        write_line(format_args!("memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK"));
     }
     let running = domain.running();
     let served = Served {
@@ -112,7 +112,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     control.serve(served, &confine)?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
-    say(sandbox.describe(&file, domain.is_ring_restricted()));
+    write_line(sandbox.describe(&file, domain.is_ring_restricted()));
     // The parent may be gone, and with it the reading end; guests are served all the same.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
@@ -134,7 +134,7 @@ fn warn_of_formats(file: &File) {
     let undeclared = file.devices.iter().flat_map(|d| &d.disks).filter(|d| d.format.is_none());
     let names: Vec<&str> = undeclared.map(|d| d.name.as_str()).collect();
     if !names.is_empty() {
-        say(format_args!(
+        write_line(format_args!(
             "no format is declared for {}: a guest that writes an image's first bytes prevents the next start; set `format = \"raw\"`",
             names.join(", ")
         ));

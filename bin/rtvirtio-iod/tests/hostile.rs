@@ -267,8 +267,8 @@ fn a_lying_frontend() {
     });
 }
 
-/// A guest makes the domain write lines. Where the log's disk is full, or nobody reads it any more,
-/// that ends neither the process nor a disk.
+/// Messages that are refused are logged. A full disk or a closed pipe as log ends neither the
+/// process nor a disk.
 #[test]
 fn a_log_that_cannot_be_written() {
     let (closed, reader) = UnixStream::pair().unwrap();

@@ -210,7 +210,7 @@ fn inside_the_box() {
     }
     plc.works("after all that");
 
-    // A machine that ends takes its settings with it, and leaves nothing to complain of.
+    // A machine that ends takes its settings with it, and leaves nothing to print_error of.
     apply(&plc, &priorities, Backend::Throttle);
     let empty = plc.end();
     let said = program(&["revert"]);

@@ -83,10 +83,9 @@ fn printable(text: &str) -> String {
     text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Writes `rtvirtio-iod: TEXT`, in one piece. A line that cannot be written is lost, as when the
-/// log's disk is full or nobody reads it: it ends nothing that serves guests, which `eprintln!`
-/// would.
-pub fn say(text: impl std::fmt::Display) {
+/// Writes `rtvirtio-iod: TEXT` by one write(2). A failure, as of a full disk or a closed pipe, is
+/// ignored: `eprintln!` would panic, and end a thread that serves guests.
+pub fn write_line(text: impl std::fmt::Display) {
     let _ = io::stderr().write_all(format!("rtvirtio-iod: {text}\n").as_bytes());
 }
 
@@ -96,9 +95,9 @@ pub fn line(disk: &str, text: impl std::fmt::Display) {
     REFUSALS.with_borrow(|kept| kept.iter().for_each(|kept| kept.note(&text)));
     let Some(suppressed) = LIMIT.with_borrow_mut(|limit| limit.admit(Instant::now())) else { return };
     if suppressed > 0 {
-        say(format_args!("{disk}: {suppressed} more lines were not written"));
+        write_line(format_args!("{disk}: {suppressed} more lines were not written"));
     }
-    say(format_args!("{disk}: {text}"));
+    write_line(format_args!("{disk}: {text}"));
 }
 
 #[cfg(test)]

@@ -47,8 +47,8 @@ fn wait_for(what: &str, is_true: impl Fn() -> bool) {
 }
 
 /// A timed task raises the vCPU to its contract, work without priority leaves it at the floor, and
-/// `keep` ends with the contract as it was. `say` hears of each step: a box that prints nothing
-/// for long counts as hung.
+/// `keep` ends with the contract as it was. `say` prints each step: a box that prints nothing for
+/// 75 s counts as hung.
 pub fn moves_its_vcpu(plc: &mut Plc, spec: &str, say: &dyn Fn(&str)) {
     plc.copy_in(Path::new(SOURCE), PLACE);
     say("the reporter is in the guest");

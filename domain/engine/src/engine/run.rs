@@ -248,7 +248,7 @@ impl EventLoop {
     fn abort_on_ring_failure(&self, e: &io::Error) -> ! {
         // Guests reconnect to the restarted domain, with their requests in flight. A domain without
         // an engine would serve no guest, and the kernel may still write to guest memory.
-        crate::log::say(format_args!("{}: io_uring failed, the process ends: {e}", self.config.name));
+        crate::log::write_line(format_args!("{}: io_uring failed, the process ends: {e}", self.config.name));
         std::process::abort();
     }
 }

@@ -195,7 +195,10 @@ impl Uring {
                 }
                 self.busy += 1;
                 if self.busy.is_power_of_two() {
-                    crate::log::say(format_args!("io_uring is busy ({e}), {} times so far", self.busy));
+                    crate::log::write_line(format_args!(
+                        "io_uring is busy ({e}), {} times so far",
+                        self.busy
+                    ));
                 }
                 let before = self.reaped.len();
                 // No more than there is room for: the rest stays with the kernel.

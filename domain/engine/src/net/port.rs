@@ -216,7 +216,7 @@ impl Port {
         let features =
             if whole { features } else { features & !(feature::GUEST_TSO[0] | feature::GUEST_TSO[1]) };
         if let Some(Err(e)) = self.uplink.as_ref().map(|uplink| uplink.set_offloads(features)) {
-            crate::log::say(format_args!("{}: offloads: {e}", self.name));
+            crate::log::write_line(format_args!("{}: offloads: {e}", self.name));
         }
     }
 

@@ -242,7 +242,7 @@ impl Serve for NetLoop {
     fn run(&mut self) {
         while !self.quit {
             if let Err(e) = self.run_once() {
-                crate::log::say(format_args!("{}: io_uring failed, the process ends: {e}", self.name));
+                crate::log::write_line(format_args!("{}: io_uring failed, the process ends: {e}", self.name));
                 std::process::abort();
             }
         }

@@ -55,7 +55,7 @@ impl EventLoop {
         }
         slot.refused_since = None;
         if result == -libc::EPERM && self.config.pass_priority {
-            crate::log::say(format_args!(
+            crate::log::write_line(format_args!(
                 "{}: the guests' classes are not passed on: that needs CAP_SYS_NICE",
                 self.config.name
             ));
