@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use rtvirtio_testkit::site::{Site, signal, text, wait_for};
-use rtvirtio_testkit::{HANG, Machine, Need, has};
+use rtvirtio_testkit::{HANG, Machine, Need, SmallDisk, has};
 use rtvirtio_vmm::Qmp;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -120,5 +120,40 @@ fn a_plugged_vcpu_is_kept_and_put_back_after_kill_9() {
     assert_eq!(machine.vcpus(&site), [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
     wait_for("the revert", || site.output(&["revert"]).status.success());
     drop(machine);
+    site.assert_clean();
+}
+
+#[test]
+fn a_thread_that_cannot_be_journaled_is_tried_again() {
+    let test = "a_thread_that_cannot_be_journaled_is_tried_again";
+    let site = Site::new();
+    let Some(machine) = Plc::start(test, &site) else { return };
+    let spec = machine.spec(&site);
+    let small = SmallDisk::mount(&site.state_dir());
+    site.ok(&["apply", &spec, "--cpu-only"]);
+    let (mut keeper, lines) = keep(&site, &spec);
+    let (sender, warnings) = channel();
+    let err = BufReader::new(keeper.stderr.take().unwrap());
+    std::thread::spawn(move || err.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+    small.fill();
+    machine.plug();
+    let warning = loop {
+        let line = warnings.recv_timeout(HANG).unwrap();
+        if line.contains("have no contract yet") {
+            break line;
+        }
+    };
+    assert!(warning.contains(&machine.name) && warning.contains("tried again"), "{warning}");
+    assert!(lines.try_recv().is_err(), "nothing was set");
+    assert_eq!(machine.vcpus(&site)[0], fifo("CPU 0/TCG"));
+
+    small.empty();
+    assert_eq!(lines.recv_timeout(HANG).unwrap()["event"], "set");
+    wait_for("the policy", || machine.vcpus(&site) == [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
+    wait_for("the revert", || site.output(&["revert"]).status.success());
+    assert!(keeper.wait().unwrap().success());
+    let again = warnings.try_iter().filter(|line| line.contains("have no contract yet")).count();
+    assert!(again < 2, "{again}: once for each reason");
+    drop((machine, small));
     site.assert_clean();
 }

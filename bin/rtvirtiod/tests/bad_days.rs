@@ -6,12 +6,11 @@ mod common;
 use std::cmp::Ordering::{Greater, Less};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use common::{Plc, Rig, can_run};
 use rtvirtio_testkit::site::{Random, number, wait_for};
-use rtvirtio_testkit::skip;
+use rtvirtio_testkit::{SmallDisk, skip};
 use serde_json::Value;
 
 #[test]
@@ -44,27 +43,6 @@ fn vms_that_die_at_any_moment_leave_nothing_and_disturb_no_other() {
     rig.wait_state(&dying.name, "in_force");
 }
 
-/// A small file system. Unmounted when it is dropped.
-struct Small(PathBuf);
-
-impl Small {
-    fn mount(dir: &Path) -> Self {
-        fs::create_dir_all(dir).unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=256k,mode=0755", "rtvirtio-test"])
-            .arg(dir)
-            .status();
-        assert!(mounted.unwrap().success());
-        Self(dir.to_owned())
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn without_room_for_the_journal_nothing_is_touched() {
     if !can_run("without_room_for_the_journal_nothing_is_touched") {
@@ -73,19 +51,17 @@ fn without_room_for_the_journal_nothing_is_touched() {
     let mut rig = Rig::new();
     let plc = Plc::start(&rig, "plc");
     let before = plc.vcpus(&rig);
-    let small = Small::mount(&rig.site.state_dir());
+    let small = SmallDisk::mount(&rig.site.state_dir());
     rig.start(&[]);
     wait_for("the service", || rig.status()["pid"].is_number());
-    let filler = rig.site.state_dir().join("filler");
-    // Ends with the last byte that there is.
-    let _ = fs::write(&filler, vec![0_u8; 1 << 20]);
+    small.fill();
     plc.contract(&rig, "4ms", "");
     rig.wait_state(&plc.name, "failed");
     let why = rig.vm(&plc.name)["why"].as_str().unwrap().to_owned();
     assert!(why.contains("No space") || why.contains("free some space"), "{why}");
     assert_eq!((plc.vcpus(&rig), plc.group().exists()), (before.clone(), false));
 
-    fs::remove_file(&filler).unwrap();
+    small.empty();
     rig.wait_state(&plc.name, "in_force");
     rig.contract(&["remove", &plc.name]);
     wait_for("the end of the contract", || !plc.group().exists());
@@ -129,6 +105,20 @@ fn faketime() -> Option<PathBuf> {
     dirs.map(|dir| dir.path().join("faketime/libfaketimeMT.so.1")).find(|path| path.exists())
 }
 
+/// What libfaketime leaves in `/dev/shm` of a process that was killed; removed when this is
+/// dropped.
+#[derive(Default)]
+struct FaketimeFiles(Option<u32>);
+
+impl Drop for FaketimeFiles {
+    fn drop(&mut self) {
+        let Some(pid) = self.0 else { return };
+        for name in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
+            let _ = fs::remove_file(Path::new("/dev/shm").join(name));
+        }
+    }
+}
+
 #[test]
 fn a_wall_clock_that_jumps_changes_nothing() {
     let test = "a_wall_clock_that_jumps_changes_nothing";
@@ -136,6 +126,8 @@ fn a_wall_clock_that_jumps_changes_nothing() {
         return;
     }
     let Some(library) = faketime() else { return skip(test, "libfaketime is not installed") };
+    // Before the rig, so that it goes after the service.
+    let mut files = FaketimeFiles::default();
     let mut rig = Rig::new();
     let mut plc = Plc::start(&rig, "plc");
     let clock = rig.site.dir.path().join("clock");
@@ -151,6 +143,7 @@ fn a_wall_clock_that_jumps_changes_nothing() {
         .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
         .env("NO_FAKE_STAT", "1");
     rig.run(command);
+    files.0 = rig.service.as_ref().map(|service| service.0.id());
     rig.wait_state(&plc.name, "in_force");
     let of_plc = |kinds: &[&str]| {
         let is_one = |e: &Value| e["vm"] == plc.name.as_str() && kinds.iter().any(|kind| e["kind"] == *kind);

@@ -1,5 +1,6 @@
 //! Contracts in force hold for threads that appear later too.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
@@ -9,7 +10,7 @@ use rtvirtio_spec::Vm;
 
 use crate::contracts;
 use crate::dirs::{Dirs, is_there};
-use crate::error::{Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::find;
 use crate::in_force;
 use crate::kept::Kept;
@@ -110,13 +111,27 @@ pub fn keep(
         bail!(NotRunning, "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply SPEC`");
     }
     let mut follower = Follower::start(urgent, dirs, progress)?;
+    let mut failed = Failed::default();
     let mut next = Instant::now();
     while !progress.is_cancelled() {
         if !is_there(&dirs.state.join(JOURNAL_FILE))? {
             return Ok(Ended::PutBack);
         }
         for vm in &mut kept {
-            scan(vm, &keeper, report)?;
+            match scan(vm, &keeper) {
+                Ok(Scan::Done) => {}
+                Ok(Scan::Written(amended, notes)) => {
+                    report(&Amendment { vm: &vm.contract().vm, amended: &amended, notes: &notes })?;
+                }
+                Ok(Scan::Replaced) => {
+                    bail!(InForce, "other contracts have been applied meanwhile: start `rtvirtio keep` again")
+                }
+                Err(e) => {
+                    failed.warn_once(&vm.contract().vm, &e, progress);
+                    continue;
+                }
+            }
+            failed.forget(&vm.contract().vm);
         }
         if let Some(follower) = &mut follower {
             follower.poll(dirs, progress)?;
@@ -145,32 +160,59 @@ pub fn keep(
     Ok(Ended::Cancelled)
 }
 
+/// What a scan of one VM came to.
+enum Scan {
+    /// Nothing was to be written, or others are at work: the next scan looks again.
+    Done,
+    /// New threads have settings; with the limits of the contract.
+    Written(Amended, Vec<String>),
+    /// Other contracts are in force.
+    Replaced,
+}
+
 /// Finds new threads, and takes them in.
-fn scan(
-    kept: &mut Kept,
-    keeper: &Keeper<'_>,
-    report: &mut dyn FnMut(&Amendment<'_>) -> Result<()>,
-) -> Result<()> {
+///
+/// # Errors
+/// Those threads are looked at again by the next scan.
+fn scan(kept: &mut Kept, keeper: &Keeper<'_>) -> Result<Scan> {
     let root = &keeper.root;
     let vm = kept.contract().vm.clone();
     let mut look_up =
         || find::one_of_host(keeper.vms, &vm, keeper.dirs).and_then(|vm| vm.handle(keeper.progress)).ok();
-    let Some(new) = kept.scan(root, &keeper.probe, &mut look_up)? else { return Ok(()) };
+    let Some(new) = kept.scan(root, &keeper.probe, &mut look_up)? else { return Ok(Scan::Done) };
     let session = match Session::open(&keeper.dirs.state) {
         Ok(session) => session,
         // Another rtvirtio is at work, perhaps a revert: again at the next scan.
-        Err(ApplyError::Locked { .. }) => return Ok(()),
+        Err(ApplyError::Locked { .. }) => return Ok(Scan::Done),
         Err(e) => return Err(e.into()),
     };
     match session.applied_by()? {
         Some(now) if now == keeper.by => {}
         // The loop sees it.
-        None => return Ok(()),
-        Some(_) => bail!(InForce, "other contracts have been applied meanwhile: start `rtvirtio keep` again"),
+        None => return Ok(Scan::Done),
+        Some(_) => return Ok(Scan::Replaced),
     }
     let amended = session.amend(&new.settings.writes, &Machine::new(root, &NoGuests), &mut Silent)?;
     drop(session);
-    report(&Amendment { vm: &vm, amended: &amended, notes: &new.settings.notes })?;
+    let notes = new.settings.notes.clone();
     kept.written(new);
-    Ok(())
+    Ok(Scan::Written(amended, notes))
+}
+
+/// VMs whose last scan has failed, and why: that ends no other VM's contract, and is reported once.
+#[derive(Default)]
+struct Failed(BTreeMap<String, String>);
+
+impl Failed {
+    fn warn_once(&mut self, vm: &str, error: &Error, progress: &dyn Progress) {
+        let why = format!("{error:#}");
+        if self.0.get(vm) != Some(&why) {
+            progress.warn(&format!("new threads of {vm} have no contract yet: {why}; tried again"));
+            self.0.insert(vm.to_owned(), why);
+        }
+    }
+
+    fn forget(&mut self, vm: &str) {
+        self.0.remove(vm);
+    }
 }

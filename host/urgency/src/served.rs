@@ -6,17 +6,17 @@ mod place;
 mod raises;
 mod share;
 mod status;
+mod vcpus;
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use rtvirtio_apply::{Guard, Hold, Levels, Movable};
+use rtvirtio_apply::{Guard, Hold, Levels};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
 use rtvirtio_urgency::{
     Answer, Change, Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
 };
 use rtvirtio_vmm::Qmp;
-use rtvirtio_vmm::threads::Named;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -95,6 +95,8 @@ pub struct ServedVm {
     unreadable: u64,
     refused: Option<String>,
     had_vcpus: bool,
+    /// When to ask QEMU again for the vCPUs that could not be taken; `None` where all are.
+    untaken: Option<Nanos>,
     /// Kept for measurements only.
     history: Option<History>,
     /// Whether the guest reports; else the host goes by what it sees of the threads.
@@ -153,6 +155,7 @@ impl ServedVm {
             unreadable: 0,
             refused: None,
             had_vcpus: false,
+            untaken: None,
             history: None,
             reports: true,
             is_called: false,
@@ -182,7 +185,7 @@ impl ServedVm {
     /// Whether it had threads once and all have ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.had_vcpus && self.vcpus.is_empty()
+        self.had_vcpus && self.vcpus.is_empty() && self.untaken.is_none()
     }
 
     /// How long the vCPU that was raised last stands above the floor for something urgent; `None`
@@ -243,58 +246,6 @@ impl ServedVm {
         }
         self.move_changed(levels)?;
         Ok(true)
-    }
-
-    /// Takes the threads that the journal lets move: those that are not known yet are found by
-    /// QEMU's monitor.
-    ///
-    /// # Errors
-    /// [`UrgencyError::SharedThread`], or as the monitor reports.
-    pub fn update(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
-        let ours: Vec<&Movable> = levels.movable().iter().filter(|m| m.pid == self.pid).collect();
-        for at in (0..self.vcpus.len()).rev() {
-            if !ours.iter().any(|m| *m == self.vcpus[at].thread.movable()) {
-                self.drop_vcpu(at);
-            }
-        }
-        let is_new = |m: &&&Movable| !self.vcpus.iter().any(|v| v.thread.movable() == **m);
-        let new: Vec<Movable> = ours.iter().filter(is_new).map(|m| (*m).clone()).collect();
-        if new.is_empty() {
-            return Ok(());
-        }
-        let named = Named::ask(&mut (self.monitor)()?)?;
-        for movable in new {
-            let vcpu = match named.vcpus.get(&movable.tid).map(Vec::as_slice) {
-                Some([vcpu]) => *vcpu as usize,
-                Some([_, ..]) => return Err(UrgencyError::SharedThread { vm: self.name.clone() }),
-                // It has ended since.
-                _ => continue,
-            };
-            let Some(mut thread) = VcpuThread::open(movable)? else { continue };
-            if !self.reports {
-                thread = thread.with_status()?;
-            }
-            let config = Config { contract: thread.contract().priority, ..self.config };
-            let machine = Vcpu::new(config, now);
-            if let Some(history) = &mut self.history {
-                history.push(now, vcpu, Event::Level(thread.level(), machine.reason()));
-            }
-            let slot = self.slot_of(vcpu, thread.movable().tid);
-            self.vcpus.push(ServedVcpu {
-                vcpu,
-                thread,
-                machine,
-                unreported: Unreported::default(),
-                sequence: None,
-                report: None,
-                foreign: false,
-                trace: Trace::default(),
-                slot,
-                interrupted: None,
-            });
-        }
-        self.had_vcpus |= !self.vcpus.is_empty();
-        Ok(())
     }
 
     /// Looks once, and moves the threads whose level changes. Returns when something changes by

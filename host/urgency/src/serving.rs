@@ -37,8 +37,9 @@ pub enum Ended {
 /// The calling thread should have a higher priority than all vCPUs.
 ///
 /// # Errors
-/// When the journal cannot be read, or a VM's monitor not be asked; all vCPUs are at their
-/// contract's level then, where that is still ours to set.
+/// When the journal cannot be read; all vCPUs are at their contract's level then, where that is
+/// still ours to set. A VM whose monitor does not answer, or whose vCPUs share a thread, is no
+/// error: [`VmStatus::refused`] says so.
 pub fn serve(
     vms: &mut [ServedVm],
     levels: &mut Levels,
@@ -68,7 +69,7 @@ fn follow(
         return Ok(Ended::PutBack);
     }
     for vm in vms.iter_mut() {
-        vm.update(levels, now())?;
+        vm.update(levels, now());
     }
     let mut due = vec![Nanos(0); vms.len()];
     let (mut journal, mut next_report) = (now(), now());
@@ -89,8 +90,11 @@ fn follow(
                     return Ok(Ended::PutBack);
                 }
                 for vm in vms.iter_mut() {
-                    vm.update(levels, at)?;
+                    vm.update(levels, at);
                 }
+            }
+            for vm in vms.iter_mut() {
+                vm.take_missing(levels, at);
             }
         }
         for (vm, due) in vms.iter_mut().zip(&mut due) {

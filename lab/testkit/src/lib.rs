@@ -10,6 +10,7 @@ mod name;
 mod need;
 mod owner;
 pub mod site;
+mod small_disk;
 mod sweep;
 
 pub use help::{help, missing_files};
@@ -18,6 +19,7 @@ pub use loop_device::LoopDevice;
 pub use machine::Machine;
 pub use name::{disk_dir, tempdir, tempdir_in, unique};
 pub use need::{Need, has, skip};
+pub use small_disk::SmallDisk;
 pub use sweep::{remove_vm_group, sweep};
 
 /// When a test takes something for a hang. No test asserts that anything is fast: a busy machine is

@@ -75,6 +75,8 @@ pub(super) struct Follower {
     signals: Signals,
     /// VMs that are refused for a reason already reported.
     warned: Vec<(String, String)>,
+    /// Why the last status was not written, as reported.
+    unwritten: Option<String>,
 }
 
 impl Follower {
@@ -119,7 +121,7 @@ impl Follower {
             ));
         }
         let signals = Signals::start(signals)?;
-        Ok(Some(Self { stop, latest, thread: Some(thread), signals, warned: Vec::new() }))
+        Ok(Some(Self { stop, latest, thread: Some(thread), signals, warned: Vec::new(), unwritten: None }))
     }
 
     /// Writes how the VMs stand, and reports what is new and wrong. To be called now and then.
@@ -134,10 +136,19 @@ impl Follower {
                     self.warn_once(vm.vm.clone(), why, progress);
                 }
             }
-            let this = rtvirtio_kernel::ProcessId::of(std::process::id())?.context("this process")?;
-            let vms = latest.iter().map(serde_json::to_value).collect::<std::result::Result<_, _>>()?;
-            let status = UrgencyStatus { pid: this.pid, start_time: this.start_time, vms };
-            write_state(&dirs.run, STATUS_FILE, &serde_json::to_vec_pretty(&status)?)?;
+            // A full disk ends no VM's urgency.
+            match write_status(&latest, dirs) {
+                Ok(()) => self.unwritten = None,
+                Err(e) => {
+                    // What stands there is old by now.
+                    let _ = std::fs::remove_file(dirs.run.join(STATUS_FILE));
+                    let why = format!("how the VMs stand is not shown: {e:#}");
+                    if self.unwritten.as_ref() != Some(&why) {
+                        progress.warn(&why);
+                        self.unwritten = Some(why);
+                    }
+                }
+            }
         }
         for (vm, why) in self.signals.failures() {
             self.warn_once(vm, why, progress);
@@ -175,6 +186,13 @@ impl Drop for Follower {
         // An error was reported, or another one is.
         let _ = self.finish();
     }
+}
+
+fn write_status(latest: &[VmStatus], dirs: &Dirs) -> Result<()> {
+    let this = rtvirtio_kernel::ProcessId::of(std::process::id())?.context("this process")?;
+    let vms = latest.iter().map(serde_json::to_value).collect::<std::result::Result<_, _>>()?;
+    let status = UrgencyStatus { pid: this.pid, start_time: this.start_time, vms };
+    write_state(&dirs.run, STATUS_FILE, &serde_json::to_vec_pretty(&status)?)
 }
 
 /// A kernel that does not say when KVM interrupts a vCPU is no reason not to follow what the guest

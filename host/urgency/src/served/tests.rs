@@ -1,7 +1,13 @@
-//! A page that its VM spoils.
+//! What one VM spoils, and what that leaves of it and the others.
 
 use std::fs::OpenOptions;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+use rtvirtio_apply::{Machine, NoGuests, Session, Silent, Target, Write};
+use rtvirtio_kernel::sched::{self, Attr};
+use rtvirtio_kernel::{Root, task};
 use rtvirtio_urgency::page::Memory as _;
 
 use super::*;
@@ -34,4 +40,71 @@ fn a_page_that_is_cut_off_reports_nothing() {
     FileMemory::new(file, 0).write(32, &1u32.to_le_bytes()).unwrap();
     vm.look(&levels, Nanos(3)).unwrap();
     assert_eq!((vm.mode, vm.refused.is_some()), (Mode::Region, false));
+}
+
+/// A process that sleeps; killed when this is dropped.
+struct Sleeper(std::process::Child);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One VM's QEMU that does not answer ends nothing for the others, and leaves no vCPU of its own at
+/// a level that a killed process gave it.
+#[test]
+fn a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract() {
+    let test = "a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract";
+    if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::Root]) {
+        return;
+    }
+    let sleeper = Sleeper(std::process::Command::new("sleep").arg("1000").spawn().unwrap());
+    let pid = sleeper.0.id();
+    let (contract, boosted, floor) = (Attr::fifo(5), Attr::fifo(7), Attr::other(0));
+    if let Err(e) = sched::set(pid, &contract) {
+        return rtvirtio_testkit::skip(test, &format!("no real-time priority here: {e}"));
+    }
+    sched::set(pid, &floor).unwrap();
+    let root = Root::default();
+    let start = task::stat(&root, pid, pid).unwrap().start;
+    let target = Target::scheduling(pid, pid, start);
+    let others = vec![boosted.to_string(), floor.to_string()];
+    let write = Write {
+        levels: others,
+        ..Write::new("policy of vcpu 0 (plc)", target, contract.to_string().as_str())
+    };
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let session = Session::open(&state).unwrap();
+    session.apply(&[write], &Machine::new(&root, &NoGuests), &mut Silent).unwrap();
+    drop(session);
+    sched::set(pid, &boosted).unwrap();
+
+    let asked = Arc::new(AtomicUsize::new(0));
+    let asking = asked.clone();
+    let none = move || -> Result<Qmp, UrgencyError> {
+        asking.fetch_add(1, Relaxed);
+        Err(UrgencyError::NoMonitor { vm: "plc".to_owned(), why: "a test".to_owned() })
+    };
+    let mut vm = ServedVm::without_reports("plc", pid, Config::new(90, 0, 97), Box::new(none)).unwrap();
+    let mut levels = Levels::open(&state).unwrap();
+    let stop = AtomicBool::new(false);
+    let mut refused = None;
+    let mut report = |all: &[VmStatus]| {
+        refused.clone_from(&all[0].refused);
+        let is_set = sched::get(pid).unwrap().is(&contract);
+        stop.store(asked.load(Relaxed) > 1 && is_set, Relaxed);
+    };
+    let ended = crate::serve(std::slice::from_mut(&mut vm), &mut levels, &stop, &mut report).unwrap();
+    assert_eq!(ended, crate::Ended::Stopped);
+    assert!(refused.is_some_and(|why| why.contains("not all of its vCPUs are known")));
+    assert!(!vm.has_ended(), "its thread is there");
+
+    drop(sleeper);
+    let ended =
+        crate::serve(std::slice::from_mut(&mut vm), &mut levels, &AtomicBool::new(false), &mut |_| {});
+    assert_eq!(ended.unwrap(), crate::Ended::VmsEnded);
+    assert_eq!(vm.refused, None);
 }
