@@ -28,6 +28,7 @@ pub fn down(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         was_up |= lab_host(global).below(dir).remove()?;
     }
     was_up |= remove_leftovers()?;
+    was_up |= rtvirtio_bench::net::huge_pages::remove_left()?;
     ui.step(if was_up { "the lab is removed" } else { "no lab was up" });
     Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@
 mod bed;
 mod claims;
 mod host_only;
+pub mod huge_pages;
 mod measure;
 mod ovs;
 mod part;

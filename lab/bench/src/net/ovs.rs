@@ -10,14 +10,13 @@ use anyhow::{Context, bail};
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
 use rustix::process::Signal;
 
+use super::huge_pages::HugePages;
 use crate::backend::Backend;
 
 /// The switch of Debian's `openvswitch-switch-dpdk`; elsewhere `ovs-vswitchd` may be one with DPDK.
 const SWITCHES: [&str; 2] = ["/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", "ovs-vswitchd"];
 /// The form of its database.
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-/// Number of free huge pages.
-const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 /// Huge pages of 2 MiB that it needs.
 const PAGES: u64 = 256;
 /// Memory that it takes at its start, in MiB; the rest follows when it makes its buffers.
@@ -48,39 +47,6 @@ pub fn find() -> Result<(&'static str, String), String> {
     Err("no Open vSwitch with DPDK is installed (Debian's openvswitch-switch-dpdk)".to_owned())
 }
 
-/// Huge pages; dropping this sets their number to what it was.
-#[derive(Debug)]
-struct HugePages {
-    /// The kernel's file with the number.
-    file: PathBuf,
-    before: u64,
-}
-
-impl HugePages {
-    /// Makes this many more.
-    fn reserve(file: &Path, pages: u64) -> anyhow::Result<Self> {
-        let name = || file.display().to_string();
-        let number = || -> anyhow::Result<u64> {
-            Ok(std::fs::read_to_string(file).with_context(name)?.trim().parse()?)
-        };
-        let reserved = Self { file: file.to_owned(), before: number()? };
-        std::fs::write(file, (reserved.before + pages).to_string()).with_context(name)?;
-        let there = number()?.saturating_sub(reserved.before);
-        if there < pages {
-            bail!("{there} of {pages} huge pages of 2 MiB: memory is full or fragmented");
-        }
-        Ok(reserved)
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        if let Err(e) = std::fs::write(&self.file, self.before.to_string()) {
-            eprintln!("rtvirtio: {} was {}: {e}", self.file.display(), self.before);
-        }
-    }
-}
-
 /// A running switch. Dropping it ends its processes and returns its huge pages, in this order; the
 /// kernel ends the processes with this one.
 pub struct OvsDpdk {
@@ -102,7 +68,7 @@ impl OvsDpdk {
         let (program, _) = find().map_err(anyhow::Error::msg)?;
         let run = dir.join("ovs");
         std::fs::create_dir(&run)?;
-        let pages = HugePages::reserve(Path::new(HUGE_PAGES), PAGES)?;
+        let pages = HugePages::reserve(PAGES)?;
         let mut made = Making { run, commands: Vec::new() };
         made.run("ovsdb-tool", &["create", "conf.db", SCHEMA])?;
         let database = made.start("ovsdb-server", &["conf.db", "--remote=punix:db.sock"])?;
@@ -233,22 +199,6 @@ impl Making {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A file stands in for the kernel's.
-    #[test]
-    fn huge_pages_are_given_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("nr_hugepages");
-        let number = || std::fs::read_to_string(&file).unwrap();
-        std::fs::write(&file, "3\n").unwrap();
-        let reserved = HugePages::reserve(&file, 256).unwrap();
-        assert_eq!(number(), "259");
-        drop(reserved);
-        assert_eq!(number(), "3");
-        // A kernel that gives none: what was written is not what is read.
-        assert!(HugePages::reserve(Path::new("/dev/null"), 1).is_err());
-        assert!(HugePages::reserve(&dir.path().join("none"), 1).is_err());
-    }
 
     /// Where it is missing, the reason is one that a reader can act on.
     #[test]

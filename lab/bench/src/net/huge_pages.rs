@@ -1,0 +1,172 @@
+//! Huge pages for a while: their number is what it was afterwards, also after `kill -9`.
+
+use std::io::{ErrorKind, Write as _};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use rtvirtio_kernel::ProcessId;
+use serde::{Deserialize, Serialize};
+
+/// Number of huge pages of 2 MiB.
+const NUMBER: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+/// Says what was added, and by whom, as long as it is there.
+const RECORD: &str = "/run/rtvirtio-huge-pages.json";
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    by: ProcessId,
+    before: u64,
+    added: u64,
+}
+
+/// Huge pages; dropping this sets their number to what it was.
+#[derive(Debug)]
+pub struct HugePages {
+    files: Files,
+    added: u64,
+}
+
+/// The kernel's file and ours.
+#[derive(Clone, Debug)]
+struct Files {
+    number: PathBuf,
+    record: PathBuf,
+}
+
+impl Files {
+    fn real() -> Self {
+        Self { number: NUMBER.into(), record: RECORD.into() }
+    }
+
+    fn number(&self) -> anyhow::Result<u64> {
+        let text = std::fs::read_to_string(&self.number);
+        Ok(text.with_context(|| self.number.display().to_string())?.trim().parse()?)
+    }
+
+    fn set(&self, number: u64) -> anyhow::Result<()> {
+        let written = std::fs::write(&self.number, number.to_string());
+        written.with_context(|| self.number.display().to_string())
+    }
+
+    fn read_record(&self) -> anyhow::Result<Option<Record>> {
+        let name = || self.record.display().to_string();
+        match std::fs::read(&self.record) {
+            Ok(text) => Ok(Some(serde_json::from_slice(&text).with_context(name)?)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e).with_context(name),
+        }
+    }
+
+    /// Takes away what was added; what others have changed since stays.
+    fn remove(&self, added: u64) -> anyhow::Result<()> {
+        if added > 0 {
+            self.set(self.number()?.saturating_sub(added))?;
+        }
+        std::fs::remove_file(&self.record).with_context(|| self.record.display().to_string())
+    }
+
+    fn remove_left(&self) -> anyhow::Result<bool> {
+        let Some(record) = self.read_record()?.filter(|record| !record.by.is_alive()) else {
+            return Ok(false);
+        };
+        // A process that was killed in between may have added fewer, or none.
+        let added = self.number()?.saturating_sub(record.before).min(record.added);
+        self.remove(added)?;
+        Ok(true)
+    }
+
+    fn reserve(self, pages: u64) -> anyhow::Result<HugePages> {
+        self.remove_left()?;
+        if let Some(record) = self.read_record()? {
+            bail!("process {} measures with huge pages: wait for its end", record.by.pid);
+        }
+        let before = self.number()?;
+        let by = ProcessId::of(std::process::id())?.context("this process")?;
+        let record = serde_json::to_vec(&Record { by, before, added: pages })?;
+        rtvirtio_workflow::write_file(&self.record, &record)?;
+        let mut reserved = HugePages { files: self, added: 0 };
+        reserved.files.set(before + pages)?;
+        reserved.added = reserved.files.number()?.saturating_sub(before).min(pages);
+        if reserved.added < pages {
+            bail!("{} of {pages} huge pages of 2 MiB: memory is full or fragmented", reserved.added);
+        }
+        Ok(reserved)
+    }
+}
+
+impl HugePages {
+    /// Makes this many more.
+    ///
+    /// # Errors
+    /// When the kernel has not as many, or another process has some of these; what was added is
+    /// taken away again.
+    pub fn reserve(pages: u64) -> anyhow::Result<Self> {
+        Files::real().reserve(pages)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        if let Err(e) = self.files.remove(self.added) {
+            let added = self.added;
+            let _ = writeln!(std::io::stderr(), "{added} huge pages remain: {e:#}; run `rtvirtio-lab down`");
+        }
+    }
+}
+
+/// Takes away what a process that was killed has added; whether there was something.
+///
+/// # Errors
+/// When the number cannot be set.
+pub fn remove_left() -> anyhow::Result<bool> {
+    Files::real().remove_left()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn files(dir: &Path, number: u64) -> Files {
+        let files = Files { number: dir.join("nr_hugepages"), record: dir.join("record.json") };
+        std::fs::write(&files.number, format!("{number}\n")).unwrap();
+        files
+    }
+
+    /// A file stands in for the kernel's.
+    #[test]
+    fn huge_pages_are_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), 3);
+        let reserved = files.clone().reserve(256).unwrap();
+        assert_eq!(files.number().unwrap(), 259);
+        assert!(!files.remove_left().unwrap(), "its process lives");
+        assert!(files.clone().reserve(1).unwrap_err().to_string().contains("wait for its end"));
+        // Another program's are left alone.
+        files.set(300).unwrap();
+        drop(reserved);
+        assert_eq!((files.number().unwrap(), files.record.exists()), (44, false));
+        // A kernel that gives none: what was written is not what is read.
+        let null = Files { number: "/dev/null".into(), ..files.clone() };
+        assert!(null.reserve(1).is_err() && !files.record.exists());
+        let none = Files { number: dir.path().join("none"), ..files.clone() };
+        assert!(none.reserve(1).is_err() && !files.record.exists());
+    }
+
+    #[test]
+    fn what_a_killed_process_has_added_is_taken_away() {
+        let dir = tempfile::tempdir().unwrap();
+        // Killed after it added all, some and none.
+        for (number, left) in [(10, 4), (7, 4), (4, 4), (2, 2)] {
+            let files = files(dir.path(), number);
+            let by = ProcessId { pid: std::process::id(), start_time: 1 };
+            let record = Record { by, before: 4, added: 6 };
+            std::fs::write(&files.record, serde_json::to_vec(&record).unwrap()).unwrap();
+            assert!(files.remove_left().unwrap());
+            assert_eq!((files.number().unwrap(), files.record.exists()), (left, false));
+            assert!(!files.remove_left().unwrap());
+        }
+    }
+}
