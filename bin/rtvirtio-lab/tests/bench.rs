@@ -51,10 +51,11 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
         // stop.
         assert_eq!(point["noise"]["awake"], rtvirtio_measure::awake::Awake::hold().is_ok());
         let streams = point["vms"].as_array().unwrap().iter().flat_map(|vm| vm.as_array().unwrap());
-        // A host that stands still all the time is not taken off: nobody could tell what is left.
-        let quiet = point["noise"]["stalls"] == 0;
+        // A host that stands still all the time is not taken off, for what is left shows nothing.
+        // The sum decides: many waits of 0.3 ms are none that `stalls` counts.
+        let quiet = point["noise"]["stood_still"].as_f64().is_some_and(|share| share <= 0.05);
         let known = point["results"].as_array().unwrap().iter().any(|r| r["p9999_awake"].is_u64());
-        assert!(known || !quiet, "{point}");
+        assert_eq!(known, quiet, "{point}");
         for (stream, result) in streams.zip(point["results"].as_array().unwrap()) {
             let (tail, awake) = (&result["p9999"], &result["p9999_awake"]);
             assert_eq!(

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use rtvirtio_measure::noise::MOST_STALLED;
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::Nanos;
 
@@ -93,13 +94,21 @@ fn matters(run: &Run, pause: Nanos) -> bool {
     tightest.is_some_and(|target| pause.0 as f64 >= STALLED * target.0 as f64)
 }
 
-/// A sentence when the host itself stalled for a large part of what a target allows.
+/// A sentence when the host itself stalled for a large part of what a target allows, or for so
+/// much of the time that tails cannot be given without it.
 fn host_stalls(run: &Run) -> Option<String> {
     let noise = run.noise.filter(|n| n.realtime)?;
-    matters(run, noise.max_ns).then(|| {
+    let much = noise.stood_still.filter(|share| *share > MOST_STALLED);
+    (matters(run, noise.max_ns) || much.is_some()).then(|| {
+        let much = much.map_or_else(String::new, |share| {
+            format!(
+                "; a CPU stood still for {:.0} % of the time, too much for tails without that to be given",
+                100.0 * share
+            )
+        });
         format!(
             "the host itself stalled for up to {}, {} times for more than 1ms (seen by probes under SCHED_FIFO): latencies hold that, \
-             and no I/O setting changes it",
+             and no I/O setting changes it{much}",
             noise.max_ns, noise.stalls
         )
     })
@@ -340,6 +349,12 @@ mod tests {
         for (ms, realtime, reported) in [(74, true, false), (75, true, true), (500, false, false)] {
             run.noise = Some(noise(ms, realtime));
             assert_eq!(doubts(&run).len(), 1 + usize::from(reported), "{ms}");
+        }
+        // Many short stalls matter by their sum.
+        for (share, reported) in [(0.05, false), (0.08, true)] {
+            run.noise = Some(Noise { stood_still: Some(share), ..noise(1, true) });
+            let notes = doubts(&run);
+            assert_eq!(reported, notes.iter().any(|n| n.contains("8 % of the time")), "{notes:?}");
         }
         for (stolen, reported) in [(0.024, false), (0.1, true)] {
             run.noise = Some(Noise { stolen: Some(stolen), ..Noise::default() });

@@ -30,7 +30,7 @@ const MOST_SPANS: usize = 1_000_000;
 const PRIORITY: i32 = 42;
 /// Larger share of the time in which some CPU stood still than this, and taking it off shows
 /// nothing any more.
-const MOST_STALLED: f64 = 0.05;
+pub const MOST_STALLED: f64 = 0.05;
 /// A wake-up later than this counts as a stall of the host: above the few hundred microseconds of a
 /// stock kernel (the RT hypervisor paper's Fig. 1 has 500 us), below what matters to targets of
 /// some milliseconds.
@@ -58,6 +58,10 @@ pub struct Noise {
     /// like any other, stand still meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
+    /// Share of the time (0 to 1) in which some CPU stood still for more than 0.25 ms, where the
+    /// probes saw every CPU. Above [`MOST_STALLED`] tails are not given less this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stood_still: Option<f64>,
 }
 
 /// Probes at work. Dropping it stops them.
@@ -122,8 +126,10 @@ impl NoiseProbe {
         }
         all.realtime &= all.n > 0;
         let stalls = Stalls::union(spans);
-        let length = self.started.elapsed().as_nanos() as f64;
-        known &= all.realtime && stalls.within(0, u64::MAX) as f64 <= MOST_STALLED * length;
+        let length = self.started.elapsed().as_nanos().max(1) as f64;
+        known &= all.realtime;
+        all.stood_still = known.then(|| stalls.within(0, u64::MAX) as f64 / length);
+        known &= all.stood_still.is_some_and(|share| share <= MOST_STALLED);
         (all, known.then_some(stalls))
     }
 }
@@ -191,8 +197,9 @@ mod tests {
         assert!(noise.stalled_ns.0 >= noise.stalls * STALL.0, "{noise:?}");
         assert!((noise.stalls > 0) == (noise.max_ns > STALL), "{noise:?}");
         // Without the right to a real-time class the cause of the delays is unknown.
-        assert!(noise.realtime || stalls.is_none());
+        assert!(noise.realtime || (stalls.is_none() && noise.stood_still.is_none()));
         if let Some(stalls) = stalls {
+            assert!(noise.stood_still.is_some_and(|share| share <= MOST_STALLED), "{noise:?}");
             let all = stalls.within(0, u64::MAX);
             assert!(all >= noise.max_ns.0.saturating_sub(KEPT_NS), "{all} {noise:?}");
         }
