@@ -34,7 +34,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 24] = [
+    let results: [(&str, Reader); 23] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
@@ -58,7 +58,6 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         (regulation::planned::FILE, regulation::planned::report),
         (responsiveness::FILE, responsiveness::report),
         (responsiveness::VIDEO_FILE, responsiveness::report_of_video),
-        (responsiveness::RAISED_FILE, responsiveness::report_of_raised),
     ];
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
     let results: Vec<ExperimentReport> =

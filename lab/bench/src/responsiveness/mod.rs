@@ -18,7 +18,7 @@ mod video;
 
 pub use cell::{APPS, App, Cell, Choice, GUEST_LOADS, HOST_LOADS, Plane, SCHEDULERS};
 pub use measure::{ResponsivenessOptions, measure};
-pub use page::{report, report_of_raised, report_of_video, svg};
+pub use page::{report, report_of_video, svg};
 pub use video::{Frames, Video};
 
 use rtvirtio_learn::statistic::median;
@@ -33,8 +33,6 @@ use crate::saved::Saved;
 pub const FILE: &str = "responsiveness.json";
 /// That of videos, with the few start-ups that go before them.
 pub const VIDEO_FILE: &str = "responsiveness-video.json";
-/// A part of the grid, measured since host and guest wait longer for what starts.
-pub const RAISED_FILE: &str = "responsiveness-raised.json";
 /// A cell in which BFQ alone takes so many times the idle start-up is one that the kernel's plane
 /// must help.
 const BAD: f64 = 3.0;

@@ -40,14 +40,6 @@ pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
     Ok(report)
 }
 
-/// The same of [`RAISED_FILE`](super::RAISED_FILE), whose claims have a name of their own.
-///
-/// # Errors
-/// As [`report`].
-pub fn report_of_raised(path: &Path) -> anyhow::Result<ExperimentReport> {
-    Ok(report(path)?.with_suffix("raised"))
-}
-
 /// The figures of a saved result, one for each device, application and pair of schedulers: name of
 /// the file and its text.
 ///
