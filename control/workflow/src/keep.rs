@@ -1,6 +1,5 @@
 //! Contracts in force hold for threads that appear later too.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
@@ -10,15 +9,17 @@ use rtvirtio_spec::Vm;
 
 use crate::contracts;
 use crate::dirs::{Dirs, is_there};
-use crate::error::{Error, Result, bail};
+use crate::error::{Error, Kind, Result, bail};
 use crate::find;
 use crate::in_force;
 use crate::kept::Kept;
 use crate::progress::Progress;
 use urgency::{Follower, Wanted};
+use warnings::Failures;
 
 mod signals;
 mod urgency;
+mod warnings;
 
 pub use rtvirtio_urgency_host::Server;
 pub use urgency::{STATUS_FILE, UrgencyStatus};
@@ -72,9 +73,9 @@ struct Keeper<'a> {
 /// VMs end. `report` gets each amendment.
 ///
 /// # Errors
-/// [`Kind::NotInForce`](crate::Kind::NotInForce) without contracts;
-/// [`Kind::NotRunning`](crate::Kind::NotRunning) without a VM;
-/// [`Kind::InForce`](crate::Kind::InForce) when other contracts are applied meanwhile.
+/// [`Kind::NotInForce`] without contracts;
+/// [`Kind::NotRunning`] without a VM;
+/// [`Kind::InForce`] when other contracts are applied meanwhile.
 pub fn keep(
     vms: &[Vm],
     options: &KeepOptions,
@@ -111,30 +112,50 @@ pub fn keep(
         bail!(NotRunning, "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply SPEC`");
     }
     let mut follower = Follower::start(urgent, dirs, progress)?;
-    let mut failed = Failed::default();
+    let mut failures = Failures::default();
+    // Whether the thread that follows urgency has seen that.
+    let mut put_back = false;
     let mut next = Instant::now();
     while !progress.is_cancelled() {
         if !is_there(&dirs.state.join(JOURNAL_FILE))? {
             return Ok(Ended::PutBack);
         }
         for vm in &mut kept {
+            if !failures.is_due(&vm.contract().vm, Instant::now()) {
+                continue;
+            }
+            let begin = Instant::now();
             match scan(vm, &keeper) {
+                Ok(Scan::Busy) => continue,
                 Ok(Scan::Done) => {}
                 Ok(Scan::Written(amended, notes)) => {
                     report(&Amendment { vm: &vm.contract().vm, amended: &amended, notes: &notes })?;
                 }
-                Ok(Scan::Replaced) => {
-                    bail!(InForce, "other contracts have been applied meanwhile: start `rtvirtio keep` again")
-                }
+                Ok(Scan::Replaced) => return Err(replaced()),
+                Err(e) if is_of_all(&e) => return Err(e),
                 Err(e) => {
-                    failed.warn_once(&vm.contract().vm, &e, progress);
+                    let (name, why) = (&vm.contract().vm, format!("{e:#}"));
+                    if failures.add(name, why.clone(), begin.elapsed(), Instant::now()) {
+                        progress
+                            .warn(&format!("new threads of {name} have no contract yet: {why}; tried again"));
+                    }
                     continue;
                 }
             }
-            failed.forget(&vm.contract().vm);
+            failures.forget(&vm.contract().vm);
         }
         if let Some(follower) = &mut follower {
-            follower.poll(dirs, progress)?;
+            put_back |= follower.poll(dirs, progress)? == Some(rtvirtio_urgency_host::Ended::PutBack);
+        }
+        if put_back {
+            match in_force::applied_by(dirs) {
+                Ok(None) => return Ok(Ended::PutBack),
+                Ok(Some(now)) if now != by => return Err(replaced()),
+                Ok(Some(_)) => {}
+                // A revert is still at work.
+                Err(e) if matches!(e.cause(), Some(ApplyError::Locked { .. })) => {}
+                Err(e) => return Err(e),
+            }
         }
         kept.retain(|vm| {
             let runs = vm.runs();
@@ -160,9 +181,28 @@ pub fn keep(
     Ok(Ended::Cancelled)
 }
 
+fn replaced() -> Error {
+    Error::new(Kind::InForce, "other contracts have been applied meanwhile: start `rtvirtio keep` again")
+}
+
+/// Whether it is an error of what is in force, not of one VM.
+fn is_of_all(error: &Error) -> bool {
+    matches!(
+        error.cause::<ApplyError>(),
+        Some(
+            ApplyError::NotWhole { .. }
+                | ApplyError::BadJournal { .. }
+                | ApplyError::OtherVersion { .. }
+                | ApplyError::UntrustedState { .. }
+        )
+    )
+}
+
 /// What a scan of one VM came to.
 enum Scan {
-    /// Nothing was to be written, or others are at work: the next scan looks again.
+    /// Others are at work: the next scan looks again.
+    Busy,
+    /// Nothing was to be written.
     Done,
     /// New threads have settings; with the limits of the contract.
     Written(Amended, Vec<String>),
@@ -183,13 +223,13 @@ fn scan(kept: &mut Kept, keeper: &Keeper<'_>) -> Result<Scan> {
     let session = match Session::open(&keeper.dirs.state) {
         Ok(session) => session,
         // Another rtvirtio is at work, perhaps a revert: again at the next scan.
-        Err(ApplyError::Locked { .. }) => return Ok(Scan::Done),
+        Err(ApplyError::Locked { .. }) => return Ok(Scan::Busy),
         Err(e) => return Err(e.into()),
     };
     match session.applied_by()? {
         Some(now) if now == keeper.by => {}
         // The loop sees it.
-        None => return Ok(Scan::Done),
+        None => return Ok(Scan::Busy),
         Some(_) => return Ok(Scan::Replaced),
     }
     let amended = session.amend(&new.settings.writes, &Machine::new(root, &NoGuests), &mut Silent)?;
@@ -197,22 +237,4 @@ fn scan(kept: &mut Kept, keeper: &Keeper<'_>) -> Result<Scan> {
     let notes = new.settings.notes.clone();
     kept.written(new);
     Ok(Scan::Written(amended, notes))
-}
-
-/// VMs whose last scan has failed, and why: that ends no other VM's contract, and is reported once.
-#[derive(Default)]
-struct Failed(BTreeMap<String, String>);
-
-impl Failed {
-    fn warn_once(&mut self, vm: &str, error: &Error, progress: &dyn Progress) {
-        let why = format!("{error:#}");
-        if self.0.get(vm) != Some(&why) {
-            progress.warn(&format!("new threads of {vm} have no contract yet: {why}; tried again"));
-            self.0.insert(vm.to_owned(), why);
-        }
-    }
-
-    fn forget(&mut self, vm: &str) {
-        self.0.remove(vm);
-    }
 }

@@ -96,10 +96,11 @@ impl NoiseProbe {
     }
 
     fn start_every(period_ns: u64, priority: i32) -> Self {
+        let started = Instant::now();
         let (watched, all) = watched_cpus();
         let probes: Vec<_> = watched.iter().filter_map(|&cpu| probe(cpu, priority, period_ns)).collect();
         let all_there = all && !probes.is_empty() && probes.len() == watched.len();
-        Self { started: Instant::now(), all_there, probes }
+        Self { started, all_there, probes }
     }
 
     /// Stops the probes and gives what they saw. When the host stood still is known only where a
@@ -110,13 +111,13 @@ impl NoiseProbe {
         self.probes.iter().for_each(Sampler::stop);
         let mut all = Noise { realtime: true, ..Noise::default() };
         let mut spans = Vec::new();
-        let mut known = self.all_there;
+        let (mut known, mut whole) = (self.all_there, true);
         for probe in self.probes {
             let Some((one, seen)) = probe.finish() else {
                 known = false;
                 continue;
             };
-            known &= seen.len() < MOST_SPANS;
+            whole &= seen.len() < MOST_SPANS;
             spans.extend(seen);
             all.max_ns = all.max_ns.max(one.max_ns);
             all.stalls += one.stalls;
@@ -129,7 +130,7 @@ impl NoiseProbe {
         let length = self.started.elapsed().as_nanos().max(1) as f64;
         known &= all.realtime;
         all.stood_still = known.then(|| stalls.within(0, u64::MAX) as f64 / length);
-        known &= all.stood_still.is_some_and(|share| share <= MOST_STALLED);
+        known &= whole && all.stood_still.is_some_and(|share| share <= MOST_STALLED);
         (all, known.then_some(stalls))
     }
 }

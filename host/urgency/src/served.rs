@@ -1,5 +1,6 @@
 //! One VM whose page is followed.
 
+mod asker;
 mod history;
 mod interrupts;
 mod place;
@@ -24,7 +25,9 @@ use crate::kvm::Slot;
 use crate::thread::VcpuThread;
 use crate::{DOORBELL, FileMemory, KvmInterrupts, Page, UrgencyError};
 
+use asker::{Asker, Reply};
 use raises::Trace;
+use vcpus::Untaken;
 
 pub use history::{Event, History, Moment};
 pub use raises::{Delays, Raises};
@@ -66,7 +69,7 @@ pub struct ServedVm {
     pid: u32,
     config: Config,
     host: Host<FileMemory>,
-    monitor: Monitor,
+    monitor: Asker,
     mode: Mode,
     /// Where the guest reports.
     blocks: Option<Blocks<FileMemory>>,
@@ -95,8 +98,7 @@ pub struct ServedVm {
     unreadable: u64,
     refused: Option<String>,
     had_vcpus: bool,
-    /// When to ask QEMU again for the vCPUs that could not be taken; `None` where all are.
-    untaken: Option<Nanos>,
+    untaken: Untaken,
     /// Kept for measurements only.
     history: Option<History>,
     /// Whether the guest reports; else the host goes by what it sees of the threads.
@@ -135,7 +137,7 @@ impl ServedVm {
             pid,
             config,
             host,
-            monitor,
+            monitor: Asker::start(monitor).map_err(UrgencyError::io("start", "a thread that asks QEMU"))?,
             mode: Mode::Off,
             blocks: None,
             shown,
@@ -155,7 +157,7 @@ impl ServedVm {
             unreadable: 0,
             refused: None,
             had_vcpus: false,
-            untaken: None,
+            untaken: Untaken::default(),
             history: None,
             reports: true,
             is_called: false,
@@ -185,7 +187,7 @@ impl ServedVm {
     /// Whether it had threads once and all have ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.had_vcpus && self.vcpus.is_empty() && self.untaken.is_none()
+        self.had_vcpus && self.vcpus.is_empty() && !self.untaken.any
     }
 
     /// How long the vCPU that was raised last stands above the floor for something urgent; `None`
@@ -254,6 +256,7 @@ impl ServedVm {
     /// # Errors
     /// When the journal cannot be read. A thread that has ended is no error.
     pub fn look(&mut self, levels: &Levels, now: Nanos) -> Result<Option<Nanos>, UrgencyError> {
+        self.take_answers(levels, now);
         let alive = self.find_blocks(now);
         let mut next = None;
         for at in (0..self.vcpus.len()).rev() {
@@ -275,6 +278,16 @@ impl ServedVm {
         self.move_changed(levels)?;
         self.move_weight(levels, now)?;
         Ok(next)
+    }
+
+    /// Takes what QEMU has answered.
+    fn take_answers(&mut self, levels: &Levels, now: Nanos) {
+        while let Some(answer) = self.monitor.answer() {
+            match answer {
+                Reply::Vcpus(named) => self.take_vcpus(named, levels, now),
+                Reply::Address(address, place) => self.take_memory(address, place),
+            }
+        }
     }
 
     /// Raises vCPUs at their floor whose timers are due, before reports are read: that takes as

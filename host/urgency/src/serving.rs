@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use rtvirtio_apply::{Hold, Levels};
+use rtvirtio_apply::{ApplyError, Hold, Levels};
 use rtvirtio_units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -19,6 +19,8 @@ pub const LOOK: Nanos = Nanos::from_millis(1);
 /// Between two looks at the journal, and two reports.
 const REPORT: Nanos = Nanos::from_millis(1000);
 const JOURNAL: Nanos = Nanos::from_millis(50);
+/// So many looks at the journal may fail while it is followed.
+const MOST_UNREAD: u32 = 100;
 /// How long the end waits until the kernel has removed the programs that say when KVM interrupts.
 const REMOVAL: Nanos = Nanos::from_millis(10_000);
 
@@ -37,9 +39,9 @@ pub enum Ended {
 /// The calling thread should have a higher priority than all vCPUs.
 ///
 /// # Errors
-/// When the journal cannot be read; all vCPUs are at their contract's level then, where that is
-/// still ours to set. A VM whose monitor does not answer, or whose vCPUs share a thread, is no
-/// error: [`VmStatus::refused`] says so.
+/// When the journal cannot be read for some seconds; vCPUs stay at the level that they have then,
+/// for only the journal says whether they may be moved. A VM whose monitor does not answer, or
+/// whose vCPUs share a thread, is no error: [`VmStatus::refused`] says so.
 pub fn serve(
     vms: &mut [ServedVm],
     levels: &mut Levels,
@@ -49,8 +51,8 @@ pub fn serve(
     let ended = follow(vms, levels, stop, report);
     // Where following has failed, or was ended by others; no vCPU waits for it.
     Removal::start(vms, now());
+    vms.iter().for_each(ServedVm::close);
     for vm in vms.iter_mut() {
-        vm.close();
         if !matches!(ended, Ok(Ended::PutBack)) {
             vm.settle(levels)?;
         }
@@ -74,6 +76,7 @@ fn follow(
     let mut due = vec![Nanos(0); vms.len()];
     let (mut journal, mut next_report) = (now(), now());
     let mut removal = None;
+    let mut unread = 0;
     loop {
         let at = now();
         if stop.load(Ordering::Relaxed) {
@@ -84,17 +87,18 @@ fn follow(
         }
         if at >= journal {
             journal = Nanos(at.0 + JOURNAL.0);
-            if matches!(levels.hold()?, Hold::Changed) {
-                levels.reload()?;
-                if levels.applied_by() != by {
-                    return Ok(Ended::PutBack);
+            match is_changed(levels) {
+                Ok(true) if levels.applied_by() != by => return Ok(Ended::PutBack),
+                Ok(changed) => {
+                    unread = 0;
+                    for vm in vms.iter_mut() {
+                        if changed { vm.update(levels, at) } else { vm.go_on(levels, at) }
+                    }
                 }
-                for vm in vms.iter_mut() {
-                    vm.update(levels, at);
-                }
-            }
-            for vm in vms.iter_mut() {
-                vm.take_missing(levels, at);
+                // One that cannot be read for a moment, as without a free descriptor, would leave
+                // vCPUs where they are.
+                Err(_) if unread < MOST_UNREAD => unread += 1,
+                Err(e) => return Err(e.into()),
             }
         }
         for (vm, due) in vms.iter_mut().zip(&mut due) {
@@ -124,6 +128,15 @@ fn follow(
         let wake = due.iter().copied().min().unwrap_or(Nanos(now().0 + LOOK.0));
         wait(vms, wake)?;
     }
+}
+
+/// Whether the journal is another one than before; it is read then.
+fn is_changed(levels: &mut Levels) -> Result<bool, ApplyError> {
+    let changed = matches!(levels.hold()?, Hold::Changed);
+    if changed {
+        levels.reload()?;
+    }
+    Ok(changed)
 }
 
 /// Removes the programs that say when KVM interrupts vCPUs, in a thread of its own: the kernel

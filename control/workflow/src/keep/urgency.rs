@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rtvirtio_apply::Levels;
 use rtvirtio_cpu::UrgencyRange;
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_urgency::Config;
-use rtvirtio_urgency_host::{KvmInterrupts, ServedVm, UrgencyError, VmStatus, find_page, serve};
+use rtvirtio_urgency_host::{Ended, KvmInterrupts, ServedVm, UrgencyError, VmStatus, find_page, serve};
 use rtvirtio_vmm::{Qmp, VmHandle};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,7 @@ use crate::find::HostVm;
 use crate::progress::Progress;
 
 use super::signals::Signals;
+use super::warnings::{About, Warnings};
 
 /// Name of the file in the run directory that says how the VMs stand, written each second.
 pub const STATUS_FILE: &str = "urgency.json";
@@ -71,10 +73,9 @@ pub(super) struct Wanted {
 pub(super) struct Follower {
     stop: Arc<AtomicBool>,
     latest: Arc<Mutex<Option<Vec<VmStatus>>>>,
-    thread: Option<JoinHandle<std::result::Result<(), UrgencyError>>>,
+    thread: Option<JoinHandle<std::result::Result<Ended, UrgencyError>>>,
     signals: Signals,
-    /// VMs that are refused for a reason already reported.
-    warned: Vec<(String, String)>,
+    warnings: Warnings,
     /// Why the last status was not written, as reported.
     unwritten: Option<String>,
 }
@@ -90,9 +91,16 @@ impl Follower {
             let name = one.of.vm.clone();
             match offer(one, &range, &levels) {
                 Ok((vm, pid)) => {
-                    let (of_vm, eventfd) = UrgentSignals::new(pid, dirs)?;
-                    signals.push((name, of_vm));
-                    let vm = vm.with_completions(eventfd);
+                    let vm = match UrgentSignals::new(pid, dirs) {
+                        Ok((of_vm, eventfd)) => {
+                            signals.push((name, of_vm));
+                            vm.with_completions(eventfd)
+                        }
+                        Err(e) => {
+                            progress.warn(&format!("urgent requests do not raise {name}: {e:#}"));
+                            vm
+                        }
+                    };
                     served.push(if range.interrupts { with_interrupts(vm, progress) } else { vm });
                 }
                 Err(e) => progress.warn(&format!("the urgency of {name} is not followed: {e:#}")),
@@ -111,7 +119,7 @@ impl Follower {
             let mut report = |all: &[VmStatus]| {
                 *reported.lock().unwrap_or_else(PoisonError::into_inner) = Some(all.to_vec());
             };
-            serve(&mut served, &mut levels, &stopped, &mut report).map(drop)
+            serve(&mut served, &mut levels, &stopped, &mut report)
         });
         let thread = thread.context("a thread that follows urgency pages")?;
         if let Ok(Some(e)) = is_ready.recv() {
@@ -121,19 +129,28 @@ impl Follower {
             ));
         }
         let signals = Signals::start(signals)?;
-        Ok(Some(Self { stop, latest, thread: Some(thread), signals, warned: Vec::new(), unwritten: None }))
+        Ok(Some(Self {
+            stop,
+            latest,
+            thread: Some(thread),
+            signals,
+            warnings: Warnings::default(),
+            unwritten: None,
+        }))
     }
 
-    /// Writes how the VMs stand, and reports what is new and wrong. To be called now and then.
+    /// Writes how the VMs stand, and reports what is new and wrong. To be called now and then. Why
+    /// following has ended; `None` while it goes on, and from the second call on.
     ///
     /// # Errors
     /// When following has ended with an error.
-    pub fn poll(&mut self, dirs: &Dirs, progress: &dyn Progress) -> Result<()> {
+    pub fn poll(&mut self, dirs: &Dirs, progress: &dyn Progress) -> Result<Option<Ended>> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(latest) = latest {
             for vm in &latest {
-                if let Some(why) = vm.refused.clone() {
-                    self.warn_once(vm.vm.clone(), why, progress);
+                match &vm.refused {
+                    Some(why) => self.warn((&vm.vm, About::Vm), why, progress),
+                    None => self.warnings.forget((&vm.vm, About::Vm)),
                 }
             }
             // A full disk ends no VM's urgency.
@@ -151,30 +168,30 @@ impl Follower {
             }
         }
         for (vm, why) in self.signals.failures() {
-            self.warn_once(vm, why, progress);
+            self.warn((&vm, About::Completions), &why, progress);
         }
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            self.finish()?;
+            return self.finish();
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn warn_once(&mut self, vm: String, why: String, progress: &dyn Progress) {
-        let warning = (vm, why);
-        if !self.warned.contains(&warning) {
-            progress.warn(&format!("urgency of {}: {}", warning.0, warning.1));
-            self.warned.push(warning);
+    fn warn(&mut self, about: (&str, About), why: &str, progress: &dyn Progress) {
+        if self.warnings.is_new(about, why, Instant::now()) {
+            progress.warn(&format!("urgency of {}: {why}", about.0));
         }
     }
 
     /// Stops it; all vCPUs have their contract's priority then, unless the contracts were put back.
+    /// Why it has ended; `None` where that was known before.
     ///
     /// # Errors
     /// When following has ended with an error.
-    pub fn finish(&mut self) -> Result<()> {
+    pub fn finish(&mut self) -> Result<Option<Ended>> {
         self.stop.store(true, Ordering::Relaxed);
         match self.thread.take().map(JoinHandle::join) {
-            None | Some(Ok(Ok(()))) => Ok(()),
+            None => Ok(None),
+            Some(Ok(Ok(ended))) => Ok(Some(ended)),
             Some(Ok(Err(e))) => Err(e.into()),
             Some(Err(_)) => bail!(System, "the thread that follows urgency pages panicked"),
         }

@@ -33,6 +33,8 @@ pub const LARGEST_WEIGHT: u32 = 1000;
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
 /// Time between two looks whether the weights are still in force.
 const LOOK: Duration = Duration::from_secs(1);
+/// Before a change that has failed is tried again.
+const AGAIN: Nanos = Nanos::from_millis(1000);
 /// Shortest time between two reads of the ports, so that a guest that says words without end
 /// costs little.
 const SHORTEST_WAIT: Duration = Duration::from_millis(2);
@@ -105,7 +107,10 @@ struct Followed {
     port: StartPort,
     favour: Favour,
     watch: Option<Watch>,
+    /// What was tried last.
     raised: bool,
+    /// When to try it again, where it has failed.
+    again: Option<Nanos>,
     /// Why its port or its weight failed, as last reported.
     reported: Option<String>,
 }
@@ -147,6 +152,7 @@ pub fn follow_starts(
             favour: Favour::new(options.limits, Nanos(0)),
             watch,
             raised: false,
+            again: None,
             reported: None,
         })
     };
@@ -224,15 +230,17 @@ fn step(
     report: &mut dyn FnMut(StartEvent) -> Result<()>,
 ) -> Result<Change> {
     let wanted = vm.favour.is_favoured(now);
-    if wanted == vm.raised {
+    if wanted == vm.raised && vm.again.is_none_or(|again| now < again) {
         return Ok(Change::Done);
     }
     match raise.set(&vm.name, wanted) {
-        Ok(Change::Done) => {}
+        Ok(Change::Done) => vm.again = None,
         Ok(other) => return Ok(other),
         Err(e) => {
-            // What another program has set stays until that program takes it back.
+            // What another program has set stays until that program takes it back. What failed in
+            // passing must not stay raised.
             vm.warn_once(format!("{e:#}"), progress);
+            vm.again = Some(Nanos(now.0.saturating_add(AGAIN.0)));
             vm.raised = wanted;
             return Ok(Change::Done);
         }

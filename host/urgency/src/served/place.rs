@@ -5,12 +5,11 @@ use std::path::PathBuf;
 
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, LEAST_SIZE, Mode};
-use serde_json::json;
 
 use super::ServedVm;
 use crate::{FileMemory, UrgencyError};
 
-/// Before a page that the guest has named wrongly is asked for again.
+/// Before a page that the guest has named is asked for again, at least.
 const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
 
 impl ServedVm {
@@ -44,42 +43,48 @@ impl ServedVm {
                 self.wrong = false;
                 self.blocks = Some(Blocks::new(self.host.memory().clone(), BLOCK, self.host.vcpus()));
             }
-            // QEMU's monitor is slow: a guest that names one address after the other must not keep
-            // the other VMs waiting.
-            Mode::GuestMemory { .. } if now < self.ask_again => {}
             Mode::GuestMemory { address } => {
-                self.ask_again = Nanos(now.0.saturating_add(ASK_AGAIN.0));
-                match self.guest_memory(address) {
-                    Ok(memory) => {
-                        self.blocks = Some(Blocks::new(memory, 0, LEAST_SIZE / BLOCK));
-                        self.wrong = false;
-                    }
-                    Err(e) => {
-                        // A monitor that does not answer is not the guest's fault.
-                        self.wrong = matches!(e, UrgencyError::Address { .. });
-                        self.refused = Some(e.to_string());
-                    }
+                if address % LEAST_SIZE as u64 != 0 {
+                    let e = self.wrong_address(address, "it is no page's start");
+                    (self.wrong, self.refused) = (true, Some(e.to_string()));
+                } else if now >= self.ask_again {
+                    self.ask_again = Nanos(now.0.saturating_add(ASK_AGAIN.0));
+                    self.monitor.ask_address(address);
                 }
             }
         }
         beats && (self.blocks.is_some() || self.wrong)
     }
 
-    /// A page of the guest's memory. QEMU translates the address, and refuses one where the guest
-    /// has no memory of its own; one page is in one piece in QEMU's memory too.
-    fn guest_memory(&mut self, address: u64) -> Result<FileMemory, UrgencyError> {
-        let wrong = |why: &str| UrgencyError::Address { vm: self.name.clone(), address, why: why.to_owned() };
-        if address % LEAST_SIZE as u64 != 0 {
-            return Err(wrong("it is no page's start"));
+    /// QEMU has said where a page of the guest's memory is. Where the guest has named another one
+    /// since, that is nothing.
+    pub(super) fn take_memory(&mut self, address: u64, place: Result<String, UrgencyError>) {
+        if !matches!(self.mode, Mode::GuestMemory { address: named } if named == address) {
+            return;
         }
-        let mut qmp = (self.monitor)()?;
-        let arguments = json!({ "command-line": format!("gpa2hva {address:#x}") });
-        let answer = qmp.execute("human-monitor-command", Some(arguments))?;
-        drop(qmp);
-        let answer = answer.as_str().unwrap_or_default().trim();
+        match place.and_then(|answer| self.guest_memory(address, &answer)) {
+            Ok(memory) => {
+                self.blocks = Some(Blocks::new(memory, 0, LEAST_SIZE / BLOCK));
+                (self.wrong, self.refused) = (false, None);
+            }
+            Err(e) => {
+                // A monitor that does not answer is not the guest's fault.
+                self.wrong = matches!(e, UrgencyError::Address { .. });
+                self.refused = Some(e.to_string());
+            }
+        }
+    }
+
+    fn wrong_address(&self, address: u64, why: &str) -> UrgencyError {
+        UrgencyError::Address { vm: self.name.clone(), address, why: why.to_owned() }
+    }
+
+    /// A page of the guest's memory. QEMU has translated the address, or refused one where the
+    /// guest has no memory of its own; one page is in one piece in QEMU's memory too.
+    fn guest_memory(&self, address: u64, answer: &str) -> Result<FileMemory, UrgencyError> {
         // `Host virtual address for 0x1000 (pc.ram) is 0x7f0000001000`
         let place = answer.rsplit_once(" is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
-        let place = place.ok_or_else(|| wrong(answer))?;
+        let place = place.ok_or_else(|| self.wrong_address(address, answer))?;
         let path = PathBuf::from(format!("/proc/{}/mem", self.pid));
         // Only read: levels are shown in the page alone.
         let file = File::open(&path);

@@ -101,7 +101,10 @@ impl ServedVm {
             lead: self.lead.get(),
             answer: self.interrupts.is_some().then(|| self.answer.get()),
             unreadable: self.unreadable,
-            refused: self.refused.clone(),
+            refused: match (&self.untaken.why, &self.refused) {
+                (Some(one), Some(other)) => Some(format!("{one}; {other}")),
+                (one, other) => one.clone().or_else(|| other.clone()),
+            },
         }
     }
 }

@@ -1,9 +1,11 @@
 //! What one VM spoils, and what that leaves of it and the others.
 
 use std::fs::OpenOptions;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::mpsc::channel;
 
 use rtvirtio_apply::{Machine, NoGuests, Session, Silent, Target, Write};
 use rtvirtio_kernel::sched::{self, Attr};
@@ -52,36 +54,46 @@ impl Drop for Sleeper {
     }
 }
 
-/// One VM's QEMU that does not answer ends nothing for the others, and leaves no vCPU of its own at
-/// a level that a killed process gave it.
-#[test]
-fn a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract() {
-    let test = "a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract";
+fn contract() -> Attr {
+    Attr::fifo(5)
+}
+
+/// A sleeper whose contract is FIFO 5 and whose levels are 7 and ordinary, in force in this state
+/// directory, at the level that a process before has left it; `None` where that cannot be had.
+fn left_at(level: &Attr, state: &Path, test: &str) -> Option<Sleeper> {
     if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::Root]) {
-        return;
+        return None;
     }
     let sleeper = Sleeper(std::process::Command::new("sleep").arg("1000").spawn().unwrap());
     let pid = sleeper.0.id();
-    let (contract, boosted, floor) = (Attr::fifo(5), Attr::fifo(7), Attr::other(0));
-    if let Err(e) = sched::set(pid, &contract) {
-        return rtvirtio_testkit::skip(test, &format!("no real-time priority here: {e}"));
+    let floor = Attr::other(0);
+    if let Err(e) = sched::set(pid, &contract()) {
+        rtvirtio_testkit::skip(test, &format!("no real-time priority here: {e}"));
+        return None;
     }
     sched::set(pid, &floor).unwrap();
     let root = Root::default();
     let start = task::stat(&root, pid, pid).unwrap().start;
     let target = Target::scheduling(pid, pid, start);
-    let others = vec![boosted.to_string(), floor.to_string()];
-    let write = Write {
-        levels: others,
-        ..Write::new("policy of vcpu 0 (plc)", target, contract.to_string().as_str())
-    };
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let state = dir.path().join("state");
-    let session = Session::open(&state).unwrap();
+    let levels = vec![Attr::fifo(7).to_string(), floor.to_string()];
+    let text = contract().to_string();
+    let write = Write { levels, ..Write::new("policy of vcpu 0 (plc)", target, text.as_str()) };
+    let session = Session::open(state).unwrap();
     session.apply(&[write], &Machine::new(&root, &NoGuests), &mut Silent).unwrap();
     drop(session);
-    sched::set(pid, &boosted).unwrap();
+    sched::set(pid, level).unwrap();
+    Some(sleeper)
+}
 
+/// One VM's QEMU that does not answer ends nothing for the others, and leaves no vCPU of its own at
+/// a level that a killed process gave it.
+#[test]
+fn a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract() {
+    let test = "a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract";
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let Some(sleeper) = left_at(&Attr::fifo(7), &state, test) else { return };
+    let pid = sleeper.0.id();
     let asked = Arc::new(AtomicUsize::new(0));
     let asking = asked.clone();
     let none = move || -> Result<Qmp, UrgencyError> {
@@ -94,8 +106,8 @@ fn a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract() {
     let mut refused = None;
     let mut report = |all: &[VmStatus]| {
         refused.clone_from(&all[0].refused);
-        let is_set = sched::get(pid).unwrap().is(&contract);
-        stop.store(asked.load(Relaxed) > 1 && is_set, Relaxed);
+        let is_set = sched::get(pid).unwrap().is(&contract());
+        stop.store(asked.load(Relaxed) > 1 && is_set && refused.is_some(), Relaxed);
     };
     let ended = crate::serve(std::slice::from_mut(&mut vm), &mut levels, &stop, &mut report).unwrap();
     assert_eq!(ended, crate::Ended::Stopped);
@@ -106,5 +118,33 @@ fn a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract() {
     let ended =
         crate::serve(std::slice::from_mut(&mut vm), &mut levels, &AtomicBool::new(false), &mut |_| {});
     assert_eq!(ended.unwrap(), crate::Ended::VmsEnded);
-    assert_eq!(vm.refused, None);
+    assert_eq!(vm.status().refused, None);
+}
+
+/// As long as QEMU says nothing, all else goes on, the end too.
+#[test]
+fn a_monitor_that_hangs_holds_up_nothing() {
+    let test = "a_monitor_that_hangs_holds_up_nothing";
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let Some(sleeper) = left_at(&contract(), &state, test) else { return };
+    let (release, released) = channel::<()>();
+    let hanging = move || -> Result<Qmp, UrgencyError> {
+        // Until the test is over.
+        let _ = released.recv();
+        Err(UrgencyError::NoMonitor { vm: "plc".to_owned(), why: "a test".to_owned() })
+    };
+    let config = Config::new(90, 0, 97);
+    let mut vm = ServedVm::without_reports("plc", sleeper.0.id(), config, Box::new(hanging)).unwrap();
+    let mut levels = Levels::open(&state).unwrap();
+    let stop = AtomicBool::new(false);
+    let mut reports = 0;
+    let mut report = |_: &[VmStatus]| {
+        reports += 1;
+        stop.store(reports > 1, Relaxed);
+    };
+    let ended = crate::serve(std::slice::from_mut(&mut vm), &mut levels, &stop, &mut report).unwrap();
+    assert_eq!((ended, reports), (crate::Ended::Stopped, 2));
+    assert!(vm.monitor.is_asking_vcpus() && !vm.has_ended());
+    drop(release);
 }

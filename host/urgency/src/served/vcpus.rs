@@ -3,74 +3,87 @@
 use rtvirtio_apply::{Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::{Config, Unreported, Vcpu};
-use rtvirtio_vmm::threads::Named;
 
+use super::asker::{Again, Vcpus};
 use super::raises::Trace;
 use super::{Event, ServedVcpu, ServedVm};
 use crate::UrgencyError;
-use crate::thread::{VcpuThread, now};
+use crate::thread::VcpuThread;
 
-/// Before QEMU is asked again where it did not answer, at least.
-const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
-/// All other VMs wait while QEMU is asked, so this many times as long passes before the next time.
-const PATIENCE: u64 = 10;
+/// The journal's threads of a VM that are not followed.
+#[derive(Debug, Default)]
+pub(super) struct Untaken {
+    /// Whether there are some.
+    pub any: bool,
+    again: Again,
+    /// Why the last try has failed.
+    pub why: Option<String>,
+    /// Whether they are still to get their contract's level.
+    unsettled: bool,
+}
 
 impl ServedVm {
-    /// Takes the threads that the journal lets move: those that are not known yet are found by
-    /// QEMU's monitor. Where that fails they have their contract's level, [`VmStatus::refused`]
-    /// says why, and [`serve`](crate::serve) tries again: that concerns no other VM.
+    /// Takes the threads that the journal lets move: which vCPU one runs QEMU's monitor is asked,
+    /// and says later ([`ServedVm::take_vcpus`]).
+    pub(crate) fn update(&mut self, levels: &Levels, at: Nanos) {
+        for i in (0..self.vcpus.len()).rev() {
+            if !levels.movable().iter().any(|m| m == self.vcpus[i].thread.movable()) {
+                self.drop_vcpu(i);
+            }
+        }
+        self.had_vcpus |= levels.movable().iter().any(|m| m.pid == self.pid);
+        self.untaken.any = !self.new_threads(levels).is_empty();
+        self.go_on(levels, at);
+    }
+
+    /// Asks again, and puts what is not followed to its contract's level, once it is time.
+    pub(crate) fn go_on(&mut self, levels: &Levels, at: Nanos) {
+        if self.untaken.any {
+            // They may have ended meanwhile.
+            self.untaken.any = !self.new_threads(levels).is_empty();
+        }
+        if !self.untaken.any {
+            self.untaken = Untaken::default();
+            return;
+        }
+        if self.untaken.unsettled {
+            self.settle_untaken(levels);
+        }
+        if !self.monitor.is_asking_vcpus() && self.untaken.again.is_due(at) {
+            self.monitor.ask_vcpus();
+        }
+    }
+
+    /// Takes the threads that QEMU has named. Those that it has not have their contract's level,
+    /// and [`VmStatus::refused`] says why.
     ///
     /// [`VmStatus::refused`]: super::VmStatus::refused
-    pub fn update(&mut self, levels: &Levels, at: Nanos) {
-        if self.untaken.take().is_some() {
-            self.refused = None;
-        }
-        if let Err(e) = self.take_vcpus(levels, at) {
-            let after = now();
-            let asked = after.0.saturating_sub(at.0);
-            self.untaken = Some(Nanos(after.0 + ASK_AGAIN.0.max(asked.saturating_mul(PATIENCE))));
-            self.refused = Some(format!("not all of its vCPUs are known: {e}"));
+    pub(super) fn take_vcpus(&mut self, named: Result<Vcpus, UrgencyError>, levels: &Levels, at: Nanos) {
+        let taken = named.and_then(|named| self.take_named(&named, levels, at));
+        self.untaken.any = !self.new_threads(levels).is_empty();
+        match taken {
+            Err(e) if self.untaken.any => {
+                self.untaken.again.failed(at);
+                self.untaken.why = Some(format!("not all of its vCPUs are known: {e}"));
+                self.settle_untaken(levels);
+            }
+            // Those that have come in the meantime are asked for at the next look at the journal.
+            _ => self.untaken = Untaken { any: self.untaken.any, ..Untaken::default() },
         }
     }
 
-    /// Does it again once it is time, where it has failed.
-    pub(crate) fn take_missing(&mut self, levels: &Levels, at: Nanos) {
-        if self.untaken.is_some_and(|due| at >= due) {
-            self.update(levels, at);
-        }
-    }
-
-    fn take_vcpus(&mut self, levels: &Levels, at: Nanos) -> Result<(), UrgencyError> {
-        let ours: Vec<&Movable> = levels.movable().iter().filter(|m| m.pid == self.pid).collect();
-        for at in (0..self.vcpus.len()).rev() {
-            if !ours.iter().any(|m| *m == self.vcpus[at].thread.movable()) {
-                self.drop_vcpu(at);
-            }
-        }
-        self.had_vcpus |= !ours.is_empty();
-        let is_new = |m: &&Movable| !self.vcpus.iter().any(|v| v.thread.movable() == *m);
-        let mut new = Vec::new();
-        for movable in ours.into_iter().filter(is_new) {
-            // One that has ended is none to ask for.
-            new.extend(VcpuThread::open(movable.clone())?);
-        }
-        if new.is_empty() {
-            return Ok(());
-        }
-        let named = match (self.monitor)().and_then(|mut qmp| Ok(Named::ask(&mut qmp)?)) {
-            Ok(named) => named,
-            Err(e) => {
-                to_contract(new, levels);
-                return Err(e);
-            }
-        };
-        for mut thread in new {
-            let vcpu = match named.vcpus.get(&thread.movable().tid).map(Vec::as_slice) {
+    fn take_named(&mut self, named: &Vcpus, levels: &Levels, at: Nanos) -> Result<(), UrgencyError> {
+        for movable in self.new_threads(levels) {
+            let vcpu = match named.get(&movable.tid).map(Vec::as_slice) {
                 Some([vcpu]) => *vcpu as usize,
                 Some([_, ..]) => return Err(UrgencyError::SharedThread { vm: self.name.clone() }),
-                // It has ended since.
-                _ => continue,
+                _ => {
+                    let why = format!("it names no vCPU for thread {}", movable.tid);
+                    return Err(UrgencyError::NoMonitor { vm: self.name.clone(), why });
+                }
             };
+            // One that has ended since needs nothing.
+            let Some(mut thread) = VcpuThread::open(movable)? else { continue };
             if !self.reports {
                 thread = thread.with_status()?;
             }
@@ -95,16 +108,28 @@ impl ServedVm {
         }
         Ok(())
     }
-}
 
-/// One that a former process left at another level must not stay there while QEMU does not answer.
-fn to_contract(threads: Vec<VcpuThread>, levels: &Levels) {
-    // Where another rtvirtio is at work the next time will do; a journal that cannot be read ends
-    // all following at once.
-    let Ok(Hold::Free(guard)) = levels.hold() else { return };
-    for mut thread in threads {
-        let contract = thread.contract();
-        // One that has ended needs no level, and another program's stays.
-        let _ = thread.set(contract, &guard);
+    /// The journal's threads that are there and not followed yet.
+    fn new_threads(&self, levels: &Levels) -> Vec<Movable> {
+        let is_known = |m: &Movable| self.vcpus.iter().any(|v| v.thread.movable() == m);
+        let new = levels.movable().iter().filter(|m| m.pid == self.pid && !is_known(m));
+        // One that cannot be looked at is one to try again.
+        new.filter(|m| !matches!(VcpuThread::open((*m).clone()), Ok(None))).cloned().collect()
+    }
+
+    /// What a former process left at another level must not stay there while nobody follows it.
+    fn settle_untaken(&mut self, levels: &Levels) {
+        let threads: Vec<VcpuThread> =
+            self.new_threads(levels).into_iter().filter_map(|m| VcpuThread::open(m).ok().flatten()).collect();
+        self.untaken.unsettled = true;
+        // Where another rtvirtio is at work it is done later; where the journal is another one its
+        // levels are looked at then.
+        let Ok(Hold::Free(guard)) = levels.hold() else { return };
+        for mut thread in threads {
+            let contract = thread.contract();
+            // One that has ended needs no level, and another program's stays.
+            let _ = thread.set(contract, &guard);
+        }
+        self.untaken.unsettled = false;
     }
 }

@@ -24,7 +24,7 @@ struct Record {
 #[derive(Debug)]
 pub struct HugePages {
     files: Files,
-    added: u64,
+    record: Record,
 }
 
 /// The kernel's file and ours.
@@ -50,29 +50,48 @@ impl Files {
     }
 
     fn read_record(&self) -> anyhow::Result<Option<Record>> {
-        let name = || self.record.display().to_string();
+        let unreadable = || {
+            let (record, number) = (self.record.display(), self.number.display());
+            format!(
+                "{record} says how many huge pages to take away from {number}: do it by hand and remove it"
+            )
+        };
         match std::fs::read(&self.record) {
-            Ok(text) => Ok(Some(serde_json::from_slice(&text).with_context(name)?)),
+            Ok(text) => Ok(Some(serde_json::from_slice(&text).with_context(unreadable)?)),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(e).with_context(name),
+            Err(e) => Err(e).with_context(unreadable),
         }
     }
 
-    /// Takes away what was added; what others have changed since stays.
-    fn remove(&self, added: u64) -> anyhow::Result<()> {
-        if added > 0 {
-            self.set(self.number()?.saturating_sub(added))?;
+    /// Says what is to be taken away, unless another process has done so.
+    fn write_record(&self, record: &Record) -> anyhow::Result<()> {
+        let name = || self.record.display().to_string();
+        let dir = self.record.parent().with_context(name)?;
+        let mut file = tempfile::NamedTempFile::new_in(dir).with_context(name)?;
+        file.write_all(&serde_json::to_vec(record)?).with_context(name)?;
+        file.persist_noclobber(&self.record).map(drop).map_err(|e| e.error).with_context(name)
+    }
+
+    /// Takes away what was added and is still there; fewer are another program's choice.
+    fn remove(&self, record: &Record) -> anyhow::Result<()> {
+        let number = self.number()?;
+        let ours = number.saturating_sub(record.before).min(record.added);
+        if ours > 0 {
+            self.set(number - ours)?;
         }
-        std::fs::remove_file(&self.record).with_context(|| self.record.display().to_string())
+        match std::fs::remove_file(&self.record) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                Err(e).with_context(|| self.record.display().to_string())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn remove_left(&self) -> anyhow::Result<bool> {
         let Some(record) = self.read_record()?.filter(|record| !record.by.is_alive()) else {
             return Ok(false);
         };
-        // A process that was killed in between may have added fewer, or none.
-        let added = self.number()?.saturating_sub(record.before).min(record.added);
-        self.remove(added)?;
+        self.remove(&record)?;
         Ok(true)
     }
 
@@ -83,13 +102,13 @@ impl Files {
         }
         let before = self.number()?;
         let by = ProcessId::of(std::process::id())?.context("this process")?;
-        let record = serde_json::to_vec(&Record { by, before, added: pages })?;
-        rtvirtio_workflow::write_file(&self.record, &record)?;
-        let mut reserved = HugePages { files: self, added: 0 };
+        let record = Record { by, before, added: pages };
+        self.write_record(&record)?;
+        let reserved = HugePages { files: self, record };
         reserved.files.set(before + pages)?;
-        reserved.added = reserved.files.number()?.saturating_sub(before).min(pages);
-        if reserved.added < pages {
-            bail!("{} of {pages} huge pages of 2 MiB: memory is full or fragmented", reserved.added);
+        let added = reserved.files.number()?.saturating_sub(before).min(pages);
+        if added < pages {
+            bail!("{added} of {pages} huge pages of 2 MiB: memory is full or fragmented");
         }
         Ok(reserved)
     }
@@ -108,9 +127,10 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        if let Err(e) = self.files.remove(self.added) {
-            let added = self.added;
-            let _ = writeln!(std::io::stderr(), "{added} huge pages remain: {e:#}; run `rtvirtio-lab down`");
+        if let Err(e) = self.files.remove(&self.record) {
+            let added = self.record.added;
+            let _ =
+                writeln!(std::io::stderr(), "{added} huge pages may remain: {e:#}; run `rtvirtio-lab down`");
         }
     }
 }
@@ -144,7 +164,11 @@ mod tests {
         assert_eq!(files.number().unwrap(), 259);
         assert!(!files.remove_left().unwrap(), "its process lives");
         assert!(files.clone().reserve(1).unwrap_err().to_string().contains("wait for its end"));
-        // Another program's are left alone.
+        // A number that another program has set since is left alone; so are pages that it added.
+        files.set(3).unwrap();
+        drop(reserved);
+        assert_eq!((files.number().unwrap(), files.record.exists()), (3, false));
+        let reserved = files.clone().reserve(256).unwrap();
         files.set(300).unwrap();
         drop(reserved);
         assert_eq!((files.number().unwrap(), files.record.exists()), (44, false));
