@@ -112,7 +112,7 @@ pub fn keep(
         bail!(NotRunning, "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply SPEC`");
     }
     let mut follower = Follower::start(urgent, dirs, progress)?;
-    let mut failures = Failures::default();
+    let (mut failures, mut lookups) = (Failures::default(), Failures::default());
     // Whether the thread that follows urgency has seen that.
     let mut put_back = false;
     let mut next = Instant::now();
@@ -125,7 +125,7 @@ pub fn keep(
                 continue;
             }
             let begin = Instant::now();
-            match scan(vm, &keeper) {
+            match scan(vm, &keeper, &mut lookups) {
                 Ok(Scan::Busy) => continue,
                 Ok(Scan::Done) => {}
                 Ok(Scan::Written(amended, notes)) => {
@@ -151,7 +151,8 @@ pub fn keep(
             match in_force::applied_by(dirs) {
                 Ok(None) => return Ok(Ended::PutBack),
                 Ok(Some(now)) if now != by => return Err(replaced()),
-                Ok(Some(_)) => {}
+                // What another program has changed was left, and is reported by that revert.
+                Ok(Some(_)) => return Ok(Ended::PutBack),
                 // A revert is still at work.
                 Err(e) if matches!(e.cause(), Some(ApplyError::Locked { .. })) => {}
                 Err(e) => return Err(e),
@@ -214,11 +215,27 @@ enum Scan {
 ///
 /// # Errors
 /// Those threads are looked at again by the next scan.
-fn scan(kept: &mut Kept, keeper: &Keeper<'_>) -> Result<Scan> {
+fn scan(kept: &mut Kept, keeper: &Keeper<'_>, lookups: &mut Failures) -> Result<Scan> {
     let root = &keeper.root;
     let vm = kept.contract().vm.clone();
-    let mut look_up =
-        || find::one_of_host(keeper.vms, &vm, keeper.dirs).and_then(|vm| vm.handle(keeper.progress)).ok();
+    // A monitor that does not answer costs only the certainty of the roles, and all VMs the time.
+    let mut look_up = || {
+        let begin = Instant::now();
+        if !lookups.is_due(&vm, begin) {
+            return None;
+        }
+        let found = find::one_of_host(keeper.vms, &vm, keeper.dirs).and_then(|vm| vm.handle(keeper.progress));
+        match found {
+            Ok(handle) => {
+                lookups.forget(&vm);
+                Some(handle)
+            }
+            Err(e) => {
+                lookups.add(&vm, e.to_string(), begin.elapsed(), Instant::now());
+                None
+            }
+        }
+    };
     let Some(new) = kept.scan(root, &keeper.probe, &mut look_up)? else { return Ok(Scan::Done) };
     let session = match Session::open(&keeper.dirs.state) {
         Ok(session) => session,

@@ -25,9 +25,9 @@ use crate::kvm::Slot;
 use crate::thread::VcpuThread;
 use crate::{DOORBELL, FileMemory, KvmInterrupts, Page, UrgencyError};
 
-use asker::{Asker, Reply};
+use asker::Asker;
 use raises::Trace;
-use vcpus::Untaken;
+use vcpus::{Untaken, set_to_contract};
 
 pub use history::{Event, History, Moment};
 pub use raises::{Delays, Raises};
@@ -234,28 +234,23 @@ impl ServedVm {
     }
 
     /// Takes the completions that have arrived, and raises the vCPUs for them.
-    ///
-    /// # Errors
-    /// As [`ServedVm::look`].
-    pub(crate) fn take_completions(&mut self, levels: &Levels, now: Nanos) -> Result<bool, UrgencyError> {
+    pub(crate) fn take_completions(&mut self, levels: &Levels, now: Nanos) -> bool {
         if !take(&mut self.completions, now) {
-            return Ok(false);
+            return false;
         }
         // What was reported before is no answer to them.
-        self.look(levels, now)?;
+        self.look(levels, now);
         for v in &mut self.vcpus {
             v.machine.completion(now);
         }
-        self.move_changed(levels)?;
-        Ok(true)
+        self.move_changed(levels);
+        true
     }
 
     /// Looks once, and moves the threads whose level changes. Returns when something changes by
-    /// itself.
-    ///
-    /// # Errors
-    /// When the journal cannot be read. A thread that has ended is no error.
-    pub fn look(&mut self, levels: &Levels, now: Nanos) -> Result<Option<Nanos>, UrgencyError> {
+    /// itself. A thread that has ended is no error, and a journal that cannot be looked at now only
+    /// keeps them from being moved.
+    pub fn look(&mut self, levels: &Levels, now: Nanos) -> Option<Nanos> {
         self.take_answers(levels, now);
         let alive = self.find_blocks(now);
         let mut next = None;
@@ -275,45 +270,41 @@ impl ServedVm {
             next = [next, wake].into_iter().flatten().min();
         }
         self.arm();
-        self.move_changed(levels)?;
-        self.move_weight(levels, now)?;
-        Ok(next)
+        self.move_changed(levels);
+        self.move_weight(levels, now);
+        next
     }
 
     /// Takes what QEMU has answered.
     fn take_answers(&mut self, levels: &Levels, now: Nanos) {
-        while let Some(answer) = self.monitor.answer() {
-            match answer {
-                Reply::Vcpus(named) => self.take_vcpus(named, levels, now),
-                Reply::Address(address, place) => self.take_memory(address, place),
-            }
+        if let Some(named) = self.monitor.vcpus() {
+            self.take_vcpus(named, levels, now);
+        }
+        if let Some((address, place)) = self.monitor.place() {
+            self.take_memory(address, place);
         }
     }
 
     /// Raises vCPUs at their floor whose timers are due, before reports are read: that takes as
     /// long again.
-    ///
-    /// # Errors
-    /// As [`ServedVm::look`].
-    pub(crate) fn raise_due(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
+    pub(crate) fn raise_due(&mut self, levels: &Levels, now: Nanos) {
         for v in &mut self.vcpus {
             // One that has ended is found at the look.
             if let Some(used) = v.machine.raise_due(now, || v.thread.used_since()) {
                 self.share.used(used, false);
             }
         }
-        self.move_changed(levels)
+        self.move_changed(levels);
     }
 
     /// Moves the threads whose level has changed.
-    fn move_changed(&mut self, levels: &Levels) -> Result<(), UrgencyError> {
+    fn move_changed(&mut self, levels: &Levels) {
         let moves = |v: &ServedVcpu| !v.foreign && v.change().is_some();
         if self.vcpus.iter().any(moves) {
-            if let Hold::Free(guard) = levels.hold()? {
+            if let Ok(Hold::Free(guard)) = levels.hold() {
                 self.move_threads(&guard);
             }
         }
-        Ok(())
     }
 
     /// Says to the guest that the page is followed no more.
@@ -328,6 +319,7 @@ impl ServedVm {
     /// # Errors
     /// When the journal cannot be read.
     pub(crate) fn settle(&mut self, levels: &Levels) -> Result<(), UrgencyError> {
+        let mut untaken = self.open_untaken(levels);
         for _ in 0..100 {
             match levels.hold()? {
                 Hold::Free(guard) => {
@@ -337,6 +329,7 @@ impl ServedVm {
                         // One that has ended needs no level.
                         let _ = v.thread.set(contract, &guard);
                     }
+                    set_to_contract(&mut untaken, &guard);
                     return Ok(());
                 }
                 Hold::Busy => std::thread::sleep(std::time::Duration::from_millis(5)),

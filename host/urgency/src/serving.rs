@@ -103,14 +103,14 @@ fn follow(
         }
         for (vm, due) in vms.iter_mut().zip(&mut due) {
             if at >= *due {
-                vm.raise_due(levels, at)?;
+                vm.raise_due(levels, at);
             }
             let is_called = vm.take_notices(at) | vm.take_interrupts();
-            let is_raised = vm.take_completions(levels, at)?;
+            let is_raised = vm.take_completions(levels, at);
             if at < *due && !is_called && !is_raised {
                 continue;
             }
-            let next = vm.look(levels, now())?;
+            let next = vm.look(levels, now());
             let after = now();
             // What has been urgent for long may be so for some time more.
             let interval =
@@ -122,7 +122,8 @@ fn follow(
             next_report = Nanos(at.0 + REPORT.0);
             report(&vms.iter().map(ServedVm::status).collect::<Vec<_>>());
         }
-        if vms.iter().all(ServedVm::has_ended) {
+        // Which threads there are is not known while the journal cannot be read.
+        if unread == 0 && vms.iter().all(ServedVm::has_ended) {
             return Ok(Ended::VmsEnded);
         }
         let wake = due.iter().copied().min().unwrap_or(Nanos(now().0 + LOOK.0));

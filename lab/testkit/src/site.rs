@@ -10,6 +10,9 @@ use serde_json::Value;
 
 use crate::{HANG, Need, has};
 
+/// How long a site may take to be clean.
+const LAST_CLOSE: Duration = Duration::from_secs(20);
+
 /// Profile of the flash twin, measured once; measuring it again would take longer than a test.
 pub const PROFILE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../control/learn/data/qlc-nvme.profile.json");
@@ -202,12 +205,18 @@ impl Site {
         leftovers
     }
 
-    /// Fails when something remains.
+    /// Fails when something remains. A loop device is detached when the last process has closed it,
+    /// which may be one that lists all devices of the machine.
     ///
     /// # Panics
     /// With what it is.
     pub fn assert_clean(&self) {
-        let leftovers = self.left_behind();
+        let end = Instant::now() + LAST_CLOSE;
+        let mut leftovers = self.left_behind();
+        while !leftovers.is_empty() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(50));
+            leftovers = self.left_behind();
+        }
         assert!(leftovers.is_empty(), "left behind: {leftovers:#?}");
         assert!(!self.run_dir().join("lab.json").exists());
     }

@@ -9,6 +9,7 @@
 mod raise;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -111,15 +112,25 @@ struct Followed {
     raised: bool,
     /// When to try it again, where it has failed.
     again: Option<Nanos>,
-    /// Why its port or its weight failed, as last reported.
-    reported: Option<String>,
+    /// Whether it was last reported as raised.
+    shown: bool,
+    /// Why its port, what recognises starts, or its weight failed, as last reported.
+    reported: BTreeMap<Subject, String>,
+}
+
+/// What a warning is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    Port,
+    Recogniser,
+    Weight,
 }
 
 impl Followed {
-    fn warn_once(&mut self, why: String, progress: &dyn Progress) {
-        if self.reported.as_ref() != Some(&why) {
+    fn warn_once(&mut self, subject: Subject, why: String, progress: &dyn Progress) {
+        if self.reported.get(&subject) != Some(&why) {
             progress.warn(&format!("{}: {why}", self.name));
-            self.reported = Some(why);
+            self.reported.insert(subject, why);
         }
     }
 }
@@ -153,7 +164,8 @@ pub fn follow_starts(
             watch,
             raised: false,
             again: None,
-            reported: None,
+            shown: false,
+            reported: BTreeMap::new(),
         })
     };
     let mut all = vms.iter().map(followed).collect::<Result<Vec<_>>>()?;
@@ -203,7 +215,7 @@ fn listen(
         PortState::Same | PortState::Absent => return Ok(()),
         PortState::Failed(e) => {
             let why = format!("its port {} cannot be used: {e}", vm.port.path().display());
-            vm.warn_once(why, progress);
+            vm.warn_once(Subject::Port, why, progress);
             return Ok(());
         }
     };
@@ -217,7 +229,7 @@ fn look(vm: &mut Followed, now: Nanos, longest: Nanos, progress: &dyn Progress) 
         Ok(Some(word)) => vm.favour.hear(word, now),
         Ok(None) => {}
         // Of a VM that has ended too.
-        Err(e) => vm.warn_once(format!("starts are not recognised: {e:#}"), progress),
+        Err(e) => vm.warn_once(Subject::Recogniser, format!("starts are not recognised: {e:#}"), progress),
     }
 }
 
@@ -239,13 +251,16 @@ fn step(
         Err(e) => {
             // What another program has set stays until that program takes it back. What failed in
             // passing must not stay raised.
-            vm.warn_once(format!("{e:#}"), progress);
+            vm.warn_once(Subject::Weight, format!("{e:#}"), progress);
             vm.again = Some(Nanos(now.0.saturating_add(AGAIN.0)));
             vm.raised = wanted;
             return Ok(Change::Done);
         }
     }
     vm.raised = wanted;
+    if std::mem::replace(&mut vm.shown, wanted) == wanted {
+        return Ok(Change::Done);
+    }
     let what = if wanted { What::Raised } else { What::Lowered(vm.favour.counters()) };
     report(StartEvent { vm: vm.name.clone(), what })?;
     Ok(Change::Done)

@@ -2,7 +2,9 @@
 //! vCPUs, of this VM or of another.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Thread;
 
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::Qmp;
@@ -18,23 +20,30 @@ const LONGEST: Nanos = Nanos::from_millis(60_000);
 /// vCPU numbers by thread.
 pub(super) type Vcpus = BTreeMap<u32, Vec<u32>>;
 
-enum Question {
-    Vcpus,
-    Address(u64),
+type Place = (u64, Result<String, UrgencyError>);
+
+/// What is asked, and what QEMU has answered.
+#[derive(Default)]
+struct Slots {
+    ask_vcpus: bool,
+    ask_address: Option<u64>,
+    vcpus: Option<Result<Vcpus, UrgencyError>>,
+    place: Option<Place>,
 }
 
-/// What QEMU has answered.
-pub(super) enum Reply {
-    /// Which thread runs which vCPUs.
-    Vcpus(Result<Vcpus, UrgencyError>),
-    /// Where a guest's address is in QEMU's memory, as the monitor's text says it.
-    Address(u64, Result<String, UrgencyError>),
+#[derive(Default)]
+struct Shared {
+    slots: Mutex<Slots>,
+    end: AtomicBool,
 }
 
 /// The thread, which ends with this.
+///
+/// The other side has the highest priority of all: it only tries the lock, for the thread may be
+/// just where it cannot give it back before that side sleeps.
 pub(super) struct Asker {
-    questions: Sender<Question>,
-    answers: Receiver<Reply>,
+    shared: Arc<Shared>,
+    thread: Thread,
     asked_vcpus: bool,
     asked_address: bool,
 }
@@ -45,55 +54,81 @@ impl Asker {
     /// # Errors
     /// When there is no thread.
     pub fn start(mut monitor: Monitor) -> std::io::Result<Self> {
-        let (questions, asked) = channel();
-        let (answer, answers) = channel();
+        let shared = Arc::new(Shared::default());
+        let of_thread = shared.clone();
         let run = move || {
-            // Until the sender is dropped.
-            for question in asked {
-                let answered = match question {
-                    Question::Vcpus => Reply::Vcpus(monitor().and_then(|mut qmp| vcpus(&mut qmp))),
-                    Question::Address(address) => {
-                        Reply::Address(address, monitor().and_then(|mut qmp| translate(&mut qmp, address)))
-                    }
-                };
-                if answer.send(answered).is_err() {
-                    return;
+            while !of_thread.end.load(Ordering::Acquire) {
+                if !answer_one(&of_thread.slots, &mut monitor) {
+                    std::thread::park();
                 }
             }
         };
-        std::thread::Builder::new().name("monitor".to_owned()).spawn(run)?;
-        Ok(Self { questions, answers, asked_vcpus: false, asked_address: false })
+        let thread = std::thread::Builder::new().name("monitor".to_owned()).spawn(run)?.thread().clone();
+        Ok(Self { shared, thread, asked_vcpus: false, asked_address: false })
     }
 
-    /// Asks which thread runs which vCPU, unless that is asked already.
+    /// Asks which thread runs which vCPU, unless that is asked already; to be called again until it
+    /// is.
     pub fn ask_vcpus(&mut self) {
-        if !std::mem::replace(&mut self.asked_vcpus, true) {
-            // The thread lives as long as this.
-            let _ = self.questions.send(Question::Vcpus);
+        if self.asked_vcpus {
+            return;
+        }
+        if let Ok(mut slots) = self.shared.slots.try_lock() {
+            (slots.ask_vcpus, self.asked_vcpus) = (true, true);
+            drop(slots);
+            self.thread.unpark();
         }
     }
 
-    /// Whether an answer to that is to come.
-    pub fn is_asking_vcpus(&self) -> bool {
-        self.asked_vcpus
-    }
-
-    /// Asks where a page of the guest's memory is, unless one is asked for already.
+    /// Asks where a page of the guest's memory is, unless one is asked for already; to be called
+    /// again until it is.
     pub fn ask_address(&mut self, address: u64) {
-        if !std::mem::replace(&mut self.asked_address, true) {
-            let _ = self.questions.send(Question::Address(address));
+        if self.asked_address {
+            return;
+        }
+        if let Ok(mut slots) = self.shared.slots.try_lock() {
+            (slots.ask_address, self.asked_address) = (Some(address), true);
+            drop(slots);
+            self.thread.unpark();
         }
     }
 
-    /// The next answer that has come.
-    pub fn answer(&mut self) -> Option<Reply> {
-        let answer = self.answers.try_recv().ok()?;
-        match answer {
-            Reply::Vcpus(_) => self.asked_vcpus = false,
-            Reply::Address(..) => self.asked_address = false,
-        }
-        Some(answer)
+    /// Which thread runs which vCPUs, once that has come.
+    pub fn vcpus(&mut self) -> Option<Result<Vcpus, UrgencyError>> {
+        let taken = self.asked_vcpus.then(|| self.shared.slots.try_lock().ok()?.vcpus.take())?;
+        self.asked_vcpus = taken.is_none();
+        taken
     }
+
+    /// Where an address is in QEMU's memory, once that has come, as the monitor's text says it.
+    pub fn place(&mut self) -> Option<Place> {
+        let taken = self.asked_address.then(|| self.shared.slots.try_lock().ok()?.place.take())?;
+        self.asked_address = taken.is_none();
+        taken
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.shared.end.store(true, Ordering::Release);
+        // It is not waited for: it may be asking.
+        self.thread.unpark();
+    }
+}
+
+/// Answers a question; whether there was one.
+fn answer_one(slots: &Mutex<Slots>, monitor: &mut Monitor) -> bool {
+    let lock = || slots.lock().unwrap_or_else(PoisonError::into_inner);
+    // Each of these locks ends with its line: none is held while QEMU is asked.
+    if std::mem::take(&mut lock().ask_vcpus) {
+        let answer = monitor().and_then(|mut qmp| vcpus(&mut qmp));
+        lock().vcpus = Some(answer);
+        return true;
+    }
+    let Some(address) = lock().ask_address.take() else { return false };
+    let answer = monitor().and_then(|mut qmp| translate(&mut qmp, address));
+    lock().place = Some((address, answer));
+    true
 }
 
 fn vcpus(qmp: &mut Qmp) -> Result<Vcpus, UrgencyError> {

@@ -6,28 +6,23 @@ use rtvirtio_apply::{Guard, Hold, Levels};
 use rtvirtio_units::Nanos;
 
 use super::ServedVm;
-use crate::UrgencyError;
 
 /// The least change of a weight, as a logarithm: about two of the journal's.
 const LEAST_STEP: f64 = 0.15;
 
 impl ServedVm {
     /// At the end of a window, moves the weight that the VM's vCPUs have at the floor.
-    ///
-    /// # Errors
-    /// When the journal cannot be read.
-    pub(super) fn move_weight(&mut self, levels: &Levels, now: Nanos) -> Result<(), UrgencyError> {
-        let Some(weight) = self.share.weight(now).filter(|_| self.config.floor == 0) else { return Ok(()) };
+    pub(super) fn move_weight(&mut self, levels: &Levels, now: Nanos) {
+        let Some(weight) = self.share.weight(now).filter(|_| self.config.floor == 0) else { return };
         // A step that is hardly one is not worth a write while others wait to be raised.
         let is_step = |old: f64| weight == 1.0 && old < 1.0 || (weight / old).ln().abs() > LEAST_STEP;
         if self.weight.is_none_or(is_step) {
-            if let Hold::Free(guard) = levels.hold()? {
+            if let Ok(Hold::Free(guard)) = levels.hold() {
                 self.weight = self.set_weight(weight, levels, &guard);
             }
         }
         // What is not moved is as it was.
         self.share.set(self.weight.unwrap_or(1.0));
-        Ok(())
     }
 
     /// Gives the VM this share of its own weight: its cgroup's where the journal has that one, else

@@ -31,16 +31,16 @@ fn a_page_that_is_cut_off_reports_nothing() {
     let levels = Levels::open(&state).unwrap();
     // The guest reports in the region.
     FileMemory::new(file.try_clone().unwrap(), 0).write(32, &1u32.to_le_bytes()).unwrap();
-    vm.look(&levels, Nanos(1)).unwrap();
+    vm.look(&levels, Nanos(1));
     assert_eq!((vm.mode, vm.refused.is_some()), (Mode::Region, false));
     file.set_len(0).unwrap();
-    assert!(matches!(vm.look(&levels, Nanos(2)), Ok(None)));
+    assert!(vm.look(&levels, Nanos(2)).is_none());
     assert_eq!(vm.mode, Mode::Off);
     assert!(vm.refused.as_ref().is_some_and(|why| why.contains("cannot be read")));
     // As it was, it is followed again.
     file.set_len(LEAST_SIZE as u64).unwrap();
     FileMemory::new(file, 0).write(32, &1u32.to_le_bytes()).unwrap();
-    vm.look(&levels, Nanos(3)).unwrap();
+    vm.look(&levels, Nanos(3));
     assert_eq!((vm.mode, vm.refused.is_some()), (Mode::Region, false));
 }
 
@@ -127,11 +127,11 @@ fn a_monitor_that_hangs_holds_up_nothing() {
     let test = "a_monitor_that_hangs_holds_up_nothing";
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let state = dir.path().join("state");
-    let Some(sleeper) = left_at(&contract(), &state, test) else { return };
+    let Some(sleeper) = left_at(&Attr::other(0), &state, test) else { return };
     let (release, released) = channel::<()>();
     let hanging = move || -> Result<Qmp, UrgencyError> {
         // Until the test is over.
-        let _ = released.recv();
+        let _ = released.recv_timeout(rtvirtio_testkit::HANG);
         Err(UrgencyError::NoMonitor { vm: "plc".to_owned(), why: "a test".to_owned() })
     };
     let config = Config::new(90, 0, 97);
@@ -145,6 +145,8 @@ fn a_monitor_that_hangs_holds_up_nothing() {
     };
     let ended = crate::serve(std::slice::from_mut(&mut vm), &mut levels, &stop, &mut report).unwrap();
     assert_eq!((ended, reports), (crate::Ended::Stopped, 2));
-    assert!(vm.monitor.is_asking_vcpus() && !vm.has_ended());
+    assert!(vm.monitor.vcpus().is_none() && !vm.has_ended());
+    // What was left at the floor does not stay there.
+    assert!(sched::get(sleeper.0.id()).unwrap().is(&contract()));
     drop(release);
 }

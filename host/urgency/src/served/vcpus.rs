@@ -1,6 +1,6 @@
 //! The threads of a VM's vCPUs: which of those that the journal lets move are which.
 
-use rtvirtio_apply::{Hold, Levels, Movable};
+use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::{Config, Unreported, Vcpu};
 
@@ -11,7 +11,7 @@ use crate::UrgencyError;
 use crate::thread::VcpuThread;
 
 /// The journal's threads of a VM that are not followed.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Untaken {
     /// Whether there are some.
     pub any: bool,
@@ -20,7 +20,12 @@ pub(super) struct Untaken {
     pub why: Option<String>,
     /// Whether they are still to get their contract's level.
     unsettled: bool,
+    /// When to look whether they are still there.
+    look: Nanos,
 }
+
+/// Between two such looks.
+const LOOK_AGAIN: Nanos = Nanos::from_millis(1000);
 
 impl ServedVm {
     /// Takes the threads that the journal lets move: which vCPU one runs QEMU's monitor is asked,
@@ -32,13 +37,16 @@ impl ServedVm {
             }
         }
         self.had_vcpus |= levels.movable().iter().any(|m| m.pid == self.pid);
-        self.untaken.any = !self.new_threads(levels).is_empty();
+        // What a former process left at another level must not stay there while nobody follows it.
+        let any = !self.new_threads(levels).is_empty();
+        self.untaken = Untaken { any, unsettled: any, why: self.untaken.why.take(), ..Untaken::default() };
         self.go_on(levels, at);
     }
 
     /// Asks again, and puts what is not followed to its contract's level, once it is time.
     pub(crate) fn go_on(&mut self, levels: &Levels, at: Nanos) {
-        if self.untaken.any {
+        if self.untaken.any && at >= self.untaken.look {
+            self.untaken.look = Nanos(at.0.saturating_add(LOOK_AGAIN.0));
             // They may have ended meanwhile.
             self.untaken.any = !self.new_threads(levels).is_empty();
         }
@@ -49,7 +57,7 @@ impl ServedVm {
         if self.untaken.unsettled {
             self.settle_untaken(levels);
         }
-        if !self.monitor.is_asking_vcpus() && self.untaken.again.is_due(at) {
+        if self.untaken.again.is_due(at) {
             self.monitor.ask_vcpus();
         }
     }
@@ -59,53 +67,66 @@ impl ServedVm {
     ///
     /// [`VmStatus::refused`]: super::VmStatus::refused
     pub(super) fn take_vcpus(&mut self, named: Result<Vcpus, UrgencyError>, levels: &Levels, at: Nanos) {
+        if levels.applied_by().is_none() {
+            // The journal could not be read: which threads there are is asked again once it can.
+            return;
+        }
         let taken = named.and_then(|named| self.take_named(&named, levels, at));
         self.untaken.any = !self.new_threads(levels).is_empty();
         match taken {
             Err(e) if self.untaken.any => {
                 self.untaken.again.failed(at);
                 self.untaken.why = Some(format!("not all of its vCPUs are known: {e}"));
-                self.settle_untaken(levels);
+                self.untaken.unsettled = true;
             }
             // Those that have come in the meantime are asked for at the next look at the journal.
             _ => self.untaken = Untaken { any: self.untaken.any, ..Untaken::default() },
         }
     }
 
+    /// Takes those that can be taken.
     fn take_named(&mut self, named: &Vcpus, levels: &Levels, at: Nanos) -> Result<(), UrgencyError> {
+        let mut failed = None;
         for movable in self.new_threads(levels) {
-            let vcpu = match named.get(&movable.tid).map(Vec::as_slice) {
-                Some([vcpu]) => *vcpu as usize,
-                Some([_, ..]) => return Err(UrgencyError::SharedThread { vm: self.name.clone() }),
-                _ => {
-                    let why = format!("it names no vCPU for thread {}", movable.tid);
-                    return Err(UrgencyError::NoMonitor { vm: self.name.clone(), why });
-                }
-            };
-            // One that has ended since needs nothing.
-            let Some(mut thread) = VcpuThread::open(movable)? else { continue };
-            if !self.reports {
-                thread = thread.with_status()?;
+            if let Err(e) = self.take_one(movable, named, at) {
+                failed = failed.or(Some(e));
             }
-            let config = Config { contract: thread.contract().priority, ..self.config };
-            let machine = Vcpu::new(config, at);
-            if let Some(history) = &mut self.history {
-                history.push(at, vcpu, Event::Level(thread.level(), machine.reason()));
-            }
-            let slot = self.slot_of(vcpu, thread.movable().tid);
-            self.vcpus.push(ServedVcpu {
-                vcpu,
-                thread,
-                machine,
-                unreported: Unreported::default(),
-                sequence: None,
-                report: None,
-                foreign: false,
-                trace: Trace::default(),
-                slot,
-                interrupted: None,
-            });
         }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn take_one(&mut self, movable: Movable, named: &Vcpus, at: Nanos) -> Result<(), UrgencyError> {
+        let vcpu = match named.get(&movable.tid).map(Vec::as_slice) {
+            Some([vcpu]) => *vcpu as usize,
+            Some([_, ..]) => return Err(UrgencyError::SharedThread { vm: self.name.clone() }),
+            _ => {
+                let why = format!("it names no vCPU for thread {}", movable.tid);
+                return Err(UrgencyError::NoMonitor { vm: self.name.clone(), why });
+            }
+        };
+        // One that has ended since needs nothing.
+        let Some(mut thread) = VcpuThread::open(movable)? else { return Ok(()) };
+        if !self.reports {
+            thread = thread.with_status()?;
+        }
+        let config = Config { contract: thread.contract().priority, ..self.config };
+        let machine = Vcpu::new(config, at);
+        if let Some(history) = &mut self.history {
+            history.push(at, vcpu, Event::Level(thread.level(), machine.reason()));
+        }
+        let slot = self.slot_of(vcpu, thread.movable().tid);
+        self.vcpus.push(ServedVcpu {
+            vcpu,
+            thread,
+            machine,
+            unreported: Unreported::default(),
+            sequence: None,
+            report: None,
+            foreign: false,
+            trace: Trace::default(),
+            slot,
+            interrupted: None,
+        });
         Ok(())
     }
 
@@ -117,19 +138,27 @@ impl ServedVm {
         new.filter(|m| !matches!(VcpuThread::open((*m).clone()), Ok(None))).cloned().collect()
     }
 
-    /// What a former process left at another level must not stay there while nobody follows it.
+    /// Those of them that can be opened.
+    pub(super) fn open_untaken(&self, levels: &Levels) -> Vec<VcpuThread> {
+        self.new_threads(levels).into_iter().filter_map(|m| VcpuThread::open(m).ok().flatten()).collect()
+    }
+
     fn settle_untaken(&mut self, levels: &Levels) {
-        let threads: Vec<VcpuThread> =
-            self.new_threads(levels).into_iter().filter_map(|m| VcpuThread::open(m).ok().flatten()).collect();
-        self.untaken.unsettled = true;
-        // Where another rtvirtio is at work it is done later; where the journal is another one its
-        // levels are looked at then.
-        let Ok(Hold::Free(guard)) = levels.hold() else { return };
-        for mut thread in threads {
-            let contract = thread.contract();
-            // One that has ended needs no level, and another program's stays.
-            let _ = thread.set(contract, &guard);
+        let mut threads = self.open_untaken(levels);
+        // Where another rtvirtio is at work it is done at the next look at the journal; where that
+        // is another one, its threads are looked at then.
+        if let Ok(Hold::Free(guard)) = levels.hold() {
+            set_to_contract(&mut threads, &guard);
+            self.untaken.unsettled = false;
         }
-        self.untaken.unsettled = false;
+    }
+}
+
+/// Gives threads their contract's level.
+pub(super) fn set_to_contract(threads: &mut [VcpuThread], guard: &Guard<'_>) {
+    for thread in threads {
+        let contract = thread.contract();
+        // One that has ended needs no level, and another program's stays.
+        let _ = thread.set(contract, guard);
     }
 }
