@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use rtvirtio_testkit::site::{PROFILE, Site, signal, text};
+use rtvirtio_testkit::site::{PROFILE, Site, signal, text, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -72,6 +72,7 @@ fn a_domain_is_planned_held_restarted_and_put_back() {
     in_force(&site, &host, &spec);
     site.ok(&["revert"]);
     assert_same_threads(&before, &host.threads(&site, &spec));
+    urgent(&site, &host, &spec);
 
     host.libvirt.ok(&["destroy", &host.plc]);
     host.libvirt.ok(&["destroy", &host.historian]);
@@ -172,6 +173,25 @@ fn plugged_threads(site: &Site, host: &Host, spec: &str, id: u32) {
     signal(&keeper, Signal::INT);
     keeper.wait().unwrap();
     assert_eq!(policy(&host.threads(site, spec)).as_deref(), Some("fifo"));
+}
+
+/// The urgency of a domain's vCPUs is followed: libvirt names its threads, and its monitor says
+/// which runs which vCPU.
+fn urgent(site: &Site, host: &Host, spec: &str) {
+    let period = "period = \"20ms\" }\n";
+    let text = fs::read_to_string(spec).unwrap();
+    let path = site.dir.path().join("urgent.toml");
+    fs::write(&path, text.replace(period, &format!("{period}urgency = {{ reports = \"none\" }}\n"))).unwrap();
+    let spec = path.to_str().unwrap();
+    site.ok(&["apply", spec, "--cpu-only"]);
+    let mut keeper = site.spawn(&["keep", spec]);
+    wait_for("the domain's vCPU", || {
+        let (_, all) = site.json(&["threads", spec, &host.plc]);
+        all[0]["urgency"]["vcpus"].as_array().is_some_and(|vcpus| vcpus.len() == 1)
+    });
+    signal(&keeper, Signal::INT);
+    assert!(keeper.wait().unwrap().success());
+    site.ok(&["revert"]);
 }
 
 /// A domain that restarts under a contract leaves no directory, is found again, and nothing says

@@ -237,11 +237,10 @@ fn with_interrupts(vm: ServedVm, progress: &dyn Progress) -> ServedVm {
 /// Finds a VM's page and offers it; with QEMU's process.
 fn offer(one: Wanted, range: &UrgencyRange, levels: &Levels) -> Result<(ServedVm, u32)> {
     let Wanted { of, vm, handle } = one;
-    let ours = |tid: &u32| handle.named.vcpus.contains_key(tid);
-    let movable = levels.movable().iter().find(|m| ours(&m.tid));
-    let movable = movable.context(
-        "no vCPU is known by QEMU's monitor and the journal: name the VM by `qmp` or `domain`, revert, and apply again",
-    )?;
+    // Only vCPUs are movable. Which is which the monitor says later: of a domain whose threads have
+    // names it was not asked yet.
+    let movable = levels.movable().iter().find(|m| handle.pids.contains(&m.pid));
+    let movable = movable.context("the journal has no levels for its vCPUs: revert, and apply again")?;
     let pid = movable.pid;
     let contract = movable.contract.priority;
     let ceiling = range.ceiling.unwrap_or(contract);
