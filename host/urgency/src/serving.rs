@@ -40,8 +40,8 @@ pub enum Ended {
 ///
 /// # Errors
 /// When the journal cannot be read for some seconds; vCPUs stay at the level that they have then,
-/// for only the journal says whether they may be moved. A VM whose monitor does not answer, or
-/// whose vCPUs share a thread, is no error: [`VmStatus::refused`] says so.
+/// for only the journal shows whether they may be moved. A VM whose monitor does not answer, or
+/// whose vCPUs share a thread, is no error: [`VmStatus::refused`] has it.
 pub fn serve(
     vms: &mut [ServedVm],
     levels: &mut Levels,

@@ -237,7 +237,7 @@ fn with_interrupts(vm: ServedVm, progress: &dyn Progress) -> ServedVm {
 /// Finds a VM's page and offers it; with QEMU's process.
 fn offer(one: Wanted, range: &UrgencyRange, levels: &Levels) -> Result<(ServedVm, u32)> {
     let Wanted { of, vm, handle } = one;
-    // Only vCPUs are movable. Which is which the monitor says later: of a domain whose threads have
+    // Only vCPUs are movable. Which is which is asked later: of a domain whose threads have
     // names it was not asked yet.
     let movable = levels.movable().iter().find(|m| handle.pids.contains(&m.pid));
     let movable = movable.context("the journal has no levels for its vCPUs: revert, and apply again")?;

@@ -100,7 +100,7 @@ impl Asker {
         taken
     }
 
-    /// Where an address is in QEMU's memory, once that has come, as the monitor's text says it.
+    /// Where an address is in QEMU's memory, once that has come, as the monitor's text.
     pub fn place(&mut self) -> Option<Place> {
         let taken = self.asked_address.then(|| self.shared.slots.try_lock().ok()?.place.take())?;
         self.asked_address = taken.is_none();

@@ -56,7 +56,7 @@ impl ServedVm {
         beats && (self.blocks.is_some() || self.wrong)
     }
 
-    /// QEMU has said where a page of the guest's memory is. Where the guest has named another one
+    /// QEMU's answer where a page of the guest's memory is. Where the guest has named another one
     /// since, that is nothing.
     pub(super) fn take_memory(&mut self, address: u64, place: Result<String, UrgencyError>) {
         if !matches!(self.mode, Mode::GuestMemory { address: named } if named == address) {

@@ -29,7 +29,7 @@ const LOOK_AGAIN: Nanos = Nanos::from_millis(1000);
 
 impl ServedVm {
     /// Takes the threads that the journal lets move: which vCPU one runs QEMU's monitor is asked,
-    /// and says later ([`ServedVm::take_vcpus`]).
+    /// and its answer comes later ([`ServedVm::take_vcpus`]).
     pub(crate) fn update(&mut self, levels: &Levels, at: Nanos) {
         for i in (0..self.vcpus.len()).rev() {
             if !levels.movable().iter().any(|m| m == self.vcpus[i].thread.movable()) {
@@ -37,7 +37,7 @@ impl ServedVm {
             }
         }
         self.had_vcpus |= levels.movable().iter().any(|m| m.pid == self.pid);
-        // What a former process left at another level must not stay there while nobody follows it.
+        // What a former process left at another level must not stay there until it is followed.
         let any = !self.new_threads(levels).is_empty();
         self.untaken = Untaken { any, unsettled: any, why: self.untaken.why.take(), ..Untaken::default() };
         self.go_on(levels, at);
@@ -63,7 +63,7 @@ impl ServedVm {
     }
 
     /// Takes the threads that QEMU has named. Those that it has not have their contract's level,
-    /// and [`VmStatus::refused`] says why.
+    /// and [`VmStatus::refused`] has the reason.
     ///
     /// [`VmStatus::refused`]: super::VmStatus::refused
     pub(super) fn take_vcpus(&mut self, named: Result<Vcpus, UrgencyError>, levels: &Levels, at: Nanos) {
