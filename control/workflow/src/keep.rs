@@ -149,10 +149,9 @@ pub fn keep(
         }
         if put_back {
             match in_force::applied_by(dirs) {
-                Ok(None) => return Ok(Ended::PutBack),
                 Ok(Some(now)) if now != by => return Err(replaced()),
-                // What another program has changed was left, and is reported by that revert.
-                Ok(Some(_)) => return Ok(Ended::PutBack),
+                // A journal of the same process is what that revert has left, and has reported.
+                Ok(_) => return Ok(Ended::PutBack),
                 // A revert is still at work.
                 Err(e) if matches!(e.cause(), Some(ApplyError::Locked { .. })) => {}
                 Err(e) => return Err(e),

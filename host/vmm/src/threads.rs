@@ -101,14 +101,23 @@ impl Named {
     /// # Errors
     /// As [`Qmp::execute`].
     pub fn ask(qmp: &mut Qmp) -> Result<Self, VmmError> {
-        let mut named = Self::default();
-        for cpu in qmp.query_cpus_fast()? {
-            named.vcpus.entry(cpu.thread_id.unsigned_abs()).or_default().push(cpu.cpu_index);
-        }
+        let mut named = Self { vcpus: Self::ask_vcpus(qmp)?, ..Self::default() };
         for thread in qmp.query_iothreads()? {
             named.iothreads.insert(thread.thread_id.unsigned_abs(), thread.id);
         }
         Ok(named)
+    }
+
+    /// Asks the monitor for the vCPUs alone.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn ask_vcpus(qmp: &mut Qmp) -> Result<BTreeMap<u32, Vec<u32>>, VmmError> {
+        let mut vcpus = BTreeMap::<u32, Vec<u32>>::new();
+        for cpu in qmp.query_cpus_fast()? {
+            vcpus.entry(cpu.thread_id.unsigned_abs()).or_default().push(cpu.cpu_index);
+        }
+        Ok(vcpus)
     }
 
     /// Some thread of the VM, from which its process can be found.

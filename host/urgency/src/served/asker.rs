@@ -8,6 +8,7 @@ use std::thread::Thread;
 
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::Qmp;
+use rtvirtio_vmm::threads::Named;
 use serde_json::json;
 
 use super::Monitor;
@@ -121,7 +122,7 @@ fn answer_one(slots: &Mutex<Slots>, monitor: &mut Monitor) -> bool {
     let lock = || slots.lock().unwrap_or_else(PoisonError::into_inner);
     // Each of these locks ends with its line: none is held while QEMU is asked.
     if std::mem::take(&mut lock().ask_vcpus) {
-        let answer = monitor().and_then(|mut qmp| vcpus(&mut qmp));
+        let answer = monitor().and_then(|mut qmp| Ok(Named::ask_vcpus(&mut qmp)?));
         lock().vcpus = Some(answer);
         return true;
     }
@@ -129,14 +130,6 @@ fn answer_one(slots: &Mutex<Slots>, monitor: &mut Monitor) -> bool {
     let answer = monitor().and_then(|mut qmp| translate(&mut qmp, address));
     lock().place = Some((address, answer));
     true
-}
-
-fn vcpus(qmp: &mut Qmp) -> Result<Vcpus, UrgencyError> {
-    let mut vcpus = Vcpus::new();
-    for cpu in qmp.query_cpus_fast()? {
-        vcpus.entry(cpu.thread_id.unsigned_abs()).or_default().push(cpu.cpu_index);
-    }
-    Ok(vcpus)
 }
 
 fn translate(qmp: &mut Qmp, address: u64) -> Result<String, UrgencyError> {
