@@ -20,6 +20,24 @@ function svg(name, attributes, text) {
   return node;
 }
 
+// Gives a node these children, and keeps those that it has: by `data-key`, or by place where there is none. So a click that has
+// begun, selected text and the focus outlive what changes around them.
+function fill(parent, wanted) {
+  const keyed = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  wanted.forEach((node, at) => {
+    const there = parent.childNodes[at];
+    const key = node.dataset?.key;
+    const old = key === undefined ? there : keyed.get(key);
+    if (!old || old.nodeName !== node.nodeName || old.dataset?.key !== key) { parent.insertBefore(node, there ?? null); return; }
+    if (old !== there) parent.insertBefore(old, there ?? null);
+    if (old.nodeType === Node.TEXT_NODE) { if (old.data !== node.data) old.data = node.data; return; }
+    for (const { name } of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
+    for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    fill(old, [...node.childNodes]);
+  });
+  while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
+}
+
 const words = (text) => String(text).replaceAll("_", " ");
 
 function time(ns) {
@@ -67,18 +85,15 @@ function drawSummary() {
   for (const [resource, value] of Object.entries(host?.pressure || {})) text += " · " + resource + " pressure " + share(value);
   if (host && typeof host.stolen === "number") text += " · stolen " + share(host.stolen);
   if (host?.stalls) text += " · host stood still " + share(host.stalls.share);
-  $("summary").textContent = text;
-  $("faults").replaceChildren(...status.faults.map((f) => el("li", f.file + " is not used: " + f.why)), ...status.problems.map((p) => el("li", p)));
+  fill($("summary"), [document.createTextNode(text)]);
+  fill($("faults"), [...status.faults.map((f) => el("li", f.file + " is not used: " + f.why)), ...status.problems.map((p) => el("li", p))]);
   $("none").hidden = status.vms.length > 0;
 }
 
 function drawTable() {
-  const body = $("vms").tBodies[0];
-  const focused = document.activeElement?.dataset?.vm;
   const rows = shown().map((vm) => {
     const seen = state.seen?.vms[vm.name];
-    const row = el("tr", null, { tabindex: "0", "aria-selected": String(vm.name === state.chosen) });
-    row.dataset.vm = vm.name;
+    const row = el("tr", null, { tabindex: "0", "aria-selected": String(vm.name === state.chosen), "data-vm": vm.name, "data-key": vm.name });
     row.append(el("td", vm.name));
     row.append(el("td", words(vm.state), { class: colour(vm.state) }));
     row.append(el("td", vm.criticality || "–"));
@@ -95,8 +110,7 @@ function drawTable() {
     row.append(el("td", typeof seen?.throttled_per_s === "number" ? seen.throttled_per_s.toFixed(1) + "/s" : "–", { class: "n" }));
     return row;
   });
-  body.replaceChildren(...rows);
-  if (focused) body.querySelector(`tr[data-vm="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  fill($("vms").tBodies[0], rows);
 }
 
 // Requests by latency on logarithmic axes, with the targets as lines.
@@ -187,7 +201,7 @@ function drawDetail() {
   if (!vm) return;
   const seen = state.seen?.vms[vm.name];
   const predictions = (state.status.plan?.predictions || []).filter((one) => one.vm === vm.name);
-  $("detail-title").textContent = vm.name;
+  fill($("detail-title"), [document.createTextNode(vm.name)]);
   const body = [];
   const line = (text, kind) => body.push(el("p", text, { class: kind || "" }));
   line(words(vm.state) + (vm.why ? ": " + vm.why : ""), colour(vm.state));
@@ -250,7 +264,7 @@ function drawDetail() {
       if (text) body.push(el("pre", text));
     }
   }
-  $("detail-body").replaceChildren(...body);
+  fill($("detail-body"), body);
 }
 
 // The plan that is held, and one that waits with everything that it would change.
@@ -279,7 +293,7 @@ function drawPlan() {
     for (const reason of next.reasons) line(reason, "dim");
     if (plan.state === "waiting") body.push(el("pre", "sudo rtvirtio contract plan accept"));
   }
-  $("plan-body").replaceChildren(...body);
+  fill($("plan-body"), body);
 }
 
 // A row for each VM that waits, a column for each VM that it waits for: shares of its waiting.
@@ -316,18 +330,18 @@ function drawWaits() {
   }
   const scroll = el("div", null, { class: "scroll" });
   scroll.append(table);
-  $("waits-body").replaceChildren(...(rows.length ? [scroll] : []), ...waits.unseen.map((why) => el("p", "not seen: " + why, { class: "why" })));
+  fill($("waits-body"), [...(rows.length ? [scroll] : []), ...waits.unseen.map((why) => el("p", "not seen: " + why, { class: "why" }))]);
 }
 
 function drawEvents() {
   const kinds = [...new Set(state.events.map((e) => e.kind))].sort();
   const select = $("kind");
   if (select.options.length !== kinds.length + 1) {
-    select.replaceChildren(el("option", "all", { value: "" }), ...kinds.map((k) => el("option", words(k), { value: k })));
+    fill(select, [el("option", "all", { value: "" }), ...kinds.map((k) => el("option", words(k), { value: k }))]);
     select.value = state.kind;
   }
   const items = state.events.filter((e) => !state.kind || e.kind === state.kind).map((event) => {
-    const item = el("li");
+    const item = el("li", null, { "data-key": event.id + " " + event.time });
     const at = new Date(event.time);
     item.append(el("time", isNaN(at) ? event.time : at.toLocaleTimeString(), { datetime: event.time, title: event.time }));
     item.append(el("span", words(event.kind), { class: colour(event.kind) }));
@@ -340,7 +354,7 @@ function drawEvents() {
     }
     return item;
   });
-  $("events").replaceChildren(...items.reverse());
+  fill($("events"), items.reverse());
 }
 
 let drawing = false;

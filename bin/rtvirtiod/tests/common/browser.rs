@@ -138,17 +138,42 @@ impl Browser {
         serde_json::from_value(self.eval(&all)).unwrap()
     }
 
-    /// Presses and releases the mouse in the middle of an element.
+    /// Clicks in the middle of an element: again where what appears above it moves it away just then.
     pub fn click(&mut self, selector: &str) {
+        let start = Instant::now();
+        loop {
+            self.eval(&format!(
+                "window.isHit = false; document.addEventListener('click', (event) => {{ isHit = Boolean(event.target.closest({selector:?})); }}, \
+                 {{ capture: true, once: true }})"
+            ));
+            let place = self.press(selector);
+            self.release(&place);
+            if self.eval("isHit") == true {
+                return;
+            }
+            assert!(start.elapsed() < HANG, "no click reaches {selector}");
+        }
+    }
+
+    /// Presses the mouse in the middle of an element, and gives the place.
+    pub fn press(&mut self, selector: &str) -> Value {
         let place = self.eval(&format!(
             "(() => {{ const one = document.querySelector({selector:?}); one.scrollIntoView({{ block: 'nearest' }}); \
              const box = one.getBoundingClientRect(); return {{ x: box.x + box.width / 2, y: box.y + box.height / 2 }}; }})()"
         ));
-        for kind in ["mousePressed", "mouseReleased"] {
-            let (x, y) = (&place["x"], &place["y"]);
-            let params = json!({ "type": kind, "x": x, "y": y, "button": "left", "clickCount": 1 });
-            self.call("Input.dispatchMouseEvent", &params);
-        }
+        self.mouse("mousePressed", &place);
+        place
+    }
+
+    /// Releases the mouse at a place.
+    pub fn release(&mut self, place: &Value) {
+        self.mouse("mouseReleased", place);
+    }
+
+    fn mouse(&mut self, kind: &str, place: &Value) {
+        let (x, y) = (&place["x"], &place["y"]);
+        let params = json!({ "type": kind, "x": x, "y": y, "button": "left", "clickCount": 1 });
+        self.call("Input.dispatchMouseEvent", &params);
     }
 
     /// Writes into the element that has the focus.
