@@ -12,7 +12,7 @@ use rtvirtio_kernel::{Root, process};
 use rtvirtio_placement::{PlacementConfig, Published, Publisher, Taken, Wanted};
 use rtvirtio_spec::Device;
 use rtvirtio_units::Ratio;
-use rtvirtio_workflow::contracts::{InForce, free_share};
+use rtvirtio_workflow::contracts::{Ours, free_share};
 use serde::{Deserialize, Serialize};
 
 use crate::desired::Contract;
@@ -192,10 +192,14 @@ impl<S: Source> Round<S> {
             )
         })?;
         let node = fleet.classes[host.class].clone();
-        let kept: Vec<InForce> = running.iter().filter_map(|vm| vm.cpu.clone()).collect();
+        let in_force = || running.iter().filter(|vm| vm.cpu.is_some());
+        let ours = Ours {
+            contracts: in_force().filter_map(|vm| vm.cpu.clone()).collect(),
+            processes: in_force().flat_map(|vm| vm.processes.clone()).collect(),
+        };
         let vms: Vec<&str> = running.iter().map(|vm| vm.contract.vm.name.as_str()).collect();
         let free =
-            free_share(&vms, &kept).map_err(|e| format!("what the kernel grants is not known: {e:#}"))?;
+            free_share(&vms, &ours).map_err(|e| format!("what the kernel grants is not known: {e:#}"))?;
         let mut lacks = node.nothing();
         lacks.cpu = Permille::taken(1.0 - free.0 / node.cpu.0.max(1e-9) - 1e-9);
         let takes = amounts(&node, &lacks);

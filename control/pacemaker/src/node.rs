@@ -285,6 +285,9 @@ fn cpu(contracts: &[ClusterContract], dirs: &Dirs) -> Result<Ratio, PacemakerErr
             load.share.0 = (load.share.0 - room.share.0).max(0.0);
         }
     }
+    for contract in contracts {
+        grant.leave_out(&started::processes(&contract_dirs(dirs, &contract.resource).state)?);
+    }
     Ok(Ratio(grant.free()))
 }
 

@@ -1,5 +1,7 @@
 //! The spec's CPU contracts and demands as writes on this host.
 
+#[cfg(test)]
+mod tests;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +11,7 @@ use rtvirtio_cpu::{
     Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange, admit,
     attr, choose, find_all, group_name, interference_us, levels, probe, room_load, tick,
 };
-use rtvirtio_kernel::Root;
+use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_spec::{CpuNeed, Priorities, Urgency, Vm};
 use rtvirtio_units::{Nanos, Ratio};
 use rtvirtio_vmm::Role;
@@ -19,6 +21,7 @@ use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::host::kernel_release;
 use crate::progress::Progress;
+use crate::started;
 
 pub use writes::{explain, words, writes, writes_of_one};
 pub(crate) use writes::{room_for, room_of, writes_in_room};
@@ -287,7 +290,8 @@ pub fn of_vms(
     }
     let mut probe = probe(&Root::default())?;
     let kept = if is_there(&dirs.state.join(IN_FORCE_FILE))? { in_force(&dirs.state)? } else { Vec::new() };
-    forget_own(&mut probe, vms.iter().map(|vm| vm.name.as_str()), &kept)?;
+    let ours = Ours { contracts: kept, processes: started::processes(&dirs.state)? };
+    forget_own(&mut probe, vms.iter().map(|vm| vm.name.as_str()), &ours)?;
     let needs = needs(vms, &probe, files, dirs, progress)?;
     let contracts = contracted(&probe, &needs.iter().collect::<Vec<_>>())?;
     Ok(Some(Admitted { probe, contracts }))
@@ -302,19 +306,19 @@ pub struct AdmittedInTurn {
 }
 
 /// As [`of_vms`], but a VM whose contract cannot be had beside those before it is refused alone.
-/// `kept` are contracts in force that these replace.
+/// `ours` is in force, and these replace it.
 ///
 /// # Errors
 /// When the kernel's mechanisms cannot be read.
 pub fn of_vms_in_turn<'v>(
     vms: impl Iterator<Item = &'v Vm> + Clone,
-    kept: &[InForce],
+    ours: &Ours,
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<AdmittedInTurn> {
     let mut probe = probe(&Root::default())?;
     let names = vms.clone().map(|vm| vm.name.as_str());
-    forget_own(&mut probe, names.chain(kept.iter().map(|of| of.vm.as_str())), kept)?;
+    forget_own(&mut probe, names.chain(ours.contracts.iter().map(|of| of.vm.as_str())), ours)?;
     let (mut taken, mut refused, mut contracts) = (Vec::new(), Vec::new(), Vec::new());
     for vm in vms.filter(|vm| vm.cpu.need.is_some()) {
         let need = match needs(std::slice::from_ref(vm), &probe, &[], dirs, progress) {
@@ -379,20 +383,29 @@ fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
 ///
 /// # Errors
 /// When the kernel's grants cannot be read.
-pub fn free_share(vms: &[&str], in_force: &[InForce]) -> Result<Ratio> {
+pub fn free_share(vms: &[&str], ours: &Ours) -> Result<Ratio> {
     let mut probe = probe(&Root::default())?;
-    forget_own(&mut probe, vms.iter().copied(), in_force)?;
+    forget_own(&mut probe, vms.iter().copied(), ours)?;
     Ok(Ratio(choose(&probe, None, false).map_or(0.0, |found| found.grant.free())))
 }
 
+/// Contracts in force, which what is admitted replaces.
+#[derive(Clone, Debug, Default)]
+pub struct Ours {
+    /// The contracts.
+    pub contracts: Vec<InForce>,
+    /// Processes of their VMs: what their threads have reserved is theirs.
+    pub processes: Vec<ProcessId>,
+}
+
 /// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
-fn forget_own<'n>(probe: &mut Probe, vms: impl Iterator<Item = &'n str>, kept: &[InForce]) -> Result<()> {
+fn forget_own<'n>(probe: &mut Probe, vms: impl Iterator<Item = &'n str>, ours: &Ours) -> Result<()> {
     let vms: Vec<&str> = vms.collect();
     let own: Vec<String> = vms.iter().map(|vm| format!("cgroup {}", group_name(vm))).collect();
     let mut room = Vec::new();
-    for of in kept {
-        let ours = vms.contains(&of.vm.as_str()) && of.backend == Backend::RtGroup;
-        if let Some(group) = of.group.as_ref().filter(|_| ours) {
+    for of in &ours.contracts {
+        let is_ours = vms.contains(&of.vm.as_str()) && of.backend == Backend::RtGroup;
+        if let Some(group) = of.group.as_ref().filter(|_| is_ours) {
             room.extend(room_load(&Root::default(), probe, group, &of.contract)?);
         }
     }
@@ -404,6 +417,7 @@ fn forget_own<'n>(probe: &mut Probe, vms: impl Iterator<Item = &'n str>, kept: &
     }
     for found in &mut probe.found {
         found.grant.taken.retain(|load| !own.contains(&load.name));
+        found.grant.leave_out(&ours.processes);
     }
     Ok(())
 }

@@ -73,6 +73,14 @@ pub fn ended(state_dir: &Path) -> Result<Vec<StartedVm>> {
     Ok(started(state_dir)?.into_iter().filter(StartedVm::has_ended).collect())
 }
 
+/// Processes of the VMs that settings in force were applied to.
+///
+/// # Errors
+/// When that is unknown.
+pub fn processes(state_dir: &Path) -> Result<Vec<ProcessId>> {
+    Ok(started(state_dir)?.into_iter().flat_map(|vm| vm.processes).collect())
+}
+
 /// Names of the VMs that settings in force were applied to.
 ///
 /// # Errors

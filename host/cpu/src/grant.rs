@@ -1,5 +1,6 @@
 //! What the kernel grants to contracts, and what is taken of it.
 
+use rtvirtio_kernel::ProcessId;
 use rtvirtio_units::Ratio;
 use serde::{Deserialize, Serialize};
 
@@ -25,9 +26,18 @@ pub struct Load {
     pub name: String,
     /// How much.
     pub share: Ratio,
+    /// The process whose threads hold it, where it is one's.
+    #[serde(skip)]
+    pub pid: Option<u32>,
 }
 
 impl Grant {
+    /// Leaves out what threads of these processes hold, such as those of a VM whose contract is to
+    /// be replaced.
+    pub fn leave_out(&mut self, processes: &[ProcessId]) {
+        self.taken.retain(|load| !processes.iter().any(|process| load.pid == Some(process.pid)));
+    }
+
     /// Share that is left for us.
     #[must_use]
     pub fn free(&self) -> f64 {

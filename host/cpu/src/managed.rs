@@ -156,7 +156,8 @@ pub fn room_load(
         return Ok(None);
     };
     let name = format!("cgroup {}", top.file_name().unwrap_or_default().to_string_lossy());
-    Ok(Some(Load { name, share: Ratio(most(contract, period) as f64 / period as f64) }))
+    let share = Ratio(most(contract, period) as f64 / period as f64);
+    Ok(Some(Load { name, share, pid: None }))
 }
 
 fn number(root: &Root, path: &Path) -> Result<i64, HostError> {

@@ -108,7 +108,8 @@ fn taken(
         // One that is not counted would be promised a second time.
         let share = share(&dir)?.filter(|s| *s > 0.0);
         if let (Some(share), Some(name)) = (share, dir.file_name()) {
-            loads.push(Load { name: format!("cgroup {}", name.to_string_lossy()), share: Ratio(share) });
+            let name = format!("cgroup {}", name.to_string_lossy());
+            loads.push(Load { name, share: Ratio(share), pid: None });
         }
     }
     Ok(loads)
@@ -179,17 +180,18 @@ fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
     // stay below one CPU each.
     let limit = Ratio(global.unwrap_or(1.0));
     let fair_server = Ratio(rtvirtio_kernel::check::fair_server(root)?.unwrap_or(0.0));
-    Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)?.into_iter().collect() }))
+    Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)? }))
 }
 
-/// What deadline threads that run already take of each CPU; `None` without one.
-fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
+/// What the deadline threads of each process take of each CPU.
+fn deadline_threads(root: &Root, cpus: u32) -> Result<Vec<Load>, HostError> {
     // Only of the real machine can the reservations be asked.
     if !root.is_real() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let mut taken = 0.0;
+    let mut loads = Vec::new();
     for pid in process::pids(root)? {
+        let (mut taken, mut comm) = (0.0, String::new());
         for tid in unless_gone(task::tids(root, pid))?.unwrap_or_default() {
             let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
             // Those of schedutil only look like it: the kernel lets them in without counting them
@@ -199,11 +201,15 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
                 let attr = sched::get(tid).map_err(|source| HostError::Read { path: path(), source });
                 let reservation = unless_gone(attr)?.and_then(|a| a.reservation);
                 taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
+                comm = stat.comm;
             }
         }
+        if taken > 0.0 {
+            let name = format!("deadline threads of process {pid} ({comm})");
+            loads.push(Load { name, share: Ratio(taken / f64::from(cpus)), pid: Some(pid) });
+        }
     }
-    let share = Ratio(taken / f64::from(cpus));
-    Ok((taken > 0.0).then(|| Load { name: "deadline threads that run already".to_owned(), share }))
+    Ok(loads)
 }
 
 fn cpu_max(root: &Root, cgroups: &Cgroups) -> Looked {

@@ -15,7 +15,10 @@ fn contract(budget_ms: u64, period_ms: u64) -> Contract {
 }
 
 fn grant(limit: f64, fair_server: f64, taken: &[(&str, f64)]) -> Grant {
-    let taken = taken.iter().map(|(name, s)| Load { name: (*name).to_owned(), share: Ratio(*s) }).collect();
+    let taken = taken
+        .iter()
+        .map(|(name, s)| Load { name: (*name).to_owned(), share: Ratio(*s), pid: None })
+        .collect();
     Grant { limit: Ratio(limit), fair_server: Ratio(fair_server), taken }
 }
 

@@ -20,7 +20,7 @@ use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_planner::replan::{Policy, Request, Sight};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
-use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, of_vms_in_turn};
+use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, Ours, of_vms_in_turn};
 use rtvirtio_workflow::kept::Kept;
 use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
@@ -284,9 +284,11 @@ impl LinuxHost {
         }
         let in_force = |vm: &str| self.tracked.get(vm).is_some_and(|t| t.scope.is_some());
         let ordered = desired.by_criticality(in_force);
-        let kept = self.contracts_in_force();
+        let saved = self.tracked.values().filter_map(|t| t.saved.as_ref());
+        let processes = saved.flat_map(|saved| saved.processes.clone()).collect();
+        let ours = Ours { contracts: self.contracts_in_force(), processes };
         let vms = ordered.iter().map(|c| &c.vm);
-        match of_vms_in_turn(vms, &kept, &self.places.dirs, &Quiet::default()) {
+        match of_vms_in_turn(vms, &ours, &self.places.dirs, &Quiet::default()) {
             Ok(admitted) => self.admission = Some((now, admitted)),
             Err(e) => self.problem(format!("what can be promised is not known: {e:#}")),
         }
