@@ -214,7 +214,7 @@ pub fn claims(data: &ResponsivenessData) -> Vec<Claim> {
             Plane::Default => "without any plane, QEMU and the host's readers in one group",
             Plane::Grouped => "with the VM in a cgroup of its own, weights as they are",
             Plane::Kernel => {
-                "with the VM's weight raised while its guest says so, in cells where BFQ alone takes at least 3 times idle"
+                "with the VM's weight raised while something starts in its guest, in cells where BFQ alone takes at least 3 times idle"
             }
             Plane::Domain => "with the I/O domain and the guest's priority",
         };
