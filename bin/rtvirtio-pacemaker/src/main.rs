@@ -59,11 +59,16 @@ fn run_publish(args: &PublishArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
         once()?;
         return Ok(ExitCode::SUCCESS);
     };
+    let mut failed = None;
     while !ui.is_cancelled() {
         // What is published stays; the next round may find the cluster again.
-        if let Err(e) = once() {
-            ui.warn(&format!("{e:#}"));
+        let why = once().err().map(|e| format!("{e:#}"));
+        match &why {
+            Some(why) if failed.as_ref() != Some(why) => ui.warn(why),
+            None if failed.is_some() => ui.step("published again"),
+            _ => {}
         }
+        failed = why;
         let _ = ui.pause(Duration::from_nanos(every.0));
     }
     Ok(ExitCode::SUCCESS)

@@ -98,6 +98,8 @@ enum Standing {
     None,
     /// Something differs.
     Differs(String),
+    /// Something cannot be read, as in a guest that boots; nothing else differs.
+    Unknown(String),
 }
 
 /// Runs an action. What goes on is reported as progress.
@@ -146,7 +148,7 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
     match standing(p)? {
         Standing::Verified => Ok(()),
         Standing::None => Err(not_verified(p, "nothing was applied")),
-        Standing::Differs(what) => Err(not_verified(p, &what)),
+        Standing::Differs(what) | Standing::Unknown(what) => Err(not_verified(p, &what)),
     }
 }
 
@@ -265,6 +267,11 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
     match standing {
         Standing::Verified => Ok(Ocf::Success),
         Standing::None => Ok(Ocf::NotRunning),
+        // Applied again, it would be taken from a VM that has it.
+        Standing::Unknown(what) => {
+            progress.warn(&format!("{}: held as applied, but not all of it is seen: {what}", p.resource));
+            Ok(Ocf::Success)
+        }
         Standing::Differs(what) => {
             progress.warn(&format!("{}: {what}; it is applied again", p.resource));
             stop(p, progress)?;
@@ -286,7 +293,7 @@ fn standing(p: &Parameters) -> Result<Standing, PacemakerError> {
     if status.rebooted || !started::ended(&own.state)?.is_empty() {
         return Ok(Standing::None);
     }
-    Ok(differs(&status).map_or(Standing::Verified, Standing::Differs))
+    Ok(compared(&status))
 }
 
 /// How the spec's CPU contracts differ from those that were applied.
@@ -313,25 +320,33 @@ fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
     Ok(None)
 }
 
-/// What is not as it was applied. Settings of a thread that has ended do not count: threads end all
-/// the time.
-fn differs(status: &Status) -> Option<String> {
+/// How the settings compare with what was applied. Those of a thread that has ended do not count:
+/// threads end all the time.
+fn compared(status: &Status) -> Standing {
     if !status.is_whole() {
-        return Some("its settings are half applied, or half put back".to_owned());
+        return Standing::Differs("its settings are half applied, or half put back".to_owned());
     }
-    let mut in_force = 0;
+    let (mut in_force, mut unknown) = (0, None);
     for knob in &status.knobs {
         match &knob.state {
             KnobState::InForce => in_force += 1,
             KnobState::Gone { .. } => {}
-            KnobState::Original => return Some(format!("{} is as before the contract", knob.knob)),
-            KnobState::Changed { found } => {
-                return Some(format!("{} was changed to {found}", knob.knob));
+            KnobState::Original => {
+                return Standing::Differs(format!("{} is as before the contract", knob.knob));
             }
-            KnobState::Unknown { error } => return Some(format!("{}: {error}", knob.knob)),
+            KnobState::Changed { found } => {
+                return Standing::Differs(format!("{} was changed to {found}", knob.knob));
+            }
+            KnobState::Unknown { error } => {
+                unknown.get_or_insert_with(|| format!("{}: {error}", knob.knob));
+            }
         }
     }
-    (in_force == 0).then(|| "nothing of it is left".to_owned())
+    match unknown {
+        Some(what) => Standing::Unknown(what),
+        None if in_force == 0 => Standing::Differs("nothing of it is left".to_owned()),
+        None => Standing::Verified,
+    }
 }
 
 fn not_verified(p: &Parameters, what: &str) -> PacemakerError {

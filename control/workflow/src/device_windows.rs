@@ -82,15 +82,17 @@ fn one(
 ) -> Option<f64> {
     let device = BlockDevice::find(root, path).ok()?;
     let seen = DeviceIo::read(root, &device).ok()?;
+    // No later window holds this time either.
+    if idles(&device, root) {
+        window.clear();
+        return None;
+    }
     if window.back().is_some_and(|(_, last)| seen.since(last).is_none()) {
         window.clear();
     }
     window.push_back((now, seen));
     while window.get(1).is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
         window.pop_front();
-    }
-    if idles(&device, root) {
-        return None;
     }
     let done = seen.since(&window.front()?.1)?;
     let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };

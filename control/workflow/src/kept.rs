@@ -73,10 +73,10 @@ impl Kept {
         &self.of
     }
 
-    /// Whether a thread of it was there at the last scan.
+    /// Whether a thread of it was there at the last scan; true until one has not failed.
     #[must_use]
     pub fn runs(&self) -> bool {
-        self.watcher.threads().next().is_some()
+        !self.watcher.has_polled() || self.watcher.threads().next().is_some()
     }
 
     /// Threads whose settings are not written yet.

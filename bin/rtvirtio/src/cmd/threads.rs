@@ -183,14 +183,29 @@ fn watch(
     ui: &Ui,
 ) -> anyhow::Result<()> {
     let every = Duration::from_nanos(args.every.0).max(LEAST);
-    let mut watchers: Vec<(String, Watcher)> = Vec::new();
+    let mut watchers: Vec<(String, Watcher, Option<String>)> = Vec::new();
     for vm in vms {
-        watchers.push((vm.name.clone(), Watcher::new(vm.handle(ui)?)));
+        watchers.push((vm.name.clone(), Watcher::new(vm.handle(ui)?), None));
     }
-    let mut next = Instant::now();
+    let begin = Instant::now();
+    let mut next = begin;
     while !ui.is_cancelled() {
-        for (vm, watcher) in &mut watchers {
-            let changes = watcher.poll(root, Instant::now())?;
+        for (vm, watcher, failed) in &mut watchers {
+            let changes = match watcher.poll(root, Instant::now()) {
+                Ok(changes) => changes,
+                Err(e) if next == begin => return Err(e.into()),
+                // One VM that cannot be looked at, as without a descriptor left, ends no other's
+                // watch.
+                Err(e) => {
+                    let why = e.to_string();
+                    if failed.as_ref() != Some(&why) {
+                        ui.warn(&format!("{vm}: not looked at: {why}"));
+                    }
+                    *failed = Some(why);
+                    continue;
+                }
+            };
+            *failed = None;
             for new in &changes.appeared {
                 let late_ns = nanos(new.late).0;
                 event(
@@ -210,7 +225,7 @@ fn watch(
                 event(&Event { event: "ended", vm, late_ns: 0, thread: old, control }, ui)?;
             }
         }
-        if watchers.iter().all(|(_, w)| w.threads().next().is_none()) {
+        if watchers.iter().all(|(_, w, failed)| failed.is_none() && w.threads().next().is_none()) {
             ui.step("no thread is left: the VMs have ended");
             return Ok(());
         }

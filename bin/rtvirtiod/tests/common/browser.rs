@@ -138,7 +138,8 @@ impl Browser {
         serde_json::from_value(self.eval(&all)).unwrap()
     }
 
-    /// Clicks in the middle of an element: again where what appears above it moves it away just then.
+    /// Clicks in the middle of an element: again where what appears above it moves it away just
+    /// then.
     pub fn click(&mut self, selector: &str) {
         let start = Instant::now();
         loop {

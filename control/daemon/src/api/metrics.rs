@@ -216,7 +216,9 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
                 limiter_used.with_label_values(&labels).set(used / limit);
             }
         }
-        used.with_label_values(&[vm]).set(of.cpu_used);
+        if let Some(share) = of.cpu_used {
+            used.with_label_values(&[vm]).set(share);
+        }
         if let Some(value) = of.cpu_delay {
             delay.with_label_values(&[vm]).set(value);
         }

@@ -241,7 +241,8 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
     tracked.threads_changed = false;
     tracked.taken_in = Some(Instant::now());
     let mut look_up = || Some(found.handle.clone());
-    let Some(new) = kept.scan(&host.root, probe, &mut look_up)? else { return Ok(Done::default()) };
+    let scanned = kept.scan(&host.root, probe, &mut look_up).inspect_err(|_| tracked.threads_changed = true);
+    let Some(new) = scanned? else { return Ok(Done::default()) };
     let scopes = Scopes::lock(&host.places.dirs).inspect_err(|_| tracked.threads_changed = true)?;
     let amended_now = scopes.amend(vm, &new.settings.writes, saved.as_ref());
     let done = amended(amended_now.inspect_err(|_| tracked.threads_changed = true)?);

@@ -236,7 +236,7 @@ fn cpu_quota(vm: &RunningVm, seen: &VmObservation) -> Option<LimiterObservation>
         kind: LimiterKind::CpuQuota,
         name: "CPU time".to_owned(),
         limit: None,
-        used: Some(seen.cpu_used),
+        used: seen.cpu_used,
         hits_per_s,
         unseen: hits_per_s.is_none().then(|| why.to_owned()),
     })

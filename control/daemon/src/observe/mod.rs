@@ -47,8 +47,9 @@ pub struct VmObservation {
     /// Why its disks are not seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disks_unseen: Option<String>,
-    /// Share of one CPU that its threads used.
-    pub cpu_used: f64,
+    /// Share of one CPU that its threads used; `None` at the first look, and where not all threads
+    /// could be read, now or at the look before.
+    pub cpu_used: Option<f64>,
     /// Time that its threads were ready and waited for a CPU, per second, all together; `None`
     /// where the kernel does not count it.
     pub cpu_delay: Option<f64>,

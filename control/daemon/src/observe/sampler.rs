@@ -9,7 +9,7 @@ use std::time::Instant;
 use rtvirtio_cpu::group_name;
 use rtvirtio_kernel::pressure::{Throttled, pressure, throttled};
 use rtvirtio_kernel::steal::StealWatch;
-use rtvirtio_kernel::{Cgroups, ProcessId, Root, task, unless_gone};
+use rtvirtio_kernel::{Cgroups, HostError, ProcessId, Root, task, unless_gone};
 use rtvirtio_measure::observe::boundaries;
 use rtvirtio_spec::{Device, HostHandle, Reach, Vm};
 use rtvirtio_vmm::disk_stats::DiskStats;
@@ -32,6 +32,10 @@ use super::{
 use crate::history::now;
 use crate::linux::RunningVm;
 
+/// By number and start.
+type ThreadTimes = BTreeMap<ThreadKey, (u64, Option<u64>)>;
+type ThreadKey = (u32, u64);
+
 /// What is remembered of a VM between two looks.
 struct Seen {
     processes: Vec<ProcessId>,
@@ -41,8 +45,10 @@ struct Seen {
     domain: BTreeMap<String, DiskWindow>,
     limiters: LimiterCounters,
     at: Option<Instant>,
-    cpu: BTreeMap<(u32, u64), (u64, Option<u64>)>,
-    throttled: Option<Throttled>,
+    /// CPU time and delay of each thread, in ns; `None` where not all could be read.
+    cpu: Option<(Instant, ThreadTimes)>,
+    /// Of which group, and its counters.
+    throttled: Option<(PathBuf, Throttled)>,
 }
 
 /// Looks at VMs again and again.
@@ -229,7 +235,11 @@ impl Sampler {
         self.at = Some(now);
         let mut out = HostObservation::default();
         for resource in ["cpu", "io", "memory"] {
-            let Ok(Some(total)) = pressure(&self.root, resource) else { continue };
+            let Ok(Some(total)) = pressure(&self.root, resource) else {
+                // The next share would be of a longer time than it says.
+                self.pressure.remove(resource);
+                continue;
+            };
             if let (Some(before), Some(passed)) = (self.pressure.insert(resource, total.some), passed) {
                 let share = total.some.saturating_sub(before).as_secs_f64() / passed.max(f64::MIN_POSITIVE);
                 out.pressure.insert(resource.to_owned(), share);
@@ -307,7 +317,7 @@ impl Seen {
             domain: BTreeMap::new(),
             limiters: LimiterCounters::default(),
             at: None,
-            cpu: BTreeMap::new(),
+            cpu: None,
             throttled: None,
         }
     }
@@ -315,32 +325,19 @@ impl Seen {
     /// CPU time and delay of all threads since the last look; threads that came meanwhile count
     /// from their start.
     fn threads(&mut self, root: &Root, vm: &RunningVm, now: Instant, out: &mut VmObservation) {
-        let (mut cpu, mut roles) = (BTreeMap::new(), Vec::new());
-        for process in &self.processes {
-            for tid in task::tids(root, process.pid).unwrap_or_default() {
-                let read = || {
-                    let stat = unless_gone(task::stat(root, process.pid, tid)).ok()??;
-                    let role = user_role(process.pid, tid, &stat.comm, &vm.named);
-                    let used = unless_gone(task::cpu_time(root, process.pid, tid)).ok()??;
-                    let delay = unless_gone(task::run_delay(root, process.pid, tid)).ok()??;
-                    let nanos = |t: std::time::Duration| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX);
-                    Some(((tid, stat.start), role, (nanos(used), delay.map(nanos))))
-                };
-                let Some((key, role, times)) = read() else { continue };
-                cpu.insert(key, times);
-                roles.extend(is_lasting(&role).then_some((key, role)));
-            }
-        }
-        if let Some(at) = self.at {
+        // A thread that could not be read would count from its start at the next look.
+        let before = self.cpu.take();
+        let Ok((cpu, roles)) = read_threads(root, &self.processes, vm) else { return };
+        if let Some((at, then)) = before {
             let passed = now.duration_since(at).as_secs_f64().max(f64::MIN_POSITIVE);
-            let before = |key: &(u32, u64)| self.cpu.get(key).copied().unwrap_or((0, Some(0)));
+            let before = |key: &ThreadKey| then.get(key).copied().unwrap_or((0, Some(0)));
             let used: u64 = cpu.iter().map(|(key, now)| now.0.saturating_sub(before(key).0)).sum();
-            out.cpu_used = used as f64 / 1e9 / passed;
+            out.cpu_used = Some(used as f64 / 1e9 / passed);
             let delays = cpu.iter().map(|(key, now)| Some(now.1?.saturating_sub(before(key).1?)));
             let delay: u64 = delays.clone().flatten().sum();
             out.cpu_delay = delays.flatten().next().map(|_| delay as f64 / 1e9 / passed);
             let share = |ns: u64| ns as f64 / 1e9 / passed;
-            let one = |(key, role): &((u32, u64), Role)| {
+            let one = |(key, role): &(ThreadKey, Role)| {
                 let (now, then) = (cpu.get(key)?, before(key));
                 let delay = now.1.zip(then.1).map(|(now, then)| share(now.saturating_sub(then)));
                 let cpu_used = share(now.0.saturating_sub(then.0));
@@ -348,23 +345,48 @@ impl Seen {
             };
             out.threads = roles.iter().filter_map(one).collect();
         }
-        self.cpu = cpu;
+        self.cpu = Some((now, cpu));
     }
 
-    /// What a quota has stopped since the last look.
+    /// What a quota has stopped since the last look, where the same group is counted.
     fn throttling(&mut self, root: &Root, vm: &RunningVm, now: Instant, out: &mut VmObservation) {
         let found = throttled_of(root, vm);
-        if let (Some(now_at), Some(before), Some(total)) = (self.at, self.throttled, found) {
-            let passed = now.duration_since(now_at).as_secs_f64().max(f64::MIN_POSITIVE);
-            out.throttled_per_s = Some(total.periods.saturating_sub(before.periods) as f64 / passed);
-            out.throttled_time = Some(total.time.saturating_sub(before.time).as_secs_f64() / passed);
+        if let (Some(at), Some((then_of, then)), Some((of, total))) = (self.at, &self.throttled, &found) {
+            let passed = now.duration_since(at).as_secs_f64().max(f64::MIN_POSITIVE);
+            let periods = total.periods.checked_sub(then.periods).filter(|_| of == then_of);
+            let time = total.time.checked_sub(then.time).filter(|_| of == then_of);
+            out.throttled_per_s = periods.map(|n| n as f64 / passed);
+            out.throttled_time = time.map(|time| time.as_secs_f64() / passed);
         }
         self.throttled = found;
     }
 }
 
-/// The counters of the group that holds a VM: the one of its contract, else the one that it is in.
-fn throttled_of(root: &Root, vm: &RunningVm) -> Option<Throttled> {
+/// Times of all threads of a VM, and the roles of those that last.
+fn read_threads(
+    root: &Root,
+    processes: &[ProcessId],
+    vm: &RunningVm,
+) -> Result<(ThreadTimes, Vec<(ThreadKey, Role)>), HostError> {
+    let nanos = |t: std::time::Duration| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX);
+    let (mut cpu, mut roles) = (BTreeMap::new(), Vec::new());
+    for pid in processes.iter().map(|process| process.pid) {
+        for tid in unless_gone(task::tids(root, pid))?.unwrap_or_default() {
+            let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
+            let Some(used) = unless_gone(task::cpu_time(root, pid, tid))? else { continue };
+            let Some(delay) = unless_gone(task::run_delay(root, pid, tid))? else { continue };
+            let role = user_role(pid, tid, &stat.comm, &vm.named);
+            let key = (tid, stat.start);
+            cpu.insert(key, (nanos(used), delay.map(nanos)));
+            roles.extend(is_lasting(&role).then_some((key, role)));
+        }
+    }
+    Ok((cpu, roles))
+}
+
+/// The group that holds a VM, with its counters: the one of its contract, else the one that it is
+/// in.
+fn throttled_of(root: &Root, vm: &RunningVm) -> Option<(PathBuf, Throttled)> {
     let cgroups = Cgroups::detect_cpu(root).ok()?;
     let group = match &vm.cpu {
         Some(cpu) => cpu
@@ -373,5 +395,6 @@ fn throttled_of(root: &Root, vm: &RunningVm) -> Option<Throttled> {
             .unwrap_or_else(|| std::path::Path::new("/").join(group_name(&vm.contract.vm.name))),
         None => cgroups.of_pid(root, vm.processes.first()?.pid).ok()?,
     };
-    throttled(root, &cgroups.dir(&group).ok()?).ok()?
+    let counters = throttled(root, &cgroups.dir(&group).ok()?).ok()??;
+    Some((group, counters))
 }

@@ -147,6 +147,9 @@ fn the_watcher_takes_in_what_appears() {
     let proc = Proc::new();
     let mut watcher = Watcher::new(proc.vm());
     let start = Instant::now();
+    fs::write(proc.root.at("/proc/100/task/110/stat"), "110 (cut off").unwrap();
+    assert!(watcher.poll(&proc.root, start).is_err() && !watcher.has_polled());
+    proc.task(100, 110, "unheard of", USER, 110);
     let first = watcher.poll(&proc.root, start).unwrap();
     assert_eq!((first.appeared.len(), first.gone.len()), (14, 0));
     assert!(first.appeared.iter().all(|a| a.late == Duration::ZERO));
@@ -167,13 +170,21 @@ fn the_watcher_takes_in_what_appears() {
     let again = watcher.poll(&proc.root, at(300)).unwrap();
     assert_eq!((again.appeared.len(), again.gone.len(), again.gone[0].start), (1, 1, 500));
 
+    // A poll that fails tells nothing: what comes until the next may be there since the one before.
+    fs::write(proc.root.at("/proc/100/task/110/stat"), "110 (cut off").unwrap();
+    assert!(watcher.poll(&proc.root, at(350)).is_err());
+    proc.task(100, 110, "unheard of", USER, 110);
+    proc.task(100, 121, "worker", USER, 901);
+    let next = watcher.poll(&proc.root, at(360)).unwrap();
+    assert_eq!((next.appeared.len(), next.appeared[0].late), (1, Duration::from_millis(60)));
+
     proc.gone("/proc/100");
     for pid in [200, 201, 203, 220] {
         proc.gone(&format!("/proc/{pid}"));
     }
     let end = watcher.poll(&proc.root, at(400)).unwrap();
     assert_eq!((end.appeared.len(), watcher.threads().count()), (0, 0));
-    assert_eq!(end.gone.len(), 15);
+    assert_eq!(end.gone.len(), 16);
 }
 
 /// VMMs other than QEMU have fixed names for their threads; a device's id may be the user's choice.

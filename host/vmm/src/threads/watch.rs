@@ -29,7 +29,8 @@ pub struct Watcher {
 pub struct Appeared {
     /// The thread.
     pub thread: Thread,
-    /// It has existed for at most so long: the time since the last poll. Zero at the first.
+    /// It has existed for at most so long: the time since the last poll that did not fail. Zero at
+    /// the first.
     pub late: Duration,
 }
 
@@ -49,6 +50,12 @@ impl Watcher {
         Self { vm, known: BTreeMap::new(), strangers: BTreeSet::new(), last: None }
     }
 
+    /// Whether a poll has not failed: before that, threads that it knows of none are not absent.
+    #[must_use]
+    pub fn has_polled(&self) -> bool {
+        self.last.is_some()
+    }
+
     /// The threads at the last poll.
     pub fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.known.values()
@@ -60,7 +67,6 @@ impl Watcher {
     /// When `/proc` cannot be read. A VM that has ended is no error: its threads are gone.
     pub fn poll(&mut self, root: &Root, now: Instant) -> Result<Changes, HostError> {
         let late = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
-        self.last = Some(now);
         let mut seen = BTreeMap::new();
         for &pid in &self.vm.pids {
             for thread in unless_gone(process_threads(root, pid, &self.vm))?.unwrap_or_default() {
@@ -84,6 +90,8 @@ impl Watcher {
         let appeared = seen.iter().filter(|(key, _)| !self.known.contains_key(key));
         let appeared = appeared.map(|(_, t)| Appeared { thread: t.clone(), late }).collect();
         let before = std::mem::replace(&mut self.known, seen);
+        // Not before: after a poll that has failed a thread may be there since the one before.
+        self.last = Some(now);
         let gone = before.into_iter().filter(|(key, _)| !self.known.contains_key(key)).map(|(_, t)| t);
         Ok(Changes { appeared, gone: gone.collect() })
     }

@@ -57,6 +57,7 @@ fn everything() -> String {
     };
     let vm = VmObservation {
         disks: vec![disk],
+        cpu_used: Some(0.5),
         cpu_delay: Some(0.1),
         throttled_per_s: Some(0.1),
         threads: vec![ThreadObservation {
