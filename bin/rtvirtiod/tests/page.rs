@@ -71,6 +71,11 @@ fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
     assert_eq!(page.eval("getSelection().toString()"), selected);
     assert!(!selected.as_str().unwrap().is_empty());
     assert_eq!(page.eval("document.activeElement.dataset.vm"), "hist");
+    contract_of_none(&rig, "aaa");
+    page.wait("document.querySelector('#vms tr[data-vm=aaa]')");
+    fs::remove_file(rig.contracts().join("aaa.toml")).unwrap();
+    page.wait("!document.querySelector('#vms tr[data-vm=aaa]')");
+    assert_eq!(page.eval("document.activeElement.dataset.vm"), "hist");
     page.key("Escape");
     page.wait("document.getElementById('detail').hidden");
 

@@ -23,7 +23,11 @@ function svg(name, attributes, text) {
 // Gives a node these children, and keeps those that it has: by `data-key`, or by place where there is none. So a click that has
 // begun, selected text and the focus outlive what changes around them.
 function fill(parent, wanted) {
+  const focused = document.activeElement;
   const keyed = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  // First, so that those after them need not move, which would end a click and a selection.
+  const stay = new Set(wanted.map((node) => node.dataset?.key));
+  for (const [key, child] of keyed) if (key !== undefined && !stay.has(key)) child.remove();
   wanted.forEach((node, at) => {
     const there = parent.childNodes[at];
     const key = node.dataset?.key;
@@ -36,6 +40,7 @@ function fill(parent, wanted) {
     fill(old, [...node.childNodes]);
   });
   while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
+  if (focused !== document.activeElement && parent.contains(focused)) focused.focus({ preventScroll: true });
 }
 
 const words = (text) => String(text).replaceAll("_", " ");

@@ -249,17 +249,20 @@ fn give_room_back(p: &Parameters, progress: &dyn Progress) -> Result<(), Pacemak
 /// Reads the contract. Where it was changed it is applied again; that is success, and is reported.
 fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerError> {
     let standing = match standing(p)? {
-        Standing::Verified => match asked_now(p) {
-            Ok(None) => Standing::Verified,
-            Ok(Some(what)) => Standing::Differs(what),
+        before @ (Standing::Verified | Standing::Unknown(_)) => match (asked_now(p), before) {
+            (Ok(None), before) => before,
+            (Ok(Some(what)), Standing::Unknown(why)) => {
+                Standing::Unknown(format!("{why}; {what}: it is applied once all can be read"))
+            }
+            (Ok(Some(what)), _) => Standing::Differs(what),
             // What is in force holds, whatever the file has become.
-            Err(e) => {
+            (Err(e), before) => {
                 progress.warn(&format!(
                     "{}: held as applied: {}",
                     p.resource,
                     rtvirtio_workflow::one_line(&e)
                 ));
-                Standing::Verified
+                before
             }
         },
         other => other,
@@ -326,11 +329,11 @@ fn compared(status: &Status) -> Standing {
     if !status.is_whole() {
         return Standing::Differs("its settings are half applied, or half put back".to_owned());
     }
-    let (mut in_force, mut unknown) = (0, None);
+    let (mut in_force, mut gone, mut unknown) = (0, 0, None);
     for knob in &status.knobs {
         match &knob.state {
             KnobState::InForce => in_force += 1,
-            KnobState::Gone { .. } => {}
+            KnobState::Gone { .. } => gone += 1,
             KnobState::Original => {
                 return Standing::Differs(format!("{} is as before the contract", knob.knob));
             }
@@ -343,9 +346,9 @@ fn compared(status: &Status) -> Standing {
         }
     }
     match unknown {
-        Some(what) => Standing::Unknown(what),
-        None if in_force == 0 => Standing::Differs("nothing of it is left".to_owned()),
-        None => Standing::Verified,
+        Some(what) if in_force > 0 || gone == 0 => Standing::Unknown(what),
+        None if in_force > 0 => Standing::Verified,
+        _ => Standing::Differs("nothing of it is left".to_owned()),
     }
 }
 
@@ -355,6 +358,8 @@ fn not_verified(p: &Parameters, what: &str) -> PacemakerError {
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_apply::KnobStatus;
+
     use super::*;
 
     fn parameters(given: &[(&str, &str)]) -> Result<Parameters, String> {
@@ -363,6 +368,43 @@ mod tests {
         let find = move |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
         let dirs = Dirs { state: "/var/lib/rtvirtio".into(), run: "/run/rtvirtio".into() };
         Parameters::of_environment(&find, &dirs)
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_what_was_changed() {
+        let unknown = || KnobState::Unknown { error: "no answer".to_owned() };
+        let gone = || KnobState::Gone { why: "no thread".to_owned() };
+        let of = |states: Vec<KnobState>| {
+            let knob = |state| KnobStatus {
+                knob: "knob".to_owned(),
+                path: "/path".to_owned(),
+                old: None,
+                new: "1".to_owned(),
+                state,
+            };
+            let status = Status {
+                pid: 1,
+                version: String::new(),
+                complete: true,
+                reverting: false,
+                leftover: false,
+                rebooted: false,
+                knobs: states.into_iter().map(knob).collect(),
+            };
+            match compared(&status) {
+                Standing::Verified => "verified",
+                Standing::None => "none",
+                Standing::Differs(_) => "differs",
+                Standing::Unknown(_) => "unknown",
+            }
+        };
+        let changed = || KnobState::Changed { found: "2".to_owned() };
+        assert_eq!(of(vec![KnobState::InForce, gone()]), "verified");
+        assert_eq!(of(vec![KnobState::InForce, unknown()]), "unknown");
+        assert_eq!(of(vec![unknown(), KnobState::InForce, changed()]), "differs");
+        assert_eq!(of(vec![unknown()]), "unknown");
+        assert_eq!(of(vec![unknown(), gone()]), "differs");
+        assert_eq!(of(vec![gone()]), "differs");
     }
 
     #[test]

@@ -286,7 +286,11 @@ fn cpu(contracts: &[ClusterContract], dirs: &Dirs) -> Result<Ratio, PacemakerErr
         }
     }
     for contract in contracts {
-        grant.leave_out(&started::processes(&contract_dirs(dirs, &contract.resource).state)?);
+        if is_in_force(dirs, &contract.resource)? {
+            let vms = contract.spec.vms().iter().filter(|vm| vm.cpu.need.is_some());
+            let vms: Vec<&str> = vms.map(|vm| vm.name.as_str()).collect();
+            grant.leave_out(&started::processes(&contract_dirs(dirs, &contract.resource).state, &vms)?);
+        }
     }
     Ok(Ratio(grant.free()))
 }

@@ -290,7 +290,9 @@ pub fn of_vms(
     }
     let mut probe = probe(&Root::default())?;
     let kept = if is_there(&dirs.state.join(IN_FORCE_FILE))? { in_force(&dirs.state)? } else { Vec::new() };
-    let ours = Ours { contracts: kept, processes: started::processes(&dirs.state)? };
+    let of_kept: Vec<&str> = kept.iter().map(|of| of.vm.as_str()).filter(|vm| is_vm(vm)).collect();
+    let processes = started::processes(&dirs.state, &of_kept)?;
+    let ours = Ours { contracts: kept, processes };
     forget_own(&mut probe, vms.iter().map(|vm| vm.name.as_str()), &ours)?;
     let needs = needs(vms, &probe, files, dirs, progress)?;
     let contracts = contracted(&probe, &needs.iter().collect::<Vec<_>>())?;

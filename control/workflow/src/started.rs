@@ -73,12 +73,13 @@ pub fn ended(state_dir: &Path) -> Result<Vec<StartedVm>> {
     Ok(started(state_dir)?.into_iter().filter(StartedVm::has_ended).collect())
 }
 
-/// Processes of the VMs that settings in force were applied to.
+/// Processes, of those of these VMs that settings in force were applied to, that live.
 ///
 /// # Errors
 /// When that is unknown.
-pub fn processes(state_dir: &Path) -> Result<Vec<ProcessId>> {
-    Ok(started(state_dir)?.into_iter().flat_map(|vm| vm.processes).collect())
+pub fn processes(state_dir: &Path, vms: &[&str]) -> Result<Vec<ProcessId>> {
+    let of = started(state_dir)?.into_iter().filter(|vm| vms.contains(&vm.vm.as_str()));
+    Ok(of.flat_map(|vm| vm.processes).filter(ProcessId::is_alive).collect())
 }
 
 /// Names of the VMs that settings in force were applied to.

@@ -52,10 +52,16 @@ impl Grant {
             text += &format!(", {} of it to its fair server", percent(self.fair_server.0));
         }
         let mine = ours.iter().map(|(name, c)| (name.as_str(), c.share().0));
-        let all: Vec<String> = self
-            .taken
-            .iter()
-            .map(|l| (l.name.as_str(), l.share.0))
+        // Processes of one program are one item.
+        let mut others: Vec<(&str, f64)> = Vec::new();
+        for load in &self.taken {
+            match others.iter_mut().find(|(name, _)| *name == load.name) {
+                Some((_, share)) => *share += load.share.0,
+                None => others.push((&load.name, load.share.0)),
+            }
+        }
+        let all: Vec<String> = others
+            .into_iter()
             .chain(mine)
             .map(|(name, share)| format!("{} by {name}", percent(share)))
             .collect();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_kernel::sched::{self, Policy};
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, task, text, unless_gone};
 use rtvirtio_units::Ratio;
+use rtvirtio_vmm::threads::kernel_owner;
 use serde::Serialize;
 
 use crate::{Backend, Grant, Load};
@@ -191,7 +192,7 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Vec<Load>, HostError> {
     }
     let mut loads = Vec::new();
     for pid in process::pids(root)? {
-        let (mut taken, mut comm) = (0.0, String::new());
+        let (mut taken, mut holder) = (0.0, pid);
         for tid in unless_gone(task::tids(root, pid))?.unwrap_or_default() {
             let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
             // Those of schedutil only look like it: the kernel lets them in without counting them
@@ -201,12 +202,16 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Vec<Load>, HostError> {
                 let attr = sched::get(tid).map_err(|source| HostError::Read { path: path(), source });
                 let reservation = unless_gone(attr)?.and_then(|a| a.reservation);
                 taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
-                comm = stat.comm;
+                // Before Linux 6.4 those of vhost are processes of their own.
+                if let Some((_, owner)) = stat.kernel.then(|| kernel_owner(&stat.comm)).flatten() {
+                    holder = unless_gone(process::of_thread(root, owner))?.unwrap_or(pid);
+                }
             }
         }
         if taken > 0.0 {
-            let name = format!("deadline threads of process {pid} ({comm})");
-            loads.push(Load { name, share: Ratio(taken / f64::from(cpus)), pid: Some(pid) });
+            let program = unless_gone(process::name(root, holder))?.unwrap_or_default();
+            let name = format!("deadline threads of {program}");
+            loads.push(Load { name, share: Ratio(taken / f64::from(cpus)), pid: Some(holder) });
         }
     }
     Ok(loads)

@@ -52,6 +52,10 @@ fn a_refusal_says_by_how_much_and_what_would_fit() {
         "vm1: its contract of 6ms in 20ms is 10.0 % of each CPU too much: the kernel grants 95.0 %, 5.0 % of it to its fair server, \
          and is taken: 20.0 % by cgroup web, 50.0 % by vm0; write budget = \"4000us\" at most"
     );
+    // Many processes of one program are one item.
+    let many = vec![("deadline threads of jackd", 0.1); 9];
+    let full = admit(&grant(0.95, 0.0, &many), &vms(&[contract(4, 20)])).unwrap_err().to_string();
+    assert!(full.contains("and is taken: 90.0 % by deadline threads of jackd;"), "{full}");
     let full = admit(&grant(0.95, 0.0, &[("cgroup web", 0.95)]), &vms(&[contract(1, 20)])).unwrap_err();
     assert!(
         full.to_string().ends_with("take some from the others, or move the VM to another host"),

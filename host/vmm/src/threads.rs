@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::{Qmp, VmmError};
 
-pub use role::{Role, kernel_role, user_role};
+pub use role::{Role, kernel_owner, kernel_role, user_role};
 pub use watch::{Appeared, Changes, Watcher};
 
 /// One thread as it stood when it was looked at.

@@ -214,7 +214,11 @@ fn watch(
                         vm,
                         late_ns,
                         thread: &new.thread,
-                        control: control(root, cpu, &new.thread)?,
+                        control: control(root, cpu, &new.thread).unwrap_or_else(|e| Control {
+                            by: None,
+                            strength: None,
+                            what: format!("not known: {e}"),
+                        }),
                     },
                     ui,
                 )?;

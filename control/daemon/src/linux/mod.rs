@@ -284,9 +284,15 @@ impl LinuxHost {
         }
         let in_force = |vm: &str| self.tracked.get(vm).is_some_and(|t| t.scope.is_some());
         let ordered = desired.by_criticality(in_force);
-        let saved = self.tracked.values().filter_map(|t| t.saved.as_ref());
-        let processes = saved.flat_map(|saved| saved.processes.clone()).collect();
-        let ours = Ours { contracts: self.contracts_in_force(), processes };
+        // What stays in force although no contract names it takes what it takes.
+        let is_replaced = |vm: &str| desired.of(vm).is_some() || !desired.holds(vm);
+        let replaced = self.tracked.iter().filter(|(vm, _)| is_replaced(vm));
+        let saved: Vec<_> = replaced.filter_map(|(_, t)| t.saved.as_ref()).collect();
+        let held_by_cpu = saved.iter().filter(|saved| saved.cpu.is_some());
+        let ours = Ours {
+            contracts: saved.iter().filter_map(|saved| saved.cpu.clone()).collect(),
+            processes: held_by_cpu.flat_map(|saved| saved.processes.clone()).collect(),
+        };
         let vms = ordered.iter().map(|c| &c.vm);
         match of_vms_in_turn(vms, &ours, &self.places.dirs, &Quiet::default()) {
             Ok(admitted) => self.admission = Some((now, admitted)),

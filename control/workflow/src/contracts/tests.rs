@@ -39,7 +39,7 @@ fn what_a_vms_threads_have_reserved_is_no_load_of_others() {
     let loads = of_sleeper(&probe);
     let expected = 0.1 / f64::from(probe.cpus);
     assert!(!loads.is_empty() && loads.iter().all(|l| (l.share.0 - expected).abs() < 1e-9), "{loads:?}");
-    assert!(loads[0].name.contains("sleep"), "{loads:?}");
+    assert_eq!(loads[0].name, "deadline threads of sleep");
     let others = Ours { contracts: Vec::new(), processes: Vec::new() };
     forget_own(&mut probe, std::iter::empty(), &others).unwrap();
     assert_eq!(of_sleeper(&probe).len(), loads.len());

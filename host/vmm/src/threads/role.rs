@@ -171,12 +171,17 @@ fn vcpus(name: &str) -> Option<Vec<u32>> {
 /// the number of the process, or for vhost of the thread, that started it.
 #[must_use]
 pub fn kernel_role(name: &str, pids: &BTreeSet<u32>, tids: &BTreeSet<u32>) -> Option<Role> {
-    let of = |prefix: &str| name.strip_prefix(prefix)?.parse::<u32>().ok();
-    if of("vhost-").is_some_and(|owner| tids.contains(&owner)) {
-        return Some(Role::Vhost);
-    }
-    if of("kvm-pit/").is_some_and(|owner| pids.contains(&owner)) {
-        return Some(Role::KvmPit);
-    }
-    of("kvm-nx-lpage-recovery-").is_some_and(|owner| pids.contains(&owner)).then_some(Role::KvmHugePages)
+    let (role, owner) = kernel_owner(name)?;
+    let owners = if role == Role::Vhost { tids } else { pids };
+    owners.contains(&owner).then_some(role)
+}
+
+/// The role of a kernel thread that KVM or vhost has started, by its name, with the number of the
+/// thread that it was started by; that of a process is its first thread's.
+#[must_use]
+pub fn kernel_owner(name: &str) -> Option<(Role, u32)> {
+    let of = |prefix: &str, role: Role| Some((role, name.strip_prefix(prefix)?.parse().ok()?));
+    of("vhost-", Role::Vhost)
+        .or_else(|| of("kvm-pit/", Role::KvmPit))
+        .or_else(|| of("kvm-nx-lpage-recovery-", Role::KvmHugePages))
 }
