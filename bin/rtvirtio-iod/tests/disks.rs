@@ -5,11 +5,11 @@ mod common;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use common::{Iod, configure, disk, program, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
-use rtvirtio_testkit::{LoopDevice, Need, has};
+use rtvirtio_testkit::{ChildGuard, LoopDevice, Need, has};
 
 /// A disk on a whole file.
 fn one(dir: &Path, path: &Path, more: &str) -> String {
@@ -170,7 +170,7 @@ fn wait_until_free(device: &Path) {
 }
 
 /// Ended when dropped.
-struct Qemu(Child);
+struct Qemu(ChildGuard);
 
 fn qemu(drive: &str) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
@@ -196,14 +196,7 @@ impl Qemu {
             assert!(std::io::BufRead::read_line(&mut out, &mut stderr).unwrap() > 0, "{stderr}");
         }
         child.stdout = Some(out.into_inner());
-        Self(child)
-    }
-}
-
-impl Drop for Qemu {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        Self(ChildGuard(child))
     }
 }
 

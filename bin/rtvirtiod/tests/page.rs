@@ -6,13 +6,13 @@ use std::fs;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use common::browser::{BROWSER, Browser};
 use common::busy::BusyPlant;
 use common::{Rig, answer, contract_of_none, free_address};
 use rtvirtio_testkit::site::{project, wait_for};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{ChildGuard, Need, has};
 
 /// The names in the table of contracts, in its order.
 fn rows(page: &mut Browser) -> Vec<String> {
@@ -172,27 +172,15 @@ export HOME=/run/home XDG_DATA_HOME=/run/home
 exec /usr/lib/cockpit/cockpit-ws --no-tls --address 127.0.0.1 --port "$3" --local-session cockpit-bridge
 "#;
 
-/// The server of one session; ended with this.
-struct Cockpit(Child);
-
-impl Cockpit {
-    /// `home` has the page's files where Cockpit looks for a user's own.
-    fn start(run: &Path, home: &Path, address: &str) -> Self {
-        let mut server = Command::new("unshare");
-        server.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", COCKPIT, "sh"]);
-        server.arg(run).arg(home).arg(address.rsplit(':').next().unwrap());
-        server.stdin(Stdio::null()).stderr(Stdio::null());
-        let server = Self(server.spawn().unwrap());
-        wait_for("Cockpit", || TcpStream::connect(address).is_ok());
-        server
-    }
-}
-
-impl Drop for Cockpit {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// The server of one session; `home` has the page's files where Cockpit looks for a user's own.
+fn cockpit(run: &Path, home: &Path, address: &str) -> ChildGuard {
+    let mut server = Command::new("unshare");
+    server.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", COCKPIT, "sh"]);
+    server.arg(run).arg(home).arg(address.rsplit(':').next().unwrap());
+    server.stdin(Stdio::null()).stderr(Stdio::null());
+    let server = ChildGuard(server.spawn().unwrap());
+    wait_for("Cockpit", || TcpStream::connect(address).is_ok());
+    server
 }
 
 #[test]
@@ -217,7 +205,7 @@ fn the_page_works_inside_cockpit() {
         fs::copy(project().join("control/daemon/page").join(name), files.join(name)).unwrap();
     }
     let address = free_address();
-    let _cockpit = Cockpit::start(&rig.site.run_dir(), &home, &address);
+    let _cockpit = cockpit(&rig.site.run_dir(), &home, &address);
     let mut page =
         Browser::open(&format!("http://{address}/cockpit/@localhost/rtvirtio/index.html"), 1100, 900);
     page.wait("document.getElementById('link').textContent === 'live'");

@@ -192,11 +192,8 @@ impl<S: Source> Round<S> {
             )
         })?;
         let node = fleet.classes[host.class].clone();
-        let in_force = || running.iter().filter(|vm| vm.cpu.is_some());
-        let ours = Ours {
-            contracts: in_force().filter_map(|vm| vm.cpu.clone()).collect(),
-            processes: in_force().flat_map(|vm| vm.processes.clone()).collect(),
-        };
+        let ours: Ours =
+            running.iter().filter_map(|vm| Some((vm.cpu.clone()?, vm.processes.clone()))).collect();
         let vms: Vec<&str> = running.iter().map(|vm| vm.contract.vm.name.as_str()).collect();
         let free =
             free_share(&vms, &ours).map_err(|e| format!("what the kernel grants is not known: {e:#}"))?;

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -18,7 +18,7 @@ use rtvirtio_learn::run::{Job, measure};
 use rtvirtio_learn::stage::{Stage, StageError, Treatment, revert_leftovers};
 use rtvirtio_model::Elevator;
 use rtvirtio_spec::Device;
-use rtvirtio_testkit::{Need, has, skip};
+use rtvirtio_testkit::{ChildGuard, Need, has, skip};
 use rtvirtio_units::Nanos;
 
 const SIZE: usize = 64 << 20;
@@ -37,16 +37,6 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
-    }
-}
-
-/// Ended when dropped.
-struct Sleeper(Child);
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -123,7 +113,7 @@ fn a_run_on_a_real_device_leaves_it_as_it_was() {
     let node = &disk.disk.0;
     {
         let open = fs::File::open(node).unwrap();
-        let _user = Sleeper(Command::new("sleep").arg("1000").stdin(open).spawn().unwrap());
+        let _user = ChildGuard(Command::new("sleep").arg("1000").stdin(open).spawn().unwrap());
         assert!(matches!(ProcessVms::new(node, 2), Err(ProcessVmsError::Claim(_))), "it is in use");
     }
     let vms = ProcessVms::new(node, 2).unwrap();
@@ -159,7 +149,7 @@ fn a_run_that_is_killed_can_be_cleaned_up() {
     let Some(disk) = Disk::new("a_run_that_is_killed_can_be_cleaned_up") else { return };
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "a_run_to_be_killed"]).env(DISK, &disk.disk.0).env(DIR, disk.dir.path());
-    let mut child = Sleeper(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let mut child = ChildGuard(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
     let pid = child.0.id();
     let (root, work) = (Root::default(), disk.dir.path().join("work"));
     // The settings are in force and fio has its job.
@@ -203,7 +193,7 @@ fn what_a_killed_process_left_is_removed_with_its_load() {
     let parent = PathBuf::from(format!("/rtvirtio-learn-{}-1", gone.id()));
     let vm = parent.join("vm0");
     cgroups.create(&root, &vm).unwrap();
-    let mut sleeper = Sleeper(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
+    let mut sleeper = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     cgroups.attach(&root, &vm, sleeper.0.id()).unwrap();
     remove_leftovers(&root).unwrap();
     assert!(!root.exists(cgroups.dir(&parent).unwrap()).unwrap());

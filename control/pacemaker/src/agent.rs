@@ -270,7 +270,7 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
     match standing {
         Standing::Verified => Ok(Ocf::Success),
         Standing::None => Ok(Ocf::NotRunning),
-        // Applied again, it would be taken from a VM that has it.
+        // To apply it again takes it away first, from a VM that has it.
         Standing::Unknown(what) => {
             progress.warn(&format!("{}: held as applied, but not all of it is seen: {what}", p.resource));
             Ok(Ocf::Success)

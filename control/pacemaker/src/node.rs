@@ -129,7 +129,9 @@ pub fn survey(
     dirs: &Dirs,
     slow: &SlowDisks,
 ) -> Result<NodeAnswer, PacemakerError> {
-    let mut node = Node { disks: Vec::new(), networks: Vec::new(), cpu: cpu(contracts, dirs)? };
+    let in_force: Vec<bool> =
+        contracts.iter().map(|c| is_in_force(dirs, &c.resource)).collect::<Result<_, _>>()?;
+    let mut node = Node { disks: Vec::new(), networks: Vec::new(), cpu: cpu(contracts, &in_force, dirs)? };
     let asked: Vec<Asked> = contracts.iter().map(|c| asked(c, &mut node, dirs)).collect();
     for i in 0..node.disks.len() {
         let name = node.disks[i].name.clone();
@@ -137,8 +139,6 @@ pub fn survey(
         let on: Vec<&OnDisk> = all.filter(|d| d.device == name).collect();
         node.disks[i].choose(&on);
     }
-    let in_force: Vec<bool> =
-        contracts.iter().map(|c| is_in_force(dirs, &c.resource)).collect::<Result<_, _>>()?;
     let answer = |i: usize| {
         let others = (0..contracts.len()).filter(|o| *o != i && in_force[*o]);
         // What one takes that cannot be judged is not nothing.
@@ -267,7 +267,7 @@ fn disk(name: &str, part: &Part, dirs: &Dirs) -> Result<Disk, String> {
 
 /// Share of each CPU that the kernel grants contracts, without what others have taken. Contracts in
 /// force here count by themselves, not by what their groups, or those above them, have.
-fn cpu(contracts: &[ClusterContract], dirs: &Dirs) -> Result<Ratio, PacemakerError> {
+fn cpu(contracts: &[ClusterContract], in_force: &[bool], dirs: &Dirs) -> Result<Ratio, PacemakerError> {
     let root = Root::default();
     let probe = probe(&root)?;
     let Some(found) = choose(&probe, None, false) else { return Ok(Ratio(0.0)) };
@@ -285,12 +285,10 @@ fn cpu(contracts: &[ClusterContract], dirs: &Dirs) -> Result<Ratio, PacemakerErr
             load.share.0 = (load.share.0 - room.share.0).max(0.0);
         }
     }
-    for contract in contracts {
-        if is_in_force(dirs, &contract.resource)? {
-            let vms = contract.spec.vms().iter().filter(|vm| vm.cpu.need.is_some());
-            let vms: Vec<&str> = vms.map(|vm| vm.name.as_str()).collect();
-            grant.leave_out(&started::processes(&contract_dirs(dirs, &contract.resource).state, &vms)?);
-        }
+    for (contract, _) in contracts.iter().zip(in_force).filter(|(_, in_force)| **in_force) {
+        let vms = contract.spec.vms().iter().filter(|vm| vm.cpu.need.is_some());
+        let vms: Vec<&str> = vms.map(|vm| vm.name.as_str()).collect();
+        grant.leave_out(&started::processes(&contract_dirs(dirs, &contract.resource).state, &vms)?);
     }
     Ok(Ratio(grant.free()))
 }

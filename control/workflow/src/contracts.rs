@@ -400,6 +400,14 @@ pub struct Ours {
     pub processes: Vec<ProcessId>,
 }
 
+impl FromIterator<(InForce, Vec<ProcessId>)> for Ours {
+    /// From each contract with the processes of its VM.
+    fn from_iter<I: IntoIterator<Item = (InForce, Vec<ProcessId>)>>(all: I) -> Self {
+        let (contracts, processes): (_, Vec<_>) = all.into_iter().unzip();
+        Self { contracts, processes: processes.concat() }
+    }
+}
+
 /// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
 fn forget_own<'n>(probe: &mut Probe, vms: impl Iterator<Item = &'n str>, ours: &Ours) -> Result<()> {
     let vms: Vec<&str> = vms.collect();

@@ -82,7 +82,7 @@ fn one(
 ) -> Option<f64> {
     let device = BlockDevice::find(root, path).ok()?;
     let seen = DeviceIo::read(root, &device).ok()?;
-    // No later window holds this time either.
+    // Time under idling is in no later window either.
     if idles(&device, root) {
         window.clear();
         return None;

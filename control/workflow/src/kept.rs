@@ -73,7 +73,7 @@ impl Kept {
         &self.of
     }
 
-    /// Whether a thread of it was there at the last scan; true until one has not failed.
+    /// Whether a thread of it was there at the last scan; true until one has succeeded.
     #[must_use]
     pub fn runs(&self) -> bool {
         !self.watcher.has_polled() || self.watcher.threads().next().is_some()

@@ -1,21 +1,21 @@
 //! Threads that a program moves among journaled levels: what counts as in force, who may move them,
 //! and that revert puts them back at any of them.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use rtvirtio_apply::{
     Hold, KnobState, Levels, Machine, NoGuests, OnConflict, Session, Silent, Target, Write, status,
 };
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_kernel::{Root, task};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{ChildGuard, Need, has};
 
-/// A process that sleeps; killed when this is dropped.
-struct Sleeper(Child);
+/// A process that sleeps.
+struct Sleeper(ChildGuard);
 
 impl Sleeper {
     fn start() -> Self {
-        Self(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
+        Self(ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap()))
     }
 
     fn pid(&self) -> u32 {
@@ -25,13 +25,6 @@ impl Sleeper {
     fn target(&self) -> Target {
         let start = task::stat(&Root::default(), self.pid(), self.pid()).unwrap().start;
         Target::scheduling(self.pid(), self.pid(), start)
-    }
-}
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

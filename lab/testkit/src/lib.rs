@@ -2,6 +2,7 @@
 //! own, a QEMU without a system, a libvirt daemon, files that texts name, and the removal of what
 //! dead tests left.
 
+mod child;
 mod help;
 mod libvirt;
 mod loop_device;
@@ -13,6 +14,7 @@ pub mod site;
 mod small_disk;
 mod sweep;
 
+pub use child::ChildGuard;
 pub use help::{help, missing_files};
 pub use libvirt::Libvirt;
 pub use loop_device::LoopDevice;

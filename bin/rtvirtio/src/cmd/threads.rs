@@ -187,13 +187,12 @@ fn watch(
     for vm in vms {
         watchers.push((vm.name.clone(), Watcher::new(vm.handle(ui)?), None));
     }
-    let begin = Instant::now();
-    let mut next = begin;
+    let mut next = Instant::now();
     while !ui.is_cancelled() {
         for (vm, watcher, failed) in &mut watchers {
             let changes = match watcher.poll(root, Instant::now()) {
                 Ok(changes) => changes,
-                Err(e) if next == begin => return Err(e.into()),
+                Err(e) if !watcher.has_polled() => return Err(e.into()),
                 // One VM that cannot be looked at, as without a descriptor left, ends no other's
                 // watch.
                 Err(e) => {

@@ -284,15 +284,12 @@ impl LinuxHost {
         }
         let in_force = |vm: &str| self.tracked.get(vm).is_some_and(|t| t.scope.is_some());
         let ordered = desired.by_criticality(in_force);
-        // What stays in force although no contract names it takes what it takes.
+        // A contract in force whose file cannot be read stays, so what it has is still taken.
         let is_replaced = |vm: &str| desired.of(vm).is_some() || !desired.holds(vm);
         let replaced = self.tracked.iter().filter(|(vm, _)| is_replaced(vm));
-        let saved: Vec<_> = replaced.filter_map(|(_, t)| t.saved.as_ref()).collect();
-        let held_by_cpu = saved.iter().filter(|saved| saved.cpu.is_some());
-        let ours = Ours {
-            contracts: saved.iter().filter_map(|saved| saved.cpu.clone()).collect(),
-            processes: held_by_cpu.flat_map(|saved| saved.processes.clone()).collect(),
-        };
+        let saved = replaced.filter_map(|(_, t)| t.saved.as_ref());
+        let ours: Ours =
+            saved.filter_map(|saved| Some((saved.cpu.clone()?, saved.processes.clone()))).collect();
         let vms = ordered.iter().map(|c| &c.vm);
         match of_vms_in_turn(vms, &ours, &self.places.dirs, &Quiet::default()) {
             Ok(admitted) => self.admission = Some((now, admitted)),

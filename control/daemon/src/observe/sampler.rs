@@ -236,7 +236,7 @@ impl Sampler {
         let mut out = HostObservation::default();
         for resource in ["cpu", "io", "memory"] {
             let Ok(Some(total)) = pressure(&self.root, resource) else {
-                // The next share would be of a longer time than it says.
+                // Else the next share is of two intervals over the length of one.
                 self.pressure.remove(resource);
                 continue;
             };

@@ -1,35 +1,20 @@
-use std::process::{Child, Command};
+use std::process::Command;
 
 use rtvirtio_cpu::Load;
-use rtvirtio_kernel::sched;
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_kernel::sched::{self, Attr};
+use rtvirtio_testkit::{ChildGuard, Need, has};
 
 use super::*;
 
-/// Ended with this.
-struct Sleeper(Child);
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Else a contract that the kernel holds by deadlines gives way to itself.
+/// Else a contract that SCHED_DEADLINE holds is refused for its own reservation.
 #[test]
 fn what_a_vms_threads_have_reserved_is_no_load_of_others() {
-    if !has("what_a_vms_threads_have_reserved_is_no_load_of_others", &[Need::Root, Need::Program("chrt")]) {
+    if !has("what_a_vms_threads_have_reserved_is_no_load_of_others", &[Need::Root]) {
         return;
     }
-    let mut command = Command::new("chrt");
-    command.args(["--deadline", "--sched-runtime", "5000000", "--sched-deadline", "50000000"]);
-    command.args(["--sched-period", "50000000", "0", "sleep", "600"]);
-    let sleeper = Sleeper(command.spawn().unwrap());
-    let pid = sleeper.0.id();
-    rtvirtio_testkit::site::wait_for("a reservation", || {
-        sched::get(pid).is_ok_and(|attr| attr.reservation.is_some())
-    });
+    let sleeper = ChildGuard(Command::new("sleep").arg("600").spawn().unwrap());
+    let pid = sleeper.id();
+    sched::set(pid, &Attr::deadline(5_000_000, 50_000_000)).unwrap();
 
     let of_sleeper = |probe: &Probe| {
         let loads = probe.found.iter().flat_map(|found| found.grant.taken.clone());
@@ -40,10 +25,9 @@ fn what_a_vms_threads_have_reserved_is_no_load_of_others() {
     let expected = 0.1 / f64::from(probe.cpus);
     assert!(!loads.is_empty() && loads.iter().all(|l| (l.share.0 - expected).abs() < 1e-9), "{loads:?}");
     assert_eq!(loads[0].name, "deadline threads of sleep");
-    let others = Ours { contracts: Vec::new(), processes: Vec::new() };
-    forget_own(&mut probe, std::iter::empty(), &others).unwrap();
+    forget_own(&mut probe, std::iter::empty(), &Ours::default()).unwrap();
     assert_eq!(of_sleeper(&probe).len(), loads.len());
-    let ours = Ours { contracts: Vec::new(), processes: vec![ProcessId::of(pid).unwrap().unwrap()] };
+    let ours = Ours { processes: vec![ProcessId::of(pid).unwrap().unwrap()], ..Ours::default() };
     forget_own(&mut probe, std::iter::empty(), &ours).unwrap();
     assert_eq!(of_sleeper(&probe), []);
 }

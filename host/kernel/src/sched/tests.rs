@@ -139,22 +139,13 @@ fn each_reason_of_eperm_is_reported_from_the_others() {
     assert!(busy.to_string().contains("no deadline bandwidth left"), "{busy}");
 }
 
-/// A child that sleeps, and ends with the test.
-struct Sleeper(std::process::Child);
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// The kernel forgets the bandwidth of a thread that is asleep when it leaves DEADLINE; three
 /// times 40 % would be refused.
 #[test]
 fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
     let test = "a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back";
-    let sleeper = Sleeper(std::process::Command::new("sleep").arg("60").spawn().unwrap());
+    let sleeper =
+        rtvirtio_testkit::ChildGuard(std::process::Command::new("sleep").arg("60").spawn().unwrap());
     let tid = sleeper.0.id();
     let asleep = || crate::task::stat(&Root::default(), tid, tid).unwrap().state == 'S';
     let cpus = std::thread::available_parallelism().unwrap().get() as u64;
@@ -179,7 +170,8 @@ fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
 /// Where the new policy is refused the reservation stays as it was.
 #[test]
 fn a_refused_policy_leaves_the_reservation() {
-    let sleeper = Sleeper(std::process::Command::new("sleep").arg("60").spawn().unwrap());
+    let sleeper =
+        rtvirtio_testkit::ChildGuard(std::process::Command::new("sleep").arg("60").spawn().unwrap());
     let (tid, held) = (sleeper.0.id(), Attr::deadline(1_000_000, 20_000_000));
     if let Err(e) = set(tid, &held) {
         return rtvirtio_testkit::skip("a_refused_policy_leaves_the_reservation", &e.to_string());

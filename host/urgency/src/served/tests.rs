@@ -44,27 +44,18 @@ fn a_page_that_is_cut_off_reports_nothing() {
     assert_eq!((vm.mode, vm.refused.is_some()), (Mode::Region, false));
 }
 
-/// A process that sleeps; killed when this is dropped.
-struct Sleeper(std::process::Child);
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn contract() -> Attr {
     Attr::fifo(5)
 }
 
 /// A sleeper whose contract is FIFO 5 and whose levels are 7 and ordinary, in force in this state
 /// directory, at the level that a process before has left it; `None` where that cannot be had.
-fn left_at(level: &Attr, state: &Path, test: &str) -> Option<Sleeper> {
+fn left_at(level: &Attr, state: &Path, test: &str) -> Option<rtvirtio_testkit::ChildGuard> {
     if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::Root]) {
         return None;
     }
-    let sleeper = Sleeper(std::process::Command::new("sleep").arg("1000").spawn().unwrap());
+    let sleeper =
+        rtvirtio_testkit::ChildGuard(std::process::Command::new("sleep").arg("1000").spawn().unwrap());
     let pid = sleeper.0.id();
     let floor = Attr::other(0);
     if let Err(e) = sched::set(pid, &contract()) {

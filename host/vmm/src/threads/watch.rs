@@ -50,7 +50,8 @@ impl Watcher {
         Self { vm, known: BTreeMap::new(), strangers: BTreeSet::new(), last: None }
     }
 
-    /// Whether a poll has not failed: before that, threads that it knows of none are not absent.
+    /// Whether a poll has succeeded: before that, no known thread does not mean that the VM has
+    /// ended.
     #[must_use]
     pub fn has_polled(&self) -> bool {
         self.last.is_some()
