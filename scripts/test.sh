@@ -6,6 +6,7 @@
 #   host     documentation, minimum Rust version, licences, fuzz targets compile; tests against this machine's kernel, QEMU and fio
 #   slow     test programs that boot guests or the box
 #   all      these four
+# A test program that failed runs once more, alone, at the end of its tier; `FLAKY name` says that it passed then.
 # Set RTVIRTIO_NO_SKIP=1 to make a skip a failure where the check could run (CI on a machine that can run all).
 set -eu
 cd "$(dirname "$0")/.."
@@ -62,7 +63,7 @@ cluster_name() {
 # real-time budget, no libvirt and no leftovers of others, so it runs while those of the host do.
 parallel_name() {
     case $1 in
-    amend | claims | corpus | crash_kernel | crash_sim | data | dependencies | disks | hostile | journal_bits | journal_damage) return 0 ;;
+    amend | claims | corpus | crash_kernel | crash_sim | data | dependencies | disks | flaky | hostile | journal_bits | journal_damage) return 0 ;;
     reload | repeat | share | unreadable) return 0 ;;
     esac
     return 1
@@ -130,7 +131,14 @@ end_background() {
 tests() { # tests WHAT CARGO_TEST_ARGUMENTS...: one test program at a time, since they share CPU budgets, libvirt and network names
     step "$1"
     shift
-    { cargo test --locked --no-fail-fast "$@" -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee -a "$log"
+    output=$log.run
+    { cargo test --locked --no-fail-fast "$@" -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee "$output"
+    # A program that failed has a line of its own, by which it is run again; without one nothing was run.
+    if grep -q '^error: test failed, to rerun pass ' "$output"; then
+        sed -i '/^CARGO TEST FAILED$/d' "$output"
+    fi
+    cat "$output" >>"$log"
+    rm "$output"
 }
 
 # Lints and formatting differ between compiler versions: they bind only for the pinned one.
@@ -283,8 +291,10 @@ for tier in $tiers; do
     log=$work/$tier
     : >"$log"
     tier "$tier"
+    # Nothing else of the tier runs by now.
+    sh scripts/retry_failed.sh "$log"
     echo
-    grep -h '^SKIP ' "$log" || true
+    grep -hE '^(SKIP|FLAKY) ' "$log" || true
     if failures "$log"; then status=1; fi
     printf '%s: %s %s\n' "$tier" "$(count "$log")" "$(elapsed)"
     # The other tiers take long, and what fails here is mended first.
@@ -292,7 +302,7 @@ for tier in $tiers; do
 done
 if [ "$tiers" = "check cluster host slow" ]; then
     echo
-    grep -h '^SKIP ' "$work"/* || true
+    grep -hE '^(SKIP|FLAKY) ' "$work"/* || true
     failures "$work"/* || true
 fi
 count "$work"/*
