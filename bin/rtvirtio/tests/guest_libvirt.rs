@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::Command;
 
 use rtvirtio_testkit::site::{PROFILE, Site, signal, text, wait_for};
 use rustix::process::Signal;
@@ -208,9 +209,11 @@ fn restarted(site: &Site, host: &Host, spec: &str) {
     assert_eq!(of_plc(host), Vec::<std::path::PathBuf>::new());
     let off = error(site, &["threads", spec]);
     assert!(off.contains(&format!("domain {} is shut off: `virsh -c", host.plc)), "{off}");
-    for name in [&host.plc, &host.historian] {
-        host.libvirt.ok(&["start", name]);
-    }
+    // The remedy, as it is printed.
+    let remedy = off.split('`').find(|part| part.starts_with("virsh -c")).unwrap();
+    let ran = Command::new("sh").args(["-c", remedy]).output().unwrap();
+    assert!(ran.status.success(), "{remedy}: {ran:?}");
+    host.libvirt.ok(&["start", &host.historian]);
     host.await_agent();
 
     let status = site.output(&["status"]);

@@ -6,10 +6,9 @@
 //! words, columns and marks. All functions are pure: the same input gives the same bytes.
 //!
 //! Names of VMs and devices are other people's text. Everything that reaches a terminal goes
-//! through `clean::terminal` (no control or direction-changing characters), everything that reaches
-//! HTML or SVG through `clean::xml` (escaped as well).
+//! through `rtvirtio_text::terminal` (no control or direction-changing characters), everything that reaches
+//! HTML or SVG through `rtvirtio_text::xml` (escaped as well).
 
-mod clean;
 pub mod html;
 mod num;
 mod summary;
@@ -17,8 +16,8 @@ pub mod svg;
 pub mod text;
 mod words;
 
-pub use clean::{terminal, xml};
 pub use html::{ReportInput, html};
+pub use rtvirtio_text::{terminal, xml};
 pub use summary::{Tally, tally};
 pub use words::knob_name;
 

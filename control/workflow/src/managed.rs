@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rtvirtio_kernel::{Root, process};
 use rtvirtio_spec::LibvirtDomain;
+use rtvirtio_text::{shell_argument, shell_word};
 use rtvirtio_vmm::libvirt::{Disk, Lookup, RunningDomain, Virsh};
 
 use crate::error::{Context as _, Result, bail};
@@ -25,13 +26,14 @@ const PROXMOX_CONFIG: &str = "/etc/pve/qemu-server";
 pub(crate) fn running(root: &Root, of: &LibvirtDomain) -> Result<RunningDomain> {
     let uri = of.uri();
     let connect = match &of.uri {
-        Some(uri) => format!(" -c {uri}"),
+        Some(uri) => format!(" -c {}", shell_word(uri)),
         None => String::new(),
     };
     match RunningDomain::find(Arc::new(Virsh::new(uri)), root, &of.domain)? {
         Lookup::Running(domain) => Ok(domain),
         Lookup::ShutOff { name } => {
-            bail!(NotRunning, "domain {name} is shut off: `virsh{connect} start {name}`")
+            let argument = shell_argument("--domain", &name);
+            bail!(NotRunning, "domain {name} is shut off: `virsh{connect} start {argument}`")
         }
         Lookup::Unknown { known } if known.is_empty() => {
             bail!(File, "libvirt at {uri} has no domain at all, so none is `{}`", of.domain)

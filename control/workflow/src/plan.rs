@@ -7,6 +7,7 @@ use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Placements, Plan, PlanOptions, TaskOutlook, settings_of};
 use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
+use rtvirtio_text::{shell_path, shell_word};
 
 use crate::contracts::{self, Contracted};
 use crate::controls::Control;
@@ -45,8 +46,10 @@ pub fn load_profile(spec: &Spec, file: Option<&Path>, dirs: &Dirs) -> Result<Pro
     let path = dirs.profile(&profile_key(&spec.device)?);
     if !is_there(&path)? {
         let remedy = match &spec.device {
-            Device::Path(path) => format!("run `rtvirtio profile {}` first", path.display()),
-            Device::Twin { profile, .. } => format!("run `rtvirtio-lab profile twin:{profile}` first"),
+            Device::Path(path) => format!("run `rtvirtio profile {}` first", shell_path(path)),
+            Device::Twin { profile, .. } => {
+                format!("run `rtvirtio-lab profile {}` first", shell_word(&format!("twin:{profile}")))
+            }
             Device::File { .. } => "run `rtvirtio-lab up SPEC` and `rtvirtio profile SPEC` first".to_owned(),
         };
         bail!(NotMeasured, "the device has not been measured ({} does not exist): {remedy}", path.display());

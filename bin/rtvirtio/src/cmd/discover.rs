@@ -10,6 +10,7 @@ use rtvirtio_console::{Ui, generated, show, style, write_file};
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::observe::Observed;
 use rtvirtio_report::text::{Column, Table};
+use rtvirtio_text::shell_path;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::disk_stats::Direction;
 use rtvirtio_workflow::discover::{Discovery, FoundDisk, FoundReach, FoundVm, discover, observe, spec_text};
@@ -54,7 +55,7 @@ pub fn run(args: &DiscoverArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
             ui.step(&format!(
                 "saved {}: read and correct it, then `rtvirtio plan {}`",
                 out.display(),
-                out.display()
+                shell_path(out)
             ));
         }
         None if ui.json => bail!("`--out -` and --json both want standard output"),

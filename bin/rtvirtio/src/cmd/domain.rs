@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style, write_file};
 use rtvirtio_domain_config::File;
 use rtvirtio_report::{terminal, text};
+use rtvirtio_text::shell_path;
 use rtvirtio_workflow::domain::{self, DomainStatus, process::LOG};
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::{Dirs, Progress};
@@ -29,7 +30,7 @@ pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
                 "the sockets are for root only, and libvirt's QEMU is another user: plan with `--socket-group kvm` (the group of that user on Debian)",
             );
         }
-        let out = terminal(&out.display().to_string(), false);
+        let out = terminal(&shell_path(out), false);
         ui.step(&format!("saved {out}; start it with `rtvirtio apply {out}`"));
     }
     show(ui, &plan, || text::domain_plan(&plan, &style()))?;

@@ -8,6 +8,7 @@ use rtvirtio_console::{INFEASIBLE, Ui, show, style};
 use rtvirtio_planner::neighbours::{NeighbourLimit, NeighbourPlan, VictimOutlook};
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Style, Table};
+use rtvirtio_text::shell_path;
 use rtvirtio_traffic::Actuator;
 use rtvirtio_units::{Iops, Nanos};
 use rtvirtio_workflow::find::load_host;
@@ -44,7 +45,7 @@ pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
         let before = std::fs::read_to_string(spec).with_context(|| format!("cannot read {name}"))?;
         let limits = found.iter().flat_map(|of| &of.plan.limits);
         write_file(out, with_limits(&name, &before, limits)?.as_bytes())?;
-        let out = terminal(&out.display().to_string(), false);
+        let out = terminal(&shell_path(out), false);
         ui.step(&match options.actuator {
             Actuator::IoDomain => format!("saved {out}; `rtvirtio plan {out} --domain` takes its limits"),
             _ => format!("saved {out}; `rtvirtio apply {out} --traffic-only` sets its limits"),

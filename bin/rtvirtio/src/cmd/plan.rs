@@ -7,6 +7,7 @@ use rtvirtio_console::{Global, INFEASIBLE, Ui, show, style, write_file};
 use rtvirtio_planner::{TaskOutlook, plan};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_spec::HostSpec;
+use rtvirtio_text::shell_path;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::networks::{tc_script, warn_left_out};
 use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook};
@@ -97,7 +98,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let plan = HostPlan::new(devices).of_spec_file(&args.model.spec)?;
     if let Some(out) = &args.out {
         write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
-        ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), out.display()));
+        ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), shell_path(out)));
     }
     let cpu = demands(host.vms(), &args.cpu_profiles, dirs, ui)?;
     let mut shown = serde_json::to_value(&plan)?;

@@ -10,6 +10,7 @@ use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_learn::on_device::{check_device, on_device};
 use rtvirtio_model::Profile;
 use rtvirtio_spec::Device;
+use rtvirtio_text::shell_path;
 use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
@@ -94,7 +95,7 @@ fn of_spec(
     let dirs = &global.dirs();
     let host = load_host(spec)?;
     let real = |part: &rtvirtio_spec::Part| match &part.spec.device {
-        Device::Path(path) => Some(path.display().to_string()),
+        Device::Path(path) => Some(shell_path(path)),
         _ => None,
     };
     if let (true, Some(device)) = (args.destroy_data, host.parts().iter().find_map(real)) {

@@ -177,7 +177,7 @@ impl DeviceWindow {
         let Some((cgroups, groups)) = groups else { return Ok(Vec::new()) };
         let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
         let profile = load_profile(&spec, None, dirs).map_err(|e| match e.kind() {
-            Kind::NotMeasured => format!("it is not measured, so whose requests took how much of it is not told: `rtvirtio profile {}`", path.display()),
+            Kind::NotMeasured => format!("it is not measured, so whose requests took how much of it is not told: `rtvirtio profile {}`", rtvirtio_text::shell_path(path)),
             _ => format!("{e:#}"),
         })?;
         let service = service(&profile).map_err(|e| e.to_string())?;

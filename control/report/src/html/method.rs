@@ -3,8 +3,8 @@
 use rtvirtio_measure::VmKind;
 
 use super::{ReportInput, section};
-use crate::clean::xml;
 use crate::words;
+use rtvirtio_text::xml;
 
 fn host(report: &ReportInput<'_>) -> String {
     let h = &report.result.host;

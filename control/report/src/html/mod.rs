@@ -13,8 +13,8 @@ use rtvirtio_measure::ResultFile;
 use rtvirtio_model::Profile;
 use rtvirtio_planner::Plan;
 
-use crate::clean::xml;
 use crate::svg;
+use rtvirtio_text::xml;
 
 /// Width that plots are drawn for on a large screen, in CSS pixels.
 const WIDE_WIDTH: f64 = 1040.0;

@@ -3,10 +3,10 @@
 use rtvirtio_planner::{Infeasible, Plan, Strength, scheme_name};
 
 use super::{GAP, HtmlTable, NarrowLayout, THIN, figure, section};
-use crate::clean::xml;
 use crate::svg::{Segment, StackPlot, StackRow, svg_stack};
 use crate::text::Paint;
 use crate::{num, words};
+use rtvirtio_text::xml;
 
 /// HtmlTable of the stacked bars.
 const ROWS: usize = 24;

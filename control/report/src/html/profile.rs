@@ -4,9 +4,9 @@ use rtvirtio_model::{DepthPoint, Profile};
 use rtvirtio_units::Nanos;
 
 use super::{GAP, HtmlTable, NarrowLayout, THIN};
-use crate::clean::xml;
 use crate::num;
 use crate::svg::{Axis, Series, Spread, XyPlot, svg_xy};
+use rtvirtio_text::xml;
 
 /// Throughput and latency over depth, what BFQ costs, and every doubt.
 fn body(p: &Profile) -> String {

@@ -4,7 +4,6 @@ use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::{Nanos, Percentile};
 
 use super::{GAP, HtmlTable, NarrowLayout, ReportInput, THIN, figure, keys, section};
-use crate::clean::xml;
 use crate::summary::{
     self, Key, Tally, judged, most_critical, schemes, tail_is_max, tally, target_keys, task_keys,
 };
@@ -14,6 +13,7 @@ use crate::svg::{
 };
 use crate::{num, words};
 use rtvirtio_planner::scheme_name;
+use rtvirtio_text::xml;
 
 /// HtmlTable of the large plots; more are unreadable, and the table has all.
 const ROWS: usize = 24;

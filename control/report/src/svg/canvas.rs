@@ -3,8 +3,6 @@
 
 use unicode_width::UnicodeWidthStr;
 
-use crate::clean;
-
 /// Size of labels in pixels; the style sheet says the same.
 pub(crate) const FONT: f64 = 12.0;
 /// Width of an average character of a system font, in ems, on the wide side (DejaVu Sans; others
@@ -54,7 +52,7 @@ impl Svg {
     }
 
     fn element(&self, namespace: &str, style: &str) -> String {
-        let (w, h, title) = (number(self.width), number(self.height), clean::xml(&self.title));
+        let (w, h, title) = (number(self.width), number(self.height), rtvirtio_text::xml(&self.title));
         format!(
             "<svg{namespace} class=\"rt\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" role=\"img\" \
              aria-label=\"{title}\">{style}{}</svg>",
@@ -119,13 +117,13 @@ impl Canvas {
             "<text x=\"{}\" y=\"{}\"{anchor} class=\"{class}\">{}</text>",
             number(x),
             number(y),
-            clean::xml(text)
+            rtvirtio_text::xml(text)
         ));
     }
 
     /// Draws with a title that browsers show under the pointer.
     pub(crate) fn titled(&mut self, title: &str, draw: impl FnOnce(&mut Self)) {
-        self.body.push_str(&format!("<g><title>{}</title>", clean::xml(title)));
+        self.body.push_str(&format!("<g><title>{}</title>", rtvirtio_text::xml(title)));
         draw(self);
         self.body.push_str("</g>");
     }

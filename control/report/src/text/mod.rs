@@ -19,8 +19,6 @@ pub use table::{Align, Cell, Column, Table};
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use crate::clean;
-
 /// How text is to be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
@@ -70,7 +68,7 @@ impl Style {
 
     /// Foreign text without anything that could act on the terminal.
     pub(crate) fn clean(&self, s: &str) -> String {
-        clean::terminal(s, self.ascii)
+        rtvirtio_text::terminal(s, self.ascii)
     }
 
     /// Bold text, cleaned, on as many lines as it needs.

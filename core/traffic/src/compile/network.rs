@@ -3,6 +3,7 @@
 //! Sources: `net/sched/sch_tbf.c`, `net/sched/sch_htb.c`; libvirt's formatdomain, "Quality of
 //! service", and its `virnetdevbandwidth.c`.
 
+use rtvirtio_text::shell_argument;
 use serde::Serialize;
 
 use super::{bytes_only, networks_only};
@@ -173,7 +174,8 @@ pub(super) fn bandwidth(
     let name = if direction == Direction::Rx { "inbound" } else { "outbound" };
     let peak = b.peak.map_or(String::new(), |peak| format!(" peak='{peak}'"));
     let text = format!("<bandwidth><{name} average='{}'{peak} burst='{}'/></bandwidth>", b.average, b.burst);
-    let line = format!("virsh domiftune {domain} {interface} --{name} {} --live", b.triple());
+    let (domain, card) = (shell_argument("--domain", domain), shell_argument("--interface", interface));
+    let line = format!("virsh domiftune {domain} {card} --{name} {} --live", b.triple());
     let mut compiled = Compiled::new(actuator, direction, tspec, Some(kept), Worth::Cap)
         .set(Setting::Command { line })
         .set(Setting::Xml { text })

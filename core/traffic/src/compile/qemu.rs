@@ -6,6 +6,8 @@
 //! than `max`, of which a tenth of a second may come at once. A request passes while its bucket is
 //! not full, so one request more.
 
+use rtvirtio_text::shell_argument;
+
 use super::disks_only;
 use crate::curve::Arrival;
 use crate::error::CompileError;
@@ -124,7 +126,8 @@ pub(super) fn iotune(
         format!("{}_{}_sec", direction.name(), if tspec.unit == Unit::Bytes { "bytes" } else { "iops" });
     let all = [("", Some(bucket.average)), ("_max", bucket.max), ("_max_length", bucket.length)];
     let set = all.iter().filter_map(|(suffix, value)| Some((*suffix, (*value)?)));
-    let (mut xml, mut line) = (String::from("<iotune>"), format!("virsh blkdeviotune {domain} {disk}"));
+    let (name, target) = (shell_argument("--domain", domain), shell_argument("--device", disk));
+    let (mut xml, mut line) = (String::from("<iotune>"), format!("virsh blkdeviotune {name} {target}"));
     for (suffix, value) in set {
         xml += &format!("<{key}{suffix}>{value}</{key}{suffix}>");
         line += &format!(" --{} {value}", format!("{key}{suffix}").replace('_', "-"));

@@ -116,6 +116,14 @@ fn libvirt_sets_both() {
              <write_iops_sec_max_length>1</write_iops_sec_max_length></iotune>"
         ]
     );
+    let hostile =
+        Place::Libvirt { domain: "a b$(touch x)".into(), disk: "--live".into(), interface: "vnet0".into() };
+    let quoted = compile(&requests(100, 300), Direction::Write, &hostile).unwrap();
+    assert!(
+        lines(&quoted)[0]
+            .starts_with("virsh blkdeviotune 'a b$(touch x)' --device --live --write-iops-sec 100"),
+        "{quoted:?}"
+    );
     let rx = compile(&frames(1_000_500, 30_000, Some(4_000_000)), Direction::Rx, &libvirt()).unwrap();
     assert_eq!(
         lines(&rx),

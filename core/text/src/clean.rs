@@ -1,4 +1,4 @@
-//! Makes foreign text safe for a terminal and for XML.
+//! Foreign text for a terminal and for XML.
 
 /// Stands in for a character that must not be passed on.
 const REPLACEMENT: char = '\u{FFFD}';
