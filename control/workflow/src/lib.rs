@@ -47,6 +47,7 @@ pub mod site;
 pub mod start_up;
 pub mod started;
 pub mod starts;
+pub mod systemd_units;
 pub mod traffic;
 pub mod tune;
 pub mod verified;

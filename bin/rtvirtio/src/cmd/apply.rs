@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, need_root, print, show, style};
+use rtvirtio_kernel::Root;
 use rtvirtio_report::text;
 use rtvirtio_workflow::apply::{self, PlanWith, Resolved};
 use rtvirtio_workflow::contracts::VmCpu;
@@ -10,7 +11,7 @@ use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::networks::warn_left_out;
 use rtvirtio_workflow::plan::old_values;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
-use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force, one_line};
+use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force, one_line, systemd_units};
 
 use super::one_profile;
 use super::plan::title;
@@ -119,6 +120,7 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
 
 fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
     let lines = resolved.preview()?;
+    warn_of_systemd(resolved, ui)?;
     show(ui, &lines, || match lines.as_slice() {
         [] => "nothing to change: the settings found are the plan's\n".to_owned(),
         lines => lines.iter().map(|line| format!("{line}\n")).collect(),
@@ -129,10 +131,18 @@ fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
 fn carry_out(resolved: &Resolved, plan: Option<&HostPlan>, dirs: &Dirs, ui: &Ui) -> anyhow::Result<()> {
     let count = resolved.apply(plan, dirs, ui)?;
     explain(&resolved.held, ui);
+    warn_of_systemd(resolved, ui)?;
     ui.step(&match count {
         0 => "nothing to set: the settings found are the plan's, so nothing is in force".to_owned(),
         _ => format!("applied {count} settings; put them back with `rtvirtio revert`"),
     });
+    Ok(())
+}
+
+fn warn_of_systemd(resolved: &Resolved, ui: &Ui) -> anyhow::Result<()> {
+    if let Some(warning) = systemd_units::warning(&resolved.writes, &Root::default())? {
+        ui.warn(&warning);
+    }
     Ok(())
 }
 
