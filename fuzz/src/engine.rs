@@ -154,7 +154,8 @@ pub fn play(data: &[u8]) {
     neighbour.reads(u64::from(size));
     // The start of its disk, adjacent to the attacker's.
     neighbour.reads(0);
-    assert_eq!((status.malformed, status.errors, status.broken_queues), (0, 0, 0));
+    let faults = status.faults;
+    assert_eq!((faults.malformed, faults.errors, faults.broken_queues), (0, 0, 0));
 }
 
 /// The counters of a VM.

@@ -34,6 +34,7 @@ fn door() -> &'static Mutex<Door> {
             features: rtvirtio_engine::feature::blk::offered(&limits),
             config: rtvirtio_engine::blk::config_space(&limits, 2, 512).to_vec(),
             queues: 2,
+            largest_queue: 1_024,
             hugepages: false,
             has_inflight: true,
         };

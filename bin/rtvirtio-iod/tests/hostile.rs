@@ -9,7 +9,7 @@ mod common;
 mod qemu;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufRead as _, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 use common::{AttackedDomain, Iod, Neighbour, connect, read, request};
 use rtvirtio_domain_client::{Client, Options, SharedMemory};
 use rtvirtio_testkit::HANG;
+use vhost::vhost_user::VhostUserFrontend as _;
+use vhost::vhost_user::message::VhostUserHeaderFlag;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
 const NEXT: u16 = 1;
@@ -200,6 +202,141 @@ fn storms() {
             client.raw().set_vring_kick(0, &kick).unwrap();
         }
     });
+}
+
+/// A front end takes a queue to have as many descriptors as it has asked for, whatever it is
+/// answered: on another number its writes would be completed and not carried out.
+#[test]
+fn a_queue_without_an_accepted_size_is_not_served() {
+    let mut place = AttackedDomain::new();
+    let disk = place.dir.path().join("disk");
+    let vm = |place: &AttackedDomain| -> serde_json::Value {
+        let status: serde_json::Value = serde_json::from_str(&place.iod.status()).unwrap();
+        status["vms"].as_array().unwrap().iter().find(|vm| vm["name"] == "a").unwrap().clone()
+    };
+    let cases = [
+        (Some(2_048), true, "queue 0 of 2048 descriptors"),
+        (Some(2_048), false, "queue 0 of 2048 descriptors"),
+        (Some(3), true, "queue 0 of 3 descriptors"),
+        (Some(0), true, "queue 0 of 0 descriptors"),
+        (None, true, "no number of descriptors was accepted"),
+    ];
+    for (i, (num, replies, why)) in (1..).zip(cases) {
+        let options = Options { size: 256, started: false, ..Options::default() };
+        let mut client = Client::connect(&place.socket(), options).unwrap();
+        let addresses = client.ring_addresses(0);
+        let [kick, call] = [&client.queues[0].kick, &client.queues[0].call].map(|fd| fd.try_clone().unwrap());
+        let raw = client.raw();
+        if !replies {
+            raw.set_hdr_flags(VhostUserHeaderFlag::empty());
+        }
+        // A right one before it is forgotten.
+        raw.set_vring_num(0, 256).unwrap();
+        if let Some(num) = num {
+            assert_eq!(raw.set_vring_num(0, num).is_err(), replies, "{num}");
+        } else {
+            drop(client);
+            client = Client::connect(&place.socket(), options).unwrap();
+        }
+        let raw = client.raw();
+        raw.set_vring_addr(0, &addresses).unwrap();
+        raw.set_vring_base(0, 0).unwrap();
+        raw.set_vring_call(0, &call).unwrap();
+        raw.set_vring_kick(0, &kick).unwrap();
+        assert_eq!(raw.set_vring_enable(0, true).is_err(), replies, "{num:?}: the answer to ENABLE");
+        raw.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        let old = std::fs::read(&disk).unwrap()[..512].to_vec();
+        let data = vec![i as u8; 512];
+        client.queues[0].push_with(&common::write(0, 512), &data).unwrap();
+        client.queues[0].notify().unwrap();
+        // The answer is that of the thread that has read all messages before it.
+        assert!(client.raw().get_features().is_ok());
+        let seen = vm(&place);
+        assert_eq!((&seen["attached"], &seen["connected"]), (&false.into(), &true.into()), "{num:?}: {seen}");
+        let said = seen["refused"]["why"].as_str().unwrap();
+        assert!(said.contains("no number of descriptors was accepted"), "{num:?}: {said}");
+        assert!(seen["refused"]["count"].as_u64().unwrap() >= 1 + u64::from(num.is_some()), "{why}: {seen}");
+        assert_eq!(client.queues[0].pop_used_raw(), None, "{num:?}: it is served");
+        assert_eq!(std::fs::read(&disk).unwrap()[..512], old, "{num:?}: nothing is written");
+        // With a right one it is served, and what waits is carried out.
+        client.raw().set_vring_num(0, 256).unwrap();
+        let answer = common::completion(&mut client.queues[0]).unwrap();
+        assert_eq!((answer.status, std::fs::read(&disk).unwrap()[..512] == data), (0, true), "{num:?}");
+        // Another one for a queue that is served stops it.
+        assert!(client.raw().set_vring_num(0, 128).is_err());
+        assert_eq!(vm(&place)["attached"], false, "{num:?}");
+    }
+    assert!(place.iod.is_alive());
+    let (_, log) = place.iod.end();
+    for (_, _, why) in cases {
+        assert!(log.contains(why), "{why} is not in the log: {log}");
+    }
+}
+
+/// A request that is answered with an error is in a counter, by its reason, and in the trace.
+#[test]
+fn requests_that_are_refused_are_counted_by_reason() {
+    let dir = common::disk(64);
+    let more = common::two_disks(dir.path(), 64, "");
+    let iod = Iod::start(dir.path(), &more.replacen("size", "read_only = true\nshared = true\nsize", 1));
+    let mut trace = UnixStream::connect(dir.path().join("ctl")).unwrap();
+    writeln!(trace, "{{\"command\": \"trace\"}}").unwrap();
+    let mut lines = BufReader::new(trace.try_clone().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("trace"));
+    let mut client = connect(&dir.path().join("b"));
+    let outside = SharedMemory::BASE + client.mem.len() as u64 + 4_096;
+    let chain = |client: &mut Client, kind: u32, sector: u64, parts: &[(Option<u64>, u32, u16)]| {
+        let mem = Arc::clone(&client.mem);
+        let queue = &mut client.queues[0];
+        let (header, data) = (queue.data(0), queue.data(1));
+        mem.write(header, &[kind.to_le_bytes(), [0; 4]].concat());
+        mem.write(header + 8, &sector.to_le_bytes());
+        let guest = |offset: usize| SharedMemory::BASE + offset as u64;
+        queue.write_descriptor_raw(0, guest(header), 16, NEXT, 1);
+        for (i, (address, len, flags)) in (1..).zip(parts) {
+            let next = if usize::from(i) < parts.len() { NEXT } else { 0 };
+            let at = address.unwrap_or(guest(data) + 4_096 * u64::from(i));
+            queue.write_descriptor_raw(i, at, *len, flags | next, i + 1);
+        }
+        queue.add_avail(0);
+        queue.notify().unwrap();
+        let begin = Instant::now();
+        while queue.pop_used_raw().is_none() {
+            assert!(begin.elapsed() < HANG);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    };
+    let status = (None, 1, WRITE);
+    // Data, header's neighbour and status outside of the memory.
+    chain(&mut client, 0, 0, &[(Some(outside), 4_096, WRITE), status]);
+    chain(&mut client, 1, 0, &[(Some(outside), 4_096, 0), status]);
+    chain(&mut client, 0, 0, &[(None, 512, WRITE), (Some(outside), 1, WRITE)]);
+    chain(&mut client, 0, 1 << 40, &[(None, 512, WRITE), status]);
+    chain(&mut client, 77, 0, &[(None, 512, WRITE), status]);
+    chain(&mut client, 13, 0, &[(None, 32, 0), status]);
+    chain(&mut client, 0, 0, &[(None, 511, WRITE), status]);
+    chain(&mut client, 0, 0, &[(None, 512, 0), status]);
+    chain(&mut client, 0, 0, &[(None, 512, WRITE)]);
+    let mut reader = connect(&dir.path().join("a"));
+    chain(&mut reader, 1, 0, &[(None, 512, 0), status]);
+    let seen: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+    let of = |vm: usize, key: &str| seen["vms"][vm]["refused_requests"][key].as_u64().unwrap();
+    let counts = ["outside_memory", "outside_disk", "read_only", "unsupported", "invalid"].map(|key| of(1, key));
+    assert_eq!(counts, [3, 1, 0, 2, 3], "{seen:#}");
+    assert_eq!((of(0, "read_only"), of(0, "outside_memory")), (1, 0), "{seen:#}");
+    // Of these only the one without a place for its status is no request.
+    let vm = &seen["vms"][1];
+    assert_eq!((&vm["malformed"], &vm["errors"], &vm["broken"]), (&1.into(), &0.into(), &0.into()), "{vm:#}");
+    assert!(vm["last_error"].is_null(), "{vm:#}");
+    trace.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut reasons = Vec::new();
+    for line in lines.map_while(Result::ok) {
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+        reasons.extend(event["refused"].as_str().map(|why| (why.to_owned(), event["status"].clone())));
+    }
+    let count = |why: &str| reasons.iter().filter(|(reason, _)| reason == why).count();
+    assert_eq!(["outside_memory", "unsupported", "invalid", "read_only"].map(count), [3, 2, 3, 1], "{reasons:?}");
+    assert!(reasons.iter().all(|(why, code)| *code == if why == "unsupported" { 2 } else { 1 }), "{reasons:?}");
 }
 
 /// Invalid messages of a compromised QEMU.

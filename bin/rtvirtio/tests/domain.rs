@@ -10,7 +10,7 @@ use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testbed::RamDisk;
 use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testkit::site::{Site, can_run, text};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{Machine, Need, has};
 use rtvirtio_units::Bytes;
 
 /// Of the flash twin.
@@ -190,6 +190,40 @@ fn a_domain_is_planned_applied_and_stopped() {
     assert_eq!((code, &out["domain"]["fate"], &out["done"]), (0, &"stopped".into(), &true.into()), "{out:#}");
     assert!(site.ok(&["status"]).contains("no plan is in force"));
     assert!(site.ok(&["revert"]).contains("nothing to put back"));
+    site.assert_clean();
+}
+
+/// The line for QEMU is the one that a user pastes: it starts a VM with more CPUs than the disk has
+/// queues, also where the socket's path has characters that QEMU or a shell takes for its own.
+#[test]
+fn the_printed_line_starts_a_qemu() {
+    let test = "the_printed_line_starts_a_qemu";
+    if !can_run(test) || !has(test, &[Need::QEMU]) {
+        return;
+    }
+    let site = Site::new();
+    let config = site.domain_of_a_file();
+    let plain = std::fs::read_to_string(&config).unwrap();
+    for (name, keys) in [("disks/a.sock", ""), ("disks/a,b & it's c.sock", "queues = 3\n")] {
+        std::fs::write(&config, plain.replace("disks/a.sock", name) + keys).unwrap();
+        let shown = site.ok(&["apply", config.to_str().unwrap()]);
+        let lines: Vec<&str> = shown.lines().map(str::trim).collect();
+        let memory = lines.iter().find(|line| line.starts_with("-object")).unwrap().replace("MEMORY", "64M");
+        let disk = lines.iter().find_map(|line| line.strip_prefix("a: -chardev")).unwrap();
+        // As a shell reads it.
+        let script = format!("for word in {memory} -chardev{disk} -smp 2 -S; do echo \"$word\"; done");
+        let words = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert!(words.status.success() && words.stderr.is_empty(), "{}: {shown}", text(&words.stderr));
+        let words = text(&words.stdout);
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        // Its monitor answers when every device is realized.
+        let machine = Machine::start(dir.path(), "printed", &words.lines().collect::<Vec<_>>());
+        let control = site.run_dir().join("iod.sock");
+        let (_, status) = site.json(&["iod", "status", "--control", control.to_str().unwrap()]);
+        assert_eq!(status["vms"][0]["peer"], machine.pid(), "{name}: {status:#}");
+        drop(machine);
+        rtvirtio_testkit::site::wait_for("QEMU's end", || site.output(&["revert"]).status.success());
+    }
     site.assert_clean();
 }
 

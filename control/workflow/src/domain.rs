@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use self::client::program;
-use self::process::{Domain, FILE, LOG};
+use self::process::{Domain, FILE, LOG, Start};
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
 use crate::progress::Progress;
@@ -46,9 +46,10 @@ pub fn is_config(path: &Path) -> bool {
 
 /// A configuration file that can be applied.
 pub struct Config {
-    /// Its message.
+    /// What it says.
     pub file: File,
     text: String,
+    path: PathBuf,
 }
 
 /// Reads a configuration file.
@@ -68,7 +69,7 @@ pub fn load(path: &Path) -> Result<Config> {
             relative.display()
         );
     }
-    Ok(Config { file, text })
+    Ok(Config { file, text, path: path.to_owned() })
 }
 
 impl Config {
@@ -89,7 +90,15 @@ impl Config {
         ])
     }
 
-    /// Starts the domain on it; its process.
+    /// Whether it is the file of an applied domain itself, in the state directory.
+    fn is_the_applied(&self, dirs: &Dirs) -> bool {
+        let real = |path: &Path| std::fs::canonicalize(path).ok();
+        let applied = real(&process::config_path(&dirs.state));
+        applied.is_some() && real(&self.path) == applied
+    }
+
+    /// Starts the domain on it; its process. One that has ended is started again on its own file
+    /// only.
     ///
     /// # Errors
     /// [`Kind::InForce`](crate::Kind::InForce) when one is applied already; what it reports when it
@@ -97,17 +106,19 @@ impl Config {
     pub fn start(&self, dirs: &Dirs, progress: &dyn Progress) -> Result<u32> {
         // No other process applies or reverts meanwhile.
         let _session = Session::open(&dirs.state)?;
-        match process::find(&dirs.state)? {
-            Domain::Absent => {}
+        let again = match process::find(&dirs.state)? {
+            Domain::Absent => false,
             Domain::Runs(_) => bail!(
                 InForce,
                 "an I/O domain is applied already: `rtvirtio revert` stops it; to change limits of a running one, edit its file and reload it"
             ),
+            Domain::Ended if self.is_the_applied(dirs) => true,
             Domain::Ended => bail!(
                 InForce,
-                "an I/O domain is applied already, but does not run ({LOG} in the state directory has its last words): `rtvirtio revert` first"
+                "an I/O domain is applied already, but does not run ({LOG} in the state directory has its last words): `rtvirtio apply {}` starts it again as it was, with all that was attached; `rtvirtio revert` forgets it",
+                process::config_path(&dirs.state).display()
             ),
-        }
+        };
         let disks = self.file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.socket);
         let ports = self.file.networks.iter().flat_map(|n| &n.ports).map(|p| &p.socket);
         for dir in disks.chain(ports).filter_map(|socket| socket.parent()) {
@@ -126,7 +137,8 @@ impl Config {
                 }
             }
         }
-        process::start(Command::new(program()), &self.text, &self.file.control, &dirs.state)
+        let (config, control, source) = (self.text.as_str(), self.file.control.as_path(), self.path.as_path());
+        process::start(Command::new(program()), &Start { config, control, source, again }, &dirs.state)
     }
 
     /// The status of the domain that was started on it.
@@ -146,6 +158,9 @@ pub struct DomainStatus {
     /// Why it is not known whether it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Its configuration, of one that has ended: `apply` of it starts it again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<PathBuf>,
 }
 
 /// State of an applied domain; `None` where none is applied.
@@ -153,9 +168,12 @@ pub struct DomainStatus {
 pub fn status(dirs: &Dirs) -> Option<DomainStatus> {
     match process::find(&dirs.state) {
         Ok(Domain::Absent) => None,
-        Ok(Domain::Ended) => Some(DomainStatus { pids: Vec::new(), error: None }),
-        Ok(Domain::Runs(all)) => Some(DomainStatus { pids: pids(&all), error: None }),
-        Err(e) => Some(DomainStatus { pids: Vec::new(), error: Some(format!("{e:#}")) }),
+        Ok(Domain::Ended) => {
+            let config = Some(process::config_path(&dirs.state));
+            Some(DomainStatus { pids: Vec::new(), error: None, config })
+        }
+        Ok(Domain::Runs(all)) => Some(DomainStatus { pids: pids(&all), error: None, config: None }),
+        Err(e) => Some(DomainStatus { pids: Vec::new(), error: Some(format!("{e:#}")), config: None }),
     }
 }
 
@@ -181,6 +199,9 @@ pub enum Fate {
     Stopped {
         /// Its processes.
         pids: Vec<u32>,
+        /// Where its configuration is, which was edited since it was applied.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        kept: Option<PathBuf>,
     },
     /// It is as it was.
     Left {
@@ -217,7 +238,7 @@ pub fn stop(dirs: &Dirs, under_guests: bool) -> Fate {
         _ => no_guest(dirs, &processes),
     };
     match may_stop.and_then(|()| process::stop(&processes, &dirs.state)) {
-        Ok(()) => Fate::Stopped { pids },
+        Ok(kept) => Fate::Stopped { pids, kept },
         Err(e) => left(pids, e),
     }
 }

@@ -27,11 +27,13 @@ pub struct Options {
     pub buffer: usize,
     /// Seals the memory, as QEMU does.
     pub sealed: bool,
+    /// Starts the queues. Otherwise that is left to [`Client::raw`].
+    pub started: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { queues: 1, size: 512, buffer: 4_096, sealed: true }
+        Self { queues: 1, size: 512, buffer: 4_096, sealed: true, started: true }
     }
 }
 
@@ -119,11 +121,22 @@ impl Client {
             let event_idx = features & EVENT_IDX != 0;
             let queue = ClientQueue::new(Arc::clone(&mem), at, options.size, options.buffer, event_idx)
                 .map_err(io("queue"))?;
-            start_queue(&mut frontend, i, &mem, &queue, features & protocol != 0)
-                .map_err(backend("start a queue"))?;
+            if options.started {
+                start_queue(&mut frontend, i, &mem, &queue, features & protocol != 0)
+                    .map_err(backend("start a queue"))?;
+            }
             queues.push(queue);
         }
         Ok(Self { frontend, mem, queues, capacity })
+    }
+
+    /// Where the rings of a queue are, for `set_vring_addr`.
+    ///
+    /// # Panics
+    /// A queue that there is not.
+    #[must_use]
+    pub fn ring_addresses(&self, index: usize) -> VringConfigData {
+        ring_addresses(&self.mem, &self.queues[index])
     }
 
     /// Whether the back end has closed the connection.
@@ -155,6 +168,21 @@ pub(crate) fn share_memory(frontend: &Frontend, mem: &SharedMemory) -> vhost::Re
     frontend.set_mem_table(&[region]).map(drop)
 }
 
+/// Where the rings of a queue are.
+fn ring_addresses(mem: &SharedMemory, queue: &ClientQueue) -> VringConfigData {
+    let (desc, avail, used) = queue.ring_offsets();
+    let place = |offset: usize| mem.address() + offset as u64;
+    VringConfigData {
+        queue_max_size: queue.size(),
+        queue_size: queue.size(),
+        flags: 0,
+        desc_table_addr: place(desc),
+        used_ring_addr: place(used),
+        avail_ring_addr: place(avail),
+        log_addr: None,
+    }
+}
+
 /// Starts a queue from index 0.
 pub(crate) fn start_queue(
     frontend: &mut Frontend,
@@ -163,19 +191,8 @@ pub(crate) fn start_queue(
     queue: &ClientQueue,
     enable: bool,
 ) -> vhost::Result<()> {
-    let (desc, avail, used) = queue.ring_offsets();
-    let place = |offset: usize| mem.address() + offset as u64;
-    let addresses = VringConfigData {
-        queue_max_size: queue.size(),
-        queue_size: queue.size(),
-        flags: 0,
-        desc_table_addr: place(desc),
-        used_ring_addr: place(used),
-        avail_ring_addr: place(avail),
-        log_addr: None,
-    };
     frontend.set_vring_num(index, queue.size())?;
-    frontend.set_vring_addr(index, &addresses)?;
+    frontend.set_vring_addr(index, &ring_addresses(mem, queue))?;
     frontend.set_vring_base(index, 0)?;
     frontend.set_vring_call(index, &queue.call)?;
     frontend.set_vring_kick(index, &queue.kick)?;

@@ -30,6 +30,7 @@ pub struct NetClient {
     pub rx: ClientQueue,
     /// Frames from this side.
     pub tx: ClientQueue,
+    buffers: u16,
     free: Vec<u16>,
     /// The features in use.
     pub features: u64,
@@ -58,9 +59,17 @@ impl NetClient {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_with(socket: &Path, more: u64) -> Result<Self, ClientError> {
+        Self::connect_sized(socket, more, SIZE)
+    }
+
+    /// The same with queues of another number of descriptors, and a third as many buffers.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_sized(socket: &Path, more: u64, size: u16) -> Result<Self, ClientError> {
         let io = |what| move |source| ClientError::Io { what, source };
         let backend = |what| backend_error(socket, what);
-        let each = ClientQueue::bytes(SIZE, BUFFER);
+        let each = ClientQueue::bytes(size, BUFFER);
         let mem = Arc::new(SharedMemory::new(2 * each, true).map_err(io("memory"))?);
         let mut frontend = Frontend::connect(socket, 2).map_err(backend("cannot connect"))?;
         frontend.set_owner().map_err(backend("set owner"))?;
@@ -77,13 +86,14 @@ impl NetClient {
             }
         }
         share_memory(&frontend, &mem).map_err(backend("set memory table"))?;
+        let buffers = size / 3;
         let mut queues = Vec::new();
         for i in 0..2 {
             let event_idx = features & EVENT_IDX != 0;
             let mut queue =
-                ClientQueue::new(Arc::clone(&mem), i * each, SIZE, BUFFER, event_idx).map_err(io("queue"))?;
+                ClientQueue::new(Arc::clone(&mem), i * each, size, BUFFER, event_idx).map_err(io("queue"))?;
             if i == 0 {
-                for slot in 0..Self::BUFFERS {
+                for slot in 0..buffers {
                     provide(&mut queue, slot);
                 }
             }
@@ -95,7 +105,7 @@ impl NetClient {
             return Err(io("queue")(std::io::Error::other("no queues")));
         };
         rx.notify().map_err(io("kick"))?;
-        Ok(Self { frontend, mem, rx, tx, free: (0..Self::BUFFERS).rev().collect(), features })
+        Ok(Self { frontend, mem, rx, tx, buffers, free: (0..buffers).rev().collect(), features })
     }
 
     /// Queues a frame without a kick; `false` when all buffers are in use.
@@ -133,7 +143,7 @@ impl NetClient {
     /// Frames that were queued and not fetched.
     pub fn unfetched(&mut self) -> usize {
         self.reclaim();
-        usize::from(Self::BUFFERS) - self.free.len()
+        usize::from(self.buffers) - self.free.len()
     }
 
     /// Sends a frame; `false` when all buffers are in use.

@@ -103,6 +103,10 @@ pub struct Port {
     /// VLANs that it may use; any when empty.
     #[serde(default)]
     pub vlans: Vec<u16>,
+    /// May send frames of the link's own protocols: to 01:80:c2:00:00:00 to 0f (spanning tree,
+    /// LACP, LLDP, PTP's peer delay), and PAUSE.
+    #[serde(default)]
+    pub link_local: bool,
     /// Multicast addresses whose frames it gets without the limit on unlisted ones.
     #[serde(default)]
     pub multicast: Vec<Mac>,
@@ -212,6 +216,7 @@ impl Port {
             tap: None,
             mac,
             vlans: Vec::new(),
+            link_local: false,
             multicast: Vec::new(),
             broadcast: default_broadcast(),
             offload: default_offload(),

@@ -68,13 +68,57 @@ pub enum Parsed {
         /// Address of the status byte.
         status: GuestAddress,
     },
-    /// Completes at once, with this status.
-    Complete {
+    /// A transfer of no bytes: completes at once.
+    Empty {
         /// Address of the status byte.
         status: GuestAddress,
-        /// The operation.
-        code: u8,
     },
+    /// Completes at once, without the device.
+    Refused {
+        /// Address of the status byte.
+        status: GuestAddress,
+        /// Why.
+        why: Refused,
+    },
+}
+
+/// Why a request with a place for its status is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Header, data or status outside of the memory that is shared with this process.
+    OutsideMemory,
+    /// Sectors beyond the end of the disk.
+    OutsideDisk,
+    /// A write to a disk that is read-only.
+    ReadOnly,
+    /// A type, flag or number of ranges that was not offered.
+    Unsupported,
+    /// Contradicts itself: data in the wrong direction, parts of sectors, too many segments.
+    Invalid,
+}
+
+impl Refused {
+    /// All reasons.
+    pub const ALL: [Self; 5] =
+        [Self::OutsideMemory, Self::OutsideDisk, Self::ReadOnly, Self::Unsupported, Self::Invalid];
+
+    /// The status that the guest gets.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        if self == Self::Unsupported { UNSUPPORTED } else { IO_ERROR }
+    }
+
+    /// Its name in status and trace.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OutsideMemory => "outside_memory",
+            Self::OutsideDisk => "outside_disk",
+            Self::ReadOnly => "read_only",
+            Self::Unsupported => "unsupported",
+            Self::Invalid => "invalid",
+        }
+    }
 }
 
 /// A chain without a status byte, or an invalid one: it completes with length 0.
@@ -159,8 +203,14 @@ pub fn parse<M: GuestMemory>(
     }
     // An invalid request needs no device time, so it must not reach the scheduler.
     let inside = |s: &Segment| mem.check_range(s.addr, s.len as usize, Permissions::ReadWrite);
-    if !fits || !segments.iter().all(inside) {
-        return Ok(Parsed::Complete { status, code: IO_ERROR });
+    if !inside(&Segment { addr: status, len: 1 }) {
+        return Err(Malformed::Memory);
+    }
+    if !fits {
+        return Ok(Parsed::Refused { status, why: Refused::Invalid });
+    }
+    if !segments.iter().all(inside) {
+        return Ok(Parsed::Refused { status, why: Refused::OutsideMemory });
     }
     let word = |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
     let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
@@ -207,6 +257,10 @@ fn push_segment(segments: &mut Vec<Segment>, segment: Segment) -> bool {
     fits
 }
 
+/// `VIRTIO_BLK_T_BARRIER` of legacy drivers, a flag of the type that firmware still sets (SLOF).
+/// Requests in flight have no order, so it asks for nothing, as in QEMU.
+const BARRIER: u32 = 1 << 31;
+
 struct RequestHeader {
     kind: u32,
     priority: u32,
@@ -217,14 +271,15 @@ struct RequestHeader {
 
 impl RequestHeader {
     fn check<M: GuestMemory>(&self, mem: &M, limits: &Limits, segments: &mut Vec<Segment>) -> Parsed {
-        let complete = |code| Parsed::Complete { status: self.status, code };
+        let refuse = |why| self.refuse(why);
         let all_readable = self.readable == segments.len();
-        match self.kind {
+        match self.kind & !BARRIER {
             // VIRTIO_BLK_T_IN
-            0 if self.readable > 0 => complete(IO_ERROR),
+            0 if self.readable > 0 => refuse(Refused::Invalid),
             0 => self.transfer(Op::Read, limits, segments),
             // VIRTIO_BLK_T_OUT
-            1 if !all_readable || limits.read_only => complete(IO_ERROR),
+            1 if limits.read_only => refuse(Refused::ReadOnly),
+            1 if !all_readable => refuse(Refused::Invalid),
             1 => self.transfer(Op::Write, limits, segments),
             // VIRTIO_BLK_T_FLUSH
             4 => Parsed::Io {
@@ -238,22 +293,27 @@ impl RequestHeader {
             // VIRTIO_BLK_T_GET_ID
             8 if self.readable == 0 => Parsed::Id { status: self.status },
             // VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES
-            11 | 13 if !limits.discard => complete(UNSUPPORTED),
-            11 | 13 if limits.read_only || !all_readable => complete(IO_ERROR),
+            11 | 13 if !limits.discard => refuse(Refused::Unsupported),
+            11 | 13 if limits.read_only => refuse(Refused::ReadOnly),
+            11 | 13 if !all_readable => refuse(Refused::Invalid),
             11 => self.deallocation(mem, Op::Discard, limits, segments),
             13 => self.deallocation(mem, Op::WriteZeroes, limits, segments),
-            _ => complete(UNSUPPORTED),
+            _ => refuse(Refused::Unsupported),
         }
+    }
+
+    fn refuse(&self, why: Refused) -> Parsed {
+        Parsed::Refused { status: self.status, why }
     }
 
     fn transfer(&self, op: Op, limits: &Limits, segments: &[Segment]) -> Parsed {
         let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
         match self.byte_offset(self.sector, len, limits) {
-            Some(_) if len == 0 => Parsed::Complete { status: self.status, code: OK },
-            Some(offset) => {
+            Ok(_) if len == 0 => Parsed::Empty { status: self.status },
+            Ok(offset) => {
                 Parsed::Io { op, offset, len, priority: self.priority, unmap: false, status: self.status }
             }
-            None => Parsed::Complete { status: self.status, code: IO_ERROR },
+            Err(why) => self.refuse(why),
         }
     }
 
@@ -270,30 +330,33 @@ impl RequestHeader {
         for s in segments.iter() {
             let Some(to) = range.get_mut(got..got + s.len as usize) else { break };
             if mem.read_slice(to, s.addr).is_err() {
-                return Parsed::Complete { status: self.status, code: IO_ERROR };
+                return self.refuse(Refused::OutsideMemory);
             }
             got += s.len as usize;
         }
         let whole: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
         segments.clear();
-        let bad = Parsed::Complete { status: self.status, code: IO_ERROR };
+        // One range is offered; more are no error of the disk, as QEMU sees it.
+        if whole > 16 {
+            return self.refuse(Refused::Unsupported);
+        }
         if whole != 16 || got != 16 {
-            return bad;
+            return self.refuse(Refused::Invalid);
         }
         let word = |i: usize| u32::from_le_bytes([range[i], range[i + 1], range[i + 2], range[i + 3]]);
         let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
         let (sectors, flags) = (word(8), word(12));
         // Flag 0 allows zeroing to deallocate; it is invalid for a discard (section 5.2.6.2).
         if flags > 1 || (op == Op::Discard && flags != 0) {
-            return Parsed::Complete { status: self.status, code: UNSUPPORTED };
+            return self.refuse(Refused::Unsupported);
         }
         if sectors > MAX_DISCARD_SECTORS {
-            return bad;
+            return self.refuse(Refused::Invalid);
         }
         let len = u64::from(sectors) * SECTOR;
         match self.byte_offset(sector, len, limits) {
-            Some(_) if len == 0 => Parsed::Complete { status: self.status, code: OK },
-            Some(offset) => Parsed::Io {
+            Ok(_) if len == 0 => Parsed::Empty { status: self.status },
+            Ok(offset) => Parsed::Io {
                 op,
                 offset,
                 len,
@@ -301,15 +364,18 @@ impl RequestHeader {
                 unmap: flags == 1,
                 status: self.status,
             },
-            None => bad,
+            Err(why) => self.refuse(why),
         }
     }
 
-    /// The byte offset of a range, if it is within the disk.
-    fn byte_offset(&self, sector: u64, len: u64, limits: &Limits) -> Option<u64> {
-        let offset = sector.checked_mul(SECTOR)?;
-        let end = offset.checked_add(len)?;
-        (len % SECTOR == 0 && end <= limits.size).then_some(offset)
+    /// The byte offset of a range of whole sectors within the disk.
+    fn byte_offset(&self, sector: u64, len: u64, limits: &Limits) -> Result<u64, Refused> {
+        if len % SECTOR != 0 {
+            return Err(Refused::Invalid);
+        }
+        let offset = sector.checked_mul(SECTOR).ok_or(Refused::OutsideDisk)?;
+        let end = offset.checked_add(len).ok_or(Refused::OutsideDisk)?;
+        if end <= limits.size { Ok(offset) } else { Err(Refused::OutsideDisk) }
     }
 }
 

@@ -96,7 +96,7 @@ fn any_framing_is_parsed() {
 #[test]
 fn requests_beyond_the_disk_or_in_partial_sectors_fail() {
     let mem = memory();
-    let error = |parsed| matches!(parsed, Ok(Parsed::Complete { code: IO_ERROR, .. }));
+    let error = |parsed| matches!(parsed, Ok(Parsed::Refused { why, .. }) if why.code() == IO_ERROR);
     for (sector, len) in [(2047, 1024), (u64::MAX, 512), (1 << 55, 512), (0, 511), (2048, 512)] {
         header(&mem, H, 0, 0, sector);
         let (parsed, _) = read(&mem, &[(H, 16, false), (D, len, true), (S, 1, true)], &LIMITS);
@@ -139,8 +139,39 @@ fn flush_get_id_and_unknown_types() {
     header(&mem, H, 99, 0, 0);
     assert!(matches!(
         read(&mem, &[(H, 16, false), (S, 1, true)], &LIMITS).0,
-        Ok(Parsed::Complete { code: UNSUPPORTED, .. })
+        Ok(Parsed::Refused { why: Refused::Unsupported, .. })
     ));
+}
+
+/// Firmware sets the flag of barriers, which ended before virtio 1.0, in every type (SLOF).
+#[test]
+fn the_barrier_flag_of_a_type_asks_for_nothing() {
+    let mem = memory();
+    let of = |kind: u32, writable| {
+        header(&mem, H, kind | 1 << 31, 1, 8);
+        read(&mem, &[(H, 16, false), (D, 512, writable), (S, 1, true)], &LIMITS).0.unwrap()
+    };
+    assert!(matches!(of(0, true), Parsed::Io { op: Op::Read, offset: 4_096, len: 512, .. }));
+    assert!(matches!(of(1, false), Parsed::Io { op: Op::Write, offset: 4_096, len: 512, .. }));
+    assert!(matches!(of(8, true), Parsed::Id { .. }));
+    assert!(matches!(of(99, true), Parsed::Refused { why: Refused::Unsupported, .. }));
+}
+
+/// What lies outside of the shared memory is told apart from what lies outside of the disk.
+#[test]
+fn requests_outside_of_the_memory_are_known_as_such() {
+    let mem = memory();
+    header(&mem, H, 0, 0, 0);
+    let of = |parts: &[(u64, u32, bool)]| read(&mem, parts, &LIMITS).0;
+    let far = 1 << 40;
+    let refused = of(&[(H, 16, false), (far, 512, true), (S, 1, true)]);
+    assert!(matches!(refused, Ok(Parsed::Refused { why: Refused::OutsideMemory, .. })), "{refused:?}");
+    // Without a place for the status the device is not touched.
+    assert_eq!(of(&[(H, 16, false), (D, 512, true), (far, 1, true)]), Err(Malformed::Memory));
+    assert_eq!(of(&[(far, 16, false), (D, 512, true), (S, 1, true)]), Err(Malformed::Memory));
+    header(&mem, H, 0, 0, 1 << 30);
+    let refused = of(&[(H, 16, false), (D, 512, true), (S, 1, true)]);
+    assert!(matches!(refused, Ok(Parsed::Refused { why: Refused::OutsideDisk, .. })), "{refused:?}");
 }
 
 #[test]
@@ -161,17 +192,22 @@ fn discards_and_zeroes() {
         discard(13, 0, 1, 1, &LIMITS),
         Parsed::Io { op: Op::WriteZeroes, len: 512, unmap: true, .. }
     ));
-    assert!(matches!(discard(11, 0, 1, 1, &LIMITS), Parsed::Complete { code: UNSUPPORTED, .. }));
-    assert!(matches!(discard(13, 0, 4096, 0, &LIMITS), Parsed::Complete { code: IO_ERROR, .. }));
-    assert!(matches!(discard(13, 0, u32::MAX, 0, &LIMITS), Parsed::Complete { code: IO_ERROR, .. }));
+    assert!(matches!(discard(11, 0, 1, 1, &LIMITS), Parsed::Refused { why: Refused::Unsupported, .. }));
+    assert!(matches!(discard(13, 0, 4096, 0, &LIMITS), Parsed::Refused { why: Refused::OutsideDisk, .. }));
+    assert!(matches!(discard(13, 0, u32::MAX, 0, &LIMITS), Parsed::Refused { why: Refused::Invalid, .. }));
     let none = Limits { discard: false, ..LIMITS };
-    assert!(matches!(discard(11, 0, 1, 0, &none), Parsed::Complete { code: UNSUPPORTED, .. }));
-    // Two ranges exceed the offered limit.
-    header(&mem, H, 11, 0, 0);
-    assert!(matches!(
-        read(&mem, &[(H, 16, false), (D, 32, false), (S, 1, true)], &LIMITS).0,
-        Ok(Parsed::Complete { code: IO_ERROR, .. })
-    ));
+    assert!(matches!(discard(11, 0, 1, 0, &none), Parsed::Refused { why: Refused::Unsupported, .. }));
+    // Two ranges exceed the offered limit; a part of one is none.
+    for kind in [11, 13] {
+        header(&mem, H, kind, 0, 0);
+        let of = |len| match read(&mem, &[(H, 16, false), (D, len, false), (S, 1, true)], &LIMITS).0 {
+            Ok(Parsed::Refused { why, .. }) => why.code(),
+            other => panic!("{len}: {other:?}"),
+        };
+        assert_eq!([32, 17, 15].map(of), [UNSUPPORTED, UNSUPPORTED, IO_ERROR]);
+        let none = read(&mem, &[(H, 16, false), (S, 1, true)], &LIMITS).0;
+        assert!(matches!(none, Ok(Parsed::Refused { why: Refused::Invalid, .. })), "{none:?}");
+    }
 }
 
 #[test]

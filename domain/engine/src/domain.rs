@@ -205,6 +205,7 @@ pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DeviceInfo
         features: crate::feature::blk::offered(&backing.limits),
         config: crate::blk::config_space(&backing.limits, disk.queues, backing.block).to_vec(),
         queues: disk.queues,
+        largest_queue: crate::inflight::MAX_QUEUE_SIZE,
         hugepages: disk.hugepages,
         has_inflight: true,
     }

@@ -28,8 +28,8 @@ use self::thread::EngineThread;
 use crate::backing::Backing;
 use crate::confine::{Confine, Role};
 pub use command::{
-    Command, EngineGone, EngineHandle, EngineStatus, PromiseCounters, QueueCommand, ReconfigureError,
-    StartError, VmStatus, VringBase, VringStart,
+    Command, EngineGone, EngineHandle, EngineStatus, Faults, PromiseCounters, QueueCommand, ReconfigureError,
+    RefusedRequests, StartError, VmStatus, VringBase, VringStart,
 };
 pub use prepared::{AttachError, Capacity, DetachedDisk, PreparedDisk, RefusedDisk};
 pub(crate) use run::{now, prepare_thread};

@@ -19,7 +19,8 @@ const HEAD: usize = 16;
 /// Bytes of a descriptor: in flight, padding, next, counter.
 const DESC: usize = 16;
 const VERSION: u16 = 1;
-/// Largest queue of virtio 1.2 and of QEMU.
+/// Largest queue of a disk, as of QEMU's: the engine's thread reads all of this memory whenever a
+/// queue starts, and other VMs wait meanwhile.
 pub(crate) const MAX_QUEUE_SIZE: u16 = 1_024;
 /// Alignment of queues, by the specification.
 const ALIGN: usize = 64;
@@ -107,6 +108,12 @@ impl Region {
     #[must_use]
     pub fn queues(&self) -> u16 {
         self.queues
+    }
+
+    /// Descriptors of each queue.
+    #[must_use]
+    pub fn queue_size(&self) -> u16 {
+        self.size
     }
 
     /// Tracking of one queue; `None` beyond the last one.

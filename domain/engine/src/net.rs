@@ -43,6 +43,9 @@ use crate::confine::{Confine, Role};
 use crate::engine::EngineError;
 use crate::engine::thread::EngineThread;
 
+/// Most descriptors of a queue: those of a split virtqueue (virtio 1.2, section 2.7).
+pub(crate) const LARGEST_QUEUE: u16 = 1 << 15;
+
 /// A running network; it ends when this is dropped.
 #[derive(Debug)]
 pub struct NetEngine(EngineThread<NetCommand>);

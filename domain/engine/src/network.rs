@@ -79,6 +79,7 @@ pub(crate) fn serve_port(
         features: feature::net::offered(port.offload),
         config: Vec::new(),
         queues: QUEUES,
+        largest_queue: crate::net::LARGEST_QUEUE,
         hugepages: port.hugepages,
         has_inflight: false,
     };
@@ -218,6 +219,7 @@ fn port_needs_restart(old: &Port, new: &Port, list: &mut Vec<String>) {
         tap: _,
         mac: _,
         vlans: _,
+        link_local: _,
         multicast: _,
         broadcast: _,
         offload: _,
@@ -233,6 +235,6 @@ fn port_needs_restart(old: &Port, new: &Port, list: &mut Vec<String>) {
         rx_cap: _,
         rx_coalesce: _,
     } = new;
-    push_differences!(list, place, old, new, socket, socket_group, tap, mac, vlans, multicast);
+    push_differences!(list, place, old, new, socket, socket_group, tap, mac, vlans, link_local, multicast);
     push_differences!(list, place, old, new, broadcast, offload, hugepages, depth, urgent_pcp, urgent_dscp);
 }

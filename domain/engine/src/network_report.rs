@@ -58,8 +58,12 @@ pub struct LinkPromiseReport {
 pub struct DropReport {
     /// From the VM: another source address or VLAN.
     pub spoofed: u64,
+    /// From the VM: of the link's own protocols, without `link_local`.
+    pub link_local: u64,
     /// From the VM: no valid frame.
     pub malformed: u64,
+    /// From the VM: longer than `mtu` of the network, or than the MTU of the uplink.
+    pub too_long: u64,
     /// From the VM: refused by the uplink.
     pub refused: u64,
     /// To the VM: beyond its limit on broadcasts.
@@ -74,8 +78,28 @@ pub struct DropReport {
 
 impl From<Drops> for DropReport {
     fn from(drops: Drops) -> Self {
-        let Drops { spoofed, malformed, refused, broadcast, filtered, no_buffer, segmented } = drops;
-        Self { spoofed, malformed, refused, broadcast, filtered, no_buffer, segmented }
+        let Drops {
+            spoofed,
+            link_local,
+            malformed,
+            too_long,
+            refused,
+            broadcast,
+            filtered,
+            no_buffer,
+            segmented,
+        } = drops;
+        Self {
+            spoofed,
+            link_local,
+            malformed,
+            too_long,
+            refused,
+            broadcast,
+            filtered,
+            no_buffer,
+            segmented,
+        }
     }
 }
 

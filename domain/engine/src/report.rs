@@ -4,8 +4,9 @@ use rtvirtio_sched::{WATCHED, Waits};
 use rtvirtio_units::Percentile;
 use serde::Serialize;
 
+use crate::blk::Refused;
 use crate::config::{Disk, ReservationConfig};
-use crate::engine::{Command, PromiseCounters, VmStatus};
+use crate::engine::{Command, Faults, PromiseCounters, RefusedRequests, VmStatus};
 use crate::log::Refusals;
 use crate::network_report::{self, NetworkReport, PortReport};
 use crate::running::{Member, Running};
@@ -107,6 +108,41 @@ pub struct RefusalReport {
     pub count: u64,
 }
 
+/// Requests that were answered with an error without the device, by reason.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RefusedReport {
+    /// Header, data or status outside of the memory that the VM's QEMU has shared.
+    pub outside_memory: u64,
+    /// Sectors beyond the end of the disk.
+    pub outside_disk: u64,
+    /// Writes to a disk that is read-only.
+    pub read_only: u64,
+    /// Types, flags and numbers of ranges that were not offered, or that the device does not do.
+    pub unsupported: u64,
+    /// Contradictory ones: data in the wrong direction, parts of sectors, too many segments.
+    pub invalid: u64,
+}
+
+impl From<RefusedRequests> for RefusedReport {
+    fn from(refused: RefusedRequests) -> Self {
+        Self {
+            outside_memory: refused.of(Refused::OutsideMemory),
+            outside_disk: refused.of(Refused::OutsideDisk),
+            read_only: refused.of(Refused::ReadOnly),
+            unsupported: refused.of(Refused::Unsupported),
+            invalid: refused.of(Refused::Invalid),
+        }
+    }
+}
+
+/// What the kernel gave for a piece that failed, in words.
+fn error_text(result: i32) -> String {
+    if result < 0 {
+        return std::io::Error::from_raw_os_error(-result).to_string();
+    }
+    format!("it ended after {result} bytes: is the file or device shorter than the disk by now?")
+}
+
 /// One VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmReport {
@@ -143,6 +179,10 @@ pub struct VmReport {
     pub shared: u64,
     /// Requests that the device failed.
     pub errors: u64,
+    /// Why the last of them failed; `null` without any.
+    pub last_error: Option<String>,
+    /// Requests that were answered with an error, and did not reach the device.
+    pub refused_requests: RefusedReport,
     /// Chains that are no valid requests.
     pub malformed: u64,
     /// Queues that are no longer served because the guest corrupted them.
@@ -221,6 +261,7 @@ fn vm_report(
         }
     };
     let refused = last_refusal(member.server().refusals());
+    let Faults { malformed, refused: refused_requests, errors, last_error, broken_queues } = vm.faults;
     let promise = |key, reservation: Option<ReservationConfig>, seen: &PromiseCounters| {
         reservation.map(|r| PromiseReport {
             key,
@@ -251,9 +292,11 @@ fn vm_report(
         write: direction(1),
         reserved: vm.counters.reserved,
         shared: vm.counters.shared,
-        errors: vm.errors,
-        malformed: vm.malformed,
-        broken: vm.broken_queues,
+        errors,
+        last_error: last_error.map(error_text),
+        refused_requests: refused_requests.into(),
+        malformed,
+        broken: broken_queues,
         name: vm.name,
     }
 }

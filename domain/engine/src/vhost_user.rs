@@ -35,6 +35,8 @@ pub struct DeviceInfo {
     pub config: Vec<u8>,
     /// Number of queues.
     pub queues: u16,
+    /// Most descriptors of a queue.
+    pub largest_queue: u16,
     /// Huge pages are accepted.
     pub hugepages: bool,
     /// Requests in flight are tracked in memory that outlives this process. QEMU has it for disks

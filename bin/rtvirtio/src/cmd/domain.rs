@@ -1,17 +1,18 @@
 //! The I/O domain for a spec: `plan --domain`, `apply iod.toml`, and its line in `status`.
 
-use std::fmt::Write as _;
+mod connect;
+
 use std::path::Path;
 use std::process::ExitCode;
 
 use rtvirtio_console::{INFEASIBLE, Ui, show, style, write_file};
-use rtvirtio_domain_config::File;
 use rtvirtio_report::{terminal, text};
 use rtvirtio_text::shell_path;
 use rtvirtio_workflow::domain::{self, DomainStatus, process::LOG};
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::{Dirs, Progress};
 
+use self::connect::how_to_connect;
 use crate::args::PlanArgs;
 
 /// `rtvirtio plan --domain`.
@@ -52,55 +53,12 @@ pub fn apply(path: &Path, dry_run: bool, dirs: &Dirs, ui: &Ui) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Options for each VM's QEMU or libvirt.
-fn how_to_connect(file: &File) -> String {
-    let mut s = String::from(
-        "Each VM needs shared memory, and its disk and port, QEMU's way:\n  \
-         -object memory-backend-memfd,id=mem,size=MEMORY,share=on -machine memory-backend=mem\n",
-    );
-    let disks: Vec<_> = file.devices.iter().flat_map(|d| &d.disks).collect();
-    for d in &disks {
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            s,
-            "  {}: -chardev socket,id=disk0,path={},reconnect=1 -device vhost-user-blk-pci,chardev=disk0",
-            terminal(&d.name, false),
-            terminal(&d.socket.display().to_string(), false)
-        );
-    }
-    let ports: Vec<_> = file.networks.iter().flat_map(|n| &n.ports).collect();
-    for p in &ports {
-        let _ = writeln!(
-            s,
-            "  {}: -chardev socket,id=net0,path={},reconnect=1 -netdev vhost-user,id=net0,chardev=net0 -device virtio-net-pci,netdev=net0,mac={}",
-            terminal(&p.name, false),
-            terminal(&p.socket.display().to_string(), false),
-            p.mac
-        );
-    }
-    s.push_str(
-        "or libvirt's:\n  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n",
-    );
-    for d in &disks {
-        let _ = writeln!(
-            s,
-            "  {}: <disk type='vhostuser' device='disk'><driver name='qemu' type='raw'/><source type='unix' path='{}'><reconnect enabled='yes' timeout='1'/></source>\
-             <target dev='vda' bus='virtio'/></disk>",
-            terminal(&d.name, false),
-            terminal(&d.socket.display().to_string(), false)
-        );
-    }
-    for p in &ports {
-        let _ = writeln!(
-            s,
-            "  {}: <interface type='vhostuser'><mac address='{}'/><source type='unix' path='{}' mode='client'>\
-             <reconnect enabled='yes' timeout='1'/></source><model type='virtio'/></interface>",
-            terminal(&p.name, false),
-            p.mac,
-            terminal(&p.socket.display().to_string(), false)
-        );
-    }
-    s
+/// Where the configuration of a domain is that was stopped.
+pub fn kept_text(kept: &Path) -> String {
+    let kept = terminal(&kept.display().to_string(), false);
+    format!(
+        "its configuration is kept, as it was changed since `apply`: `rtvirtio apply {kept}` starts it again"
+    )
 }
 
 /// The domain's line in `rtvirtio status`.
@@ -109,8 +67,10 @@ pub fn status_text(status: &DomainStatus) -> String {
         return format!("I/O domain: NOT KNOWN: {}\n", terminal(error, false));
     }
     if status.pids.is_empty() {
+        let config = status.config.as_ref().map(|config| terminal(&config.display().to_string(), false));
         return format!(
-            "I/O domain: applied, but NOT RUNNING; its last words are in {LOG} in the state directory\n"
+            "I/O domain: applied, but NOT RUNNING, and its guests wait: `rtvirtio apply {}` starts it again as it was; its last words are in {LOG} beside that file\n",
+            config.unwrap_or_default()
         );
     }
     let pids: Vec<String> = status.pids.iter().map(u32::to_string).collect();

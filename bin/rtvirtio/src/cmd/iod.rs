@@ -38,9 +38,12 @@ pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         }
         IodCommand::Detach(args) => changed(&live::detach(&at(&args.control), &args.names, args.force)?, ui)?,
         IodCommand::Stop(args) => {
-            let pid = live::end(&at(&args.control), &global.dirs(), args.force)?;
-            ui.step(&format!("the I/O domain, process {pid}, is stopped"));
-            show(ui, &serde_json::json!({ "stopped": pid }), String::new)?;
+            let stopped = live::end(&at(&args.control), &global.dirs(), args.force)?;
+            ui.step(&format!("the I/O domain, process {}, is stopped", stopped.pid));
+            if let Some(kept) = &stopped.kept {
+                ui.step(&super::domain::kept_text(kept));
+            }
+            show(ui, &stopped, String::new)?;
         }
         IodCommand::Trace(args) => return trace::run(args, &at(&args.control), ui),
     }

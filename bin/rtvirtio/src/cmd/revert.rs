@@ -163,11 +163,12 @@ impl Report {
         // Writing to a String cannot fail.
         match &self.domain {
             DomainFate::None => {}
-            DomainFate::Stopped { pids } if pids.is_empty() => {
-                let _ = writeln!(out, "the I/O domain had ended; its files are removed");
-            }
-            DomainFate::Stopped { .. } => {
-                let _ = writeln!(out, "the I/O domain is stopped");
+            DomainFate::Stopped { pids, kept } => {
+                let what = if pids.is_empty() { "had ended; its files are removed" } else { "is stopped" };
+                let _ = writeln!(out, "the I/O domain {what}");
+                if let Some(kept) = kept {
+                    let _ = writeln!(out, "{}", super::domain::kept_text(kept));
+                }
             }
             DomainFate::Left { pids, why } => {
                 let pids: Vec<String> = pids.iter().map(u32::to_string).collect();

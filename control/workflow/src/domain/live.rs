@@ -209,19 +209,31 @@ fn replace(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
+/// A domain that was stopped.
+#[derive(Debug, Serialize)]
+pub struct Stopped {
+    /// Its process.
+    #[serde(rename = "stopped")]
+    pub pid: u32,
+    /// Where its configuration is, which was edited since `rtvirtio apply`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept: Option<PathBuf>,
+}
+
 /// Stops the domain that answers on a control socket. One that `rtvirtio apply` has started is
 /// stopped as `rtvirtio revert` stops it. With `force`, under its guests.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) while guests are attached; it runs on then.
-pub fn end(control: &Path, dirs: &Dirs, force: bool) -> Result<u32> {
+pub fn end(control: &Path, dirs: &Dirs, force: bool) -> Result<Stopped> {
     let stream = connect(control)?;
     let Peer { pid, .. } = peer(&stream, control)?;
     if is_applied(pid, dirs) {
         let _session = Session::open(&dirs.state)?;
         return match stop(dirs, force) {
             Fate::Left { why, .. } => bail!(Guarded, "{why}"),
-            Fate::None | Fate::Stopped { .. } => Ok(pid),
+            Fate::None => Ok(Stopped { pid, kept: None }),
+            Fate::Stopped { kept, .. } => Ok(Stopped { pid, kept }),
         };
     }
     let process = Process::open(pid).with_context(|| format!("process {pid}"))?;
@@ -243,7 +255,7 @@ pub fn end(control: &Path, dirs: &Dirs, force: bool) -> Result<u32> {
                 END.as_secs()
             )
         }
-        _ => Ok(pid),
+        _ => Ok(Stopped { pid, kept: None }),
     }
 }
 

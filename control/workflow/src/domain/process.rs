@@ -20,6 +20,9 @@ use crate::error::{Context as _, Error, Result, bail};
 
 /// The configuration in force, in the state directory.
 pub const FILE: &str = "iod.toml";
+/// The configuration that was in force last, where it was nowhere else: as `attach`, `detach` or an
+/// editor had left it.
+pub const KEPT: &str = "iod.last.toml";
 /// Its log.
 pub const LOG: &str = "iod.log";
 /// Locked by the domain's process as long as it lives.
@@ -50,6 +53,21 @@ struct Record {
     /// since, and be wrong.
     #[serde(default)]
     control: Option<PathBuf>,
+    /// The file from which the configuration was applied.
+    #[serde(default)]
+    source: Option<PathBuf>,
+}
+
+/// What a domain is started on.
+pub struct Start<'a> {
+    /// The text of its configuration.
+    pub config: &'a str,
+    /// The control socket that it names.
+    pub control: &'a Path,
+    /// The file that the text is from.
+    pub source: &'a Path,
+    /// The text is that of a domain that has ended: it stays, whatever becomes of the start.
+    pub again: bool,
 }
 
 /// Looks for the domain that is applied from a state directory. Changes nothing.
@@ -128,12 +146,14 @@ fn boot_id() -> Result<String> {
     Ok(Root::default().read("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// Starts a domain on a configuration, which names `control`, and waits until guests may connect.
-/// The state directory is locked by the caller.
+/// Starts a domain on a configuration, and waits until guests may connect. The state directory is
+/// locked by the caller.
 ///
 /// # Errors
-/// Its output when it did not start; all of its parts are removed then.
-pub fn start(mut command: Command, config: &str, control: &Path, state_dir: &Path) -> Result<u32> {
+/// Its output when it did not start; all of its parts are removed then, but for the configuration
+/// of one that is started again.
+pub fn start(mut command: Command, on: &Start<'_>, state_dir: &Path) -> Result<u32> {
+    let Start { config, control, source, again } = *on;
     let dir = StateDir::open(state_dir)?;
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
     let lock = dir.open_file(LOCK, 0o600).with_context(at(LOCK))?;
@@ -142,6 +162,10 @@ pub fn start(mut command: Command, config: &str, control: &Path, state_dir: &Pat
     if !flock::lock(&lock).with_context(at(LOCK))? {
         bail!(InForce, "an I/O domain runs already: `rtvirtio revert` stops it");
     }
+    let source = match record(&dir) {
+        Ok(Some(record)) if again => record.source,
+        _ => Some(super::absolute(source)),
+    };
     dir.remove(RECORD).with_context(at(RECORD))?;
     // Before it runs: whatever happens from here on, `revert` finds it.
     dir.replace(FILE, 0o644, config.as_bytes()).with_context(at(FILE))?;
@@ -154,7 +178,7 @@ pub fn start(mut command: Command, config: &str, control: &Path, state_dir: &Pat
     let started = start::start(command, None, inherited).map_err(Error::from);
     let recorded = started.and_then(|process| {
         let record =
-            Record { boot_id: boot_id()?, process: process.clone(), control: Some(control.to_owned()) };
+            Record { boot_id: boot_id()?, process: process.clone(), control: Some(control.to_owned()), source };
         let record = serde_json::to_vec_pretty(&record)?;
         match dir.replace(RECORD, 0o644, &record).with_context(at(RECORD)) {
             Ok(()) => Ok(process.pid),
@@ -165,9 +189,28 @@ pub fn start(mut command: Command, config: &str, control: &Path, state_dir: &Pat
         }
     });
     recorded.inspect_err(|_| {
-        // The first error is reported; `status` reports a file that stays.
-        let _ = dir.remove(FILE);
+        if !again {
+            // The first error is reported; `status` reports a file that stays.
+            let _ = dir.remove(FILE);
+        }
     })
+}
+
+/// Saves the configuration in force, unless the file that it was applied from has the same text;
+/// where it is then.
+fn keep(dir: &StateDir) -> Result<Option<PathBuf>> {
+    let named = |name: &str| dir.path().join(name).display().to_string();
+    let config = match dir.read(FILE) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.with_context(|| named(FILE))?,
+    };
+    // A record that cannot be read names no source.
+    let source = record(dir).ok().flatten().and_then(|record| record.source);
+    if source.is_some_and(|source| std::fs::read(source).is_ok_and(|text| text == config)) {
+        return Ok(None);
+    }
+    dir.replace(KEPT, 0o644, &config).with_context(|| named(KEPT))?;
+    Ok(Some(super::absolute(dir.path()).join(KEPT)))
 }
 
 /// The configuration in force: a path that does not depend on where this program was started.
@@ -175,12 +218,12 @@ pub fn config_path(state_dir: &Path) -> PathBuf {
     super::absolute(state_dir).join(FILE)
 }
 
-/// Stops the processes of a domain and removes its files. The state directory is locked by the
-/// caller.
+/// Stops the processes of a domain and removes its files. A configuration that is nowhere else
+/// stays, as [`KEPT`]; returns where. The state directory is locked by the caller.
 ///
 /// # Errors
 /// The remaining parts, and why they remain.
-pub fn stop(processes: &[Process], state_dir: &Path) -> Result<()> {
+pub fn stop(processes: &[Process], state_dir: &Path) -> Result<Option<PathBuf>> {
     for process in processes {
         if !process.stop(PATIENCE).with_context(|| format!("process {}", process.pid()))? {
             bail!(
@@ -196,9 +239,10 @@ pub fn stop(processes: &[Process], state_dir: &Path) -> Result<()> {
         bail!(NotPutBack, "process {} holds {} too", left.join(", "), state_dir.join(LOCK).display());
     }
     let dir = StateDir::open(state_dir)?;
+    let kept = keep(&dir)?;
     // The configuration last: as long as it is there, the domain counts as applied.
     for name in [LOG, RECORD, LOCK, FILE] {
         dir.remove(name).with_context(|| state_dir.join(name).display().to_string())?;
     }
-    Ok(())
+    Ok(kept)
 }

@@ -14,6 +14,7 @@ use vm_memory::GuestAddress;
 use super::prepared::{DetachedDisk, PreparedDisk, RefusedDisk};
 use super::thread::Quit;
 use super::trace::{TraceCommand, TraceEvent, TraceReply, TraceWriter};
+use crate::blk::Refused;
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
 
@@ -280,10 +281,23 @@ pub struct VmStatus {
     pub urgent_signals: Option<u64>,
     /// For which places it has waited; `None` where that is not told apart.
     pub waits: Option<Waits>,
+    /// What was not carried out.
+    pub faults: Faults,
+}
+
+/// Requests that were not carried out, each in one counter; those whose header or status is outside
+/// of the shared memory are in two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
     /// Chains that are no valid requests.
     pub malformed: u64,
+    /// Requests that were answered without the device.
+    pub refused: RefusedRequests,
     /// Requests that the device failed.
     pub errors: u64,
+    /// What the kernel gave for the last of these: a negative error number, or the bytes of a piece
+    /// that ended early.
+    pub last_error: Option<i32>,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken_queues: u64,
 }
@@ -304,6 +318,22 @@ impl PromiseCounters {
         self.requests += 1;
         self.missed += u64::from(missed);
         self.worst = self.worst.max(took);
+    }
+}
+
+/// Requests that were answered without the device, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefusedRequests([u64; Refused::ALL.len()]);
+
+impl RefusedRequests {
+    pub(crate) fn count(&mut self, why: Refused) {
+        self.0[why as usize] += 1;
+    }
+
+    /// Those of a reason.
+    #[must_use]
+    pub fn of(&self, why: Refused) -> u64 {
+        self.0[why as usize]
     }
 }
 

@@ -16,7 +16,7 @@ use rtvirtio_sched::{Config, Scheduler};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
-use super::command::{Command, PromiseCounters};
+use super::command::{Command, Faults, PromiseCounters};
 use super::poll::AdaptivePoll;
 use super::slot::QueueSlot;
 use super::table::{PieceSlot, RequestTable};
@@ -49,9 +49,7 @@ pub(in crate::engine) struct Vm {
     deferred: bool,
     requests: RequestTable,
     latencies: [Latencies; 2],
-    malformed: u64,
-    errors: u64,
-    broken_queues: u64,
+    faults: Faults,
     /// Requests under a reservation: real-time ones, then the others.
     promises: [PromiseCounters; 2],
     urgency: UrgencyEventfd,
@@ -83,9 +81,7 @@ impl Vm {
             deferred: false,
             requests: RequestTable::new(depth),
             latencies: [histogram(), histogram()],
-            malformed: 0,
-            errors: 0,
-            broken_queues: 0,
+            faults: Faults::default(),
             promises: [PromiseCounters::default(); 2],
             urgency: UrgencyEventfd::default(),
             depth_exhausted: false,

@@ -25,6 +25,8 @@ pub struct InflightRequest {
     /// Data in guest memory; at most [`SEGMENTS`].
     pub segments: Vec<Segment>,
     pub failed: bool,
+    /// What the kernel gave for the last piece that failed.
+    pub result: i32,
     pub unsupported: bool,
     pub write_through: bool,
     /// When its first piece was submitted; 0 until then.
@@ -52,6 +54,7 @@ impl InflightRequest {
             status: GuestAddress(0),
             segments: Vec::with_capacity(SEGMENTS),
             failed: false,
+            result: 0,
             unsupported: false,
             write_through: false,
             submitted_at: Nanos(0),

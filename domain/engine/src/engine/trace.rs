@@ -25,14 +25,16 @@ pub struct TraceEvent {
     pub member: u32,
     /// Index of the queue.
     pub queue: u16,
-    /// The operation.
-    pub op: Op,
+    /// The operation; `None` of a request that was refused.
+    pub op: Option<Op>,
     /// Its length in bytes; 0 for a flush.
     pub len: u64,
     /// Its priority after the VM's rule.
     pub priority: Priority,
     /// Its first piece was submitted under a reservation.
     pub reserved: bool,
+    /// The counter of the status in which a request is that was refused.
+    pub refused: Option<&'static str>,
     /// The virtio status: 0 success, 1 an I/O error, 2 not supported.
     pub status: u8,
     /// When it was fetched, on CLOCK_MONOTONIC.
@@ -58,10 +60,11 @@ impl TraceEvent {
             vm: completed.vm,
             member,
             queue: request.vring,
-            op: request.op,
+            op: Some(request.op),
             len: request.len,
             priority: completed.request.priority,
             reserved: request.reserved,
+            refused: None,
             status,
             arrival,
             wait: Nanos(given - arrival.0),
@@ -73,10 +76,11 @@ impl TraceEvent {
         vm: 0,
         member: 0,
         queue: 0,
-        op: Op::Flush,
+        op: None,
         len: 0,
         priority: Priority::NORMAL,
         reserved: false,
+        refused: None,
         status: 0,
         arrival: Nanos(0),
         wait: Nanos(0),

@@ -54,7 +54,7 @@ impl Vring {
     pub fn new(start: VringStart, generation: u32) -> Result<Self, StartError> {
         let VringStart { mem, size, desc, avail, used, base, event_idx, features, kick, call, mut inflight } =
             start;
-        let mut queue = Queue::new(size.max(1)).map_err(|source| StartError::Size { size, source })?;
+        let mut queue = Queue::new(size).map_err(|source| StartError::Size { size, source })?;
         let wrong = StartError::Address;
         queue.try_set_desc_table_address(desc).map_err(wrong)?;
         queue.try_set_avail_ring_address(avail).map_err(wrong)?;

@@ -172,8 +172,12 @@ impl PortSettings {
 pub struct Drops {
     /// From the VM: another source address or VLAN.
     pub spoofed: u64,
-    /// From the VM: no valid chain, header or frame, or too long.
+    /// From the VM: of the link's own protocols, without `link_local`.
+    pub link_local: u64,
+    /// From the VM: no valid chain, header or frame.
     pub malformed: u64,
+    /// From the VM: longer than the MTU of the network, or of the uplink.
+    pub too_long: u64,
     /// From the VM: the uplink refused it.
     pub refused: u64,
     /// To the VM: beyond its limit on broadcasts.

@@ -19,6 +19,12 @@ pub(super) const IPV6_HEADER: usize = 40;
 
 pub(super) const VLAN: u16 = 0x8100;
 const SERVICE_VLAN: u16 = 0x88a8;
+/// Types of outer tags before IEEE 802.1ad, which switches still take for one.
+const OLD_SERVICE_VLANS: [u16; 3] = [0x9100, 0x9200, 0x9300];
+/// MAC control (IEEE 802.3, annex 31): PAUSE stops the receiver's link.
+const MAC_CONTROL: u16 = 0x8808;
+/// The addresses that no bridge forwards (IEEE 802.1Q, table 8-1) have this before the last byte.
+const LINK_LOCAL: [u8; 5] = [0x01, 0x80, 0xc2, 0, 0];
 /// The reserved identifier: no port may be of it.
 const UNKNOWN_VLAN: u16 = 0xfff;
 pub(super) const IPV4: u16 = 0x0800;
@@ -44,6 +50,8 @@ pub struct Frame {
     pub vlan: Option<(u16, u8)>,
     /// Differentiated services code point of an IP packet.
     pub dscp: Option<u8>,
+    /// Of the link's own protocols: it is for the next switch or host, and can change its state.
+    pub link_local: bool,
 }
 
 impl Frame {
@@ -58,7 +66,10 @@ impl Frame {
             IPV6 => word(bytes, at).map(|v| ((v >> 6) & 0x3f) as u8),
             _ => None,
         };
-        Some(Self { destination: address(0)?, source: address(6)?, vlan: vlan(bytes, kind, at), dscp })
+        let destination = address(0)?;
+        let [prefix @ .., last] = destination.0;
+        let link_local = prefix == LINK_LOCAL && last < 0x10 || kind == MAC_CONTROL;
+        Some(Self { destination, source: address(6)?, vlan: vlan(bytes, kind, at), dscp, link_local })
     }
 }
 
@@ -86,13 +97,14 @@ pub(super) fn content(frame: &[u8]) -> Option<(u16, usize)> {
 
 /// The VLAN of a frame whose content has this type and begins there, and the priority of its outer
 /// tag. A tag with identifier 0 carries a priority only: receivers remove it, and go by the one
-/// behind it.
+/// behind it. A tag of an old type is not read: which VLAN it means depends on the receiver.
 fn vlan(frame: &[u8], kind: u16, content: usize) -> Option<(u16, u8)> {
     let mut tags = (ETHERNET..content).step_by(TAG).filter_map(|at| word(frame, at));
-    let outer = tags.next()?;
+    let is_unread = is_tag(kind) || OLD_SERVICE_VLANS.contains(&kind);
+    let Some(outer) = tags.next() else { return is_unread.then_some((UNKNOWN_VLAN, 0)) };
     let id = [outer].into_iter().chain(tags).map(|tag| tag & 0xfff).find(|id| *id != 0);
     // Behind two of them a third one is not read.
-    let id = id.unwrap_or(if is_tag(kind) { UNKNOWN_VLAN } else { 0 });
+    let id = id.unwrap_or(if is_unread { UNKNOWN_VLAN } else { 0 });
     Some((id, (outer >> 13) as u8))
 }
 
@@ -101,6 +113,7 @@ fn vlan(frame: &[u8], kind: u16, content: usize) -> Option<(u16, u8)> {
 pub struct PortRules {
     mac: Mac,
     vlans: Vec<u16>,
+    link_local: bool,
     multicast: Vec<Mac>,
     /// Bit n: this priority code point is urgent.
     urgent_pcp: u8,
@@ -126,6 +139,7 @@ impl PortRules {
         Self {
             mac: port.mac,
             vlans: port.vlans.clone(),
+            link_local: port.link_local,
             multicast: port.multicast.clone(),
             urgent_pcp: port.urgent_pcp.iter().fold(0, |set, pcp| set | 1 << (pcp & 7)),
             urgent_dscp: port.urgent_dscp.iter().fold(0, |set, dscp| set | 1 << (dscp & 63)),
@@ -147,6 +161,12 @@ impl PortRules {
     #[must_use]
     pub fn may_send(&self, frame: &Frame) -> bool {
         frame.source == self.mac && self.allows_vlan(frame)
+    }
+
+    /// Whether the port may send a frame as far as the link's own protocols are concerned.
+    #[must_use]
+    pub fn may_send_to_link(&self, frame: &Frame) -> bool {
+        self.link_local || !frame.link_local
     }
 
     /// What becomes of a frame to this port.

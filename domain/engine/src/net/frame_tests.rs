@@ -49,6 +49,43 @@ fn the_vlan_is_that_of_the_first_tag_with_an_identifier() {
     assert!(rules.may_send(&of(&[0x81, 0, 0xa0, 0, 8, 0, 0x45, 0])), "a priority alone");
 }
 
+/// A switch that takes an old type for a tag finds a VLAN behind it that was not checked.
+#[test]
+fn a_tag_of_an_old_type_is_of_no_vlan_that_a_port_has() {
+    let of = |rest: &[u8]| Frame::parse(&frame(OTHER, OWN, rest)).unwrap();
+    let rules = port("vlans = [0, 200]");
+    for kind in [0x91, 0x92, 0x93] {
+        let old = of(&[kind, 0, 0, 200, 8, 0, 0x45, 0]);
+        assert!(!rules.may_send(&old) && rules.delivery(&old) == Delivery::Drop, "{kind:#x}00");
+        assert!(!rules.may_send(&of(&[0x81, 0, 0xa0, 0, kind, 0, 0, 200, 8, 0])), "behind a priority");
+        assert!(rules.may_send(&of(&[0x81, 0, 0, 200, kind, 0, 0, 6, 8, 0])), "within its own VLAN");
+        assert!(port("").may_send(&old), "any VLAN");
+    }
+    assert!(!rules.may_send(&of(&[0x88, 0xa8, 0, 6, 8, 0])) && rules.may_send(&of(&[0x88, 0xa8, 0, 200, 8, 0])));
+}
+
+#[test]
+fn the_links_own_protocols_are_not_for_guests() {
+    let of = |to: &str, rest: &[u8]| Frame::parse(&frame(to, OWN, rest)).unwrap();
+    let (rules, allowed) = (port(""), port("link_local = true"));
+    let pause = [0x88, 8, 0, 1, 0xff, 0xff];
+    for frame in [
+        of("01:80:c2:00:00:00", &[0, 38, 0x42, 0x42, 3]),
+        of("01:80:c2:00:00:02", &[0x88, 9, 1]),
+        of("01:80:c2:00:00:0e", &[0x88, 0xcc]),
+        of("01:80:c2:00:00:0f", &[0x81, 0, 0, 5, 8, 0]),
+        of("01:80:c2:00:00:01", &pause),
+        // Also to the switch's own address.
+        of(OTHER, &pause),
+    ] {
+        assert!(rules.may_send(&frame) && !rules.may_send_to_link(&frame), "{frame:?}");
+        assert!(allowed.may_send_to_link(&frame), "{frame:?}");
+    }
+    for to in ["01:80:c2:00:00:10", "01:80:c2:00:01:00", SAMPLED_VALUES, "ff:ff:ff:ff:ff:ff", OTHER] {
+        assert!(rules.may_send_to_link(&of(to, &[8, 0, 0x45, 0])), "{to}");
+    }
+}
+
 #[test]
 fn a_port_sends_as_itself_and_gets_what_is_for_it() {
     let rules = port(&format!("multicast = [\"{SAMPLED_VALUES}\"]\nvlans = [5]"));

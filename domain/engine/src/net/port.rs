@@ -118,6 +118,8 @@ pub enum Fetched {
     Frame(usize),
     /// The chain is invalid; it is completed.
     Malformed,
+    /// The chain is longer than any frame of the network; it is completed.
+    TooLong,
     /// The queue is empty.
     Empty,
 }
@@ -290,7 +292,7 @@ impl Port {
                 let head = chain.head_index();
                 let copied = copy_from_guest(&mem.mem, chain, buffer, vring.features);
                 vring.add_used(head, 0);
-                return copied.map_or(Fetched::Malformed, Fetched::Frame);
+                return copied;
             }
             match vring.queue.enable_notification(&mem.mem) {
                 Ok(false) => {
@@ -344,32 +346,33 @@ fn header_length(features: u64) -> usize {
     if features & (VERSION_1 | feature::MRG_RXBUF) == 0 { LEGACY_HEADER } else { HEADER }
 }
 
-/// Copies a chain; returns the length with a header of [`HEADER`] bytes, or `None` for a chain that
-/// holds no frame.
+/// Copies a chain; the length is that with a header of [`HEADER`] bytes.
 fn copy_from_guest(
     mem: &GuestMemoryMmap<()>,
     chain: impl Iterator<Item = virtio_queue::desc::split::Descriptor>,
     buffer: &mut [u8],
     features: u64,
-) -> Option<usize> {
+) -> Fetched {
     let header = header_length(features);
     // A shorter header leaves the number of buffers out, which has no meaning here.
     let shift = HEADER - header;
     let mut len = 0;
     for (i, descriptor) in chain.enumerate() {
         if i >= MAX_DESCRIPTORS || descriptor.is_write_only() {
-            return None;
+            return Fetched::Malformed;
         }
         let part = descriptor.len() as usize;
-        let to = buffer.get_mut(shift + len..shift + len + part)?;
-        mem.read_slice(to, descriptor.addr()).ok()?;
+        let Some(to) = buffer.get_mut(shift + len..shift + len + part) else { return Fetched::TooLong };
+        if mem.read_slice(to, descriptor.addr()).is_err() {
+            return Fetched::Malformed;
+        }
         len += part;
     }
     if shift > 0 {
         buffer.copy_within(shift..shift + header, 0);
         buffer[header..HEADER].fill(0);
     }
-    (len > header).then_some(len + shift)
+    if len > header { Fetched::Frame(len + shift) } else { Fetched::Malformed }
 }
 
 /// Takes chains whose writable buffers hold `len` bytes.

@@ -39,7 +39,11 @@ pub enum Fate {
     /// The counter of [`super::Drops`] with this name went up.
     Spoofed,
     /// As above.
+    LinkLocal,
+    /// As above.
     Malformed,
+    /// As above.
+    TooLong,
     /// As above.
     Refused,
     /// As above.
@@ -59,7 +63,9 @@ impl Fate {
         match self {
             Self::Passed => "passed",
             Self::Spoofed => "spoofed",
+            Self::LinkLocal => "link_local",
             Self::Malformed => "malformed",
+            Self::TooLong => "too_long",
             Self::Refused => "refused",
             Self::Broadcast => "broadcast",
             Self::Filtered => "filtered",

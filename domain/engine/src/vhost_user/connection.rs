@@ -16,15 +16,20 @@ use vm_memory::GuestAddress;
 use super::DeviceInfo;
 use crate::engine::{EngineHandle, QueueCommand, VringStart};
 use crate::feature;
-use crate::inflight::{MAX_QUEUE_SIZE, Region};
+use crate::inflight::Region;
 use crate::memory::GuestMem;
 
 /// Regions that are reported as left out, of one connection.
 const MOST_LEFT_OUT: usize = 16;
 
+/// Most bytes of the configuration space.
+const CONFIG_SPACE: u32 = 256;
+
 #[derive(Default)]
 struct VringSetup {
-    size: u32,
+    /// Number of descriptors; `None` until one is accepted, and after one that was refused: a queue
+    /// that the front end takes to be of another size is not served.
+    size: Option<u16>,
     /// Descriptor table, available and used ring, as QEMU addresses.
     addresses: Option<(u64, u64, u64)>,
     base: u16,
@@ -49,6 +54,11 @@ pub(super) struct Connection<C: From<QueueCommand>> {
 fn log_and_reject(device: &str, what: &str, e: impl std::fmt::Display) -> Error {
     crate::log::line(device, format_args!("{what}: {e}"));
     Error::ReqHandlerError(io::Error::other(format!("{what}: {e}")))
+}
+
+/// Refuses what this back end never does.
+fn reject<T>(device: &DeviceInfo, what: &str, why: &str) -> Result<T> {
+    Err(log_and_reject(&device.name, what, why))
 }
 
 /// Accepts eventfds only: other descriptors could block the engine, or stay readable and make it
@@ -79,7 +89,21 @@ impl<C: From<QueueCommand>> Connection<C> {
     }
 
     fn queue(&mut self, index: u32) -> Result<&mut VringSetup> {
-        self.queues.get_mut(index as usize).ok_or(Error::InvalidParam)
+        let Self { queues, device, .. } = self;
+        let offered = queues.len();
+        queues.get_mut(index as usize).ok_or_else(|| {
+            log_and_reject(&device.name, &format!("queue {index}"), format_args!("there are {offered}"))
+        })
+    }
+
+    /// The number of descriptors that a queue may have, as a front end asks for it.
+    fn check_size(&self, index: u32, num: u32) -> Result<u16> {
+        let most = self.device.largest_queue;
+        let size = u16::try_from(num).ok().filter(|size| size.is_power_of_two() && *size <= most);
+        size.ok_or_else(|| {
+            let why = format_args!("it must be a power of two, and {most} at most");
+            log_and_reject(&self.device.name, &format!("queue {index} of {num} descriptors"), why)
+        })
     }
 
     /// Starts a queue as soon as it is completely configured.
@@ -89,12 +113,22 @@ impl<C: From<QueueCommand>> Connection<C> {
         let (mem, features, vm) = (self.mem.clone(), self.features, self.device.vm);
         let enabled_by_message = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
         let inflight = self.inflight.as_ref().and_then(|r| r.queue(index as u16));
+        let tracked = self.inflight.as_ref().map(|r| r.queue_size());
         let engine = self.engine.clone();
         let setup = self.queue(index)?;
         if setup.running || setup.kick.is_none() || (enabled_by_message && !setup.enabled) {
             return Ok(());
         }
         let (Some(mem), Some((desc, avail, used))) = (mem, setup.addresses) else { return Ok(()) };
+        let Some(size) = setup.size else {
+            let why = "no number of descriptors was accepted for it (SET_VRING_NUM)";
+            return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
+        };
+        // Requests beyond that memory would be lost with this process.
+        if let Some(tracked) = tracked.filter(|tracked| *tracked < size) {
+            let why = format_args!("it has {size} descriptors, and the in-flight memory is for {tracked}");
+            return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
+        }
         let translate = |what, user| {
             mem.translate(user).ok_or_else(|| log_and_reject(&name, what, "not in the guest's memory"))
         };
@@ -109,7 +143,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         let Some(kick) = kick else { return Ok(()) };
         let start = Box::new(VringStart {
             mem: Arc::clone(&mem),
-            size: setup.size as u16,
+            size,
             desc,
             avail,
             used,
@@ -144,8 +178,12 @@ impl<C: From<QueueCommand>> Connection<C> {
         (0..self.queues.len() as u32).try_for_each(|i| self.stop(i))
     }
 
+    /// Starts all queues that can be; the first error is returned, and keeps no other from it. A
+    /// queue without an accepted size was refused already.
     fn start_all(&mut self) -> Result<()> {
-        (0..self.queues.len() as u32).try_for_each(|i| self.try_start(i))
+        let sized: Vec<u32> =
+            (0..).zip(&self.queues).filter(|(_, queue)| queue.size.is_some()).map(|(i, _)| i).collect();
+        sized.into_iter().map(|i| self.try_start(i)).fold(Ok(()), Result::and)
     }
 }
 
@@ -182,6 +220,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
 
     fn set_features(&mut self, features: u64) -> Result<()> {
         if features & !self.offered_features() != 0 {
+            // The connection ends with this error, which is logged there.
             return Err(Error::FeatureMismatch);
         }
         self.features = features;
@@ -211,11 +250,22 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        if num == 0 || num > MAX_QUEUE_SIZE.into() || !num.is_power_of_two() {
-            return Err(Error::InvalidParam);
+        let accepted = self.check_size(index, num);
+        let setup = self.queue(index)?;
+        if setup.running && accepted.as_ref().ok() == setup.size.as_ref() {
+            return Ok(());
         }
-        self.queue(index)?.size = num;
-        Ok(())
+        let was_running = setup.running;
+        // The front end goes by what it has asked for, whatever it is answered.
+        setup.size = None;
+        self.stop(index)?;
+        let size = accepted?;
+        if was_running {
+            let what = format!("queue {index} of {size} descriptors");
+            return reject(&self.device, &what, "it was served with another number, and is stopped");
+        }
+        self.queue(index)?.size = Some(size);
+        self.try_start(index)
     }
 
     fn set_vring_addr(
@@ -303,30 +353,32 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
         // Fields that newer QEMUs ask for read as zero.
         let mut space = self.device.config.clone();
         let (from, to) = (offset as usize, offset as usize + size as usize);
-        if to > 256 {
-            return Err(Error::InvalidParam);
+        if to > CONFIG_SPACE as usize {
+            return reject(&self.device, "configuration space", &format!("{to} bytes of {CONFIG_SPACE}"));
         }
-        space.resize(256, 0);
+        space.resize(CONFIG_SPACE as usize, 0);
         Ok(space[from..to].to_vec())
     }
 
     fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
         // No field is writable: the cache mode was not offered.
-        Err(Error::InvalidOperation("the configuration cannot be written"))
+        reject(&self.device, "configuration space", "it cannot be written")
     }
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
-        Err(Error::InvalidOperation("no GPU"))
+        reject(&self.device, "GPU socket", "there is no GPU")
     }
 
     fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
-        Err(Error::InvalidOperation("no shared objects"))
+        reject(&self.device, "shared object", "there are none")
     }
 
     fn get_inflight_fd(&mut self, layout: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, size) = (layout.num_queues, layout.queue_size);
-        if queues > self.device.queues || size > MAX_QUEUE_SIZE {
-            return Err(Error::InvalidParam);
+        if queues > self.device.queues || size > self.device.largest_queue {
+            let (most, largest) = (self.device.queues, self.device.largest_queue);
+            let why = format!("{queues} queues of {size}; there are {most}, of {largest} at most");
+            return reject(&self.device, "in flight", &why);
         }
         let (file, made) =
             Region::create(queues, size).map_err(|e| log_and_reject(&self.device.name, "in flight", e))?;
@@ -346,7 +398,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
-        Err(Error::InvalidOperation("no memory slots"))
+        reject(&self.device, "memory slots", "they are not offered: SET_MEM_TABLE has all regions")
     }
 
     fn add_mem_region(
@@ -355,11 +407,11 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
         _: File,
         _: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        Err(Error::InvalidOperation("no memory slots"))
+        reject(&self.device, "memory slots", "they are not offered: SET_MEM_TABLE has all regions")
     }
 
     fn remove_mem_region(&mut self, _: &VhostUserSingleMemoryRegion) -> Result<()> {
-        Err(Error::InvalidOperation("no memory slots"))
+        reject(&self.device, "memory slots", "they are not offered: SET_MEM_TABLE has all regions")
     }
 
     fn set_device_state_fd(
@@ -368,18 +420,18 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
         _: VhostTransferStatePhase,
         _: File,
     ) -> Result<Option<File>> {
-        Err(Error::InvalidOperation("no migration"))
+        reject(&self.device, "migration", "it is not offered")
     }
 
     fn check_device_state(&mut self) -> Result<()> {
-        Err(Error::InvalidOperation("no migration"))
+        reject(&self.device, "migration", "it is not offered")
     }
 
     fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
-        Err(Error::InvalidOperation("no shared memory"))
+        reject(&self.device, "shared memory", "there is none")
     }
 
     fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
-        Err(Error::InvalidOperation("no migration"))
+        reject(&self.device, "migration", "it is not offered")
     }
 }

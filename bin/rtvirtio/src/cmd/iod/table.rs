@@ -224,12 +224,32 @@ fn waits(status: &Value, s: &mut String) {
 fn vm(vm: &Value, s: &mut String) {
     service(&name(vm), [("read", "read"), ("write", "write")], "requests", vm, s);
     notes(vm, "the disk", s);
-    for fault in ["errors", "malformed"] {
-        if vm[fault].as_u64().unwrap_or(0) > 0 {
-            let _ = writeln!(s, "                 {fault}: {}", vm[fault]);
+    if count(vm, "errors") > 0 {
+        let why = vm["last_error"].as_str().map(|why| format!(" (the last one: {})", terminal(why, false)));
+        let _ = writeln!(s, "                 errors: {}{}", vm["errors"], why.unwrap_or_default());
+    }
+    if count(vm, "malformed") > 0 {
+        let _ = writeln!(s, "                 malformed: {}", vm["malformed"]);
+    }
+    for (key, what) in REFUSED {
+        let refused = count(&vm["refused_requests"], key);
+        if refused > 0 {
+            let _ = writeln!(s, "                 refused: {refused} requests {what}");
         }
     }
 }
+
+/// Reasons for which a disk refuses requests, with what is to be done.
+const REFUSED: [(&str, &str); 5] = [
+    (
+        "outside_memory",
+        "outside of the memory that QEMU has shared: memory-backend-memfd with share=on for all of its memory, also what is added later",
+    ),
+    ("outside_disk", "beyond the end of the disk"),
+    ("read_only", "that write to a disk that is read-only"),
+    ("unsupported", "of a kind that the disk does not offer"),
+    ("invalid", "that contradict themselves"),
+];
 
 /// A size in whole MiB, or KiB where it is smaller.
 fn moved(bytes: u64) -> Bytes {
@@ -357,6 +377,14 @@ mod tests {
             text.contains("the last refusal, 7s ago (3 in all): memory: region 0 is not sealed"),
             "{text}"
         );
+        let mut seen = example(1, 0);
+        seen["vms"][0]["errors"] = json!(2);
+        seen["vms"][0]["last_error"] = json!("No space left on device (os error 28)");
+        seen["vms"][0]["refused_requests"] = json!({ "outside_memory": 204, "outside_disk": 0 });
+        let text = status(&seen);
+        assert!(text.contains("errors: 2 (the last one: No space left on device"), "{text}");
+        assert!(text.contains("refused: 204 requests outside of the memory that QEMU has shared"), "{text}");
+        assert!(!text.contains("beyond the end"), "{text}");
         for word in ["promised:", "worst", "missed", "alpha:", "Delta:", "capped:", "held by regulators:"] {
             assert!(LEGEND.contains(word), "{word}");
         }

@@ -161,6 +161,10 @@ fn row(e: &Value, since: u64) -> String {
             s.push_str("  not passed on: ");
             s.push_str(&fate.replace('_', " "));
         }
+        (None, _) if e["refused"].is_string() => {
+            s.push_str("  refused: ");
+            s.push_str(&e["refused"].as_str().unwrap_or_default().replace('_', " "));
+        }
         (None, Some(2)) => s.push_str("  not supported"),
         (None, _) => s.push_str("  I/O error"),
     }
@@ -195,6 +199,8 @@ mod tests {
         assert!(!text.contains("error"));
         event["status"] = json!(1);
         assert!(row(&event, 0).ends_with("I/O error"));
+        event["refused"] = json!("outside_memory");
+        assert!(row(&event, 0).ends_with("refused: outside memory"));
         let mut frame = json!({
             "network": "lan", "vm": "relay", "op": "send", "len": 140, "class": "real-time", "level": 4,
             "reserved": true, "fate": "passed", "wait_ns": 9_000, "device_ns": 13_000, "total_ns": 22_000,

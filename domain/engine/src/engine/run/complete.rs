@@ -7,7 +7,7 @@ use rtvirtio_sched::{Class, CompletedRequest, Op};
 use rtvirtio_units::Nanos;
 
 use super::EventLoop;
-use crate::blk;
+use crate::blk::{self, Refused};
 use crate::engine::data::copy_to_guest;
 use crate::engine::queue_host::QueueHost;
 use crate::engine::trace::TraceEvent;
@@ -65,10 +65,14 @@ impl EventLoop {
         let vm = &mut self.vms[piece.vm];
         let whole = if piece.op.moves_data() { result as i64 == piece.len as i64 } else { result >= 0 };
         if let Some(request) = vm.requests.get(piece.tag as u32) {
-            request.failed |= !whole;
+            if !whole {
+                (request.failed, request.result) = (true, result);
+            }
             request.unsupported |= result == -libc::EOPNOTSUPP && !piece.op.moves_data();
             if let Some(mem) = request.mem.clone().filter(|_| slot.bounced && whole && piece.op == Op::Read) {
-                request.failed |= copy_to_guest(slot, request, &mem.mem, &piece).is_err();
+                if let Err(e) = copy_to_guest(slot, request, &mem.mem, &piece) {
+                    (request.failed, request.result) = (true, e);
+                }
             }
         }
         if !whole {
@@ -87,7 +91,12 @@ impl EventLoop {
         let Some(request) = vm.requests.get(tag) else { return Ok(()) };
         let latency = Nanos(time.0.saturating_sub(completed.request.arrival.0));
         vm.latencies[request.op.direction().index()].record(latency, 1);
-        vm.errors += u64::from(request.failed && !request.unsupported);
+        if request.failed && request.unsupported {
+            vm.faults.refused.count(Refused::Unsupported);
+        } else if request.failed {
+            vm.faults.errors += 1;
+            vm.faults.last_error = Some(request.result);
+        }
         let (q, generation, head, status) =
             (usize::from(request.vring), request.generation, request.head, request.status);
         let code = match (request.failed, request.unsupported) {

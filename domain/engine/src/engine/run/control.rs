@@ -161,9 +161,7 @@ impl EventLoop {
             promises: vm.promises,
             urgent_signals: vm.urgency.signals(),
             waits: self.scheduler.waits(i, time),
-            malformed: vm.malformed,
-            errors: vm.errors,
-            broken_queues: vm.broken_queues,
+            faults: vm.faults,
         })
     }
 

@@ -14,8 +14,9 @@ use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
 use super::{EventLoop, Vm, now};
-use crate::blk::{self, Parsed};
+use crate::blk::{self, Malformed, Parsed, Refused};
 use crate::engine::data::write_serial;
+use crate::engine::trace::TraceEvent;
 use crate::engine::vring::Vring;
 
 /// Chains fetched from a VM's queues in one turn.
@@ -28,6 +29,9 @@ const IMMEDIATE_BATCH: u32 = 4;
 const DEFERRED_NS: u64 = 20_000;
 /// Longest interval between two turns of deferred VMs.
 const DEFERRED_EVERY_NS: u64 = 500_000;
+
+/// The counter of chains that are no valid requests, in the trace.
+const MALFORMED: &str = "malformed";
 
 /// What one turn of a VM fetched.
 #[derive(Clone, Copy, Debug, Default)]
@@ -125,14 +129,20 @@ impl EventLoop {
         until: Nanos,
     ) {
         let time = now();
-        let Self { vms, scheduler, .. } = self;
-        let Vm { disk, slots, requests, malformed, broken_queues, depth_exhausted, .. } = &mut vms[vm];
+        let Self { vms, scheduler, trace, .. } = self;
+        let Vm { disk, slots, requests, faults, member, depth_exhausted, .. } = &mut vms[vm];
         let (Some(disk), Some(vring)) = (disk, slots[q].vring.as_mut()) else { return };
         let mem = Arc::clone(&vring.mem);
         if vring.queue.disable_notification(&mem.mem).is_err() {
             vring.broken = true;
         }
         let rule = scheduler.rule(vm);
+        let mut trace_refused = |reason, status| {
+            if let Some(trace) = trace {
+                let of = TraceEvent { vm, member: *member, queue: q as u16, ..TraceEvent::EMPTY };
+                trace.record(TraceEvent { refused: Some(reason), status, arrival: time, ..of });
+            }
+        };
         while fetched.chains < FETCH_BATCH && fetched.immediate < immediate && !vring.broken && now() < until
         {
             let Some((slot, request)) = requests.first_free() else {
@@ -148,6 +158,8 @@ impl EventLoop {
             match parsed {
                 // Without flushes the guest cannot make these stable.
                 Ok(Parsed::Io { op: Op::Discard | Op::WriteZeroes, status, .. }) if vring.write_through => {
+                    faults.refused.count(Refused::Unsupported);
+                    trace_refused(Refused::Unsupported.name(), blk::UNSUPPORTED);
                     vring.complete(head, status, blk::UNSUPPORTED, 0);
                 }
                 Ok(Parsed::Io { op, offset, len, priority, unmap, status }) => {
@@ -166,6 +178,8 @@ impl EventLoop {
                     } else {
                         // The tables have the same size, so this is a defect; the guest must not
                         // wait for ever.
+                        faults.errors += 1;
+                        faults.last_error = Some(-libc::EIO);
                         vring.complete(head, status, blk::IO_ERROR, 0);
                     }
                 }
@@ -173,13 +187,24 @@ impl EventLoop {
                     let written = write_serial(&mem.mem, &request.segments, &disk.serial);
                     vring.complete(head, status, blk::OK, written);
                 }
-                Ok(Parsed::Complete { status, code }) => vring.complete(head, status, code, 0),
-                Err(_) => {
-                    *malformed += 1;
+                Ok(Parsed::Empty { status }) => vring.complete(head, status, blk::OK, 0),
+                Ok(Parsed::Refused { status, why }) => {
+                    faults.refused.count(why);
+                    trace_refused(why.name(), why.code());
+                    vring.complete(head, status, why.code(), 0);
+                }
+                Err(why) => {
+                    faults.malformed += 1;
+                    if why == Malformed::Memory {
+                        faults.refused.count(Refused::OutsideMemory);
+                        trace_refused(Refused::OutsideMemory.name(), blk::IO_ERROR);
+                    } else {
+                        trace_refused(MALFORMED, blk::IO_ERROR);
+                    }
                     vring.add_used(head, 0);
                 }
             }
         }
-        *broken_queues += u64::from(vring.broken);
+        faults.broken_queues += u64::from(vring.broken);
     }
 }

@@ -70,6 +70,13 @@ impl NetLoop {
                     dropped(&mut self.trace, port.member, Fate::Malformed, HEADER);
                     continue;
                 }
+                Fetched::TooLong => {
+                    fetched += 1;
+                    port.drops.too_long += 1;
+                    port.hold.fruitless += 1;
+                    dropped(&mut self.trace, port.member, Fate::TooLong, HEADER);
+                    continue;
+                }
                 Fetched::Frame(len) => len,
             };
             fetched += 1;
@@ -89,6 +96,12 @@ impl NetLoop {
                 dropped(&mut self.trace, port.member, Fate::Spoofed, len);
                 continue;
             }
+            if !port.rules.may_send_to_link(&frame) {
+                port.drops.link_local += 1;
+                port.hold.fruitless += 1;
+                dropped(&mut self.trace, port.member, Fate::LinkLocal, len);
+                continue;
+            }
             let priority = port.rules.priority(&frame);
             let passes_whole = port.settings.whole[usize::from(TX)];
             let longest = if passes_whole { OFFLOADED_FRAME as usize } else { self.largest_frame };
@@ -103,9 +116,9 @@ impl NetLoop {
             let port = &mut self.ports[i];
             match is_cut {
                 Some(cut) if cut.longest() > longest => {
-                    port.drops.malformed += 1;
+                    port.drops.too_long += 1;
                     port.hold.fruitless += 1;
-                    dropped(&mut self.trace, port.member, Fate::Malformed, len);
+                    dropped(&mut self.trace, port.member, Fate::TooLong, len);
                 }
                 Some(cut) => {
                     if passes_whole {
@@ -119,9 +132,9 @@ impl NetLoop {
                     self.enqueue_fetched(i, len, priority, time)
                 }
                 None => {
-                    port.drops.malformed += 1;
+                    port.drops.too_long += 1;
                     port.hold.fruitless += 1;
-                    dropped(&mut self.trace, port.member, Fate::Malformed, len);
+                    dropped(&mut self.trace, port.member, Fate::TooLong, len);
                 }
             }
         }
@@ -208,9 +221,16 @@ impl NetLoop {
                 Some(uplink) => uplink.write(port.tx.bytes(slot)),
                 None => Ok(()),
             };
-            if written.is_err_and(|e| e.kind() != io::ErrorKind::Interrupted) {
-                port.drops.refused += 1;
-                fate = Fate::Refused;
+            match written {
+                Err(e) if e.raw_os_error() == Some(libc::EMSGSIZE) => {
+                    port.drops.too_long += 1;
+                    fate = Fate::TooLong;
+                }
+                Err(e) if e.kind() != io::ErrorKind::Interrupted => {
+                    port.drops.refused += 1;
+                    fate = Fate::Refused;
+                }
+                Ok(()) | Err(_) => {}
             }
         }
         let arrival = port.tx.arrival(slot);
