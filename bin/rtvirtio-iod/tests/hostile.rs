@@ -321,7 +321,8 @@ fn requests_that_are_refused_are_counted_by_reason() {
     chain(&mut reader, 1, 0, &[(None, 512, 0), status]);
     let seen: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
     let of = |vm: usize, key: &str| seen["vms"][vm]["refused_requests"][key].as_u64().unwrap();
-    let counts = ["outside_memory", "outside_disk", "read_only", "unsupported", "invalid"].map(|key| of(1, key));
+    let counts =
+        ["outside_memory", "outside_disk", "read_only", "unsupported", "invalid"].map(|key| of(1, key));
     assert_eq!(counts, [3, 1, 0, 2, 3], "{seen:#}");
     assert_eq!((of(0, "read_only"), of(0, "outside_memory")), (1, 0), "{seen:#}");
     // Of these only the one without a place for its status is no request.
@@ -335,8 +336,15 @@ fn requests_that_are_refused_are_counted_by_reason() {
         reasons.extend(event["refused"].as_str().map(|why| (why.to_owned(), event["status"].clone())));
     }
     let count = |why: &str| reasons.iter().filter(|(reason, _)| reason == why).count();
-    assert_eq!(["outside_memory", "unsupported", "invalid", "read_only"].map(count), [3, 2, 3, 1], "{reasons:?}");
-    assert!(reasons.iter().all(|(why, code)| *code == if why == "unsupported" { 2 } else { 1 }), "{reasons:?}");
+    assert_eq!(
+        ["outside_memory", "unsupported", "invalid", "read_only"].map(count),
+        [3, 2, 3, 1],
+        "{reasons:?}"
+    );
+    assert!(
+        reasons.iter().all(|(why, code)| *code == if why == "unsupported" { 2 } else { 1 }),
+        "{reasons:?}"
+    );
 }
 
 /// Invalid messages of a compromised QEMU.

@@ -137,7 +137,8 @@ impl Config {
                 }
             }
         }
-        let (config, control, source) = (self.text.as_str(), self.file.control.as_path(), self.path.as_path());
+        let (config, control, source) =
+            (self.text.as_str(), self.file.control.as_path(), self.path.as_path());
         process::start(Command::new(program()), &Start { config, control, source, again }, &dirs.state)
     }
 

@@ -3,9 +3,13 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-/// A word of a POSIX shell's command line: quoted where it needs to be, else as it is.
+/// An argument in a POSIX shell's command line: quoted where it needs to be, else as it is.
 #[must_use]
 pub fn shell_word(word: &str) -> Cow<'_, str> {
+    // Option lists stay readable: behind a command's name `=` and `,` mean nothing to a shell.
+    if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "+-./:=@_,".contains(c)) {
+        return Cow::Borrowed(word);
+    }
     // Only a NUL can fail, and no argument of a process holds one.
     shlex::Quoter::new().allow_nul(true).quote(word).unwrap_or(Cow::Borrowed("''"))
 }
@@ -63,6 +67,7 @@ mod tests {
     #[test]
     fn usual_names_stay_as_they_are() {
         assert_eq!(shell_word("plc-1.2_3"), "plc-1.2_3");
+        assert_eq!(shell_word("socket,id=c0,path=/run/plc.sock"), "socket,id=c0,path=/run/plc.sock");
         assert_eq!(shell_path(Path::new("/etc/rtvirtio/plc.toml")), "/etc/rtvirtio/plc.toml");
         assert_eq!(shell_argument("--domain", "plc"), "plc");
     }

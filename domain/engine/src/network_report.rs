@@ -89,17 +89,7 @@ impl From<Drops> for DropReport {
             no_buffer,
             segmented,
         } = drops;
-        Self {
-            spoofed,
-            link_local,
-            malformed,
-            too_long,
-            refused,
-            broadcast,
-            filtered,
-            no_buffer,
-            segmented,
-        }
+        Self { spoofed, link_local, malformed, too_long, refused, broadcast, filtered, no_buffer, segmented }
     }
 }
 

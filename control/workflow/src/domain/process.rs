@@ -177,8 +177,12 @@ pub fn start(mut command: Command, on: &Start<'_>, state_dir: &Path) -> Result<u
     command.arg("--config").arg(config_path(state_dir));
     let started = start::start(command, None, inherited).map_err(Error::from);
     let recorded = started.and_then(|process| {
-        let record =
-            Record { boot_id: boot_id()?, process: process.clone(), control: Some(control.to_owned()), source };
+        let record = Record {
+            boot_id: boot_id()?,
+            process: process.clone(),
+            control: Some(control.to_owned()),
+            source,
+        };
         let record = serde_json::to_vec_pretty(&record)?;
         match dir.replace(RECORD, 0o644, &record).with_context(at(RECORD)) {
             Ok(()) => Ok(process.pid),

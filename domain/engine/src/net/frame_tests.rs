@@ -61,7 +61,9 @@ fn a_tag_of_an_old_type_is_of_no_vlan_that_a_port_has() {
         assert!(rules.may_send(&of(&[0x81, 0, 0, 200, kind, 0, 0, 6, 8, 0])), "within its own VLAN");
         assert!(port("").may_send(&old), "any VLAN");
     }
-    assert!(!rules.may_send(&of(&[0x88, 0xa8, 0, 6, 8, 0])) && rules.may_send(&of(&[0x88, 0xa8, 0, 200, 8, 0])));
+    assert!(
+        !rules.may_send(&of(&[0x88, 0xa8, 0, 6, 8, 0])) && rules.may_send(&of(&[0x88, 0xa8, 0, 200, 8, 0]))
+    );
 }
 
 #[test]

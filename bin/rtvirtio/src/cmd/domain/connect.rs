@@ -1,10 +1,9 @@
 //! What a VM's QEMU or libvirt needs for a disk and a port of the I/O domain, ready to be pasted.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use rtvirtio_domain_config::{Disk, File, Port};
-use rtvirtio_report::{terminal, xml};
+use rtvirtio_text::{qemu_value, shell_word, terminal, xml};
 
 /// Options for each VM's QEMU or libvirt.
 pub fn how_to_connect(file: &File) -> String {
@@ -68,17 +67,8 @@ fn port_xml(port: &Port) -> String {
 
 /// An option of QEMU, which takes a comma in a value doubled, as a word of a shell.
 fn chardev(id: &str, socket: &std::path::Path) -> String {
-    let path = socket.display().to_string().replace(',', ",,");
-    terminal(&word(&format!("socket,id={id},path={path},reconnect=1")), false)
-}
-
-/// A text as one word of a shell: quoted where it has to be.
-fn word(text: &str) -> Cow<'_, str> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "+-./:=@_,".contains(c);
-    if text.chars().all(is_plain) {
-        return text.into();
-    }
-    format!("'{}'", text.replace('\'', r"'\''")).into()
+    let path = socket.display().to_string();
+    terminal(&shell_word(&format!("socket,id={id},path={},reconnect=1", qemu_value(&path))), false)
 }
 
 #[cfg(test)]
@@ -90,7 +80,7 @@ mod tests {
     fn shown(name: &str, queues: u16) -> String {
         let text = format!(
             "[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"plc\"\nsocket = \"/run/{name}\"\npath = \"/dev/x\"\nqueues = {queues}\n\
-             [[network]]\nname = \"n\"\n[[network.port]]\nname = \"plc\"\nsocket = \"/run/{name}\"\ntap = \"t\"\nmac = \"52:54:00:00:00:01\"\n"
+             [[network]]\nname = \"n\"\n[[network.port]]\nname = \"plc\"\nsocket = \"/net/{name}\"\ntap = \"t\"\nmac = \"52:54:00:00:00:01\"\n"
         );
         how_to_connect(&File::parse(Path::new("x"), &text).unwrap())
     }
@@ -106,9 +96,11 @@ mod tests {
     #[test]
     fn names_are_those_of_each_language() {
         let text = shown("a,b & it's <c>", 1);
-        let option = r"'socket,id=disk0,path=/run/a,,b & it'\''s <c>,reconnect=1'";
-        assert!(text.contains(option) && text.contains(&option.replace("disk0", "net0")), "{text}");
-        assert_eq!(text.matches("path='/run/a,b &amp; it&#39;s &lt;c&gt;'").count(), 2, "{text}");
+        for (id, dir) in [("disk0", "run"), ("net0", "net")] {
+            let option = format!("-chardev \"socket,id={id},path=/{dir}/a,,b & it's <c>,reconnect=1\"");
+            assert!(text.contains(&option), "{text}");
+            assert!(text.contains(&format!("path='/{dir}/a,b &amp; it&#39;s &lt;c&gt;'")), "{text}");
+        }
         assert!(!shown("x\\u001b[31m", 1).contains('\u{1b}'));
     }
 }
