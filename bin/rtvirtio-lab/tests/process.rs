@@ -39,6 +39,9 @@ fn the_whole_loop() {
     site.ok(&["lab", "up", SPEC]);
     let again = site.output(&["lab", "up", SPEC]);
     assert!(text(&again.stderr).contains("lab is up already"), "{}", text(&again.stderr));
+    assert!(!text(&again.stderr).contains("could be removed"), "{}", text(&again.stderr));
+    let none = site.output(&["verify", SPEC, "--for", "0s"]);
+    assert!(text(&none.stderr).contains("--for: at least 1ms"), "{}", text(&none.stderr));
     let (_, state) = site.json(&["lab", "status"]);
     let device = state["device"].as_str().unwrap().to_owned();
 

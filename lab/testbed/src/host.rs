@@ -139,8 +139,9 @@ impl LabHost {
         };
         let (name, text) = spec_source;
         let made = Lab::up(spec, name, text, &options);
-        // An unreadable state does not prove that nothing is left.
-        if made.is_err() && Lab::is_there(&self.dirs.run).unwrap_or(true) {
+        // An unreadable state does not prove that nothing is left. A lab that was up stays.
+        let stays = matches!(made, Ok(_) | Err(LabError::AlreadyUp(_)));
+        if !stays && Lab::is_there(&self.dirs.run).unwrap_or(true) {
             progress.warn("not all of the lab could be removed: try `rtvirtio-lab down`");
             return Ok(made?);
         }

@@ -41,8 +41,15 @@ pub fn run(args: &DiscoverArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
             if rustix::process::geteuid().is_root() { "" } else { "; run it with sudo" }
         ));
     }
-    if found.vms.is_empty() {
-        ui.step("no virtual machine runs here: no QEMU, Cloud Hypervisor, Firecracker or crosvm");
+    match (found.vms.is_empty(), found.unreadable.len()) {
+        (true, 0) => {
+            ui.step("no virtual machine runs here: no QEMU, Cloud Hypervisor, Firecracker or crosvm")
+        }
+        (true, hidden) => ui.step(&format!(
+            "no virtual machine was seen, but {hidden} {} cannot be looked into",
+            if hidden == 1 { "process" } else { "processes" }
+        )),
+        (false, _) => {}
     }
     if let (Some(length), false) = (args.observe, found.vms.is_empty()) {
         observe(&mut found, Duration::from_nanos(length.0), ui)?;

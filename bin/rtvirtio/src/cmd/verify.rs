@@ -4,11 +4,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::ensure;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::{ModelKind, Profile};
 use rtvirtio_planner::Plan;
 use rtvirtio_report::{ReportInput, html, terminal, text};
+use rtvirtio_units::Nanos;
 use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
 use rtvirtio_workflow::find::load_host;
@@ -29,8 +31,12 @@ use crate::args::VerifyArgs;
 const SEVERAL: &str =
     "Several devices: their plans and profiles are not in this report; `rtvirtio plan` shows them.";
 
+/// The shortest run of fio.
+const LEAST: Nanos = Nanos::from_millis(1);
+
 /// `rtvirtio verify`.
 pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    ensure!(args.length >= LEAST, "--for: at least {LEAST}, better 60s");
     [&args.out, &args.html].into_iter().flatten().try_for_each(|path| check_writable(path))?;
     need_root("verify")?;
     let dirs = &global.dirs();
