@@ -24,6 +24,7 @@ pub mod sched;
 pub mod steal;
 pub mod task;
 pub mod text;
+pub mod trusted;
 
 pub use atomic_write::atomic_write;
 pub use block::{BlockDevice, DriveModel, Stack};

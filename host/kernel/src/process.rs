@@ -181,6 +181,12 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
     /// `/proc/PID/fd/N` on the host. To follow it leads to the open file itself, also where its
     /// name is gone or lies in another mount namespace.
     #[must_use]

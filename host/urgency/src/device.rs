@@ -1,9 +1,10 @@
 //! The `ivshmem` device of a running QEMU, and the memory behind it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::trusted::process::{pick, shared_mappings};
 use rtvirtio_urgency::page::LEAST_SIZE;
 use rtvirtio_vmm::{Qmp, VmmError};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -26,6 +27,8 @@ pub struct Page {
     pub path: PathBuf,
     /// Its size, in bytes.
     pub size: usize,
+    /// What is locked by the process that follows it.
+    pub(crate) lock: File,
     /// What the guest's notices arrive at; `None` without a doorbell.
     pub doorbell: Option<OwnedFd>,
 }
@@ -35,7 +38,8 @@ impl Page {
     pub(crate) fn private() -> std::io::Result<Self> {
         let file = File::from(memfd_create("rtvirtio-urgency", MemfdFlags::CLOEXEC)?);
         file.set_len(LEAST_SIZE as u64)?;
-        Ok(Self { file, path: "urgency page".into(), size: LEAST_SIZE, doorbell: None })
+        let lock = file.try_clone()?;
+        Ok(Self { file, path: "urgency page".into(), size: LEAST_SIZE, lock, doorbell: None })
     }
 }
 
@@ -49,14 +53,21 @@ pub fn find_page(vm: &str, pid: u32, qmp: &mut Qmp) -> Result<Page, UrgencyError
     for bus in list(&qmp.execute("query-pci", None)?) {
         devices(bus, &mut found);
     }
-    let mut pages = Vec::new();
+    let (mut pages, mut unopened) = (Vec::new(), None);
     for id in found {
-        pages.extend(memory(vm, pid, qmp, &id)?);
+        match memory(vm, pid, qmp, &id) {
+            Ok(page) => pages.extend(page),
+            // Another device may be for another purpose.
+            Err(e @ UrgencyError::NoMemory { .. }) => unopened = unopened.or(Some(e)),
+            Err(e) => return Err(e),
+        }
     }
     let file = |page: &Page| page.path.file_name().map(|n| n.to_string_lossy().into_owned());
     let named = |page: &Page| file(page).is_some_and(|name| name.contains(NAME));
-    let at = pages.iter().position(named).or_else(|| (pages.len() == 1).then_some(0));
-    at.map(|at| pages.swap_remove(at)).ok_or_else(|| UrgencyError::NoDevice { vm: vm.to_owned() })
+    let only = || (pages.len() == 1 && unopened.is_none()).then_some(0);
+    let at = pages.iter().position(named).or_else(only);
+    at.map(|at| pages.swap_remove(at))
+        .ok_or_else(|| unopened.unwrap_or_else(|| UrgencyError::NoDevice { vm: vm.to_owned() }))
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -104,10 +115,9 @@ fn memory(vm: &str, pid: u32, qmp: &mut Qmp, id: &str) -> Result<Option<Page>, U
             return served(vm, pid, qmp, &chardev).map(Some);
         }
         let Some(backend) = property(qmp, &object, "memdev")? else { continue };
-        let page = match property(qmp, &backend, "mem-path")? {
-            Some(path) => open(vm, pid, Path::new(&path))?,
-            None => unnamed(vm, pid, qmp, &backend)?,
-        };
+        let path = property(qmp, &backend, "mem-path")?;
+        let size = qmp.execute("qom-get", Some(json!({ "path": backend, "property": "size" })))?;
+        let page = mapped(vm, pid, path.as_deref().map(Path::new), size.as_u64())?;
         return Ok(Some(page));
     }
     Ok(None)
@@ -124,38 +134,24 @@ fn served(vm: &str, pid: u32, qmp: &mut Qmp, chardev: &str) -> Result<Page, Urge
     let socket = socket.ok_or_else(|| no(format!("its server's socket is `{address}`")))?;
     let memory = memory_file(Path::new(socket));
     let doorbell = take_eventfd(vm, Path::new(socket), pid)?;
-    Ok(Page { doorbell: Some(doorbell), ..open(vm, pid, &memory)? })
+    Ok(Page { doorbell: Some(doorbell), ..mapped(vm, pid, Some(&memory), Some(LEAST_SIZE as u64))? })
 }
 
-fn open(vm: &str, pid: u32, path: &Path) -> Result<Page, UrgencyError> {
+/// The memory that QEMU names, taken from what it has mapped: a path of its own choice could lead
+/// to a file that only root may write. Memory without a name (`memory-backend-memfd`) is the only
+/// one of its size.
+fn mapped(vm: &str, pid: u32, path: Option<&Path>, size: Option<u64>) -> Result<Page, UrgencyError> {
     let no = |why: String| UrgencyError::NoMemory { vm: vm.to_owned(), why };
-    // By the process's own view: it may run with another root.
-    let path = match path.strip_prefix("/") {
-        Ok(below) => Path::new("/proc").join(pid.to_string()).join("root").join(below),
-        Err(_) => return Err(no(format!("{} is relative to where QEMU was started", path.display()))),
-    };
-    let file = OpenOptions::new().read(true).write(true).open(&path);
-    let file = file.map_err(|e| no(format!("{}: {e}", path.display())))?;
+    let name = path.map_or_else(|| "memory without a name".to_owned(), |path| path.display().to_string());
+    let all = shared_mappings(pid).map_err(|e| no(format!("what its QEMU has mapped is not known: {e}")))?;
+    let found = pick(&all, path, size);
+    let found =
+        found.ok_or_else(|| no(format!("{name} is not what its QEMU has mapped, shared and to write")))?;
+    let file = found.open().map_err(|e| no(format!("{name}: {e}")))?;
     let size = file.metadata().map_err(|e| no(e.to_string()))?.len();
-    Ok(Page { file, path, size: usize::try_from(size).unwrap_or(usize::MAX), doorbell: None })
-}
-
-/// Memory without a name (`memory-backend-memfd`): the only open file of this size that QEMU has.
-fn unnamed(vm: &str, pid: u32, qmp: &mut Qmp, backend: &str) -> Result<Page, UrgencyError> {
-    let no = |why: &str| UrgencyError::NoMemory { vm: vm.to_owned(), why: why.to_owned() };
-    let size = qmp.execute("qom-get", Some(json!({ "path": backend, "property": "size" })))?;
-    let size = size.as_u64().ok_or_else(|| no("its size is not known"))?;
-    let dir = PathBuf::from(format!("/proc/{pid}/fd"));
-    let mut fits = Vec::new();
-    for entry in fs::read_dir(&dir).map_err(UrgencyError::io("list", &dir))?.flatten() {
-        let is_memory = fs::read_link(entry.path()).is_ok_and(|l| l.to_string_lossy().starts_with("/memfd:"));
-        if is_memory && fs::metadata(entry.path()).is_ok_and(|m| m.len() == size) {
-            fits.push(entry.path());
-        }
-    }
-    let [path] = fits.as_slice() else { return Err(no("it has no name and no size of its own")) };
-    let file = OpenOptions::new().read(true).write(true).open(path);
-    let file = file.map_err(UrgencyError::io("open", path))?;
+    // Not the page itself, which others may be able to open, and lock, too.
+    let memory = format!("/proc/{pid}/mem");
+    let lock = File::open(&memory).map_err(UrgencyError::io("open", memory))?;
     let size = usize::try_from(size).unwrap_or(usize::MAX);
-    Ok(Page { file, path: path.clone(), size, doorbell: None })
+    Ok(Page { file, path: found.name.clone(), size, lock, doorbell: None })
 }

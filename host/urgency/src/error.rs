@@ -22,12 +22,23 @@ pub enum UrgencyError {
     },
     /// Its memory cannot be reached from here.
     #[error(
-        "{vm}: the memory of its ivshmem device cannot be opened: {why}; use memory-backend-file with share=on"
+        "{vm}: the memory of its ivshmem device cannot be used: {why}; use memory-backend-file with share=on"
     )]
     NoMemory {
         /// The VM.
         vm: String,
         /// Why.
+        why: String,
+    },
+    /// Others could put files where the server of a doorbell has its own.
+    #[error(
+        "the directory {dir} of an ivshmem server's socket cannot be trusted: {why}; use one of root's, as /run/rtvirtio, and run `rtvirtio ivshmem` as root",
+        dir = dir.display()
+    )]
+    Place {
+        /// The directory.
+        dir: PathBuf,
+        /// What is wrong with it.
         why: String,
     },
     /// Another process follows it.

@@ -18,7 +18,6 @@ use rtvirtio_urgency::{
     Answer, Change, Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
 };
 use rtvirtio_vmm::Qmp;
-use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::kvm::Slot;
@@ -69,6 +68,8 @@ pub struct ServedVm {
     pid: u32,
     config: Config,
     host: Host<FileMemory>,
+    /// Held as long as it is followed.
+    _lock: std::fs::File,
     monitor: Asker,
     mode: Mode,
     /// Where the guest reports.
@@ -108,8 +109,8 @@ pub struct ServedVm {
 }
 
 impl ServedVm {
-    /// Offers the page to a VM's guest. The page is locked: one process follows it at a time, and
-    /// the kernel frees it when that process ends, however it ends.
+    /// Offers the page to a VM's guest. The VM is locked: one process follows it at a time, and the
+    /// kernel frees it when that process ends, however it ends.
     ///
     /// # Errors
     /// [`UrgencyError::Taken`], or when the page cannot be written.
@@ -120,12 +121,10 @@ impl ServedVm {
         page: Page,
         monitor: Monitor,
     ) -> Result<Self, UrgencyError> {
-        match flock(&page.file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(UrgencyError::Taken { vm: name.to_owned(), path: page.path });
-            }
-            Err(e) => return Err(UrgencyError::io("lock", page.path)(e.into())),
+        match rtvirtio_kernel::flock::lock(&page.lock) {
+            Ok(true) => {}
+            Ok(false) => return Err(UrgencyError::Taken { vm: name.to_owned(), path: page.path }),
+            Err(e) => return Err(UrgencyError::io("lock", page.path)(e)),
         }
         let why = format!("{} has {} bytes, {LEAST_SIZE} at least", page.path.display(), page.size);
         let host = Host::new(FileMemory::new(page.file, 0), page.size)
@@ -137,6 +136,7 @@ impl ServedVm {
             pid,
             config,
             host,
+            _lock: page.lock,
             monitor: Asker::start(monitor).map_err(UrgencyError::io("start", "a thread that asks QEMU"))?,
             mode: Mode::Off,
             blocks: None,
@@ -437,8 +437,14 @@ fn take(bell: &mut Option<(OwnedFd, Doorbell)>, now: Nanos) -> bool {
         return false;
     };
     let mut count = [0; 8];
-    // Nothing to read is no notice.
-    match rustix::io::read(&*fd, &mut count) {
+    // Nothing to read is no notice. QEMU has the same open file, and could make a read wait.
+    let mut into = [std::io::IoSliceMut::new(&mut count)];
+    let read = match rustix::io::preadv2(&*fd, &mut into, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT) {
+        // Linux before 5.8.
+        Err(Errno::OPNOTSUPP) => rustix::io::read(&*fd, &mut count),
+        read => read,
+    };
+    match read {
         Ok(8) => bell.ring(now, u64::from_ne_bytes(count)),
         _ => false,
     }

@@ -5,14 +5,16 @@
 //! page takes the eventfd from QEMU itself ([`take_eventfd`]), by the number that the kernel gives
 //! each eventfd. So this process and that one may be restarted at any time.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rtvirtio_apply::{ApplyError, StateDir};
 use rtvirtio_urgency::page::LEAST_SIZE;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -47,6 +49,19 @@ fn beside(socket: &Path, extension: &str) -> PathBuf {
     name.into()
 }
 
+/// The directory of a socket, where nobody else can put a file or a link, and the name of the
+/// socket in it.
+fn place(socket: &Path) -> Result<(StateDir, &str), UrgencyError> {
+    let parent = socket.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = socket.file_name().and_then(OsStr::to_str);
+    let name = name.ok_or_else(|| UrgencyError::io("use", socket)(io::ErrorKind::InvalidInput.into()))?;
+    match StateDir::open(parent) {
+        Ok(dir) => Ok((dir, name)),
+        Err(ApplyError::UntrustedState { path, why }) => Err(UrgencyError::Place { dir: path, why }),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// The file of the memory that is served at a socket.
 #[must_use]
 pub fn memory_file(socket: &Path) -> PathBuf {
@@ -58,6 +73,7 @@ pub fn memory_file(socket: &Path) -> PathBuf {
 pub struct Server {
     listener: UnixListener,
     socket: PathBuf,
+    dir: StateDir,
     memory: File,
     /// QEMU keeps its connection; it would take the end of one for the end of its peer.
     connected: Option<UnixStream>,
@@ -66,19 +82,20 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at a socket that only this user can connect to. The memory's file stays when the
-    /// server ends, and is used again; a socket that no server listens at is replaced.
+    /// Listens at a socket that only this user can connect to, in a directory that no other user
+    /// can write to. The memory's file stays when the server ends, and is used again; a socket that
+    /// no server listens at is replaced.
     ///
     /// # Errors
     /// When another server listens there, or a file cannot be made.
     pub fn bind(socket: &Path) -> Result<Self, UrgencyError> {
+        let (dir, name) = place(socket)?;
         let page = memory_file(socket);
-        let options =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
-        let memory = options.open(&page).map_err(UrgencyError::io("open", &page))?;
+        let opened = |extension: &str| dir.open_file(&format!("{name}{extension}"), 0o600);
+        let memory = opened(".page").map_err(UrgencyError::io("open", &page))?;
         memory.set_len(LEAST_SIZE as u64).map_err(UrgencyError::io("size", &page))?;
         let path = beside(socket, ".lock");
-        let lock = options.open(&path).map_err(UrgencyError::io("open", &path))?;
+        let lock = opened(".lock").map_err(UrgencyError::io("open", &path))?;
         match rtvirtio_kernel::flock::lock(&lock) {
             Ok(true) => {}
             Ok(false) => return Err(UrgencyError::io("listen at", socket)(io::ErrorKind::AddrInUse.into())),
@@ -91,7 +108,7 @@ impl Server {
         let listener = UnixListener::bind(socket).map_err(UrgencyError::io("listen at", socket))?;
         fs::set_permissions(socket, fs::Permissions::from_mode(0o600))
             .map_err(UrgencyError::io("chmod", socket))?;
-        Ok(Self { listener, socket: socket.to_owned(), memory, connected: None, _lock: lock })
+        Ok(Self { listener, socket: socket.to_owned(), dir, memory, connected: None, _lock: lock })
     }
 
     /// Waits for a QEMU and gives it what it needs; false when `cancelled` says so first. The one
@@ -126,9 +143,8 @@ impl Server {
         // Known before QEMU can run its guest.
         let path = beside(&self.socket, ".json");
         let text = serde_json::to_vec(&Served { doorbell }).map_err(|e| failed(e.into()))?;
-        let fresh = beside(&self.socket, ".json.new");
-        let written = fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, &path));
-        written.map_err(UrgencyError::io("write", &path))?;
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        self.dir.replace(name, 0o600, &text).map_err(UrgencyError::io("write", &path))?;
         let send = |number, fd| send(&stream, number, fd).map_err(|e| failed(e.into()));
         send(GUEST, None)?;
         send(MEMORY, Some(self.memory.as_fd()))?;
@@ -172,7 +188,9 @@ fn eventfd_id(pid: u32, fd: u32) -> io::Result<Option<u64>> {
 /// When QEMU does not have it, as one that was connected to an earlier server of the socket.
 pub fn take_eventfd(vm: &str, socket: &Path, qemu: u32) -> Result<OwnedFd, UrgencyError> {
     let path = beside(socket, ".json");
-    let text = fs::read(&path).map_err(UrgencyError::io("read", &path))?;
+    // The socket is named by QEMU.
+    let (dir, name) = place(socket)?;
+    let text = dir.read(&format!("{name}.json")).map_err(UrgencyError::io("read", &path))?;
     let served: Served =
         serde_json::from_slice(&text).map_err(|e| UrgencyError::io("read", &path)(e.into()))?;
     let missing = |why: String| UrgencyError::NoMemory { vm: vm.to_owned(), why };

@@ -21,7 +21,8 @@ fn a_page_that_is_cut_off_reports_nothing() {
     let (path, state) = (dir.path().join("page"), dir.path().join("state"));
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
     file.set_len(LEAST_SIZE as u64).unwrap();
-    let page = Page { file: file.try_clone().unwrap(), path, size: LEAST_SIZE, doorbell: None };
+    let lock = file.try_clone().unwrap();
+    let page = Page { file: file.try_clone().unwrap(), path, size: LEAST_SIZE, lock, doorbell: None };
     let none = || -> Result<Qmp, UrgencyError> {
         Err(UrgencyError::NoMonitor { vm: "plc".to_owned(), why: "a test".to_owned() })
     };

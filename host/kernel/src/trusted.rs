@@ -1,0 +1,242 @@
+//! Files that others may have put where they are read: opened by a stated policy.
+//!
+//! A process with privileges that opens a path which another side can shape reads, writes or waits
+//! for what that side likes. So no product code opens a path outside of `/proc` and `/sys` by
+//! itself; each place takes the policy that fits:
+//!
+//! | function | links | what is accepted |
+//! |---|---|---|
+//! | [`read_config`], [`open_config`] | followed: administrators link files | a regular file, bounded; never waits |
+//! | [`read_named`] | followed | what the user of a command names: also a pipe or a terminal; a signal ends the wait |
+//! | [`lock_file`], [`open_lock`], [`read_own`] | refused | a regular file with one name, of this user or root |
+//! | [`process`] | no path at all | what a process itself has mapped to write |
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+pub mod process;
+
+#[cfg(test)]
+mod tests;
+
+/// Largest configuration file, in bytes.
+pub const CONFIG_LIMIT: u64 = 1 << 20;
+/// Largest file of measurements or of a model, in bytes.
+pub const DATA_LIMIT: u64 = 64 << 20;
+/// Permissions of group and others.
+const OTHERS: u32 = 0o077;
+
+/// Why a file is not used. In an [`io::Error`] of kind `InvalidData`, whose context has the path.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A FIFO, a device, a socket or a directory.
+    #[error("it is a {kind}, and must be a regular file: remove it, or name another file")]
+    NotRegular {
+        /// What it is.
+        kind: &'static str,
+    },
+    /// A symbolic link.
+    #[error("it is a symbolic link, and none is followed here: look where it leads, and remove it")]
+    Link,
+    /// A file that has another name too.
+    #[error("it is a hard link to another file: look which one it is, and remove it")]
+    HardLink,
+    /// A file of another user.
+    #[error("it belongs to user {uid}: look at it, and remove it or give it to this user")]
+    Owner {
+        /// That user.
+        uid: u32,
+    },
+    /// A file that is too large.
+    #[error("it has more than {limit} bytes, the most for such a file: shorten it, or name another file")]
+    TooLarge {
+        /// The most, in bytes.
+        limit: u64,
+    },
+}
+
+impl Refusal {
+    /// The refusal in an error; `None` for another error.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+impl From<Refusal> for io::Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::new(io::ErrorKind::InvalidData, refusal)
+    }
+}
+
+/// Opens a regular file to read it. Links are followed. Neither a FIFO nor a lease holds the
+/// caller, and no device is touched.
+///
+/// # Errors
+/// [`Refusal::NotRegular`], or as open(2) reports.
+pub fn open_config(path: impl AsRef<Path>) -> io::Result<File> {
+    let path = path.as_ref();
+    // To open a device may change it, so that is decided first.
+    regular(&std::fs::metadata(path)?)?;
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    // The name may be another file's by now.
+    regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// The content of a regular file of at most `limit` bytes, as [`open_config`] opens it.
+///
+/// # Errors
+/// [`Refusal::NotRegular`], [`Refusal::TooLarge`], or as the system calls report.
+pub fn read_config(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
+    bounded(open_config(path)?, limit)
+}
+
+/// The text of a regular file, as [`read_config`].
+///
+/// # Errors
+/// As [`read_config`]; kind `InvalidData` for what is not UTF-8.
+pub fn read_config_text(path: impl AsRef<Path>, limit: u64) -> io::Result<String> {
+    text(read_config(path, limit)?)
+}
+
+/// The content of what the user of a command names: a file, and a pipe such as `/dev/stdin` or
+/// `<(...)` too, of at most `limit` bytes. A signal ends the wait for a pipe.
+///
+/// # Errors
+/// [`Refusal::TooLarge`], [`Refusal::NotRegular`] for a block device, kind `Interrupted` after a
+/// signal, or as the system calls report.
+pub fn read_named(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
+    let path = path.as_ref();
+    let kind = std::fs::metadata(path)?.file_type();
+    if !kind.is_fifo() && !kind.is_char_device() {
+        return read_config(path, limit);
+    }
+    let mut file =
+        OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    let mut bytes = Vec::new();
+    let mut part = [0; 16 << 10];
+    loop {
+        // Before the first byte a FIFO without a writer reads as empty; poll(2) waits for one. It is
+        // not restarted after a signal.
+        poll(&mut [PollFd::new(&file, PollFlags::IN)], None)?;
+        match file.read(&mut part) {
+            Ok(0) => return Ok(bytes),
+            Ok(n) => bytes.extend_from_slice(&part[..n]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e),
+        }
+        if bytes.len() as u64 > limit {
+            return Err(Refusal::TooLarge { limit }.into());
+        }
+    }
+}
+
+/// The text of what the user of a command names, as [`read_named`].
+///
+/// # Errors
+/// As [`read_named`]; kind `InvalidData` for what is not UTF-8.
+pub fn read_named_text(path: impl AsRef<Path>, limit: u64) -> io::Result<String> {
+    text(read_named(path, limit)?)
+}
+
+/// The content of a file that only this user or root writes, as one in a run directory that others
+/// can write to. No link is followed.
+///
+/// # Errors
+/// A [`Refusal`], or as the system calls report.
+pub fn read_own(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
+    bounded(own(path.as_ref(), OpenOptions::new().read(true))?, limit)
+}
+
+/// Opens a file to append to it, and makes it with the permissions `mode` where there is none; as
+/// [`read_own`].
+///
+/// # Errors
+/// A [`Refusal`], or as the system calls report.
+pub fn append_own(path: impl AsRef<Path>, mode: u32) -> io::Result<File> {
+    own(path.as_ref(), OpenOptions::new().append(true).create(true).mode(mode))
+}
+
+/// Opens the file of a lock (flock(2)), and makes it where there is none. Only this user can open
+/// it: whoever can open a file, if only to read it, can lock it. One that others could open is
+/// closed to them; those who have it open keep it until they end.
+///
+/// # Errors
+/// A [`Refusal`], or as the system calls report.
+pub fn lock_file(path: impl AsRef<Path>) -> io::Result<File> {
+    let file = own(
+        path.as_ref(),
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600),
+    )?;
+    let meta = file.metadata()?;
+    let mode = meta.mode() & 0o7777;
+    // Root may open another user's, which stays that user's.
+    if mode & OTHERS != 0 {
+        file.set_permissions(std::fs::Permissions::from_mode(mode & !OTHERS))?;
+    }
+    Ok(file)
+}
+
+/// Opens the file of a lock that exists, to ask for its holder.
+///
+/// # Errors
+/// A [`Refusal`], or as open(2) reports.
+pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
+    own(path.as_ref(), OpenOptions::new().read(true))
+}
+
+fn own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = options.custom_flags(flags).open(path).map_err(|e| match e.raw_os_error() {
+        Some(libc::ELOOP) => Refusal::Link.into(),
+        // A FIFO that is opened to write and has no reader, and a socket.
+        Some(libc::ENXIO) => match std::fs::symlink_metadata(path).map(|m| regular(&m)) {
+            Ok(Err(refusal)) => refusal.into(),
+            _ => e,
+        },
+        _ => e,
+    })?;
+    let meta = file.metadata()?;
+    regular(&meta)?;
+    if meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw() {
+        return Err(Refusal::Owner { uid: meta.uid() }.into());
+    }
+    // A second name may be that of any file of ours elsewhere.
+    if meta.nlink() > 1 {
+        return Err(Refusal::HardLink.into());
+    }
+    Ok(file)
+}
+
+fn regular(meta: &std::fs::Metadata) -> Result<(), Refusal> {
+    let kind = meta.file_type();
+    let kind = match () {
+        () if kind.is_file() => return Ok(()),
+        () if kind.is_fifo() => "FIFO",
+        () if kind.is_dir() => "directory",
+        () if kind.is_socket() => "socket",
+        () if kind.is_symlink() => "symbolic link",
+        () => "device",
+    };
+    Err(Refusal::NotRegular { kind })
+}
+
+fn bounded(file: File, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // The size may be a lie, as in /proc, or grow meanwhile.
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(Refusal::TooLarge { limit }.into());
+    }
+    Ok(bytes)
+}
+
+fn text(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.utf8_error()))
+}
