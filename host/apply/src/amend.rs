@@ -58,14 +58,27 @@ pub(crate) fn amend(
     }
     let forgotten = forget_gone(&mut journal, machine);
     let mut out = Amended::default();
-    let (mut touched, fresh) = change_known(&mut journal, writes, machine, &mut out)?;
+    let Known { mut touched, again, fresh } = change_known(&mut journal, writes, machine, &mut out)?;
     touched.extend(add_fresh(&mut journal, writes, &fresh, machine, &mut out)?);
     // In the order asked for: those that give before those that take.
     touched.sort_by_key(|(_, place)| *place);
     if touched.is_empty() && !forgotten {
         return Ok(out);
     }
-    journal::store(dir, &journal)?;
+    if let Err(e) = journal::store(dir, &journal) {
+        // Whichever journal is there now has the values that these had before us.
+        if again.is_empty() && !touched.is_empty() {
+            return Err(e);
+        }
+        let (again, left): (Touched, Touched) = touched.into_iter().partition(|(id, _)| again.contains(id));
+        write_touched(&journal, writes, &again, machine, observer, &mut out);
+        let of = |(_, place): &(usize, usize)| (writes[*place].knob.clone(), e.to_string());
+        out.failed.extend(left.iter().map(of));
+        if left.is_empty() {
+            out.warnings.push(format!("threads that have ended stay in the journal: {e}"));
+        }
+        return Ok(out);
+    }
     observer.step(Step::Journaled);
     write_touched(&journal, writes, &touched, machine, observer, &mut out);
     forget_former(&mut journal, writes, &touched, machine);
@@ -90,14 +103,24 @@ fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
     journal.entries.len() < had
 }
 
-/// Gives entries of the journal new values; returns them, and the writes of which it knows nothing.
+/// Writes by what the journal knows of their settings.
+struct Known {
+    /// Entries that are written.
+    touched: Touched,
+    /// Those of them that get the value again that the journal has for them: it need not change.
+    again: Vec<usize>,
+    /// Writes of which it knows nothing.
+    fresh: Vec<Write>,
+}
+
+/// Gives entries of the journal new values.
 fn change_known(
     journal: &mut Journal,
     writes: &[Write],
     machine: &Machine<'_>,
     out: &mut Amended,
-) -> Result<(Touched, Vec<Write>), ApplyError> {
-    let (mut touched, mut fresh) = (Touched::new(), Vec::new());
+) -> Result<Known, ApplyError> {
+    let (mut touched, mut again, mut fresh) = (Touched::new(), Vec::new(), Vec::new());
     for (place, write) in writes.iter().enumerate() {
         if write.takes && out.has_gaps() {
             out.failed.push((write.knob.clone(), NOT_GIVEN.to_owned()));
@@ -125,6 +148,10 @@ fn change_known(
             out.left.push((write.knob.clone(), found));
             continue;
         }
+        let is_same = entry.new.as_deref() == Some(&write.value) && entry.levels == write.levels;
+        if is_same && (entry.old.as_ref() == Some(&found) || entry.is_ours(&found)) {
+            again.push(entry.id);
+        }
         if !entry.also_ours.contains(&found) {
             entry.also_ours.push(found);
         }
@@ -135,7 +162,7 @@ fn change_known(
         entry.new = Some(write.value.clone());
         touched.push((entry.id, place));
     }
-    Ok((touched, fresh))
+    Ok(Known { touched, again, fresh })
 }
 
 /// Adds entries for writes that the journal does not know; returns them.

@@ -8,6 +8,7 @@
 //! not pass with a chance of 2^-32 either. It protects from damage, not from a program that may
 //! write to the file.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,10 +18,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::ApplyError;
-use crate::machine::Machine;
+use crate::machine::{Fault, Machine};
 use crate::readable::{Readable, escaped};
 use crate::state_dir::StateDir;
-use crate::target::Target;
+use crate::target::{Place, Target};
 
 /// Version of the journal's form.
 pub const JOURNAL_SCHEMA: &str = "rtvirtio.journal.v2";
@@ -121,12 +122,33 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Whether the machine was restarted since the journal was written.
+    /// Whether the machine was restarted since the journal was written. Where most threads of the
+    /// journal still run, by number and start time, it was not, whatever the boot id says: a
+    /// container may hide it, and a restored checkpoint has another.
     ///
     /// # Errors
-    /// When the boot id cannot be read.
+    /// When the boot id cannot be read, or where it is another, the threads.
     pub fn is_of_another_boot(&self, machine: &Machine<'_>) -> Result<bool, ApplyError> {
-        Ok(boot_id(machine)? != self.boot_id)
+        if boot_id(machine)? == self.boot_id {
+            return Ok(false);
+        }
+        let threads = self.entries.iter().filter_map(|e| match e.target.place {
+            Place::Thread { pid, tid, start } => Some(((pid, tid, start), &e.target)),
+            _ => None,
+        });
+        let threads: BTreeMap<_, _> = threads.collect();
+        let mut alive = 0;
+        for target in threads.values() {
+            match machine.read(target) {
+                Ok(_) => alive += 1,
+                Err(Fault::Gone(_)) => {}
+                Err(Fault::Io(source)) => {
+                    let hint = "; it shows whether the host was restarted since".to_owned();
+                    return Err(ApplyError::Capture { label: target.to_string(), source, hint });
+                }
+            }
+        }
+        Ok(alive * 2 <= threads.len())
     }
 }
 

@@ -343,8 +343,12 @@ fn only_to_what_is_in_force_can_be_added() {
     assert!(matches!(error(&[Write::new("elevator", file, "bfq")]), ApplyError::CannotAct { .. }));
     assert_eq!(sim.session().applied_by().unwrap(), Some(std::process::id()));
     sim.kernel.boot("two\n");
+    let start =
+        |tid: u32, start: u32| sim.kernel.put(format!("/proc/7/task/{tid}/start"), &format!("{start}\n"));
+    [7, 8, 30].iter().for_each(|tid| start(*tid, 5000));
     assert!(matches!(error(&new_threads()), ApplyError::NotWhole { .. }));
     sim.kernel.boot("one\n");
+    [7, 8, 30].iter().for_each(|tid| start(*tid, 1000 + tid));
     sim.differences();
     assert!(matches!(error(&new_threads()), ApplyError::NothingInForce));
     assert_eq!(sim.session().applied_by().unwrap(), None);
@@ -379,4 +383,47 @@ fn an_error_at_any_call_of_an_amend_loses_nothing() {
     }
     println!("errors at {} calls: 0 differences", at - 1);
     assert!(at > 30, "{at}");
+}
+
+/// A container may hide the boot id, and a restored checkpoint has another: no restart leaves
+/// threads as they were.
+#[test]
+fn another_boot_id_with_threads_that_still_run_is_no_restart() {
+    let sim = in_force();
+    sim.kernel.boot("two\n");
+    let status = rtvirtio_apply::status(&sim.dir.path().join("state"), &sim.machine()).unwrap().unwrap();
+    assert!(status.is_whole() && !status.rebooted, "{status:?}");
+    assert!(sim.amend(&new_threads()).failed.is_empty());
+    assert_eq!(sim.differences(), Vec::<String>::new());
+    // What cannot be read is neither the one nor the other.
+    let sim = in_force();
+    sim.kernel.boot("two\n");
+    let unreadable = Injector::new(Fails::Path("task/8/stat".into()), Errno::IO, false);
+    let host = FailingHost(&sim.kernel, unreadable);
+    let machine = Machine::with_host(&sim.root, &host, &NoGuests);
+    assert!(sim.session().revert(OnConflict::Force, &machine, &mut Silent).is_err());
+    assert_eq!(sim.differences(), Vec::<String>::new());
+}
+
+/// What a thread is to have again is in the journal already: it needs no room on the disk.
+#[test]
+fn a_thread_is_put_back_into_its_group_although_the_journal_cannot_be_written() {
+    let sim = in_force();
+    sim.amend(&new_threads());
+    sim.kernel.put("/proc/7/task/8/cgroup", "1:cpu:/vms\n0::/\n");
+    assert_eq!(sim.of(7, 8).1, "/vms");
+    // Instead of a full disk: what is written first cannot be.
+    let new = sim.dir.path().join("state").join(format!("{}.new", rtvirtio_apply::JOURNAL_FILE));
+    std::fs::create_dir(&new).unwrap();
+    sim.kernel.thread(7, 31, &Attr::fifo(2), "/rtvirtio-vm");
+    let wanted = [cgroup(7, 8, "/rtvirtio-vm"), policy(7, 31, &Attr::fifo(1))];
+    let amended = sim.amend(&wanted);
+    assert_eq!(sim.of(7, 8).1, "/rtvirtio-vm", "{amended:?}");
+    // What is new has to be journaled first.
+    assert_eq!((amended.written.len(), amended.failed.len()), (1, 1), "{amended:?}");
+    assert_eq!(sim.of(7, 31).0, Attr::fifo(2).to_string());
+    let error = sim.session().amend(&wanted[1..], &sim.machine(), &mut Silent).unwrap_err();
+    assert!(matches!(error, ApplyError::State { .. }), "{error}");
+    std::fs::remove_dir(&new).unwrap();
+    assert_eq!(sim.differences(), Vec::<String>::new());
 }
