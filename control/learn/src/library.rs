@@ -70,6 +70,15 @@ pub enum LibraryError {
     /// Nothing to merge.
     #[error("no share is given: `rtvirtio profile DEVICE --sweep TIME --shard I/N -o FILE` makes them")]
     Nothing,
+    /// A share without the measurement of its device.
+    #[error(
+        "{} has no measurement of its device: measure it again with `rtvirtio profile DEVICE --sweep TIME --shard I/N -o FILE`",
+        path.display()
+    )]
+    NoMeasurement {
+        /// The file.
+        path: PathBuf,
+    },
     /// The device has no model.
     #[error(
         "the kernel knows no model of {device}, so nothing tells its kind: name it with --kind, the same on every host"

@@ -45,6 +45,9 @@ pub fn merge(
     generated: &str,
 ) -> Result<Merged, LibraryError> {
     let [(first, one), rest @ ..] = shares else { return Err(LibraryError::Nothing) };
+    if let Some((path, _)) = shares.iter().find(|(_, share)| share.profile.read.is_empty()) {
+        return Err(LibraryError::NoMeasurement { path: path.clone() });
+    }
     for (i, (path, share)) in rest.iter().enumerate() {
         if let Some(what) = share.kind.differs(&one.kind) {
             return Err(LibraryError::OtherKind { path: path.clone(), first: first.clone(), what });

@@ -191,3 +191,14 @@ fn a_library_is_a_directory_of_kinds() {
     std::fs::write(&path, serde_json::to_string(&share).unwrap().replace("\"2/3\"", "\"4/3\"")).unwrap();
     assert!(Share::load(&path).unwrap_err().to_string().contains("4 is none of 1 to 3"));
 }
+
+#[test]
+fn a_share_without_any_measurement_is_refused() {
+    let (path, mut empty) = share(2, 2, 1.0);
+    empty.profile.read.clear();
+    for shares in [vec![(path.clone(), empty.clone())], vec![share(1, 2, 1.0), (path.clone(), empty.clone())]]
+    {
+        let refused = merged(&shares);
+        assert!(matches!(&refused, Err(LibraryError::NoMeasurement { path: of }) if *of == path));
+    }
+}
