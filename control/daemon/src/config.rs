@@ -160,6 +160,13 @@ impl Config {
                 return Err(wrong(format!("`{key}` is {value}: at least {}", Self::SHORTEST)));
             }
         }
+        if let Some(name) = config.drift_of.keys().find(|name| !is_setting(name)) {
+            let known = SETTINGS.join("`, `");
+            return Err(wrong(format!(
+                "`drift_of`: there is no setting `{name}`: write its name as `rtvirtio status` shows it, such as `weight of plc`; names begin \
+                 with `{known}`"
+            )));
+        }
         if let Some(plan) = config.plan.as_ref().filter(|plan| plan.horizon < plan.confirm) {
             let (horizon, confirm) = (plan.horizon, plan.confirm);
             return Err(wrong(format!("`plan.horizon` is {horizon}: at least `confirm`, {confirm}")));
@@ -196,6 +203,37 @@ impl Config {
             seen => seen.iter().all(|drift| self.drift_policy(drift) == DriftPolicy::Restore),
         }
     }
+}
+
+/// How the names of settings begin.
+const SETTINGS: [&str; 22] = [
+    "weight of ",
+    "rbps limit of ",
+    "wbps limit of ",
+    "riops limit of ",
+    "wiops limit of ",
+    "I/O control for ",
+    "elevator of ",
+    "slice_idle of ",
+    "timeout_sync of ",
+    "low_latency of ",
+    "max_budget of ",
+    "strict_guarantees of ",
+    "cgroup of ",
+    "policy of ",
+    "cpu.rt_runtime_us of ",
+    "cpu.rt_period_us of ",
+    "cpu.cfs_quota_us of ",
+    "cpu.cfs_period_us of ",
+    "cpu.rt.max of ",
+    "cpu.max of ",
+    "cpu.shares of ",
+    "cpu.weight of ",
+];
+
+/// Whether a setting may have this name. Which VMs and devices there will be is not known.
+fn is_setting(name: &str) -> bool {
+    SETTINGS.iter().any(|begin| name.len() > begin.len() && name.starts_with(begin))
 }
 
 #[cfg(test)]
@@ -241,6 +279,8 @@ mod tests {
             "scam = \"100ms\"",
             "scan = \"1ms\"",
             "[drift]\nwait = \"report\"",
+            "[drift_of]\n\"wieght of p1\" = \"report\"",
+            "[drift_of]\n\"weight\" = \"report\"",
         ] {
             std::fs::write(&path, bad).unwrap();
             assert!(matches!(Config::load(&path), Err(DaemonError::Config { .. })), "{bad}");
