@@ -14,6 +14,7 @@ use rtvirtio_spec::HostSpec;
 use rtvirtio_units::Ratio;
 
 use crate::contracts::{self, InForce, VmCpu};
+use crate::covered::{self, CoveredVm};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
@@ -113,6 +114,8 @@ pub struct Resolved {
     pub held: Vec<VmCpu>,
     /// The start of each VM that they are for.
     pub vms: Vec<StartedVm>,
+    /// For which devices they are, of each VM.
+    pub covered: Vec<CoveredVm>,
 }
 
 /// Everything that a plan and its spec's CPU contracts write: the settings of each device, then the
@@ -136,15 +139,17 @@ pub fn resolve(
     };
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
-    let mut writes = Vec::new();
+    let (mut writes, mut plans) = (Vec::new(), Vec::new());
     for (of, site) in plan.devices.iter().zip(&devices.sites) {
         let limited = traffic::with_limits(&of.plan, &site.spec)?;
         let of_device = rtvirtio_apply::resolve(&limited, &site.binding()?, &machine)?;
         merge(&mut writes, of_device)?;
+        plans.push(limited);
     }
     append(&mut writes, cpu);
     traffic::name_unset(host.vms().iter(), progress);
-    Ok(Resolved { writes, held, vms: started(devices.host_vms().into_iter(), progress) })
+    let covered = covered::of(plans.iter().zip(&devices.sites));
+    Ok(Resolved { writes, held, vms: started(devices.host_vms().into_iter(), progress), covered })
 }
 
 /// The limits of a spec's `traffic` alone.
@@ -155,16 +160,19 @@ pub fn resolve_traffic(devices: &Devices, dirs: &Dirs, progress: &dyn Progress) 
     refuse_kept(devices.host.vms().iter().map(|vm| vm.name.as_str()), dirs)?;
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
-    let mut writes = Vec::new();
+    let (mut writes, mut plans) = (Vec::new(), Vec::new());
     for site in &devices.sites {
         let limits = traffic::limits_only(&site.spec)?;
         merge(&mut writes, rtvirtio_apply::resolve(&limits, &site.binding()?, &machine)?)?;
+        plans.push(limits);
     }
     traffic::name_unset(devices.host.vms().iter(), progress);
     if writes.is_empty() {
         bail!(Argument, "no VM of the spec has `traffic` for its disks: there is nothing to apply");
     }
-    Ok(Resolved { writes, held: Vec::new(), vms: started(devices.host_vms().into_iter(), progress) })
+    let covered = covered::of(plans.iter().zip(&devices.sites));
+    let vms = started(devices.host_vms().into_iter(), progress);
+    Ok(Resolved { writes, held: Vec::new(), vms, covered })
 }
 
 /// The CPU contracts of a spec alone.
@@ -219,7 +227,7 @@ fn resolve_cpu_in(
     append(&mut writes, of_vms);
     let contracted = vms.iter().filter(|vm| held.iter().any(|h| h.vm == vm.name));
     let vms = started(contracted, progress);
-    Ok(Resolved { writes, held, vms })
+    Ok(Resolved { writes, held, vms, covered: Vec::new() })
 }
 
 /// Refuses VMs whose contract the service keeps: two hands on one VM would each put back what the
@@ -275,6 +283,7 @@ impl Resolved {
             }
             contracts::save(&self.held, &dirs.state)?;
             started::save(&self.vms, &dirs.state)?;
+            covered::save(&self.covered, &dirs.state)?;
         }
         let root = Root::default();
         match session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel(progress)) {
@@ -300,7 +309,8 @@ pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress
     let writes = rtvirtio_apply::resolve(&limited, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
     let host_plan = HostPlan::of_one(plan.clone());
     let vms = started(site.host_vms(), progress);
-    Resolved { writes, held: Vec::new(), vms }.apply(Some(&host_plan), dirs, progress)
+    let covered = covered::of(std::iter::once((&limited, site)));
+    Resolved { writes, held: Vec::new(), vms, covered }.apply(Some(&host_plan), dirs, progress)
 }
 
 /// The session of a state directory; `None` when there is none, and so nothing that was applied.

@@ -14,10 +14,11 @@ use rtvirtio_model::Config;
 use rtvirtio_planner::{CgroupNode, Placement, Placements};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Iops;
-use rtvirtio_vmm::qmp::{Drive, ThrottleLimits};
+use rtvirtio_vmm::qmp::{Drive, ThrottleLimit, ThrottleLimits};
 use serde::Serialize;
 
 use crate::error::Result;
+use crate::uncovered::{self, Uncovered};
 use limits::{Direction, Limited, Unit, ceilings};
 
 /// What kind of thing acts.
@@ -36,6 +37,8 @@ pub enum ControlKind {
     NotCounted,
     /// Not known, and therefore assumed.
     Assumed,
+    /// I/O of a VM on which no setting of the spec's devices acts.
+    Uncovered,
 }
 
 /// One thing that acts already.
@@ -48,6 +51,12 @@ pub struct Control {
     pub vm: Option<String>,
     /// What it does, by what, and where nothing of ours can act, what to do.
     pub text: String,
+}
+
+impl Control {
+    fn of_uncovered(of: &Uncovered) -> Self {
+        Self { kind: ControlKind::Uncovered, vm: Some(of.vm.clone()), text: of.text.clone() }
+    }
 }
 
 impl std::fmt::Display for Control {
@@ -80,6 +89,15 @@ pub(crate) struct Placed<'a> {
     pub pids: std::result::Result<Vec<u32>, String>,
     /// Whether its own cgroup's limits are the cap of the configuration, which a plan may change.
     pub has_cap: bool,
+    /// What no setting for the device acts on.
+    pub uncovered: Vec<Uncovered>,
+}
+
+impl Placed<'_> {
+    /// Whether its tasks write, and that escapes its cgroup.
+    fn writes_escape(&self) -> bool {
+        uncovered::writes_escape(&self.uncovered) && self.vm.tasks.iter().any(|t| t.op.write_share() > 0.0)
+    }
 }
 
 /// Where controls are looked for.
@@ -112,6 +130,7 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
             path.push(CgroupNode { path: cgroup.display().to_string(), weight });
         }
         paths.push(path);
+        list.extend(vm.uncovered.iter().map(Control::of_uncovered));
         for (disk, set) in limits_of(at, vm)? {
             let of = if disk.dev == stack.device.dev { String::new() } else { format!(" of {}", disk.name) };
             let by = format!("{} ({}{of})", set.cgroup.display(), set.file);
@@ -125,11 +144,22 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
             }
             let key = (set.cgroup.clone(), set.limit.key(), of.clone());
             let (direction, unit) = dimension(set.limit);
+            if direction == Direction::Write && vm.writes_escape() {
+                let text = format!(
+                    "{by} limits its writes to {} and does not act on them: they go through the host's page cache, so it is not in the \
+                     predictions",
+                    set.value
+                );
+                list.push(Control { kind: ControlKind::NotCounted, vm: Some(vm.vm.name.clone()), text });
+                continue;
+            }
             let of_plan =
                 vm.has_cap && unit == Unit::Requests && of.is_empty() && set.cgroup == absolute(vm.cgroup);
             let kind = ControlKind::CgroupLimit;
-            let new =
-                Limited { kind, by, direction, unit, value: set.value as f64, vms: Vec::new(), of_plan };
+            let value = set.value as f64;
+            let remedy = format!("raise {by}, or lower its rates");
+            let passes = Some(value);
+            let new = Limited { kind, by, direction, unit, value, passes, remedy, vms: Vec::new(), of_plan };
             limited.entry(key).or_insert(new).vms.push(i);
         }
         if let Err(why) = &vm.pids {
@@ -149,7 +179,11 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
     for (i, vm) in vms.iter().enumerate() {
         match &vm.drives {
             None => {}
-            Some(Ok(drives)) => limited.extend(throttled(root, names, drives, i)),
+            Some(Ok(drives)) => {
+                let on_it = on_device(root, names, drives);
+                list.extend(on_it.iter().filter_map(|drive| recorded(drive, vm.vm)));
+                limited.extend(on_it.into_iter().flat_map(|drive| throttled(drive, i)));
+            }
             Some(Err(e)) => list.push(Control {
                 kind: ControlKind::Assumed,
                 vm: Some(vm.vm.name.clone()),
@@ -172,12 +206,16 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
         list.push(Control { kind: ControlKind::Assumed, vm: None, text: text.to_owned() });
     }
     let ceilings = ceilings(&limited, &spec);
-    let place = |((own_cgroup, path), ceiling): ((bool, Vec<CgroupNode>), Option<f64>)| Placement {
-        own_cgroup,
-        path,
-        ceiling: ceiling.map(Iops),
+    let place = |(((vm, own_cgroup), path), ceiling): (((&Placed<'_>, bool), _), Option<(f64, &Limited)>)| {
+        Placement {
+            own_cgroup,
+            writes_escape: vm.writes_escape(),
+            path,
+            ceiling: ceiling.map(|(most, _)| Iops(most)),
+            ceiling_by: ceiling.map(|(_, by)| by.remedy.clone()).unwrap_or_default(),
+        }
     };
-    let placements = Placements::new(own.into_iter().zip(paths).zip(ceilings).map(place).collect());
+    let placements = Placements::new(vms.iter().zip(own).zip(paths).zip(ceilings).map(place).collect());
     list.extend(incomparable(vms, &placements));
     Ok(Controls { list, placements })
 }
@@ -314,9 +352,9 @@ fn unknown(other: &OtherControl) -> Option<String> {
     Some(text)
 }
 
-/// QEMU's limits on the drives that lie on the device: those whose file it is or that are on it.
-/// Where none is found to, and there is but one disk, that is it.
-fn throttled(root: &Root, names: &[PathBuf], drives: &[Drive], vm: usize) -> Vec<Limited> {
+/// The drives that lie on the device: those whose file it is. Where none is found to, and there is
+/// but one disk, that is it.
+pub(crate) fn on_device<'d>(root: &Root, names: &[PathBuf], drives: &'d [Drive]) -> Vec<&'d Drive> {
     let there = |drive: &&Drive| {
         let is = |file: &PathBuf| names.iter().any(|name| same_device(root, file, name));
         drive.file.as_ref().is_some_and(is)
@@ -328,21 +366,54 @@ fn throttled(root: &Root, names: &[PathBuf], drives: &[Drive], vm: usize) -> Vec
             on_it.push(only);
         }
     }
+    on_it
+}
+
+/// QEMU's limits on a drive.
+fn throttled(drive: &Drive, vm: usize) -> Vec<Limited> {
     let mut out = Vec::new();
-    for drive in on_it {
-        for limits in &drive.limits {
-            out.extend(dimensions(limits).into_iter().map(|(direction, unit, value)| Limited {
+    for limits in &drive.limits {
+        let with = match drive.shared_with.as_slice() {
+            [] => String::new(),
+            others => format!(
+                ", which it shares with drive {}: what that takes of it is not in the predictions",
+                others.join(" and drive ")
+            ),
+        };
+        out.extend(limits.set().map(|limit| {
+            let (direction, unit) = dimension_of(&limit);
+            let is_bounded = unit == Unit::Bytes || drive.merges == Some(false);
+            Limited {
                 kind: ControlKind::QemuThrottle,
-                by: format!("QEMU's own throttling of drive {} ({limits})", drive.name),
+                by: format!("QEMU's own throttling of drive {} ({limits}){with}", drive.name),
                 direction,
                 unit,
-                value: value as f64,
+                value: limit.average as f64,
+                passes: is_bounded.then(|| limit.passes() as f64),
+                remedy: format!("raise `{}` of drive {}, or lower its rates", limit.name, drive.name),
                 vms: vec![vm],
                 of_plan: false,
-            }));
-        }
+            }
+        }));
     }
     out
+}
+
+/// What libvirt puts in place of what QEMU holds now.
+fn recorded(drive: &Drive, vm: &Vm) -> Option<Control> {
+    let words = |limits: &ThrottleLimits| match limits.is_none() {
+        true => "no limit".to_owned(),
+        false => limits.to_string(),
+    };
+    let record = drive.recorded.as_ref()?;
+    let text = format!(
+        "QEMU holds {} for drive {}, and libvirt has recorded {}, which comes back with the next `virsh blkdeviotune` or start: set it by \
+         `virsh blkdeviotune`",
+        words(&drive.limits.first().copied().unwrap_or_default()),
+        drive.name,
+        words(record)
+    );
+    Some(Control { kind: ControlKind::NotCounted, vm: Some(vm.name.clone()), text })
 }
 
 /// Whether a file is a device, or another name of it.
@@ -360,16 +431,14 @@ fn dimension(limit: Limit) -> (Direction, Unit) {
     }
 }
 
-fn dimensions(of: &ThrottleLimits) -> Vec<(Direction, Unit, u64)> {
-    let all = [
-        (Direction::Both, Unit::Requests, of.iops),
-        (Direction::Read, Unit::Requests, of.iops_rd),
-        (Direction::Write, Unit::Requests, of.iops_wr),
-        (Direction::Both, Unit::Bytes, of.bps),
-        (Direction::Read, Unit::Bytes, of.bps_rd),
-        (Direction::Write, Unit::Bytes, of.bps_wr),
-    ];
-    all.into_iter().filter(|(_, _, value)| *value > 0).collect()
+/// By QEMU's names, such as `iops-read`.
+fn dimension_of(limit: &ThrottleLimit) -> (Direction, Unit) {
+    let direction = match limit.name {
+        name if name.ends_with("-read") => Direction::Read,
+        name if name.ends_with("-write") => Direction::Write,
+        _ => Direction::Both,
+    };
+    (direction, if limit.name.starts_with("bps") { Unit::Bytes } else { Unit::Requests })
 }
 
 fn absolute(cgroup: &Path) -> PathBuf {

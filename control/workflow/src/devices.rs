@@ -44,7 +44,7 @@ impl Devices {
         let mut found: Vec<(usize, Site)> = Vec::new();
         let mut lost: Vec<(usize, Error)> = Vec::new();
         for (place, part) in host.parts().iter().enumerate() {
-            let site = Site::find(part.clone(), dirs);
+            let site = Site::find(part.clone(), dirs).map(|site| site.among(host.parts()));
             let site = match &part.name {
                 Some(name) => site.with_context(|| format!("device {name}")),
                 None => site,
@@ -98,6 +98,17 @@ impl Devices {
     pub fn host_vms(&self) -> Vec<&HostVm> {
         let all = || self.sites.iter().flat_map(Site::host_vms);
         self.host.vms().iter().filter_map(|vm| all().find(|found| found.name == vm.name)).collect()
+    }
+
+    /// Warns of what no setting for the devices acts on now.
+    pub fn warn_uncovered(&self, progress: &dyn Progress) {
+        let mut all: Vec<String> = Vec::new();
+        for line in self.sites.iter().flat_map(Site::uncovered).map(|of| of.to_string()) {
+            if !all.contains(&line) {
+                progress.warn(&line);
+                all.push(line);
+            }
+        }
     }
 
     /// As [`Site::guard_data`].

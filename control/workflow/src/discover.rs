@@ -1,7 +1,7 @@
 //! The virtual machines that run on this host, what they do with its disks, and a first spec for
 //! them. Nothing in a guest is touched.
 
-mod disks;
+pub(crate) mod disks;
 mod domains;
 mod observe;
 mod spec_text;

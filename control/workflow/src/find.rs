@@ -136,15 +136,15 @@ impl HostVm {
         }
     }
 
-    /// Its drives with what throttles them: of a domain by libvirt, which keeps its own record,
-    /// else by the monitor. `None` where no way leads to either.
+    /// Its drives with what throttles them: of a domain by libvirt, which asks QEMU, else by the
+    /// monitor. `None` where no way leads to either.
     ///
     /// # Errors
     /// As [`HostVm::handle`].
     pub(crate) fn drives(&self) -> Result<Option<Vec<Drive>>> {
         let root = Root::default();
         match &self.reach {
-            HostReach::Domain(..) => Ok(Some(self.domain(&root)?.xml.drives())),
+            HostReach::Domain(..) => Ok(Some(self.domain(&root)?.drives()?)),
             _ => self.monitor(&root)?.map(|mut qmp| Ok(qmp.query_drives()?)).transpose(),
         }
     }

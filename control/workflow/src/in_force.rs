@@ -6,6 +6,7 @@ use std::path::Path;
 use rtvirtio_apply::{JOURNAL_FILE, Session, StateDir};
 
 use crate::contracts::IN_FORCE_FILE;
+use crate::covered::COVERED_FILE;
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Result, bail};
 use crate::plan_file::HostPlan;
@@ -42,7 +43,7 @@ pub fn plan(state_dir: &Path) -> Result<Option<HostPlan>> {
 /// When a file cannot be removed.
 pub fn forget(state_dir: &Path) -> Result<()> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(()) };
-    for file in [PLAN_FILE, IN_FORCE_FILE, VMS_FILE] {
+    for file in [PLAN_FILE, IN_FORCE_FILE, VMS_FILE, COVERED_FILE] {
         dir.remove(file).with_context(|| format!("cannot remove {}", state_dir.join(file).display()))?;
     }
     Ok(())

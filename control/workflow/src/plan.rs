@@ -68,6 +68,8 @@ pub struct BasisOptions<'a> {
     pub model: ModelName,
     /// Start from the kernel's default settings instead of those found on this host.
     pub defaults: bool,
+    /// All parts of the file: a VM may have disks on several.
+    pub parts: &'a [Part],
 }
 
 impl Basis {
@@ -98,7 +100,7 @@ impl Basis {
             let (controls, notes) = (Vec::new(), notes(&spec.device)?);
             return Ok(Self { spec, profile, options, choice, controls, notes });
         }
-        let found = Site::find(part, dirs).and_then(|site| {
+        let found = Site::find(part, dirs).map(|site| site.among(options.parts)).and_then(|site| {
             site.warn_without_bfq(progress);
             site.warn_without_agent(progress);
             let survey = site.survey(progress)?;

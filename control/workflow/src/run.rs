@@ -12,6 +12,7 @@ use crate::devices::{Devices, Predictions};
 use crate::dirs::Dirs;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
+use crate::reached::{self, Counters};
 use crate::site::{self, Site};
 
 /// Runs all tasks of a site at once and judges them.
@@ -94,8 +95,13 @@ fn run(
         cancel: progress.cancel_flag(),
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),
     };
-    let result = workload::run(&loads, &mut options);
+    let before = Counters::read(sites, &loads);
+    let mut result = workload::run(&loads, &mut options);
     drop(bar);
+    if let Ok((tasks, ..)) = &mut result {
+        // While the groups of tasks on the host are there, which hold their counters.
+        reached::judge(sites, &loads, (&before, &Counters::read(sites, &loads)), tasks);
+    }
     // Empty now, unless fio's files are still there after an error: then they help to find it.
     let _ = std::fs::remove_dir(&work_dir);
     let process = sites.iter().any(|site| site.kind() == VmKind::Process);

@@ -22,6 +22,7 @@ use crate::host::{cpus, kernel_release};
 use crate::inventory::Inventory;
 use crate::model_choice::ModelChoice;
 use crate::progress::Progress;
+use crate::uncovered;
 use survey::guest_settings;
 
 mod survey;
@@ -42,6 +43,8 @@ pub struct Site {
     pub lab: Option<Inventory>,
     /// Load an object that ends fio's waits on time into the fio of guests that are no lab's.
     pub preload: bool,
+    /// The other devices of the file, each with the names of its VMs.
+    others: Vec<(PathBuf, Vec<String>)>,
     root: Root,
     cgroups: Cgroups,
     /// In spec order, each with its cgroup.
@@ -88,7 +91,20 @@ impl Site {
         let vms = find::of_spec_in(&spec, lab.as_ref())?;
         let with_cgroup = |vm: HostVm| vm.io_cgroup(&root, &cgroups).map(|cgroup| (vm, cgroup));
         let vms = vms.into_iter().map(with_cgroup).collect::<Result<_>>()?;
-        Ok(Self { spec, label, disks, stack, lab, preload: false, root, cgroups, vms })
+        Ok(Self { spec, label, disks, stack, lab, preload: false, others: Vec::new(), root, cgroups, vms })
+    }
+
+    /// The same as one of these parts: a VM's disks on the devices of the others are no strangers.
+    #[must_use]
+    pub fn among(mut self, parts: &[Part]) -> Self {
+        let names = |part: &Part| part.spec.vms.iter().map(|vm| vm.name.clone()).collect();
+        let others = parts.iter().filter(|part| part.spec.device != self.spec.device);
+        let other = |part: &Part| match &part.spec.device {
+            Device::Path(path) => Some((path.clone(), names(part))),
+            Device::Twin { .. } | Device::File { .. } => None,
+        };
+        self.others = others.filter_map(other).collect();
+        self
     }
 
     /// The device and the VMs as `apply` takes them.
@@ -162,7 +178,8 @@ impl Site {
         let mut config = device_config(&self.stack, &self.root, 0)?;
         let mut doubts = Vec::new();
         for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
-            let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup)?);
+            let escapes = uncovered::writes_escape(&self.uncovered_of(host_vm, cgroup));
+            let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup, escapes)?);
             let mut of_vm = VmConfig { weight, cap, ..default_vm() };
             match guest_settings(host_vm, &self.root) {
                 Ok(Some((elevator, bfq))) => {
@@ -297,8 +314,9 @@ impl Site {
     }
 
     /// The limit on requests in force: the sum over the directions that the VM's tasks use, as in
-    /// the models. None when one of these directions has no limit.
-    fn cap(&self, vm: &Vm, cgroup: &Path) -> Result<Option<Iops>> {
+    /// the models. None when one of these directions has no limit, or one that does not act, as
+    /// where writes escape the cgroup.
+    fn cap(&self, vm: &Vm, cgroup: &Path, escapes: bool) -> Result<Option<Iops>> {
         if Cgroups::is_root(cgroup) {
             return Ok(None);
         }
@@ -316,7 +334,8 @@ impl Site {
                 Hierarchy::V1 => text::throttle_limit(&content, &self.stack.device.dev),
                 Hierarchy::V2 => text::io_max_limit(&content, &self.stack.device.dev, limit.key()),
             };
-            let Some(value) = value else { return Ok(None) };
+            let acts = !(escapes && limit == Limit::WriteIops);
+            let Some(value) = value.filter(|_| acts) else { return Ok(None) };
             sum += value;
         }
         Ok((sum > 0).then_some(Iops(sum as f64)))

@@ -16,7 +16,7 @@ use crate::error::Result;
 const PROGRAMS: [&str; 8] =
     ["qemu", "kvm", "CPU ", "cloud-hypervis", "firecracker", "crosvm", "rtvirtio-iod", "qemu-storage-da"];
 /// Devices below devices that are followed.
-const DEEPEST: usize = 8;
+pub(crate) const DEEPEST: usize = 8;
 
 /// A process that has a disk in use for a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ fn number(file: &Metadata) -> Option<u64> {
 }
 
 /// Whether a block device is the disk, a partition of it, or built on it.
-fn lies_on(number: u64, disk: &str, depth: usize) -> bool {
+pub(crate) fn lies_on(number: u64, disk: &str, depth: usize) -> bool {
     let link = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
     // No block device, as tmpfs, overlayfs and the network have it.
     let Ok(dir) = fs::canonicalize(link) else { return false };

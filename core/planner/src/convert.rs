@@ -147,6 +147,12 @@ pub fn check_actable(
     for s in settings {
         let why = match &s.knob {
             Knob::VmWeight { vm } | Knob::VmLimit { vm, .. }
+                if index(vm).is_some_and(|i| placements.writes_escape(i)) =>
+            {
+                "what the VM writes goes through the host's page cache and reaches the device outside of its cgroup, \
+                 where no weight or limit acts; set cache=none for its disk"
+            }
+            Knob::VmWeight { vm } | Knob::VmLimit { vm, .. }
                 if index(vm).is_some_and(|i| !placements.limits_act(i)) =>
             {
                 "the VM has no I/O cgroup of its own, and weights and limits act only between cgroups; \

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use rtvirtio_model::ModelKind;
-use rtvirtio_units::{Nanos, Percentile};
+use rtvirtio_units::{Iops, Nanos, Percentile};
 
 use crate::evaluate::{Evaluator, Judged, Outcome, Problem, RATE_KEPT};
 use crate::search::{self, search};
@@ -71,16 +71,40 @@ pub(crate) fn describe(
     if problem.targets.iter().flatten().count() > SEARCHED || evaluator.is_spent() {
         reason.push_str("; there are too many settings to search them all");
     }
+    let limited = limited(problem, &starved);
     if !starved.is_empty() {
         reason.push_str(&format!(
             "; {} would not keep the declared rate",
             starved.into_iter().map(name).collect::<Vec<_>>().join(", ")
         ));
     }
-    if relaxation.is_empty() {
+    limited.iter().for_each(|why| reason.push_str(&format!("; {why}")));
+    if relaxation.is_empty() && limited.is_empty() {
         reason.push_str("; no longer target fits either: lower the declared rates or move a VM away");
     }
     Ok(Infeasible { sacrificed, conflict, relaxation, reason })
+}
+
+/// The VMs of tasks that lose rate because limits outside of the plan let through less than they
+/// declare: no setting of a plan and no longer target helps there.
+fn limited(problem: &Problem<'_>, starved: &[usize]) -> Vec<String> {
+    let mut vms: Vec<usize> = starved.iter().map(|&i| problem.vm_of[i]).collect();
+    vms.dedup();
+    let one = |vm: usize| {
+        let ceiling = problem.options.placements.ceiling(vm)?;
+        let of = &problem.spec.vms[vm];
+        let declared: f64 = of.tasks.iter().map(|t| t.rate.map_or(f64::INFINITY, |r| r.0)).sum();
+        (declared * RATE_KEPT > ceiling.0).then(|| {
+            let by = problem.options.placements.ceiling_by(vm);
+            let asks = if declared.is_finite() {
+                format!("its tasks ask for {}", Iops(declared))
+            } else {
+                "its tasks ask for more".to_owned()
+            };
+            format!("{} gets at most {ceiling}, and {asks}: {by}", of.name)
+        })
+    };
+    vms.into_iter().filter_map(one).collect()
 }
 
 /// Tasks with a target that lose rate under the compromise.

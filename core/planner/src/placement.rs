@@ -23,20 +23,30 @@ pub struct CgroupNode {
 }
 
 /// One VM among the I/O cgroups.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
     /// Whether it has a cgroup of its own, below the root: only there a weight or limit of one VM
     /// can act.
     pub own_cgroup: bool,
+    /// Whether its tasks write, and what they write reaches the device outside of its cgroup, as
+    /// write-back of the host's page cache does on cgroup v1: then no weight or limit acts either.
+    pub writes_escape: bool,
     /// The cgroups on its path, the outermost first, its own last; empty in the root. The weight of
     /// its own is the configuration's.
     pub path: Vec<CgroupNode>,
     /// Most requests per second that limits outside of the plan let through: those of cgroups above
     /// its own, of its VMM.
     pub ceiling: Option<Iops>,
+    /// What sets the ceiling, and how it is raised, for the user; empty without one.
+    pub ceiling_by: String,
 }
 
 impl Placement {
+    /// Whether weights and limits of its cgroup act on all that it does.
+    fn is_held(&self) -> bool {
+        self.own_cgroup && !self.writes_escape
+    }
+
     /// The cgroup above its own.
     fn parent(&self) -> Option<&str> {
         let above = self.path.len().checked_sub(2).and_then(|i| self.path.get(i));
@@ -59,28 +69,34 @@ impl Placements {
     /// Placements of all VMs, in the spec's order.
     #[must_use]
     pub fn new(all: Vec<Placement>) -> Self {
-        let flat = all.iter().all(|p| p.own_cgroup && p.parent() == all[0].parent());
+        let flat = all.iter().all(|p| p.is_held() && p.parent() == all[0].parent());
         Self { all, flat }
     }
 
     /// All VMs in one cgroup: neither weights nor limits act.
     #[must_use]
     pub fn shared(vms: usize) -> Self {
-        Self::new(vec![Placement { own_cgroup: false, path: Vec::new(), ceiling: None }; vms])
+        Self::new(vec![Placement::default(); vms])
     }
 
     /// Whether limits act on a VM alone.
     #[must_use]
     pub fn limits_act(&self, vm: usize) -> bool {
-        self.all.get(vm).is_none_or(|p| p.own_cgroup)
+        self.all.get(vm).is_none_or(Placement::is_held)
+    }
+
+    /// Whether what a VM writes escapes its cgroup.
+    #[must_use]
+    pub fn writes_escape(&self, vm: usize) -> bool {
+        self.all.get(vm).is_some_and(|p| p.writes_escape)
     }
 
     /// Whether a VM's weight compares with that of another VM.
     #[must_use]
     pub fn weights_compare(&self, vm: usize) -> bool {
         let Some(this) = self.all.get(vm) else { return true };
-        let sibling = |(i, p): (usize, &Placement)| i != vm && p.own_cgroup && p.parent() == this.parent();
-        this.own_cgroup && self.all.iter().enumerate().any(sibling)
+        let sibling = |(i, p): (usize, &Placement)| i != vm && p.is_held() && p.parent() == this.parent();
+        this.is_held() && self.all.iter().enumerate().any(sibling)
     }
 
     /// Whether any weights compare.
@@ -93,6 +109,12 @@ impl Placements {
     #[must_use]
     pub fn ceiling(&self, vm: usize) -> Option<Iops> {
         self.all.get(vm).and_then(|p| p.ceiling)
+    }
+
+    /// What sets that limit, and how it is raised; empty without one.
+    #[must_use]
+    pub fn ceiling_by(&self, vm: usize) -> &str {
+        self.all.get(vm).map_or("", |p| p.ceiling_by.as_str())
     }
 
     /// A configuration as it acts: each cap no higher than the ceiling, and weights that would give

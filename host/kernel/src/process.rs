@@ -173,6 +173,15 @@ fn raw(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
 
+/// How a file is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenMode {
+    /// Whether it may be written to.
+    pub writes: bool,
+    /// Whether its reads and writes pass the page cache by (`O_DIRECT`).
+    pub direct: bool,
+}
+
 /// One open descriptor of a process (proc_pid_fd(5), proc_pid_fdinfo(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
@@ -203,15 +212,36 @@ impl Descriptor {
         fs::read_link(root.at(self.link()))
     }
 
-    /// Whether it may be written to, by the access mode in `flags:` of `/proc/PID/fdinfo/N`.
+    /// How it is open, by `flags:` of `/proc/PID/fdinfo/N`. A program may change `O_DIRECT` at any
+    /// time (fcntl(2)).
     ///
     /// # Errors
-    /// `NotFound` when it is closed meanwhile; as read(2) reports.
-    pub fn writes(&self, root: &Root) -> io::Result<bool> {
+    /// `NotFound` when it is closed meanwhile; as read(2) reports; text of another form.
+    pub fn mode(&self, root: &Root) -> io::Result<OpenMode> {
         let info = self.info(root)?;
         let text = info.lines().find_map(|line| line.strip_prefix("flags:"));
         let flags = text.and_then(|t| i32::from_str_radix(t.trim(), 8).ok());
-        Ok(flags.is_some_and(|f| f & libc::O_ACCMODE != libc::O_RDONLY))
+        let flags = flags.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no flags in fdinfo"))?;
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        Ok(OpenMode { writes, direct: flags & libc::O_DIRECT != 0 })
+    }
+
+    /// Ranges, first and last byte, of the open-file-description locks that this file holds, in
+    /// `lock:` of `/proc/PID/fdinfo/N` (fcntl(2), F_OFD_SETLK).
+    ///
+    /// # Errors
+    /// `NotFound` when it is closed meanwhile; as read(2) reports.
+    pub fn file_locks(&self, root: &Root) -> io::Result<Vec<(u64, u64)>> {
+        let info = self.info(root)?;
+        let locks = info.lines().filter_map(|line| line.strip_prefix("lock:"));
+        // `1: OFDLCK ADVISORY  READ -1 fe:00:9978033 100 101`; the last byte may be `EOF`.
+        let range = |line: &str| {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            let [.., first, last] = words[..] else { return None };
+            let last = if last == "EOF" { Some(u64::MAX) } else { last.parse().ok() };
+            words.contains(&"OFDLCK").then_some((first.parse().ok()?, last?))
+        };
+        Ok(locks.filter_map(range).collect())
     }
 
     /// Text of `/proc/PID/fdinfo/N`: flags in octal, locks.

@@ -78,8 +78,9 @@ pub struct Counters {
 /// One disk of a guest, with its counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DiskStats {
-    /// What names it in the monitor's commands: the path of its device, such as
-    /// `/machine/peripheral/disk0/virtio-backend`, or the drive's name.
+    /// The path of its device, such as `/machine/peripheral/disk0/virtio-backend`, which
+    /// [`Qmp::set_latency_histogram`] takes; or the drive's name where no device has it, which only
+    /// older commands such as `block_set_io_throttle` take.
     pub id: String,
     /// The file or block device on the host; `None` for an empty drive.
     pub file: Option<String>,
@@ -154,8 +155,8 @@ struct Stats {
     flush_latency_histogram: Option<Histogram>,
 }
 
-/// The name under which the other commands take a disk. A device that libvirt or `-device` makes
-/// has a path; a `-drive` of old has a name of its own.
+/// The name of a disk. What a guest has is a device, which has a path, also one of an old `-drive`;
+/// a drive that no device has, has its own name alone.
 fn id(device: &str, qdev: Option<&str>) -> Option<String> {
     qdev.filter(|q| !q.is_empty()).or(Some(device).filter(|d| !d.is_empty())).map(str::to_owned)
 }
@@ -172,10 +173,12 @@ impl Qmp {
     }
 
     /// Makes QEMU keep a latency histogram of a disk, with these limits in nanoseconds, for reads,
-    /// writes and flushes; an earlier one is lost. Without limits it stops.
+    /// writes and flushes; an earlier one is lost. Without limits it stops. `id` is the path or id
+    /// of a device: a drive's name will not do.
     ///
     /// # Errors
-    /// As [`Qmp::execute`]; QEMU before 4.0 has no such command.
+    /// As [`Qmp::execute`]: `Device 'd0' not found` for the name of a drive; QEMU before 4.0 has no
+    /// such command.
     pub fn set_latency_histogram(&mut self, id: &str, boundaries: &[u64]) -> Result<(), VmmError> {
         let arguments = if boundaries.is_empty() {
             json!({ "id": id })

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::{ProcessId, Root};
 
+use crate::qmp::{Drive, name_shared};
 use crate::{AgentAddress, LibvirtAgent, VmmError};
 
 mod child;
@@ -150,6 +151,29 @@ impl RunningDomain {
         }
         let process = domain::process(root, &*daemon, &xml)?;
         Ok(Lookup::Running(Self { daemon, xml, process }))
+    }
+
+    /// Its drives with what throttles them now, as QEMU has it (`blkdeviotune` asks it, and taints
+    /// no domain). Where libvirt has recorded something else, that is noted.
+    ///
+    /// # Errors
+    /// As [`Daemon::call`].
+    pub fn drives(&self) -> Result<Vec<Drive>, VmmError> {
+        let mut drives = self.xml.drives();
+        for (drive, disk) in drives.iter_mut().zip(&self.xml.disks) {
+            // It refuses drives without a medium, and knows no limits of what others serve.
+            if disk.vhost_user || disk.source.is_none() {
+                continue;
+            }
+            let args = ["blkdeviotune", "--domain", &self.xml.uuid, "--device", &disk.target, "--live"];
+            let out = self.daemon.call(&args, Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
+            let (limits, group) = domain::tuned(&String::from_utf8_lossy(&out));
+            drive.recorded = (limits != disk.throttle).then_some(disk.throttle);
+            drive.limits = Some(limits).filter(|limits| !limits.is_none()).into_iter().collect();
+            drive.groups = group.filter(|_| !limits.is_none()).into_iter().collect();
+        }
+        name_shared(&mut drives);
+        Ok(drives)
     }
 
     /// The address of its guest agent; `None` while none is connected.

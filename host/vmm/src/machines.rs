@@ -16,6 +16,10 @@ pub use command_line::CommandLine;
 /// A smaller file that a VMM has open is no disk: variables of the firmware, a log, a socket's
 /// lock.
 const LEAST_DISK: u64 = 1 << 20;
+/// Bytes on which QEMU locks the images of its disks (`RAW_LOCK_PERM_BASE` and
+/// `RAW_LOCK_SHARED_BASE` of `block/file-posix.c`, each with fewer than 100 permissions): these
+/// show images that came after its start, such as overlays and hot-plugged disks.
+const IMAGE_LOCKS: std::ops::Range<u64> = 100..300;
 
 /// A program that runs virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -68,6 +72,9 @@ pub struct OpenDisk {
     pub is_file: bool,
     /// Whether the VMM may write.
     pub writes: bool,
+    /// Whether its requests pass the host's page cache by, as with `cache=none`: of several
+    /// descriptors all.
+    pub direct: bool,
 }
 
 /// A virtual machine that runs on this host.
@@ -103,11 +110,7 @@ pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
     let (mut machines, mut unreadable) = (Vec::new(), Vec::new());
     for pid in process::pids(root)? {
         let Some(name) = unless_gone(process::name(root, pid))? else { continue };
-        // The program's file says it for certain, and only root and the owner may read it; a name
-        // can be chosen freely, as QEMU's `-name process=` does.
-        let program = fs::read_link(root.at(format!("/proc/{pid}/exe")));
-        let by_file = program.as_ref().ok().and_then(|p| Vmm::of_program(&file_name(p)));
-        let Some(vmm) = by_file.or_else(|| Vmm::of_program(&name)) else { continue };
+        let Some(vmm) = vmm_of(root, pid, &name) else { continue };
         match machine(root, pid, vmm) {
             Ok(machine) => machines.extend(machine),
             Err(e) => unreadable.push(Unreadable { pid, program: name, why: e.to_string() }),
@@ -122,6 +125,24 @@ fn file_name(program: &Path) -> String {
     name.strip_suffix(" (deleted)").unwrap_or(&name).to_owned()
 }
 
+/// The virtual machine that a process runs, with its disks as they are now; `None` where it runs
+/// none, or has ended.
+///
+/// # Errors
+/// When it cannot be looked into.
+pub fn of_process(root: &Root, pid: u32) -> Result<Option<Machine>, HostError> {
+    let Some(name) = unless_gone(process::name(root, pid))? else { return Ok(None) };
+    vmm_of(root, pid, &name).map_or(Ok(None), |vmm| machine(root, pid, vmm))
+}
+
+/// Which VMM a process of this name is. The program's file says it for certain, and only root and
+/// the owner may read it; a name can be chosen freely, as QEMU's `-name process=` does.
+fn vmm_of(root: &Root, pid: u32, name: &str) -> Option<Vmm> {
+    let program = fs::read_link(root.at(format!("/proc/{pid}/exe")));
+    let by_file = program.as_ref().ok().and_then(|p| Vmm::of_program(&file_name(p)));
+    by_file.or_else(|| Vmm::of_program(name))
+}
+
 /// `None` when it has ended.
 fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError> {
     let Some(arguments) = unless_gone(process::command_line(root, pid))? else { return Ok(None) };
@@ -134,7 +155,10 @@ fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError
     for descriptor in descriptors {
         match disk(root, descriptor, vmm, &line) {
             Ok(Some(found)) => match disks.iter_mut().find(|d| d.path == found.path) {
-                Some(known) => known.writes |= found.writes,
+                Some(known) => {
+                    known.writes |= found.writes;
+                    known.direct &= found.direct;
+                }
                 None => disks.push(found),
             },
             Ok(None) => {}
@@ -153,21 +177,28 @@ fn disk(root: &Root, of: Descriptor, vmm: Vmm, line: &CommandLine) -> io::Result
         return Ok(None);
     }
     let meta = fs::metadata(root.at(of.link()))?;
-    let (kind, writes) = (meta.file_type(), of.writes(root)?);
+    let kind = meta.file_type();
+    if !kind.is_block_device() && !kind.is_file() {
+        return Ok(None);
+    }
+    let process::OpenMode { writes, direct } = of.mode(root)?;
     let number = |dev: u64| (rustix::fs::major(dev), rustix::fs::minor(dev));
     if kind.is_block_device() {
-        return Ok(Some(OpenDisk { path, dev: number(meta.rdev()), is_file: false, writes }));
+        return Ok(Some(OpenDisk { path, dev: number(meta.rdev()), is_file: false, writes, direct }));
     }
     let named = line.disks.contains(&path);
-    // Without a command line that names it: a large file that the VMM writes to. Memory of the
-    // guest lies in files below /dev.
-    let guessed = vmm != Vmm::Qemu && writes && meta.len() >= LEAST_DISK && !path.starts_with("/dev");
-    Ok((kind.is_file() && (named || guessed)).then(|| OpenDisk {
-        path,
-        dev: number(meta.dev()),
-        is_file: true,
-        writes,
-    }))
+    let is_image = |(first, _): &(u64, u64)| IMAGE_LOCKS.contains(first);
+    // Without a command line that names it: an image that QEMU locks, or a large file that another
+    // VMM writes to. Memory of the guest lies in files below /dev.
+    let guessed = match vmm {
+        Vmm::Qemu => {
+            // The command line may name it relative to a directory of QEMU's.
+            let is_firmware = line.firmware.iter().any(|file| path.ends_with(file));
+            !is_firmware && of.file_locks(root)?.iter().any(is_image)
+        }
+        _ => writes && meta.len() >= LEAST_DISK && !path.starts_with("/dev"),
+    };
+    Ok((named || guessed).then(|| OpenDisk { path, dev: number(meta.dev()), is_file: true, writes, direct }))
 }
 
 #[cfg(test)]

@@ -19,7 +19,8 @@ use crate::wire::{Deadline, Wire};
 
 mod throttle;
 
-pub use throttle::{Drive, ThrottleLimits};
+pub(crate) use throttle::name_shared;
+pub use throttle::{Drive, ThrottleLimit, ThrottleLimits};
 
 #[cfg(test)]
 mod tests;

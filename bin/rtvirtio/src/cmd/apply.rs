@@ -68,6 +68,7 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
             for (of, site) in plan.devices.iter().zip(&devices.sites) {
                 apply::check_saved(&of.plan, site)?;
             }
+            devices.warn_uncovered(ui);
             plan
         }
         None => plan_now(args, &devices, dirs, ui)?,
@@ -172,6 +173,7 @@ fn traffic_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
         in_force::refuse(dirs)?;
     }
     let devices = Devices::find(host, dirs)?;
+    devices.warn_uncovered(ui);
     let resolved = apply::resolve_traffic(&devices, dirs, ui)?;
     if args.dry_run {
         return preview(&resolved, ui);

@@ -25,8 +25,12 @@ fn bases(
     ui: &Ui,
 ) -> anyhow::Result<Vec<(Option<String>, Basis)>> {
     one_profile(args.profile.as_deref(), host)?;
-    let options =
-        BasisOptions { profile: args.profile.as_deref(), model: args.model.into(), defaults: args.defaults };
+    let options = BasisOptions {
+        profile: args.profile.as_deref(),
+        model: args.model.into(),
+        defaults: args.defaults,
+        parts: host.parts(),
+    };
     let of =
         |part: &rtvirtio_spec::Part| Ok((part.name.clone(), Basis::load(part.clone(), &options, dirs, ui)?));
     host.parts().iter().map(of).collect()

@@ -9,6 +9,7 @@ use rtvirtio_daemon::Snapshot;
 use rtvirtio_daemon::api::Client;
 use rtvirtio_kernel::Root;
 use rtvirtio_report::terminal;
+use rtvirtio_workflow::covered::{self, InForce};
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::{Progress, domain, held, in_force, scopes, started};
@@ -28,6 +29,11 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Some(_) => started::ended(&global.state_dir)?,
         None => Vec::new(),
     };
+    let uncovered: Vec<InForce> = [&global.state_dir, &global.dirs().held_plan()]
+        .into_iter()
+        .map(|dir| covered::uncovered(dir))
+        .collect::<Result<Vec<_>, _>>()?
+        .concat();
     let mut value = match &status {
         Some(status) => serde_json::to_value(status)?,
         None => serde_json::json!({}),
@@ -52,6 +58,9 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     }
     if !ended.is_empty() {
         value["ended_vms"] = serde_json::to_value(&ended)?;
+    }
+    if !uncovered.is_empty() {
+        value["uncovered"] = serde_json::to_value(&uncovered)?;
     }
     if let Some(domain) = &domain {
         value["domain"] = serde_json::to_value(domain)?;
@@ -87,10 +96,12 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
                 kept.join(", ")
             ),
         };
-        plan + &service + &domain.as_ref().map(status_text).unwrap_or_default()
+        let uncovered: String = uncovered.iter().map(|of| terminal(&of.to_string(), false) + "\n").collect();
+        plan + &uncovered + &service + &domain.as_ref().map(status_text).unwrap_or_default()
     })?;
     let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s))
         && ended.is_empty()
+        && uncovered.iter().all(|of| of.void.is_empty())
         && domain.is_none_or(|d| d.runs())
         && unknown.is_none()
         && service.as_ref().map_or(kept.is_empty(), Snapshot::is_whole);

@@ -28,8 +28,12 @@ pub(super) struct Limited {
     pub by: String,
     pub direction: Direction,
     pub unit: Unit,
-    /// Most per second.
+    /// Most per second in the long run.
     pub value: f64,
+    /// Most per second that it lets through in a burst; `None` where that is not bounded.
+    pub passes: Option<f64>,
+    /// What to do where it is too low.
+    pub remedy: String,
     /// The VMs that share it.
     pub vms: Vec<usize>,
     /// Whether it is the cap of one VM's configuration, which a plan may change.
@@ -99,25 +103,56 @@ impl Limited {
                 } else {
                     format!(", together with {}", with.join(", "))
                 };
-                (vm.name.as_str(), format!("{what}limited to {value} by {}{with}", self.by))
+                (
+                    vm.name.as_str(),
+                    format!("{what}limited to {value} by {}{with}{}", self.by, self.beyond(vm)),
+                )
             })
             .collect();
         lines.into_iter()
     }
+
+    /// What it lets through besides, and how that counts.
+    fn beyond(&self, vm: &Vm) -> String {
+        match self.passes {
+            None => ": QEMU joins neighbouring requests before this limit counts them, so that it bounds no requests of the guest, and a \
+                     VM without targets counts as without it: limit bytes too, or set request-merging=off"
+                .to_owned(),
+            Some(passes) if passes > self.value => {
+                let passes = match self.unit {
+                    Unit::Requests => format!("{passes}/s"),
+                    Unit::Bytes => format!("{}/s", Bytes(passes as u64)),
+                };
+                let counted = if has_target(vm) { "not in the predictions of others" } else { "as which it counts" };
+                format!(", and to {passes} in a burst, {counted}")
+            }
+            Some(_) => String::new(),
+        }
+    }
+
+    /// What it lets a VM do that is counted: to one with a target what it gives for long, and of
+    /// one without the most that its neighbours meet.
+    fn counted(&self, vm: &Vm) -> Option<f64> {
+        if has_target(vm) { Some(self.value) } else { self.passes }
+    }
+}
+
+fn has_target(vm: &Vm) -> bool {
+    vm.tasks.iter().any(|task| !task.targets.is_empty())
 }
 
 /// Most requests per second that each VM gets through all limits, those of its own configuration
-/// left out: of a limit that several share, what the others' declared rates leave it, and at least
-/// an equal part.
-pub(super) fn ceilings(limits: &[Limited], spec: &[&Vm]) -> Vec<Option<f64>> {
+/// left out, and the one that is the least: of a limit that several share, what the others' declared
+/// rates leave it, and at least an equal part.
+pub(super) fn ceilings<'l>(limits: &'l [Limited], spec: &[&Vm]) -> Vec<Option<(f64, &'l Limited)>> {
     let one = |vm: usize| {
         let here = limits.iter().filter(|l| !l.of_plan && l.vms.contains(&vm));
         let most = here.filter_map(|limit| {
-            let each = limit.per_request(spec[vm]);
+            let (each, value) = (limit.per_request(spec[vm]), limit.counted(spec[vm])?);
             let others = limit.vms.iter().filter(|&&i| i != vm).map(|&i| limit.demand(spec[i])).collect();
-            (each > 0.0).then(|| room(limit.value, others) / each)
+            (each > 0.0).then(|| (room(value, others) / each, limit))
         });
-        most.reduce(f64::min)
+        most.reduce(|least, other| if other.0 < least.0 { other } else { least })
     };
     (0..spec.len()).map(one).collect()
 }

@@ -60,6 +60,7 @@ impl Host {
             drives: None,
             pids: Ok(Vec::new()),
             has_cap: false,
+            uncovered: Vec::new(),
         };
         self.spec.vms.iter().zip(cgroups).map(place).collect()
     }
@@ -239,10 +240,11 @@ fn qemus_own_throttling_is_a_limit() {
         path.display().to_string()
     };
     let (disk, other) = (image("disk.img"), image("other.img"));
-    let drive = format!("file={disk},format=raw,if=virtio,id=d0,throttling.iops-total=50");
+    let drive = format!("file={disk},format=raw,if=none,id=d0,throttling.iops-total=50");
     let file = format!("driver=raw,node-name=r1,file.driver=file,file.filename={other}");
     let options = [
         ["-drive", &drive],
+        ["-device", "virtio-blk-pci,drive=d0,id=disk0,request-merging=off"],
         ["-object", "throttle-group,id=slow,x-bps-read=40960"],
         ["-blockdev", &file],
         ["-blockdev", "driver=throttle,node-name=t1,throttle-group=slow,file=r1"],
@@ -282,4 +284,107 @@ fn qemus_own_throttling_is_a_limit() {
         "{:?}",
         found.list
     );
+}
+
+/// A throttle that lets bursts through, shared by two drives of which one joins requests.
+#[test]
+fn qemus_throttling_counts_as_what_it_lets_through() {
+    use rtvirtio_testkit::{HANG, Machine, Need, has};
+    use rtvirtio_vmm::Qmp;
+    if !has("qemus_throttling_counts_as_what_it_lets_through", &[Need::QEMU]) {
+        return;
+    }
+    let mut host = Host::new();
+    let image = |name: &str| {
+        let path = host.dir.path().join(name);
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        path.display().to_string()
+    };
+    let (disk, other) = (image("disk.img"), image("other.img"));
+    let throttle = "throttling.iops-read=50,throttling.iops-read-max=2000,throttling.iops-read-max-length=60,throttling.group=gg";
+    let drives = [
+        format!("file={disk},format=raw,if=none,id=d0,{throttle}"),
+        format!("file={other},format=raw,if=none,id=d1,{throttle}"),
+    ];
+    let options = [
+        ["-drive", &drives[0]],
+        ["-device", "virtio-blk-pci,drive=d0,id=disk0,request-merging=off"],
+        ["-drive", &drives[1]],
+        ["-device", "virtio-blk-pci,drive=d1,id=disk1"],
+    ];
+    let machine = Machine::start(host.dir.path(), "bursts", &options.concat());
+    let cgroups = Cgroups::detect(&host.root).unwrap();
+    let survey = |host: &Host, device: &str| {
+        let mut placed = host.placed(SLICE);
+        let drives = Qmp::connect(machine.qmp(), HANG).and_then(|mut qmp| qmp.query_drives());
+        placed[0].drives = Some(drives.map_err(|e| e.to_string()));
+        let (root, names, stack) =
+            (&Root::default(), &[PathBuf::from(device)], &stack_of("none", "0:0", &[]));
+        let found = super::survey(&Survey { root, io: &cgroups, cpu: None, names, stack }, &placed).unwrap();
+        let text = found.list.iter().find(|c| c.kind == ControlKind::QemuThrottle).unwrap().text.clone();
+        (text, found.placements)
+    };
+    // Of a neighbour the burst counts.
+    let (text, placements) = survey(&host, &disk);
+    assert_eq!(placements.ceiling(0).map(|c| c.0), Some(2000.0));
+    let limits = "iops-read=50 iops-read-max=2000 iops-read-max-length=60";
+    assert!(
+        text.starts_with("limited to 50/s by QEMU's own throttling of drive d0") && text.contains(limits),
+        "{text}"
+    );
+    assert!(
+        text.contains("shares with drive d1")
+            && text.ends_with("and to 2000/s in a burst, as which it counts"),
+        "{text}"
+    );
+    // Of one that joins requests no number of requests does.
+    let (text, placements) = survey(&host, &other);
+    assert_eq!(placements.ceiling(0), None);
+    assert!(text.contains("shares with drive d0") && text.contains("request-merging=off"), "{text}");
+    // To a VM with a target it gives its average, and that is what to raise.
+    let target = rtvirtio_spec::parse(
+        "t.toml",
+        "[device]\npath = \"/dev/sdb\"\n[[vm]]\nname = \"a\"\npid = 1\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
+         rate = \"100/s\"\ntarget = { percentile = \"p99\", latency = \"1s\" }\n",
+    );
+    host.spec.vms[0].tasks = target.unwrap().vms[0].tasks.clone();
+    for file in [&disk, &other] {
+        let (_, placements) = survey(&host, file);
+        assert_eq!(placements.ceiling(0).map(|c| c.0), Some(50.0));
+        assert!(
+            placements.ceiling_by(0).starts_with("raise `iops-read` of drive d"),
+            "{}",
+            placements.ceiling_by(0)
+        );
+    }
+}
+
+/// What the page cache writes back is in nobody's cgroup.
+#[test]
+fn limits_on_writes_that_escape_are_not_counted() {
+    let host = Host::new();
+    host.set("/machine.slice/plc.scope", "io.max", "8:16 rbps=max wbps=max riops=max wiops=20\n");
+    let mut placed = host.placed(SLICE);
+    let writes = rtvirtio_spec::parse(
+        "t.toml",
+        "[device]\npath = \"/dev/sdb\"\n[[vm]]\nname = \"plc\"\npid = 100\n[[vm.task]]\nname = \"t\"\nop = \"write\"\nblock = \"4KiB\"\n",
+    );
+    let vm = writes.unwrap().vms[0].clone();
+    placed[0].vm = &vm;
+    let (list, placements) = host.survey_of(&placed);
+    assert!(list[0].starts_with("plc: limited to 20/s") && placements.limits_act(0), "{list:?}");
+    placed[0].uncovered = vec![Uncovered {
+        vm: "plc".to_owned(),
+        kind: crate::uncovered::UncoveredKind::WriteBack,
+        disk: None,
+        text: "it goes through the page cache".to_owned(),
+    }];
+    let (list, placements) = host.survey_of(&placed);
+    assert!(list.contains(&"plc: it goes through the page cache".to_owned()), "{list:?}");
+    assert!(list.iter().any(|l| l.contains("limits its writes to 20 and does not act on them")), "{list:?}");
+    assert_eq!(
+        (placements.ceiling(0), placements.limits_act(0), placements.limits_act(1)),
+        (None, false, true)
+    );
+    assert!(!placements.weights_compare(0) && !placements.weights_compare(1));
 }

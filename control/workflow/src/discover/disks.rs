@@ -52,8 +52,8 @@ impl FoundDisk {
     }
 }
 
-/// The whole disk of a device number.
-fn device(root: &Root, dev: (u32, u32)) -> Result<Option<FoundDevice>> {
+/// The whole disk of a device number; `None` for what lies on none, such as a network file system.
+pub(crate) fn device(root: &Root, dev: (u32, u32)) -> Result<Option<FoundDevice>> {
     let number = format!("{}:{}", dev.0, dev.1);
     let found = match fs::canonicalize(root.at(Path::new("/sys/dev/block").join(&number))) {
         Ok(dir) => dir.file_name().map(|name| name.to_string_lossy().replace('!', "/")),

@@ -6,6 +6,7 @@ use rtvirtio_kernel::Root;
 use super::make::{HeldCandidate, without, writes_of, yielded};
 use super::{Held, find, place, put_back, save};
 use crate::apply::{Resolved, resolve};
+use crate::covered;
 use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::error::{Error, Result, bail};
@@ -154,6 +155,8 @@ fn amend(
         Err(e) => return Err(e.into()),
     };
     in_force::save(&made.plan, &at.state)?;
+    let plans = made.plan.devices.iter().map(|of| &of.plan);
+    covered::save(&covered::of(plans.zip(&devices.sites)), &at.state)?;
     for vm in devices.host_vms() {
         if let Some(start) = StartedVm::of(vm, progress) {
             started::replace(start, &at.state)?;

@@ -3,16 +3,17 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rtvirtio_kernel::{Cgroups, Root, text};
+use rtvirtio_kernel::{Cgroups, Root, Stack, text};
 use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::Device;
 use rtvirtio_vmm::GuestAgent;
 
 use super::{Site, bfq_of, elevator};
 use crate::controls::{self, Control, Controls, Placed};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::find::HostVm;
 use crate::progress::Progress;
+use crate::uncovered::{self, Covered, Uncovered};
 
 /// Time limit of a guest agent's answer when its settings are read.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,8 +77,58 @@ impl Site {
             drives: host_vm.drives().map_err(|e| format!("{e:#}")).transpose(),
             pids: host_vm.pids().map_err(|e| format!("{e:#}")),
             has_cap: of_vm.cap.is_some(),
+            uncovered: self.uncovered_of(host_vm, cgroup),
         })
         .collect()
+    }
+
+    /// What no setting of this device acts on of a VM's I/O, now. Nothing of a lab's, which starts
+    /// its VMs itself.
+    pub(super) fn uncovered_of(&self, vm: &HostVm, cgroup: &Path) -> Vec<Uncovered> {
+        if self.lab.is_some() {
+            return Vec::new();
+        }
+        let unknown = |e: Error| vec![Uncovered::unknown(&vm.name, &e)];
+        let look = || {
+            let pids = vm.pids()?;
+            let charges_write_back = uncovered::charges_write_back(&self.root, &self.cgroups, cgroup)?;
+            let (devices, others) = ([self.stack.device.name.clone()], self.others_of(&vm.name)?);
+            let of =
+                Covered { vm: &vm.name, pids: &pids, devices: &devices, others: &others, charges_write_back };
+            Ok(uncovered::look(&self.root, &of))
+        };
+        look().unwrap_or_else(unknown)
+    }
+
+    /// Kernel names of the other devices on which the spec has tasks of a VM.
+    fn others_of(&self, vm: &str) -> Result<Vec<String>> {
+        let of = self.others.iter().filter(|(_, vms)| vms.iter().any(|name| name == vm));
+        of.map(|(path, _)| Ok(Stack::find(&self.root, path)?.device.name)).collect()
+    }
+
+    /// The same of the VM of this name; nothing where there is none.
+    pub(crate) fn uncovered_named(&self, name: &str) -> Vec<Uncovered> {
+        let of = self.vms.iter().filter(|(vm, _)| vm.name == name);
+        of.flat_map(|(vm, cgroup)| self.uncovered_of(vm, cgroup)).collect()
+    }
+
+    /// The I/O cgroup of the VM of this name.
+    pub(crate) fn io_group(&self, name: &str) -> Option<&Path> {
+        self.vms.iter().find(|(vm, _)| vm.name == name).map(|(_, cgroup)| cgroup.as_path())
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+
+    pub(crate) fn cgroups(&self) -> &Cgroups {
+        &self.cgroups
+    }
+
+    /// The same of all VMs.
+    #[must_use]
+    pub fn uncovered(&self) -> Vec<Uncovered> {
+        self.vms.iter().flat_map(|(vm, cgroup)| self.uncovered_of(vm, cgroup)).collect()
     }
 }
 

@@ -12,7 +12,7 @@ fn start_of(vms: usize) -> Config {
 
 fn vm(path: &[(&str, u32)], ceiling: Option<f64>) -> Placement {
     let path = path.iter().map(|(path, weight)| CgroupNode { path: (*path).to_owned(), weight: *weight });
-    Placement { own_cgroup: true, path: path.collect(), ceiling: ceiling.map(Iops) }
+    Placement { own_cgroup: true, path: path.collect(), ceiling: ceiling.map(Iops), ..Placement::default() }
 }
 
 fn weights(placements: &Placements, own: &[u32]) -> Vec<u32> {
@@ -90,7 +90,7 @@ fn weights_are_searched_between_siblings_only() {
         path: [(parent.to_owned(), weight), (format!("{parent}/vm{i}"), 100)]
             .map(|(path, weight)| CgroupNode { path, weight })
             .to_vec(),
-        ceiling: None,
+        ..Placement::default()
     };
     let n = s.vms.len();
     let weights = |options: &PlanOptions| -> Vec<String> {
@@ -148,10 +148,18 @@ fn a_ceiling_above_a_vm_is_counted() {
         own_cgroup: true,
         path: vec![CgroupNode { path: path.to_owned(), weight: 100 }],
         ceiling,
+        ceiling_by: "raise `iops-read` of drive d0".to_owned(),
     };
     let mut options = PlanOptions::new(start(&s));
     options.placements = Placements::new(vec![at("/a", Some(Iops(30.0))), at("/b", None)]);
     let p = plan(&s, &profile(), &options).unwrap();
     assert!(!p.feasible && p.tasks[0].forecast.rate_kept < 0.31, "{p:?}");
     assert!(p.tasks[1].forecast.rate_kept > 0.99);
+    // No longer target gives a rate that is not there; the limit is named with what to do.
+    let reason = p.infeasible.unwrap().reason;
+    assert!(
+        reason.contains("vm0 gets at most 30/s, and its tasks ask for 100/s: raise `iops-read`"),
+        "{reason}"
+    );
+    assert!(!reason.contains("move a VM away"), "{reason}");
 }

@@ -94,3 +94,24 @@ fn the_peer_of_a_client_is_the_listener() {
     let stream = UnixStream::connect(&path).unwrap();
     assert_eq!(peer(&stream).unwrap(), Some(std::process::id()));
 }
+
+#[test]
+fn how_a_file_is_open_is_read_from_its_flags() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    fs::create_dir_all(root.at("/proc/5/fd")).unwrap();
+    std::os::unix::fs::symlink("/x", root.at("/proc/5/fd/7")).unwrap();
+    let [one] = descriptors(&root, 5).unwrap()[..] else { panic!("one descriptor") };
+    let locks = "lock:\t1: OFDLCK ADVISORY  READ -1 fe:00:9978033 100 101\n\
+                 lock:\t2: OFDLCK ADVISORY  WRITE -1 fe:00:9978033 201 EOF\n\
+                 lock:\t3: POSIX  ADVISORY  WRITE 77 fe:00:9978033 5 9\n";
+    put(&root, "/proc/5/fdinfo/7", &format!("pos:\t0\nflags:\t02100002\nmnt_id:\t27\n{locks}"));
+    assert_eq!(one.mode(&root).unwrap(), OpenMode { writes: true, direct: false });
+    assert_eq!(one.file_locks(&root).unwrap(), [(100, 101), (201, u64::MAX)]);
+    let flags = libc::O_DIRECT;
+    put(&root, "/proc/5/fdinfo/7", &format!("flags:\t{flags:o}\n"));
+    assert_eq!(one.mode(&root).unwrap(), OpenMode { writes: false, direct: true });
+    assert_eq!(one.file_locks(&root).unwrap(), []);
+    put(&root, "/proc/5/fdinfo/7", "pos:\t0\n");
+    assert!(one.mode(&root).is_err(), "not known is not read-only");
+}

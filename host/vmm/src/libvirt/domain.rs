@@ -10,7 +10,7 @@ use rtvirtio_kernel::{ProcessId, Root, process};
 use super::status::{self, DomainStatus};
 use super::{Daemon, contract};
 use crate::VmmError;
-use crate::qmp::{Drive, ThrottleLimits};
+use crate::qmp::{Drive, ThrottleLimits, name_shared};
 
 /// Most nodes of a domain's XML; one with 100 disks has about 5000.
 const MOST_NODES: u32 = 200_000;
@@ -66,8 +66,12 @@ pub struct Disk {
     pub serial: Option<String>,
     /// Where it is attached.
     pub address: Option<GuestAddress>,
-    /// Limits that libvirt has QEMU keep (`<iotune>`).
+    /// Limits that libvirt has QEMU keep (`<iotune>`), as it has recorded them.
     pub throttle: ThrottleLimits,
+    /// The group whose limits it shares with others.
+    pub throttle_group: Option<String>,
+    /// Whether another process serves it (`type='vhostuser'`): libvirt takes no limits for it.
+    pub vhost_user: bool,
 }
 
 /// Where a disk is attached in the guest.
@@ -155,9 +159,12 @@ impl DomainXml {
             file: disk.source.clone(),
             removable: matches!(disk.device.as_str(), "cdrom" | "floppy"),
             limits: Some(disk.throttle).filter(|limits| !limits.is_none()).into_iter().collect(),
-            groups: Vec::new(),
+            groups: disk.throttle_group.clone().into_iter().collect(),
+            ..Drive::default()
         };
-        self.disks.iter().map(drive).collect()
+        let mut drives: Vec<Drive> = self.disks.iter().map(drive).collect();
+        name_shared(&mut drives);
+        drives
     }
 
     /// The disk that libvirt calls `target`.
@@ -218,6 +225,11 @@ fn disk(node: Node<'_, '_>) -> Option<Disk> {
         serial: text(node, "serial"),
         address: address.and_then(guest_address),
         throttle: throttle(node),
+        throttle_group: node
+            .children()
+            .find(|n| n.has_tag_name("iotune"))
+            .and_then(|tune| text(tune, "group_name")),
+        vhost_user: node.attribute("type") == Some("vhostuser"),
     })
 }
 
@@ -226,7 +238,11 @@ fn throttle(disk: Node<'_, '_>) -> ThrottleLimits {
     let Some(tune) = disk.children().find(|n| n.has_tag_name("iotune")) else {
         return ThrottleLimits::default();
     };
-    let limit = |name: &str| text(tune, name).and_then(|text| text.parse().ok()).unwrap_or(0);
+    limits_of(|name| text(tune, name).and_then(|text| text.parse().ok()).unwrap_or(0))
+}
+
+/// Limits by libvirt's names of them.
+fn limits_of(limit: impl Fn(&str) -> u64) -> ThrottleLimits {
     ThrottleLimits {
         iops: limit("total_iops_sec"),
         iops_rd: limit("read_iops_sec"),
@@ -234,7 +250,29 @@ fn throttle(disk: Node<'_, '_>) -> ThrottleLimits {
         bps: limit("total_bytes_sec"),
         bps_rd: limit("read_bytes_sec"),
         bps_wr: limit("write_bytes_sec"),
+        iops_max: limit("total_iops_sec_max"),
+        iops_rd_max: limit("read_iops_sec_max"),
+        iops_wr_max: limit("write_iops_sec_max"),
+        bps_max: limit("total_bytes_sec_max"),
+        bps_rd_max: limit("read_bytes_sec_max"),
+        bps_wr_max: limit("write_bytes_sec_max"),
+        iops_max_length: limit("total_iops_sec_max_length"),
+        iops_rd_max_length: limit("read_iops_sec_max_length"),
+        iops_wr_max_length: limit("write_iops_sec_max_length"),
+        bps_max_length: limit("total_bytes_sec_max_length"),
+        bps_rd_max_length: limit("read_bytes_sec_max_length"),
+        bps_wr_max_length: limit("write_bytes_sec_max_length"),
     }
+}
+
+/// The limits in what `virsh blkdeviotune` prints of a disk, which are QEMU's own: lines such as
+/// `read_iops_sec  : 77`; and the group that it is in, where there is one.
+pub(super) fn tuned(text: &str) -> (ThrottleLimits, Option<String>) {
+    let pairs: Vec<(&str, &str)> =
+        text.lines().filter_map(|line| line.split_once(':')).map(|(k, v)| (k.trim(), v.trim())).collect();
+    let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+    let limits = limits_of(|name| value(name).and_then(|v| v.parse().ok()).unwrap_or(0));
+    (limits, value("group_name").filter(|group| !group.is_empty()).map(str::to_owned))
 }
 
 fn child_attribute<'a>(node: Node<'a, '_>, name: &str, attribute: &str) -> Option<&'a str> {

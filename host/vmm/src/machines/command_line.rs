@@ -31,6 +31,8 @@ pub struct CommandLine {
     pub agent: Option<PathBuf>,
     /// Files and block devices that are disks of the guest.
     pub disks: Vec<PathBuf>,
+    /// Files of the firmware and of removable media, which are no disks.
+    pub firmware: Vec<PathBuf>,
     /// Sockets of vhost-user disks: another process serves these.
     pub vhost_user: Vec<PathBuf>,
 }
@@ -144,16 +146,18 @@ impl CommandLine {
                     let keys = Keys::parse(value, "file");
                     let is_disk = !matches!(keys.get("if"), Some("pflash"))
                         && !matches!(keys.get("media"), Some("cdrom"));
-                    let file = keys.get("file").or(keys.get("file.filename")).filter(|_| is_disk);
-                    found.disks.extend(file.map(PathBuf::from));
+                    let file = keys.get("file").or(keys.get("file.filename")).map(PathBuf::from);
+                    if is_disk { &mut found.disks } else { &mut found.firmware }.extend(file);
                 }
                 "blockdev" => {
                     let keys = Keys::parse(value, "driver");
                     let is_firmware = keys.get("node-name").is_some_and(|n| n.contains("pflash"));
                     let file = keys.get("filename").or(keys.get("file.filename"));
-                    found.disks.extend(file.filter(|_| !is_firmware).map(PathBuf::from));
+                    let file = file.map(PathBuf::from);
+                    if is_firmware { &mut found.firmware } else { &mut found.disks }.extend(file);
                 }
                 "hda" | "hdb" | "hdc" | "hdd" => found.disks.push(value.into()),
+                "cdrom" | "pflash" => found.firmware.push(value.into()),
                 _ => {}
             }
         }
@@ -196,6 +200,7 @@ mod tests {
         assert_eq!(vm.qmp.as_deref(), Some(Path::new("/run/plc.qmp")));
         assert_eq!(vm.agent.as_deref(), Some(Path::new("/run/plc.qga")));
         assert_eq!(vm.disks, [Path::new("/srv/plc,1.raw"), Path::new("/srv/b.raw")]);
+        assert_eq!(vm.firmware, [Path::new("/srv/vars.fd"), Path::new("/srv/c.iso")]);
         assert!(!vm.libvirt && vm.proxmox.is_none() && vm.vhost_user.is_empty());
     }
 

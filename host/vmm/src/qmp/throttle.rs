@@ -12,8 +12,8 @@ use serde_json::json;
 use crate::block_node::BlockNode;
 use crate::{Qmp, VmmError};
 
-/// Limits of one drive; 0 is none. A burst allowance (`iops-total-max`) is not kept: it lasts for
-/// seconds.
+/// Limits of one drive; 0 is none. A `max` above a limit is let through for `max-length` seconds
+/// (`util/throttle.c`): with a length of 1, which is also what 0 means, as many at any speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ThrottleLimits {
     /// Requests per second, reads and writes together.
@@ -34,37 +34,125 @@ pub struct ThrottleLimits {
     /// Bytes written per second.
     #[serde(default, alias = "bps-write")]
     pub bps_wr: u64,
+    /// Burst of `iops`.
+    #[serde(default, alias = "iops-total-max")]
+    pub iops_max: u64,
+    /// Burst of `iops_rd`.
+    #[serde(default, alias = "iops-read-max")]
+    pub iops_rd_max: u64,
+    /// Burst of `iops_wr`.
+    #[serde(default, alias = "iops-write-max")]
+    pub iops_wr_max: u64,
+    /// Burst of `bps`.
+    #[serde(default, alias = "bps-total-max")]
+    pub bps_max: u64,
+    /// Burst of `bps_rd`.
+    #[serde(default, alias = "bps-read-max")]
+    pub bps_rd_max: u64,
+    /// Burst of `bps_wr`.
+    #[serde(default, alias = "bps-write-max")]
+    pub bps_wr_max: u64,
+    /// Seconds of `iops_max`.
+    #[serde(default, alias = "iops-total-max-length")]
+    pub iops_max_length: u64,
+    /// Seconds of `iops_rd_max`.
+    #[serde(default, alias = "iops-read-max-length")]
+    pub iops_rd_max_length: u64,
+    /// Seconds of `iops_wr_max`.
+    #[serde(default, alias = "iops-write-max-length")]
+    pub iops_wr_max_length: u64,
+    /// Seconds of `bps_max`.
+    #[serde(default, alias = "bps-total-max-length")]
+    pub bps_max_length: u64,
+    /// Seconds of `bps_rd_max`.
+    #[serde(default, alias = "bps-read-max-length")]
+    pub bps_rd_max_length: u64,
+    /// Seconds of `bps_wr_max`.
+    #[serde(default, alias = "bps-write-max-length")]
+    pub bps_wr_max_length: u64,
+}
+
+/// One number of [`ThrottleLimits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThrottleLimit {
+    /// QEMU's name of it, such as `iops-read`.
+    pub name: &'static str,
+    /// Most per second in the long run; 0 is none.
+    pub average: u64,
+    /// Most per second, or with a length of 1 at once, in a burst; 0 where none is allowed.
+    pub max: u64,
+    /// Seconds that a burst may last.
+    pub max_length: u64,
+}
+
+impl ThrottleLimit {
+    /// Most that it lets through in one second.
+    #[must_use]
+    pub fn passes(&self) -> u64 {
+        match (self.max, self.max_length) {
+            (0, _) => self.average,
+            // The bucket leaks while it is filled.
+            (max, 0 | 1) => max.saturating_add(self.average),
+            (max, _) => max,
+        }
+    }
 }
 
 impl ThrottleLimits {
-    /// Whether there is none.
+    /// Whether there is none. Lengths alone limit nothing.
     #[must_use]
     pub fn is_none(&self) -> bool {
-        *self == Self::default()
+        self.set().next().is_none()
+    }
+
+    /// All of them, also those that are not set.
+    #[must_use]
+    pub fn each(&self) -> [ThrottleLimit; 6] {
+        let of = |name, average, max, max_length| ThrottleLimit { name, average, max, max_length };
+        [
+            of("iops-total", self.iops, self.iops_max, self.iops_max_length),
+            of("iops-read", self.iops_rd, self.iops_rd_max, self.iops_rd_max_length),
+            of("iops-write", self.iops_wr, self.iops_wr_max, self.iops_wr_max_length),
+            of("bps-total", self.bps, self.bps_max, self.bps_max_length),
+            of("bps-read", self.bps_rd, self.bps_rd_max, self.bps_rd_max_length),
+            of("bps-write", self.bps_wr, self.bps_wr_max, self.bps_wr_max_length),
+        ]
+    }
+
+    /// Those that limit something.
+    pub fn set(&self) -> impl Iterator<Item = ThrottleLimit> + use<> {
+        self.each().into_iter().filter(|limit| limit.average > 0)
+    }
+}
+
+impl fmt::Display for ThrottleLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.average)?;
+        if self.max > 0 {
+            write!(f, " {}-max={}", self.name, self.max)?;
+        }
+        if self.max > 0 && self.max_length > 1 {
+            write!(f, " {}-max-length={}", self.name, self.max_length)?;
+        }
+        Ok(())
     }
 }
 
 impl fmt::Display for ThrottleLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = [
-            ("iops-total", self.iops),
-            ("iops-read", self.iops_rd),
-            ("iops-write", self.iops_wr),
-            ("bps-total", self.bps),
-            ("bps-read", self.bps_rd),
-            ("bps-write", self.bps_wr),
-        ];
-        let set: Vec<String> =
-            all.iter().filter(|(_, v)| *v > 0).map(|(name, value)| format!("{name}={value}")).collect();
+        let set: Vec<String> = self.set().map(|limit| limit.to_string()).collect();
         f.write_str(&set.join(" "))
     }
 }
 
 /// One of QEMU's drives with its throttling.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drive {
     /// Name of the drive, else of its device.
     pub name: String,
+    /// Path of its device in QEMU, such as `/machine/peripheral/disk0/virtio-backend`, by which
+    /// commands name it; empty for a drive of no device, and where libvirt was asked.
+    pub qdev: String,
     /// Path of its image or device as QEMU opened it; `None` for one that has no file, such as a
     /// network disk.
     pub file: Option<PathBuf>,
@@ -74,6 +162,27 @@ pub struct Drive {
     pub limits: Vec<ThrottleLimits>,
     /// Drives with one group share its limits.
     pub groups: Vec<String>,
+    /// The other drives of these groups, by name.
+    pub shared_with: Vec<String>,
+    /// Whether QEMU joins neighbouring requests before its limits count (`request-merging` of
+    /// virtio-blk): a limit on requests then bounds no requests of the guest. `None` where that is
+    /// not known.
+    pub merges: Option<bool>,
+    /// What a management tool has recorded as its limits, where that is something else than what
+    /// limits it: it comes back with the next change or start.
+    pub recorded: Option<ThrottleLimits>,
+}
+
+/// Fills in which drives share a group.
+pub(crate) fn name_shared(drives: &mut [Drive]) {
+    let all: Vec<(String, Vec<String>)> = drives.iter().map(|d| (d.name.clone(), d.groups.clone())).collect();
+    for (at, drive) in drives.iter_mut().enumerate() {
+        let others = all.iter().enumerate().filter(|(other, _)| *other != at);
+        let shares = |(_, (_, groups)): &(usize, &(String, Vec<String>))| {
+            groups.iter().any(|group| drive.groups.contains(group))
+        };
+        drive.shared_with = others.filter(shares).map(|(_, (name, _))| name.clone()).collect();
+    }
 }
 
 #[derive(Deserialize)]
@@ -109,11 +218,12 @@ impl Qmp {
             let Some(inserted) = block.inserted else { continue };
             let node = BlockNode::of(&inserted.file);
             let mut drive = Drive {
-                name: if block.device.is_empty() { device_name(&block.qdev) } else { block.device },
+                name: if block.device.is_empty() { device_name(&block.qdev) } else { block.device.clone() },
                 file: node.file,
                 removable: block.removable,
-                limits: Vec::new(),
-                groups: Vec::new(),
+                merges: self.merges(&block.qdev)?,
+                qdev: block.qdev.clone(),
+                ..Drive::default()
             };
             if !inserted.limits.is_none() {
                 drive.limits.push(inserted.limits);
@@ -131,7 +241,28 @@ impl Qmp {
             }
             drives.push(drive);
         }
+        name_shared(&mut drives);
         Ok(drives)
+    }
+
+    /// Whether a device joins neighbouring requests. Only virtio-blk has the property and does;
+    /// `None` for a drive of no device.
+    fn merges(&mut self, qdev: &str) -> Result<Option<bool>, VmmError> {
+        if qdev.is_empty() {
+            return Ok(None);
+        }
+        let path =
+            if qdev.starts_with('/') { qdev.to_owned() } else { format!("/machine/peripheral/{qdev}") };
+        let arguments = json!({ "path": path, "property": "request-merging" });
+        match self.execute("qom-get", Some(arguments)) {
+            Ok(value) => Ok(value.as_bool()),
+            Err(VmmError::Refused { desc, .. }) if desc.ends_with("request-merging' not found") => {
+                Ok(Some(false))
+            }
+            // Unplugged meanwhile, or under another name.
+            Err(VmmError::Refused { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
     /// Limits of a `throttle-group` object.
@@ -159,6 +290,18 @@ mod tests {
         let group: ThrottleLimits =
             serde_json::from_str(r#"{"iops-total": 70, "bps-write": 9, "iops-total-max": 3}"#).unwrap();
         assert_eq!((group.iops, group.bps_wr, group.is_none()), (70, 9, false));
+        assert_eq!(group.to_string(), "iops-total=70 iops-total-max=3 bps-write=9");
         assert!(ThrottleLimits::default().is_none());
+        let lengths: ThrottleLimits = serde_json::from_str(r#"{"iops-read-max-length": 1}"#).unwrap();
+        assert!(lengths.is_none(), "a throttle-group without limits has lengths of 1");
+    }
+
+    #[test]
+    fn a_burst_is_what_passes() {
+        let of = |average, max, max_length| ThrottleLimit { name: "iops-read", average, max, max_length };
+        assert_eq!(of(50, 0, 0).passes(), 50);
+        assert_eq!(of(50, 2000, 60).passes(), 2000);
+        assert_eq!(of(50, 2000, 1).passes(), 2050);
+        assert_eq!(of(50, 2000, 60).to_string(), "iops-read=50 iops-read-max=2000 iops-read-max-length=60");
     }
 }

@@ -1,0 +1,212 @@
+//! How many of the reads of a run reached the device: what the host's memory or a hole of an image
+//! answers says nothing of the device.
+
+use rtvirtio_kernel::io_counters::IoCounters;
+use rtvirtio_kernel::{Cgroups, Hierarchy};
+use rtvirtio_measure::workload::VmLoad;
+use rtvirtio_measure::{TaskResult, Verdict};
+use rtvirtio_spec::Task;
+
+use crate::site::Site;
+use crate::uncovered::UncoveredKind;
+
+/// Share of the reads that must have reached the device. Counters see the warm-up too, so that all
+/// do where nothing answers in the device's place.
+const ENOUGH: f64 = 0.99;
+/// Bytes of a sector in `/sys/block/*/stat` (`Documentation/block/stat.rst`).
+const SECTOR: u64 = 512;
+
+/// Requests and bytes that were read.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Reads {
+    requests: f64,
+    bytes: f64,
+}
+
+/// Where the reads of a VM on a device are counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Seen {
+    /// Of the VM's cgroup; `None` where the kernel counts nothing there.
+    group: Option<Reads>,
+    /// Of the device, whoever reads; `None` where that cannot be read.
+    device: Option<Reads>,
+}
+
+/// The counters of all VMs of a run at one moment: by VM, then by device.
+pub(crate) struct Counters(Vec<(String, Vec<Seen>)>);
+
+impl Counters {
+    /// As they are now.
+    pub fn read(sites: &[&Site], loads: &[VmLoad]) -> Self {
+        let of = |load: &VmLoad| {
+            let here = sites.iter().filter(|site| site.spec.vm(&load.vm.name).is_some());
+            (load.vm.name.clone(), here.map(|site| seen(site, &load.vm.name)).collect())
+        };
+        Self(loads.iter().map(of).collect())
+    }
+}
+
+fn seen(site: &Site, vm: &str) -> Seen {
+    let dev = &site.stack.device.dev;
+    let group = site.io_group(vm).and_then(|cgroup| {
+        let (root, cgroups) = (site.root(), site.cgroups());
+        if Cgroups::is_root(cgroup) {
+            return None;
+        }
+        let found = IoCounters::read(root, cgroups, cgroup, dev).ok()?;
+        // A group of v2 without a line has had no request; on v1 nothing may be counted at all.
+        let none = (cgroups.hierarchy == Hierarchy::V2).then(IoCounters::default);
+        let io = found.or(none)?;
+        Some(Reads { requests: io.reads as f64, bytes: io.read_bytes as f64 })
+    });
+    let stat = site.root().read(site.stack.device.sysfs().join("stat")).ok();
+    Seen { group, device: stat.as_deref().and_then(of_stat) }
+}
+
+/// Reads, reads that were merged with others, sectors read.
+fn of_stat(text: &str) -> Option<Reads> {
+    let mut fields = text.split_ascii_whitespace().map(|n| n.parse::<u64>().ok());
+    let (done, merged, sectors) = (fields.next()??, fields.next()??, fields.next()??);
+    Some(Reads { requests: (done + merged) as f64, bytes: (sectors * SECTOR) as f64 })
+}
+
+/// What came in between two looks; `None` where a counter began anew.
+fn between(before: Option<Reads>, after: Option<Reads>) -> Option<Reads> {
+    let after = after?;
+    // A group of v1 gets its counters with its first request.
+    let before = before.unwrap_or_default();
+    let past = Reads { requests: after.requests - before.requests, bytes: after.bytes - before.bytes };
+    (past.requests >= 0.0 && past.bytes >= 0.0).then_some(past)
+}
+
+/// What is known of the reads of a VM.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reached {
+    /// So many of its requests, at most.
+    AtMost(f64),
+    /// Nothing counts them alone.
+    Unknown,
+}
+
+/// Takes back what reads show that did not reach the device.
+pub(crate) fn judge(
+    sites: &[&Site],
+    loads: &[VmLoad],
+    (before, after): (&Counters, &Counters),
+    results: &mut [TaskResult],
+) {
+    let readers = loads.iter().filter(|load| load.vm.tasks.iter().any(|t| read_share(t) > 0.0)).count();
+    for ((load, (_, before)), (_, after)) in loads.iter().zip(&before.0).zip(&after.0) {
+        let measured = measured(load, results);
+        if measured.requests < 1.0 {
+            continue;
+        }
+        let kinds: Vec<UncoveredKind> =
+            sites.iter().flat_map(|site| site.uncovered_named(&load.vm.name)).map(|of| of.kind).collect();
+        let is_cached =
+            kinds.iter().any(|k| matches!(k, UncoveredKind::PageCache | UncoveredKind::WriteBack));
+        let elsewhere = kinds.contains(&UncoveredKind::OtherProcess)
+            || sites.iter().any(|site| site.lab.as_ref().is_some_and(|lab| lab.domain.is_some()));
+        let (mut sum, mut is_alone) = (Some(Reads::default()), true);
+        for (then, now) in before.iter().zip(after) {
+            let group = between(then.group, now.group).filter(|_| !elsewhere);
+            is_alone &= group.is_some() || readers == 1;
+            let past = group.or_else(|| between(then.device, now.device));
+            sum = sum
+                .zip(past)
+                .map(|(a, b)| Reads { requests: a.requests + b.requests, bytes: a.bytes + b.bytes });
+        }
+        let reached = reached(measured, sum, is_cached, is_alone);
+        let of_vm = |r: &&mut TaskResult| r.vm == load.vm.name && r.flow.is_none();
+        for result in results.iter_mut().filter(of_vm) {
+            let reads = load.vm.tasks.iter().any(|t| t.name == result.task && read_share(t) > 0.0);
+            if reads {
+                take_back(result, reached, measured);
+            }
+        }
+    }
+}
+
+/// Of neighbouring requests QEMU, the guest or the kernel may make one, so that bytes count as well;
+/// where the page cache reads ahead, requests alone.
+fn reached(measured: Reads, past: Option<Reads>, is_cached: bool, is_alone: bool) -> Reached {
+    let Some(past) = past else { return Reached::Unknown };
+    let by_requests = past.requests / measured.requests;
+    let by_bytes = past.bytes / measured.bytes.max(1.0);
+    let share = if is_cached { by_requests } else { by_requests.max(by_bytes) };
+    if share < ENOUGH || is_alone || !is_cached {
+        Reached::AtMost(share * measured.requests)
+    } else {
+        // Others read the same device.
+        Reached::Unknown
+    }
+}
+
+fn take_back(result: &mut TaskResult, reached: Reached, measured: Reads) {
+    let why = match reached {
+        Reached::AtMost(n) if n >= ENOUGH * measured.requests => return,
+        Reached::AtMost(n) => format!(
+            "{n:.0} of {:.0} reads reached the device: the others were answered by the host's page cache (set cache=none) or a hole of \
+             the image (fill it)",
+            measured.requests
+        ),
+        // Nothing says that the device did not answer.
+        Reached::Unknown => {
+            "how many of its reads reached the device is not known: its disk goes through the host's page cache (set cache=none)".to_owned()
+        }
+    };
+    if result.verdict == Some(Verdict::Met) {
+        result.verdict = Some(Verdict::Unproven);
+    }
+    result.why = if result.why.is_empty() { why } else { format!("{why}; {}", result.why) };
+}
+
+fn read_share(task: &Task) -> f64 {
+    1.0 - task.op.write_share()
+}
+
+/// The reads that a VM's tasks completed. A task with several targets has as many results.
+fn measured(load: &VmLoad, results: &[TaskResult]) -> Reads {
+    let of = |task: &Task| {
+        let here = results.iter().find(|r| r.vm == load.vm.name && r.task == task.name && r.flow.is_none());
+        let n = here.map_or(0.0, |r| r.n as f64) * read_share(task);
+        Reads { requests: n, bytes: n * task.mean_block() }
+    };
+    let all = load.vm.tasks.iter().map(of);
+    all.fold(Reads::default(), |a, b| Reads { requests: a.requests + b.requests, bytes: a.bytes + b.bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reads(requests: f64, bytes: f64) -> Reads {
+        Reads { requests, bytes }
+    }
+
+    #[test]
+    fn what_the_device_did_not_see_is_not_reached() {
+        let measured = reads(1000.0, 4_096_000.0);
+        let of = |past, is_cached, is_alone| reached(measured, past, is_cached, is_alone);
+        assert_eq!(of(Some(reads(0.0, 0.0)), true, true), Reached::AtMost(0.0));
+        assert_eq!(of(Some(reads(1200.0, 4_915_200.0)), false, true), Reached::AtMost(1200.0));
+        // Neighbouring requests that became one.
+        assert_eq!(of(Some(reads(40.0, 4_096_000.0)), false, true), Reached::AtMost(1000.0));
+        // Read-ahead moves many bytes for few requests.
+        assert_eq!(of(Some(reads(40.0, 4_096_000.0)), true, true), Reached::AtMost(40.0));
+        // Of a device that others read too, few are few, and many are nobody's.
+        assert_eq!(of(Some(reads(40.0, 0.0)), true, false), Reached::AtMost(40.0));
+        assert_eq!(of(Some(reads(9000.0, 0.0)), true, false), Reached::Unknown);
+        assert_eq!(of(None, true, true), Reached::Unknown);
+    }
+
+    #[test]
+    fn counters_are_read_and_compared() {
+        let text = "  10 5 128 1 2 3 4 5 6 7 8\n";
+        assert_eq!(of_stat(text), Some(reads(15.0, 65_536.0)));
+        assert_eq!((of_stat("x 1 2"), of_stat("")), (None, None));
+        assert_eq!(between(None, Some(reads(3.0, 4.0))), Some(reads(3.0, 4.0)));
+        assert_eq!(between(Some(reads(9.0, 4.0)), Some(reads(3.0, 4.0))), None, "it began anew");
+        assert_eq!(between(Some(reads(9.0, 4.0)), None), None);
+    }
+}
