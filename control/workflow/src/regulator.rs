@@ -1,6 +1,8 @@
 //! A spec's traffic limits as settings of regulators, on this host where they act here. Changes
 //! nothing.
 
+use std::path::{Path, PathBuf};
+
 use rtvirtio_kernel::resctrl::{self, Maker, Offer, Resctrl, USUAL_MOUNT};
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, Stack};
 use rtvirtio_spec::{Device, HostHandle, HostSpec, Reach, Vm, VmDisk};
@@ -12,9 +14,11 @@ use rtvirtio_units::{Bytes, BytesPerSec};
 use rtvirtio_vmm::threads;
 use serde::Serialize;
 
+use crate::controls::on_device;
 use crate::dirs::Dirs;
-use crate::error::{Result, bail, one_line};
+use crate::error::{Kind, Result, bail, one_line};
 use crate::find;
+use crate::uncovered::{self, Covered, Uncovered};
 
 /// What to show, and what this host cannot be asked for.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +65,9 @@ pub struct VmRegulators {
     pub outcomes: Vec<Outcome>,
     /// What stands as a shell variable in the settings, and why it is not known.
     pub unknown: Vec<String>,
+    /// What no limit of its cgroup acts on now, while it runs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub uncovered: Vec<Uncovered>,
 }
 
 /// Compiles every limit of a spec.
@@ -107,7 +114,8 @@ fn of_vm(
         .collect();
     let mut here = Here::new(vm, host, options, root, offer, dirs);
     let mut outcomes = Vec::new();
-    for (direction, mut tspec) in Tspec::all(&vm.traffic) {
+    let limits: Vec<(Direction, Tspec)> = Tspec::all(&vm.traffic).collect();
+    for (direction, mut tspec) in limits.clone() {
         if let (Some(largest), rtvirtio_traffic::Unit::Bytes) = (options.largest, tspec.unit) {
             tspec.largest = largest.0;
             tspec.burst = tspec.burst.max(largest.0);
@@ -123,14 +131,16 @@ fn of_vm(
             if options.actuators.is_empty() && !fits {
                 continue;
             }
-            let compiled = here.place(actuator).and_then(|place| compile(&tspec, direction, &place));
+            let compiled =
+                here.place(actuator, direction, &limits).and_then(|place| compile(&tspec, direction, &place));
             outcomes.push(match compiled {
                 Ok(compiled) => Outcome::Compiled(Box::new(compiled)),
                 Err(e) => Outcome::Refused { actuator, direction, why: e.to_string() },
             });
         }
     }
-    Ok(VmRegulators { vm: vm.name.clone(), outcomes, unknown: here.unknown })
+    let uncovered = here.uncovered();
+    Ok(VmRegulators { vm: vm.name.clone(), outcomes, unknown: here.unknown, uncovered })
 }
 
 /// What is known of a VM's places; the rest stands as shell variables.
@@ -166,7 +176,12 @@ impl<'a> Here<'a> {
         })
     }
 
-    fn place(&mut self, actuator: Actuator) -> std::result::Result<Place, CompileError> {
+    fn place(
+        &mut self,
+        actuator: Actuator,
+        direction: Direction,
+        limits: &[(Direction, Tspec)],
+    ) -> std::result::Result<Place, CompileError> {
         Ok(match actuator {
             Actuator::IoDomain => Place::IoDomain,
             Actuator::IoMax => {
@@ -180,7 +195,12 @@ impl<'a> Here<'a> {
             }
             Actuator::TcTbf => Place::TcTbf { interface: self.interface() },
             Actuator::TcHtb => Place::TcHtb { interface: self.interface() },
-            Actuator::Qemu => Place::Qemu { group: format!("traffic-{}", self.vm.name) },
+            Actuator::Qemu => {
+                let drive = self.drive();
+                let is_other = |(of, _): &&(Direction, Tspec)| of.is_disk() && *of != direction;
+                let other = limits.iter().find(is_other).map(|(_, tspec)| *tspec);
+                Place::Qemu { drive: self.or_variable("DRIVE", drive), other }
+            }
             Actuator::Libvirt => self.libvirt(),
             Actuator::Resctrl => Place::Resctrl(self.resctrl()?),
             Actuator::Qos400 => match &self.options.port {
@@ -215,6 +235,57 @@ impl<'a> Here<'a> {
         let domain = self.or_variable("DOMAIN", domain);
         let disk = self.or_variable("DISK", disk);
         Place::Libvirt { domain, disk, interface: self.interface() }
+    }
+
+    /// Path of the device of QEMU's that lies on the VM's only device.
+    fn drive(&self) -> std::result::Result<String, String> {
+        const ELSE: &str = "the `qdev` that QEMU's `query-block` shows of the disk";
+        if matches!(&self.vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. }) {
+            return Err(format!("{ELSE}; libvirt keeps a record of its own: use --actuator libvirt"));
+        }
+        let vm = find::one_of_host(self.host.vms(), &self.vm.name, self.dirs).map_err(|e| one_line(&e))?;
+        let drives = vm.drives().map_err(|e| format!("{ELSE}: {}", one_line(&e)))?;
+        let drives = drives.ok_or_else(|| format!("{ELSE}: the VM is not named by its monitor"))?;
+        let names: Vec<PathBuf> = self.paths().map(Path::to_owned).collect();
+        match on_device(self.root, &names, &drives)[..] {
+            [one] if !one.qdev.is_empty() => Ok(one.qdev.clone()),
+            [_] => Err(format!("{ELSE}: no device of the guest has the drive")),
+            [] => Err(format!("{ELSE}: none is found to lie on the device")),
+            _ => Err(format!("{ELSE}: several lie on the device, set it for each")),
+        }
+    }
+
+    /// The devices on which the VM has tasks.
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        let parts = self.host.parts().iter().filter(|p| p.spec.vms.iter().any(|vm| vm.name == self.vm.name));
+        parts.filter_map(|part| match &part.spec.device {
+            Device::Path(path) => Some(path.as_path()),
+            Device::Twin { .. } | Device::File { .. } => None,
+        })
+    }
+
+    /// What no limit of its cgroup acts on; nothing while it does not run.
+    fn uncovered(&self) -> Vec<Uncovered> {
+        let look = || -> Result<Vec<Uncovered>> {
+            let vm = find::one_of_host(self.host.vms(), &self.vm.name, self.dirs)?;
+            let cgroups = Cgroups::detect(self.root)?;
+            let (cgroup, pids) = (vm.io_cgroup(self.root, &cgroups)?, vm.pids()?);
+            let charges_write_back = uncovered::charges_write_back(self.root, &cgroups, &cgroup)?;
+            let devices: Vec<String> = self
+                .paths()
+                .map(|path| Ok(Stack::find(self.root, path)?.device.name))
+                .collect::<Result<_>>()?;
+            let of =
+                Covered { vm: &vm.name, pids: &pids, devices: &devices, others: &[], charges_write_back };
+            Ok(uncovered::look(self.root, &of))
+        };
+        match (&self.vm.reach, look()) {
+            (Reach::Lab(_), _) => Vec::new(),
+            (_, Ok(found)) => found,
+            // Limits of VMs that do not run are shown as well, and of devices that are not here.
+            (_, Err(e)) if matches!(e.kind(), Kind::NotRunning | Kind::System) => Vec::new(),
+            (_, Err(e)) => vec![Uncovered::unknown(&self.vm.name, &e)],
+        }
     }
 
     /// `MAJ:MIN` of the VM's only device.

@@ -94,6 +94,12 @@ fn text(vm: &VmRegulators, style: &Style) -> String {
             }
         }
     }
+    if !vm.uncovered.is_empty() {
+        out.push_str("\nNot limited by the settings of its cgroup:\n");
+        for of in &vm.uncovered {
+            let _ = writeln!(out, "  {}", terminal(&of.to_string(), style.ascii));
+        }
+    }
     if !vm.unknown.is_empty() {
         out.push_str("\nNot known here:\n");
         for line in &vm.unknown {

@@ -25,8 +25,16 @@ pub enum NeighbourError {
     #[error("there is neither a profile nor a curve to choose from")]
     NoBasis,
     /// A regulator that does not limit what disks move.
-    #[error("{actuator} does not limit the requests of disks: choose io-max, throttle-v1, qemu or io-domain")]
+    #[error("{actuator} does not limit the requests of disks: choose io-max, throttle-v1 or io-domain")]
     NotOfDisks {
+        /// The regulator.
+        actuator: Actuator,
+    },
+    /// A regulator that counts joined requests as one.
+    #[error(
+        "{actuator} joins neighbouring requests before it counts them, so that it bounds none of a VM's requests: choose io-max, throttle-v1 or io-domain"
+    )]
+    Joins {
         /// The regulator.
         actuator: Actuator,
     },

@@ -197,7 +197,7 @@ fn place(actuator: Actuator) -> Result<Place, NeighbourError> {
         Actuator::IoDomain => Ok(Place::IoDomain),
         Actuator::IoMax => Ok(Place::IoMax { cgroup, dev }),
         Actuator::ThrottleV1 => Ok(Place::ThrottleV1 { cgroup, dev }),
-        Actuator::Qemu => Ok(Place::Qemu { group: String::new() }),
+        Actuator::Qemu => Err(NeighbourError::Joins { actuator }),
         _ => Err(NeighbourError::NotOfDisks { actuator }),
     }
 }

@@ -67,6 +67,12 @@ fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(C
     let compiled = Compiled::new(actuator, direction, tspec, Some(kept(tspec)), Worth::Cap).note(
         "the kernel counts in slices of up to 100 ms: the burst is what a slice is worth, whatever is asked",
     );
+    let compiled = match tspec.unit {
+        Unit::Bytes => compiled,
+        Unit::Requests => compiled.note(
+            "the kernel counts a request larger than the device's `queue/max_sectors_kb` as the several that it becomes: exact up to that size",
+        ),
+    };
     let compiled = match tspec.peak {
         Some(_) => compiled.note("the peak cannot be set: a slice's worth may go at once"),
         None => compiled,

@@ -43,10 +43,12 @@ pub enum Place {
         /// Its name.
         interface: String,
     },
-    /// A `throttle-group` of QEMU.
+    /// A drive of QEMU's.
     Qemu {
-        /// Its id.
-        group: String,
+        /// Path of its device, as `query-block` shows it (`qdev`).
+        drive: String,
+        /// The limit of the other direction: a command sets all limits of a drive at once.
+        other: Option<Tspec>,
     },
     /// A domain of libvirt.
     Libvirt {
@@ -93,7 +95,7 @@ pub fn compile(tspec: &Tspec, direction: Direction, place: &Place) -> Result<Com
         Place::ThrottleV1 { cgroup, dev } => block::throttle_v1(tspec, direction, cgroup, dev),
         Place::TcTbf { interface } => network::tbf(tspec, direction, interface),
         Place::TcHtb { interface } => network::htb(tspec, direction, interface),
-        Place::Qemu { group } => qemu::throttle_group(tspec, direction, group),
+        Place::Qemu { drive, other } => qemu::io_throttle(tspec, direction, drive, other.as_ref()),
         Place::Libvirt { domain, disk, interface } => {
             if direction.is_disk() {
                 qemu::iotune(tspec, direction, domain, disk)

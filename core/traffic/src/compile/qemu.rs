@@ -1,10 +1,13 @@
-//! QEMU's leaky buckets: `throttle-group`, and libvirt's `<iotune>`, which sets them.
+//! QEMU's leaky buckets: `block_set_io_throttle`, and libvirt's `<iotune>`, which sets them.
 //!
 //! Source: `util/throttle.c` of QEMU (`throttle_compute_wait`, `throttle_is_valid`). With `avg`
 //! alone a bucket holds a tenth of a second of it. With `max` and a `max-length` of 1 s it holds
 //! `max`, at any speed. With a longer `max-length` it holds `max * max-length`, filled no faster
 //! than `max`, of which a tenth of a second may come at once. A request passes while its bucket is
-//! not full, so one request more.
+//! not full, so one request more. virtio-blk joins neighbouring requests that come at once before
+//! they reach the bucket (`virtio_blk_submit_multireq` in `hw/block/virtio-blk.c`): a limit on
+//! requests bounds none of the guest's requests, and a device with `request-merging=off` is not
+//! known here.
 
 use rtvirtio_text::shell_argument;
 
@@ -75,8 +78,14 @@ fn compiled(
         }
     }
     let kept = bucket.kept(tspec.largest);
-    let mut compiled = Compiled::new(actuator, direction, tspec, Some(kept), Worth::Cap)
-        .note("QEMU lets a request pass while its bucket is not full: one request more than its size");
+    let mut compiled = match tspec.unit {
+        Unit::Bytes => Compiled::new(actuator, direction, tspec, Some(kept), Worth::Cap),
+        Unit::Requests => Compiled::new(actuator, direction, tspec, None, Worth::Hint).note(
+            "QEMU joins neighbouring requests before it counts them: up to 32 of the guest's are one. Limit bytes, or give the disk \
+             request-merging=off; then it is a cap",
+        ),
+    }
+    .note("QEMU lets a request pass while its bucket is not full: one request more than its size");
     if bucket.max.is_none() {
         compiled = compiled.note(
             "QEMU's bursts are a tenth of a second of the rate, or a second of it and more: the tenth is taken",
@@ -89,29 +98,46 @@ fn compiled(
     Ok((compiled, bucket))
 }
 
-fn word(tspec: &Tspec, direction: Direction) -> &'static str {
-    match (tspec.unit, direction) {
-        (Unit::Bytes, Direction::Read) => "bps-read",
-        (Unit::Bytes, _) => "bps-write",
-        (Unit::Requests, Direction::Read) => "iops-read",
-        (Unit::Requests, _) => "iops-write",
+/// QEMU's name of a limit in `block_set_io_throttle`.
+fn word(unit: Unit, direction: Direction) -> &'static str {
+    match (unit, direction) {
+        (Unit::Bytes, Direction::Read) => "bps_rd",
+        (Unit::Bytes, _) => "bps_wr",
+        (Unit::Requests, Direction::Read) => "iops_rd",
+        (Unit::Requests, _) => "iops_wr",
     }
 }
 
-pub(super) fn throttle_group(
+/// The command takes all six limits, and what it is not given it sets to none.
+pub(super) fn io_throttle(
     tspec: &Tspec,
     direction: Direction,
-    group: &str,
+    drive: &str,
+    other: Option<&Tspec>,
 ) -> Result<Compiled, CompileError> {
-    let (compiled, bucket) = compiled(Actuator::Qemu, tspec, direction)?;
-    let key = word(tspec, direction);
-    let mut limits = format!("\"{key}\": {}", bucket.average);
-    for (name, value) in [("max", bucket.max), ("max-length", bucket.length)] {
-        limits += &value.map_or(String::new(), |value| format!(", \"{key}-{name}\": {value}"));
+    let (mut compiled, bucket) = compiled(Actuator::Qemu, tspec, direction)?;
+    let mut set = vec![(word(tspec.unit, direction), bucket)];
+    if let Some(other) = other {
+        let opposite = if direction == Direction::Read { Direction::Write } else { Direction::Read };
+        set.push((word(other.unit, opposite), LeakyBucket::of(other)));
+        compiled = compiled
+            .note("one command sets the limits of both directions, and puts aside all that the drive had");
+    } else {
+        compiled = compiled.note("the command puts aside all limits that the drive had");
     }
-    let json = format!(
-        "{{ \"execute\": \"qom-set\", \"arguments\": {{ \"path\": \"/objects/{group}\", \"property\": \"limits\", \"value\": {{ {limits} }} }} }}"
-    );
+    let mut limits = String::new();
+    for name in ["bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"] {
+        let bucket = set.iter().find(|(key, _)| *key == name).map(|(_, bucket)| bucket);
+        limits += &format!(", \"{name}\": {}", bucket.map_or(0, |bucket| bucket.average));
+        let burst = bucket.map(|bucket| [("max", bucket.max), ("max_length", bucket.length)]);
+        for (suffix, value) in burst.into_iter().flatten() {
+            limits += &value.map_or(String::new(), |value| format!(", \"{name}_{suffix}\": {value}"));
+        }
+    }
+    // A path of QEMU's holds ids that its user chose.
+    let id = serde_json::Value::from(drive);
+    let json =
+        format!("{{ \"execute\": \"block_set_io_throttle\", \"arguments\": {{ \"id\": {id}{limits} }} }}");
     Ok(compiled.set(Setting::Qmp { json }))
 }
 

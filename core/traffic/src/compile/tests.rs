@@ -89,18 +89,30 @@ fn tc_takes_bytes_of_networks() {
 
 #[test]
 fn qemu_has_bursts_of_a_tenth_of_a_second_or_of_seconds() {
-    let place = Place::Qemu { group: "g".into() };
+    let place = Place::Qemu { drive: "/machine/peripheral/d/virtio-backend".into(), other: None };
     let of = |tspec: Tspec| compile(&tspec, Direction::Read, &place).unwrap();
     let small = of(bytes(10 * MIB, 2 * MIB, None));
-    assert!(lines(&small)[0].contains("\"value\": { \"bps-read\": 10485760 }"), "{:?}", lines(&small));
+    assert!(lines(&small)[0].contains("\"bps_rd\": 10485760, \"bps_wr\": 0"), "{:?}", lines(&small));
     assert_eq!((small.burst.kept, small.excess), (Some(1_048_576.0 + 65_536.0), Some(0.0)));
     let whole = of(bytes(MIB, 4 * MIB, None));
-    assert!(lines(&whole)[0].contains("\"bps-read-max\": 4194304, \"bps-read-max-length\": 1"));
+    assert!(lines(&whole)[0].contains("\"bps_rd_max\": 4194304, \"bps_rd_max_length\": 1"));
     assert_eq!(whole.excess, Some(65_536.0));
     let lasting = of(bytes(MIB, 20 * MIB, Some(4 * MIB)));
-    assert!(lines(&lasting)[0].contains("\"bps-read-max\": 4194304, \"bps-read-max-length\": 5"));
+    assert!(lines(&lasting)[0].contains("\"bps_rd_max\": 4194304, \"bps_rd_max_length\": 5"));
     // A tenth of a second of the peak may go at once, and one request.
     assert!(lasting.excess.unwrap() <= 0.4 * MIB as f64 + 65_536.0 + 1.0, "{:?}", lasting.excess);
+    // What QEMU joins before it counts, no limit on requests bounds.
+    let joined = of(requests(100, 1));
+    assert_eq!((joined.worth, joined.excess, joined.rate.kept), (Worth::Hint, None, None));
+    assert!(joined.notes.iter().any(|note| note.contains("request-merging=off")), "{:?}", joined.notes);
+    // One command for both directions: a second would put the first aside.
+    let other = Some(requests(7, 1));
+    let both = compile(&bytes(MIB, MIB, None), Direction::Read, &Place::Qemu { drive: "a\"b".into(), other });
+    let line = &lines(&both.unwrap())[0].clone();
+    let sent: serde_json::Value = serde_json::from_str(line).unwrap();
+    let of = |key: &str| sent["arguments"][key].clone();
+    assert_eq!((of("id"), of("bps_rd"), of("iops_wr")), ("a\"b".into(), MIB.into(), 7.into()), "{line}");
+    let of = |tspec: Tspec| compile(&tspec, Direction::Read, &place).unwrap();
     let no_peak = of(bytes(10 * MIB, MIB, Some(40 * MIB)));
     assert!(no_peak.peak.kept.is_none() && no_peak.notes.iter().any(|n| n.contains("peak")));
 }
@@ -260,12 +272,12 @@ proptest! {
     ) {
         let one = 4_096;
         let asked = Tspec { unit: Unit::Bytes, rate, burst, peak: times.map(|t| rate * t), largest: one };
-        let c = compile(&asked, Direction::Read, &Place::Qemu { group: "g".into() }).unwrap();
+        let c = compile(&asked, Direction::Read, &Place::Qemu { drive: "/machine/peripheral/d/virtio-backend".into(), other: None }).unwrap();
         let json = c.settings[0].to_string();
         let mut bucket = Leaky {
-            avg: value(&json, "bps-read"),
-            max: value(&json, "bps-read-max"),
-            length: value(&json, "bps-read-max-length").max(1.0),
+            avg: value(&json, "bps_rd"),
+            max: value(&json, "bps_rd_max"),
+            length: value(&json, "bps_rd_max_length").max(1.0),
             level: 0.0,
             burst_level: 0.0,
         };
