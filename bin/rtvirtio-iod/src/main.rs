@@ -15,6 +15,7 @@ use rtvirtio_domain_config::File;
 use rtvirtio_engine::check::{self, Directories};
 use rtvirtio_engine::confine::Role;
 use rtvirtio_engine::domain::OpenedDomain;
+use rtvirtio_engine::doubts;
 use rtvirtio_engine::log::write_line;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -73,7 +74,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let disks: usize = file.devices.iter().map(|d| d.disks.len()).sum();
         let notes = check::check(&file, &args.config, Directories::MustExist)?;
         let path = args.config.display();
-        let mut text = format!("{path}: {} devices, {disks} disks\n", file.devices.len());
+        let mut text = String::new();
+        if !file.devices.is_empty() || file.networks.is_empty() {
+            text += &format!("{path}: {} devices, {disks} disks\n", file.devices.len());
+        }
         if !file.networks.is_empty() {
             let ports: usize = file.networks.iter().map(|n| n.ports.len()).sum();
             text += &format!("{path}: {} networks, {ports} ports\n", file.networks.len());
@@ -92,6 +96,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     check::refuse_collisions(&file, &args.config)?;
     let opened = OpenedDomain::open(&file)?;
     warn_of_formats(&file);
+    doubts::of(&file).iter().for_each(write_line);
     let mut control = Control::bind(&file.control, file.control_group.as_deref())?;
     let sandbox = Sandbox::enter(&file, &args.config)?;
     let confine = sandbox.confine()?;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use common::{Iod, configure, disk, program, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
-use rtvirtio_testkit::{ChildGuard, LoopDevice, Need, has};
+use rtvirtio_testkit::{ChildGuard, LoopDevice, Machine, Need, has};
 
 /// A disk on a whole file.
 fn one(dir: &Path, path: &Path, more: &str) -> String {
@@ -42,6 +42,21 @@ fn run(program: &str, args: &[&str]) {
 }
 
 const LOOPS: [Need; 2] = [Need::Root, Need::Path("/dev/loop-control", "no loop devices")];
+
+/// A QEMU that listens is the user's VM: it is not to be stopped, but to connect.
+#[test]
+fn a_qemu_that_listens_is_told_apart() {
+    if !has("a_qemu_that_listens_is_told_apart", &[Need::QEMU]) {
+        return;
+    }
+    let dir = common::disk(64);
+    let chardev = format!("socket,id=c,path={}/a,server=on,wait=off", dir.path().display());
+    let vm = rtvirtio_testkit::tempdir().unwrap();
+    let machine = Machine::start(vm.path(), "server", &["-chardev", &chardev]);
+    let said = refused(dir.path(), &one(dir.path(), &dir.path().join("disk"), ""));
+    let who = format!("a QEMU, process {}, listens there itself", machine.pid());
+    assert!(said.contains(&who) && said.contains("mode='client'") && !said.contains("stop it"), "{said}");
+}
 
 #[test]
 fn an_image_of_another_format_is_refused_and_unharmed() {

@@ -20,6 +20,110 @@ fn names(site: &Site, control: &str) -> Vec<String> {
     vms.iter().map(|vm| vm["name"].as_str().unwrap().to_owned()).collect()
 }
 
+/// Ends the domain as a crash does, and waits until that is seen.
+fn crash(site: &Site) {
+    let (_, status) = site.json(&["status"]);
+    let pid = status["domain"]["pids"][0].as_i64().unwrap_or_else(|| panic!("{status:#}")) as i32;
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
+        .unwrap();
+    wait_for("the domain's end", || site.json(&["status"]).1["domain"]["pids"] == serde_json::json!([]));
+}
+
+/// What was attached, and every other change of the file, outlives a crash of the domain and its
+/// `revert`.
+#[test]
+fn a_configuration_that_was_changed_outlives_its_domain() {
+    let test = "a_configuration_that_was_changed_outlives_its_domain";
+    if !can_run(test) {
+        return;
+    }
+    let site = Site::new();
+    let source = site.domain_of_a_file();
+    let source = source.to_str().unwrap();
+    site.ok(&["apply", source]);
+    let control = site.run_dir().join("iod.sock");
+    let control = control.to_str().unwrap();
+    let (image, tables) = (site.dir.path().join("x.img"), site.dir.path().join("x.toml"));
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    std::fs::write(&tables, table(&site, "x")).unwrap();
+    site.ok(&["iod", "attach", tables.to_str().unwrap(), "--control", control]);
+    let applied = site.state_dir().join("iod.toml");
+    let config = std::fs::read_to_string(&applied).unwrap();
+    let again = ["apply", applied.to_str().unwrap()];
+
+    crash(&site);
+    // Status and the refusal of another file name how to start it again.
+    let remedy = format!("`rtvirtio {}`", again.join(" "));
+    let said = text(&site.output(&["status"]).stdout);
+    assert!(said.contains("NOT RUNNING") && said.contains(&remedy), "{said}");
+    let said = text(&site.output(&["apply", source]).stderr);
+    assert!(said.contains(&remedy), "{said}");
+    // A start that fails loses nothing.
+    std::fs::rename(&image, site.dir.path().join("elsewhere")).unwrap();
+    assert!(!site.output(&again).status.success());
+    assert_eq!(std::fs::read_to_string(&applied).unwrap(), config);
+    std::fs::rename(site.dir.path().join("elsewhere"), &image).unwrap();
+    site.ok(&again);
+    assert_eq!(names(&site, control), ["a", "x"]);
+
+    crash(&site);
+    let said = site.ok(&["revert"]);
+    let kept = site.state_dir().join("iod.last.toml");
+    assert!(said.contains(&format!("`rtvirtio apply {}`", kept.display())), "{said}");
+    assert_eq!(std::fs::read_to_string(&kept).unwrap(), config);
+    assert!(site.ok(&["status"]).contains("no plan is in force"));
+    site.ok(&["apply", kept.to_str().unwrap()]);
+    assert_eq!(names(&site, control), ["a", "x"]);
+    // Also of one that is stopped: the file that it was applied from has another text by now.
+    site.ok(&["iod", "detach", "x", "--control", control]);
+    let config = std::fs::read_to_string(&applied).unwrap();
+    let (_, stopped) = site.json(&["iod", "stop", "--control", control]);
+    assert_eq!(stopped["kept"], kept.to_str().unwrap(), "{stopped:#}");
+    assert_eq!(std::fs::read_to_string(&kept).unwrap(), config);
+    // One that nobody has changed is where it came from.
+    site.ok(&["apply", source]);
+    crash(&site);
+    let (_, reverted) = site.json(&["revert"]);
+    assert_eq!(reverted["domain"], serde_json::json!({ "fate": "stopped", "pids": [] }), "{reverted:#}");
+    site.assert_clean();
+}
+
+/// A disk that has grown is named, with what gives its guest the new size.
+#[test]
+fn a_disk_that_has_grown_is_named_with_what_works() {
+    let test = "a_disk_that_has_grown_is_named_with_what_works";
+    if !can_run(test) {
+        return;
+    }
+    let site = Site::new();
+    site.ok(&["apply", site.domain_of_a_file().to_str().unwrap()]);
+    let control = site.run_dir().join("iod.sock");
+    let control = control.to_str().unwrap();
+    let reload = ["iod", "reload", "--control", control];
+    assert_eq!(site.ok(&reload), "nothing is new\n");
+    let image = std::fs::File::options().write(true).open(site.dir.path().join("disk.img")).unwrap();
+    image.set_len(32 << 20).unwrap();
+    let said = site.ok(&reload);
+    assert!(said.contains("has 32MiB for it by now, and its guest sees 16MiB") && said.contains("detach a"), "{said}");
+    let size = || Client::connect(&site.run_dir().join("disks/a.sock"), Options::default()).unwrap().capacity;
+    assert_eq!(size(), 16 << 20);
+    // What is named works.
+    let tables = site.dir.path().join("a.toml");
+    std::fs::write(&tables, table(&site, "a").replace("a.img", "disk.img")).unwrap();
+    let detach = ["iod", "detach", "a", "--control", control];
+    wait_for("the guest's end", || site.output(&detach).status.success());
+    site.ok(&["iod", "attach", tables.to_str().unwrap(), "--control", control]);
+    assert_eq!((size(), site.ok(&reload).as_str()), (32 << 20, "nothing is new\n"));
+    // A size of the file itself needs more than a restart, too.
+    let config = site.state_dir().join("iod.toml");
+    let sized = std::fs::read_to_string(&config).unwrap().replace("disk.img\"", "disk.img\"\nsize = \"24MiB\"");
+    std::fs::write(&config, sized).unwrap();
+    let said = text(&site.output(&reload).stderr);
+    assert!(said.contains("disk \"a\": size") && said.contains("detach and attach it while its VM is off"), "{said}");
+    site.ok(&["revert", "--stop-domain"]);
+    site.assert_clean();
+}
+
 #[test]
 fn disks_are_attached_and_detached_and_the_domain_is_stopped() {
     let test = "disks_are_attached_and_detached_and_the_domain_is_stopped";
@@ -55,6 +159,7 @@ fn disks_are_attached_and_detached_and_the_domain_is_stopped() {
     let (kept, out) = (read(&config), site.output(&detach));
     let said = text(&out.stderr);
     assert!(!out.status.success() && said.contains("a guest is attached"), "{said}");
+    assert!(said.contains("`chardev-remove`"), "{said}");
     assert_eq!(read(&config), kept);
     let stop = ["iod", "stop", "--control", control];
     let out = site.output(&stop);

@@ -165,7 +165,7 @@ impl Backing {
     }
 }
 
-fn block_geometry(file: &File) -> io::Result<(u64, u32)> {
+pub(crate) fn block_geometry(file: &File) -> io::Result<(u64, u32)> {
     // SAFETY: BLKGETSIZE64 writes a u64; the type says so.
     let size: u64 = unsafe {
         let get = rustix::ioctl::Getter::<BLKGETSIZE64, u64>::new();
@@ -180,7 +180,7 @@ fn block_geometry(file: &File) -> io::Result<(u64, u32)> {
 }
 
 /// Alignment of direct I/O on a regular file: as the file system reports, or 512.
-fn direct_alignment(file: &File, direct: bool) -> u32 {
+pub(crate) fn direct_alignment(file: &File, direct: bool) -> u32 {
     if !direct {
         return SECTOR as u32;
     }

@@ -13,6 +13,7 @@ use crate::backing::BackingError;
 use crate::config::{File, NamedPath, parent_dir};
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT};
 use crate::domain::{DomainError, OpenedDisks};
+use crate::doubts;
 use crate::listen::{self, SocketState};
 use crate::net::uplink::Uplink;
 use crate::socket_group;
@@ -100,7 +101,7 @@ pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec
         if let Some(listener) = listener_pid(socket).map_err(failed)? {
             let pid = listener.map_err(failed)?;
             if running != Some(pid) {
-                let text = format!("{}: process {pid} listens there", socket.display());
+                let text = format!("{}: {}", socket.display(), listen::in_use(Some(pid)));
                 return Err(failed(io::Error::new(io::ErrorKind::AddrInUse, text)));
             }
         }
@@ -115,6 +116,7 @@ pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec
         }
     }
     notes.extend(check_disk_files(file, running)?);
+    notes.extend(doubts::of(file));
     Ok(notes)
 }
 
@@ -182,6 +184,5 @@ fn listener_pid(path: &Path) -> io::Result<Option<io::Result<u32>>> {
 fn peer_pid(connected: Option<OwnedFd>) -> io::Result<u32> {
     let busy =
         || io::Error::new(io::ErrorKind::AddrInUse, "another process listens there and does not answer");
-    let peer = rustix::net::sockopt::socket_peercred(connected.ok_or_else(busy)?)?;
-    Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
+    listen::peer_pid(&connected.ok_or_else(busy)?)
 }

@@ -23,6 +23,7 @@ pub mod check;
 pub mod confine;
 mod disk_lock;
 pub mod domain;
+pub mod doubts;
 pub mod engine;
 pub mod feature;
 pub mod handover;

@@ -183,11 +183,31 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
             };
             if identity(&there) == seen { std::fs::remove_file(path) } else { Ok(()) }
         }
-        SocketState::Listening(_) => Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another process listens there; stop it, or choose another path",
-        )),
+        SocketState::Listening(connected) => {
+            let pid = connected.and_then(|connected| peer_pid(&connected).ok());
+            Err(io::Error::new(io::ErrorKind::AddrInUse, in_use(pid)))
+        }
         SocketState::NotASocket(kind) => Err(not_a_socket(kind)),
+    }
+}
+
+/// The process at the other end of a connection.
+pub(crate) fn peer_pid(connected: &OwnedFd) -> io::Result<u32> {
+    let peer = rustix::net::sockopt::socket_peercred(connected)?;
+    Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
+}
+
+/// Why a path is not free, with the remedy. A QEMU that listens is the user's VM, set up for a back
+/// end that connects.
+pub(crate) fn in_use(pid: Option<u32>) -> String {
+    let program = pid.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok());
+    let program = program.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    match pid {
+        Some(pid) if program.starts_with("qemu") || program == "kvm" => format!(
+            "a QEMU, process {pid}, listens there itself (server=on; libvirt's mode='server'): the I/O domain listens and QEMU connects, so start that VM with reconnect=1 in place of server=on, or with mode='client'"
+        ),
+        Some(pid) => format!("process {pid} listens there; stop it, or choose another path"),
+        None => "another process listens there; stop it, or choose another path".to_owned(),
     }
 }
 

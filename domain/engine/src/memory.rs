@@ -28,7 +28,7 @@ pub struct GuestMem {
 
 /// A region that cannot be used: requests that point into it fail.
 #[derive(Debug, thiserror::Error)]
-#[error("{size} bytes at {base:#x} of the guest's memory are left out, and requests for them fail: {why}")]
+#[error("{size} bytes at {base:#x} of the guest's memory are left out, and requests for them are refused: {why}")]
 pub struct LeftOut {
     base: u64,
     size: u64,
@@ -47,12 +47,12 @@ impl std::fmt::Debug for GuestMem {
 pub enum MemoryError {
     /// Pages of this file system may block the engine at each access.
     #[error(
-        "guest memory lies on a file system of type {0:#x}; only memfd, tmpfs and hugetlbfs do not make the I/O domain wait: use memory-backend-memfd"
+        "guest memory lies on a file system of type {0:#x}, which may make the I/O domain wait: use memory-backend-memfd (libvirt's <source type='memfd'/>) for all memory, also what is added later"
     )]
     FileSystem(i64),
     /// A file that can be truncated, after which an access ends the process.
     #[error(
-        "guest memory can be cut off while it is in use (no F_SEAL_SHRINK); use memory-backend-memfd with seal=on, its default"
+        "guest memory can be cut off while it is in use (no F_SEAL_SHRINK), as that of memory-backend-file can, on tmpfs and hugetlbfs too: use memory-backend-memfd with seal=on, its default (with hugetlb=on for huge pages; libvirt's <source type='memfd'/>)"
     )]
     Unsealed,
     /// Huge pages of an untrusted QEMU.

@@ -17,7 +17,7 @@ pub enum ReloadError {
     #[error("nothing is changed: {0}")]
     File(#[from] FileError),
     /// Changes that guests would notice, or that need new files.
-    #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing); a disk or a port can also be detached and attached again", list.join(", "))]
+    #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing); a disk or a port can also be detached and attached again{}", list.join(", "), of_size(list))]
     Restart {
         /// The changes, each with its place.
         list: Vec<String>,
@@ -33,7 +33,7 @@ pub enum ReloadError {
     },
     /// Guests are attached to disks or ports that go.
     #[error(
-        "nothing is changed: {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`), or use `--force`, after which that guest's requests wait for \
+        "nothing is changed: {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, and `chardev-remove`, without which QEMU keeps the connection; a port's `netdev_del` between the two), or use `--force`, after which that guest's requests wait for \
          ever, and its link is down",
         names.join(", ")
     )]
@@ -105,6 +105,15 @@ pub enum ReloadError {
 /// A disk or port in a message.
 pub(crate) fn named(kind: &str, name: &str) -> String {
     format!("{kind} \"{name}\"")
+}
+
+/// What a restart does not do for a guest.
+fn of_size(list: &[String]) -> &'static str {
+    if list.iter().any(|change| change.starts_with("disk ") && change.ends_with(": size")) {
+        ". A QEMU reads the size of a disk when it starts, or when the disk is added: detach and attach it while its VM is off"
+    } else {
+        ""
+    }
 }
 
 fn list(directories: &BTreeSet<std::path::PathBuf>) -> String {

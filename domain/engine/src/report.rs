@@ -152,6 +152,8 @@ pub struct VmReport {
     pub name: String,
     /// Its socket.
     pub socket: String,
+    /// Its size in bytes, as its guest is told.
+    pub size: u64,
     /// A QEMU is connected.
     pub connected: bool,
     /// The process of that QEMU; `null` where it is not known.
@@ -280,6 +282,7 @@ fn vm_report(
     VmReport {
         device: device.to_owned(),
         socket: disk.map(|d| d.socket.display().to_string()).unwrap_or_default(),
+        size: member.part.size(),
         connected: member.server().is_connected(),
         peer: member.server().peer(),
         promises: promises.into_iter().flatten().collect(),

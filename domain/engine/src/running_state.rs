@@ -19,6 +19,11 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// Its size, in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let is_meant = (self.shared && other.shared) || (self.read_only && other.read_only);
         !is_meant

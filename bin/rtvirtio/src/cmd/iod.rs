@@ -59,10 +59,13 @@ fn read_tables(path: &Path) -> anyhow::Result<String> {
 
 fn changed(changes: &Changes, ui: &Ui) -> anyhow::Result<()> {
     show(ui, changes, || {
+        let line = |what: &str, text: &String| format!("{what}{}\n", terminal(text, false));
+        let mut lines: String = changes.changed.iter().map(|c| line("in force: ", c)).collect();
         if changes.changed.is_empty() {
-            return "nothing is new\n".into();
+            lines.push_str("nothing is new\n");
         }
-        changes.changed.iter().map(|c| format!("in force: {}\n", terminal(c, false))).collect()
+        lines.extend(changes.notes.iter().map(|note| line("", note)));
+        lines
     })
 }
 

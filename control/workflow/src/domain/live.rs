@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{File as OpenFile, OpenOptions};
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,12 @@ use std::time::Duration;
 
 use rtvirtio_apply::Session;
 use rtvirtio_domain_config::{File, edit, parent_dir};
+use rtvirtio_engine::blk::SECTOR;
 use rtvirtio_engine::handover::Opened;
 use rtvirtio_engine::handover_port::MOST_PORTS;
 use rtvirtio_engine::{check, handover};
 use rtvirtio_kernel::process::Process;
+use rtvirtio_units::Bytes;
 use rustix::fs::FlockOperation::NonBlockingLockExclusive;
 use serde::Serialize;
 use serde_json::Value;
@@ -40,6 +42,8 @@ pub struct Changes {
     pub config: PathBuf,
     /// The changes, each with its place.
     pub changed: Vec<String>,
+    /// What the file or the host has and a reload does not put in force.
+    pub notes: Vec<String>,
 }
 
 /// What a reload would do with disks and ports.
@@ -127,7 +131,39 @@ pub fn reload(control: &Path, force: bool) -> Result<Changes> {
     opened.release();
     let changed = reply["changed"].as_array().map(Vec::as_slice).unwrap_or_default();
     let changed = changed.iter().filter_map(|c| c.as_str().map(ToOwned::to_owned)).collect();
-    Ok(Changes { config, changed })
+    let notes = other_sizes(control, &config)?;
+    Ok(Changes { config, changed, notes })
+}
+
+/// Disks that take the rest of their file or device, where that is not what their guests see: a
+/// QEMU reads the size once.
+fn other_sizes(control: &Path, config: &Path) -> Result<Vec<String>> {
+    let status = client::ask(control)?;
+    let file = File::load(config)?;
+    let mut notes = Vec::new();
+    for disk in file.devices.iter().flat_map(|d| &d.disks).filter(|disk| disk.size.is_none()) {
+        let vms = status["vms"].as_array().into_iter().flatten();
+        let seen = vms.filter(|vm| vm["name"] == *disk.name).find_map(|vm| vm["size"].as_u64());
+        let Some(seen) = seen else { continue };
+        let end = OpenFile::open(&disk.path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+        let room = match end {
+            Ok(end) => end.saturating_sub(disk.offset.0) / SECTOR * SECTOR,
+            Err(e) => {
+                notes.push(format!("disk \"{}\": its size is not known: {}: {e}", disk.name, disk.path.display()));
+                continue;
+            }
+        };
+        if room != seen {
+            notes.push(format!(
+                "disk \"{name}\": {} has {} for it by now, and its guest sees {}: shut the VM down, `rtvirtio iod detach {name}`, `rtvirtio iod attach` its table again, and start the VM",
+                disk.path.display(),
+                Bytes(room),
+                Bytes(seen),
+                name = disk.name,
+            ));
+        }
+    }
+    Ok(notes)
 }
 
 /// Adds the `[[device.disk]]` and `[[network.port]]` tables of a text to the domain's file, and

@@ -162,9 +162,10 @@ pub fn start(mut command: Command, on: &Start<'_>, state_dir: &Path) -> Result<u
     if !flock::lock(&lock).with_context(at(LOCK))? {
         bail!(InForce, "an I/O domain runs already: `rtvirtio revert` stops it");
     }
-    let source = match record(&dir) {
-        Ok(Some(record)) if again => record.source,
-        _ => Some(super::absolute(source)),
+    let source = if again {
+        record(&dir).ok().flatten().and_then(|record| record.source)
+    } else {
+        Some(super::absolute(source))
     };
     dir.remove(RECORD).with_context(at(RECORD))?;
     // Before it runs: whatever happens from here on, `revert` finds it.
