@@ -217,3 +217,61 @@ fn specs_of_the_command_line_and_of_the_configuration_are_contracts_too() {
     wait_for("the fault", || rig.status()["faults"].as_array().is_some_and(|all| all.len() == 1));
     assert_eq!(rig.vm("given")["state"], "off");
 }
+
+/// A good contract is never lost to a bad one, wherever it stands.
+#[test]
+fn a_contract_that_does_not_fit_leaves_the_one_in_force_and_is_not_written() {
+    if !can_run("a_contract_that_does_not_fit_leaves_the_one_in_force_and_is_not_written") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let plc = Plc::start(&rig, "plc");
+    let other = rig.site.dir.path().join("other.toml");
+    fs::write(&other, spec_of_none("other")).unwrap();
+    rig.start(&["--spec", other.to_str().unwrap()]);
+    plc.contract(&rig, "4ms", "");
+    rig.wait_state(&plc.name, "in_force");
+    let file = rig.contracts().join(format!("{}.toml", plc.name));
+    let good = fs::read_to_string(&file).unwrap();
+
+    // `contract set` changes nothing.
+    let set = |budget: &str, more: &[&str]| {
+        let (spec, dir) = (plc.spec(&rig, budget, ""), rig.contracts());
+        let args = ["contract", "set", &plc.name, spec.to_str().unwrap(), "--contracts"];
+        let out = rig.site.output(&[&args[..], &[dir.to_str().unwrap()], more].concat());
+        (out.status.code(), common::output_text(&out))
+    };
+    for more in [&[][..], &["--dry-run"]] {
+        let (code, text) = set("19999us", more);
+        assert!(code == Some(2) && text.contains("nothing is changed") && text.contains("at most"), "{text}");
+    }
+    let (code, text) = set("5ms", &["--dry-run"]);
+    assert!(code == Some(0) && text.contains("fits"), "{text}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), good);
+
+    // Neither does a file that is changed by other means.
+    let is_kept = |file: &std::path::Path| {
+        fs::write(file, good.replace("4ms", "19999us")).unwrap();
+        rig.wait_state(&plc.name, "refused");
+        let why = rig.vm(&plc.name)["why"].as_str().unwrap().to_owned();
+        assert!(why.contains("too much") && why.contains("stays"), "{why}");
+        assert_eq!((plc.budget().as_deref(), plc.vcpus(&rig)), (Some("4000"), fifo(1)));
+        // It says so until it is mended.
+        let (code, _) = rig.site.json(&["status"]);
+        assert_eq!(code, 3);
+        fs::write(file, &good).unwrap();
+        rig.wait_state(&plc.name, "in_force");
+        assert_eq!(plc.budget().as_deref(), Some("4000"));
+    };
+    is_kept(&file);
+    // The same of a spec that the service was given: nothing was put back on the way.
+    fs::write(&other, &good).unwrap();
+    fs::remove_file(&file).unwrap();
+    rig.wait_state(&plc.name, "in_force");
+    is_kept(&other);
+    let texts: Vec<String> = rig.events().iter().map(|e| e["text"].as_str().unwrap().to_owned()).collect();
+    assert!(texts.iter().all(|text| !text.starts_with("put back")), "{texts:#?}");
+    // One that fits replaces it.
+    fs::write(&other, good.replace("4ms", "5ms")).unwrap();
+    wait_for("the new budget", || plc.budget().as_deref() == Some("5000"));
+}

@@ -63,6 +63,14 @@ pub enum ContractFileError {
     /// What would be written is no contract.
     #[error("{0}")]
     Metadata(String),
+    /// It asks for more than there is.
+    #[error("the contract of {vm} does not fit, so nothing is changed: {why}")]
+    DoesNotFit {
+        /// The VM.
+        vm: String,
+        /// Why not, and what would.
+        why: String,
+    },
     /// libvirt does not answer, or refuses.
     #[error(transparent)]
     Libvirt(#[from] VmmError),
@@ -123,6 +131,15 @@ pub fn contract_id(file: &Path, vm: &str) -> Result<String> {
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ContractFileError {
     let path = path.to_owned();
     move |source| ContractFileError::Io { action, path, source }
+}
+
+/// The contract of one VM of a spec, as [`set`] and [`set_in_metadata`] would write it.
+///
+/// # Errors
+/// A spec with mistakes, or without the VM.
+pub fn candidate(vm: &str, spec: &Path) -> Result<HostSpec> {
+    let (_, text) = part(vm, spec)?;
+    Ok(HostSpec::parse(&spec.display().to_string(), &text)?)
 }
 
 /// Makes the contract of one VM of a spec its file in `dir`, in place of the one it has. Returns

@@ -307,6 +307,14 @@ impl<H: Host> Daemon<H> {
         for (vm, why) in &self.observed.admission.refused {
             states.push((format!("refused {vm}"), EventKind::Refused, Some(vm.clone()), why.clone()));
         }
+        let in_force = |vm: &String| self.observed.vms.get(vm)?.scope.as_ref();
+        for (vm, why) in &self.observed.admission.kept {
+            if let Some(scope) = in_force(vm) {
+                let is_changed = self.desired.of(vm).is_some_and(|of| of.id != scope.contract);
+                let text = crate::snapshot::kept_words(is_changed, why);
+                states.push((format!("refused {vm}"), EventKind::Refused, Some(vm.clone()), text));
+            }
+        }
         let asks = self.config.mode == Mode::Ask;
         let waiting = if asks { self.snapshot().vms } else { Vec::new() };
         for vm in waiting.iter().filter(|vm| vm.waits_for.is_some()) {

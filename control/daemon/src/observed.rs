@@ -220,8 +220,19 @@ pub struct MadePlan {
 pub struct Admission {
     /// Those that do, with their place among those of their order.
     pub admitted: BTreeMap<String, Level>,
-    /// Those that do not, and why.
+    /// Those that do not, and why, of VMs for which others are in force that do: what is in force
+    /// stays, and is what is admitted.
+    pub kept: BTreeMap<String, String>,
+    /// Those that do not, and why; what is in force for the VM does not either.
     pub refused: BTreeMap<String, String>,
+}
+
+impl Admission {
+    /// Whether the contract of a VM, as it stands now, is known to fit.
+    #[must_use]
+    pub fn takes(&self, vm: &str) -> bool {
+        self.admitted.contains_key(vm) && !self.kept.contains_key(vm)
+    }
 }
 
 /// The host.

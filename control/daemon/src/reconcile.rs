@@ -113,7 +113,7 @@ fn new(
     let Presence::Running(_) = &vm.presence else { return None };
     let ready = contract.sets_something()
         && !vm.applied_by_hand
-        && observed.admission.admitted.contains_key(name)
+        && observed.admission.takes(name)
         && (config.mode != Mode::Ask || memory.is_accepted(name, &contract.id));
     ready.then(|| step(name, Action::Apply, format!("the contract in {}", contract.origin)))
 }
@@ -148,17 +148,18 @@ fn kept(
         Presence::Running(_) | Presence::Off(_) | Presence::Unknown(_) => {}
     }
     let accepted = config.mode != Mode::Ask || memory.is_accepted(name, &contract.id);
-    if scope.contract != contract.id && accepted {
+    let admission = &observed.admission;
+    let is_changed = scope.contract != contract.id;
+    // What is in force is never put back for a contract that is not known to fit.
+    if is_changed && accepted && (admission.takes(name) || !contract.sets_something()) {
         return put_back("its contract was changed".to_owned());
     }
-    if scope.contract == contract.id {
-        if let Some(why) = observed.admission.refused.get(name) {
-            return put_back(format!("it gives way: {why}"));
-        }
+    if let Some(why) = admission.refused.get(name).filter(|_| !is_changed || accepted) {
+        return put_back(format!("it gives way: {why}"));
     }
-    let level = observed.admission.admitted.get(name).copied();
+    let level = admission.admitted.get(name).copied();
     if let (Some(now), Some(then)) = (level, scope.level) {
-        if now != then && scope.contract == contract.id {
+        if now != then && (!is_changed || admission.kept.contains_key(name)) {
             return Some(step(name, Action::Relevel, "other VMs came or went"));
         }
     }

@@ -248,6 +248,12 @@ fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Mem
     VmSnapshot { state, why: Some(why.to_owned()), ..base(name, vm) }
 }
 
+/// Why what is in force for a VM is not what its contract asks for now.
+pub(crate) fn kept_words(is_changed: bool, why: &str) -> String {
+    let what = if is_changed { "its contract was changed, and the new one" } else { "its contract" };
+    format!("{what} cannot be had: {why}; what is in force stays until the VM ends")
+}
+
 fn contracted(
     contract: &Contract,
     vm: &ObservedVm,
@@ -261,6 +267,8 @@ fn contracted(
         && !memory.is_accepted(name, &contract.id)
         && vm.scope.as_ref().is_none_or(|s| s.contract != contract.id);
     let refused = observed.admission.refused.get(name);
+    let is_changed = vm.scope.as_ref().is_some_and(|s| s.contract != contract.id);
+    let kept = observed.admission.kept.get(name).filter(|_| vm.scope.is_some());
     let (state, why) = match (&vm.presence, &vm.scope) {
         (_, Some(ScopeView { state: ScopeState::Unusable(why), .. })) => (VmState::Failed, Some(why.clone())),
         // What should go and does not: said before why it should.
@@ -269,6 +277,7 @@ fn contracted(
         }
         (Presence::Unknown(why), _) => (VmState::Unknown, Some(why.clone())),
         _ if refused.is_some() => (VmState::Refused, refused.cloned()),
+        _ if is_changed && kept.is_some() => (VmState::Refused, kept.map(|why| kept_words(true, why))),
         (Presence::Off(why), _) => (VmState::Off, Some(why.clone())),
         _ if !contract.sets_something() => (VmState::Observed, None),
         _ if vm.applied_by_hand => {
@@ -278,7 +287,8 @@ fn contracted(
         _ if memory.failure(name).is_some() => (VmState::Failed, memory.failure(name).map(str::to_owned)),
         _ if waits => (VmState::Waiting, Some(format!("`rtvirtio contract accept {name}`"))),
         (_, Some(scope)) if scope.state == ScopeState::Whole && scope.contract == contract.id => {
-            (if scope.drift.is_empty() { VmState::InForce } else { VmState::Drift }, None)
+            let why = kept.map(|why| kept_words(false, why));
+            (if scope.drift.is_empty() { VmState::InForce } else { VmState::Drift }, why)
         }
         _ if config.mode == Mode::Observe => (VmState::WouldApply, None),
         _ => (VmState::Pending, None),

@@ -206,10 +206,11 @@ pub struct Admitted {
 
 /// A VM of the spec with `cpu`, resolved: its order, the backend that holds it, its need.
 struct VmNeed<'a> {
-    vm: &'a Vm,
+    vm: &'a str,
     order: Order,
     backend: Backend,
     need: Need,
+    urgency: Option<UrgencyRange>,
 }
 
 /// A contract as given, or a demand with the VM's profile.
@@ -218,7 +219,13 @@ enum Need {
     Demand { demand: Demand, profile: Box<CpuProfile> },
 }
 
-impl VmNeed<'_> {
+impl<'a> VmNeed<'a> {
+    /// What is in force for a VM.
+    fn in_force(of: &'a InForce) -> Self {
+        let need = Need::Contract(of.contract);
+        Self { vm: &of.vm, order: of.order, backend: of.backend, need, urgency: of.urgency }
+    }
+
     fn asked(&self) -> Asked<'_> {
         match &self.need {
             Need::Contract(contract) => Asked::Given(*contract),
@@ -264,7 +271,7 @@ fn needs<'a>(
                 Need::Demand { demand: Demand { requests, deadline }, profile: Box::new(profile) }
             }
         };
-        all.push(VmNeed { vm, order, backend: found.backend, need });
+        all.push(VmNeed { vm: &vm.name, order, backend: found.backend, need, urgency: range(vm) });
     }
     Ok(all)
 }
@@ -303,44 +310,48 @@ pub fn of_vms(
 pub struct AdmittedInTurn {
     /// Those that are, all together.
     pub admitted: Admitted,
+    /// VMs whose contract cannot be had, each with the reason: what is in force for them is among
+    /// the admitted in its place.
+    pub kept: Vec<(String, Error)>,
     /// The others, each with the reason.
     pub refused: Vec<(String, Error)>,
 }
 
 /// As [`of_vms`], but a VM whose contract cannot be had beside those before it is refused alone.
-/// `ours` is in force, and these replace it.
+/// `ours` is in force, and these replace it: where a contract cannot be had and that which is in
+/// force for its VM can, the latter is admitted.
 ///
 /// # Errors
 /// When the kernel's mechanisms cannot be read.
 pub fn of_vms_in_turn<'v>(
     vms: impl Iterator<Item = &'v Vm> + Clone,
-    ours: &Ours,
+    ours: &'v Ours,
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<AdmittedInTurn> {
     let mut probe = probe(&Root::default())?;
     let names = vms.clone().map(|vm| vm.name.as_str());
     forget_own(&mut probe, names.chain(ours.contracts.iter().map(|of| of.vm.as_str())), ours)?;
-    let (mut taken, mut refused, mut contracts) = (Vec::new(), Vec::new(), Vec::new());
-    for vm in vms.filter(|vm| vm.cpu.need.is_some()) {
-        let need = match needs(std::slice::from_ref(vm), &probe, &[], dirs, progress) {
-            Ok(need) => need.into_iter().next(),
-            Err(e) => {
-                refused.push((vm.name.clone(), e));
-                continue;
-            }
-        };
-        let Some(need) = need else { continue };
+    let (mut taken, mut contracts) = (Vec::new(), Vec::new());
+    let mut take = |need: VmNeed<'v>| {
         taken.push(need);
-        match contracted(&probe, &taken.iter().collect::<Vec<_>>()) {
-            Ok(all) => contracts = all,
-            Err(e) => {
-                taken.pop();
-                refused.push((vm.name.clone(), e));
-            }
+        let all = contracted(&probe, &taken.iter().collect::<Vec<_>>());
+        if all.is_err() {
+            taken.pop();
         }
+        all.map(|all| contracts = all)
+    };
+    let (mut kept, mut refused) = (Vec::new(), Vec::new());
+    for vm in vms.filter(|vm| vm.cpu.need.is_some()) {
+        let asked = needs(std::slice::from_ref(vm), &probe, &[], dirs, progress);
+        let asked = asked.and_then(|need| need.into_iter().try_for_each(&mut take));
+        let Err(e) = asked else { continue };
+        let in_force = ours.contracts.iter().find(|of| of.vm == vm.name);
+        let stays = in_force.is_some_and(|of| take(VmNeed::in_force(of)).is_ok());
+        let not_had = if stays { &mut kept } else { &mut refused };
+        not_had.push((vm.name.clone(), e));
     }
-    Ok(AdmittedInTurn { admitted: Admitted { probe, contracts }, refused })
+    Ok(AdmittedInTurn { admitted: Admitted { probe, contracts }, kept, refused })
 }
 
 /// The contracts of these VMs, all together admitted.
@@ -360,13 +371,13 @@ fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
             (Need::Demand { .. }, None) => continue,
         };
         contracts.push(Contracted {
-            vm: of_vm.vm.name.clone(),
+            vm: of_vm.vm.to_owned(),
             contract,
             order: of_vm.order,
             level: Level::ALONE,
             backend: of_vm.backend,
             found,
-            urgency: range(of_vm.vm),
+            urgency: of_vm.urgency,
             notes: Vec::new(),
         });
     }

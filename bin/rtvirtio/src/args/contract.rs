@@ -22,9 +22,11 @@ pub enum ContractCommand {
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio contract set plc plant.toml
+  sudo rtvirtio contract set plc plant.toml --dry-run            says whether it fits, and writes nothing
   sudo rtvirtio contract set plc plant.toml --contracts /srv/contracts
   sudo rtvirtio contract set plc plant.toml --libvirt            into the metadata of its domain, which carries it along")]
-    /// Make a VM's part of a spec its contract, in place of the one it has
+    /// Make a VM's part of a spec its contract, in place of the one it has; one that does not fit
+    /// changes nothing
     Set {
         /// The VM
         vm: String,
@@ -33,6 +35,9 @@ EXAMPLES
         /// Write it into the metadata of the VM's domain instead of a file
         #[arg(long)]
         libvirt: bool,
+        /// Say whether it fits beside the others, and write nothing
+        #[arg(long)]
+        dry_run: bool,
     },
     #[command(after_help = "\
 EXAMPLES

@@ -4,11 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
+use rtvirtio_arguments::print_error;
+use rtvirtio_console::{CONFLICT, Global, INFEASIBLE, Ui, need_root, show};
 use rtvirtio_daemon::api::Client;
-use rtvirtio_daemon::linux::{Places, look_once};
+use rtvirtio_daemon::contract_files::ContractFileError;
+use rtvirtio_daemon::linux::{Fit, Places, fit, look_once};
 use rtvirtio_daemon::observe::WaitsObservation;
-use rtvirtio_daemon::{CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, contract_files};
+use rtvirtio_daemon::{CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, VmState, contract_files};
+use rtvirtio_report::terminal;
 use rtvirtio_vmm::libvirt::{Virsh, set_contract};
 use rtvirtio_workflow::Progress as _;
 use serde_json::{Value, json};
@@ -26,46 +29,8 @@ const NOT_KEPT: &str =
 /// `rtvirtio contract`.
 pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     match &args.command {
-        ContractCommand::Set { vm, spec, libvirt: true } => {
-            need_root("contract set")?;
-            let service = Client::status_of(&global.run_dir);
-            let domain = contract_files::set_in_metadata(|uri| Box::new(Virsh::new(uri)), vm, spec)?;
-            ui.step(&match service {
-                Ok(None) => NOT_KEPT.to_owned(),
-                Ok(Some(Snapshot { libvirt: Some(uri), .. })) => {
-                    format!("rtvirtiod reads the metadata of {uri} every 15 s; a contract file of the VM counts before it")
-                }
-                Ok(Some(_)) => {
-                    "rtvirtiod does not read it: its configuration has no `libvirt`".to_owned()
-                }
-                Err(e) => e.to_string(),
-            });
-            show(ui, &json!({ "vm": vm, "domain": domain }), || {
-                format!("wrote the metadata of domain {domain}\n")
-            })?;
-        }
-        ContractCommand::Set { vm, spec, libvirt: false } => {
-            need_root("contract set")?;
-            let place = Place::find(args, global, ui)?;
-            let file = contract_files::set(&place.dir, vm, spec)?;
-            let id = contract_files::contract_id(&file, vm)?;
-            // It is written, whatever becomes of the service.
-            let stands = place.service.as_ref().and_then(|client| {
-                client.wait_for_contract(vm, &id, TAKEN_UP).unwrap_or_else(|e| {
-                    ui.warn(&e.to_string());
-                    None
-                })
-            });
-            if place.service.is_some() && stands.is_none() {
-                ui.step(&format!("rtvirtiod is at it: `rtvirtio contract show {vm}` says how it stands"));
-            }
-            if !place.runs {
-                ui.step(NOT_KEPT);
-            }
-            show(ui, &json!({ "vm": vm, "file": file, "service": stands }), || {
-                let stands: Vec<&VmSnapshot> = stands.iter().collect();
-                format!("wrote {}\n{}", file.display(), vm_lines(&stands, false))
-            })?;
+        ContractCommand::Set { vm, spec, libvirt, dry_run } => {
+            return set(args, (vm, spec), *libvirt, *dry_run, global, ui);
         }
         ContractCommand::Remove { vm, libvirt: Some(uri) } => {
             need_root("contract remove")?;
@@ -133,6 +98,101 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             return Ok(service::exit_code(&status));
         }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `rtvirtio contract set`: what does not fit is not written.
+fn set(
+    args: &ContractArgs,
+    (vm, spec): (&str, &Path),
+    libvirt: bool,
+    dry_run: bool,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<ExitCode> {
+    need_root("contract set")?;
+    let place = if libvirt { None } else { Some(Place::find(args, global, ui)?) };
+    let fit = fits(args, (vm, spec), place.as_ref(), global)?;
+    for (other, why) in &fit.gives_way {
+        ui.warn(&format!("the contract of {other} gives way to it: {why}"));
+    }
+    if let Some(why) = fit.refused {
+        let error = ContractFileError::DoesNotFit { vm: vm.to_owned(), why: why.clone() };
+        if ui.json {
+            show(ui, &json!({ "vm": vm, "fits": false, "why": why }), String::new)?;
+        }
+        print_error(&format!("rtvirtio: {}", terminal(&error.to_string(), false)));
+        return Ok(ExitCode::from(INFEASIBLE));
+    }
+    if dry_run {
+        let gives_way: Vec<&String> = fit.gives_way.iter().map(|(vm, _)| vm).collect();
+        let value = json!({ "vm": vm, "fits": true, "gives_way": gives_way });
+        show(ui, &value, || format!("the contract of {vm} fits; nothing was written\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(place) = place else { return set_in_metadata(vm, spec, global, ui) };
+    let file = contract_files::set(&place.dir, vm, spec)?;
+    let id = contract_files::contract_id(&file, vm)?;
+    // It is written, whatever becomes of the service.
+    let stands = place.service.as_ref().and_then(|client| {
+        client.wait_for_contract(vm, &id, TAKEN_UP).unwrap_or_else(|e| {
+            ui.warn(&e.to_string());
+            None
+        })
+    });
+    if place.service.is_some() && stands.is_none() {
+        ui.step(&format!("rtvirtiod is at it: `rtvirtio contract show {vm}` says how it stands"));
+    }
+    if !place.runs {
+        ui.step(NOT_KEPT);
+    }
+    show(ui, &json!({ "vm": vm, "file": file, "service": stands }), || {
+        let stands: Vec<&VmSnapshot> = stands.iter().collect();
+        format!("wrote {}\n{}", file.display(), vm_lines(&stands, false))
+    })?;
+    Ok(match stands.map(|vm| vm.state) {
+        Some(VmState::Refused) => ExitCode::from(INFEASIBLE),
+        Some(VmState::Failed) => ExitCode::from(CONFLICT),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+/// Whether a VM's part of a spec fits beside the contracts that there are.
+fn fits(
+    args: &ContractArgs,
+    (vm, spec): (&str, &Path),
+    place: Option<&Place>,
+    global: &Global,
+) -> anyhow::Result<Fit> {
+    let new = contract_files::candidate(vm, spec)?;
+    let status = Client::status_of(&global.run_dir).ok().flatten();
+    let contracts = place.map_or_else(
+        || contract_files::directory(args.contracts.as_deref(), status.as_ref()).0,
+        |place| place.dir.clone(),
+    );
+    let mut config = Config::load(Path::new(CONFIG_FILE))?;
+    if let Some(status) = status {
+        config.libvirt = status.libvirt;
+    }
+    let places = Places { dirs: global.dirs(), contracts, specs: Vec::new() };
+    fit(&places, &config, vm, &new)
+        .map_err(|why| anyhow::anyhow!("whether the contract of {vm} fits cannot be told: {why}"))
+}
+
+fn set_in_metadata(vm: &str, spec: &Path, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let service = Client::status_of(&global.run_dir);
+    let domain = contract_files::set_in_metadata(|uri| Box::new(Virsh::new(uri)), vm, spec)?;
+    ui.step(&match service {
+        Ok(None) => NOT_KEPT.to_owned(),
+        Ok(Some(Snapshot { libvirt: Some(uri), .. })) => {
+            format!(
+                "rtvirtiod reads the metadata of {uri} every 15 s; a contract file of the VM counts before it"
+            )
+        }
+        Ok(Some(_)) => "rtvirtiod does not read it: its configuration has no `libvirt`".to_owned(),
+        Err(e) => e.to_string(),
+    });
+    show(ui, &json!({ "vm": vm, "domain": domain }), || format!("wrote the metadata of domain {domain}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,6 +1,7 @@
 //! The host as it is.
 
 mod domains;
+mod fit;
 mod lookup;
 mod once;
 mod perform;
@@ -25,7 +26,7 @@ use rtvirtio_workflow::kept::Kept;
 use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
 use crate::config::Config;
-use crate::desired::Desired;
+use crate::desired::{Contract, Desired};
 use crate::host::{Host, Look, Millis, Outcome};
 use crate::observe::Observation;
 use crate::observed::{Admission, Drift, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView};
@@ -37,6 +38,7 @@ use quiet::Quiet;
 use status::{drift, state_of};
 use tasks::{Listed, tids};
 
+pub use fit::{Fit, fit};
 pub use lookup::Waker;
 pub use once::look_once;
 pub use running::RunningVm;
@@ -282,8 +284,20 @@ impl LinuxHost {
         if self.admission.as_ref().is_some_and(|(at, _)| now.duration_since(*at) < ADMISSION_AGE) {
             return;
         }
-        let in_force = |vm: &str| self.tracked.get(vm).is_some_and(|t| t.scope.is_some());
-        let ordered = desired.by_criticality(in_force);
+        match self.admit(desired) {
+            Ok(admitted) => self.admission = Some((now, admitted)),
+            Err(e) => self.problem(format!("what can be promised is not known: {e:#}")),
+        }
+    }
+
+    /// Which contracts fit together. Of those that are as critical what is in force comes before
+    /// what was changed, and that before what is new: so neither takes anything from the others.
+    fn admit(&self, desired: &Desired) -> rtvirtio_workflow::Result<AdmittedInTurn> {
+        let scope = |vm: &str| self.tracked.get(vm).and_then(|t| t.scope.as_ref());
+        let mut ordered = desired.by_criticality(|vm| scope(vm).is_some());
+        let is_changed = |c: &Contract| scope(&c.vm.name).is_some_and(|scope| scope.contract != c.id);
+        let is_new = |c: &Contract| scope(&c.vm.name).is_none();
+        ordered.sort_by_key(|c| (std::cmp::Reverse(c.criticality()), is_new(c), is_changed(c)));
         // A contract in force whose file cannot be read stays, so what it has is still taken.
         let is_replaced = |vm: &str| desired.of(vm).is_some() || !desired.holds(vm);
         let replaced = self.tracked.iter().filter(|(vm, _)| is_replaced(vm));
@@ -291,18 +305,11 @@ impl LinuxHost {
         let ours: Ours =
             saved.filter_map(|saved| Some((saved.cpu.clone()?, saved.processes.clone()))).collect();
         let vms = ordered.iter().map(|c| &c.vm);
-        match of_vms_in_turn(vms, &ours, &self.places.dirs, &Quiet::default()) {
-            Ok(admitted) => self.admission = Some((now, admitted)),
-            Err(e) => self.problem(format!("what can be promised is not known: {e:#}")),
-        }
+        of_vms_in_turn(vms, &ours, &self.places.dirs, &Quiet::default())
     }
 
     fn admission(&self) -> Admission {
-        let Some((_, of)) = &self.admission else { return Admission::default() };
-        Admission {
-            admitted: of.admitted.contracts.iter().map(|c| (c.vm.clone(), c.level)).collect(),
-            refused: of.refused.iter().map(|(vm, e)| (vm.clone(), format!("{e:#}"))).collect(),
-        }
+        self.admission.as_ref().map_or_else(Admission::default, |(_, of)| admission(of))
     }
 }
 
@@ -418,6 +425,17 @@ impl Host for LinuxHost {
             _ => {}
         }
         outcome
+    }
+}
+
+fn admission(of: &AdmittedInTurn) -> Admission {
+    let words = |all: &[(String, rtvirtio_workflow::Error)]| {
+        all.iter().map(|(vm, e)| (vm.clone(), format!("{e:#}"))).collect()
+    };
+    Admission {
+        admitted: of.admitted.contracts.iter().map(|c| (c.vm.clone(), c.level)).collect(),
+        kept: words(&of.kept),
+        refused: words(&of.refused),
     }
 }
 

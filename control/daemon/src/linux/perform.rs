@@ -121,6 +121,10 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let found = tracked.found.as_ref().ok_or_else(|| failed("it does not run"))?;
     let (_, admission) = host.admission.as_ref().ok_or_else(|| failed("nothing is admitted yet"))?;
     let probe = &admission.admitted.probe;
+    // There, what is admitted is the contract that was in force.
+    if admission.kept.iter().any(|(vm, _)| *vm == step.vm) {
+        return Err(failed("it is not admitted"));
+    }
     let mut admitted = admission.admitted.contracts.iter();
     let one = admitted.find(|c| c.vm == step.vm).ok_or_else(|| failed("it is not admitted"))?;
     let scopes = Scopes::lock(&host.places.dirs)?;
@@ -188,6 +192,10 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
     if let Some(tracked) = host.tracked.get_mut(vm) {
         tracked.kept = None;
         tracked.saved = None;
+    }
+    // What was admitted in place of its contract is no longer there.
+    if host.admission.as_ref().is_some_and(|(_, of)| of.kept.iter().any(|(kept, _)| kept == vm)) {
+        host.admission = None;
     }
     Ok((changes, notes))
 }

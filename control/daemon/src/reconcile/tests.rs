@@ -276,3 +276,29 @@ fn a_contest_ends_and_a_failure_waits_longer_each_time() {
     case.memory.note(&step, &Outcome::Busy, Millis(0));
     assert_eq!(case.steps_at(1), [step]);
 }
+
+/// A good contract is never lost to one that cannot be had.
+#[test]
+fn a_changed_contract_that_does_not_fit_leaves_the_one_in_force() {
+    let mut case = Case::new(vec![(contract("plc", "high", "19ms"), in_force(&plc(), 7))]);
+    assert_eq!(case.steps(), one(BACK), "it fits");
+    case.observed.admission.kept.insert("plc".to_owned(), "too much".to_owned());
+    assert_eq!(case.steps(), []);
+    // What is in force has its place among the others meanwhile.
+    case.observed.admission.admitted.insert("plc".to_owned(), Level { above: 1, below: 0 });
+    assert_eq!(case.steps(), one(Action::Relevel));
+    case.observed.admission.admitted.insert("plc".to_owned(), Level::ALONE);
+    // The next start of the VM gets none of the two.
+    case.vm("plc").scope = None;
+    assert_eq!(case.steps(), []);
+}
+
+#[test]
+fn a_changed_contract_of_which_it_is_not_known_whether_it_fits_leaves_the_one_in_force() {
+    let mut case = Case::new(vec![(contract("plc", "high", "5ms"), in_force(&plc(), 7))]);
+    case.observed.admission = Admission::default();
+    assert_eq!(case.steps(), []);
+    // Where what is in force does not fit any more either, it gives way.
+    case.observed.admission.refused.insert("plc".to_owned(), "too much".to_owned());
+    assert_eq!(case.steps(), one(BACK));
+}

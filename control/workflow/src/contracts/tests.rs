@@ -31,3 +31,64 @@ fn what_a_vms_threads_have_reserved_is_no_load_of_others() {
     forget_own(&mut probe, std::iter::empty(), &ours).unwrap();
     assert_eq!(of_sleeper(&probe), []);
 }
+
+/// Progress that nobody sees.
+#[derive(Default)]
+struct Quiet(std::sync::atomic::AtomicBool);
+
+impl Progress for Quiet {
+    fn step(&self, _: &str) {}
+    fn warn(&self, _: &str) {}
+    fn bar(&self, _: &str, _: u64) -> Box<dyn crate::progress::Bar> {
+        unreachable!("no work is done")
+    }
+    fn cancel_flag(&self) -> &std::sync::atomic::AtomicBool {
+        &self.0
+    }
+}
+
+fn vm(name: &str, budget: &str) -> Vm {
+    let text = format!(
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\npid = 7\n\
+         cpu = {{ budget = \"{budget}\", period = \"20ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+    );
+    rtvirtio_spec::HostSpec::parse("x.toml", &text).unwrap().vms()[0].clone()
+}
+
+#[test]
+fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
+    if !has("what_is_in_force_is_admitted_where_what_replaces_it_is_too_much", &[Need::Root, Need::RT_GROUPS])
+    {
+        return;
+    }
+    let temp = rtvirtio_testkit::tempdir().unwrap();
+    let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
+    let contract = |ms: u64| Contract::new(Nanos::from_millis(ms), Nanos::from_millis(20)).unwrap();
+    let of = |vm: &str, ms: u64| InForce {
+        vm: vm.to_owned(),
+        contract: contract(ms),
+        order: Order::Contract,
+        level: Level::ALONE,
+        backend: Backend::RtGroup,
+        group: None,
+        urgency: None,
+    };
+    let admitted = |vms: &[Vm], in_force: Vec<InForce>| {
+        let ours = Ours { contracts: in_force, processes: Vec::new() };
+        let all = of_vms_in_turn(vms.iter(), &ours, &dirs, &Quiet::default()).unwrap();
+        let names = |all: &[(String, Error)]| all.iter().map(|(vm, _)| vm.clone()).collect::<Vec<_>>();
+        let contracts: Vec<_> = all.admitted.contracts.iter().map(|c| (c.vm.clone(), c.contract)).collect();
+        (contracts, names(&all.kept), names(&all.refused))
+    };
+    let owned = |vm: &str| vm.to_owned();
+    let big = [vm("plc", "19999us"), vm("hmi", "1ms")];
+    let (contracts, kept, refused) = admitted(&big, vec![of("plc", 2)]);
+    assert_eq!(contracts, [(owned("plc"), contract(2)), (owned("hmi"), contract(1))]);
+    assert_eq!((kept, refused.len()), (vec![owned("plc")], 0));
+    // Without one in force, or with one that does not fit either, nothing of it is.
+    for in_force in [Vec::new(), vec![of("plc", 20)]] {
+        let (contracts, kept, refused) = admitted(&big, in_force);
+        assert_eq!(contracts, [(owned("hmi"), contract(1))]);
+        assert_eq!((kept.len(), refused), (0, vec![owned("plc")]));
+    }
+}

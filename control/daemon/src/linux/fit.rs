@@ -1,0 +1,77 @@
+//! Whether a contract that is to be written fits beside those that there are.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use rtvirtio_spec::HostSpec;
+use rtvirtio_workflow::scopes;
+
+use super::{LinuxHost, Places, Waker, admission};
+use crate::config::{Config, Mode};
+use crate::desired::{Contract, Desired};
+use crate::host::Host as _;
+
+/// How long libvirt is asked for the contracts of its domains.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks whether it has answered, at most.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What becomes of a contract beside the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// Why it does not fit.
+    pub refused: Option<String>,
+    /// VMs whose contracts give way to it, each with the reason.
+    pub gives_way: Vec<(String, String)>,
+}
+
+/// Whether the contract of a VM of a spec fits, by what the service counts: the contracts of files
+/// and domains, and those in force. Nothing is set.
+///
+/// # Errors
+/// When that cannot be told, with the reason.
+pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Result<Fit, String> {
+    let new = Contract::of_spec(spec, std::path::Path::new("the new contract"));
+    let new = new.into_iter().find(|c| c.vm.name == vm).ok_or_else(|| format!("there is no VM {vm}"))?;
+    if !new.sets_something() {
+        return Ok(Fit { refused: None, gives_way: Vec::new() });
+    }
+    let config = Config { mode: Mode::Observe, plan: None, placement: None, ..config.clone() };
+    let (sender, woken) = channel();
+    let sender = std::sync::Mutex::new(sender);
+    let waker: Waker = Arc::new(move || {
+        // The look may have ended.
+        let _ = crate::lock::lock(&sender).send(());
+    });
+    let mut host = LinuxHost::new(places.clone(), &config, waker);
+    let end = Instant::now() + PATIENCE;
+    let mut desired = Desired::default();
+    loop {
+        desired = host.desired().unwrap_or(desired);
+        if !desired.is_incomplete || Instant::now() >= end {
+            break;
+        }
+        // A libvirt that does not answer wakes nothing.
+        let _ = woken.recv_timeout(PAUSE);
+    }
+    // What is in force without a contract that is seen here may have one elsewhere.
+    desired.is_incomplete = true;
+    for name in scopes::vms(&places.dirs).map_err(|e| format!("{e:#}"))? {
+        host.tracked.entry(name.clone()).or_default();
+        host.read_scope(&name);
+    }
+    let of = |desired: &Desired| host.admit(desired).map(|of| admission(&of)).map_err(|e| format!("{e:#}"));
+    let before = of(&desired)?;
+    match desired.contracts.iter_mut().find(|c| c.vm.name == vm) {
+        Some(old) => *old = new,
+        None => desired.contracts.push(new),
+    }
+    let after = of(&desired)?;
+    let why = |vm: &str| after.refused.get(vm).or_else(|| after.kept.get(vm)).cloned();
+    let others = before.admitted.keys().filter(|other| *other != vm && before.takes(other));
+    Ok(Fit {
+        refused: why(vm),
+        gives_way: others.filter_map(|other| Some((other.clone(), why(other)?))).collect(),
+    })
+}
