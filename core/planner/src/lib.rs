@@ -17,6 +17,7 @@ mod plan;
 pub mod replan;
 mod scheme;
 mod search;
+mod throttled;
 pub mod tune;
 mod types;
 
@@ -26,6 +27,7 @@ pub use options::{PlanOptions, Space};
 pub use placement::{CgroupNode, Placement, Placements};
 pub use plan::{Quality, outlook, plan, quality};
 pub use scheme::{scheme_name, scheme_of};
+pub use throttled::{Throttled, throttled};
 pub use types::*;
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use rtvirtio_units::Percentile;
 
 use crate::convert::{check_actable, settings_of};
 use crate::evaluate::{Evaluator, Problem};
-use crate::types::{Plan, TaskOutlook};
+use crate::throttled::throttled;
+use crate::types::{Knob, Plan, Setting, TaskOutlook};
 use crate::{PlanError, PlanOptions, explain, infeasible, search};
 
 /// Finds settings for `spec` on the host that `profile` describes, starting from the configuration
@@ -28,6 +29,12 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
         if found.missed == 0 { None } else { Some(infeasible::describe(&problem, &mut evaluator, &found)?) };
     let mut settings = settings_of(spec, &options.start, &found.config);
     explain::explain(&problem, &mut evaluator, &found, &mut settings);
+    for held in throttled(spec, profile, &options.start, &settings)? {
+        let of_vm = |s: &&mut Setting| matches!(&s.knob, Knob::VmLimit { vm, .. } if *vm == held.vm);
+        if let Some(setting) = settings.iter_mut().find(of_vm) {
+            setting.reason.push_str(&format!("; {held}"));
+        }
+    }
     check_actable(spec, &options.placements, &options.start, &settings)?;
     let forecasts = evaluator.forecast(&found.config)?;
     Ok(Plan {

@@ -152,6 +152,17 @@ fn a_flood_is_capped_and_no_vm_with_a_target_is() {
     assert_eq!(caps[0].strength, Strength::Cap);
     assert!(caps[0].reason.contains("of its rate"), "{}", caps[0].reason);
     assert!(caps[0].value.parse::<u64>().unwrap() > 100);
+    // What it costs the VM that is capped is said where the cap is.
+    let all = throttled(&s, &profile(), &start(&s), &p.settings).unwrap();
+    let [held] = all.as_slice() else { panic!("{all:?}") };
+    assert_eq!((held.vm.as_str(), held.limit.0), ("vm2", caps[0].value.parse::<f64>().unwrap()));
+    assert!(held.of.0 > held.limit.0 && !held.is_all_but_stopped(), "{held}");
+    assert!(caps[0].reason.contains(&held.to_string()), "{}", caps[0].reason);
+    let tight = Setting { value: "10".to_owned(), ..caps[0].clone() };
+    let all = throttled(&s, &profile(), &start(&s), &[tight]).unwrap();
+    assert!(all[0].is_all_but_stopped() && all[0].to_string().contains("so it loses 99."), "{}", all[0]);
+    let loose = Setting { value: "max".to_owned(), ..caps[0].clone() };
+    assert_eq!(throttled(&s, &profile(), &start(&s), &[loose]).unwrap(), []);
     // The cap is the loosest that does: no tighter than it must be.
     let mut loose = s.clone();
     for vm in &mut loose.vms[..2] {

@@ -1,0 +1,75 @@
+//! What a plan takes from VMs that it holds back.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use rtvirtio_model::{Config, Profile, spare_rates};
+use rtvirtio_spec::Spec;
+use rtvirtio_units::{Iops, Ratio};
+
+use crate::{Knob, LimitKind, PlanError, Setting};
+
+/// A VM that a plan limits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Throttled {
+    /// Its name.
+    pub vm: String,
+    /// Requests per second that it may send.
+    pub limit: Iops,
+    /// What it declares, and what the declared rates of all leave to it besides.
+    pub of: Iops,
+}
+
+/// A VM that keeps less than this is all but stopped.
+const ALL_BUT_STOPPED: f64 = 0.01;
+
+impl Throttled {
+    /// Whether it loses 99 % and more.
+    #[must_use]
+    pub fn is_all_but_stopped(&self) -> bool {
+        self.limit.0 <= self.of.0 * ALL_BUT_STOPPED
+    }
+}
+
+impl fmt::Display for Throttled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (limit, of) = (self.limit, Iops(self.of.0.round()));
+        write!(f, "{limit} of about {of} that it could have")?;
+        if self.is_all_but_stopped() {
+            let lost = Ratio(1.0 - self.limit.0 / self.of.0);
+            write!(f, ", so it loses {lost}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The VMs that settings hold to a rate below what they could have, in spec order. `start` is the
+/// configuration that the settings lead away from.
+///
+/// # Errors
+/// [`PlanError::Model`] without a usable read measurement.
+pub fn throttled(
+    spec: &Spec,
+    profile: &Profile,
+    start: &Config,
+    settings: &[Setting],
+) -> Result<Vec<Throttled>, PlanError> {
+    let mut limits: BTreeMap<&str, f64> = BTreeMap::new();
+    for setting in settings {
+        if let Knob::VmLimit { vm, limit: LimitKind::ReadIops | LimitKind::WriteIops } = &setting.knob {
+            if let Ok(limit) = setting.value.parse::<f64>() {
+                *limits.entry(vm).or_default() += limit;
+            }
+        }
+    }
+    if limits.is_empty() {
+        return Ok(Vec::new());
+    }
+    let spare = spare_rates(profile, spec, start)?;
+    let of_vms = spec.vms.iter().zip(spare).filter_map(|(vm, spare)| {
+        let limit = Iops(*limits.get(vm.name.as_str())?);
+        let of = Iops(vm.declared_rate().0 + spare.map_or(0.0, |spare| spare.0));
+        (limit.0 < of.0).then(|| Throttled { vm: vm.name.clone(), limit, of })
+    });
+    Ok(of_vms.collect())
+}
