@@ -490,3 +490,113 @@ fn limits_of_traffic_are_set_shown_and_put_back() {
     assert_eq!(site.output(&["apply", &none, "--traffic-only"]).status.code(), Some(1));
     assert_eq!(differences(&before, &host.snapshot()), Vec::<String>::new());
 }
+
+/// A VM in a cgroup of its own, with a limit in its plan, and the plan.
+fn limited(host: &Host, site: &Site, rate: u32) -> (String, String) {
+    let cgroup = host.vm(0).display().to_string();
+    let task = reader("t", None, rate);
+    let vm = format!("[[vm]]\nname = \"a\"\ncgroup = '{cgroup}'\n{task}");
+    let spec = write(site, "one.toml", &format!("[device]\npath = \"{}\"\n{vm}", host.node(0)));
+    (spec, site.dir.path().join("one.plan").to_str().unwrap().to_owned())
+}
+
+/// What a plan was made from may be another by the time it is applied.
+#[test]
+fn a_plan_of_another_spec_or_measurement_is_refused() {
+    let test = "a_plan_of_another_spec_or_measurement_is_refused";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 1, 1) else { return };
+    profile(&site, &host.devices[0].name);
+    let (spec, plan) = limited(&host, &site, 50);
+    site.ok(&["plan", &spec, "-o", &plan]);
+    with_settings(&plan, &[settings(&[(read_iops("a"), "333")])]);
+    let refused = |what: &str| {
+        let before = host.snapshot();
+        for args in [&["apply", &plan][..], &["apply", &plan, "--dry-run"]] {
+            let out = site.output(args);
+            let said = text(&out.stderr);
+            assert!(!out.status.success() && said.contains(what) && said.contains("--force"), "{said}");
+        }
+        assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
+    };
+    site.ok(&["apply", &plan, "--dry-run"]);
+    limited(&host, &site, 90);
+    refused("the spec has changed since");
+    limited(&host, &site, 50);
+    let saved = site.state_dir().join("profiles").join(format!("{}.json", host.devices[0].name));
+    let text = fs::read_to_string(&saved).unwrap();
+    let mut other: Value = serde_json::from_str(&text).unwrap();
+    other["cpus"] = json!(64);
+    fs::write(&saved, other.to_string()).unwrap();
+    refused("was measured anew since");
+    site.ok(&["apply", &plan, "--force"]);
+    assert_eq!(host.read_limit(0, &host.devices[0].dev), Some(333));
+    site.ok(&["revert"]);
+}
+
+/// Settings act without the state directory, and only it can put them back.
+#[test]
+fn a_state_directory_that_is_lost_or_mistyped_is_not_taken_for_nothing_in_force() {
+    let test = "a_state_directory_that_is_lost_or_mistyped_is_not_taken_for_nothing_in_force";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 1, 1) else { return };
+    profile(&site, &host.devices[0].name);
+    let (spec, plan) = limited(&host, &site, 50);
+    site.ok(&["plan", &spec, "-o", &plan]);
+    with_settings(&plan, &[settings(&[(read_iops("a"), "333")])]);
+    let before = host.snapshot();
+    site.ok(&["apply", &plan]);
+    assert_eq!(site.json(&["status"]).0, 0);
+    let said = |args: &[&str], what: &str| {
+        let out = site.output(args);
+        let all = text(&out.stdout) + &text(&out.stderr);
+        assert!(all.contains(what), "{args:?}: {all}");
+        assert!(!all.contains("nothing to put back"), "{args:?}: {all}");
+        out.status.code()
+    };
+
+    let typo = site.dir.path().join("sate").to_str().unwrap().to_owned();
+    for command in ["status", "revert", "check"] {
+        let code = said(&["--state-dir", &typo, command], "another state directory has in its journal");
+        assert!(code == Some(3) || command == "check", "{command}: {code:?}");
+    }
+    assert_eq!(host.read_limit(0, &host.devices[0].dev), Some(333));
+
+    let away = site.dir.path().join("away");
+    fs::rename(site.state_dir(), &away).unwrap();
+    for command in ["status", "revert", "check"] {
+        let code = said(&[command], "their journal is lost");
+        assert!(code == Some(3) || command == "check", "{command}: {code:?}");
+    }
+    // What it would find would be taken for what was there before.
+    profile(&site, &host.devices[0].name);
+    let (code, refused) = site.json(&["apply", &plan]);
+    assert!(code != 0 && refused["error"].as_str().unwrap().contains("journal is lost"), "{refused}");
+    fs::remove_dir_all(site.state_dir()).unwrap();
+    fs::rename(&away, site.state_dir()).unwrap();
+    assert_eq!(site.json(&["status"]).0, 0);
+    site.ok(&["revert"]);
+    assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
+    // Nothing acts any more, also where the directory goes then.
+    fs::remove_dir_all(site.state_dir()).unwrap();
+    assert_eq!(site.json(&["status"]).0, 0);
+    assert!(site.ok(&["revert"]).contains("nothing to put back"));
+}
+
+/// Whatever is measured, nothing else is set meanwhile.
+#[test]
+fn a_gentle_measurement_takes_the_lock_and_replaces_no_whole_one() {
+    let test = "a_gentle_measurement_takes_the_lock_and_replaces_no_whole_one";
+    let site = Site::new();
+    let Some(host) = Host::new(test, &site, 1, 0) else { return };
+    let held = rtvirtio_apply::Session::open(site.state_dir()).unwrap();
+    let out = site.output(&["profile", &host.node(0), "--gentle", "--for", "4s"]);
+    let said = text(&out.stderr);
+    assert!(!out.status.success() && said.contains("another rtvirtio"), "{said}");
+    drop(held);
+    // A whole measurement is not replaced by one that shows less.
+    profile(&site, &host.devices[0].name);
+    let out = site.output(&["profile", &host.node(0), "--gentle", "--for", "4s"]);
+    let said = text(&out.stderr);
+    assert!(!out.status.success() && said.contains("--replace"), "{said}");
+}

@@ -181,7 +181,12 @@ fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
     let mut plans = Vec::new();
     for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
         let (plan, _) = plan_now(site, &with, &p.dirs, progress)?;
-        plans.push(DevicePlan { device: part.name.clone(), plan, notes: site.stack.notes_on_settings() });
+        plans.push(DevicePlan {
+            device: part.name.clone(),
+            plan,
+            profile: None,
+            notes: site.stack.notes_on_settings(),
+        });
     }
     let plan = HostPlan::new(plans);
     if !plan.is_feasible() {

@@ -13,6 +13,8 @@ use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_units::Ratio;
 
+use crate::acting;
+use crate::block_sizes;
 use crate::contracts::{self, InForce, VmCpu};
 use crate::covered::{self, CoveredVm};
 use crate::devices::Devices;
@@ -22,7 +24,7 @@ use crate::find::{self, HostVm, load_host};
 use crate::guests::GuestAgents;
 use crate::in_force;
 use crate::model_choice::{ModelChoice, ModelName};
-use crate::plan::load_profile;
+use crate::plan::{load_profile, warn_throttled};
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
 use crate::scopes::{self, Scopes};
@@ -79,13 +81,16 @@ pub fn plan_now(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<(Plan, Config)> {
+    block_sizes::check(&site.spec, &site.stack.device, progress)?;
     let profile = load_profile(&site.spec, with.profile, dirs)?;
     let choice = ModelChoice::find(with.model, &site.spec, &profile, dirs, progress)?;
     let survey = site.survey(progress)?;
     let found_config = survey.config.clone();
     let mut options = site.options(survey, &choice)?;
     options.enough = with.enough;
-    Ok((plan(&site.spec, &profile, &options)?, found_config))
+    let plan = plan(&site.spec, &profile, &options)?;
+    warn_throttled(&site.spec, &profile, &options.start, &plan, progress)?;
+    Ok((plan, found_config))
 }
 
 /// Checks that a saved plan acts on this host: it may have been made, or edited, for another one.
@@ -277,6 +282,7 @@ impl Resolved {
         refuse_kept(self.vms.iter().map(|vm| vm.vm.as_str()), dirs)?;
         // Before the journal: these files mean nothing without one.
         if !in_force {
+            acting::note(dirs)?;
             match plan {
                 Some(plan) => in_force::save(plan, &dirs.state)?,
                 None => in_force::forget(&dirs.state)?,
@@ -286,7 +292,13 @@ impl Resolved {
             covered::save(&self.covered, &dirs.state)?;
         }
         let root = Root::default();
-        match session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel(progress)) {
+        let applied =
+            session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel(progress));
+        if applied.is_err() {
+            // A note too many is taken away with the next step, and misleads nothing meanwhile.
+            let _ = acting::settle(dirs);
+        }
+        match applied {
             Ok(applied) => Ok(applied.knobs.len()),
             Err(ApplyError::RolledBack { cause, rollback })
                 if matches!(*cause, ApplyError::Interrupted) && rollback.done =>
@@ -333,8 +345,8 @@ pub fn put_back(session: &Session, on_conflict: OnConflict, dirs: &Dirs) -> Resu
     let mut reverted = session.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?;
     if let Some(reverted) = reverted.as_mut().filter(|r| r.done) {
         // Without a journal they mean nothing, so the settings are back all the same.
-        if let Err(e) = in_force::forget(&dirs.state) {
-            reverted.warnings.push(format!("{e:#}"));
+        for done in [in_force::forget(&dirs.state), acting::settle(dirs)] {
+            reverted.warnings.extend(done.err().map(|e| format!("{e:#}")));
         }
     }
     Ok(reverted)

@@ -5,8 +5,12 @@ use std::path::{Path, PathBuf};
 use rtvirtio_apply::{Session, StateDir};
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_spec::Device;
+use sha2::{Digest as _, Sha256};
 
 use crate::error::{Context as _, Result};
+
+/// Bytes of a digest that are kept.
+const DIGEST_BYTES: usize = 16;
 
 /// The directories of an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +84,11 @@ pub fn profile_key(device: &Device) -> Result<String> {
         }
         Device::Path(path) => BlockDevice::find(&Root::default(), path)?.name,
     })
+}
+
+/// Text that tells contents apart.
+pub(crate) fn digest(content: &[u8]) -> String {
+    Sha256::digest(content).iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Writes a file of the state directory, or of a directory in it, so that a crash leaves the old or

@@ -3,6 +3,7 @@
 use rtvirtio_apply::{Binding, Machine, NoGuests, OnConflict, Session, Silent, elevator_writes};
 use rtvirtio_kernel::{Cgroups, HostError, Root, Stack};
 
+use crate::acting;
 use crate::dirs::Dirs;
 use crate::error::{Result, bail, ensure};
 use crate::held;
@@ -15,6 +16,7 @@ use crate::progress::Progress;
 pub struct MeasuredElevator<'a> {
     session: Session,
     binding: Binding,
+    dirs: Dirs,
     root: Root,
     progress: &'a dyn Progress,
 }
@@ -43,7 +45,7 @@ impl<'a> MeasuredElevator<'a> {
             Err(e) => return Err(e.into()),
         };
         let binding = Binding { stack: device.clone(), cgroups, vms: Default::default() };
-        Ok(Self { session, binding, root, progress })
+        Ok(Self { session, binding, dirs: dirs.clone(), root, progress })
     }
 
     /// Puts back what was set before and sets this elevator.
@@ -54,6 +56,7 @@ impl<'a> MeasuredElevator<'a> {
         self.put_back()?;
         let machine = self.machine();
         let writes = elevator_writes(name, &self.binding, &machine)?;
+        acting::note(&self.dirs)?;
         self.session.apply(&writes, &machine, &mut Silent)?;
         Ok(())
     }
@@ -71,6 +74,7 @@ impl<'a> MeasuredElevator<'a> {
                 "{}; see `rtvirtio status`, then `rtvirtio revert --force` or `--keep`",
                 reverted.summary()
             );
+            acting::settle(&self.dirs)?;
         }
         Ok(())
     }

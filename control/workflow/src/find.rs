@@ -18,6 +18,7 @@ use crate::error::{Context as _, Error, Result, bail};
 use crate::inventory::{Inventory, ListedVm};
 use crate::managed;
 use crate::progress::Progress;
+use crate::unreached::unreached;
 
 /// Time limit of a monitor's answer: it serves one client at a time, and QEMU's main loop may
 /// itself have a small budget.
@@ -127,7 +128,7 @@ impl HostVm {
             }
             HostReach::Monitor(socket) => {
                 if self.handle.get().is_none() {
-                    let _ = self.handle.set(of_monitor(&root, socket)?);
+                    let _ = self.handle.set(of_monitor(&root, socket).with_context(|| self.context())?);
                 }
                 Ok(self.handle.get().into_iter().flat_map(|handle| &handle.pids).copied().collect())
             }
@@ -217,13 +218,14 @@ impl HostVm {
             HostReach::Proxmox(id) => managed::proxmox(root, *id).and_then(|vm| of_pid(vm.pid)),
             HostReach::Cgroup(path) => {
                 if !root.exists(cgroups.dir(path)?)? {
-                    bail!(NotRunning, "cgroup {} does not exist: {}", path.display(), missing_cgroup(path));
+                    let (name, path, why) = (&self.name, path.display(), missing_cgroup(path));
+                    bail!(NotRunning, "vm {name}: cgroup {path} does not exist: {why}");
                 }
                 Ok(path.clone())
             }
             HostReach::Monitor(socket) => {
                 if self.handle.get().is_none() {
-                    let _ = self.handle.set(of_monitor(root, socket)?);
+                    let _ = self.handle.set(of_monitor(root, socket).with_context(|| self.context())?);
                 }
                 let pids = self.handle.get().map(|handle| &handle.pids);
                 let pid = pids.and_then(|pids| pids.first()).context("QEMU has no process")?;
@@ -480,11 +482,9 @@ fn ask_monitor(socket: &Path) -> Result<Named, rtvirtio_vmm::VmmError> {
 fn of_monitor(root: &Root, socket: &Path) -> Result<VmHandle> {
     const ELSEWHERE: &str =
         "QEMU seems to run in another pid namespace (a container): name the VM by `pid` or `cgroup`";
-    let ask = || -> Result<_, rtvirtio_vmm::VmmError> {
-        let mut qmp = Qmp::connect(socket, QMP_TIMEOUT)?;
-        Ok((qmp.listener()?, Named::ask(&mut qmp)?))
-    };
-    let (listener, named) = ask().context("name the VM by `pid` or `cgroup` where its monitor is taken")?;
+    let ask = |mut qmp: Qmp| Ok((qmp.listener()?, Named::ask(&mut qmp)?));
+    let (listener, named) =
+        Qmp::connect(socket, QMP_TIMEOUT).and_then(ask).map_err(|e| unreached(e, socket))?;
     let thread = named.any_thread().context("QEMU names no vCPU")?;
     let pid = of_thread(root, thread)
         .with_context(|| format!("the monitor names thread {thread}, which is not here: {ELSEWHERE}"))?;

@@ -9,6 +9,7 @@ use rtvirtio_kernel::leftovers::{self, KnownBy, OurGroup};
 use rtvirtio_kernel::mounts::mounts;
 use rtvirtio_kernel::{Finding, HostError, Root, cgroup};
 
+use crate::acting::{self, Acting, Journal};
 use crate::dirs::Dirs;
 use crate::error::{Kind, Result};
 use crate::inventory::Inventory;
@@ -21,6 +22,8 @@ pub const TWIN_SOURCE: &str = "rtvirtio-twin";
 const GROUPS: &str = "leftovers.cgroups";
 const JOURNAL: &str = "leftovers.journal";
 const LAB: &str = "leftovers.lab";
+const ACTING: &str = "leftovers.settings";
+const ACTING_WHY: &str = "`status` and `revert` know nothing of them, and they change what is measured";
 const TWINS: &str = "leftovers.twins";
 const GROUPS_WHY: &str = "a budget or weight that nothing knows of any more is taken from everything else, and is put back by nothing";
 const JOURNAL_WHY: &str =
@@ -37,6 +40,7 @@ pub fn findings(root: &Root, dirs: &Dirs) -> Vec<Finding> {
         Err(e) => found.push(unknown(GROUPS, &e, GROUPS_WHY)),
     }
     found.extend(journal(root, dirs));
+    found.extend(elsewhere(dirs));
     found.extend(labs(root, dirs));
     found.extend(twins(root));
     if found.is_empty() {
@@ -110,6 +114,26 @@ fn is_of_a_lab(group: &OurGroup) -> bool {
 
 fn is_known_by(group: &OurGroup, file: &str) -> bool {
     matches!(&group.known_by, KnownBy::File(path) if path.ends_with(file))
+}
+
+/// Settings that act, and that no journal here has.
+fn elsewhere(dirs: &Dirs) -> Vec<Finding> {
+    let remedy = "as said; until then no plan can be applied here";
+    let one = |of: &Acting| match of.journal {
+        Journal::Lost => Finding::fail(ACTING, of.to_string(), ACTING_WHY, remedy),
+        Journal::There | Journal::Unknown { .. } => {
+            Finding::warn(ACTING, of.to_string(), ACTING_WHY, "see which state directory is meant")
+        }
+    };
+    match acting::elsewhere(dirs) {
+        Ok(all) => all.iter().map(one).collect(),
+        Err(e) => vec![Finding::warn(
+            ACTING,
+            format!("not known: {e:#}"),
+            ACTING_WHY,
+            "run it with sudo, or look at the directory",
+        )],
+    }
 }
 
 fn of_group(group: &OurGroup) -> Finding {

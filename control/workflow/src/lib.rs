@@ -5,8 +5,10 @@
 //! No function here touches a terminal: progress goes to a [`Progress`], errors are an [`Error`]
 //! with a [`Kind`] that a caller can act on. The command line and a daemon call the same functions.
 
+pub mod acting;
 pub mod apply;
 pub mod bfq;
+mod block_sizes;
 pub mod contracts;
 pub mod controls;
 pub mod covered;
@@ -53,6 +55,7 @@ pub mod systemd_units;
 pub mod traffic;
 pub mod tune;
 pub mod uncovered;
+mod unreached;
 pub mod verified;
 pub mod vmms;
 

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_model::{Config, Profile, model};
-use rtvirtio_planner::{Knob, Placements, Plan, PlanOptions, TaskOutlook, settings_of};
+use rtvirtio_planner::{Knob, Placements, Plan, PlanOptions, TaskOutlook, settings_of, throttled};
 use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
 use rtvirtio_text::{shell_path, shell_word};
 
+use crate::block_sizes;
 use crate::contracts::{self, Contracted};
 use crate::controls::Control;
 use crate::dirs::{Dirs, is_there, profile_key};
@@ -87,6 +88,9 @@ impl Basis {
         let part = part.into();
         let spec = part.spec.clone();
         let profile = load_profile(&spec, options.profile, dirs)?;
+        if let Some(stack) = present(&spec.device)? {
+            block_sizes::check(&spec, &stack.device, progress)?;
+        }
         match profile.doubts.as_slice() {
             [] => {}
             [one] => progress.warn(&format!("the profile is in doubt: {one}")),
@@ -122,10 +126,15 @@ impl Basis {
 /// Where the settings of a real device act, which its VMs need not run for. A device that is not
 /// here, as in a plan for another machine, has none.
 fn notes(device: &Device) -> Result<Vec<String>> {
-    let Device::Path(path) = device else { return Ok(Vec::new()) };
+    Ok(present(device)?.map(|stack| stack.notes_on_settings()).unwrap_or_default())
+}
+
+/// A real device; `None` for one that is not here.
+fn present(device: &Device) -> Result<Option<Stack>> {
+    let Device::Path(path) = device else { return Ok(None) };
     match Stack::find(&Root::default(), path) {
-        Ok(stack) => Ok(stack.notes_on_settings()),
-        Err(e) if e.is_gone() => Ok(Vec::new()),
+        Ok(stack) => Ok(Some(stack)),
+        Err(e) if e.is_gone() => Ok(None),
         Err(e) => Err(e.into()),
     }
 }
@@ -164,6 +173,28 @@ pub fn demands(
         Err(e) if e.kind() == Kind::Infeasible => Ok(Some(Err(e))),
         Err(e) => Err(e),
     }
+}
+
+/// Warns of VMs that a plan all but stops.
+///
+/// # Errors
+/// When the model refuses the profile.
+pub fn warn_throttled(
+    spec: &Spec,
+    profile: &Profile,
+    start: &Config,
+    plan: &Plan,
+    progress: &dyn Progress,
+) -> Result<()> {
+    for held in throttled(spec, profile, start, &plan.settings)? {
+        if held.is_all_but_stopped() {
+            progress.warn(&format!(
+                "vm {}: {held}: give it a target, or the others longer ones, where it has to do more",
+                held.vm
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The value that each of the plan's knobs has now.

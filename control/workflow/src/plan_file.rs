@@ -1,12 +1,15 @@
 //! The plan of a host, as a file: one plan for each device.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rtvirtio_model::Profile;
 use rtvirtio_planner::{Plan, scheme_name};
 use rtvirtio_spec::HostSpec;
 use serde::{Deserialize, Serialize};
 
+use crate::dirs::{Dirs, digest};
 use crate::error::{Context as _, Error, Kind, Result, bail, ensure};
+use crate::plan::load_profile;
 
 /// Version of the plan file's form.
 pub const PLAN_SCHEMA: &str = "rtvirtio.plan.v2";
@@ -22,6 +25,10 @@ pub struct HostPlan {
     /// Absolute path of the spec that it was made for; `None` where that is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_file: Option<String>,
+    /// Tells the content of that spec, its comments aside, from another; `None` where the plan was
+    /// not made for later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_digest: Option<String>,
     /// Whether every target on every device is predicted to be met: for readers of the file. See
     /// [`HostPlan::is_feasible`].
     pub feasible: bool,
@@ -37,10 +44,35 @@ pub struct DevicePlan {
     pub device: Option<String>,
     /// Its plan.
     pub plan: Plan,
+    /// The measurement that it rests on; `None` where the plan was not made for later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ProfileUsed>,
     /// Where the settings act when that is not the device itself, and what is not seen below it,
     /// one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+}
+
+/// The measurement of a device that a plan rests on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileUsed {
+    /// The file that was named; `None` for the one that is saved for the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// Tells its content from another.
+    pub digest: String,
+}
+
+impl ProfileUsed {
+    /// Of a profile, and the file that was named.
+    ///
+    /// # Errors
+    /// When there is no current directory.
+    pub fn of(profile: &Profile, file: Option<&Path>) -> Result<Self> {
+        let file = file.map(std::path::absolute).transpose()?;
+        Ok(Self { file, digest: digest(&serde_json::to_vec(profile)?) })
+    }
 }
 
 impl HostPlan {
@@ -48,13 +80,13 @@ impl HostPlan {
     #[must_use]
     pub fn new(devices: Vec<DevicePlan>) -> Self {
         let feasible = devices.iter().all(|d| d.plan.feasible);
-        Self { schema: PLAN_SCHEMA.to_owned(), spec_file: None, feasible, devices }
+        Self { schema: PLAN_SCHEMA.to_owned(), spec_file: None, spec_digest: None, feasible, devices }
     }
 
     /// The plan of a host of one device.
     #[must_use]
     pub fn of_one(plan: Plan) -> Self {
-        Self::new(vec![DevicePlan { device: None, plan, notes: Vec::new() }])
+        Self::new(vec![DevicePlan { device: None, plan, profile: None, notes: Vec::new() }])
     }
 
     /// The same for this spec file. A path that is not UTF-8 cannot stand in JSON; `apply` then
@@ -64,6 +96,39 @@ impl HostPlan {
     /// When there is no current directory.
     pub fn of_spec_file(self, path: &Path) -> Result<Self> {
         Ok(Self { spec_file: std::path::absolute(path)?.into_os_string().into_string().ok(), ..self })
+    }
+
+    /// The same for the content of this spec.
+    ///
+    /// # Errors
+    /// When it cannot be written down.
+    pub fn of_spec(self, host: &HostSpec) -> Result<Self> {
+        Ok(Self { spec_digest: Some(digest(&serde_json::to_vec(host)?)), ..self })
+    }
+
+    /// What the plan was made from that is another by now, one sentence each. A plan that does not
+    /// say what it was made from is taken as it is.
+    ///
+    /// # Errors
+    /// When a profile cannot be read.
+    pub fn changes_since(&self, host: &HostSpec, dirs: &Dirs) -> Result<Vec<String>> {
+        let mut changes = Vec::new();
+        let now = digest(&serde_json::to_vec(host)?);
+        if self.spec_digest.as_ref().is_some_and(|then| *then != now) {
+            changes.push("the spec has changed since the plan was made".to_owned());
+        }
+        for (of, part) in self.devices.iter().zip(host.parts()) {
+            let Some(used) = &of.profile else { continue };
+            let name = of.device.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+            match load_profile(&part.spec, used.file.as_deref(), dirs) {
+                Ok(profile) if ProfileUsed::of(&profile, None)?.digest == used.digest => {}
+                Ok(_) => changes.push(format!("the device{name} was measured anew since the plan was made")),
+                Err(e) => changes.push(format!(
+                    "the measurement of the device{name} that the plan rests on is not there: {e:#}"
+                )),
+            }
+        }
+        Ok(changes)
     }
 
     /// Reads a plan file's text; `path` stands in errors.

@@ -39,6 +39,7 @@ fn a_plan_for_other_devices_is_refused() {
     let entry = |name: &str| DevicePlan {
         device: Some(name.to_owned()),
         plan: serde_json::from_value(plan()).unwrap(),
+        profile: None,
         notes: Vec::new(),
     };
     let plan = HostPlan::new(vec![entry("fast"), entry("big")]);
@@ -66,4 +67,63 @@ fn what_is_no_plan_is_refused() {
     for file in files {
         assert_eq!(parse(&file).unwrap_err().kind(), Kind::File, "{file}");
     }
+}
+
+/// What a plan rests on may be another by the time it is applied.
+#[test]
+fn a_plan_knows_whether_its_spec_or_its_measurement_has_changed() {
+    let temp = rtvirtio_testkit::tempdir().unwrap();
+    let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
+    let of = |rate: &str| {
+        let text = format!(
+            "# A comment.\n[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"plc\"\nlab = \"process\"\n[[vm.task]]\nname = \"t\"\n\
+             op = \"read\"\nblock = \"4KiB\"\nrate = \"{rate}\"\n"
+        );
+        text
+    };
+    let host = HostSpec::parse("x.toml", &of("50/s")).unwrap();
+    let profile = rtvirtio_model::Profile {
+        schema: rtvirtio_model::PROFILE_SCHEMA.to_owned(),
+        device: "twin-qlc-nvme".to_owned(),
+        identity: None,
+        size: rtvirtio_units::Bytes(1 << 30),
+        block: rtvirtio_units::Bytes::from_kib(4),
+        read: Vec::new(),
+        write: Vec::new(),
+        sync: Vec::new(),
+        read_bfq: Vec::new(),
+        large: None,
+        guest: None,
+        cpus: 2,
+        kernel: "6".to_owned(),
+        doubts: Vec::new(),
+    };
+    let file = temp.path().join("a.json");
+    let write = |path: &Path, profile: &rtvirtio_model::Profile| {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, rtvirtio_measure::profile::to_json(profile, path).unwrap()).unwrap();
+    };
+    write(&file, &profile);
+    let entry = |used: Option<ProfileUsed>| DevicePlan {
+        device: None,
+        plan: serde_json::from_value(plan()).unwrap(),
+        profile: used,
+        notes: Vec::new(),
+    };
+    let used = ProfileUsed::of(&profile, Some(&file)).unwrap();
+    let made = HostPlan::new(vec![entry(Some(used))]).of_spec(&host).unwrap();
+    let made = parse(&serde_json::to_value(&made).unwrap()).unwrap();
+    let changes = |host: &HostSpec| made.changes_since(host, &dirs).unwrap();
+    assert_eq!(changes(&host), Vec::<String>::new());
+    let same = HostSpec::parse("y.toml", &of("50/s").replace("# A comment.", "# Another one.")).unwrap();
+    assert_eq!(changes(&same), Vec::<String>::new());
+    let other = HostSpec::parse("x.toml", &of("90/s")).unwrap();
+    assert_eq!(changes(&other), ["the spec has changed since the plan was made"]);
+    write(&file, &rtvirtio_model::Profile { cpus: 4, ..profile });
+    assert_eq!(changes(&host), ["the device was measured anew since the plan was made"]);
+    std::fs::remove_file(&file).unwrap();
+    assert!(changes(&host)[0].contains("is not there"));
+    // One that does not say what it was made from is taken as it is.
+    let old = HostPlan::new(vec![entry(None)]);
+    assert_eq!(old.changes_since(&other, &dirs).unwrap(), Vec::<String>::new());
 }

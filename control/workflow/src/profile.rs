@@ -1,9 +1,12 @@
 //! A device measured.
 
-use std::path::PathBuf;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_kernel::{Claim, Root, Stack};
+use rtvirtio_apply::Session;
+use rtvirtio_kernel::{BlockDevice, Claim, Root, Stack};
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::awake::Awake;
 use rtvirtio_measure::profile::{Extent, GENTLE_DEPTHS, ProfileControl, ProfileOptions, least_time, measure};
@@ -12,7 +15,7 @@ use rtvirtio_units::Bytes;
 
 use crate::bfq;
 use crate::data_guard;
-use crate::dirs::{Dirs, profile_key};
+use crate::dirs::{Dirs, is_there, profile_key};
 use crate::elevator::MeasuredElevator;
 use crate::error::{Context as _, Error, Result, bail, ensure};
 use crate::identity;
@@ -168,24 +171,36 @@ fn measured(
         }
         Access::Gentle => None,
     };
-    let elevator = if gentle { None } else { Some(MeasuredElevator::open(stack, dirs, progress)?) };
+    // Whatever is measured: no plan is applied or put back meanwhile.
+    let (elevator, _lock) = if gentle {
+        (None, Some(Session::open(&dirs.state)?))
+    } else {
+        (Some(MeasuredElevator::open(stack, dirs, progress)?), None)
+    };
+    let wanted = RefCell::new(None);
+    let mut seen = Elevators::new(&root, stack, gentle)?;
     let mut bar = progress.bar(&format!("measuring {}", device.name), 100);
     let result = measure(
         &options,
         &mut ProfileControl {
             set_elevator: &mut |name| match &elevator {
-                Some(elevator) if choice => elevator.set(name).map_err(Into::into),
+                Some(elevator) if choice => {
+                    *wanted.borrow_mut() = Some(name.to_owned());
+                    elevator.set(name).map_err(Into::into)
+                }
                 _ => Ok(()),
             },
             claim: claim.as_ref(),
             progress: &mut |done, total, what| {
                 bar.set_message(&format!("measuring {}: {what}", device.name));
                 bar.set(done * 100 / total.max(1));
+                seen.look(wanted.borrow().as_deref());
             },
             cancel: progress.cancel_flag(),
         },
     );
     drop(bar);
+    seen.look(wanted.borrow().as_deref());
     if let Some(elevator) = elevator {
         elevator.put_back()?;
     }
@@ -193,10 +208,90 @@ fn measured(
         Err(MeasureError::Cancelled) => return Err(Error::cancelled()),
         other => Profile { identity: identity::of_block(&root, device)?, ..other? },
     };
+    if let Some(mixed) = seen.mixed() {
+        progress.warn(&mixed);
+        profile.doubts.insert(0, mixed);
+    }
     if gentle {
-        profile.doubts.insert(0, not_known(&device.elevators(&root)?.current));
+        profile.doubts.insert(0, not_known(seen.first()));
     }
     Ok(profile)
+}
+
+/// The elevators under which a device is measured, looked at between the points.
+struct Elevators<'a> {
+    root: &'a Root,
+    /// The disks that order requests; for a gentle measurement the device itself where none does.
+    disks: Vec<&'a BlockDevice>,
+    /// Of each, as it was at the start.
+    first: Vec<String>,
+    /// What was found in place of what was to be.
+    other: BTreeSet<String>,
+}
+
+impl<'a> Elevators<'a> {
+    fn new(root: &'a Root, stack: &'a Stack, gentle: bool) -> Result<Self> {
+        let mut disks: Vec<&BlockDevice> = stack.disks.iter().collect();
+        if gentle && disks.is_empty() {
+            disks.push(&stack.device);
+        }
+        let first = disks.iter().map(|disk| Ok(disk.elevators(root)?.current)).collect::<Result<_>>()?;
+        Ok(Self { root, disks, first, other: BTreeSet::new() })
+    }
+
+    fn first(&self) -> &str {
+        self.first.first().map_or("none", String::as_str)
+    }
+
+    /// Compares with the one that was set for the measurement, else with that of the start.
+    fn look(&mut self, set: Option<&str>) {
+        let mut found = |what: String| {
+            self.other.insert(what);
+        };
+        for (disk, first) in self.disks.iter().zip(&self.first) {
+            let wanted = set.unwrap_or(first);
+            match disk.elevators(self.root) {
+                Ok(now) if now.current == wanted => {}
+                Ok(now) => found(format!("{} of {} instead of {wanted}", now.current, disk.name)),
+                Err(e) => found(format!("one of {} that cannot be read ({e})", disk.name)),
+            }
+        }
+    }
+
+    fn mixed(&self) -> Option<String> {
+        let other = self.other.iter().cloned().collect::<Vec<_>>().join(", ");
+        (!other.is_empty()).then(|| {
+            format!(
+                "another program changed the elevator while it was measured ({other}), so that the numbers are of both: measure it again"
+            )
+        })
+    }
+}
+
+/// Refuses a gentle measurement in place of a whole one, which shows more.
+///
+/// # Errors
+/// [`Kind::Guarded`](crate::Kind::Guarded) with the file and what it has.
+pub fn refuse_lesser(path: &Path, access: Access) -> Result<()> {
+    if access != Access::Gentle || !is_there(path)? {
+        return Ok(());
+    }
+    // One that cannot be read is no measurement that could be lost.
+    let Ok(old) = rtvirtio_measure::profile::load(path) else { return Ok(()) };
+    let has = [
+        (!old.write.is_empty(), "writes"),
+        (!old.read_bfq.is_empty(), "BFQ"),
+        (old.large.is_some(), "larger requests"),
+    ];
+    let has: Vec<&str> = has.into_iter().filter(|(has, _)| *has).map(|(_, what)| what).collect();
+    ensure!(
+        has.is_empty(),
+        Guarded,
+        "{} has a whole measurement ({}), and a gentle one shows less: save it elsewhere with --out, or --replace the whole one",
+        path.display(),
+        has.join(", ")
+    );
+    Ok(())
 }
 
 /// What a gentle measurement does not show.
@@ -212,4 +307,52 @@ fn not_known(elevator: &str) -> String {
 fn work_dir(dirs: &Dirs) -> Result<tempfile::TempDir> {
     std::fs::create_dir_all(&dirs.run).with_context(|| format!("cannot create {}", dirs.run.display()))?;
     Ok(tempfile::Builder::new().prefix("profile-").tempdir_in(&dirs.run)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_elevator_that_changed_meanwhile_is_named() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let file = dir.path().join("sys/block/sdz/queue/scheduler");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let set = |line: &str| std::fs::write(&file, line).unwrap();
+        set("[none] mq-deadline bfq\n");
+        let sdz = BlockDevice { name: "sdz".to_owned(), dev: "8:0".to_owned(), partition: None };
+        let stack = Stack { device: sdz.clone(), disks: vec![sdz], notes: Vec::new() };
+        let mut seen = Elevators::new(&root, &stack, true).unwrap();
+        seen.look(None);
+        assert_eq!((seen.first(), seen.mixed()), ("none", None));
+        // One that the measurement itself has set is no other.
+        set("none mq-deadline [bfq]\n");
+        seen.look(Some("bfq"));
+        assert_eq!(seen.mixed(), None);
+        seen.look(None);
+        set("[none] mq-deadline bfq\n");
+        seen.look(None);
+        let mixed = seen.mixed().unwrap();
+        assert!(
+            mixed.contains("bfq of sdz instead of none") && mixed.contains("measure it again"),
+            "{mixed}"
+        );
+    }
+
+    #[test]
+    fn a_gentle_measurement_does_not_take_the_place_of_a_whole_one() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../learn/data/qlc-nvme.profile.json");
+        let refused = refuse_lesser(&whole, Access::Gentle).unwrap_err();
+        assert!(refused.to_string().contains("writes, BFQ"), "{refused}");
+        refuse_lesser(&whole, Access::Reads).unwrap();
+        refuse_lesser(&dir.path().join("none.json"), Access::Gentle).unwrap();
+        // One gentle measurement takes the place of another.
+        let mut gentle = rtvirtio_measure::profile::load(&whole).unwrap();
+        (gentle.write, gentle.read_bfq, gentle.large) = (Vec::new(), Vec::new(), None);
+        let path = dir.path().join("gentle.json");
+        std::fs::write(&path, rtvirtio_measure::profile::to_json(&gentle, &path).unwrap()).unwrap();
+        refuse_lesser(&path, Access::Gentle).unwrap();
+    }
 }

@@ -20,6 +20,7 @@ use rtvirtio_vmm::{Role, Thread, VmHandle};
 
 use self::load::{Background, Load};
 use self::steps::{Step, steps};
+use crate::acting;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::find;
@@ -148,11 +149,14 @@ pub fn profile_cpu(
     }
     // What is journaled from here on belongs to no plan.
     in_force::forget(&dirs.state)?;
+    acting::note(dirs)?;
     let contracts = ScopedContracts::new(session, probe, backend, progress);
     let length = Duration::from_nanos(options.length.0);
     let mut bench = Bench { vm, neighbour, contracts, setup, length, split: Vec::new() };
-    let profile = bench.measure(&path, options, progress)?;
-    Ok((profile, path))
+    let measured = bench.measure(&path, options, progress);
+    drop(bench);
+    acting::settle(dirs)?;
+    Ok((measured?, path))
 }
 
 /// Refuses a VM whose contract the service keeps: it would be measured too, and captured as what

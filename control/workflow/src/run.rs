@@ -7,6 +7,7 @@ use rtvirtio_measure::{Run, VmKind};
 use rtvirtio_planner::scheme_name;
 use rtvirtio_units::Nanos;
 
+use crate::block_sizes;
 use crate::data_guard;
 use crate::devices::{Devices, Predictions};
 use crate::dirs::Dirs;
@@ -72,6 +73,9 @@ fn run(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Run> {
+    for site in sites {
+        block_sizes::check(&site.spec, &site.stack.device, progress)?;
+    }
     let _claims = data_guard::claim_targets(sites, &loads, progress)?;
     let _groups = site::member_groups(sites, &mut loads)?;
     let total = length.as_secs() + 1;

@@ -11,6 +11,7 @@ use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::{ProcessId, Root};
 use serde::{Deserialize, Serialize};
 
+use crate::acting;
 use crate::contracts::{InForce, room_for};
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
@@ -185,6 +186,7 @@ impl<'a> Scopes<'a> {
             return Err(ApplyError::InForce { path: dir.join(JOURNAL_FILE) }.into());
         }
         write_state(&dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&new.in_force)?)?;
+        acting::note(self.dirs)?;
         let root = Root::default();
         Ok(session.apply(&new.writes, &Machine::new(&root, &GuestAgents), &mut Silent)?)
     }
@@ -226,7 +228,8 @@ impl<'a> Scopes<'a> {
     /// # Errors
     /// When the journal cannot be used. The result names settings that remain.
     pub fn put_back(&self, vm: &str, on_conflict: OnConflict) -> Result<Option<Reverted>> {
-        put_back(&vm_dir(self.dirs, vm), on_conflict)
+        let reverted = put_back(&vm_dir(self.dirs, vm), on_conflict)?;
+        Ok(settled(reverted, self.dirs))
     }
 
     /// Makes the groups above those of managed VMs as large as these contracts need together. With
@@ -242,7 +245,8 @@ impl<'a> Scopes<'a> {
         let machine = Machine::new(&root, &GuestAgents);
         let managed = || contracts.iter().filter_map(|c| Some((c.backend, c.group.clone()?, c.contract)));
         if managed().next().is_none() {
-            return back_whole(put_back(&dir, OnConflict::Accept)?);
+            back_whole(put_back(&dir, OnConflict::Accept)?)?;
+            return acting::settle(self.dirs);
         }
         let status = rtvirtio_apply::status(&dir, &machine)?;
         let whole = status.as_ref().is_some_and(Status::is_whole);
@@ -256,6 +260,7 @@ impl<'a> Scopes<'a> {
         };
         let writes = room_for(&root, probe, managed(), &before)?;
         let session = Session::open(&dir)?;
+        acting::note(self.dirs)?;
         if known.is_some() {
             session.amend(&writes, &machine, &mut Silent)?;
         } else if !writes.is_empty() {
@@ -317,11 +322,14 @@ impl<'a> Scopes<'a> {
             if plan.done {
                 forget(&self.dirs.held_plan())?;
             }
+            let at = Dirs { state: self.dirs.held_plan(), run: self.dirs.run.clone() };
+            let plan = settled(Some(plan), &at).unwrap_or_default();
             all.push((HELD.to_owned(), plan));
         }
         if let Some(shared) = put_back(&dir(self.dirs).join(SHARED), on_conflict)? {
             all.push((SHARED.to_owned(), shared));
         }
+        acting::settle(self.dirs)?;
         Ok(all)
     }
 }
@@ -346,6 +354,13 @@ pub(crate) fn put_back(dir: &Path, on_conflict: OnConflict) -> Result<Option<Rev
     }
     let root = Root::default();
     Ok(Session::open(dir)?.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?)
+}
+
+/// With what the note of the state directory says now.
+pub(crate) fn settled(reverted: Option<Reverted>, dirs: &Dirs) -> Option<Reverted> {
+    let mut reverted = reverted?;
+    reverted.warnings.extend(acting::settle(dirs).err().map(|e| format!("{e:#}")));
+    Some(reverted)
 }
 
 /// Whether a scope has a journal.

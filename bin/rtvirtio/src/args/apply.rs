@@ -31,6 +31,9 @@ pub struct ApplyArgs {
     /// Apply a compromise although some target is predicted to be missed
     #[arg(long)]
     pub compromise: bool,
+    /// Apply a plan although its spec or the measurement of its device has changed since
+    #[arg(long, conflicts_with_all = ["cpu_only", "traffic_only"])]
+    pub force: bool,
     /// A profile file instead of the one saved for the device
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,

@@ -65,6 +65,13 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     }
     let plan = match saved {
         Some(plan) => {
+            let changes = plan.changes_since(&devices.host, dirs)?;
+            if args.force {
+                changes.iter().for_each(|change| ui.warn(&format!("{change}: applied all the same")));
+            } else if !changes.is_empty() {
+                let (what, plan) = (changes.join("; "), args.source.display());
+                anyhow::bail!("{plan} is not applied: {what}: plan again, or apply it as it is with --force");
+            }
             for (of, site) in plan.devices.iter().zip(&devices.sites) {
                 apply::check_saved(&of.plan, site)?;
             }
@@ -113,7 +120,7 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
             print(&text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()))?;
             print(&text::notes(&notes, &style()))?;
         }
-        plans.push(DevicePlan { device: part.name.clone(), plan, notes });
+        plans.push(DevicePlan { device: part.name.clone(), plan, profile: None, notes });
     }
     // So that the service finds the VMs again when they were restarted.
     Ok(HostPlan::new(plans).of_spec_file(&args.source)?)

@@ -10,8 +10,8 @@ use rtvirtio_spec::HostSpec;
 use rtvirtio_text::shell_path;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::networks::{tc_script, warn_left_out};
-use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook};
-use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
+use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook, warn_throttled};
+use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan, ProfileUsed};
 use rtvirtio_workflow::{Dirs, Progress, contracts, domain};
 
 use super::one_profile;
@@ -97,9 +97,11 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     for (device, basis) in &mut bases {
         basis.options.enough = args.margin.enough();
         let plan = plan(&basis.spec, &basis.profile, &basis.options)?;
-        devices.push(DevicePlan { device: device.clone(), plan, notes: basis.notes.clone() });
+        warn_throttled(&basis.spec, &basis.profile, &basis.options.start, &plan, ui)?;
+        let profile = Some(ProfileUsed::of(&basis.profile, args.model.profile.as_deref())?);
+        devices.push(DevicePlan { device: device.clone(), plan, profile, notes: basis.notes.clone() });
     }
-    let plan = HostPlan::new(devices).of_spec_file(&args.model.spec)?;
+    let plan = HostPlan::new(devices).of_spec_file(&args.model.spec)?.of_spec(&host)?;
     if let Some(out) = &args.out {
         write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
         ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), shell_path(out)));

@@ -13,7 +13,8 @@ use rtvirtio_spec::Device;
 use rtvirtio_text::shell_path;
 use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::find::load_host;
-use rtvirtio_workflow::profile::{Access, of_device, of_site};
+use rtvirtio_workflow::profile::{Access, of_device, of_site, refuse_lesser};
+use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{check_writable, profile_key};
 
 use crate::args::{ProfileArgs, ProfileCommand};
@@ -64,8 +65,11 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
             return Ok(done);
         }
     }
-    let profile = of_device(&stack, length, access, dirs, ui)?;
     let path = args.out.clone().filter(|_| part.is_none()).unwrap_or_else(|| dirs.profile(&key));
+    if !args.replace {
+        refuse_lesser(&path, access)?;
+    }
+    let profile = of_device(&stack, length, access, dirs, ui)?;
     save_profile(&profile, &path, global, ui)?;
     match (args.sweep.map(|time| Duration::from_nanos(time.0)), part) {
         (Some(time), Some(part)) => part.measure(&key, &profile, time, global, ui)?,
@@ -110,12 +114,16 @@ fn of_spec(
         args.out.is_none() || many == 1,
         "--out is one file, and the spec has {many} devices: without it each profile is saved by its device's name"
     );
+    let path_of = |site: &Site| match &args.out {
+        Some(out) => Ok(out.clone()),
+        None => profile_key(&site.spec.device).map(|key| dirs.profile(&key)),
+    };
+    for site in devices.sites.iter().filter(|_| !args.replace) {
+        refuse_lesser(&path_of(site)?, access(args))?;
+    }
     for site in &devices.sites {
         let profile = of_site(site, access(args), length, dirs, ui)?;
-        let path = match &args.out {
-            Some(out) => out.clone(),
-            None => dirs.profile(&profile_key(&site.spec.device)?),
-        };
+        let path = path_of(site)?;
         save_profile(&profile, &path, global, ui)?;
     }
     Ok(ExitCode::SUCCESS)

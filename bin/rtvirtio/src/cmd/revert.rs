@@ -9,6 +9,7 @@ use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_kernel::Root;
 use rtvirtio_learn::process_vms;
 use rtvirtio_report::terminal;
+use rtvirtio_workflow::acting::{self, Acting};
 use rtvirtio_workflow::apply::{open_session, put_back};
 use rtvirtio_workflow::domain::{self, Fate as DomainFate};
 use rtvirtio_workflow::held;
@@ -27,6 +28,8 @@ struct Report {
     domain: DomainFate,
     /// Cgroups that processes which are gone had left.
     leftovers: Vec<PathBuf>,
+    /// Settings that act, and that no journal here has.
+    elsewhere: Vec<Acting>,
 }
 
 /// `rtvirtio revert`.
@@ -46,13 +49,15 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
             drop(session);
             let contracts = contracts(dirs, on_conflict);
             let domain = domain::stop(dirs, args.stop_domain);
-            Report { settings, contracts, domain, leftovers: remove_leftovers(ui) }
+            let (leftovers, elsewhere) = (remove_leftovers(ui), acting::elsewhere(dirs)?);
+            Report { settings, contracts, domain, leftovers, elsewhere }
         }
         None => Report {
             settings: Ok(None),
             contracts: Ok(Contracts::default()),
             domain: DomainFate::None,
             leftovers: remove_leftovers(ui),
+            elsewhere: acting::elsewhere(dirs)?,
         },
     };
     let done = report.is_done();
@@ -103,7 +108,7 @@ impl Report {
             .contracts
             .as_ref()
             .is_ok_and(|c| c.kept.is_empty() && c.put_back.iter().all(|(_, r)| r.done));
-        settings && contracts && self.domain.is_settled()
+        settings && contracts && self.domain.is_settled() && self.elsewhere.is_empty()
     }
 
     fn has_contracts(&self) -> bool {
@@ -129,6 +134,9 @@ impl Report {
         value["schema"] = REVERT_SCHEMA.into();
         value["plan"] = (!matches!(self.settings, Ok(None))).into();
         value["done"] = self.is_done().into();
+        if !self.elsewhere.is_empty() {
+            value["acting_elsewhere"] = serde_json::to_value(&self.elsewhere)?;
+        }
         value["leftovers"] = serde_json::to_value(&self.leftovers)?;
         value["domain"] = serde_json::to_value(&self.domain)?;
         Ok(value)
@@ -182,7 +190,11 @@ impl Report {
             let _ =
                 writeln!(out, "removed {}, which a process that is gone had left", terminal(&group, false));
         }
+        for of in &self.elsewhere {
+            let _ = writeln!(out, "{}", terminal(&of.to_string(), false));
+        }
         match (&self.settings, &self.domain) {
+            (Ok(None), DomainFate::None) if !self.elsewhere.is_empty() => {}
             (Err(_), _) => {}
             (Ok(None), DomainFate::None) if self.has_contracts() => {}
             (Ok(None), DomainFate::None) => out.push_str("no plan is in force: nothing to put back\n"),

@@ -12,7 +12,7 @@ use rtvirtio_report::terminal;
 use rtvirtio_workflow::covered::{self, InForce};
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::plan_file::HostPlan;
-use rtvirtio_workflow::{Progress, domain, held, in_force, scopes, started};
+use rtvirtio_workflow::{Progress, acting, domain, held, in_force, scopes, started};
 
 use super::domain::status_text;
 use super::service;
@@ -45,7 +45,11 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     let mut kept = scopes::vms(&global.dirs())?;
     kept.extend(held::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
+    let elsewhere = acting::elsewhere(&global.dirs())?;
     value["schema"] = STATUS_SCHEMA.into();
+    if !elsewhere.is_empty() {
+        value["acting_elsewhere"] = serde_json::to_value(&elsewhere)?;
+    }
     value["in_force"] = (status.is_some() || domain.is_some() || !kept.is_empty()).into();
     if let Some(service) = &service {
         value["service"] = serde_json::to_value(service)?;
@@ -78,6 +82,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
             None if domain.is_some() || service.is_some() || unknown.is_some() || !kept.is_empty() => {
                 String::new()
             }
+            None if !elsewhere.is_empty() => "no plan of this state directory is in force\n".to_owned(),
             None => "no plan is in force\n".to_owned(),
             Some(status) => {
                 let ended: String = ended.iter().map(|vm| vm.words() + "\n").collect();
@@ -97,11 +102,13 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
             ),
         };
         let uncovered: String = uncovered.iter().map(|of| terminal(&of.to_string(), false) + "\n").collect();
-        plan + &uncovered + &service + &domain.as_ref().map(status_text).unwrap_or_default()
+        let elsewhere: String = elsewhere.iter().map(|of| terminal(&of.to_string(), false) + "\n").collect();
+        plan + &uncovered + &elsewhere + &service + &domain.as_ref().map(status_text).unwrap_or_default()
     })?;
     let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s))
         && ended.is_empty()
         && uncovered.iter().all(|of| of.void.is_empty())
+        && elsewhere.is_empty()
         && domain.is_none_or(|d| d.runs())
         && unknown.is_none()
         && service.as_ref().map_or(kept.is_empty(), Snapshot::is_whole);

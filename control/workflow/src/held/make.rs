@@ -97,7 +97,12 @@ pub fn make(
         let start = held.as_ref().and_then(|held| held.start(&device));
         if without.contains(&device) {
             let Some(kept) = ours(&device) else { continue };
-            plans.push(DevicePlan { device: Some(device), plan: kept.clone(), notes: Vec::new() });
+            plans.push(DevicePlan {
+                device: Some(device),
+                plan: kept.clone(),
+                profile: None,
+                notes: Vec::new(),
+            });
             made.changes.push(Vec::new());
             made.starts.extend(start.cloned());
             let before = held.as_ref().map(|held| &held.given_up);
@@ -112,7 +117,12 @@ pub fn make(
                 made.outline.effects.extend(one.effects);
                 made.outline.given_up.extend(one.given_up);
                 // The path names a device in whichever spec.
-                plans.push(DevicePlan { device: Some(device), plan: one.plan, notes: Vec::new() });
+                plans.push(DevicePlan {
+                    device: Some(device),
+                    plan: one.plan,
+                    profile: None,
+                    notes: Vec::new(),
+                });
             }
             Err(e) => {
                 failed.insert(device, unplanned(&part.spec.device, &e));
@@ -222,6 +232,7 @@ fn of_site(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<OfSite> {
+    crate::block_sizes::check(&site.spec, &site.stack.device, progress)?;
     let profile = load_profile(&site.spec, None, dirs)?;
     let choice = ModelChoice::find(ModelName::Auto, &site.spec, &profile, dirs, progress)?;
     let mut survey = site.survey(progress)?;

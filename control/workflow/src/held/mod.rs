@@ -171,7 +171,8 @@ pub fn put_back(_lock: &Scopes<'_>, dirs: &Dirs, on_conflict: OnConflict) -> Res
         // Without a journal it means nothing.
         in_force::forget(&dirs.held_plan())?;
     }
-    Ok(reverted)
+    let at = Dirs { state: dirs.held_plan(), run: dirs.run.clone() };
+    Ok(crate::scopes::settled(reverted, &at))
 }
 
 /// Leaves settings that another program has changed to it, as long as the contracts stay. Returns

@@ -9,6 +9,7 @@ use rtvirtio_apply::{
 };
 use rtvirtio_kernel::Root;
 
+use crate::acting;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::in_force;
@@ -87,6 +88,7 @@ impl Raise {
             rtvirtio_apply::merge(&mut all, writes.of_device)?;
         }
         if ours_alone {
+            acting::note(dirs)?;
             session.apply(&all, &machine, &mut Silent)?;
         } else {
             // What enables I/O control of a cgroup is done where a plan in force has weights.
@@ -189,7 +191,7 @@ impl Raise {
         if self.ours_alone {
             return match session.revert(OnConflict::Report, &machine, &mut Silent)? {
                 Some(r) if !r.done => bail!(NotPutBack, "not put back: {}", r.summary()),
-                _ => Ok(()),
+                _ => acting::settle(&self.dirs),
             };
         }
         let lowered = |w: &Write| Write { levels: Vec::new(), ..w.clone() };
