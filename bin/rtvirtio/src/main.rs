@@ -23,7 +23,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
     let global = &cli.global;
     match &cli.command {
         Command::Check(args) => cmd::check::run(args, global, ui),
-        Command::Discover(args) => cmd::discover::run(args, ui),
+        Command::Discover(args) => cmd::discover::run(args, global, ui),
         Command::Profile(args) => cmd::profile::run(args, global, ui),
         Command::Predict(args) => cmd::plan::predict(args, global, ui),
         Command::Plan(args) => cmd::plan::make(args, global, ui),

@@ -1,6 +1,7 @@
 //! The virtual machines that run on this host, what they do with its disks, and a first spec for
 //! them. Nothing in a guest is touched.
 
+mod compared;
 pub(crate) mod disks;
 mod domains;
 mod observe;
@@ -18,6 +19,7 @@ use serde::Serialize;
 
 use crate::error::Result;
 
+pub use compared::compare;
 pub use disks::{FoundDevice, FoundDisk};
 pub use observe::observe;
 pub use spec_text::spec_text;

@@ -220,8 +220,8 @@ fn burst(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Nanos> {
 fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>) -> bool {
     match section.place("burst") {
         Some(place) if *rate != Field::Absent => {
-            let help =
-                "remove this line, or remove `rate`: a task in bursts runs as fast as it can, then rests";
+            let help = "remove this line, or remove `rate`: a task in bursts runs as fast as it can, then rests. Of requests that come many \
+                        at once declare the rate of that moment, or leave `rate` out and write as `depth` how many there are";
             report.add(place.key, "`burst` belongs to a task without a `rate`", help);
             false
         }

@@ -6,14 +6,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use rtvirtio_console::{Ui, generated, show, style, write_file};
+use rtvirtio_console::{Global, Ui, generated, show, style, write_file};
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::observe::Observed;
 use rtvirtio_report::text::{Column, Table};
 use rtvirtio_text::shell_path;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::disk_stats::Direction;
-use rtvirtio_workflow::discover::{Discovery, FoundDisk, FoundReach, FoundVm, discover, observe, spec_text};
+use rtvirtio_workflow::discover::{
+    Discovery, FoundDisk, FoundReach, FoundVm, compare, discover, observe, spec_text,
+};
 use rtvirtio_workflow::{Progress as _, check_writable};
 
 use crate::args::DiscoverArgs;
@@ -22,7 +24,7 @@ use crate::args::DiscoverArgs;
 const LEAST: Nanos = Nanos::from_millis(1000);
 
 /// `rtvirtio discover`.
-pub fn run(args: &DiscoverArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+pub fn run(args: &DiscoverArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     ensure!(args.observe.is_none_or(|t| t >= LEAST), "--observe: at least {LEAST}, better 5min");
     let out = args.out.as_deref().filter(|out| *out != Path::new("-"));
     if let Some(out) = out {
@@ -53,6 +55,7 @@ pub fn run(args: &DiscoverArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     }
     if let (Some(length), false) = (args.observe, found.vms.is_empty()) {
         observe(&mut found, Duration::from_nanos(length.0), ui)?;
+        compare(&mut found, &global.dirs(), ui);
     }
     let text = spec_text(&found, &generated());
     match out {

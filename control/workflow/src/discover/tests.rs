@@ -125,3 +125,22 @@ fn disks_on_two_devices_are_named_and_what_rests_stays_a_comment() {
     assert!(text.contains("# [[vm]]") && text.contains("# name = \"rests\""), "{text}");
     assert!(text.contains("sdc was at rest"), "{text}");
 }
+
+#[test]
+fn a_tail_that_a_mean_rate_does_not_explain_is_noted() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../learn/data/qlc-nvme.profile.json");
+    let profile = rtvirtio_measure::profile::load(&path).unwrap();
+    let notes = |p99: u64| {
+        let reads = seen(Direction::Read, 200.0, 4096, &[(50.0, 200_000), (99.0, p99)]);
+        let mut found = found(vec![disk("/dev/sdz", Some("sdz"), Some(vec![reads]))], true);
+        found.vms[0].notes.clear();
+        compared::with(&mut found, &|_| Some(profile.clone())).unwrap();
+        let text = spec_text(&found, "today");
+        (found.vms[0].notes.clone(), text)
+    };
+    let (calm, _) = notes(300_000);
+    assert_eq!(calm, Vec::<String>::new());
+    let (notes, text) = notes(280_000_000);
+    assert!(notes.len() == 1 && notes[0].starts_with("p99 of its reads was 280ms"), "{notes:?}");
+    assert!(text.contains("# Note: p99 of its reads"), "{text}");
+}
