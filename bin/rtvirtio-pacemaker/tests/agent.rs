@@ -78,8 +78,45 @@ fn a_contract_comes_is_restored_changes_and_goes() {
     let good = fs::read(&agent.spec).unwrap();
     fs::write(&agent.spec, "[[vm").unwrap();
     assert!(agent.ok("monitor").contains("held as applied"));
-    assert_eq!(agent.run("validate-all").0, Some(6));
     fs::write(&agent.spec, good).unwrap();
+    // The other programs know of it, and leave it.
+    let rtvirtio = |args: &[&str]| {
+        let mut command = Command::new(rtvirtio_testkit::site::program("rtvirtio"));
+        command.args(args).env("RTVIRTIO_STATE_DIR", &agent.state);
+        let out = command.env("RTVIRTIO_RUN_DIR", agent.state.with_file_name("run")).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (out.status.code(), text(&out.stdout) + &text(&out.stderr))
+    };
+    let (code, said) = rtvirtio(&["status"]);
+    assert!(
+        code == Some(0) && said.contains("held by resource plc") && said.contains(&vm),
+        "{code:?} {said}"
+    );
+    let status: serde_json::Value = serde_json::from_str(&rtvirtio(&["status", "--json"]).1).unwrap();
+    let of = &status["contracts_of_resources"][0];
+    assert!(status["in_force"] == true && of["resource"] == "plc" && of["whole"] == true, "{status:#}");
+    let (code, said) = rtvirtio(&["revert"]);
+    assert!(code == Some(3) && said.contains("resource plc of Pacemaker holds it"), "{code:?} {said}");
+    let spec = agent.spec.to_str().unwrap();
+    let (code, said) = rtvirtio(&["apply", spec, "--cpu-only"]);
+    let by = "in force already by resource plc";
+    assert!(code == Some(1) && said.contains(by), "{code:?} {said}");
+    // The same process under another name is the same VM.
+    let other = agent.spec.with_file_name("other.toml");
+    let text = fs::read_to_string(spec).unwrap();
+    fs::write(&other, text.replace(&format!("\"{vm}\""), &format!("\"{vm}x\""))).unwrap();
+    let (code, said) = rtvirtio(&["apply", other.to_str().unwrap(), "--cpu-only"]);
+    assert!(code == Some(1) && said.contains(by), "{code:?} {said}");
+    assert_eq!(found().as_deref(), Some("2000"));
+    agent.ok("stop");
+    // And the agent knows of theirs, at once.
+    let (code, said) = rtvirtio(&["apply", spec, "--cpu-only"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = agent.run("start");
+    assert!(code == Some(1) && said.contains("in force already by `rtvirtio apply`"), "{code:?} {said}");
+    let (code, said) = rtvirtio(&["revert"]);
+    assert_eq!(code, Some(0), "{said}");
+    agent.ok("start");
     agent.ok("stop");
     assert_eq!(found(), None, "its group is gone");
     assert_eq!(agent.run("monitor").0, Some(7));
@@ -90,6 +127,22 @@ fn a_contract_comes_is_restored_changes_and_goes() {
     assert_eq!(agent.run("monitor").0, Some(7));
     agent.ok("stop");
     assert_eq!(found(), None);
+}
+
+/// A mistake in the spec is no failure of the node, and each code has its words. No second try
+/// makes the file right: none is made.
+#[test]
+fn a_wrong_spec_is_said_and_tried_once() {
+    let dir = tempdir().unwrap();
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    for action in ["validate-all", "start"] {
+        let (code, said) = agent.run(action);
+        assert!(code == Some(5) && said.contains("plc.toml"), "{action}: {code:?} {said}");
+        fs::write(&agent.spec, "[[vm]]\nname = \"plc\"\n").unwrap();
+        let (code, said) = agent.run(action);
+        assert!(code == Some(6) && said.contains("plc.toml"), "{action}: {code:?} {said}");
+        fs::remove_file(&agent.spec).unwrap();
+    }
 }
 
 /// Of the flash twin.

@@ -114,6 +114,16 @@ fn guests_start_with_their_contracts_and_leave_each_other_alone() {
         // It is in force already.
         assert_eq!(site.contract(vm, "start"), "");
     }
+    // What agents hold stays, with the room above both, and has the agents' names.
+    let revert =
+        site.command(&rtvirtio_testkit::site::program("rtvirtio"), &a).arg("revert").output().unwrap();
+    let said = String::from_utf8_lossy(&revert.stdout).into_owned();
+    assert!(revert.status.code() == Some(3) && !said.contains("FAILED"), "{said}");
+    for vm in [&a, &b] {
+        assert!(said.contains(&format!("contract of {vm}: resource {vm} of Pacemaker holds it")), "{said}");
+        assert_eq!(site.contract(vm, "monitor"), "");
+    }
+    assert_eq!(fs::read_to_string(MACHINE).unwrap().trim(), both.to_string());
     site.contract(&b, "stop");
     assert_eq!(fs::read_to_string(MACHINE).unwrap().trim(), alone.to_string());
     assert_eq!(site.contract(&a, "monitor"), "");

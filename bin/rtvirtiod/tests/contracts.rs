@@ -190,6 +190,84 @@ fn asked_first_and_observing_sets_nothing() {
 }
 
 #[test]
+fn a_number_means_the_process_that_had_it_first_and_another_number_another_vm() {
+    if !can_run("a_number_means_the_process_that_had_it_first_and_another_number_another_vm") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (one, two) = (Plc::start(&rig, "one"), Plc::start(&rig, "two"));
+    let (ours, free) = (fifo(1), two.vcpus(&rig));
+    let pid = |of: &Plc| of.machine.as_ref().unwrap().pid();
+    let by_number = |rig: &Rig, pid: u32| {
+        let spec = one.spec(rig, "4ms", "");
+        let text = fs::read_to_string(&spec).unwrap();
+        let named = format!("qmp = \"{}\"", one.qmp().display());
+        fs::write(&spec, text.replace(&named, &format!("pid = {pid}"))).unwrap();
+        rig.contract(&["set", &one.name, spec.to_str().unwrap()]);
+    };
+    by_number(&rig, pid(&one));
+    rig.start(&[]);
+    rig.wait_state(&one.name, "in_force");
+    assert_eq!((one.vcpus(&rig), two.vcpus(&rig)), (ours.clone(), free.clone()));
+
+    // The contract is the other VM's now, although the first one still runs.
+    by_number(&rig, pid(&two));
+    wait_for("the contract of the other VM", || two.vcpus(&rig) == ours && one.vcpus(&rig) == free);
+    rig.wait_state(&one.name, "in_force");
+    rig.kill();
+    rig.site.ok(&["revert"]);
+
+    // Another process had this number when the contract was first seen: while the service did not
+    // run it has ended.
+    let file = rig.site.state_dir().join("pids.json");
+    let mut seen: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let start = &mut seen[&one.name]["process"]["start_time"];
+    *start = (start.as_u64().unwrap() - 1).into();
+    fs::write(&file, seen.to_string()).unwrap();
+    rig.start(&[]);
+    rig.wait_state(&one.name, "off");
+    assert!(rig.vm(&one.name)["why"].as_str().unwrap().contains("another process has this number"));
+    assert_eq!(two.vcpus(&rig), free);
+    // Set anew it means the process that has the number now.
+    rig.contract(&["remove", &one.name]);
+    wait_for("no contract", || rig.vm(&one.name).is_null());
+    by_number(&rig, pid(&two));
+    rig.wait_state(&one.name, "in_force");
+    assert_eq!(two.vcpus(&rig), ours);
+}
+
+/// The journals lie in the state directory: another run directory makes no second keeper of them.
+#[test]
+fn one_service_works_on_a_state_directory_and_others_see_it() {
+    if !can_run("one_service_works_on_a_state_directory_and_others_see_it") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let plc = Plc::start(&rig, "plc");
+    plc.contract(&rig, "4ms", "");
+    rig.start(&[]);
+    rig.wait_state(&plc.name, "in_force");
+    let other = rig.site.dir.path().join("other");
+    let mut second = rig.command(&[]);
+    let second = second.env("RTVIRTIO_RUN_DIR", &other).output().unwrap();
+    let said = common::output_text(&second);
+    assert!(second.status.code() == Some(1) && said.contains("on this state directory"), "{said}");
+    let with_other = |rig: &Rig, args: &[&str]| {
+        let out = rig.site.command(args).env("RTVIRTIO_RUN_DIR", &other).output().unwrap();
+        (out.status.code(), common::output_text(&out))
+    };
+    let run = rig.site.run_dir().display().to_string();
+    let (code, said) = with_other(&rig, &["status"]);
+    assert!(code == Some(3) && said.contains(&run) && !said.contains("does not run"), "{code:?} {said}");
+    let (code, said) = with_other(&rig, &["revert"]);
+    assert!(code == Some(3) && said.contains("keeps it in force") && said.contains(&run), "{code:?} {said}");
+    assert_eq!(plc.budget().as_deref(), Some("4000"));
+    rig.kill();
+    let (code, said) = with_other(&rig, &["revert"]);
+    assert!(code == Some(0) && !plc.group().exists(), "{code:?} {said}");
+}
+
+#[test]
 fn specs_of_the_command_line_and_of_the_configuration_are_contracts_too() {
     if !has("specs_of_the_command_line_and_of_the_configuration_are_contracts_too", &[Need::Root]) {
         return;

@@ -118,9 +118,12 @@ pub struct Plant {
 }
 
 impl Plant {
-    /// Of all files; of several contracts of one VM the first counts.
-    pub(crate) fn of<'s>(specs: impl IntoIterator<Item = &'s HostSpec>) -> Option<Self> {
-        let host = HostSpec::joined(specs, |_| true)?.without_cpu();
+    /// Of all files, for the VMs that are to be kept.
+    pub(crate) fn of<'s>(
+        specs: impl IntoIterator<Item = &'s HostSpec>,
+        keep: impl Fn(&str) -> bool,
+    ) -> Option<Self> {
+        let host = HostSpec::joined(specs, keep)?.without_cpu();
         // As of a contract.
         let text = serde_json::to_vec(&host).unwrap_or_default();
         Some(Self { id: digest(&text), host })
@@ -150,12 +153,14 @@ pub struct ContractFault {
 /// All contracts, and the files that are not used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
-    /// By file name, and in a file in its order; each VM once.
+    /// By file name, and in a file in its order; each VM once, and none that several contracts
+    /// name.
     pub contracts: Vec<Contract>,
     /// Files that are not used. A file with a mistake concerns only itself: what was in force for
     /// its VMs is put back, as if it were not there, unless [`Desired::holds`] says that it stays.
     pub faults: Vec<ContractFault>,
-    /// VMs of files that could be read before and cannot now: what is in force for them stays.
+    /// VMs of files that could be read before and cannot now, and VMs that several contracts name:
+    /// what is in force for them stays.
     pub held: Vec<String>,
     /// Contracts may exist of which nothing is known yet: what is in force for any VM stays.
     pub is_incomplete: bool,
@@ -302,7 +307,7 @@ impl ContractFiles {
             unread.extend(is_first.then(|| self.dir.clone()));
         }
         let mut right = if desired.faults.is_empty() { BTreeMap::new() } else { self.last_right.clone() };
-        let mut specs = Vec::new();
+        let (mut specs, mut named) = (Vec::new(), BTreeMap::<String, Vec<Origin>>::new());
         for path in paths {
             let fault = |why: String| ContractFault { origin: path.as_path().into(), why };
             let spec = match HostSpec::load(&path) {
@@ -327,21 +332,18 @@ impl ContractFiles {
             right.insert(path.clone(), spec.vms().iter().map(|vm| vm.name.clone()).collect());
             specs.push(spec.clone());
             for contract in Contract::of_spec(&spec, path.as_path()) {
-                match desired.of(&contract.vm.name) {
-                    None => desired.contracts.push(contract),
-                    Some(first) => {
-                        let (vm, other) = (&contract.vm.name, &first.origin);
-                        let why = format!("VM \"{vm}\" has a contract in {other} already: keep one of them");
-                        desired.faults.push(fault(why));
-                    }
-                }
+                named.entry(contract.vm.name.clone()).or_default().push(contract.origin.clone());
+                desired.contracts.push(contract);
             }
+        }
+        for (vm, origins) in named.iter().filter(|(_, origins)| origins.len() > 1) {
+            let places: Vec<_> = origins.iter().map(|at| (at.clone(), "keep one of them")).collect();
+            desired.take_out(vm, &places);
         }
         desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
         desired.has_unread = !unread.is_empty();
         (self.last_right, self.unread) = (right, unread);
-        // Of two contracts of one VM the first counts, here too.
-        desired.plant = Plant::of(&specs);
+        desired.plant = Plant::of(&specs, |vm| desired.of(vm).is_some());
         self.specs = specs;
         desired
     }
@@ -435,11 +437,15 @@ mod tests {
         fs::write(at("a.toml"), spec("plc", "")).unwrap();
         fs::write(at("b.toml"), spec("plc", "cpu = { budget = \"4ms\", period = \"20ms\" }")).unwrap();
         let mut files = ContractFiles::new(dir.path(), Vec::new());
-        let first = files.changed().unwrap();
-        assert!(first.contracts.len() == 1 && first.faults[0].why.contains("a.toml already"));
-        assert!(!first.contracts[0].sets_something());
-        // How critical it is decides what gives way, and changes no setting.
+        // The first of a list has no more right to the name than the second.
+        let both = files.changed().unwrap();
+        assert_eq!((both.contracts.len(), both.held.as_slice()), (0, &["plc".to_owned()][..]));
+        assert!(both.faults.len() == 2 && both.plant.is_none() && both.hides_contracts(), "{both:?}");
+        assert!(both.faults[0].why.contains("b.toml too") && both.faults[1].why.contains("a.toml too"));
         fs::remove_file(at("b.toml")).unwrap();
+        let first = files.changed().unwrap();
+        assert!(first.faults.is_empty() && first.held.is_empty() && !first.contracts[0].sets_something());
+        // How critical it is decides what gives way, and changes no setting.
         fs::write(at("a.toml"), spec("plc", "criticality = \"low\"")).unwrap();
         assert_eq!(files.changed().unwrap().contracts[0].id, first.contracts[0].id);
         fs::write(at("a.toml"), spec("plc", "cpu = { budget = \"4ms\", period = \"20ms\" }")).unwrap();

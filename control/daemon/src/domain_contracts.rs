@@ -1,5 +1,5 @@
-//! Contracts in the metadata of libvirt's domains, next to those of files. A file counts before
-//! them; one that is malformed concerns its domain only.
+//! Contracts in the metadata of libvirt's domains, next to those of files. A file of the same
+//! domain counts before them; one that is malformed concerns its domain only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,6 +52,11 @@ impl DomainContracts {
             return Desired { is_incomplete: true, ..desired };
         };
         let (mut right, mut all, mut unread) = (BTreeMap::new(), specs.to_vec(), BTreeSet::new());
+        // What is in force for these stays, whatever a domain says.
+        let held: BTreeSet<String> = desired.held.iter().cloned().collect();
+        let of_files: BTreeMap<String, Origin> =
+            desired.contracts.iter().map(|c| (c.vm.name.clone(), c.origin.clone())).collect();
+        let mut named: BTreeMap<String, Vec<Origin>> = BTreeMap::new();
         for domain in found {
             let origin = Origin::Domain { name: domain.name.clone(), uri: self.uri.clone() };
             let spec = domain.text.clone().and_then(|text| parse(&text, domain, &self.uri));
@@ -62,12 +67,15 @@ impl DomainContracts {
             if let Some(vm) = &vm {
                 right.insert(domain.uuid.clone(), vm.clone());
             }
-            // One that cannot be read has the domain's name, as far as is known.
-            let named = vm.as_ref().unwrap_or(&domain.name);
-            let is_same = |other: &Vm| other.name == *named || is_of(other, domain, &self.uri);
-            if let Some(first) = desired.contracts.iter_mut().find(|c| is_same(&c.vm)) {
+            if let Some(first) = desired.contracts.iter_mut().find(|c| is_of(&c.vm, domain, &self.uri)) {
                 first.overrides = Some(origin);
                 continue;
+            }
+            if vm.as_ref().is_some_and(|vm| held.contains(vm)) {
+                continue;
+            }
+            if let Some(vm) = &vm {
+                named.entry(vm.clone()).or_default().push(origin.clone());
             }
             match spec {
                 Ok(spec) => {
@@ -83,11 +91,45 @@ impl DomainContracts {
                 }
             }
         }
+        for (vm, origins) in named {
+            let file = of_files.get(&vm).map(|at| {
+                (at.clone(), "if it is the same VM, name it there by `domain`, else give one another `name`")
+            });
+            let domains = origins.into_iter().map(|at| (at, "give one of them another `name`"));
+            let places: Vec<_> = file.into_iter().chain(domains).collect();
+            if places.len() > 1 {
+                desired.take_out(&vm, &places);
+            }
+        }
         desired.has_unread |= !unread.is_empty();
         (self.last_right, self.unread, self.is_known) = (right, unread, true);
         desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
-        desired.plant = Plant::of(&all);
+        desired.plant = Plant::of(&all, |vm| desired.of(vm).is_some());
         desired
+    }
+}
+
+impl Desired {
+    /// Takes out a VM that several contracts name: none of them counts, each place has a fault,
+    /// and what is in force stays.
+    pub(crate) fn take_out(&mut self, vm: &str, places: &[(Origin, &str)]) {
+        self.contracts.retain(|contract| contract.vm.name != vm);
+        if !self.held.iter().any(|held| held == vm) {
+            self.held.push(vm.to_owned());
+        }
+        for (origin, remedy) in places {
+            let others: Vec<String> = places
+                .iter()
+                .map(|(other, _)| other)
+                .filter(|o| *o != origin)
+                .map(Origin::to_string)
+                .collect();
+            let why = format!(
+                "VM \"{vm}\" has a contract in {} too: neither counts, and what is in force for it stays: {remedy}",
+                others.join(", ")
+            );
+            self.faults.push(ContractFault { origin: origin.clone(), why });
+        }
     }
 }
 
@@ -159,7 +201,7 @@ mod tests {
     fn files(vm: &str) -> (Desired, Vec<HostSpec>) {
         let spec = HostSpec::parse("x.toml", &spec(vm)).unwrap();
         let contracts = Contract::of_spec(&spec, Path::new("x.toml"));
-        (Desired { contracts, plant: Plant::of([&spec]), ..Desired::default() }, vec![spec])
+        (Desired { contracts, plant: Plant::of([&spec], |_| true), ..Desired::default() }, vec![spec])
     }
 
     fn names(desired: &Desired) -> Vec<&str> {
@@ -240,20 +282,49 @@ mod tests {
     }
 
     #[test]
-    fn a_file_counts_before_metadata_and_says_so() {
-        for vm in ["name = \"plc\"\npid = 7\n", "name = \"controller\"\ndomain = \"plc\"\n"] {
+    fn a_file_of_the_domain_counts_before_its_metadata_and_says_so() {
+        for vm in ["name = \"plc\"\ndomain = \"plc\"\n", "name = \"controller\"\ndomain = \"plc\"\n"] {
             let mut of = DomainContracts::new(URI);
             // Also before metadata that is malformed.
             for text in [spec(""), "[[vm]".to_owned()] {
                 of.take(vec![domain(1, "plc", &text)]);
                 let (desired, specs) = files(vm);
                 let all = of.joined(desired, &specs);
-                assert_eq!((all.contracts.len(), all.held.len()), (1, 0));
+                assert_eq!((all.contracts.len(), all.held.len(), all.faults.len()), (1, 0, 0));
                 let is_said =
                     all.contracts[0].overrides.as_ref().is_some_and(|o| o.to_string().contains("plc"));
                 assert_eq!((is_said, all.plant.unwrap().host.vms().len()), (true, 1));
             }
         }
+    }
+
+    /// A name belongs to none of two that claim it, or the first of a list takes it from the other.
+    #[test]
+    fn two_contracts_of_one_name_are_a_fault_of_both_and_what_is_in_force_stays() {
+        let mut of = DomainContracts::new(URI);
+        let (none, hist) = (Desired::default(), domain(2, "hist", &spec("")));
+        let (plc, other) = (domain(1, "plc", &spec("")), domain(3, "aaa", &spec("name = \"plc\"\n")));
+        for found in [vec![other.clone(), plc.clone(), hist.clone()], vec![hist.clone(), plc.clone(), other]]
+        {
+            of.take(found);
+            let all = of.joined(none.clone(), &[]);
+            assert_eq!((names(&all), all.held.as_slice()), (vec!["hist"], &["plc".to_owned()][..]));
+            assert_eq!((all.faults.len(), all.plant.as_ref().unwrap().host.vms().len()), (2, 1));
+            assert!(
+                all.holds("plc") && all.faults.iter().all(|f| f.why.contains("another `name`")),
+                "{all:?}"
+            );
+        }
+        // A file of another VM, as far as can be seen.
+        let (desired, specs) = files("name = \"plc\"\npid = 7\n");
+        of.take(vec![plc.clone(), hist]);
+        let all = of.joined(desired.clone(), &specs);
+        assert_eq!((names(&all), all.held.as_slice()), (vec!["hist"], &["plc".to_owned()][..]));
+        assert!(all.faults.len() == 2 && all.faults[0].why.contains("name it there by `domain`"), "{all:?}");
+        // And one that is held for a mistake: its VM is not the domain's to take.
+        let held = Desired { held: vec!["plc".to_owned()], ..Desired::default() };
+        let all = of.joined(held, &[]);
+        assert_eq!((names(&all), all.holds("plc"), all.faults.len()), (vec!["hist"], true, 0));
     }
 
     #[test]

@@ -13,6 +13,16 @@ pub enum DaemonError {
         /// Its lock.
         path: PathBuf,
     },
+    /// Another one runs on the same state directory, perhaps with another run directory.
+    #[error(
+        "another rtvirtiod runs on this state directory: {service} holds {path}; stop it first, or give this one a directory of its own (--state-dir)"
+    )]
+    RunsOnState {
+        /// The other one, in words.
+        service: String,
+        /// The lock.
+        path: PathBuf,
+    },
     /// The configuration has a mistake.
     #[error("{path}: {why}")]
     Config {

@@ -45,6 +45,7 @@ pub use observed::{
 pub use placement::PlacementSnapshot;
 pub use plan::{PlanSnapshot, PlanState, ProposalSnapshot, UnplannedDevice, sight_of};
 pub use reconcile::{APPLIED, Action, PLAN, Step, reconcile};
-pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, runs, socket};
+pub use service::state_lock::{RunningService, running};
+pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, socket};
 pub use snapshot::{Snapshot, VmSnapshot, VmState};
 pub use word::word;

@@ -26,6 +26,7 @@ use crate::snapshot::Snapshot;
 use looked::Looked;
 
 mod looked;
+pub(crate) mod state_lock;
 mod woken;
 
 /// Events that a client may be behind before it loses some.
@@ -215,7 +216,7 @@ pub struct Service {
     /// End observer and events when they go; without events scans find everything.
     _observer: Sender<()>,
     _events: Option<Sender<()>>,
-    _lock: File,
+    _locks: [File; 2],
     _api: api::Running,
 }
 
@@ -228,14 +229,15 @@ pub enum Told<'a> {
 }
 
 impl Service {
-    /// Takes the lock, and begins to listen. Nothing is looked at yet.
+    /// Takes the locks of both directories, and begins to listen. Nothing is looked at yet.
     ///
     /// # Errors
-    /// [`DaemonError::Runs`] while another one runs; when files or sockets cannot be used.
+    /// [`DaemonError::Runs`] and [`DaemonError::RunsOnState`] while another one runs; when files or
+    /// sockets cannot be used.
     pub fn start(options: ServiceOptions) -> Result<Self, DaemonError> {
         let lock = take_lock(&options.places.dirs.run)?;
         let state = &options.places.dirs.state;
-        rtvirtio_apply::StateDir::open_or_create(state).map_err(rtvirtio_workflow::Error::from)?;
+        let state_lock = state_lock::take(&options.places.dirs)?;
         let (sender, commands) = channel();
         let wake = Mutex::new(sender.clone());
         let waker = Arc::new(move || {
@@ -270,7 +272,7 @@ impl Service {
             placement,
             _observer,
             _events,
-            _lock: lock,
+            _locks: [lock, state_lock],
             _api: api,
         })
     }
@@ -456,10 +458,7 @@ fn take_lock(run: &Path) -> Result<File, DaemonError> {
 }
 
 /// Whether a service runs on this run directory.
-///
-/// # Errors
-/// When that is unknown.
-pub fn runs(run: &Path) -> rtvirtio_workflow::Result<bool> {
+pub(crate) fn runs(run: &Path) -> rtvirtio_workflow::Result<bool> {
     match File::open(run.join(LOCK)) {
         Ok(file) => Ok(flock::is_held(&file)?),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),

@@ -9,8 +9,8 @@ use rtvirtio_spec::{Criticality, HostHandle, HostSpec, Reach, Vm};
 
 use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
 
-/// Most hosts, and most contracts.
-const MOST: u64 = 4_000_000;
+/// Most hosts, and most contracts: more take minutes and gigabytes.
+const MOST: u64 = 500_000;
 
 /// Hosts and contracts.
 #[derive(Clone, Debug)]
@@ -96,6 +96,7 @@ pub fn load(path: &Path) -> Result<Fleet, FleetError> {
     for entry in &file.contracts {
         fleet.add_contracts(entry, dir, &form)?;
     }
+    fleet.refuse_two_of_one_name(&form)?;
     fleet.choose_shapes();
     Ok(fleet)
 }
@@ -162,6 +163,29 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+
+    /// What each VM asks for is named by it, so that two of one name would ask for one of the two.
+    fn refuse_two_of_one_name(&self, form: &Form<'_>) -> Result<(), FleetError> {
+        let twice = |name: &str| {
+            form(format!(
+                "there are two contracts of a VM {name}: give each VM a name of its own in its spec, or `count` where they are alike"
+            ))
+        };
+        // Those of one entry with `count` have one kind, and names of their own.
+        let mut kinds = BTreeSet::new();
+        let waiting: BTreeSet<usize> =
+            self.contracts.iter().filter(|c| c.host.is_none()).map(|c| c.kind).collect();
+        for kind in waiting {
+            if !kinds.insert(self.kinds[kind].vm.as_str()) {
+                return Err(twice(&self.kinds[kind].vm));
+            }
+        }
+        let mut names = BTreeSet::new();
+        match self.contracts.iter().find(|c| !names.insert(c.name.as_str())) {
+            Some(second) => Err(twice(&second.name)),
+            None => Ok(()),
+        }
     }
 
     fn add_kind(&mut self, contract: Contract) -> usize {

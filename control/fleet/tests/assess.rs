@@ -97,6 +97,7 @@ fn mistakes_name_the_key() {
         (format!("{host}twin = \"qlc-nvme\"\ncount = 2\nspec = \"demand.toml\"\n"), "give each a [[host]]"),
         (format!("{host}twin = \"qlc-nvme\"\n[[contracts]]\nspec = \"demand.toml\"\n"), "budgets = { a"),
         (format!("{host}twin = \"qlc-nvme\"\ncount = 4294967295\n"), "more than"),
+        (format!("{host}twin = \"qlc-nvme\"\ncount = 500001\n"), "more than"),
         (format!("{host}twin = \"qlc-nvme\"\nnetworks = {{ f = \"1bit/s\" }}\n"), "no rate of a link"),
         (format!("{host}twin = \"qlc-nvme\"\nnetworks = {{ f = 5 }}\n"), "a link's rate as"),
         (

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use rtvirtio_apply::{KnobState, Machine, OnConflict, StateDir, Status};
 use rtvirtio_cpu::Contract;
 use rtvirtio_kernel::Root;
-use rtvirtio_spec::CpuNeed;
+use rtvirtio_spec::{CpuNeed, HostSpec};
 use rtvirtio_workflow::apply::{PlanWith, open_session, plan_now, put_back, resolve, resolve_cpu_beside};
 use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::guests::GuestAgents;
+use rtvirtio_workflow::holders::{self, Holder};
 use rtvirtio_workflow::model_choice::ModelName;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::scopes::{Scopes, in_force_beside};
@@ -42,6 +43,8 @@ pub enum Ocf {
     Generic = 1,
     /// No such action.
     Unimplemented = 3,
+    /// A file is not on this node.
+    Installed = 5,
     /// A parameter is wrong on every node.
     Configured = 6,
     /// Not running.
@@ -113,16 +116,26 @@ pub fn run(action: &str, parameters: &Parameters, progress: &dyn Progress) -> Oc
     };
     done.unwrap_or_else(|e| {
         progress.warn(&rtvirtio_workflow::one_line(&e));
-        Ocf::Generic
+        match e {
+            PacemakerError::Configured(_) => Ocf::Configured,
+            PacemakerError::NoFile(_) => Ocf::Installed,
+            _ => Ocf::Generic,
+        }
     })
 }
 
 fn validate(p: &Parameters) -> Result<Ocf, PacemakerError> {
-    match load_host(&p.spec) {
-        Ok(_) => Ok(Ocf::Success),
-        Err(e) if e.kind() == Kind::File => Ok(Ocf::Configured),
-        Err(e) => Err(e.into()),
-    }
+    spec(p).map(|_| Ocf::Success)
+}
+
+/// The spec. A mistake in it is one of the configuration, and no failure of this node; a file that
+/// is not there may be missing on this node only, and no second try finds it.
+fn spec(p: &Parameters) -> Result<HostSpec, PacemakerError> {
+    load_host(&p.spec).map_err(|e| match e.kind() {
+        Kind::File if std::fs::metadata(&p.spec).is_err() => PacemakerError::NoFile(e),
+        Kind::File => PacemakerError::Configured(e),
+        _ => PacemakerError::Step(e),
+    })
 }
 
 /// Applies the contract, once the VM's monitor answers, and reads it back.
@@ -130,11 +143,13 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
     if matches!(standing(p)?, Standing::Verified) {
         return Ok(());
     }
+    // Not looked for again and again: a file does not come by waiting.
+    let host = spec(p)?;
     // Of a start before, or of a VM that has ended.
     stop(p, progress)?;
     let begin = Instant::now();
     loop {
-        match apply(p, progress) {
+        match apply(p, &host, progress) {
             Err(PacemakerError::Step(e)) if is_starting(&e) && begin.elapsed() < STARTING => {
                 progress.pause(RETRY)?;
             }
@@ -160,9 +175,11 @@ fn is_starting(e: &rtvirtio_workflow::Error) -> bool {
     )
 }
 
-fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
-    let host = load_host(&p.spec)?;
+fn apply(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<(), PacemakerError> {
     let own = p.own();
+    let holder = Holder::Resource(p.resource.clone());
+    let names = || host.vms().iter().map(|vm| vm.name.as_str());
+    holders::refuse_names(names(), &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
     if !p.disk {
         // No other agent changes what contracts share meanwhile.
         let scopes = Scopes::lock(&p.dirs)?;
@@ -172,11 +189,12 @@ fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
         if let Err(e) = scopes.make_room(&probe, &others) {
             progress.warn(&spare_room(p, &e));
         }
-        let resolved = resolve_cpu_beside(&host, &own, (&scopes, &others), progress)?;
+        let resolved = resolve_cpu_beside(host, &own, (&scopes, &others), progress)?;
+        holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
         return applied(&own, resolved.apply(None, &own, progress)?);
     }
     // Profiles and models are the host's, the journal is the contract's.
-    let devices = Devices::find(host, &p.dirs)?;
+    let devices = Devices::find(host.clone(), &p.dirs)?;
     let with = PlanWith { profile: None, model: ModelName::Auto, enough: None };
     let mut plans = Vec::new();
     for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
@@ -193,7 +211,11 @@ fn apply(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
         let what = format!("not applied: {}", plan.reasons().join(". "));
         return Err(not_verified(p, &what));
     }
-    applied(&own, resolve(&plan, &devices, &[], &own, progress)?.apply(Some(&plan), &own, progress)?)
+    let resolved = resolve(&plan, &devices, &[], &own, progress)?;
+    // No other program takes these VMs meanwhile.
+    let _scopes = Scopes::lock(&p.dirs)?;
+    holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
+    applied(&own, resolved.apply(Some(&plan), &own, progress)?)
 }
 
 /// The settings found may be the plan's already.
@@ -355,6 +377,11 @@ fn compared(status: &Status) -> Standing {
         None if in_force > 0 => Standing::Verified,
         _ => Standing::Differs("nothing of it is left".to_owned()),
     }
+}
+
+/// Another agent that is at work for a moment is no other holder.
+fn elsewhere(p: &Parameters, e: &rtvirtio_workflow::Error) -> PacemakerError {
+    PacemakerError::HeldElsewhere { resource: p.resource.clone(), why: rtvirtio_workflow::one_line(e) }
 }
 
 fn not_verified(p: &Parameters, what: &str) -> PacemakerError {

@@ -70,6 +70,20 @@ pub enum PacemakerError {
         /// Each, in words.
         what: String,
     },
+    /// Another program holds settings of the VM.
+    #[error("{resource}: {why}")]
+    HeldElsewhere {
+        /// The resource.
+        resource: String,
+        /// Which program, and the remedy.
+        why: String,
+    },
+    /// The spec cannot be had on this node.
+    #[error(transparent)]
+    NoFile(rtvirtio_workflow::Error),
+    /// A parameter, or the file that it names, is wrong on every node.
+    #[error(transparent)]
+    Configured(rtvirtio_workflow::Error),
     /// The contract is not as it was applied.
     #[error("{resource}: {what}")]
     NotVerified {

@@ -54,7 +54,7 @@ pub struct ResourceAnswer {
 
 /// Where the agent keeps the journal of a resource's contract.
 pub(crate) fn contract_dirs(dirs: &Dirs, resource: &str) -> Dirs {
-    Dirs { state: dirs.state.join("contracts").join(resource), run: dirs.run.clone() }
+    rtvirtio_workflow::holders::resource_dirs(dirs, resource)
 }
 
 /// Whether the journal of a resource's contract has a directory of its own: `rtvirtiod` has others

@@ -22,12 +22,13 @@ use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
 use crate::find::{self, HostVm, load_host};
 use crate::guests::GuestAgents;
+use crate::holders::{self, Holder};
 use crate::in_force;
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::{load_profile, warn_throttled};
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
-use crate::scopes::{self, Scopes};
+use crate::scopes::Scopes;
 use crate::site::Site;
 use crate::started::{self, StartedVm};
 use crate::traffic;
@@ -235,17 +236,9 @@ fn resolve_cpu_in(
     Ok(Resolved { writes, held, vms, covered: Vec::new() })
 }
 
-/// Refuses VMs whose contract the service keeps: two hands on one VM would each put back what the
-/// other has set.
-fn refuse_kept<'n>(mut vms: impl Iterator<Item = &'n str>, dirs: &Dirs) -> Result<()> {
-    let kept = scopes::vms(dirs)?;
-    match vms.find(|vm| kept.iter().any(|kept| kept == vm)) {
-        None => Ok(()),
-        Some(vm) => bail!(
-            InForce,
-            "rtvirtiod keeps the contract of {vm}: `rtvirtio contract remove {vm}` first, or stop it and `rtvirtio revert`"
-        ),
-    }
+/// Refuses VMs whose contract the service or an agent keeps.
+fn refuse_kept<'n>(vms: impl Iterator<Item = &'n str>, dirs: &Dirs) -> Result<()> {
+    holders::refuse_names(vms, &Holder::Apply, dirs)
 }
 
 fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -> Vec<StartedVm> {
@@ -279,7 +272,7 @@ impl Resolved {
         }
         // Under the lock: the service may have set some since these were resolved.
         in_force::refuse_held(dirs)?;
-        refuse_kept(self.vms.iter().map(|vm| vm.vm.as_str()), dirs)?;
+        holders::refuse(&self.vms, &Holder::Apply, dirs)?;
         // Before the journal: these files mean nothing without one.
         if !in_force {
             acting::note(dirs)?;

@@ -25,6 +25,7 @@ pub mod find;
 pub mod guest_point;
 pub mod guests;
 pub mod held;
+pub mod holders;
 mod host;
 mod identity;
 pub mod in_force;

@@ -16,10 +16,11 @@ use crate::contracts::{InForce, room_for};
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::guests::GuestAgents;
+use crate::holders::{self, Holder};
 use crate::in_force::forget;
 use crate::progress::Progress;
 use crate::renew::renew;
-use crate::started;
+use crate::started::{self, StartedVm};
 
 /// The directory of all scopes, in the state directory.
 const SCOPES: &str = "contracts";
@@ -53,6 +54,11 @@ pub struct VmInForce {
 #[must_use]
 pub fn dir(dirs: &Dirs) -> PathBuf {
     dirs.state.join(SCOPES)
+}
+
+/// Whether a directory of this name is the service's: others are of resources of a cluster.
+pub(crate) fn is_own(name: &str) -> bool {
+    name.starts_with(VM) || [SHARED, "plan"].contains(&name)
 }
 
 fn vm_dir(dirs: &Dirs, vm: &str) -> PathBuf {
@@ -173,13 +179,12 @@ impl<'a> Scopes<'a> {
     /// Puts a contract in force.
     ///
     /// # Errors
-    /// [`Kind::InForce`] when `rtvirtio apply` has settings for the VM, or the scope has a journal;
+    /// [`Kind::InForce`] when another program holds settings of the VM, or the scope has a journal;
     /// as [`Session::apply`], after everything was put back.
     pub fn apply(&self, new: &NewContract) -> Result<Applied> {
         let vm = &new.in_force.vm;
-        if started::applied_vms(&self.dirs.state)?.contains(vm) {
-            bail!(InForce, "`rtvirtio apply` has put settings of {vm} in force: `rtvirtio revert` first");
-        }
+        let start = StartedVm { vm: vm.clone(), processes: new.in_force.processes.clone() };
+        holders::refuse(&[start], &Holder::Service(vm.clone()), self.dirs)?;
         let dir = vm_dir(self.dirs, vm);
         let session = Session::open(&dir)?;
         if session.in_force()? {
@@ -232,8 +237,8 @@ impl<'a> Scopes<'a> {
         Ok(settled(reverted, self.dirs))
     }
 
-    /// Makes the groups above those of managed VMs as large as these contracts need together. With
-    /// none they are put back.
+    /// Makes the groups above those of managed VMs as large as these contracts need together, with
+    /// those that agents of a cluster's resources hold. With none they are put back.
     ///
     /// # Errors
     /// As [`Session::apply`] and [`Session::amend`]; [`Kind::NotPutBack`]
@@ -243,7 +248,10 @@ impl<'a> Scopes<'a> {
         let dir = dir(self.dirs).join(SHARED);
         let root = Root::default();
         let machine = Machine::new(&root, &GuestAgents);
-        let managed = || contracts.iter().filter_map(|c| Some((c.backend, c.group.clone()?, c.contract)));
+        let mut all = contracts.to_vec();
+        let others = holders::cpu_of_resources(self.dirs)?;
+        all.extend(others.into_iter().filter(|of| !contracts.iter().any(|c| c.vm == of.vm)));
+        let managed = || all.iter().filter_map(|c| Some((c.backend, c.group.clone()?, c.contract)));
         if managed().next().is_none() {
             back_whole(put_back(&dir, OnConflict::Accept)?)?;
             return acting::settle(self.dirs);
@@ -307,7 +315,8 @@ impl<'a> Scopes<'a> {
         renew(&self.session, vm, self.dirs, progress)
     }
 
-    /// Puts everything back, VM by VM; returns what became of each.
+    /// Puts everything back, VM by VM; returns what became of each. What agents of a cluster's
+    /// resources hold stays, with the room that it needs.
     ///
     /// # Errors
     /// When a journal cannot be used.
@@ -326,7 +335,11 @@ impl<'a> Scopes<'a> {
             let plan = settled(Some(plan), &at).unwrap_or_default();
             all.push((HELD.to_owned(), plan));
         }
-        if let Some(shared) = put_back(&dir(self.dirs).join(SHARED), on_conflict)? {
+        let held = holders::cpu_of_resources(self.dirs)?;
+        if held.iter().any(|of| of.group.is_some()) {
+            let probe = rtvirtio_cpu::probe(&Root::default())?;
+            self.make_room(&probe, &[])?;
+        } else if let Some(shared) = put_back(&dir(self.dirs).join(SHARED), on_conflict)? {
             all.push((SHARED.to_owned(), shared));
         }
         acting::settle(self.dirs)?;

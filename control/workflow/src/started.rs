@@ -35,7 +35,7 @@ impl StartedVm {
     }
 
     /// Whether this start has ended.
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         !self.processes.iter().any(ProcessId::is_alive)
     }
 
@@ -90,7 +90,8 @@ pub fn applied_vms(state_dir: &Path) -> Result<Vec<String>> {
     Ok(started(state_dir)?.into_iter().map(|vm| vm.vm).collect())
 }
 
-fn started(state_dir: &Path) -> Result<Vec<StartedVm>> {
+/// The VMs that settings in force were applied to.
+pub(crate) fn started(state_dir: &Path) -> Result<Vec<StartedVm>> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(Vec::new()) };
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
     if !dir.exists(JOURNAL_FILE).with_context(at(JOURNAL_FILE))?

@@ -316,6 +316,19 @@ pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
+/// The user whose rights a process has (effective, proc_pid_status(5)).
+///
+/// # Errors
+/// When the process is gone or hidden.
+pub fn user(root: &Root, pid: u32) -> Result<u32, HostError> {
+    let path = path(pid, "status");
+    let text = root.read(&path)?;
+    let ids = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    // Real, effective, saved, of file systems.
+    let user = ids.and_then(|ids| ids.split_ascii_whitespace().nth(1)).and_then(|id| id.parse().ok());
+    user.ok_or_else(|| task::form(path, "no Uid", "a task's status"))
+}
+
 /// The words that a process was started with (proc_pid_cmdline(5)), the program's name first; none
 /// for a kernel thread. A process can change what is read here. Bytes that are not UTF-8 are
 /// replaced.

@@ -21,6 +21,7 @@ mod domain;
 mod events;
 mod guest_disk;
 mod link;
+mod process;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -149,7 +150,7 @@ impl RunningDomain {
         if xml.id.is_none() {
             return Ok(Lookup::ShutOff { name: name.clone() });
         }
-        let process = domain::process(root, &*daemon, &xml)?;
+        let process = process::find(root, &*daemon, &xml)?;
         Ok(Lookup::Running(Self { daemon, xml, process }))
     }
 

@@ -49,6 +49,18 @@ impl Vmm {
         }
     }
 
+    /// By the program's file, as the file itself says: a name can be chosen freely, as QEMU's
+    /// `-name process=` does. By the name where only the process's owner may read the file.
+    pub(crate) fn of_process(root: &Root, pid: u32) -> Option<Self> {
+        match fs::read_link(root.at(format!("/proc/{pid}/exe"))) {
+            Ok(program) => Self::of_program(&file_name(&program)),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                process::name(root, pid).ok().and_then(|name| Self::of_program(&name))
+            }
+            Err(_) => None,
+        }
+    }
+
     /// The program's name.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -119,10 +131,13 @@ pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
     Ok((machines, unreadable))
 }
 
-/// Without what the kernel appends to a program that was replaced by an update.
+/// Without what the kernel appends to a program that was replaced by an update, and as NixOS wraps
+/// it (`.qemu-system-x86_64-wrapped`).
 fn file_name(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    name.strip_suffix(" (deleted)").unwrap_or(&name).to_owned()
+    let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
+    let wrapped = name.strip_prefix('.').and_then(|name| name.strip_suffix("-wrapped"));
+    wrapped.unwrap_or(name).to_owned()
 }
 
 /// The virtual machine that a process runs, with its disks as they are now; `None` where it runs
@@ -218,6 +233,9 @@ mod tests {
         ] {
             assert_eq!(Vmm::of_program(name), vmm, "{name}");
         }
-        assert_eq!(file_name(Path::new("/usr/bin/qemu-system-x86_64 (deleted)")), "qemu-system-x86_64");
+        for file in ["/usr/bin/qemu-system-x86_64 (deleted)", "/nix/store/q/bin/.qemu-system-x86_64-wrapped"]
+        {
+            assert_eq!(file_name(Path::new(file)), "qemu-system-x86_64");
+        }
     }
 }

@@ -2,6 +2,10 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style};
@@ -20,24 +24,50 @@ const SHOWN: usize = 20;
 
 /// `rtvirtio fleet`. Changes nothing, and asks no host.
 pub fn run(args: &FleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let fleet = load(&args.fleet).context("the fleet cannot be read")?;
+    let file = args.fleet.clone();
+    let fleet = until_cancelled(ui, move |_| load(&file))?.context("the fleet cannot be read")?;
     if args.openstack {
-        return print(ui, &OpenStack::of(&fleet));
+        return print(ui, &until_cancelled(ui, move |_| OpenStack::of(&fleet))?);
     }
     if args.kubernetes {
-        return print(ui, &Kubernetes::of(&fleet));
+        return print(ui, &until_cancelled(ui, move |_| Kubernetes::of(&fleet))?);
     }
     if let Some(version) = args.proxmox {
-        let told = Proxmox::of(&fleet, version.into(), &|| ui.is_cancelled())?;
-        anyhow::ensure!(!ui.is_cancelled(), "stopped as asked: nothing was changed");
+        let told = until_cancelled(ui, move |end| Proxmox::of(&fleet, version.into(), end))??;
         show(ui, &told, || commands(&told))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let answer = assess(&fleet, &|| ui.is_cancelled());
-    anyhow::ensure!(!ui.is_cancelled(), "stopped as asked: nothing was changed");
+    let answer = until_cancelled(ui, move |end| assess(&fleet, end))?;
     let shown = if args.all { usize::MAX } else { SHOWN };
     show(ui, &answer, || text(&answer, shown, &style()))?;
     Ok(if is_safe(&answer) { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+}
+
+/// Runs what may take long in a thread of its own, so that a signal ends the command wherever it
+/// is; `work` is told of it too.
+fn until_cancelled<T: Send + 'static>(
+    ui: &Ui,
+    work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
+) -> anyhow::Result<T> {
+    const LOOK: Duration = Duration::from_millis(20);
+    let (sender, answer) = channel();
+    let end = Arc::new(AtomicBool::new(false));
+    let is_ended = Arc::clone(&end);
+    std::thread::Builder::new().name("fleet".to_owned()).spawn(move || {
+        // The command may have ended.
+        let _ = sender.send(work(&|| is_ended.load(Ordering::Relaxed)));
+    })?;
+    loop {
+        if ui.is_cancelled() {
+            end.store(true, Ordering::Relaxed);
+            anyhow::bail!("stopped as asked: nothing was changed");
+        }
+        match answer.recv_timeout(LOOK) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the fleet's numbers could not be had"),
+        }
+    }
 }
 
 /// As JSON, whatever the form that is asked for.

@@ -13,6 +13,7 @@ use rtvirtio_workflow::acting::{self, Acting};
 use rtvirtio_workflow::apply::{open_session, put_back};
 use rtvirtio_workflow::domain::{self, Fate as DomainFate};
 use rtvirtio_workflow::held;
+use rtvirtio_workflow::holders::{self, OfResource};
 use rtvirtio_workflow::leftovers;
 use rtvirtio_workflow::scopes::{self, Scopes};
 use rtvirtio_workflow::{Dirs, Progress as _};
@@ -75,19 +76,25 @@ struct Contracts {
     put_back: Vec<(String, Reverted)>,
     /// The service runs: it would put them in force again.
     kept: Vec<String>,
+    /// That service, in words.
+    keeper: Option<String>,
+    /// What agents of a cluster's resources hold: VM and resource.
+    of_resources: Vec<(String, String)>,
 }
 
 fn contracts(dirs: &Dirs, on_conflict: OnConflict) -> rtvirtio_workflow::Result<Contracts> {
+    let of = |of: OfResource| of.names().into_iter().map(move |vm| (vm, of.resource.clone()));
+    let of_resources: Vec<_> = holders::resources(dirs)?.into_iter().flat_map(of).collect();
     if !scopes::any_in_force(dirs)? {
-        return Ok(Contracts::default());
+        return Ok(Contracts { of_resources, ..Contracts::default() });
     }
-    if rtvirtio_daemon::runs(&dirs.run)? {
+    if let Some(service) = rtvirtio_daemon::running(dirs)? {
         let mut kept = scopes::vms(dirs)?;
         kept.extend(held::is_in_force(dirs)?.then(|| scopes::HELD.to_owned()));
-        return Ok(Contracts { kept, ..Contracts::default() });
+        return Ok(Contracts { kept, keeper: Some(service.words()), of_resources, ..Contracts::default() });
     }
     let put_back = Scopes::lock(dirs)?.put_all_back(on_conflict)?;
-    Ok(Contracts { put_back, ..Contracts::default() })
+    Ok(Contracts { put_back, of_resources, ..Contracts::default() })
 }
 
 /// What cannot be removed keeps nothing else from going back.
@@ -104,15 +111,16 @@ const REVERT_SCHEMA: &str = "rtvirtio.revert.v1";
 impl Report {
     fn is_done(&self) -> bool {
         let settings = self.settings.as_ref().is_ok_and(|s| s.as_ref().is_none_or(|r| r.done));
-        let contracts = self
-            .contracts
-            .as_ref()
-            .is_ok_and(|c| c.kept.is_empty() && c.put_back.iter().all(|(_, r)| r.done));
+        let contracts = self.contracts.as_ref().is_ok_and(|c| {
+            c.kept.is_empty() && c.of_resources.is_empty() && c.put_back.iter().all(|(_, r)| r.done)
+        });
         settings && contracts && self.domain.is_settled() && self.elsewhere.is_empty()
     }
 
     fn has_contracts(&self) -> bool {
-        self.contracts.as_ref().map_or(true, |c| !c.put_back.is_empty() || !c.kept.is_empty())
+        self.contracts
+            .as_ref()
+            .map_or(true, |c| !c.put_back.is_empty() || !c.kept.is_empty() || !c.of_resources.is_empty())
     }
 
     /// The settings' part as it is, with `done` for both parts and the domain's part.
@@ -128,6 +136,9 @@ impl Report {
                 let all = contracts.put_back.iter().map(of);
                 value["contracts"] = all.collect::<serde_json::Result<serde_json::Map<_, _>>>()?.into();
                 value["contracts_kept"] = serde_json::to_value(&contracts.kept)?;
+                let of =
+                    |(vm, resource): &(String, String)| serde_json::json!({ "vm": vm, "resource": resource });
+                value["contracts_of_resources"] = contracts.of_resources.iter().map(of).collect();
             }
             Err(e) => value["contracts_error"] = format!("{e:#}").into(),
         }
@@ -157,15 +168,25 @@ impl Report {
             let _ = writeln!(out, "  {}", reverted.summary());
         }
         let kept = || contracts.iter().flat_map(|c| &c.kept);
+        let keeper = contracts.and_then(|c| c.keeper.as_deref()).unwrap_or("rtvirtiod");
         if kept().any(|vm| vm == scopes::HELD) {
-            out.push_str(
-                "plan of the contracts: rtvirtiod holds it: take `[plan]` out of its configuration, or stop it first\n",
+            let _ = writeln!(
+                out,
+                "plan of the contracts: {keeper} holds it: take `[plan]` out of its configuration, or stop it first"
             );
         }
         for vm in kept().filter(|vm| *vm != scopes::HELD) {
             let _ = writeln!(
                 out,
-                "contract of {vm}: rtvirtiod keeps it in force: `rtvirtio contract remove {vm}`, or stop rtvirtiod first"
+                "contract of {vm}: {keeper} keeps it in force: `rtvirtio contract remove {vm}`, or stop rtvirtiod first"
+            );
+        }
+        for (vm, resource) in contracts.iter().flat_map(|c| &c.of_resources) {
+            let resource = terminal(resource, false);
+            let _ = writeln!(
+                out,
+                "contract of {vm}: resource {resource} of Pacemaker holds it: stop the resource, or without a cluster \
+                 `OCF_RESKEY_spec=- OCF_RESOURCE_INSTANCE={resource} rtvirtio-pacemaker agent stop`"
             );
         }
         // Writing to a String cannot fail.

@@ -11,6 +11,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::covered::{self, InForce};
 use rtvirtio_workflow::guests::GuestAgents;
+use rtvirtio_workflow::holders::{self, OfResource};
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::{Progress, acting, domain, held, in_force, scopes, started};
 
@@ -43,22 +44,39 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Ok(service) => (service, None),
         Err(e) => (None, Some(e.to_string())),
     };
+    // One that listens in another run directory works on this state directory all the same.
+    let other_service = match (&service, &unknown) {
+        (None, None) => rtvirtio_daemon::running(&global.dirs()).map_err(|e| format!("{e:#}")),
+        _ => Ok(None),
+    };
+    let (other_service, unknown) = match other_service {
+        Ok(other_service) => (other_service, unknown),
+        Err(e) => (None, Some(format!("whether rtvirtiod runs is not known: {e}"))),
+    };
     let mut kept = scopes::vms(&global.dirs())?;
     kept.extend(held::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
+    let of_resources = holders::resources(&global.dirs())?;
     let elsewhere = acting::elsewhere(&global.dirs())?;
     value["schema"] = STATUS_SCHEMA.into();
     if !elsewhere.is_empty() {
         value["acting_elsewhere"] = serde_json::to_value(&elsewhere)?;
     }
-    value["in_force"] = (status.is_some() || domain.is_some() || !kept.is_empty()).into();
+    value["in_force"] =
+        (status.is_some() || domain.is_some() || !kept.is_empty() || !of_resources.is_empty()).into();
     if let Some(service) = &service {
         value["service"] = serde_json::to_value(service)?;
     }
     if let Some(why) = &unknown {
         value["service_unknown"] = why.as_str().into();
     }
+    if let Some(service) = &other_service {
+        value["service_elsewhere"] = service.words().into();
+    }
     if !kept.is_empty() {
         value["contracts_in_force"] = serde_json::to_value(&kept)?;
+    }
+    if !of_resources.is_empty() {
+        value["contracts_of_resources"] = of_resources.iter().map(resource_value).collect();
     }
     if !ended.is_empty() {
         value["ended_vms"] = serde_json::to_value(&ended)?;
@@ -79,7 +97,12 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     show(ui, &value, || {
         let plan = match &status {
-            None if domain.is_some() || service.is_some() || unknown.is_some() || !kept.is_empty() => {
+            None if domain.is_some()
+                || service.is_some()
+                || unknown.is_some()
+                || !kept.is_empty()
+                || !of_resources.is_empty() =>
+            {
                 String::new()
             }
             None if !elsewhere.is_empty() => "no plan of this state directory is in force\n".to_owned(),
@@ -95,6 +118,14 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
                 let kept = if kept.is_empty() { "none".to_owned() } else { kept.join(", ") };
                 format!("{why}\n  contracts in force: {kept}\n")
             }
+            (None, None) if other_service.is_some() => {
+                let words =
+                    other_service.as_ref().map(rtvirtio_daemon::RunningService::words).unwrap_or_default();
+                let kept = if kept.is_empty() { "none".to_owned() } else { kept.join(", ") };
+                format!(
+                    "{words} keeps the contracts of this state directory: ask it with that --run-dir\n  contracts in force: {kept}\n"
+                )
+            }
             (None, None) if kept.is_empty() => String::new(),
             (None, None) => format!(
                 "contracts in force, and rtvirtiod does not run, so that nothing keeps them: {}\n",
@@ -103,7 +134,12 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         };
         let uncovered: String = uncovered.iter().map(|of| terminal(&of.to_string(), false) + "\n").collect();
         let elsewhere: String = elsewhere.iter().map(|of| terminal(&of.to_string(), false) + "\n").collect();
-        plan + &uncovered + &elsewhere + &service + &domain.as_ref().map(status_text).unwrap_or_default()
+        let agents: String = of_resources.iter().map(resource_text).collect();
+        plan + &uncovered
+            + &elsewhere
+            + &service
+            + &agents
+            + &domain.as_ref().map(status_text).unwrap_or_default()
     })?;
     let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s))
         && ended.is_empty()
@@ -111,8 +147,29 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         && elsewhere.is_empty()
         && domain.is_none_or(|d| d.runs())
         && unknown.is_none()
+        && of_resources.iter().all(|of| Count::of(&of.status).is_whole(&of.status) && !of.has_ended())
         && service.as_ref().map_or(kept.is_empty(), Snapshot::is_whole);
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
+}
+
+/// What the agent of a cluster's resource holds.
+fn resource_value(of: &OfResource) -> serde_json::Value {
+    let is_whole = Count::of(&of.status).is_whole(&of.status);
+    serde_json::json!({
+        "resource": of.resource, "vms": of.names(), "whole": is_whole, "ended": of.has_ended(),
+    })
+}
+
+fn resource_text(of: &OfResource) -> String {
+    let count = Count::of(&of.status);
+    let ended = if of.has_ended() { "; the VM that it was applied to has ended" } else { "" };
+    let cut = if of.status.is_whole() { "" } else { "; half applied, or half put back" };
+    format!(
+        "contract of {}: {}, held by resource {} of Pacemaker{ended}{cut}\n",
+        terminal(&of.names().join(", "), false),
+        count.text(),
+        terminal(&of.resource, false)
+    )
 }
 
 /// How many settings stand how.

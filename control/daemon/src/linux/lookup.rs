@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_spec::Vm;
+use rtvirtio_spec::{Reach, Vm};
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::{Dirs, Kind, find};
 
 use super::Quiet;
+use super::numbers::{Numbers, number};
+use crate::desired::Desired;
 use crate::observed::Presence;
 
 /// Called when something was found, from any thread.
@@ -21,21 +23,57 @@ type Found = Result<(VmHandle, Vec<ProcessId>), Presence>;
 pub(super) struct Lookups {
     dirs: Dirs,
     waker: Waker,
-    sender: Sender<(String, Found)>,
-    results: Receiver<(String, Found)>,
+    sender: Sender<(String, Reach, Found)>,
+    results: Receiver<(String, Reach, Found)>,
     under_way: BTreeSet<String>,
     arrived: BTreeMap<String, Vec<Found>>,
+    /// How each VM was reached by the last look.
+    reach: BTreeMap<String, Reach>,
+    numbers: Numbers,
 }
 
 impl Lookups {
     pub fn new(dirs: Dirs, waker: Waker) -> Self {
         let (sender, results) = channel();
-        let (under_way, arrived) = (BTreeSet::new(), BTreeMap::new());
-        Self { dirs, waker, sender, results, under_way, arrived }
+        let (under_way, arrived, reach) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+        let numbers = Numbers::load(&dirs.state);
+        Self { dirs, waker, sender, results, under_way, arrived, reach, numbers }
+    }
+
+    /// Which process each `pid` means is not written down from here on.
+    pub fn read_only(&mut self) {
+        self.numbers.read_only();
+    }
+
+    /// Why it cannot be written down.
+    pub fn problem(&self) -> Option<&str> {
+        self.numbers.problem()
+    }
+
+    /// The contracts are these now. Returns the VMs that they reach in another way than before, so
+    /// that what was found may be another VM.
+    pub fn keep_only(&mut self, desired: &Desired) -> Vec<String> {
+        self.numbers.keep_only(desired);
+        let is_other = |(name, reach): &(&String, &Reach)| {
+            desired.of(name).is_some_and(|contract| contract.vm.reach != **reach)
+        };
+        let others: Vec<String> = self.reach.iter().filter(is_other).map(|(name, _)| name.clone()).collect();
+        others.iter().for_each(|name| self.forget(name));
+        others
+    }
+
+    fn forget(&mut self, name: &str) {
+        self.reach.remove(name);
+        self.under_way.remove(name);
+        self.arrived.remove(name);
     }
 
     /// Begins to look for a VM, unless that is under way.
     pub fn start(&mut self, vm: &Vm) {
+        if self.reach.get(&vm.name) != Some(&vm.reach) {
+            self.forget(&vm.name);
+            self.reach.insert(vm.name.clone(), vm.reach.clone());
+        }
         if !self.under_way.insert(vm.name.clone()) {
             return;
         }
@@ -44,7 +82,7 @@ impl Lookups {
         let name = vm.name.clone();
         let spawned = std::thread::Builder::new().name("lookup".to_owned()).spawn(move || {
             // The service may be gone: then nobody waits for it.
-            let _ = sender.send((vm.name.clone(), look_up(&vm, &dirs)));
+            let _ = sender.send((vm.name.clone(), vm.reach.clone(), look_up(&vm, &dirs)));
             waker();
         });
         if spawned.is_err() {
@@ -57,13 +95,25 @@ impl Lookups {
         !self.under_way.is_empty()
     }
 
-    /// What arrived for a VM.
-    pub fn take(&mut self, name: &str) -> Vec<Found> {
-        while let Ok((vm, result)) = self.results.try_recv() {
-            self.under_way.remove(&vm);
-            self.arrived.entry(vm).or_default().push(result);
+    /// What arrived for a VM; `in_force` are the processes for which something is in force.
+    pub fn take(&mut self, name: &str, in_force: &[ProcessId]) -> Vec<Found> {
+        while let Ok((vm, reach, result)) = self.results.try_recv() {
+            // An answer to what was asked before is of another VM, perhaps.
+            if self.reach.get(&vm) == Some(&reach) {
+                self.under_way.remove(&vm);
+                self.arrived.entry(vm).or_default().push(result);
+            }
         }
-        self.arrived.remove(name).unwrap_or_default()
+        let mut arrived = self.arrived.remove(name).unwrap_or_default();
+        if let Some(pid) = self.reach.get(name).and_then(number) {
+            for result in &mut arrived {
+                let Ok((_, processes)) = &*result else { continue };
+                if let Err(lack) = self.numbers.check(name, pid, processes, in_force) {
+                    *result = Err(lack);
+                }
+            }
+        }
+        arrived
     }
 }
 

@@ -3,6 +3,7 @@
 mod domains;
 mod fit;
 mod lookup;
+mod numbers;
 mod once;
 mod perform;
 mod plan;
@@ -161,6 +162,11 @@ impl LinuxHost {
         self.plan.saw(seen);
     }
 
+    /// Writes nothing down, as for a single look.
+    pub fn read_only(&mut self) {
+        self.lookups.read_only();
+    }
+
     /// Reads the contracts of libvirt's domains with the next pass.
     pub fn ask_for_contracts(&mut self) {
         self.contracts.ask_now();
@@ -189,7 +195,8 @@ impl LinuxHost {
     /// be so; looks for it where it is not known.
     fn look_at(&mut self, name: &str, vm: Option<&Vm>, lists: bool, now: Instant) {
         let tracked = self.tracked.entry(name.to_owned()).or_default();
-        for result in self.lookups.take(name) {
+        let in_force = tracked.saved.as_ref().map_or(&[][..], |saved| &saved.processes);
+        for result in self.lookups.take(name, in_force) {
             match result {
                 Ok((handle, processes)) => {
                     let tids = tids(&self.root, &processes);
@@ -209,9 +216,7 @@ impl LinuxHost {
         let is_due = tracked.role_due().is_some_and(|at| now >= at);
         if let Some(found) = &mut tracked.found {
             let tids = lists.then(|| tids(&self.root, &found.processes));
-            // Numbers are used again, but not those of several threads at once.
-            let same = tids.as_ref().is_some_and(|tids| *tids == found.tids && tids.len() > 1);
-            if same || found.processes.iter().any(ProcessId::is_alive) {
+            if found.processes.iter().any(ProcessId::is_alive) {
                 let new = tids.filter(|tids| *tids != found.tids);
                 let changed = new.is_some();
                 if let Some(tids) = new {
@@ -269,7 +274,11 @@ impl LinuxHost {
         let whole = status.filter(rtvirtio_apply::Status::is_whole);
         Ok(Applied {
             drift: whole.as_ref().map(drift).unwrap_or_default(),
-            reach: reach.into_iter().filter(|vm| ended.contains(&vm.name)).collect(),
+            // The number of a process that has ended leads to no next start.
+            reach: reach
+                .into_iter()
+                .filter(|vm| ended.contains(&vm.name) && numbers::number(&vm.reach).is_none())
+                .collect(),
             vms,
             ended,
         })
@@ -322,7 +331,11 @@ impl Host for LinuxHost {
         let desired = self.contracts.changed(Instant::now())?;
         self.admission = None;
         self.contracts_changed = true;
+        let others = self.lookups.keep_only(&desired);
         for (name, tracked) in &mut self.tracked {
+            if others.contains(name) {
+                (tracked.found, tracked.kept, tracked.lack) = (None, None, None);
+            }
             // Perhaps it is reached in another way now.
             if desired.of(name).is_some() {
                 tracked.next_lookup = None;
@@ -349,7 +362,8 @@ impl Host for LinuxHost {
             }
         }
         names.extend(self.tracked.iter().filter(|(_, t)| t.scope.is_some()).map(|(name, _)| name.clone()));
-        if let Some(problem) = self.contracts.problem() {
+        let of_numbers = self.lookups.problem().map(str::to_owned);
+        for problem in self.contracts.problem().into_iter().chain(of_numbers) {
             self.problem(problem);
         }
         if look == Look::Compare || self.applied_has_changed() {

@@ -27,7 +27,8 @@ pub fn look_once(places: &Places, config: &Config) -> Snapshot {
         let _ = sender.lock().unwrap_or_else(PoisonError::into_inner).send(());
     });
     let config = Config { mode: Mode::Observe, plan: None, placement: None, ..config.clone() };
-    let host = LinuxHost::new(places.clone(), &config, waker);
+    let mut host = LinuxHost::new(places.clone(), &config, waker);
+    host.read_only();
     let mut daemon = Daemon::new(host, config, Memory::default());
     let end = Instant::now() + PATIENCE;
     loop {

@@ -5,11 +5,9 @@
 use std::path::PathBuf;
 
 use roxmltree::{Document, Node, ParsingOptions};
-use rtvirtio_kernel::{ProcessId, Root, process};
 
+use super::contract;
 use super::status::{self, DomainStatus};
-use super::{Daemon, contract};
-use crate::VmmError;
 use crate::qmp::{Drive, ThrottleLimits, name_shared};
 
 /// Most nodes of a domain's XML; one with 100 disks has about 5000.
@@ -37,6 +35,10 @@ pub struct DomainXml {
     pub contract: Option<Result<String, String>>,
     /// How its contract stands, as was written last; `None` where nothing is written.
     pub status: Option<Box<DomainStatus>>,
+    /// The user as which libvirt runs its QEMU; `None` where it does not say.
+    pub user: Option<u32>,
+    /// Its QEMU's program (`<emulator>`).
+    pub emulator: Option<PathBuf>,
 }
 
 /// The guest agent of a domain.
@@ -135,8 +137,12 @@ impl DomainXml {
         let uuid = text(root, "uuid").ok_or("a domain without a UUID")?;
         let (contract, status) = (contract::of_domain(root), status::of_domain(root).map(Box::new));
         let mut found = Self { id, name, uuid, contract, status, ..Self::default() };
+        found.user = root.children().find_map(user);
         let devices = root.children().filter(|n| n.has_tag_name("devices"));
         for device in devices.flat_map(|d| d.children()) {
+            if device.has_tag_name("emulator") {
+                found.emulator = device.text().map(|path| PathBuf::from(path.trim()));
+            }
             if device.has_tag_name("disk") {
                 found.disks.extend(disk(device));
             }
@@ -233,6 +239,13 @@ fn disk(node: Node<'_, '_>) -> Option<Disk> {
     })
 }
 
+/// The user of a `<seclabel model='dac'>`, whose label is `+107:+107` for numbers.
+fn user(node: Node<'_, '_>) -> Option<u32> {
+    let is_dac = node.has_tag_name("seclabel") && node.attribute("model") == Some("dac");
+    let label = if is_dac { text(node, "label") } else { None }?;
+    label.split(':').next()?.trim_start_matches('+').parse().ok()
+}
+
 /// What `virsh blkdeviotune` sets. Limits above 2^64 are none.
 fn throttle(disk: Node<'_, '_>) -> ThrottleLimits {
     let Some(tune) = disk.children().find(|n| n.has_tag_name("iotune")) else {
@@ -294,50 +307,4 @@ fn guest_address(node: Node<'_, '_>) -> Option<GuestAddress> {
         }),
         _ => None,
     }
-}
-
-/// QEMU's process: the one that was started with the domain's `-uuid`. Where several were, the one
-/// in a cgroup with the domain's id in its name, which only libvirt gives.
-pub(super) fn process(root: &Root, daemon: &dyn Daemon, xml: &DomainXml) -> Result<ProcessId, VmmError> {
-    let bad = |detail: String| VmmError::Protocol {
-        peer: format!("libvirt {}", daemon.uri()),
-        operation: format!("process of domain {}", xml.name),
-        detail,
-    };
-    let mut found = Vec::new();
-    for pid in process::pids(root).map_err(|e| bad(e.to_string()))? {
-        let line = process::command_line(root, pid);
-        match line {
-            Ok(words) if has_uuid(&words, &xml.uuid) => found.push(pid),
-            // Ended meanwhile, or hidden from this user.
-            _ => {}
-        }
-    }
-    if found.len() > 1 {
-        found.retain(|pid| process::cgroups(root, *pid).is_ok_and(|all| names_domain(&all, xml)));
-    }
-    let id = |pid: u32| ProcessId::of(pid).ok().flatten();
-    match found.as_slice() {
-        [pid] => id(*pid).ok_or_else(|| bad(format!("process {pid} has just ended; try again"))),
-        [] => Err(bad(
-            "it runs, and no process here was started with its UUID: does its QEMU run in a container, or does this user \
-             not see other users' processes?"
-                .to_owned(),
-        )),
-        several => Err(bad(format!("processes {several:?} were all started with its UUID {}", xml.uuid))),
-    }
-}
-
-fn has_uuid(words: &[String], uuid: &str) -> bool {
-    words.windows(2).any(|pair| pair[0] == "-uuid" && pair[1].eq_ignore_ascii_case(uuid))
-}
-
-/// Whether a cgroup is named as libvirt names those of this start: `qemu-ID-NAME...`, in systemd's
-/// units with `\x2d` for `-`.
-fn names_domain(all: &[rtvirtio_kernel::task::Membership], xml: &DomainXml) -> bool {
-    let Some(id) = xml.id else { return false };
-    let marks = [format!("qemu-{id}-"), format!("qemu\\x2d{id}\\x2d")];
-    all.iter().any(|m| {
-        m.path.components().any(|c| marks.iter().any(|mark| c.as_os_str().to_string_lossy().contains(mark)))
-    })
 }

@@ -146,39 +146,134 @@ fn the_end_of_a_start_is_waited_for() {
     assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }));
 }
 
-#[test]
-fn the_process_is_the_one_with_the_uuid_in_the_cgroup_of_this_start() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    let me = std::process::id();
-    let process = |pid: u32, line: &str, cgroup: &str| {
-        let proc = dir.path().join("proc").join(pid.to_string());
+/// Processes as `/proc` shows them.
+struct Processes(tempfile::TempDir);
+
+impl Processes {
+    const QEMU: &str = "/usr/bin/qemu-system-x86_64";
+    /// A user that is neither root nor who runs the test.
+    const NOBODY: u32 = 65_534;
+
+    fn new() -> Self {
+        Self(rtvirtio_testkit::tempdir().unwrap())
+    }
+
+    fn root(&self) -> Root {
+        Root::new(self.0.path())
+    }
+
+    fn add(&self, pid: u32, program: &str, user: u32, words: &str, cgroup: &str) {
+        let proc = self.0.path().join("proc").join(pid.to_string());
+        let _ = std::fs::remove_dir_all(&proc);
         std::fs::create_dir_all(&proc).unwrap();
-        std::fs::write(proc.join("cmdline"), line.replace(' ', "\0")).unwrap();
+        std::fs::write(proc.join("cmdline"), words.replace(' ', "\0")).unwrap();
         std::fs::write(proc.join("cgroup"), cgroup).unwrap();
-    };
-    let uuid = "a9949d75-95e3-4747-82e3-c9fee1047688";
-    process(1, "init", "0::/\n");
-    let none = find("plc", LIVE, &root).unwrap_err().to_string();
-    assert!(none.contains("no process here was started with its UUID"), "{none}");
+        std::fs::write(proc.join("status"), format!("Name:\tq\nUid:\t{user}\t{user}\t{user}\t{user}\n"))
+            .unwrap();
+        std::os::unix::fs::symlink(program, proc.join("exe")).unwrap();
+    }
+
+    /// libvirt's pid file.
+    fn name(&self, pid: u32) -> std::path::PathBuf {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = self.0.path().join("run/libvirt/qemu");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let file = dir.join("plc.pid");
+        std::fs::write(&file, format!("{pid}\n")).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+        file
+    }
+
+    fn found(&self, xml: &'static str) -> Result<u32, String> {
+        match find("plc", xml, &self.root()) {
+            Ok(Lookup::Running(domain)) => Ok(domain.process.pid),
+            Ok(other) => panic!("it runs: {other:?}"),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}
+
+const UUID: &str = "a9949d75-95e3-4747-82e3-c9fee1047688";
+/// A cgroup of this start.
+const SCOPE: &str = "0::/machine.slice/machine-qemu\\x2d3\\x2dplc.scope/libvirt/emulator\n";
+
+#[test]
+fn without_a_pid_file_the_process_is_the_one_with_the_uuid_in_the_cgroup_of_this_start() {
+    let all = Processes::new();
     // This test stands for QEMU, because the start time is read from the real /proc.
-    process(
-        me,
-        &format!("qemu -uuid {uuid}"),
-        "0::/machine.slice/machine-qemu\\x2d3\\x2dplc.scope/libvirt/emulator\n",
-    );
-    let Lookup::Running(domain) = find("plc", LIVE, &root).unwrap() else { panic!("it runs") };
+    let me = std::process::id();
+    let words = format!("qemu -uuid {UUID}");
+    all.add(1, "/sbin/init", 0, "init", "0::/\n");
+    let none = all.found(LIVE).unwrap_err();
+    assert!(none.contains("no process here was started with its UUID"), "{none}");
+    all.add(me, Processes::QEMU, 0, &words, SCOPE);
+    let Lookup::Running(domain) = find("plc", LIVE, &all.root()).unwrap() else { panic!("it runs") };
     assert_eq!(domain.process.pid, me);
     assert!(
-        matches!(domain.agent(), Some(AgentAddress::Libvirt(a)) if a.uuid == uuid && a.process.pid == me)
+        matches!(domain.agent(), Some(AgentAddress::Libvirt(a)) if a.uuid == UUID && a.process.pid == me)
     );
     // Another process with the same words, in no cgroup of libvirt's.
-    process(2, &format!("sleep -uuid {uuid}"), "0::/user.slice\n");
-    let Lookup::Running(domain) = find("plc", LIVE, &root).unwrap() else { panic!("it runs") };
-    assert_eq!(domain.process.pid, me);
+    all.add(2, Processes::QEMU, 0, &words, "0::/user.slice\n");
+    assert_eq!(all.found(LIVE), Ok(me));
     // And one that is in such a cgroup too: no guess.
-    process(3, &format!("qemu -uuid {uuid}"), "7:blkio:/machine/qemu-3-plc.libvirt-qemu\n");
-    assert!(find("plc", LIVE, &root).unwrap_err().to_string().contains("all started with its UUID"));
+    all.add(3, Processes::QEMU, 0, &words, "7:blkio:/machine/qemu-3-plc.libvirt-qemu\n");
+    assert!(all.found(LIVE).unwrap_err().contains("all started with its UUID"));
+}
+
+/// Any user can write a UUID into a command line, and run QEMU with it.
+#[test]
+fn an_impostor_neither_becomes_the_domain_nor_blocks_it() {
+    let all = Processes::new();
+    let me = std::process::id();
+    let words = format!("qemu -uuid {UUID}");
+    // Alone, in a cgroup that looks like libvirt's: none of these is the domain.
+    for (program, user, why) in [
+        (Processes::QEMU, Processes::NOBODY, "runs as user 65534"),
+        ("/home/x/fakevm", Processes::NOBODY, "no virtual machine monitor"),
+        ("/usr/bin/sleep", 0, "no virtual machine monitor"),
+    ] {
+        all.add(me, program, user, &words, SCOPE);
+        let refused = all.found(LIVE).unwrap_err();
+        assert!(refused.contains(why), "{program}: {refused}");
+    }
+    const LABELLED: &str = "<domain type='kvm' id='3'><name>plc</name><uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid>\
+                            <seclabel type='dynamic' model='dac' relabel='yes'><label>+64055:+108</label></seclabel></domain>";
+    assert_eq!(DomainXml::parse(LABELLED).unwrap().user, Some(64_055));
+    assert!(all.found(LABELLED).is_err());
+    // Next to the real one, which libvirt runs as the user of the label.
+    all.add(me, Processes::QEMU, 64_055, &words, "0::/elsewhere\n");
+    all.add(2, Processes::QEMU, Processes::NOBODY, &words, SCOPE);
+    assert_eq!(all.found(LABELLED), Ok(me));
+    // A program of another name is one where libvirt says so.
+    const WRAPPED: &str = "<domain type='kvm' id='3'><name>plc</name><uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid>\
+                           <devices><emulator>/opt/vmm</emulator></devices></domain>";
+    all.add(me, "/opt/vmm", 0, &words, SCOPE);
+    assert_eq!((all.found(WRAPPED), all.found(LABELLED).is_err()), (Ok(me), true));
+}
+
+#[test]
+fn the_pid_file_of_libvirt_decides_where_it_can_be_trusted() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let all = Processes::new();
+    let me = std::process::id();
+    let words = format!("qemu -uuid {UUID}");
+    // Two that could be it, of one user and in cgroups of this start: libvirt knows which.
+    all.add(me, Processes::QEMU, 107, &words, SCOPE);
+    all.add(2, Processes::QEMU, 107, &words, SCOPE);
+    let file = all.name(me);
+    assert_eq!(all.found(LIVE), Ok(me));
+    // A number that is another process's by now is not believed.
+    all.add(3, Processes::QEMU, 0, "qemu -uuid 0", SCOPE);
+    all.name(3);
+    assert!(all.found(LIVE).is_err());
+    // Nor is a file that others may write, nor a link.
+    all.name(me);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
+    assert!(all.found(LIVE).is_err());
+    std::fs::rename(&file, file.with_extension("own")).unwrap();
+    std::os::unix::fs::symlink(file.with_extension("own"), &file).unwrap();
+    assert!(all.found(LIVE).is_err());
 }
 
 #[test]

@@ -1,0 +1,218 @@
+//! Which program holds what is in force: `rtvirtio apply`, the service, or the agent of a cluster's
+//! resource. Each has journals of its own, and what one holds the others leave alone.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use rtvirtio_apply::{JOURNAL_FILE, Machine, Status};
+use rtvirtio_kernel::{ProcessId, Root};
+
+use crate::contracts::{self, InForce};
+use crate::dirs::{Dirs, is_there};
+use crate::error::{Context as _, Result, bail};
+use crate::guests::GuestAgents;
+use crate::scopes;
+use crate::started::{self, StartedVm};
+
+/// A program that holds settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// `rtvirtio apply`.
+    Apply,
+    /// `rtvirtiod`, for the VM that its contract calls so.
+    Service(String),
+    /// The agent `ocf:rtvirtio:contract`, for this resource.
+    Resource(String),
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Apply => write!(f, "`rtvirtio apply`"),
+            Self::Service(_) => write!(f, "rtvirtiod"),
+            Self::Resource(name) => write!(f, "resource {name} of Pacemaker"),
+        }
+    }
+}
+
+impl Holder {
+    /// What takes its settings of a VM away.
+    fn remedy(&self) -> String {
+        match self {
+            Self::Apply => "`rtvirtio revert` first".to_owned(),
+            Self::Service(vm) => {
+                format!("`rtvirtio contract remove {vm}` first, or stop it and `rtvirtio revert`")
+            }
+            Self::Resource(name) => {
+                format!("stop its contract there first (`crm_resource -r {name} --locate` finds it)")
+            }
+        }
+    }
+}
+
+/// What the agent of a resource has put in force.
+#[derive(Clone, Debug)]
+pub struct OfResource {
+    /// The resource.
+    pub resource: String,
+    /// Its VMs.
+    pub vms: Vec<StartedVm>,
+    /// Its CPU contracts.
+    pub cpu: Vec<InForce>,
+    /// How its settings stand.
+    pub status: Status,
+}
+
+impl OfResource {
+    /// Whether the VMs that it is for have all ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        !self.vms.is_empty() && self.vms.iter().all(StartedVm::has_ended)
+    }
+
+    /// Names of its VMs; of the resource where none is known.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let vms: Vec<String> = self.vms.iter().map(|vm| vm.vm.clone()).collect();
+        if vms.is_empty() { vec![self.resource.clone()] } else { vms }
+    }
+}
+
+/// Where the agent keeps the journal of a resource's contract.
+#[must_use]
+pub fn resource_dirs(dirs: &Dirs, resource: &str) -> Dirs {
+    Dirs { state: scopes::dir(dirs).join(resource), run: dirs.run.clone() }
+}
+
+/// Directories of resources with a journal.
+fn journals(dirs: &Dirs) -> Result<Vec<(String, PathBuf)>> {
+    let dir = scopes::dir(dirs);
+    let mut all = Vec::new();
+    if !is_there(&dir)? {
+        return Ok(all);
+    }
+    for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+        let path = entry.with_context(|| dir.display().to_string())?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !scopes::is_own(&name) && is_there(&path.join(JOURNAL_FILE))? {
+            all.push((name, path));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// What agents have put in force here since the host was started.
+///
+/// # Errors
+/// When a journal, or a file next to it, cannot be read.
+pub fn resources(dirs: &Dirs) -> Result<Vec<OfResource>> {
+    let root = Root::default();
+    let mut all = Vec::new();
+    for (resource, path) in journals(dirs)? {
+        let status = rtvirtio_apply::status(&path, &Machine::new(&root, &GuestAgents))?;
+        let Some(status) = status.filter(|status| !status.rebooted) else { continue };
+        let has_cpu = is_there(&path.join(contracts::IN_FORCE_FILE))?;
+        let cpu = if has_cpu { contracts::in_force(&path)? } else { Vec::new() };
+        all.push(OfResource { resource, vms: started::started(&path)?, cpu, status });
+    }
+    Ok(all)
+}
+
+/// The CPU contracts that agents hold for VMs that have not all ended.
+pub(crate) fn cpu_of_resources(dirs: &Dirs) -> Result<Vec<InForce>> {
+    let all = resources(dirs)?.into_iter().filter(|of| !of.has_ended());
+    Ok(all.flat_map(|of| of.cpu).collect())
+}
+
+/// Fails where another program than this one holds settings of one of these VMs: of its name, or
+/// of one of its processes. Two hands on one VM would each put back what the other has set.
+///
+/// # Errors
+/// [`Kind::InForce`](crate::Kind::InForce) with the holder and the remedy; when what is in force
+/// is not known.
+pub fn refuse(vms: &[StartedVm], own: &Holder, dirs: &Dirs) -> Result<()> {
+    let unseen = |name: &str| StartedVm { vm: name.to_owned(), processes: Vec::new() };
+    let mut held: Vec<(Holder, StartedVm)> = Vec::new();
+    for name in scopes::vms(dirs)? {
+        // Damaged, it is held all the same.
+        let of = scopes::in_force(dirs, &name).ok().flatten();
+        let of = of.map_or_else(|| unseen(&name), |of| StartedVm { vm: of.vm, processes: of.processes });
+        held.push((Holder::Service(name), of));
+    }
+    held.extend(started::started(&dirs.state)?.into_iter().map(|vm| (Holder::Apply, vm)));
+    for (resource, path) in journals(dirs)? {
+        let of = started::started(&path)?.into_iter().map(|vm| (Holder::Resource(resource.clone()), vm));
+        held.extend(of);
+    }
+    for vm in vms {
+        let lives = |process: &&ProcessId| process.is_alive();
+        let is_same = |of: &StartedVm| {
+            of.vm == vm.vm || of.processes.iter().filter(lives).any(|process| vm.processes.contains(process))
+        };
+        if let Some((holder, of)) = held.iter().find(|(holder, of)| holder != own && is_same(of)) {
+            let name = &vm.vm;
+            let also =
+                if of.vm == *name { String::new() } else { format!(" (there it is called {})", of.vm) };
+            bail!(InForce, "settings of {name} are in force already by {holder}{also}: {}", holder.remedy());
+        }
+    }
+    Ok(())
+}
+
+/// As [`refuse`], of VMs whose processes are not known yet.
+///
+/// # Errors
+/// As [`refuse`].
+pub fn refuse_names<'n>(names: impl Iterator<Item = &'n str>, own: &Holder, dirs: &Dirs) -> Result<()> {
+    let vms: Vec<StartedVm> =
+        names.map(|name| StartedVm { vm: name.to_owned(), processes: Vec::new() }).collect();
+    refuse(&vms, own, dirs)
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_kernel::ProcessId;
+
+    use super::*;
+    use crate::dirs::write_state;
+    use crate::error::Kind;
+
+    #[test]
+    fn what_one_program_holds_the_others_leave_alone() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let this = ProcessId::of(std::process::id()).unwrap().unwrap();
+        let vm = |name: &str, processes: &[&ProcessId]| StartedVm {
+            vm: name.to_owned(),
+            processes: processes.iter().map(|p| (*p).clone()).collect(),
+        };
+        let (service, agent) = (Holder::Service("plc".into()), Holder::Resource("rtvm".into()));
+        let all = [Holder::Apply, service.clone(), agent.clone()];
+        for own in &all {
+            refuse(&[vm("plc", &[&this])], own, &dirs).unwrap();
+        }
+        let places =
+            [dirs.state.clone(), scopes::dir(&dirs).join("vm-plc"), resource_dirs(&dirs, "rtvm").state];
+        for (place, holder) in places.iter().zip(&all) {
+            write_state(place, JOURNAL_FILE, b"{}").unwrap();
+            started::save(&[vm("plc", &[&this])], place).unwrap();
+            for own in &all {
+                let refused = refuse(&[vm("plc", &[])], own, &dirs);
+                if own == holder {
+                    refused.unwrap();
+                    continue;
+                }
+                let e = refused.unwrap_err();
+                assert!(e.kind() == Kind::InForce && e.to_string().contains(&holder.to_string()), "{e}");
+            }
+            // The same process under another name is the same VM.
+            let renamed = refuse(&[vm("controller", &[&this])], &Holder::Resource("other".into()), &dirs);
+            let is_known = *holder != service;
+            assert_eq!(renamed.is_err(), is_known, "without contract.json the process is not known");
+            let next = ProcessId { start_time: this.start_time + 1, ..this.clone() };
+            refuse(&[vm("controller", &[&next])], &Holder::Resource("other".into()), &dirs).unwrap();
+            std::fs::remove_file(place.join(JOURNAL_FILE)).unwrap();
+        }
+    }
+}
