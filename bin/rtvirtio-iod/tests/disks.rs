@@ -43,6 +43,22 @@ fn run(program: &str, args: &[&str]) {
 
 const LOOPS: [Need; 2] = [Need::Root, Need::Path("/dev/loop-control", "no loop devices")];
 
+/// What a guest's firmware or partitions do not stand is said before the guest meets it.
+#[test]
+fn blocks_of_another_size_are_said() {
+    if !has("blocks_of_another_size_are_said", &LOOPS) {
+        return;
+    }
+    let dir = disk(64);
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    for (blocks, is_said) in [(512, false), (4_096, true)] {
+        let device = LoopDevice::with_blocks(&image, blocks).unwrap();
+        let said = check(dir.path(), &one(dir.path(), &device.0, "format = \"raw\"")).unwrap();
+        assert_eq!(said.contains("its guest sees blocks of 4096 bytes"), is_said, "{said}");
+    }
+}
+
 /// A QEMU that listens is the user's VM: it is not to be stopped, but to connect.
 #[test]
 fn a_qemu_that_listens_is_told_apart() {

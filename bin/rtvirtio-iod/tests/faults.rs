@@ -159,3 +159,32 @@ fn the_sockets_directory_goes_away() {
     let (status, stderr) = iod.end();
     assert!(status.success(), "{status}: {stderr}");
 }
+
+/// A sparse image on a full file system: said before, and the reason is in the status.
+#[test]
+fn a_full_file_system_is_said_before_and_after() {
+    let dir = disk(8);
+    let (image, mount) = (dir.path().join("small/image"), dir.path().join("small"));
+    let Some(_small) = Tmpfs::mount(&mount, "2m") else {
+        rtvirtio_testkit::skip("a_full_file_system_is_said_before_and_after", "no tmpfs can be mounted");
+        return;
+    };
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let config = pair(dir.path(), &image, &dir.path().join("disk"));
+    let iod = Iod::start(dir.path(), &config);
+    let check =
+        common::program().arg("--config").arg(dir.path().join("iod.toml")).arg("--check").output().unwrap();
+    let said = String::from_utf8(check.stdout).unwrap();
+    assert!(said.contains("disk \"a\" is sparse: its guest may write 8MiB more"), "{said}");
+    let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
+    let failed = (0..2_048).filter(|i| request(&mut client, &write(i * 8, 4_096), Some(&[1; 4_096])).0 != 0);
+    let failed = failed.count() as u64;
+    assert!(failed > 0 && failed < 2_048, "{failed}");
+    let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+    let vm = &status["vms"][0];
+    assert_eq!(vm["errors"], failed, "{vm}");
+    assert!(vm["last_error"].as_str().unwrap().contains("No space left on device"), "{vm}");
+    drop(client);
+    let (_, log) = iod.end();
+    assert!(log.contains("disk \"a\" is sparse"), "{log}");
+}

@@ -795,14 +795,20 @@ fn a_hostile_guest_harms_itself_only() {
 /// What frames meet beyond the file is said before they do.
 #[test]
 fn another_mtu_of_the_uplink_is_said() {
-    let Some(bed) = Bed::new("another_mtu_of_the_uplink_is_said", "link = \"1Gbit/s\"", "", "") else { return };
+    let Some(bed) = Bed::new("another_mtu_of_the_uplink_is_said", "link = \"1Gbit/s\"", "", "") else {
+        return;
+    };
     let check = || {
-        let out = program().arg("--config").arg(bed.dir.path().join("iod.toml")).arg("--check").output().unwrap();
+        let out =
+            program().arg("--config").arg(bed.dir.path().join("iod.toml")).arg("--check").output().unwrap();
         assert!(out.status.success(), "{out:?}");
         String::from_utf8(out.stdout).unwrap()
     };
     let said = check();
-    assert!(said.starts_with(&format!("{}/iod.toml: 1 networks, 2 ports\n", bed.dir.path().display())), "{said}");
+    assert!(
+        said.starts_with(&format!("{}/iod.toml: 1 networks, 2 ports\n", bed.dir.path().display())),
+        "{said}"
+    );
     assert!(!said.contains("mtu"), "{said}");
     netns::run("ip", "link set tap-a mtu 9000").unwrap();
     let said = check();

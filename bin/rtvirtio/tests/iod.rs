@@ -24,8 +24,11 @@ fn names(site: &Site, control: &str) -> Vec<String> {
 fn crash(site: &Site) {
     let (_, status) = site.json(&["status"]);
     let pid = status["domain"]["pids"][0].as_i64().unwrap_or_else(|| panic!("{status:#}")) as i32;
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
-        .unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
     wait_for("the domain's end", || site.json(&["status"]).1["domain"]["pids"] == serde_json::json!([]));
 }
 
@@ -104,7 +107,10 @@ fn a_disk_that_has_grown_is_named_with_what_works() {
     let image = std::fs::File::options().write(true).open(site.dir.path().join("disk.img")).unwrap();
     image.set_len(32 << 20).unwrap();
     let said = site.ok(&reload);
-    assert!(said.contains("has 32MiB for it by now, and its guest sees 16MiB") && said.contains("detach a"), "{said}");
+    assert!(
+        said.contains("has 32MiB for it by now, and its guest sees 16MiB") && said.contains("detach a"),
+        "{said}"
+    );
     let size = || Client::connect(&site.run_dir().join("disks/a.sock"), Options::default()).unwrap().capacity;
     assert_eq!(size(), 16 << 20);
     // What is named works.
@@ -116,10 +122,14 @@ fn a_disk_that_has_grown_is_named_with_what_works() {
     assert_eq!((size(), site.ok(&reload).as_str()), (32 << 20, "nothing is new\n"));
     // A size of the file itself needs more than a restart, too.
     let config = site.state_dir().join("iod.toml");
-    let sized = std::fs::read_to_string(&config).unwrap().replace("disk.img\"", "disk.img\"\nsize = \"24MiB\"");
+    let sized =
+        std::fs::read_to_string(&config).unwrap().replace("disk.img\"", "disk.img\"\nsize = \"24MiB\"");
     std::fs::write(&config, sized).unwrap();
     let said = text(&site.output(&reload).stderr);
-    assert!(said.contains("disk \"a\": size") && said.contains("detach and attach it while its VM is off"), "{said}");
+    assert!(
+        said.contains("disk \"a\": size") && said.contains("detach and attach it while its VM is off"),
+        "{said}"
+    );
     site.ok(&["revert", "--stop-domain"]);
     site.assert_clean();
 }

@@ -44,7 +44,8 @@ impl FileSystem {
     fn doubt(self) -> Option<String> {
         let Self { disks, missing, free, .. } = self;
         let one = disks.len() == 1;
-        let (what, whose) = if one { ("disk", "is sparse: its guest") } else { ("disks", "are sparse: their guests") };
+        let (what, whose) =
+            if one { ("disk", "is sparse: its guest") } else { ("disks", "are sparse: their guests") };
         (missing > free).then(|| {
             format!(
                 "{what} {} {whose} may write {} more than there is room for now, and the file system has {} free: \
@@ -61,11 +62,7 @@ fn in_mib(bytes: u64) -> Bytes {
     if bytes >> 20 > 0 { Bytes(bytes >> 20 << 20) } else { Bytes(bytes) }
 }
 
-fn of_disk(
-    disk: &Disk,
-    sparse: &mut BTreeMap<u64, FileSystem>,
-    doubts: &mut Vec<String>,
-) -> io::Result<()> {
+fn of_disk(disk: &Disk, sparse: &mut BTreeMap<u64, FileSystem>, doubts: &mut Vec<String>) -> io::Result<()> {
     let file = OpenFile::open(&disk.path)?;
     let meta = file.metadata()?;
     let is_device = meta.file_type().is_block_device();
@@ -161,7 +158,10 @@ mod tests {
         };
         let said = sparse(of(&["a", "b", "c", "d"], ""));
         assert!(said.len() == 1 && said[0].starts_with("disks \"a\", \"b\", \"c\" are sparse"), "{said:?}");
-        assert!(said[0].contains("8796093022208") || said[0].contains("8TiB") || said[0].contains("8388609MiB"), "{said:?}");
+        assert!(
+            said[0].contains("8796093022208") || said[0].contains("8TiB") || said[0].contains("8388609MiB"),
+            "{said:?}"
+        );
         assert!(sparse(of(&["c", "d"], "")).is_empty());
         assert!(sparse(of(&["a"], "read_only = true")).is_empty());
         assert!(of(&["e"], "")[0].contains("not known"), "one that cannot be opened");

@@ -28,7 +28,9 @@ pub struct GuestMem {
 
 /// A region that cannot be used: requests that point into it fail.
 #[derive(Debug, thiserror::Error)]
-#[error("{size} bytes at {base:#x} of the guest's memory are left out, and requests for them are refused: {why}")]
+#[error(
+    "{size} bytes at {base:#x} of the guest's memory are left out, and requests for them are refused: {why}"
+)]
 pub struct LeftOut {
     base: u64,
     size: u64,
@@ -239,7 +241,8 @@ mod tests {
         let mem = GuestMem::map(&both, vec![memfd(true), memfd(false)], false).unwrap();
         let [left_out] = mem.left_out() else { panic!("{:?}", mem.left_out()) };
         assert!(left_out.to_string().contains("4096 bytes at 0xf0000000"), "{left_out}");
-        assert!(left_out.to_string().contains("seal=on"), "with the remedy: {left_out}");
+        let text = left_out.to_string();
+        assert!(text.contains("seal=on") && text.contains("memory-backend-file"), "with the remedy: {text}");
         assert_eq!(mem.translate(0x7e00_0000_0000), None);
         assert!(mem.translate(0x7f00_0000_0000).is_some());
         // What is left would not be the guest's memory.

@@ -11,7 +11,17 @@ impl LoopDevice {
     /// `None` where loop devices cannot be made.
     #[must_use]
     pub fn attach(file: &Path) -> Option<Self> {
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        Self::with_options(file, &[])
+    }
+
+    /// The same with logical blocks of another size, in bytes.
+    #[must_use]
+    pub fn with_blocks(file: &Path, bytes: u32) -> Option<Self> {
+        Self::with_options(file, &["--sector-size", &bytes.to_string()])
+    }
+
+    fn with_options(file: &Path, options: &[&str]) -> Option<Self> {
+        let out = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output().ok()?;
         out.status.success().then(|| Self(String::from_utf8_lossy(&out.stdout).trim().into()))
     }
 

@@ -56,7 +56,7 @@ EXAMPLES
     Attach(IodAttachArgs),
     /// Serve a disk or port no longer: remove its table from the configuration file, and reload
     #[command(after_help = "\
-Remove it from its guest first (QEMU's device_del): vhost-user has no message for a device that goes, only
+Remove it from its guest first (QEMU's device_del, then chardev-remove): vhost-user has no message for a device that goes, only
 the end of the connection, after which a guest's requests wait for ever and its link is down. So one with a guest is
 refused without --force.
 
@@ -80,7 +80,7 @@ EXAMPLES
 EXAMPLES
   rtvirtio iod trace --for 10s
   rtvirtio iod trace --slower-than 2ms                    until Ctrl-C
-  rtvirtio iod trace --dropped                            frames that are not passed on, and why
+  rtvirtio iod trace --dropped                            frames not passed on and requests refused, and why
   rtvirtio iod trace --for 10s --json | jq -s 'map(select(.vm == \"batch\") | .wait_ns) | max'
 
 One listener at a time. With --json one object a line. What came faster than this program reads is counted at the end.")]
@@ -167,7 +167,7 @@ pub struct IodTraceArgs {
     /// Only requests and frames that took longer
     #[arg(long, value_name = "TIME")]
     pub slower_than: Option<Nanos>,
-    /// Only frames that were not passed on
+    /// Only frames that were not passed on, and requests that were refused
     #[arg(long)]
     pub dropped: bool,
 }

@@ -149,7 +149,11 @@ fn other_sizes(control: &Path, config: &Path) -> Result<Vec<String>> {
         let room = match end {
             Ok(end) => end.saturating_sub(disk.offset.0) / SECTOR * SECTOR,
             Err(e) => {
-                notes.push(format!("disk \"{}\": its size is not known: {}: {e}", disk.name, disk.path.display()));
+                notes.push(format!(
+                    "disk \"{}\": its size is not known: {}: {e}",
+                    disk.name,
+                    disk.path.display()
+                ));
                 continue;
             }
         };

@@ -72,10 +72,10 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
     anyhow::bail!("{}: the I/O domain ended, or was not read for too long", control.display())
 }
 
-/// Whether an event is a frame that was not passed on.
+/// Whether an event is a frame that was not passed on, or a request that was refused.
 fn is_dropped(text: &[u8]) -> serde_json::Result<bool> {
     let event: Value = serde_json::from_slice(text)?;
-    Ok(event["fate"].as_str().is_some_and(|fate| fate != "passed"))
+    Ok(event["refused"].is_string() || event["fate"].as_str().is_some_and(|fate| fate != "passed"))
 }
 
 /// Required fields of every line.
