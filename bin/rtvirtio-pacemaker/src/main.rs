@@ -49,10 +49,10 @@ fn run_publish(args: &PublishArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
         return Ok(ExitCode::SUCCESS);
     }
     need_root("publish")?;
-    let node = args.node.clone().map_or_else(|| Crm.node_name(), Ok)?;
+    let node = args.node.clone().map_or_else(|| Crm::new(ui).node_name(), Ok)?;
     let mut once = || -> anyhow::Result<()> {
         let answer = survey(&contracts, &dirs, &watch.look(&contracts, &dirs))?;
-        publish(Crm, &node, &answer)?;
+        publish(Crm::new(ui), &node, &answer)?;
         show(ui, &answer, || answer_text(&answer))
     };
     let Some(every) = args.every else {
@@ -100,7 +100,7 @@ struct Constraints {
 
 fn run_constraints(args: &ConstraintsArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let contracts = load(&args.file.file)?;
-    let published = published(Crm, &contracts)?;
+    let published = published(Crm::new(ui), &contracts)?;
     for of in &contracts {
         anyhow::ensure!(
             published.iter().any(|p| p.resource == of.resource),
@@ -111,7 +111,7 @@ fn run_constraints(args: &ConstraintsArgs, ui: &Ui) -> anyhow::Result<ExitCode> 
     let demands = demands(&contracts, &published);
     if args.apply {
         need_root("constraints --apply")?;
-        write_constraints(Crm, &contracts, &demands)?;
+        write_constraints(Crm::new(ui), &contracts, &demands)?;
     }
     let all = Constraints {
         demands,
@@ -133,7 +133,7 @@ fn run_constraints(args: &ConstraintsArgs, ui: &Ui) -> anyhow::Result<ExitCode> 
 
 fn run_show(args: &FileArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let contracts = load(&args.file)?;
-    let all = published(Crm, &contracts)?;
+    let all = published(Crm::new(ui), &contracts)?;
     show(ui, &all, || table(&all))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -100,10 +100,26 @@ fn hooks_end_with_0_whatever_happens() {
             hook(rig, "proxmox/rtvirtio-hook.sh", &["100", event]);
         }
     };
+    // Also where what it inherits is closed.
+    let closed = |rig: &Rig| {
+        for file in ["libvirt/rtvirtio", "proxmox/rtvirtio-hook.sh"] {
+            let script = format!(
+                "exec sh '{}' plc \"$0\" begin - <&- >&- 2>&-",
+                project().join("packaging").join(file).display()
+            );
+            for event in ["prepare", "started", "reconnect", "post-start"] {
+                let mut hook = Command::new("sh");
+                hook.args(["-c", &script, event]).env("RTVIRTIO_RUN_DIR", rig.site.run_dir());
+                assert!(hook.status().unwrap().success(), "{file} {event}");
+            }
+        }
+    };
+    closed(&rig);
     // Without a service, with one, and with a socket that nothing serves any more.
     all(&rig);
     rig.start(&[]);
     all(&rig);
+    closed(&rig);
     rig.kill();
     assert!(rig.socket().exists());
     all(&rig);

@@ -317,8 +317,8 @@ mod tests {
         }
         // A file of another VM, as far as can be seen.
         let (desired, specs) = files("name = \"plc\"\npid = 7\n");
-        of.take(vec![plc.clone(), hist]);
-        let all = of.joined(desired.clone(), &specs);
+        of.take(vec![plc, hist]);
+        let all = of.joined(desired, &specs);
         assert_eq!((names(&all), all.held.as_slice()), (vec!["hist"], &["plc".to_owned()][..]));
         assert!(all.faults.len() == 2 && all.faults[0].why.contains("name it there by `domain`"), "{all:?}");
         // And one that is held for a mistake: its VM is not the domain's to take.

@@ -78,6 +78,29 @@ fn what_has_no_host_says_why_and_what_is_in_force_counts() {
     assert!(matches!(answer.broken.as_slice(), [(h, Refused::Cpu { .. })] if h == "h"), "{answer:?}");
 }
 
+/// What each VM asks for is printed by its name: of two, one would get what the other asks for.
+#[test]
+fn two_contracts_of_one_name_are_refused() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "large.toml", &(DEVICE.to_owned() + &vm("plc", 45, 100, 60)));
+    write(dir.path(), "small.toml", &(DEVICE.to_owned() + &vm("plc", 1, 10, 60)));
+    write(dir.path(), "named.toml", &(DEVICE.to_owned() + &vm("plc-1", 1, 10, 60)));
+    write(dir.path(), "other.toml", &(DEVICE.to_owned() + &vm("hist", 1, 10, 60)));
+    let of = |entries: &[&str]| {
+        let entry = |e: &&str| format!("[[contracts]]\nspec = {e}\n");
+        let host = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"large.toml\"\n".to_owned();
+        fleet(dir.path(), &(host + &entries.iter().map(entry).collect::<String>()))
+    };
+    // One in force somewhere, and others of one kind, are no two.
+    of(&["\"large.toml\"\ncount = 3", "\"other.toml\""]).unwrap();
+    for (second, name) in
+        [("\"small.toml\"", "plc"), ("\"small.toml\"\ncount = 2", "plc"), ("\"named.toml\"", "plc-1")]
+    {
+        let e = of(&["\"large.toml\"\ncount = 2", second]).unwrap_err().to_string();
+        assert!(e.contains(&format!("two contracts of a VM {name}:")), "{e}");
+    }
+}
+
 #[test]
 fn mistakes_name_the_key() {
     let dir = tempdir().unwrap();

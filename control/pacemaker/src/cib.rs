@@ -141,7 +141,7 @@ pub fn without_capacity(cib: &str) -> Result<Vec<String>, String> {
 /// # Errors
 /// Those of Pacemaker's tools, as for a VM that is no resource yet.
 pub fn write_constraints(
-    crm: Crm,
+    crm: Crm<'_>,
     contracts: &[ClusterContract],
     demands: &[Demand],
 ) -> Result<(), PacemakerError> {

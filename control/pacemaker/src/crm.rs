@@ -1,31 +1,89 @@
 //! Pacemaker's own tools.
 
-use std::process::{Command, Stdio};
+use std::io::{self, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use rtvirtio_workflow::Progress;
 
 use crate::PacemakerError;
 
-/// Pacemaker's command line tools on this node.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Crm;
+/// How long a tool may take: they wait for the cluster, 30 s by themselves.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Most bytes of what a tool prints. A CIB of a hundred nodes has some 5 MB.
+const LARGEST: u64 = 32 << 20;
+/// Between two looks whether the work is to stop.
+const NAP: Duration = Duration::from_millis(20);
 
-impl Crm {
+/// Pacemaker's command line tools on this node.
+#[derive(Clone, Copy)]
+pub struct Crm<'p> {
+    progress: &'p dyn Progress,
+}
+
+/// Ends a tool that is no longer waited for, and reaps it.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !matches!(self.0.try_wait(), Ok(Some(_))) {
+            // It may have ended in between.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
+
+impl<'p> Crm<'p> {
+    /// Tools that end when the work is to stop.
+    pub fn new(progress: &'p dyn Progress) -> Self {
+        Self { progress }
+    }
+
     /// Runs a tool and returns what it printed.
     ///
     /// # Errors
-    /// [`PacemakerError::NoTool`], [`PacemakerError::Tool`].
+    /// [`PacemakerError::NoTool`], [`PacemakerError::Tool`], [`PacemakerError::Slow`],
+    /// [`PacemakerError::TooMuch`]; when the work is to stop.
     pub fn run(self, program: &str, args: &[&str]) -> Result<String, PacemakerError> {
-        let out = Command::new(program)
-            .args(args)
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|source| PacemakerError::NoTool { program: program.to_owned(), source })?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-        if out.status.success() {
-            return Ok(text(&out.stdout));
+        self.run_within(program, args, PATIENCE)
+    }
+
+    fn run_within(self, program: &str, args: &[&str], patience: Duration) -> Result<String, PacemakerError> {
+        let no_tool = |source| PacemakerError::NoTool { program: program.to_owned(), source };
+        let mut tool = Command::new(program);
+        tool.args(args).env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = Running(tool.spawn().map_err(no_tool)?);
+        let (out, err) = (read(child.0.stdout.take()), read(child.0.stderr.take()));
+        let end = Instant::now() + patience;
+        let wait = |from: &Receiver<io::Result<Vec<u8>>>| loop {
+            match from.recv_timeout(NAP) {
+                Ok(bytes) => {
+                    let bytes = bytes.map_err(no_tool)?;
+                    if bytes.len() as u64 > LARGEST {
+                        return Err(PacemakerError::TooMuch {
+                            command: command(program, args),
+                            most: LARGEST,
+                        });
+                    }
+                    return Ok(clean(&bytes));
+                }
+                Err(RecvTimeoutError::Timeout) if Instant::now() < end => self.progress.check_cancelled()?,
+                Err(_) => {
+                    let waited = patience.as_secs();
+                    return Err(PacemakerError::Slow { command: command(program, args), waited });
+                }
+            }
+        };
+        let out = wait(&out)?;
+        let err = wait(&err)?;
+        // Both ends are closed, so that it is ending.
+        let status = child.0.wait().map_err(no_tool)?;
+        if status.success() {
+            return Ok(out);
         }
-        let said = [text(&out.stderr), text(&out.stdout)].into_iter().find(|t| !t.is_empty());
-        let message = said.unwrap_or_else(|| out.status.to_string());
+        let message = [err, out].into_iter().find(|t| !t.is_empty()).unwrap_or_else(|| status.to_string());
         Err(PacemakerError::Tool { command: command(program, args), message })
     }
 
@@ -90,6 +148,81 @@ impl Crm {
     }
 }
 
+/// Reads to the end, or one byte more than is taken.
+fn read(from: Option<impl Read + Send + 'static>) -> Receiver<io::Result<Vec<u8>>> {
+    let (to, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let done = from.map_or(Ok(0), |from| from.take(LARGEST + 1).read_to_end(&mut bytes));
+        // The receiver is gone when the tool is no longer waited for.
+        let _ = to.send(done.map(|_| bytes));
+    });
+    receiver
+}
+
+/// Text of a tool, without what a terminal would obey.
+fn clean(bytes: &[u8]) -> String {
+    let is_text = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
+    String::from_utf8_lossy(bytes).trim().chars().map(|c| if is_text(c) { c } else { ' ' }).collect()
+}
+
 fn command(program: &str, args: &[&str]) -> String {
     std::iter::once(program).chain(args.iter().copied()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rtvirtio_workflow::{Bar, Kind};
+
+    use super::*;
+
+    struct NoBar;
+
+    impl Bar for NoBar {
+        fn set(&mut self, _: u64) {}
+
+        fn set_message(&mut self, _: &str) {}
+    }
+
+    #[derive(Default)]
+    struct Quiet(AtomicBool);
+
+    impl Progress for Quiet {
+        fn step(&self, _: &str) {}
+
+        fn warn(&self, _: &str) {}
+
+        fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
+            Box::new(NoBar)
+        }
+
+        fn cancel_flag(&self) -> &AtomicBool {
+            &self.0
+        }
+    }
+
+    fn tool(script: &str, progress: &Quiet, patience: Duration) -> Result<String, PacemakerError> {
+        Crm::new(progress).run_within("sh", &["-c", script], patience)
+    }
+
+    #[test]
+    fn a_tool_is_waited_for_and_read_within_limits() {
+        let quiet = Quiet::default();
+        assert_eq!(tool("echo a; echo b", &quiet, PATIENCE).unwrap(), "a\nb");
+        // It hangs, also where a child of it holds its output open.
+        for hangs in ["exec sleep 600", "sleep 5 & exit 0"] {
+            let slow = tool(hangs, &quiet, Duration::from_millis(100)).unwrap_err();
+            assert!(matches!(slow, PacemakerError::Slow { .. }), "{slow}");
+        }
+        let endless = tool("exec cat /dev/zero", &quiet, PATIENCE).unwrap_err();
+        assert!(matches!(endless, PacemakerError::TooMuch { .. }), "{endless}");
+        let said = tool("printf '\\033[2Jno\\n' >&2; exit 1", &quiet, PATIENCE).unwrap_err().to_string();
+        assert!(said.contains("[2Jno") && !said.contains('\u{1b}'), "{said:?}");
+        // What is to stop does not wait for it.
+        quiet.0.store(true, Ordering::Relaxed);
+        let stopped = tool("exec sleep 600", &quiet, Duration::from_secs(600)).unwrap_err();
+        assert!(matches!(&stopped, PacemakerError::Step(e) if e.kind() == Kind::Cancelled), "{stopped}");
+    }
 }

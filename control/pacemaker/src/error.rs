@@ -24,6 +24,22 @@ pub enum PacemakerError {
         /// What it said.
         message: String,
     },
+    /// A tool of Pacemaker's does not end.
+    #[error("{command} did not end within {waited} s: does the cluster answer (`crm_mon -1`)?")]
+    Slow {
+        /// The command line.
+        command: String,
+        /// For so long it was waited for.
+        waited: u64,
+    },
+    /// A tool of Pacemaker's prints without end.
+    #[error("{command} printed more than {most} bytes: is it Pacemaker's (`command -v`)?")]
+    TooMuch {
+        /// The command line.
+        command: String,
+        /// So many are read.
+        most: u64,
+    },
     /// What a tool printed is of another form.
     #[error("{command} printed what is not understood: {text}")]
     Output {

@@ -42,13 +42,12 @@ pub struct Published {
 ///
 /// # Errors
 /// Those of Pacemaker's tools.
-pub fn publish(crm: Crm, node: &str, answer: &NodeAnswer) -> Result<(), PacemakerError> {
+pub fn publish(crm: Crm<'_>, node: &str, answer: &NodeAnswer) -> Result<(), PacemakerError> {
     for name in &answer.resources {
         crm.set_capacity(node, name, rtvirtio_capacity::WHOLE.0)?;
     }
     for of in &answer.contracts {
-        let parts: Vec<String> = of.takes.iter().map(|(name, p)| format!("{name}={p}")).collect();
-        crm.set_attribute(node, &takes(&of.resource), &parts.join(" "))?;
+        crm.set_attribute(node, &takes(&of.resource), &takes_text(&of.takes))?;
         let reason = of.refused.as_deref().unwrap_or("-");
         crm.set_attribute(node, &why(&of.resource), &plain(reason))?;
         let is_vetoed = of.refused.is_some() && !of.in_force;
@@ -56,6 +55,12 @@ pub fn publish(crm: Crm, node: &str, answer: &NodeAnswer) -> Result<(), Pacemake
         crm.set_attribute(node, &veto(&of.resource), if is_vetoed { "1" } else { "0" })?;
     }
     Ok(())
+}
+
+/// Whole numbers: Pacemaker reads a fraction as 0, and says nothing.
+fn takes_text(takes: &BTreeMap<String, u32>) -> String {
+    let parts: Vec<String> = takes.iter().map(|(name, p)| format!("{name}={p}")).collect();
+    parts.join(" ")
 }
 
 /// A value that the tools print on one line between quotation marks.
@@ -70,7 +75,7 @@ fn plain(reason: &str) -> String {
 ///
 /// # Errors
 /// Those of Pacemaker's tools.
-pub fn published(crm: Crm, contracts: &[ClusterContract]) -> Result<Vec<Published>, PacemakerError> {
+pub fn published(crm: Crm<'_>, contracts: &[ClusterContract]) -> Result<Vec<Published>, PacemakerError> {
     let mut all = Vec::new();
     for of in contracts {
         let by_node = |name: String| -> Result<BTreeMap<String, String>, PacemakerError> {
@@ -100,6 +105,23 @@ fn parse_takes(resource: &str, text: &str) -> Result<BTreeMap<String, u32>, Pace
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Pacemaker reads 0.9 as 0 and 1e3 as 1, and no tool complains.
+    #[test]
+    fn only_whole_numbers_leave() {
+        for n in [0, 1, 999, 1_000, 1_000_000, u32::MAX] {
+            let takes = BTreeMap::from([("rtvirtio-cpu".to_owned(), n)]);
+            let text = takes_text(&takes);
+            let (_, value) = text.split_once('=').unwrap();
+            assert!(value.chars().all(|c| c.is_ascii_digit()), "{text}");
+            assert_eq!(parse_takes("plc", &text).unwrap(), takes);
+        }
+        // What a node has, as it is written by `set_capacity`.
+        assert!(rtvirtio_capacity::WHOLE.0.to_string().chars().all(|c| c.is_ascii_digit()));
+        for fraction in ["0.9", "1e3", "-1"] {
+            assert!(parse_takes("plc", &format!("rtvirtio-cpu={fraction}")).is_err(), "{fraction}");
+        }
+    }
 
     #[test]
     fn what_a_contract_takes_is_read_whole_or_not_at_all() {

@@ -75,6 +75,8 @@ impl Http {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
+            // The environment's proxy would read the token: none is used that is not configured.
+            .proxy(None)
             .timeout_global(Some(TIMEOUT))
             .user_agent(concat!("rtvirtio/", env!("CARGO_PKG_VERSION")))
             .tls_config(tls)

@@ -222,10 +222,14 @@ impl Publisher {
             }
             let now: Generation = answer.json(&what)?;
             // A new inventory is taken whatever the generation: allocations may have changed.
-            if now.resource_provider_generation != generation + 1 {
+            let next = generation.checked_add(1).ok_or_else(|| PlacementError::Answer {
+                what: what.clone(),
+                why: format!("the provider's generation {generation} has none after it"),
+            })?;
+            if now.resource_provider_generation != next {
                 return Ok(Attempt::Conflict);
             }
-            generation += 1;
+            generation = next;
         }
         Ok(Attempt::Done(changes))
     }

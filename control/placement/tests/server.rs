@@ -207,6 +207,42 @@ fn each_failure_names_its_remedy() {
     assert!(matches!(fails(again, ""), PlacementError::Conflict { tries: 5 }));
 }
 
+/// A number of the server's that has no next one is its mistake, not the end of the publisher.
+#[test]
+fn a_generation_without_a_next_one_is_an_error() {
+    let dir = tempdir().unwrap();
+    let last = |reply: Reply| (reply.0, reply.1, reply.2.replace("4242", &u64::MAX.to_string()));
+    let (port, _seen) = serve(vec![
+        providers(),
+        last(inventories(4242, Some(7))),
+        last(allocations(4242, "")),
+        (201, "", String::new()),
+        (200, "", "{\"resource_provider_generation\": 0}".to_owned()),
+    ]);
+    let e = publisher(port, "", dir.path()).round(&wanted(264), false).unwrap_err();
+    assert!(matches!(&e, PlacementError::Answer { why, .. } if why.contains("generation")), "{e}");
+}
+
+/// The environment of a service names proxies of other programs: one would read the token.
+#[test]
+fn no_proxy_of_the_environment_is_used() {
+    const CHILD: &str = "RTVIRTIO_TEST_BEHIND_A_PROXY";
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "no_proxy_of_the_environment_is_used"]).env(CHILD, "1");
+        for name in ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"] {
+            // Nothing listens on port 1.
+            child.env(name, "http://127.0.0.1:1");
+        }
+        let out = child.env_remove("NO_PROXY").env_remove("no_proxy").output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let (port, _seen) = serve(vec![providers(), inventories(3, Some(264)), allocations(3, "")]);
+    publisher(port, "token = \"admin\"\n", dir.path()).round(&wanted(264), false).unwrap();
+}
+
 #[test]
 fn mistakes_of_the_configuration_are_named() {
     let with = |more: &str| {

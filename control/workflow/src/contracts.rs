@@ -1,5 +1,6 @@
 //! The spec's CPU contracts and demands as writes on this host.
 
+mod shared_cpus;
 #[cfg(test)]
 mod tests;
 mod writes;

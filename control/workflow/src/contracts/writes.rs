@@ -10,7 +10,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Thread, VmHandle};
 
-use super::{Admitted, Contracted, DemandChoice, VmCpu};
+use super::{Admitted, Contracted, DemandChoice, VmCpu, shared_cpus};
 use crate::error::{Context as _, Result};
 use crate::find::HostVm;
 use crate::progress::Progress;
@@ -102,6 +102,7 @@ fn hold(
     let ask = Ask { vm: &one.vm, threads, contract, order, level, used };
     let mut settings = settings(root, probe, one.backend, &ask)?;
     settings.notes.extend(one.notes);
+    settings.notes.extend(shared_cpus::note(threads, one.backend));
     if let Some(range) = &one.urgency {
         with_levels(root, &one.vm, threads, one.backend, range, &mut settings.writes)?;
     }

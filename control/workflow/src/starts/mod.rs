@@ -36,6 +36,9 @@ const LONGEST_WAIT: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_secs(1);
 /// Before a change that has failed is tried again.
 const AGAIN: Nanos = Nanos::from_millis(1000);
+/// Shortest time between two raises of one VM: a guest that says starts and ends in turn switches
+/// no weights all the time.
+const BETWEEN_RAISES: Nanos = Nanos::from_millis(250);
 /// Shortest time between two reads of the ports, so that a guest that says words without end
 /// costs little.
 const SHORTEST_WAIT: Duration = Duration::from_millis(2);
@@ -112,10 +115,28 @@ struct Followed {
     raised: bool,
     /// When to try it again, where it has failed.
     again: Option<Nanos>,
+    pace: Pace,
     /// Whether it was last reported as raised.
     shown: bool,
     /// Why its port, what recognises starts, or its weight failed, as last reported.
     reported: BTreeMap<Subject, String>,
+}
+
+/// From when on a VM may be raised again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Pace(Nanos);
+
+impl Pace {
+    /// Whether it is to be raised now; once it is, not again for a while.
+    fn is_raised(&mut self, wanted: bool, raised: bool, now: Nanos) -> bool {
+        if wanted && !raised {
+            if now < self.0 {
+                return false;
+            }
+            *self = Self(Nanos(now.0.saturating_add(BETWEEN_RAISES.0)));
+        }
+        wanted
+    }
 }
 
 /// What a warning is about.
@@ -164,6 +185,7 @@ pub fn follow_starts(
             watch,
             raised: false,
             again: None,
+            pace: Pace::default(),
             shown: false,
             reported: BTreeMap::new(),
         })
@@ -242,6 +264,7 @@ fn step(
     report: &mut dyn FnMut(StartEvent) -> Result<()>,
 ) -> Result<Change> {
     let wanted = vm.favour.is_favoured(now);
+    let wanted = vm.pace.is_raised(wanted, vm.raised, now);
     if wanted == vm.raised && vm.again.is_none_or(|again| now < again) {
         return Ok(Change::Done);
     }
@@ -279,5 +302,28 @@ fn wait(all: &[Followed], now: Nanos, longest: Duration) -> Result<()> {
     match poll(&mut fds, Some(&time)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_and_ends_in_turn_switch_no_weight_all_the_time() {
+        let (mut pace, mut raised, mut raises) = (Pace::default(), false, 0);
+        // 100 starts and ends in a second, as often as words are read.
+        for i in 0..700 {
+            let now = Nanos(i * 10_000_000);
+            let next = pace.is_raised(i % 2 == 0, raised, now);
+            raises += u32::from(next && !raised);
+            raised = next;
+        }
+        assert!((2..=28).contains(&raises), "{raises} raises in 7 s");
+        // One that lasts is not taken back, and the first one comes at once.
+        let mut pace = Pace::default();
+        assert!(pace.is_raised(true, false, Nanos(0)) && pace.is_raised(true, true, Nanos(1)));
+        assert!(!pace.is_raised(false, true, Nanos(2)) && !pace.is_raised(true, false, Nanos(3)));
+        assert!(pace.is_raised(true, false, BETWEEN_RAISES));
     }
 }
