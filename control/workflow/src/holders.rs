@@ -143,7 +143,8 @@ pub fn refuse(vms: &[StartedVm], own: &Holder, dirs: &Dirs) -> Result<()> {
     held.extend(started::started(&dirs.state)?.into_iter().map(|vm| (Holder::Apply, vm)));
     for (resource, path) in journals(dirs)? {
         let of = started::started(&path)?.into_iter().map(|vm| (Holder::Resource(resource.clone()), vm));
-        held.extend(of);
+        // Nothing is in force for a start that has ended: its agent takes the rest away.
+        held.extend(of.filter(|(_, vm)| !vm.has_ended()));
     }
     for vm in vms {
         let lives = |process: &&ProcessId| process.is_alive();

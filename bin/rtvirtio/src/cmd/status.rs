@@ -55,7 +55,14 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     let mut kept = scopes::vms(&global.dirs())?;
     kept.extend(held::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
-    let of_resources = holders::resources(&global.dirs())?;
+    // One that cannot be read hides nothing of the rest either.
+    let (of_resources, is_seen) = match holders::resources(&global.dirs()) {
+        Ok(all) => (all, true),
+        Err(e) => {
+            ui.warn(&format!("what Pacemaker's agents hold is not known: {e:#}"));
+            (Vec::new(), false)
+        }
+    };
     let elsewhere = acting::elsewhere(&global.dirs())?;
     value["schema"] = STATUS_SCHEMA.into();
     if !elsewhere.is_empty() {
@@ -147,6 +154,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         && elsewhere.is_empty()
         && domain.is_none_or(|d| d.runs())
         && unknown.is_none()
+        && is_seen
         && of_resources.iter().all(|of| Count::of(&of.status).is_whole(&of.status) && !of.has_ended())
         && service.as_ref().map_or(kept.is_empty(), Snapshot::is_whole);
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
