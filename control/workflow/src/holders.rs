@@ -189,7 +189,7 @@ mod tests {
             processes: processes.iter().map(|p| (*p).clone()).collect(),
         };
         let (service, agent) = (Holder::Service("plc".into()), Holder::Resource("rtvm".into()));
-        let all = [Holder::Apply, service.clone(), agent.clone()];
+        let all = [Holder::Apply, service.clone(), agent];
         for own in &all {
             refuse(&[vm("plc", &[&this])], own, &dirs).unwrap();
         }
