@@ -127,8 +127,8 @@ pub(crate) fn judge(
     }
 }
 
-/// Of neighbouring requests QEMU, the guest or the kernel may make one, so that bytes count as well;
-/// where the page cache reads ahead, requests alone.
+/// Of neighbouring requests QEMU, the guest or the kernel may make one, so that bytes count as
+/// well; where the page cache reads ahead, requests alone.
 fn reached(measured: Reads, past: Option<Reads>, is_cached: bool, is_alone: bool) -> Reached {
     let Some(past) = past else { return Reached::Unknown };
     let by_requests = past.requests / measured.requests;

@@ -142,8 +142,8 @@ fn has_target(vm: &Vm) -> bool {
 }
 
 /// Most requests per second that each VM gets through all limits, those of its own configuration
-/// left out, and the one that is the least: of a limit that several share, what the others' declared
-/// rates leave it, and at least an equal part.
+/// left out, and the one that is the least: of a limit that several share, what the others'
+/// declared rates leave it, and at least an equal part.
 pub(super) fn ceilings<'l>(limits: &'l [Limited], spec: &[&Vm]) -> Vec<Option<(f64, &'l Limited)>> {
     let one = |vm: usize| {
         let here = limits.iter().filter(|l| !l.of_plan && l.vms.contains(&vm));

@@ -149,6 +149,7 @@ fn a_ceiling_above_a_vm_is_counted() {
         path: vec![CgroupNode { path: path.to_owned(), weight: 100 }],
         ceiling,
         ceiling_by: "raise `iops-read` of drive d0".to_owned(),
+        ..Placement::default()
     };
     let mut options = PlanOptions::new(start(&s));
     options.placements = Placements::new(vec![at("/a", Some(Iops(30.0))), at("/b", None)]);
