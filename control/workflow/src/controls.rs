@@ -206,16 +206,15 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
         list.push(Control { kind: ControlKind::Assumed, vm: None, text: text.to_owned() });
     }
     let ceilings = ceilings(&limited, &spec);
-    let place = |(((vm, own_cgroup), path), ceiling): (((&Placed<'_>, bool), _), Option<(f64, &Limited)>)| {
-        Placement {
+    let all =
+        vms.iter().zip(own).zip(paths).zip(ceilings).map(|(((vm, own_cgroup), path), ceiling)| Placement {
             own_cgroup,
             writes_escape: vm.writes_escape(),
             path,
             ceiling: ceiling.map(|(most, _)| Iops(most)),
             ceiling_by: ceiling.map(|(_, by)| by.remedy.clone()).unwrap_or_default(),
-        }
-    };
-    let placements = Placements::new(vms.iter().zip(own).zip(paths).zip(ceilings).map(place).collect());
+        });
+    let placements = Placements::new(all.collect());
     list.extend(incomparable(vms, &placements));
     Ok(Controls { list, placements })
 }

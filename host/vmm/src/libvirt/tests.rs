@@ -342,3 +342,14 @@ fn a_daemon_that_is_not_there_is_an_error_with_libvirts_words() {
     let error = virsh.call(&["--version"], Access::Read, 2, LOOK_UP_TIMEOUT).unwrap_err();
     assert!(matches!(error, VmmError::TooLarge { limit: 2, .. }), "{error}");
 }
+
+#[test]
+fn what_qemu_holds_is_read_from_blkdeviotune() {
+    let text = "total_bytes_sec: 0\nread_bytes_sec : 0\ntotal_iops_sec : 77\nread_iops_sec  : 0\ntotal_iops_sec_max: 200\n\
+                total_iops_sec_max_length: 5\nsize_iops_sec  : 0\ngroup_name     : drive-virtio-disk0\n";
+    let (limits, group) = super::domain::tuned(text);
+    assert_eq!(limits.to_string(), "iops-total=77 iops-total-max=200 iops-total-max-length=5");
+    assert_eq!(group.as_deref(), Some("drive-virtio-disk0"));
+    let (none, group) = super::domain::tuned("total_iops_sec : 0\ngroup_name     : \n");
+    assert!(none.is_none() && group.is_none());
+}
