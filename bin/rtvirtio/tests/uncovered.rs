@@ -135,7 +135,7 @@ fn a_disk_that_came_while_limits_are_in_force_is_named() {
         disks.sort();
         disks.into_iter().map(|disk| ("elsewhere".to_owned(), disk)).collect()
     };
-    assert_eq!((code, uncovered(&status)), (0, expected.clone()), "{status:#}");
+    assert_eq!((code, uncovered(&status)), (0, expected), "{status:#}");
     let shown = text(&site.output(&["status"]).stdout);
     assert!(shown.contains(&format!("lies on {}, for which nothing is set", host.name(1))), "{shown}");
     assert!(shown.contains(&format!("lies on {}, for which nothing is set", host.name(2))), "{shown}");
