@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 use rtvirtio_placement::PlacementConfig;
 use rtvirtio_planner::replan::{Policy, Timing};
 use rtvirtio_units::Nanos;
@@ -143,7 +144,7 @@ impl Config {
     /// # Errors
     /// [`DaemonError::Config`] with the mistake.
     pub fn load(path: &Path) -> Result<Self, DaemonError> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match rtvirtio_kernel::trusted::read_config_text(path, CONFIG_LIMIT) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(source) => return Err(DaemonError::Io { action: "read", path: path.to_owned(), source }),

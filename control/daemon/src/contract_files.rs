@@ -1,9 +1,10 @@
 //! Writing contracts: one VM of a spec becomes a file of its own, or the metadata of its domain.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::trusted::{CONFIG_LIMIT, read_config_text};
 use rtvirtio_spec::{HostHandle, HostSpec, Reach, SpecErrors, Vm};
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::libvirt::{Daemon, DomainContract, set_contract};
@@ -191,7 +192,7 @@ pub fn set_in_metadata(daemon: impl Fn(&str) -> Box<dyn Daemon>, vm: &str, spec:
 
 /// A VM of a spec, and the text of the spec without the others.
 fn part(vm: &str, spec: &Path) -> Result<(Vm, String)> {
-    let text = fs::read_to_string(spec).map_err(failed("read", spec))?;
+    let text = read_config_text(spec, CONFIG_LIMIT).map_err(failed("read", spec))?;
     let parsed = HostSpec::load(spec)?;
     if parsed.lab_kind().is_some() {
         return Err(ContractFileError::Lab { file: spec.to_owned(), vm: vm.to_owned() });
@@ -247,7 +248,7 @@ fn remove_at(path: &Path, vm: &str) -> Result<()> {
     if devices.is_empty() {
         return fs::remove_file(path).map_err(failed("remove", path));
     }
-    let text = fs::read_to_string(path).map_err(failed("read", path))?;
+    let text = read_config_text(path, CONFIG_LIMIT).map_err(failed("read", path))?;
     write(path, &cut(path, &text, |name| name != vm, &devices)?)
 }
 
@@ -289,17 +290,8 @@ fn cut(path: &Path, text: &str, keep: impl Fn(&str) -> bool, devices: &[Option<S
 
 /// Whole or not at all, and there after a power failure.
 fn write(path: &Path, text: &str) -> Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    // Hidden, so that it is never taken for a contract.
-    let name = format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy());
-    let new = dir.join(name);
-    let written = fs::File::create(&new).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
-    written.map_err(failed("write", &new))?;
-    fs::rename(&new, path).map_err(failed("write", path))?;
-    fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+    // Its temporary file is hidden, so that it is never taken for a contract.
+    rtvirtio_kernel::atomic_write(path, text.as_bytes()).map_err(failed("write", path))
 }
 
 #[cfg(test)]

@@ -472,6 +472,23 @@ mod tests {
         assert_ne!(files.changed().unwrap().plant.unwrap().id, both.id);
     }
 
+    /// A look that opened it would wait for a writer, and all contracts with it.
+    #[test]
+    fn a_fifo_concerns_only_itself() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        fs::write(dir.path().join("a.toml"), spec("plc", "")).unwrap();
+        let fifo = dir.path().join("x.toml");
+        let named = dir.path().join("named");
+        for fifo in [&fifo, &named] {
+            assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
+        }
+        let mut files = ContractFiles::new(dir.path(), vec![named]);
+        let desired = files.changed().unwrap();
+        assert_eq!(desired.contracts.iter().map(|c| c.vm.name.as_str()).collect::<Vec<_>>(), ["plc"]);
+        assert_eq!(desired.faults.len(), 2, "{:?}", desired.faults);
+        assert!(desired.faults.iter().all(|fault| fault.why.contains("FIFO")));
+    }
+
     #[test]
     fn the_most_critical_is_admitted_first_and_what_is_in_force_before_what_is_new() {
         let all = ["low", "high", "medium", "medium"].iter().enumerate().map(|(i, word)| {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::flock;
+use rtvirtio_kernel::{flock, trusted};
 use rtvirtio_workflow::{Dirs, write_state};
 use tokio::sync::{broadcast, oneshot, watch};
 
@@ -448,8 +448,7 @@ fn take_lock(run: &Path) -> Result<File, DaemonError> {
     };
     fs::create_dir_all(run).map_err(io("create", run))?;
     let path = run.join(LOCK);
-    let file =
-        File::options().create(true).truncate(false).write(true).open(&path).map_err(io("open", &path))?;
+    let file = trusted::lock_file(&path).map_err(io("open", &path))?;
     match flock::lock(&file) {
         Ok(true) => Ok(file),
         Ok(false) => Err(DaemonError::Runs { path }),
@@ -458,8 +457,11 @@ fn take_lock(run: &Path) -> Result<File, DaemonError> {
 }
 
 /// Whether a service runs on this run directory.
+///
+/// # Errors
+/// When that is unknown.
 pub(crate) fn runs(run: &Path) -> rtvirtio_workflow::Result<bool> {
-    match File::open(run.join(LOCK)) {
+    match trusted::open_lock(run.join(LOCK)) {
         Ok(file) => Ok(flock::is_held(&file)?),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(e.into()),
@@ -468,7 +470,7 @@ pub(crate) fn runs(run: &Path) -> rtvirtio_workflow::Result<bool> {
 
 /// Contracts that were accepted before. A file that is damaged accepts none.
 fn accepted(state: &Path) -> BTreeSet<String> {
-    let text = fs::read(state.join(ACCEPTED_FILE)).unwrap_or_default();
+    let text = trusted::read_config(state.join(ACCEPTED_FILE), trusted::CONFIG_LIMIT).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
 

@@ -19,7 +19,7 @@ pub use assess::{Assessment, Buy, ContractRow, FLEET_SCHEMA, FitsOn, HostRow, Lo
 pub use cluster::{Cluster, Search};
 pub use file::{ContractsEntry, FleetError, FleetFile, HostEntry, LinkEntry, Share};
 pub use kubernetes::{Kubernetes, Operation};
-pub use load::{Fleet, FleetContract, FleetHost, load};
+pub use load::{Fleet, FleetContract, FleetHost, load, load_named};
 pub use openstack::{Inventory, OpenStack, resources};
 pub use proxmox::{HaNode, HaRule, NoRule, Proxmox, ProxmoxError, ProxmoxVersion, Without};
 pub use rtvirtio_capacity::Permille;

@@ -1,10 +1,11 @@
 //! A fleet read from its files.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::io;
 use std::path::Path;
 
 use rtvirtio_capacity::{Contract, Node, OnDisk};
+use rtvirtio_kernel::trusted::{CONFIG_LIMIT, read_config_text, read_named_text};
 use rtvirtio_spec::{Criticality, HostHandle, HostSpec, Reach, Vm};
 
 use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
@@ -59,14 +60,25 @@ struct Meta {
     proxmox: Option<u32>,
 }
 
-/// Reads a fleet file and what it names.
+/// Reads a fleet file and what it names: regular files, or links to some.
 ///
 /// # Errors
 /// The first that cannot be read.
 pub fn load(path: &Path) -> Result<Fleet, FleetError> {
-    let text = read(path)?;
+    parse(path, &read_config_text(path, CONFIG_LIMIT).map_err(unread(path))?)
+}
+
+/// The same of what the user of a command names, which may be a pipe such as `/dev/stdin`.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_named(path: &Path) -> Result<Fleet, FleetError> {
+    parse(path, &read_named_text(path, CONFIG_LIMIT).map_err(unread(path))?)
+}
+
+fn parse(path: &Path, text: &str) -> Result<Fleet, FleetError> {
     let form = |message: String| FleetError::Form { path: path.to_owned(), message };
-    let file: FleetFile = toml::from_str(&text).map_err(|e| form(e.to_string().trim_end().to_owned()))?;
+    let file: FleetFile = toml::from_str(text).map_err(|e| form(e.to_string().trim_end().to_owned()))?;
     let dir = path.parent().unwrap_or(Path::new(""));
     let mut fleet = Fleet {
         classes: Vec::new(),
@@ -221,8 +233,8 @@ impl Fleet {
     }
 }
 
-fn read(path: &Path) -> Result<String, FleetError> {
-    fs::read_to_string(path).map_err(|source| FleetError::Read { path: path.to_owned(), source })
+fn unread(path: &Path) -> impl FnOnce(io::Error) -> FleetError + '_ {
+    |source| FleetError::Read { path: path.to_owned(), source }
 }
 
 /// The contract of each VM of a spec, with what else the spec says of it.

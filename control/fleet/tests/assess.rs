@@ -24,6 +24,35 @@ fn fleet(dir: &Path, text: &str) -> Result<Fleet, FleetError> {
     load(&dir.join("fleet.toml"))
 }
 
+/// Each of them would let whoever reads the fleet wait, or read without end.
+#[test]
+fn a_fleet_names_regular_files() {
+    let dir = tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    write(dir.path(), "a.toml", &(DEVICE.to_owned() + &vm("a", 45, 100, 60)));
+    let host = |key: &str| format!("[[host]]\nname = \"h\"\n{key}\n[[contracts]]\nspec = \"a.toml\"\n");
+    for key in [
+        "twin = \"fifo\"",
+        "twin = \"/dev/zero\"",
+        "profile = \"fifo\"",
+        "profile = \"/dev/zero\"",
+        "spec = \"fifo\"",
+    ] {
+        assert!(fleet(dir.path(), &host(key)).is_err(), "{key}");
+    }
+    let text = host("twin = \"qlc-nvme\"");
+    assert!(fleet(dir.path(), &text.replace("a.toml", "fifo")).is_err());
+    assert!(fleet(dir.path(), &text).is_ok());
+    assert!(matches!(load(&fifo), Err(FleetError::Read { .. })));
+    // What the user of a command names may be a pipe.
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| rtvirtio_fleet::load_named(&fifo));
+        fs::write(&fifo, &text).unwrap();
+        assert!(reading.join().unwrap().is_ok());
+    });
+}
+
 const DEVICE: &str = "[device]\ntwin = \"qlc-nvme\"\n";
 
 #[test]

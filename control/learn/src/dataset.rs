@@ -6,10 +6,11 @@
 //! which is dropped when the file is resumed.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::trusted;
 use rtvirtio_measure::fio::IoClass;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::run::TaskMeasurement;
@@ -274,13 +275,13 @@ impl Dataset {
     pub fn header(path: &Path) -> Result<Header, DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
         let mut first = String::new();
-        BufReader::new(File::open(path).map_err(io)?).read_line(&mut first).map_err(io)?;
+        BufReader::new(trusted::open_config(path).map_err(io)?).read_line(&mut first).map_err(io)?;
         header_of(path, &first)
     }
 
     fn read(path: &Path, forgive_last: bool) -> Result<Self, DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
-        let file = BufReader::new(File::open(path).map_err(io)?);
+        let file = BufReader::new(trusted::open_config(path).map_err(io)?);
         let lines = file.lines().collect::<Result<Vec<String>, _>>().map_err(io)?;
         let bad = |line: usize, reason: String| DatasetError::Line { path: path.to_owned(), line, reason };
         let header = header_of(path, lines.first().map_or("", String::as_str))?;
@@ -428,7 +429,7 @@ impl Recorder {
             points = old.points;
             cut_last_line(path, points.len() + old.moves.len() + 1).map_err(io)?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(io)?;
+        let file = trusted::append_named(path).map_err(io)?;
         let mut recorder = Self { path: path.to_owned(), file };
         if !begun {
             recorder.line(header)?;
@@ -463,16 +464,16 @@ impl Recorder {
 
 /// Keeps the first `lines` lines of a file.
 fn cut_last_line(path: &Path, lines: usize) -> io::Result<()> {
-    let text = std::fs::read(path)?;
+    let text = trusted::read_config(path, u64::MAX)?;
     let mut end = 0;
     for _ in 0..lines {
         end += text[end..].iter().position(|b| *b == b'\n').map_or(text.len() - end, |i| i + 1);
     }
-    let file = OpenOptions::new().write(true).open(path)?;
+    let file = trusted::append_named(path)?;
     file.set_len(end as u64)?;
     // A complete last row whose line end is missing.
     if end > 0 && text[end - 1] != b'\n' {
-        OpenOptions::new().append(true).open(path)?.write_all(b"\n")?;
+        trusted::append_named(path)?.write_all(b"\n")?;
     }
     Ok(())
 }

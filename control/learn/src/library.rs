@@ -232,7 +232,7 @@ fn read_if_there<T: DeserializeOwned>(path: &Path, schema: &str) -> Result<Optio
     if length > MAX_FILE_BYTES {
         return Err(bad(format!("it is larger than {} MiB", MAX_FILE_BYTES >> 20)));
     }
-    let bytes = std::fs::read(path).map_err(io)?;
+    let bytes = rtvirtio_kernel::trusted::read_config(path, MAX_FILE_BYTES).map_err(io)?;
     let value: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|e| bad(format!("it is not JSON: {e}")))?;
     // The version first: a file of another version would only say that some field is unknown.

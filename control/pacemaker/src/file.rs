@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::trusted::{CONFIG_LIMIT, read_config_text};
 use rtvirtio_spec::{HostSpec, is_name_char};
 use serde::Deserialize;
 
@@ -50,7 +51,7 @@ pub struct ClusterContract {
 /// The first that cannot be read.
 pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
     let bad = |message: String| PacemakerError::File { path: path.to_owned(), message };
-    let text = std::fs::read_to_string(path).map_err(|e| bad(format!("it cannot be read: {e}")))?;
+    let text = read_config_text(path, CONFIG_LIMIT).map_err(|e| bad(format!("it cannot be read: {e}")))?;
     let file: ClusterFile = toml::from_str(&text).map_err(|e| bad(e.to_string().trim_end().to_owned()))?;
     let dir = path.parent().unwrap_or(Path::new(""));
     let dir = std::path::absolute(dir).map_err(|e| bad(e.to_string()))?;

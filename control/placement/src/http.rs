@@ -1,6 +1,5 @@
 //! Requests with JSON, and their answers.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +9,8 @@ use serde_json::Value;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
 use crate::error::PlacementError;
+
+use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 
 /// A service that does not answer holds up nothing but the publication.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -117,7 +118,8 @@ impl Http {
 
 /// A file's content.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, PlacementError> {
-    fs::read(path).map_err(|source| PlacementError::Read { path: path.to_owned(), source })
+    rtvirtio_kernel::trusted::read_config(path, CONFIG_LIMIT)
+        .map_err(|source| PlacementError::Read { path: path.to_owned(), source })
 }
 
 /// A file's content as one word.

@@ -20,7 +20,7 @@ use crate::covered::{self, CoveredVm};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
-use crate::find::{self, HostVm, load_host};
+use crate::find::{self, HostVm};
 use crate::guests::GuestAgents;
 use crate::holders::{self, Holder};
 use crate::in_force;
@@ -61,7 +61,7 @@ pub fn load(source: &Path, spec: Option<&Path>) -> Result<(HostSpec, Option<Host
             }
         },
     };
-    let host = load_host(&path)?;
+    let host = crate::named::named_host(&path)?;
     saved.as_ref().map_or(Ok(()), |plan| plan.check_devices(&host))?;
     Ok((host, saved))
 }

@@ -12,6 +12,7 @@ use rtvirtio_cpu::{
     Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange, admit,
     attr, choose, find_all, group_name, interference_us, levels, probe, room_load, tick,
 };
+use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_spec::{CpuNeed, Priorities, Urgency, Vm};
 use rtvirtio_units::{Nanos, Ratio};
@@ -99,10 +100,11 @@ pub(crate) fn save(all: &[VmCpu], state_dir: &Path) -> Result<()> {
 /// The contracts in force.
 pub fn in_force(state_dir: &Path) -> Result<Vec<InForce>> {
     let path = state_dir.join(IN_FORCE_FILE);
-    let text =
-        std::fs::read_to_string(&path).map_err(|e| Error::from_source(Kind::NotInForce, e)).with_context(
-            || format!("no CPU contract is in force ({}): `rtvirtio apply` first", path.display()),
-        )?;
+    let text = read_config_text(&path, DATA_LIMIT)
+        .map_err(|e| Error::from_source(Kind::NotInForce, e))
+        .with_context(|| {
+            format!("no CPU contract is in force ({}): `rtvirtio apply` first", path.display())
+        })?;
     serde_json::from_str(&text)
         .map_err(|e| Error::from_source(Kind::File, e))
         .with_context(|| format!("{} is damaged: revert, and apply again", path.display()))

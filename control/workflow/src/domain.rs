@@ -15,6 +15,7 @@ use rtvirtio_apply::{Session, StateDir};
 use rtvirtio_domain_config::File;
 use rtvirtio_engine::doubts;
 use rtvirtio_kernel::process::Process;
+use rtvirtio_kernel::trusted::{CONFIG_LIMIT, read_config_text};
 use rtvirtio_kernel::{BlockDevice, Root};
 use serde::Serialize;
 use serde_json::Value;
@@ -39,7 +40,7 @@ fn absolute(path: &Path) -> PathBuf {
 /// several devices too.
 #[must_use]
 pub fn is_config(path: &Path) -> bool {
-    let Ok(text) = std::fs::read_to_string(path) else { return false };
+    let Ok(text) = read_config_text(path, CONFIG_LIMIT) else { return false };
     let has = |title: &str| text.lines().any(|line| line.trim_start().starts_with(title));
     // Ports are those of a domain: a spec's network has none.
     (has("[[device]]") || has("[[network.port]]")) && !has("[[vm]]")
@@ -58,7 +59,7 @@ pub struct Config {
 /// # Errors
 /// [`Kind::File`](crate::Kind::File) for mistakes, and for paths that are not absolute.
 pub fn load(path: &Path) -> Result<Config> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = read_config_text(path, CONFIG_LIMIT).with_context(|| path.display().to_string())?;
     let file = File::parse(path, &text)?;
     let paths = file.devices.iter().flat_map(|d| &d.disks).flat_map(|d| [&d.socket, &d.path]);
     let ports = file.networks.iter().flat_map(|n| &n.ports).map(|p| &p.socket);

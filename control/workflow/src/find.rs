@@ -34,12 +34,12 @@ pub fn load_host(path: &Path) -> Result<HostSpec> {
     Ok(HostSpec::load(path)?)
 }
 
-/// Reads a spec file of one device.
+/// Reads a spec file of one device, which the user of a command names.
 ///
 /// # Errors
 /// As [`load_host`], and for a file of several devices.
 pub fn load_spec(path: &Path) -> Result<Spec> {
-    Ok(rtvirtio_spec::load(path)?)
+    Ok(crate::named::named_host(path)?.into_single()?)
 }
 
 /// A VM on this host. Its processes are looked up at their first use, so that a step which needs
@@ -383,7 +383,7 @@ impl HostVm {
 pub fn find(target: Option<&str>, only: Option<&str>, dirs: &Dirs) -> Result<Vec<HostVm>> {
     let vms = match target {
         Some(text) if text.parse::<u32>().is_ok() => vec![HostVm::of_pid(text.parse()?)],
-        Some(path) => of_host(load_host(Path::new(path))?.vms(), dirs)?,
+        Some(path) => of_host(crate::named::named_host(Path::new(path))?.vms(), dirs)?,
         None => of_lab(dirs)?,
     };
     let Some(only) = only else { return Ok(vms) };

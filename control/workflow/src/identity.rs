@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::{Profile, fingerprint};
 use rtvirtio_spec::Device;
@@ -25,7 +26,8 @@ pub(crate) fn of_block(root: &Root, device: &BlockDevice) -> Result<Option<Strin
 pub(crate) fn of_device(device: &Device) -> Result<Option<String>> {
     match device {
         Device::Twin { profile, .. } if profile.contains('/') => {
-            let declared = std::fs::read(profile).with_context(|| format!("cannot read {profile}"))?;
+            let declared = rtvirtio_kernel::trusted::read_config(profile, CONFIG_LIMIT)
+                .with_context(|| format!("cannot read {profile}"))?;
             Ok(Some(format!("the declaration {}", fingerprint(&declared))))
         }
         Device::Twin { .. } => Ok(None),

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use rtvirtio_apply::{JOURNAL_FILE, Session, StateDir};
+use rtvirtio_kernel::trusted::DATA_LIMIT;
 
 use crate::contracts::IN_FORCE_FILE;
 use crate::covered::COVERED_FILE;
@@ -89,7 +90,11 @@ pub fn applied_by(dirs: &Dirs) -> Result<Option<u32>> {
 /// # Errors
 /// [`Kind::File`](crate::Kind::File) when it is not a plan of this form.
 pub fn load_plan(path: &Path) -> Result<HostPlan> {
-    HostPlan::parse(path, &std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?)
+    HostPlan::parse(
+        path,
+        &rtvirtio_kernel::trusted::read_named(path, DATA_LIMIT)
+            .with_context(|| format!("cannot read {}", path.display()))?,
+    )
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::ProcessId;
+use rtvirtio_kernel::trusted::DATA_LIMIT;
 use rtvirtio_measure::fio::Region;
 use rtvirtio_spec::Spec;
 use serde::{Deserialize, Serialize};
@@ -86,7 +87,7 @@ impl Inventory {
     /// [`Kind::NotRunning`] when there are none; [`Kind::File`] when the list is another one's.
     pub fn load(run_dir: &Path) -> Result<Self> {
         let path = run_dir.join(FILE);
-        let text = match std::fs::read(&path) {
+        let text = match rtvirtio_kernel::trusted::read_config(&path, DATA_LIMIT) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 bail!(NotRunning, "no lab is up: make one with `rtvirtio-lab up SPEC`")
             }

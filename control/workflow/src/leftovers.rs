@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_apply::{JOURNAL_FILE, Machine, NoGuests};
 use rtvirtio_kernel::leftovers::{self, KnownBy, OurGroup};
 use rtvirtio_kernel::mounts::mounts;
+use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 use rtvirtio_kernel::{Finding, HostError, Root, cgroup};
 
 use crate::acting::{self, Acting, Journal};
@@ -229,7 +230,7 @@ fn dead_parts(root: &Root, list: &Inventory) -> Vec<String> {
 
 /// The process that made a lab: its cgroup is named after it.
 fn maker(run_dir: &Path) -> Option<u32> {
-    let text = std::fs::read_to_string(run_dir.join(LAB_FILE)).ok()?;
+    let text = rtvirtio_kernel::trusted::read_config_text(run_dir.join(LAB_FILE), CONFIG_LIMIT).ok()?;
     let state: serde_json::Value = serde_json::from_str(&text).ok()?;
     state["cgroups"][0].as_str()?.rsplit_once('-')?.1.parse().ok()
 }

@@ -35,6 +35,7 @@ pub mod kept;
 pub mod leftovers;
 mod managed;
 pub mod model_choice;
+pub mod named;
 pub mod neighbours;
 pub mod networks;
 pub mod plan;

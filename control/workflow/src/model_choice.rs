@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rtvirtio_kernel::trusted::DATA_LIMIT;
 use rtvirtio_model::{Config, HostModel, ModelKind, Profile};
 use rtvirtio_planner::PlanOptions;
 use rtvirtio_spec::Spec;
@@ -126,6 +127,7 @@ pub fn read_if(path: Option<&Path>) -> Result<Option<Arc<HostModel>>> {
 
 /// A model file, checked.
 pub fn read(path: &Path) -> Result<HostModel> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = rtvirtio_kernel::trusted::read_named_text(path, DATA_LIMIT)
+        .with_context(|| format!("cannot read {}", path.display()))?;
     HostModel::from_json(&text).with_context(|| path.display().to_string())
 }

@@ -2,7 +2,6 @@
 
 mod text;
 
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_planner::neighbours::{
@@ -141,11 +140,8 @@ fn asked(text: &str) -> Result<AskedService> {
 /// When it cannot be read or used.
 pub fn load_curve(path: &Path) -> Result<VictimCurve> {
     let name = path.display();
-    let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text))
+    let text = rtvirtio_kernel::trusted::read_named_text(path, MOST_BYTES)
         .with_context(|| format!("cannot read {name}"))?;
-    ensure!(text.len() as u64 <= MOST_BYTES, File, "{name} is larger than {} MiB", MOST_BYTES >> 20);
     let curve: VictimCurve = match serde_json::from_str(&text) {
         Ok(curve) => curve,
         Err(e) => bail!(File, "{name} is no curve: {e}"),

@@ -8,6 +8,7 @@ use rtvirtio_apply::{
     Amended, Applied, ApplyError, JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Silent, Status, Write,
 };
 use rtvirtio_cpu::Probe;
+use rtvirtio_kernel::trusted::DATA_LIMIT;
 use rtvirtio_kernel::{ProcessId, Root};
 use serde::{Deserialize, Serialize};
 
@@ -98,7 +99,8 @@ pub fn in_force(dirs: &Dirs, vm: &str) -> Result<Option<VmInForce>> {
         return Ok(None);
     }
     let path = dir.join(IN_FORCE_FILE);
-    let text = std::fs::read(&path).with_context(|| path.display().to_string())?;
+    let text = rtvirtio_kernel::trusted::read_config(&path, DATA_LIMIT)
+        .with_context(|| path.display().to_string())?;
     let found = serde_json::from_slice(&text)
         .map_err(|e| Error::from_source(Kind::File, e))
         .with_context(|| format!("{} is damaged: it is put back, and applied again", path.display()))?;

@@ -104,10 +104,12 @@ pub(crate) fn lies_on(number: u64, disk: &str, depth: usize) -> bool {
 fn below(dir: &Path, whole: &Path) -> BTreeSet<u64> {
     let slaves = fs::read_dir(dir.join("slaves")).into_iter().flatten().flatten();
     let of_slave = |path: PathBuf| {
+        // kernel file
         let text = fs::read_to_string(path.join("dev")).ok()?;
         let (major, minor) = text.trim().split_once(':')?;
         Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
     };
+    // kernel file
     let file = fs::read_to_string(whole.join("loop/backing_file")).ok();
     let of_file = file.and_then(|file| number(&fs::metadata(file.trim_end()).ok()?));
     slaves.filter_map(|slave| of_slave(slave.path())).chain(of_file).collect()

@@ -14,6 +14,7 @@ mod device;
 mod disk;
 mod error;
 mod field;
+mod file;
 mod host;
 mod libvirt;
 mod limits;
@@ -34,8 +35,6 @@ mod types;
 mod urgency;
 mod vm;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use toml::de::DeTable;
@@ -85,7 +84,7 @@ pub fn parse(file_name: &str, text: &str) -> Result<Spec, SpecErrors> {
 }
 
 impl HostSpec {
-    /// Reads and validates the spec file at `path`.
+    /// Reads and validates the spec file at `path`, a regular file or a link to one.
     ///
     /// # Errors
     ///
@@ -94,15 +93,11 @@ impl HostSpec {
     pub fn load(path: impl AsRef<Path>) -> Result<Self, SpecErrors> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let mut bytes = Vec::new();
-        // One byte more than allowed separates "just fits" from "too large" without reading an
-        // endless pipe.
-        let limit = MAX_FILE_BYTES as u64 + 1;
-        let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
-        if let Err(e) = read {
-            return Err(SpecErrors::unreadable(&name, &e));
+        // One byte more than allowed separates "just fits" from "too large".
+        match file::read(path, MAX_FILE_BYTES as u64 + 1) {
+            Ok(bytes) => Self::parse_bytes(&name, &bytes),
+            Err(e) => Err(SpecErrors::unreadable(&name, &e)),
         }
-        Self::parse_bytes(&name, &bytes)
     }
 
     /// Validates the bytes of a spec file, which need not be text. `file_name` as in

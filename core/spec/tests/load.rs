@@ -25,7 +25,29 @@ fn a_directory_is_no_spec() {
 #[test]
 fn an_endless_file_is_not_read_to_its_end() {
     let text = load("/dev/zero").unwrap_err().to_string();
+    assert!(text.contains("no regular file"), "{text}");
+    // A size of 0 that is not true.
+    let text = load("/proc/kallsyms").unwrap_err().to_string();
     assert!(text.contains("larger than 1 MiB"), "{text}");
+}
+
+/// A service that opened it would wait for a writer, for ever.
+#[test]
+fn a_fifo_is_not_waited_for() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (fifo, link) = (dir.path().join("x.toml"), dir.path().join("link.toml"));
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    std::os::unix::fs::symlink(&fifo, &link).unwrap();
+    for path in [&fifo, &link] {
+        let text = load(path).unwrap_err().to_string();
+        assert!(text.contains("FIFO") && text.contains("regular file"), "{text}");
+    }
+    // A link to a file is followed.
+    let file = dir.path().join("file.toml");
+    std::fs::write(&file, include_str!("../../../examples/fig7.toml")).unwrap();
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert_eq!(load(&link).unwrap().vms.len(), 3);
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! A twin's profile: the declared service-time model, read from TOML.
 
+use std::fs::OpenOptions;
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -114,6 +117,26 @@ pub enum ProfileError {
     },
 }
 
+/// Largest profile, in bytes; a built-in one has less than 4 KiB.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The text of a regular file: a FIFO would let the caller wait, and a device has no end.
+fn read(path: &Path) -> io::Result<String> {
+    let no = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    let regular = "it is no regular file";
+    if !std::fs::metadata(path)?.is_file() {
+        return no(regular);
+    }
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    // The name may be another file's by now.
+    if !file.metadata()?.is_file() {
+        return no(regular);
+    }
+    let mut text = String::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES { no("it has more than 1 MiB") } else { Ok(text) }
+}
+
 impl TwinProfile {
     /// A built-in profile by name, or one from a TOML file.
     ///
@@ -123,7 +146,7 @@ impl TwinProfile {
         if let Some((_, text)) = BUILT_IN.iter().find(|(n, _)| *n == name) {
             return Self::parse(name, text);
         }
-        let text = std::fs::read_to_string(Path::new(name)).map_err(|source| ProfileError::Unknown {
+        let text = read(Path::new(name)).map_err(|source| ProfileError::Unknown {
             name: name.to_owned(),
             known: Self::built_in_names().join(", "),
             source,
@@ -215,6 +238,13 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
+        for endless in ["/dev/zero", "/proc/kallsyms"] {
+            let e = TwinProfile::load(endless).unwrap_err();
+            assert!(
+                matches!(&e, ProfileError::Unknown { source, .. } if source.kind() == io::ErrorKind::InvalidInput),
+                "{e}"
+            );
+        }
         let e = TwinProfile::load("qlc").unwrap_err().to_string();
         assert!(e.contains("qlc-nvme") && e.contains("no such file"), "{e}");
         let bad = "description='x'\nchannels=0\nread={base='1us',per_byte_ns=1.0}\nwrite={base='1us',per_byte_ns=1.0}";

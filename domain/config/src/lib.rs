@@ -14,6 +14,8 @@ mod schema;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use rtvirtio_kernel::trusted::CONFIG_LIMIT;
+
 pub use error::FileError;
 pub use network::{FrameCap, Network, Port, RateConfig, UplinkKind};
 pub use network_sched::{OFFLOADED_FRAME, TURN};
@@ -31,7 +33,7 @@ impl File {
     /// # Errors
     /// [`FileError`].
     pub fn load(path: &Path) -> Result<Self, FileError> {
-        let text = std::fs::read_to_string(path)
+        let text = rtvirtio_kernel::trusted::read_config_text(path, CONFIG_LIMIT)
             .map_err(|source| FileError::Read { path: path.to_owned(), source })?;
         Self::parse(path, &text)
     }

@@ -94,6 +94,7 @@ impl Backing {
         let path = &config.path;
         let io = |what| move |source: io::Error| BackingError::Io { path: path.clone(), what, source };
         let flags = if config.direct { libc::O_DIRECT } else { 0 };
+        // disk
         let file = OpenOptions::new()
             .read(true)
             .write(!config.read_only)
@@ -210,6 +211,7 @@ fn can_discard(file: &File, meta: &std::fs::Metadata) -> bool {
         let dir = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
         // A partition uses its parent's queue.
         return ["queue", "../queue"].iter().any(|q| {
+            // kernel file
             std::fs::read_to_string(dir.join(q).join("discard_max_bytes"))
                 .is_ok_and(|s| s.trim().parse::<u64>().is_ok_and(|v| v > 0))
         });

@@ -85,6 +85,7 @@ impl DiskLock {
         }
         let exclusive = is_block && !wanted.shared;
         let flags = if exclusive { libc::O_EXCL } else { 0 };
+        // disk
         let file = match OpenOptions::new().read(true).custom_flags(flags | libc::O_CLOEXEC).open(path) {
             Err(e) if exclusive && e.raw_os_error() == Some(libc::EBUSY) => return Ok(Err(Busy::Exclusive)),
             other => other.map_err(io("cannot open"))?,
@@ -116,7 +117,9 @@ impl DiskLock {
     /// Opens without locks, to check the disks of a running domain.
     pub(crate) fn open_unlocked(path: &Path) -> Result<Self, BackingError> {
         let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
-        let file = File::open(path).map_err(io("cannot open"))?;
+        // disk
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = opened.map_err(io("cannot open"))?;
         let identity = identity(&file.metadata().map_err(io("cannot look at it"))?);
         Ok(Self { path: path.to_owned(), file, held: None, identity })
     }

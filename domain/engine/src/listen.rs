@@ -131,6 +131,7 @@ fn lock_directory(path: &Path) -> Option<File> {
     let dir = parent_dir(path);
     // Any user with access to the directory can hold its lock, so a process waits for it only once.
     static HELD: AtomicBool = AtomicBool::new(false);
+    // own file
     let dir = File::open(dir).ok()?;
     let tries = if HELD.load(Ordering::Relaxed) { 1 } else { 200 };
     for _ in 0..tries {

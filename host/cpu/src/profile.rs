@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
@@ -107,7 +108,7 @@ impl CpuProfile {
     /// # Errors
     /// [`ProfileError`] when it cannot be read, is of another version or says the impossible.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
-        let text = std::fs::read_to_string(path)
+        let text = rtvirtio_kernel::trusted::read_config_text(path, CONFIG_LIMIT)
             .map_err(|source| ProfileError::Read { path: path.to_owned(), source })?;
         let bad = |why: String| ProfileError::Form { path: path.to_owned(), why };
         let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;

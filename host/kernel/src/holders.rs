@@ -326,6 +326,7 @@ fn open_exclusively(path: &Path) -> Result<Result<File, Holder>, ClaimError> {
     // Without O_CREAT, O_EXCL claims a block device: a mount or another claim is refused (open(2)).
     let flags = if meta.file_type().is_block_device() { libc::O_EXCL } else { 0 };
     // For reading: closing a block device that was open for writing makes udev probe it.
+    // disk
     match OpenOptions::new().read(true).custom_flags(flags | libc::O_NONBLOCK).open(path) {
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
             Ok(Err(Holder::Exclusive { device: path.display().to_string() }))

@@ -7,8 +7,9 @@
 //! | function | links | what is accepted |
 //! |---|---|---|
 //! | [`read_config`], [`open_config`] | followed: administrators link files | a regular file, bounded; never waits |
-//! | [`read_named`] | followed | what the user of a command names: also a pipe or a terminal; a signal ends the wait |
-//! | [`lock_file`], [`open_lock`], [`read_own`] | refused | a regular file with one name, of this user or root |
+//! | [`read_named`] | followed | what the user of a command names, a pipe or terminal too; signals end the wait |
+//! | [`lock_file`], [`open_lock`], [`read_own`], [`append_own`] | refused | a regular file with one name, of this user or root |
+//! | [`append_named`] | followed | a regular file that the user of a command names |
 //! | [`process`] | no path at all | what a process itself has mapped to write |
 
 use std::fs::{File, OpenOptions};
@@ -105,6 +106,12 @@ pub fn read_config_text(path: impl AsRef<Path>, limit: u64) -> io::Result<String
     text(read_config(path, limit)?)
 }
 
+/// Whether a path leads to a pipe or a character device.
+#[must_use]
+pub fn is_stream(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo() || meta.file_type().is_char_device())
+}
+
 /// The content of what the user of a command names: a file, and a pipe such as `/dev/stdin` or
 /// `<(...)` too, of at most `limit` bytes. A signal ends the wait for a pipe.
 ///
@@ -113,8 +120,7 @@ pub fn read_config_text(path: impl AsRef<Path>, limit: u64) -> io::Result<String
 /// signal, or as the system calls report.
 pub fn read_named(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     let path = path.as_ref();
-    let kind = std::fs::metadata(path)?.file_type();
-    if !kind.is_fifo() && !kind.is_char_device() {
+    if !is_stream(path) {
         return read_config(path, limit);
     }
     let mut file =
@@ -122,8 +128,8 @@ pub fn read_named(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut part = [0; 16 << 10];
     loop {
-        // Before the first byte a FIFO without a writer reads as empty; poll(2) waits for one. It is
-        // not restarted after a signal.
+        // Before the first byte a FIFO without a writer reads as empty; poll(2) waits for one, and
+        // is not restarted after a signal.
         poll(&mut [PollFd::new(&file, PollFlags::IN)], None)?;
         match file.read(&mut part) {
             Ok(0) => return Ok(bytes),
@@ -143,6 +149,21 @@ pub fn read_named(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
 /// As [`read_named`]; kind `InvalidData` for what is not UTF-8.
 pub fn read_named_text(path: impl AsRef<Path>, limit: u64) -> io::Result<String> {
     text(read_named(path, limit)?)
+}
+
+/// Opens a regular file to append to it, and makes it where there is none. Links are followed, and
+/// a FIFO does not hold the caller.
+///
+/// # Errors
+/// As [`open_config`].
+pub fn append_named(path: impl AsRef<Path>) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    regular(&file.metadata()?)?;
+    Ok(file)
 }
 
 /// The content of a file that only this user or root writes, as one in a run directory that others

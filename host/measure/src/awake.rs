@@ -34,6 +34,7 @@ impl Awake {
             let what = "the kernel has no cpuidle driver, so it cannot be asked to poll";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
+        // kernel file
         let mut file = OpenOptions::new().write(true).open(FILE)?;
         file.write_all(&0i32.to_ne_bytes())?;
         Ok(Self { _held: file })

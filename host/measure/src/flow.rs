@@ -10,7 +10,6 @@
 //! that misses it may do so in the other direction only. Frames that this host itself sent late
 //! show nothing about the network: where a target is missed by those alone, it is unproven.
 
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
@@ -213,7 +212,7 @@ fn run_one(
 fn open(load: &FlowLoad) -> Result<UdpSocket, (String, io::Error)> {
     if let Some(path) = &load.peer.namespace {
         let named = |e: io::Error| (path.display().to_string(), e);
-        let namespace = File::open(path).map_err(named)?;
+        let namespace = rtvirtio_kernel::trusted::open_config(path).map_err(named)?;
         // Only this thread moves, and it ends with the run.
         let kind = Some(rustix::thread::LinkNameSpaceType::Network);
         rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).map_err(|e| named(e.into()))?;

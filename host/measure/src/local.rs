@@ -147,6 +147,7 @@ impl Running {
         // one request runs outside.
         let procs = cgroups
             .iter()
+            // kernel file
             .map(|p| OpenOptions::new().write(true).open(p).map_err(io_error("open", p)))
             .collect::<Result<Vec<_>, _>>()?;
         let parent = std::process::id();
@@ -249,6 +250,7 @@ fn wait(
 
 fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, MeasureError> {
     let mut bytes = Vec::new();
+    // own file
     let file = File::open(path).map_err(io_error("open", path))?;
     file.take(limit + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
     if bytes.len() as u64 > limit {
@@ -258,6 +260,7 @@ fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, MeasureError> {
 }
 
 fn tail(path: &Path, limit: u64) -> Result<String, MeasureError> {
+    // own file
     let mut file = File::open(path).map_err(io_error("open", path))?;
     let size = file.metadata().map_err(io_error("stat", path))?.len();
     file.seek(SeekFrom::Start(size.saturating_sub(limit))).map_err(io_error("seek", path))?;
@@ -269,6 +272,7 @@ fn tail(path: &Path, limit: u64) -> Result<String, MeasureError> {
 /// What fio wrote in front of its JSON, for an error message: best effort.
 fn first_lines(path: &Path) -> String {
     let mut bytes = Vec::new();
+    // own file
     if let Ok(file) = File::open(path) {
         let _ = file.take(2_048).read_to_end(&mut bytes);
     }

@@ -98,10 +98,12 @@ impl Counters {
         let at = |file: &str| -> PathBuf { disk.join(file) };
         // Without this file (it is a whole disk's) the counters say by themselves whether they can
         // be read.
+        // kernel file
         if std::fs::read_to_string(at("queue/iostats")).is_ok_and(|on| on.trim() == "0") {
             return None;
         }
         let counters =
+            // kernel file
             Self { stat: File::open(at("stat")).ok()?, inflight: File::open(at("inflight")).ok()? };
         counters.read().ok()?;
         Some(counters)

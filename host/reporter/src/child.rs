@@ -64,6 +64,7 @@ fn is_ignored(signal: c_int) -> io::Result<bool> {
 /// Whether this process is in the foreground of its terminal, which sends `SIGINT` and `SIGQUIT` to
 /// the command as well.
 fn is_in_foreground() -> bool {
+    // kernel file
     let terminal = File::open("/dev/tty");
     terminal.is_ok_and(|tty| rustix::termios::tcgetpgrp(tty).is_ok_and(|group| group == getpgrp()))
 }

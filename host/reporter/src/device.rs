@@ -41,6 +41,7 @@ impl Device {
     fn find_in(devices: &Path) -> Result<Self, ReporterError> {
         let mut paths = Vec::new();
         for entry in fs::read_dir(devices).map_err(ReporterError::io("list", devices))?.flatten() {
+            // kernel file
             let word = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
             if [word("vendor").trim(), word("device").trim()] == ID {
                 paths.push(entry.path());
@@ -64,6 +65,7 @@ impl Device {
         let _ = fs::write(path.join("enable"), "1");
         let map = |name: &str, most: u64| -> Result<Mapping, ReporterError> {
             let path = path.join(name);
+            // kernel file
             let file = OpenOptions::new().read(true).write(true).open(&path);
             let file = file.map_err(ReporterError::io("open", &path))?;
             let bytes = file.metadata().map_err(ReporterError::io("look at", &path))?.len().min(most);

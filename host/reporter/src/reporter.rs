@@ -1,6 +1,6 @@
 //! A process that reports: at most one in a guest, with a sign of life.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,8 +76,7 @@ impl Reporter {
 }
 
 fn lock(path: &Path) -> Result<File, ReporterError> {
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-    let file = file.map_err(ReporterError::io("open", path))?;
+    let file = rtvirtio_kernel::trusted::lock_file(path).map_err(ReporterError::io("open", path))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(ReporterError::Taken { lock: path.to_owned() }),

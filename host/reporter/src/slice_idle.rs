@@ -6,7 +6,7 @@
 //! first of these says how long it is. The values from before are on record in `/run`, which lives
 //! as long as they do: the next start puts back what one that was killed has left.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -128,6 +128,7 @@ fn candidates(sys_block: &Path, to: u32) -> Result<Vec<Change>, ReporterError> {
 
 /// A value; `None` where the disk's scheduler has no such setting, or the disk is gone.
 fn read(path: &Path) -> Result<Option<u32>, ReporterError> {
+    // kernel file
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(e) if is_gone(&e) => return Ok(None),
@@ -147,8 +148,7 @@ fn exists(path: &Path) -> Result<bool, ReporterError> {
 }
 
 fn open(path: &Path) -> Result<File, ReporterError> {
-    let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-    opened.map_err(ReporterError::io("open", path))
+    rtvirtio_kernel::trusted::lock_file(path).map_err(ReporterError::io("open", path))
 }
 
 /// The file with its lock, which ends with it.
@@ -184,6 +184,7 @@ fn save(record: &Path, changes: &[Change]) -> Result<(), ReporterError> {
 }
 
 fn load(record: &Path) -> Result<Vec<Change>, ReporterError> {
+    // own file
     let text = match fs::read_to_string(record) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

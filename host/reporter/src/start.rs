@@ -119,6 +119,7 @@ pub fn start(
 /// The device of the port.
 fn find_port(ports: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(ports).ok()?;
+    // kernel file
     let is_ours = |dir: &PathBuf| fs::read_to_string(dir.join("name")).is_ok_and(|name| name.trim() == PORT);
     let dir = entries.flatten().map(|entry| entry.path()).find(is_ours)?;
     Some(Path::new("/dev").join(dir.file_name()?))
@@ -128,6 +129,7 @@ fn find_port(ports: &Path) -> Option<PathBuf> {
 fn say(port: &Path, word: Word) -> Result<(), String> {
     let mut attempt = 1;
     let mut file = loop {
+        // kernel file
         let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(port);
         match opened {
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy && attempt < ATTEMPTS => {
@@ -151,6 +153,7 @@ fn family(proc: &Path, of: u32) -> BTreeSet<u32> {
     };
     // The parent is the second field after the name, which stands in brackets and may hold any.
     let parent = |pid: u32| -> Option<u32> {
+        // kernel file
         let stat = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
         stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
     };

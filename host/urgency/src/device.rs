@@ -151,6 +151,7 @@ fn mapped(vm: &str, pid: u32, path: Option<&Path>, size: Option<u64>) -> Result<
     let size = file.metadata().map_err(|e| no(e.to_string()))?.len();
     // Not the page itself, which others may be able to open, and lock, too.
     let memory = format!("/proc/{pid}/mem");
+    // kernel file
     let lock = File::open(&memory).map_err(UrgencyError::io("open", memory))?;
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     Ok(Page { file, path: found.name.clone(), size, lock, doorbell: None })

@@ -129,6 +129,7 @@ impl KvmInterrupts {
         let lacks = |what: &str, e: &dyn std::fmt::Display| UrgencyError::Kvm { why: format!("{what}: {e}") };
         let read = |name: &str| {
             let path = format!("{TYPES}/{name}");
+            // kernel file
             fs::read(&path).map_err(|e| lacks(&format!("{path} (CONFIG_DEBUG_INFO_BTF)"), &e))
         };
         let kernel_bytes = read("vmlinux")?;
@@ -158,6 +159,7 @@ impl KvmInterrupts {
     /// The settings that are on here by which the processor delivers interrupts past KVM.
     #[must_use]
     pub fn unseen() -> Vec<&'static str> {
+        // kernel file
         let is_on = |path: &&str| fs::read_to_string(path).is_ok_and(|text| text.starts_with(['Y', '1']));
         UNSEEN.into_iter().filter(is_on).collect()
     }

@@ -45,6 +45,7 @@ impl VcpuThread {
     pub fn open(movable: Movable) -> Result<Option<Self>, UrgencyError> {
         let (pid, tid) = (movable.pid, movable.tid);
         let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"));
+        // kernel file
         let usage = match File::open(&path) {
             Ok(file) => file,
             Err(e) if rtvirtio_kernel::is_gone(&e) => return Ok(None),
@@ -69,6 +70,7 @@ impl VcpuThread {
     /// Also reads whether it sleeps.
     pub fn with_status(mut self) -> Result<Self, UrgencyError> {
         let path = PathBuf::from(format!("/proc/{}/task/{}/status", self.movable.pid, self.movable.tid));
+        // kernel file
         self.status = Some(File::open(&path).map_err(UrgencyError::io("open", path))?);
         Ok(self)
     }

@@ -50,6 +50,7 @@ pub enum KvmProbe {
 /// Only trouble of the probe itself (no QEMU, no room for its files). What KVM does wrong is in the
 /// result.
 pub fn probe_kvm(kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
+    // kernel file
     if let Err(e) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         let remedy = match e.kind() {
             io::ErrorKind::NotFound => "load kvm-intel or kvm-amd, or enable virtualisation in the firmware",
@@ -60,7 +61,7 @@ pub fn probe_kvm(kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
     }
     for (what, path) in [("kernel", kernel), ("initramfs", initrd)] {
         // A missing file must not be taken for a broken KVM.
-        fs::File::open(path)
+        rtvirtio_kernel::trusted::open_config(path)
             .map_err(|e| io::Error::new(e.kind(), format!("{what} {}: {e}", path.display())))?;
     }
     boot(QEMU, kernel, initrd)
@@ -140,6 +141,7 @@ fn last_lines(text: &str, n: usize) -> String {
 }
 
 fn read_lossy(path: &Path) -> String {
+    // own file
     fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
 }
 

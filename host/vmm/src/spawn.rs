@@ -98,6 +98,7 @@ fn spawn_on_keeper(mut command: Command) -> io::Result<Child> {
     let keeper = keeper.as_ref().ok_or_else(gone)?;
     // A child is in the namespace of its caller, whichever thread forks it.
     if keeper.namespace.is_some() && std::fs::read_link(NAMESPACE).ok() != keeper.namespace {
+        // kernel file
         let namespace = File::open(NAMESPACE)?;
         let enter = move || {
             let network = Some(rustix::thread::LinkNameSpaceType::Network);

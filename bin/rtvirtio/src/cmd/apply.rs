@@ -156,7 +156,7 @@ fn warn_of_systemd(resolved: &Resolved, ui: &Ui) -> anyhow::Result<()> {
 
 /// `apply --cpu-only`: the contracts alone; no plan is involved, so none is saved.
 fn cpu_only(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let host = rtvirtio_workflow::find::load_host(&args.source)?;
+    let host = rtvirtio_workflow::named::named_host(&args.source)?;
     if !args.dry_run {
         in_force::refuse(dirs)?;
     }
@@ -175,7 +175,7 @@ fn cpu_only(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> 
 /// `apply --traffic-only`: the limits alone; no plan is involved, so none is saved.
 fn traffic_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let dirs = &global.dirs();
-    let host = rtvirtio_workflow::find::load_host(&args.source)?;
+    let host = rtvirtio_workflow::named::named_host(&args.source)?;
     if !args.dry_run {
         in_force::refuse(dirs)?;
     }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rtvirtio_console::{Global, Ui, show, style};
+use rtvirtio_kernel::trusted::open_config;
 use rtvirtio_kernel::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
 use rtvirtio_vmm::{GuestAgent, KvmProbe, VmmError, probe_kvm};
@@ -110,7 +111,7 @@ fn own_kernel() -> Option<(PathBuf, PathBuf)> {
         PathBuf::from(format!("/boot/vmlinuz-{release}")),
         PathBuf::from(format!("/boot/initrd.img-{release}")),
     );
-    (std::fs::File::open(&files.0).is_ok() && std::fs::File::open(&files.1).is_ok()).then_some(files)
+    (open_config(&files.0).is_ok() && open_config(&files.1).is_ok()).then_some(files)
 }
 
 fn text(findings: &[Finding]) -> String {

@@ -9,7 +9,7 @@ use rtvirtio_console::{INFEASIBLE, Ui, show, style, write_file};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_text::shell_path;
 use rtvirtio_workflow::domain::{self, DomainStatus, process::LOG};
-use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::{Dirs, Progress};
 
 use self::connect::how_to_connect;
@@ -17,7 +17,7 @@ use crate::args::PlanArgs;
 
 /// `rtvirtio plan --domain`.
 pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let host = load_host(&args.model.spec)?;
+    let host = named_host(&args.model.spec)?;
     let spec = host.single()?.clone();
     let plan = domain::plan::make(&spec, args.model.profile.as_deref(), dirs, ui)?;
     let plan = domain::plan::with_networks(plan, &host, dirs);

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style};
 use rtvirtio_fleet::{
-    Assessment, ContractRow, FitsOn, HostRow, Kubernetes, Loss, NoRule, OpenStack, Proxmox, assess, load,
+    Assessment, ContractRow, FitsOn, HostRow, Kubernetes, Loss, NoRule, OpenStack, Proxmox, assess,
+    load_named,
 };
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Style, Table, notes};
@@ -25,7 +26,7 @@ const SHOWN: usize = 20;
 /// `rtvirtio fleet`. Changes nothing, and asks no host.
 pub fn run(args: &FleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let file = args.fleet.clone();
-    let fleet = until_cancelled(ui, move |_| load(&file))?.context("the fleet cannot be read")?;
+    let fleet = until_cancelled(ui, move |_| load_named(&file))?.context("the fleet cannot be read")?;
     if args.openstack {
         return print(ui, &until_cancelled(ui, move |_| OpenStack::of(&fleet))?);
     }

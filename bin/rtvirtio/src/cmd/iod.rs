@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use rtvirtio_console::{Global, Ui, show};
+use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::domain::client::ask;
@@ -54,7 +55,7 @@ fn read_tables(path: &Path) -> anyhow::Result<String> {
     if path.as_os_str() == "-" {
         return std::io::read_to_string(std::io::stdin()).context("standard input");
     }
-    std::fs::read_to_string(path).with_context(|| path.display().to_string())
+    rtvirtio_kernel::trusted::read_named_text(path, CONFIG_LIMIT).with_context(|| path.display().to_string())
 }
 
 fn changed(changes: &Changes, ui: &Ui) -> anyhow::Result<()> {

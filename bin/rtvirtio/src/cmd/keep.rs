@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rtvirtio_console::{Global, Ui, need_root};
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::keep::{Amendment, Ended, KeepOptions, keep};
+use rtvirtio_workflow::named::named_host;
 use serde::Serialize;
 
 use crate::args::KeepArgs;
@@ -28,7 +28,7 @@ struct Event<'a> {
 /// `rtvirtio keep`.
 pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("keep")?;
-    let host = load_host(&args.spec)?;
+    let host = named_host(&args.spec)?;
     let options = KeepOptions {
         every: Duration::from_nanos(args.every.0),
         split_every: Duration::from_nanos(args.split_every.0),

@@ -5,13 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style};
+use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 use rtvirtio_planner::neighbours::{NeighbourLimit, NeighbourPlan, VictimOutlook};
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Style, Table};
 use rtvirtio_text::shell_path;
 use rtvirtio_traffic::Actuator;
 use rtvirtio_units::{Iops, Nanos};
-use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::neighbours::{DeviceLimits, LimitOptions, as_toml, choose, with_limits};
 use rtvirtio_workflow::{Dirs, Kind, Progress, check_writable, one_line, write_file};
 
@@ -22,7 +23,7 @@ use crate::args::PlanArgs;
 /// writes the spec with them. Changes nothing else.
 pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let spec = &args.model.spec;
-    let host = load_host(spec)?;
+    let host = named_host(spec)?;
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
@@ -42,7 +43,8 @@ pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     if let Some(out) = &args.out {
         let name = spec.display().to_string();
-        let before = std::fs::read_to_string(spec).with_context(|| format!("cannot read {name}"))?;
+        let before = rtvirtio_kernel::trusted::read_config_text(spec, CONFIG_LIMIT)
+            .with_context(|| format!("cannot read {name}"))?;
         let limits = found.iter().flat_map(|of| &of.plan.limits);
         write_file(out, with_limits(&name, &before, limits)?.as_bytes())?;
         let out = terminal(&shell_path(out), false);

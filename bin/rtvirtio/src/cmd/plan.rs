@@ -8,7 +8,7 @@ use rtvirtio_planner::{TaskOutlook, plan};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_text::shell_path;
-use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::networks::{tc_script, warn_left_out};
 use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook, warn_throttled};
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan, ProfileUsed};
@@ -46,7 +46,7 @@ pub(super) fn title(device: Option<&str>, of: usize) -> String {
 
 /// `rtvirtio predict`.
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let host = load_host(&args.model.spec)?;
+    let host = named_host(&args.model.spec)?;
     warn_left_out(&host, "predict", ui);
     let bases = bases(&args.model, &host, &global.dirs(), ui)?;
     let of = |(_, basis): &(Option<String>, Basis)| {
@@ -87,7 +87,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     if args.traffic {
         return super::neighbours::make(args, dirs, ui);
     }
-    let host = load_host(&args.model.spec)?;
+    let host = named_host(&args.model.spec)?;
     if let Some(of) = &args.tc {
         return tc(&host, of, args.out.as_deref(), ui);
     }

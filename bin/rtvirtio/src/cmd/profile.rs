@@ -12,7 +12,7 @@ use rtvirtio_model::Profile;
 use rtvirtio_spec::Device;
 use rtvirtio_text::shell_path;
 use rtvirtio_workflow::devices::Devices;
-use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::profile::{Access, of_device, of_site, refuse_lesser};
 use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{check_writable, profile_key};
@@ -97,7 +97,7 @@ fn of_spec(
     ui: &Ui,
 ) -> anyhow::Result<ExitCode> {
     let dirs = &global.dirs();
-    let host = load_host(spec)?;
+    let host = named_host(spec)?;
     let real = |part: &rtvirtio_spec::Part| match &part.spec.device {
         Device::Path(path) => Some(shell_path(path)),
         _ => None,

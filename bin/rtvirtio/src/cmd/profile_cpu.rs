@@ -9,7 +9,7 @@ use rtvirtio_cpu::{CpuProfile, Point};
 use rtvirtio_report::text::{Column, Table};
 use rtvirtio_units::{Iops, Nanos};
 use rtvirtio_workflow::check_writable;
-use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::profile_cpu::{LoadWith, ProfileCpuOptions, partial, profile_cpu};
 use rtvirtio_workflow::{Error, Kind, Progress, one_line};
 
@@ -21,7 +21,7 @@ pub fn run(args: &ProfileCpuArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let host =
-        args.spec.as_deref().map(|path| Ok::<_, anyhow::Error>((load_host(path)?, path))).transpose()?;
+        args.spec.as_deref().map(|path| Ok::<_, anyhow::Error>((named_host(path)?, path))).transpose()?;
     let load = load_with(args.url.as_deref(), args.load.as_deref()).context("nothing loads the VM")?;
     let neighbour = match &args.neighbour {
         None => None,

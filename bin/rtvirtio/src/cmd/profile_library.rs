@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rtvirtio_console::{Global, Ui, generated, save_model, save_profile, show, write_result};
+use rtvirtio_kernel::trusted::Refusal;
 use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_learn::library::{
     Confirmation, DeviceKind, Library, Merged, Shard, Share, confirm, merge as merged,
@@ -90,6 +91,12 @@ pub fn merge(args: &ProfileMergeArgs, global: &Global, ui: &Ui) -> anyhow::Resul
     if !args.dry_run {
         std::fs::create_dir_all(&args.library)
             .with_context(|| format!("cannot create {}", args.library.display()))?;
+        // Whoever can write to the library could lead an entry to another file.
+        for file in [library.model_file(kind), library.entry_file(kind)] {
+            if std::fs::symlink_metadata(&file).is_ok_and(|there| there.is_symlink()) {
+                return Err(std::io::Error::from(Refusal::Link)).context(file.display().to_string());
+            }
+        }
         if let Some(model) = &all.model {
             write_result(&library.model_file(kind), &serde_json::to_vec(model)?, global)?;
         } else if is_there(&library.model_file(kind))? {

@@ -11,7 +11,7 @@ use rtvirtio_report::text::{Cell, Column, Paint, Style, Table};
 use rtvirtio_traffic::qos400::{Fields, Rates, Soc, Words};
 use rtvirtio_traffic::{AxiPort, Compiled, Direction, Part, Place, Setting, Tspec, Unit, Worth, compile};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops};
-use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::regulator::{Outcome, RegulatorOptions, VmRegulators, regulators};
 use serde::Serialize;
 
@@ -32,7 +32,7 @@ pub fn run(args: &RegulatorArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         port: port(&args.port)?,
         largest: args.largest,
     };
-    let found = regulators(&load_host(spec)?, &options, &Root::default(), &global.dirs())?;
+    let found = regulators(&named_host(spec)?, &options, &Root::default(), &global.dirs())?;
     let any = found.iter().flat_map(|vm| &vm.outcomes).any(|o| matches!(o, Outcome::Compiled(_)));
     show(ui, &found, || found.iter().map(|vm| text(vm, &style())).collect())?;
     Ok(if any { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })

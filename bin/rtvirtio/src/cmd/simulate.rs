@@ -11,7 +11,7 @@ use rtvirtio_sched::Policy;
 use rtvirtio_units::{Iops, Nanos};
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::domain::plan::{for_simulation, with_networks};
-use rtvirtio_workflow::find::load_host;
+use rtvirtio_workflow::named::named_host;
 use serde::Serialize;
 
 use crate::args::{PolicyName, SimulateArgs};
@@ -52,7 +52,7 @@ struct NetworkRun {
 
 /// `rtvirtio simulate`.
 pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let host = load_host(&args.spec)?;
+    let host = named_host(&args.spec)?;
     let spec = host.single()?.clone();
     let dirs = global.dirs();
     let plan = with_networks(for_simulation(&spec, args.profile.as_deref(), &dirs)?, &host, &dirs);

@@ -13,9 +13,9 @@ use rtvirtio_report::{ReportInput, html, terminal, text};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
-use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::held::Held;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
+use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::networks::flows::{self, Flows};
 use rtvirtio_workflow::networks::warn_not_run;
 use rtvirtio_workflow::plan::{load_profile, outlook};
@@ -41,7 +41,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     need_root("verify")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
-    let host = load_host(&args.spec)?;
+    let host = named_host(&args.spec)?;
     let length = Duration::from_nanos(args.length.0);
     let flows = if args.network_peers.is_empty() {
         warn_not_run(&host, ui);

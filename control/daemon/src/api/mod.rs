@@ -9,7 +9,7 @@ mod routes;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -20,6 +20,8 @@ use tokio::sync::oneshot;
 use crate::error::DaemonError;
 use crate::service::Shared;
 use places::Places;
+
+use rtvirtio_kernel::trusted::DATA_LIMIT;
 
 pub use client::{Client, ClientError};
 pub use routes::OPENAPI;
@@ -122,10 +124,15 @@ fn bind(path: &Path, group: Option<&str>) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }
-    // The lock of the service is held: what is there is left of one that has ended.
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
+    // The lock of the service is held: a socket there is left of one that has ended.
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(_) => {
+            let why = "it is there, and no socket: look what it is, and remove it";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
     }
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = std::os::unix::net::UnixListener::bind(path);
@@ -141,7 +148,7 @@ fn bind(path: &Path, group: Option<&str>) -> io::Result<UnixListener> {
 
 /// Number of a group of this host.
 fn group_id(name: &str) -> Option<u32> {
-    let groups = fs::read_to_string("/etc/group").ok()?;
+    let groups = rtvirtio_kernel::trusted::read_config_text("/etc/group", DATA_LIMIT).ok()?;
     let line = groups.lines().find(|line| line.split(':').next() == Some(name))?;
     line.split(':').nth(2)?.parse().ok()
 }

@@ -5,8 +5,8 @@
 //! domain's process opens no files.
 
 use std::collections::BTreeSet;
-use std::fs::{File as OpenFile, OpenOptions};
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::fs::File as OpenFile;
+use std::io::{Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use rtvirtio_engine::handover::Opened;
 use rtvirtio_engine::handover_port::MOST_PORTS;
 use rtvirtio_engine::{check, handover};
 use rtvirtio_kernel::process::Process;
+use rtvirtio_kernel::trusted;
 use rtvirtio_units::Bytes;
-use rustix::fs::FlockOperation::NonBlockingLockExclusive;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -219,19 +219,16 @@ fn edit_and_reload(
 /// The text of a file, locked against another `attach` or `detach`.
 fn locked_text(path: &Path) -> Result<(OpenFile, String)> {
     let named = || path.display().to_string();
-    loop {
-        let mut file = OpenOptions::new().read(true).open(path).with_context(named)?;
-        if rustix::fs::flock(&file, NonBlockingLockExclusive).is_err() {
-            bail!(InForce, "{}: another rtvirtio changes it; try again", path.display());
-        }
-        let (locked, there) = (file.metadata()?, std::fs::metadata(path).with_context(named)?);
-        // Replaced in between: that one is locked instead.
-        if (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
-            let mut text = String::new();
-            file.read_to_string(&mut text).with_context(named)?;
-            return Ok((file, text));
-        }
+    // Not the file itself, which others may be able to read, and lock, too.
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".lock");
+    let beside = parent_dir(path).join(name);
+    let lock = trusted::lock_file(&beside).with_context(|| beside.display().to_string())?;
+    if !rtvirtio_kernel::flock::lock(&lock).with_context(|| beside.display().to_string())? {
+        bail!(InForce, "{}: another rtvirtio changes it; try again", path.display());
     }
+    Ok((lock, trusted::read_config_text(path, trusted::CONFIG_LIMIT).with_context(named)?))
 }
 
 /// Replaces a file at once, with the same mode and owner.

@@ -61,6 +61,7 @@ pub fn start(
     let program = command.get_program().to_string_lossy().into_owned();
     let cgroups = match cgroup_procs {
         Some(path) => {
+            // kernel file
             let open = fs::OpenOptions::new().write(true).open(path);
             vec![open.map_err(|e| failed(&path.display().to_string(), &e))?]
         }

@@ -7,6 +7,7 @@ mod set;
 use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_apply::{JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Status};
+use rtvirtio_kernel::trusted::DATA_LIMIT;
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::replan::{Basis, Input, Patience};
 use rtvirtio_spec::{Device, HostSpec, Spec};
@@ -110,7 +111,8 @@ pub fn find(dirs: &Dirs) -> Result<Option<Held>> {
         return Ok(None);
     }
     let path = dirs.held_plan().join(HELD_FILE);
-    let text = std::fs::read(&path).with_context(|| path.display().to_string())?;
+    let text = rtvirtio_kernel::trusted::read_config(&path, DATA_LIMIT)
+        .with_context(|| path.display().to_string())?;
     serde_json::from_slice(&text)
         .map_err(|e| Error::from_source(Kind::File, e))
         .with_context(|| format!("{} is damaged: it is put back, and planned again", path.display()))

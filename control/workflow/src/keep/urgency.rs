@@ -9,6 +9,7 @@ use rtvirtio_apply::Levels;
 use rtvirtio_cpu::UrgencyRange;
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::{self, Attr};
+use rtvirtio_kernel::trusted::DATA_LIMIT;
 use rtvirtio_urgency::Config;
 use rtvirtio_urgency_host::{Ended, KvmInterrupts, ServedVm, UrgencyError, VmStatus, find_page, serve};
 use rtvirtio_vmm::{Qmp, VmHandle};
@@ -45,7 +46,7 @@ impl UrgencyStatus {
     /// When the file cannot be read.
     pub fn read(dirs: &Dirs) -> Result<Option<Self>> {
         let path = dirs.run.join(STATUS_FILE);
-        let text = match std::fs::read(&path) {
+        let text = match rtvirtio_kernel::trusted::read_config(&path, DATA_LIMIT) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),

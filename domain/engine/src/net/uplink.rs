@@ -258,6 +258,7 @@ fn open_tap(name: &str) -> Result<OwnedFd, UplinkError> {
     if index_of(name).is_none() {
         return Err(UplinkError::NoTap { name: name.to_owned() });
     }
+    // kernel file
     let file = File::options().read(true).write(true).open("/dev/net/tun").map_err(failed("/dev/net/tun"))?;
     // SAFETY: zeroes are a valid value of this plain structure.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

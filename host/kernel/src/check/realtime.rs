@@ -263,7 +263,8 @@ fn qcow2(root: &Root, pid: u32) -> Option<Finding> {
             continue;
         }
         let mut head = [0; 4];
-        let read = std::fs::File::open(&path).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut head));
+        let read =
+            crate::trusted::open_config(&path).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut head));
         if read.is_ok() && head == MAGIC {
             let name = std::fs::read_link(&path).unwrap_or(path);
             images.push(root.host_path(&name).display().to_string());

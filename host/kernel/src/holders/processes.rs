@@ -110,6 +110,7 @@ fn node(link: &PathBuf) -> io::Result<Option<Node>> {
 fn mappings(target: &Target, pid: u32, known: &mut Mapped, open: &mut Vec<(String, bool)>) -> io::Result<()> {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     // A path in it need not be UTF-8.
+    // kernel file
     for line in String::from_utf8_lossy(&fs::read(dir.join("maps"))?).lines() {
         let mut words = line.split_whitespace();
         let (Some(range), Some(modes), Some(_), Some(dev), Some(inode)) =

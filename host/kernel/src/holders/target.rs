@@ -244,6 +244,7 @@ fn list(dir: &Path) -> Result<Vec<String>, HostError> {
 
 fn number_in(dir: &Path) -> Result<u64, HostError> {
     let path = dir.join("dev");
+    // kernel file
     let text = fs::read_to_string(&path).map_err(read(&path))?;
     parse_number(&text).ok_or_else(|| HostError::Form {
         path,
@@ -287,6 +288,7 @@ const LOOP_GET_STATUS64: rustix::ioctl::Opcode = 0x4C05;
 /// What a loop device lies on: as the kernel reports where the device may be opened, or by the path
 /// in sysfs. `None` when it was detached meanwhile.
 fn backing(device: &Path, path: &Path) -> Result<Option<Node>, HostError> {
+    // disk
     let asked = File::open(device).and_then(|file| {
         // SAFETY: the kernel writes a `struct loop_info64` of 232 bytes, the size of `LoopInfo`.
         let info = unsafe {

@@ -70,8 +70,7 @@ impl SharedMapping {
         let by_mapping = self.by_mapping();
         match by_mapping {
             Ok(file) => Ok(file),
-            // map_files asks for CAP_CHECKPOINT_RESTORE; some file systems number their inodes in two
-            // ways.
+            // map_files asks for CAP_CHECKPOINT_RESTORE; some file systems number an inode twice.
             Err(e) => self.by_descriptor()?.ok_or(e),
         }
     }
@@ -92,7 +91,7 @@ impl SharedMapping {
         reopen(&found)
     }
 
-    /// By a descriptor of the process that may write anywhere in the file; `None` where it has none.
+    /// By a descriptor of the process that may write anywhere in the file; `None` without one.
     fn by_descriptor(&self) -> io::Result<Option<File>> {
         let root = Root::default();
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;

@@ -484,6 +484,7 @@ fn online_cpus() -> u32 {
 
 fn kernel_release() -> Result<String, MeasureError> {
     let path = Path::new("/proc/sys/kernel/osrelease");
+    // kernel file
     Ok(std::fs::read_to_string(path).map_err(io_error("read", path))?.trim().to_owned())
 }
 

@@ -1,9 +1,8 @@
 //! Profile files.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
+use rtvirtio_kernel::trusted::read_config;
 use rtvirtio_model::{PROFILE_SCHEMA, Profile};
 
 use crate::MeasureError;
@@ -17,12 +16,7 @@ pub const MAX_FILE_BYTES: usize = 1 << 20;
 /// # Errors
 /// As [`parse`]; [`MeasureError::Io`] when it cannot be read.
 pub fn load(path: &Path) -> Result<Profile, MeasureError> {
-    let mut bytes = Vec::new();
-    // One byte more than allowed separates "just fits" from "too large".
-    File::open(path)
-        .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
-        .map_err(io_error("read", path))?;
-    parse(path, &bytes)
+    parse(path, &read_config(path, MAX_FILE_BYTES as u64).map_err(io_error("read", path))?)
 }
 
 /// The profile that the bytes of the file at `path` hold; the path stands in errors only.

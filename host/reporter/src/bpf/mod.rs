@@ -49,6 +49,7 @@ impl Watch {
         if cpus > MOST {
             return Err(ReporterError::TooSmall { vcpu: MOST, blocks: MOST });
         }
+        // kernel file
         let bytes = fs::read(BTF).map_err(|e| lacks(&format!("{BTF} (CONFIG_DEBUG_INFO_BTF)"), &e))?;
         let of_kernel = |btf: &Btf<'_>| {
             let tracepoints = [btf.tracepoint("sched_switch")?, btf.tracepoint("hrtimer_start")?];
@@ -62,6 +63,7 @@ impl Watch {
         let switch = attach(&on_switch(number, layout), Place::Tracepoint(at_switch));
         let mut descriptors: Vec<OwnedFd> = switch.map_err(|e| lacks("sched_switch", &e))?.into();
         // Without the address of the function no timer is announced; all else works.
+        // kernel file
         let wake = symbol(&fs::read_to_string(SYMBOLS).unwrap_or_default(), WAKE);
         if let Some(wake) = wake {
             let timer = attach(&on_timer(number, layout, wake), Place::Tracepoint(at_timer));
@@ -92,6 +94,7 @@ impl Watch {
         let _ = self.words()[0].load(Ordering::Relaxed);
         let page = rustix::param::page_size();
         let mut entry = [0; 8];
+        // kernel file
         let read = File::open(PAGEMAP)
             .and_then(|file| file.read_exact_at(&mut entry, (self.blocks.address() / page * 8) as u64));
         read.map_err(ReporterError::io("read", PAGEMAP))?;
@@ -127,6 +130,7 @@ fn symbol(symbols: &str, name: &str) -> Option<u64> {
 /// CPUs that may ever be there: their numbers are below this.
 fn possible_cpus() -> Result<usize, ReporterError> {
     const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+    // kernel file
     let text = fs::read_to_string(POSSIBLE).map_err(ReporterError::io("read", POSSIBLE))?;
     let last = text.trim().rsplit([',', '-']).next().and_then(|n| n.parse::<usize>().ok());
     last.map(|n| n + 1).ok_or_else(|| ReporterError::io("read", POSSIBLE)(io::ErrorKind::InvalidData.into()))

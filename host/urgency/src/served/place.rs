@@ -87,6 +87,7 @@ impl ServedVm {
         let place = place.ok_or_else(|| self.wrong_address(address, answer))?;
         let path = PathBuf::from(format!("/proc/{}/mem", self.pid));
         // Only read: levels are shown in the page alone.
+        // kernel file
         let file = File::open(&path);
         Ok(FileMemory::new(file.map_err(UrgencyError::io("open", path))?, place))
     }
