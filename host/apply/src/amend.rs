@@ -1,5 +1,7 @@
 //! Adding to what is in force: threads that have appeared, and new values of settings.
 
+use std::collections::BTreeMap;
+
 use rtvirtio_kernel::sched::Attr;
 use serde::Serialize;
 
@@ -121,13 +123,17 @@ fn change_known(
     out: &mut Amended,
 ) -> Result<Known, ApplyError> {
     let (mut touched, mut again, mut fresh) = (Touched::new(), Vec::new(), Vec::new());
+    // A VM may have thousands of threads; the first entry of a target counts.
+    let mut known: BTreeMap<Target, usize> = BTreeMap::new();
+    for (at, entry) in journal.entries.iter().enumerate().filter(|(_, e)| e.new.is_some()) {
+        known.entry(entry.target.clone()).or_insert(at);
+    }
     for (place, write) in writes.iter().enumerate() {
         if write.takes && out.has_gaps() {
             out.failed.push((write.knob.clone(), NOT_GIVEN.to_owned()));
             continue;
         }
-        let known = journal.entries.iter_mut().find(|e| e.target == write.target && e.new.is_some());
-        let Some(entry) = known else {
+        let Some(entry) = known.get(&write.target).and_then(|at| journal.entries.get_mut(*at)) else {
             fresh.push(write.clone());
             continue;
         };
@@ -175,13 +181,18 @@ fn add_fresh(
 ) -> Result<Touched, ApplyError> {
     let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
     let fresh = capture(fresh, machine)?;
-    let before: Vec<_> = fresh.iter().map(|e| before_us(journal, &e.target, machine)).collect();
+    let inherited = Inherited::of(journal);
+    let before: Vec<_> = fresh.iter().map(|e| before_us(&inherited, &e.target, machine)).collect();
     // What is ours must not be taken for what a thread had before. Such a thread is left out as a
     // whole: one that is in our group and in no journal goes home with the group, one with half of
     // its settings in the journal could not.
     let unknown: Vec<Place> =
         fresh.iter().zip(&before).filter(|(_, b)| b.is_err()).map(|(e, _)| e.target.place.clone()).collect();
     let mut touched = Touched::new();
+    let mut places: BTreeMap<&Target, usize> = BTreeMap::new();
+    for (place, write) in writes.iter().enumerate() {
+        places.entry(&write.target).or_insert(place);
+    }
     for (mut entry, before) in fresh.into_iter().zip(before) {
         entry.id += next;
         if unknown.contains(&entry.target.place) {
@@ -193,8 +204,7 @@ fn add_fresh(
         if let Ok(Some(own)) = before {
             entry.also_ours.extend(entry.old.replace(own));
         }
-        let place = writes.iter().position(|w| w.target == entry.target);
-        touched.extend(place.map(|place| (entry.id, place)));
+        touched.extend(places.get(&entry.target).map(|place| (entry.id, *place)));
         journal.entries.push(entry);
     }
     Ok(touched)
@@ -210,8 +220,9 @@ fn write_touched(
     out: &mut Amended,
 ) {
     let of = touched.len();
+    let entries: BTreeMap<usize, &Entry> = journal.entries.iter().map(|entry| (entry.id, entry)).collect();
     for (index, (id, place)) in touched.iter().enumerate() {
-        let Some(entry) = journal.entry(*id) else { continue };
+        let Some(entry) = entries.get(id) else { continue };
         if writes[*place].takes && out.has_gaps() {
             out.failed.push((entry.knob.clone(), NOT_GIVEN.to_owned()));
             continue;
@@ -234,8 +245,9 @@ fn write_touched(
 /// Forgets values on the way. One that could not be replaced stays ours until the next one has
 /// arrived.
 fn forget_former(journal: &mut Journal, writes: &[Write], touched: &[(usize, usize)], machine: &Machine<'_>) {
+    let touched: BTreeMap<usize, usize> = touched.iter().copied().collect();
     for entry in &mut journal.entries {
-        let Some((_, place)) = touched.iter().find(|t| t.0 == entry.id) else { continue };
+        let Some(place) = touched.get(&entry.id) else { continue };
         let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
         let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
         if arrived {
@@ -260,7 +272,7 @@ fn stands_alone(write: &Write) -> bool {
 /// What a thread would have without us, where that is not what it has: one that was started by a
 /// thread of ours in our cgroup, or with the real-time policy that we gave to QEMU's main thread.
 /// An error when that is unknown.
-fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Result<Option<String>, String> {
+fn before_us(known: &Inherited<'_>, target: &Target, machine: &Machine<'_>) -> Result<Option<String>, String> {
     let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
     let read = |target: &Target| match machine.read(target) {
         Ok(text) => target.form.value(&text).map(Some).ok_or_else(|| format!("{target} is not understood")),
@@ -273,7 +285,7 @@ fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Resul
     if is_policy && !attr(&inherited)?.policy.is_real_time() {
         return Ok(None);
     }
-    for entry in journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)) {
+    for entry in &known.groups {
         let (Form::Group { home, scheduling }, Some(mount)) =
             (&entry.target.form, entry.target.path.parent())
         else {
@@ -290,15 +302,31 @@ fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Resul
             home.strip_prefix(mount).map_err(|_| format!("{} is in another hierarchy", home.display()))?;
         return Ok(Some(format!("/{}", home.display())));
     }
-    let main = journal.entries.iter().find(|e| is_main(e, pid)).filter(|_| is_policy);
+    let main = known.main_policies.get(&pid).filter(|_| is_policy);
     let Some(old) = main.and_then(|e| e.old.as_deref()) else { return Ok(None) };
     let old = attr(old)?;
     Ok(Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string()))
 }
 
-/// Whether this is the policy of a process's first thread.
-fn is_main(entry: &Entry, process: u32) -> bool {
-    let first =
-        matches!(entry.target.place, Place::Thread { pid, tid, .. } if pid == process && tid == process);
-    first && entry.target.form == Form::Scheduling
+/// What a journal has that new threads may have inherited.
+struct Inherited<'j> {
+    /// Cgroups of ours.
+    groups: Vec<&'j Entry>,
+    /// The policy of each process's first thread.
+    main_policies: BTreeMap<u32, &'j Entry>,
+}
+
+impl<'j> Inherited<'j> {
+    fn of(journal: &'j Journal) -> Self {
+        let groups = journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)).collect();
+        let mut main_policies = BTreeMap::new();
+        for entry in journal.entries.iter().filter(|e| e.target.form == Form::Scheduling) {
+            if let Place::Thread { pid, tid, .. } = entry.target.place {
+                if pid == tid {
+                    main_policies.entry(pid).or_insert(entry);
+                }
+            }
+        }
+        Self { groups, main_policies }
+    }
 }

@@ -8,7 +8,8 @@
 //! not pass with a chance of 2^-32 either. It protects from damage, not from a program that may
 //! write to the file.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,13 +76,18 @@ impl Entry {
     /// Whether writing this file changes the other one: setting `strict_guarantees` raises
     /// `slice_idle` (`bfq_strict_guarantees_store()`).
     pub fn moves(&self, other: &Self) -> bool {
-        let name = |e: &Self| e.target.path.file_name().map(|n| n.to_string_lossy().into_owned());
         let of_one_elevator = self.target.place == other.target.place
             && self.target.path.parent() == other.target.path.parent();
-        let is_mover = name(self).is_some_and(|n| n == BfqTunable::StrictGuarantees.file_name());
-        is_mover
-            && of_one_elevator
-            && name(other).is_some_and(|n| ["slice_idle", "slice_idle_us"].contains(&n.as_str()))
+        self.may_move() && of_one_elevator && ["slice_idle", "slice_idle_us"].contains(&&*other.file())
+    }
+
+    /// Whether writing this file may change another one.
+    pub fn may_move(&self) -> bool {
+        self.file() == BfqTunable::StrictGuarantees.file_name()
+    }
+
+    fn file(&self) -> Cow<'_, str> {
+        self.target.path.file_name().unwrap_or_default().to_string_lossy()
     }
 }
 
@@ -211,9 +217,10 @@ impl Journal {
         let journal: Self =
             serde_json::from_slice(body).map_err(|e| Unusable::Damaged(escaped(&e.to_string())))?;
         // References to entries that do not exist would make putting back skip something silently.
+        let ids: BTreeSet<usize> = journal.entries.iter().map(|entry| entry.id).collect();
         for entry in &journal.entries {
             for reference in [entry.created_by, entry.changed_by].into_iter().flatten() {
-                if journal.entry(reference).is_none() {
+                if !ids.contains(&reference) {
                     let why = format!("entry {} refers to entry {reference}, which is missing", entry.id);
                     return Err(Unusable::Damaged(why));
                 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
+use rtvirtio_kernel::queue_file::{self, is_queue_file};
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_kernel::{Root, task};
 use rtvirtio_vmm::AgentAddress;
@@ -64,12 +65,17 @@ pub trait HostFiles {
 
 impl HostFiles for Root {
     fn read(&self, path: &Path) -> io::Result<String> {
+        if self.is_real() && is_queue_file(path) {
+            queue_file::may_use(path)?;
+        }
         Self::read(self, path).map_err(rtvirtio_kernel::HostError::into_io)
     }
 
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        let write = || Self::write(self, path, value).map_err(rtvirtio_kernel::HostError::into_io);
-        between_in_process(write)
+        between_in_process(|| match self.is_real() && is_queue_file(path) {
+            true => queue_file::write(self, path, value),
+            false => Self::write(self, path, value).map_err(rtvirtio_kernel::HostError::into_io),
+        })
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {

@@ -123,7 +123,8 @@ fn keep_open(
     let stays =
         |e: &Entry| open(&e.id) || (!fates.contains_key(&e.id) && e.changed_by.as_ref().is_some_and(open));
     // What is back must still be known when a knob that moves it is put back later.
-    let moved_later = |e: &Entry| journal.entries.iter().any(|other| stays(other) && other.moves(e));
+    let movers: Vec<&Entry> = journal.entries.iter().filter(|e| e.may_move() && stays(e)).collect();
+    let moved_later = |e: &Entry| movers.iter().any(|other| other.moves(e));
     let ids: BTreeSet<usize> =
         journal.entries.iter().filter(|e| stays(e) || moved_later(e)).map(|e| e.id).collect();
     journal.entries.retain(|e| ids.contains(&e.id));

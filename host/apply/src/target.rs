@@ -9,7 +9,7 @@ use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize, Serialize};
 
 /// Where a file is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
     /// On the host.
@@ -34,7 +34,7 @@ pub enum Place {
 
 /// How the text of a knob's file is read, written and compared. A *value* below is one canonical
 /// word.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
     /// The text itself, without surrounding white space.
@@ -87,7 +87,7 @@ pub enum Form {
 }
 
 /// One knob's file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Target {
     /// Where it is.
     pub place: Place,

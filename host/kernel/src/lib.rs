@@ -17,6 +17,7 @@ pub mod leftovers;
 pub mod mounts;
 pub mod pressure;
 pub mod process;
+pub mod queue_file;
 pub mod resctrl;
 mod root;
 mod root_domain;

@@ -23,12 +23,23 @@ pub(super) struct Pass<'a, 'm> {
     todo: BTreeMap<usize, String>,
     /// Knobs that failed once writing had begun: what they are now may be anything, on our account.
     moved: BTreeSet<usize>,
+    /// Entries of our cgroups, and of threads' policies: a VM may have thousands of threads.
+    groups: Vec<&'a Entry>,
+    policies: BTreeMap<&'a Target, Vec<usize>>,
+    /// Entries whose fate is open once writing has begun.
+    open: BTreeSet<usize>,
 }
 
 impl<'a, 'm> Pass<'a, 'm> {
     pub fn new(journal: &'a Journal, machine: &'a Machine<'m>, on_conflict: OnConflict) -> Self {
-        let (fates, todo, moved) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { journal, machine, on_conflict, fates, todo, moved }
+        let (fates, todo, moved, open) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        let of_form = |is: fn(&Form) -> bool| journal.entries.iter().filter(move |e| is(&e.target.form));
+        let groups = of_form(|form| matches!(form, Form::Group { .. })).collect();
+        let mut policies: BTreeMap<&Target, Vec<usize>> = BTreeMap::new();
+        for entry in of_form(|form| *form == Form::Scheduling).filter(|e| e.changed_by.is_none()) {
+            policies.entry(&entry.target).or_default().push(entry.id);
+        }
+        Self { journal, machine, on_conflict, fates, todo, moved, groups, policies, open }
     }
 
     /// Looks at everything before anything is written.
@@ -136,7 +147,7 @@ impl<'a, 'm> Pass<'a, 'm> {
     fn leave_movers_alone(&mut self) {
         let failed = |e: &&Entry| matches!(self.fates.get(&e.id), Some(Fate::Failed { .. }));
         let unreadable: Vec<&Entry> = self.journal.entries.iter().filter(failed).collect();
-        for entry in &self.journal.entries {
+        for entry in self.journal.entries.iter().filter(|e| e.may_move()) {
             let Some(moved) = unreadable.iter().find(|e| entry.moves(e)) else { continue };
             if self.todo.remove(&entry.id).is_some() {
                 self.fates.insert(entry.id, Fate::Blocked { by: moved.target.to_string() });
@@ -164,9 +175,8 @@ impl<'a, 'm> Pass<'a, 'm> {
             Err(Fault::Io(e)) => return Err(format!("its policy cannot be read: {e}")),
         };
         // Policies come after groups in the journal, so they are decided by now.
-        let same = |e: &&Entry| e.target == policy && e.changed_by.is_none();
-        let entries = self.journal.entries.iter().filter(same);
-        let ours = entries.filter_map(|e| self.fates.get(&e.id)).any(|f| matches!(f, Fate::Restored { .. }));
+        let mut entries = self.policies.get(&policy).into_iter().flatten();
+        let ours = entries.any(|id| matches!(self.fates.get(id), Some(Fate::Restored { .. })));
         if ours || !now.policy.is_real_time() {
             return Ok(None);
         }
@@ -183,8 +193,7 @@ impl<'a, 'm> Pass<'a, 'm> {
     fn group_of(&self, entry: &Entry, value: &str) -> Option<usize> {
         let Form::ThreadCgroup { mount, .. } = &entry.target.form else { return None };
         let group = mount.join(value.trim_start_matches('/'));
-        let is = |e: &&Entry| matches!(e.target.form, Form::Group { .. }) && e.target.path == group;
-        self.journal.entries.iter().find(is).map(|e| e.id)
+        self.groups.iter().find(|e| e.target.path == group).map(|e| e.id)
     }
 
     /// Files that change along with a knob: decided before anything is written, because from then
@@ -217,12 +226,15 @@ impl<'a, 'm> Pass<'a, 'm> {
     }
 
     fn put_back(&mut self, observer: &mut dyn Observer) {
+        let is_open = |(id, fate): (&usize, &Fate)| fate.is_open().then_some(*id);
+        self.open = self.fates.iter().filter_map(is_open).collect();
         for entry in self.journal.entries.iter().rev().filter(|e| e.changed_by.is_none()) {
             if !self.todo.contains_key(&entry.id) {
                 continue;
             }
             if let Some(by) = self.held_by(entry) {
                 self.fates.insert(entry.id, Fate::Blocked { by });
+                self.open.insert(entry.id);
                 continue;
             }
             // Without an old value the file vanishes with the one that brought it into being; a
@@ -239,17 +251,26 @@ impl<'a, 'm> Pass<'a, 'm> {
         if matches!(fate, Fate::Failed { .. }) {
             self.moved.insert(entry.id);
         }
+        if fate.is_open() {
+            self.open.insert(entry.id);
+        }
         self.fates.insert(entry.id, fate);
     }
 
     /// A knob that was not put back and needs this one: a file that this one brings into being, a
     /// thread in this group.
     fn held_by(&self, entry: &Entry) -> Option<String> {
+        if self.open.is_empty() {
+            return None;
+        }
         let needs = |e: &&Entry| {
             let within = || self.todo.get(&e.id).and_then(|found| self.group_of(e, found)) == Some(entry.id);
-            self.fates.get(&e.id).is_some_and(Fate::is_open) && (e.created_by == Some(entry.id) || within())
+            self.open.contains(&e.id) && (e.created_by == Some(entry.id) || within())
         };
-        self.journal.entries.iter().find(needs).map(|e| e.target.to_string())
+        // A thread holds up nothing but the group that it is in.
+        let holds = entry.target.place == Place::Host;
+        let mut entries = self.journal.entries.iter().filter(|_| holds);
+        entries.find(needs).map(|e| e.target.to_string())
     }
 
     /// A knob that could not be put back keeps what it brought into being, and what changed along

@@ -1,0 +1,156 @@
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use rtvirtio_testkit::{HANG, LoopDevice, Need, has, skip};
+
+use super::*;
+
+#[test]
+fn the_kernel_freezes_for_files_of_the_queue_itself() {
+    for (path, is) in [
+        ("/sys/block/sda/queue/scheduler", true),
+        ("/sys/block/sda/queue/nr_requests", true),
+        ("/sys/block/sda/queue/iosched/slice_idle", false),
+        ("/sys/fs/cgroup/blkio/vms/a/blkio.bfq.weight_device", false),
+        ("/proc/7/task/8/sched", false),
+    ] {
+        assert_eq!(is_queue_file(Path::new(path)), is, "{path}");
+    }
+}
+
+#[test]
+fn a_disk_stands_still_that_has_requests_and_completes_none() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (root, path) = (Root::new(dir.path()), Path::new("/sys/block/sdz/queue/scheduler"));
+    let disk = root.at("/sys/block/sdz");
+    fs::create_dir_all(disk.join("queue")).unwrap();
+    assert_eq!(stands_still(&root, path, Duration::ZERO), None, "nothing is counted");
+    let counted = |inflight: &str, reads: u64| {
+        fs::write(disk.join("stat"), format!("{reads} 0 0 0 9 0 0 0 1 2 3 0 0 0 0 4 5\n")).unwrap();
+        fs::write(disk.join("inflight"), inflight).unwrap();
+    };
+    counted("       0        0\n", 5);
+    assert_eq!(stands_still(&root, path, HANG), None, "it is idle");
+    counted("       3        1\n", 5);
+    assert_eq!(stands_still(&root, path, Duration::from_millis(1)), Some(4));
+    // One request that ends is enough.
+    std::thread::scope(|scope| {
+        let looked = scope.spawn(|| stands_still(&root, path, HANG));
+        std::thread::sleep(Duration::from_millis(50));
+        // Replaced at once: a file that is cut off for a moment is not read as a number.
+        let text = "6 0 0 0 9 0 0 0 1 2 3 0 0 0 0 4 5\n";
+        fs::write(disk.join("fresh"), text).unwrap();
+        fs::rename(disk.join("fresh"), disk.join("stat")).unwrap();
+        assert_eq!(looked.join().unwrap(), None);
+    });
+}
+
+/// A disk that completes nothing until it is freed: a loop device whose file lies on a frozen file
+/// system, with a write in flight.
+struct StuckDisk {
+    writer: Option<Child>,
+    mount: PathBuf,
+    disk: LoopDevice,
+    _below: LoopDevice,
+    _dir: tempfile::TempDir,
+}
+
+impl StuckDisk {
+    fn new() -> Option<Self> {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let (image, mount) = (dir.path().join("image"), dir.path().join("mount"));
+        fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
+        fs::create_dir(&mount).unwrap();
+        let run = |program: &str, args: &[&std::ffi::OsStr]| {
+            let status =
+                Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            status.is_ok_and(|status| status.success())
+        };
+        let below = LoopDevice::attach(&image)?;
+        let is_mounted = run("mkfs.ext4", &["-q".as_ref(), below.0.as_os_str()])
+            && run("mount", &[below.0.as_os_str(), mount.as_os_str()]);
+        if !is_mounted {
+            return None;
+        }
+        let file = mount.join("disk");
+        fs::write(&file, vec![0; 4 << 20]).unwrap();
+        let disk = LoopDevice::attach(&file);
+        let mut one = Self { writer: None, mount, disk: disk?, _below: below, _dir: dir };
+        if !run("fsfreeze", &["-f".as_ref(), one.mount.as_os_str()]) {
+            return None;
+        }
+        let to = format!("of={}", one.disk.0.display());
+        let args = ["if=/dev/zero", &to, "bs=4k", "count=1", "oflag=direct", "conv=nocreat,notrunc"];
+        one.writer = Some(Command::new("dd").args(args).stderr(Stdio::null()).spawn().unwrap());
+        let begin = Instant::now();
+        while Counters::read(&Root::default(), &one.sys()).is_none_or(|counters| counters.inflight == 0) {
+            assert!(begin.elapsed() < HANG, "no request is in flight");
+            std::thread::sleep(PAUSE);
+        }
+        Some(one)
+    }
+
+    fn sys(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.disk.0.file_name().unwrap())
+    }
+
+    fn scheduler(&self) -> PathBuf {
+        self.sys().join("queue/scheduler")
+    }
+
+    /// An elevator that it has not now.
+    fn other(&self) -> Option<String> {
+        let text = fs::read_to_string(self.scheduler()).unwrap();
+        text.split_whitespace().find(|name| !name.starts_with('[')).map(str::to_owned)
+    }
+
+    fn free(&mut self) {
+        let _ = Command::new("fsfreeze").arg("-u").arg(&self.mount).stderr(Stdio::null()).status();
+        if let Some(mut writer) = self.writer.take() {
+            let _ = writer.wait();
+        }
+    }
+}
+
+impl Drop for StuckDisk {
+    fn drop(&mut self) {
+        self.free();
+        let _ = Command::new("losetup").arg("--detach").arg(&self.disk.0).status();
+        let _ = Command::new("umount").arg("--lazy").arg(&self.mount).status();
+    }
+}
+
+#[test]
+fn a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer() {
+    const TEST: &str = "a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer";
+    let needs = [Need::Root, Need::Program("mkfs.ext4"), Need::Program("fsfreeze"), Need::Program("losetup")];
+    if !has(TEST, &needs) {
+        return;
+    }
+    let Some(mut stuck) = StuckDisk::new() else { return skip(TEST, "no loop device or no ext4") };
+    let Some(other) = stuck.other() else { return skip(TEST, "the kernel has one elevator") };
+    let (root, path) = (Root::default(), stuck.scheduler());
+    let before = fs::read_to_string(&path).unwrap();
+    let refused = write(&root, &path, &other).unwrap_err();
+    assert!(
+        refused.kind() == io::ErrorKind::TimedOut && refused.to_string().contains("in flight"),
+        "{refused}"
+    );
+    assert_eq!(fs::read_to_string(&path).unwrap(), before, "it was not written");
+    may_use(&path).unwrap();
+    // Where that was not seen the writer is left behind, and the file is left alone until it is back.
+    let late = write_apart(&root, &path, &other, Duration::from_millis(200)).unwrap_err();
+    assert!(late.to_string().contains("has not taken"), "{late}");
+    let again = write(&root, &path, &other).unwrap_err();
+    assert!(again.to_string().contains("earlier write"), "{again}");
+    stuck.free();
+    let begin = Instant::now();
+    while may_use(&path).is_err() {
+        assert!(begin.elapsed() < HANG, "the writer is not back");
+        std::thread::sleep(PAUSE);
+    }
+    assert!(fs::read_to_string(&path).unwrap().contains(&format!("[{other}]")));
+    // The kernel's own refusal comes through.
+    let wrong = write(&root, &path, "nonsense").unwrap_err();
+    assert_eq!(wrong.raw_os_error(), Some(libc::EINVAL), "{wrong}");
+}
