@@ -20,8 +20,8 @@ use crate::managed;
 use crate::progress::Progress;
 use crate::unreached::unreached;
 
-/// Time limit of a monitor's answer: it serves one client at a time, and QEMU's main loop may
-/// itself have a small budget.
+/// Time limit of a monitor's answer; all its answers together have twice that. It serves one client
+/// at a time, and QEMU's main loop may itself have a small budget.
 const QMP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a guest agent's answer when a disk is looked for.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -359,16 +359,16 @@ impl HostVm {
     /// # Errors
     /// As [`HostVm::handle`].
     pub fn monitor(&self, root: &Root) -> Result<Option<Qmp>> {
-        let socket = match &self.reach {
-            HostReach::Domain(..) => {
-                let domain = self.domain(root)?;
-                return Ok(Some(Qmp::of_domain(&domain, QMP_TIMEOUT).with_context(|| self.context())?));
+        let qmp = match &self.reach {
+            HostReach::Domain(..) => Qmp::of_domain(&self.domain(root)?, QMP_TIMEOUT),
+            HostReach::Proxmox(id) => {
+                let machine = managed::proxmox(root, *id).with_context(|| self.context())?;
+                Qmp::connect(&machine.qmp, QMP_TIMEOUT)
             }
-            HostReach::Proxmox(id) => managed::proxmox(root, *id).with_context(|| self.context())?.qmp,
-            HostReach::Monitor(socket) | HostReach::LabGuest { qmp: socket, .. } => socket.clone(),
+            HostReach::Monitor(qmp) | HostReach::LabGuest { qmp, .. } => Qmp::connect(qmp, QMP_TIMEOUT),
             HostReach::Process(_) | HostReach::Cgroup(_) | HostReach::LabProcesses(_) => return Ok(None),
         };
-        Ok(Some(Qmp::connect(&socket, QMP_TIMEOUT).with_context(|| self.context())?))
+        Ok(Some(qmp.with_context(|| self.context())?.within(2 * QMP_TIMEOUT)))
     }
 
     fn context(&self) -> String {

@@ -18,6 +18,9 @@ const ID: (u64, u64) = (0x1af4, 0x1110);
 /// What distinguishes our page where a machine has several such devices.
 const NAME: &str = "rtvirtio";
 
+/// Devices of this kind that are looked at.
+const MOST_DEVICES: usize = 16;
+
 /// The memory that a VM and the host share.
 #[derive(Debug)]
 pub struct Page {
@@ -52,6 +55,10 @@ pub fn find_page(vm: &str, pid: u32, qmp: &mut Qmp) -> Result<Page, UrgencyError
     let mut found = Vec::new();
     for bus in list(&qmp.execute("query-pci", None)?) {
         devices(bus, &mut found);
+    }
+    if found.len() > MOST_DEVICES {
+        let why = format!("it has {} `ivshmem` devices; at most {MOST_DEVICES} are looked at", found.len());
+        return Err(UrgencyError::NoMemory { vm: vm.to_owned(), why });
     }
     let (mut pages, mut unopened) = (Vec::new(), None);
     for id in found {

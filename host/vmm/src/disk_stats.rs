@@ -2,6 +2,8 @@
 //! guest takes no part in it (`query-block`, `query-blockstats` and `block-latency-histogram-set`
 //! in QEMU's `qapi/block-core.json` and `qapi/block.json`).
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -167,8 +169,8 @@ impl Qmp {
     /// # Errors
     /// As [`Qmp::execute`].
     pub fn disk_stats(&mut self) -> Result<Vec<DiskStats>, VmmError> {
-        let backends: Vec<Backend> = self.typed("query-block")?;
-        let entries: Vec<Entry> = self.typed("query-blockstats")?;
+        let backends: Vec<Backend> = self.drives("query-block")?;
+        let entries: Vec<Entry> = self.drives("query-blockstats")?;
         Ok(join(&backends, entries))
     }
 
@@ -196,10 +198,16 @@ fn plain(name: &str) -> String {
 
 fn join(backends: &[Backend], entries: Vec<Entry>) -> Vec<DiskStats> {
     let mut disks = Vec::new();
+    let mut of_id = BTreeMap::new();
+    for backend in backends {
+        // The first of a name counts.
+        if let Some(id) = id(&backend.device, backend.qdev.as_deref()) {
+            of_id.entry(id).or_insert(backend);
+        }
+    }
     for entry in entries {
         let Some(id) = id(&entry.device, entry.qdev.as_deref()) else { continue };
-        let of_same = |b: &&Backend| self::id(&b.device, b.qdev.as_deref()).as_ref() == Some(&id);
-        let inserted = backends.iter().find(of_same).and_then(|b| b.inserted.as_ref());
+        let inserted = of_id.get(&id).and_then(|b| b.inserted.as_ref());
         let s = entry.stats;
         let counters = |ops, bytes, time_ns, histogram| Counters { ops, bytes, time_ns, histogram };
         disks.push(DiskStats {

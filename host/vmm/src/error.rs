@@ -67,6 +67,18 @@ pub enum VmmError {
         /// The limit in bytes.
         limit: usize,
     },
+    /// The other side sent more than we are ready to look at.
+    #[error("{peer}: {operation}: more than {limit} {what}; the connection is given up")]
+    TooMany {
+        /// The other side.
+        peer: String,
+        /// What was being done.
+        operation: String,
+        /// Of what.
+        what: &'static str,
+        /// So many are looked at.
+        limit: usize,
+    },
     /// The answer does not follow the protocol.
     #[error("{peer}: {operation}: unexpected answer: {}", shown(detail))]
     Protocol {

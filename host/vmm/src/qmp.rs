@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::VmmError;
@@ -28,6 +29,15 @@ mod tests;
 /// Largest reply we keep, in bytes. The largest that we ask for, `query-cpus-fast` of 255 vCPUs,
 /// takes about 60 KB.
 const REPLY_LIMIT: usize = 4 << 20;
+/// Drives of a VM that are looked at: a spec has at most 16 disks for one, and empty drives come on
+/// top. The monitor of a QEMU that was taken over may name any number.
+pub const MOST_DRIVES: usize = 64;
+/// Largest list of them, in bytes: with a chain of some backing files, or three histograms, each.
+const DRIVES_LIMIT: usize = MOST_DRIVES * (16 << 10);
+/// Events that may come between a command and its answer, and their bytes: a guest causes some
+/// hundreds a second at most.
+const MOST_EVENTS: usize = 2_000;
+const MOST_EVENT_BYTES: usize = 1 << 20;
 
 /// `query-status`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -93,10 +103,13 @@ pub struct IoThread {
 pub struct Qmp {
     link: Link,
     timeout: Duration,
+    /// The end of all commands together; `None` where each has its own time alone.
+    end: Option<Deadline>,
     next_id: u64,
     version: QemuVersion,
     events_skipped: u64,
-    /// After an oversized reply the stream is no longer at a line's start.
+    /// After an oversized reply the stream is no longer at a line's start, and one with too many
+    /// events is given up.
     broken: bool,
 }
 
@@ -135,7 +148,8 @@ impl Qmp {
     /// No such socket, no listener, another client connected (QEMU serves one client), or not a
     /// monitor.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Qmp, VmmError> {
-        Qmp::negotiate(Wire::connect("QMP", path, timeout)?, timeout)
+        let end = Deadline::after(timeout);
+        Qmp::negotiate(Wire::connect("QMP", path, timeout)?, timeout, end)
     }
 
     /// The same over a connected stream; `name` is used in errors.
@@ -143,19 +157,29 @@ impl Qmp {
     /// # Errors
     /// As [`Qmp::connect`].
     pub fn from_stream(stream: UnixStream, name: &str, timeout: Duration) -> Result<Qmp, VmmError> {
-        Qmp::negotiate(Wire::new(stream, format!("QMP {name}")), timeout)
+        Qmp::negotiate(Wire::new(stream, format!("QMP {name}")), timeout, Deadline::after(timeout))
     }
 
-    fn negotiate(mut wire: Wire, timeout: Duration) -> Result<Qmp, VmmError> {
+    fn negotiate(mut wire: Wire, timeout: Duration, end: Deadline) -> Result<Qmp, VmmError> {
         const OP: &str = "greeting";
-        let line = wire.line(REPLY_LIMIT, Deadline::after(timeout), OP)?;
+        let line = wire.line(REPLY_LIMIT, end, OP)?;
         let greeting: Greeting =
             serde_json::from_slice(&line).map_err(|e| wire.protocol(OP, e.to_string()))?;
         let version = greeting.qmp.version;
         let link = Link::Socket(wire);
-        let mut qmp = Qmp { link, timeout, next_id: 1, version, events_skipped: 0, broken: false };
+        let mut qmp =
+            Qmp { link, timeout, end: Some(end), next_id: 1, version, events_skipped: 0, broken: false };
         qmp.execute("qmp_capabilities", None)?;
+        qmp.end = None;
         Ok(qmp)
+    }
+
+    /// With a time for all further commands together: a monitor that answers each just in time
+    /// would else hold its caller up for as long as there is something to be asked.
+    #[must_use]
+    pub fn within(mut self, total: Duration) -> Qmp {
+        self.end = Some(Deadline::after(total));
+        self
     }
 
     /// The monitor of a domain of libvirt. From the first command on libvirt marks the domain as
@@ -168,7 +192,7 @@ impl Qmp {
         let none = VersionTriple { major: 0, minor: 0, micro: 0 };
         let version = QemuVersion { qemu: none, package: String::new() };
         let link = Link::Libvirt(link);
-        let mut qmp = Qmp { link, timeout, next_id: 1, version, events_skipped: 0, broken: false };
+        let mut qmp = Qmp { link, timeout, end: None, next_id: 1, version, events_skipped: 0, broken: false };
         qmp.version = qmp.typed("query-version")?;
         Ok(qmp)
     }
@@ -190,20 +214,31 @@ impl Qmp {
     /// # Errors
     /// [`VmmError::Refused`] when QEMU refuses it; else the connection's own trouble.
     pub fn execute(&mut self, command: &str, arguments: Option<Value>) -> Result<Value, VmmError> {
+        self.execute_within(command, arguments, REPLY_LIMIT)
+    }
+
+    /// The same with another limit of the answer, in bytes.
+    fn execute_within(
+        &mut self,
+        command: &str,
+        arguments: Option<Value>,
+        limit: usize,
+    ) -> Result<Value, VmmError> {
         if self.broken {
-            return Err(self.link.protocol(command, "an earlier answer was too large; connect again"));
+            return Err(self.link.protocol(command, "an earlier answer was too much; connect again"));
         }
         let mut request = json!({ "execute": command });
         if let Some(arguments) = arguments {
             request["arguments"] = arguments;
         }
-        let deadline = Deadline::after(self.timeout);
+        let deadline = Deadline::after(self.timeout).or_sooner(self.end);
         let reply = match &self.link {
             Link::Libvirt(link) => {
-                let text = link.monitor(&request.to_string(), command, REPLY_LIMIT, self.timeout)?;
+                let left = deadline.left().ok_or_else(|| deadline.passed(self.link.peer(), command))?;
+                let text = link.monitor(&request.to_string(), command, limit, left)?;
                 serde_json::from_slice(&text).map_err(|e| self.link.protocol(command, e.to_string()))?
             }
-            Link::Socket(_) => self.exchange(request, command, deadline)?,
+            Link::Socket(_) => self.exchange(request, command, deadline, limit)?,
         };
         if let Some(ReplyError { class, desc }) = reply.error {
             return Err(VmmError::Refused {
@@ -217,7 +252,13 @@ impl Qmp {
     }
 
     /// Sends a command over the socket and reads until the answer with its id.
-    fn exchange(&mut self, mut request: Value, command: &str, deadline: Deadline) -> Result<Reply, VmmError> {
+    fn exchange(
+        &mut self,
+        mut request: Value,
+        command: &str,
+        deadline: Deadline,
+        limit: usize,
+    ) -> Result<Reply, VmmError> {
         let Link::Socket(wire) = &mut self.link else {
             return Err(self.link.protocol(command, "no socket"));
         };
@@ -227,23 +268,38 @@ impl Qmp {
         let mut text = request.to_string();
         text.push('\n');
         wire.send(text.as_bytes(), deadline, command)?;
+        let (mut events, mut bytes) = (0, 0);
         loop {
-            let line = wire.line(REPLY_LIMIT, deadline, command).inspect_err(|e| {
+            let line = wire.line(limit, deadline, command).inspect_err(|e| {
                 self.broken |= matches!(e, VmmError::TooLarge { .. });
             })?;
             let reply: Reply =
                 serde_json::from_slice(&line).map_err(|e| wire.protocol(command, e.to_string()))?;
-            if reply.event.is_some() {
-                self.events_skipped += 1;
-                continue;
-            }
             // Errors about a line that QEMU could not parse carry no id; all else does. Another id
             // is the late answer to a command that we gave up on.
-            if reply.id.as_ref().is_some_and(|got| got.as_u64() != Some(id)) {
-                continue;
+            let is_ours =
+                reply.event.is_none() && reply.id.as_ref().is_none_or(|got| got.as_u64() == Some(id));
+            if is_ours {
+                return Ok(reply);
             }
-            return Ok(reply);
+            self.events_skipped += u64::from(reply.event.is_some());
+            (events, bytes) = (events + 1, bytes + line.len());
+            if events > MOST_EVENTS || bytes > MOST_EVENT_BYTES {
+                self.broken = true;
+                let what = "events or late answers, or a MiB of them, before the answer";
+                return Err(wire.too_many(command, what, MOST_EVENTS));
+            }
         }
+    }
+
+    /// A list of drives; more than [`MOST_DRIVES`] are refused.
+    pub(crate) fn drives<T: DeserializeOwned>(&mut self, command: &str) -> Result<Vec<T>, VmmError> {
+        let value = self.execute_within(command, None, DRIVES_LIMIT)?;
+        let (peer, operation, limit) = (self.link.peer().into(), command.into(), MOST_DRIVES);
+        if value.as_array().is_some_and(|all| all.len() > MOST_DRIVES) {
+            return Err(VmmError::TooMany { peer, operation, what: "drives", limit });
+        }
+        serde_json::from_value(value).map_err(|e| self.link.protocol(command, e.to_string()))
     }
 
     /// The process that QEMU's end of the socket belongs to: the one that began to listen, which

@@ -149,15 +149,33 @@ impl VmHandle {
 /// # Errors
 /// When none of its processes is there any more, or `/proc` cannot be read.
 pub fn discover(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
+    discover_among(root, vm, &process::pids(root)?.into_iter().collect())
+}
+
+/// As [`discover`], with the kernel's threads looked for among these processes alone: one list of
+/// [`kernel_threads`] serves many VMs.
+///
+/// # Errors
+/// As [`discover`].
+pub fn discover_among(
+    root: &Root,
+    vm: &VmHandle,
+    processes: &BTreeSet<u32>,
+) -> Result<Vec<Thread>, HostError> {
     let own = own_threads(root, vm)?;
     let tids: BTreeSet<u32> = own.iter().map(|t| t.tid).collect();
     let mut all = own;
-    for pid in process::pids(root)? {
-        if !vm.pids.contains(&pid) {
-            all.extend(kernel_thread(root, pid, vm, &tids)?);
-        }
+    for &pid in processes.difference(&vm.pids) {
+        all.extend(kernel_thread(root, pid, vm, &tids)?);
     }
     Ok(all)
+}
+
+/// Those of these processes that are threads of the kernel for some VM, by their names.
+pub fn kernel_threads(root: &Root, processes: impl Iterator<Item = u32>) -> BTreeSet<u32> {
+    // One that has ended, or cannot be read, is of no VM.
+    let has_owner = |pid: &u32| process::name(root, *pid).is_ok_and(|name| kernel_owner(&name).is_some());
+    processes.filter(has_owner).collect()
 }
 
 /// The main loop of a VMM none of whose threads is known to run vCPUs: QEMU without thread names,

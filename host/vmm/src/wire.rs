@@ -36,6 +36,16 @@ impl Deadline {
         (left >= Duration::from_micros(1)).then_some(left)
     }
 
+    /// It has passed without an answer.
+    pub(crate) fn passed(self, peer: &str, operation: &str) -> VmmError {
+        VmmError::Timeout { peer: peer.into(), operation: operation.into(), waited: self.total }
+    }
+
+    /// The earlier of this one and another.
+    pub(crate) fn or_sooner(self, other: Option<Deadline>) -> Deadline {
+        other.filter(|other| other.at < self.at).unwrap_or(self)
+    }
+
     /// The earlier of this one and `total` from now.
     pub(crate) fn at_most(&self, total: Duration) -> Deadline {
         let other = Deadline::after(total);
@@ -206,11 +216,15 @@ impl Wire {
     }
 
     fn timeout(&self, deadline: Deadline, operation: &str) -> VmmError {
-        VmmError::Timeout { peer: self.peer.clone(), operation: operation.into(), waited: deadline.total }
+        deadline.passed(&self.peer, operation)
     }
 
     fn closed(&self, operation: &str) -> VmmError {
         VmmError::Closed { peer: self.peer.clone(), operation: operation.into() }
+    }
+
+    pub(crate) fn too_many(&self, operation: &str, what: &'static str, limit: usize) -> VmmError {
+        VmmError::TooMany { peer: self.peer.clone(), operation: operation.into(), what, limit }
     }
 
     fn too_large(&self, limit: usize, operation: &str) -> VmmError {

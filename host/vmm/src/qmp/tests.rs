@@ -130,3 +130,71 @@ fn absent_socket_and_long_path() {
     let error = Qmp::connect(Path::new(&long), Duration::from_secs(1)).unwrap_err();
     assert!(error.to_string().contains("shorter"), "{error}");
 }
+
+/// A monitor that answers the negotiation, and then to each command `lines` before the answer.
+fn noisy(lines: Vec<String>, answer: &'static str) -> Qmp {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    thread::spawn(move || {
+        let mut out = theirs.try_clone().unwrap();
+        let mut requests = BufReader::new(theirs).lines().map_while(Result::ok);
+        let mut reply = |request: Option<String>, text: &str| {
+            let request: Value = serde_json::from_str(&request?).ok()?;
+            writeln!(out, "{}", text.replace('@', &request["id"].to_string())).ok()
+        };
+        // The client goes when it has seen enough.
+        let mut talk = || -> Option<()> {
+            reply(Some("{\"id\": 0}".to_owned()), GREETING)?;
+            reply(requests.next(), "{\"return\": {}, \"id\": @}")?;
+            while let Some(request) = requests.next() {
+                for line in &lines {
+                    reply(Some("{\"id\": 0}".to_owned()), line)?;
+                }
+                reply(Some(request), answer)?;
+            }
+            None
+        };
+        talk()
+    });
+    Qmp::from_stream(ours, "noisy", HANG).unwrap()
+}
+
+#[test]
+fn a_flood_of_events_ends_the_connection_and_a_guest_that_stops_and_goes_on_does_not() {
+    let event = r#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "RESUME"}"#.to_owned();
+    let mut qmp = noisy(vec![event.clone(); 500], KVM);
+    qmp.query_kvm().unwrap();
+    assert_eq!(qmp.events_skipped(), 500);
+    let large = format!(r#"{{"event": "X", "data": "{}"}}"#, "x".repeat(64 << 10));
+    // Late answers without end are the same.
+    let late = r#"{"return": {}, "id": 999999}"#.to_owned();
+    for flood in [vec![event; 20_000], vec![large; 100], vec![late; 20_000]] {
+        let mut qmp = noisy(flood, KVM);
+        let e = qmp.query_kvm().unwrap_err();
+        assert!(matches!(e, VmmError::TooMany { limit: MOST_EVENTS, .. }), "{e}");
+        let again = qmp.query_kvm().unwrap_err();
+        assert!(matches!(again, VmmError::Protocol { .. }), "{again}");
+    }
+}
+
+#[test]
+fn all_commands_of_a_connection_have_one_end() {
+    let mut qmp = noisy(Vec::new(), KVM);
+    qmp.query_kvm().unwrap();
+    // Each would have its time again.
+    let mut qmp = qmp.within(Duration::ZERO);
+    let e = qmp.query_kvm().unwrap_err();
+    assert!(e.is_timeout(), "{e}");
+    let mut qmp = qmp.within(HANG);
+    qmp.query_kvm().unwrap();
+}
+
+#[test]
+fn more_drives_than_a_vm_may_have_are_refused() {
+    let list = |n: usize| {
+        let all = vec![r#"{"device": "d"}"#; n].join(", ");
+        &*format!(r#"{{"return": [{all}], "id": @}}"#).leak()
+    };
+    assert_eq!(noisy(Vec::new(), list(MOST_DRIVES)).query_drives().unwrap(), []);
+    let e = noisy(Vec::new(), list(MOST_DRIVES + 1)).query_drives().unwrap_err();
+    assert!(matches!(e, VmmError::TooMany { limit: MOST_DRIVES, what: "drives", .. }), "{e}");
+}

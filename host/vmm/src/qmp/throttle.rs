@@ -211,7 +211,7 @@ impl Qmp {
     /// # Errors
     /// As [`Qmp::execute`].
     pub fn query_drives(&mut self) -> Result<Vec<Drive>, VmmError> {
-        let blocks: Vec<BlockInfo> = self.typed("query-block")?;
+        let blocks: Vec<BlockInfo> = self.drives("query-block")?;
         let mut groups = BTreeMap::new();
         let mut drives = Vec::new();
         for block in blocks {

@@ -57,6 +57,12 @@ impl Watcher {
         self.last.is_some()
     }
 
+    /// The VM as it is watched.
+    #[must_use]
+    pub fn vm(&self) -> &VmHandle {
+        &self.vm
+    }
+
     /// The threads at the last poll.
     pub fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.known.values()
@@ -67,6 +73,20 @@ impl Watcher {
     /// # Errors
     /// When `/proc` cannot be read. A VM that has ended is no error: its threads are gone.
     pub fn poll(&mut self, root: &Root, now: Instant) -> Result<Changes, HostError> {
+        let processes = process::pids(root)?.into_iter().collect();
+        self.poll_among(root, &processes, now)
+    }
+
+    /// As [`Watcher::poll`], with the kernel's threads looked for among these processes alone.
+    ///
+    /// # Errors
+    /// As [`Watcher::poll`].
+    pub fn poll_among(
+        &mut self,
+        root: &Root,
+        processes: &BTreeSet<u32>,
+        now: Instant,
+    ) -> Result<Changes, HostError> {
         let late = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         let mut seen = BTreeMap::new();
         for &pid in &self.vm.pids {
@@ -75,8 +95,7 @@ impl Watcher {
             }
         }
         let tids: BTreeSet<u32> = seen.keys().map(|key| key.0).collect();
-        let pids: BTreeSet<u32> =
-            process::pids(root)?.into_iter().filter(|p| !self.vm.pids.contains(p)).collect();
+        let pids: BTreeSet<u32> = processes.difference(&self.vm.pids).copied().collect();
         self.strangers.retain(|pid| pids.contains(pid));
         for &pid in pids.difference(&self.strangers.clone()) {
             match kernel_thread(root, pid, &self.vm, &tids)? {
