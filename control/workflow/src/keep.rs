@@ -1,22 +1,24 @@
 //! Contracts in force hold for threads that appear later too.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
 use rtvirtio_cpu::{Probe, probe};
-use rtvirtio_kernel::Root;
+use rtvirtio_kernel::{Root, process};
 use rtvirtio_spec::Vm;
 
 use crate::contracts;
 use crate::dirs::{Dirs, is_there};
 use crate::error::{Error, Kind, Result, bail};
-use crate::find;
 use crate::in_force;
 use crate::kept::Kept;
 use crate::progress::Progress;
+use search::{Found, Search};
 use urgency::{Follower, Wanted};
 use warnings::Failures;
 
+mod search;
 mod signals;
 mod urgency;
 mod warnings;
@@ -26,6 +28,10 @@ pub use urgency::{STATUS_FILE, UrgencyStatus};
 
 /// Shortest time between two scans: more of them would themselves be a load.
 const SHORTEST_SCAN: Duration = Duration::from_millis(10);
+/// Between two looks whether a VM was found, at most.
+const ARRIVALS: Duration = Duration::from_millis(50);
+/// How long a scan waits for a monitor: the roles of new threads are then not certain.
+const LOOK_UP: Duration = Duration::from_millis(200);
 /// How contracts are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct KeepOptions {
@@ -66,7 +72,6 @@ struct Keeper<'a> {
     /// The VMs of the spec file.
     vms: &'a [Vm],
     dirs: &'a Dirs,
-    progress: &'a dyn Progress,
 }
 
 /// Keeps the contracts in force of a spec file's VMs until it is stopped, they are put back, or the
@@ -88,30 +93,20 @@ pub fn keep(
         Some(by) if is_there(&dirs.state.join(contracts::IN_FORCE_FILE))? => by,
         _ => bail!(NotInForce, "no CPU contract is in force: `rtvirtio apply SPEC` first"),
     };
-    let keeper = Keeper { probe: probe(&root)?, root, by, vms, dirs, progress };
+    let keeper = Keeper { probe: probe(&root)?, root, by, vms, dirs };
     let every = options.every.max(SHORTEST_SCAN);
     let split_every = options.split_every.max(every);
-    let (mut kept, mut urgent) = (Vec::new(), Vec::new());
+    let (mut kept, mut search, mut sought) = (Vec::new(), Search::new(dirs), BTreeMap::new());
     for of in contracts::in_force(&dirs.state)? {
-        if !vms.iter().any(|vm| vm.name == of.vm) {
+        let Some(vm) = vms.iter().find(|vm| vm.name == of.vm) else {
             bail!(Argument, "the contracts in force are of another spec: it has a VM `{}`", of.vm);
-        }
-        // The others' contracts hold without it.
-        let found = find::one_of_host(vms, &of.vm, dirs).and_then(|vm| Ok((vm.handle(progress)?, vm)));
-        match found {
-            Ok((handle, vm)) => {
-                if of.urgency.is_some() {
-                    urgent.push(Wanted { of: of.clone(), vm, handle: handle.clone() });
-                }
-                kept.push(Kept::start(of, handle, &keeper.root, split_every));
-            }
-            Err(e) => progress.warn(&format!("{} is not kept: {e:#}", of.vm)),
-        }
+        };
+        search.start(vm)?;
+        sought.insert(of.vm.clone(), of);
     }
-    if kept.is_empty() {
-        bail!(NotRunning, "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply SPEC`");
-    }
-    let mut follower = Follower::start(urgent, dirs, progress)?;
+    let is_urgent = |of: &contracts::InForce| of.urgency.is_some();
+    let mut follower =
+        if sought.values().any(is_urgent) { Some(Follower::start(dirs, progress)?) } else { None };
     let (mut failures, mut lookups) = (Failures::default(), Failures::default());
     // Whether the thread that follows urgency has seen that.
     let mut put_back = false;
@@ -120,12 +115,32 @@ pub fn keep(
         if !is_there(&dirs.state.join(JOURNAL_FILE))? {
             return Ok(Ended::PutBack);
         }
+        for (name, found) in arrived(&mut search, &sought) {
+            let Some(of) = sought.remove(&name) else { continue };
+            found.warnings.iter().for_each(|line| progress.warn(line));
+            match found.found {
+                Ok((vm, handle)) => {
+                    if let (Some(follower), true) = (&mut follower, is_urgent(&of)) {
+                        follower.follow(Wanted { of: of.clone(), vm, handle: handle.clone() }, dirs)?;
+                    }
+                    kept.push(Kept::start(of, handle, &keeper.root, split_every));
+                }
+                // The others' contracts hold without it.
+                Err(e) => progress.warn(&format!("{name} is not kept: {e:#}")),
+            }
+            if sought.is_empty() && kept.is_empty() {
+                bail!(
+                    NotRunning,
+                    "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply SPEC`"
+                );
+            }
+        }
         for vm in &mut kept {
             if !failures.is_due(&vm.contract().vm, Instant::now()) {
                 continue;
             }
             let begin = Instant::now();
-            match scan(vm, &keeper, &mut lookups) {
+            match scan(vm, &keeper, &mut lookups, &mut search) {
                 Ok(Scan::Busy) => continue,
                 Ok(Scan::Done) => {}
                 Ok(Scan::Written(amended, notes)) => {
@@ -167,11 +182,12 @@ pub fn keep(
             }
             runs
         });
-        if kept.is_empty() {
+        if kept.is_empty() && sought.is_empty() {
             return Ok(Ended::VmsEnded);
         }
         // A scan that took longer is not repeated.
-        next = (next + every).max(Instant::now());
+        let pause = if sought.is_empty() { every } else { every.min(ARRIVALS) };
+        next = (next + pause).max(Instant::now());
         // Cancelling ends the loop and is no error.
         let _ = progress.pause(next.saturating_duration_since(Instant::now()));
     }
@@ -179,6 +195,11 @@ pub fn keep(
         follower.finish()?;
     }
     Ok(Ended::Cancelled)
+}
+
+/// The answers that have come for VMs that are sought.
+fn arrived(search: &mut Search, sought: &BTreeMap<String, contracts::InForce>) -> Vec<(String, Found)> {
+    sought.keys().filter_map(|vm| Some((vm.clone(), search.take(vm)?))).collect()
 }
 
 fn replaced() -> Error {
@@ -214,7 +235,7 @@ enum Scan {
 ///
 /// # Errors
 /// Those threads are looked at again by the next scan.
-fn scan(kept: &mut Kept, keeper: &Keeper<'_>, lookups: &mut Failures) -> Result<Scan> {
+fn scan(kept: &mut Kept, keeper: &Keeper<'_>, lookups: &mut Failures, search: &mut Search) -> Result<Scan> {
     let root = &keeper.root;
     let vm = kept.contract().vm.clone();
     // A monitor that does not answer costs only the certainty of the roles, and all VMs the time.
@@ -223,9 +244,13 @@ fn scan(kept: &mut Kept, keeper: &Keeper<'_>, lookups: &mut Failures) -> Result<
         if !lookups.is_due(&vm, begin) {
             return None;
         }
-        let found = find::one_of_host(keeper.vms, &vm, keeper.dirs).and_then(|vm| vm.handle(keeper.progress));
+        let spec = keeper.vms.iter().find(|of| of.name == vm)?;
+        let found = search.start(spec).and_then(|()| match search.wait_for(&vm, LOOK_UP) {
+            Some(found) => found.found,
+            None => bail!(NotRunning, "its monitor has not answered yet"),
+        });
         match found {
-            Ok(handle) => {
+            Ok((_, handle)) => {
                 lookups.forget(&vm);
                 Some(handle)
             }
@@ -235,7 +260,8 @@ fn scan(kept: &mut Kept, keeper: &Keeper<'_>, lookups: &mut Failures) -> Result<
             }
         }
     };
-    let Some(new) = kept.scan(root, &keeper.probe, &mut look_up)? else { return Ok(Scan::Done) };
+    let processes = process::pids(root)?.into_iter().collect();
+    let Some(new) = kept.scan(root, &keeper.probe, &processes, &mut look_up)? else { return Ok(Scan::Done) };
     let session = match Session::open(&keeper.dirs.state) {
         Ok(session) => session,
         // Another rtvirtio is at work, perhaps a revert: again at the next scan.

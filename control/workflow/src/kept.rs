@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rtvirtio_cpu::{
     Ask, Backend, Level, Probe, Settings, domain_of, has_part, resplit, take_in, with_levels,
 };
-use rtvirtio_kernel::Root;
-use rtvirtio_vmm::threads::discover;
+use rtvirtio_kernel::{HostError, Root};
+use rtvirtio_vmm::threads::{discover, discover_among};
 use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
 
 use crate::contracts::InForce;
@@ -57,10 +57,15 @@ impl Kept {
     #[must_use]
     pub fn start(of: InForce, handle: VmHandle, root: &Root, split_every: Duration) -> Self {
         Self {
-            of,
             watcher: Watcher::new(handle.clone()),
             pending: BTreeMap::new(),
-            split: discover(root, &handle).unwrap_or_default(),
+            // Where the group has the budget, nothing is split.
+            split: if of.backend == Backend::Deadline {
+                discover(root, &handle).unwrap_or_default()
+            } else {
+                Vec::new()
+            },
+            of,
             split_at: Instant::now(),
             split_every,
             handle,
@@ -94,7 +99,8 @@ impl Kept {
     }
 
     /// Finds new threads; what takes them in is to be written, and [`Kept::written`] called then.
-    /// `None` where there is nothing to do. `look_up` finds the VM's processes and roles anew.
+    /// `None` where there is nothing to do. `look_up` finds the VM's processes and roles anew;
+    /// threads of the kernel for the VM are looked for among `processes`.
     ///
     /// # Errors
     /// When `/proc` cannot be read. A VM that has ended is no error.
@@ -102,10 +108,11 @@ impl Kept {
         &mut self,
         root: &Root,
         probe: &Probe,
+        processes: &BTreeSet<u32>,
         look_up: &mut dyn FnMut() -> Option<VmHandle>,
     ) -> Result<Option<TakeIn>> {
         let now = Instant::now();
-        let changes = self.watcher.poll(root, now)?;
+        let changes = self.watcher.poll_among(root, processes, now)?;
         // A VM in groups of its own is one that libvirt manages.
         let settles = if self.of.group.is_some() { LIBVIRT_SETTLES } else { Duration::ZERO };
         for new in &changes.appeared {
@@ -124,7 +131,7 @@ impl Kept {
                 self.handle = handle;
             }
         }
-        let threads = match discover(root, &self.handle) {
+        let threads = match self.threads(root, processes) {
             Ok(threads) => threads,
             Err(e) if e.is_gone() => return Ok(None),
             Err(e) => return Err(e.into()),
@@ -159,6 +166,14 @@ impl Kept {
             with_levels(root, &self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
         }
         Ok(Some(TakeIn { settings, threads, at: now }))
+    }
+
+    /// The VM's threads now: as they were just polled, where the roles are still the same.
+    fn threads(&self, root: &Root, processes: &BTreeSet<u32>) -> std::result::Result<Vec<Thread>, HostError> {
+        if self.handle == *self.watcher.vm() {
+            return Ok(self.watcher.threads().cloned().collect());
+        }
+        discover_among(root, &self.handle, processes)
     }
 
     /// What [`Kept::scan`] asked for has been written.

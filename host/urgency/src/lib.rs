@@ -22,6 +22,6 @@ pub use kvm::KvmInterrupts;
 pub use memory::FileMemory;
 pub use served::{Delays, Event, History, Moment, Monitor, Raises, ServedVm, VcpuStatus, VmStatus};
 pub use server::{DOORBELL, Server, memory_file};
-pub use serving::{Ended, LOOK, LOOK_BOOSTED, serve};
+pub use serving::{Ended, LOOK, LOOK_BOOSTED, serve, serve_newcomers};
 
 pub use thread::now;

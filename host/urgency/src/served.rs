@@ -308,7 +308,7 @@ impl ServedVm {
     }
 
     /// Says to the guest that the page is followed no more.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         // A page that has gone with its VM needs no word.
         let _ = self.host.leave();
     }

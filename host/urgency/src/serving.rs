@@ -1,6 +1,8 @@
 //! All VMs, looked at when it matters.
 
+use std::borrow::BorrowMut;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 
 use rtvirtio_apply::{ApplyError, Hold, Levels};
@@ -48,20 +50,62 @@ pub fn serve(
     stop: &AtomicBool,
     report: &mut dyn FnMut(&[VmStatus]),
 ) -> Result<Ended, UrgencyError> {
-    let ended = follow(vms, levels, stop, report);
+    serve_all(vms.iter_mut().collect(), &mut || None, levels, stop, report)
+}
+
+/// As [`serve`], of VMs that come one after the other, until the last sender is gone and all have
+/// ended: a VM whose monitor does not answer keeps no other one from being followed.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_newcomers(
+    vms: &Receiver<ServedVm>,
+    levels: &mut Levels,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(&[VmStatus]),
+) -> Result<Ended, UrgencyError> {
+    let mut more = || match vms.try_recv() {
+        Ok(vm) => Some(Next::Vm(vm)),
+        Err(TryRecvError::Empty) => Some(Next::Later),
+        Err(TryRecvError::Disconnected) => None,
+    };
+    let ended = serve_all(Vec::new(), &mut more, levels, stop, report);
+    // Those that came too late are followed no more.
+    vms.try_iter().for_each(|vm| vm.close());
+    ended
+}
+
+/// A VM that is to be followed too, or none now.
+enum Next<V> {
+    Vm(V),
+    Later,
+}
+
+/// What gives the next VM; `None` when none comes any more.
+type More<'m, V> = dyn FnMut() -> Option<Next<V>> + 'm;
+
+fn serve_all<V: BorrowMut<ServedVm>>(
+    mut vms: Vec<V>,
+    more: &mut More<'_, V>,
+    levels: &mut Levels,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(&[VmStatus]),
+) -> Result<Ended, UrgencyError> {
+    let ended = follow(&mut vms, more, levels, stop, report);
     // Where following has failed, or was ended by others; no vCPU waits for it.
-    Removal::start(vms, now());
-    vms.iter().for_each(ServedVm::close);
-    for vm in vms.iter_mut() {
+    Removal::start(&mut vms, now());
+    vms.iter().for_each(|vm| vm.borrow().close());
+    for vm in &mut vms {
         if !matches!(ended, Ok(Ended::PutBack)) {
-            vm.settle(levels)?;
+            vm.borrow_mut().settle(levels)?;
         }
     }
     ended
 }
 
-fn follow(
-    vms: &mut [ServedVm],
+fn follow<V: BorrowMut<ServedVm>>(
+    vms: &mut Vec<V>,
+    more: &mut More<'_, V>,
     levels: &mut Levels,
     stop: &AtomicBool,
     report: &mut dyn FnMut(&[VmStatus]),
@@ -71,8 +115,9 @@ fn follow(
         return Ok(Ended::PutBack);
     }
     for vm in vms.iter_mut() {
-        vm.update(levels, now());
+        vm.borrow_mut().update(levels, now());
     }
+    let mut may_come = true;
     let mut due = vec![Nanos(0); vms.len()];
     let (mut journal, mut next_report) = (now(), now());
     let mut removal = None;
@@ -87,11 +132,23 @@ fn follow(
         }
         if at >= journal {
             journal = Nanos(at.0 + JOURNAL.0);
+            while may_come {
+                match more() {
+                    Some(Next::Vm(mut vm)) => {
+                        vm.borrow_mut().update(levels, at);
+                        vms.push(vm);
+                        due.push(Nanos(0));
+                    }
+                    Some(Next::Later) => break,
+                    None => may_come = false,
+                }
+            }
             match is_changed(levels) {
                 Ok(true) if levels.applied_by() != by => return Ok(Ended::PutBack),
                 Ok(changed) => {
                     unread = 0;
                     for vm in vms.iter_mut() {
+                        let vm = vm.borrow_mut();
                         if changed { vm.update(levels, at) } else { vm.go_on(levels, at) }
                     }
                 }
@@ -101,7 +158,7 @@ fn follow(
                 Err(e) => return Err(e.into()),
             }
         }
-        for (vm, due) in vms.iter_mut().zip(&mut due) {
+        for (vm, due) in vms.iter_mut().map(V::borrow_mut).zip(&mut due) {
             if at >= *due {
                 vm.raise_due(levels, at);
             }
@@ -118,15 +175,15 @@ fn follow(
             let latest = Nanos(after.0 + interval.0);
             *due = next.map_or(latest, |next| next.min(latest)).max(Nanos(after.0 + 1));
         }
-        if at >= next_report {
+        if at >= next_report && !vms.is_empty() {
             next_report = Nanos(at.0 + REPORT.0);
-            report(&vms.iter().map(ServedVm::status).collect::<Vec<_>>());
+            report(&vms.iter().map(|vm| vm.borrow().status()).collect::<Vec<_>>());
         }
         // Which threads there are is not known while the journal cannot be read.
-        if unread == 0 && vms.iter().all(ServedVm::has_ended) {
+        if unread == 0 && !may_come && vms.iter().all(|vm| vm.borrow().has_ended()) {
             return Ok(Ended::VmsEnded);
         }
-        let wake = due.iter().copied().min().unwrap_or(Nanos(now().0 + LOOK.0));
+        let wake = due.iter().copied().min().unwrap_or(journal);
         wait(vms, wake)?;
     }
 }
@@ -150,8 +207,8 @@ struct Removal {
 }
 
 impl Removal {
-    fn start(vms: &mut [ServedVm], at: Nanos) -> Self {
-        let all: Vec<_> = vms.iter_mut().filter_map(ServedVm::stop_interrupts).collect();
+    fn start<V: BorrowMut<ServedVm>>(vms: &mut [V], at: Nanos) -> Self {
+        let all: Vec<_> = vms.iter_mut().filter_map(|vm| vm.borrow_mut().stop_interrupts()).collect();
         let latest = Nanos(at.0 + REMOVAL.0);
         if all.is_empty() {
             return Self { thread: None, latest };
@@ -168,9 +225,9 @@ impl Removal {
 }
 
 /// Sleeps until then, or until a guest rings.
-fn wait(vms: &[ServedVm], until: Nanos) -> Result<(), UrgencyError> {
+fn wait<V: BorrowMut<ServedVm>>(vms: &[V], until: Nanos) -> Result<(), UrgencyError> {
     let at = now();
-    let bells = vms.iter().flat_map(|vm| vm.bells(at));
+    let bells = vms.iter().flat_map(|vm| vm.borrow().bells(at));
     let mut bells: Vec<PollFd<'_>> = bells.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     let left = until.0.saturating_sub(at.0);
     // A sleep is no more than milliseconds, so both parts fit.

@@ -1,13 +1,13 @@
 //! From admitted contracts to writes on this host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{Ask, Backend, Contract, Probe, room_beyond, settings, with_levels};
 use rtvirtio_kernel::Root;
-use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::threads::{discover, discover_among};
 use rtvirtio_vmm::{Thread, VmHandle};
 
 use super::{Admitted, Contracted, DemandChoice, VmCpu, shared_cpus};
@@ -81,13 +81,19 @@ pub(crate) fn writes_in_room(
 }
 
 /// What puts one VM's contract in force, without the room above a managed VM's group. A budget that
-/// is split over threads is split by the CPU time that they have used so far.
+/// is split over threads is split by the CPU time that they have used so far. Threads of the kernel
+/// for the VM are looked for among `processes`.
 ///
 /// # Errors
 /// As [`writes`].
-pub fn writes_of_one(probe: &Probe, one: Contracted, vm: &VmHandle) -> Result<VmCpu> {
+pub fn writes_of_one(
+    probe: &Probe,
+    one: Contracted,
+    vm: &VmHandle,
+    processes: &BTreeSet<u32>,
+) -> Result<VmCpu> {
     let root = Root::default();
-    let threads = discover(&root, vm)?;
+    let threads = discover_among(&root, vm, processes)?;
     hold(&root, probe, one, &threads, &[])
 }
 

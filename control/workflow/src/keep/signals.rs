@@ -2,18 +2,22 @@
 //! no contract up.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::domain::urgent::UrgentSignals;
 use crate::error::{Context as _, Result};
 
 /// Between two times that the I/O domain is asked: a new one knows nothing of what was asked for.
 const RENEW: Duration = Duration::from_secs(2);
+/// Between two looks for VMs that were added.
+const ARRIVALS: Duration = Duration::from_millis(100);
 /// How long the end waits for the thread: a domain that hangs is not waited for.
 const LAST: Duration = Duration::from_secs(1);
 
 /// The thread, until it is dropped.
 pub(super) struct Signals {
+    /// VMs whose signals are asked for from now on.
+    more: Sender<(String, UrgentSignals)>,
     /// VMs and why their urgent requests do not raise them.
     failures: Receiver<(String, String)>,
     end: Option<Sender<()>>,
@@ -22,23 +26,33 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Asks for these VMs' signals again and again.
+    /// Asks again and again for the signals of VMs that are added.
     ///
     /// # Errors
     /// When there is no thread.
-    pub fn start(mut of: Vec<(String, UrgentSignals)>) -> Result<Self> {
+    pub fn start() -> Result<Self> {
+        let (more, newcomers) = channel();
         let (failed, failures) = channel();
         let (end, is_ended) = channel::<()>();
         let (ending, ended) = channel::<()>();
         let run = move || {
+            let mut of: Vec<(String, UrgentSignals)> = Vec::new();
+            let mut asked = Instant::now();
             loop {
-                for (vm, signals) in &mut of {
+                let known = of.len();
+                of.extend(newcomers.try_iter());
+                let is_due = asked.elapsed() >= RENEW;
+                let first = if is_due { 0 } else { known };
+                for (vm, signals) in &mut of[first..] {
                     if let Err(e) = signals.renew() {
                         // Fails when the receiver was dropped, at the end.
                         let _ = failed.send((vm.clone(), format!("urgent requests do not raise it: {e:#}")));
                     }
                 }
-                if !matches!(is_ended.recv_timeout(RENEW), Err(RecvTimeoutError::Timeout)) {
+                if is_due {
+                    asked = Instant::now();
+                }
+                if !matches!(is_ended.recv_timeout(ARRIVALS), Err(RecvTimeoutError::Timeout)) {
                     break;
                 }
             }
@@ -48,7 +62,13 @@ impl Signals {
         };
         let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(run);
         thread.context("a thread that asks the I/O domain for its signals")?;
-        Ok(Self { failures, end: Some(end), ended })
+        Ok(Self { more, failures, end: Some(end), ended })
+    }
+
+    /// Asks for a VM's signals too.
+    pub fn add(&self, vm: String, signals: UrgentSignals) {
+        // A thread that has ended asks for none.
+        let _ = self.more.send((vm, signals));
     }
 
     /// What has failed since the last call.

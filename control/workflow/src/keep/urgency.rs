@@ -1,6 +1,7 @@
 //! The VMs whose guests say how urgent they are, followed while their contracts are kept.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -11,7 +12,9 @@ use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_kernel::trusted::DATA_LIMIT;
 use rtvirtio_urgency::Config;
-use rtvirtio_urgency_host::{Ended, KvmInterrupts, ServedVm, UrgencyError, VmStatus, find_page, serve};
+use rtvirtio_urgency_host::{
+    Ended, KvmInterrupts, ServedVm, UrgencyError, VmStatus, find_page, serve_newcomers,
+};
 use rtvirtio_vmm::{Qmp, VmHandle};
 use serde::{Deserialize, Serialize};
 
@@ -70,11 +73,22 @@ pub(super) struct Wanted {
     pub handle: VmHandle,
 }
 
+/// What became of offering a VM its page.
+struct Offered {
+    vm: String,
+    warnings: Vec<String>,
+    signals: Option<UrgentSignals>,
+}
+
 /// A thread that follows pages, until it is stopped or dropped.
 pub(super) struct Follower {
     stop: Arc<AtomicBool>,
     latest: Arc<Mutex<Option<Vec<VmStatus>>>>,
     thread: Option<JoinHandle<std::result::Result<Ended, UrgencyError>>>,
+    /// To that thread: VMs whose page was offered.
+    newcomers: Sender<ServedVm>,
+    offering: Sender<Offered>,
+    offered: Receiver<Offered>,
     signals: Signals,
     warnings: Warnings,
     /// Why the last status was not written, as reported.
@@ -82,37 +96,16 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Offers the pages and starts to follow them; `None` where there is nothing to follow. A VM
-    /// whose page cannot be found has its contract's priority, and a warning.
-    pub fn start(wanted: Vec<Wanted>, dirs: &Dirs, progress: &dyn Progress) -> Result<Option<Self>> {
+    /// Starts a thread that follows the pages of no VM yet.
+    ///
+    /// # Errors
+    /// When the journal cannot be read, or there is no thread.
+    pub fn start(dirs: &Dirs, progress: &dyn Progress) -> Result<Self> {
         let mut levels = Levels::open(&dirs.state)?;
-        let (mut served, mut signals) = (Vec::new(), Vec::new());
-        for one in wanted {
-            let Some(range) = one.of.urgency else { continue };
-            let name = one.of.vm.clone();
-            match offer(one, &range, &levels) {
-                Ok((vm, pid)) => {
-                    let vm = match UrgentSignals::new(pid, dirs) {
-                        Ok((of_vm, eventfd)) => {
-                            signals.push((name, of_vm));
-                            vm.with_completions(eventfd)
-                        }
-                        Err(e) => {
-                            progress.warn(&format!("urgent requests do not raise {name}: {e:#}"));
-                            vm
-                        }
-                    };
-                    served.push(if range.interrupts { with_interrupts(vm, progress) } else { vm });
-                }
-                Err(e) => progress.warn(&format!("the urgency of {name} is not followed: {e:#}")),
-            }
-        }
-        if served.is_empty() {
-            return Ok(None);
-        }
         let (stop, latest) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
         let (stopped, reported) = (stop.clone(), latest.clone());
-        let (ready, is_ready) = std::sync::mpsc::channel();
+        let (ready, is_ready) = channel();
+        let (newcomers, more) = channel();
         let thread = std::thread::Builder::new().name("urgency".to_owned()).spawn(move || {
             // Below a vCPU it could not take back what that vCPU was given.
             let high = sched::set(0, &Attr::fifo(99));
@@ -120,7 +113,7 @@ impl Follower {
             let mut report = |all: &[VmStatus]| {
                 *reported.lock().unwrap_or_else(PoisonError::into_inner) = Some(all.to_vec());
             };
-            serve(&mut served, &mut levels, &stopped, &mut report)
+            serve_newcomers(&more, &mut levels, &stopped, &mut report)
         });
         let thread = thread.context("a thread that follows urgency pages")?;
         if let Ok(Some(e)) = is_ready.recv() {
@@ -129,15 +122,54 @@ impl Follower {
                  real-time budget"
             ));
         }
-        let signals = Signals::start(signals)?;
-        Ok(Some(Self {
+        let (offering, offered) = channel();
+        Ok(Self {
             stop,
             latest,
             thread: Some(thread),
-            signals,
+            newcomers,
+            offering,
+            offered,
+            signals: Signals::start()?,
             warnings: Warnings::default(),
             unwritten: None,
-        }))
+        })
+    }
+
+    /// Offers a VM its page, in a thread of its own that waits for its monitor, and follows it from
+    /// then on. A VM whose page cannot be found has its contract's priority, and a warning.
+    ///
+    /// # Errors
+    /// When there is no thread.
+    pub fn follow(&mut self, one: Wanted, dirs: &Dirs) -> Result<()> {
+        let Some(range) = one.of.urgency else { return Ok(()) };
+        let (dirs, newcomers, offering) = (dirs.clone(), self.newcomers.clone(), self.offering.clone());
+        let run = move || {
+            let mut out = Offered { vm: one.of.vm.clone(), warnings: Vec::new(), signals: None };
+            match offer(one, &range, &dirs) {
+                Ok((vm, pid)) => {
+                    let vm = match UrgentSignals::new(pid, &dirs) {
+                        Ok((of_vm, eventfd)) => {
+                            out.signals = Some(of_vm);
+                            vm.with_completions(eventfd)
+                        }
+                        Err(e) => {
+                            out.warnings.push(format!("urgent requests do not raise {}: {e:#}", out.vm));
+                            vm
+                        }
+                    };
+                    let vm = if range.interrupts { with_interrupts(vm, &mut out.warnings) } else { vm };
+                    if let Err(SendError(vm)) = newcomers.send(vm) {
+                        // Following has ended meanwhile.
+                        vm.close();
+                    }
+                }
+                Err(e) => out.warnings.push(format!("the urgency of {} is not followed: {e:#}", out.vm)),
+            }
+            let _ = offering.send(out);
+        };
+        let thread = std::thread::Builder::new().name("offer".to_owned()).spawn(run);
+        thread.map(drop).context("a thread that offers a VM its urgency page")
     }
 
     /// Writes how the VMs stand, and reports what is new and wrong. To be called now and then. Why
@@ -146,6 +178,12 @@ impl Follower {
     /// # Errors
     /// When following has ended with an error.
     pub fn poll(&mut self, dirs: &Dirs, progress: &dyn Progress) -> Result<Option<Ended>> {
+        for offered in self.offered.try_iter() {
+            offered.warnings.iter().for_each(|line| progress.warn(line));
+            if let Some(signals) = offered.signals {
+                self.signals.add(offered.vm, signals);
+            }
+        }
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(latest) = latest {
             for vm in &latest {
@@ -215,12 +253,12 @@ fn write_status(latest: &[VmStatus], dirs: &Dirs) -> Result<()> {
 
 /// A kernel that does not say when KVM interrupts a vCPU is no reason not to follow what the guest
 /// says.
-fn with_interrupts(vm: ServedVm, progress: &dyn Progress) -> ServedVm {
+fn with_interrupts(vm: ServedVm, warnings: &mut Vec<String>) -> ServedVm {
     match KvmInterrupts::start() {
         Ok(interrupts) => {
             let unseen = KvmInterrupts::unseen();
             if !unseen.is_empty() {
-                progress.warn(&format!(
+                warnings.push(format!(
                     "some interrupts do not raise {}: the processor delivers them past KVM ({} is on)",
                     vm.name(),
                     unseen.join(", ")
@@ -229,15 +267,16 @@ fn with_interrupts(vm: ServedVm, progress: &dyn Progress) -> ServedVm {
             vm.with_interrupts(interrupts)
         }
         Err(e) => {
-            progress.warn(&format!("interrupts do not raise {}: {e}", vm.name()));
+            warnings.push(format!("interrupts do not raise {}: {e}", vm.name()));
             vm
         }
     }
 }
 
 /// Finds a VM's page and offers it; with QEMU's process.
-fn offer(one: Wanted, range: &UrgencyRange, levels: &Levels) -> Result<(ServedVm, u32)> {
+fn offer(one: Wanted, range: &UrgencyRange, dirs: &Dirs) -> Result<(ServedVm, u32)> {
     let Wanted { of, vm, handle } = one;
+    let levels = Levels::open(&dirs.state)?;
     // Only vCPUs are movable. Which is which is asked later: of a domain whose threads have
     // names it was not asked yet.
     let movable = levels.movable().iter().find(|m| handle.pids.contains(&m.pid));
