@@ -52,8 +52,9 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let mut ready = false;
     service.run(&stop, &mut |told| match told {
         Told::Event(event) => log.line(event),
-        Told::Pass => {
-            // systemd may be absent, and need not hear every time.
+        Told::Alive => {
+            // systemd may be absent, and need not hear every time. Ready is a service that has
+            // looked once: what it then sets may take longer than a start may.
             let _ = match ready {
                 false => sd_notify::notify(false, &[NotifyState::Ready]),
                 true => sd_notify::notify(false, &[NotifyState::Watchdog]),

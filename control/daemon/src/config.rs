@@ -136,6 +136,22 @@ impl Default for Config {
 }
 
 impl Config {
+    /// A look that is older tells nothing of now: two comparisons are missing. Shorter times say
+    /// only that the host is busy.
+    #[must_use]
+    pub fn stale_after(&self) -> std::time::Duration {
+        let twice = self.compare.0.max(self.scan.0).saturating_mul(2);
+        std::time::Duration::from_nanos(twice.max(Self::SHORTEST_STALE.0))
+    }
+
+    /// The same of what is observed of VMs.
+    #[must_use]
+    pub fn unobserved_after(&self) -> std::time::Duration {
+        let twice = self.observe.0.saturating_mul(2);
+        std::time::Duration::from_nanos(twice.max(Self::SHORTEST_STALE.0))
+    }
+
+    const SHORTEST_STALE: Nanos = Nanos::from_millis(10_000);
     /// Shortest time between two scans: more of them would themselves be a load.
     const SHORTEST: Nanos = Nanos::from_millis(10);
 

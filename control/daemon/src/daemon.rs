@@ -7,17 +7,15 @@ use rtvirtio_planner::replan::Proposal;
 use crate::config::{Config, DriftPolicy, Mode};
 use crate::desired::Desired;
 use crate::history::EventKind;
-use crate::host::{Host, Look, Millis, Outcome, SettingChange};
+use crate::host::{Host, Millis, Outcome, SettingChange};
 use crate::memory::Memory;
 use crate::observed::{Drift, LOOKED_FOR, Observed, Presence};
 use crate::plan::PlanKeeper;
-use crate::reconcile::{APPLIED, Action, PLAN, Step, reconcile};
+use crate::reconcile::{APPLIED, Action, PLAN, Step};
 use crate::snapshot::Snapshot;
+use pass::Pass;
 
-/// Rounds of one pass: what is put back is applied anew in the next, and one sees that all is done.
-const ROUNDS: usize = 4;
-/// A host at rest for which plans are made is looked at again after so long.
-const PLAN_LOOK_MS: u64 = 1_000;
+mod pass;
 
 /// Something that happened in a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +49,11 @@ pub struct Daemon<H> {
     rested: bool,
     /// When the host was looked at last.
     looked: Millis,
+    /// Looks at the host so far.
+    looks: u64,
+    under_way: Option<Pass>,
+    /// Whether the last pass has left steps to the next.
+    has_more: bool,
     plan: PlanKeeper,
     /// What was said before, so that a state is an event once: by what it is about.
     said: BTreeMap<String, String>,
@@ -73,6 +76,9 @@ impl<H: Host> Daemon<H> {
             is_settled: false,
             rested: false,
             looked: Millis(0),
+            looks: 0,
+            under_way: None,
+            has_more: false,
             said: BTreeMap::new(),
         }
     }
@@ -149,53 +155,6 @@ impl<H: Host> Daemon<H> {
     #[must_use]
     pub fn rested(&self) -> bool {
         self.rested
-    }
-
-    /// Looks, decides and acts once. Returns what happened.
-    pub fn pass(&mut self) -> Vec<Happening> {
-        let mut out = Vec::new();
-        if let Some(desired) = self.host.desired() {
-            self.changed(&desired, &mut out);
-            self.desired = desired;
-            self.is_settled = false;
-        }
-        let now = self.host.now();
-        let due = self.compared.is_none_or(|at| now.since(at) >= self.config.compare.0 / 1_000_000);
-        // A plan waits for time to pass, which no host tells of.
-        let plans = self.config.plan.is_some() && now.since(self.looked) >= PLAN_LOOK_MS;
-        self.rested = !due && !plans && self.is_settled && self.host.rests();
-        if self.rested {
-            self.is_new = false;
-            return out;
-        }
-        (self.is_settled, self.looked) = (false, now);
-        let before = std::mem::take(&mut self.observed);
-        let mut look = if due { Look::Compare } else { Look::Scan };
-        for _ in 0..ROUNDS {
-            let now = self.host.now();
-            self.observed = self.host.observe(&self.desired, look);
-            if look == Look::Compare {
-                self.compared = Some(now);
-            }
-            self.look_at_plan(now);
-            self.notice(now, &mut out);
-            let mut steps = reconcile(&self.desired, &self.observed, &self.config, &self.memory, now);
-            steps.extend(self.plan.steps(&self.desired, &self.observed, &self.config, &self.memory, now));
-            if steps.is_empty() {
-                self.is_settled = !self.memory.has_failures();
-                break;
-            }
-            let mut acted = false;
-            for step in steps {
-                acted |= self.perform(&step, &mut out);
-            }
-            if !acted {
-                break;
-            }
-            look = Look::Scan;
-        }
-        self.is_new = !out.is_empty() || self.observed != before;
-        out
     }
 
     /// Whether the last pass saw or did anything new.

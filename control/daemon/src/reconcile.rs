@@ -55,7 +55,8 @@ pub struct Step {
 }
 
 /// The steps that lead from the host as observed to the contracts. What is put back comes first, so
-/// that there is room; then the most critical VM. Steps that failed a short time ago are left out.
+/// that there is room; then what keeps contracts in force, then new ones, of each the most critical
+/// VM first. Steps that failed a short time ago are left out.
 #[must_use]
 pub fn reconcile(
     desired: &Desired,
@@ -87,7 +88,12 @@ pub fn reconcile(
     }
     steps.extend(drift(APPLIED, &observed.applied_drift, config, memory, now));
     steps.retain(|step| !memory.waits(step, now));
-    steps.sort_by_key(|step| !matches!(step.action, Action::PutBack { .. }));
+    // What is in force is kept before anything new is: there may be many new contracts.
+    steps.sort_by_key(|step| match step.action {
+        Action::PutBack { .. } => 0,
+        Action::Apply => 2,
+        _ => 1,
+    });
     if config.mode == Mode::Observe { Vec::new() } else { steps }
 }
 

@@ -26,6 +26,7 @@ use crate::snapshot::Snapshot;
 use looked::Looked;
 
 mod looked;
+mod pass;
 pub(crate) mod state_lock;
 mod woken;
 
@@ -66,6 +67,8 @@ pub enum Command {
 pub struct Shared {
     snapshot: watch::Sender<Arc<Snapshot>>,
     observation: watch::Sender<Arc<Observation>>,
+    /// When the loop has last looked at the host.
+    looked: Mutex<Option<Instant>>,
     running: Mutex<Vec<Arc<RunningVm>>>,
     events: broadcast::Sender<Event>,
     history: Mutex<History>,
@@ -110,6 +113,7 @@ impl Shared {
         Self {
             snapshot: watch::Sender::new(Arc::new(snapshot)),
             observation: watch::Sender::default(),
+            looked: Mutex::default(),
             running: Mutex::default(),
             events: broadcast::Sender::new(BEHIND),
             history: Mutex::new(history),
@@ -121,10 +125,10 @@ impl Shared {
         }
     }
 
-    /// The state now.
+    /// The state, with the age of the look that it is of: what was seen too long ago is not known.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.snapshot.borrow())
+        self.aged(&Arc::clone(&self.snapshot.borrow()))
     }
 
     /// The state now, and each new one. A reader that is slow sees the latest only.
@@ -133,10 +137,10 @@ impl Shared {
         self.snapshot.subscribe()
     }
 
-    /// What was observed last.
+    /// What was observed last, with its age.
     #[must_use]
     pub fn observation(&self) -> Arc<Observation> {
-        Arc::clone(&self.observation.borrow())
+        Arc::new(self.aged_observation(&Arc::clone(&self.observation.borrow())))
     }
 
     /// What was observed last, and each new look.
@@ -224,8 +228,8 @@ pub struct Service {
 pub enum Told<'a> {
     /// Something happened.
     Event(&'a Event),
-    /// A pass has ended; the loop is alive.
-    Pass,
+    /// The host was looked at, or a step was carried out: the loop is alive.
+    Alive,
 }
 
 impl Service {
@@ -289,19 +293,12 @@ impl Service {
         let scan = Duration::from_nanos(self.options.config.scan.0);
         while !stop.load(Ordering::Relaxed) {
             let begin = Instant::now();
-            let seen = self.shared.observation();
+            let seen = Arc::clone(&self.shared.observation.borrow());
             if seen.time != self.seen {
                 self.seen.clone_from(&seen.time);
                 self.daemon.host().saw(seen);
             }
-            for happening in self.daemon.pass() {
-                if happening.kind == EventKind::Failed {
-                    self.shared.counters.failures.fetch_add(1, Ordering::Relaxed);
-                }
-                let changes = happening.changes.len() as u64;
-                self.shared.counters.changes.fetch_add(changes, Ordering::Relaxed);
-                self.event(happening.kind, happening.vm.as_deref(), happening.text, happening.changes, tell);
-            }
+            self.pass(stop, tell);
             if let Some(Ok(placement)) = &self.placement {
                 for (kind, text) in placement.events() {
                     self.event(kind, None, text, Vec::new(), tell);
@@ -315,7 +312,9 @@ impl Service {
             let took = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
             self.shared.counters.pass_us.fetch_add(took, Ordering::Relaxed);
             self.shared.counters.passes.fetch_add(1, Ordering::Relaxed);
-            tell(Told::Pass);
+            if self.daemon.has_more() {
+                continue;
+            }
             // A scan after the last pass, whatever has caused that one.
             let (now, next) = (Instant::now(), begin + scan);
             let sooner = self.daemon.host_ref().look_by(now);

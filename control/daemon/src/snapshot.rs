@@ -1,6 +1,7 @@
 //! The state of the service as clients see it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_spec::Criticality;
@@ -89,6 +90,9 @@ pub struct VmSnapshot {
     /// The contract that waits for acceptance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
+    /// Seconds since the service has last looked at it; `None` before the first look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub looked_s: Option<f64>,
     /// Its processes.
     pub processes: Vec<ProcessId>,
     /// Settings that another program has changed.
@@ -172,6 +176,25 @@ impl Snapshot {
         }
     }
 
+    /// With the age of the look that it is of. What was seen longer than `limit` ago is not known
+    /// any more, whatever it was.
+    #[must_use]
+    pub(crate) fn aged(mut self, age: Option<Duration>, limit: Duration) -> Self {
+        let is_stale = age.is_some_and(|age| age > limit);
+        for vm in &mut self.vms {
+            vm.looked_s = age.map(|age| age.as_secs_f64());
+            if let (true, Some(age)) = (is_stale, age) {
+                vm.state = VmState::Unknown;
+                vm.why = Some(format!("it has not been looked at for {} s", age.as_secs()));
+            }
+        }
+        if let (true, Some(age)) = (is_stale, age) {
+            let why = "the service waits for the kernel, or has too little CPU time";
+            self.problems.push(format!("the host has not been looked at for {} s: {why}", age.as_secs()));
+        }
+        self
+    }
+
     /// With the directory of contract files.
     #[must_use]
     pub(crate) fn with_contracts(mut self, dir: &Path) -> Self {
@@ -223,6 +246,7 @@ fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
         contract: vm.scope.as_ref().map(|s| s.contract.clone()),
         written: None,
         waits_for: None,
+        looked_s: None,
         processes,
         drift: drift.collect(),
         targets: Vec::new(),

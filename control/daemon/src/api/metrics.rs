@@ -66,7 +66,15 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
     )?;
     let drift =
         gauge("rtvirtio_contract_drift_settings", "Settings that another program has changed.", &["vm"])?;
+    let looked = gauge(
+        "rtvirtio_contract_looked_seconds",
+        "How long ago the service has looked at a VM and its contract.",
+        &["vm"],
+    )?;
     for vm in &snapshot.vms {
+        if let Some(age) = vm.looked_s {
+            looked.with_label_values(&[&vm.name]).set(age);
+        }
         state.with_label_values(&[vm.name.as_str(), &word(&vm.state)]).set(1.0);
         drift.with_label_values(&[&vm.name]).set(vm.drift.len() as f64);
     }
@@ -201,7 +209,15 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         &[],
     )?;
     stalls(seen, gauge)?;
+    let looked = gauge(
+        "rtvirtio_vm_observed_seconds",
+        "How long ago a VM's load and targets were looked at.",
+        &["vm"],
+    )?;
     for (vm, of) in &seen.vms {
+        if let Some(age) = of.looked_s {
+            looked.with_label_values(&[vm]).set(age);
+        }
         for thread in &of.threads {
             if let Some(value) = thread.cpu_delay {
                 thread_delay.with_label_values(&[vm.as_str(), &thread.role]).set(value);

@@ -237,12 +237,13 @@ async fn events(State(shared): Ctx, headers: HeaderMap) -> Sse<impl Stream<Item 
         Ok(event) => Some(sent(&event)),
         Err(BroadcastStreamRecvError::Lagged(n)) => Some(Sent::default().event("lost").data(n.to_string())),
     });
-    let states = WatchStream::new(shared.snapshots()).map(|state| {
-        let data = serde_json::to_string(&*state).unwrap_or_default();
+    let of_states = Arc::clone(&shared);
+    let states = WatchStream::new(shared.snapshots()).map(move |state| {
+        let data = serde_json::to_string(&*of_states.aged(&state)).unwrap_or_default();
         Sent::default().event("status").data(data)
     });
-    let seen = WatchStream::new(shared.observations()).map(|seen| {
-        let data = serde_json::to_string(&*seen).unwrap_or_default();
+    let seen = WatchStream::new(shared.observations()).map(move |seen| {
+        let data = serde_json::to_string(&shared.aged_observation(&seen)).unwrap_or_default();
         Sent::default().event("observation").data(data)
     });
     let all = past.chain(live).merge(states).merge(seen);

@@ -7,7 +7,8 @@ use rtvirtio_spec::HostSpec;
 
 use super::*;
 use crate::desired::Contract;
-use crate::observed::{Admission, ObservedVm};
+use crate::host::Look;
+use crate::observed::{Admission, KnobClass, ObservedVm, ScopeState, ScopeView};
 
 /// One VM that runs without its contract, on a host that says whether it rests.
 #[derive(Default)]
@@ -103,4 +104,143 @@ fn a_host_at_rest_is_left_alone_until_something_asks_for_a_look() {
     daemon.host().now += 5_000;
     assert_eq!(looks(&mut daemon), [Look::Compare], "a comparison is due");
     assert_eq!(looks(&mut daemon), []);
+}
+
+/// A VM that is kept and VMs without their contracts, on a host where a step takes long.
+#[derive(Default)]
+struct Many {
+    now: u64,
+    new: BTreeSet<String>,
+    desired: Option<Desired>,
+    /// Steps as they were carried out, by VM.
+    done: Vec<String>,
+    looks: usize,
+}
+
+const OLD: &str = "old";
+
+impl Many {
+    fn with(n: usize) -> Self {
+        let new: BTreeSet<String> = (0..n).map(|i| format!("new{i:03}")).collect();
+        let names = new.iter().map(String::as_str).chain([OLD]);
+        let vms = names.enumerate().map(|(i, name)| {
+            format!(
+                "[[vm]]\nname = \"{name}\"\npid = {}\ncpu = {{ budget = \"1ms\", period = \"1s\" }}\n[[vm.task]]\nname = \"t\"\n\
+                 op = \"read\"\nblock = \"4KiB\"\n",
+                7 + i
+            )
+        });
+        let text = format!("[device]\npath = \"/dev/sdz\"\n{}", vms.collect::<String>());
+        let spec = HostSpec::parse("x.toml", &text).unwrap();
+        let contracts = Contract::of_spec(&spec, Path::new("/etc/x.toml"));
+        Self { new, desired: Some(Desired { contracts, ..Desired::default() }), ..Self::default() }
+    }
+
+    /// The scope of a VM whose contract is in force.
+    fn scope(&self, desired: &Desired, name: &str) -> ScopeView {
+        let drift = Drift {
+            knob: "budget".to_owned(),
+            path: "/sys/fs/cgroup/cpu/old/cpu.rt_runtime_us".to_owned(),
+            class: KnobClass::Budget,
+            wanted: "1".to_owned(),
+            found: "2".to_owned(),
+        };
+        // Another program changes it while the first contracts are put in force.
+        let is_changed = name == OLD && self.done.len() >= 2 && !self.done.iter().any(|vm| vm == OLD);
+        ScopeView {
+            contract: desired.of(name).unwrap().id.clone(),
+            start: vec![ProcessId { pid: 7, start_time: 1 }],
+            start_alive: true,
+            state: ScopeState::Whole,
+            level: Some(Level::ALONE),
+            drift: if is_changed { vec![drift] } else { Vec::new() },
+        }
+    }
+}
+
+impl Host for Many {
+    fn now(&self) -> Millis {
+        Millis(self.now)
+    }
+
+    fn desired(&mut self) -> Option<Desired> {
+        self.desired.take()
+    }
+
+    fn observe(&mut self, desired: &Desired, _: Look) -> Observed {
+        self.looks += 1;
+        let names = || self.new.iter().map(String::as_str).chain([OLD]);
+        let one = |name: &str| {
+            let is_in_force = name == OLD || self.done.iter().any(|vm| vm == name);
+            let presence = Presence::Running(vec![ProcessId { pid: 7, start_time: 1 }]);
+            let scope = is_in_force.then(|| self.scope(desired, name));
+            (name.to_owned(), ObservedVm { presence, scope, ..ObservedVm::off("") })
+        };
+        let admitted = names().map(|name| (name.to_owned(), Level::ALONE)).collect();
+        let admission = Admission { admitted, ..Admission::default() };
+        Observed { vms: names().map(one).collect(), admission, ..Observed::default() }
+    }
+
+    fn sight(&mut self, _: &Desired) -> Option<Sight> {
+        None
+    }
+
+    fn make_plan(&mut self, _: &Request, _: &Desired) {}
+
+    fn perform(&mut self, step: &Step, _: &Desired) -> Outcome {
+        self.now += 200;
+        self.done.push(step.vm.clone());
+        Outcome::Done { changes: Vec::new(), notes: Vec::new() }
+    }
+}
+
+#[test]
+fn a_caller_is_asked_between_the_first_look_and_each_step() {
+    let mut daemon = Daemon::new(Many::with(3), Config::default(), Memory::default());
+    let (mut out, mut seen) = (Vec::new(), Vec::new());
+    loop {
+        let goes_on = daemon.advance(&mut out);
+        seen.push((daemon.host_ref().looks, daemon.host_ref().done.len()));
+        if !goes_on {
+            break;
+        }
+    }
+    // The third step ends its time, and the look after it shows the change.
+    assert_eq!(seen[..4], [(1, 0), (1, 1), (1, 2), (2, 3)], "{seen:?}");
+}
+
+#[test]
+fn many_new_contracts_hold_up_no_contract_that_is_in_force() {
+    let mut daemon = Daemon::new(Many::with(60), Config::default(), Memory::default());
+    daemon.pass();
+    let first = daemon.host_ref().done.len();
+    assert!((1..10).contains(&first) && daemon.has_more(), "{first} of 60");
+    daemon.pass();
+    let done = &daemon.host_ref().done;
+    assert_eq!(done[first], OLD, "{done:?}");
+    while daemon.has_more() {
+        daemon.pass();
+    }
+    let all: BTreeSet<&String> = daemon.host_ref().done.iter().collect();
+    assert_eq!((all.len(), daemon.host_ref().done.len()), (61, 61), "each once");
+}
+
+#[test]
+fn a_state_that_is_too_old_is_not_known_and_never_in_force() {
+    let mut daemon = Daemon::new(Many::with(1), Config::default(), Memory::default());
+    while {
+        daemon.pass();
+        daemon.has_more()
+    } {}
+    let limit = std::time::Duration::from_secs(10);
+    let aged = |s: u64| daemon.snapshot().aged(Some(std::time::Duration::from_secs(s)), limit);
+    let states = |s| aged(s).vms.iter().map(|vm| vm.state).collect::<Vec<_>>();
+    assert_eq!(states(10), [crate::VmState::InForce; 2]);
+    assert!(aged(10).is_whole() && aged(10).vms[0].looked_s == Some(10.0));
+    assert_eq!(states(11), [crate::VmState::Unknown; 2]);
+    let old = aged(11);
+    assert!(!old.is_whole() && old.problems[0].contains("has not been looked at for 11 s"), "{old:?}");
+    assert_eq!(old.vms[0].why.as_deref(), Some("it has not been looked at for 11 s"));
+    let never = daemon.snapshot().aged(None, limit);
+    assert_eq!(never.vms[0].looked_s, None);
 }

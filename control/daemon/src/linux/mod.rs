@@ -106,8 +106,9 @@ pub struct LinuxHost {
     admission: Option<(Instant, AdmittedInTurn)>,
     /// What could not be read, for the state that clients see.
     problems: Vec<String>,
-    /// Processes at the last look.
+    /// Processes at the last look, and those of them that are the kernel's for a VM.
     pids: BTreeSet<u32>,
+    kernel_threads: BTreeSet<u32>,
     /// When processes and threads were listed.
     listed: Option<Listed>,
     applied: Applied,
@@ -150,6 +151,7 @@ impl LinuxHost {
             admission: None,
             problems: Vec::new(),
             pids: BTreeSet::new(),
+            kernel_threads: BTreeSet::new(),
             listed: None,
             applied: Applied::default(),
             contracts_changed: true,
@@ -384,7 +386,7 @@ impl Host for LinuxHost {
         self.tracked.retain(|name, _| names.contains(name));
         let lists = self.may_have_new_tasks(now) || look == Look::Compare;
         if lists {
-            self.new_processes();
+            self.new_processes(look);
         }
         for name in &names {
             let of_plan = self.applied.reach.iter().find(|vm| vm.name == *name).cloned();

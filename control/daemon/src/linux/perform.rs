@@ -128,7 +128,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let mut admitted = admission.admitted.contracts.iter();
     let one = admitted.find(|c| c.vm == step.vm).ok_or_else(|| failed("it is not admitted"))?;
     let scopes = Scopes::lock(&host.places.dirs)?;
-    let held = writes_of_one(probe, one.clone(), &found.handle)?;
+    let held = writes_of_one(probe, one.clone(), &found.handle, &host.kernel_threads)?;
     let in_force = InForce::of(&held);
     let new = NewContract {
         in_force: VmInForce {
@@ -249,7 +249,9 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
     tracked.threads_changed = false;
     tracked.taken_in = Some(Instant::now());
     let mut look_up = || Some(found.handle.clone());
-    let scanned = kept.scan(&host.root, probe, &mut look_up).inspect_err(|_| tracked.threads_changed = true);
+    let scanned = kept
+        .scan(&host.root, probe, &host.kernel_threads, &mut look_up)
+        .inspect_err(|_| tracked.threads_changed = true);
     let Some(new) = scanned? else { return Ok(Done::default()) };
     let scopes = Scopes::lock(&host.places.dirs).inspect_err(|_| tracked.threads_changed = true)?;
     let amended_now = scopes.amend(vm, &new.settings.writes, saved.as_ref());

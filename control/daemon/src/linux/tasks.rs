@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::{ProcessId, Root, process, task};
+use rtvirtio_vmm::threads::kernel_threads;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use super::{Found, LinuxHost, Tracked};
+use crate::host::Look;
 
 /// Where no task was created at all, threads are listed again after so long, and with each
 /// comparison.
@@ -54,13 +56,17 @@ impl LinuxHost {
     }
 
     /// New processes may be VMs that have started, or threads of the kernel for one.
-    pub(super) fn new_processes(&mut self) {
+    pub(super) fn new_processes(&mut self, look: Look) {
         let pids: BTreeSet<u32> = match process::pids(&self.root) {
             Ok(pids) => pids.into_iter().collect(),
             Err(e) => return self.problem(e.to_string()),
         };
         let new: Vec<u32> = pids.difference(&self.pids).copied().collect();
         let first = self.pids.is_empty();
+        // A number may have been given again between two looks: a comparison reads all names anew.
+        let unread = if look == Look::Compare { pids.iter().copied().collect() } else { new.clone() };
+        self.kernel_threads.extend(kernel_threads(&self.root, unread.into_iter()));
+        self.kernel_threads.retain(|pid| pids.contains(pid));
         self.pids = pids;
         if first || new.is_empty() {
             return;

@@ -5,6 +5,7 @@
 mod domain;
 mod limiters;
 mod memory;
+mod monitors;
 mod qdisc;
 mod sampler;
 mod stalls;
@@ -12,6 +13,7 @@ mod waits;
 mod window;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::late::LateCauses;
@@ -39,9 +41,36 @@ pub struct Observation {
     pub waits: WaitsObservation,
 }
 
+impl Observation {
+    /// With the age of each look. Of one longer than `limit` ago no target has a verdict any more.
+    #[must_use]
+    pub(crate) fn aged(mut self, now: Instant, limit: Duration) -> Self {
+        for vm in self.vms.values_mut() {
+            let Some(age) = vm.at.map(|at| now.saturating_duration_since(at)) else { continue };
+            vm.looked_s = Some(age.as_secs_f64());
+            if age > limit {
+                vm.targets.clear();
+                vm.disks_unseen = Some(format!("it has not been looked at for {} s", age.as_secs()));
+            }
+        }
+        self
+    }
+
+    /// How long ago the VM was looked at whose look is the oldest.
+    pub(crate) fn oldest(&self, now: Instant) -> Option<Duration> {
+        let ages = self.vms.values().filter_map(|vm| vm.at);
+        ages.map(|at| now.saturating_duration_since(at)).max()
+    }
+}
+
 /// What was seen of one VM over the last window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VmObservation {
+    /// When it was looked at.
+    #[serde(skip)]
+    pub at: Option<Instant>,
+    /// Seconds since then; `None` where that is not known.
+    pub looked_s: Option<f64>,
     /// Its disks.
     pub disks: Vec<DiskObservation>,
     /// Why its disks are not seen.

@@ -1,5 +1,4 @@
-//! Reading QEMU's counters, the I/O domain's and the kernel's, in a thread of its own: a monitor
-//! that does not answer holds no contract up.
+//! Reading QEMU's counters, the I/O domain's and the kernel's, in a thread of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -11,17 +10,17 @@ use rtvirtio_kernel::pressure::{Throttled, pressure, throttled};
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_kernel::{Cgroups, HostError, ProcessId, Root, task, unless_gone};
 use rtvirtio_measure::observe::boundaries;
-use rtvirtio_spec::{Device, HostHandle, Reach, Vm};
+use rtvirtio_spec::{Device, Vm};
+use rtvirtio_vmm::Role;
 use rtvirtio_vmm::disk_stats::DiskStats;
-use rtvirtio_vmm::qmp::Drive;
 use rtvirtio_vmm::threads::user_role;
-use rtvirtio_vmm::{Role, VmmError};
+use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::device_windows::DeviceWindows;
-use rtvirtio_workflow::{Dirs, find};
 
 use super::domain::{self, DomainDisk};
 use super::limiters::{LimiterCounters, Looked};
 use super::memory::MemoryWindow;
+use super::monitors::{Disks, Monitors};
 use super::stalls::{StallWatch, Stalls};
 use super::waits::WaitWindows;
 use super::window::{DiskWindow, StoodStill, judge_task};
@@ -56,8 +55,7 @@ pub struct Sampler {
     root: Root,
     dirs: Dirs,
     seen: BTreeMap<String, Seen>,
-    /// Whether monitors of libvirt's domains may be asked, which taints these.
-    monitor_of_libvirt: bool,
+    monitors: Monitors,
     /// Devices whose speed is watched, because plans depend on it.
     devices: Option<DeviceWindows>,
     waits: WaitWindows,
@@ -69,14 +67,15 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// One that has not looked yet; with `devices` it watches the devices of the VMs too.
+    /// One that has not looked yet. With `monitor_of_libvirt` it asks monitors of libvirt's
+    /// domains, which taints these; with `devices` it watches the devices of the VMs too.
     #[must_use]
     pub fn new(dirs: Dirs, monitor_of_libvirt: bool, devices: bool) -> Self {
         Self {
             root: Root::default(),
+            monitors: Monitors::new(dirs.clone(), monitor_of_libvirt),
             dirs,
             seen: BTreeMap::new(),
-            monitor_of_libvirt,
             devices: devices.then(DeviceWindows::default),
             waits: WaitWindows::default(),
             memory: MemoryWindow::default(),
@@ -92,6 +91,7 @@ impl Sampler {
         self.seen.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
         self.memory.look(&self.root);
         let mut observed = BTreeMap::new();
+        let mut of_monitors = self.monitors.look(vms);
         let stalls = self.stalls.take();
         // Why it does not answer is said with who waits for whom.
         let of_domain = match domain::control(&self.dirs) {
@@ -100,7 +100,10 @@ impl Sampler {
             Err(why) => Err(why),
         };
         for vm in vms {
-            observed.insert(vm.contract.vm.name.clone(), self.one(vm, &of_domain, &stalls));
+            let name = &vm.contract.vm.name;
+            let not_asked = || (Instant::now(), Err("its monitor was not asked".to_owned()));
+            let disks = of_monitors.remove(name).unwrap_or_else(not_asked);
+            observed.insert(name.clone(), self.one(vm, disks, &of_domain, &stalls));
         }
         let mut host = self.host();
         host.standstills =
@@ -143,11 +146,11 @@ impl Sampler {
     fn one(
         &mut self,
         vm: &RunningVm,
+        (at, disks): (Instant, Disks),
         of_domain: &Result<Vec<DomainDisk>, String>,
         stalls: &Stalls,
     ) -> VmObservation {
         let spec = &vm.contract.vm;
-        let disks = self.disks_of(spec);
         let seen = self.seen.entry(spec.name.clone()).or_insert_with(|| Seen::new(&vm.processes));
         if seen.processes != vm.processes {
             *seen = Seen::new(&vm.processes);
@@ -172,7 +175,7 @@ impl Sampler {
                 (Vec::new(), Vec::new())
             }
         };
-        add(&mut seen.disks, disks.clone(), stood, now);
+        add(&mut seen.disks, disks.clone(), stood, at);
         let all_of_domain = of_domain.as_deref().unwrap_or_default();
         let of_domain: Vec<&DomainDisk> =
             all_of_domain.iter().filter(|disk| disk.is_of(&spec.name, &vm.processes)).collect();
@@ -187,46 +190,8 @@ impl Sampler {
         let looked = Looked { vm, drives: &drives, disks: &disks, domain: &of_domain };
         out.limiters = seen.limiters.look(&looked, &out, &self.root, now);
         seen.at = Some(now);
+        out.at = Some(now);
         out
-    }
-
-    /// The disks of a VM with their counters, and its drives with what throttles them. Where QEMU
-    /// keeps no histogram yet, one with the limits of the targets is asked for; it lasts as long as
-    /// this start of QEMU, and costs nothing more.
-    fn disks_of(&self, vm: &Vm) -> Result<(Vec<DiskStats>, Vec<Drive>), String> {
-        let is_domain = matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
-        if is_domain && !self.monitor_of_libvirt {
-            return Err(
-                "QEMU's counters of a domain are read through libvirt's monitor command, which taints it: allow it with \
-                 `monitor_of_libvirt = true`"
-                    .to_owned(),
-            );
-        }
-        let found = find::one_of_host(std::slice::from_ref(vm), &vm.name, &self.dirs)
-            .and_then(|vm| vm.monitor(&self.root));
-        let mut qmp = match found {
-            Ok(Some(qmp)) => qmp,
-            Ok(None) => {
-                return Err("it is reached without a monitor, so QEMU's counters cannot be read".to_owned());
-            }
-            Err(e) => return Err(format!("{e:#}")),
-        };
-        let words = |e: VmmError| e.to_string();
-        let mut disks = qmp.disk_stats().map_err(words)?;
-        let without =
-            |d: &DiskStats| d.file.is_some() && d.read.histogram.is_none() && d.write.histogram.is_none();
-        let lacking: Vec<String> = disks.iter().filter(|d| without(d)).map(|d| d.id.clone()).collect();
-        if !lacking.is_empty() {
-            let limits = limits(vm);
-            for id in lacking {
-                // QEMU before 4.0 has no such command: rates are seen all the same.
-                let _ = qmp.set_latency_histogram(&id, &limits);
-            }
-            disks = qmp.disk_stats().map_err(words)?;
-        }
-        disks.retain(|d| d.file.is_some());
-        let drives = qmp.query_drives().map_err(words)?;
-        Ok((disks, drives))
     }
 
     fn host(&mut self) -> HostObservation {
@@ -253,7 +218,7 @@ impl Sampler {
 
 /// Limits of a histogram: the usual ones, and every target's latency, so that what exceeds a target
 /// is counted exactly.
-fn limits(vm: &Vm) -> Vec<u64> {
+pub(super) fn limits(vm: &Vm) -> Vec<u64> {
     let targets = vm.tasks.iter().flat_map(|task| task.goals().flatten()).map(|target| target.latency.0);
     let mut limits = boundaries();
     limits.extend(targets.filter(|latency| *latency > 0));

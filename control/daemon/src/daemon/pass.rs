@@ -1,0 +1,125 @@
+//! One pass: looks, and steps between which its caller may do something else.
+
+use std::collections::VecDeque;
+
+use super::{Daemon, Happening};
+use crate::host::{Host, Look, Millis};
+use crate::observed::Observed;
+use crate::reconcile::{Step, reconcile};
+
+/// Rounds of one pass: what is put back is applied anew in the next, and one sees that all is done.
+const ROUNDS: usize = 4;
+/// Steps that are left after so long wait for the next pass, which looks at all VMs before: many
+/// contracts, or one that takes long, hold no other one up.
+const STEPS_MS: u64 = 500;
+/// A host at rest for which plans are made is looked at again after so long.
+const PLAN_LOOK_MS: u64 = 1_000;
+
+/// A pass that is under way: between two of its steps its caller may do something else.
+pub(super) struct Pass {
+    /// What was observed before it.
+    before: Observed,
+    /// Rounds that are left.
+    rounds: usize,
+    /// When this round's steps began.
+    began: Millis,
+    steps: VecDeque<Step>,
+    /// Whether this round has changed anything.
+    acted: bool,
+    /// Whether anything happened.
+    is_new: bool,
+}
+
+impl<H: Host> Daemon<H> {
+    /// Whether steps wait for the next pass, which need not wait itself.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        self.has_more
+    }
+
+    /// How often the host was looked at; a look that finds it at rest counts.
+    #[must_use]
+    pub fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    /// Looks, decides and acts once. Returns what happened.
+    pub fn pass(&mut self) -> Vec<Happening> {
+        let mut out = Vec::new();
+        while self.advance(&mut out) {}
+        out
+    }
+
+    /// A part of a pass: its first look, or one step. Adds what happened to `out`; whether the pass
+    /// goes on.
+    pub fn advance(&mut self, out: &mut Vec<Happening>) -> bool {
+        let had = out.len();
+        let pass = match self.under_way.take() {
+            Some(pass) => Some(self.step(pass, out)),
+            None => self.begin(out),
+        };
+        let Some(mut pass) = pass else { return false };
+        pass.is_new |= out.len() > had;
+        let goes_on = !pass.steps.is_empty() && !self.has_more;
+        if goes_on {
+            self.under_way = Some(pass);
+        } else {
+            self.is_new = pass.is_new || self.observed != pass.before;
+        }
+        goes_on
+    }
+
+    /// Carries the next step out; after the last one that changed something it looks again.
+    fn step(&mut self, mut pass: Pass, out: &mut Vec<Happening>) -> Pass {
+        if let Some(step) = pass.steps.pop_front() {
+            pass.acted |= self.perform(&step, out);
+        }
+        if pass.steps.is_empty() && pass.acted && pass.rounds > 0 {
+            self.look(&mut pass, Look::Scan, out);
+        }
+        self.has_more = !pass.steps.is_empty() && self.host.now().since(pass.began) >= STEPS_MS;
+        pass
+    }
+
+    /// Begins a pass with its first look; `None` where the host is left alone.
+    fn begin(&mut self, out: &mut Vec<Happening>) -> Option<Pass> {
+        if let Some(desired) = self.host.desired() {
+            self.changed(&desired, out);
+            self.desired = desired;
+            self.is_settled = false;
+        }
+        let now = self.host.now();
+        let due = self.compared.is_none_or(|at| now.since(at) >= self.config.compare.0 / 1_000_000);
+        // A plan waits for time to pass, which no host tells of.
+        let plans = self.config.plan.is_some() && now.since(self.looked) >= PLAN_LOOK_MS;
+        self.rested = !due && !plans && self.is_settled && self.host.rests();
+        if self.rested {
+            self.looks += 1;
+            (self.is_new, self.has_more) = (false, false);
+            return None;
+        }
+        (self.is_settled, self.looked, self.has_more) = (false, now, false);
+        let before = self.observed.clone();
+        let (rounds, steps) = (ROUNDS, VecDeque::new());
+        let mut pass = Pass { before, rounds, began: now, steps, acted: false, is_new: false };
+        self.look(&mut pass, if due { Look::Compare } else { Look::Scan }, out);
+        Some(pass)
+    }
+
+    /// One round's look, and what is to be done.
+    fn look(&mut self, pass: &mut Pass, look: Look, out: &mut Vec<Happening>) {
+        let now = self.host.now();
+        self.observed = self.host.observe(&self.desired, look);
+        self.looks += 1;
+        if look == Look::Compare {
+            self.compared = Some(now);
+        }
+        self.look_at_plan(now);
+        self.notice(now, out);
+        let mut steps = reconcile(&self.desired, &self.observed, &self.config, &self.memory, now);
+        steps.extend(self.plan.steps(&self.desired, &self.observed, &self.config, &self.memory, now));
+        self.is_settled = steps.is_empty() && !self.memory.has_failures();
+        (pass.rounds, pass.began, pass.acted) = (pass.rounds - 1, self.host.now(), false);
+        pass.steps = steps.into();
+    }
+}

@@ -1,0 +1,190 @@
+//! The disks of VMs as their monitors count them, each asked in a thread of its own: one that does
+//! not answer, or answers each question just in time, holds up the look at no other VM.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::{ProcessId, Root};
+use rtvirtio_spec::{HostHandle, Reach, Vm};
+use rtvirtio_vmm::VmmError;
+use rtvirtio_vmm::disk_stats::DiskStats;
+use rtvirtio_vmm::qmp::Drive;
+use rtvirtio_workflow::{Dirs, find};
+
+use super::sampler::limits;
+use crate::linux::RunningVm;
+
+/// How long a look waits for the answers to what it asks.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A monitor that has failed twice is asked again after so long, then after twice that, and so on up
+/// to [`LONGEST`]: what it answers costs time and memory.
+const AGAIN: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The disks of a VM with their counters, and its drives with what throttles them; else why they are
+/// not seen.
+pub(super) type Disks = Result<(Vec<DiskStats>, Vec<Drive>), String>;
+
+/// A VM's monitor.
+struct Asked {
+    processes: Vec<ProcessId>,
+    /// Since when an answer is waited for.
+    since: Option<Instant>,
+    /// Answers that were failures, one after the other.
+    failures: u32,
+    /// Not before.
+    again: Instant,
+    /// Why the last answer was one.
+    why: Option<String>,
+}
+
+/// Who is asked, by the VM's name.
+pub(super) struct Monitors {
+    dirs: Dirs,
+    /// Whether monitors of libvirt's domains may be asked, which taints these.
+    of_libvirt: bool,
+    asked: BTreeMap<String, Asked>,
+    sender: Sender<(String, Vec<ProcessId>, Instant, Disks)>,
+    answers: Receiver<(String, Vec<ProcessId>, Instant, Disks)>,
+}
+
+impl Monitors {
+    pub fn new(dirs: Dirs, of_libvirt: bool) -> Self {
+        let (sender, answers) = channel();
+        Self { dirs, of_libvirt, asked: BTreeMap::new(), sender, answers }
+    }
+
+    /// Asks those that are due, and waits a moment for their answers. Each VM has one, with the time
+    /// of its arrival.
+    pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> BTreeMap<String, (Instant, Disks)> {
+        let now = Instant::now();
+        self.asked.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
+        let mut waited = 0;
+        for vm in vms {
+            waited += usize::from(self.ask(vm, now));
+        }
+        let mut arrived = BTreeMap::new();
+        while let Ok((vm, processes, at, disks)) = self.next(waited > 0, now + PATIENCE) {
+            let Some(asked) = self.asked.get_mut(&vm) else { continue };
+            // Of an earlier start of the VM: it is asked anew.
+            let is_current = asked.processes == processes;
+            waited = waited.saturating_sub(usize::from(asked.since.is_some_and(|since| since >= now)));
+            asked.since = None;
+            if is_current {
+                asked.note(&disks, at);
+                arrived.insert(vm, (at, disks));
+            }
+        }
+        for (vm, asked) in &self.asked {
+            arrived.entry(vm.clone()).or_insert_with(|| (now, Err(asked.unseen(now))));
+        }
+        arrived
+    }
+
+    fn next(
+        &self,
+        waits: bool,
+        until: Instant,
+    ) -> Result<(String, Vec<ProcessId>, Instant, Disks), std::sync::mpsc::RecvTimeoutError> {
+        let left = if waits { until.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
+        self.answers.recv_timeout(left)
+    }
+
+    /// Asks a VM's monitor unless it is asked or not due; whether it was.
+    fn ask(&mut self, vm: &Arc<RunningVm>, now: Instant) -> bool {
+        let name = &vm.contract.vm.name;
+        let fresh =
+            || Asked { processes: vm.processes.clone(), since: None, failures: 0, again: now, why: None };
+        let asked = self.asked.entry(name.clone()).or_insert_with(fresh);
+        if asked.processes != vm.processes {
+            *asked = Asked { since: asked.since, ..fresh() };
+        }
+        if asked.since.is_some() || now < asked.again {
+            return false;
+        }
+        let (vm, dirs, of_libvirt) = (Arc::clone(vm), self.dirs.clone(), self.of_libvirt);
+        let sender = self.sender.clone();
+        let run = move || {
+            let spec = &vm.contract.vm;
+            let disks = disks_of(spec, &dirs, of_libvirt);
+            // The observer may be gone: then nobody waits for it.
+            let _ = sender.send((spec.name.clone(), vm.processes.clone(), Instant::now(), disks));
+        };
+        match std::thread::Builder::new().name("monitor".to_owned()).spawn(run) {
+            Ok(_) => asked.since = Some(now),
+            Err(e) => asked.why = Some(format!("no thread asks its monitor: {e}")),
+        }
+        asked.since.is_some()
+    }
+}
+
+impl Asked {
+    fn note(&mut self, disks: &Disks, now: Instant) {
+        match disks {
+            Ok(_) => (self.failures, self.why) = (0, None),
+            Err(why) => {
+                self.failures = self.failures.saturating_add(1);
+                self.why = Some(why.clone());
+                if let Some(times) = self.failures.checked_sub(2) {
+                    self.again = now + AGAIN.saturating_mul(1 << times.min(8)).min(LONGEST);
+                }
+            }
+        }
+    }
+
+    /// Why nothing of it is seen now.
+    fn unseen(&self, now: Instant) -> String {
+        let waits = |since: Instant| {
+            format!("its monitor has not answered for {} s", now.saturating_duration_since(since).as_secs())
+        };
+        match (self.since, &self.why) {
+            (Some(since), None) => waits(since),
+            (Some(since), Some(why)) => format!("{}; before: {why}", waits(since)),
+            (None, Some(why)) => why.clone(),
+            (None, None) => "it is asked with the next look".to_owned(),
+        }
+    }
+}
+
+/// Where QEMU keeps no histogram yet, one with the limits of the targets is asked for; it lasts as
+/// long as this start of QEMU, and costs nothing more.
+fn disks_of(vm: &Vm, dirs: &Dirs, of_libvirt: bool) -> Disks {
+    let is_domain = matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
+    if is_domain && !of_libvirt {
+        return Err(
+            "QEMU's counters of a domain are read through libvirt's monitor command, which taints it: allow it with \
+             `monitor_of_libvirt = true`"
+                .to_owned(),
+        );
+    }
+    let found = find::one_of_host(std::slice::from_ref(vm), &vm.name, dirs)
+        .and_then(|vm| vm.monitor(&Root::default()));
+    let mut qmp = match found {
+        Ok(Some(qmp)) => qmp,
+        Ok(None) => {
+            return Err("it is reached without a monitor, so QEMU's counters cannot be read".to_owned());
+        }
+        Err(e) => return Err(format!("{e:#}")),
+    };
+    let words = |e: VmmError| e.to_string();
+    let mut disks = qmp.disk_stats().map_err(words)?;
+    let without =
+        |d: &DiskStats| d.file.is_some() && d.read.histogram.is_none() && d.write.histogram.is_none();
+    let lacking: Vec<String> = disks.iter().filter(|d| without(d)).map(|d| d.id.clone()).collect();
+    if !lacking.is_empty() {
+        let limits = limits(vm);
+        for id in lacking {
+            // QEMU before 4.0 has no such command: rates are seen all the same.
+            let _ = qmp.set_latency_histogram(&id, &limits);
+        }
+        disks = qmp.disk_stats().map_err(words)?;
+    }
+    disks.retain(|d| d.file.is_some());
+    let drives = qmp.query_drives().map_err(words)?;
+    Ok((disks, drives))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! One pass in steps, and how old what it saw is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::{SHOWN_AGAIN, Service, Shared, Told};
+use crate::history::EventKind;
+use crate::lock::lock;
+use crate::observe::Observation;
+use crate::snapshot::Snapshot;
+
+impl Service {
+    /// One pass, or what is done of it when `stop` is set. Between its steps clients see what was
+    /// done so far.
+    pub(super) fn pass(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Told<'_>)) {
+        loop {
+            let (mut happenings, looks) = (Vec::new(), self.daemon.looks());
+            let goes_on = self.daemon.advance(&mut happenings);
+            if self.daemon.looks() != looks {
+                self.shared.looked_now();
+            }
+            for happening in happenings {
+                if happening.kind == EventKind::Failed {
+                    self.shared.counters.failures.fetch_add(1, Ordering::Relaxed);
+                }
+                let changes = happening.changes.len() as u64;
+                self.shared.counters.changes.fetch_add(changes, Ordering::Relaxed);
+                self.event(happening.kind, happening.vm.as_deref(), happening.text, happening.changes, tell);
+            }
+            tell(Told::Alive);
+            if !goes_on || stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if self.published.is_none_or(|at| at.elapsed() >= SHOWN_AGAIN) {
+                self.publish();
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// A state with the age of the last look.
+    #[must_use]
+    pub(crate) fn aged(&self, state: &Snapshot) -> Arc<Snapshot> {
+        let (age, config) = (lock(&self.looked).map(|at| at.elapsed()), self.config());
+        let mut state = state.clone().aged(age, config.stale_after());
+        let oldest = self.observation.borrow().oldest(Instant::now());
+        if let Some(age) = oldest.filter(|age| *age > config.unobserved_after()) {
+            let why = "what is shown of load and targets is old";
+            state.problems.push(format!("the VMs have not been observed for {} s: {why}", age.as_secs()));
+        }
+        Arc::new(state)
+    }
+
+    fn looked_now(&self) {
+        *lock(&self.looked) = Some(Instant::now());
+    }
+
+    /// What was observed, with the age of each look.
+    #[must_use]
+    pub(crate) fn aged_observation(&self, seen: &Observation) -> Observation {
+        seen.clone().aged(Instant::now(), self.config().unobserved_after())
+    }
+}
