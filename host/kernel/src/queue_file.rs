@@ -3,8 +3,8 @@
 //! The kernel freezes the queue for most of them: the writer sleeps, and no signal wakes it, until
 //! every request in the queue has ended (`blk_mq_freeze_queue_wait()`), and each new request of the
 //! disk waits meanwhile. A disk that completes nothing would keep the writer for good, with all the
-//! locks that it holds. So such a disk is left alone, and the write is made by a process of its own,
-//! which is left behind after a time.
+//! locks that it holds. So such a disk is left alone, and the write is made by a process of its
+//! own, which is left behind after a time.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -129,9 +129,9 @@ impl Counters {
 /// Starts a process that writes, and does nothing else.
 fn spawn(path: &Path, value: &[u8]) -> io::Result<libc::pid_t> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: fork(2) copies this process; the child runs the branch below only, which calls nothing
-    // but functions that are safe after a fork of a process with threads (signal-safety(7)), on
-    // memory that was prepared before, and ends itself.
+    // SAFETY: fork(2) copies this process; the child runs the branch below only, which calls
+    // nothing but functions that are safe after a fork of a process with threads
+    // (signal-safety(7)), on memory that was prepared before, and ends itself.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {

@@ -18,13 +18,13 @@ use crate::linux::RunningVm;
 
 /// How long a look waits for the answers to what it asks.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A monitor that has failed twice is asked again after so long, then after twice that, and so on up
-/// to [`LONGEST`]: what it answers costs time and memory.
+/// A monitor that has failed twice is asked again after so long, then after twice that, and so on
+/// up to [`LONGEST`]: what it answers costs time and memory.
 const AGAIN: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The disks of a VM with their counters, and its drives with what throttles them; else why they are
-/// not seen.
+/// The disks of a VM with their counters, and its drives with what throttles them; else why they
+/// are not seen.
 pub(super) type Disks = Result<(Vec<DiskStats>, Vec<Drive>), String>;
 
 /// A VM's monitor.
@@ -56,8 +56,8 @@ impl Monitors {
         Self { dirs, of_libvirt, asked: BTreeMap::new(), sender, answers }
     }
 
-    /// Asks those that are due, and waits a moment for their answers. Each VM has one, with the time
-    /// of its arrival.
+    /// Asks those that are due, and waits a moment for their answers. Each VM has one, with the
+    /// time of its arrival.
     pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> BTreeMap<String, (Instant, Disks)> {
         let now = Instant::now();
         self.asked.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));

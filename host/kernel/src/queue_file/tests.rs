@@ -138,7 +138,7 @@ fn a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer() {
     );
     assert_eq!(fs::read_to_string(&path).unwrap(), before, "it was not written");
     may_use(&path).unwrap();
-    // Where that was not seen the writer is left behind, and the file is left alone until it is back.
+    // Where that was not seen the writer is left behind, and the file left alone until it is back.
     let late = write_apart(&root, &path, &other, Duration::from_millis(200)).unwrap_err();
     assert!(late.to_string().contains("has not taken"), "{late}");
     let again = write(&root, &path, &other).unwrap_err();
