@@ -145,7 +145,7 @@ fn noisy(lines: Vec<String>, answer: &'static str) -> Qmp {
         let mut talk = || -> Option<()> {
             reply(Some("{\"id\": 0}".to_owned()), GREETING)?;
             reply(requests.next(), "{\"return\": {}, \"id\": @}")?;
-            while let Some(request) = requests.next() {
+            for request in requests.by_ref() {
                 for line in &lines {
                     reply(Some("{\"id\": 0}".to_owned()), line)?;
                 }
