@@ -472,7 +472,6 @@ mod tests {
         assert_ne!(files.changed().unwrap().plant.unwrap().id, both.id);
     }
 
-    /// A look that opened it would wait for a writer, and all contracts with it.
     #[test]
     fn a_fifo_concerns_only_itself() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
