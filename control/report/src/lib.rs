@@ -6,8 +6,8 @@
 //! words, columns and marks. All functions are pure: the same input gives the same bytes.
 //!
 //! Names of VMs and devices are other people's text. Everything that reaches a terminal goes
-//! through `rtvirtio_text::terminal` (no control or direction-changing characters), everything that reaches
-//! HTML or SVG through `rtvirtio_text::xml` (escaped as well).
+//! through `rtvirtio_text::terminal` (no control or direction-changing characters), everything that
+//! reaches HTML or SVG through `rtvirtio_text::xml` (escaped as well).
 
 pub mod html;
 mod num;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File as OpenFile;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt as _};
 
 use rtvirtio_domain_config::{Disk, File, Network};
 use rtvirtio_units::Bytes;
@@ -63,7 +63,8 @@ fn in_mib(bytes: u64) -> Bytes {
 }
 
 fn of_disk(disk: &Disk, sparse: &mut BTreeMap<u64, FileSystem>, doubts: &mut Vec<String>) -> io::Result<()> {
-    let file = OpenFile::open(&disk.path)?;
+    // disk
+    let file = OpenFile::options().read(true).custom_flags(libc::O_NONBLOCK).open(&disk.path)?;
     let meta = file.metadata()?;
     let is_device = meta.file_type().is_block_device();
     let block = if is_device { block_geometry(&file)?.1 } else { direct_alignment(&file, !disk.cached) };

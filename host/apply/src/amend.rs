@@ -272,7 +272,11 @@ fn stands_alone(write: &Write) -> bool {
 /// What a thread would have without us, where that is not what it has: one that was started by a
 /// thread of ours in our cgroup, or with the real-time policy that we gave to QEMU's main thread.
 /// An error when that is unknown.
-fn before_us(known: &Inherited<'_>, target: &Target, machine: &Machine<'_>) -> Result<Option<String>, String> {
+fn before_us(
+    known: &Inherited<'_>,
+    target: &Target,
+    machine: &Machine<'_>,
+) -> Result<Option<String>, String> {
     let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
     let read = |target: &Target| match machine.read(target) {
         Ok(text) => target.form.value(&text).map(Some).ok_or_else(|| format!("{target} is not understood")),

@@ -11,6 +11,7 @@ mod quiet;
 mod running;
 mod status;
 mod tasks;
+mod tracked;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,14 +24,13 @@ use rtvirtio_planner::replan::{Policy, Request, Sight};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, Ours, of_vms_in_turn};
-use rtvirtio_workflow::kept::Kept;
 use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
 use crate::config::Config;
 use crate::desired::{Contract, Desired};
 use crate::host::{Host, Look, Millis, Outcome};
 use crate::observe::Observation;
-use crate::observed::{Admission, Drift, LOOKED_FOR, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::observed::{Admission, Drift, Observed, ObservedVm, Presence};
 use crate::reconcile::{APPLIED, Action, PLAN, Step};
 use domains::ContractSources;
 use lookup::Lookups;
@@ -38,6 +38,7 @@ use plan::PlanPart;
 use quiet::Quiet;
 use status::{drift, state_of};
 use tasks::{Listed, tids};
+use tracked::{SPLIT_EVERY, Tracked};
 
 pub use fit::{Fit, fit};
 pub use lookup::Waker;
@@ -51,12 +52,6 @@ const ADMISSION_AGE: Duration = Duration::from_secs(60);
 const LOOKUP_EVERY: Duration = Duration::from_secs(1);
 /// The same for domains of libvirt, whose lookup starts a program.
 const DOMAIN_LOOKUP_EVERY: Duration = Duration::from_secs(15);
-/// Threads whose role is not known yet are looked at again after so long, then after twice that,
-/// and so on up to [`ROLE_LATER`]: QEMU reports most to its monitor a moment after their start.
-const ROLE_FIRST: Duration = Duration::from_millis(25);
-const ROLE_LATER: Duration = Duration::from_millis(200);
-/// Between two splits of a budget over threads, where the mechanism knows single threads only.
-const SPLIT_EVERY: Duration = Duration::from_secs(2);
 
 /// Where the service's files are.
 #[derive(Clone, Debug)]
@@ -74,25 +69,6 @@ struct Found {
     handle: VmHandle,
     processes: Vec<ProcessId>,
     tids: BTreeSet<u32>,
-}
-
-/// What is known of one VM between two looks.
-#[derive(Default)]
-struct Tracked {
-    found: Option<Found>,
-    /// Why it is not found.
-    lack: Option<Presence>,
-    next_lookup: Option<Instant>,
-    /// The contract that holds new threads.
-    kept: Option<Kept>,
-    taken_in: Option<Instant>,
-    threads_changed: bool,
-    /// Looks for roles since the threads changed.
-    role_looks: u32,
-    scope: Option<ScopeView>,
-    saved: Option<scopes::VmInForce>,
-    /// Whether `scope` has to be read anew.
-    stale: bool,
 }
 
 /// The host as it is.
@@ -457,49 +433,4 @@ fn admission(of: &AdmittedInTurn) -> Admission {
 
 fn is_done(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Done { .. })
-}
-
-impl Tracked {
-    /// When to look again for the roles of new threads; `None` where all are known.
-    fn role_due(&self) -> Option<Instant> {
-        let waits = self.kept.as_ref().is_some_and(|kept| kept.pending() > 0);
-        let at = self.taken_in.filter(|_| waits)?;
-        Some(at + ROLE_FIRST.saturating_mul(1 << self.role_looks.min(8)).min(ROLE_LATER))
-    }
-
-    /// Whether threads are to be taken into the contract, or its budget is to be split anew.
-    fn takes_in(&self, now: Instant) -> bool {
-        let again = self.role_due().is_some_and(|at| now >= at);
-        let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
-        self.kept.as_ref().is_some_and(|kept| {
-            let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
-            self.threads_changed || again || (splits && is_split)
-        })
-    }
-
-    fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
-        let presence = match (&self.found, &self.lack) {
-            (Some(found), _) => Presence::Running(found.processes.clone()),
-            (None, Some(lack)) => lack.clone(),
-            (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
-        };
-        if let Some(scope) = &mut self.scope {
-            // One of a VM that was just seen need not be asked for again.
-            let runs = |p: &ProcessId| self.found.as_ref().is_some_and(|f| f.processes.contains(p));
-            scope.start_alive = scope.start.is_empty()
-                || scope.start.iter().any(runs)
-                || scope.start.iter().any(ProcessId::is_alive);
-        }
-        // A contract that an earlier process has put in force is taken up.
-        let whole = self.scope.as_ref().is_some_and(|s| s.state == ScopeState::Whole && s.start_alive);
-        if let (true, None, Some(found), Some(cpu)) =
-            (whole, &self.kept, &self.found, self.saved.as_ref().and_then(|saved| saved.cpu.clone()))
-        {
-            self.kept = Some(Kept::start(cpu, found.handle.clone(), root, SPLIT_EVERY));
-            self.threads_changed = true;
-        }
-        let new_threads = self.takes_in(now);
-        let scope = self.scope.clone();
-        ObservedVm { presence, scope, new_threads, ..ObservedVm::off("") }
-    }
 }

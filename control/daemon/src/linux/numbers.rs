@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::ProcessId;
+use rtvirtio_kernel::{ProcessId, trusted};
 use rtvirtio_spec::{HostHandle, Reach};
 use rtvirtio_workflow::write_state;
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,7 @@ pub(super) fn number(reach: &Reach) -> Option<u32> {
 
 impl Numbers {
     pub fn load(state: &Path) -> Self {
+        // kernel file
         let boot = fs::read_to_string(BOOT_ID).map(|id| id.trim().to_owned());
         let all = match &boot {
             Ok(_) => read(state),
@@ -137,7 +138,7 @@ fn read(state: &Path) -> Result<BTreeMap<String, Bound>, String> {
             path.display()
         )
     };
-    match fs::read(&path) {
+    match trusted::read_config(&path, trusted::CONFIG_LIMIT) {
         Ok(text) => serde_json::from_slice(&text).map_err(|e| why(&e)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
         Err(e) => Err(why(&e)),

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs::File as OpenFile;
 use std::io::{Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt as _, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -135,6 +135,9 @@ pub fn reload(control: &Path, force: bool) -> Result<Changes> {
     Ok(Changes { config, changed, notes })
 }
 
+/// A FIFO in a disk's place is not waited for.
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+
 /// Disks that take the rest of their file or device, where that is not what their guests see: a
 /// QEMU reads the size once.
 fn other_sizes(control: &Path, config: &Path) -> Result<Vec<String>> {
@@ -145,7 +148,9 @@ fn other_sizes(control: &Path, config: &Path) -> Result<Vec<String>> {
         let vms = status["vms"].as_array().into_iter().flatten();
         let seen = vms.filter(|vm| vm["name"] == *disk.name).find_map(|vm| vm["size"].as_u64());
         let Some(seen) = seen else { continue };
-        let end = OpenFile::open(&disk.path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+        // disk
+        let open = OpenFile::options().read(true).custom_flags(NONBLOCK).open(&disk.path);
+        let end = open.and_then(|mut file| file.seek(SeekFrom::End(0)));
         let room = match end {
             Ok(end) => end.saturating_sub(disk.offset.0) / SECTOR * SECTOR,
             Err(e) => {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rtvirtio_apply::StateDir;
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_kernel::{Root, flock, process::Process};
+use rtvirtio_kernel::{Root, flock, process::Process, trusted};
 use serde::{Deserialize, Serialize};
 
 use super::start::{self, Inherited};
@@ -211,7 +211,9 @@ fn keep(dir: &StateDir) -> Result<Option<PathBuf>> {
     };
     // A record that cannot be read names no source.
     let source = record(dir).ok().flatten().and_then(|record| record.source);
-    if source.is_some_and(|source| std::fs::read(source).is_ok_and(|text| text == config)) {
+    if source.is_some_and(|source| {
+        trusted::read_config(source, trusted::CONFIG_LIMIT).is_ok_and(|text| text == config)
+    }) {
         return Ok(None);
     }
     dir.replace(KEPT, 0o644, &config).with_context(|| named(KEPT))?;

@@ -1,0 +1,81 @@
+//! What is known of one VM between two looks.
+
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::{ProcessId, Root};
+use rtvirtio_workflow::kept::Kept;
+use rtvirtio_workflow::scopes;
+
+use super::Found;
+use crate::observed::{LOOKED_FOR, ObservedVm, Presence, ScopeState, ScopeView};
+
+/// Threads whose role is not known yet are looked at again after so long, then after twice that,
+/// and so on up to [`ROLE_LATER`]: QEMU reports most to its monitor a moment after their start.
+const ROLE_FIRST: Duration = Duration::from_millis(25);
+const ROLE_LATER: Duration = Duration::from_millis(200);
+/// Between two splits of a budget over threads, where the mechanism knows single threads only.
+pub(super) const SPLIT_EVERY: Duration = Duration::from_secs(2);
+
+/// What is known of one VM between two looks.
+#[derive(Default)]
+pub(super) struct Tracked {
+    pub(super) found: Option<Found>,
+    /// Why it is not found.
+    pub(super) lack: Option<Presence>,
+    pub(super) next_lookup: Option<Instant>,
+    /// The contract that holds new threads.
+    pub(super) kept: Option<Kept>,
+    pub(super) taken_in: Option<Instant>,
+    pub(super) threads_changed: bool,
+    /// Looks for roles since the threads changed.
+    pub(super) role_looks: u32,
+    pub(super) scope: Option<ScopeView>,
+    pub(super) saved: Option<scopes::VmInForce>,
+    /// Whether `scope` has to be read anew.
+    pub(super) stale: bool,
+}
+
+impl Tracked {
+    /// When to look again for the roles of new threads; `None` where all are known.
+    pub(super) fn role_due(&self) -> Option<Instant> {
+        let waits = self.kept.as_ref().is_some_and(|kept| kept.pending() > 0);
+        let at = self.taken_in.filter(|_| waits)?;
+        Some(at + ROLE_FIRST.saturating_mul(1 << self.role_looks.min(8)).min(ROLE_LATER))
+    }
+
+    /// Whether threads are to be taken into the contract, or its budget is to be split anew.
+    pub(super) fn takes_in(&self, now: Instant) -> bool {
+        let again = self.role_due().is_some_and(|at| now >= at);
+        let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
+        self.kept.as_ref().is_some_and(|kept| {
+            let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
+            self.threads_changed || again || (splits && is_split)
+        })
+    }
+
+    pub(super) fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
+        let presence = match (&self.found, &self.lack) {
+            (Some(found), _) => Presence::Running(found.processes.clone()),
+            (None, Some(lack)) => lack.clone(),
+            (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
+        };
+        if let Some(scope) = &mut self.scope {
+            // One of a VM that was just seen need not be asked for again.
+            let runs = |p: &ProcessId| self.found.as_ref().is_some_and(|f| f.processes.contains(p));
+            scope.start_alive = scope.start.is_empty()
+                || scope.start.iter().any(runs)
+                || scope.start.iter().any(ProcessId::is_alive);
+        }
+        // A contract that an earlier process has put in force is taken up.
+        let whole = self.scope.as_ref().is_some_and(|s| s.state == ScopeState::Whole && s.start_alive);
+        if let (true, None, Some(found), Some(cpu)) =
+            (whole, &self.kept, &self.found, self.saved.as_ref().and_then(|saved| saved.cpu.clone()))
+        {
+            self.kept = Some(Kept::start(cpu, found.handle.clone(), root, SPLIT_EVERY));
+            self.threads_changed = true;
+        }
+        let new_threads = self.takes_in(now);
+        let scope = self.scope.clone();
+        ObservedVm { presence, scope, new_threads, ..ObservedVm::off("") }
+    }
+}
