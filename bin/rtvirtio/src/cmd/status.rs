@@ -225,6 +225,7 @@ impl Count {
         .flatten()
         .collect();
         match parts.as_slice() {
+            [] if all == 1 => "in force, 1 setting".to_owned(),
             [] => format!("in force, {all} settings"),
             parts => format!("{} of {all} settings in force, {}", self.in_force, parts.join(", ")),
         }
@@ -233,7 +234,8 @@ impl Count {
 
 fn text(status: &Status, plan: Option<&HostPlan>) -> String {
     let mut out = String::new();
-    let scheme = plan.map_or("a plan", HostPlan::scheme_name);
+    // CPU contracts, limits and a measurement that runs have none.
+    let scheme = plan.map_or("no plan, but settings", HostPlan::scheme_name);
     let count = Count::of(status).text();
     let state = match (status.complete, status.reverting) {
         (_, true) => format!("HALF PUT BACK ({count}): run `rtvirtio revert` again"),

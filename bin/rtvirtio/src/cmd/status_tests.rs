@@ -38,8 +38,12 @@ fn told(status: &Status) -> (String, bool) {
 fn the_headline_counts_what_is_not_as_applied() {
     let unknown = || KnobState::Unknown { error: "EIO".into() };
     let cases = [
-        (vec![KnobState::InForce], "a plan: in force, 1 settings", true),
-        (vec![KnobState::InForce, changed()], "a plan: 1 of 2 settings in force, 1 not as applied", false),
+        (vec![KnobState::InForce], "no plan, but settings: in force, 1 setting", true),
+        (
+            vec![KnobState::InForce, changed()],
+            "no plan, but settings: 1 of 2 settings in force, 1 not as applied",
+            false,
+        ),
         (vec![KnobState::InForce, KnobState::Original], "1 not as applied", false),
         (vec![KnobState::InForce, unknown()], "1 not readable", false),
         (vec![KnobState::InForce, gone()], "1 gone with", true),

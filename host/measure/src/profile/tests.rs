@@ -208,6 +208,6 @@ fn other_profiles_are_refused_with_the_reason() {
     };
     assert!(edited(&|p| p.large = Some(large(Bytes(8192)))).contains("large.read"));
     assert!(edited(&|p| p.large = Some(large(Bytes(u64::MAX)))).contains("of larger requests"));
-    assert!(e(&format!("{good}{}", " ".repeat(MAX_FILE_BYTES))).contains("larger than 1 MiB"));
+    assert!(e(&format!("{good}{}", " ".repeat(MAX_FILE_BYTES))).contains("more than 1048576 bytes"));
     assert!(load(&dir.path().join("none")).unwrap_err().to_string().contains("cannot read"));
 }
