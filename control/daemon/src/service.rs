@@ -313,6 +313,9 @@ impl Service {
             self.shared.counters.pass_us.fetch_add(took, Ordering::Relaxed);
             self.shared.counters.passes.fetch_add(1, Ordering::Relaxed);
             if self.daemon.has_more() {
+                while let Ok(command) = self.commands.try_recv() {
+                    self.obey(command);
+                }
                 continue;
             }
             // A scan after the last pass, whatever has caused that one.

@@ -108,6 +108,24 @@ pub(crate) fn note(dirs: &Dirs) -> Result<()> {
     if let Some(lost) = elsewhere(dirs)?.into_iter().find(|of| of.journal == Journal::Lost) {
         bail!(InForce, "{lost}");
     }
+    note_own(dirs)
+}
+
+/// The same for settings of one VM's threads and groups, which no other state directory's settings
+/// are: only what this one has lost is refused.
+///
+/// # Errors
+/// As [`note`].
+pub(crate) fn note_own(dirs: &Dirs) -> Result<()> {
+    let own = note_name(&resolved(&dirs.state));
+    let lost = match elsewhere(dirs) {
+        Ok(all) => all.into_iter().find(|of| of.journal == Journal::Lost && of.note.ends_with(&own)),
+        // A note of another that cannot be read says nothing of this one.
+        Err(_) => None,
+    };
+    if let Some(lost) = lost {
+        bail!(InForce, "{lost}");
+    }
     StateDir::open_or_create(&dirs.state)?;
     let mark = match mark(&dirs.state)? {
         Some(mark) => mark,

@@ -90,7 +90,9 @@ pub struct InForce {
 
 impl InForce {
     fn new(of: Uncovered, vm: &CoveredVm) -> Self {
-        let void = if of.kind == UncoveredKind::WriteBack { vm.of_writes.clone() } else { Vec::new() };
+        // Of what is not known nobody can say that they hold.
+        let is_void = matches!(of.kind, UncoveredKind::WriteBack | UncoveredKind::Unknown);
+        let void = if is_void { vm.of_writes.clone() } else { Vec::new() };
         Self { of, void }
     }
 }
@@ -99,6 +101,9 @@ impl std::fmt::Display for InForce {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.void.as_slice() {
             [] => write!(f, "{}", self.of),
+            void if self.of.kind == UncoveredKind::Unknown => {
+                write!(f, "{}; NOT KNOWN WHETHER IT HOLDS: {}", self.of, void.join(", "))
+            }
             void => write!(f, "{}; DOES NOT HOLD: {}", self.of, void.join(", ")),
         }
     }

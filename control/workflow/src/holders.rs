@@ -119,10 +119,19 @@ pub fn resources(dirs: &Dirs) -> Result<Vec<OfResource>> {
     Ok(all)
 }
 
-/// The CPU contracts that agents hold for VMs that have not all ended.
+/// The CPU contracts that agents hold for VMs that have not all ended; those of an earlier start of
+/// the host have. Journals are not read: a damaged one of one resource keeps no other VM from its
+/// contract.
 pub(crate) fn cpu_of_resources(dirs: &Dirs) -> Result<Vec<InForce>> {
-    let all = resources(dirs)?.into_iter().filter(|of| !of.has_ended());
-    Ok(all.flat_map(|of| of.cpu).collect())
+    let mut all = Vec::new();
+    for (_, path) in journals(dirs)? {
+        let vms = started::started(&path)?;
+        let has_ended = !vms.is_empty() && vms.iter().all(StartedVm::has_ended);
+        if !has_ended && is_there(&path.join(contracts::IN_FORCE_FILE))? {
+            all.extend(contracts::in_force(&path)?);
+        }
+    }
+    Ok(all)
 }
 
 /// Fails where another program than this one holds settings of one of these VMs: of its name, or

@@ -101,7 +101,10 @@ pub fn keep(
         let Some(vm) = vms.iter().find(|vm| vm.name == of.vm) else {
             bail!(Argument, "the contracts in force are of another spec: it has a VM `{}`", of.vm);
         };
-        search.start(vm)?;
+        // One that cannot be looked for ends nothing for the others.
+        if let Err(e) = search.start(vm) {
+            progress.warn(&format!("{} is not kept: {e:#}", vm.name));
+        }
         sought.insert(of.vm.clone(), of);
     }
     let is_urgent = |of: &contracts::InForce| of.urgency.is_some();
@@ -121,7 +124,10 @@ pub fn keep(
             match found.found {
                 Ok((vm, handle)) => {
                     if let (Some(follower), true) = (&mut follower, is_urgent(&of)) {
-                        follower.follow(Wanted { of: of.clone(), vm, handle: handle.clone() }, dirs)?;
+                        let wanted = Wanted { of: of.clone(), vm, handle: handle.clone() };
+                        if let Err(e) = follower.follow(wanted, dirs) {
+                            progress.warn(&format!("the urgency of {name} is not followed: {e:#}"));
+                        }
                     }
                     kept.push(Kept::start(of, handle, &keeper.root, split_every));
                 }

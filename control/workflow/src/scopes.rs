@@ -193,7 +193,7 @@ impl<'a> Scopes<'a> {
             return Err(ApplyError::InForce { path: dir.join(JOURNAL_FILE) }.into());
         }
         write_state(&dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&new.in_force)?)?;
-        acting::note(self.dirs)?;
+        acting::note_own(self.dirs)?;
         let root = Root::default();
         Ok(session.apply(&new.writes, &Machine::new(&root, &GuestAgents), &mut Silent)?)
     }
@@ -270,7 +270,7 @@ impl<'a> Scopes<'a> {
         };
         let writes = room_for(&root, probe, managed(), &before)?;
         let session = Session::open(&dir)?;
-        acting::note(self.dirs)?;
+        acting::note_own(self.dirs)?;
         if known.is_some() {
             session.amend(&writes, &machine, &mut Silent)?;
         } else if !writes.is_empty() {

@@ -74,11 +74,11 @@ pub(crate) fn amend(
         }
         let (again, left): (Touched, Touched) = touched.into_iter().partition(|(id, _)| again.contains(id));
         write_touched(&journal, writes, &again, machine, observer, &mut out);
-        let of = |(_, place): &(usize, usize)| (writes[*place].knob.clone(), e.to_string());
-        out.failed.extend(left.iter().map(of));
-        if left.is_empty() {
-            out.warnings.push(format!("threads that have ended stay in the journal: {e}"));
+        // What is new has to be journaled first: the caller tries all of it again.
+        if !left.is_empty() {
+            return Err(e);
         }
+        out.warnings.push(format!("threads that have ended stay in the journal: {e}"));
         return Ok(out);
     }
     observer.step(Step::Journaled);

@@ -66,7 +66,7 @@ pub trait HostFiles {
 impl HostFiles for Root {
     fn read(&self, path: &Path) -> io::Result<String> {
         if self.is_real() && is_queue_file(path) {
-            queue_file::may_use(path)?;
+            queue_file::may_use(self, path)?;
         }
         Self::read(self, path).map_err(rtvirtio_kernel::HostError::into_io)
     }

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::Root;
+use crate::process::ProcessId;
+use crate::{Root, atomic_write, trusted};
 
 /// A disk that has requests and completes none for so long is left alone.
 const LOOK: Duration = Duration::from_secs(1);
@@ -24,8 +25,19 @@ const LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 const SHORT: Duration = Duration::from_micros(200);
 
-/// Processes that have not come back from their write, by its file.
+/// A disk that was found to stand still is not looked at for [`LOOK`] again for so long, unless it
+/// has completed something since: a plan has several settings for each disk.
+const KNOWN: Duration = Duration::from_secs(10);
+/// Where a process that has not come back from its write is noted, for other processes: the name of
+/// its disk is added.
+const NOTE: &str = "/run/rtvirtio-queue.";
+/// Bytes of such a note, at most.
+const NOTE_LIMIT: u64 = 64;
+
+/// Processes that have not come back from their write, by the directory of their disk.
 static UNDER_WAY: Mutex<BTreeMap<PathBuf, libc::pid_t>> = Mutex::new(BTreeMap::new());
+/// Disks that were found to stand still: when, and how much they had completed.
+static STOOD_STILL: Mutex<BTreeMap<PathBuf, (Instant, u64)>> = Mutex::new(BTreeMap::new());
 
 /// Whether the kernel may freeze the queue for a write to this file; an elevator's tunables lie a
 /// directory lower, and are set at once.
@@ -41,7 +53,7 @@ pub fn is_queue_file(path: &Path) -> bool {
 /// As [`Root::write`]. Kind `TimedOut` where the disk has requests and completes none, and nothing
 /// was written; or where the kernel did not take the value in time, and may take it later.
 pub fn write(root: &Root, path: &Path, value: &str) -> io::Result<()> {
-    may_use(path)?;
+    may_use(root, path)?;
     if let Some(requests) = stands_still(root, path, LOOK) {
         let text = format!(
             "the disk has {requests} requests in flight and has completed none for {} s, so the kernel would hold \
@@ -65,7 +77,7 @@ fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Re
         std::thread::sleep(pause);
         pause = (2 * pause).min(PAUSE);
     }
-    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned(), pid);
+    leave_behind(root, path, pid);
     let text = format!(
         "the kernel has not taken `{value}` within {} s, and takes it when the disk has completed its requests: see to \
          the disk, then `rtvirtio revert`",
@@ -74,19 +86,57 @@ fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Re
     Err(io::Error::new(io::ErrorKind::TimedOut, text))
 }
 
-/// Whether the file can be used: not while an earlier write to it has not come back, for then even
-/// a read may wait for that.
+/// Notes a process that has not come back, for this process and for others: what it writes arrives
+/// after whatever they put there.
+fn leave_behind(root: &Root, path: &Path, pid: libc::pid_t) {
+    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(disk_of(path).to_owned(), pid);
+    let process = u32::try_from(pid).ok().and_then(|pid| ProcessId::of(pid).ok().flatten());
+    if let (Some(process), Some(note)) = (process, note_of(path)) {
+        let text = format!("{} {}\n", process.pid, process.start_time);
+        // Without it the error that the caller gets is all that says so.
+        let _ = atomic_write(&root.at(note), text.as_bytes());
+    }
+}
+
+/// The directory of a queue file's disk.
+fn disk_of(path: &Path) -> &Path {
+    path.parent().and_then(Path::parent).unwrap_or(path)
+}
+
+fn note_of(path: &Path) -> Option<PathBuf> {
+    let disk = disk_of(path).file_name()?.to_str()?;
+    Some(format!("{NOTE}{disk}").into())
+}
+
+/// Whether a disk's queue files can be used: not while an earlier write to one of them, by whatever
+/// process, has not come back, for then even a read may wait for that.
 ///
 /// # Errors
-/// Kind `TimedOut`.
-pub fn may_use(path: &Path) -> io::Result<()> {
+/// Kind `TimedOut`; as the system calls report where that cannot be told.
+pub fn may_use(root: &Root, path: &Path) -> io::Result<()> {
     let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
     under_way.retain(|_, pid| ended(*pid).is_none());
-    if under_way.contains_key(path) {
-        let text = "an earlier write to it still waits for the disk, which completes no requests";
+    let mut is_under_way = under_way.contains_key(disk_of(path));
+    drop(under_way);
+    if let Some(note) = note_of(path).map(|note| root.at(note)) {
+        match trusted::read_own(&note, NOTE_LIMIT) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", note.display()))),
+            Ok(text) if noted(&text).is_some_and(|process| process.is_alive()) => is_under_way = true,
+            // Another process may have removed it already.
+            Ok(_) => drop(std::fs::remove_file(&note)),
+        }
+    }
+    if is_under_way {
+        let text = "an earlier write to its queue still waits for the disk, which completes no requests";
         return Err(io::Error::new(io::ErrorKind::TimedOut, text));
     }
     Ok(())
+}
+
+fn noted(text: &[u8]) -> Option<ProcessId> {
+    let (pid, start_time) = std::str::from_utf8(text).ok()?.trim().split_once(' ')?;
+    Some(ProcessId { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
 }
 
 /// How many requests the disk has in flight, where it has some and completes none for so long; a
@@ -94,13 +144,17 @@ pub fn may_use(path: &Path) -> io::Result<()> {
 fn stands_still(root: &Root, path: &Path, during: Duration) -> Option<u64> {
     let disk = path.parent()?.parent()?;
     let first = Counters::read(root, disk)?;
-    let end = Instant::now() + during;
+    let known = || STOOD_STILL.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = root.at(disk);
+    let lately = |(at, completed): &(Instant, u64)| at.elapsed() < KNOWN && *completed == first.completed;
+    let end = Instant::now() + if known().get(&key).is_some_and(lately) { Duration::ZERO } else { during };
     loop {
         let now = Counters::read(root, disk)?;
         if now.inflight == 0 || now.completed != first.completed {
             return None;
         }
         if Instant::now() >= end {
+            known().insert(key, (Instant::now(), now.completed));
             return Some(now.inflight);
         }
         std::thread::sleep(PAUSE);

@@ -168,7 +168,8 @@ impl RunningDomain {
             }
             let args = ["blkdeviotune", "--domain", &self.xml.uuid, "--device", &disk.target, "--live"];
             let out = self.daemon.call(&args, Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
-            let (limits, group) = domain::tuned(&String::from_utf8_lossy(&out));
+            // What libvirt has recorded stays where its tool says something else.
+            let Some((limits, group)) = domain::tuned(&String::from_utf8_lossy(&out)) else { continue };
             drive.recorded = (limits != disk.throttle).then_some(disk.throttle);
             drive.limits = Some(limits).filter(|limits| !limits.is_none()).into_iter().collect();
             drive.groups = group.filter(|_| !limits.is_none()).into_iter().collect();

@@ -31,6 +31,8 @@ struct Report {
     leftovers: Vec<PathBuf>,
     /// Settings that act, and that no journal here has.
     elsewhere: Vec<Acting>,
+    /// Whether that could be told.
+    is_seen: bool,
 }
 
 /// `rtvirtio revert`.
@@ -50,17 +52,18 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
             drop(session);
             let contracts = contracts(dirs, on_conflict);
             let domain = domain::stop(dirs, args.stop_domain);
-            let (leftovers, elsewhere) = (remove_leftovers(ui), acting::elsewhere(dirs)?);
-            Report { settings, contracts, domain, leftovers, elsewhere }
+            let (leftovers, (elsewhere, is_seen)) = (remove_leftovers(ui), elsewhere(dirs, ui));
+            Report { settings, contracts, domain, leftovers, elsewhere, is_seen }
         }
-        None => Report {
-            settings: Ok(None),
-            contracts: Ok(Contracts::default()),
-            domain: DomainFate::None,
-            leftovers: remove_leftovers(ui),
-            elsewhere: acting::elsewhere(dirs)?,
-        },
+        None => {
+            let (leftovers, (elsewhere, is_seen)) = (remove_leftovers(ui), elsewhere(dirs, ui));
+            let (contracts, domain) = (Ok(Contracts::default()), DomainFate::None);
+            Report { settings: Ok(None), contracts, domain, leftovers, elsewhere, is_seen }
+        }
     };
+    if let Ok(Contracts { unseen: Some(why), .. }) = &report.contracts {
+        ui.warn(why);
+    }
     let done = report.is_done();
     show(ui, &report.json()?, || report.text())?;
     if let Some(e) = report.settings.err().or(report.contracts.err()) {
@@ -80,21 +83,39 @@ struct Contracts {
     keeper: Option<String>,
     /// What agents of a cluster's resources hold: VM and resource.
     of_resources: Vec<(String, String)>,
+    /// Why that is not known.
+    unseen: Option<String>,
 }
 
 fn contracts(dirs: &Dirs, on_conflict: OnConflict) -> rtvirtio_workflow::Result<Contracts> {
     let of = |of: OfResource| of.names().into_iter().map(move |vm| (vm, of.resource.clone()));
-    let of_resources: Vec<_> = holders::resources(dirs)?.into_iter().flat_map(of).collect();
+    // A journal of an agent's that cannot be read keeps nothing else from going back.
+    let (of_resources, unseen) = match holders::resources(dirs) {
+        Ok(all) => (all.into_iter().flat_map(of).collect(), None),
+        Err(e) => (Vec::new(), Some(format!("what Pacemaker's agents hold is not known: {e:#}"))),
+    };
     if !scopes::any_in_force(dirs)? {
-        return Ok(Contracts { of_resources, ..Contracts::default() });
+        return Ok(Contracts { of_resources, unseen, ..Contracts::default() });
     }
     if let Some(service) = rtvirtio_daemon::running(dirs)? {
         let mut kept = scopes::vms(dirs)?;
         kept.extend(held::is_in_force(dirs)?.then(|| scopes::HELD.to_owned()));
-        return Ok(Contracts { kept, keeper: Some(service.words()), of_resources, ..Contracts::default() });
+        let keeper = Some(service.words());
+        return Ok(Contracts { kept, keeper, of_resources, unseen, ..Contracts::default() });
     }
     let put_back = Scopes::lock(dirs)?.put_all_back(on_conflict)?;
-    Ok(Contracts { put_back, of_resources, ..Contracts::default() })
+    Ok(Contracts { put_back, of_resources, unseen, ..Contracts::default() })
+}
+
+/// What acts of other state directories, and whether that could be told: it hides no result.
+fn elsewhere(dirs: &Dirs, ui: &Ui) -> (Vec<Acting>, bool) {
+    match acting::elsewhere(dirs) {
+        Ok(all) => (all, true),
+        Err(e) => {
+            ui.warn(&format!("what acts of other state directories is not known: {e:#}"));
+            (Vec::new(), false)
+        }
+    }
 }
 
 /// What cannot be removed keeps nothing else from going back.
@@ -112,9 +133,10 @@ impl Report {
     fn is_done(&self) -> bool {
         let settings = self.settings.as_ref().is_ok_and(|s| s.as_ref().is_none_or(|r| r.done));
         let contracts = self.contracts.as_ref().is_ok_and(|c| {
-            c.kept.is_empty() && c.of_resources.is_empty() && c.put_back.iter().all(|(_, r)| r.done)
+            let all_back = c.put_back.iter().all(|(_, r)| r.done);
+            all_back && c.kept.is_empty() && c.of_resources.is_empty() && c.unseen.is_none()
         });
-        settings && contracts && self.domain.is_settled() && self.elsewhere.is_empty()
+        settings && contracts && self.domain.is_settled() && self.elsewhere.is_empty() && self.is_seen
     }
 
     fn has_contracts(&self) -> bool {

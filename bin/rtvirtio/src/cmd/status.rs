@@ -30,11 +30,19 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Some(_) => started::ended(&global.state_dir)?,
         None => Vec::new(),
     };
-    let uncovered: Vec<InForce> = [&global.state_dir, &global.dirs().held_plan()]
-        .into_iter()
-        .map(|dir| covered::uncovered(dir))
-        .collect::<Result<Vec<_>, _>>()?
-        .concat();
+    // What cannot be read hides nothing of the rest.
+    let mut is_seen = true;
+    let mut or_warn = |what: &str, e: rtvirtio_workflow::Error| {
+        ui.warn(&format!("{what} is not known: {e:#}"));
+        is_seen = false;
+    };
+    let mut uncovered: Vec<InForce> = Vec::new();
+    for dir in [&global.state_dir, &global.dirs().held_plan()] {
+        match covered::uncovered(dir) {
+            Ok(found) => uncovered.extend(found),
+            Err(e) => or_warn("what no setting acts on", e),
+        }
+    }
     let mut value = match &status {
         Some(status) => serde_json::to_value(status)?,
         None => serde_json::json!({}),
@@ -55,15 +63,14 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     let mut kept = scopes::vms(&global.dirs())?;
     kept.extend(held::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
-    // One that cannot be read hides nothing of the rest either.
-    let (of_resources, is_seen) = match holders::resources(&global.dirs()) {
-        Ok(all) => (all, true),
-        Err(e) => {
-            ui.warn(&format!("what Pacemaker's agents hold is not known: {e:#}"));
-            (Vec::new(), false)
-        }
-    };
-    let elsewhere = acting::elsewhere(&global.dirs())?;
+    let of_resources = holders::resources(&global.dirs()).unwrap_or_else(|e| {
+        or_warn("what Pacemaker's agents hold", e);
+        Vec::new()
+    });
+    let elsewhere = acting::elsewhere(&global.dirs()).unwrap_or_else(|e| {
+        or_warn("what acts of other state directories", e);
+        Vec::new()
+    });
     value["schema"] = STATUS_SCHEMA.into();
     if !elsewhere.is_empty() {
         value["acting_elsewhere"] = serde_json::to_value(&elsewhere)?;

@@ -45,6 +45,8 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
         let _ = crate::lock::lock(&sender).send(());
     });
     let mut host = LinuxHost::new(places.clone(), &config, waker);
+    // The service's own files stay as they are.
+    host.read_only();
     let end = Instant::now() + PATIENCE;
     let mut desired = Desired::default();
     loop {

@@ -119,7 +119,8 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let contract = desired.of(&step.vm).ok_or_else(|| failed("its contract is gone"))?;
     let tracked = host.tracked.get(&step.vm).ok_or_else(|| failed("it is not known"))?;
     let found = tracked.found.as_ref().ok_or_else(|| failed("it does not run"))?;
-    let (_, admission) = host.admission.as_ref().ok_or_else(|| failed("nothing is admitted yet"))?;
+    // A contract that was put back in this round has ended what was admitted.
+    let (_, admission) = host.admission.as_ref().ok_or(Stop::Busy)?;
     let probe = &admission.admitted.probe;
     // There, what is admitted is the contract that was in force.
     if admission.kept.iter().any(|(vm, _)| *vm == step.vm) {

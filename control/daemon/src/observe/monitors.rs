@@ -40,14 +40,17 @@ struct Asked {
     why: Option<String>,
 }
 
+/// Of which VM, of which start of it, when, and what.
+type Answer = (String, Vec<ProcessId>, Instant, Disks);
+
 /// Who is asked, by the VM's name.
 pub(super) struct Monitors {
     dirs: Dirs,
     /// Whether monitors of libvirt's domains may be asked, which taints these.
     of_libvirt: bool,
     asked: BTreeMap<String, Asked>,
-    sender: Sender<(String, Vec<ProcessId>, Instant, Disks)>,
-    answers: Receiver<(String, Vec<ProcessId>, Instant, Disks)>,
+    sender: Sender<Answer>,
+    answers: Receiver<Answer>,
 }
 
 impl Monitors {
@@ -61,21 +64,19 @@ impl Monitors {
     pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> BTreeMap<String, (Instant, Disks)> {
         let now = Instant::now();
         self.asked.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
+        let mut arrived = BTreeMap::new();
+        // What was late for an earlier look, so that its monitor is asked anew by this one: each
+        // look has an answer of one that takes longer than a look waits.
+        while let Ok(answer) = self.answers.try_recv() {
+            self.take(answer, &mut arrived);
+        }
         let mut waited = 0;
         for vm in vms {
             waited += usize::from(self.ask(vm, now));
         }
-        let mut arrived = BTreeMap::new();
-        while let Ok((vm, processes, at, disks)) = self.next(waited > 0, now + PATIENCE) {
-            let Some(asked) = self.asked.get_mut(&vm) else { continue };
-            // Of an earlier start of the VM: it is asked anew.
-            let is_current = asked.processes == processes;
-            waited = waited.saturating_sub(usize::from(asked.since.is_some_and(|since| since >= now)));
-            asked.since = None;
-            if is_current {
-                asked.note(&disks, at);
-                arrived.insert(vm, (at, disks));
-            }
+        while let Ok(answer) = self.next(waited > 0, now + PATIENCE) {
+            let since = self.take(answer, &mut arrived);
+            waited = waited.saturating_sub(usize::from(since.is_some_and(|since| since >= now)));
         }
         for (vm, asked) in &self.asked {
             arrived.entry(vm.clone()).or_insert_with(|| (now, Err(asked.unseen(now))));
@@ -83,11 +84,20 @@ impl Monitors {
         arrived
     }
 
-    fn next(
-        &self,
-        waits: bool,
-        until: Instant,
-    ) -> Result<(String, Vec<ProcessId>, Instant, Disks), std::sync::mpsc::RecvTimeoutError> {
+    /// Takes an answer; when its VM was asked.
+    fn take(&mut self, answer: Answer, arrived: &mut BTreeMap<String, (Instant, Disks)>) -> Option<Instant> {
+        let (vm, processes, at, disks) = answer;
+        let asked = self.asked.get_mut(&vm)?;
+        let since = asked.since.take();
+        // One of an earlier start of the VM is nothing of this one's: it is asked anew.
+        if asked.processes == processes {
+            asked.note(&disks, at);
+            arrived.insert(vm, (at, disks));
+        }
+        since
+    }
+
+    fn next(&self, waits: bool, until: Instant) -> Result<Answer, std::sync::mpsc::RecvTimeoutError> {
         let left = if waits { until.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
         self.answers.recv_timeout(left)
     }

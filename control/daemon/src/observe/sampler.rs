@@ -23,7 +23,7 @@ use super::memory::MemoryWindow;
 use super::monitors::{Disks, Monitors};
 use super::stalls::{StallWatch, Stalls};
 use super::waits::WaitWindows;
-use super::window::{DiskWindow, StoodStill, judge_task};
+use super::window::{DiskWindow, StoodStill, doubt_where_held_back, judge_task};
 use super::{
     DiskObservation, DiskSource, HostObservation, Observation, TargetObservation, ThreadObservation,
     VmObservation,
@@ -187,6 +187,7 @@ impl Sampler {
         out.targets = targets(vm, seen, out.disks_unseen.is_some());
         seen.threads(&self.root, vm, now, &mut out);
         seen.throttling(&self.root, vm, now, &mut out);
+        doubt_where_held_back(&mut out.targets, &spec.tasks, (out.throttled_time, out.cpu_delay));
         let looked = Looked { vm, drives: &drives, disks: &disks, domain: &of_domain };
         out.limiters = seen.limiters.look(&looked, &out, &self.root, now);
         seen.at = Some(now);

@@ -15,6 +15,10 @@ use super::{HistogramObservation, TargetObservation};
 
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(300);
+/// A VM that its quota stops for this share of the time, or more, may send less because of it.
+const STOPPED: f64 = 0.01;
+/// The same of the time, per second, that its threads were ready and had no CPU.
+const WAITED: f64 = 0.5;
 
 /// How host and disk stood still in the interval that a look ends; `None` where nothing watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -240,6 +244,29 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
 }
 
 /// Whether a task sends what it declares, a percent more or less.
+/// Takes `met` back of a task that sends less than it declares while its VM's quota stops it, or
+/// its threads wait for CPUs: it may send less because of that, and what waits in the guest is in
+/// no histogram of QEMU. `held_back` is the share of time stopped, and the time ready without a CPU
+/// per second, each `None` where it is not counted.
+pub fn doubt_where_held_back(
+    targets: &mut [TargetObservation],
+    tasks: &[Task],
+    held_back: (Option<f64>, Option<f64>),
+) {
+    let why = match held_back {
+        (Some(stopped), _) if stopped >= STOPPED => "its quota stopped the VM",
+        (_, Some(waited)) if waited >= WAITED => "its threads waited for CPUs",
+        _ => return,
+    };
+    for target in targets.iter_mut().filter(|target| target.verdict == Verdict::Met) {
+        let declared = tasks.iter().find(|task| task.name == target.task).and_then(|task| task.rate);
+        if declared.is_some_and(|declared| target.rate.0 < declared.0 * RATE_KEPT) {
+            target.verdict = Verdict::Unproven;
+            target.why = format!("{}; {why}, so whether it asked for less is not known", target.why);
+        }
+    }
+}
+
 fn is_kept(rate: Iops, declared: Iops) -> bool {
     (declared.0 * RATE_KEPT..=declared.0 * (2.0 - RATE_KEPT)).contains(&rate.0)
 }
@@ -355,7 +382,19 @@ mod tests {
             assert_ne!(idle.verdict, Verdict::Missed, "{idle:?}");
             assert!(idle.why.contains("it sends") && idle.why.contains("declared are 100/s"), "{idle:?}");
         }
-        assert_eq!(judged(&vm(""), 100, [1_000, 0, 0, 0]).verdict, Verdict::Met);
+        let rests = judged(&vm(""), 100, [1_000, 0, 0, 0]);
+        assert_eq!(rests.verdict, Verdict::Met);
+        // Unless something else than the guest may have held it back.
+        let doubted = |targets: &TargetObservation, held_back| {
+            let mut all = [targets.clone()];
+            doubt_where_held_back(&mut all, &vm("").tasks, held_back);
+            all[0].verdict
+        };
+        assert_eq!(doubted(&rests, (Some(0.0), Some(0.1))), Verdict::Met);
+        assert_eq!(doubted(&rests, (None, None)), Verdict::Met);
+        assert_eq!(doubted(&rests, (Some(0.2), None)), Verdict::Unproven);
+        assert_eq!(doubted(&rests, (None, Some(0.9))), Verdict::Unproven);
+        assert_eq!(doubted(&one, (Some(0.2), Some(0.9))), Verdict::Met, "its rate is kept");
         // Too many late ones are a miss at any rate, and a rate is laid to no stall.
         let late = judged(&vm(""), 100, [900, 50, 50, 0]);
         assert!(late.verdict == Verdict::Missed && late.why.starts_with("50 of 1000 above"), "{late:?}");

@@ -131,7 +131,9 @@ pub fn reload(control: &Path, force: bool) -> Result<Changes> {
     opened.release();
     let changed = reply["changed"].as_array().map(Vec::as_slice).unwrap_or_default();
     let changed = changed.iter().filter_map(|c| c.as_str().map(ToOwned::to_owned)).collect();
-    let notes = other_sizes(control, &config)?;
+    // The domain has taken the change: what is not known of it undoes nothing.
+    let notes = other_sizes(control, &config)
+        .unwrap_or_else(|e| vec![format!("whether a disk has grown is not known: {e:#}")]);
     Ok(Changes { config, changed, notes })
 }
 

@@ -393,7 +393,8 @@ fn gather_buffers(
         let Some(chain) = available.next() else { return false };
         let head = chain.head_index();
         let before = room;
-        for descriptor in chain.writable().take(MAX_DESCRIPTORS) {
+        // Readable ones count too: a walk over them costs as much.
+        for descriptor in chain.take(MAX_DESCRIPTORS).filter(|descriptor| descriptor.is_write_only()) {
             if room >= len || segments.len() == segments.capacity() {
                 break;
             }

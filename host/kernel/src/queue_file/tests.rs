@@ -36,11 +36,15 @@ fn a_disk_stands_still_that_has_requests_and_completes_none() {
     // One request that ends is enough.
     std::thread::scope(|scope| {
         let looked = scope.spawn(|| stands_still(&root, path, HANG));
-        std::thread::sleep(Duration::from_millis(50));
-        // Replaced at once: a file that is cut off for a moment is not read as a number.
-        let text = "6 0 0 0 9 0 0 0 1 2 3 0 0 0 0 4 5\n";
-        fs::write(disk.join("fresh"), text).unwrap();
-        fs::rename(disk.join("fresh"), disk.join("stat")).unwrap();
+        for reads in 6.. {
+            if looked.is_finished() {
+                break;
+            }
+            // Replaced at once: a file that is cut off for a moment is not read as a number.
+            fs::write(disk.join("fresh"), format!("{reads} 0 0 0 9 0 0 0 1 2 3 0 0 0 0 4 5\n")).unwrap();
+            fs::rename(disk.join("fresh"), disk.join("stat")).unwrap();
+            std::thread::sleep(PAUSE);
+        }
         assert_eq!(looked.join().unwrap(), None);
     });
 }
@@ -137,19 +141,25 @@ fn a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer() {
         "{refused}"
     );
     assert_eq!(fs::read_to_string(&path).unwrap(), before, "it was not written");
-    may_use(&path).unwrap();
+    may_use(&root, &path).unwrap();
     // Where that was not seen the writer is left behind, and the file left alone until it is back.
     let late = write_apart(&root, &path, &other, Duration::from_millis(200)).unwrap_err();
     assert!(late.to_string().contains("has not taken"), "{late}");
     let again = write(&root, &path, &other).unwrap_err();
     assert!(again.to_string().contains("earlier write"), "{again}");
+    // Another process knows it by the note alone.
+    let elsewhere = std::mem::take(&mut *UNDER_WAY.lock().unwrap());
+    let other_file = stuck.sys().join("queue/nr_requests");
+    assert_eq!(may_use(&root, &other_file).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    UNDER_WAY.lock().unwrap().extend(elsewhere);
     stuck.free();
     let begin = Instant::now();
-    while may_use(&path).is_err() {
+    while may_use(&root, &path).is_err() {
         assert!(begin.elapsed() < HANG, "the writer is not back");
         std::thread::sleep(PAUSE);
     }
     assert!(fs::read_to_string(&path).unwrap().contains(&format!("[{other}]")));
+    assert!(!note_of(&path).unwrap().exists(), "the note is gone with it");
     // The kernel's own refusal comes through.
     let wrong = write(&root, &path, "nonsense").unwrap_err();
     assert_eq!(wrong.raw_os_error(), Some(libc::EINVAL), "{wrong}");

@@ -279,13 +279,20 @@ fn limits_of(limit: impl Fn(&str) -> u64) -> ThrottleLimits {
 }
 
 /// The limits in what `virsh blkdeviotune` prints of a disk, which are QEMU's own: lines such as
-/// `read_iops_sec  : 77`; and the group that it is in, where there is one.
-pub(super) fn tuned(text: &str) -> (ThrottleLimits, Option<String>) {
+/// `read_iops_sec  : 77`; and the group that it is in, where there is one. `None` where one of the
+/// six rates is not among them: that is no limit of 0.
+pub(super) fn tuned(text: &str) -> Option<(ThrottleLimits, Option<String>)> {
     let pairs: Vec<(&str, &str)> =
         text.lines().filter_map(|line| line.split_once(':')).map(|(k, v)| (k.trim(), v.trim())).collect();
     let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
-    let limits = limits_of(|name| value(name).and_then(|v| v.parse().ok()).unwrap_or(0));
-    (limits, value("group_name").filter(|group| !group.is_empty()).map(str::to_owned))
+    let number = |name: &str| value(name).and_then(|v| v.parse::<u64>().ok());
+    for kind in ["total", "read", "write"] {
+        for of in ["bytes", "iops"] {
+            number(&format!("{kind}_{of}_sec"))?;
+        }
+    }
+    let limits = limits_of(|name| number(name).unwrap_or(0));
+    Some((limits, value("group_name").filter(|group| !group.is_empty()).map(str::to_owned)))
 }
 
 fn child_attribute<'a>(node: Node<'a, '_>, name: &str, attribute: &str) -> Option<&'a str> {

@@ -345,11 +345,16 @@ fn a_daemon_that_is_not_there_is_an_error_with_libvirts_words() {
 
 #[test]
 fn what_qemu_holds_is_read_from_blkdeviotune() {
-    let text = "total_bytes_sec: 0\nread_bytes_sec : 0\ntotal_iops_sec : 77\nread_iops_sec  : 0\ntotal_iops_sec_max: 200\n\
+    let text = "total_bytes_sec: 0\nread_bytes_sec : 0\nwrite_bytes_sec: 0\ntotal_iops_sec : 77\nread_iops_sec  : 0\n\
+                write_iops_sec : 0\ntotal_iops_sec_max: 200\n\
                 total_iops_sec_max_length: 5\nsize_iops_sec  : 0\ngroup_name     : drive-virtio-disk0\n";
-    let (limits, group) = super::domain::tuned(text);
+    let (limits, group) = super::domain::tuned(text).unwrap();
     assert_eq!(limits.to_string(), "iops-total=77 iops-total-max=200 iops-total-max-length=5");
     assert_eq!(group.as_deref(), Some("drive-virtio-disk0"));
-    let (none, group) = super::domain::tuned("total_iops_sec : 0\ngroup_name     : \n");
-    assert!(none.is_none() && group.is_none());
+    let (none, group) =
+        super::domain::tuned(&text.replace("77", "0").replace("drive-virtio-disk0", "")).unwrap();
+    assert!(group.is_none() && none.iops == 0);
+    // What is not there, or no number, is no limit of 0.
+    assert!(super::domain::tuned("total_iops_sec : 0\n").is_none());
+    assert!(super::domain::tuned(&text.replace("77", "unlimited")).is_none());
 }
