@@ -55,7 +55,13 @@ fn without_room_for_the_journal_nothing_is_touched() {
     rig.start(&[]);
     wait_for("the service", || rig.status()["pid"].is_number());
     small.fill();
-    plc.contract(&rig, "4ms", "");
+    let spec = plc.spec(&rig, "4ms", "");
+    let contracts = rig.contracts();
+    let set =
+        ["contract", "set", &plc.name, spec.to_str().unwrap(), "--contracts", contracts.to_str().unwrap()];
+    // Written, and said to have failed where the service tries it in time.
+    let code = rig.site.output(&set).status.code();
+    assert!(matches!(code, Some(0 | 3)), "{code:?}");
     rig.wait_state(&plc.name, "failed");
     let why = rig.vm(&plc.name)["why"].as_str().unwrap().to_owned();
     assert!(why.contains("No space") || why.contains("free some space"), "{why}");

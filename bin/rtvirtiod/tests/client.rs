@@ -47,8 +47,13 @@ fn contracts_go_where_the_service_reads_and_are_shown_alike_without_it() {
     // The same form and the same words, from the service and without it.
     let show = ["contract", "show", "--contracts", rig.contracts().to_str().unwrap()].map(str::to_owned);
     let show: Vec<&str> = show.iter().map(String::as_str).collect();
-    let (code, with) = rig.site.json(&show);
+    let (code, mut with) = rig.site.json(&show);
     assert_eq!((code, with[0]["state"].as_str()), (0, Some("off")), "{with:#}");
+    // How old the service's look is; the command without it looks now.
+    assert!(
+        with[0].as_object_mut().unwrap().remove("looked_s").is_some_and(|age| age.is_number()),
+        "{with:#}"
+    );
     let said = text(&rig.site.output(&show).stderr);
     assert!(said.contains("as rtvirtiod (process "), "{said}");
     rig.kill();

@@ -20,7 +20,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 fn regular(meta: &Metadata) -> io::Result<()> {
     match meta.file_type() {
         kind if kind.is_file() => Ok(()),
-        kind if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        kind if kind.is_dir() => Err(io::Error::from_raw_os_error(libc::EISDIR)),
         _ => {
             Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a FIFO or a device, and no regular file"))
         }

@@ -146,7 +146,11 @@ impl RunningDomain {
             return Ok(Lookup::Unknown { known: listed.into_iter().map(|(_, name)| name).collect() });
         };
         wait_for_start(&*daemon, uuid)?;
-        let xml = dumpxml(&*daemon, uuid)?;
+        let mut xml = dumpxml(&*daemon, uuid)?;
+        // A start may have begun after the domain was seen shut off.
+        if xml.id.is_some() && wait_for_start(&*daemon, uuid)? {
+            xml = dumpxml(&*daemon, uuid)?;
+        }
         if xml.id.is_none() {
             return Ok(Lookup::ShutOff { name: name.clone() });
         }
@@ -210,15 +214,17 @@ fn list(daemon: &dyn Daemon) -> Result<Vec<(String, String)>, VmmError> {
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// Waits while a domain is being started.
-fn wait_for_start(daemon: &dyn Daemon, uuid: &str) -> Result<(), VmmError> {
+/// Waits while a domain is being started; whether it was.
+fn wait_for_start(daemon: &dyn Daemon, uuid: &str) -> Result<bool, VmmError> {
     let until = Instant::now() + START_TIMEOUT;
+    let mut waited = false;
     loop {
         let args = ["domstate", "--reason", "--domain", uuid];
         let out = daemon.call(&args, Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
         if String::from_utf8_lossy(&out).trim() != STARTING {
-            return Ok(());
+            return Ok(waited);
         }
+        waited = true;
         if Instant::now() >= until {
             return Err(VmmError::Timeout {
                 peer: format!("libvirt {}", daemon.uri()),

@@ -101,7 +101,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         let most = self.device.largest_queue;
         let size = u16::try_from(num).ok().filter(|size| size.is_power_of_two() && *size <= most);
         size.ok_or_else(|| {
-            let why = format_args!("it must be a power of two, and {most} at most");
+            let why = format!("it must be a power of two, and {most} at most");
             log_and_reject(&self.device.name, &format!("queue {index} of {num} descriptors"), why)
         })
     }
@@ -126,7 +126,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         };
         // Requests beyond that memory would be lost with this process.
         if let Some(tracked) = tracked.filter(|tracked| *tracked < size) {
-            let why = format_args!("it has {size} descriptors, and the in-flight memory is for {tracked}");
+            let why = format!("it has {size} descriptors, and the in-flight memory is for {tracked}");
             return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
         }
         let translate = |what, user| {

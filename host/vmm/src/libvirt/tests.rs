@@ -146,6 +146,40 @@ fn the_end_of_a_start_is_waited_for() {
     assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }));
 }
 
+/// A domain whose start begins after it was seen shut off.
+#[derive(Debug, Default)]
+struct StartsBetween(std::sync::atomic::AtomicUsize);
+
+impl Daemon for StartsBetween {
+    fn uri(&self) -> &str {
+        "test:///starts-between"
+    }
+
+    fn call(&self, args: &[&str], _: Access, _: usize, _: Duration) -> Result<Vec<u8>, VmmError> {
+        use std::sync::atomic::Ordering;
+        let asked = self.0.load(Ordering::Relaxed);
+        let answer = match args[0] {
+            "list" => LIST,
+            "domstate" => {
+                self.0.store(asked + 1, Ordering::Relaxed);
+                ["shut off (destroyed)\n\n", "paused (starting up)\n\n"][usize::from((1..3).contains(&asked))]
+            }
+            "dumpxml" if asked == 1 => {
+                "<domain id='3'><name>plc</name><uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid></domain>"
+            }
+            "dumpxml" if asked < 4 => panic!("looked at while it starts"),
+            _ => "<domain><name>plc</name><uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid></domain>",
+        };
+        Ok(answer.as_bytes().to_vec())
+    }
+}
+
+#[test]
+fn a_start_that_begins_during_the_look_is_waited_for_too() {
+    let found = RunningDomain::find(Arc::new(StartsBetween::default()), &Root::new("/nonexistent"), "plc");
+    assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }));
+}
+
 /// Processes as `/proc` shows them.
 struct Processes(tempfile::TempDir);
 
