@@ -73,7 +73,8 @@ pub struct VmRegulators {
 /// Compiles every limit of a spec.
 ///
 /// # Errors
-/// [`Kind::Argument`] for a VM that is not there, and for a spec without limits; when what resctrl shows cannot be read.
+/// [`Kind::Argument`] for a VM that is not there, and for a spec without limits; when what resctrl
+/// shows cannot be read.
 pub fn regulators(
     host: &HostSpec,
     options: &RegulatorOptions,
