@@ -120,7 +120,8 @@ pub(crate) fn note_own(dirs: &Dirs) -> Result<()> {
     let own = note_name(&resolved(&dirs.state));
     let lost = match elsewhere(dirs) {
         Ok(all) => all.into_iter().find(|of| of.journal == Journal::Lost && of.note.ends_with(&own)),
-        // A note of another that cannot be read says nothing of this one.
+        // Where this one has a note, that may be the one which cannot be read.
+        Err(e) if is_there(&notes(dirs).join(&own))? => return Err(e),
         Err(_) => None,
     };
     if let Some(lost) = lost {

@@ -3,13 +3,12 @@
 
 use std::path::Path;
 
-use rtvirtio_apply::{JOURNAL_FILE, StateDir};
 use rtvirtio_kernel::{Cgroups, Root, unless_gone};
 use rtvirtio_planner::{Knob, LimitKind, Plan};
 use serde::{Deserialize, Serialize};
 
 use crate::dirs::write_state;
-use crate::error::{Context as _, Error, Kind, Result};
+use crate::error::Result;
 use crate::site::Site;
 use crate::started;
 use crate::uncovered::{self, Covered, Uncovered, UncoveredKind};
@@ -67,7 +66,7 @@ pub(crate) fn save(all: &[CoveredVm], state_dir: &Path) -> Result<()> {
 /// When that is unknown.
 pub fn uncovered(state_dir: &Path) -> Result<Vec<InForce>> {
     let (root, mut found) = (Root::default(), Vec::new());
-    for vm in covered(state_dir)? {
+    for vm in started::list_of_journal::<CoveredVm>(state_dir, COVERED_FILE)? {
         let pids: Vec<u32> =
             started::processes(state_dir, &[&vm.vm])?.into_iter().map(|process| process.pid).collect();
         let charges_write_back = charges_write_back(&root, &pids)?;
@@ -117,18 +116,4 @@ fn charges_write_back(root: &Root, pids: &[u32]) -> Result<bool> {
         Some(cgroup) => uncovered::charges_write_back(root, &cgroups, &Cgroups::unit_of(&cgroup)),
         None => Ok(true),
     }
-}
-
-fn covered(state_dir: &Path) -> Result<Vec<CoveredVm>> {
-    let Some(dir) = StateDir::find(state_dir)? else { return Ok(Vec::new()) };
-    let at = |name: &'static str| move || state_dir.join(name).display().to_string();
-    if !dir.exists(JOURNAL_FILE).with_context(at(JOURNAL_FILE))?
-        || !dir.exists(COVERED_FILE).with_context(at(COVERED_FILE))?
-    {
-        return Ok(Vec::new());
-    }
-    let text = dir.read(COVERED_FILE).with_context(at(COVERED_FILE))?;
-    serde_json::from_slice(&text)
-        .map_err(|e| Error::from_source(Kind::File, e))
-        .with_context(at(COVERED_FILE))
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use rtvirtio_apply::{JOURNAL_FILE, StateDir};
 use rtvirtio_kernel::ProcessId;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::dirs::write_state;
@@ -92,15 +93,21 @@ pub fn applied_vms(state_dir: &Path) -> Result<Vec<String>> {
 
 /// The VMs that settings in force were applied to.
 pub(crate) fn started(state_dir: &Path) -> Result<Vec<StartedVm>> {
+    list_of_journal(state_dir, VMS_FILE)
+}
+
+/// The list in a file of the state directory that means something next to a journal only; empty
+/// without either.
+pub(crate) fn list_of_journal<T: DeserializeOwned>(state_dir: &Path, file: &'static str) -> Result<Vec<T>> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(Vec::new()) };
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
     if !dir.exists(JOURNAL_FILE).with_context(at(JOURNAL_FILE))?
-        || !dir.exists(VMS_FILE).with_context(at(VMS_FILE))?
+        || !dir.exists(file).with_context(at(file))?
     {
         return Ok(Vec::new());
     }
-    let text = dir.read(VMS_FILE).with_context(at(VMS_FILE))?;
-    serde_json::from_slice(&text).map_err(|e| Error::from_source(Kind::File, e)).with_context(at(VMS_FILE))
+    let text = dir.read(file).with_context(at(file))?;
+    serde_json::from_slice(&text).map_err(|e| Error::from_source(Kind::File, e)).with_context(at(file))
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@
 //!
 //! | function | links | what is accepted |
 //! |---|---|---|
-//! | [`read_config`], [`open_config`] | followed: administrators link files | a regular file, bounded; never waits |
-//! | [`read_named`] | followed | what the user of a command names, a pipe or terminal too; signals end the wait |
-//! | [`lock_file`], [`open_lock`], [`read_own`], [`append_own`] | refused | a regular file with one name, of this user or root |
+//! | [`read_config`], [`open_config`] | followed | a regular file, bounded; never waits |
+//! | [`read_named`] | followed | pipes and terminals too; a signal ends the wait |
+//! | [`lock_file`], [`open_lock`], [`read_own`], [`append_own`] | refused | one name, own or root's |
 //! | [`append_named`] | followed | a regular file that the user of a command names |
 //! | [`process`] | no path at all | what a process itself has mapped to write |
 
