@@ -3,6 +3,8 @@
 
 #[path = "../../../fuzz/src/agent.rs"]
 mod agent;
+#[path = "../../../fuzz/src/libvirt.rs"]
+mod libvirt;
 #[path = "../../../fuzz/src/peer.rs"]
 mod peer;
 #[path = "../../../fuzz/src/qmp.rs"]
@@ -15,6 +17,11 @@ use replay::replay;
 #[test]
 fn agent() {
     replay("agent", agent::play);
+}
+
+#[test]
+fn libvirt() {
+    replay("libvirt", libvirt::play);
 }
 
 #[test]
