@@ -53,9 +53,7 @@ pub fn play(data: &[u8]) {
 /// A whole answer of the input's own, or a good head over a status with the input's edits.
 fn answer(data: &[u8]) -> Vec<u8> {
     match data.first() {
-        Some(1..=8) => {
-            [b"HTTP/1.0 200 OK\r\n\r\n".to_vec(), json::document(&[STATUS], data)].concat()
-        }
+        Some(1..=8) => [b"HTTP/1.0 200 OK\r\n\r\n".to_vec(), json::document(&[STATUS], data)].concat(),
         _ => data.to_vec(),
     }
 }

@@ -331,7 +331,7 @@ fn cases_in_small() {
     assert_eq!(result["runs"].as_array().unwrap().len(), 4, "four treatments that differ");
     // The report finds the same in the directory, with every run's host stalls set apart.
     let html = out.join("report.html");
-    let table = out.join("claims.md");
+    let table = out.join("claims.tsv");
     let (html_path, table_path) = (html.to_str().unwrap(), table.to_str().unwrap());
     let report = [
         "lab",
@@ -341,7 +341,7 @@ fn cases_in_small() {
         out.to_str().unwrap(),
         "--html",
         html_path,
-        "--markdown",
+        "--table",
         table_path,
     ];
     let (_, again) = site.json(&report);

@@ -48,6 +48,12 @@ impl Claim {
         Self { at_least: None, at_most: None, met: true, ..self }
     }
 
+    /// Whether it has a limit; without one it stands there for comparison.
+    #[must_use]
+    pub fn has_limit(&self) -> bool {
+        self.at_least.is_some() || self.at_most.is_some()
+    }
+
     /// With a lower limit. Nothing measured meets no limit.
     #[must_use]
     pub fn at_least(mut self, limit: f64) -> Self {

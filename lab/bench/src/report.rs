@@ -18,20 +18,19 @@ use rtvirtio_workflow::Progress;
 /// The device whose claims have no device in their names.
 const FIRST: &str = "qlc-nvme";
 
-/// What stands above the table of claims.
+/// Head of the page of claims.
 const CLAIMS_HEAD: &str = "\
 # Claims
 
-This page is generated from the results in a directory; it is not edited by hand:
+Every claim with a limit, those that are not met first. The page is generated, not edited:
 
 ```
-rtvirtio-lab bench report --data data --markdown docs/results/claims.md
+rtvirtio-lab bench report --data data --markdown docs/results/claims.md --table docs/results/claims.tsv
 ```
 
-A claim with a limit is `met` or `NOT MET`; the others are there for comparison. What is behind `@` is the data set;
-claims without it are of the emulated flash drive `qlc-nvme`. How the figures are made, and what they are of:
-[README.md](README.md).
-
+Behind `@` stands the data set; claims without it are of the emulated flash drive `qlc-nvme`. Figures that
+have no limit, and stand there for comparison, are in [claims.tsv](claims.tsv). How the figures are made, and
+what they are of: [README.md](README.md).
 ";
 
 /// The result of one or more experiments.
@@ -151,16 +150,33 @@ impl ExperimentReport {
         self
     }
 
-    /// The claims as a page in Markdown, which says how it is made.
+    /// The claims that have a limit, as a page in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
-        let mut s = String::from(CLAIMS_HEAD);
-        s.push_str("| claim | what | value | n | should be | |\n|---|---|---|---|---|---|\n");
-        for row in self.claims.iter().map(claim_rows::cells) {
-            let [id, what, value, unit, n, limit, met] = row.map(|cell| cell.replace('|', "\\|"));
-            s.push_str(&format!("| `{id}` | {what} | {value} {unit} | {n} | {limit} | {met} |\n"));
+        let mut page = String::from(CLAIMS_HEAD);
+        for (title, met) in [("Not met", false), ("Met", true)] {
+            let rows: Vec<&Claim> = self.claims.iter().filter(|c| c.has_limit() && c.met == met).collect();
+            page.push_str(&format!("\n## {title}: {}\n", rows.len()));
+            page.push_str("\n| claim | what | value | n | limit |\n|---|---|---|---|---|\n");
+            for row in rows.into_iter().map(claim_rows::cells) {
+                let [id, what, value, unit, n, limit, _] = row.map(|cell| cell.replace('|', "\\|"));
+                let limit = limit.replace("at least ", ">= ").replace("at most ", "<= ");
+                page.push_str(&format!("| `{id}` | {what} | {value} {unit} | {n} | {limit} |\n"));
+            }
         }
-        s
+        page
+    }
+
+    /// All claims, a line each: id, value, unit, n and limit, separated by tabs.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut table = String::from("claim\tvalue\tunit\tn\tlimit\n");
+        for [id, _, value, unit, n, limit, _] in self.claims.iter().map(claim_rows::cells) {
+            let limit = limit.replace("for comparison", "");
+            table.push_str(&[id, value, unit, n, limit].join("\t"));
+            table.push('\n');
+        }
+        table
     }
 
     /// The page as one HTML document. It takes the sections.

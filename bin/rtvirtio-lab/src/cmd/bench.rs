@@ -475,8 +475,9 @@ fn run_host(args: &BenchHostArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
 
 fn run_report(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let report = directory::report(&args.data, ui)?;
-    if let Some(out) = &args.markdown {
-        write_file(out, report.markdown().as_bytes())?;
+    let made = [(&args.markdown, report.markdown()), (&args.table, report.table())];
+    for (out, text) in made.iter().filter_map(|(out, text)| Some((out.as_ref()?, text))) {
+        write_file(out, text.as_bytes())?;
         ui.step(&format!("wrote {}", out.display()));
     }
     print(report, "rtvirtio: experiments", args.html.as_deref(), ui)

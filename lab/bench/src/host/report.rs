@@ -12,7 +12,7 @@ use crate::page::{Section, Table, claims as claim_rows};
 use crate::report::{ExperimentReport, read};
 
 /// The published figures.
-const REFERENCE: &str = include_str!("../../../../docs/results/claims.md");
+const REFERENCE: &str = include_str!("../../../../docs/results/claims.tsv");
 /// What they are of.
 const REFERENCE_HOST: &str = "The reference is the project's development machine, a virtual machine with two CPUs \
      whose guests are emulated: its figures compare methods and are not those of hardware.";
@@ -49,16 +49,15 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     Ok(report)
 }
 
-/// Values of the published figures by id. A row that is not of the form is no figure.
-fn reference(markdown: &str) -> BTreeMap<&str, f64> {
-    markdown.lines().filter_map(figure).collect()
+/// Values of the published figures by id.
+fn reference(table: &str) -> BTreeMap<&str, f64> {
+    // The first line names the columns.
+    table.lines().skip(1).filter_map(figure).collect()
 }
 
 fn figure(line: &str) -> Option<(&str, f64)> {
-    let (id, rest) = line.strip_prefix("| `")?.split_once("` | ")?;
-    // The meaning comes first, and may have bars in it.
-    let value = rest.replace("\\|", "").split(" | ").nth(1)?.split(' ').next()?.parse().ok()?;
-    Some((id, value))
+    let mut cells = line.split('\t');
+    Some((cells.next()?, cells.next()?.parse().ok()?))
 }
 
 fn section(part: &PartResult, reference: &BTreeMap<&str, f64>) -> Section {
@@ -167,11 +166,8 @@ mod tests {
         let all = reference(REFERENCE);
         assert!(all.len() > 200, "{}", all.len());
         assert!(all.contains_key("iod.qd1.iops_ratio") || all.keys().any(|id| id.starts_with("iod.")));
-        assert_eq!(
-            figure(r"| `a.b` | with \| in it | 0.250 share | 3 | at least 0.100 | met |"),
-            Some(("a.b", 0.25))
-        );
-        assert_eq!(figure("| claim | what | value | n | should be | |"), None);
+        assert_eq!(figure("a.b\t0.250\tshare\t3\tat least 0.100"), Some(("a.b", 0.25)));
+        assert_eq!(figure("claim\tvalue\tunit\tn\tlimit"), None);
     }
 
     #[test]
