@@ -2,6 +2,8 @@
 .PHONY: all build deb guest deps deps-test demo check test test-host test-cluster test-slow install clean help
 
 PREFIX ?= /usr/local
+# What the demo runs, and names at its end.
+DEMO = -p rtvirtio-lab -p rtvirtio -p rtvirtiod
 
 all: build
 
@@ -35,14 +37,15 @@ guest:
 	@ls -l target/guest/release/rtvirtio-guest
 
 deb: build guest
+	cargo build --locked --release -p rtvirtio-bench
 	@sh packaging/deb/build.sh
 
 demo: deps
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo needs root (loop devices, FUSE, cgroups): sudo make demo" >&2; exit 1; }
 	@# Under sudo the build is the user's, so that a later build without sudo finds its files writable.
 	@if [ -n "$$SUDO_USER" ] && [ "$$SUDO_USER" != root ] && su - "$$SUDO_USER" -c 'cargo --version' >/dev/null 2>&1; \
-	then su - "$$SUDO_USER" -c 'cd "$(CURDIR)" && cargo build --locked --release'; \
-	else cargo build --locked --release; fi
+	then su - "$$SUDO_USER" -c 'cd "$(CURDIR)" && cargo build --locked --release $(DEMO)'; \
+	else cargo build --locked --release $(DEMO); fi
 	target/release/rtvirtio-lab demo --out demo; code=$$?; \
 	[ -z "$$SUDO_USER" ] || chown -R "$$SUDO_USER" demo 2>/dev/null || true; exit $$code
 

@@ -51,14 +51,15 @@ rank() {
     host | domain) echo 1 ;;
     control) echo 2 ;;
     lab) echo 3 ;;
-    bin) echo 4 ;;
+    bench) echo 4 ;;
+    bin) echo 5 ;;
     *) echo "no floor $1" >&2; exit 1 ;;
     esac
 }
 
-# core < host, domain < control < lab < bin.
+# core < host, domain < control < lab < bench < bin.
 upward_imports() {
-    for manifest in core/*/Cargo.toml host/*/Cargo.toml domain/*/Cargo.toml control/*/Cargo.toml lab/*/Cargo.toml; do
+    for manifest in core/*/Cargo.toml host/*/Cargo.toml domain/*/Cargo.toml control/*/Cargo.toml lab/*/Cargo.toml bench/*/Cargo.toml; do
         [ -e "$manifest" ] || continue
         floor=${manifest%%/*}
         own_dependencies "$manifest" | while read -r other name; do
@@ -67,12 +68,18 @@ upward_imports() {
     done
 }
 
-# The laboratory is no part of the product: its own program alone links it.
+# Laboratory and experiments are no part of the product: their own programs alone link them, and that of the laboratory no experiment.
 laboratory_in_the_product() {
     for manifest in bin/*/Cargo.toml; do
-        [ "$manifest" != bin/rtvirtio-lab/Cargo.toml ] || continue
+        case $manifest in
+        bin/rtvirtio-bench/*) continue ;;
+        bin/rtvirtio-lab/*) allowed=lab ;;
+        *) allowed= ;;
+        esac
         own_dependencies "$manifest" | while read -r other name; do
-            [ "$other" != lab ] || echo "$manifest:1: it links $name of the laboratory"
+            case $other in
+            lab | bench) [ "$other" = "$allowed" ] || echo "$manifest:1: it links $name of $other" ;;
+            esac
         done
     done
 }
@@ -96,7 +103,7 @@ printing_that_panics() {
 # that this process has made.
 plain_opens() {
     rust_files | grep -E '^(bin|control|core|domain|host)/[^/]*/src/' |
-        grep -vE '(^|/)[a-z_]*tests(/|\.rs$)|^bin/rtvirtio-lab/|^host/kernel/src/(root|trusted|atomic_write)(/|\.rs$)|^core/(spec/src/file|twin/src/profile)\.rs$' |
+        grep -vE '(^|/)[a-z_]*tests(/|\.rs$)|^bin/rtvirtio-(lab|bench)/|^host/kernel/src/(root|trusted|atomic_write)(/|\.rs$)|^core/(spec/src/file|twin/src/profile)\.rs$' |
         while IFS= read -r file; do
             awk -v file="$file" '
                 test && /^(pub )?mod .*\{/ { exit }

@@ -1,5 +1,5 @@
-//! Placement's answers, where the service, or who answers in its place, is hostile: a round ends, is
-//! refused with a reason, or publishes inventories that reserve no more than there is.
+//! Placement's answers, where the service, or who answers in its place, is hostile: a round ends,
+//! is refused with a reason, or publishes inventories that reserve no more than there is.
 //!
 //! Layout of the input: a row of answers. Each is the index of its status, the index of a good
 //! document (0 for none) that [`json`] edits, the payload's length (2 bytes), and the payload. The

@@ -4,8 +4,8 @@
 //!
 //! Layout of the input: vCPUs (1 byte), then steps of a kind and its payload: bytes of the page
 //! (offset 2 bytes, length 1, bytes); time (2 bytes, in units of 8 us); a look at a vCPU with what
-//! its thread ran since (1 + 1 bytes, units of 64 us, never more than passed); an interrupt; a completion; an
-//! interrupt by KVM; the end of the guest's reports.
+//! its thread ran since (1 byte, in units of 64 us, never more than has passed); an interrupt (1
+//! byte); a completion; an interrupt by KVM; the end of the guest's reports.
 
 use std::cell::RefCell;
 
@@ -71,8 +71,8 @@ struct Looked {
 /// Plays a guest against the host's side of its page.
 ///
 /// # Panics
-/// When a level is outside of the VM's, a budget is exceeded by more than the looks that crossed its
-/// end, or a next look does not lie ahead.
+/// When a level is outside of the VM's, a budget is exceeded by more than the looks that crossed
+/// its end, or a next look does not lie ahead.
 pub fn play(data: &[u8]) {
     let mut input = Input(data);
     let config = Config::new(CEILING, FLOOR, CONTRACT);

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Debian packages of what is built: rtvirtio (with rtvirtiod and rtvirtio-iod), rtvirtio-pacemaker, rtvirtio-lab, and rtvirtio-guest
+# Debian packages of what is built: rtvirtio (with rtvirtiod and rtvirtio-iod), rtvirtio-pacemaker,
+# rtvirtio-lab (with rtvirtio-bench), and rtvirtio-guest
 # where `make guest` has built it. Needs dpkg-deb, strip and objdump, no debhelper.
 # Usage: packaging/deb/build.sh [--programs DIR] [--out DIR]     (target/release, target/debian)
 # COMPRESSION=none|gzip|xz|zstd is that of dpkg-deb.
@@ -17,8 +18,8 @@ done
 for tool in dpkg-deb strip objdump; do
     command -v "$tool" >/dev/null 2>&1 || { echo "no $tool here: apt install dpkg binutils" >&2; exit 1; }
 done
-for program in rtvirtio rtvirtiod rtvirtio-iod rtvirtio-pacemaker rtvirtio-lab; do
-    [ -x "$programs/$program" ] || { echo "no $programs/$program: make build" >&2; exit 1; }
+for program in rtvirtio rtvirtiod rtvirtio-iod rtvirtio-pacemaker rtvirtio-lab rtvirtio-bench; do
+    [ -x "$programs/$program" ] || { echo "no $programs/$program: make deb" >&2; exit 1; }
 done
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$top/Cargo.toml" | head -1)
 architecture=$(dpkg --print-architecture)
@@ -133,6 +134,7 @@ TEXT
 
 begin rtvirtio-lab
 program rtvirtio-lab
+program rtvirtio-bench
 finish "rtvirtio (= $version), fio, qemu-system-x86, iproute2" "qemu-utils, cpio" "Laboratory of rtvirtio: emulated devices, guests, benchmarks" <<'TEXT'
 Boots guests on emulated drives, and repeats on your host every figure that
 rtvirtio's pages show.

@@ -1,7 +1,5 @@
 //! The command line of the laboratory, with examples. No logic.
 
-mod bench;
-
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -10,9 +8,7 @@ use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::AccelChoice;
 use rtvirtio_units::{Bytes, Nanos};
 
-pub use bench::*;
-
-/// A stand-in for a host, and judge of rtvirtio on it: emulated devices, guests, experiments.
+/// A stand-in for a host: emulated devices, guests, the whole loop on them.
 #[derive(Parser, Debug)]
 #[command(
     name = "rtvirtio-lab",
@@ -24,9 +20,7 @@ EXAMPLES
   sudo rtvirtio-lab demo                      the whole loop on an emulated device and three QEMU guests
   sudo rtvirtio-lab up examples/fig7.toml     make the device, start the VMs
   sudo rtvirtio-lab run --for 20s             run their tasks
-  sudo rtvirtio-lab down                      remove everything
-  sudo rtvirtio-lab bench cases --only 3vm-LM-
-                                              an experiment"
+  sudo rtvirtio-lab down                      remove everything"
 )]
 pub struct Cli {
     /// The command.
@@ -82,23 +76,13 @@ EXAMPLES
     #[command(after_help = "\
 EXAMPLES
   rtvirtio-lab box -- rtvirtio check
-  rtvirtio-lab box --kernel rt --out box-rt -- rtvirtio-lab bench paravirt --priorities-only --only both \\
+  rtvirtio-lab box --kernel rt --out box-rt -- rtvirtio-bench paravirt --priorities-only --only both \\
       --for 30s --repeat 1 --out .
 
 The command has rtvirtio's programs, fio, QEMU and busybox, and is root there; the files that it leaves in
 its directory are brought out. Nothing of this host is changed, and no root is needed. Every instruction
 of the host there, and of its guests, is emulated: it shows what works, not how fast.")]
     Box(BoxArgs),
-    /// The experiments: datasets, the papers' cases, how well predictions hold
-    #[command(
-        subcommand,
-        after_help = "\
-EXAMPLES
-  sudo rtvirtio-lab bench before-after         does the first tour show what it says, ten times
-  sudo rtvirtio-lab bench cases --only 3vm-LM- the RT-VirtIO paper's Fig. 7
-  rtvirtio-lab bench report --html report.html all results of a directory"
-    )]
-    Bench(BenchCommand),
     /// Serves a twin's FUSE file; started by the lab
     #[command(hide = true)]
     TwinServe(TwinServeArgs),

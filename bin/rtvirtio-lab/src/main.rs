@@ -34,7 +34,6 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Profile(args) => cmd::profile::run(args, global, ui),
         Command::Kvm => cmd::kvm::run(global, ui),
         Command::Box(args) => cmd::boxed::run(args, global, ui),
-        Command::Bench(command) => cmd::bench::run(command, global, ui),
         Command::TwinServe(args) => serve_twin(args),
     }
 }

@@ -149,8 +149,7 @@ fn a_model_learns_from_guests_what_it_says_of_them() {
     let models = site.state_dir().join("models");
     std::fs::create_dir_all(&models).unwrap();
     let model = models.join("twin-emmc.json");
-    let fit =
-        ["lab", "bench", "accuracy", &processes, "--confidence", "95", "--model", model.to_str().unwrap()];
+    let fit = ["bench", "accuracy", &processes, "--confidence", "95", "--model", model.to_str().unwrap()];
     // Of each VM kind: what the bounds rest on, their least confidence and what is expected of the
     // first task, ms.
     let profile = site.dir.path().join("profile.json");

@@ -102,7 +102,7 @@ pub fn keep_aside(path: &Path, progress: &dyn Progress) -> Result<()> {
     let aside = path.with_extension("json.before");
     std::fs::rename(path, &aside).with_context(|| format!("cannot keep {} aside", path.display()))?;
     progress.warn(&format!(
-        "the model that was there had learned from guests too and is kept as {}; the new one has not: `rtvirtio-lab bench accuracy DATA --guests GUESTS --model {}` makes one that has",
+        "the model that was there had learned from guests too and is kept as {}; the new one has not: `rtvirtio-bench accuracy DATA --guests GUESTS --model {}` makes one that has",
         aside.display(),
         path.display()
     ));

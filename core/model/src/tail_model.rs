@@ -45,7 +45,7 @@ pub enum ModelError {
     NotLearned,
     /// The learned model has no network of the paper's form.
     #[error(
-        "the learned model has too few runs of the kind that the RT-VirtIO paper measured for its network: `rtvirtio-lab bench sweep --paper N` measures them"
+        "the learned model has too few runs of the kind that the RT-VirtIO paper measured for its network: `rtvirtio-bench sweep --paper N` measures them"
     )]
     NoNetwork,
 }

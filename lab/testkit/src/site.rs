@@ -90,11 +90,13 @@ impl Site {
         self.dir.path().join("state")
     }
 
-    /// A call of `rtvirtio`, or of `rtvirtio-lab` where the first argument is `lab`.
+    /// A call of `rtvirtio`, or of `rtvirtio-lab` or `rtvirtio-bench` where the first argument is
+    /// `lab` or `bench`.
     #[must_use]
     pub fn command(&self, args: &[&str]) -> Command {
         let (name, args) = match args {
             ["lab", args @ ..] => ("rtvirtio-lab", args),
+            ["bench", args @ ..] => ("rtvirtio-bench", args),
             args => ("rtvirtio", args),
         };
         let mut command = Command::new(program(name));

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rtvirtio_bench::watched::Watched;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
+use rtvirtio_harness::watched::Watched;
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
 use rtvirtio_model::{ModelKind, Profile};

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::Context;
-use rtvirtio_bench::BENCH_DIR;
+use rtvirtio_harness::{BENCH_DIR, huge_pages};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_report::text;
 use rtvirtio_testbed::{Lab, LabHost, remove_leftovers};
@@ -23,12 +23,12 @@ pub fn down(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("down")?;
     let _lock = global.dirs().lock_vms()?;
     let mut was_up = Lab::remove(&global.run_dir)?;
-    // A killed `demo`, `profile` or `bench` may have left a lab.
+    // A killed `demo`, `profile` or `rtvirtio-bench` may have left a lab.
     for dir in [DEMO_DIR, PROFILE_DIR, BENCH_DIR] {
         was_up |= lab_host(global).below(dir).remove()?;
     }
     was_up |= remove_leftovers()?;
-    was_up |= rtvirtio_bench::net::huge_pages::remove_left()?;
+    was_up |= huge_pages::remove_left()?;
     ui.step(if was_up { "the lab is removed" } else { "no lab was up" });
     Ok(ExitCode::SUCCESS)
 }

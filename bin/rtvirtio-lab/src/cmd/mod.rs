@@ -1,6 +1,5 @@
 //! One module per command.
 
-pub mod bench;
 pub mod boxed;
 pub mod demo;
 mod domain;

@@ -4,9 +4,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use rtvirtio_bench::sweep::learn;
-use rtvirtio_bench::test_bed::TestBed;
 use rtvirtio_console::{Global, Ui, need_root, save_model, save_profile};
+use rtvirtio_harness::test_bed::{TestBed, learn};
 use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_learn::design::MAX_VMS;
 use rtvirtio_model::Profile;

@@ -14,7 +14,7 @@ fn header() -> Header {
     Header {
         schema: DATASET_SCHEMA.to_owned(),
         host,
-        command: "rtvirtio-lab bench sweep".to_owned(),
+        command: "rtvirtio-bench sweep".to_owned(),
         generated: "today".to_owned(),
         model: Some("a1".to_owned()),
         confidence: Some(0.95),
@@ -127,12 +127,12 @@ fn what_cannot_be_a_dataset_is_refused_with_its_line() {
     assert!(message.contains("fingerprint a1") && message.contains("b2"), "{message}");
     // Files of before have none.
     assert!(Recorder::open(&path, &Header { model: None, ..header() }, OtherHost::Refused).is_ok());
-    let longer = Header { command: "rtvirtio-lab bench sweep --for 9s".to_owned(), ..header() };
+    let longer = Header { command: "rtvirtio-bench sweep --for 9s".to_owned(), ..header() };
     assert!(
         Recorder::open(&path, &longer, OtherHost::Refused)
             .unwrap_err()
             .to_string()
-            .contains("begun by `rtvirtio-lab bench sweep`")
+            .contains("begun by `rtvirtio-bench sweep`")
     );
 }
 

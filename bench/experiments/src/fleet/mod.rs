@@ -1,0 +1,252 @@
+//! Many hosts: what sums of integers cost, and contracts placed in simulated fleets of up to
+//! 100 000 hosts.
+
+mod crm;
+mod instance;
+mod page;
+mod peers;
+mod simulate;
+mod sums;
+
+use std::path::Path;
+
+use rtvirtio_measure::HostFacts;
+use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use serde::{Deserialize, Serialize};
+
+use crate::claims::Claim;
+use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
+
+use instance::Instance;
+
+pub use instance::VMS_PER_HOST;
+pub use simulate::Filled;
+pub use sums::Sums;
+
+/// File name of the result.
+pub const FILE: &str = "fleet.json";
+
+/// Hosts of the fleet that Pacemaker's own scheduler fills: it takes minutes for some hundred
+/// resources.
+const SMALL: usize = 6;
+
+/// Options of `bench fleet`.
+#[derive(Clone, Debug)]
+pub struct FleetOptions {
+    /// Sizes of simulated fleets, in hosts.
+    pub hosts: Vec<usize>,
+    /// Single hosts that are filled by sums and by admission.
+    pub singles: usize,
+    /// Seed of hosts and contracts.
+    pub seed: u64,
+}
+
+/// The result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FleetData {
+    /// [`FleetData::SCHEMA`].
+    pub schema: String,
+    /// Where the decisions were timed.
+    pub host: HostFacts,
+    /// How.
+    pub command: String,
+    /// When.
+    pub generated: String,
+    /// Single hosts.
+    pub sums: Sums,
+    /// Fleets by rising size.
+    pub fleets: Vec<Filled>,
+    /// A small fleet, by Pacemaker's own scheduler; `None` where it is not installed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pacemaker: Option<ByPacemaker>,
+    /// The most memory of the process, with every rule's data, GiB.
+    pub memory_gib: f64,
+}
+
+/// One small fleet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ByPacemaker {
+    /// Contracts that `crm_simulate` places.
+    pub by_crm_simulate: usize,
+    /// The same fleet by the rules of the larger ones.
+    pub fleet: Filled,
+}
+
+impl Saved for FleetData {
+    const SCHEMA: &str = "rtvirtio-fleet/1";
+}
+
+/// Fills single hosts and fleets.
+///
+/// # Errors
+/// Cancellation, and when a built-in profile cannot be read.
+pub fn measure(options: &FleetOptions, progress: &dyn Progress) -> anyhow::Result<FleetData> {
+    let sums = sums::sums(options.singles, options.seed)?;
+    let mut sizes = options.hosts.clone();
+    sizes.sort_unstable();
+    let mut fleets = Vec::new();
+    for hosts in &sizes {
+        progress.check_cancelled()?;
+        progress.step(&format!("{hosts} hosts, {} contracts", hosts * VMS_PER_HOST));
+        fleets.push(simulate::fill(*hosts, options.seed)?);
+    }
+    progress.step("Pacemaker's own scheduler on a small fleet");
+    let small = Instance::new(SMALL, options.seed)?;
+    let by_crm_simulate = crm::placed(&small)?;
+    let fleet = simulate::fill(SMALL, options.seed)?;
+    let pacemaker = by_crm_simulate.map(|by_crm_simulate| ByPacemaker { by_crm_simulate, fleet });
+    let list: Vec<String> = sizes.iter().map(usize::to_string).collect();
+    Ok(FleetData {
+        schema: FleetData::SCHEMA.to_owned(),
+        host: HostFacts {
+            kernel: kernel_release(),
+            cpus: cpus(),
+            vmm: "none".to_owned(),
+            accelerator: "none".to_owned(),
+            device: "none: hosts and contracts are simulated".to_owned(),
+        },
+        command: format!(
+            "rtvirtio-bench fleet --hosts {} --singles {} --seed {}",
+            list.join(","),
+            options.singles,
+            options.seed
+        ),
+        generated: generated(),
+        sums,
+        fleets,
+        pacemaker,
+        memory_gib: simulate::peak_memory_gib()?,
+    })
+}
+
+impl FleetData {
+    /// The claims of a result.
+    #[must_use]
+    pub fn claims(&self) -> Vec<Claim> {
+        let s = &self.sums;
+        let lost = |of: usize| 1.0 - s.by_sums as f64 / of.max(1) as f64;
+        let wrong = Claim::new(
+            "fleet.sum.admitted_wrongly",
+            "contracts whose sum of integers is within a host's limits and that the full admission refuses",
+            s.admitted_wrongly as f64,
+            "contracts",
+            s.by_sums,
+        );
+        let mut claims = vec![
+            wrong.at_most(0.0),
+            Claim::new(
+                "fleet.sum.lost_share",
+                "contracts that the full admission lets in and sums keep out, on hosts filled from random sequences",
+                lost(s.by_admission),
+                "share",
+                s.hosts,
+            ),
+            Claim::new(
+                "fleet.sum.lost_share.same_shape",
+                "the same against the exact admission under the window and piece size that the sums are of",
+                lost(s.by_ledger),
+                "share",
+                s.hosts,
+            ),
+        ];
+        claims.extend(self.fleets.last().map(|f| self.of_largest(f)).into_iter().flatten());
+        claims.extend(self.pacemaker.iter().map(|p| {
+            Claim::new(
+                "fleet.placed_over_crm_simulate",
+                "contracts placed over those that Pacemaker's own scheduler places in the same fleet of 6 hosts",
+                p.fleet.placed as f64 / p.by_crm_simulate.max(1) as f64,
+                "ratio",
+                p.fleet.vms,
+            )
+        }));
+        claims
+    }
+
+    fn of_largest(&self, f: &Filled) -> Vec<Claim> {
+        let over = |ours: usize, peer: usize| ours as f64 / peer.max(1) as f64;
+        let compared = |id: &str, what: &str, value| Claim::new(id, what, value, "ratio", f.vms);
+        vec![
+            Claim::new("fleet.sim.hosts", "hosts of the largest simulated fleet", f.hosts as f64, "hosts", 1)
+                .at_least(100_000.0),
+            Claim::new("fleet.sim.vms", "contracts that come to it", f.vms as f64, "contracts", 1)
+                .at_least(1e6),
+            Claim::new("fleet.sim.seconds", "time for all of its decisions on one core", f.seconds, "s", 1)
+                .at_most(600.0),
+            Claim::new(
+                "fleet.sim.memory_gib",
+                "most memory of the process, with every compared rule",
+                self.memory_gib,
+                "GiB",
+                1,
+            )
+            .at_most(4.0),
+            Claim::new(
+                "fleet.sim.beyond_capacity",
+                "hosts on which the full admission refuses what was placed, computed anew",
+                f.beyond_capacity as f64,
+                "hosts",
+                f.hosts,
+            )
+            .at_most(0.0),
+            compared(
+                "fleet.sim.placed_over_first_fit",
+                "contracts placed over those of first fit on the same integers, in the order in which they come",
+                over(f.placed, f.first_fit),
+            )
+            .at_least(1.0),
+            compared(
+                "fleet.sim.placed_over_first_fit_decreasing",
+                "the same where both know all that will come, the largest first",
+                over(f.placed_decreasing, f.first_fit_decreasing),
+            ),
+            compared(
+                "fleet.sim.placed_over_pacemaker",
+                "contracts placed over those of Pacemaker's rule: by priority, the emptiest host, one demand for all kinds of hosts",
+                over(f.placed, f.pacemaker),
+            ),
+            compared(
+                "fleet.sim.exact_over_sums",
+                "contracts placed over those placed by sums alone, by the same search",
+                over(f.placed, f.placed_by_sums),
+            ),
+        ]
+    }
+}
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: FleetData = read(path)?;
+    let lead = format!(
+        "Fleets are simulated; decisions were timed on Linux {} with {} CPUs; {}, {}.",
+        data.host.kernel, data.host.cpus, data.command, data.generated
+    );
+    ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, page::sections(&data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_fleet_is_filled_and_never_beyond() {
+        let kinds = Instance::new(1, 3).unwrap().kinds;
+        let with_flow = kinds.iter().filter(|k| !k.networks.is_empty()).count();
+        assert_eq!((kinds.len(), with_flow), (144, 96));
+        let data = simulate::fill(60, 3).unwrap();
+        assert_eq!((data.vms, data.beyond_capacity), (60 * VMS_PER_HOST, 0));
+        // More comes than fits, and by sums alone no more fits.
+        assert!(data.placed < data.vms && data.placed_by_sums <= data.placed, "{data:?}");
+        assert!(data.first_fit > data.vms / 3 && data.pacemaker > data.vms / 4, "{data:?}");
+        let sums = sums::sums(12, 3).unwrap();
+        assert_eq!(sums.admitted_wrongly, 0);
+        // One that is let in may keep two later ones out, so neither rule is always ahead.
+        assert!(sums.by_sums > sums.hosts && sums.by_ledger > sums.hosts, "{sums:?}");
+        assert_eq!(simulate::fill(60, 3).unwrap().placed, data.placed, "a seed decides all but the time");
+    }
+}

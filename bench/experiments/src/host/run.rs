@@ -1,0 +1,437 @@
+//! Which parts are measured on this host, and their run: each is a process of this program, so that
+//! one that fails ends none of the others.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rtvirtio_kernel::Root;
+use rtvirtio_measure::{ResultFile, Run, Verdict};
+use rtvirtio_testbed::image::find_program;
+use rtvirtio_workflow::discover::discover;
+use rtvirtio_workflow::{Progress, is_there};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use super::bundle::{Bundle, FILE, Outcome, PartResult};
+use super::facts::MachineFacts;
+use super::part::{Choice, DEVICE, OUT, PARTS, Part, choose};
+use super::scrub::Scrub;
+use crate::claims::Claim;
+use crate::report::{read, write};
+use crate::saved::Saved;
+
+/// The emulated drive of parts that can use another one.
+const TWIN: &str = "twin:qlc-nvme";
+/// Program of the laboratory.
+const LAB: &str = "rtvirtio-lab";
+/// File on the drive under test.
+const FILE_ON_DRIVE: &str = "rtvirtio-bench.img";
+/// Exit codes with a result: met, a claim or target missed, a target not proven.
+const WITH_RESULT: [i32; 3] = [0, 2, 4];
+/// A part that takes this many times as long as expected is stopped.
+const PATIENCE: u32 = 6;
+/// Time that a part gets to put everything back after a signal.
+const PUT_BACK: Duration = Duration::from_secs(180);
+const POLL: Duration = Duration::from_millis(50);
+/// Longest wait for each line, and for the result, of a part that has ended.
+const AFTER_END: Duration = Duration::from_secs(5);
+/// Lines of a part that fails which are kept.
+const LAST_WORDS: usize = 3;
+
+/// Options.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// A directory on the drive under test; without it the drive is emulated.
+    pub drive: Option<PathBuf>,
+    /// Time for all parts.
+    pub budget: Duration,
+    /// Only parts of these names; all when empty.
+    pub only: Vec<String>,
+    /// Directory of the bundle.
+    pub out: PathBuf,
+    /// Whether virtual machines that run here may be slowed.
+    pub under_vms: bool,
+    /// `rtvirtio-bench`, with `rtvirtio-lab` next to it.
+    pub program: PathBuf,
+    /// Options for each of its commands.
+    pub global: Vec<String>,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub struct Work {
+    /// What is there already.
+    bundle: Bundle,
+    /// Every part that is asked for with its size, or why it is left out.
+    parts: Vec<(&'static Part, Result<Choice, String>)>,
+}
+
+/// Decides what to measure. Changes nothing.
+///
+/// # Errors
+/// A part or drive that there is none of; a bundle of another host in the directory.
+pub fn prepare(options: &HostOptions) -> anyhow::Result<Work> {
+    let is_known = |name: &&String| PARTS.iter().any(|part| part.name == **name);
+    if let Some(unknown) = options.only.iter().find(|name| !is_known(name)) {
+        let all: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
+        bail!("no part is called `{unknown}`: there is {}", all.join(", "));
+    }
+    if let Some(drive) = &options.drive {
+        anyhow::ensure!(
+            drive.is_dir(),
+            "{}: name a directory on a file system of the drive; a file is made there, and removed at the end",
+            drive.display()
+        );
+    }
+    let root = Root::default();
+    let machine = MachineFacts::of(&root);
+    let path = options.out.join(FILE);
+    let own_drive = options.drive.is_some();
+    let bundle = if is_there(&path)? {
+        let bundle: Bundle = read(&path)?;
+        anyhow::ensure!(
+            bundle.machine.is_same(&machine) && bundle.own_drive == own_drive,
+            "{} is of another host, kernel or drive: choose another directory by --out",
+            path.display()
+        );
+        bundle
+    } else {
+        let (schema, generated) = (Bundle::SCHEMA.to_owned(), rtvirtio_workflow::generated());
+        Bundle { schema, generated, machine, own_drive, parts: Vec::new() }
+    };
+    let asked = |part: &Part| options.only.is_empty() || options.only.iter().any(|name| name == part.name);
+    let lacking = |part: &Part| part.needs.iter().find(|program| find_program(program).is_none());
+    let usable: Vec<&Part> = PARTS.iter().filter(|part| asked(part) && lacking(part).is_none()).collect();
+    let choices = choose(&usable, options.budget, &|name| bundle.measured(name));
+    let of_part = |part: &'static Part| {
+        if let Some(program) = lacking(part) {
+            return Err(format!("{program} is not installed (`make deps`)"));
+        }
+        let chosen = choices.iter().find(|choice| choice.part.name == part.name);
+        chosen.copied().ok_or_else(|| format!("it takes about {} s", part.sizes[0].seconds))
+    };
+    let parts = PARTS.iter().filter(|part| asked(part)).map(|part| (part, of_part(part))).collect();
+    Ok(Work { bundle, parts })
+}
+
+/// A part as it is announced.
+#[derive(Debug, Serialize)]
+pub struct PlannedPart {
+    /// Its name.
+    pub name: &'static str,
+    /// What it shows.
+    pub shows: &'static str,
+    /// What it makes and changes.
+    pub touches: &'static str,
+    /// About how long it takes, in seconds; 0 for what is measured already or left out.
+    pub seconds: u64,
+    /// The command.
+    pub command: String,
+    /// Why it is not measured, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<String>,
+}
+
+impl Work {
+    /// What each part does on the host and how long, for a reader who decides whether to start.
+    #[must_use]
+    pub fn planned(&self, options: &HostOptions) -> Vec<PlannedPart> {
+        let of_part = |(part, choice): &(&'static Part, Result<Choice, String>)| {
+            let (seconds, left_out) = match choice {
+                Ok(choice) if self.bundle.measured(part.name) == Some(choice.size) => {
+                    (0, Some("measured already".to_owned()))
+                }
+                Ok(choice) => (choice.time().as_secs(), None),
+                Err(why) => (0, Some(why.clone())),
+            };
+            let choice = choice.as_ref().map_or(Choice { part, size: 0 }, |choice| *choice);
+            let (name, shows, touches) = (part.name, part.shows, part.touches);
+            PlannedPart { name, shows, touches, seconds, command: shown_command(choice, options), left_out }
+        };
+        self.parts.iter().map(of_part).collect()
+    }
+
+    /// The same as text.
+    #[must_use]
+    pub fn describe(&self, options: &HostOptions) -> String {
+        let planned = self.planned(options);
+        let one = |part: &PlannedPart| match &part.left_out {
+            Some(why) => format!("{}: left out: {why}\n", part.name),
+            None => format!(
+                "{}: {}\n  about {} s; touches {}\n  {}\n",
+                part.name, part.shows, part.seconds, part.touches, part.command
+            ),
+        };
+        let text: String = planned.iter().map(one).collect();
+        let time: u64 = planned.iter().map(|part| part.seconds).sum();
+        let minutes = time.div_ceil(60);
+        text + &format!(
+            "about {minutes} min in all; everything that is made is removed, everything that is changed is put back\n"
+        )
+    }
+}
+
+/// Measures, and saves the bundle after each part.
+///
+/// # Errors
+/// Virtual machines that run here; a bundle that cannot be written; Ctrl-C, after what ran has put
+/// everything back.
+pub fn measure(work: Work, options: &HostOptions, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
+    let root = Root::default();
+    if !options.under_vms {
+        let vms = discover(&root, None)?.vms;
+        let names: Vec<String> = vms.into_iter().map(|vm| vm.name).collect();
+        anyhow::ensure!(
+            names.is_empty(),
+            "VMs run here ({}): the measurements take CPU time, memory and disk from them. Move them away, or give --yes",
+            names.join(", ")
+        );
+    }
+    let scrub = Scrub::of(&root);
+    let path = options.out.join(FILE);
+    let begin = Instant::now();
+    let (mut bundle, total) = (work.bundle, work.parts.len());
+    for (i, (part, choice)) in work.parts.into_iter().enumerate() {
+        let choice = match choice {
+            Ok(choice) if bundle.measured(part.name) == Some(choice.size) => continue,
+            Ok(choice) => choice,
+            Err(reason) => {
+                let choice = Choice { part, size: 0 };
+                bundle.put(result(choice, options, Outcome::LeftOut { reason }, &scrub));
+                continue;
+            }
+        };
+        let left = options.budget.saturating_sub(begin.elapsed());
+        let outcome = if i > 0 && left < choice.time() / 2 {
+            let reason = format!("{} s were left", left.as_secs());
+            progress.step(&format!("{}: left out: {reason}", part.name));
+            Outcome::LeftOut { reason }
+        } else {
+            progress.step(&format!(
+                "part {} of {total}, {}: about {} s",
+                i + 1,
+                part.name,
+                choice.time().as_secs()
+            ));
+            one(choice, options, &scrub, progress)?
+        };
+        bundle.put(result(choice, options, outcome, &scrub));
+        bundle.generated = rtvirtio_workflow::generated();
+        write(&path, &bundle)?;
+    }
+    write(&path, &bundle)?;
+    Ok(path)
+}
+
+fn result(choice: Choice, options: &HostOptions, outcome: Outcome, scrub: &Scrub) -> PartResult {
+    let command = scrub.text(&shown_command(choice, options));
+    PartResult { name: choice.part.name.to_owned(), command, size: choice.size, outcome }
+}
+
+fn one(
+    choice: Choice,
+    options: &HostOptions,
+    scrub: &Scrub,
+    progress: &dyn Progress,
+) -> anyhow::Result<Outcome> {
+    let out = options.out.join("parts").join(choice.part.name);
+    // A longer measurement begins anew.
+    if is_there(&out)? {
+        std::fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
+    }
+    std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
+    let mut args = words(choice, options, &out.display().to_string());
+    args.push("--json".to_owned());
+    args.extend(options.global.iter().cloned());
+    let begin = Instant::now();
+    let program = if is_demo(choice) { options.program.with_file_name(LAB) } else { options.program.clone() };
+    let ended = run(&program, &args, choice, progress)?;
+    progress.check_cancelled()?;
+    Ok(match ended {
+        Ended::Result(text) => match figures(&text) {
+            Ok((accelerator, claims)) => {
+                Outcome::Measured { seconds: begin.elapsed().as_secs(), accelerator, claims }
+            }
+            Err(e) => Outcome::Failed { reason: scrub.text(&format!("its result is not readable: {e:#}")) },
+        },
+        Ended::Failed(reason) => {
+            progress.warn(&format!("{} failed: {reason}", choice.part.name));
+            Outcome::Failed { reason: scrub.text(&reason) }
+        }
+    })
+}
+
+/// The command as a user would give it.
+fn shown_command(choice: Choice, options: &HostOptions) -> String {
+    let program = if is_demo(choice) { LAB } else { "rtvirtio-bench" };
+    format!("{program} {}", words(choice, options, "DIR").join(" "))
+}
+
+/// Whether the laboratory's own program runs it.
+fn is_demo(choice: Choice) -> bool {
+    choice.part.sizes[choice.size].args.first() == Some(&"demo")
+}
+
+fn words(choice: Choice, options: &HostOptions, out: &str) -> Vec<String> {
+    let device = match &options.drive {
+        Some(dir) => format!("file:{}", dir.join(FILE_ON_DRIVE).display()),
+        None => TWIN.to_owned(),
+    };
+    let one = |word: &&str| match *word {
+        OUT => out.to_owned(),
+        DEVICE => device.clone(),
+        word => word.to_owned(),
+    };
+    choice.part.sizes[choice.size].args.iter().map(one).collect()
+}
+
+enum Ended {
+    Result(String),
+    Failed(String),
+}
+
+/// Runs a command to its end. Ctrl-C reaches it once, from here: it is in a process group of its
+/// own, and puts everything back.
+fn run(program: &Path, args: &[String], choice: Choice, progress: &dyn Progress) -> anyhow::Result<Ended> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = command.spawn().with_context(|| program.display().to_string())?;
+    let stdout = read_all(child.stdout.take());
+    let lines = read_lines(child.stderr.take());
+    let limit = choice.time() * PATIENCE;
+    let begin = Instant::now();
+    let mut signalled: Option<(Instant, String)> = None;
+    let mut last: Vec<String> = Vec::new();
+    let show = |line: String, last: &mut Vec<String>| {
+        let line = line.strip_prefix("rtvirtio: ").unwrap_or(&line).to_owned();
+        progress.step(&format!("{}: {line}", choice.part.name));
+        last.push(line);
+        let surplus = last.len().saturating_sub(LAST_WORDS);
+        last.drain(..surplus);
+    };
+    let status = loop {
+        lines.try_iter().for_each(|line| show(line, &mut last));
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        match &signalled {
+            None if progress.is_cancelled() => {
+                signal(&child, Signal::INT);
+                signalled = Some((Instant::now(), "stopped as asked".to_owned()));
+            }
+            None if begin.elapsed() > limit => {
+                signal(&child, Signal::INT);
+                signalled = Some((Instant::now(), format!("stopped after {} s", limit.as_secs())));
+            }
+            Some((at, _)) if at.elapsed() > PUT_BACK => child.kill()?,
+            _ => {}
+        }
+        thread::sleep(POLL);
+    };
+    // To the end of what it has written; a process that it left behind may hold the other end.
+    while let Ok(line) = lines.recv_timeout(AFTER_END) {
+        show(line, &mut last);
+    }
+    if let Some((_, why)) = signalled {
+        return Ok(Ended::Failed(why));
+    }
+    let text = stdout.recv_timeout(AFTER_END).unwrap_or_default();
+    Ok(match status.code() {
+        Some(code) if WITH_RESULT.contains(&code) => Ended::Result(text),
+        _ => Ended::Failed(last_words(status, &text, &last)),
+    })
+}
+
+/// Why it failed: its error as JSON, else its last lines.
+fn last_words(status: ExitStatus, stdout: &str, last: &[String]) -> String {
+    let error = serde_json::from_str::<serde_json::Value>(stdout).ok();
+    match error.as_ref().and_then(|error| error["error"].as_str()) {
+        // What a program printed may follow, on lines of its own.
+        Some(error) => error.lines().next().unwrap_or_default().to_owned(),
+        None if last.is_empty() => status.to_string(),
+        None => last.join("; "),
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    // It has not been waited for, so the id is its own.
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn read_all(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (to, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut from) = from {
+            // A result that is cut is not readable, which is said then.
+            let _ = from.read_to_end(&mut bytes);
+        }
+        let _ = to.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
+}
+
+fn read_lines(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (to, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let Some(from) = from else { return };
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if to.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Accelerator and figures of a result: those of an experiment, or of the demo's two runs.
+fn figures(text: &str) -> anyhow::Result<(String, Vec<Claim>)> {
+    #[derive(Deserialize)]
+    struct WithClaims {
+        host: rtvirtio_measure::HostFacts,
+        claims: Vec<Claim>,
+    }
+    if let Ok(file) = serde_json::from_str::<WithClaims>(text) {
+        return Ok((file.host.accelerator, file.claims));
+    }
+    let file: ResultFile = serde_json::from_str(text)?;
+    let claims = file.runs.iter().flat_map(claims_of_run).collect();
+    Ok((file.host.accelerator, claims))
+}
+
+fn claims_of_run(run: &Run) -> Vec<Claim> {
+    let with_target = run.tasks.iter().filter(|task| task.verdict.is_some()).count();
+    let of = |verdict| run.tasks.iter().filter(|task| task.verdict == Some(verdict)).count();
+    let longest = run.tasks.iter().filter(|task| task.verdict.is_some()).map(|task| task.p99_ns.0).max();
+    let claim = |name: &str, what: &str, value: f64, unit: &str| {
+        Claim::new(
+            format!("demo.{}.{name}", run.scheme),
+            format!("{what} under {}", run.scheme),
+            value,
+            unit,
+            with_target,
+        )
+    };
+    vec![
+        claim("missed", "targets missed", of(Verdict::Missed) as f64, "targets"),
+        claim("met", "targets met", of(Verdict::Met) as f64, "targets"),
+        claim(
+            "slowest_p99_ms",
+            "p99 of the slowest task with a target",
+            longest.unwrap_or(0) as f64 / 1e6,
+            "ms",
+        ),
+    ]
+}
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

@@ -1,0 +1,353 @@
+//! The rounds.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use rtvirtio_measure::HostFacts;
+use rtvirtio_spec::Kernel;
+use rtvirtio_testbed::image::GuestImage;
+use rtvirtio_testbed::qemu::Accel;
+use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
+use rtvirtio_units::Nanos;
+use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+
+use super::bed::{BedOptions, GUESTS, HOST, LINK, NAMES, NetBed, NetThread, System, Uplink};
+use super::host_only::{Attacker, flood_per_second, frames_per_second};
+use super::polling::measure_polling;
+use super::probe::{Flood, RoundTrips, round_trips};
+use super::simulated::simulate;
+use super::sv::measure_sv;
+use super::web::measure_web;
+use super::{CrashData, NetData, Part, PathData, Situation, UplinkData};
+use crate::guest::facts;
+use crate::interleave::{Counter, interleaved};
+
+/// Period of requests of the fast probe, and of the one on the slow link.
+pub(super) const FAST: Duration = Duration::from_micros(250);
+const SLOW: Duration = Duration::from_millis(1);
+/// The paper's pings: their number in a round, and their period.
+const PINGS: u32 = 1_000;
+const PING_PERIOD: Duration = Duration::from_millis(2);
+/// What is behind the guests.
+const DEVICE: &str = "veth, 100 Mbit/s by tbf";
+/// Bits per second of a declared link that no guest here fills.
+const FAST_LINK: f64 = 10e9;
+/// Bytes of a TCP transfer.
+const TCP_BYTES: u64 = 64 << 20;
+/// From the start of a load to the first request.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Longest time until a link is back.
+const BACK: Duration = Duration::from_secs(20);
+
+/// Options of the experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct NetOptions {
+    /// Rounds; each measures every system in a random order.
+    pub rounds: usize,
+    /// Requests of the fast probe in a round; a fortieth of them are sent to the web server.
+    pub requests: u32,
+    /// Cases of the simulation.
+    pub cases: usize,
+    /// Crashes in a round.
+    pub crashes: usize,
+    /// Frames per second that the flooded neighbour gets at most, on the domain.
+    pub cap: u32,
+    /// Least time between two notifications of that neighbour; none when `None`.
+    pub coalesce: Option<Nanos>,
+    /// The thread of the domain's network.
+    pub thread: NetThread,
+    /// Sampled values per second.
+    pub rate: u32,
+    /// What 99.9 % of the sampled values are to take at most.
+    pub target: Nanos,
+}
+
+impl NetOptions {
+    /// What the domain's file says.
+    pub(super) fn bed(&self) -> BedOptions {
+        BedOptions { cap: self.cap, coalesce: self.coalesce, thread: self.thread }
+    }
+
+    /// The command that measures these parts.
+    fn command(&self, parts: &BTreeSet<Part>) -> String {
+        let only = if parts.len() == Part::ALL.len() {
+            String::new()
+        } else {
+            format!(" --only {}", parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(","))
+        };
+        let coalesce = self.coalesce.map(|time| format!(" --coalesce {time}")).unwrap_or_default();
+        format!(
+            "rtvirtio-bench net{only} --rounds {} --requests {} --cases {} --crashes {} --rate {} --target {} --cap {}{coalesce}{}",
+            self.rounds,
+            self.requests,
+            self.cases,
+            self.crashes,
+            self.rate,
+            self.target,
+            self.cap,
+            self.thread.options()
+        )
+    }
+}
+
+/// The systems and uplinks that are compared on a slow link.
+const SLOW_LINKS: [(System, Uplink); 3] =
+    [(System::Tap, Uplink::Fifo), (System::Tap, Uplink::Htb), (System::Domain, Uplink::Fifo)];
+
+struct Beds {
+    tap: NetBed,
+    domain: NetBed,
+}
+
+impl Beds {
+    fn of(&mut self, system: System) -> &mut NetBed {
+        if system == System::Tap { &mut self.tap } else { &mut self.domain }
+    }
+}
+
+fn probe(bed: &NetBed, count: u32, period: Duration) -> anyhow::Result<RoundTrips> {
+    round_trips(&bed.namespace, HOST, GUESTS[0], count, period)
+}
+
+/// Measures these parts. The result holds them alone.
+///
+/// # Errors
+/// A namespace, a guest or a domain that cannot be made, and cancellation.
+pub fn measure(
+    options: &NetOptions,
+    parts: &BTreeSet<Part>,
+    labs: &LabHost,
+    progress: &dyn Progress,
+) -> anyhow::Result<NetData> {
+    let command = options.command(parts);
+    let facts = HostFacts {
+        kernel: kernel_release(),
+        cpus: cpus(),
+        vmm: "none".to_owned(),
+        accelerator: "none".to_owned(),
+        device: DEVICE.to_owned(),
+    };
+    let mut data = NetData::new(facts, command, generated());
+    if parts.contains(&Part::Simulated) {
+        progress.step("playing contracts in virtual time");
+        data.simulated = simulate(options.cases)?;
+    }
+    if parts.contains(&Part::Frames) {
+        let mut counter = Counter::new(progress, "rounds without guests", options.rounds);
+        for _ in 0..options.rounds {
+            progress.check_cancelled()?;
+            data.frames_one_port.push(frames_per_second(1)?);
+            data.frames_of_many.push(frames_per_second(64)?);
+            data.floods.push(flood_per_second()?);
+            counter.step();
+        }
+    }
+    if parts.contains(&Part::Web) {
+        data.web = Some(measure_web(options, progress)?);
+    }
+    data.note_facts(parts.iter().filter(|part| !part.has_guests()));
+    if parts.iter().any(|part| part.has_guests()) {
+        let image = labs.guest_image(Kernel::Standard, progress)?;
+        let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
+        if parts.iter().any(|part| part.is_of_pair()) {
+            pair_of_beds(options, parts, (&image, accel), &mut data, progress)?;
+            data.note_facts(parts.iter().filter(|part| part.is_of_pair()));
+        }
+        if parts.contains(&Part::Sv) {
+            let (sv, host) = measure_sv(options, labs, (&image, accel), progress)?;
+            (data.sv, data.host) = (Some(sv), host);
+            data.note_facts([&Part::Sv]);
+        }
+        if parts.contains(&Part::Polling) {
+            let (polling, host) = measure_polling(options, &image, accel, progress)?;
+            data.polling = Some(polling);
+            data.host = host.unwrap_or(data.host);
+            data.note_facts([&Part::Polling]);
+        }
+    }
+    Ok(data)
+}
+
+/// The rounds of the parts that compare guests on taps with guests on the domain.
+fn pair_of_beds(
+    options: &NetOptions,
+    parts: &BTreeSet<Part>,
+    (image, accel): (&GuestImage, Accel),
+    data: &mut NetData,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    progress.step("booting two guests on taps and two on the I/O domain");
+    let bed = |system| NetBed::new(system, (image, accel), options.bed(), None, progress);
+    let mut beds = Beds { tap: bed(System::Tap)?, domain: bed(System::Domain)? };
+    data.host = facts(&mut beds.tap.guests[0], accel, DEVICE.to_owned())?;
+    let paths: Vec<(System, Situation)> = [System::Tap, System::Domain]
+        .into_iter()
+        .flat_map(|system| [Situation::Idle, Situation::Flood].map(|situation| (system, situation)))
+        .collect();
+    let links: Vec<(System, Uplink, bool)> = SLOW_LINKS
+        .into_iter()
+        .flat_map(|(system, link)| [true, false].map(|udp| (system, link, udp)))
+        .collect();
+    let steps = |part: Part| match part {
+        Part::Flood | Part::Ping => paths.len(),
+        Part::Uplink => links.len(),
+        _ => usize::from(part.is_of_pair()),
+    };
+    let steps: usize = parts.iter().map(|part| steps(*part)).sum();
+    let mut counter = Counter::new(progress, "rounds", options.rounds * steps);
+    for round in 0..options.rounds {
+        for part in parts {
+            progress.check_cancelled()?;
+            match part {
+                Part::Flood | Part::Ping => {
+                    let (requests, period) = match part {
+                        Part::Ping => (PINGS, PING_PERIOD),
+                        _ => (options.requests, FAST),
+                    };
+                    let measured =
+                        interleaved(&paths, round, &mut counter, progress, |(system, situation)| {
+                            Ok(path(beds.of(*system), *situation, requests, period)?.0)
+                        })?;
+                    if *part == Part::Ping { &mut data.pings } else { &mut data.paths }.extend(measured);
+                }
+                Part::Uplink => {
+                    let measured =
+                        interleaved(&links, round, &mut counter, progress, |(system, link, udp)| {
+                            slow_link(beds.of(*system), *link, *udp, options.requests / 4)
+                        })?;
+                    data.uplinks.extend(measured);
+                    data.promises.push(promise(&beds.domain)?);
+                }
+                Part::Hostile => {
+                    let (attacked, _) = path(&mut beds.domain, Situation::Attack, options.requests, FAST)?;
+                    data.paths.push(attacked);
+                    counter.step();
+                }
+                Part::Crash => {
+                    crashes(&mut beds.domain, options.crashes, &mut data.crashes, progress)?;
+                    counter.step();
+                }
+                Part::Tcp => {
+                    let tap = beds.tap.tcp_seconds(TCP_BYTES)?;
+                    data.tcp.push([tap, tcp_through(&mut beds.domain, None)?]);
+                    data.tcp_cut.push(tcp_through(&mut beds.domain, Some(FAST_LINK))?);
+                    counter.step();
+                }
+                Part::Simulated | Part::Frames | Part::Sv | Part::Polling | Part::Web => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Round trips to the victim in one situation, and the CPUs of the domain or the switch.
+pub(super) fn path(
+    bed: &mut NetBed,
+    situation: Situation,
+    requests: u32,
+    period: Duration,
+) -> anyhow::Result<(PathData, f64)> {
+    let flood = match situation {
+        Situation::Flood => Some(Flood::start(&bed.namespace, HOST, GUESTS[1])?),
+        Situation::Idle | Situation::Attack => None,
+    };
+    let attacker = (situation == Situation::Attack)
+        .then(|| Attacker::start(&bed.dir().join("c"), [0x52, 0x54, 0, 0, 0, 0xc], GUESTS[0].mac));
+    std::thread::sleep(SETTLE);
+    let times = || anyhow::Ok([bed.cpu_time()?, bed.switch_time()?]);
+    let (before, begin) = (times()?, Instant::now());
+    let trips = probe(bed, requests, period);
+    let (after, length) = (times()?, begin.elapsed().as_nanos() as f64);
+    let cpus = [0, 1].map(|i| (after[i].0 - before[i].0) as f64 / length);
+    let frames_per_second = flood.map(Flood::end);
+    let connections = attacker.map(Attacker::end);
+    let trips = trips?;
+    Ok((PathData::new(bed.system, situation, &trips, frames_per_second, connections, cpus[0]), cpus[1]))
+}
+
+/// Round trips while the neighbour sends as fast as it can through a slow link.
+fn slow_link(bed: &mut NetBed, link: Uplink, udp: bool, requests: u32) -> anyhow::Result<UplinkData> {
+    bed.set_uplink(link)?;
+    let sink = bed.sink()?;
+    let load = bed.start_neighbour(udp)?;
+    std::thread::sleep(SETTLE * 2);
+    let (bytes, begin) = (bed.sent_bytes()?, Instant::now());
+    let trips = probe(bed, requests, SLOW);
+    let rate = (bed.sent_bytes()? - bytes) as f64 * 8.0 / begin.elapsed().as_secs_f64();
+    let stopped = bed.stop_neighbour(load);
+    drop(sink);
+    bed.set_uplink(Uplink::Free)?;
+    stopped?;
+    Ok(UplinkData::new(bed.system, link == Uplink::Htb, udp, &trips?, rate))
+}
+
+/// The domain's own view: bound and worst of the victim's reservation, in ns.
+fn promise(bed: &NetBed) -> anyhow::Result<[u64; 3]> {
+    let status = rtvirtio_workflow::domain::client::ask(&bed.dir().join("control"))?;
+    let ports = status["ports"].as_array().cloned().unwrap_or_default();
+    let port = ports.into_iter().find(|port| port["name"] == NAMES[0]).unwrap_or_default();
+    let promise = &port["promises"][0];
+    Ok(["bound_ns", "worst_ns", "missed"].map(|key| promise[key].as_u64().unwrap_or(0)))
+}
+
+/// Kills the domain again and again while the victim is probed.
+fn crashes(bed: &mut NetBed, n: usize, data: &mut CrashData, progress: &dyn Progress) -> anyhow::Result<()> {
+    for _ in 0..n {
+        progress.check_cancelled()?;
+        let killed = bed.crash(Some(LINK))?;
+        let back = loop {
+            if probe_once(bed)? {
+                break Some(killed.elapsed());
+            }
+            if killed.elapsed() > BACK {
+                break None;
+            }
+        };
+        match back {
+            Some(time) => data.back_s.push(time.as_secs_f64()),
+            None => data.broken += 1,
+        }
+        progress.pause(Duration::from_millis(300))?;
+    }
+    Ok(())
+}
+
+/// Whether the victim answers one of a few requests.
+fn probe_once(bed: &NetBed) -> anyhow::Result<bool> {
+    use rtvirtio_testbed::netns::RawSocket;
+    bed.namespace.enter()?;
+    let socket = RawSocket::open(super::probe::PEER)?;
+    socket.send(&super::probe::request(HOST, GUESTS[0], 0))?;
+    let begin = Instant::now();
+    let mut buffer = vec![0u8; 2_048];
+    while let Some(left) = Duration::from_millis(20).checked_sub(begin.elapsed()) {
+        let Some(len) = socket.receive_into(&mut buffer, left)? else { return Ok(false) };
+        if super::probe::answer(&buffer[..len], GUESTS[0]).is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Seconds of a TCP transfer through the domain, with a declared link of this rate.
+fn tcp_through(bed: &mut NetBed, link: Option<f64>) -> anyhow::Result<f64> {
+    bed.crash(link)?;
+    wait_for_link(bed)?;
+    let seconds = bed.tcp_seconds(TCP_BYTES);
+    bed.crash(Some(LINK))?;
+    wait_for_link(bed)?;
+    seconds
+}
+
+fn wait_for_link(bed: &NetBed) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    while !probe_once(bed)? {
+        if begin.elapsed() > BACK {
+            let status = rtvirtio_workflow::domain::client::ask(&bed.dir().join("control"))?;
+            anyhow::bail!("the guest's link is not back after {} s: {status}", BACK.as_secs());
+        }
+    }
+    // The neighbour's too.
+    std::thread::sleep(SETTLE * 2);
+    Ok(())
+}

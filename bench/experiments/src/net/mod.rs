@@ -1,0 +1,331 @@
+//! Guests behind one uplink: round trips of a victim while its neighbour is flooded, floods a slow
+//! link, or attacks; on QEMU's taps, with and without a tuned HTB, and on the I/O domain.
+//!
+//! The far end sends ICMP echo requests as raw frames, which the victim's kernel answers. All four
+//! guests run all the time; every round measures each system and situation once, in random order.
+//! Parts without guests have vhost-user front ends in their place.
+
+mod bed;
+mod claims;
+mod host_only;
+mod measure;
+mod ovs;
+mod part;
+mod polling;
+pub(crate) mod probe;
+mod simulated;
+mod sink;
+mod sv;
+pub mod timeline;
+mod web;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rtvirtio_learn::statistic::median;
+use rtvirtio_measure::HostFacts;
+use serde::{Deserialize, Serialize};
+
+pub use self::bed::{NetThread, System};
+pub use self::claims::claims;
+pub use self::measure::{NetOptions, measure};
+pub use self::part::{Part, PartFacts};
+pub use self::polling::{PollingData, PollingRun};
+use self::probe::RoundTrips;
+pub use self::simulated::{Simulated, simulate};
+pub use self::sv::{SvData, SvRun};
+pub use self::web::{Order, WebData, WebRun};
+use crate::page::{Section, Table};
+use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
+use crate::stats::rank::nearest_rank;
+
+/// File name of the result.
+pub const FILE: &str = "net.json";
+
+/// What happens next to the victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Situation {
+    /// Nothing.
+    Idle,
+    /// Its neighbour gets frames as fast as one thread sends them.
+    Flood,
+    /// Another guest attacks the domain.
+    Attack,
+}
+
+/// Percentiles of round trips, in ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tails {
+    /// Requests.
+    pub n: u64,
+    /// Without an answer.
+    pub lost: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// 99.9th percentile.
+    pub p999: u64,
+    /// The longest.
+    pub max: u64,
+}
+
+impl Tails {
+    fn of(trips: &RoundTrips) -> Self {
+        let mut ns = trips.ns.clone();
+        ns.sort_unstable();
+        let at = |share| nearest_rank(&ns, share).unwrap_or(0);
+        let sum: u64 = ns.iter().sum();
+        Self {
+            n: ns.len() as u64 + trips.lost,
+            lost: trips.lost,
+            mean: sum as f64 / ns.len().max(1) as f64,
+            p50: at(0.5),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: at(1.0),
+        }
+    }
+}
+
+/// Round trips of the victim, one round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathData {
+    /// On the I/O domain; on taps otherwise.
+    pub domain: bool,
+    /// What happens next to it.
+    pub situation: Situation,
+    /// Its round trips.
+    pub tails: Tails,
+    /// Frames per second of the flood.
+    pub flood: Option<f64>,
+    /// Connections of the attacker.
+    pub attacks: Option<u64>,
+    /// CPUs of the neighbour's QEMU and of the domain.
+    pub cpus: f64,
+}
+
+impl PathData {
+    fn new(
+        system: System,
+        situation: Situation,
+        trips: &RoundTrips,
+        flood: Option<f64>,
+        attacks: Option<u64>,
+        cpus: f64,
+    ) -> Self {
+        Self { domain: system == System::Domain, situation, tails: Tails::of(trips), flood, attacks, cpus }
+    }
+}
+
+/// Round trips on a slow link, one round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UplinkData {
+    /// On the I/O domain; on taps otherwise.
+    pub domain: bool,
+    /// With a tuned HTB.
+    pub htb: bool,
+    /// The neighbour sends UDP; TCP otherwise.
+    pub udp: bool,
+    /// Round trips of the victim.
+    pub tails: Tails,
+    /// Bits per second that left.
+    pub bits_per_second: f64,
+}
+
+impl UplinkData {
+    fn new(system: System, htb: bool, udp: bool, trips: &RoundTrips, bits_per_second: f64) -> Self {
+        Self { domain: system == System::Domain, htb, udp, tails: Tails::of(trips), bits_per_second }
+    }
+}
+
+/// Kills of the domain.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CrashData {
+    /// From the kill until the victim answers again, in seconds.
+    pub back_s: Vec<f64>,
+    /// Kills after which it does not.
+    pub broken: u64,
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NetData {
+    /// [`NetData::SCHEMA`].
+    pub schema: String,
+    /// Where.
+    pub host: HostFacts,
+    /// How.
+    pub command: String,
+    /// When.
+    pub generated: String,
+    /// Round trips without a slow link.
+    pub paths: Vec<PathData>,
+    /// Round trips on a slow link.
+    pub uplinks: Vec<UplinkData>,
+    /// Kills.
+    pub crashes: CrashData,
+    /// Frames per second of one port, of a network of one.
+    pub frames_one_port: Vec<f64>,
+    /// The same, of a network of 64.
+    pub frames_of_many: Vec<f64>,
+    /// Frames per second of a flood without guests: into a link that nothing reads, and through the
+    /// bridge.
+    #[serde(default)]
+    pub floods: Vec<[f64; 2]>,
+    /// Seconds of a TCP transfer on a tap, and on the domain.
+    pub tcp: Vec<[f64; 2]>,
+    /// Seconds of it on the domain with a declared link, where large segments are cut.
+    #[serde(default)]
+    pub tcp_cut: Vec<f64>,
+    /// Of the victim's reservation: bound and worst in ns, and frames over the deadline.
+    pub promises: Vec<[u64; 3]>,
+    /// The simulation.
+    pub simulated: Simulated,
+    /// Pings, idle and while the neighbour is flooded.
+    #[serde(default)]
+    pub pings: Vec<PathData>,
+    /// Sampled values.
+    #[serde(default)]
+    pub sv: Option<SvData>,
+    /// A polling domain next to OVS-DPDK.
+    #[serde(default)]
+    pub polling: Option<PollingData>,
+    /// Requests to a web server.
+    #[serde(default)]
+    pub web: Option<WebData>,
+    /// Where, how and when each part was measured; all at once where it is empty.
+    #[serde(default)]
+    pub parts: BTreeMap<Part, PartFacts>,
+}
+
+impl Saved for NetData {
+    const SCHEMA: &str = "rtvirtio-net/1";
+}
+
+impl NetData {
+    /// Nothing is measured yet.
+    fn new(host: HostFacts, command: String, generated: String) -> Self {
+        Self {
+            schema: Self::SCHEMA.to_owned(),
+            host,
+            command,
+            generated,
+            paths: Vec::new(),
+            uplinks: Vec::new(),
+            crashes: CrashData::default(),
+            frames_one_port: Vec::new(),
+            frames_of_many: Vec::new(),
+            floods: Vec::new(),
+            tcp: Vec::new(),
+            tcp_cut: Vec::new(),
+            promises: Vec::new(),
+            simulated: Simulated::default(),
+            pings: Vec::new(),
+            sv: None,
+            polling: None,
+            web: None,
+            parts: BTreeMap::new(),
+        }
+    }
+
+    fn paths(&self, domain: bool, situation: Situation) -> impl Iterator<Item = &PathData> {
+        self.paths.iter().filter(move |p| p.domain == domain && p.situation == situation)
+    }
+
+    fn path(&self, domain: bool, situation: Situation, of: impl Fn(&PathData) -> f64) -> f64 {
+        median(self.paths(domain, situation).map(of).collect())
+    }
+
+    fn uplink(&self, domain: bool, htb: bool, udp: bool, of: impl Fn(&UplinkData) -> f64) -> f64 {
+        let rows = self.uplinks.iter().filter(|u| (u.domain, u.htb, u.udp) == (domain, htb, udp));
+        median(rows.map(of).collect())
+    }
+}
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: NetData = read(path)?;
+    let mut section = Section { title: "A victim and its neighbour".to_owned(), ..Section::default() };
+    let mut parts: Vec<(PartFacts, Vec<String>)> = Vec::new();
+    for (part, facts) in data.facts() {
+        let name = part.name();
+        match parts.iter_mut().find(|(other, _)| *other == facts) {
+            Some((_, names)) => names.push(name),
+            None => parts.push((facts, vec![name])),
+        }
+    }
+    section.text.extend(parts.into_iter().map(|(facts, names)| {
+        let PartFacts { host, command, generated } = facts;
+        let host = format!("Linux {}, {} CPUs, {} ({})", host.kernel, host.cpus, host.vmm, host.accelerator);
+        format!("{}: {command}; {generated}; {host}.", names.join(", "))
+    }));
+    if let Some(polling) = &data.polling {
+        section.text.extend(polling.peer_text());
+    }
+    let us = |ns: u64| format!("{:.0}", ns as f64 / 1e3);
+    let row = |name: String, t: &Tails, more: String| {
+        let numbers = [us(t.mean as u64), us(t.p50), us(t.p99), us(t.p999), us(t.max), more];
+        [name, t.n.to_string(), t.lost.to_string()].into_iter().chain(numbers).collect::<Vec<String>>()
+    };
+    let mut table = |label: &str, last: &str, rows: Vec<Vec<String>>| {
+        let head = ["", "n", "lost", "mean us", "p50 us", "p99 us", "p99.9 us", "max us", last];
+        if !rows.is_empty() {
+            let head = head.map(str::to_owned).to_vec();
+            section.tables.push(Table { label: label.to_owned(), head, rows });
+        }
+    };
+    let system = |domain: bool, htb: bool| match (domain, htb) {
+        (true, _) => "I/O domain",
+        (false, true) => "taps, HTB",
+        (false, false) => "taps",
+    };
+    let path = |p: &PathData| {
+        let name = format!("{}, {:?}", system(p.domain, false), p.situation).to_lowercase();
+        row(name, &p.tails, format!("{:.2}", p.cpus))
+    };
+    let uplink = |u: &UplinkData| {
+        let name = format!("{}, {}", system(u.domain, u.htb), if u.udp { "UDP" } else { "TCP" });
+        row(name, &u.tails, format!("{:.1}", u.bits_per_second / 1e6))
+    };
+    let polling = |run: &PollingRun| {
+        let name = format!("{}, {:?}", run.system.name(), run.situation).to_lowercase();
+        row(name, &run.tails, format!("{:.2}", run.switch_cpus))
+    };
+    let neighbour = "CPUs of the neighbour";
+    table("round trips at 4 kHz, each round", neighbour, data.paths.iter().map(path).collect());
+    table(
+        "round trips at 1 kHz through 100 Mbit/s, each round",
+        "Mbit/s",
+        data.uplinks.iter().map(uplink).collect(),
+    );
+    table("pings, each round", neighbour, data.pings.iter().map(path).collect());
+    let runs = data.polling.iter().flat_map(|polling| &polling.runs);
+    table("round trips at 4 kHz through a polling switch", "CPUs of the switch", runs.map(polling).collect());
+    section.tables.extend(data.sv.as_ref().map(SvData::table));
+    section.tables.extend(data.web.as_ref().map(WebData::table));
+    let lead = format!("{}; {}.", data.host.device, data.command);
+    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tails_are_of_the_right_rank() {
+        let tails = Tails::of(&RoundTrips { ns: (1..=2_000).rev().collect(), lost: 3, sent: Vec::new() });
+        assert_eq!(
+            (tails.n, tails.lost, tails.p50, tails.p99, tails.p999, tails.max),
+            (2_003, 3, 1_000, 1_980, 1_998, 2_000)
+        );
+        assert_eq!(Tails::of(&RoundTrips::default()).max, 0);
+    }
+}

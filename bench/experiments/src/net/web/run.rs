@@ -1,0 +1,240 @@
+//! One condition on the domain itself.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use rtvirtio_domain_client::{ClientQueue, NetClient};
+use rtvirtio_domain_config::WIRE_OVERHEAD;
+use rtvirtio_measure::noise::NoiseProbe;
+use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
+use rtvirtio_workflow::Progress;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Condition, DEADLINE, FRAME_BYTES, FRAMES, WebRun, config, tap};
+use crate::backend::Backend;
+use crate::net::bed::{GUESTS, HOST, NAMES};
+use crate::net::probe::{Address, PEER, RoundTrips};
+use rtvirtio_harness::cores::{bind, bind_this_thread, core_and_others};
+
+/// EtherTypes of requests and answers, and of the neighbour's frames (IEEE 802, for local
+/// experiments).
+const WEB: u16 = 0x88b5;
+const LOAD: u16 = 0x88b6;
+/// Bytes of a request: the shortest frame.
+const REQUEST_BYTES: usize = 60;
+/// Where a frame has the number of its request, and its own among those of the answer.
+const NUMBER: usize = 14;
+const PART: usize = NUMBER + 4;
+/// All frames of an answer have come.
+const WHOLE: u128 = (1u128 << FRAMES) - 1;
+/// From the start of the neighbour to the first request.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Silence after the last request, after which what is missing does not come.
+const LATE: Duration = Duration::from_secs(1);
+/// How often a waiting thread sees whether it is to end.
+const NAP: Duration = Duration::from_millis(50);
+/// Pause of a sender whose buffers are in use: its 341 frames last 42 ms on the link.
+const FULL: Duration = Duration::from_millis(2);
+
+/// A frame whose number and part are 0.
+fn frame(to: Address, from: Address, kind: u16, len: usize) -> Vec<u8> {
+    let mut frame = [&to.mac[..], &from.mac[..], &kind.to_be_bytes()[..]].concat();
+    frame.resize(len, 0);
+    frame
+}
+
+fn set_number(frame: &mut [u8], number: u32, part: u16) {
+    frame[NUMBER..PART].copy_from_slice(&number.to_be_bytes());
+    frame[PART..PART + 2].copy_from_slice(&part.to_be_bytes());
+}
+
+/// Number and part of a frame from this end; `None` for any other frame.
+fn number(frame: &[u8], from: Address) -> Option<(u32, u16)> {
+    let (head, rest) = frame.split_at_checked(NUMBER)?;
+    let (number, rest) = rest.split_first_chunk::<4>()?;
+    let part = rest.first_chunk::<2>()?;
+    let is_of = head[6..12] == from.mac && head[12..] == WEB.to_be_bytes();
+    is_of.then(|| (u32::from_be_bytes(*number), u16::from_be_bytes(*part)))
+}
+
+/// Asks this many times.
+///
+/// # Errors
+/// A namespace or a domain that cannot be made, and cancellation.
+pub(super) fn run(condition: Condition, requests: u32, progress: &dyn Progress) -> anyhow::Result<WebRun> {
+    let (order, loaded) = condition;
+    let namespace = Namespace::new()?;
+    namespace.enter()?;
+    netns::bridge(&NAMES.map(tap))?;
+    let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
+    let domain = Backend::start_domain(dir.path(), &config(order, dir.path()))?;
+    let (core, _) = core_and_others()?;
+    // Server, neighbour and domain share a CPU, as guests and domain do elsewhere.
+    bind(domain.pid(), &[core])?;
+    // The bridge learns where the far end is: otherwise it copies each frame to all taps.
+    RawSocket::sender(PEER)?.send(&frame(GUESTS[1], HOST, LOAD, REQUEST_BYTES))?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            bind_this_thread(core)?;
+            serve(&dir.path().join(NAMES[0]), &stop)
+        });
+        let sending = loaded.then(|| {
+            scope.spawn(|| {
+                bind_this_thread(core)?;
+                send_without_end(&dir.path().join(NAMES[1]), &stop)
+            })
+        });
+        let asked = progress.pause(SETTLE).map_err(anyhow::Error::from).and_then(|()| {
+            let probe = NoiseProbe::start();
+            let answers = ask(requests, progress);
+            Ok((answers?, probe.finish().0.max_ns))
+        });
+        stop.store(true, Ordering::Relaxed);
+        // Without a server there is no answer: its reason comes first.
+        let defect = |_| anyhow!("a thread ended: a defect");
+        serving.join().map_err(defect)??;
+        let neighbour = sending.map(|sending| sending.join().map_err(defect)).transpose()?.transpose()?;
+        let (answers, stalled) = asked?;
+        Ok(WebRun::new(condition, &answers, neighbour.unwrap_or(0.0), stalled))
+    })
+}
+
+/// Answers each request with the frames of the file until it is stopped.
+fn serve(socket: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
+    let mut client = NetClient::connect(socket)?;
+    let mut answer = frame(HOST, GUESTS[0], WEB, FRAME_BYTES);
+    // The bridge learns where the server is.
+    client.send(&frame(HOST, GUESTS[0], LOAD, REQUEST_BYTES))?;
+    let mut backlog: VecDeque<(u32, u16)> = VecDeque::new();
+    while !stop.load(Ordering::Relaxed) {
+        while let Some(request) = client.receive() {
+            if let Some((number, _)) = number(&request, HOST) {
+                backlog.extend((0..FRAMES).map(|part| (number, part)));
+            }
+        }
+        let before = backlog.len();
+        while let Some((number, part)) = backlog.front() {
+            set_number(&mut answer, *number, *part);
+            if !client.queue(&answer) {
+                break;
+            }
+            backlog.pop_front();
+        }
+        if backlog.len() < before {
+            client.tx.notify()?;
+        }
+        if backlog.is_empty() {
+            wait_for_frame(&mut client.rx)?;
+        } else {
+            std::thread::sleep(FULL);
+        }
+    }
+    Ok(())
+}
+
+/// Sleeps until the domain has a frame, or for a moment.
+fn wait_for_frame(queue: &mut ClientQueue) -> anyhow::Result<()> {
+    queue.enable_call();
+    if queue.has_used() {
+        return Ok(());
+    }
+    let nap = Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as i64 };
+    let mut fds = [PollFd::from_borrowed_fd(queue.call_fd(), PollFlags::IN)];
+    match poll(&mut fds, Some(&nap)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(e) => return Err(e.into()),
+    }
+    if fds[0].revents().contains(PollFlags::IN) {
+        let _ = queue.call.read();
+    }
+    Ok(())
+}
+
+/// Keeps all buffers full of frames to the far end until it is stopped; returns the bits per second
+/// that were taken.
+fn send_without_end(socket: &Path, stop: &AtomicBool) -> anyhow::Result<f64> {
+    let mut client = NetClient::connect(socket)?;
+    let frame = frame(HOST, GUESTS[1], LOAD, FRAME_BYTES);
+    let (begin, mut queued) = (Instant::now(), 0u64);
+    while !stop.load(Ordering::Relaxed) {
+        while client.queue(&frame) {
+            queued += 1;
+        }
+        client.tx.notify()?;
+        std::thread::sleep(FULL);
+    }
+    let bits = (queued - client.unfetched() as u64) * (FRAME_BYTES as u64 + WIRE_OVERHEAD) * 8;
+    Ok(bits as f64 / begin.elapsed().as_secs_f64())
+}
+
+/// Sends requests from the far end, one each period, also when earlier ones are not answered yet.
+/// Times count from the moment at which a request was due.
+fn ask(requests: u32, progress: &dyn Progress) -> anyhow::Result<RoundTrips> {
+    // Frames of the neighbour would fill the socket.
+    let (sender, receiver) = (RawSocket::sender(PEER)?, RawSocket::of_type(PEER, WEB)?);
+    let (_, others) = core_and_others()?;
+    let (begin, done) = (Instant::now() + DEADLINE, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            bind_this_thread(others[0])?;
+            receive(&receiver, requests, begin, &done)
+        });
+        let mut request = frame(GUESTS[0], HOST, WEB, REQUEST_BYTES);
+        let sent = (0..requests).try_for_each(|number| -> anyhow::Result<()> {
+            progress.check_cancelled()?;
+            std::thread::sleep((begin + DEADLINE * number).saturating_duration_since(Instant::now()));
+            set_number(&mut request, number, 0);
+            Ok(sender.send(&request)?)
+        });
+        done.store(true, Ordering::Release);
+        let answers = receiving.join().map_err(|_| anyhow!("the receiving thread: a defect"))?;
+        sent.and(answers)
+    })
+}
+
+/// Receives answers until all are whole, or no more come after the last request.
+fn receive(
+    socket: &RawSocket,
+    requests: u32,
+    begin: Instant,
+    done: &AtomicBool,
+) -> anyhow::Result<RoundTrips> {
+    let mut parts = vec![0u128; requests as usize];
+    let mut answers = RoundTrips { lost: requests.into(), ..RoundTrips::default() };
+    let mut buffer = vec![0u8; 2_048];
+    let mut last = Instant::now();
+    while answers.lost > 0 && !(done.load(Ordering::Acquire) && last.elapsed() > LATE) {
+        let Some(len) = socket.receive_into(&mut buffer, NAP)? else { continue };
+        last = Instant::now();
+        let Some((number, part)) = number(&buffer[..len], GUESTS[0]) else { continue };
+        let Some(parts) = parts.get_mut(number as usize) else { continue };
+        let with = *parts | 1u128.checked_shl(part.into()).unwrap_or(0);
+        if with == WHOLE && *parts != WHOLE {
+            let due = begin + DEADLINE * number;
+            answers.ns.push(last.saturating_duration_since(due).as_nanos() as u64);
+            answers.lost -= 1;
+        }
+        *parts = with;
+    }
+    Ok(answers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_of_other_ends_and_types_are_no_answers() {
+        let mut answer = frame(HOST, GUESTS[0], WEB, FRAME_BYTES);
+        set_number(&mut answer, 7, FRAMES - 1);
+        assert_eq!(number(&answer, GUESTS[0]), Some((7, FRAMES - 1)));
+        assert_eq!(number(&answer, GUESTS[1]), None);
+        assert_eq!(number(&frame(HOST, GUESTS[0], LOAD, FRAME_BYTES), GUESTS[0]), None);
+        assert_eq!(number(&answer[..PART + 1], GUESTS[0]), None, "too short");
+        assert_eq!(WHOLE.count_ones(), u32::from(FRAMES));
+    }
+}

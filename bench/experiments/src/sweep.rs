@@ -1,0 +1,106 @@
+//! A space-filling design of loads and settings, measured: the datasets that models learn from.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_learn::dataset::OtherHost;
+use rtvirtio_learn::design::MAX_VMS;
+use rtvirtio_learn::sweep::{Design, GUESTS, Sweep};
+use rtvirtio_model::Profile;
+use rtvirtio_spec::LabKind;
+use rtvirtio_testbed::LabHost;
+use rtvirtio_units::Nanos;
+use rtvirtio_workflow::{Error, Progress};
+
+use crate::run_basis::check_out;
+use rtvirtio_harness::test_bed::{TestBed, check_profile, device_name, spec_device};
+
+/// Suffix of the name of a dataset of runs in QEMU guests.
+pub const IN_GUESTS: &str = "-qemu";
+
+/// Options of the experiment.
+#[derive(Clone, Debug)]
+pub struct SweepOptions {
+    /// `twin:NAME` or `file:PATH`, one dataset each.
+    pub devices: Vec<String>,
+    /// Conditions per device.
+    pub points: usize,
+    /// Length of each run.
+    pub length: Nanos,
+    /// Conditions of the RT-VirtIO paper's Table II.
+    pub paper: usize,
+    /// Conditions that run two times more.
+    pub again: usize,
+    /// Conditions that run in QEMU guests instead; 0 for process VMs.
+    pub qemu: usize,
+    /// Seed of the design.
+    pub seed: u64,
+    /// File of the device's profile; without it the device is measured.
+    pub profile: Option<PathBuf>,
+    /// Directory of the datasets.
+    pub out: PathBuf,
+}
+
+impl SweepOptions {
+    /// Refuses what cannot be measured or written, before the first device is swept for hours; the
+    /// profile that is named.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self) -> anyhow::Result<Option<Profile>> {
+        let profile = self.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
+        for device in &self.devices {
+            let device = spec_device(device)?;
+            profile.as_ref().map_or(Ok(()), |p| check_profile(&device, p))?;
+        }
+        check_out(&self.out)?;
+        Ok(profile)
+    }
+}
+
+/// Measures a dataset for each device.
+///
+/// # Errors
+/// A device that cannot be made, a profile of another device, and cancellation.
+pub fn measure(options: &SweepOptions, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<()> {
+    let profile = options.check()?;
+    let _lock = labs.dirs.lock_vms()?;
+    for device in &options.devices {
+        let (vms, kind, suffix) = match options.qemu {
+            0 => (MAX_VMS + 1, LabKind::Process, ""),
+            _ => (GUESTS, LabKind::Qemu, IN_GUESTS),
+        };
+        let bed = TestBed::make(device, vms, kind, labs, progress)?;
+        let path = options.out.join(format!("{}{suffix}.jsonl", device_name(device)));
+        let mut command = format!(
+            "rtvirtio-bench sweep {device} --points {} --seed {} --for {}",
+            options.points, options.seed, options.length
+        );
+        if options.qemu > 0 {
+            command.push_str(" --qemu");
+        }
+        let measured = measure_on(options, &bed, &path, command, profile.clone(), progress);
+        bed.remove()?;
+        measured?;
+    }
+    Ok(())
+}
+
+fn measure_on(
+    options: &SweepOptions,
+    bed: &TestBed<'_>,
+    path: &Path,
+    command: String,
+    profile: Option<Profile>,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    let runs = bed.runs(path, command, options.length, (profile, None), OtherHost::Refused)?;
+    let allowed = bed.allowed(&runs.profile)?;
+    let design = Design {
+        points: options.points,
+        seed: options.seed,
+        again: options.again,
+        paper: options.paper,
+        guests: (options.qemu > 0).then_some(options.qemu),
+    };
+    Ok(Sweep::new(&bed.device, allowed, runs, progress).design(&design).map_err(Error::from)?)
+}

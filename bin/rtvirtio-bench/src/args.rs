@@ -1,0 +1,401 @@
+//! The command line of the experiments, with examples. No logic.
+
+mod accuracy;
+mod before_after;
+mod cases;
+mod contention;
+mod cyclictest;
+mod daemon;
+mod fleet;
+mod host;
+mod iod;
+mod net;
+mod paravirt;
+mod regulation;
+mod reservation;
+mod responsiveness;
+mod sweep;
+mod tails;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use rtvirtio_console::Global;
+use rtvirtio_experiments::run_basis::RunOptions;
+
+pub use accuracy::BenchAccuracyArgs;
+pub use before_after::BenchBeforeAfterArgs;
+pub use cases::BenchCasesArgs;
+pub use contention::BenchContentionArgs;
+pub use cyclictest::BenchCyclictestArgs;
+pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs};
+pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
+pub use host::BenchHostArgs;
+pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
+pub use net::BenchNetArgs;
+pub use paravirt::BenchParavirtArgs;
+pub use regulation::{BenchRegulationArgs, PartName};
+pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
+pub use responsiveness::BenchResponsivenessArgs;
+pub use sweep::BenchSweepArgs;
+pub use tails::BenchTailsArgs;
+
+/// The experiments: datasets, the papers' cases, how well predictions hold.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rtvirtio-bench",
+    version,
+    about,
+    max_term_width = 110,
+    after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench before-after         does the first tour show what it says, ten times
+  sudo rtvirtio-bench cases --only 3vm-LM- the RT-VirtIO paper's Fig. 7
+  rtvirtio-bench report --html report.html all results of a directory
+
+Emulated devices and guests are served by the rtvirtio-lab next to this program."
+)]
+pub struct Cli {
+    /// The experiment.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+}
+
+/// The experiments.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// Measure a space-filling design of loads and settings: the dataset that models learn from
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench sweep twin:qlc-nvme --points 20 --out /tmp/sweep
+  sudo rtvirtio-bench sweep twin:qlc-nvme twin:emmc --points 300   a stopped run continues")]
+    Sweep(BenchSweepArgs),
+    /// 1 to 4 VMs by six task sets in three tiers of targets, all schemes side by side
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench cases --tier paper --only 3vm-LM-           the paper's Fig. 7
+  sudo rtvirtio-bench cases --repeat 3 --model /tmp/model.json
+  rtvirtio-bench cases --report-only --json | jq .claims          the results so far
+
+A stopped run continues. Exit code 2 when a claim is not met.")]
+    Cases(BenchCasesArgs),
+    /// How tails grow with contention and follow settings: the RT-VirtIO paper's Figs. 2 and 5
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench contention --repeat 3
+  rtvirtio-bench contention --report-only --model /tmp/model.json --html contention.html
+
+A stopped run continues.")]
+    Contention(BenchContentionArgs),
+    /// Fit the models on a part of a dataset and judge them on the remaining runs
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-bench accuracy data/qlc-nvme.jsonl
+  rtvirtio-bench accuracy data/qlc-nvme.jsonl --model /tmp/model.json
+                                                     also save the models for `--model` of the others")]
+    Accuracy(BenchAccuracyArgs),
+    /// Whether estimates of p99.99 from few samples hold: long runs cut into pieces
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench tails
+  sudo rtvirtio-bench tails twin:emmc --for 10min --piece 2s --out /tmp/tails
+  rtvirtio-bench tails --report-only --json | jq .claims
+
+Exit code 2 when a claim is not met.")]
+    Tails(BenchTailsArgs),
+    /// The first tour again and again: the kernel's default settings and a plan in turn
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench before-after                    ten rounds of examples/heavy-process.toml, ten minutes
+  sudo rtvirtio-bench before-after examples/fig7-process.toml --repeat 3 --for 60s --out /tmp/tour
+  rtvirtio-bench before-after --report-only --json | jq .claims
+
+Exit code 2 when a round misses nothing without the plan, misses a target with it, or shows no target of a VM to hold.")]
+    BeforeAfter(BenchBeforeAfterArgs),
+    /// How long planning takes, and how near it comes to the best of an exhaustive search
+    #[command(
+        after_help = "EXAMPLES\n  rtvirtio-bench plan --model /tmp/model.json\n  rtvirtio-bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
+    )]
+    Plan(BenchPlanArgs),
+    /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
+    /// cost of a request
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench iod --repeat 3 --html iod.html
+  rtvirtio-bench iod --report-only --json | jq .claims
+
+Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
+    Iod(BenchIodArgs),
+    /// The service that keeps contracts: how soon it acts, its cost, `kill -9`, simulated months
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench daemon
+  sudo rtvirtio-bench daemon --threads 10 --restarts 3 --kills 6 --idle 10s --pairs 2 --out /tmp/daemon --json | jq .claims
+  rtvirtio-bench daemon --report-only --json | jq .claims
+
+On QEMU processes, one of them with a guest, with the rtvirtiod next to this program. Exit code 2 when a claim is not met.")]
+    Daemon(BenchDaemonArgs),
+    /// A day of mishaps in minutes, under a static plan and under the service
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench daemon-day
+  sudo rtvirtio-bench daemon-day --windows 2 --out /tmp/day --svg /tmp/day
+  rtvirtio-bench daemon-day --report-only --json | jq .claims
+
+Three emulated guests on an emulated eMMC: one gets a thread, a neighbour floods, the device slows by half, another tool
+takes a limit away, a guest is started again. About 40 minutes, with the rtvirtio and rtvirtiod next to this program. Needs root.")]
+    DaemonDay(BenchDaemonDayArgs),
+    /// Disks come and go while a client on the same engine verifies its data
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench iod-attach
+  sudo rtvirtio-bench iod-attach --disks 10 --out /tmp/attach --json | jq .claims
+
+Attaches and detaches as `rtvirtio iod attach|detach` do. Exit code 2 when a claim is not met.")]
+    IodAttach(BenchIodAttachArgs),
+    /// The I/O domain under a real guest, killed repeatedly: no acknowledged write may be lost
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench iod-crash                       50 times `kill -9`, about five minutes under TCG
+  sudo rtvirtio-bench iod-crash file:/var/tmp/disk --kills 5 --seed 7
+  rtvirtio-bench iod-crash --report-only --json | jq .claims
+
+A guest writes and verifies with fio while the domain that serves its disk is killed at random moments and restarted. Exit code 2 when a claim is not met.")]
+    IodCrash(BenchIodCrashArgs),
+    /// How long an application takes to start in a real guest, under load in the guest and from
+    /// another VM
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench iod-startup
+  sudo rtvirtio-bench iod-startup twin:emmc --repeat 7
+  sudo rtvirtio-bench iod-startup --with /usr/lib/python3.11 -- python3 -c 'import json, http.client'
+  rtvirtio-bench iod-startup --report-only --json | jq .claims
+
+Start-ups with a cold page cache: without load; with load first come first served; with a reservation for the VM; with a
+reservation for the requests that the guest's kernel marks real-time (`ionice -c 1`). Exit code 2 when a claim is not met.")]
+    IodStartup(BenchIodStartupArgs),
+    /// Start-ups of applications in a guest, cell by cell: guest load, host load, schedulers, and
+    /// what the host does about it
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench responsiveness --quick --out /tmp/start          a first look, about two minutes
+  sudo rtvirtio-bench responsiveness twin:microsd twin:emmc twin:disk-1.8in --html start.html
+  sudo rtvirtio-bench responsiveness file:/var/tmp/disk --planes default,kernel --host-schedulers bfq,mq-deadline,none
+  rtvirtio-bench responsiveness --report-only --json | jq .claims
+
+Caches are cold before every start-up. A stopped matrix continues, and one with other cells is added to. Exit code 2 when a claim is not met.")]
+    Responsiveness(Box<BenchResponsivenessArgs>),
+    /// Networks of the I/O domain next to QEMU's taps: round trips of a VM while its neighbour is
+    /// flooded, floods a slow link, or attacks
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench net
+  sudo rtvirtio-bench net --rounds 1 --requests 4000 --crashes 1      a first look, about two minutes
+  sudo rtvirtio-bench net --only ping             1000 pings, idle and next to a flood
+  sudo rtvirtio-bench net --only sv               sampled values to a disk, next to floods on both
+  sudo rtvirtio-bench net --only web              the web requests of `bench reservation` as frames, deadline 20 ms
+  sudo rtvirtio-bench net --only timeline --svg /tmp/figures   round trips while a flood begins and ends
+  sudo rtvirtio-bench net --fifo 30 --cpu-budget 30%           with a real-time thread that has a limit
+  rtvirtio-bench net --report-only --json | jq .claims
+
+Four guests in network namespaces of their own; nothing leaves the machine. Exit code 2 when a claim is not met.")]
+    Net(BenchNetArgs),
+    /// (alpha, Delta) under ten rates of the I/O domain's regulators, alone and next to a
+    /// memory-bound load; bounds; a neighbour's rate for a victim's target
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench regulation                          about 26 minutes
+  sudo rtvirtio-bench regulation --load device --load held --add      two more loads into the same result, about 24 minutes
+  sudo rtvirtio-bench regulation --quick --out /tmp/regulation
+  sudo rtvirtio-bench regulation --quick --flow read --out /tmp/regulation --svg /tmp/figures
+  rtvirtio-bench regulation --report-only --json | jq .claims
+
+The I/O-domain paper's Figs. 8 to 10. Disk and link are memory of this machine; frames stay in a network namespace. Exit code 2 when a claim is
+not met.")]
+    Regulation(BenchRegulationArgs),
+    /// CPU contracts: throughput over budget, isolation and web requests of two guests on one core
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench reservation --repeat 3
+  sudo rtvirtio-bench reservation --kills
+  sudo rtvirtio-bench reservation --for 4s --requests 200 --html reservation.html
+  rtvirtio-bench reservation --report-only --json | jq .claims
+
+The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network; and apply and revert of
+a contract, killed (kill -9) before and after every change. Where guests are emulated, period and deadline of the web
+requests are scaled so that an unloaded response is a tenth of them; `bench net --only web` has them as frames through
+the I/O domain with the paper's 20 ms. Exit code 2 when a claim is not met.")]
+    Reservation(BenchReservationArgs),
+    /// Wake-up latency of a thread in a guest under I/O and cache load: cyclictest, with and
+    /// without real-time priorities
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench cyclictest
+  sudo rtvirtio-bench cyclictest --for 5min --repeat 3 --preempt-rt --html cyclictest.html
+  rtvirtio-bench cyclictest --report-only --json | jq .claims
+
+The RT hypervisor paper's Figs. 1 to 5: on the host; in a guest with default priorities; with its threads real-time; with AIO
+workers lowered; with the I/O load moved to the host. All of it shares one core. Exit code 2 when a claim is not met.")]
+    Cyclictest(BenchCyclictestArgs),
+    /// Many hosts: what adding up integers costs, and contracts placed in simulated fleets
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-bench fleet --html fleet.html              100 to 100 000 hosts, ten contracts for each
+  rtvirtio-bench fleet --hosts 100,1000 --out /tmp/fleet
+  rtvirtio-bench fleet --report-only --json | jq .claims
+
+No host is measured: hosts and contracts are simulated, the decisions and their time are real. Results of `bench fleet-cluster` in the same
+directory (fleet-cluster.json, fleet-cluster-slow.json) are reported with it. Exit code 2 when a claim is not met.")]
+    Fleet(BenchFleetArgs),
+    /// Contracts in a real Pacemaker cluster, three nodes in namespaces of this machine: a node
+    /// dies, a link is cut, a move is refused, a node joins, a contract is raised, a disk is slow
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench fleet-cluster
+  sudo rtvirtio-bench fleet-cluster --vms domain        VMs as domains of a libvirt of each node
+  sudo rtvirtio-bench fleet-cluster --fencing           a lost node is switched off before its VMs start elsewhere
+  sudo rtvirtio-bench fleet-cluster --slow              the disk of one node becomes slow: nothing is placed there
+  sudo rtvirtio-bench fleet-cluster --repeat 1 --out /tmp/cluster --json | jq .claims
+
+Needs pacemaker, corosync and resource-agents (`scripts/deps.sh test`) and real-time groups of cgroup v1. About three minutes for a repetition. Exit code 2
+when a claim is not met.")]
+    FleetCluster(BenchFleetClusterArgs),
+    /// A guest that says what is urgent, next to a batch VM on one core: latency, throughput, cost,
+    /// lies
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench paravirt
+  sudo rtvirtio-bench paravirt --for 60s --repeat 10 --html paravirt.html
+  sudo rtvirtio-bench paravirt --only chain --out /tmp/chain    timer, task, read in the I/O domain, answer: priorities in each step
+  rtvirtio-bench paravirt --report-only --json | jq .claims
+
+The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities
+and the first VM above the second always. Exit code 2 when a claim is not met.")]
+    Paravirt(BenchParavirtArgs),
+    /// What this host can do: as many experiments as fit into a time, in one bundle next to
+    /// the published figures
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-bench host --dry-run                       which experiments, how long, what they touch
+  sudo rtvirtio-bench host --budget 1h                with or without KVM, on an emulated drive
+  sudo rtvirtio-bench host --device /srv/vms --only cases --budget 20min
+  rtvirtio-bench host --report-only --json | jq .claims
+
+A stopped run goes on. DIR/host.json and DIR/host.html are the bundle: figures, versions and kinds of hardware, without
+names, serial numbers and addresses. Each experiment puts back what it changes. Exit code 2 when a claim is not met.")]
+    Host(BenchHostArgs),
+    /// The child process that `bench reservation` kills
+    #[command(hide = true)]
+    KillAt(BenchKillAtArgs),
+    /// All claims and figures of the datasets in a directory, on one page
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-bench report --html report.html
+  rtvirtio-bench report --json | jq '.claims[] | select(.met | not)'
+
+Measures nothing. Exit code 2 when a claim is not met.")]
+    Report(BenchReportArgs),
+}
+
+/// Where an experiment's result goes.
+#[derive(Args, Debug)]
+pub struct BenchResult {
+    /// Directory of the result
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show the results in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// Options of experiments that make runs on a device.
+#[derive(Args, Debug)]
+pub struct BenchRuns {
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
+    /// removed afterwards
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
+    pub device: String,
+    /// Learned model: for the schemes that need one, or to draw its predictions
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// A profile of the device, instead of measuring it
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Directory of the results
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Continue results of another host kernel, which the file then notes, and accept a learned
+    /// model of another host
+    #[arg(long)]
+    pub other_host: bool,
+    /// Measure nothing: show the results in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+impl BenchRuns {
+    /// For an experiment.
+    pub fn options(&self) -> RunOptions {
+        RunOptions {
+            device: self.device.clone(),
+            model: self.model.clone(),
+            profile: self.profile.clone(),
+            out: self.out.clone(),
+            other_host: self.other_host,
+        }
+    }
+}
+
+/// `bench plan`.
+#[derive(Args, Debug)]
+pub struct BenchPlanArgs {
+    /// Repetitions
+    #[arg(long, default_value_t = 20)]
+    pub repeat: usize,
+    /// Plan with this learned model too
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+/// `bench report`.
+#[derive(Args, Debug)]
+pub struct BenchReportArgs {
+    /// Directory of the datasets, and of models as DEVICE.model.json
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub data: PathBuf,
+    /// Write the claims that have a limit as a page in Markdown here
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Write all claims, a line each with tabs between its cells, here
+    #[arg(long, value_name = "FILE")]
+    pub table: Option<PathBuf>,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn files_that_the_help_names_exist() {
+        let text = rtvirtio_testkit::help(&mut Cli::command());
+        assert!(text.contains("EXAMPLES") && text.contains("data/"), "{text}");
+        assert_eq!(rtvirtio_testkit::missing_files(&text), Vec::<String>::new());
+    }
+}

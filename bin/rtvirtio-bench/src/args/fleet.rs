@@ -1,0 +1,87 @@
+//! `bench fleet`, `bench fleet-cluster`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use rtvirtio_experiments::fleet::FleetOptions;
+use rtvirtio_experiments::fleet_cluster::ClusterVms;
+
+use super::BenchResult;
+
+/// `bench fleet`.
+#[derive(Args, Debug)]
+pub struct BenchFleetArgs {
+    /// Sizes of simulated fleets, in hosts
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [100, 1_000, 10_000, 100_000])]
+    pub hosts: Vec<usize>,
+    /// Single hosts that are filled by sums and by the full admission
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    pub singles: usize,
+    /// Seed of hosts and contracts
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+impl BenchFleetArgs {
+    /// For the experiment.
+    pub fn options(&self) -> FleetOptions {
+        FleetOptions { hosts: self.hosts.clone(), singles: self.singles, seed: self.seed }
+    }
+}
+
+/// `bench fleet-cluster`.
+#[derive(Args, Debug)]
+pub struct BenchFleetClusterArgs {
+    /// Repetitions, each with a new cluster
+    #[arg(long, default_value_t = 5)]
+    pub repeat: usize,
+    /// What starts the VMs: processes of ocf:heartbeat:anything, or domains of each node's libvirt
+    /// by ocf:heartbeat:VirtualDomain or, with the contract before the guest,
+    /// ocf:rtvirtio:VirtualDomain
+    #[arg(long, value_enum, default_value_t = ClusterVmsName::Process)]
+    pub vms: ClusterVmsName,
+    /// VMs as processes, in a cluster that switches a lost node off before its VMs start elsewhere
+    #[arg(long, conflicts_with = "vms")]
+    pub fencing: bool,
+    /// Instead the scenario of a disk that becomes slow on one node: an emulated drive for each
+    /// node, with reads on it
+    #[arg(long, conflicts_with_all = ["vms", "fencing"])]
+    pub slow: bool,
+    /// `rtvirtio-pacemaker`, instead of the one next to this program
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+impl BenchFleetClusterArgs {
+    /// For the experiment.
+    pub fn cluster_vms(&self) -> ClusterVms {
+        if self.fencing { ClusterVms::Fenced } else { ClusterVms::from(self.vms) }
+    }
+}
+
+/// Value of `--vms`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ClusterVmsName {
+    /// Processes.
+    Process,
+    /// Domains.
+    Domain,
+    /// Domains that start paused.
+    Paused,
+}
+
+impl From<ClusterVmsName> for ClusterVms {
+    fn from(name: ClusterVmsName) -> Self {
+        match name {
+            ClusterVmsName::Process => Self::Process,
+            ClusterVmsName::Domain => Self::Domain,
+            ClusterVmsName::Paused => Self::Paused,
+        }
+    }
+}
