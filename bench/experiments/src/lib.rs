@@ -2,8 +2,8 @@
 //!
 //! One folder or file for each experiment. Shared parts: `rtvirtio_harness` makes the device and
 //! its VMs, [`backend`] and [`guest`] run the I/O domain and a QEMU guest on it, [`interleave`]
-//! orders the measurements; [`report`] holds what an experiment shows, and [`page`] draws it. Sweeps,
-//! datasets and models that are learned from them are `rtvirtio_learn`'s.
+//! orders the measurements; [`report`] holds what an experiment shows, and [`page`] draws it.
+//! Sweeps, datasets and models that are learned from them are `rtvirtio_learn`'s.
 
 pub mod accuracy;
 pub mod backend;

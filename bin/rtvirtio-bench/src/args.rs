@@ -196,7 +196,7 @@ EXAMPLES
   sudo rtvirtio-bench net --rounds 1 --requests 4000 --crashes 1      a first look, about two minutes
   sudo rtvirtio-bench net --only ping             1000 pings, idle and next to a flood
   sudo rtvirtio-bench net --only sv               sampled values to a disk, next to floods on both
-  sudo rtvirtio-bench net --only web              the web requests of `bench reservation` as frames, deadline 20 ms
+  sudo rtvirtio-bench net --only web              the web requests of `rtvirtio-bench reservation` as frames, deadline 20 ms
   sudo rtvirtio-bench net --only timeline --svg /tmp/figures   round trips while a flood begins and ends
   sudo rtvirtio-bench net --fifo 30 --cpu-budget 30%           with a real-time thread that has a limit
   rtvirtio-bench net --report-only --json | jq .claims
@@ -226,7 +226,7 @@ EXAMPLES
 
 The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network; and apply and revert of
 a contract, killed (kill -9) before and after every change. Where guests are emulated, period and deadline of the web
-requests are scaled so that an unloaded response is a tenth of them; `bench net --only web` has them as frames through
+requests are scaled so that an unloaded response is a tenth of them; `rtvirtio-bench net --only web` has them as frames through
 the I/O domain with the paper's 20 ms. Exit code 2 when a claim is not met.")]
     Reservation(BenchReservationArgs),
     /// Wake-up latency of a thread in a guest under I/O and cache load: cyclictest, with and
@@ -247,7 +247,7 @@ EXAMPLES
   rtvirtio-bench fleet --hosts 100,1000 --out /tmp/fleet
   rtvirtio-bench fleet --report-only --json | jq .claims
 
-No host is measured: hosts and contracts are simulated, the decisions and their time are real. Results of `bench fleet-cluster` in the same
+No host is measured: hosts and contracts are simulated, the decisions and their time are real. Results of `rtvirtio-bench fleet-cluster` in the same
 directory (fleet-cluster.json, fleet-cluster-slow.json) are reported with it. Exit code 2 when a claim is not met.")]
     Fleet(BenchFleetArgs),
     /// Contracts in a real Pacemaker cluster, three nodes in namespaces of this machine: a node
@@ -287,7 +287,7 @@ EXAMPLES
 A stopped run goes on. DIR/host.json and DIR/host.html are the bundle: figures, versions and kinds of hardware, without
 names, serial numbers and addresses. Each experiment puts back what it changes. Exit code 2 when a claim is not met.")]
     Host(BenchHostArgs),
-    /// The child process that `bench reservation` kills
+    /// The child process that `rtvirtio-bench reservation` kills
     #[command(hide = true)]
     KillAt(BenchKillAtArgs),
     /// All claims and figures of the datasets in a directory, on one page
@@ -355,7 +355,7 @@ impl BenchRuns {
     }
 }
 
-/// `bench plan`.
+/// `rtvirtio-bench plan`.
 #[derive(Args, Debug)]
 pub struct BenchPlanArgs {
     /// Repetitions
@@ -369,7 +369,7 @@ pub struct BenchPlanArgs {
     pub result: BenchResult,
 }
 
-/// `bench report`.
+/// `rtvirtio-bench report`.
 #[derive(Args, Debug)]
 pub struct BenchReportArgs {
     /// Directory of the datasets, and of models as DEVICE.model.json

@@ -444,7 +444,7 @@ fn run_reservation(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> any
     print_result(reservation::report, &path, "rtvirtio: CPU contracts", &args.result, ui)
 }
 
-/// This program as the child process that is killed: `bench kill-at`.
+/// This program as the child process that is killed: `rtvirtio-bench kill-at`.
 fn kill_command(run: &KillAt<'_>) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command

@@ -118,7 +118,8 @@ fn unaligned_memory_is_served_too() {
 }
 
 /// Never more than the cap, and the cap is what limits. That all of it is used holds in virtual
-/// time (`core/sched`, the bucket's tests), and on a real machine it is a benchmark: `bench iod`.
+/// time (`core/sched`, the bucket's tests), and on a real machine it is a benchmark:
+/// `rtvirtio-bench iod`.
 #[test]
 fn a_cap_is_kept_and_used() {
     let dir = disk(8);

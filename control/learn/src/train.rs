@@ -67,12 +67,12 @@ pub enum TrainError {
     },
     /// No guest was measured.
     #[error(
-        "what a guest adds when it runs alone was not measured before these runs: measure them again with `bench sweep --qemu N`, into a new file"
+        "what a guest adds when it runs alone was not measured before these runs: measure them again with `rtvirtio-bench sweep --qemu N`, into a new file"
     )]
     NoGuest,
     /// Too few conditions in guests for any confidence.
     #[error(
-        "guests ran {have} different conditions, {need} are needed for a bound at {percent:.0} %: measure more with `bench sweep --qemu N`"
+        "guests ran {have} different conditions, {need} are needed for a bound at {percent:.0} %: measure more with `rtvirtio-bench sweep --qemu N`"
     )]
     TooFewGuests {
         /// Least confidence that is tried, %.

@@ -164,8 +164,8 @@ fn bind(spinner: &Spinner) {
 }
 
 /// A VM that needs its budget often must not wait until one that has a long budget has used it up:
-/// its threads stand above the other's. What that gives it is a benchmark, `bench reservation`;
-/// here neither gets more than its budget, ranked or not.
+/// its threads stand above the other's. What that gives it is a benchmark, `rtvirtio-bench
+/// reservation`; here neither gets more than its budget, ranked or not.
 #[test]
 fn a_short_period_is_ranked_above_a_long_one() {
     let test = "a_short_period_is_ranked_above_a_long_one";

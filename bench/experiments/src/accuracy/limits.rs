@@ -26,7 +26,7 @@ impl Limits {
             net.sharpness
         );
         let Some(r) = &self.repeat else {
-            s.push_str("no condition ran twice: `bench sweep --again N` measures how far two runs of one condition differ\n");
+            s.push_str("no condition ran twice: `rtvirtio-bench sweep --again N` measures how far two runs of one condition differ\n");
             return s;
         };
         let _ = writeln!(

@@ -31,7 +31,7 @@ pub const FILE: &str = "fleet.json";
 /// resources.
 const SMALL: usize = 6;
 
-/// Options of `bench fleet`.
+/// Options of `rtvirtio-bench fleet`.
 #[derive(Clone, Debug)]
 pub struct FleetOptions {
     /// Sizes of simulated fleets, in hosts.

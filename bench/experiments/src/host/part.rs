@@ -33,7 +33,7 @@ pub const OUT: &str = "{out}";
 pub const DEVICE: &str = "{device}";
 
 const QEMU: &str = "qemu-system-x86_64";
-/// The parts of `bench net` without another switch, which takes huge pages.
+/// The parts of `rtvirtio-bench net` without another switch, which takes huge pages.
 const NETWORK: &str = "simulated,flood,uplink,hostile,crash,frames,tcp,ping,sv,web";
 
 /// All parts, in order of worth.

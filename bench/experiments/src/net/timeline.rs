@@ -162,7 +162,7 @@ fn in_steps(trips: &RoundTrips) -> Vec<Option<[u32; 2]>> {
     all.into_iter().map(of).collect()
 }
 
-/// The claims of a result: none; the experiment shows, and `bench net` measures.
+/// The claims of a result: none; the experiment shows, and `rtvirtio-bench net` measures.
 fn claims(data: &TimelineData) -> Vec<Claim> {
     let lost = data.courses.iter().map(|course| course.lost as f64);
     let n = data.courses.iter().map(|course| course.n as usize).sum();

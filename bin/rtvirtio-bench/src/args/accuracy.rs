@@ -1,4 +1,4 @@
-//! `bench accuracy`.
+//! `rtvirtio-bench accuracy`.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use clap::Args;
 use rtvirtio_experiments::accuracy::AccuracyOptions;
 use rtvirtio_learn::accuracy::FOLDS;
 
-/// `bench accuracy`.
+/// `rtvirtio-bench accuracy`.
 #[derive(Args, Debug)]
 pub struct BenchAccuracyArgs {
-    /// Dataset of one device, as `bench sweep` writes it
+    /// Dataset of one device, as `rtvirtio-bench sweep` writes it
     #[arg(value_name = "FILE.jsonl", required = true)]
     pub data: Vec<PathBuf>,
     /// Parts that the runs are split into: each is judged by models fitted on the others
@@ -22,8 +22,8 @@ pub struct BenchAccuracyArgs {
     /// Seed of the split
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Judge on these runs in QEMU guests too, as `bench sweep --qemu` writes them, by models
-    /// without and with others of them; the model that is saved learns from all of them
+    /// Judge on these runs in QEMU guests too, as `rtvirtio-bench sweep --qemu` writes them, by
+    /// models without and with others of them; the model that is saved learns from all of them
     #[arg(long, value_name = "FILE.jsonl")]
     pub guests: Option<PathBuf>,
     /// Save a model fitted on all runs here

@@ -1,4 +1,4 @@
-//! `bench before-after`.
+//! `rtvirtio-bench before-after`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use rtvirtio_units::Nanos;
 
 use super::BenchResult;
 
-/// `bench before-after`.
+/// `rtvirtio-bench before-after`.
 #[derive(Args, Debug)]
 pub struct BenchBeforeAfterArgs {
     /// A spec with lab VMs on a twin instead of the one of the README's tour

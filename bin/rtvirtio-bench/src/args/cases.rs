@@ -1,4 +1,4 @@
-//! `bench cases`.
+//! `rtvirtio-bench cases`.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use rtvirtio_units::Nanos;
 
 use super::BenchRuns;
 
-/// `bench cases`.
+/// `rtvirtio-bench cases`.
 #[derive(Args, Debug)]
 pub struct BenchCasesArgs {
     /// Device, model and results

@@ -1,4 +1,4 @@
-//! `bench contention`.
+//! `rtvirtio-bench contention`.
 
 use clap::Args;
 use rtvirtio_experiments::contention::ContentionOptions;
@@ -6,7 +6,7 @@ use rtvirtio_units::Nanos;
 
 use super::BenchRuns;
 
-/// `bench contention`.
+/// `rtvirtio-bench contention`.
 #[derive(Args, Debug)]
 pub struct BenchContentionArgs {
     /// Device, model and results

@@ -1,4 +1,4 @@
-//! `bench cyclictest`.
+//! `rtvirtio-bench cyclictest`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use rtvirtio_units::Nanos;
 
 use super::BenchResult;
 
-/// `bench cyclictest`.
+/// `rtvirtio-bench cyclictest`.
 #[derive(Args, Debug)]
 pub struct BenchCyclictestArgs {
     /// Length of each run, in whole seconds

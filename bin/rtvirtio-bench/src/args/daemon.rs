@@ -1,4 +1,4 @@
-//! The command line of `bench daemon`.
+//! The command line of `rtvirtio-bench daemon`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rtvirtio_units::Nanos;
 
 use super::BenchResult;
 
-/// `bench daemon`.
+/// `rtvirtio-bench daemon`.
 #[derive(Args, Debug)]
 pub struct BenchDaemonArgs {
     /// Threads that come
@@ -62,7 +62,7 @@ impl BenchDaemonArgs {
     }
 }
 
-/// `bench daemon-day`.
+/// `rtvirtio-bench daemon-day`.
 #[derive(Args, Debug)]
 pub struct BenchDaemonDayArgs {
     /// Length of each window, in whole seconds

@@ -1,4 +1,4 @@
-//! `bench fleet`, `bench fleet-cluster`.
+//! `rtvirtio-bench fleet`, `rtvirtio-bench fleet-cluster`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use rtvirtio_experiments::fleet_cluster::ClusterVms;
 
 use super::BenchResult;
 
-/// `bench fleet`.
+/// `rtvirtio-bench fleet`.
 #[derive(Args, Debug)]
 pub struct BenchFleetArgs {
     /// Sizes of simulated fleets, in hosts
@@ -32,7 +32,7 @@ impl BenchFleetArgs {
     }
 }
 
-/// `bench fleet-cluster`.
+/// `rtvirtio-bench fleet-cluster`.
 #[derive(Args, Debug)]
 pub struct BenchFleetClusterArgs {
     /// Repetitions, each with a new cluster

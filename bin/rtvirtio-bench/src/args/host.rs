@@ -1,4 +1,4 @@
-//! `bench host`.
+//! `rtvirtio-bench host`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rtvirtio_console::Global;
 use rtvirtio_experiments::host::HostOptions;
 use rtvirtio_units::Nanos;
 
-/// `bench host`.
+/// `rtvirtio-bench host`.
 #[derive(Args, Debug)]
 pub struct BenchHostArgs {
     /// Time for everything; the most worthwhile parts come first, and those that do not fit are

@@ -1,4 +1,4 @@
-//! `bench iod`, `bench iod-attach`, `bench iod-crash`, `bench iod-startup`.
+//! `rtvirtio-bench iod`, `iod-attach`, `iod-crash`, `iod-startup`.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use rtvirtio_units::{Bytes, Nanos};
 
 use super::BenchResult;
 
-/// `bench iod`.
+/// `rtvirtio-bench iod`.
 #[derive(Args, Debug)]
 pub struct BenchIodArgs {
     /// Emulated device for the flood
@@ -43,7 +43,7 @@ impl BenchIodArgs {
     }
 }
 
-/// `bench iod-attach`.
+/// `rtvirtio-bench iod-attach`.
 #[derive(Args, Debug)]
 pub struct BenchIodAttachArgs {
     /// How many disks come and go in turn
@@ -61,7 +61,7 @@ impl BenchIodAttachArgs {
     }
 }
 
-/// `bench iod-crash`.
+/// `rtvirtio-bench iod-crash`.
 #[derive(Args, Debug)]
 pub struct BenchIodCrashArgs {
     /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
@@ -86,7 +86,7 @@ impl BenchIodCrashArgs {
     }
 }
 
-/// `bench iod-startup`.
+/// `rtvirtio-bench iod-startup`.
 #[derive(Args, Debug)]
 pub struct BenchIodStartupArgs {
     /// Emulated device

@@ -1,4 +1,4 @@
-//! `bench net`.
+//! `rtvirtio-bench net`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ impl NetPart {
     }
 }
 
-/// `bench net`.
+/// `rtvirtio-bench net`.
 #[derive(Args, Debug)]
 pub struct BenchNetArgs {
     /// Only these parts, such as sv,ping: their results replace those in the result file, and the

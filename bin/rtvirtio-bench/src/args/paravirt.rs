@@ -1,4 +1,4 @@
-//! `bench paravirt`.
+//! `rtvirtio-bench paravirt`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use rtvirtio_units::Nanos;
 
 use super::BenchResult;
 
-/// `bench paravirt`.
+/// `rtvirtio-bench paravirt`.
 #[derive(Args, Debug)]
 pub struct BenchParavirtArgs {
     /// Length of each run, in whole seconds

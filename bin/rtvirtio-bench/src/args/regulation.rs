@@ -1,4 +1,4 @@
-//! `bench regulation`.
+//! `rtvirtio-bench regulation`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const QUICK: Nanos = Nanos::from_millis(500);
 const PLANNED: Nanos = Nanos::from_millis(5_000);
 const DEVICE: &str = "twin:qlc-nvme";
 
-/// `bench regulation`.
+/// `rtvirtio-bench regulation`.
 #[derive(Args, Debug)]
 pub struct BenchRegulationArgs {
     /// Points of 0.5 s, one round: about two minutes in all

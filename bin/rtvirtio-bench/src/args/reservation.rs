@@ -1,4 +1,4 @@
-//! `bench reservation`, and its child process.
+//! `rtvirtio-bench reservation`, and its child process.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use rtvirtio_units::Nanos;
 
 use super::BenchResult;
 
-/// `bench reservation`.
+/// `rtvirtio-bench reservation`.
 #[derive(Args, Debug)]
 pub struct BenchReservationArgs {
     /// Length of each measurement of throughput, made in pieces of 2 s that alternate with those of
@@ -63,7 +63,7 @@ impl BenchReservationArgs {
     }
 }
 
-/// `bench kill-at`.
+/// `rtvirtio-bench kill-at`.
 #[derive(Args, Debug)]
 pub struct BenchKillAtArgs {
     /// The killed action

@@ -1,4 +1,4 @@
-//! `bench responsiveness`.
+//! `rtvirtio-bench responsiveness`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use rtvirtio_units::{Bytes, Nanos};
 
 use super::BenchResult;
 
-/// `bench responsiveness`.
+/// `rtvirtio-bench responsiveness`.
 #[derive(Args, Debug)]
 pub struct BenchResponsivenessArgs {
     /// Emulated devices, or `file:PATH` for a file that is made on a disk of this machine and

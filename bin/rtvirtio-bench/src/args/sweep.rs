@@ -1,4 +1,4 @@
-//! `bench sweep`.
+//! `rtvirtio-bench sweep`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::Args;
 use rtvirtio_experiments::sweep::SweepOptions;
 use rtvirtio_units::Nanos;
 
-/// `bench sweep`.
+/// `rtvirtio-bench sweep`.
 #[derive(Args, Debug)]
 pub struct BenchSweepArgs {
     /// Emulated devices, or `file:PATH` for a file that is made on a disk of this machine and

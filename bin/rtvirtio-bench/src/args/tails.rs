@@ -1,4 +1,4 @@
-//! `bench tails`.
+//! `rtvirtio-bench tails`.
 
 use clap::Args;
 use rtvirtio_experiments::tails::TailsOptions;
@@ -6,7 +6,7 @@ use rtvirtio_units::Nanos;
 
 use super::BenchResult;
 
-/// `bench tails`.
+/// `rtvirtio-bench tails`.
 #[derive(Args, Debug)]
 pub struct BenchTailsArgs {
     /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and

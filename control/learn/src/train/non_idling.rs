@@ -37,7 +37,8 @@ pub(super) struct Split {
 /// where one forest is better, and where too few such conditions were measured for the confidence.
 ///
 /// A choice between two bounds by the runs that calibrated both may cost some of their confidence;
-/// the remaining difference shows in `bench accuracy`, which fits and chooses again in each part.
+/// the remaining difference shows in `rtvirtio-bench accuracy`, which fits and chooses again in
+/// each part.
 ///
 /// # Errors
 /// [`TrainError`].
