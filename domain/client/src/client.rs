@@ -1,4 +1,4 @@
-//! A connection to a back end.
+//! A vhost-user connection to the back end of a disk.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const QUEUES: u64 = 1 << 12;
 /// Options of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Number of queues.
+    /// Virtqueues, each with its own request slots.
     pub queues: u16,
     /// Descriptors of each queue; each request takes three.
     pub size: u16,
@@ -37,38 +37,38 @@ impl Default for Options {
     }
 }
 
-/// Why a connection fails.
+/// Causes of a failed connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
     /// The back end refused, or is absent.
     #[error("{}: {what}: {source}", socket.display())]
     Backend {
-        /// Its socket.
+        /// Socket of the back end.
         socket: PathBuf,
-        /// The operation.
+        /// vhost-user operation that failed, for the message.
         what: &'static str,
-        /// Its error.
+        /// Error of the vhost-user front end.
         source: vhost::Error,
     },
-    /// A local failure.
+    /// A failure on this side: memory or a descriptor.
     #[error("{what}: {source}")]
     Io {
-        /// The operation.
+        /// Object that was created, for the message.
         what: &'static str,
-        /// Its error.
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
-/// A connected disk.
+/// A disk over vhost-user, its queues started or left to the test.
 pub struct Client {
     frontend: Frontend,
     /// Memory shared with the back end.
     pub mem: Arc<SharedMemory>,
-    /// Its queues.
+    /// Virtqueues in order of their index.
     pub queues: Vec<ClientQueue>,
-    /// Its size in bytes.
+    /// Size of the disk in bytes; 0 from a back end without protocol features.
     pub capacity: u64,
 }
 
@@ -130,7 +130,7 @@ impl Client {
         Ok(Self { frontend, mem, queues, capacity })
     }
 
-    /// Where the rings of a queue are, for `set_vring_addr`.
+    /// Ring addresses of a queue, for `set_vring_addr`.
     ///
     /// # Panics
     /// A queue that there is not.
@@ -156,7 +156,7 @@ pub(crate) fn backend_error(socket: &Path, what: &'static str) -> impl FnOnce(vh
     move |source| ClientError::Backend { socket, what, source }
 }
 
-/// Shares all memory.
+/// Sends the memory table: all memory as one region.
 pub(crate) fn share_memory(frontend: &Frontend, mem: &SharedMemory) -> vhost::Result<()> {
     let region = VhostUserMemoryRegionInfo {
         guest_phys_addr: SharedMemory::BASE,
@@ -168,7 +168,7 @@ pub(crate) fn share_memory(frontend: &Frontend, mem: &SharedMemory) -> vhost::Re
     frontend.set_mem_table(&[region]).map(drop)
 }
 
-/// Where the rings of a queue are.
+/// Addresses of descriptor table, used and available ring in this process.
 fn ring_addresses(mem: &SharedMemory, queue: &ClientQueue) -> VringConfigData {
     let (desc, avail, used) = queue.ring_offsets();
     let place = |offset: usize| mem.address() + offset as u64;

@@ -25,7 +25,7 @@ pub struct Stream {
     pub queue: usize,
     /// Requests per second at fixed times; `None` keeps `depth` outstanding.
     pub rate: Option<f64>,
-    /// Most outstanding requests.
+    /// Largest number of outstanding requests.
     pub depth: usize,
     /// Bytes of a request.
     pub block: u32,
@@ -33,10 +33,10 @@ pub struct Stream {
     pub writes: f64,
     /// Linux's I/O priority in the header.
     pub priority: u32,
-    /// Offsets are below this, in bytes.
+    /// End of the range of offsets from 0, in bytes.
     pub span: u64,
-    /// Where it reads in order from, over `span` bytes again and again; random offsets from 0 when
-    /// `None`.
+    /// First offset of sequential requests, which start over after `span` bytes; random offsets
+    /// from 0 when `None`.
     pub in_order_from: Option<u64>,
     /// A stream without a rate works for this long, then rests for as long, in turn; without rest
     /// when `None`.
@@ -62,8 +62,8 @@ impl Stream {
         }
     }
 
-    /// When a stream that rests at `now` goes on, both in ns since the beginning; `None` while it
-    /// works.
+    /// End of a rest that is under way at `now`, both in ns since the beginning; `None` while the
+    /// stream works.
     fn rests_until(&self, now: u64) -> Option<u64> {
         let burst = self.burst.filter(|_| self.rate.is_none())?.as_nanos() as u64;
         let turn = now / burst.max(1);
@@ -78,9 +78,9 @@ pub struct StreamResult {
     pub name: String,
     /// Requests that were due after the warm-up.
     pub n: u64,
-    /// Requests that failed.
+    /// Completions after the warm-up with a status other than 0.
     pub errors: u64,
-    /// Completions per second.
+    /// Completions per second after the warm-up.
     pub rate: f64,
     /// Requests not completed by the end; their latency is the time until then.
     pub unanswered: u64,
@@ -96,7 +96,7 @@ impl StreamResult {
         self.hist.at(Percentile(percentile))
     }
 
-    /// The longest latency.
+    /// Longest latency from the intended start.
     #[must_use]
     pub fn max(&self) -> Nanos {
         self.hist.max()
@@ -115,7 +115,7 @@ type Slots = Vec<Option<(usize, u64)>>;
 struct StreamState {
     stream: Stream,
     random: Random,
-    /// Requests so far.
+    /// Requests submitted so far.
     made: u64,
     /// Next intended start, in ns since the beginning.
     due: u64,
@@ -150,7 +150,7 @@ pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::
     run_until(clients, streams, plan, &AtomicBool::new(false))
 }
 
-/// As [`run`]; also ends when `stop` is set and a back end calls.
+/// Runs streams as [`run`] does; also ends when `stop` is set and a back end calls.
 ///
 /// # Errors
 /// As [`run`].

@@ -25,7 +25,7 @@ impl SharedMemory {
     /// First guest address: some back ends treat 0 as "no ring".
     pub const BASE: u64 = 1 << 20;
 
-    /// `len` bytes of zeroes; `sealed` as by QEMU.
+    /// Allocates `len` bytes of zeroes; `sealed` as by QEMU.
     ///
     /// # Errors
     /// The memory cannot be created.
@@ -49,25 +49,25 @@ impl SharedMemory {
         Ok(Self { file, at: at.cast(), len })
     }
 
-    /// Its descriptor.
+    /// Descriptor of the memfd, for the memory table.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// Its address in this process.
+    /// Start of the mapping in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.at as u64
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether its length is 0.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

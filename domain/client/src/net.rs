@@ -11,24 +11,24 @@ use crate::client::{ClientError, EVENT_IDX, VERSION_1, backend_error, share_memo
 use crate::memory::SharedMemory;
 use crate::queue::ClientQueue;
 
-/// `VIRTIO_NET_F_MRG_RXBUF`.
+/// Feature bit of `VIRTIO_NET_F_MRG_RXBUF`.
 const MRG_RXBUF: u64 = 1 << 15;
 /// Length of virtio-net's header.
 pub const HEADER: usize = 12;
-/// `VIRTQ_DESC_F_WRITE`.
+/// Flag `VIRTQ_DESC_F_WRITE`: the device writes the buffer.
 const WRITE: u16 = 2;
 /// Descriptors of a queue, of which a third are used: each frame takes one.
 const SIZE: u16 = 1_024;
 /// Bytes of a buffer.
 const BUFFER: usize = 4_096;
 
-/// A connected port.
+/// A network port over vhost-user, with one queue pair.
 pub struct NetClient {
     frontend: Frontend,
     mem: Arc<SharedMemory>,
-    /// Frames to this side.
+    /// Queue of frames to this side.
     pub rx: ClientQueue,
-    /// Frames from this side.
+    /// Queue of frames from this side.
     pub tx: ClientQueue,
     buffers: u16,
     free: Vec<u16>,
@@ -54,7 +54,7 @@ impl NetClient {
         Self::connect_with(socket, 0)
     }
 
-    /// The same with further features, where they are offered.
+    /// Connects as [`NetClient::connect`] does, with further features where they are offered.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -62,7 +62,7 @@ impl NetClient {
         Self::connect_sized(socket, more, SIZE)
     }
 
-    /// The same with queues of another number of descriptors, and a third as many buffers.
+    /// Connects with queues of `size` descriptors, and a third as many buffers.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -116,7 +116,7 @@ impl NetClient {
         self.queue_with_header(&[0; HEADER], frame)
     }
 
-    /// The same with another header, for attacks.
+    /// Queues a frame with any header, for attacks.
     ///
     /// # Panics
     /// As [`NetClient::queue`].

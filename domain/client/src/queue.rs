@@ -16,20 +16,20 @@ const CHAIN: u16 = 3;
 const HEADER_STRIDE: usize = 64;
 const PAGE: usize = 4_096;
 
-/// A virtio-blk request.
+/// A virtio-blk request of at most one data buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkRequest {
     /// virtio-blk's type: 0 reads, 1 writes, 4 flushes.
     pub kind: u32,
-    /// Linux's I/O priority.
+    /// Linux's I/O priority (`ioprio`), in the header.
     pub priority: u32,
     /// First sector of 512 bytes.
     pub sector: u64,
-    /// Bytes of data.
+    /// Bytes of data; 0 for a request without a data descriptor.
     pub len: u32,
 }
 
-/// A completion.
+/// A completed virtio-blk request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkCompletion {
     /// Slot of the request.
@@ -38,7 +38,7 @@ pub struct BlkCompletion {
     pub status: u8,
 }
 
-/// One virtqueue.
+/// A split virtqueue and the driver's side of its indices.
 #[derive(Debug)]
 pub struct ClientQueue {
     mem: Arc<SharedMemory>,
@@ -57,7 +57,7 @@ pub struct ClientQueue {
     event_idx: bool,
     /// Notifies the back end.
     pub kick: EventFd,
-    /// Notifies this side.
+    /// Notifies this side (vring call).
     pub call: EventFd,
 }
 
@@ -112,7 +112,7 @@ impl ClientQueue {
         })
     }
 
-    /// Number of descriptors.
+    /// Descriptors of the queue.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.size
@@ -173,8 +173,8 @@ impl ClientQueue {
         Some(slot)
     }
 
-    /// The same for a request with data. The data is there before the request is: a back end that
-    /// polls the ring takes it without a kick.
+    /// Adds a request with its data, which is written first: a back end that polls the ring takes
+    /// the request without a kick.
     ///
     /// # Panics
     /// As [`ClientQueue::push`]; more data than the buffer of a slot.

@@ -1,13 +1,13 @@
-//! Adding disks and ports to the text of a configuration, and removing them. All else stays as it
-//! is written, comments included.
+//! Adding disks and ports to the text of a configuration, and removing them. All other text is
+//! kept, comments included.
 
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
-/// Why a text is not edited.
+/// Causes for which a text is not edited.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EditError {
-    /// It is no TOML.
+    /// The text is not valid TOML.
     #[error("{0}")]
     Parse(#[from] toml_edit::TomlError),
     /// No disk or port of this name.
@@ -16,9 +16,9 @@ pub enum EditError {
     /// No disk, or no port, of this name.
     #[error("there is no {kind} \"{name}\"")]
     NoMember {
-        /// `disk` or `port`.
+        /// Kind of the name, `disk` or `port`.
         kind: &'static str,
-        /// The name.
+        /// Name that was given.
         name: String,
     },
     /// A disk and a port of this name.
@@ -27,19 +27,19 @@ pub enum EditError {
     /// No device or network of this name.
     #[error("there is no {kind} \"{name}\"; the file has {}", known.join(", "))]
     NoParent {
-        /// `device` or `network`.
+        /// Kind of the tables to add to, `device` or `network`.
         kind: &'static str,
-        /// The name.
+        /// Name that the text to add gives.
         name: String,
-        /// Names of those that there are.
+        /// Names in the configuration.
         known: Vec<String>,
     },
     /// A disk or port of this name.
     #[error("there is a {kind} \"{name}\" already; `rtvirtio iod reload` takes over changes of it")]
     Known {
-        /// `disk` or `port`.
+        /// Kind of both, `disk` or `port`.
         kind: &'static str,
-        /// The name.
+        /// Name that is taken.
         name: String,
     },
     /// The text to add has keys that are not those of disks and ports.
@@ -47,17 +47,17 @@ pub enum EditError {
         "only `[[device]]` with `name` and its `[[device.disk]]` tables, and `[[network]]` with `name` and its `[[network.port]]` tables, can be attached; there is `{0}` too"
     )]
     Key(String),
-    /// Nothing to add.
+    /// The text to add has no disk and no port.
     #[error("there is no `[[device.disk]]` or `[[network.port]]` table to attach")]
     Nothing,
-    /// Inline tables.
+    /// A key that is an inline table or a value instead of `[[...]]` tables.
     #[error(
         "write `{0}` as tables (`[[device]]`, `[[device.disk]]`, `[[network]]`, `[[network.port]]`), or edit the file by hand and `rtvirtio iod reload`"
     )]
     Inline(&'static str),
 }
 
-/// What comes and goes.
+/// A part that can be added and removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Disk,
@@ -67,7 +67,7 @@ enum Kind {
 impl Kind {
     const ALL: [Self; 2] = [Self::Disk, Self::Port];
 
-    /// The tables in which these stand.
+    /// Key of the tables that contain this kind.
     fn parent(self) -> &'static str {
         match self {
             Self::Disk => "device",
@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// Their own tables.
+    /// Key of the tables of this kind.
     fn key(self) -> &'static str {
         match self {
             Self::Disk => "disk",
@@ -122,7 +122,7 @@ fn add_kind(
             return Err(EditError::NoParent { kind: kind.parent(), name, known });
         };
         let Some(new) = tables(from, kind.key())? else { continue };
-        // Those of this text that were added before are among them.
+        // Members of this device that were added before are among them.
         let others: Vec<String> = all_of(doc, kind)?.into_iter().map(|(_, name)| name).collect();
         let mut added: Vec<String> = Vec::new();
         let list = parent_mut(doc, kind, at)?

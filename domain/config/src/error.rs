@@ -5,22 +5,22 @@ use std::path::PathBuf;
 use rtvirtio_sched::ConfigError;
 use rtvirtio_sched::bound::Refusal;
 
-/// Why a configuration file is refused.
+/// Causes for which a configuration file is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Its error.
+        /// Error of the read.
         source: std::io::Error,
     },
-    /// It is not a valid configuration.
+    /// The text is not valid TOML, or no configuration.
     #[error("{}: {message}", path.display())]
     Parse {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
         /// The error, with its line.
         message: String,
@@ -28,11 +28,11 @@ pub enum FileError {
     /// Invalid numbers for the scheduler.
     #[error("device \"{device}\": {message}")]
     Sched {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// The error, with the disk's name.
         message: String,
-        /// The operation.
+        /// Error of the scheduler's check.
         source: ConfigError,
     },
     /// `poll` and `fifo` exclude each other.
@@ -40,13 +40,13 @@ pub enum FileError {
         "device \"{device}\": `poll` and `fifo` together: the kernel stops a real-time thread that never sleeps for 50 ms in every second (sched_rt_runtime_us); leave one of them out"
     )]
     Conflict {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// A reservation that admission refuses.
     #[error("device \"{device}\": {message}")]
     Refused {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// The reason, with the disk's name where one disk is the cause.
         message: String,
@@ -61,22 +61,22 @@ pub enum FileError {
         /// The rate, and what would do.
         message: String,
     },
-    /// An invalid network.
+    /// A network with an invalid value, or with a reservation that is not admitted.
     #[error("network \"{network}\": {what}")]
     Network {
-        /// The network.
+        /// Name of the network.
         network: String,
-        /// What is wrong, with the port's name.
+        /// The error, with the port's name where one port is the cause.
         what: String,
     },
     /// Two paths are the same.
     #[error("{first} and {second} are the same path, {}; give each its own", path.display())]
     Collision {
-        /// The first one.
+        /// Key and owner of the first path.
         first: String,
-        /// The second one.
+        /// Key and owner of the second path.
         second: String,
-        /// The absolute path.
+        /// The path that both lead to, absolute.
         path: PathBuf,
     },
     /// A duplicate name or socket.
@@ -84,7 +84,7 @@ pub enum FileError {
     Duplicate {
         /// Device, disk, network, port or socket.
         what: &'static str,
-        /// The name.
+        /// The name or socket path.
         name: String,
     },
 }

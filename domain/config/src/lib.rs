@@ -1,4 +1,4 @@
-//! The domain's configuration file: TOML, with units in the text. Unknown keys are errors, with
+//! The I/O domain's configuration file: TOML, with units in the text. Unknown keys are errors, with
 //! their line.
 
 mod admission;

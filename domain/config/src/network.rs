@@ -1,4 +1,4 @@
-//! Networks and their ports, as the file has them.
+//! Networks and their ports: the keys of the file, and checks that types do not express.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::schema::{parse_optional_text, parse_text};
 /// Largest frame without its FCS, of a network whose MTU is not given: 1500 bytes of payload,
 /// Ethernet's header and a VLAN tag.
 const DEFAULT_MTU: u16 = 1_500;
-/// Longest `rx_coalesce`: a guest's buffers last no longer under a flood.
+/// Longest `rx_coalesce`: under a flood of frames the guest's receive buffers last no longer.
 const LONGEST_COALESCE: Nanos = Nanos::from_millis(10);
 
 /// A network: ports of VMs that share one uplink.
@@ -22,7 +22,7 @@ const LONGEST_COALESCE: Nanos = Nanos::from_millis(10);
 pub struct Network {
     /// Name of its thread, and in the status.
     pub name: String,
-    /// What is behind the ports.
+    /// Path from the ports to the link.
     #[serde(default)]
     pub uplink: UplinkKind,
     /// The interface of a `packet` uplink.
@@ -40,7 +40,7 @@ pub struct Network {
     /// Longest time in which the host does not run the thread; for admission.
     #[serde(default = "default_stall", deserialize_with = "parse_text")]
     pub stall: Nanos,
-    /// CPUs of its thread.
+    /// CPUs of its thread; any when empty.
     #[serde(default)]
     pub cpus: Vec<usize>,
     /// `SCHED_FIFO` priority of its thread.
@@ -51,10 +51,10 @@ pub struct Network {
     /// The period of that budget.
     #[serde(default = "default_cpu_period", deserialize_with = "parse_text")]
     pub cpu_period: Nanos,
-    /// How long its thread polls before it sleeps; adapts when not given.
+    /// Time of polling before the thread sleeps; adapts when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub poll: Option<Nanos>,
-    /// The ports.
+    /// Ports of VMs, `[[network.port]]`.
     #[serde(default, rename = "port")]
     pub ports: Vec<Port>,
 }
@@ -75,7 +75,7 @@ fn default_cpu_period() -> Nanos {
     Nanos::from_millis(10)
 }
 
-/// What is behind the ports of a network.
+/// Path from the ports of a network to the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UplinkKind {
@@ -86,13 +86,13 @@ pub enum UplinkKind {
     Packet,
 }
 
-/// One VM's port.
+/// A VM's network interface over vhost-user.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
     /// Name of the VM.
     pub name: String,
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: PathBuf,
     /// Group whose members may connect, by name or number: mode 0660, otherwise 0600.
     pub socket_group: Option<String>,
@@ -100,20 +100,20 @@ pub struct Port {
     pub tap: Option<String>,
     /// The VM's address: the source of all its frames, and the destination of those that it gets.
     pub mac: Mac,
-    /// VLANs that it may use; any when empty.
+    /// VLANs that the VM may use; any when empty.
     #[serde(default)]
     pub vlans: Vec<u16>,
-    /// May send frames of the link's own protocols: to 01:80:c2:00:00:00 to 0f (spanning tree,
-    /// LACP, LLDP, PTP's peer delay), and PAUSE.
+    /// Allows frames of the link's own protocols: to 01:80:c2:00:00:00 to 0f (spanning tree, LACP,
+    /// LLDP, PTP's peer delay), and PAUSE.
     #[serde(default)]
     pub link_local: bool,
-    /// Multicast addresses whose frames it gets without the limit on unlisted ones.
+    /// Multicast addresses whose frames are exempt from the limit on unlisted ones.
     #[serde(default)]
     pub multicast: Vec<Mac>,
-    /// Broadcast and unlisted multicast frames per second that it gets.
+    /// Limit of broadcast and unlisted multicast frames to the VM, per second.
     #[serde(default = "default_broadcast", deserialize_with = "parse_text")]
     pub broadcast: Iops,
-    /// Leaves checksums and the cutting of large TCP segments to the host, in both directions.
+    /// Leaves checksums and TCP segmentation to the host, in both directions.
     #[serde(default = "default_offload")]
     pub offload: bool,
     /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
@@ -122,7 +122,7 @@ pub struct Port {
     /// Frames of the VM that the network holds at most, in each direction.
     #[serde(default = "default_depth")]
     pub depth: u32,
-    /// Share of what is not reserved.
+    /// Weight in the sharing of what is not reserved.
     #[serde(default = "default_weight")]
     pub weight: u32,
     /// Reservation of the link for all frames but the urgent ones.
@@ -167,10 +167,10 @@ fn default_weight() -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RateConfig {
-    /// Bytes per second.
+    /// Sustained rate of bytes on the wire.
     #[serde(deserialize_with = "parse_text")]
     pub rate: BytesPerSec,
-    /// Burst.
+    /// Burst of bytes on the wire.
     #[serde(deserialize_with = "parse_text")]
     pub burst: Bytes,
     /// Longest time from the moment at which a frame is within rate and burst until it is sent.
@@ -178,16 +178,16 @@ pub struct RateConfig {
     pub deadline: Nanos,
 }
 
-/// Caps (RFC 2215's TSPEC); each is optional. Bytes are those of frames, without FCS.
+/// Token-bucket caps (RFC 2215's TSPEC); each is optional. Bytes are those of frames, without FCS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrameCap {
-    /// Frames per second.
+    /// Sustained rate of frames; no cap when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub frames: Option<Iops>,
     /// Burst of frames; those of 2 ms when not given, at least 1.
     pub frames_burst: Option<u64>,
-    /// Bytes per second.
+    /// Sustained rate of bytes; no cap when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub bytes: Option<BytesPerSec>,
     /// Burst of bytes; those of 2 ms when not given, at least the largest frame.
@@ -206,7 +206,7 @@ impl FrameCap {
 }
 
 impl Port {
-    /// A port as the file has it when it gives nothing else.
+    /// A port with the defaults of the file for all other keys.
     #[must_use]
     pub fn new(name: String, socket: PathBuf, mac: Mac) -> Self {
         Self {
@@ -235,7 +235,7 @@ impl Port {
 }
 
 impl Network {
-    /// A network as the file has it when it gives nothing else.
+    /// A network with the defaults of the file for all other keys.
     #[must_use]
     pub fn new(name: String) -> Self {
         Self {

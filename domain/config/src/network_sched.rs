@@ -1,7 +1,7 @@
 //! A network's values as configurations of its two schedulers, and admission.
 //!
-//! Toward the link the device time of a frame is its time on the wire. Toward the VMs it is the
-//! time of the copy, of which every frame has the same estimate.
+//! Toward the link the cost of a frame is its time on the wire. Toward the VMs it is the time of
+//! the copy, of which every frame has the same estimate.
 
 use rtvirtio_sched::bound::{self, Flow, Refusal};
 use rtvirtio_sched::{
@@ -16,12 +16,12 @@ use crate::rate;
 
 /// Largest frame with segmentation offload, in bytes.
 pub const OFFLOADED_FRAME: u64 = 68 << 10;
-/// Longest time of the thread for one port in a round: what it fetches, sends, reads and delivers.
+/// Longest time of the thread for one port in a round: fetching, sending, reading and delivering.
 pub const TURN: Nanos = Nanos::from_micros(100);
 /// Default bursts of caps last this long, so that one wake-up serves several frames.
 const CAP_BURST_S: f64 = 0.002;
-/// Longest time for which a frame beyond a cap is put off to be delivered with others, where
-/// nothing else is said.
+/// Longest time for which the delivery of a frame beyond a cap is put off to be batched with later
+/// ones, where `rx_coalesce` is shorter.
 const SLACK: Nanos = Nanos::from_micros(250);
 /// Estimate of a copy: fixed time, and per MiB.
 const COPY: Line = Line { base_ns: 1_000, per_mib_ns: 300_000 };
@@ -44,15 +44,15 @@ impl Network {
         self.wire().map_or(COPY, |link| link.line())
     }
 
-    /// Whether large TCP segments pass a port as they are: to its VM, and from it. Not where they
-    /// are ordered or capped: 64 KiB at once would hold up all others, and count as one frame. The
-    /// thread cuts them there.
+    /// Whether large TCP segments pass a port unsegmented: to its VM, and from it. Not where frames
+    /// are ordered or capped: 64 KiB at once would block all other ports, and count as one frame.
+    /// The thread segments them there.
     #[must_use]
     pub fn passes_whole(&self, port: &Port) -> [bool; 2] {
         [port.rx_cap.is_none(), self.link.is_none() && port.tx_cap.is_none()]
     }
 
-    /// Largest piece from a VM that is handed over at once, in bytes.
+    /// Largest frame or segment from a VM that is sent at once, in bytes.
     #[must_use]
     pub fn largest_sent(&self) -> u64 {
         if self.link.is_none() { OFFLOADED_FRAME } else { self.largest_frame() }
@@ -65,7 +65,7 @@ impl Network {
             depth: port.depth + LINK_WINDOW,
             weight: port.weight,
             caps: [Cap::default(), port.tx_cap.cap(self.largest_frame())],
-            // Of a port with a cap no segment passes whole.
+            // No segment of a capped port passes whole.
             largest: Some(self.largest_frame()),
             urgent: port.urgent.and_then(|r| self.reservation(r)),
             normal: port.reserve.and_then(|r| self.reservation(r)),
@@ -143,7 +143,7 @@ impl Network {
         self.cpu_budget.map(|share| CpuLimit { budget: budget(share), period: self.cpu_period, turn: TURN })
     }
 
-    /// What is wrong with `cpu_budget`, and what would do.
+    /// Error of `cpu_budget`, with values that would be accepted.
     pub(crate) fn cpu_remedy(&self, error: &CpuLimitError) -> String {
         let least = TURN.0 * self.ports.len() as u64;
         let share = (least as f64 * 100.0 / self.cpu_period.0 as f64).ceil();
@@ -182,7 +182,7 @@ impl Network {
     }
 }
 
-/// A refusal in the words of networks: nobody sets their window and their quantum.
+/// A refusal in terms of networks: window and quantum are not settings there.
 fn refusal_text(refusal: &Refusal) -> String {
     match refusal {
         Refusal::Deadline { vm, deadline, needed, blocking, latency, .. } => format!(
@@ -199,27 +199,26 @@ fn config(line: Line, quantum: u64, vms: Vec<VmConfig>, policy: Policy, window: 
 }
 
 impl Port {
-    /// Bytes per second of the link that it reserves, counted on the wire.
+    /// Reserved bytes per second of the link, counted on the wire.
     #[must_use]
     pub fn reserved(&self) -> f64 {
         [self.reserve, self.urgent].into_iter().flatten().map(|reserve| reserve.rate.0).sum()
     }
 
-    /// Bucket of broadcasts and of frames to unlisted groups, and the tokens of a frame.
+    /// Bucket of broadcasts and of unlisted multicast, and the tokens of a frame.
     #[must_use]
     pub fn broadcast_bucket(&self) -> (Bucket, u64) {
         rate::bucket(self.broadcast)
     }
 
-    /// Least time between two notifications of the VM of frames to it.
+    /// Least time between two receive notifications of the VM.
     #[must_use]
     pub fn notify_interval(&self) -> Nanos {
         self.rx_coalesce.unwrap_or(Nanos(0))
     }
 
-    /// How long the thread may sleep beyond the moment at which the next frame to the VM is
-    /// admitted, without a loss of rate: half of the shortest burst of its cap, at most 250 us or
-    /// `rx_coalesce`. Zero without a cap.
+    /// Delay beyond the moment at which the next frame to the VM is admitted that costs no rate:
+    /// half of the shortest burst of its cap, at most 250 us or `rx_coalesce`. Zero without a cap.
     #[must_use]
     pub fn delivery_slack(&self) -> Nanos {
         let most = self.rx_coalesce.unwrap_or(Nanos(0)).max(SLACK);
@@ -279,7 +278,7 @@ impl FrameCap {
         self.bytes_burst.map_or(((rate.0 * CAP_BURST_S) as u64).max(largest), |burst| burst.0)
     }
 
-    /// Whether its rates can be counted exactly, and its bursts hold a frame.
+    /// Whether all rates can be counted exactly, and the bursts hold a frame.
     fn check(&self, largest: u64) -> Result<(), String> {
         if let Some(rate) = self.frames {
             rate::check_requests("frames", rate.0, self.frames_burst(rate))?;
@@ -395,7 +394,7 @@ mod tests {
         assert_eq!((longer.delivery_slack(), longer.notify_interval()), (Nanos(975_000), Nanos(1_000_000)));
     }
 
-    /// Notifications come together where that is asked for.
+    /// Notifications are coalesced where `rx_coalesce` is given.
     #[test]
     fn notifications_are_put_off_on_demand() {
         let interval = |keys: &str| parse("", keys).unwrap().networks[0].ports[0].notify_interval();

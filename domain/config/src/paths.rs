@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use crate::error::FileError;
 use crate::schema::File;
 
-/// The purpose of a path.
+/// Use of a path, which decides with which others it may coincide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
     /// The configuration file itself.
     Config,
-    /// A socket of the domain: `control`, a disk's or a port's.
+    /// A socket of the I/O domain: `control`, a disk's or a port's.
     Socket,
     /// A disk's backing; several disks may be parts of one file.
     Disk,
@@ -21,9 +21,9 @@ pub enum PathKind {
 pub struct NamedPath {
     /// Key and disk, such as `socket of disk "a"`.
     pub what: String,
-    /// As it is in the file.
+    /// The path as written in the file.
     pub path: PathBuf,
-    /// Its purpose.
+    /// Use of the path.
     pub kind: PathKind,
 }
 

@@ -5,11 +5,11 @@ use rtvirtio_units::Iops;
 
 /// Largest deviation of a rate that counts as the one that is written.
 const EXACT: f64 = 1e-3;
-/// Tokens of a request: with a part of a request as the token, "1/min" and "2.5/s" are whole
+/// Token units per request: with a part of a request as the token, "1/min" and "2.5/s" are whole
 /// numbers of tokens per second.
 const PER_REQUEST: [u64; 3] = [1, 60_000_000, 60_000];
 
-/// A rate as a whole number per second; `None` where that is another rate.
+/// Rounds a rate to a whole number per second; `None` where the deviation is over `EXACT`.
 pub(crate) fn whole(rate: f64) -> Option<u64> {
     let rounded = rate.round();
     let is_exact = rounded >= 1.0 && (rounded - rate).abs() <= rate * EXACT;
@@ -24,7 +24,7 @@ fn per_request(rate: f64, burst: u64) -> Option<u64> {
     PER_REQUEST
         .into_iter()
         .find(|per| fits(*per) && is_whole(*per) && counts(*per))
-        // A burst of so many requests is none of a few per second.
+        // A burst this large is never combined with a few requests per second.
         .or_else(|| whole(rate).map(|_| 1))
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn bucket(rate: Iops) -> (Bucket, u64) {
     (Bucket::new(tspec.rate, tspec.burst), per)
 }
 
-/// Why a rate of requests cannot be counted.
+/// Refuses a rate of requests that cannot be counted exactly.
 pub(crate) fn check_requests(key: &str, rate: f64, burst: u64) -> Result<(), String> {
     if per_request(rate, burst).is_some() {
         return Ok(());
@@ -53,7 +53,7 @@ pub(crate) fn check_requests(key: &str, rate: f64, burst: u64) -> Result<(), Str
     ))
 }
 
-/// Why a rate of bytes, or of device time in ns, cannot be counted.
+/// Refuses a rate of bytes, or of device time in ns, that is not a whole number.
 pub(crate) fn check_whole(key: &str, rate: f64, unit: &str) -> Result<(), String> {
     if whole(rate).is_some() {
         return Ok(());

@@ -11,19 +11,19 @@ use serde::{Deserialize, Deserializer};
 
 use crate::network::Network;
 
-/// The whole file.
+/// The configuration of one I/O domain's process.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
     /// The control socket, for `rtvirtio iod status`.
     #[serde(default = "default_control")]
     pub control: PathBuf,
-    /// Group whose members may connect to it, by name or number: mode 0660, otherwise 0600.
+    /// Group whose members may connect to `control`, by name or number: mode 0660, otherwise 0600.
     pub control_group: Option<String>,
     /// Confinement of the process while it serves.
     #[serde(default)]
     pub sandbox: Sandbox,
-    /// What the host's energy is worth.
+    /// Energy policy of the host.
     #[serde(default)]
     pub power: Power,
     /// Devices; each has a thread and a scheduler of its own.
@@ -42,7 +42,7 @@ fn default_control() -> PathBuf {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sandbox {
-    /// None.
+    /// No confinement at all.
     Off,
     /// Forbidden system calls are logged by the kernel instead of ending the process; no landlock,
     /// which cannot log. For testing a new libc.
@@ -52,30 +52,30 @@ pub enum Sandbox {
     On,
 }
 
-/// What the host's energy is worth: on batteries no thread polls, unless its table says so.
+/// Energy policy: under `Save` no thread polls, unless its table has `poll`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Power {
-    /// Threads poll as long as that pays.
+    /// Threads poll adaptively.
     #[default]
     Normal,
-    /// Threads sleep.
+    /// Threads sleep, and wake up for each notification.
     Save,
 }
 
-/// How a thread waits for work.
+/// Polling of a thread before it sleeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Poll {
-    /// It polls for this long before it sleeps.
+    /// Polls for this long; 0 sleeps at once.
     Fixed(Nanos),
-    /// As long as that pays.
+    /// Polls as long as that pays.
     #[default]
     Adaptive,
 }
 
 impl Poll {
-    /// From a table's `poll` and `fifo`. A real-time thread that polls would keep its CPU from all
-    /// others.
+    /// Resolves a table's `poll` and `fifo`. A real-time thread that polls would keep its CPU from
+    /// all others.
     #[must_use]
     pub fn new(power: Power, poll: Option<Nanos>, fifo: Option<u8>) -> Self {
         match poll {
@@ -86,19 +86,19 @@ impl Poll {
     }
 }
 
-/// One device and its disks.
+/// A device or file system, with the disks on it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
     /// Name of its thread, and in the status.
     pub name: String,
-    /// The scheduler's policy.
+    /// Scheduling policy between the disks.
     #[serde(default = "default_policy")]
     pub policy: Policy,
-    /// Largest piece.
+    /// Largest piece into which requests are split, in bytes.
     #[serde(default = "default_quantum", deserialize_with = "parse_text")]
     pub quantum: Bytes,
-    /// Pieces at the device.
+    /// Largest number of pieces that are submitted to the device and not completed.
     #[serde(default)]
     pub window: Window,
     /// Device time of pieces; equal for all when not given.
@@ -109,12 +109,12 @@ pub struct Device {
     /// Longest stall: garbage collection, a sleeping CPU. For admission.
     #[serde(default, deserialize_with = "parse_text")]
     pub stall: Nanos,
-    /// CPUs of its thread.
+    /// CPUs of its thread; any when empty.
     #[serde(default)]
     pub cpus: Vec<usize>,
     /// `SCHED_FIFO` priority of its thread.
     pub fifo: Option<u8>,
-    /// How long its thread polls before it sleeps; adapts when not given.
+    /// Time of polling before the thread sleeps; adapts when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub poll: Option<Nanos>,
     /// Passes the guest's class on to the host's I/O scheduler; `mq-deadline` acts on it.
@@ -123,10 +123,10 @@ pub struct Device {
     /// Largest share of the device's time for discards and zeroing while other VMs use it.
     #[serde(default = "default_discard_share", deserialize_with = "parse_text")]
     pub discard_share: Ratio,
-    /// A request that waited longer than this goes before more important ones of its VM.
+    /// A request that waited longer than this goes before those of higher priority of its VM.
     #[serde(default = "default_aging", deserialize_with = "parse_text")]
     pub aging: Nanos,
-    /// The disks; they may come later.
+    /// Disks of VMs, `[[device.disk]]`; they may come later.
     #[serde(default, rename = "disk")]
     pub disks: Vec<Disk>,
 }
@@ -151,16 +151,16 @@ fn default_aging() -> Nanos {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Window {
-    /// A constant window.
+    /// Pieces of a constant window.
     Fixed(u32),
     /// A window that adapts to the device.
     Adaptive {
-        /// Initial window.
+        /// Initial window, in pieces.
         start: u32,
-        /// Smallest window.
+        /// Smallest window, in pieces.
         #[serde(default = "one")]
         least: u32,
-        /// Largest window.
+        /// Largest window, in pieces.
         most: u32,
         /// Most pieces without a reservation's deadline.
         shared: Option<u32>,
@@ -181,11 +181,11 @@ impl Default for Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostConfig {
-    /// Reads.
+    /// Time of a read.
     pub read: LineConfig,
-    /// Writes.
+    /// Time of a write.
     pub write: LineConfig,
-    /// A flush.
+    /// Time of a flush; a write's `base` at least.
     #[serde(default, deserialize_with = "parse_text")]
     pub flush: Nanos,
     /// Longest time of one piece of a discard or zeroing: pieces are sized to stay below it.
@@ -206,13 +206,13 @@ pub struct LineConfig {
     pub per_mib: Nanos,
 }
 
-/// One VM's disk.
+/// A VM's disk over vhost-user.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
     /// Name of the VM.
     pub name: String,
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: PathBuf,
     /// Group whose members may connect, by name or number, such as `kvm` for libvirt's QEMU: mode
     /// 0660, otherwise 0600.
@@ -222,7 +222,7 @@ pub struct Disk {
     /// `raw` disables the check for image formats. Without it, a file with the signature of an
     /// image format is refused.
     pub format: Option<Format>,
-    /// Offset of the disk in its backing.
+    /// Offset of the disk in its backing, in bytes.
     #[serde(default, deserialize_with = "parse_text")]
     pub offset: Bytes,
     /// Size of the disk; the rest of the backing when not given.
@@ -234,7 +234,7 @@ pub struct Disk {
     /// Uses the host's page cache.
     #[serde(default)]
     pub cached: bool,
-    /// Other writers are expected.
+    /// Expects other writers.
     #[serde(default)]
     pub shared: bool,
     /// Offers discard and zeroing, where the backing supports them. Without, bounds exclude them.
@@ -245,29 +245,29 @@ pub struct Disk {
     pub hugepages: bool,
     /// Serial number; the name when not given.
     pub serial: Option<String>,
-    /// Number of queues.
+    /// Virtqueues that the guest may use.
     #[serde(default = "default_queues")]
     pub queues: u16,
     /// Largest number of outstanding requests.
     #[serde(default = "default_depth")]
     pub depth: u32,
-    /// Share of the unreserved device time.
+    /// Weight in the sharing of unreserved device time.
     #[serde(default = "default_weight")]
     pub weight: u32,
     /// Reservation of all requests but the real-time ones.
     pub reserve: Option<ReservationConfig>,
-    /// Reservation of its real-time requests.
+    /// Reservation of real-time requests.
     pub urgent: Option<ReservationConfig>,
     /// Largest piece under the real-time reservation; the device's quantum when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub urgent_quantum: Option<Bytes>,
-    /// Cap on reads.
+    /// Cap on the guest's reads.
     #[serde(default)]
     pub read_cap: CapConfig,
-    /// Cap on writes.
+    /// Cap on the guest's writes.
     #[serde(default)]
     pub write_cap: CapConfig,
-    /// How the guest's priorities are interpreted; ignored when not given.
+    /// Treatment of I/O priorities in the guest's requests; they are ignored when not given.
     pub guest_priority: Option<GuestPriorityConfig>,
 }
 
@@ -275,7 +275,7 @@ fn default_discard() -> bool {
     true
 }
 
-/// A disk's format.
+/// Format of a disk's backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -310,16 +310,16 @@ pub struct ReservationConfig {
     pub deadline: Nanos,
 }
 
-/// Caps; each is optional.
+/// Token-bucket caps; each is optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CapConfig {
-    /// Requests per second.
+    /// Sustained rate of requests; no cap when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub requests: Option<Iops>,
     /// Burst of requests; 1 when not given.
     pub requests_burst: Option<u64>,
-    /// Bytes per second.
+    /// Sustained rate of bytes; no cap when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub bytes: Option<BytesPerSec>,
     /// Burst of bytes; the largest piece when not given.
@@ -335,7 +335,7 @@ pub struct CapConfig {
     pub peak: Option<f64>,
 }
 
-/// A Linux guest, which writes its I/O priorities into its requests.
+/// Treatment of the I/O priorities that a Linux guest writes into its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestPriorityConfig {
