@@ -1,5 +1,5 @@
-//! A spec's `traffic` as caps of the domain's disks and ports, and what they add to the bounds of
-//! the VM that they hold.
+//! A spec's `traffic` as caps of the I/O domain's disks and ports, and the delay that the caps add
+//! to the VM's own bounds.
 
 use rtvirtio_capacity::{frame_limits, frames_held_back};
 use rtvirtio_domain_config::FrameCap;
@@ -7,12 +7,12 @@ use rtvirtio_spec::{Flow, Task, Vm};
 use rtvirtio_traffic::{Direction, Place, Tspec, Unit, compile};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos};
 
-/// Keys of the VM's disk, one a line.
+/// Keys of the VM's disk or port, one a line.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Caps {
     /// Lines such as `read_cap = { ... }`.
     pub lines: Vec<String>,
-    /// Directions without one, and why.
+    /// Reasons for directions without a cap, one each.
     pub refused: Vec<String>,
 }
 
@@ -32,8 +32,8 @@ fn disk_limits(vm: &Vm) -> impl Iterator<Item = (Direction, Tspec)> {
     Tspec::all(&vm.traffic).filter(|(direction, _)| direction.is_disk())
 }
 
-/// Longest time for which the VM's own caps hold one of its requests back, when its guest stands
-/// still for `catch_up` and then makes up for it; `None` when nothing bounds that.
+/// Longest time for which the VM's own caps hold one of its requests back, when its vCPUs stall for
+/// `catch_up` and then submit all that was due; `None` when nothing bounds that.
 ///
 /// See [`Arrival::holds_back`](rtvirtio_traffic::Arrival::holds_back).
 pub(crate) fn held_back(vm: &Vm, catch_up: Nanos) -> Option<Nanos> {
@@ -42,7 +42,7 @@ pub(crate) fn held_back(vm: &Vm, catch_up: Nanos) -> Option<Nanos> {
         let tasks = vm.tasks.iter().filter(|task| moves(task, direction));
         let (mut rate, mut burst) = (0.0, 0.0);
         for task in tasks {
-            // Without a rate it takes what the cap lets go, and the others of its VM wait.
+            // A task without a rate takes all that the cap admits, and the VM's other tasks wait.
             let asked = task.rate?.0;
             let each = match tspec.unit {
                 Unit::Bytes => task.block.0 as f64,
@@ -63,12 +63,12 @@ pub(crate) fn held_back(vm: &Vm, catch_up: Nanos) -> Option<Nanos> {
 /// The caps of a VM's port; a VM with several has them on each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PortCaps {
-    /// Its keys, and what is not as the spec has it.
+    /// Keys of the port, and the reasons for directions without a cap.
     pub caps: Caps,
-    /// The same as values: to the VM, and from it.
+    /// Cap on frames to the VM; `tx` is the one on frames from it.
     pub rx: FrameCap,
     pub tx: FrameCap,
-    /// Of what it sends.
+    /// Limit of frames from the VM.
     sent: Option<Tspec>,
 }
 
@@ -105,8 +105,8 @@ pub(crate) fn port_caps(vm: &Vm, largest_frame: u64) -> PortCaps {
 }
 
 impl PortCaps {
-    /// Longest time for which the cap on what the VM sends holds one of its frames back, when its
-    /// vCPU stands still for `stall` and then makes up for it; `None` when nothing bounds that. As
+    /// Longest time for which the cap on frames from the VM holds one of them back, when its vCPU
+    /// stalls for `stall` and then sends all that was due; `None` when nothing bounds that. As
     /// [`held_back`].
     pub(crate) fn holds_back<'f>(
         &self,

@@ -16,23 +16,23 @@ const HELD_BACK: &str = "its VM's own traffic limit is below what its flows send
 const UNPROMISED_RX: &str = "frames to a VM have no reservation: those that the link brings are delivered in turn, and a cap on the others' \
      (`rx_cap`) keeps the thread free";
 
-/// One VM's port in the plan.
+/// A VM's port, its reservations and caps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PortPlan {
-    /// Its VM.
+    /// Name of the VM.
     pub vm: String,
-    /// Its name in the domain's file.
+    /// Name of the port in the I/O domain's file.
     pub port: String,
     /// Reservation of frames that are not marked.
     pub reserve: Option<LinkReserve>,
     /// Reservation of marked frames.
     pub urgent: Option<LinkReserve>,
-    /// Why there is none, where a flow has a target.
+    /// Reason for no reservation, where a flow has a target.
     pub refused: Option<String>,
     /// Caps of its VM's traffic, as keys of the port.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caps: Vec<String>,
-    /// Limits of its VM's traffic that are no caps, and why.
+    /// Reasons for limits of its VM's traffic that are no caps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused_caps: Vec<String>,
 }
@@ -40,30 +40,30 @@ pub struct PortPlan {
 /// The bound of a flow, against its target.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FlowPromise {
-    /// Its VM.
+    /// VM that sends or receives the flow.
     pub vm: String,
-    /// Its name.
+    /// Name of the flow in its VM.
     pub flow: String,
-    /// Its network.
+    /// Name of the network.
     pub network: String,
-    /// Seen from the VM.
+    /// Direction as the VM sees it.
     pub direction: Direction,
     /// Length of each frame without its FCS.
     pub frame: Bytes,
-    /// Frames per second.
+    /// Declared frames per second.
     pub rate: Iops,
     /// Frames that may come at once.
     pub burst: u32,
-    /// Its frames are marked as urgent.
+    /// Whether its frames are marked as urgent.
     pub is_urgent: bool,
-    /// Its target.
+    /// Latency and percentile that the spec asks for.
     pub target: Option<Target>,
     /// Longest time from the VM's queue until a frame has left for the link; `None` without a
     /// reservation.
     pub bound: Option<Nanos>,
     /// Whether the target is met in the worst case; `None` without a target.
     pub met: Option<bool>,
-    /// Why it has a target and nothing is promised.
+    /// Reason for no promise, where there is a target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpromised: Option<String>,
     /// The smallest target that would be admitted, all other reservations as they are; `None` for a
@@ -78,25 +78,25 @@ pub struct FlowPromise {
 /// The plan of one network.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NetworkPlan {
-    /// Its name.
+    /// Name of the network.
     pub network: String,
     /// Rate of the link.
     pub link: BytesPerSec,
     /// Reserved share of it.
     pub reserved: Ratio,
-    /// The ports, in the order of the spec's VMs.
+    /// Ports in the order of the spec's VMs.
     pub ports: Vec<PortPlan>,
-    /// The flows, in the spec's order.
+    /// Flows in the spec's order.
     pub flows: Vec<FlowPromise>,
-    /// Every target holds in the worst case.
+    /// Whether every target holds in the worst case.
     pub feasible: bool,
-    /// The network as the domain reads it.
+    /// The network as the I/O domain's file has it.
     #[serde(skip)]
     pub config: Network,
 }
 
 impl NetworkPlan {
-    /// Flows that have a target and no promise, as `VM/flow`, and why.
+    /// Flows that have a target and no promise, as `VM/flow`, with the reason.
     pub fn unpromised(&self) -> impl Iterator<Item = (String, &str)> {
         let flows = self.flows.iter();
         flows.filter_map(|f| Some((format!("{}/{}", f.vm, f.flow), f.unpromised.as_deref()?)))
@@ -104,13 +104,13 @@ impl NetworkPlan {
 }
 
 impl FlowPromise {
-    /// Whether the VM sends it among these frames.
+    /// Whether the VM sends the flow, among the frames of this class.
     pub(crate) fn is_sent_in(&self, class: Class) -> bool {
         self.direction == Direction::Tx && self.is_urgent == (class == Class::Urgent)
     }
 }
 
-/// A class of a port's frames: the domain orders urgent ones apart.
+/// A class of a port's frames: the I/O domain schedules urgent ones apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     Urgent,
@@ -165,7 +165,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
         for class in [Class::Urgent, Class::Normal] {
             let sent = sent(vm, *nic).filter(|flow| Class::of(flow) == class);
             let tightest = sent.filter_map(|flow| flow.target).map(|target| target.latency).min();
-            // What the VM's own cap takes is not left for the link.
+            // The delay in the VM's own cap is not left for the link.
             let left = tightest.and_then(|target| held(port).and_then(|held| target.0.checked_sub(held.0)));
             wanted.extend(left.filter(|left| *left > 0).map(|deadline| (Nanos(deadline), port, class)));
         }
@@ -224,7 +224,7 @@ fn unplanned(vm: &Vm, port: &Port, caps: &PortCaps) -> PortPlan {
     }
 }
 
-/// What a VM sends through a port.
+/// Flows that a VM sends through a port.
 fn sent(vm: &Vm, nic: usize) -> impl Iterator<Item = &Flow> {
     vm.flows.iter().filter(move |flow| flow.nic == nic && flow.direction == Direction::Tx)
 }
@@ -296,7 +296,7 @@ fn config(host: &HostSpec, network: usize, vms: &[(&Vm, usize)], sockets: &Path)
         uplink,
         interface,
         link: Some(of.link),
-        // The spec's limit is that of the domain.
+        // The spec's limit of the MTU is that of the I/O domain's file.
         mtu: u16::try_from(of.mtu).unwrap_or(u16::MAX),
         ports: vms.iter().map(port).collect(),
         ..Network::new(of.name().to_owned())
@@ -338,7 +338,7 @@ mod tests {
         let reserve = plan.ports[0].reserve.unwrap();
         // 1000 frames of 224 bytes on the wire, plus 10 %.
         assert!((reserve.rate.0 - 246_400.0).abs() < 2.0, "{reserve:?}");
-        // One, and another that waits for a stalled thread.
+        // A burst of two: one frame, and another that waits for a stalled thread.
         assert_eq!((reserve.burst, reserve.deadline), (Bytes(448), Nanos::from_millis(2)));
         let flow = &plan.flows[0];
         assert!(flow.bound.unwrap() <= Nanos::from_millis(2), "{flow:?}");
@@ -368,7 +368,7 @@ mod tests {
         assert!(text.contains("# NO RESERVATION of unmarked frames"), "{text}");
     }
 
-    /// What the message names is admitted, and nothing much shorter is.
+    /// The target that the message names is admitted, and nothing much shorter is.
     #[test]
     fn a_refused_flow_has_the_smallest_target_that_is_admitted() {
         let with =
@@ -384,7 +384,7 @@ mod tests {
         );
         assert_eq!((trip.met, refused.flows[1].met, refused.feasible), (Some(false), Some(true), false));
         assert_eq!(refused.unpromised().map(|(name, _)| name).collect::<Vec<_>>(), ["v0/trip"]);
-        // Read back from the message, it holds, and the other one keeps its promise.
+        // With the target from the message it holds, and the other flow keeps its promise.
         let enough = planned(&[&with(&least.to_string()), &other]);
         assert!(enough.feasible, "{least}: {enough:?}");
         let less = planned(&[&with(&format!("{}ns", least.0 - least.0 / 50)), &other]);

@@ -1,4 +1,5 @@
-//! Why flows of a network get no reservation, and what they could have.
+//! Reasons for flows of a network without a reservation, and the smallest target that would be
+//! admitted.
 
 use rtvirtio_capacity::LINK_HEADROOM;
 use rtvirtio_domain_config::{FileError, Network, RateConfig};
@@ -14,16 +15,16 @@ const LONGEST: Nanos = Nanos(3_600_000_000_000);
 pub(crate) struct RefusedClass {
     /// Index of the port.
     pub(crate) port: usize,
-    /// Which of its frames.
+    /// Class of the refused frames.
     pub(crate) class: Class,
-    /// What they ask for.
+    /// Reservation that was refused.
     rate: RateConfig,
-    /// Why they do not get it.
+    /// Reason of the refusal.
     pub(crate) reason: String,
 }
 
 impl RefusedClass {
-    /// From a configuration that asks for it.
+    /// From a configuration that includes the refused reservation.
     pub(crate) fn new(
         config: &Network,
         (port, class): (usize, Class),
@@ -33,7 +34,7 @@ impl RefusedClass {
         Self { port, class, rate, reason: reason(config, port, error) }
     }
 
-    /// The smallest deadline with which they are admitted next to all reservations of the
+    /// The smallest deadline with which the class is admitted next to all reservations of the
     /// configuration: under EDF a longer one never asks for more, so this is found by bisection.
     /// Three digits, rounded up. `None` where none is.
     fn least_deadline(&self, config: &Network) -> Option<Nanos> {
@@ -53,7 +54,7 @@ impl RefusedClass {
         Some(three_digits_up(Nanos(admitted)))
     }
 
-    /// Their largest rate, as words; flows of this class are in `flows`.
+    /// The largest rate that fits the link, as words; flows of this class are in `flows`.
     fn largest_rate(&self, config: &Network, flows: &[&FlowPromise]) -> String {
         let left = config.unreserved();
         let needed = format!(
@@ -71,12 +72,12 @@ impl RefusedClass {
     }
 }
 
-/// A rate of a link as its user writes it.
+/// A rate of the link in Mbit/s, the unit of users.
 fn bits(bytes_per_second: f64) -> String {
     format!("{:.2}Mbit/s", bytes_per_second * 8.0 / 1e6)
 }
 
-/// Three digits, so that a message can be read and copied: never less.
+/// Rounds up to three digits, so that a message can be read and copied.
 fn three_digits_up(time: Nanos) -> Nanos {
     let mut unit = 1;
     while time.0 / unit >= 1_000 {
@@ -100,7 +101,7 @@ fn reason(config: &Network, port: usize, error: &FileError) -> String {
     }
 }
 
-/// Writes into the flows why they have no promise, and the smallest target that would be admitted.
+/// Writes the reason and the smallest target that would be admitted into the refused flows.
 pub(crate) fn refusals(config: &Network, refused: &[RefusedClass], flows: &mut [FlowPromise]) {
     for class in refused {
         let is_of = |flow: &FlowPromise| {

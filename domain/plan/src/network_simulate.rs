@@ -1,4 +1,4 @@
-//! A spec's flows on the domain's scheduler and a link, under virtual time.
+//! A spec's flows on the I/O domain's scheduler and a link, under virtual time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,29 +14,29 @@ use crate::simulate::{DRIFT, RATE_SLACK, Traffic};
 
 /// Frames that a flooding VM has in its queue.
 const FLOOD: usize = 16;
-/// Longest latency that the histograms tell apart: one hour.
+/// Largest latency that the histograms distinguish: one hour.
 const LONGEST: Nanos = Nanos(3_600_000_000_000);
 
 /// Outcome of a flow.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FlowOutcome {
-    /// Its VM.
+    /// VM that sends the flow.
     pub vm: String,
-    /// Its name.
+    /// Name of the flow in its VM.
     pub flow: String,
-    /// Frames that left.
+    /// Number of frames that left.
     pub n: u64,
-    /// Declared rate.
+    /// Frames per second that the spec declares.
     pub declared_rate: Iops,
-    /// Frames per second.
+    /// Measured frames per second.
     pub rate: Iops,
     /// Median time from the VM's queue until the frame has left.
     pub p50: Nanos,
     /// 99.99th percentile; the maximum where there are fewer than 10 000.
     pub p9999: Nanos,
-    /// Longest.
+    /// Longest latency of a frame.
     pub longest: Nanos,
-    /// The plan's bound.
+    /// The plan's worst-case latency.
     pub bound: Option<Nanos>,
     /// Latency of its target.
     pub target: Option<Nanos>,
@@ -68,14 +68,14 @@ pub struct NetworkSimulation<'p> {
     plan: &'p NetworkPlan,
     scheduler: Scheduler,
     link: VirtualLink,
-    /// When the wire has sent all that it was given.
+    /// Virtual time at which the wire has sent all frames given to it.
     wire_free_at: Nanos,
     sources: Vec<Source>,
     /// Ports that send the largest frames all the time.
     floods: Vec<usize>,
-    /// Frames in the VMs' queues that the scheduler has not taken, by port.
+    /// Frames in the VMs' queues, not yet submitted to the scheduler, by port.
     waiting: Vec<VecDeque<Frame>>,
-    /// Frames of sources that the scheduler has, by tag.
+    /// Frames of sources in the scheduler, by tag.
     taken: BTreeMap<u64, Frame>,
     tag: u64,
     now: Nanos,
@@ -86,7 +86,7 @@ impl<'p> NetworkSimulation<'p> {
     /// reservation floods.
     ///
     /// # Errors
-    /// The scheduler's.
+    /// The scheduler refuses the configuration.
     pub fn new(plan: &'p NetworkPlan, traffic: Traffic, seed: u64) -> Result<Self, ConfigError> {
         let mut random = Random::new(seed);
         let sources = plan
@@ -133,19 +133,20 @@ impl<'p> NetworkSimulation<'p> {
         })
     }
 
-    /// Lets virtual time pass until `end`.
+    /// Advances virtual time to `end`.
     pub fn run(&mut self, end: Nanos) {
         while self.now < end {
             self.arrive();
             self.submit();
             while let Some((at, piece)) = self.link.pop_completed(self.now) {
-                // It is the scheduler's own.
+                // The piece was submitted by this scheduler.
                 let _ = self.scheduler.complete(at, &piece);
             }
             let wake = match self.scheduler.next(self.now) {
                 Next::Piece(piece) => {
                     self.link.submit(self.now, piece);
-                    // What is caught up waits in the interface behind.
+                    // Frames sent beyond the link's rate, to catch up, wait in the interface's
+                    // queue.
                     self.wire_free_at = Nanos(self.wire_free_at.max(self.now).0 + piece.cost);
                     let done = self.wire_free_at;
                     if let Some(frame) = self.taken.remove(&piece.tag) {
@@ -173,7 +174,7 @@ impl<'p> NetworkSimulation<'p> {
         }
     }
 
-    /// Hands over what the scheduler takes.
+    /// Submits frames until the scheduler accepts no more.
     fn submit(&mut self) {
         for port in 0..self.waiting.len() {
             while let Some(frame) = self.waiting[port].front().copied() {
@@ -219,7 +220,7 @@ impl<'p> NetworkSimulation<'p> {
         self.sources.iter().map(|s| s.hist.n()).sum()
     }
 
-    /// Outcome of each flow that VMs send, in the spec's order.
+    /// Outcome of each flow from VMs, in the spec's order.
     #[must_use]
     pub fn outcomes(&self) -> Vec<FlowOutcome> {
         let seconds = self.now.as_secs_f64().max(1e-9);

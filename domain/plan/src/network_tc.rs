@@ -11,11 +11,11 @@ use rtvirtio_domain_config::LINK_SHARE;
 use crate::network::NetworkPlan;
 use crate::text::one_line;
 
-/// The class of frames that nothing names.
+/// The class of frames that match no filter.
 const DEFAULT_CLASS: u32 = 0xfff;
-/// Rate of a class without a reservation, in bits per second: it lives on what it borrows.
+/// Rate of a class without a reservation, in bits per second: the class borrows the rest.
 const LEAST_RATE: f64 = 64_000.0;
-/// HTB's share of a turn for borrowed rate, in bytes: one large frame.
+/// HTB's `quantum` for borrowed rate, in bytes: one large frame.
 const QUANTUM: u32 = 1_600;
 
 /// Commands that make a network's reservations HTB classes of `interface`, the bridge's uplink, as

@@ -1,4 +1,4 @@
-//! Planned networks as part of the domain's configuration file.
+//! Planned networks as part of the I/O domain's configuration file.
 
 use std::fmt::Write as _;
 

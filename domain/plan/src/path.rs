@@ -15,19 +15,19 @@ use crate::plan::DomainPlan;
 /// The bound of a path, against its target.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PathPromise {
-    /// Its VM.
+    /// VM of the path.
     pub vm: String,
-    /// Its name.
+    /// Name of the path in its VM.
     pub path: String,
-    /// Its parts, in their order.
+    /// Network, CPU and disk parts in the path's order.
     pub parts: Vec<PartPromise>,
-    /// Their sum; `None` where one has no bound.
+    /// Sum of the parts; `None` where one has no bound.
     pub bound: Option<Nanos>,
-    /// Its target.
+    /// Latency and percentile that the spec asks for.
     pub target: Target,
     /// Whether the target is met in the worst case.
     pub met: bool,
-    /// What to change where it is not.
+    /// Change that would meet the target, where it is not met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -37,11 +37,11 @@ pub struct PathPromise {
 pub struct PartPromise {
     /// `net`, `cpu` or `disk`.
     pub part: &'static str,
-    /// The flow, the task, or the CPU time.
+    /// Name of the flow or task, or the CPU time.
     pub of: String,
-    /// Its longest time; `None` without a promise.
+    /// Longest time of the part; `None` without a promise.
     pub bound: Option<Nanos>,
-    /// Why there is none.
+    /// Reason for no bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpromised: Option<String>,
 }
@@ -72,7 +72,7 @@ fn promise(vm: &Vm, path: &VmPath, plan: &DomainPlan) -> PathPromise {
     PathPromise { vm: vm.name.clone(), path: path.name.clone(), parts, bound, target, met, remedy }
 }
 
-/// What to change of a path that is not promised.
+/// Change that would make a path meet its target, or the reasons of the parts without a bound.
 fn remedy(parts: &[PartPromise], bound: Option<Nanos>, target: Target) -> String {
     let Some(bound) = bound else {
         let lacking = parts.iter().filter(|part| part.bound.is_none());

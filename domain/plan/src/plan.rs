@@ -13,24 +13,24 @@ use crate::caps::{Caps, caps, held_back};
 use crate::network::NetworkPlan;
 use crate::path::{PathPromise, paths};
 
-/// One VM's part of the plan.
+/// A VM's reservation of the device, and its caps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmPlan {
-    /// Its name.
+    /// Name of the VM.
     pub vm: String,
-    /// Its reservation; `None` for a VM that shares the rest.
+    /// Reservation of device time; `None` for a VM that shares the unreserved rest.
     pub reserve: Option<Reserve>,
-    /// The reservation covers real-time requests only, because a task without a target in the same
-    /// VM would use it up: protected tasks must run with `ionice -c1`.
+    /// Whether the reservation covers real-time requests only, because a task without a target in
+    /// the same VM would use it up: protected tasks must run with `ionice -c1`.
     pub urgent_only: bool,
-    /// Why a VM with targets has no reservation.
+    /// Reason for no reservation of a VM with targets.
     pub refused: Option<String>,
     /// Sum of the depths of its tasks.
     pub depth: u32,
     /// Caps of its traffic, as keys of its disk.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caps: Vec<String>,
-    /// Limits of its traffic that are no caps, and why.
+    /// Reasons for limits of its traffic that are no caps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uncapped: Vec<String>,
 }
@@ -38,17 +38,17 @@ pub struct VmPlan {
 /// The bound of a task, against one of its targets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskPromise {
-    /// Its VM.
+    /// VM of the task.
     pub vm: String,
-    /// Its name.
+    /// Name of the task in its VM.
     pub task: String,
-    /// Its target.
+    /// Latency and percentile that the spec asks for.
     pub target: Option<Target>,
     /// Worst-case latency, including the guest's own part; `None` without a reservation.
     pub bound: Option<Nanos>,
     /// Whether the target is met in the worst case; `None` without a target.
     pub met: Option<bool>,
-    /// Why nothing is promised, where that is the task's doing and not the device's load.
+    /// Reason for no promise, where that is the task's doing and not the device's load.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpromised: Option<String>,
 }
@@ -57,16 +57,16 @@ pub struct TaskPromise {
 const UNBOUNDED_FLUSH: &str = "its writes are synced, and no schedule bounds a flush: it takes as long as the drive needs for what all VMs have in its cache (nothing \
      on a drive whose cache is safe); `rtvirtio verify` shows what it gets";
 
-/// What a VM may not move at once is not promised for a time.
+/// A task is promised no latency where its VM's own cap may delay requests without a bound.
 const HELD_BACK: &str = "its VM's own traffic limit is below what its tasks may ask for, so nothing bounds how long it holds a request back: raise the limit, or give \
      every task of the VM a rate within it";
 
-/// The plan of a domain.
+/// The plan of an I/O domain: reservations of one device, and of networks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DomainPlan {
-    /// Largest piece.
+    /// Largest piece into which requests are split.
     pub quantum: Bytes,
-    /// Pieces at the device.
+    /// Largest number of pieces submitted to the device and not completed.
     pub window: u32,
     /// Smallest window at full throughput; a smaller window costs throughput.
     pub full_window: u32,
@@ -74,7 +74,7 @@ pub struct DomainPlan {
     pub catch_up: Nanos,
     /// Reserved share of the device.
     pub reserved: Ratio,
-    /// The VMs in the spec's order.
+    /// VMs in the spec's order.
     pub vms: Vec<VmPlan>,
     /// All tasks in the spec's order, once for each target.
     pub tasks: Vec<TaskPromise>,
@@ -84,7 +84,7 @@ pub struct DomainPlan {
     /// The paths through network, CPU and disk.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathPromise>,
-    /// Every target holds in the worst case, those of flows and paths too.
+    /// Whether every target holds in the worst case, those of flows and paths too.
     pub feasible: bool,
     /// The device model of the plan.
     #[serde(skip)]
@@ -95,7 +95,7 @@ pub struct DomainPlan {
 }
 
 impl DomainPlan {
-    /// The same domain, with these networks.
+    /// Adds the plans of networks.
     #[must_use]
     pub fn with_networks(mut self, networks: Vec<NetworkPlan>) -> Self {
         self.feasible &= networks.iter().all(|network| network.feasible);
@@ -103,7 +103,7 @@ impl DomainPlan {
         self
     }
 
-    /// The same domain with the paths of a spec, whose networks it has.
+    /// Adds the paths of a spec, whose networks the plan has.
     #[must_use]
     pub fn with_paths(mut self, host: &HostSpec) -> Self {
         self.paths = paths(host, &self);
@@ -111,7 +111,7 @@ impl DomainPlan {
         self
     }
 
-    /// The same domain; members of this group may connect to its sockets.
+    /// Lets the members of a group connect to all sockets.
     #[must_use]
     pub fn with_socket_group(mut self, group: Option<&str>) -> Self {
         self.socket_group = group.map(str::to_owned);
@@ -392,7 +392,7 @@ mod tests {
         let bound = one.tasks[0].bound;
         let ms = Nanos::from_millis;
         assert_eq!(rows, [(ms(20), bound, Some(true)), (ms(80), bound, Some(true))]);
-        // The shortest latency is the deadline: what bounds every request bounds each percentile.
+        // The shortest latency is the deadline: a bound of every request bounds each percentile.
         assert_eq!(both.vms[0].reserve, one.vms[0].reserve);
     }
 
@@ -445,12 +445,12 @@ mod tests {
         let of = |traffic: &str| plan(&spec(traffic), &device(), &Options::default());
         let free = of("");
         let bound = |plan: &DomainPlan| plan.tasks[0].bound.map(|bound| bound.0);
-        // A burst as large as what the guest makes up for at once costs nothing.
+        // A burst as large as what the guest submits at once after a stall costs nothing.
         let roomy = of("traffic.read = { rate = \"1000/s\", burst = 100 }");
         assert_eq!(bound(&roomy), bound(&free));
         let lines = ["read_cap = { requests = \"1000/s\", requests_burst = 100 }"];
         assert_eq!(roomy.vms[0].caps, lines);
-        // Of what comes at once all but one wait for 1 ms each.
+        // Of the requests submitted at once all but one wait for 1 ms each.
         let tight = of("traffic.read = { rate = \"1000/s\" }");
         let at_once = 500.0 * tight.catch_up.as_secs_f64() + 1.0;
         let held = ((at_once - 1.0) * 1e6) as u64;

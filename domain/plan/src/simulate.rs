@@ -1,4 +1,4 @@
-//! A spec's tasks on the domain's scheduler, under virtual time.
+//! A spec's tasks on the I/O domain's scheduler, under virtual time.
 
 use rtvirtio_sched::{Config, Op as IoOp, Priority};
 use rtvirtio_sim::{Arrival, Load, Sim, SimError, SimResult};
@@ -20,25 +20,25 @@ pub(crate) const RATE_SLACK: f64 = 0.99;
 /// Outcome of a task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskOutcome {
-    /// Its VM.
+    /// VM of the task.
     pub vm: String,
-    /// Its name.
+    /// Name of the task in its VM.
     pub task: String,
-    /// Requests completed.
+    /// Number of completed requests.
     pub n: u64,
-    /// Declared rate.
+    /// Requests per second that the spec declares; `None` for a closed loop.
     pub declared_rate: Option<Iops>,
-    /// Completions per second.
+    /// Measured completions per second.
     pub rate: Iops,
     /// Median latency from the moment at which the request was due.
     pub p50: Nanos,
     /// 99.99th percentile; the maximum where there are fewer than 10 000.
     pub p9999: Nanos,
-    /// Longest.
+    /// Longest latency of a request.
     pub longest: Nanos,
     /// The plan's bound; only with the planned `edf` configuration.
     pub bound: Option<Nanos>,
-    /// `bound / longest`.
+    /// Ratio of `bound` to `longest`; `None` without a bound.
     pub bound_over_longest: Option<f64>,
     /// Latency of the target, the tightest of several.
     pub target: Option<Nanos>,
@@ -49,7 +49,7 @@ pub struct TaskOutcome {
     pub met: Option<bool>,
 }
 
-/// The simulated demand.
+/// Demand of the simulated tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Traffic {
@@ -61,7 +61,7 @@ pub enum Traffic {
     Worst,
 }
 
-/// A spec running on the domain's scheduler.
+/// A spec running on the I/O domain's scheduler.
 pub struct Simulation {
     sim: Sim,
     spec: Spec,
@@ -69,7 +69,8 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// With this scheduler configuration; `as_planned` when the plan's bounds apply to it.
+    /// A simulation with this scheduler configuration; `as_planned` when the plan's bounds apply to
+    /// it.
     ///
     /// # Errors
     /// [`SimError`].
@@ -103,7 +104,7 @@ impl Simulation {
         Ok(Self { sim, spec: spec.clone(), bounds })
     }
 
-    /// Lets virtual time pass until `end`.
+    /// Advances virtual time to `end`.
     ///
     /// # Errors
     /// [`SimError::Scheduler`].
@@ -111,7 +112,7 @@ impl Simulation {
         self.sim.run(end)
     }
 
-    /// Results so far.
+    /// Results of all loads so far.
     #[must_use]
     pub fn result(&self) -> SimResult {
         self.sim.result()
@@ -131,7 +132,7 @@ impl Simulation {
                     // not.
                     let allowed = (got.n as f64 * target.percentile.exceedance()).floor() as u64;
                     let rate = task.rate.is_none_or(|r| got.rate >= RATE_SLACK * r.0);
-                    // The further ones by the next percentile above that is known.
+                    // Further targets by the next percentile above that is known.
                     let further = task.targets.iter().skip(1).all(|t| {
                         let known = if t.percentile <= Percentile::P9999 { got.p9999 } else { got.max };
                         known <= t.latency
@@ -186,12 +187,12 @@ fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Rand
     }
 }
 
-/// The load with its worst-case demand.
+/// Replaces a load's demand by the worst that the plan allows for.
 fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
     if promised(task).is_empty() {
         return Load { len: plan.quantum.0.max(load.len), writes: 0.5, ..load };
     }
-    // The more expensive of its operations.
+    // For mixed tasks, the more expensive operation only.
     let cost = |op| plan.device.request(op, task.block, plan.quantum);
     let costlier = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
     let writes = if load.writes > 0.0 && load.writes < 1.0 { costlier } else { load.writes };

@@ -1,4 +1,4 @@
-//! The plan as the domain's configuration file.
+//! The plan as the I/O domain's configuration file.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::plan::{DomainPlan, TaskPromise, VmPlan};
 /// Default depth of a disk.
 const DEFAULT_DEPTH: u32 = 256;
 
-/// What the file says where it has no group.
+/// Comment in a file without a socket group.
 const NO_GROUP: &str = "# Sockets are for root only. Where QEMU runs as another user, as under libvirt, give every disk and port its group, such\n\
                         # as socket_group = \"kvm\", or plan with --socket-group kvm.\n";
 
@@ -26,12 +26,12 @@ pub struct DiskPlace {
     pub path: PathBuf,
     /// Offset and size of the disk; the whole backing when `None`.
     pub part: Option<(Bytes, Bytes)>,
-    /// The backing was checked, and is raw.
+    /// Whether the backing was checked, and is raw.
     pub is_raw: bool,
 }
 
 impl DomainPlan {
-    /// The tasks that are promised nothing for reasons of their own, once each, and why.
+    /// Tasks that are promised nothing for reasons of their own, once each, with the reason.
     pub fn unpromised(&self) -> impl Iterator<Item = (&TaskPromise, &str)> {
         let first =
             |i: usize, t: &TaskPromise| !self.tasks[..i].iter().any(|o| (&o.vm, &o.task) == (&t.vm, &t.task));
@@ -39,10 +39,10 @@ impl DomainPlan {
         tasks.filter_map(|(_, t)| Some((t, t.unpromised.as_deref()?)))
     }
 
-    /// The scheduler's configuration as a domain reads it from the file, for any disk places.
+    /// The scheduler's configuration as an I/O domain reads it from the file, for any disk places.
     ///
     /// # Errors
-    /// The domain's errors.
+    /// Errors of the I/O domain's configuration file.
     pub fn sched(&self) -> Result<Config, FileError> {
         let place = |i: usize| DiskPlace {
             socket: format!("/{i}").into(),
@@ -177,7 +177,7 @@ impl DomainPlan {
     }
 }
 
-/// In the largest unit without a fraction.
+/// A time in the largest unit without a fraction.
 pub(crate) fn format_exact(ns: u64) -> String {
     for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
         if ns >= unit && ns % unit == 0 {
@@ -187,7 +187,7 @@ pub(crate) fn format_exact(ns: u64) -> String {
     format!("{ns}ns")
 }
 
-/// A TOML string.
+/// A quoted and escaped TOML string.
 pub(crate) fn toml_string(s: &str) -> String {
     let mut out = String::from("\"");
     for c in s.chars() {

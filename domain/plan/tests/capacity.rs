@@ -1,4 +1,4 @@
-//! The plan of the domain and the capacity of hosts agree on networks.
+//! The plan of the I/O domain and the capacity of hosts agree on networks.
 
 use std::path::Path;
 
