@@ -10,12 +10,12 @@ pub use crate::backing_error::BackingError;
 use crate::blk::{Limits, SECTOR};
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT, identity};
 
-/// How a backing is opened.
+/// Path, range and mode of a disk's backing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingConfig {
     /// File or block device.
     pub path: PathBuf,
-    /// Offset of the disk in it, in bytes.
+    /// Offset of the disk in the file or device, in bytes.
     pub offset: u64,
     /// Size of the disk in bytes; the rest of the file when `None`.
     pub size: Option<u64>,
@@ -24,7 +24,7 @@ pub struct BackingConfig {
     /// Bypasses the host's page cache (`O_DIRECT`). Otherwise the page cache, not the device,
     /// serves and orders requests.
     pub direct: bool,
-    /// Other writers are expected.
+    /// Expects other writers.
     pub shared: bool,
 }
 
@@ -41,7 +41,7 @@ impl From<&rtvirtio_domain_config::Disk> for BackingConfig {
     }
 }
 
-/// An open backing.
+/// The open file of a disk, with the disk's range in it.
 #[derive(Debug)]
 pub struct Backing {
     /// The file or device.
@@ -54,23 +54,23 @@ pub struct Backing {
     pub block: u32,
     /// Length of the whole file or device, in bytes.
     pub len: u64,
-    /// Bypasses the page cache.
+    /// Whether requests bypass the page cache.
     pub direct: bool,
     /// Device and inode of the file, or the number of the block device: disks with the same one
     /// share it.
     pub identity: (u64, u64),
-    /// The locks of a disk that is opened alone.
+    /// Locks of a disk that is opened alone.
     _lock: Option<DiskLock>,
 }
 
-/// What is measured of a file or device when it is opened.
+/// Properties of a file or device, measured when it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    /// Its length, in bytes.
+    /// Length in bytes.
     pub(crate) len: u64,
     /// Alignment of direct I/O, in bytes.
     pub(crate) block: u32,
-    /// It can discard.
+    /// Whether it supports discards.
     pub(crate) discard: bool,
 }
 
@@ -285,7 +285,7 @@ mod tests {
         let (_dir, config) = backing_file(1 << 20);
         let first = Backing::open(&config).unwrap();
         let dying = std::thread::spawn(move || {
-            // A tenth of what is waited.
+            // Much shorter than `LOCK_TIMEOUT`.
             std::thread::sleep(Duration::from_millis(50));
             drop(first);
         });

@@ -1,30 +1,30 @@
-//! Why a disk cannot be served.
+//! Errors of a disk's backing.
 
 use std::io;
 use std::path::PathBuf;
 
 use rtvirtio_kernel::HostError;
 
-/// Why a disk cannot be served.
+/// Causes for which a disk cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackingError {
     /// A system call failed.
     #[error("{}: {what}: {source}", path.display())]
     Io {
-        /// The file.
+        /// Path of the disk's file.
         path: PathBuf,
-        /// What failed.
+        /// Operation that failed, with its verb.
         what: &'static str,
-        /// Why.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The disk ends beyond its file.
     #[error("{}: the disk would end at byte {end}, and the file has {len}", path.display())]
     Short {
-        /// The file.
+        /// Path of the disk's file.
         path: PathBuf,
-        /// Where the disk would end, in bytes.
+        /// End of the disk in the file, in bytes.
         end: u64,
         /// Length of the file, in bytes.
         len: u64,
@@ -32,59 +32,59 @@ pub enum BackingError {
     /// Not a multiple of the block size.
     #[error("{}: {what} {value} is not a multiple of the {block}-byte blocks", path.display())]
     Alignment {
-        /// The file.
+        /// Path of the disk's file.
         path: PathBuf,
-        /// Which number.
+        /// Name of the value, `offset` or `size`.
         what: &'static str,
-        /// The value.
+        /// The value in bytes.
         value: u64,
-        /// The block size.
+        /// Block size in bytes.
         block: u32,
     },
     /// Neither a file nor a block device.
     #[error("{}: neither a regular file nor a block device", path.display())]
     Kind {
-        /// The file.
+        /// Path that was given.
         path: PathBuf,
     },
-    /// Another user holds it.
+    /// Another user has the file open or locked.
     #[error("{}: in use, and two writers on one image destroy it: {by}. Stop the other one, or set `shared = true` if both coordinate their writes", path.display())]
     InUse {
-        /// The file.
+        /// Path of the disk's file.
         path: PathBuf,
-        /// The user, in words.
+        /// The user, in words; several separated by semicolons.
         by: String,
-        /// Its processes, as far as they are visible.
+        /// Processes that use the file, as far as they are visible.
         processes: Vec<u32>,
     },
-    /// Smaller than a sector.
+    /// Shorter than one sector of 512 bytes.
     #[error("{}: it has {len} bytes, less than one sector of 512", path.display())]
     TooShort {
-        /// The file.
+        /// Path of the disk's file.
         path: PathBuf,
-        /// Its length, in bytes.
+        /// Length of the file, in bytes.
         len: u64,
     },
     /// Not a whole number of sectors.
     #[error("{}: its length of {len} bytes is no multiple of 512, so the last {} bytes would be lost; is it a raw image? Make it longer (`truncate -s %512`), or give the disk a `size`", path.display(), len % 512)]
     Length {
-        /// The file.
+        /// Path of the disk's file.
         path: PathBuf,
-        /// Its length, in bytes.
+        /// Length of the file, in bytes.
         len: u64,
     },
     /// An image of another format.
     #[error("{}: it is an image of format {format}, and disks are served raw: the guest would see the container and destroy it. Make a raw copy (`qemu-img convert -O raw`; unpack a compressed file), or set `format = \"raw\"` for a raw disk whose guest has written such bytes", path.display())]
     Format {
-        /// The file.
+        /// Path of the disk's file.
         path: PathBuf,
-        /// Which.
+        /// Name of the image format.
         format: &'static str,
     },
     /// The path leads to another file than the locked one.
     #[error("{}: it was replaced while it was opened; start again", path.display())]
     Replaced {
-        /// The file.
+        /// Path that was given.
         path: PathBuf,
     },
     /// The host's state cannot be read.

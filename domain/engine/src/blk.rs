@@ -11,24 +11,24 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
 /// Bytes in a sector of the protocol, whatever the device's sector size is.
 pub const SECTOR: u64 = 512;
-/// Most data segments of a request, offered to the guest as `seg_max`.
+/// Largest number of data segments of a request, offered to the guest as `seg_max`.
 pub const SEGMENTS: usize = 126;
 /// Length of the serial number.
 pub const ID_LEN: usize = 20;
-/// Most sectors of one discard or write-zeroes, offered to the guest.
+/// Largest number of sectors of one discard or write-zeroes, offered to the guest.
 pub const MAX_DISCARD_SECTORS: u32 = 1 << 22;
 
-/// `VIRTIO_BLK_S_OK`.
+/// Status `VIRTIO_BLK_S_OK`.
 pub const OK: u8 = 0;
-/// `VIRTIO_BLK_S_IOERR`.
+/// Status `VIRTIO_BLK_S_IOERR`.
 pub const IO_ERROR: u8 = 1;
-/// `VIRTIO_BLK_S_UNSUPP`.
+/// Status `VIRTIO_BLK_S_UNSUPP`.
 pub const UNSUPPORTED: u8 = 2;
 
 /// A range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Guest address.
+    /// Guest physical address.
     pub addr: GuestAddress,
     /// Length in bytes.
     pub len: u32,
@@ -37,28 +37,28 @@ pub struct Segment {
 /// Size and operations of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Discards and zeroing are offered.
+    /// Whether discards and zeroing are offered.
     pub discard: bool,
 }
 
-/// A validated request.
+/// A request whose header, ranges and flags are validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
     /// Goes to the scheduler. Its data segments are in the caller's list.
     Io {
-        /// The operation.
+        /// Operation, with the data direction.
         op: Op,
         /// Offset on the disk, in bytes.
         offset: u64,
-        /// Length in bytes.
+        /// Length in bytes; 0 for a flush.
         len: u64,
         /// The header's second field: Linux's I/O priority.
         priority: u32,
-        /// Zeroing may deallocate the range.
+        /// Whether zeroing may deallocate the range.
         unmap: bool,
         /// Address of the status byte.
         status: GuestAddress,
@@ -77,12 +77,12 @@ pub enum Parsed {
     Refused {
         /// Address of the status byte.
         status: GuestAddress,
-        /// Why.
+        /// Reason, for the counters.
         why: Refused,
     },
 }
 
-/// Why a request with a place for its status is not carried out.
+/// Reasons for which a request with a status byte is not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// Header, data or status outside of the memory that is shared with this process.
@@ -98,7 +98,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// All reasons.
+    /// All reasons, in the order of their counters.
     pub const ALL: [Self; 5] =
         [Self::OutsideMemory, Self::OutsideDisk, Self::ReadOnly, Self::Unsupported, Self::Invalid];
 
@@ -108,7 +108,7 @@ impl Refused {
         if self == Self::Unsupported { UNSUPPORTED } else { IO_ERROR }
     }
 
-    /// Its name in status and trace.
+    /// Name of the reason in status and trace.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -124,7 +124,7 @@ impl Refused {
 /// A chain without a status byte, or an invalid one: it completes with length 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// No writable byte.
+    /// No writable byte for the status.
     #[error("no place for the status")]
     NoStatus,
     /// A readable descriptor after a writable one (virtio 1.2, section 2.7.4.2).
@@ -336,7 +336,7 @@ impl RequestHeader {
         }
         let whole: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
         segments.clear();
-        // One range is offered; more are no error of the disk, as QEMU sees it.
+        // One range is offered; more are unsupported, not an I/O error, as in QEMU.
         if whole > 16 {
             return self.refuse(Refused::Unsupported);
         }

@@ -40,9 +40,9 @@ pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), DomainError> 
 
 #[derive(PartialEq, Eq)]
 enum PathIdentity {
-    /// Device and inode.
+    /// Device and inode of an existing path.
     Inode(u64, u64),
-    /// Directory, and name in it.
+    /// Device and inode of the directory, and name in it.
     Name((u64, u64), PathBuf),
 }
 
@@ -64,18 +64,18 @@ fn path_identity(named: &NamedPath) -> Result<Option<PathIdentity>, DomainError>
     Ok(inode(parent_dir(&named.path))?.map(|dir| PathIdentity::Name(dir, name)))
 }
 
-/// Who makes the sockets' directories.
+/// Treatment of missing directories of sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Directories {
-    /// They must exist, as for a start of the domain's program.
+    /// Directories must exist, as for a start of `rtvirtio-iod`.
     MustExist,
     /// `rtvirtio apply` makes them.
     AreMade,
 }
 
 /// Checks everything that a start checks: paths, groups, sockets, disks with their locks, formats,
-/// sizes and overlaps. Changes nothing and keeps no lock. A running domain of this configuration is
-/// no error; the notes mention it.
+/// sizes and overlaps. Changes nothing and keeps no lock. A running I/O domain of this
+/// configuration is no error; the notes mention it.
 ///
 /// # Errors
 /// The first error of a start.
@@ -106,7 +106,7 @@ pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec
             }
         }
     }
-    // A running domain has its taps: only one process can be attached to each.
+    // A running I/O domain has its taps: only one process can be attached to each.
     if running.is_none() {
         for network in &file.networks {
             for port in &network.ports {

@@ -36,7 +36,7 @@ pub trait StartThread {
     fn start_thread(&self, name: &str, role: Role, body: Body) -> io::Result<JoinHandle<()>>;
 }
 
-/// What a thread runs.
+/// Body of a thread.
 pub type Body = Box<dyn FnOnce() + Send>;
 
 impl StartThread for Confine {
@@ -59,7 +59,7 @@ pub struct Spawner {
 }
 
 impl Spawner {
-    /// Starts it; it ends when this is dropped.
+    /// Starts the thread; it ends when this is dropped.
     ///
     /// # Errors
     /// As [`Confine::spawn`].
@@ -86,7 +86,8 @@ impl StartThread for Spawner {
 
 type Step = dyn Fn(Role) -> io::Result<()> + Send + Sync;
 
-/// Each thread calls it once with its role, after its set-up and before it serves guests.
+/// Function that each thread calls once with its role, after its set-up and before it serves
+/// guests.
 #[derive(Clone, Default)]
 pub struct Confine(Option<Arc<Step>>);
 

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::backing_error::BackingError;
 use crate::image_format;
 
-/// Longest wait for the locks of a dead domain: its last requests hold them.
+/// Longest wait for the locks of a dead I/O domain: its last requests hold them.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Device and inode of a file, or the number of a block device: disks with the same one share it.
@@ -24,12 +24,12 @@ pub(crate) fn identity(meta: &std::fs::Metadata) -> Identity {
     if meta.file_type().is_block_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) }
 }
 
-/// How a file or device is used by its disks.
+/// Access of a file's disks, for the kind of the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DiskUse {
-    /// No disk on it is writable.
+    /// Whether no disk on the file is writable.
     pub read_only: bool,
-    /// Other writers are expected.
+    /// Whether other writers are expected.
     pub shared: bool,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct DiskLock {
     pub(crate) identity: Identity,
 }
 
-/// What prevents a lock.
+/// User of the file that prevents a lock.
 enum Busy {
     Kernel(Vec<Holder>),
     Exclusive,
@@ -114,7 +114,7 @@ impl DiskLock {
         Ok(Ok(Self { path: path.to_owned(), file, held: Some(wanted), identity }))
     }
 
-    /// Opens without locks, to check the disks of a running domain.
+    /// Opens without locks, to check the disks of a running I/O domain.
     pub(crate) fn open_unlocked(path: &Path) -> Result<Self, BackingError> {
         let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
         // disk
@@ -124,18 +124,18 @@ impl DiskLock {
         Ok(Self { path: path.to_owned(), file, held: None, identity })
     }
 
-    /// The locks that another process has taken, and passes on with this open file.
+    /// Takes over the locks of another process, which come with its open file.
     pub(crate) fn adopt(path: &Path, file: File, held: DiskUse) -> io::Result<Self> {
         let identity = identity(&file.metadata()?);
         Ok(Self { path: path.to_owned(), file, held: Some(held), identity })
     }
 
-    /// Its open file, for another process.
+    /// Open file that holds the locks, for another process.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// How the file may be used; `None` without locks.
+    /// Access under the locks; `None` without locks.
     pub(crate) fn held(&self) -> Option<DiskUse> {
         self.held
     }
@@ -174,7 +174,7 @@ impl DiskLock {
     }
 }
 
-/// Names the user that holds it, as far as it is visible.
+/// Names the user that holds the file, as far as it is visible.
 fn in_use(path: &Path, busy: Busy) -> BackingError {
     let (held, seen) = match busy {
         Busy::Kernel(holders) => {

@@ -1,4 +1,4 @@
-//! A running domain: all devices of a configuration.
+//! A running I/O domain: all devices and networks of a configuration.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,42 +16,42 @@ use crate::running::{Member, Running, RunningParts};
 use crate::socket_group;
 use crate::vhost_user::{DeviceInfo, VhostUserServer};
 
-/// Why a domain does not start.
+/// Causes for which an I/O domain does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DomainError {
     /// A disk cannot be opened.
     #[error("disk \"{disk}\": {source}")]
     Disk {
-        /// Which.
+        /// Name of the disk.
         disk: String,
-        /// Why.
+        /// Error of its backing.
         source: BackingError,
     },
-    /// Two disks overlap.
+    /// Two disks of which one is written overlap.
     #[error(
         "disks \"{first}\" and \"{second}\" lie on the same part of one file, and at least one of them is written; give each its own part, or set `shared = true` for both if their guests coordinate their writes"
     )]
     Overlap {
-        /// The first one.
+        /// Name of the first disk.
         first: String,
-        /// The second one.
+        /// Name of the second disk.
         second: String,
     },
     /// Two paths of the configuration lead to the same file.
     #[error("{first} and {second} lead to the same file, {}; give each its own", path.display())]
     Collision {
-        /// The first one.
+        /// Key and owner of the first path.
         first: String,
-        /// The second one.
+        /// Key and owner of the second path.
         second: String,
-        /// The second path.
+        /// The second path, as configured.
         path: PathBuf,
     },
-    /// An unusable path.
+    /// A socket, group or directory that cannot be used.
     #[error("{what}: {source}")]
     Path {
-        /// Key and disk.
+        /// Key of the path, and its disk or port.
         what: String,
         /// The cause, with the path.
         source: io::Error,
@@ -59,33 +59,33 @@ pub enum DomainError {
     /// The uplink of a port cannot be opened.
     #[error("port \"{port}\": {source}")]
     Uplink {
-        /// Which.
+        /// Name of the port.
         port: String,
-        /// Why.
+        /// Error of the tap or interface.
         source: UplinkError,
     },
     /// A network cannot start.
     #[error("network \"{network}\": {source}")]
     Network {
-        /// Which.
+        /// Name of the network.
         network: String,
-        /// Why.
+        /// Error of its thread or uplink.
         source: EngineError,
     },
     /// An engine cannot start.
     #[error("device \"{device}\": {source}")]
     Engine {
-        /// Which.
+        /// Name of the device.
         device: String,
-        /// Why.
+        /// Error of its thread.
         source: EngineError,
     },
     /// A socket cannot be served.
     #[error("{device}: {source}")]
     Socket {
-        /// Which disk or port.
+        /// Disk or port of the socket, with its name.
         device: String,
-        /// Why.
+        /// Error of the listener or its thread.
         source: io::Error,
     },
 }
@@ -96,8 +96,8 @@ impl DomainError {
     }
 }
 
-/// All files, locks and sockets of a domain, open. No guest is served yet, so this is the moment to
-/// drop the right to open anything else.
+/// All files, locks and sockets of an I/O domain, open. No guest is served yet: this is the moment
+/// to drop the right to open anything else.
 #[derive(Debug)]
 pub struct OpenedDomain {
     file: File,
@@ -108,13 +108,13 @@ pub struct OpenedDomain {
     networks: Vec<OpenedNetwork>,
 }
 
-/// A running domain; it ends when this is dropped.
+/// A running I/O domain; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Domain {
     // Servers end before the engines that they use.
     running: Running,
     engines: Vec<(String, Engine)>,
-    /// The rings of the networks.
+    /// Whether the rings of all networks are restricted.
     is_restricted: bool,
 }
 
@@ -187,7 +187,7 @@ impl OpenedDomain {
     }
 }
 
-/// A disk as its engine serves it.
+/// The engine's part of a disk.
 pub(crate) fn engine_disk(disk: &Disk, backing: Backing) -> engine::Disk {
     engine::Disk {
         name: disk.name.clone(),
@@ -197,7 +197,7 @@ pub(crate) fn engine_disk(disk: &Disk, backing: Backing) -> engine::Disk {
     }
 }
 
-/// A disk as its control thread sees it.
+/// The vhost-user part of a disk.
 pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DeviceInfo {
     DeviceInfo {
         name: disk.name.clone(),
@@ -354,7 +354,7 @@ impl Domain {
         self.engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect()
     }
 
-    /// The disks that run, for threads that change or describe them.
+    /// State of the running disks and ports, for threads that change or describe it.
     #[must_use]
     pub fn running(&self) -> Running {
         self.running.clone()

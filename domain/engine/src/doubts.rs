@@ -1,5 +1,5 @@
-//! What a configuration that is right may still do to a guest, and nobody expects: said by
-//! `--check`, at a start and by `rtvirtio apply`, before the first guest meets it.
+//! Settings that are valid and may still surprise a guest: reported by `--check`, at a start and by
+//! `rtvirtio apply`.
 
 use std::collections::BTreeMap;
 use std::fs::File as OpenFile;
@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketType};
 use crate::backing::{block_geometry, direct_alignment};
 use crate::blk::SECTOR;
 
-/// All doubts, as sentences with a remedy. What cannot be looked at is one.
+/// All doubts, as sentences with a remedy. A failed check is one too.
 #[must_use]
 pub fn of(file: &File) -> Vec<String> {
     let mut doubts = Vec::new();
@@ -33,9 +33,9 @@ pub fn of(file: &File) -> Vec<String> {
 #[derive(Default)]
 struct FileSystem {
     disks: Vec<String>,
-    /// Inodes that were counted.
+    /// Inodes that are counted already.
     seen: Vec<u64>,
-    /// Bytes that guests may write and that have no place yet.
+    /// Bytes that guests may write and that are not allocated yet.
     missing: u64,
     free: u64,
 }
@@ -101,7 +101,7 @@ fn of_network(network: &Network, doubts: &mut Vec<String>) {
                  give both and the guests the same",
                 network.name, network.mtu
             )),
-            // One that is not there is refused by all that call this.
+            // An interface that is absent is refused by all callers.
             Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {}
             Err(e) => doubts.push(format!(
                 "network \"{}\": the MTU of {interface} is not known: {e}",
@@ -111,7 +111,7 @@ fn of_network(network: &Network, doubts: &mut Vec<String>) {
     }
 }
 
-/// The MTU of an interface in this network namespace: `/sys` may be of another one.
+/// The MTU of an interface in this network namespace: `/sys` may show another one.
 fn mtu(interface: &str) -> io::Result<i32> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     // SAFETY: zeroes are a valid value of this plain structure.

@@ -36,12 +36,12 @@ pub(crate) use run::{now, prepare_thread};
 pub use trace::{TraceCommand, TraceEvent, TraceReply, TraceWriter};
 pub use trace_reader::{TraceError, TraceReader};
 
-/// One VM's disk on this engine.
+/// A VM's disk on this engine.
 #[derive(Debug)]
 pub struct Disk {
     /// Name in threads, logs and counters.
     pub name: String,
-    /// File or device behind it.
+    /// File or device of the disk.
     pub backing: Backing,
     /// Serial number that the guest reads.
     pub serial: String,
@@ -58,7 +58,7 @@ pub struct EngineConfig {
     pub cpus: Vec<usize>,
     /// `SCHED_FIFO` priority; an ordinary thread when `None`.
     pub fifo: Option<u8>,
-    /// How it waits for work.
+    /// Polling before the thread sleeps.
     pub poll: Poll,
     /// Passes the guest's I/O class on to the host's I/O scheduler.
     pub pass_priority: bool,
@@ -66,7 +66,7 @@ pub struct EngineConfig {
     pub confine: Confine,
 }
 
-/// Why an engine does not start.
+/// Causes for which an engine does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -76,17 +76,17 @@ pub enum EngineError {
     /// The number of disks is not the scheduler's number of VMs.
     #[error("{disks} disks for a scheduler of {vms} VMs")]
     Disks {
-        /// Number of disks.
+        /// Number of disks that were given.
         disks: usize,
-        /// Number of VMs.
+        /// VMs of the scheduler's configuration.
         vms: usize,
     },
     /// io_uring, an eventfd or a thread.
     #[error("{what}: {source}")]
     Io {
-        /// What failed.
+        /// Operation that failed.
         what: &'static str,
-        /// Why.
+        /// Error of the system call.
         source: io::Error,
     },
 }

@@ -1,18 +1,18 @@
 //! Feature bits that are offered to guests (virtio 1.2, sections 5.1.3, 5.2.3 and 6).
 
-/// `VIRTIO_RING_F_INDIRECT_DESC`.
+/// Feature bit of `VIRTIO_RING_F_INDIRECT_DESC`.
 pub const INDIRECT: u64 = 1 << 28;
-/// `VIRTIO_RING_F_EVENT_IDX`.
+/// Feature bit of `VIRTIO_RING_F_EVENT_IDX`.
 pub const EVENT_IDX: u64 = 1 << 29;
-/// `VIRTIO_F_VERSION_1`.
+/// Feature bit of `VIRTIO_F_VERSION_1`.
 pub const VERSION_1: u64 = 1 << 32;
 
-/// Disks.
+/// Feature bits of virtio-blk.
 pub mod blk {
     use super::{EVENT_IDX, INDIRECT, VERSION_1};
     use crate::blk::Limits;
 
-    /// `VIRTIO_BLK_F_FLUSH`.
+    /// Feature bit of `VIRTIO_BLK_F_FLUSH`.
     pub const FLUSH: u64 = 1 << 9;
     const SEG_MAX: u64 = 1 << 2;
     const GEOMETRY: u64 = 1 << 4;
@@ -38,7 +38,7 @@ pub mod blk {
     }
 }
 
-/// Network ports.
+/// Feature bits of virtio-net.
 pub mod net {
     use super::{EVENT_IDX, INDIRECT, VERSION_1};
 
@@ -63,7 +63,7 @@ pub mod net {
         offloads | MRG_RXBUF | INDIRECT | EVENT_IDX | VERSION_1
     }
 
-    /// Whether a guest with these features takes large segments whole: of TCP over IPv4, or IPv6.
+    /// Whether a guest with these features receives large TCP segments whole, over IPv4 or IPv6.
     #[must_use]
     pub fn takes_segments(features: u64, ipv6: bool) -> bool {
         let needed = GUEST_CSUM | GUEST_TSO[usize::from(ipv6)] | MRG_RXBUF;

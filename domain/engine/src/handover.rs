@@ -1,9 +1,9 @@
-//! Disks for a running domain. Its process opens no files, so another one (`rtvirtio iod reload`)
-//! opens what the configuration adds, with the checks of a start, and passes open files, locks and
-//! bound sockets over the control socket.
+//! Disks for a running I/O domain. Its process opens no files, so another one (`rtvirtio iod
+//! reload`) opens what the configuration adds, with the checks of a start, and passes open files,
+//! locks and bound sockets over the control socket.
 //!
 //! All locks belong to open files (`flock`, `O_EXCL`, open-file-description locks), so they are
-//! held without a gap, and last as long as the domain keeps the files.
+//! held without a gap, and last as long as the I/O domain keeps the files.
 
 use std::collections::BTreeSet;
 use std::fs::File as OpenFile;
@@ -27,44 +27,44 @@ use crate::socket_group;
 
 /// Descriptors of each disk: its file, its lock, its socket.
 pub const DESCRIPTORS: usize = 3;
-/// Most disks of one reload.
+/// Largest number of disks of one reload.
 pub const MOST_DISKS: usize = 256;
 
-/// What cannot be seen from the descriptors of a disk.
+/// Properties of a disk that its descriptors do not show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskFacts {
-    /// The disk's name.
+    /// Name of the disk.
     pub name: String,
-    /// Its path, as it was opened.
+    /// Path of the file or device, as it was opened.
     pub path: PathBuf,
-    /// Its socket, as it was bound.
+    /// Path of the vhost-user socket, as it was bound.
     pub socket: PathBuf,
     /// Length of the whole file or device, in bytes.
     pub len: u64,
     /// Alignment of direct I/O, in bytes.
     pub block: u32,
-    /// It can discard.
+    /// Whether the file or device supports discards.
     pub discard: bool,
-    /// It is opened for direct I/O and for reading only.
+    /// Whether the file is opened for direct I/O.
     pub direct: bool,
-    /// It is opened for reading only.
+    /// Whether the file is opened for reading only.
     pub read_only: bool,
-    /// The locks that are passed on; `None` where the running domain holds them already.
+    /// Locks that are passed on; `None` where the running I/O domain holds them already.
     pub lock: Option<LockFacts>,
 }
 
-/// Locks of a file.
+/// Kind of the locks of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LockFacts {
-    /// Those of readers.
+    /// Whether the locks are those of readers.
     pub read_only: bool,
-    /// Other writers are expected.
+    /// Whether other writers are expected.
     pub shared: bool,
 }
 
-/// A disk that this process has opened for a running domain.
+/// A disk that this process has opened for a running I/O domain.
 #[derive(Debug)]
 pub struct OpenedDisk {
     facts: DiskFacts,
@@ -127,18 +127,18 @@ fn related(file: &File, names: &BTreeSet<String>) -> Result<File, DomainError> {
     }
     let mut file = file.clone();
     for device in &mut file.devices {
-        // A disk of the domain that is gone has no part in this.
+        // A disk whose file is gone needs no check.
         device.disks.retain(|disk| identity_of(disk).is_ok_and(|id| wanted.contains(&id)));
     }
     Ok(file)
 }
 
-/// Disks and ports that this process has opened for a running domain.
+/// Disks and ports that this process has opened for a running I/O domain.
 #[derive(Debug, Default)]
 pub struct Opened {
-    /// The disks.
+    /// Disks with their files, locks and sockets.
     pub disks: Vec<OpenedDisk>,
-    /// The ports.
+    /// Ports with their uplinks and sockets.
     pub ports: Vec<OpenedPort>,
 }
 
@@ -158,8 +158,8 @@ impl Opened {
         Ok(Self { disks, ports: handover_port::open(file, ports, uid)? })
     }
 
-    /// Sends a reload with them over a connection to the control socket. The descriptors of each
-    /// disk and then of each port go ahead of the line, with a space of JSON.
+    /// Sends a reload with these disks and ports over a connection to the control socket. The
+    /// descriptors of each disk and then of each port precede the line, with a space of JSON.
     ///
     /// # Errors
     /// Of the connection.
@@ -172,14 +172,14 @@ impl Opened {
         (&mut &*stream).write_all(format!("{line}\n").as_bytes())
     }
 
-    /// The domain serves them: their sockets stay.
+    /// Keeps the sockets, because the I/O domain serves them now.
     pub fn release(self) {
         self.disks.into_iter().for_each(OpenedDisk::release);
         self.ports.into_iter().for_each(OpenedPort::release);
     }
 }
 
-/// Sends up to [`DESCRIPTORS`] descriptors with a space of JSON, ahead of the line of a command.
+/// Sends up to [`DESCRIPTORS`] descriptors with a space of JSON, before the line of a command.
 ///
 /// # Errors
 /// Of the connection.
@@ -194,19 +194,19 @@ pub fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> 
 }
 
 impl OpenedDisk {
-    /// What goes into the request.
+    /// Properties for the request.
     #[must_use]
     pub fn facts(&self) -> &DiskFacts {
         &self.facts
     }
 
-    /// Its descriptors, in the order of the request.
+    /// Descriptors in the order of the request: file, lock, socket.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; DESCRIPTORS] {
         [self.backing.file.as_fd(), self.lock.as_fd(), self.socket.fd()]
     }
 
-    /// The domain serves it: its socket stays.
+    /// Keeps the socket, because the I/O domain serves the disk now.
     pub fn release(self) {
         self.socket.release();
     }
@@ -224,9 +224,9 @@ pub struct PassedDisk {
 /// Disks and ports that another process has opened for this one.
 #[derive(Debug, Default)]
 pub struct Passed {
-    /// The disks.
+    /// Disks with their files, locks and sockets.
     pub disks: Vec<PassedDisk>,
-    /// The ports.
+    /// Ports with their uplinks and sockets.
     pub ports: Vec<PassedPort>,
 }
 
@@ -246,7 +246,7 @@ impl Passed {
         Some(Self { disks: disks?, ports: ports? })
     }
 
-    /// Nothing was passed.
+    /// Whether nothing was passed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.disks.is_empty() && self.ports.is_empty()
@@ -259,13 +259,13 @@ impl PassedDisk {
         Some(Self { facts, file: file.into(), lock: lock.into(), socket })
     }
 
-    /// The disk's name.
+    /// Name of the disk.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.facts.name
     }
 
-    /// Takes the disk into this process, as the configuration has it.
+    /// Checks the disk against the configuration, and opens it as a backing of this process.
     pub(crate) fn adopt(self, disk: &Disk) -> Result<AdoptedDisk, DomainError> {
         let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
         let io = |what| move |source: io::Error| BackingError::Io { path: disk.path.clone(), what, source };
@@ -273,7 +273,7 @@ impl PassedDisk {
         let (path, read_only, direct) = (&disk.path, disk.read_only, !disk.cached);
         let is_same = facts.path == *path && facts.socket == disk.socket;
         if !is_same || facts.read_only != read_only || facts.direct != direct {
-            // The file has changed between the two readings.
+            // The configuration was changed between the two reads of it.
             return Err(failed(BackingError::Replaced { path: path.clone() }));
         }
         let ids = file.metadata().and_then(|f| Ok((identity(&f), identity(&lock.metadata()?))));
@@ -301,7 +301,7 @@ pub(crate) struct AdoptedDisk {
 }
 
 impl AdoptedDisk {
-    /// Listens.
+    /// Listens on a passed socket.
     pub(crate) fn listen(socket: (PathBuf, OwnedFd)) -> io::Result<SocketListener> {
         SocketListener::adopt(&socket.0, socket.1)
     }
@@ -312,7 +312,7 @@ impl AdoptedDisk {
     }
 }
 
-/// The directories from which a domain may remove sockets.
+/// Directories from which an I/O domain may remove sockets.
 #[must_use]
 pub fn socket_directories(file: &File) -> BTreeSet<PathBuf> {
     let disks = file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.socket);
@@ -324,7 +324,7 @@ pub fn socket_directories(file: &File) -> BTreeSet<PathBuf> {
         .collect::<BTreeSet<_>>()
 }
 
-/// Whether a path is the same as another, as text.
+/// Whether a socket's directory is one of these, compared as text.
 pub(crate) fn is_below(directories: &BTreeSet<PathBuf>, socket: &Path) -> bool {
     directories.contains(crate::config::parent_dir(socket))
 }

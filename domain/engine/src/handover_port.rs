@@ -1,5 +1,5 @@
-//! Ports for a running domain: their uplinks and sockets, opened by another process and passed on,
-//! as [`crate::handover`] does for disks.
+//! Ports for a running I/O domain: their uplinks and sockets, opened by another process and passed
+//! on, as [`crate::handover`] does for disks.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,20 +16,20 @@ use crate::socket_group;
 
 /// Descriptors of each port: its uplink, its socket.
 pub const DESCRIPTORS: usize = 2;
-/// Most ports of one reload.
+/// Largest number of ports of one reload.
 pub const MOST_PORTS: usize = 128;
 
-/// What cannot be seen from the descriptors of a port.
+/// Properties of a port that its descriptors do not show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortFacts {
-    /// The port's name.
+    /// Name of the port.
     pub name: String,
-    /// Its interface: a tap, or that of its network.
+    /// Name of the interface: a tap, or that of the network.
     pub interface: String,
-    /// Its address, for which the uplink filters.
+    /// MAC address for which the uplink filters.
     pub mac: String,
-    /// Its socket, as it was bound.
+    /// Path of the vhost-user socket, as it was bound.
     pub socket: PathBuf,
 }
 
@@ -44,7 +44,7 @@ impl PortFacts {
     }
 }
 
-/// A port that this process has opened for a running domain.
+/// A port that this process has opened for a running I/O domain.
 #[derive(Debug)]
 pub struct OpenedPort {
     facts: PortFacts,
@@ -52,8 +52,8 @@ pub struct OpenedPort {
     socket: BoundSocket,
 }
 
-/// Opens the ports in `names` of a configuration, with the checks of a start, for a domain of the
-/// user `uid`.
+/// Opens the ports in `names` of a configuration, with the checks of a start, for an I/O domain of
+/// the user `uid`.
 ///
 /// # Errors
 /// The first error of a start; nothing stays open then.
@@ -78,19 +78,19 @@ pub fn open(file: &File, names: &BTreeSet<String>, uid: u32) -> Result<Vec<Opene
 }
 
 impl OpenedPort {
-    /// What goes into the request.
+    /// Properties for the request.
     #[must_use]
     pub fn facts(&self) -> &PortFacts {
         &self.facts
     }
 
-    /// Its descriptors, in the order of the request.
+    /// Descriptors in the order of the request: uplink, socket.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; DESCRIPTORS] {
         [self.uplink.as_fd(), self.socket.fd()]
     }
 
-    /// The domain serves it: its socket stays.
+    /// Keeps the socket, because the I/O domain serves the port now.
     pub fn release(self) {
         self.socket.release();
     }
@@ -110,17 +110,17 @@ impl PassedPort {
         Some(Self { facts, uplink: descriptors.next()?, socket: descriptors.next()? })
     }
 
-    /// The port's name.
+    /// Name of the port.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.facts.name
     }
 
-    /// Takes the port into this process, as the configuration has it.
+    /// Checks the port against the configuration, and takes its uplink and socket.
     pub(crate) fn adopt(self, network: &Network, port: &Port) -> Result<AdoptedPort, DomainError> {
         let Self { facts, uplink, socket } = self;
         if facts != PortFacts::of(network, port) {
-            // The file has changed between the two readings.
+            // The configuration was changed between the two reads of it.
             let source = UplinkError::Replaced { name: facts.interface };
             return Err(DomainError::Uplink { port: port.name.clone(), source });
         }
@@ -144,7 +144,7 @@ pub(crate) struct AdoptedSocket {
 }
 
 impl AdoptedSocket {
-    /// Listens.
+    /// Listens on the passed socket.
     pub(crate) fn listen(self) -> io::Result<SocketListener> {
         SocketListener::adopt(&self.path, self.socket)
     }

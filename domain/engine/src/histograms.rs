@@ -1,5 +1,5 @@
 //! Latency histograms of every disk, for a program that judges targets over windows of its own: the
-//! difference of two replies is what came in between.
+//! difference of two replies covers the time between them.
 
 use serde::Serialize;
 
@@ -10,12 +10,12 @@ use crate::running::Running;
 /// Version of the reply: fields may be added, none is removed or changes its meaning.
 pub const VERSION: u32 = 1;
 
-/// One direction of one disk, since it is served.
+/// Counters of one direction of a disk, since it is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DirectionHistogram {
-    /// Requests completed.
+    /// Completed requests since then.
     pub requests: u64,
-    /// Bytes moved.
+    /// Bytes of completed requests.
     pub bytes: u64,
     /// Pieces that waited for a cap.
     pub cap_hits: u64,
@@ -24,29 +24,29 @@ pub struct DirectionHistogram {
     pub latencies: Vec<(u64, u64)>,
 }
 
-/// One disk.
+/// Histograms of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DiskHistograms {
-    /// Its device.
+    /// Name of the device.
     pub device: String,
-    /// Its name.
+    /// Name of the disk.
     pub name: String,
     /// The process of the QEMU that is connected; `null` where it is not known.
     pub peer: Option<u32>,
-    /// Whether its reads or writes have a cap.
+    /// Whether reads are capped, and whether writes are.
     pub capped: [bool; 2],
-    /// Reads.
+    /// Reads of the disk.
     pub read: DirectionHistogram,
-    /// Writes, flushes, discards.
+    /// Writes, flushes and discards.
     pub write: DirectionHistogram,
 }
 
-/// All disks.
+/// Histograms of all disks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Histograms {
-    /// [`VERSION`].
+    /// The [`VERSION`] of this reply.
     pub version: u32,
-    /// The disks.
+    /// Disks in the order of their devices.
     pub disks: Vec<DiskHistograms>,
 }
 

@@ -60,7 +60,7 @@ const TAILS: &[Magic] = &[magic("vpc (VHD)", 0, b"conectix"), magic("dmg", 0, b"
 /// The format with a signature at `start`; `None` when none is known, so raw.
 ///
 /// # Errors
-/// When it cannot be read.
+/// The file cannot be read.
 pub(crate) fn at_start(file: &File, start: u64) -> io::Result<Option<&'static str>> {
     let mut head = [0; HEAD];
     let len = read(file, &mut head, start)?;
@@ -70,7 +70,7 @@ pub(crate) fn at_start(file: &File, start: u64) -> io::Result<Option<&'static st
 /// The format with a trailer before `end`, the end of the file or device.
 ///
 /// # Errors
-/// When it cannot be read.
+/// The file cannot be read.
 pub(crate) fn at_end(file: &File, end: u64) -> io::Result<Option<&'static str>> {
     let Some(start) = end.checked_sub(TAIL) else { return Ok(None) };
     let mut tail = [0; TAIL as usize];

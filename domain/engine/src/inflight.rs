@@ -1,7 +1,7 @@
 //! Tracking of requests in flight, in shared memory that survives this process.
 //!
-//! QEMU keeps this memory and returns it when it reconnects, so that a restarted domain finds the
-//! requests that were fetched and not completed. Layout and order of the steps are those of the
+//! QEMU keeps this memory and returns it when it reconnects, so that a restarted I/O domain finds
+//! the requests that were fetched and not completed. Layout and order of the steps are those of the
 //! vhost-user specification ("Inflight I/O tracking", split virtqueues). A guest cannot reach this
 //! memory; its QEMU can, so all values are validated.
 
@@ -38,21 +38,21 @@ pub struct Region {
     size: u16,
 }
 
-/// Why an in-flight region is refused.
+/// Reasons for which an in-flight region is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InflightError {
-    /// It cannot be created or mapped.
+    /// The region cannot be created or mapped.
     #[error("in-flight region: {0}")]
     Map(String),
-    /// Its size and its dimensions do not match.
+    /// Size and dimensions of the region do not match.
     #[error("in-flight region of {bytes} bytes does not hold {queues} queues of {size}")]
     Shape {
-        /// The value.
+        /// Size of the region in bytes.
         bytes: u64,
-        /// The value.
+        /// Number of queues.
         queues: u16,
-        /// The value.
+        /// Descriptors of each queue.
         size: u16,
     },
 }
@@ -104,7 +104,7 @@ impl Region {
         Ok(Self { map, queues, size })
     }
 
-    /// Number of queues.
+    /// Queues of the region.
     #[must_use]
     pub fn queues(&self) -> u16 {
         self.queues
@@ -163,7 +163,7 @@ impl Inflight {
         open.into_iter().map(|(_, d)| d).collect()
     }
 
-    /// A head is fetched.
+    /// Records that a head was fetched.
     pub fn mark_inflight(&mut self, head: u16) {
         if head < self.region.size {
             self.set_u64(desc(head) + 8, self.counter);
@@ -183,7 +183,7 @@ impl Inflight {
         }
     }
 
-    /// The used ring is written, and its index is `used`.
+    /// Records that the used ring is written, and its index is `used`.
     pub fn post_put(&mut self, head: u16, used: u16) {
         if head < self.region.size {
             fence(Ordering::Release);
@@ -248,7 +248,7 @@ mod tests {
         }
         q.pre_put(2);
         q.post_put(2, 1);
-        // A restarted domain sees the same memory.
+        // A restarted I/O domain maps the same memory.
         let mut again = region.queue(1).unwrap();
         assert_eq!(again.recover(1), [5, 7]);
         assert_eq!(region.queue(0).unwrap().recover(0), [0u16; 0], "the other queue is untouched");

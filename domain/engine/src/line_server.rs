@@ -25,7 +25,7 @@ pub struct Limits {
     pub connections: usize,
     /// Longest line, in bytes.
     pub line: usize,
-    /// Most descriptors of a connection.
+    /// Largest number of descriptors of a connection.
     pub descriptors: usize,
     /// The user whose processes may pass descriptors and change what is served; root may too.
     pub owner: u32,
@@ -49,7 +49,7 @@ impl Default for Limits {
     }
 }
 
-/// What happens to a connection after its request.
+/// Reply to a request, and the further use of its connection.
 #[derive(Debug)]
 pub enum Reply {
     /// Sends this line, which ends with a newline, and closes.
@@ -58,16 +58,16 @@ pub enum Reply {
     Detached,
 }
 
-/// A request.
+/// A request line of a peer.
 #[derive(Debug)]
 pub struct Request<'a> {
     /// The line, without its newline.
     pub line: &'a str,
-    /// Where the reply goes.
+    /// Connection to which the reply goes.
     pub stream: UnixStream,
     /// Descriptors that came with it, in order; of peers that may pass them.
     pub descriptors: Vec<OwnedFd>,
-    /// The peer is root or the owner of the server.
+    /// Whether the peer is root or the owner of the server.
     pub is_owner: bool,
 }
 
@@ -187,7 +187,7 @@ pub fn serve(
     }
 }
 
-/// Which descriptors are ready.
+/// Readiness of the descriptors after a poll.
 struct Ready {
     listener: bool,
     connections: Vec<bool>,

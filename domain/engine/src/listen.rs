@@ -95,20 +95,20 @@ impl BoundSocket {
         Ok(Self { listener })
     }
 
-    /// Its descriptor, for the process that will listen.
+    /// Descriptor of the socket, for the process that will listen.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.listener.listener.as_fd()
     }
 
-    /// Another process listens: the name stays.
+    /// Keeps the name, because another process listens on the socket.
     pub fn release(mut self) {
         self.listener.identity = (0, 0);
     }
 }
 
 impl SocketListener {
-    /// The listener.
+    /// The listener, for `accept` and polling.
     #[must_use]
     pub fn listener(&self) -> &UnixListener {
         &self.listener
@@ -198,8 +198,8 @@ pub(crate) fn peer_pid(connected: &OwnedFd) -> io::Result<u32> {
     Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
 }
 
-/// Why a path is not free, with the remedy. A QEMU that listens is the user's VM, set up for a back
-/// end that connects.
+/// Error text where another process listens at a path, with the remedy. A QEMU that listens is the
+/// user's VM, set up for a back end that connects.
 pub(crate) fn in_use(pid: Option<u32>) -> String {
     let program = pid.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok());
     let program = program.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
@@ -227,7 +227,7 @@ pub(crate) enum SocketState {
     Stale((u64, u64)),
     /// A socket with a listener; connected, unless its backlog is full.
     Listening(Option<OwnedFd>),
-    /// Another kind of file.
+    /// Another kind of file, in words.
     NotASocket(&'static str),
 }
 

@@ -1,4 +1,4 @@
-//! Lines on standard error; those about one VM within a rate.
+//! Lines on standard error; those about one VM within a rate limit.
 //!
 //! A QEMU can repeat a refused message without end, which must not fill the log. The limit is per
 //! thread, and each VM has its own control thread: a noisy VM does not silence others.
@@ -8,11 +8,11 @@ use std::io::{self, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Burst of lines.
+/// Lines that may be written at once.
 const BURST: u32 = 20;
 /// Longest text, in characters.
 const LONGEST: usize = 500;
-/// Interval of further lines.
+/// Interval at which another line is admitted.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 struct Limit {
@@ -44,23 +44,23 @@ thread_local! {
     static REFUSALS: RefCell<Option<Arc<Refusals>>> = const { RefCell::new(None) };
 }
 
-/// What was refused to the QEMU of one disk, for the status.
+/// Refusals of messages from one disk's QEMU, for the status.
 #[derive(Debug, Default)]
 pub struct Refusals(Mutex<Option<Refusal>>);
 
-/// The last refusal.
+/// The last refusal of a disk.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// Why, as it is in the log.
+    /// Reason, as in the log.
     pub why: String,
-    /// When.
+    /// Time of the refusal.
     pub at: Instant,
-    /// Refusals so far.
+    /// Number of refusals so far.
     pub count: u64,
 }
 
 impl Refusals {
-    /// The last one; `None` without any.
+    /// The last refusal; `None` without any.
     #[must_use]
     pub fn last(&self) -> Option<Refusal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -73,12 +73,13 @@ impl Refusals {
     }
 }
 
-/// From now on, lines of this thread count as refusals of its disk.
+/// Counts lines of this thread as refusals of its disk from now on.
 pub fn keep_refusals(refusals: Arc<Refusals>) {
     REFUSALS.with_borrow_mut(|kept| *kept = Some(refusals));
 }
 
-/// QEMU controls parts of some texts, such as the name of a descriptor.
+/// Replaces control characters: QEMU controls parts of some texts, such as the name of a
+/// descriptor.
 fn printable(text: &str) -> String {
     text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -9,10 +9,10 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, Mmap
 
 /// `TMPFS_MAGIC` of `linux/magic.h`; memfds are on tmpfs.
 pub(crate) const TMPFS: i64 = 0x0102_1994;
-/// `HUGETLBFS_MAGIC`.
+/// `HUGETLBFS_MAGIC` of `linux/magic.h`.
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// Alignment of regions.
+/// Alignment of regions, in bytes.
 const PAGE: u64 = 4_096;
 
 /// Memory of one guest.
@@ -22,7 +22,7 @@ pub struct GuestMem {
     /// QEMU address, size and guest address of each region: vhost-user passes ring addresses as
     /// QEMU addresses.
     table: Vec<(u64, u64, u64)>,
-    /// What is not mapped.
+    /// Regions that are not mapped.
     left_out: Vec<LeftOut>,
 }
 
@@ -43,7 +43,7 @@ impl std::fmt::Debug for GuestMem {
     }
 }
 
-/// Why memory is refused.
+/// Reasons for which memory is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -62,12 +62,12 @@ pub enum MemoryError {
         "guest memory is made of huge pages, and a process that frees one can end this process; set `hugepages = true` for this disk if its QEMU is trusted"
     )]
     HugePages,
-    /// It cannot be mapped.
+    /// The region cannot be mapped.
     #[error("guest memory region of {size} bytes: {source}")]
     Map {
         /// Size of the region, in bytes.
         size: u64,
-        /// Why.
+        /// Error of the mapping.
         source: std::io::Error,
     },
     /// Regions overlap, or there is none.
@@ -76,7 +76,7 @@ pub enum MemoryError {
 }
 
 impl LeftOut {
-    /// Its size, in bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
@@ -85,9 +85,9 @@ impl LeftOut {
 
 impl GuestMem {
     /// Maps the regions. Memory of a device, such as that of `ivshmem`, may be of a file that
-    /// cannot be used: it is left out as long as there is more that can. `huge` allows huge pages,
-    /// of a QEMU that is trusted not to punch holes into them: touching an unavailable huge page
-    /// ends the process.
+    /// cannot be used: such regions are left out as long as the usable ones are larger in sum.
+    /// `huge` allows huge pages, of a QEMU that is trusted not to punch holes into them: touching
+    /// an unavailable huge page ends the process.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing stays mapped then.
@@ -143,13 +143,13 @@ impl GuestMem {
         Ok(Self { mem, table, left_out })
     }
 
-    /// Memory that is already mapped, for tests.
+    /// Wraps memory that is already mapped, for tests.
     #[must_use]
     pub fn from_mapped(mem: GuestMemoryMmap<()>) -> Self {
         Self { mem, table: Vec::new(), left_out: Vec::new() }
     }
 
-    /// What is not mapped.
+    /// Regions that are not mapped, with the reasons.
     #[must_use]
     pub fn left_out(&self) -> &[LeftOut] {
         &self.left_out
@@ -164,7 +164,7 @@ impl GuestMem {
     }
 }
 
-/// Other file systems may block at each access, and unsealed memory can be truncated.
+/// Refuses file systems that may block at each access, and memory that can be truncated.
 fn check_backing_file(file: &File, huge: bool) -> Result<(), MemoryError> {
     let io = |e: rustix::io::Errno| MemoryError::Map { size: 0, source: e.into() };
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(io)?;

@@ -11,14 +11,14 @@
 //!   fills, so caps hold frames and drop none.
 //! - Toward the link, frames are ordered by the scheduler that also orders disks; a
 //!   [`rtvirtio_sched::VirtualLink`] stands for the link's rate.
-//! - A large TCP segment is cut into frames where frames are ordered or capped, and passes whole
-//!   where nobody waits for it.
-//! - Each port has a queue in the kernel. It is read only while the VM has buffers and tokens: of a
-//!   flood the kernel drops the rest before it costs CPU time.
-//! - Toward a VM nothing waits: without a buffer the frame is dropped. Frames that are in its
-//!   buffers may be announced together, as network cards do it.
-//! - A port whose work leads nowhere, or that has used its part of the thread's CPU budget, waits:
-//!   neither its queues nor its uplink are looked at, and its kicks wake nobody.
+//! - A large TCP segment is segmented into frames where frames are ordered or capped, and passes
+//!   whole elsewhere.
+//! - Each port has a queue in the kernel. It is read only while the VM has buffers and tokens: the
+//!   kernel drops the rest of a flood before it costs CPU time.
+//! - Toward a VM no frame waits for a buffer: without one it is dropped. The VM may be notified of
+//!   several frames at once, as network cards do it (interrupt moderation).
+//! - A port whose work passes no frame on, or that has used its part of the thread's CPU budget, is
+//!   held: neither its queues nor its uplink are polled, and its kicks wake no thread.
 
 pub mod command;
 pub mod frame;

@@ -21,21 +21,21 @@ use crate::memory::GuestMem;
 /// A queue to serve.
 #[derive(Debug)]
 pub struct VringStart {
-    /// The guest's memory.
+    /// Guest memory that holds the rings.
     pub mem: Arc<GuestMem>,
-    /// Number of descriptors.
+    /// Descriptors of the queue.
     pub size: u16,
-    /// Descriptor table.
+    /// Address of the descriptor table.
     pub desc: GuestAddress,
-    /// Available ring.
+    /// Address of the available ring.
     pub avail: GuestAddress,
-    /// Used ring.
+    /// Address of the used ring.
     pub used: GuestAddress,
     /// Next index in the available ring.
     pub base: u16,
-    /// VIRTIO_F_EVENT_IDX was negotiated.
+    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
-    /// The negotiated features.
+    /// Feature bits that the guest accepted.
     pub features: u64,
     /// The guest's notification of new requests. Guests that are polled, without a kick descriptor,
     /// are not served.
@@ -49,7 +49,7 @@ pub struct VringStart {
 /// The index in the available ring at which a queue stopped.
 pub type VringBase = u16;
 
-/// Why a queue is not started.
+/// Reasons for which a queue is not started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -62,9 +62,9 @@ pub enum StartError {
     /// An invalid number of descriptors.
     #[error("queue of {size} descriptors: {source}")]
     Size {
-        /// The number.
+        /// Number of descriptors.
         size: u16,
-        /// Why.
+        /// Error of the virtqueue.
         source: virtio_queue::Error,
     },
     /// A misaligned or unreadable ring address.
@@ -75,7 +75,7 @@ pub enum StartError {
     OutsideMemory,
 }
 
-/// Why a configuration is refused.
+/// Reasons for which a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReconfigureError {
@@ -90,7 +90,7 @@ pub enum ReconfigureError {
     /// An invalid scheduler configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A disk that was checked is refused, a defect.
+    /// The scheduler refuses a VM that was checked: a defect.
     #[error("{0}")]
     Refused(String),
     /// The engine has ended.
@@ -101,15 +101,15 @@ pub enum ReconfigureError {
 /// A command about the queues of a VM, the same for disks and network ports.
 #[derive(Debug)]
 pub enum QueueCommand {
-    /// Serves a queue.
+    /// Starts to serve a queue.
     Start {
         /// Index of the VM.
         vm: usize,
         /// Index of the queue.
         index: u16,
-        /// Its rings and descriptors.
+        /// Rings and descriptors of the queue.
         start: Box<VringStart>,
-        /// Why the command is refused.
+        /// Result, with the reason of a refusal.
         reply: SyncSender<Result<(), StartError>>,
     },
     /// Completes what was fetched from a queue, then stops serving it.
@@ -118,7 +118,7 @@ pub enum QueueCommand {
         vm: usize,
         /// Index of the queue.
         index: u16,
-        /// Where it stopped.
+        /// Next index in the available ring.
         reply: SyncSender<VringBase>,
     },
     /// Replaces the call descriptor of a queue.
@@ -127,7 +127,7 @@ pub enum QueueCommand {
         vm: usize,
         /// Index of the queue.
         index: u16,
-        /// As in [`VringStart::call`].
+        /// New descriptor, as in [`VringStart::call`].
         call: Option<File>,
         /// Sent when done. A QEMU has one command under way at a time, which bounds the engine's
         /// time for commands.
@@ -137,7 +137,7 @@ pub enum QueueCommand {
     Disconnect {
         /// Index of the VM.
         vm: usize,
-        /// Sent when nothing of the VM is in flight.
+        /// Sent when no request of the VM is in flight.
         reply: SyncSender<()>,
     },
 }
@@ -180,45 +180,45 @@ pub enum Command {
         config: Box<Config>,
         /// VMs whose part has changed: their buckets start full.
         vms: Vec<usize>,
-        /// How the thread waits for work.
+        /// Polling before the thread sleeps.
         poll: Poll,
-        /// Why the command is refused.
+        /// Result, with the reason of a refusal.
         reply: SyncSender<Result<(), ReconfigureError>>,
     },
     /// Adds a VM in a vacant place, or behind the last one, between two pieces.
     Attach {
-        /// Its place.
+        /// Index of the place.
         vm: usize,
-        /// Its disk, with all memory.
+        /// The new disk, with all memory allocated.
         disk: Box<PreparedDisk>,
-        /// Why the command is refused, with the disk.
+        /// Result, with the reason of a refusal and the disk.
         reply: SyncSender<Result<(), Box<RefusedDisk>>>,
     },
     /// Removes a VM of which nothing is in flight, after [`QueueCommand::Disconnect`].
     Detach {
         /// Index of the VM.
         vm: usize,
-        /// What is left of it, so that the engine's thread frees nothing.
+        /// Memory and files of the VM, so that the engine's thread frees nothing.
         reply: SyncSender<Result<Box<DetachedDisk>, MembershipError>>,
     },
-    /// Snapshot of what the device's VMs share. Those of the VMs are commands of their own: each
+    /// Snapshot of what the device's VMs share. The VMs' snapshots are commands of their own: each
     /// copies two histograms, and guests wait meanwhile.
     Status {
-        /// The snapshot.
+        /// Receives the snapshot.
         reply: SyncSender<EngineStatus>,
     },
     /// Snapshot of a VM's counters.
     VmStatus {
         /// Index of the VM.
         vm: usize,
-        /// The snapshot; `None` for a vacant place.
+        /// Receives the snapshot; `None` for a vacant place.
         reply: SyncSender<Option<Box<VmStatus>>>,
     },
     /// The VM in a place.
     Member {
-        /// The place.
+        /// Index of the place.
         vm: usize,
-        /// Its [`super::TraceEvent::member`] and its disk's name; `None` for a vacant place.
+        /// [`super::TraceEvent::member`] of the VM and its disk's name; `None` for a vacant place.
         reply: SyncSender<Option<(u32, String)>>,
     },
     /// Signals an eventfd before a VM's guest is notified of a completed real-time request; `None`
@@ -226,24 +226,24 @@ pub enum Command {
     SignalUrgent {
         /// Index of the VM.
         vm: usize,
-        /// The eventfd.
+        /// Descriptor to signal, of the VM's `urgent` socket.
         eventfd: Option<Arc<OwnedFd>>,
-        /// The one before, so that the engine's thread does not close it.
+        /// The previous eventfd, so that the engine's thread does not close it.
         reply: SyncSender<Option<Arc<OwnedFd>>>,
     },
     /// Starts a trace of completed requests; [`super::TraceReader`] sends this.
     StartTrace {
-        /// Receives the events.
+        /// Ring to which events are written.
         writer: Box<TraceWriter>,
         /// `None` when the trace starts; the writer, when another trace runs.
         reply: SyncSender<Option<Box<TraceWriter>>>,
     },
-    /// Stops the trace.
+    /// Ends the running trace.
     StopTrace {
         /// The writer, so that the engine's thread does not free it.
         reply: SyncSender<Option<Box<TraceWriter>>>,
     },
-    /// Ends the thread.
+    /// Ends the engine's thread.
     Quit,
 }
 
@@ -263,11 +263,11 @@ pub struct EngineStatus {
 /// Snapshot of a VM.
 #[derive(Clone, Debug)]
 pub struct VmStatus {
-    /// The disk's name.
+    /// Name of the disk.
     pub name: String,
     /// Queues that are served.
     pub queues: u16,
-    /// Outstanding requests.
+    /// Requests that are fetched and not completed.
     pub outstanding: usize,
     /// Counters since the start.
     pub counters: VmCounters,
@@ -279,9 +279,9 @@ pub struct VmStatus {
     pub promises: [PromiseCounters; 2],
     /// Signals of completed real-time requests; `None` while none is asked for.
     pub urgent_signals: Option<u64>,
-    /// For which places it has waited; `None` where that is not told apart.
+    /// Causes of waiting in the scheduler; `None` where that is not told apart.
     pub waits: Option<Waits>,
-    /// What was not carried out.
+    /// Requests that were not carried out.
     pub faults: Faults,
 }
 
@@ -295,7 +295,7 @@ pub struct Faults {
     pub refused: RefusedRequests,
     /// Requests that the device failed.
     pub errors: u64,
-    /// What the kernel gave for the last of these: a negative error number, or the bytes of a piece
+    /// Result of the kernel for the last of these: a negative error number, or the bytes of a piece
     /// that ended early.
     pub last_error: Option<i32>,
     /// Queues that are no longer served because the guest corrupted them.
@@ -305,11 +305,11 @@ pub struct Faults {
 /// Requests of which every piece was submitted under a reservation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromiseCounters {
-    /// Completed ones.
+    /// Completed requests.
     pub requests: u64,
-    /// Those that took longer than the reservation's deadline.
+    /// Requests that took longer than the reservation's deadline.
     pub missed: u64,
-    /// The longest, from when the reservation covered it.
+    /// Longest time from when the reservation covered a request.
     pub worst: Nanos,
 }
 
@@ -330,7 +330,7 @@ impl RefusedRequests {
         self.0[why as usize] += 1;
     }
 
-    /// Those of a reason.
+    /// Number of refused requests for a reason.
     #[must_use]
     pub fn of(&self, why: Refused) -> u64 {
         self.0[why as usize]

@@ -1,40 +1,41 @@
-//! How long a loop polls before it sleeps.
+//! Time of polling of a loop before it sleeps.
 //!
 //! A sleep costs the wake-up: some microseconds of latency, and CPU time for the notification. A
 //! poll costs CPU time until work comes. As `halt_poll_ns` of KVM does, the time adapts: it grows
-//! when work came soon after the loop went to sleep, and shrinks when it did not. How soon is seen
-//! only with the wake-up, which may take longer than the work did: after a sleep of up to [`NEAR`]
-//! a poll is tried, and while tries are in vain ever more sleeps lie between them. Polls that ended
+//! when work came soon after the loop went to sleep, and shrinks when it did not. The measured time
+//! includes the wake-up, which may take longer than the work did: after a sleep of up to [`NEAR`] a
+//! poll is tried, and while tries are in vain ever more sleeps lie between them. Polls that ended
 //! without work take at most [`WASTED_SHARE`] of a CPU.
 //!
-//! A poll that pays for itself still takes the CPU from a guest that could run. Where another
-//! thread wants it shows in the poll: it does not run for a while. When that adds up to
+//! A poll that pays for itself still takes the CPU from a guest that could run. Preemption by
+//! another thread shows in the poll as a gap between two iterations. When such gaps add up to
 //! [`TAKEN_SHARE`] of a [`WATCH`], the loop sleeps without polls for [`HOLD`], and longer each time
 //! that the next watch ends like that.
 
 use rtvirtio_domain_config::Poll;
 use rtvirtio_units::Nanos;
 
-/// Longest poll: what a sleep and a wake-up cost a guest, with some room.
+/// Longest poll: about the cost of a sleep and a wake-up to a guest.
 const LIMIT: Nanos = Nanos::from_micros(50);
 /// First poll after a sleep that was too long.
 const FIRST: Nanos = Nanos::from_micros(10);
 /// Longest sleep, wake-up included, after which a poll is tried.
 const NEAR: Nanos = Nanos::from_micros(200);
-/// Most sleeps that are passed over between two tries.
+/// Largest number of sleeps without a poll between two tries.
 const MOST_SKIPPED: u32 = 64;
 /// Period in which wasted polls are counted.
 const PERIOD: Nanos = Nanos::from_millis(20);
 /// Share of a period for polls that end without work, in percent.
 const WASTED_SHARE: u64 = 25;
-/// Between two looks of a poll, the least time in which another thread ran.
+/// Shortest gap between two iterations of a poll that counts as time of other threads.
 const TAKEN: Nanos = Nanos::from_micros(100);
 /// Period in which the time of other threads is counted.
 const WATCH: Nanos = Nanos::from_millis(100);
-/// Share of it from which on the CPU is not this thread's to poll on, in percent. A thread of equal
-/// weight takes half; stalls of a host, and programs that run now and then, stay below.
+/// Share of `WATCH` taken by other threads from which on the loop does not poll, in percent. A
+/// thread of equal weight takes half; stalls of a host, and programs that run now and then, stay
+/// below.
 const TAKEN_SHARE: u64 = 40;
-/// First time without polls, and the longest.
+/// First time without polls, and the longest one.
 const HOLD: Nanos = Nanos::from_millis(200);
 const LONGEST_HOLD: Nanos = Nanos::from_millis(3_200);
 
@@ -42,7 +43,7 @@ const LONGEST_HOLD: Nanos = Nanos::from_millis(3_200);
 #[derive(Debug)]
 pub struct AdaptivePoll {
     mode: Poll,
-    /// How long it polls now.
+    /// Current time of polling before a sleep.
     window: Nanos,
     /// Since when there is no work.
     idle_since: Option<Nanos>,
@@ -57,18 +58,18 @@ pub struct AdaptivePoll {
 /// Whether other threads want the CPU on which a loop polls.
 #[derive(Debug, Default)]
 struct SharedCpu {
-    /// The last look of a poll that goes on.
+    /// Last iteration of a poll that goes on.
     looked: Option<Nanos>,
     watch: Nanos,
-    /// Time of others since then.
+    /// Time of other threads since `watch`.
     taken: u64,
-    /// Without polls until then.
+    /// End of the time without polls.
     until: Nanos,
     hold: Nanos,
 }
 
 impl SharedCpu {
-    /// One look of a loop; `polls` when it looks again at once.
+    /// Counts one iteration of a loop; `polls` when the next one follows at once.
     fn look(&mut self, now: Nanos, polls: bool) {
         let gap = self.looked.map_or(0, |then| now.0.saturating_sub(then.0));
         if gap >= TAKEN.0 {
@@ -76,7 +77,7 @@ impl SharedCpu {
         }
         self.looked = polls.then_some(now);
         if self.is_wanted(now) {
-            // While nothing is polled nothing is seen.
+            // No gap is measured without a poll.
             (self.watch, self.taken) = (now, 0);
         } else if now.0.saturating_sub(self.watch.0) >= WATCH.0 {
             if self.taken * 100 < WATCH.0 * TAKEN_SHARE {
@@ -141,7 +142,7 @@ impl AdaptivePoll {
             self.skipped = (self.skipped * 2).clamp(1, MOST_SKIPPED);
             self.skip = self.skipped;
         }
-        // What goes beyond was another thread's time: this one did not run.
+        // The time beyond the window was another thread's: this one did not run.
         self.wasted += polled.min(self.window.0);
         true
     }
@@ -201,7 +202,7 @@ mod tests {
         assert!(sleeps <= 3 && wasted < 50_000, "{sleeps} sleeps, {wasted} ns");
     }
 
-    /// The wake-up takes longer than the work is away.
+    /// The wake-up takes longer than the work takes to come.
     #[test]
     fn short_gaps_are_found_behind_slow_wake_ups() {
         let mut poll = AdaptivePoll::new(Poll::Adaptive);

@@ -1,5 +1,5 @@
-//! Disks that come and go while an engine runs. All memory is allocated before, and freed after, by
-//! the control thread: guests of other disks wait for the engine's thread.
+//! Attach and detach of disks while an engine runs. All memory is allocated before, and freed
+//! after, by the control thread: guests of other disks wait for the engine's thread.
 
 use std::fmt;
 use std::io;
@@ -20,7 +20,7 @@ pub struct PreparedDisk {
     pub(super) largest: u64,
 }
 
-/// What an engine has room for.
+/// Room of an engine that was fixed at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Number of places, vacant ones included.
@@ -29,17 +29,17 @@ pub struct Capacity {
     pub largest: u64,
 }
 
-/// Why a disk cannot be added to a running engine.
+/// Reasons for which a disk cannot be added to a running engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The scheduler refuses.
+    /// The scheduler refuses the VM.
     #[error(transparent)]
     Membership(#[from] MembershipError),
-    /// No memory.
+    /// No memory for requests and pieces.
     #[error("no memory for its requests: {0}")]
     Memory(#[source] io::Error),
-    /// A new place without a slot for its flush, a defect.
+    /// A new place without a slot for its flush: a defect.
     #[error("a new place needs a slot for a flush")]
     Slot,
     /// Larger pieces than those of the start.
@@ -87,12 +87,12 @@ impl fmt::Debug for PreparedDisk {
 /// A disk that an engine refuses.
 #[derive(Debug)]
 pub struct RefusedDisk {
-    /// Why.
+    /// Reason of the refusal.
     pub error: AttachError,
     pub(super) _disk: Option<Box<PreparedDisk>>,
 }
 
-/// What is left of a disk: its files close when this is dropped.
+/// Memory of a removed disk: its files close when this is dropped.
 pub struct DetachedDisk {
     pub(super) _vm: Vm,
     pub(super) _scheduler: PreparedVm,

@@ -1,4 +1,4 @@
-//! The life of a queue, whatever it carries: start, kicks, calls, stop.
+//! Start, kicks, calls and stop of a queue, for disks and network ports.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,16 +15,16 @@ use super::vring::Vring;
 
 /// An event loop that serves queues of VMs.
 pub trait QueueHost {
-    /// The loop's ring.
+    /// Submission ring of the loop.
     fn ring(&mut self) -> &mut Uring;
 
     /// The slot of a queue.
     fn queue_slot(&mut self, vm: usize, index: u16) -> Option<&mut QueueSlot>;
 
-    /// A number that no queue of the loop has had lately.
+    /// A number that no recent queue of the loop had.
     fn next_generation(&mut self) -> u32;
 
-    /// Nothing of one of the VM's queues is in flight in the kernel any more.
+    /// Called when nothing of one of the VM's queues is in flight in the kernel any more.
     fn on_drained(&mut self, vm: usize);
 
     /// Starts a queue as soon as the kernel has completed the operations of its predecessor.
@@ -208,7 +208,7 @@ pub trait QueueHost {
 pub fn notify_guest(ring: &mut Uring, vm: usize, q: usize, slot: &mut QueueSlot) -> io::Result<bool> {
     let Some(vring) = slot.vring.as_mut() else { return Ok(false) };
     let pending = std::mem::take(&mut vring.notify_pending);
-    // Asked only when the used ring has new entries: each question resets the event index.
+    // Checked only when the used ring has new entries: each check resets the event index.
     let wanted = pending && vring.queue.needs_notification(&vring.mem.mem).unwrap_or(true);
     vring.force_notify |= wanted;
     let Some(call) = vring.call.as_ref().filter(|_| vring.force_notify) else { return Ok(false) };

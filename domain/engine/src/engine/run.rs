@@ -27,10 +27,10 @@ use super::uring::{CompletionToken, Uring};
 use super::vring::Vring;
 use super::{Disk, EngineConfig, EngineError};
 
-/// Longest latency that the histograms tell apart: 1000 s.
+/// Largest latency that the histograms distinguish: 1000 s.
 const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
-/// Two digits: some 40 kB a histogram.
+/// A histogram of two digits, some 40 kB.
 fn histogram() -> Latencies {
     Latencies::with_range(LONGEST_LATENCY, 2)
 }
@@ -39,13 +39,13 @@ fn histogram() -> Latencies {
 pub(in crate::engine) struct Vm {
     /// `None` in a vacant place.
     disk: Option<Disk>,
-    /// Tells apart the VMs that had this place.
+    /// Number that no other VM on this engine has or had.
     member: u32,
     slots: Vec<QueueSlot>,
-    /// The queue that is fetched from first.
+    /// Index of the queue that is fetched from first.
     next_queue: usize,
-    /// It exceeded a round's budget of work without device time, and is fetched from after all
-    /// others.
+    /// Whether the VM exceeded a round's budget of work without device time, and is fetched from
+    /// after all others.
     deferred: bool,
     requests: RequestTable,
     latencies: [Latencies; 2],
@@ -101,7 +101,7 @@ pub struct EventLoop {
     scheduler: Scheduler,
     ring: Uring,
     vms: Vec<Vm>,
-    /// VMs so far.
+    /// VMs so far; the next `Vm::member`.
     members: u32,
     /// Largest piece for which slots have room, in bytes.
     largest: u64,
@@ -125,7 +125,7 @@ pub struct EventLoop {
     regulator_wakeup: Option<Nanos>,
     regulator_lateness: Latencies,
     poll: AdaptivePoll,
-    /// The running trace.
+    /// Writer of the running trace.
     trace: Option<Box<TraceWriter>>,
     quit: bool,
 }
@@ -146,13 +146,13 @@ impl Serve for EventLoop {
     }
 }
 
-/// The monotonic clock.
+/// Time of CLOCK_MONOTONIC.
 pub(crate) fn now() -> Nanos {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
-/// Most pieces in flight: the window, a flush of each VM, and one deallocation.
+/// Largest number of pieces in flight: the window, a flush of each VM, and one deallocation.
 fn max_inflight_pieces(window: u32, vms: usize) -> u32 {
     window + vms as u32 + 1
 }
@@ -210,7 +210,7 @@ impl EventLoop {
         Ok(engine)
     }
 
-    /// One round. It sleeps only without work.
+    /// Runs one round; sleeps only without work.
     fn run_once(&mut self) -> io::Result<()> {
         let fetched = self.fetch();
         let wake = self.dispatch()?;
@@ -242,8 +242,8 @@ impl EventLoop {
     }
 
     fn abort_on_ring_failure(&self, e: &io::Error) -> ! {
-        // Guests reconnect to the restarted domain, with their requests in flight. A domain without
-        // an engine would serve no guest, and the kernel may still write to guest memory.
+        // Guests reconnect to the restarted process, with their requests in flight. An I/O domain
+        // without an engine would serve no guest, and the kernel may still write to guest memory.
         crate::log::write_line(format_args!("{}: io_uring failed, the process ends: {e}", self.config.name));
         std::process::abort();
     }

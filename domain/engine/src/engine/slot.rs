@@ -1,4 +1,4 @@
-//! What outlives one start of a queue.
+//! The place of a queue, which outlives its starts and stops.
 //!
 //! A QEMU can stop and start a queue as often as it likes, and each start arms a poll of the kick
 //! descriptor and writes to a call descriptor. The kernel keeps both operations until they end,
@@ -41,9 +41,9 @@ pub type PendingStart = (Box<VringStart>, SyncSender<Result<(), StartError>>);
 pub struct QueueSlot {
     /// The queue that is served.
     pub vring: Option<Vring>,
-    /// What drains of the last one.
+    /// Operations of the last queue that are still in flight.
     pub draining: Option<Draining>,
-    /// The start of the next one.
+    /// Next start, which waits for `draining`.
     pub pending: Option<PendingStart>,
 }
 

@@ -25,15 +25,15 @@ pub struct InflightRequest {
     /// Data in guest memory; at most [`SEGMENTS`].
     pub segments: Vec<Segment>,
     pub failed: bool,
-    /// What the kernel gave for the last piece that failed.
+    /// Result of the kernel for the last piece that failed: an error number, or bytes.
     pub result: i32,
     pub unsupported: bool,
     pub write_through: bool,
-    /// When its first piece was submitted; 0 until then.
+    /// Time of the first piece's submission; 0 until then.
     pub submitted_at: Nanos,
-    /// That piece was submitted under a reservation.
+    /// Whether that piece was submitted under a reservation.
     pub reserved: bool,
-    /// What its reservation promises, as long as all of its pieces are submitted under it.
+    /// Promised times of the reservation, as long as all pieces are submitted under it.
     pub promise: PieceWindow,
     /// The memory of the segments: mapped as long as the kernel may write to it, also after a
     /// disconnect.
@@ -73,19 +73,19 @@ impl InflightRequest {
         self.promise.extend(piece);
     }
 
-    /// As it is when it is fetched: nothing is submitted.
+    /// Resets the state to that of a request of which nothing is submitted.
     pub fn reset(&mut self) {
         (self.failed, self.unsupported, self.submitted_at) = (false, false, Nanos(0));
         self.promise = PieceWindow::default();
     }
 }
 
-/// From when on, and until when, the reservations of a request's pieces promise its completion.
+/// Time from which, and until which, the reservations of a request's pieces promise its completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PieceWindow {
     eligible_at: Nanos,
     due: Nanos,
-    /// A piece was submitted as a share of the rest.
+    /// Whether a piece was submitted without a reservation, as a share of the rest.
     has_unreserved: bool,
 }
 
@@ -96,8 +96,8 @@ impl PieceWindow {
         self.due = self.due.max(piece.due);
     }
 
-    /// For a request that completes at `time`: how long it took from when its reservation covered
-    /// it, and whether that is longer than promised. `None` without a promise.
+    /// Judges a request that completes at `time`: its time since the reservation covered it, and
+    /// whether that is longer than promised. `None` without a promise.
     pub fn judge(&self, time: Nanos) -> Option<(Nanos, bool)> {
         let promised = !self.has_unreserved && self.due > Nanos(0) && self.due < Nanos(u64::MAX);
         promised.then(|| (Nanos(time.0.saturating_sub(self.eligible_at.0)), time > self.due))
@@ -135,7 +135,7 @@ impl RequestTable {
         self.slots.get_mut(i as usize).filter(|s| s.in_use)
     }
 
-    /// Frees a slot.
+    /// Frees the slot of a request, if it is in use.
     pub fn release(&mut self, i: u32) {
         if let Some(slot) = self.slots.get_mut(i as usize).filter(|s| s.in_use) {
             slot.in_use = false;
@@ -151,10 +151,10 @@ pub struct PieceSlot {
     pub piece: Option<Piece>,
     /// Read by io_uring until the piece completes.
     pub iovecs: Vec<libc::iovec>,
-    /// Aligned memory, for guests whose own is not aligned.
+    /// Aligned memory, for guests whose buffers are not aligned.
     pub bounce: BounceBuffer,
     pub bounced: bool,
-    /// Since when the kernel has refused the piece for want of memory.
+    /// Time of the first refusal of the piece by the kernel, for want of memory.
     pub refused_since: Option<Nanos>,
 }
 
@@ -186,7 +186,7 @@ pub struct BounceBuffer {
 unsafe impl Send for BounceBuffer {}
 
 impl BounceBuffer {
-    /// `len` bytes, page-aligned.
+    /// Maps `len` bytes, page-aligned.
     pub fn new(len: usize) -> std::io::Result<Self> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         // SAFETY: a new private mapping, without other references.
@@ -196,7 +196,7 @@ impl BounceBuffer {
         Ok(Self { at: at.cast(), len })
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     pub fn size(&self) -> usize {
         self.len
     }

@@ -15,7 +15,7 @@ const PENDING_COMMANDS: usize = 64;
 
 /// A loop that serves queues until a command ends it.
 pub(crate) trait Serve {
-    /// Whether its ring accepts no operations but those that it uses.
+    /// Whether the ring accepts no operations but those of the loop.
     fn is_restricted(&self) -> bool;
 
     /// Runs until a command ends it.
@@ -24,7 +24,7 @@ pub(crate) trait Serve {
 
 /// A command that ends a loop.
 pub(crate) trait Quit {
-    /// The command.
+    /// Makes the command.
     fn quit() -> Self;
 }
 

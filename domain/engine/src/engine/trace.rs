@@ -16,32 +16,33 @@ use rtvirtio_units::Nanos;
 
 use super::table::InflightRequest;
 
-/// A completed request.
+/// A completed or refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
     /// Place of the VM on its device.
     pub vm: usize,
-    /// Tells apart the VMs that had this place; see [`super::Command::Member`].
+    /// Number that no other VM on this device has or had; see [`super::Command::Member`].
     pub member: u32,
     /// Index of the queue.
     pub queue: u16,
     /// The operation; `None` of a request that was refused.
     pub op: Option<Op>,
-    /// Its length in bytes; 0 for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u64,
-    /// Its priority after the VM's rule.
+    /// Priority after the VM's rule.
     pub priority: Priority,
-    /// Its first piece was submitted under a reservation.
+    /// Whether the first piece was submitted under a reservation.
     pub reserved: bool,
-    /// The counter of the status in which a request is that was refused.
+    /// Name of the status counter of a refused request; `None` of others.
     pub refused: Option<&'static str>,
     /// The virtio status: 0 success, 1 an I/O error, 2 not supported.
     pub status: u8,
-    /// When it was fetched, on CLOCK_MONOTONIC.
+    /// Time of the fetch, on CLOCK_MONOTONIC.
     pub arrival: Nanos,
-    /// From fetch to the submission of its first piece: caps, policy and window.
+    /// Time from fetch to the submission of the first piece: caps, policy and window.
     pub wait: Nanos,
-    /// From there to the completion of its last piece; later pieces may have waited in between.
+    /// Time from there to the completion of the last piece; later pieces may have waited in
+    /// between.
     pub device: Nanos,
 }
 
@@ -90,23 +91,23 @@ impl TraceEvent {
 
 /// An engine's commands that start and stop its trace.
 pub trait TraceCommand: Sized {
-    /// What is traced.
+    /// Event of a request or a frame.
     type Event: Copy + 'static;
     /// An event that fills the ring before it is used.
     const EMPTY: Self::Event;
-    /// Starts it.
+    /// Makes the command that starts a trace.
     fn start_trace(writer: Box<TraceWriter<Self::Event>>, reply: TraceReply<Self::Event>) -> Self;
-    /// Stops it.
+    /// Makes the command that stops it.
     fn stop_trace(reply: TraceReply<Self::Event>) -> Self;
 }
 
-/// Sent the writer: when it is refused, or the trace has stopped.
+/// Receives the writer when it is refused, or when the trace has stopped.
 pub type TraceReply<E> = SyncSender<Option<Box<TraceWriter<E>>>>;
 
-/// The writing end.
+/// Writing end of a trace's ring.
 pub struct TraceWriter<E = TraceEvent> {
     pub(super) events: rtrb::Producer<E>,
-    /// Events that found no room.
+    /// Events that were dropped because the ring was full.
     pub(super) dropped: u64,
 }
 

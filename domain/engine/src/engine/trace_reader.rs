@@ -5,19 +5,19 @@ use std::fmt;
 use super::command::{Command, EngineGone, EngineHandle};
 use super::trace::{TraceCommand, TraceWriter};
 
-/// Why a trace does not start.
+/// Reasons for which a trace does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
     /// The engine has ended.
     #[error(transparent)]
     EngineGone(#[from] EngineGone),
-    /// Another trace of this device or network runs.
+    /// A trace of this device or network runs already.
     #[error("another trace of it runs; wait until it ends")]
     Busy,
 }
 
-/// The reading end. The trace stops when it is dropped.
+/// Reading end of a trace's ring. The trace stops when it is dropped.
 pub struct TraceReader<C: TraceCommand = Command> {
     engine: EngineHandle<C>,
     events: rtrb::Consumer<C::Event>,

@@ -8,28 +8,28 @@ use rtvirtio_sched::Class;
 
 use super::uring::{CompletionToken, Uring};
 
-/// Tells a program of a VM's real-time requests, or of urgent frames to a port, before the guest is
-/// notified: it raises the guest's vCPUs.
+/// Notifies a program of completed real-time requests, or of urgent frames to a port, before the
+/// guest is notified: the program raises the guest's vCPUs.
 #[derive(Debug, Default)]
 pub(crate) struct UrgencyEventfd {
     eventfd: Option<Arc<OwnedFd>>,
-    /// Real-time ones have completed since the last notification.
+    /// Whether real-time requests completed since the last signal.
     is_due: bool,
     signals: u64,
 }
 
 impl UrgencyEventfd {
-    /// Signals this one from now on. Returns the one before: the engine's thread does not close it.
+    /// Replaces the eventfd. Returns the previous one: the engine's thread does not close it.
     pub fn replace(&mut self, eventfd: Option<Arc<OwnedFd>>) -> Option<Arc<OwnedFd>> {
         std::mem::replace(&mut self.eventfd, eventfd)
     }
 
-    /// Notes a completion.
+    /// Notes the class of a completed request.
     pub fn note(&mut self, class: Class) {
         self.is_due |= class == Class::RealTime;
     }
 
-    /// Signals it, where it is due.
+    /// Signals the eventfd, if it is due.
     pub fn signal(&mut self, ring: &mut Uring) -> io::Result<()> {
         if std::mem::take(&mut self.is_due) {
             if let Some(eventfd) = &self.eventfd {
@@ -40,7 +40,7 @@ impl UrgencyEventfd {
         Ok(())
     }
 
-    /// Times that it was signalled; `None` without an eventfd.
+    /// Number of signals; `None` without an eventfd.
     pub fn signals(&self) -> Option<u64> {
         self.eventfd.as_ref().map(|_| self.signals)
     }

@@ -77,7 +77,7 @@ const ALLOWED_OPCODES: [u8; 7] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// How long the kernel may refuse submissions before the ring counts as failed.
+/// Time for which the kernel may refuse submissions before the ring counts as failed.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two tries.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -85,14 +85,14 @@ const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// io_uring, reduced to what the engine uses.
 pub struct Uring {
     ring: IoUring,
-    /// The kernel refuses all but [`ALLOWED_OPCODES`].
+    /// Whether the kernel refuses all but [`ALLOWED_OPCODES`].
     pub restricted: bool,
     /// Completions taken from the kernel to make room, in order, until [`Uring::next_completion`]
     /// returns them.
     reaped: VecDeque<cqueue::Entry>,
     /// Number of busy results so far.
     busy: u64,
-    /// Since when the kernel accepts nothing.
+    /// Time since which the kernel accepts nothing.
     busy_since: Option<Instant>,
 }
 
@@ -102,7 +102,7 @@ static ONE: u64 = 1;
 impl Uring {
     pub fn new(entries: u32) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
-        // From the newest features to the oldest: each needs a younger kernel than the next.
+        // From the newest features to the oldest: each needs a newer kernel than the next.
         for (deferred, restricted) in [(true, true), (false, true), (true, false)] {
             if let Ok(ring) = build(entries, deferred, restricted) {
                 return Ok(Self::from_ring(ring, restricted));
@@ -153,7 +153,7 @@ impl Uring {
         self.push(&entry.user_data(CompletionToken::Ignored.to_user_data()))
     }
 
-    /// Adds one to an eventfd. The kernel waits, not the engine, when it is full.
+    /// Adds one to an eventfd. When it is full, the kernel waits, not the engine.
     pub fn signal_eventfd(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::Write::new(Fd(fd), std::ptr::from_ref(&ONE).cast(), 8).build();
         self.push(&entry.user_data(token.to_user_data()))
@@ -213,7 +213,7 @@ impl Uring {
         }
     }
 
-    /// The next completion.
+    /// Takes the next completion, first of those that were reaped.
     pub fn next_completion(&mut self) -> Option<Completion> {
         let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
         Some(Completion {

@@ -21,29 +21,30 @@ pub struct Vring {
     pub kick: File,
     pub call: Option<Arc<File>>,
     pub inflight: Option<Inflight>,
-    /// The negotiated features.
+    /// Feature bits that the guest accepted.
     pub features: u64,
-    /// Writes are stable before they complete, for guests that do not flush.
+    /// Whether writes are stable before they complete, for guests that do not flush.
     pub write_through: bool,
     pub generation: u32,
     /// Requests fetched and not completed.
     pub outstanding: u32,
-    /// It may hold more requests.
+    /// Whether the queue may hold more requests.
     pub active: bool,
-    /// The used ring has entries that the guest was not notified of.
+    /// Whether the used ring has entries that the guest was not notified of.
     pub notify_pending: bool,
-    /// The guest is notified whatever its event index is: earlier notifications are unknown.
+    /// Whether the guest is notified regardless of its event index: earlier notifications are
+    /// unknown.
     pub force_notify: bool,
-    /// The poll of the kick descriptor is armed.
+    /// Whether the poll of the kick descriptor is armed.
     pub kick_armed: bool,
-    /// Its kicks are not listened to: a poll that ends is not armed again.
+    /// Whether kicks are ignored: a poll that ends is not armed again.
     pub paused: bool,
     /// A write to this call descriptor is in flight; another one must follow.
     pub call_write: Option<Arc<File>>,
     pub call_again: bool,
-    /// The guest corrupted it.
+    /// Whether the guest corrupted the queue.
     pub broken: bool,
-    /// No more is fetched; the reply is sent when it is empty.
+    /// Set when no more is fetched; the reply is sent when nothing is outstanding.
     pub stopping: Option<SyncSender<VringBase>>,
     /// Heads that were in flight in the previous process: resubmitted before new requests.
     pub resubmit: Vec<u16>,
@@ -95,8 +96,8 @@ impl Vring {
         })
     }
 
-    /// Takes the next chain and parses it; its data segments replace what `segments` held. `None`
-    /// when the ring is empty, for which the guest then kicks, or corrupted.
+    /// Takes the next chain and parses it; its data segments replace the contents of `segments`.
+    /// `None` when the ring is empty, for which the guest then kicks, or corrupted.
     pub fn pop_request(
         &mut self,
         mem: &GuestMem,
@@ -154,7 +155,7 @@ impl Vring {
         self.add_used(head, if written { u32::try_from(len + 1).unwrap_or(u32::MAX) } else { 0 });
     }
 
-    /// Looks at the available ring, for guests that add requests without a kick.
+    /// Reads the available index, for guests that add requests without a kick.
     pub fn poll(&mut self) {
         let there = self.queue.avail_idx(&self.mem.mem, Ordering::Acquire);
         if there.is_ok_and(|i| i.0 != self.queue.next_avail()) {
@@ -167,7 +168,7 @@ impl Vring {
         self.notify_pending || self.force_notify
     }
 
-    /// Whether it may hold requests that can be fetched.
+    /// Whether the queue may hold requests that can be fetched.
     pub fn needs_fetch(&self) -> bool {
         self.active && !self.broken && self.stopping.is_none()
     }

@@ -14,95 +14,95 @@ use super::trace::FrameEvent;
 use crate::engine::thread::Quit;
 use crate::engine::{EngineHandle, PromiseCounters, QueueCommand, TraceReply, TraceWriter};
 
-/// A command.
+/// A command to the engine of a network.
 #[derive(Debug)]
 pub enum NetCommand {
     /// A command about the queues of a port.
     Queue(QueueCommand),
     /// Replaces policy, and caps, weights and reservations of these ports, all or nothing.
     Reconfigure {
-        /// Toward the link.
+        /// Configuration of the scheduler toward the link.
         tx: Box<Config>,
-        /// Toward the VMs.
+        /// Configuration of the scheduler toward the VMs.
         rx: Box<Config>,
         /// Places of the ports whose part has changed: their buckets start full.
         ports: Vec<usize>,
-        /// What else follows from the keys of each place.
+        /// Further settings of each place.
         settings: Vec<PortSettings>,
-        /// Why the command is refused.
+        /// Result, with the reason of a refusal.
         reply: SyncSender<Result<(), ConfigError>>,
     },
     /// Snapshot of the network.
     Status {
-        /// The snapshot.
+        /// Receives the snapshot.
         reply: SyncSender<NetStatus>,
     },
     /// Snapshot of a port.
     PortStatus {
         /// Index of the port.
         port: usize,
-        /// The snapshot; `None` for a vacant place.
+        /// Receives the snapshot; `None` for a vacant place.
         reply: SyncSender<Option<Box<PortStatus>>>,
     },
     /// The port in a place.
     Member {
-        /// The place.
+        /// Index of the place.
         port: usize,
-        /// Its [`FrameEvent::member`] and its name; `None` for a vacant place.
+        /// [`FrameEvent::member`] of the port and its name; `None` for a vacant place.
         reply: SyncSender<Option<(u32, String)>>,
     },
     /// Signals this eventfd before the guest is notified of urgent frames; `None` for no more.
     SignalUrgent {
         /// Index of the port.
         port: usize,
-        /// The eventfd.
+        /// Descriptor to signal, of the VM's `urgent` socket.
         eventfd: Option<Arc<OwnedFd>>,
-        /// The one that was signalled before, so that the network's thread closes nothing.
+        /// The previous eventfd, so that the network's thread closes nothing.
         reply: SyncSender<Option<Arc<OwnedFd>>>,
     },
     /// Starts a trace of frames; [`crate::engine::TraceReader`] sends this.
     StartTrace {
-        /// Receives the events.
+        /// Ring to which events are written.
         writer: Box<TraceWriter<FrameEvent>>,
         /// `None` when the trace starts; the writer, when another trace runs.
         reply: TraceReply<FrameEvent>,
     },
-    /// Stops the trace.
+    /// Ends the running trace.
     StopTrace {
         /// The writer, so that the network's thread does not free it.
         reply: TraceReply<FrameEvent>,
     },
     /// Adds a port in a vacant place, or behind the last one, between two rounds.
     Attach {
-        /// Its place.
+        /// Index of the place.
         port: usize,
-        /// The port, with all memory.
+        /// The new port, with all memory allocated.
         prepared: Box<PreparedPort>,
-        /// Why the command is refused.
+        /// Result, with the reason of a refusal.
         reply: SyncSender<Result<(), MembershipError>>,
     },
-    /// Drops what a port without a guest holds, after [`QueueCommand::Disconnect`].
+    /// Drops the frames of a port without a guest, after [`QueueCommand::Disconnect`].
     Drain {
         /// Index of the port.
         port: usize,
-        /// Whether nothing of it is under way any more. Sent again until it is so.
+        /// Whether nothing of the port is in flight. The command is sent again until that is so.
         reply: SyncSender<bool>,
     },
     /// Removes a port that is drained.
     Detach {
         /// Index of the port.
         port: usize,
-        /// What takes its place.
+        /// Empty port that takes its place.
         vacant: Box<VacantPort>,
-        /// What is left of it, so that the network's thread frees nothing.
+        /// Memory and uplink of the port, so that the network's thread frees nothing.
         reply: SyncSender<Result<Box<DetachedPort>, MembershipError>>,
     },
-    /// Ends the thread.
+    /// Ends the network's thread.
     Quit,
 }
 
 impl NetCommand {
-    /// The port whose VM sends this command; `None` for those of the domain.
+    /// The port whose VM causes this command; `None` for commands of the I/O domain.
     #[must_use]
     pub fn port(&self) -> Option<usize> {
         match self {
@@ -141,21 +141,21 @@ pub struct NetStatus {
     pub regulator_lateness: Latencies,
 }
 
-/// What follows from the keys of a port that change while it is served.
+/// Settings of a port that may change while it is served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortSettings {
-    /// How long the thread sleeps beyond the moment at which a frame to the VM is admitted.
+    /// Time for which the thread sleeps beyond the moment at which a frame to the VM is admitted.
     pub coalesce: Nanos,
     /// Least time between two notifications of frames to the VM.
     pub notify_interval: Nanos,
-    /// Large segments pass whole: to the VM, and from it.
+    /// Whether large segments pass whole: to the VM, and from it.
     pub whole: [bool; 2],
-    /// Weight of its slice of the thread's CPU budget: what it reserves, in bytes per second.
+    /// Weight of its share of the thread's CPU budget: the reserved bytes per second of the link.
     pub cpu_weight: u64,
 }
 
 impl PortSettings {
-    /// Those of a port.
+    /// Settings of a configured port.
     #[must_use]
     pub fn new(network: &Network, port: &Port) -> Self {
         Self {
@@ -178,26 +178,26 @@ pub struct Drops {
     pub malformed: u64,
     /// From the VM: longer than the MTU of the network, or of the uplink.
     pub too_long: u64,
-    /// From the VM: the uplink refused it.
+    /// From the VM: refused by the uplink.
     pub refused: u64,
     /// To the VM: beyond its limit on broadcasts.
     pub broadcast: u64,
     /// To the VM: for another VLAN or address.
     pub filtered: u64,
-    /// To the VM: it had no buffers, or its queue was full.
+    /// To the VM: without buffers, or with a full queue.
     pub no_buffer: u64,
-    /// To the VM: a large segment that it cannot take.
+    /// To the VM: a large segment that the VM cannot receive.
     pub segmented: u64,
 }
 
-/// One direction of a port.
+/// Counters of one direction of a port.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// Frames passed on.
+    /// Frames that were passed on.
     pub frames: u64,
-    /// Their bytes, without FCS.
+    /// Bytes of these frames, without FCS.
     pub bytes: u64,
-    /// From the VM: from fetch to hand-over. To the VM: from the read to its memory.
+    /// From the VM: from fetch to the uplink. To the VM: from the read to its memory.
     pub latencies: Latencies,
     /// Measured service: alpha and Delta.
     pub contract: Contract,
@@ -206,13 +206,13 @@ pub struct Flow {
 /// Snapshot of a port.
 #[derive(Clone, Debug)]
 pub struct PortStatus {
-    /// Its name.
+    /// Name of the port.
     pub name: String,
     /// Queues that are served.
     pub queues: u16,
-    /// Frames from the VM.
+    /// Counters of frames from the VM.
     pub tx: Flow,
-    /// Frames to the VM.
+    /// Counters of frames to the VM.
     pub rx: Flow,
     /// Counters of the scheduler toward the link.
     pub tx_counters: VmCounters,
@@ -222,11 +222,11 @@ pub struct PortStatus {
     pub promises: [PromiseCounters; 2],
     /// Frames that were not passed on.
     pub drops: Drops,
-    /// Delays because its work led nowhere.
+    /// Times that the port was held because its work passed no frame on.
     pub backoffs: u64,
-    /// Signals before notifications of urgent frames; `None` where nobody has asked for them.
+    /// Signals before notifications of urgent frames; `None` without an eventfd.
     pub urgent_signals: Option<u64>,
-    /// Its part of the thread's CPU budget; `None` without one.
+    /// Use of its part of the thread's CPU budget; `None` without a budget.
     pub cpu: Option<CpuCounters>,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken_queues: u64,

@@ -1,4 +1,5 @@
-//! Ethernet frames: the fields that decide where a frame goes, and virtio-net's header before it.
+//! Ethernet frames: the fields that decide the destination of a frame, and virtio-net's header
+//! before it.
 
 use rtvirtio_domain_config::{Mac, Port};
 use rtvirtio_sched::Priority;
@@ -7,7 +8,7 @@ use crate::feature::net as feature;
 
 /// Length of virtio-net's header (virtio 1.2, section 5.1.6).
 pub const HEADER: usize = 12;
-/// The same of a legacy driver without mergeable buffers.
+/// Length of the header of a legacy driver without mergeable buffers.
 pub const LEGACY_HEADER: usize = 10;
 /// Length of Ethernet's header.
 pub(super) const ETHERNET: usize = 14;
@@ -19,11 +20,11 @@ pub(super) const IPV6_HEADER: usize = 40;
 
 pub(super) const VLAN: u16 = 0x8100;
 const SERVICE_VLAN: u16 = 0x88a8;
-/// Types of outer tags before IEEE 802.1ad, which switches still take for one.
+/// EtherTypes of outer tags before IEEE 802.1ad, which switches still accept as one.
 const OLD_SERVICE_VLANS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// MAC control (IEEE 802.3, annex 31): PAUSE stops the receiver's link.
 const MAC_CONTROL: u16 = 0x8808;
-/// The addresses that no bridge forwards (IEEE 802.1Q, table 8-1) have this before the last byte.
+/// The addresses that no bridge forwards (IEEE 802.1Q, table 8-1) begin with these bytes.
 const LINK_LOCAL: [u8; 5] = [0x01, 0x80, 0xc2, 0, 0];
 /// The reserved identifier: no port may be of it.
 const UNKNOWN_VLAN: u16 = 0xfff;
@@ -34,23 +35,24 @@ pub(super) const IPV6: u16 = 0x86dd;
 pub(super) const NEEDS_CSUM: u8 = 1;
 /// Flag of the header: the checksum is known to be right.
 const DATA_VALID: u8 = 2;
-/// Kind of segmentation: TCP over IPv4 and IPv6, and a flag beside them.
+/// Type of segmentation: TCP over IPv4 and IPv6, and a flag in addition to them.
 pub(super) const GSO_TCPV4: u8 = 1;
 pub(super) const GSO_TCPV6: u8 = 4;
 pub(super) const GSO_ECN: u8 = 0x80;
 
-/// The fields of a frame that decide where it goes.
+/// The fields of a frame that decide its destination and class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Destination.
+    /// Destination MAC address.
     pub destination: Mac,
-    /// Source.
+    /// Source MAC address.
     pub source: Mac,
     /// Identifier of the outer VLAN, 0 for none, and priority code point of the outer tag.
     pub vlan: Option<(u16, u8)>,
     /// Differentiated services code point of an IP packet.
     pub dscp: Option<u8>,
-    /// Of the link's own protocols: it is for the next switch or host, and can change its state.
+    /// Whether the frame is of the link's own protocols: for the next switch or host, whose state
+    /// it can change.
     pub link_local: bool,
 }
 
@@ -81,8 +83,8 @@ fn is_tag(kind: u16) -> bool {
     kind == VLAN || kind == SERVICE_VLAN
 }
 
-/// The type of what a frame holds behind an outer and an inner tag, and where that begins; `None`
-/// for a frame that ends before.
+/// EtherType of a frame's content behind an outer and an inner tag, and its offset; `None` for a
+/// frame that ends before.
 pub(super) fn content(frame: &[u8]) -> Option<(u16, usize)> {
     let (mut kind, mut at) = (word(frame, ETHERNET - 2)?, ETHERNET);
     for _ in 0..2 {
@@ -95,20 +97,20 @@ pub(super) fn content(frame: &[u8]) -> Option<(u16, usize)> {
     Some((kind, at))
 }
 
-/// The VLAN of a frame whose content has this type and begins there, and the priority of its outer
-/// tag. A tag with identifier 0 carries a priority only: receivers remove it, and go by the one
-/// behind it. A tag of an old type is not read: which VLAN it means depends on the receiver.
+/// The VLAN of a frame whose content has this type and offset, and the priority of its outer tag. A
+/// tag with identifier 0 carries a priority only: receivers remove it, and use the next one. A tag
+/// of an old type is not parsed: its VLAN depends on the receiver.
 fn vlan(frame: &[u8], kind: u16, content: usize) -> Option<(u16, u8)> {
     let mut tags = (ETHERNET..content).step_by(TAG).filter_map(|at| word(frame, at));
     let is_unread = is_tag(kind) || OLD_SERVICE_VLANS.contains(&kind);
     let Some(outer) = tags.next() else { return is_unread.then_some((UNKNOWN_VLAN, 0)) };
     let id = [outer].into_iter().chain(tags).map(|tag| tag & 0xfff).find(|id| *id != 0);
-    // Behind two of them a third one is not read.
+    // A third tag is not parsed.
     let id = id.unwrap_or(if is_unread { UNKNOWN_VLAN } else { 0 });
     Some((id, (outer >> 13) as u8))
 }
 
-/// What a port sends and gets.
+/// Addresses, VLANs and classes of a port's frames.
 #[derive(Clone, Debug)]
 pub struct PortRules {
     mac: Mac,
@@ -121,14 +123,14 @@ pub struct PortRules {
     urgent_dscp: u64,
 }
 
-/// What becomes of a frame to a port.
+/// Decision about a frame to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// The port gets it.
+    /// Deliver to the port.
     Accept,
-    /// The port gets it as long as its limit on broadcasts allows.
+    /// Deliver as long as the port's limit on broadcasts allows.
     Limited,
-    /// It is for others.
+    /// Not for this port.
     Drop,
 }
 
@@ -146,7 +148,7 @@ impl PortRules {
         }
     }
 
-    /// The port's address.
+    /// MAC address of the port.
     #[must_use]
     pub fn mac(&self) -> Mac {
         self.mac
@@ -169,7 +171,7 @@ impl PortRules {
         self.link_local || !frame.link_local
     }
 
-    /// What becomes of a frame to this port.
+    /// Decision about a frame to this port.
     #[must_use]
     pub fn delivery(&self, frame: &Frame) -> Delivery {
         if !self.allows_vlan(frame) {
@@ -241,7 +243,6 @@ pub fn segmentation(bytes: &[u8]) -> Option<bool> {
 
 /// Completes a checksum that the sender has left to the receiver: the sum from `csum_start` to the
 /// end, at `csum_offset` (virtio 1.2, section 5.1.6.2; RFC 1071). That of a large segment stays: it
-/// is completed when the segment is cut.
 pub fn complete_checksum(bytes: &mut [u8]) {
     let Some((header, frame)) = bytes.split_at_mut_checked(HEADER) else { return };
     if header[0] & NEEDS_CSUM == 0 || header[1] != 0 {

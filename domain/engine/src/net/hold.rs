@@ -1,4 +1,4 @@
-//! What a port costs the thread in a round, and until when it is not served.
+//! Work of a port in a round, and the time for which the port is held.
 
 use rtvirtio_sched::Backoff;
 use rtvirtio_units::Nanos;
@@ -8,22 +8,22 @@ use rtvirtio_units::Nanos;
 pub struct Hold {
     /// Kicks of this round.
     pub kicks: u32,
-    /// Frames of this round that were passed on, and those of the VM that were refused.
+    /// Frames of this round that were passed on, and frames of the VM that were refused.
     pub useful: u32,
     pub fruitless: u32,
-    /// Time of this round, by the wall clock.
+    /// Wall-clock time of this round.
     pub work: Nanos,
-    /// It is not served before this moment: its queues wait, its kicks are not listened to.
+    /// End of the hold: queues are not served before, and kicks are ignored.
     pub until: Option<Nanos>,
     pub backoff: Backoff,
 }
 
 impl Hold {
-    /// Closes a round. Returns until when the port has to wait because its work led nowhere, and
-    /// its time.
+    /// Closes a round. Returns the end of the delay of a port whose work passed no frame on, and
+    /// its time in the round.
     pub fn end_round(&mut self, now: Nanos) -> (Option<Nanos>, Nanos) {
         let (kicks, useful) = (std::mem::take(&mut self.kicks), std::mem::take(&mut self.useful));
-        // A kick is of use for the frame that it announces.
+        // A kick is useful for the frame that it announces.
         let fruitless = std::mem::take(&mut self.fruitless) + kicks.saturating_sub(useful);
         let work = std::mem::take(&mut self.work);
         let until = (useful + fruitless > 0).then(|| self.backoff.record(now, useful, fruitless)).flatten();

@@ -1,4 +1,4 @@
-//! When a VM is notified of frames in its buffers.
+//! Moderation of receive notifications.
 //!
 //! As `rx-usecs` of a network card (ethtool(8), `-C`): at least an interval lies between two
 //! notifications, and the frames that arrive meanwhile are announced by the next one. The first one
@@ -9,26 +9,26 @@ use rtvirtio_units::Nanos;
 /// The notifications of one VM.
 #[derive(Debug, Default)]
 pub struct Moderation {
-    /// The next one goes no earlier.
+    /// Earliest time of the next notification.
     not_before: Nanos,
-    /// An urgent frame waits for it.
+    /// Whether it announces an urgent frame.
     urgent: bool,
 }
 
 impl Moderation {
-    /// An urgent frame is in the VM's buffers.
+    /// Notes an urgent frame in the VM's buffers.
     pub fn note_urgent(&mut self) {
         self.urgent = true;
     }
 
-    /// Until when a notification has to wait; `None` when it may go.
+    /// End of the delay of a notification; `None` when it is sent now.
     pub fn holds_until(&self, now: Nanos, interval: Nanos) -> Option<Nanos> {
-        // A shorter interval than before holds at once.
+        // An interval that was shortened applies at once.
         let until = self.not_before.min(Nanos(now.0.saturating_add(interval.0)));
         (!self.urgent && until > now).then_some(until)
     }
 
-    /// A notification was due now; whether the VM wanted it, and got it.
+    /// Records that a notification was due; `notified` when the VM wanted and got it.
     pub fn on_due(&mut self, now: Nanos, interval: Nanos, notified: bool) {
         self.urgent = false;
         if notified {
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!(moderation.holds_until(Nanos(1_200), INTERVAL), None);
     }
 
-    /// A VM that looks at its queue by itself wants none: the next one is not delayed for it.
+    /// A VM that polls its queue wants none: the next one is not delayed for it.
     #[test]
     fn one_that_the_vm_did_not_want_delays_none() {
         let mut moderation = Moderation::default();
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(moderation.holds_until(Nanos(1_002), INTERVAL), Some(Nanos(1_201)));
     }
 
-    /// Under a load without end it is one in each interval.
+    /// Under constant load one notification is sent in each interval.
     #[test]
     fn a_flood_is_announced_once_in_each_interval() {
         let (mut moderation, mut count) = (Moderation::default(), 0);

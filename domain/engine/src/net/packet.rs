@@ -1,20 +1,20 @@
-//! Frames of a packet socket, with the VLAN tag that the kernel has taken out of them
-//! (`PACKET_AUXDATA` of packet(7)). Without it a tagged frame looks like one of no VLAN.
+//! Frames of a packet socket, with the VLAN tag that the kernel strips (`PACKET_AUXDATA` of
+//! packet(7)). Without it a tagged frame looks like one of no VLAN.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::frame::{ETHERNET, HEADER, LEGACY_HEADER, NEEDS_CSUM, TAG, VLAN, field};
 
-/// `linux/if_packet.h`.
+/// Socket option of `linux/if_packet.h`.
 pub(super) const PACKET_AUXDATA: libc::c_int = 8;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 
-/// Where the tag of a frame is, behind its addresses.
+/// Offset of the tag in a frame, behind its addresses.
 const TAG_AT: usize = ETHERNET - 2;
 
-/// `struct tpacket_auxdata`.
+/// Layout of `struct tpacket_auxdata`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct AuxData {
@@ -34,11 +34,11 @@ impl AuxData {
     }
 }
 
-/// Reads a frame with virtio-net's header before it, and its tag in its place; returns the length
-/// of both, and 0 for a frame that does not fit with its tag.
+/// Reads a frame with virtio-net's header before it, and its tag inserted; returns the length of
+/// both, and 0 for a frame that does not fit with its tag.
 ///
 /// # Errors
-/// `WouldBlock` when there is none; the kernel's.
+/// `WouldBlock` when there is none; other errors of the kernel.
 pub(super) fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     // The kernel's header lacks the number of buffers.
     let shift = HEADER - LEGACY_HEADER;
@@ -54,7 +54,7 @@ pub(super) fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usiz
 
 fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Option<[u8; TAG]>)> {
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // Aligned as control messages are, with room for one.
+    // Aligned as control messages are, with room for one of this kind.
     let mut control = [0u64; 8];
     // SAFETY: zeroes are a valid value of this plain structure.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -80,7 +80,7 @@ fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Opti
     Ok((len, tag))
 }
 
-/// Puts a tag into a frame; returns the new length with the header before it.
+/// Inserts a tag into a frame; returns the new length with the header before it.
 fn insert(buffer: &mut [u8], len: usize, tag: [u8; TAG]) -> usize {
     let at = HEADER + TAG_AT;
     if len < at || len + TAG > buffer.len() {
@@ -88,7 +88,7 @@ fn insert(buffer: &mut [u8], len: usize, tag: [u8; TAG]) -> usize {
     }
     buffer.copy_within(at..len, at + TAG);
     buffer[at..at + TAG].copy_from_slice(&tag);
-    // Places in the frame, as the header has them.
+    // Offsets in the frame, in the header.
     for (place, is_set) in [(2, buffer[1] != 0), (6, buffer[0] & NEEDS_CSUM != 0)] {
         let moved = (field(buffer, place) + TAG) as u16;
         if is_set {

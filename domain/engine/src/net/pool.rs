@@ -1,4 +1,4 @@
-//! Frames that a port holds: a fixed number of buffers.
+//! The frames of a port: a fixed number of buffers.
 
 use rtvirtio_units::Nanos;
 
@@ -7,7 +7,7 @@ use rtvirtio_units::Nanos;
 pub struct FramePool {
     data: Vec<u8>,
     size: usize,
-    /// Length and arrival of each.
+    /// Length and arrival of each frame.
     frames: Vec<(usize, Nanos)>,
     free: Vec<u32>,
 }
@@ -45,13 +45,13 @@ impl FramePool {
         self.data.get_mut(at..at + len).unwrap_or_default()
     }
 
-    /// When the frame of a taken buffer arrived.
+    /// Arrival of the frame in a taken buffer.
     #[must_use]
     pub fn arrival(&self, slot: u32) -> Nanos {
         self.frames.get(slot as usize).map_or(Nanos(0), |(_, at)| *at)
     }
 
-    /// Gives a buffer back.
+    /// Frees a buffer.
     pub fn release(&mut self, slot: u32) {
         self.free.push(slot);
     }

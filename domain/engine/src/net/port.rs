@@ -1,4 +1,4 @@
-//! A port: its queues, its frames, and what it has done.
+//! A port: its queues, its frames, and its counters.
 
 use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
@@ -30,19 +30,19 @@ pub const RX: u16 = 0;
 pub const TX: u16 = 1;
 /// Queues of a port.
 pub const QUEUES: u16 = 2;
-/// Frames to a VM that were read and wait for its tokens: no more, so that the kernel drops what a
-/// flood has beyond the cap.
+/// Frames to a VM that were read and wait for tokens: few, so that the kernel drops what a flood
+/// has beyond the cap.
 const RX_FRAMES: u32 = 16;
-/// Bytes of the largest frame to a VM and its header: as large as any frame of another VM.
+/// Bytes of the largest frame to a VM, or segment from another VM, and its header.
 const LARGEST_RECEIVED: usize = HEADER + OFFLOADED_FRAME as usize;
-/// Most descriptors of a frame. Linux uses at most 19; a chain of more is refused.
+/// Largest number of descriptors of a frame. Linux uses at most 19; a chain of more is refused.
 const MAX_DESCRIPTORS: usize = 64;
-/// Most chains of a frame to the VM.
+/// Largest number of chains of a frame to the VM.
 const MAX_CHAINS: usize = 256;
-/// Longest latency that the histograms tell apart: 1000 s.
+/// Largest latency that the histograms distinguish: 1000 s.
 const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
-/// What one direction has done.
+/// Counters of one direction.
 #[derive(Debug)]
 pub struct FlowMeter {
     pub frames: u64,
@@ -57,7 +57,7 @@ impl FlowMeter {
         Self { frames: 0, bytes: 0, latencies, meter: Meter::default() }
     }
 
-    /// A frame passes on.
+    /// Records a frame that is passed on.
     pub fn record(&mut self, now: Nanos, since: Nanos, bytes: u64, more: bool) {
         self.frames += 1;
         self.bytes += bytes;
@@ -66,34 +66,34 @@ impl FlowMeter {
     }
 }
 
-/// A port.
+/// A port and its state in the event loop.
 #[derive(Debug)]
 pub struct Port {
     pub name: String,
-    /// Tells apart the ports that had this place.
+    /// Number that no other port of this network has or had.
     pub member: u32,
     pub rules: PortRules,
-    /// What is behind it; `None` for a vacant place.
+    /// Tap or packet socket; `None` for a vacant place.
     pub uplink: Option<Uplink>,
     pub slots: [QueueSlot; QUEUES as usize],
     /// Frames from the VM that wait for the link.
     pub tx: FramePool,
     /// Frames to the VM that wait for its tokens.
     pub rx: FramePool,
-    /// Broadcast and unlisted multicast frames to the VM.
+    /// Token bucket of broadcast and unlisted multicast frames to the VM.
     pub broadcast: Bucket,
     /// Tokens of one of these frames.
     pub broadcast_frame: u64,
-    /// When frames to unlisted groups are accepted again; `None` while they are.
+    /// Time at which frames to unlisted groups are accepted again; `None` while they are.
     pub groups_again_at: Option<Nanos>,
-    /// The uplink may hold frames.
+    /// Whether the uplink may hold frames.
     pub readable: bool,
-    /// The poll of the uplink is armed.
+    /// Whether the poll of the uplink is armed.
     pub poll_armed: bool,
-    /// The uplink failed, and is read again at this moment: its poll would complete at once.
+    /// Time at which a failed uplink is read again: its poll would complete at once.
     pub retry_at: Option<Nanos>,
     pub settings: PortSettings,
-    /// Large segments that are being cut: to the VM, and from it.
+    /// Large segments that are being segmented: to the VM, and from it.
     pub cutters: [Cutter; 2],
     pub sent: FlowMeter,
     pub received: FlowMeter,
@@ -102,7 +102,7 @@ pub struct Port {
     pub hold: Hold,
     pub broken_queues: u64,
     pub urgency: UrgencyEventfd,
-    /// When the VM is notified of frames to it.
+    /// Moderation of notifications of frames to the VM.
     pub moderation: Moderation,
     /// Answered when nothing of the port is in flight after a disconnect.
     pub disconnect_reply: Option<SyncSender<()>>,
@@ -111,10 +111,10 @@ pub struct Port {
     chains: Vec<(u16, u32)>,
 }
 
-/// What became of a frame that was fetched from the VM.
+/// Result of a fetch from the VM's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// In the buffer of [`Port::fetched`], with this length.
+    /// The frame is in the buffer of [`Port::fetched`], with this length.
     Frame(usize),
     /// The chain is invalid; it is completed.
     Malformed,
@@ -124,7 +124,7 @@ pub enum Fetched {
     Empty,
 }
 
-/// What became of a frame to the VM.
+/// Result of a delivery to the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivered {
     Yes,
@@ -139,7 +139,7 @@ impl Port {
         Self::with_pools(config, PortSettings::new(network, config), [tx, rx], Some(uplink))
     }
 
-    /// A place without a port: it has no buffers, so that nothing passes it.
+    /// A vacant place: without buffers, so that no frame passes.
     pub fn vacant() -> Self {
         let config = PortConfig::new(String::new(), PathBuf::new(), Mac::BROADCAST);
         let pools = [FramePool::new(0, 0), FramePool::new(0, 0)];
@@ -188,7 +188,7 @@ impl Port {
         self.slots[usize::from(queue)].vring.as_mut().filter(|v| !v.broken && v.stopping.is_none())
     }
 
-    /// Whether its VM may have frames to send, and there is room for one.
+    /// Whether the VM may have frames to send, and a buffer is free.
     pub fn needs_fetch(&mut self) -> bool {
         let has_work = |port: &mut Self| {
             port.cutters[usize::from(TX)].is_busy() || port.vring(TX).is_some_and(|vring| vring.active)
@@ -196,7 +196,7 @@ impl Port {
         self.hold.until.is_none() && self.tx.has_free() && has_work(self)
     }
 
-    /// Whether its limit on broadcasts allows one now; that is charged then.
+    /// Whether the limit on broadcasts allows one now, which is then charged.
     pub fn takes_broadcast(&mut self, now: Nanos) -> bool {
         let allows = self.broadcast.ready_at(now, self.broadcast_frame) <= now;
         if allows {
@@ -205,14 +205,14 @@ impl Port {
         allows
     }
 
-    /// Whether large segments pass to the VM as they are.
+    /// Whether large segments pass to the VM whole.
     pub fn takes_whole(&self, is_ipv6: bool) -> bool {
         let features = self.slots[usize::from(RX)].vring.as_ref().map_or(0, |vring| vring.features);
         self.settings.whole[usize::from(RX)] && feature::takes_segments(features, is_ipv6)
     }
 
-    /// Has the kernel cut segments to the VM, and complete checksums, where the VM or a cap needs
-    /// that.
+    /// Lets the kernel segment frames to the VM, and complete checksums, where the VM or a cap
+    /// needs that.
     pub fn set_offloads(&self, features: u64) {
         let whole = self.settings.whole[usize::from(RX)];
         let features =
@@ -222,8 +222,8 @@ impl Port {
         }
     }
 
-    /// Whether it can take a frame from the uplink: a buffer here, and one of the VM. Without one
-    /// of the VM it asks for a kick.
+    /// Whether a frame from the uplink has a buffer here, and one of the VM. Without one of the VM,
+    /// asks for a kick.
     pub fn can_receive(&mut self) -> bool {
         let is_cutting = self.cutters[usize::from(RX)].is_busy();
         if !(self.readable || is_cutting) || !self.rx.has_free() || self.hold.until.is_some() {
@@ -243,7 +243,7 @@ impl Port {
             if !matches!(vring.queue.enable_notification(&mem.mem), Ok(true)) {
                 break;
             }
-            // It has frames' worth of buffers that others wait for: no kick tells of more.
+            // The VM's buffers suffice for the waiting frames only: no kick announces more.
             if waiting > 0 {
                 return false;
             }
@@ -267,7 +267,7 @@ impl Port {
         self.tx.first_free()
     }
 
-    /// Has the frame of [`Port::fetch`] in the free buffer of `tx`; whether it fits.
+    /// Moves the frame of [`Port::fetch`] into the free buffer of `tx`; whether it fits.
     pub fn move_fetched(&mut self, len: usize) -> bool {
         if !self.fetches_segments() {
             return true;
@@ -323,7 +323,7 @@ impl Port {
         segments.clear();
         chains.clear();
         if !gather_buffers(&mem.mem, &mut vring.queue, len, mergeable, segments, chains) {
-            // The VM gets it back: a frame takes all of its buffers or none.
+            // The chains go back to the VM: a frame takes all of its buffers or none.
             vring.queue.set_next_avail(before);
             return Delivered::NoBuffer;
         }
@@ -393,7 +393,7 @@ fn gather_buffers(
         let Some(chain) = available.next() else { return false };
         let head = chain.head_index();
         let before = room;
-        // Readable ones count too: a walk over them costs as much.
+        // Readable descriptors count too: a walk over them costs as much.
         for descriptor in chain.take(MAX_DESCRIPTORS).filter(|descriptor| descriptor.is_write_only()) {
             if room >= len || segments.len() == segments.capacity() {
                 break;
@@ -403,7 +403,7 @@ fn gather_buffers(
             room += part;
         }
         if room == before {
-            // A chain without room: it is of no use, and stays with the VM.
+            // A chain without room is useless, and stays with the VM.
             return false;
         }
         chains.push((head, (room - before) as u32));

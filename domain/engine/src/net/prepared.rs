@@ -1,5 +1,5 @@
-//! Ports that come and go while a network runs. All memory is allocated before, and freed after, by
-//! the control thread: the other VMs wait for the network's thread.
+//! Attach and detach of ports while a network runs. All memory is allocated before, and freed
+//! after, by the control thread: the other VMs wait for the network's thread.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub struct PreparedPort {
 }
 
 impl PreparedPort {
-    /// Allocates what a port of a configuration needs. `index` is its place there.
+    /// Allocates the memory of a port of a configuration. `index` is its place there.
     ///
     /// # Errors
     /// An invalid configuration, or one without this port.
@@ -31,11 +31,11 @@ impl PreparedPort {
     }
 }
 
-/// What takes the place of a port that goes.
+/// Empty port that takes the place of a removed one.
 pub struct VacantPort(pub(super) Port);
 
 impl VacantPort {
-    /// Allocates it.
+    /// Allocates an empty port.
     #[must_use]
     pub fn new() -> Self {
         Self(Port::vacant())
@@ -48,7 +48,7 @@ impl Default for VacantPort {
     }
 }
 
-/// What is left of a port: its uplink closes when this is dropped.
+/// Memory of a removed port: its uplink closes when this is dropped.
 pub struct DetachedPort {
     pub(super) _port: Port,
     pub(super) _schedulers: [PreparedVm; 2],

@@ -1,4 +1,4 @@
-//! The event loop of a network: fetch, order, hand over; read, order, deliver.
+//! The event loop of a network: fetch, order, send; read, order, deliver.
 
 mod budget;
 mod control;
@@ -31,36 +31,36 @@ use crate::engine::{EngineError, TraceWriter, now, prepare_thread};
 /// The state of a network's thread.
 pub struct NetLoop {
     name: String,
-    /// Frames between ports stay inside: the interface does not send them back.
+    /// Whether frames between ports stay inside: the interface does not send them back.
     switches: bool,
-    /// The link has a rate; without one, frames leave at once.
+    /// Whether the link has a rate; without one, frames leave at once.
     ordered: bool,
-    /// Longest frame where it is ordered or capped.
+    /// Longest frame where frames are ordered or capped, in bytes.
     largest_frame: usize,
     ring: Uring,
-    /// By place; vacant ones included.
+    /// Ports by place; vacant ones included.
     ports: Vec<Port>,
-    /// Ports so far.
+    /// Ports so far; the next `Port::member`.
     members: u32,
-    /// Toward the link.
+    /// Scheduler toward the link.
     tx: Scheduler,
     link: VirtualLink,
-    /// Toward the VMs.
+    /// Scheduler toward the VMs.
     rx: Scheduler,
     commands: Receiver<NetCommand>,
     doorbell: Arc<OwnedFd>,
     generation: u32,
-    /// More is pending than one round does.
+    /// Whether more is pending than one round does.
     pending: bool,
-    /// The port that is served first in the next round.
+    /// Index of the port that is served first in the next round.
     first: usize,
     /// The next moment at which a regulator admits a frame to the link.
     regulator_wakeup: Option<Nanos>,
     regulator_lateness: Latencies,
     poll: AdaptivePoll,
-    /// The thread's CPU time, where it has a budget.
+    /// Account of the thread's CPU time, where it has a budget.
     spending: Option<Spending>,
-    /// The running trace.
+    /// Writer of the running trace.
     trace: Option<Box<TraceWriter<FrameEvent>>>,
     quit: bool,
 }
@@ -114,7 +114,7 @@ impl NetLoop {
         })
     }
 
-    /// One round. It sleeps only without work.
+    /// Runs one round; sleeps only without work.
     fn run_once(&mut self) -> io::Result<()> {
         let time = now();
         self.pending = false;
@@ -125,7 +125,7 @@ impl NetLoop {
         let rx_wake = self.dispatch_to_vms();
         let notify_wake = self.notify_guests(now())?;
         self.end_round(now())?;
-        // Room that appeared after the turn of a queue: no notification tells of it.
+        // Room that appeared after the turn of a queue is not notified.
         busy |= self.pending || self.ports.iter_mut().any(|port| port.needs_fetch() || port.can_receive());
         self.first = (self.first + 1) % self.ports.len().max(1);
         let time = now();
@@ -186,7 +186,7 @@ impl NetLoop {
         }
     }
 
-    /// Looks at the queues of VMs without a notification.
+    /// Polls the available rings, for guests that add frames without a kick.
     fn poll_rings(&mut self) {
         for port in &mut self.ports {
             if let Some(vring) = port.slots[usize::from(TX)].vring.as_mut() {
@@ -210,8 +210,8 @@ impl NetLoop {
         Ok(())
     }
 
-    /// Signals the call descriptors of guests; before them, where asked for, what raises the vCPUs
-    /// of a guest with urgent frames. Returns the moment of the next one that has to wait.
+    /// Signals the call descriptors of guests; before them, the urgency eventfds of guests with
+    /// urgent frames. Returns the moment of the next notification that is delayed.
     fn notify_guests(&mut self, now: Nanos) -> io::Result<Nanos> {
         let mut next = Nanos(u64::MAX);
         for (i, port) in self.ports.iter_mut().enumerate() {

@@ -1,10 +1,10 @@
-//! Large TCP segments (TSO), cut into the frames that the network card of a real machine would
+//! Software segmentation of large TCP segments (TSO), into the frames that a network card would
 //! make of them.
 //!
-//! A segment of 64 KiB is one piece for the tap, and holds up a link of 100 Mbit/s for 5 ms. So
-//! where frames are ordered or counted, it is cut here: each frame is then charged, capped and
+//! A segment of 64 KiB is one piece for the tap, and blocks a link of 100 Mbit/s for 5 ms. So where
+//! frames are ordered or counted, it is segmented here: each frame is then charged, capped and
 //! ordered by itself, and no frame on the link is longer than `mtu` allows. Checksums stay with the
-//! receiver, as the VM left them to us.
+//! receiver, as the VM left them.
 
 use rtvirtio_sched::Priority;
 
@@ -23,7 +23,7 @@ const CWR: u8 = 0x80;
 /// would make 65 000 frames of a segment.
 const LEAST_SIZE: usize = 48;
 
-/// How a segment is cut.
+/// Layout of a segment, and the size of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     is_ipv6: bool,
@@ -36,8 +36,8 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// From a segment with virtio-net's header before it; `None` where that does not describe a TCP
-    /// segment.
+    /// Parses a segment with virtio-net's header before it; `None` where the header does not
+    /// describe a TCP segment.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         let (header, frame) = bytes.split_at_checked(HEADER)?;
@@ -47,7 +47,7 @@ impl Cut {
         let (protocol, ip) = content(frame)?;
         let first = *frame.get(ip)?;
         let is_described = match kind {
-            // Not a part of a packet, and TCP is where the header says.
+            // Not a fragment, and TCP is where the header says.
             GSO_TCPV4 => {
                 let (length, fragment) = (usize::from(first & 15) * 4, word(ip + 6)? & 0x3fff);
                 let is_tcp = *frame.get(ip + 9)? == TCP && fragment == 0;
@@ -126,16 +126,16 @@ fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// A segment that is being cut.
+/// A segment that is being segmented.
 #[derive(Debug)]
 pub struct Cutter {
     data: Vec<u8>,
-    /// The segment in `data`, its priority, and how much of its payload is cut.
+    /// The segment in `data`, its length, its priority, and the segmented bytes of its payload.
     current: Option<(Cut, usize, Priority, usize)>,
 }
 
 impl Cutter {
-    /// With room for a segment of `largest` bytes, its header included.
+    /// A buffer for a segment of `largest` bytes, its header included.
     #[must_use]
     pub fn new(largest: usize) -> Self {
         Self { data: vec![0; largest], current: None }
@@ -147,12 +147,12 @@ impl Cutter {
         self.current.is_some()
     }
 
-    /// Room for the next segment.
+    /// Buffer for the next segment.
     pub fn buffer(&mut self) -> &mut [u8] {
         &mut self.data
     }
 
-    /// Cuts the first `len` bytes of the buffer from now on.
+    /// Starts to segment the first `len` bytes of the buffer.
     pub fn begin(&mut self, cut: Cut, len: usize, priority: Priority) {
         self.current = Some((cut, len.min(self.data.len()), priority, 0));
     }
@@ -171,7 +171,7 @@ impl Cutter {
         Some((written, priority))
     }
 
-    /// Drops what is left.
+    /// Drops the remaining frames.
     pub fn clear(&mut self) {
         self.current = None;
     }

@@ -1,4 +1,4 @@
-//! Trace of frames: what became of each, and when.
+//! Trace of frames: the outcome and the times of each.
 
 use rtvirtio_sched::Priority;
 use rtvirtio_units::Nanos;
@@ -6,58 +6,58 @@ use rtvirtio_units::Nanos;
 use super::command::NetCommand;
 use crate::engine::{TraceCommand, TraceReply, TraceWriter};
 
-/// A frame that was passed on, or not.
+/// A frame that was passed on or dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameEvent {
     /// Place of the port on its network.
     pub port: usize,
-    /// Tells apart the ports that had this place; see [`NetCommand::Member`].
+    /// Number that no other port of this network has or had; see [`NetCommand::Member`].
     pub member: u32,
-    /// From the VM; to it otherwise.
+    /// Whether the frame is from the VM; to the VM otherwise.
     pub sent: bool,
-    /// What became of it.
+    /// Outcome, with the reason of a drop.
     pub fate: Fate,
-    /// Its length in bytes, without FCS; 0 where it could not be read.
+    /// Length in bytes, without FCS; 0 where it could not be read.
     pub len: u64,
-    /// Its class.
+    /// Priority of the frame's class.
     pub priority: Priority,
-    /// It was sent under a reservation.
+    /// Whether the frame was sent under a reservation.
     pub reserved: bool,
-    /// When it was fetched from the VM, or read from the uplink, on CLOCK_MONOTONIC.
+    /// Time of the fetch from the VM, or of the read from the uplink, on CLOCK_MONOTONIC.
     pub arrival: Nanos,
-    /// From there until it was handed over: caps, policy, and those before it.
+    /// Time from `arrival` to the hand-over by the scheduler: caps, policy, and earlier frames.
     pub wait: Nanos,
-    /// From there until it is through the declared link, or in the VM's memory.
+    /// Time from there through the declared link, or into the VM's memory.
     pub passing: Nanos,
 }
 
-/// What became of a frame.
+/// Outcome of a frame; a drop is counted in the field of [`super::Drops`] with this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was passed on.
+    /// Sent to the uplink, or delivered to the VM.
     Passed,
-    /// The counter of [`super::Drops`] with this name went up.
+    /// From the VM: another source address or VLAN.
     Spoofed,
-    /// As above.
+    /// From the VM: of the link's own protocols.
     LinkLocal,
-    /// As above.
+    /// From the VM: no valid chain, header or frame.
     Malformed,
-    /// As above.
+    /// From the VM: longer than the MTU.
     TooLong,
-    /// As above.
+    /// From the VM: refused by the uplink.
     Refused,
-    /// As above.
+    /// To the VM: beyond the limit on broadcasts.
     Broadcast,
-    /// As above.
+    /// To the VM: for another VLAN or address.
     Filtered,
-    /// As above.
+    /// To the VM: without buffers, or with a full queue.
     NoBuffer,
-    /// As above.
+    /// To the VM: a large segment that the VM cannot receive.
     Segmented,
 }
 
 impl Fate {
-    /// The name of its counter in the status.
+    /// Name of the counter in the status.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl Fate {
 }
 
 impl FrameEvent {
-    /// A frame that was dropped at the moment at which it came.
+    /// A frame that was dropped on arrival.
     pub(super) fn dropped(port: usize, sent: bool, fate: Fate, len: usize, time: Nanos) -> Self {
         let len = len as u64;
         Self { port, sent, fate, len, arrival: time, ..NetCommand::EMPTY }

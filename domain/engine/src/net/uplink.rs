@@ -1,7 +1,7 @@
-//! What is behind a port: a tap, or a packet socket on an interface of the network's own.
+//! Uplink of a port: a tap, or a packet socket on an interface of the network's own.
 //!
 //! Each port has a queue of its own in the kernel, and a filter on its address before it: frames
-//! for other ports cost this port nothing, and the kernel drops frames that nobody reads.
+//! for other ports cost this port nothing, and the kernel drops frames that are not read.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use super::frame::{HEADER, LEGACY_HEADER};
 use super::packet;
 use crate::feature::net as feature;
 
-/// `linux/if_tun.h`.
+/// Requests and flags of `linux/if_tun.h`.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNATTACHFILTER: libc::c_ulong = 0x4010_54d5;
@@ -25,55 +25,55 @@ const IFF_VNET_HDR: i16 = 0x4000;
 const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO: [libc::c_uint; 2] = [2, 4];
 
-/// Longest wait for the taps of a dead domain.
+/// Longest wait for the taps of a dead I/O domain.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The ioctl requests that an uplink uses after its start; the sandbox allows no others.
 pub const IOCTLS: [u64; 2] = [TUNSETOFFLOAD, TUNATTACHFILTER];
 
-/// `linux/if_packet.h`.
+/// Socket options of `linux/if_packet.h`.
 const PACKET_VNET_HDR: libc::c_int = 15;
 const PACKET_QDISC_BYPASS: libc::c_int = 20;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// Why an uplink cannot be opened.
+/// Causes for which an uplink cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UplinkError {
-    /// There is no such tap.
+    /// The tap of the port does not exist.
     #[error(
         "there is no tap {name}; make it and put it on your bridge: ip tuntap add dev {name} mode tap && ip link set {name} master BRIDGE up"
     )]
     NoTap {
-        /// The interface.
+        /// Name of the interface.
         name: String,
     },
-    /// There is no such interface.
+    /// The interface of the network does not exist.
     #[error("there is no interface {name}; `ip link` lists those of this host")]
     NoInterface {
-        /// The interface.
+        /// Name of the interface.
         name: String,
     },
-    /// Another process is attached to the tap.
+    /// Another process is attached to the tap already.
     #[error("{name}: another process is attached to it, such as a QEMU; give each VM a tap of its own")]
     InUse {
-        /// The interface.
+        /// Name of the interface.
         name: String,
     },
-    /// The port's keys have changed between two readings of the file.
+    /// The port's keys have changed between two reads of the file.
     #[error("{name}: the file has other keys for it by now; reload again")]
     Replaced {
-        /// The interface.
+        /// Name of the interface.
         name: String,
     },
-    /// The kernel refuses.
+    /// An operation that the kernel refuses.
     #[error("{name}: {what}: {source}{}", if source.kind() == io::ErrorKind::PermissionDenied { "; this takes root or CAP_NET_ADMIN and CAP_NET_RAW" } else { "" })]
     Io {
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// What failed.
+        /// Operation that failed.
         what: &'static str,
-        /// Why.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -93,7 +93,7 @@ pub struct Uplink {
     fd: OwnedFd,
     /// The port's address and its multicast addresses.
     addresses: Vec<Mac>,
-    /// Other group frames pass the filter; `None` before the first filter.
+    /// Whether frames to unlisted groups pass the filter; `None` before the first filter.
     groups: Option<bool>,
 }
 
@@ -128,8 +128,8 @@ impl Uplink {
         Ok(uplink)
     }
 
-    /// The uplink of a port that another process has opened with [`Uplink::open`]: its filter is in
-    /// force.
+    /// Adopts the uplink of a port that another process has opened with [`Uplink::open`]: its
+    /// filter is in force.
     #[must_use]
     pub fn adopt(network: &Network, port: &Port, fd: OwnedFd) -> Self {
         let kind = match network.uplink {
@@ -149,18 +149,18 @@ impl Uplink {
         name.as_deref().unwrap_or_default()
     }
 
-    /// A non-blocking datagram socket, each datagram a frame with virtio-net's header before it:
-    /// for tests, which have no interface. Nothing is filtered before it is read.
+    /// Wraps a non-blocking datagram socket, each datagram a frame with virtio-net's header before
+    /// it: for tests, which have no interface. Nothing is filtered before it is read.
     #[must_use]
     pub fn from_datagrams(fd: OwnedFd) -> Self {
         Self { kind: Kind::Datagram, fd, addresses: Vec::new(), groups: None }
     }
 
-    /// Lets frames to unlisted groups pass the filter or not: a storm of them is stopped in the
+    /// Sets whether frames to unlisted groups pass the filter: a storm of them is stopped in the
     /// kernel.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn accept_groups(&mut self, groups: bool) -> io::Result<()> {
         if self.groups == Some(groups) {
             return Ok(());
@@ -181,7 +181,7 @@ impl Uplink {
     /// Leaves checksums and segmentation of frames to a guest with these features.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn set_offloads(&self, features: u64) -> io::Result<()> {
         if self.kind != Kind::Tap {
             return Ok(());
@@ -201,7 +201,7 @@ impl Uplink {
     /// Reads a frame with virtio-net's header before it; returns their length.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; the kernel's.
+    /// `WouldBlock` when there is none; other errors of the kernel.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.kind {
             Kind::Tap | Kind::Datagram => Ok(rustix::io::read(&self.fd, buffer)?),
@@ -209,10 +209,10 @@ impl Uplink {
         }
     }
 
-    /// Hands over a frame with virtio-net's header before it.
+    /// Sends a frame with virtio-net's header before it.
     ///
     /// # Errors
-    /// The kernel's: the frame is lost then.
+    /// Errors of the kernel: the frame is lost then.
     pub fn write(&self, bytes: &mut [u8]) -> io::Result<()> {
         match self.kind {
             Kind::Tap | Kind::Datagram => rustix::io::write(&self.fd, bytes)?,
@@ -254,7 +254,7 @@ fn set_option<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T)
 
 fn open_tap(name: &str) -> Result<OwnedFd, UplinkError> {
     let failed = |what| move |source| UplinkError::Io { name: name.to_owned(), what, source };
-    // Without this, the kernel makes a new one, on no bridge, that is gone with this process.
+    // Without this, the kernel makes a new tap, on no bridge, that disappears with this process.
     if index_of(name).is_none() {
         return Err(UplinkError::NoTap { name: name.to_owned() });
     }
@@ -271,7 +271,7 @@ fn open_tap(name: &str) -> Result<OwnedFd, UplinkError> {
         // SAFETY: the request outlives the call.
         let done = check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &mut request) });
         match done {
-            // A killed domain has its taps until the kernel has completed its polls.
+            // A killed I/O domain has its taps until the kernel has completed its polls.
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) && begin.elapsed() < ATTACH_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -306,7 +306,7 @@ fn open_packet(name: &str) -> Result<OwnedFd, UplinkError> {
     let Some(index) = index_of(name) else {
         return Err(UplinkError::NoInterface { name: name.to_owned() });
     };
-    // Without a protocol: nothing is received until it is bound, after all options.
+    // Without a protocol: nothing is received until the socket is bound, after all options.
     // SAFETY: plain arguments.
     let raw = unsafe {
         libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0)

@@ -14,8 +14,8 @@ use crate::engine::trace::TraceEvent;
 use crate::engine::uring::{Completion, CompletionToken};
 use crate::engine::vring::Vring;
 
-/// How long a piece is submitted again that the kernel refuses (`EAGAIN`: no memory for a request).
-/// After that it has failed, and its guest gets an I/O error.
+/// Time for which a piece is submitted again that the kernel refuses (`EAGAIN`: no memory for a
+/// request). After that the piece has failed, and its guest gets an I/O error.
 const REFUSED_NS: u64 = 5_000_000_000;
 
 impl EventLoop {
@@ -48,7 +48,7 @@ impl EventLoop {
         self.free_pieces.push(index);
         if result == -libc::EAGAIN || result == -libc::EINTR {
             let since = *slot.refused_since.get_or_insert(time);
-            // A kernel that never has memory for it must not keep the engine busy for ever.
+            // A piece that the kernel refuses for ever must not keep the engine busy.
             if time.0.saturating_sub(since.0) < REFUSED_NS {
                 return self.submit_piece(time, piece);
             }
@@ -76,7 +76,7 @@ impl EventLoop {
             }
         }
         if !whole {
-            // The request has failed: its rest is not submitted.
+            // The request has failed: its remaining pieces are not submitted.
             self.scheduler.cancel_remainder(&piece);
         }
         // A piece unknown to the scheduler would hold its slot for ever, and its guest would wait

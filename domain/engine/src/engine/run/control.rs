@@ -12,12 +12,12 @@ use crate::engine::command::{Command, EngineStatus, QueueCommand, ReconfigureErr
 use crate::engine::poll::AdaptivePoll;
 use crate::engine::queue_host::QueueHost;
 
-/// Commands of one round, and their time limit: all guests wait for them.
+/// Limits of the commands in one round, number and time: all guests wait for them.
 const COMMAND_BATCH: usize = 16;
 const COMMAND_BATCH_NS: u64 = 100_000;
 
 impl EventLoop {
-    /// Runs pending commands, up to a bound; the others follow in the next round.
+    /// Runs pending commands, up to these limits; the others follow in the next round.
     pub(super) fn run_commands(&mut self, time: Nanos) -> io::Result<()> {
         let begin = now();
         for _ in 0..COMMAND_BATCH {

@@ -33,7 +33,7 @@ const DEFERRED_EVERY_NS: u64 = 500_000;
 /// The counter of chains that are no valid requests, in the trace.
 const MALFORMED: &str = "malformed";
 
-/// What one turn of a VM fetched.
+/// Counts of one turn of a VM.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fetched {
     chains: u32,

@@ -1,4 +1,4 @@
-//! Disks that come and go.
+//! Attach and detach of disks.
 
 use rtvirtio_sched::MembershipError;
 

@@ -8,8 +8,8 @@ use crate::engine::slot::QueueSlot;
 use crate::engine::uring::Uring;
 
 impl EventLoop {
-    /// Signals the call descriptors of guests that want to be notified of completions; before them,
-    /// where asked for, what raises the vCPUs of a guest with urgent ones.
+    /// Signals the call descriptors of guests that want to be notified of completions. A VM's
+    /// urgency eventfd is signalled before: it raises the vCPUs of the guest.
     pub(super) fn notify_guests(&mut self) -> io::Result<()> {
         for (i, vm) in self.vms.iter_mut().enumerate() {
             vm.urgency.signal(&mut self.ring)?;

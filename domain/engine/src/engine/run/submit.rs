@@ -16,7 +16,7 @@ use crate::engine::uring::CompletionToken;
 const MAX_FAILED_SUBMISSIONS: u32 = 16;
 
 impl EventLoop {
-    /// Submits all pieces that may go; returns the moment of the next attempt.
+    /// Submits all pieces that the scheduler admits; returns the moment of the next attempt.
     pub(super) fn dispatch(&mut self) -> io::Result<Nanos> {
         self.failed_submissions = 0;
         loop {

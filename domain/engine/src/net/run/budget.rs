@@ -1,4 +1,4 @@
-//! The thread's CPU time: whose it was, and which ports have to wait.
+//! Accounting of the thread's CPU time, and holds of ports.
 //!
 //! The time of a round by the wall clock is divided among the ports that had work in it, and the
 //! CPU time of the round is charged to them in that proportion: a wake-up is paid by the port that
@@ -15,13 +15,13 @@ use crate::engine::now;
 use crate::engine::uring::CompletionToken;
 use crate::net::port::QUEUES;
 
-/// The account of the thread.
+/// Account of the thread's time.
 #[derive(Debug)]
 pub(super) struct Spending {
     budget: CpuBudget,
-    /// CPU time of the thread that is charged.
+    /// CPU time of the thread that is charged so far.
     charged: Nanos,
-    /// Until when the time of this round is attributed, by the wall clock.
+    /// Wall-clock time up to which this round is attributed.
     lap: Nanos,
     /// Time of this round that belongs to no port.
     own: Nanos,
@@ -48,14 +48,14 @@ fn cpu_time() -> Nanos {
 }
 
 impl NetLoop {
-    /// The thread goes on after it has slept.
+    /// Starts to attribute time after a sleep.
     pub(super) fn begin_laps(&mut self, time: Nanos) {
         if let Some(spending) = &mut self.spending {
             spending.lap = time;
         }
     }
 
-    /// Serves ports again whose time has come.
+    /// Releases ports whose hold has ended.
     pub(super) fn release_ports(&mut self, time: Nanos) -> io::Result<()> {
         for i in 0..self.ports.len() {
             if self.ports[i].hold.until.is_some_and(|until| until <= time) {
@@ -65,7 +65,7 @@ impl NetLoop {
         Ok(())
     }
 
-    /// What was done since the last call was for this port; for none of them, when `None`.
+    /// Attributes the time since the last call to this port; to no port when `None`.
     pub(super) fn lap(&mut self, port: Option<usize>) {
         let Some(spending) = &mut self.spending else { return };
         let time = now();
@@ -77,8 +77,8 @@ impl NetLoop {
         }
     }
 
-    /// Charges the round, and holds the ports that have used up their part, or whose work leads
-    /// nowhere.
+    /// Charges the round, and holds the ports that have used up their part, or whose work passed no
+    /// frame on.
     pub(super) fn end_round(&mut self, time: Nanos) -> io::Result<()> {
         let total: u64 = self.ports.iter().map(|port| port.hold.work.0).sum();
         let mut used = 0;
@@ -87,7 +87,7 @@ impl NetLoop {
                 let cpu = cpu_time();
                 used = cpu.0.saturating_sub(spending.charged.0);
                 spending.charged = cpu;
-                // Its own part is charged to none.
+                // The thread's own part is charged to no port.
                 used = part(used, total, total + std::mem::take(&mut spending.own).0);
             }
         }
@@ -106,12 +106,12 @@ impl NetLoop {
         Ok(())
     }
 
-    /// When the next port is served again.
+    /// Time of the next release of a port.
     pub(super) fn next_release(&self) -> Nanos {
         self.ports.iter().filter_map(|port| port.hold.until).min().unwrap_or(Nanos(u64::MAX))
     }
 
-    /// Serves a port no more until a moment. Its kicks wake the thread no longer.
+    /// Holds a port until a moment. Its kicks wake the thread no longer.
     fn hold(&mut self, i: usize, until: Nanos) -> io::Result<()> {
         let port = &mut self.ports[i];
         port.hold.until = Some(until);
@@ -126,7 +126,7 @@ impl NetLoop {
         Ok(())
     }
 
-    /// Serves a port again, if its budget allows that.
+    /// Releases a port, if its budget allows that.
     fn release(&mut self, i: usize, time: Nanos) -> io::Result<()> {
         let port = &mut self.ports[i];
         if let Some(spending) = &mut self.spending {
@@ -139,7 +139,7 @@ impl NetLoop {
         for q in 0..usize::from(QUEUES) {
             let Some(vring) = port.slots[q].vring.as_mut().filter(|vring| vring.paused) else { continue };
             (vring.paused, vring.active) = (false, true);
-            // A poll whose end is still under way is armed again when that is seen.
+            // A poll that is being cancelled is armed again when its end is seen.
             if !vring.kick_armed && !vring.broken {
                 vring.kick_armed = true;
                 let token = CompletionToken::Kick(i as u16, q as u16, vring.generation as u16);

@@ -11,7 +11,7 @@ use crate::engine::{QueueCommand, now};
 use crate::net::command::{Flow, NetCommand, NetStatus, PortSettings, PortStatus};
 use crate::net::port::{FlowMeter, QUEUES, RX};
 
-/// Commands of one round: all guests wait for them.
+/// Largest number of commands in one round: all guests wait for them.
 const COMMAND_BATCH: usize = 16;
 
 impl NetLoop {
@@ -27,7 +27,7 @@ impl NetLoop {
                 Err(_) => return Ok(()),
             }
         }
-        // The rest follows when the loop comes back: the doorbell rings again.
+        // The rest follows in the next round: the doorbell is signalled again.
         let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
         Ok(())
     }
@@ -94,7 +94,7 @@ impl NetLoop {
         }
     }
 
-    /// Stops a queue. Its frames were completed when they were fetched, so nothing is waited for.
+    /// Stops a queue. Its frames were completed when they were fetched, so nothing is in flight.
     fn stop(&mut self, vm: usize, index: u16, reply: SyncSender<u16>) -> io::Result<()> {
         match self.queue_slot(vm, index).and_then(|slot| slot.vring.as_mut()) {
             Some(vring) => {

@@ -1,4 +1,4 @@
-//! Ports that come and go.
+//! Attach and detach of ports.
 
 use std::io;
 
@@ -12,8 +12,8 @@ use crate::net::prepared::{DetachedPort, PreparedPort, VacantPort};
 use crate::net::segment::Cutter;
 
 impl NetLoop {
-    /// Adds a port in a vacant place, or behind the last one. Others keep their frames, buckets and
-    /// turns.
+    /// Adds a port in a vacant place, or behind the last one. Other ports keep their frames,
+    /// buckets and turns.
     pub(super) fn attach(&mut self, i: usize, prepared: PreparedPort) -> Result<(), MembershipError> {
         let PreparedPort { mut port, tx, rx } = prepared;
         if i > self.ports.len() || self.ports.get(i).is_some_and(|port| port.uplink.is_some()) {
@@ -21,7 +21,7 @@ impl NetLoop {
         }
         self.tx.attach(i, tx)?;
         if let Err(e) = self.rx.attach(i, rx) {
-            // As it was: nothing of it is outstanding.
+            // Undone: nothing of the port is outstanding.
             drop(self.tx.detach(i));
             return Err(e);
         }
@@ -37,8 +37,8 @@ impl NetLoop {
         Ok(())
     }
 
-    /// Drops what a port without a guest still holds, and ends the poll of its uplink. Returns
-    /// whether nothing of it is under way any more; until then it is called again.
+    /// Drops the frames of a port without a guest, and cancels the poll of its uplink. Returns
+    /// whether nothing of the port is in flight; it is called again until then.
     pub(super) fn drain(&mut self, i: usize) -> io::Result<bool> {
         let time = now();
         let Some(port) = self.ports.get_mut(i) else { return Ok(true) };

@@ -23,7 +23,7 @@ const RETRY_NS: u64 = 100_000_000;
 const DELIVER_BATCH: u32 = 128;
 
 impl NetLoop {
-    /// Reads frames for all VMs that can take them. Returns whether there was one.
+    /// Reads frames for all VMs that can receive them. Returns whether there was one.
     pub(super) fn read_uplinks(&mut self, time: Nanos) -> bool {
         let mut any = false;
         let ports = self.ports.len();
@@ -102,7 +102,7 @@ impl NetLoop {
         self.enqueue_to_vm(i, len, priority, time);
     }
 
-    /// Queues the next frame of a segment that is being cut.
+    /// Queues the next frame of a segment that is being segmented.
     fn receive_cut(&mut self, i: usize, time: Nanos) {
         let Port { rx, cutters, .. } = &mut self.ports[i];
         let Some(buffer) = rx.first_free() else { return };
@@ -118,7 +118,7 @@ impl NetLoop {
         if features & feature::GUEST_CSUM == 0 {
             complete_checksum(bytes);
         }
-        // A cap has room for the frames of the network.
+        // The burst of a cap covers frames of the network's MTU only.
         if !port.settings.whole[usize::from(RX)] && len - HEADER > self.largest_frame {
             port.drops.segmented += 1;
             return self.record(FrameEvent::dropped(i, false, Fate::Segmented, len - HEADER, time));
@@ -135,7 +135,7 @@ impl NetLoop {
         }
     }
 
-    /// Delivers all frames that may go; returns the moment of the next one.
+    /// Delivers all frames that the scheduler admits; returns the moment of the next one.
     pub(super) fn dispatch_to_vms(&mut self) -> Nanos {
         for _ in 0..DELIVER_BATCH {
             let time = now();
@@ -179,7 +179,7 @@ impl NetLoop {
                 port.received.meter.on_complete(time, 0, more);
             }
         }
-        // The next look at the queue asks for a kick when there are new buffers.
+        // The next check of the queue asks for a kick when there are new buffers.
         if delivered == Delivered::NoBuffer && !more {
             if let Some(vring) = port.slots[usize::from(RX)].vring.as_mut() {
                 vring.active = true;
@@ -199,7 +199,7 @@ impl NetLoop {
         }
     }
 
-    /// What a port has put off until now: reading an uplink that failed, frames to groups.
+    /// Resumes what was put off until now: reads of an uplink that failed, frames to groups.
     fn resume(&mut self, i: usize, time: Nanos) {
         let port = &mut self.ports[i];
         if port.retry_at.is_some_and(|at| time >= at) {
@@ -211,7 +211,7 @@ impl NetLoop {
         }
     }
 
-    /// When the next port resumes what it has put off.
+    /// Time at which the next port resumes.
     pub(super) fn next_resume(&self) -> Nanos {
         let moments = self.ports.iter().flat_map(|port| [port.groups_again_at, port.retry_at]);
         moments.flatten().min().unwrap_or(Nanos(u64::MAX))
@@ -219,8 +219,8 @@ impl NetLoop {
 }
 
 impl Port {
-    /// Cuts the segment in the first free buffer from now on; whether it can be cut, and no other
-    /// one is.
+    /// Starts to segment the frame in the first free buffer; `false` if it cannot be segmented, or
+    /// another one is.
     fn cut_received(&mut self, len: usize, priority: Priority) -> bool {
         let Self { rx, cutters, .. } = self;
         let (Some(buffer), cutter) = (rx.first_free(), &mut cutters[usize::from(RX)]) else { return false };

@@ -18,7 +18,7 @@ use crate::net::trace::{Fate, FrameEvent};
 /// Frames fetched from a VM in one turn, and their time limit: chains may be long.
 const FETCH_BATCH: u32 = 32;
 const FETCH_BATCH_NS: u64 = 50_000;
-/// Frames handed over in one round.
+/// Frames sent to the uplinks in one round.
 const SEND_BATCH: u32 = 64;
 
 impl NetLoop {
@@ -108,7 +108,7 @@ impl NetLoop {
             let is_cut = cut.filter(|_| {
                 let taken = |to: &Port| to.takes_whole(ipv6 == Some(true));
                 let inside = |mac| self.ports.iter().find(|p| p.uplink.is_some() && p.rules.mac() == mac);
-                // A group may have a member that takes no segments.
+                // A group may have a member that receives no segments.
                 !passes_whole
                     || switches && frame.destination.is_group()
                     || switches && inside(frame.destination).is_some_and(|to| !taken(to))
@@ -138,12 +138,12 @@ impl NetLoop {
                 }
             }
         }
-        // Fetched again in the next round, when there is room.
+        // More is fetched in the next round, when there is room.
         self.pending |= self.ports[i].needs_fetch();
         fetched > 0
     }
 
-    /// Queues the next frame of a segment that is being cut.
+    /// Queues the next frame of a segment that is being segmented.
     fn fetch_cut(&mut self, i: usize, time: Nanos) {
         let Port { tx, cutters, .. } = &mut self.ports[i];
         let Some(buffer) = tx.first_free() else { return };
@@ -168,7 +168,7 @@ impl NetLoop {
         }
     }
 
-    /// Hands over all frames that may go; returns the moment of the next one.
+    /// Sends all frames that the scheduler admits; returns the moment of the next one.
     pub(super) fn dispatch_to_link(&mut self) -> Nanos {
         for _ in 0..SEND_BATCH {
             let time = now();
@@ -258,7 +258,7 @@ impl NetLoop {
         }
     }
 
-    /// Copies a frame to the ports that it is for; whether none but them gets it.
+    /// Copies a frame to the ports that it is for; whether no other receiver exists.
     fn pass_inside(&mut self, from: usize, slot: u32, to: Mac, time: Nanos) -> bool {
         let mut is_inside = false;
         for other in (0..self.ports.len()).filter(|other| *other != from) {
