@@ -47,7 +47,7 @@ pub enum BackingError {
         /// Path that was given.
         path: PathBuf,
     },
-    /// Another user has the file open or locked.
+    /// The file is open or locked by another user.
     #[error("{}: in use, and two writers on one image destroy it: {by}. Stop the other one, or set `shared = true` if both coordinate their writes", path.display())]
     InUse {
         /// Path of the disk's file.

@@ -143,7 +143,7 @@ fn flush_get_id_and_unknown_types() {
     ));
 }
 
-/// Firmware sets the flag of barriers, which ended before virtio 1.0, in every type (SLOF).
+/// Firmware sets the flag of barriers, a legacy feature, in every type (SLOF).
 #[test]
 fn the_barrier_flag_of_a_type_asks_for_nothing() {
     let mem = memory();
@@ -157,7 +157,7 @@ fn the_barrier_flag_of_a_type_asks_for_nothing() {
     assert!(matches!(of(99, true), Parsed::Refused { why: Refused::Unsupported, .. }));
 }
 
-/// What lies outside of the shared memory is told apart from what lies outside of the disk.
+/// Ranges outside of the shared memory are counted apart from those outside of the disk.
 #[test]
 fn requests_outside_of_the_memory_are_known_as_such() {
     let mem = memory();
@@ -166,7 +166,7 @@ fn requests_outside_of_the_memory_are_known_as_such() {
     let far = 1 << 40;
     let refused = of(&[(H, 16, false), (far, 512, true), (S, 1, true)]);
     assert!(matches!(refused, Ok(Parsed::Refused { why: Refused::OutsideMemory, .. })), "{refused:?}");
-    // Without a place for the status the device is not touched.
+    // Without a status byte the device is not accessed.
     assert_eq!(of(&[(H, 16, false), (D, 512, true), (far, 1, true)]), Err(Malformed::Memory));
     assert_eq!(of(&[(far, 16, false), (D, 512, true), (S, 1, true)]), Err(Malformed::Memory));
     header(&mem, H, 0, 0, 1 << 30);

@@ -54,7 +54,7 @@ impl Default for Limits {
 pub enum Reply {
     /// Sends this line, which ends with a newline, and closes.
     Line(UnixStream, String),
-    /// Another thread serves the stream.
+    /// Hands the stream over to another thread.
     Detached,
 }
 

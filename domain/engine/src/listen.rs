@@ -227,7 +227,7 @@ pub(crate) enum SocketState {
     Stale((u64, u64)),
     /// A socket with a listener; connected, unless its backlog is full.
     Listening(Option<OwnedFd>),
-    /// Another kind of file, in words.
+    /// A file of another kind, in words.
     NotASocket(&'static str),
 }
 

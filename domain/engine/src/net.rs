@@ -43,7 +43,7 @@ use crate::confine::{Confine, Role};
 use crate::engine::EngineError;
 use crate::engine::thread::EngineThread;
 
-/// Most descriptors of a queue: those of a split virtqueue (virtio 1.2, section 2.7).
+/// Largest number of descriptors of a queue: that of a split virtqueue (virtio 1.2, section 2.7).
 pub(crate) const LARGEST_QUEUE: u16 = 1 << 15;
 
 /// A running network; it ends when this is dropped.
@@ -63,7 +63,7 @@ impl NetEngine {
     ) -> Result<Self, EngineError> {
         let (name, network) = (format!("net-{}", network.name), network.clone());
         let poll = match network.cpu_limit() {
-            // A poll spends the budget.
+            // Polling would spend the budget.
             Some(_) => Poll::Fixed(Nanos(0)),
             None => Poll::new(power, network.poll, network.fifo),
         };

@@ -1,4 +1,4 @@
-//! The networks of a domain: opened before the process is confined, then served.
+//! The networks of an I/O domain: opened before the process is confined, then served.
 
 use rtvirtio_domain_config::{File, Network, Port, Power};
 use rtvirtio_sched::Config;
@@ -13,7 +13,7 @@ use crate::reload::{ReloadError, push_differences, same_names};
 use crate::socket_group;
 use crate::vhost_user::{DeviceInfo, VhostUserServer};
 
-/// Receive and transmit.
+/// Queues of a port: receive and transmit.
 const QUEUES: u16 = crate::net::QUEUES;
 
 /// The uplinks and sockets of a network, open.
@@ -97,7 +97,7 @@ pub(crate) struct PortMember {
 /// A network that is served. Servers end before the engine that they use.
 #[derive(Debug)]
 pub(crate) struct RunningNetwork {
-    /// By place; a port that has gone leaves a vacant one.
+    /// Ports by place; a removed one leaves a vacant place.
     pub(crate) places: Vec<Option<PortMember>>,
     pub(crate) engine: NetEngine,
 }
@@ -113,7 +113,7 @@ impl RunningNetwork {
         self.members().any(|(_, member)| member.name == name && member.server.is_connected())
     }
 
-    /// Ends the connections; dropping it joins the threads.
+    /// Ends the connections; dropping the ports joins the threads.
     pub(crate) fn close(&self) {
         self.members().for_each(|(_, member)| member.server.close());
     }

@@ -1,4 +1,4 @@
-//! Ports that come to a running network, and go.
+//! Attach and detach of ports of a running network.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use crate::net::{NetCommand, NetHandle};
 use crate::network::{PortMember, RunningNetwork, serve_port};
 use crate::reload::{Membership, ReloadError, named};
 
-/// How long the frames of a port that goes may take on the link.
+/// Longest time for a removed port's frames on the link.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Interval of looks at them.
+/// Interval of checks whether they have ended.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A port that is ready to be served.
@@ -26,17 +26,17 @@ pub(crate) struct ReadyPort {
 }
 
 impl ReadyPort {
-    /// Where it will be served.
+    /// Path of the port's socket.
     pub(crate) fn socket(&self) -> &Path {
         &self.adopted.socket.path
     }
 }
 
-/// Takes over the ports that come; changes nothing.
+/// Adopts the ports to attach; changes nothing.
 ///
 /// # Errors
-/// [`ReloadError::NotPassed`] for one that no process has opened, [`ReloadError::Disk`] for one
-/// that the file has otherwise by now.
+/// [`ReloadError::NotPassed`] for a port that no process has opened, [`ReloadError::Disk`] for one
+/// that was changed in the file since.
 pub(crate) fn adopt(
     new: &File,
     membership: &Membership,
@@ -59,7 +59,7 @@ pub(crate) fn adopt(
 }
 
 impl RunningNetwork {
-    /// Serves a port from now on.
+    /// Attaches a port and serves it.
     pub(crate) fn attach(
         &mut self,
         file: &File,
@@ -85,7 +85,7 @@ impl RunningNetwork {
             .map_err(|source| DomainError::Socket { device, source })
             .and_then(|socket| serve_port(&network.ports[index], place, socket, &handle, threads));
         let member = served.map(|server| PortMember { name: name.clone(), server });
-        // Where it is not served, it is as if it had never been there.
+        // Where it cannot be served, the port is removed again.
         let failed = member.as_ref().is_err();
         if failed {
             let vacant = Box::new(VacantPort::new());
@@ -102,7 +102,7 @@ impl RunningNetwork {
         error.map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Serves a port no longer. The others notice nothing.
+    /// Detaches a port. All others stay in service.
     pub(crate) fn detach(&mut self, network: &str, name: &str) -> Result<(), ReloadError> {
         let place = self.members().find(|(_, member)| member.name == name).map(|(place, _)| place);
         let Some(place) = place else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! The networks of the status report.
+//! Networks and ports of the status report.
 
 use rtvirtio_domain_config::{Port, RateConfig};
 use rtvirtio_units::{Nanos, Percentile};
@@ -8,21 +8,21 @@ use crate::engine::PromiseCounters;
 use crate::net::{Drops, Flow, NetCommand, NetHandle, PortStatus};
 use crate::running::Running;
 
-/// One direction of a port.
+/// Counters and latencies of one direction of a port.
 #[derive(Clone, Debug, Serialize)]
 pub struct FlowReport {
-    /// Frames passed on.
+    /// Frames that were passed on.
     pub frames: u64,
-    /// Their bytes, without FCS.
+    /// Bytes of these frames, without FCS.
     pub bytes: u64,
-    /// Median latency in ns. From the VM: from fetch to hand-over. To the VM: from the read of the
-    /// uplink to its memory.
+    /// Median latency in ns. From the VM: from fetch to the uplink. To the VM: from the read of the
+    /// uplink to the VM's memory.
     pub p50_ns: u64,
     /// 99th percentile, in ns.
     pub p99_ns: u64,
     /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
     pub p9999_ns: u64,
-    /// The longest, in ns.
+    /// Longest latency, in ns.
     pub max_ns: u64,
     /// alpha: bytes per second while backlogged.
     pub alpha_bytes_per_second: f64,
@@ -32,7 +32,7 @@ pub struct FlowReport {
     pub cap_hits: u64,
 }
 
-/// A reservation of the link, and what came of it.
+/// A reservation of the link, with the frames that it covered.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinkPromiseReport {
     /// `"reserve"` or `"urgent"`, the key of the file.
@@ -43,13 +43,13 @@ pub struct LinkPromiseReport {
     pub burst: u64,
     /// Promised longest time of a frame within rate and burst, in ns.
     pub deadline_ns: u64,
-    /// The computed worst case of that time, in ns; `null` where there is no bound.
+    /// Computed worst case of that time, in ns; `null` where there is no bound.
     pub bound_ns: Option<u64>,
-    /// Frames that were within rate and burst.
+    /// Number of frames within rate and burst.
     pub frames: u64,
-    /// The longest of them, from when the reservation covered it, in ns.
+    /// Longest time of such a frame from when the reservation covered it, in ns.
     pub worst_ns: u64,
-    /// Those that took longer than the deadline.
+    /// Frames that took longer than the deadline.
     pub missed: u64,
 }
 
@@ -70,9 +70,9 @@ pub struct DropReport {
     pub broadcast: u64,
     /// To the VM: for another address or VLAN.
     pub filtered: u64,
-    /// To the VM: it had no buffers.
+    /// To the VM: without buffers.
     pub no_buffer: u64,
-    /// To the VM: a segment that it cannot take.
+    /// To the VM: a large segment that the VM cannot receive.
     pub segmented: u64,
 }
 
@@ -93,65 +93,65 @@ impl From<Drops> for DropReport {
     }
 }
 
-/// One port.
+/// State and counters of a port.
 #[derive(Clone, Debug, Serialize)]
 pub struct PortReport {
-    /// Its network.
+    /// Name of the network.
     pub network: String,
-    /// Its name.
+    /// Name of the port.
     pub name: String,
-    /// Its socket.
+    /// Path of the vhost-user socket.
     pub socket: String,
-    /// Its address.
+    /// MAC address of the port.
     pub mac: String,
-    /// A QEMU is connected.
+    /// Whether a QEMU is connected.
     pub connected: bool,
     /// Process id of that QEMU; `null` without one.
     pub peer: Option<u32>,
-    /// Its guest uses the port: a queue is served.
+    /// Whether the guest uses the port: a queue is served.
     pub attached: bool,
-    /// Frames from the VM.
+    /// Counters of frames from the VM.
     pub tx: FlowReport,
-    /// Frames to the VM.
+    /// Counters of frames to the VM.
     pub rx: FlowReport,
-    /// Its reservations; none for a port without.
+    /// Reservations of the port; empty without any.
     pub promises: Vec<LinkPromiseReport>,
-    /// Frames under a reservation.
+    /// Frames sent under a reservation.
     pub reserved: u64,
-    /// Frames as a share of the rest.
+    /// Frames sent without one, as a share of the rest.
     pub shared: u64,
     /// Frames that were not passed on.
     pub drops: DropReport,
-    /// Times that it was not looked at for up to a millisecond because its kicks brought nothing,
-    /// or its frames were refused.
+    /// Times that the port was held for up to a millisecond because its kicks brought no frames, or
+    /// its frames were refused.
     pub backoffs: u64,
-    /// Times that a program was told of urgent frames before the guest; `null` while none asks.
+    /// Signals of urgent frames before the guest's notification; `null` without an eventfd.
     pub urgent_signals: Option<u64>,
-    /// CPU time that the network's thread has spent for it, in ns; `null` without `cpu_budget`, as
-    /// the next two.
+    /// CPU time of the network's thread for this port, in ns; `null` without `cpu_budget`, as the
+    /// next two.
     pub cpu_ns: Option<u64>,
-    /// Times that it had used up its part of `cpu_budget`.
+    /// Times that the port had used up its part of `cpu_budget`.
     pub throttled: Option<u64>,
-    /// How long it waited for the next period, in ns.
+    /// Time of waiting for the next period then, in ns.
     pub throttled_ns: Option<u64>,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken: u64,
-    /// What was refused last; `null` without any.
+    /// Last refused message; `null` without any.
     pub refused: Option<crate::report::RefusalReport>,
 }
 
-/// One network.
+/// State of a network.
 #[derive(Clone, Debug, Serialize)]
 pub struct NetworkReport {
-    /// Its name.
+    /// Name of the network.
     pub name: String,
-    /// Its policy toward the link.
+    /// Scheduling policy toward the link.
     pub policy: &'static str,
-    /// The declared rate of the link in bytes per second; `null` without one.
+    /// Declared rate of the link in bytes per second; `null` without one.
     pub link_bytes_per_second: Option<f64>,
     /// Frames to the link that a regulator delayed.
     pub held: u64,
-    /// Median delay of these beyond their exact moment, in ns.
+    /// Median delay of these frames beyond their exact moment, in ns.
     pub late_p50_ns: u64,
     /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
     pub late_p9999_ns: u64,
@@ -192,7 +192,7 @@ fn promises(port: &Port, bounds: [Option<Nanos>; 2], status: &PortStatus) -> Vec
         .collect()
 }
 
-/// All networks and ports; those whose engine has ended are left out.
+/// Reports all networks and ports but those whose engine has ended.
 pub(crate) fn networks(running: &Running) -> (Vec<NetworkReport>, Vec<PortReport>) {
     let (mut networks, mut ports) = (Vec::new(), Vec::new());
     let state = running.state();

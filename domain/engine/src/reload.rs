@@ -1,5 +1,5 @@
-//! What a new configuration changes of a running one: disks that come and go, keys that are live,
-//! and keys that need a restart.
+//! Differences of a new configuration from the running one: disks and ports that are attached and
+//! detached, keys that are live, and keys that need a restart.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use crate::domain::DomainError;
 use crate::engine::{AttachError, ReconfigureError};
 use crate::network::networks_need_restart;
 
-/// Why a configuration is refused. The old one stays in force, unless the message names what was
-/// changed.
+/// Reasons for which a configuration is refused. The old one stays in force, unless the message
+/// names what was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
@@ -19,40 +19,40 @@ pub enum ReloadError {
     /// Changes that guests would notice, or that need new files.
     #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing); a disk or a port can also be detached and attached again{}", list.join(", "), of_size(list))]
     Restart {
-        /// The changes, each with its place.
+        /// Changes, each with its place.
         list: Vec<String>,
     },
-    /// Disks and ports that no process has opened for the domain.
+    /// Disks and ports that no process has opened for the I/O domain.
     #[error(
         "nothing is changed: {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
         names.join(", ")
     )]
     NotPassed {
-        /// Their kinds and names.
+        /// Kinds and names of these.
         names: Vec<String>,
     },
-    /// Guests are attached to disks or ports that go.
+    /// Guests are attached to disks or ports that are removed.
     #[error(
         "nothing is changed: {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, and `chardev-remove`, without which QEMU keeps the connection; a port's `netdev_del` between the two), or use `--force`, after which that guest's requests wait for \
          ever, and its link is down",
         names.join(", ")
     )]
     Attached {
-        /// Their kinds and names.
+        /// Kinds and names of these.
         names: Vec<String>,
     },
-    /// A disk cannot be served.
+    /// A disk or port cannot be served.
     #[error("nothing is changed: {0}")]
     Disk(#[from] DomainError),
-    /// A socket that the domain could not remove at its end.
+    /// A socket that the I/O domain could not remove at its end.
     #[error(
         "nothing is changed: `socket` of {what}: the domain removes sockets only in the directories of its start ({}); put it there",
         list(directories)
     )]
     Directory {
-        /// The disk or port.
+        /// Kind and name of the disk or port.
         what: String,
-        /// The directories.
+        /// Directories of the sockets of the start.
         directories: BTreeSet<std::path::PathBuf>,
     },
     /// The lock of a file with other disks does not cover the new one.
@@ -60,7 +60,7 @@ pub enum ReloadError {
         "nothing is changed: disk \"{disk}\": its file is locked for its other disks, which {held}; restart the I/O domain (guests wait and lose nothing)"
     )]
     Lock {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
         /// The use that is locked, in words.
         held: &'static str,
@@ -68,46 +68,47 @@ pub enum ReloadError {
     /// An engine has no room for a disk.
     #[error("nothing is changed: disk \"{disk}\": {source}")]
     Attach {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
-        /// Why.
+        /// Reason of the engine.
         source: AttachError,
     },
-    /// Requests of a disk do not end: its device does not answer. Or frames of a port: its link is
-    /// slow.
+    /// Requests of a detached disk do not end, because its device does not answer; or frames of a
+    /// port, because its link is slow.
     #[error(
         "{what} does not go: what it has under way has not ended after {seconds} s. Its guest is cut off; all others are as they were. Try again"
     )]
     Draining {
-        /// The disk or port.
+        /// Kind and name of the disk or port.
         what: String,
-        /// How long was waited.
+        /// Seconds of waiting.
         seconds: u64,
     },
-    /// A network's engine refuses what was checked, a defect. Changes before it are in force.
+    /// A network's engine refuses a checked configuration: a defect. Changes before it are in
+    /// force.
     #[error("network \"{network}\": {message}")]
     Network {
-        /// Which.
+        /// Name of the network.
         network: String,
-        /// Why.
+        /// Reason of the refusal.
         message: String,
     },
-    /// An engine refuses what was checked, a defect. Changes before it are in force.
+    /// An engine refuses a checked configuration: a defect. Changes before it are in force.
     #[error("device \"{device}\": {source}")]
     Engine {
-        /// Which.
+        /// Name of the device.
         device: String,
-        /// Why.
+        /// Reason of the refusal.
         source: ReconfigureError,
     },
 }
 
-/// A disk or port in a message.
+/// A disk or port in a message, such as `disk "a"`.
 pub(crate) fn named(kind: &str, name: &str) -> String {
     format!("{kind} \"{name}\"")
 }
 
-/// What a restart does not do for a guest.
+/// Remark on sizes of disks, which a restart does not change for a guest.
 fn of_size(list: &[String]) -> &'static str {
     if list.iter().any(|change| change.starts_with("disk ") && change.ends_with(": size")) {
         ". A QEMU reads the size of a disk when it starts, or when the disk is added: detach and attach it while its VM is off"
@@ -120,16 +121,16 @@ fn list(directories: &BTreeSet<std::path::PathBuf>) -> String {
     directories.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Disks and ports that come and go: device or network, and name.
+/// Disks and ports to attach and detach: index of the device or network, and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
-    /// Disks that come.
+    /// Disks to attach.
     pub attach: Vec<(usize, String)>,
-    /// Disks that go.
+    /// Disks to detach.
     pub detach: Vec<(usize, String)>,
-    /// Ports that come.
+    /// Ports to attach.
     pub attach_ports: Vec<(usize, String)>,
-    /// Ports that go.
+    /// Ports to detach.
     pub detach_ports: Vec<(usize, String)>,
 }
 
@@ -152,7 +153,7 @@ impl Membership {
     }
 }
 
-/// What `of` has and `from` has not, list by list.
+/// Names that `of` has and `from` has not, list by list.
 fn missing(from: &[Vec<String>], of: &[Vec<String>]) -> Vec<(usize, String)> {
     let lists = of.iter().zip(from).enumerate();
     let new = lists.flat_map(|(i, (of, from))| {
@@ -179,8 +180,8 @@ pub(crate) fn disk_changes(old: &Disk, new: &Disk, list: &mut Vec<String>) {
     push_differences!(list, place, old, new, weight, reserve, urgent, read_cap, write_cap, guest_priority);
 }
 
-/// The changes that need a restart, each with its place: of a device against the start, which
-/// determines table sizes, of a disk against the configuration in force.
+/// The changes that need a restart, each with its place. A device is compared with the start, which
+/// determines table sizes, a disk with the configuration in force.
 pub(crate) fn needs_restart(started: &File, current: &File, new: &File) -> Vec<String> {
     let old = started;
     let mut list = Vec::new();
@@ -310,7 +311,7 @@ weight = 200
         assert_eq!(of("/dev/b\"", "/dev/c\"\ndepth = 7"), ["disk \"b\": path", "disk \"b\": depth"]);
         assert_eq!(of("window = 2", "window = 2\nquantum = \"4KiB\""), ["device \"d\": quantum"]);
         assert_eq!(of("window = 2", "window = 3"), ["device \"d\": a window of more than 2"]);
-        // A disk that goes, and one that comes.
+        // A disk to detach, and one to attach.
         assert!(of("\"a\"\nsocket", "\"c\"\nsocket").is_empty());
         assert_eq!(of("\"d\"", "\"e\""), ["another list of devices"]);
         assert_eq!(of("[[device]]", "sandbox = \"off\"\n[[device]]"), ["sandbox"]);
@@ -340,7 +341,7 @@ weight = 200
             File::parse(Path::new("x"), &text).unwrap()
         };
         let old = network(&[("a", 100), ("b", 100)], "1Gbit/s");
-        // Another place in the list is no change, and a weight is live.
+        // A changed order in the list is no change, and a weight is live.
         let new = network(&[("c", 100), ("b", 300)], "1Gbit/s");
         assert!(needs_restart(&old, &old, &new).is_empty());
         let found = Membership::between(&old, &new);

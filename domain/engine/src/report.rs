@@ -11,12 +11,12 @@ use crate::log::Refusals;
 use crate::network_report::{self, NetworkReport, PortReport};
 use crate::running::{Member, Running};
 
-/// One direction of one VM.
+/// Counters and latencies of one direction of a VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct DirectionReport {
-    /// Requests completed.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Bytes moved.
+    /// Bytes of completed requests.
     pub bytes: u64,
     /// Median latency in ns, from fetch to completion.
     pub p50_ns: u64,
@@ -24,7 +24,7 @@ pub struct DirectionReport {
     pub p99_ns: u64,
     /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
     pub p9999_ns: u64,
-    /// The longest, in ns.
+    /// Longest latency, in ns.
     pub max_ns: u64,
     /// alpha: bytes per second while backlogged.
     pub alpha_bytes_per_second: f64,
@@ -34,7 +34,7 @@ pub struct DirectionReport {
     pub cap_hits: u64,
 }
 
-/// A reservation, and what came of it.
+/// A reservation, with the requests that it covered.
 #[derive(Clone, Debug, Serialize)]
 pub struct PromiseReport {
     /// `"reserve"` or `"urgent"`, the key of the file.
@@ -45,38 +45,39 @@ pub struct PromiseReport {
     pub burst_ns: u64,
     /// Promised longest time of a request within share and burst, in ns.
     pub deadline_ns: u64,
-    /// Requests that were within share and burst, completed.
+    /// Completed requests within share and burst.
     pub requests: u64,
-    /// The longest of them, from when the reservation covered it, in ns.
+    /// Longest time of such a request from when the reservation covered it, in ns.
     pub worst_ns: u64,
-    /// Those that took longer than the deadline.
+    /// Requests that took longer than the deadline.
     pub missed: u64,
 }
 
-/// For whom requests of a VM have waited in its queue, since it is served.
+/// Causes for which requests of a VM waited in its queue, since it is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WaitsReport {
-    /// Time in which it had requests that were not wholly submitted, in ns.
+    /// Time in which the VM had requests that were not wholly submitted, in ns.
     pub queued_ns: u64,
-    /// Of it, time in which nothing was at the device, in ns: caps and pacing.
+    /// Part of `queued_ns` in which nothing was at the device: caps and pacing.
     pub idle_ns: u64,
-    /// Of it, time in which pieces of its own were at the device, in ns.
+    /// Part of `queued_ns` in which pieces of the VM itself were at the device.
     pub own_ns: u64,
-    /// The same of each VM that it has waited for.
+    /// Part of `queued_ns` in which pieces of another VM were at the device, for each such VM.
     pub neighbours: Vec<NeighbourReport>,
 }
 
 /// Time in which a VM had requests queued while pieces of another were at the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NeighbourReport {
-    /// The other VM; `"others"` for those of a device with more than 64 that are not told apart.
+    /// Name of the other VM; `"others"` for those of a device with more than 64 that are not told
+    /// apart.
     pub name: String,
-    /// The time, in ns. With pieces of several at the device it counts for each.
+    /// Time in ns. With pieces of several VMs at the device it counts for each.
     pub ns: u64,
 }
 
 impl WaitsReport {
-    /// `names` are those of the places.
+    /// Names the counters by place; `names` has the VM of each place, `None` for a vacant one.
     fn new(vm: usize, waits: &Waits, names: &[Option<&str>]) -> Self {
         let at = |place: usize| waits.by.get(place).map_or(0, |ns| ns.0);
         let is_shared = |place: usize| place + 1 == WATCHED && names.len() > WATCHED;
@@ -100,9 +101,9 @@ impl WaitsReport {
 /// The last message or connection of a QEMU that was refused.
 #[derive(Clone, Debug, Serialize)]
 pub struct RefusalReport {
-    /// Why, as in the log.
+    /// Reason, as in the log.
     pub why: String,
-    /// Seconds since.
+    /// Seconds since the refusal.
     pub seconds_ago: u64,
     /// Refusals since the disk is served.
     pub count: u64,
@@ -119,7 +120,7 @@ pub struct RefusedReport {
     pub read_only: u64,
     /// Types, flags and numbers of ranges that were not offered, or that the device does not do.
     pub unsupported: u64,
-    /// Contradictory ones: data in the wrong direction, parts of sectors, too many segments.
+    /// Contradictory requests: data in the wrong direction, parts of sectors, too many segments.
     pub invalid: u64,
 }
 
@@ -135,7 +136,7 @@ impl From<RefusedRequests> for RefusedReport {
     }
 }
 
-/// What the kernel gave for a piece that failed, in words.
+/// Error of a failed piece, in words.
 fn error_text(result: i32) -> String {
     if result < 0 {
         return std::io::Error::from_raw_os_error(-result).to_string();
@@ -143,45 +144,45 @@ fn error_text(result: i32) -> String {
     format!("it ended after {result} bytes: is the file or device shorter than the disk by now?")
 }
 
-/// One VM.
+/// State and counters of a VM's disk.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmReport {
-    /// Its device.
+    /// Name of the device.
     pub device: String,
-    /// Its name.
+    /// Name of the disk.
     pub name: String,
-    /// Its socket.
+    /// Path of the vhost-user socket.
     pub socket: String,
-    /// Its size in bytes, as its guest is told.
+    /// Size in bytes that the guest is told.
     pub size: u64,
-    /// A QEMU is connected.
+    /// Whether a QEMU is connected.
     pub connected: bool,
-    /// The process of that QEMU; `null` where it is not known.
+    /// Process of that QEMU; `null` where it is not known.
     pub peer: Option<u32>,
-    /// Its guest uses the disk: a queue is served.
+    /// Whether the guest uses the disk: a queue is served.
     pub attached: bool,
-    /// Outstanding requests.
+    /// Requests that are fetched and not completed.
     pub outstanding: usize,
-    /// Reads.
+    /// Reads of the disk.
     pub read: DirectionReport,
-    /// Writes, flushes, discards.
+    /// Writes, flushes and discards.
     pub write: DirectionReport,
-    /// Its reservations; none for a VM without.
+    /// Reservations of the VM; empty without any.
     pub promises: Vec<PromiseReport>,
-    /// Signals of completed real-time requests to what follows the VM's urgency; `null` while none
-    /// asks for them.
+    /// Signals of completed real-time requests, for the program that raises the VM's vCPUs; `null`
+    /// while none is asked for.
     pub urgent_signals: Option<u64>,
-    /// For whom it has waited; `null` where that is not told apart.
+    /// Causes of waiting; `null` where they are not told apart.
     pub waits: Option<WaitsReport>,
-    /// What was refused last; `null` without any.
+    /// Last refused message or connection; `null` without any.
     pub refused: Option<RefusalReport>,
-    /// Pieces under a reservation.
+    /// Pieces submitted under a reservation.
     pub reserved: u64,
-    /// Pieces as a share of the rest.
+    /// Pieces submitted without one, as a share of the rest.
     pub shared: u64,
     /// Requests that the device failed.
     pub errors: u64,
-    /// Why the last of them failed; `null` without any.
+    /// Error of the last failed request; `null` without any.
     pub last_error: Option<String>,
     /// Requests that were answered with an error, and did not reach the device.
     pub refused_requests: RefusedReport,
@@ -191,48 +192,48 @@ pub struct VmReport {
     pub broken: u64,
 }
 
-/// One device.
+/// State of a device.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceReport {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its policy. Deadlines are kept under `"edf"` only.
+    /// Scheduling policy. Deadlines are kept under `"edf"` only.
     pub policy: &'static str,
-    /// The current window, in pieces.
+    /// Current window, in pieces.
     pub window: u32,
     /// Pieces that a regulator delayed.
     pub held: u64,
-    /// Median delay of these beyond their exact moment, in ns.
+    /// Median delay of these pieces beyond their exact moment, in ns.
     pub late_p50_ns: u64,
     /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
     pub late_p9999_ns: u64,
-    /// Pieces of discards and zeroing.
+    /// Number of pieces of discards and zeroing.
     pub discard_pieces: u64,
-    /// The longest of them, in ns.
+    /// Longest time of such a piece, in ns.
     pub discard_longest_ns: u64,
-    /// Those that took longer than declared: bounds do not cover them.
+    /// Such pieces that took longer than declared: bounds do not cover them.
     pub discard_overruns: u64,
 }
 
 /// Version of the report: fields may be added, none is removed or changes its meaning.
 pub const VERSION: u32 = 1;
 
-/// All devices and VMs.
+/// All devices, VMs, networks and ports.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// [`VERSION`].
+    /// The [`VERSION`] of this report.
     pub version: u32,
-    /// The devices.
+    /// Devices of the configuration.
     pub devices: Vec<DeviceReport>,
-    /// Their VMs.
+    /// Disks of all devices.
     pub vms: Vec<VmReport>,
-    /// The networks.
+    /// Networks of the configuration.
     pub networks: Vec<NetworkReport>,
-    /// Their ports.
+    /// Ports of all networks.
     pub ports: Vec<PortReport>,
 }
 
-/// What was refused last.
+/// The last refusal of a disk or port.
 pub(crate) fn last_refusal(refusals: &Refusals) -> Option<RefusalReport> {
     refusals.last().map(|last| RefusalReport {
         why: last.why,

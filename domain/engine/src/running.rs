@@ -1,4 +1,4 @@
-//! The disks and ports of a running domain: changed by reloads, described by the status.
+//! The disks and ports of a running I/O domain: changed by reloads, described by the status.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,22 +19,22 @@ use crate::network_membership;
 use crate::reload::{Membership, ReloadError, device_changes, disk_changes, named, needs_restart};
 pub(crate) use crate::running_state::{Member, Part, RunningParts, State};
 
-/// How long the requests of a disk that goes may take at the device.
+/// Longest time for a removed disk's requests at the device.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Interval of looks at them.
+/// Interval of checks whether they have ended.
 const LOOK: Duration = Duration::from_millis(1);
 
 struct Shared {
     /// The configuration of the start, which determines table sizes.
     started: File,
-    /// Where the domain may remove sockets at its end.
+    /// Directories in which the I/O domain may remove sockets at its end.
     directories: BTreeSet<PathBuf>,
     state: Mutex<State>,
     engines: Vec<(String, EngineHandle)>,
     threads: Box<dyn StartThread + Send + Sync>,
 }
 
-/// The disks of a running domain; shared by several threads.
+/// The disks and ports of a running I/O domain; shared by several threads.
 #[derive(Clone)]
 pub struct Running(Arc<Shared>);
 
@@ -44,16 +44,16 @@ impl std::fmt::Debug for Running {
     }
 }
 
-/// What a reload would do with disks and ports.
+/// Disks and ports that a reload would attach and detach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preview {
-    /// Disks that come.
+    /// Names of disks to attach.
     pub attach: Vec<String>,
-    /// Disks that go, and whether a QEMU is connected.
+    /// Names of disks to detach, and whether a QEMU is connected.
     pub detach: Vec<(String, bool)>,
-    /// Ports that come.
+    /// Names of ports to attach.
     pub attach_ports: Vec<String>,
-    /// Ports that go, and whether a QEMU is connected.
+    /// Names of ports to detach, and whether a QEMU is connected.
     pub detach_ports: Vec<(String, bool)>,
 }
 
@@ -162,11 +162,12 @@ impl Running {
     /// Reads the file again, validates it including admission, and puts it in force. Returns the
     /// changes, each with its place.
     ///
-    /// Live: disks and ports that come (which `passed` has) and go; of a device `policy`, `window`
-    /// (up to the largest of the start), `aging`, `poll`, `parallel`, `stall`, `discard_share`; of
-    /// a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`; of networks
-    /// and ports the same where they have it. The buckets of a changed one start full; all others
-    /// continue. With `force`, disks and ports go under their guests.
+    /// Live: disks and ports that are attached (which `passed` has) and detached; of a device
+    /// `policy`, `window` (up to the largest of the start), `aging`, `poll`, `parallel`, `stall`,
+    /// `discard_share`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`,
+    /// `guest_priority`; of networks and ports the same where they have it. The buckets of a
+    /// changed disk or port start full; all others continue. With `force`, disks and ports in use
+    /// by a guest are detached too.
     ///
     /// # Errors
     /// [`ReloadError`].
@@ -200,7 +201,7 @@ impl Running {
             changes.push(format!("port \"{name}\": detached"));
         }
         self.reconfigure(&mut state, &new, &mut changes)?;
-        // In force from here on, but for the disks that come.
+        // In force from here on, except for the disks and ports to attach.
         state.file = new.clone();
         for (device, name) in &membership.attach {
             state.file.devices[*device].disks.retain(|disk| disk.name != *name);
@@ -396,7 +397,7 @@ impl Running {
         let server = match served {
             Ok(server) => server,
             Err(e) => {
-                // It is as if it had never been there.
+                // The disk is removed again.
                 drop(handle.ask(|reply| Command::Detach { vm: place, reply }));
                 if state.places[device].len() == place {
                     state.places[device].push(None);

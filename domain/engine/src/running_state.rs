@@ -1,4 +1,4 @@
-//! What of a running domain changes while it runs.
+//! State of an I/O domain that changes while it runs.
 
 use crate::backing::Backing;
 use crate::config::{Disk, File};
@@ -7,7 +7,7 @@ use crate::network::RunningNetwork;
 use crate::reload::{Membership, ReloadError};
 use crate::vhost_user::VhostUserServer;
 
-/// The part of a file that a disk is.
+/// The part of a file or device that belongs to a disk.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) name: String,
@@ -19,7 +19,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Its size, in bytes.
+    /// Size of the disk, in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
@@ -65,7 +65,7 @@ impl Member {
     }
 }
 
-/// What changes while the domain runs.
+/// State that reloads change.
 #[derive(Debug)]
 pub(crate) struct State {
     /// The configuration in force.
@@ -77,7 +77,7 @@ pub(crate) struct State {
     pub(crate) networks: Vec<RunningNetwork>,
 }
 
-/// What a start made.
+/// Result of a start: places, locks and networks.
 pub(crate) struct RunningParts {
     /// The disks of each device, by place.
     pub(crate) places: Vec<Vec<Option<Member>>>,
@@ -109,7 +109,7 @@ impl State {
         self.places[device].get(place).is_none_or(|m| m.as_ref().is_none_or(goes))
     }
 
-    /// Refuses a disk whose file this domain has locked for less than its disks need together.
+    /// Refuses a disk whose file is locked for less than all of its disks need.
     pub(crate) fn require_lock<'a>(
         &'a self,
         disk: &Disk,

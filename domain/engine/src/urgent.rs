@@ -1,4 +1,4 @@
-//! Signals to what follows a VM's urgency (`rtvirtio keep`): it raises the VM's vCPUs before they
+//! Signals for `rtvirtio keep`, which follows a VM's urgency: it raises the VM's vCPUs before they
 //! are interrupted for a real-time request or an urgent frame.
 
 use std::os::fd::OwnedFd;
@@ -9,14 +9,14 @@ use crate::net::NetCommand;
 use crate::running::Running;
 use crate::running_state::{Member, State};
 
-/// Why an eventfd is not signalled.
+/// Reasons for which an eventfd is not signalled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UrgentError {
-    /// A disk that the domain does not have.
+    /// A disk that the I/O domain does not have.
     #[error("there is no disk \"{0}\"")]
     NoDisk(String),
-    /// A port that the domain does not have.
+    /// A port that the I/O domain does not have.
     #[error("there is no port \"{0}\"")]
     NoPort(String),
     /// The engine of a disk or port has ended.
@@ -27,7 +27,7 @@ pub enum UrgentError {
 impl Running {
     /// Signals this eventfd whenever real-time requests of these disks have completed, or urgent
     /// frames to these ports were delivered, before the guests are notified; `None` for no more.
-    /// All or none of them.
+    /// Fails without an effect if a name is unknown.
     ///
     /// # Errors
     /// [`UrgentError`].

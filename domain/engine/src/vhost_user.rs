@@ -1,6 +1,6 @@
 //! The vhost-user back end of one VM's device: a socket, its thread, and one connection at a time.
 //!
-//! Everything here is between one QEMU and this process. Whatever a QEMU sends, or delays, concerns
+//! A connection is between one QEMU and this process: whatever a QEMU sends, or delays, concerns
 //! its own device.
 
 mod connection;
@@ -22,10 +22,10 @@ use crate::engine::{Command, EngineHandle, QueueCommand};
 use crate::listen::SocketListener;
 use crate::log::Refusals;
 
-/// A device as its control thread sees it.
+/// The vhost-user properties of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// Name in logs and of the thread.
+    /// Name in logs, and of the thread.
     pub name: String,
     /// Index of the VM in its engine.
     pub vm: usize,
@@ -33,14 +33,14 @@ pub struct DeviceInfo {
     pub features: u64,
     /// The configuration space; empty where the VMM provides it, as for network devices.
     pub config: Vec<u8>,
-    /// Number of queues.
+    /// Virtqueues offered to the guest.
     pub queues: u16,
-    /// Most descriptors of a queue.
+    /// Largest number of descriptors of a queue.
     pub largest_queue: u16,
-    /// Huge pages are accepted.
+    /// Whether huge pages are accepted.
     pub hugepages: bool,
-    /// Requests in flight are tracked in memory that outlives this process. QEMU has it for disks
-    /// only.
+    /// Whether requests in flight are tracked in memory that outlives this process. QEMU has it for
+    /// disks only.
     pub has_inflight: bool,
 }
 
@@ -135,7 +135,7 @@ impl<C: From<QueueCommand>> VhostUserServer<C> {
         &self.refusals
     }
 
-    /// Whether its thread has ended, after [`VhostUserServer::close`]: nothing of the VM is in
+    /// Whether the thread has ended, after [`VhostUserServer::close`]: nothing of the VM is in
     /// flight then.
     #[must_use]
     pub fn has_ended(&self) -> bool {

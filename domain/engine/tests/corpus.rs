@@ -1,5 +1,4 @@
-//! Every input that a fuzzer found worth keeping, played again through the same functions
-//! (`fuzz/`).
+//! Replays the fuzzers' corpus through the same functions (`fuzz/`).
 
 #[path = "../../../fuzz/src/chain.rs"]
 mod chain;

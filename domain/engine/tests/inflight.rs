@@ -1,9 +1,9 @@
 //! The table of requests in flight, for all orders of a small queue's requests and a kill between
-//! any two stores, over several lives of the domain.
+//! any two stores, over several restarts of the I/O domain.
 //!
-//! The specification (vhost-user, "Inflight I/O tracking") asks that a domain that starts anew
-//! finds exactly the requests that were taken and not put into the used ring, in the order in which
-//! they were taken. The used ring's index is the guest's memory; here it is a number.
+//! The specification (vhost-user, "Inflight I/O tracking") requires that a restarted back end finds
+//! exactly the requests that were fetched and not put into the used ring, in the order in which
+//! they were fetched. The used ring's index is the guest's memory; here it is a number.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,20 +15,20 @@ use rtvirtio_engine::inflight::{Inflight, Region};
 const HEAD: u64 = 16;
 const DESC: u64 = 16;
 
-/// One thing that a domain does with the table, for a descriptor.
+/// One step of an I/O domain with the table, for a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Fetch(u16),
-    /// Notes the descriptor as the one that is answered next.
+    /// Records the descriptor as the next one to complete.
     PrePut(u16),
-    /// The used ring has it: from here on the guest sees the answer.
+    /// The used ring has it: from here on the guest sees the completion.
     Publish(u16),
     PostPut(u16),
-    /// The domain is killed and starts anew.
+    /// The process is killed and restarted.
     Kill,
 }
 
-/// A queue of a real region, with what the domain and its guest know.
+/// A queue of a real region, with the state of the back end and its guest.
 struct Model {
     file: File,
     region: Arc<Region>,
@@ -37,7 +37,7 @@ struct Model {
     used: u16,
     /// Fetched and not published, in order.
     incomplete: Vec<u16>,
-    /// The one between [`Step::PrePut`] and [`Step::PostPut`], and whether it was published.
+    /// The descriptor between [`Step::PrePut`] and [`Step::PostPut`], and whether it was published.
     putting: Option<(u16, bool)>,
 }
 
@@ -51,7 +51,8 @@ impl Model {
         Self { file: shared, region, queue, size, used, incomplete: Vec::new(), putting: None }
     }
 
-    /// What a domain may do now. The engine answers one request at a time, each in three steps.
+    /// Steps that are possible now. The engine completes one request at a time, each in three
+    /// steps.
     fn steps(&self) -> Vec<Step> {
         let mut steps = vec![Step::Kill];
         steps.extend((0..self.size).filter(|h| !self.in_flight(*h)).map(Step::Fetch));
@@ -89,8 +90,8 @@ impl Model {
             Step::Kill => {
                 let before = self.bytes();
                 assert_eq!(self.region.queue(0).unwrap().recover(self.used), self.incomplete);
-                // Killed again in the middle of that: flags are cleared, the used index is not
-                // noted yet.
+                // Killed again in the middle of the recovery: flags are cleared, the used index is
+                // not recorded yet.
                 let mut torn = self.bytes();
                 torn[14..16].copy_from_slice(&before[14..16]);
                 self.file.write_all_at(&torn, 0).unwrap();
@@ -107,7 +108,7 @@ impl Model {
         bytes
     }
 
-    /// The stores of a step one by one: place and length, in the order of `inflight.rs`.
+    /// The stores of a step one by one: offset and length, in the order of `inflight.rs`.
     fn stores(step: Step) -> Vec<(u64, u64)> {
         let at = |head: u16| HEAD + DESC * u64::from(head);
         match step {
@@ -118,8 +119,7 @@ impl Model {
         }
     }
 
-    /// Kills in the middle of a step that was done: only the first of its stores reached the
-    /// memory.
+    /// Kills in the middle of a step: only the first of its stores reached the memory.
     fn check_torn_stores(&self, before: &[u8], step: Step) {
         let after = self.bytes();
         let mut torn = before.to_vec();
@@ -133,7 +133,7 @@ impl Model {
                 break;
             }
             self.file.write_all_at(&torn, 0).unwrap();
-            // The flag is the last store of a take: until then nothing was taken.
+            // The flag is the last store of a fetch: until then nothing is in flight.
             let mut open = self.incomplete.clone();
             if let Step::Fetch(head) = step {
                 open.retain(|h| *h != head);
@@ -144,7 +144,8 @@ impl Model {
     }
 }
 
-/// Plays a path from the beginning, its last step torn in all ways, and returns what may follow.
+/// Replays a path from the beginning, its last step torn in all ways, and returns the possible next
+/// steps.
 fn play(path: &[Step], size: u16, used: u16) -> Vec<Step> {
     let mut model = Model::new(size, used);
     let (last, first) = path.split_last().map_or((None, path), |(l, f)| (Some(*l), f));
@@ -166,7 +167,7 @@ fn all_orders(path: &mut Vec<Step>, depth: usize, size: u16, used: u16) -> u64 {
     }
     let mut paths = 1;
     for step in next {
-        // Two kills in a row say nothing more.
+        // Two kills in a row test nothing more.
         if step == Step::Kill && path.last().is_none_or(|s| *s == Step::Kill) {
             continue;
         }
@@ -183,7 +184,7 @@ fn all_orders_of_two_descriptors() {
     assert!(paths > 10_000, "{paths}");
 }
 
-/// The used index goes round in the middle.
+/// The used index wraps around.
 #[test]
 fn all_orders_of_three_descriptors() {
     let paths = all_orders(&mut Vec::new(), 8, 3, u16::MAX);

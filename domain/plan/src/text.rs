@@ -20,7 +20,7 @@ const NO_GROUP: &str = "# Sockets are for root only. Where QEMU runs as another 
 /// Socket and backing of a VM's disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskPlace {
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: PathBuf,
     /// File or block device.
     pub path: PathBuf,

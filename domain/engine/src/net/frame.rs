@@ -242,7 +242,8 @@ pub fn segmentation(bytes: &[u8]) -> Option<bool> {
 }
 
 /// Completes a checksum that the sender has left to the receiver: the sum from `csum_start` to the
-/// end, at `csum_offset` (virtio 1.2, section 5.1.6.2; RFC 1071). That of a large segment stays: it
+/// end, at `csum_offset` (virtio 1.2, section 5.1.6.2; RFC 1071). That of a large segment is
+/// completed when the segment is segmented.
 pub fn complete_checksum(bytes: &mut [u8]) {
     let Some((header, frame)) = bytes.split_at_mut_checked(HEADER) else { return };
     if header[0] & NEEDS_CSUM == 0 || header[1] != 0 {

@@ -35,7 +35,7 @@ fn fields_are_found_behind_tags() {
     assert_eq!(Frame::parse(&frame(OTHER, OWN, &[0x81, 0, 0])), None);
 }
 
-/// Linux and switches remove a tag with identifier 0, and take the next one for the frame's.
+/// Linux and switches remove a tag with identifier 0, and use the next one.
 #[test]
 fn the_vlan_is_that_of_the_first_tag_with_an_identifier() {
     let of = |rest: &[u8]| Frame::parse(&frame(OTHER, OWN, rest)).unwrap();
@@ -49,7 +49,7 @@ fn the_vlan_is_that_of_the_first_tag_with_an_identifier() {
     assert!(rules.may_send(&of(&[0x81, 0, 0xa0, 0, 8, 0, 0x45, 0])), "a priority alone");
 }
 
-/// A switch that takes an old type for a tag finds a VLAN behind it that was not checked.
+/// A switch that accepts an old type as a tag finds a VLAN behind it that was not checked.
 #[test]
 fn a_tag_of_an_old_type_is_of_no_vlan_that_a_port_has() {
     let of = |rest: &[u8]| Frame::parse(&frame(OTHER, OWN, rest)).unwrap();

@@ -34,7 +34,7 @@ fn segment(is_ipv6: bool, tags: usize, payload: usize, size: u16, flags: u8) -> 
     [bytes, frame].concat()
 }
 
-/// Cuts all of it; each frame with virtio-net's header.
+/// Segments all of it; each frame with virtio-net's header.
 fn cut_all(bytes: &[u8], largest: usize) -> Vec<Vec<u8>> {
     let cut = Cut::of(bytes).expect("a segment");
     let mut cutter = Cutter::new(bytes.len());
@@ -156,7 +156,7 @@ proptest! {
         }
     }
 
-    /// No bytes of a guest make it panic, or cut without end.
+    /// No bytes of a guest make it panic, or loop without end.
     #[test]
     fn any_bytes_are_cut(
         mut bytes in prop::collection::vec(any::<u8>(), 0..300),

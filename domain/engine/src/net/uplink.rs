@@ -54,7 +54,7 @@ pub enum UplinkError {
         /// Name of the interface.
         name: String,
     },
-    /// Another process is attached to the tap already.
+    /// The tap is attached to another process already.
     #[error("{name}: another process is attached to it, such as a QEMU; give each VM a tap of its own")]
     InUse {
         /// Name of the interface.

@@ -19,10 +19,10 @@ use crate::feature;
 use crate::inflight::Region;
 use crate::memory::GuestMem;
 
-/// Regions that are reported as left out, of one connection.
+/// Largest number of regions that one connection reports as left out.
 const MOST_LEFT_OUT: usize = 16;
 
-/// Most bytes of the configuration space.
+/// Largest configuration space, in bytes.
 const CONFIG_SPACE: u32 = 256;
 
 #[derive(Default)]
@@ -39,7 +39,7 @@ struct VringSetup {
     running: bool,
 }
 
-/// One connection.
+/// State of a connection to a QEMU.
 pub(super) struct Connection<C: From<QueueCommand>> {
     device: DeviceInfo,
     engine: EngineHandle<C>,
@@ -56,7 +56,7 @@ fn log_and_reject(device: &str, what: &str, e: impl std::fmt::Display) -> Error 
     Error::ReqHandlerError(io::Error::other(format!("{what}: {e}")))
 }
 
-/// Refuses what this back end never does.
+/// Logs and refuses a message that this back end does not support.
 fn reject<T>(device: &DeviceInfo, what: &str, why: &str) -> Result<T> {
     Err(log_and_reject(&device.name, what, why))
 }
@@ -96,7 +96,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         })
     }
 
-    /// The number of descriptors that a queue may have, as a front end asks for it.
+    /// Checks the number of descriptors that a front end asks for.
     fn check_size(&self, index: u32, num: u32) -> Result<u16> {
         let most = self.device.largest_queue;
         let size = u16::try_from(num).ok().filter(|size| size.is_power_of_two() && *size <= most);
@@ -124,7 +124,7 @@ impl<C: From<QueueCommand>> Connection<C> {
             let why = "no number of descriptors was accepted for it (SET_VRING_NUM)";
             return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
         };
-        // Requests beyond that memory would be lost with this process.
+        // Requests beyond the in-flight memory would be lost with this process.
         if let Some(tracked) = tracked.filter(|tracked| *tracked < size) {
             let why = format!("it has {size} descriptors, and the in-flight memory is for {tracked}");
             return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
@@ -178,8 +178,8 @@ impl<C: From<QueueCommand>> Connection<C> {
         (0..self.queues.len() as u32).try_for_each(|i| self.stop(i))
     }
 
-    /// Starts all queues that can be; the first error is returned, and keeps no other from it. A
-    /// queue without an accepted size was refused already.
+    /// Starts all queues that can be started; returns the first error, which does not prevent the
+    /// others. A queue without an accepted size was refused already.
     fn start_all(&mut self) -> Result<()> {
         let sized: Vec<u32> =
             (0..).zip(&self.queues).filter(|(_, queue)| queue.size.is_some()).map(|(i, _)| i).collect();
@@ -235,7 +235,8 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let mem = GuestMem::map(regions, files, self.device.hugepages)
             .map_err(|e| log_and_reject(&self.device.name, "memory", e))?;
-        // The table comes again whenever the guest moves something; what is known is no news.
+        // The table is sent again whenever the guest's memory changes; known regions are not
+        // reported again.
         for left_out in mem.left_out() {
             let size = left_out.size();
             if !self.left_out.contains(&size) && self.left_out.len() < MOST_LEFT_OUT {
@@ -256,7 +257,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
             return Ok(());
         }
         let was_running = setup.running;
-        // The front end goes by what it has asked for, whatever it is answered.
+        // The front end uses the size that it asked for, whatever the reply.
         setup.size = None;
         self.stop(index)?;
         let size = accepted?;

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 
 use rustix::net::RecvFlags;
 
-/// `VHOST_USER_SET_VRING_ENABLE`.
+/// Request `VHOST_USER_SET_VRING_ENABLE`.
 const SET_VRING_ENABLE: u32 = 18;
 /// Flags of a message: version 1, that it is a reply, that the sender waits for one.
 const VERSION: u32 = 1;
@@ -26,7 +26,7 @@ const BODY: usize = 8;
 pub(super) struct Enable {
     /// Index of the queue.
     pub(super) index: u32,
-    /// Enabled.
+    /// Whether the queue is enabled, or disabled.
     pub(super) enable: bool,
     needs_reply: bool,
 }
@@ -35,7 +35,8 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
 }
 
-/// Takes the next message if it is such a one; leaves any other to the crate. Waits for a message.
+/// Takes the next message if it enables or disables a queue; leaves any other to the crate. Waits
+/// for a message.
 pub(super) fn take_enable(stream: &UnixStream) -> io::Result<Option<Enable>> {
     let mut header = [0; HEADER];
     let flags = RecvFlags::PEEK | RecvFlags::WAITALL;
