@@ -1,4 +1,4 @@
-//! A timed task that reads its disk and answers: each cycle from its timer to its answer.
+//! A timed task that reads its disk and completes: each cycle from its timer to its completion.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -11,11 +11,11 @@ use rustix::time::{ClockId, Timespec};
 use crate::Done;
 use crate::sampled::Block;
 
-/// Its real-time priority.
+/// Priority under `SCHED_FIFO`.
 const PRIORITY: u32 = 80;
-/// The part of the disk that is read, again and again.
+/// Bytes of the disk that are read, over and over.
 const SPAN: u64 = 32 << 20;
-/// From one place that is read to the next, in blocks: not in order, so nothing reads ahead.
+/// Distance of consecutive reads, in blocks: not sequential, so that nothing reads ahead.
 const STRIDE: u64 = 1_021;
 
 /// Moments of a cycle, in nanoseconds of the guest's monotonic clock.
@@ -23,19 +23,19 @@ const STRIDE: u64 = 1_021;
 struct Cycle {
     due: u64,
     woke: u64,
-    /// Just before the read.
+    /// Just before the read of the disk.
     asked: u64,
     answered: u64,
 }
 
-/// Wakes `cycles` times, each `period_us` microseconds, and reads a block past the page cache.
-/// Prints a line for each cycle: when it was due, woke, asked its disk, and answered.
+/// Wakes `cycles` times, each `period_us` microseconds, and reads a block with direct I/O. Prints a
+/// line for each cycle: the times at which it was due, woke, submitted its read, and had its data.
 pub fn chain(path: &str, cycles: u64, period_us: u64) -> Done {
     let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits())?;
     let disk = OpenOptions::new().read(true).custom_flags(direct).open(path)?;
     let mut block = Block::boxed();
     sched::set(0, &Attr::fifo(PRIORITY))?;
-    // None of it is allocated while it is measured.
+    // Nothing is allocated during the measurement.
     let mut all = vec![Cycle::default(); usize::try_from(cycles)?];
     let begin = now().0 + 10 * period_us * 1_000;
     for (number, cycle) in (0_u64..).zip(&mut all) {

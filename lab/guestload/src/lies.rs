@@ -1,4 +1,4 @@
-//! What a guest may say that is not true.
+//! False reports of urgency by a guest, for tests of the host.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use rtvirtio_urgency::page::{Mode, RawReport, flag};
 
 use crate::{Done, compute};
 
-/// Random enough to be nonsense.
+/// Xorshift generator of invalid field values.
 struct Random(u64);
 
 impl Random {
@@ -19,8 +19,8 @@ impl Random {
     }
 }
 
-/// Computes for so long, and says all the while what `kind` names. `urgent` is also what an honest
-/// guest says whose urgent task takes all it gets.
+/// Computes for so long, with reports of the given kind. `urgent` is also what an honest guest
+/// reports whose urgent task uses all the CPU time it gets.
 pub fn lie(kind: &str, length: Duration) -> Done {
     let urgent = RawReport { policy: 1, priority: 99, ..RawReport::default() };
     let idle = RawReport { flags: flag::IDLE, ..RawReport::default() };
@@ -34,7 +34,7 @@ pub fn lie(kind: &str, length: Duration) -> Done {
         round += 1;
         match kind {
             "urgent" => reporter.report(0, &urgent)?,
-            // It says that it waits, and computes.
+            // Reports idle, and computes.
             "idle" => reporter.report(0, &idle)?,
             // An interrupt that never ends.
             "interrupt" => reporter.report(0, &RawReport { flags: flag::INTERRUPT, ..urgent })?,
@@ -54,7 +54,7 @@ pub fn lie(kind: &str, length: Duration) -> Done {
                 reporter.report((random.next() % 64).min(62) as usize, &report)?;
                 reporter.report(0, &report)?;
             }
-            // Half of the reports stay odd, for a while.
+            // Half of the reports are torn (an odd sequence number), for a while.
             "torn" => {
                 let block = region.block(0).ok_or("no block for vCPU 0")?;
                 if round % 2 == 0 {
@@ -63,7 +63,7 @@ pub fn lie(kind: &str, length: Duration) -> Done {
                     reporter.report(0, &urgent)?;
                 }
             }
-            // Where the blocks are, it says wrongly, and another way each time.
+            // Gives a wrong address of the blocks, another one each time.
             "address" => {
                 let address = if round % 3 == 0 { 0xffff_ffff_ffff_f000 } else { random.next() };
                 region.set_mode(Mode::GuestMemory { address });

@@ -1,5 +1,5 @@
-//! `rtvirtio-guestload`: what the experiments run inside a guest. The results go to standard
-//! output, errors to standard error.
+//! `rtvirtio-guestload`: loads of the experiments inside a guest. Results go to standard output,
+//! errors to standard error.
 
 mod chain;
 mod lies;
@@ -21,9 +21,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 type Done = Result<(), Box<dyn std::error::Error>>;
 
 const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | promote N | lie KIND SECONDS | video FILE OFFSET SPAN SECONDS | sv PORT DISK | pong PORT | chain DISK CYCLES PERIOD_US";
-/// Additions of one piece of work: some hundred microseconds of an emulated processor.
+/// Additions in one unit of work: some hundred microseconds of an emulated processor.
 const PIECE: u64 = 50_000;
-/// Before a promotion that does not come is given up.
+/// Timeout of a change of level by the host.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
@@ -58,27 +58,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// One piece of work.
+/// Computes one unit of work.
 fn compute() {
     let sum = (0..PIECE).fold(0_u64, |sum, i| black_box(sum.wrapping_add(i)));
     black_box(sum);
 }
 
-/// Works for ever, and writes after each piece how many pieces were done until when, in nanoseconds
-/// of the guest's clock.
+/// Works for ever, and writes after each unit the number of units and the time, in nanoseconds of
+/// the guest's clock.
 fn work(path: &str) -> Done {
     let file = File::create(path)?;
     let mut done = 0_u64;
     loop {
         compute();
         done += 1;
-        // Of one length, so that no reader finds the end of a longer one.
+        // Of constant length, so that no reader finds the end of a longer line.
         file.write_all_at(format!("{done:020} {:020}\n", now().0).as_bytes(), 0)?;
     }
 }
 
-/// A byte goes to and fro between two threads on CPU 0: each way a context switch. Prints how many
-/// times a second it returned.
+/// Sends a byte back and forth between two threads on CPU 0: each way is a context switch. Prints
+/// the round trips per second.
 fn switches(seconds: u64) -> Done {
     let mut set = CpuSet::new();
     set.set(0);
@@ -107,8 +107,8 @@ fn switches(seconds: u64) -> Done {
     Ok(())
 }
 
-/// From a report that something urgent runs until the host shows a higher level, `n` times, while
-/// this vCPU computes: one time a line, in nanoseconds of the guest's clock.
+/// Measures `n` times the delay from a report of an urgent task until the host shows a higher
+/// level, while this vCPU computes. Prints one delay a line, in nanoseconds of the guest's clock.
 fn promote(n: u64) -> Done {
     let reporter = Reporter::begin(Device::find()?, Mode::Region)?;
     let region = reporter.device().region();
@@ -123,7 +123,7 @@ fn promote(n: u64) -> Done {
                 return Err("the host does not lower this vCPU".into());
             }
         }
-        // Not in step with the host's own times.
+        // Not in phase with the host's own periods.
         let pause = Duration::from_micros(1500 + i * 377 % 2000);
         while start.elapsed() < pause {}
         let from = now();

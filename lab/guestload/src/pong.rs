@@ -7,7 +7,7 @@ use rtvirtio_kernel::sched::{self, Attr};
 
 use crate::Done;
 
-/// Its real-time priority.
+/// Priority under `SCHED_FIFO`.
 const PRIORITY: u32 = 80;
 
 /// Serves one connection after the other until it is killed.
@@ -22,7 +22,7 @@ fn answer(listener: &TcpListener) -> Done {
         let (mut stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
         let mut byte = [0];
-        // A connection that broke is over like one that was closed.
+        // A broken connection ends like a closed one.
         while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
     }
 }

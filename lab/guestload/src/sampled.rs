@@ -1,4 +1,4 @@
-//! A client of sampled values: writes each frame to a disk, and answers when it is there.
+//! A client of sampled values: writes each frame to a disk, and replies after the write.
 
 use std::fs::OpenOptions;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -10,29 +10,29 @@ use rustix::net::{RecvFlags, recv};
 
 use crate::Done;
 
-/// Writes at a time: while one is at the disk, the next frames are read.
+/// Concurrent writes: while one is at the disk, the next frames are read.
 const WRITERS: usize = 2;
 /// Bytes of a write, which is also its alignment.
 const BLOCK: usize = 4_096;
-/// Room of a frame in it: what waits goes with one write.
+/// Bytes for a frame in a block: all waiting frames go with one write.
 const SLOT: usize = 128;
-/// The part of the disk that is written, again and again.
+/// Bytes of the disk that are written, over and over.
 const SPAN: u64 = 32 << 20;
 
-/// A buffer that direct I/O takes.
+/// A buffer aligned for direct I/O.
 #[repr(align(4096))]
 pub struct Block([u8; BLOCK]);
 
 impl Block {
-    /// Its size.
+    /// Size of the buffer in bytes.
     pub const BYTES: usize = BLOCK;
 
-    /// One of zeroes.
+    /// Allocates a buffer of zeroes.
     pub fn boxed() -> Box<Self> {
         Box::new(Self([0; BLOCK]))
     }
 
-    /// All of it.
+    /// The whole buffer.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.0
     }
@@ -53,7 +53,7 @@ pub fn serve(port: u16, path: &str) -> Done {
                 lengths.clear();
                 let mut slots = block.0.chunks_exact_mut(SLOT);
                 let Some(first) = slots.next() else { return Ok(()) };
-                // All are of one publisher.
+                // All frames are of one publisher.
                 let (len, publisher) = socket.recv_from(first)?;
                 lengths.push(len);
                 for slot in slots {
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// What is answered is on the disk.
+    /// A frame that was answered is on the disk.
     #[test]
     fn frames_are_answered_when_they_are_written() {
         let dir = rtvirtio_testkit::disk_dir().unwrap();
@@ -96,7 +96,7 @@ mod tests {
         let begin = std::time::Instant::now();
         let mut answer = [0; 256];
         let len = loop {
-            // Until it listens.
+            // Until the server listens.
             let _ = publisher.send(&[7; 98]);
             match publisher.recv(&mut answer) {
                 Ok(len) => break len,

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::time::{Duration, Instant};
 
-/// Frames a second.
+/// Frames per second of play.
 const RATE: u32 = 24;
 /// Bytes of a frame: 6.3 MB/s.
 const FRAME: usize = 256 << 10;
@@ -13,10 +13,10 @@ const BUFFER: u64 = 72;
 /// Alignment of direct reads.
 const ALIGN: usize = 4096;
 
-/// Reads frames from `offset` on past the page cache, over `span` bytes again and again, for so
-/// many seconds of play. Play begins when the buffer is full; a frame that is read after its moment
-/// of play is late. Prints frames, late ones, the longest lateness and the time until play began,
-/// both in ms.
+/// Reads frames from `offset` on with direct I/O, over `span` bytes again and again, for so many
+/// seconds of play. Play begins when the buffer is full; a frame that is read after its time of
+/// play is late. Prints frames, late ones, the longest lateness and the time until play began, both
+/// in ms.
 pub fn video(path: &str, offset: u64, span: u64, seconds: u64) -> crate::Done {
     let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits())?;
     let file = OpenOptions::new().read(true).custom_flags(direct).open(path)?;
@@ -28,7 +28,7 @@ pub fn video(path: &str, offset: u64, span: u64, seconds: u64) -> crate::Done {
     let total = BUFFER + u64::from(RATE) * seconds;
     let (mut begin, mut late, mut worst) = (None, 0_u64, Duration::ZERO);
     for number in 0..total {
-        // A full buffer has no room before the frame that is the buffer's length back is played.
+        // Frame n needs the room of frame n - BUFFER, which is free once that is played.
         if let Some(begin) = begin.filter(|_| number >= BUFFER) {
             let room = moment(begin, number - BUFFER);
             std::thread::sleep(room.saturating_duration_since(Instant::now()));
@@ -49,7 +49,7 @@ pub fn video(path: &str, offset: u64, span: u64, seconds: u64) -> crate::Done {
     Ok(())
 }
 
-/// When a frame is played.
+/// Time at which a frame is played.
 fn moment(begin: Instant, number: u64) -> Instant {
     begin + Duration::from_nanos(number * 1_000_000_000 / u64::from(RATE))
 }

@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::process::Child;
 
-/// Killed and waited for when it is dropped.
+/// A child process, killed and waited for when dropped.
 #[derive(Debug)]
 pub struct ChildGuard(pub Child);
 

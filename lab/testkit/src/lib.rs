@@ -1,6 +1,6 @@
-//! What the tests of several crates share: skipping by name, the programs in directories of their
-//! own, a QEMU without a system, a libvirt daemon, files that texts name, and the removal of what
-//! dead tests left.
+//! Common parts of the tests of several crates: skipping by name, the programs in directories of
+//! their own, a QEMU without a guest system, a libvirt daemon, files that texts name, and the
+//! removal of leftovers of dead tests.
 
 mod child;
 mod help;
@@ -24,6 +24,6 @@ pub use need::{Need, has, skip};
 pub use small_disk::SmallDisk;
 pub use sweep::{remove_vm_group, sweep};
 
-/// When a test takes something for a hang. No test asserts that anything is fast: a busy machine is
-/// slow, and what has to hold in time is a benchmark.
+/// Time after which a test counts as hung. No test asserts that anything is fast: a busy machine is
+/// slow, and time limits belong to benchmarks.
 pub const HANG: std::time::Duration = std::time::Duration::from_secs(300);

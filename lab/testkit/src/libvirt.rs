@@ -1,4 +1,4 @@
-//! A libvirt daemon of its own: its directories, its sockets, its domains.
+//! A libvirt daemon of its own, with its directories, sockets and VMs.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::sweep::{domain_groups, groups_of_machines, remove_empty_group, remove_group};
 use crate::{HANG, Need};
 
-/// What libvirt's directories are on a host, and their names below ours.
+/// Directories of libvirt on the host, and their names below the test's.
 const DIRS: [(&str, &str); 5] = [
     ("/etc/libvirt", "etc"),
     ("/run/libvirt", "run"),
@@ -18,23 +18,23 @@ const DIRS: [(&str, &str); 5] = [
     ("/var/log/libvirt", "log"),
     ("/var/cache/libvirt", "cache"),
 ];
-/// Neither systemd nor AppArmor nor a user of libvirt's is needed, and no file changes its owner.
+/// Works without systemd, AppArmor and a user of libvirt's, and changes no file's owner.
 const QEMU_CONF: &str = "namespaces = []\nsecurity_driver = \"none\"\nuser = \"root\"\ngroup = \"root\"\n\
                          dynamic_ownership = 0\nstdio_handler = \"file\"\n";
 
-/// A function of a shell, which the clusters of the lab use too.
+/// A shell function that the clusters of the lab use too.
 const LIBVIRT_USER: &str = include_str!("../../testbed/src/cluster/libvirt_user.sh");
 
-/// `libvirtd` in the foreground, in mount and network namespaces of its own, with the host's
-/// processes and cgroups. When it is dropped, its domains end, and it and its cgroups go.
+/// Runs `libvirtd` in the foreground, in mount and network namespaces of its own, with the host's
+/// processes and cgroups. Dropping it ends the VMs, the daemon and their cgroups.
 ///
-/// The names of domains must come from [`crate::unique`], so that what a killed test leaves is
-/// known by its name.
+/// The VMs' names must come from [`crate::unique`], so that leftovers of a killed test are known by
+/// their names.
 #[derive(Debug)]
 pub struct Libvirt {
     dir: PathBuf,
     child: Option<Child>,
-    /// Parents of domains' cgroups that were there before.
+    /// Parents of VMs' cgroups that existed before.
     before: Vec<PathBuf>,
     /// libvirt's directories that the host did not have: a package without the service has none.
     made: Vec<&'static str>,
@@ -42,16 +42,16 @@ pub struct Libvirt {
 }
 
 impl Libvirt {
-    /// What it takes. The host's `/etc/libvirt` comes with virsh.
+    /// Requirements. The host's `/etc/libvirt` comes with virsh.
     pub const NEEDS: [Need; 4] = [Need::Root, Need::QEMU, Need::Program("libvirtd"), Need::Program("virsh")];
 
-    /// Starts one with its files below `dir`, and waits until it answers.
+    /// Starts a daemon with its files below `dir`, and waits until it answers.
     ///
     /// # Panics
     /// When it does not start; ask [`crate::has`] for [`Libvirt::NEEDS`] before.
     #[must_use]
     pub fn start(dir: &Path) -> Self {
-        // One at a time: the last one removes what is above its domains' cgroups.
+        // One at a time: the last one removes the parents of its VMs' cgroups.
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         crate::sweep();
@@ -84,7 +84,7 @@ impl Libvirt {
         let log = fs::File::create(self.dir.join("libvirtd.log")).expect("a log");
         let child = Command::new("unshare")
             .args(["--mount", "--net", "--propagation", "private", "sh", "-c", &script])
-            // A sweep finds the daemon by it.
+            // A sweep finds the daemon by this variable.
             .env("RTVIRTIO_RUN_DIR", &self.dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -104,13 +104,13 @@ impl Libvirt {
         }
     }
 
-    /// What it logged since its last start.
+    /// Log of the daemon since its last start.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.join("libvirtd.log")).unwrap_or_default()
     }
 
-    /// Its URI.
+    /// Connection URI of the daemon.
     #[must_use]
     pub fn uri(&self) -> String {
         format!("qemu+unix:///system?socket={}", self.dir.join("run/libvirt-sock").display())
@@ -137,7 +137,7 @@ impl Libvirt {
         text(&out.stdout)
     }
 
-    /// Defines a domain and starts it.
+    /// Defines and starts a VM.
     ///
     /// # Panics
     /// When libvirt refuses it.
@@ -148,7 +148,7 @@ impl Libvirt {
         self.ok(&["start", name]);
     }
 
-    /// Ends the daemon, as an update of its package does, and starts it again. Its domains run on.
+    /// Ends the daemon, as an update of its package does, and starts it again. Its VMs run on.
     ///
     /// # Panics
     /// When it does not end or start.
@@ -172,7 +172,7 @@ impl Libvirt {
         }
     }
 
-    /// Cgroups of this test's domains.
+    /// Cgroups of this test's VMs.
     #[must_use]
     pub fn cgroups(&self) -> Vec<PathBuf> {
         domain_groups().into_iter().filter(|g| crate::sweep::is_ours(g)).collect()
@@ -188,7 +188,7 @@ impl Drop for Libvirt {
         self.stop();
         self.cgroups().iter().for_each(|group| remove_group(group));
         for host in &self.made {
-            // Mounted over in a namespace that is gone.
+            // These were mounted over in a namespace that has ended.
             let _ = fs::remove_dir(host);
         }
         for parent in groups_of_machines().iter().filter(|parent| !self.before.contains(parent)) {

@@ -1,4 +1,4 @@
-//! A file as a block device.
+//! A loop device on a file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,13 +8,13 @@ use std::process::Command;
 pub struct LoopDevice(pub PathBuf);
 
 impl LoopDevice {
-    /// `None` where loop devices cannot be made.
+    /// Attaches a file; `None` where loop devices cannot be made.
     #[must_use]
     pub fn attach(file: &Path) -> Option<Self> {
         Self::with_options(file, &[])
     }
 
-    /// The same with logical blocks of another size, in bytes.
+    /// Attaches a file with logical blocks of another size, in bytes.
     #[must_use]
     pub fn with_blocks(file: &Path, bytes: u32) -> Option<Self> {
         Self::with_options(file, &["--sector-size", &bytes.to_string()])

@@ -1,4 +1,4 @@
-//! A QEMU whose guest has no system: enough for its threads and its monitor.
+//! A QEMU whose guest has no system, for tests of its threads and its monitor.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::HANG;
 
-/// Bytes of the firmware that spins.
+/// Bytes of the firmware image.
 const FIRMWARE: usize = 64 << 10;
 
 /// An emulated machine in its firmware. Killed when this is dropped.
@@ -21,8 +21,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts one of this name, its monitor in `dir`, with further options of QEMU, and waits until
-    /// the monitor answers: its socket is there before the threads of the vCPUs are. It runs in
+    /// Starts a machine of this name, its monitor in `dir`, with further options of QEMU, and waits
+    /// until the monitor answers: its socket exists before the threads of the vCPUs do. It runs in
     /// `dir`.
     ///
     /// # Panics
@@ -41,8 +41,8 @@ impl Machine {
             .stderr(Stdio::null())
             .spawn();
         let machine = Self { child: child.expect("qemu-system-x86_64"), qmp };
-        // Also where the tests run at another: the kernel gives 0 to the heirs of real-time
-        // threads. Without root it stays.
+        // The nice value 0, also where the tests run at another: the kernel gives 0 to children of
+        // real-time threads. Without root it cannot be changed.
         let pid = rustix::process::Pid::from_child(&machine.child);
         let _ = rustix::process::setpriority_process(Some(pid), 0);
         let start = Instant::now();
@@ -53,7 +53,7 @@ impl Machine {
         machine
     }
 
-    /// A command to the monitor, which QEMU's main loop answers: it runs once the machine is built.
+    /// Sends a command to the monitor. QEMU's main loop replies once the machine is built.
     fn ask(&self) -> io::Result<()> {
         let mut monitor = UnixStream::connect(&self.qmp)?;
         monitor.set_read_timeout(Some(HANG))?;
@@ -66,7 +66,7 @@ impl Machine {
         Err(io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// The same, with a guest that computes from its first instruction on and never ends.
+    /// Starts a machine whose guest computes from its first instruction on and never ends.
     ///
     /// # Panics
     /// As [`Machine::start`], and when `dir` cannot be written.
@@ -81,19 +81,19 @@ impl Machine {
         Self::start(dir, name, &[options, &["-bios", &path]].concat())
     }
 
-    /// QEMU's process.
+    /// Process id of QEMU.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its monitor's socket.
+    /// Socket of the monitor.
     #[must_use]
     pub fn qmp(&self) -> &Path {
         &self.qmp
     }
 
-    /// Ends it, as `kill -9` does.
+    /// Kills QEMU, as `kill -9` does.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

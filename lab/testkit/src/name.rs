@@ -1,20 +1,19 @@
-//! Names of what a test makes: each holds the id and the start time of the test's process.
+//! Names of what a test makes: each contains the id and the start time of the test's process.
 //!
-//! `PID-START` names a process for good: ids are used again, the pair is not. The mark before it
-//! keeps the names of tests apart from a user's:
+//! `PID-START` names a process uniquely: ids are reused, the pair is not. The prefix keeps the
+//! names of tests apart from a user's:
 //!
 //! | what | name |
 //! |---|---|
 //! | directory | `rtvirtio-test-PID-START-RANDOM` in the directory of temporary files or `/var/tmp` |
 //! | VM | `NAME-test-PID-START-N`; the cgroup of its CPU contract has `rtvirtio-` before it |
-//! | domain of libvirt | as a VM, so its cgroup is `qemu-ID-NAME-test-PID-START-N.libvirt-qemu` |
+//! | libvirt VM | as a VM, so its cgroup is `qemu-ID-NAME-test-PID-START-N.libvirt-qemu` |
 //! | cgroup made by hand | `rtvirtio-NAME-test-PID-START-N` |
 //! | process | its command line, its environment or an open file names such a directory |
 //!
 //! The laboratory's library names its directories `rtvirtio-box-PID-START-RANDOM` and
-//! `rtvirtio-probe-...`. Files, sockets, mounts, loop devices and the state of the programs lie
-//! below such a directory. [`crate::sweep`] removes what carries the name of a process that is
-//! gone.
+//! `rtvirtio-probe-...`. Files, sockets, mounts, loop devices and the state of the programs are
+//! below such a directory. [`crate::sweep`] removes all with the name of a process that has ended.
 
 use std::io;
 use std::path::Path;
@@ -25,7 +24,7 @@ use tempfile::TempDir;
 use crate::owner::Owner;
 use crate::sweep;
 
-/// A name of this process that no other test has: for VMs, and for cgroups after `rtvirtio-`.
+/// A unique name of this process: for VMs, and for cgroups after `rtvirtio-`.
 #[must_use]
 pub fn unique(name: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -37,24 +36,24 @@ pub fn unique(name: &str) -> String {
 /// next test that runs.
 ///
 /// # Errors
-/// When it cannot be made.
+/// The directory cannot be made.
 pub fn tempdir() -> io::Result<TempDir> {
     tempdir_in(std::env::temp_dir())
 }
 
-/// The same on a file system with direct I/O, where `/tmp` may have none.
+/// A temporary directory on a file system with direct I/O, where `/tmp` may have none.
 ///
 /// # Errors
-/// When it cannot be made.
+/// The directory cannot be made.
 pub fn disk_dir() -> io::Result<TempDir> {
     tempdir_in("/var/tmp")
 }
 
-/// The same below `parent`, which must be a directory that the sweep looks into: `/tmp`,
+/// A temporary directory below `parent`, which must be one that the sweep searches: `/tmp`,
 /// `/var/tmp`, `/dev/shm` or the environment's directory of temporary files.
 ///
 /// # Errors
-/// When it cannot be made.
+/// The directory cannot be made.
 pub fn tempdir_in(parent: impl AsRef<Path>) -> io::Result<TempDir> {
     sweep();
     tempfile::Builder::new().prefix(&format!("rtvirtio-{}-", Owner::this())).tempdir_in(parent)

@@ -4,14 +4,14 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Something that not every machine has.
+/// A requirement that not every machine meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// To be root.
+    /// Root privileges of the test.
     Root,
     /// A program of this name with an option `--version`.
     Program(&'static str),
-    /// A path that exists; what its lack means.
+    /// A path that exists; the text names the missing feature.
     Path(&'static str, &'static str),
     /// CPUs that this process may use.
     Cpus(usize),
@@ -24,7 +24,7 @@ impl Need {
     pub const RT_GROUPS: Self =
         Self::Path("/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "no real-time groups of cgroup v1");
 
-    /// Why it is not there.
+    /// Reason for which the requirement is not met; `None` where it is.
     fn missing(self) -> Option<String> {
         match self {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
@@ -42,7 +42,7 @@ impl Need {
     }
 }
 
-/// Whether all is there that the test needs; [`skip`]s it by name if not.
+/// Whether all requirements of a test are met; [`skip`]s it by name if not.
 #[must_use]
 pub fn has(test: &str, needs: &[Need]) -> bool {
     crate::sweep();
@@ -53,13 +53,13 @@ pub fn has(test: &str, needs: &[Need]) -> bool {
     missing.is_none()
 }
 
-/// Says by name that a test does not run here, and why, on a line that `make test` counts.
+/// Reports by name that a test does not run here, and why, on a line that `make test` counts.
 ///
 /// # Panics
 /// With `RTVIRTIO_NO_SKIP` set, as in CI, where nothing may skip.
 pub fn skip(test: &str, why: &str) {
     assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} may not skip here: {why}");
-    // Straight to standard error: the test runner hides what a passing test prints. A closed one
+    // Directly to standard error: the test runner hides the output of a passing test. A closed one
     // only hides the skip.
     let _ = writeln!(std::io::stderr(), "SKIP {test}: {why}");
 }

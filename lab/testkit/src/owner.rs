@@ -1,11 +1,11 @@
-//! The process that a name belongs to.
+//! The process that a test's name belongs to.
 
 use std::fs;
 use std::sync::OnceLock;
 
-/// Stands before the process in every name.
+/// Prefix of the process in every name.
 const MARK: &str = "test-";
-/// The same where the laboratory's library names a directory of its own.
+/// Prefixes in names of directories that the laboratory's library makes.
 const OF_LIBRARIES: [&str; 2] = ["box-", "probe-"];
 
 /// A process by id and start time, in 1/100 s since boot (proc_pid_stat(5), field 22).
@@ -16,7 +16,7 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// This process.
+    /// Owner of this process's names.
     pub(crate) fn this() -> Self {
         static THIS: OnceLock<Owner> = OnceLock::new();
         *THIS.get_or_init(|| {
@@ -25,7 +25,7 @@ impl Owner {
         })
     }
 
-    /// The process that a name holds; `None` for a name that no test gave.
+    /// The process that a name contains; `None` for a name that is not of a test.
     pub(crate) fn of(name: &str) -> Option<Self> {
         let after = |mark: &str| {
             let at_start = |at: usize| at == 0 || name.as_bytes()[at - 1] == b'-';
@@ -38,7 +38,7 @@ impl Owner {
         std::iter::once(MARK).chain(OF_LIBRARIES).find_map(after)
     }
 
-    /// Whether it has ended. One that only waits for its parent to reap it has.
+    /// Whether the process has ended. A zombie has.
     pub(crate) fn is_gone(self) -> bool {
         start_of(self.pid) != Some(self.start)
     }
@@ -50,10 +50,10 @@ impl std::fmt::Display for Owner {
     }
 }
 
-/// When a process started; `None` when it has ended.
+/// Start time of a process, in 1/100 s since boot; `None` when it has ended.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name in brackets: the state, which is field 3, and on to field 22.
+    // Fields behind the name in brackets: from the state, field 3, to field 22.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     if matches!(fields.first(), Some(&("Z" | "X"))) {
         return None;

@@ -1,4 +1,4 @@
-//! The programs with directories of their own, and a check that nothing remains.
+//! The programs with directories of their own, and a check for leftovers.
 
 use std::cell::RefCell;
 use std::fs;
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use crate::{HANG, Need, has};
 
-/// How long a site may take to be clean.
+/// Longest time until a site is clean.
 const LAST_CLOSE: Duration = Duration::from_secs(20);
 
 /// Profile of the flash twin, measured once; measuring it again would take longer than a test.
 pub const PROFILE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../control/learn/data/qlc-nvme.profile.json");
 
-/// The rows of a dataset that are whole.
+/// The complete rows of a dataset.
 #[must_use]
 pub fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -33,7 +33,7 @@ pub fn program(name: &str) -> PathBuf {
     find_program(name).unwrap_or_else(|| panic!("{name} is not built: cargo build --workspace"))
 }
 
-/// The same; `None` when it is not built.
+/// Path of a program of this workspace; `None` when it is not built.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     // A test program lies in `deps` of the directory that holds the others.
     let test = std::env::current_exe().ok()?;
@@ -41,11 +41,11 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     program.exists().then_some(program)
 }
 
-/// State and run directories for the programs under test. Dropping it puts back what is in force,
-/// removes its lab and the cgroups of its VMs, and then the directories.
+/// State and run directories for the programs under test. Dropping it reverts the settings in
+/// force, removes its lab and the cgroups of its VMs, and then the directories.
 #[derive(Debug)]
 pub struct Site {
-    /// Holds them.
+    /// Parent of these directories.
     pub dir: tempfile::TempDir,
     /// Names given by [`Site::vm`].
     vms: RefCell<Vec<String>>,
@@ -58,7 +58,7 @@ impl Default for Site {
 }
 
 impl Site {
-    /// With nothing in it.
+    /// An empty site.
     ///
     /// # Panics
     /// When `/tmp` cannot be written.
@@ -70,7 +70,7 @@ impl Site {
         Self { dir, vms: RefCell::default() }
     }
 
-    /// A name for a VM that no other test has. The cgroup of its CPU contract goes with the site.
+    /// A unique name for a VM. The cgroup of its CPU contract is removed with the site.
     #[must_use]
     pub fn vm(&self, name: &str) -> String {
         let name = crate::unique(name);
@@ -78,13 +78,13 @@ impl Site {
         name
     }
 
-    /// Sockets and labs.
+    /// Directory of sockets and labs.
     #[must_use]
     pub fn run_dir(&self) -> PathBuf {
         self.dir.path().join("run")
     }
 
-    /// Journal and profiles.
+    /// Directory of journal and profiles.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
         self.dir.path().join("state")
@@ -104,14 +104,14 @@ impl Site {
             .args(args)
             .env("RTVIRTIO_RUN_DIR", self.run_dir())
             .env("RTVIRTIO_STATE_DIR", self.state_dir())
-            // So that a killed one leaves nothing outside.
+            // A killed program leaves its temporary files in the site.
             .env("TMPDIR", self.dir.path().join("tmp"))
             .current_dir(project())
             .stdin(Stdio::null());
         command
     }
 
-    /// Runs it, whatever the exit code.
+    /// Runs a command, whatever its exit code.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -120,7 +120,7 @@ impl Site {
         self.command(args).output().unwrap()
     }
 
-    /// Runs it and expects exit code 0; returns standard output.
+    /// Runs a command and expects exit code 0; returns standard output.
     ///
     /// # Panics
     /// For every other exit code.
@@ -136,7 +136,7 @@ impl Site {
         text(&out.stdout)
     }
 
-    /// Runs it with `--json`, whatever the exit code; returns code and value.
+    /// Runs a command with `--json`, whatever its exit code; returns code and value.
     ///
     /// # Panics
     /// When standard output is not JSON.
@@ -166,7 +166,7 @@ impl Site {
         file
     }
 
-    /// Starts it in the background.
+    /// Starts a command in the background.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -175,7 +175,7 @@ impl Site {
         self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// What is on the machine because of this site: mounts, loop devices, cgroups, processes.
+    /// Leftovers of this site: mounts, loop devices and processes.
     ///
     /// # Panics
     /// When `/proc` or `/sys` cannot be read.
@@ -207,11 +207,11 @@ impl Site {
         leftovers
     }
 
-    /// Fails when something remains. A loop device is detached when the last process has closed it,
-    /// which may be one that lists all devices of the machine.
+    /// Fails when there are leftovers. A loop device is detached when the last process has closed
+    /// it, which may be one that lists all devices of the machine.
     ///
     /// # Panics
-    /// With what it is.
+    /// The leftovers.
     pub fn assert_clean(&self) {
         let end = Instant::now() + LAST_CLOSE;
         let mut leftovers = self.left_behind();
@@ -226,11 +226,11 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // A panic here ends the whole test program and hides why the test failed.
+        // A panic here ends the whole test program and hides the failure of the test.
         if ["rtvirtio", "rtvirtio-lab"].iter().any(|name| find_program(name).is_none()) {
             return;
         }
-        // Settings of a failed test.
+        // Settings that a failed test left in force.
         if self.state_dir().exists() {
             let _ = self.output(&["revert", "--force", "--stop-domain", "--quiet"]);
         }
@@ -247,14 +247,14 @@ pub fn project() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// Output as text.
+/// Output of a program, with invalid UTF-8 replaced.
 #[must_use]
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// False, with the test's name and the reason on standard error, when something that the test needs
-/// is not here.
+/// Whether the programs' lab can run here; if not, reports the test's name and the reason on
+/// standard error.
 #[must_use]
 pub fn can_run(test: &str) -> bool {
     let needs = [
@@ -269,7 +269,7 @@ pub fn can_run(test: &str) -> bool {
 /// Waits for a condition.
 ///
 /// # Panics
-/// When it does not come true before it is taken for a hang ([`HANG`]).
+/// When it is not true before the test counts as hung ([`HANG`]).
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -281,7 +281,7 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
 /// Sends a signal to a process that this test started.
 ///
 /// # Panics
-/// When it has ended.
+/// When the process has ended.
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
@@ -290,13 +290,13 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
 /// A number from the environment.
 ///
 /// # Panics
-/// When it is none.
+/// When the value is not a number.
 #[must_use]
 pub fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |n| n.parse().unwrap())
 }
 
-/// Random numbers (xorshift64); `RTVIRTIO_SEED` makes them the same again.
+/// Random numbers (xorshift64); `RTVIRTIO_SEED` makes them reproducible.
 #[derive(Debug)]
 pub struct Random(u64);
 
@@ -307,7 +307,7 @@ impl Default for Random {
 }
 
 impl Random {
-    /// From the clock, unless the seed is given.
+    /// Seeded from the clock, unless `RTVIRTIO_SEED` is given.
     ///
     /// # Panics
     /// When `RTVIRTIO_SEED` is no number.
@@ -317,13 +317,13 @@ impl Random {
         Self(number("RTVIRTIO_SEED", now.as_nanos() as u64).max(1))
     }
 
-    /// The seed, as long as no number was taken.
+    /// The seed, if no number was drawn yet.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.0
     }
 
-    /// The next one, from 0 to 1.
+    /// The next number, from 0 to 1.
     #[expect(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;

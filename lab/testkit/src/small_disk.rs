@@ -1,4 +1,4 @@
-//! A file system that can be full.
+//! A small file system, for tests of a full one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::Command;
 pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// Mounts it; the directory is made where there is none.
+    /// Mounts the file system; the directory is made if it does not exist.
     ///
     /// # Panics
     /// Where it cannot be mounted.
@@ -28,13 +28,13 @@ impl SmallDisk {
         self.0.join("filler")
     }
 
-    /// Takes up all the space that is left.
+    /// Uses up all free space.
     pub fn fill(&self) {
-        // Ends with the last byte that there is.
+        // Ends with the last free byte.
         let _ = fs::write(self.filler(), vec![0_u8; 1 << 20]);
     }
 
-    /// Gives that space back.
+    /// Frees that space again.
     ///
     /// # Panics
     /// Where it was not filled.

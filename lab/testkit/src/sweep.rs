@@ -1,4 +1,4 @@
-//! Removal of what tests left whose process is gone: killed, it could not do so itself.
+//! Removal of leftovers of tests whose process has ended: killed tests cannot remove them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::HANG;
 use crate::owner::Owner;
 
-/// Names of programs that tests start, by their first letters: the only ones that are ended for
-/// what their command line names or what they have open.
+/// First letters of the names of programs that tests start: only these are killed for their command
+/// line or open files.
 const PROGRAMS: [&str; 4] = ["rtvirtio", "qemu-system-", "fio", "sleep"];
-/// Pause between two looks at something that goes away by itself.
+/// Interval of checks for a change that happens by itself.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Removes what tests of dead processes left, once in this process. Everything that makes something
-/// for a test calls it: [`crate::tempdir`], [`crate::unique`], [`crate::has`], [`crate::Machine`],
+/// Removes leftovers of dead tests, once in this process. Everything that makes something for a
+/// test calls it: [`crate::tempdir`], [`crate::unique`], [`crate::has`], [`crate::Machine`],
 /// [`crate::site::Site`].
 ///
-/// What a living process made is left alone, and so is what carries no name of a test. Two sweeps
-/// at once do each other no harm. What cannot be removed, without root for instance, stays.
+/// Things of living processes are left alone, and so are those without a name of a test. Two sweeps
+/// at once do each other no harm. A failed removal, without root for instance, is ignored.
 pub fn sweep() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -31,13 +31,13 @@ pub fn sweep() {
         groups().iter().filter(|group| is_of_the_dead(group)).for_each(|group| remove_group(group));
         for group in domain_groups().iter().filter(|g| owner(g).is_some_and(Owner::is_gone)) {
             remove_group(group);
-            // The last one's parent goes too; another's domain keeps it.
+            // The last one's parent is removed too, unless VMs of others are below it.
             group.parent().into_iter().for_each(remove_empty_group);
         }
     });
 }
 
-/// Where tests make directories.
+/// Directories in which tests make their own.
 fn places() -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = ["/tmp", "/var/tmp", "/dev/shm"].map(PathBuf::from).into();
     places.push(std::env::temp_dir());
@@ -57,7 +57,7 @@ fn is_of_the_dead(path: &Path) -> bool {
     name.and_then(Owner::of).is_some_and(Owner::is_gone)
 }
 
-/// Removes a directory or a file, and on the machine all that names it: settings, processes, loop
+/// Removes a directory or a file, and all uses of it on the machine: settings, processes, loop
 /// devices, mounts.
 fn remove_site(dir: &Path) {
     put_back(dir);
@@ -67,7 +67,7 @@ fn remove_site(dir: &Path) {
     let _ = if dir.is_dir() { fs::remove_dir_all(dir) } else { fs::remove_file(dir) };
 }
 
-/// What the programs put back themselves, as a site does when it is dropped.
+/// Reverts settings and removes labs by the programs, as dropping a site does.
 fn put_back(dir: &Path) {
     let run_dir = dir.join("run");
     if dir.join("state").exists() {
@@ -102,7 +102,7 @@ fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Whether a condition comes true before it is taken for a hang.
+/// Waits for a condition; `false` when it counts as hung.
 fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {
@@ -114,8 +114,8 @@ fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Kills the processes that a test started on a directory. Each is looked at again once its pidfd
-/// is open, so that no other process with the same id is meant.
+/// Kills the processes that a test started on a directory. Each is checked again once its pidfd is
+/// open, so that no other process with the same id is killed.
 fn end_processes(dir: &Path) {
     let devices = loops(dir);
     let has_open = |pid: u32| {
@@ -126,7 +126,7 @@ fn end_processes(dir: &Path) {
     let uses = |pid: u32| {
         let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
         let ours = PROGRAMS.iter().any(|p| file("comm").starts_with(p.as_bytes()));
-        // Every program of a site has it in its environment, and passes it on.
+        // Every program of a site has the directory in its environment, and passes it on.
         names(&file("environ"), dir) || ours && (names(&file("cmdline"), dir) || has_open(pid))
     };
     kill_while(|| pids().into_iter().filter(|pid| uses(*pid)).collect());
@@ -143,7 +143,7 @@ fn pids() -> Vec<u32> {
     pids.filter(|pid| *pid != std::process::id()).collect()
 }
 
-/// Kills what is listed until nothing is.
+/// Kills the listed processes until none is listed.
 fn kill_while(list: impl Fn() -> Vec<u32>) {
     eventually(|| {
         let first = list();
@@ -171,7 +171,7 @@ fn loops(dir: &Path) -> Vec<PathBuf> {
 /// Detaches the loop devices whose file lies below a directory.
 fn detach_loops(dir: &Path) {
     for device in loops(dir) {
-        // It keeps its queue's settings, and the next user may not expect them.
+        // A loop device keeps its queue's settings, which the next user may not expect.
         let queue = Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("queue");
         let _ = fs::write(queue.join("scheduler"), "none");
         let detach = Command::new("losetup").arg("--detach").arg(&device).stderr(Stdio::null()).spawn();
@@ -179,7 +179,7 @@ fn detach_loops(dir: &Path) {
     }
 }
 
-/// Unmounts what is mounted below a directory, the innermost first.
+/// Unmounts all mounts below a directory, the innermost first.
 fn unmount(dir: &Path) {
     let list = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = list.lines().filter_map(|l| l.split(' ').nth(4)).map(Path::new);
@@ -200,30 +200,30 @@ fn groups() -> Vec<PathBuf> {
     entries.map(|e| e.path()).filter(|path| path.is_dir()).collect()
 }
 
-/// The groups in which libvirt has those of its domains, where it runs without systemd.
+/// Parent groups of libvirt's VMs, where it runs without systemd.
 pub(crate) fn groups_of_machines() -> Vec<PathBuf> {
     groups().into_iter().filter(|group| group.file_name().is_some_and(|name| name == "machine")).collect()
 }
 
-/// The groups of all domains of libvirt: `machine/qemu-ID-NAME.libvirt-qemu`.
+/// The groups of all VMs of libvirt: `machine/qemu-ID-NAME.libvirt-qemu`.
 pub(crate) fn domain_groups() -> Vec<PathBuf> {
     let entries =
         groups_of_machines().into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
     entries.map(|e| e.path()).filter(|path| path.is_dir()).collect()
 }
 
-/// The test that gave a domain the name that is in its group's.
+/// The test that named the VM of a group.
 fn owner(group: &Path) -> Option<Owner> {
     Owner::of(group.file_name()?.to_str()?)
 }
 
-/// Whether this process gave that name.
+/// Whether this process named the VM of a group.
 pub(crate) fn is_ours(group: &Path) -> bool {
     owner(group) == Some(Owner::this())
 }
 
-/// Removes a cgroup of a test with what runs in it. Its real-time budget is given back first: the
-/// kernel counts that of a removed group for a while.
+/// Kills the processes of a test's cgroup, and removes it. Its real-time budget is set to 0 first:
+/// the kernel counts that of a removed group for a while.
 pub(crate) fn remove_group(group: &Path) {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {
@@ -236,11 +236,11 @@ pub(crate) fn remove_group(group: &Path) {
     };
     kill_while(members);
     let _ = fs::write(group.join("cpu.rt_runtime_us"), "0");
-    // Threads on their way out keep it busy for a moment.
+    // Exiting threads keep it busy for a moment.
     eventually(|| fs::remove_dir(group).is_ok() || !group.exists());
 }
 
-/// Removes a cgroup that holds nothing, with its real-time budget.
+/// Removes an empty cgroup, with its real-time budget.
 pub(crate) fn remove_empty_group(group: &Path) {
     let mut below = fs::read_dir(group).into_iter().flatten().flatten();
     let has_groups = below.any(|e| e.file_type().is_ok_and(|t| t.is_dir()));
@@ -250,7 +250,7 @@ pub(crate) fn remove_empty_group(group: &Path) {
     }
 }
 
-/// Removes the cgroup of a VM's CPU contract, where a test that failed left one.
+/// Removes the cgroup of a VM's CPU contract, if a failed test left one.
 pub fn remove_vm_group(vm: &str) {
     assert!(Owner::of(vm).is_some(), "{vm} is no name of `unique`");
     let name = format!("rtvirtio-{vm}");
@@ -263,11 +263,11 @@ mod tests {
     use super::*;
     use crate::{Need, has};
 
-    /// Ended when dropped.
+    /// A child process, killed when dropped.
     struct Sleeper(Child);
 
     impl Sleeper {
-        /// The directory in its environment lets a sweep end it too.
+        /// The directory in its environment lets a sweep kill it too.
         fn new(dir: &Path) -> Self {
             Self(Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", dir).spawn().unwrap())
         }
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// A process that stands for a test's, and the name that such a test gives.
+    /// A process in place of a test, and the name that such a test would give.
     struct Mortal {
         _process: Sleeper,
         name: String,

@@ -1,4 +1,4 @@
-//! What the workspace links in: licences, sources and the compilers that build it. cargo-deny
+//! Dependencies of the workspace: licences, sources and the compilers that build them. cargo-deny
 //! checks more of it where it is installed; this needs cargo alone.
 
 use std::path::Path;

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use rtvirtio_testkit::site;
 
-/// One program that fails at its first run, one that fails always, one that passes.
+/// One program that fails at its first run, one that always fails, one that passes.
 fn package(dir: &Path) {
     let file = |name: &str, text: &str| fs::write(dir.join(name), text).unwrap();
     fs::create_dir_all(dir.join("src")).unwrap();
