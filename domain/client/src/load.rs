@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::client::Client;
 use crate::queue::BlkRequest;
 
-/// Longest latency that the histograms tell apart: 1000 s.
+/// Largest latency that the histograms distinguish: 1000 s.
 const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
 /// A stream of requests to one client.

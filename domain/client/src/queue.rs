@@ -206,7 +206,7 @@ impl ClientQueue {
         let (old, new) = (self.kicked, self.next_avail);
         self.kicked = new;
         let wanted = if self.event_idx {
-            // The event index behind the used ring: the back end's wish for the next kick.
+            // The event index behind the used ring: the back end's threshold for the next kick.
             let event =
                 self.mem.shared_index(self.used + 4 + 8 * usize::from(self.size)).load(Ordering::Acquire);
             new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

@@ -213,7 +213,7 @@ fn name_of(table: &Table) -> String {
     table.get("name").and_then(Item::as_str).unwrap_or_default().to_owned()
 }
 
-/// A table of another text goes where it is added, not to the line where it was.
+/// Clears the line numbers of a table of another text, so that it is placed where it is added.
 fn forget_position(table: &mut Table) {
     table.set_position(None);
     for (_, item) in table.iter_mut() {

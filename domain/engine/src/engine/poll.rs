@@ -277,8 +277,8 @@ mod tests {
         assert!(again > 500_000_000, "{again} ns of 4 s");
     }
 
-    /// A host that stands still for 5 ms ten times a second is no other thread, and what runs for a
-    /// quarter of the time leaves the rest.
+    /// A host that stalls for 5 ms ten times a second is no other thread, and a thread that runs
+    /// for a quarter of the time leaves the rest.
     #[test]
     fn stalls_of_a_host_end_no_polls() {
         for (taken, least) in [(5_000_000, 800_000_000), (25_000_000, 600_000_000)] {
