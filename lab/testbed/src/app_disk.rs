@@ -1,5 +1,5 @@
-//! A file system with programs of this host and all that they load: to measure how long they take
-//! to start in a guest.
+//! A file system with programs of this host and all files that they load, to measure their start in
+//! a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,19 +10,19 @@ use rtvirtio_units::Bytes;
 use crate::image::cpio::Tree;
 use crate::image::{ImageError, find_program, io_at, libs, run};
 
-/// Makes the file system without mounting it.
+/// Program that makes a file system from a directory, without mounting it.
 const MKFS: &str = "mkfs.ext4";
 /// Sizes are multiples of this.
 const STEP: u64 = 1 << 20;
 
-/// An ext4 image, read-only by use: it has no journal.
+/// An ext4 image without a journal, for reading only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppDisk {
-    /// The image.
+    /// Path of the image.
     pub file: PathBuf,
-    /// Its size.
+    /// Size of the image.
     pub size: Bytes,
-    /// The programs' paths in it.
+    /// Paths of the programs in the image.
     pub programs: Vec<PathBuf>,
     /// Bytes of the programs and all files with them.
     pub content: Bytes,
@@ -30,15 +30,14 @@ pub struct AppDisk {
 
 impl AppDisk {
     /// Makes `work/app.img` with `programs` (paths, or names in PATH), their libraries as `ldd`
-    /// finds them, and `dirs` at their own paths: what they load by themselves, such as an
-    /// interpreter's modules, whose libraries come with them. `work` needs room for the files
-    /// twice.
+    /// finds them, and `dirs` at their own paths: files that the programs load at run time, such as
+    /// an interpreter's modules, with their libraries. `work` needs room for the files twice.
     ///
     /// # Errors
     /// No such program, no `mkfs.ext4`, or a file that cannot be copied.
     pub fn make(work: &Path, programs: &[&str], dirs: &[PathBuf]) -> Result<Self, ImageError> {
         let mut tree = Tree::default();
-        // For the guest's own.
+        // Mount points for the guest.
         for dir in ["dev", "proc", "tmp"] {
             tree.dir(dir);
         }
@@ -68,7 +67,7 @@ impl AppDisk {
     }
 }
 
-/// The file of a program, without links.
+/// The file of a program, links resolved.
 fn find(program: &str) -> Result<PathBuf, ImageError> {
     let missing = || io_at("find", Path::new(program))(std::io::ErrorKind::NotFound.into());
     let found = if program.contains('/') { Some(PathBuf::from(program)) } else { find_program(program) };

@@ -1,12 +1,13 @@
 //! The box: a whole Linux host inside one QEMU process, for the kernel paths that the development
 //! machine may not have.
 //!
-//! It runs Debian's kernel with cgroup v2 only, a null_blk device that takes BFQ, and its own KVM:
-//! QEMU's translator emulates AMD's SVM (`-cpu max`), so `kvm-amd` loads and stock guests boot in
-//! it under `-accel kvm`. It needs no root and touches nothing outside itself. It proves function,
-//! not speed: every instruction in it is translated.
+//! It runs Debian's kernel with cgroup v2 only, a null_blk device that supports BFQ, and its own
+//! KVM: QEMU's translator emulates AMD's SVM (`-cpu max`), so `kvm-amd` loads and stock guests boot
+//! in it under `-accel kvm`. It needs no root and touches nothing outside itself. It proves
+//! function, not speed: every instruction in it is translated.
 //!
-//! The host's own fio and QEMU go in with their libraries, and the guest image of [`crate::image`].
+//! The host's own fio and QEMU are copied in with their libraries, and the guest image of
+//! [`crate::image`].
 
 mod command;
 mod error;
@@ -34,7 +35,7 @@ pub use error::BoxError;
 
 /// The script of the box's first process.
 const INIT: &str = include_str!("boxed/box-init.sh");
-/// Changes when the box is built in another way from the same parts.
+/// Version of the build: a change makes another image from the same parts.
 const FORMAT: u32 = 1;
 /// The box's kernel modules, each with its arguments.
 const MODULES: &[(&str, &str)] = &[
@@ -67,23 +68,23 @@ const FIRMWARE: &[&str] = &[
     "usr/share/qemu/linuxboot_dma.bin",
     "usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
 ];
-/// Where the guest image is in the box.
+/// Directory of the guest image in the box.
 const GUEST_DIR: &str = "guest";
-/// What the first process writes to the status port before it starts the script.
+/// Mark that the first process writes to the status port before it starts the script.
 const BEGINS: &str = "begins";
-/// The time a box has to get to its script: about 10 s on a free machine. One boot in some dozens
-/// hangs before its console prints anything.
+/// Timeout of a boot to the script: about 10 s on an idle machine. One boot in some dozens hangs
+/// before its console prints anything.
 const BOOT: Duration = Duration::from_secs(60);
-/// The time until its console prints something: about 2 s.
+/// Timeout of the console's first output: about 2 s.
 const FIRST_WORD: Duration = Duration::from_secs(20);
-/// How long a script that starts guests may be silent: a guest that boots is silent for some 25 s.
+/// Longest silence of a script that starts guests: a guest that boots prints nothing for some 25 s.
 const QUIET: Duration = Duration::from_secs(75);
-/// Runs of a box with guests that are tried.
+/// Largest number of runs of a box with guests.
 const RUNS: u32 = 3;
-/// Room for what a run leaves.
+/// Size of the disk for a run's results.
 const RESULTS: Bytes = Bytes(256 << 20);
-/// Boots that are tried. Nothing of the run has happened before the script begins, so another boot
-/// changes no result.
+/// Largest number of boots of a run. Nothing of the run has happened before the script begins, so
+/// another boot changes no result.
 const BOOTS: u32 = 3;
 
 /// A host to boot: kernel, and an initramfs with tools and guest image.
@@ -96,39 +97,39 @@ pub struct BoxImage {
 }
 
 impl BoxImage {
-    /// What each further guest in the box adds to the box's own memory.
+    /// Memory that each further guest adds to the box's own.
     #[must_use]
     pub fn guest_memory(&self) -> Bytes {
         self.guest.memory()
     }
 }
 
-/// One run of the box.
+/// A script to run in the box, with its programs and files.
 #[derive(Debug, Clone)]
 pub struct BoxRun<'a> {
-    /// What runs: a shell script (busybox `sh`), as root, in `/root`. `/dev/nullb0` is the device
-    /// to play with.
+    /// Shell script (busybox `sh`) that runs as root in `/root`. `/dev/nullb0` is the device for
+    /// tests.
     pub script: &'a str,
     /// Programs of this host to put into `/usr/local/bin`, with the libraries they need.
     pub programs: &'a [&'a Path],
-    /// Further files: absolute path in the box, path here.
+    /// Further files: absolute path in the box, path on this host.
     pub files: &'a [(&'a str, &'a Path)],
-    /// The box's memory. [`BoxRun::new`] takes enough for one guest in it; add
+    /// Memory of the box. [`BoxRun::new`] takes enough for one guest in it; add
     /// [`BoxImage::guest_memory`] for each more.
     pub memory: Bytes,
-    /// When to give up, from the start of the boot that reaches the script.
+    /// Timeout from the start of the boot that reaches the script.
     pub timeout: Duration,
-    /// When to give up on a script that prints nothing: a box that hangs need not be waited for as
-    /// long as one that works.
+    /// Timeout of a script that prints nothing, so that a box that hangs is ended earlier than one
+    /// that works.
     pub quiet: Duration,
-    /// A file that is the box's second disk, `/dev/vdb`, made anew for each boot.
+    /// A file for the box's second disk, `/dev/vdb`, made anew for each boot.
     pub results: Option<&'a Path>,
-    /// Set when the work is to stop.
+    /// Set to stop the run.
     pub cancel: Option<&'a AtomicBool>,
 }
 
 impl<'a> BoxRun<'a> {
-    /// The script alone, with memory for one guest; it may be silent all the time.
+    /// A run of the script alone, with memory for one guest; it may be silent all the time.
     #[must_use]
     pub fn new(script: &'a str, timeout: Duration) -> BoxRun<'a> {
         BoxRun {
@@ -154,20 +155,20 @@ pub struct BoxOutcome {
     /// The script's exit status. `None` when the box ended without one: its kernel died, or it
     /// could not unpack.
     pub exit_code: Option<i32>,
-    /// What the script printed on both its outputs.
+    /// Output of the script, both streams.
     pub output: String,
-    /// The kernel's console.
+    /// Output of the kernel's console.
     pub console: String,
-    /// The whole run, power-off and all boots included.
+    /// Time of the whole run, power-off and all boots included.
     pub took: Duration,
-    /// Boots that it took to reach the script.
+    /// Boots until the script was reached.
     pub boots: u32,
 }
 
-/// [`ensure_kernel`] with the standard kernel.
+/// Makes or finds the image of [`ensure_kernel`] with the standard kernel.
 ///
 /// # Errors
-/// As there.
+/// As [`ensure_kernel`].
 pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxError> {
     ensure_kernel(cache, Kernel::Standard, progress)
 }
@@ -210,8 +211,8 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
         libs::add_program(&mut tree, &format!("usr/bin/{QEMU}"), &qemu, Some(&packages))?;
         for path in FIRMWARE {
             let source = Path::new("/").join(path);
-            // Debian 13 has the translator in the program itself. A firmware that is missed is
-            // named by QEMU.
+            // Debian 13 has the translator in the program itself. QEMU names a firmware that is
+            // missing.
             if source.is_file() {
                 tree.file(path, &source, 0o644);
             }
@@ -226,12 +227,12 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
     Ok(BoxImage { host, guest, kernel })
 }
 
-/// As [`run()`], for a script that starts guests under the box's KVM. Under emulated SVM (QEMU 7.2
-/// and 10.0) a nested guest can take the box with it, by a kernel panic, a silent reset, or a CPU
-/// that never leaves KVM (each seen once in ten or more runs): a flaw of the emulation. A box that
-/// ended without the script's exit status, that hung (it printed nothing for 75 s, and twice as
-/// long at each further try), or for which `lost` is true, is started anew, twice at most: what
-/// fails by our fault fails again.
+/// Runs a script that starts guests under the box's KVM, as [`run()`] does. Under emulated SVM
+/// (QEMU 7.2 and 10.0) a nested guest can crash the box, by a kernel panic, a silent reset, or a
+/// CPU that never leaves KVM (each seen once in ten or more runs): a flaw of the emulation. A box
+/// that ended without the script's exit status, that hung (it printed nothing for 75 s, and twice
+/// as long at each further try), or for which `lost` is true, is started anew, twice at most: a
+/// failure of the tested program is repeated.
 ///
 /// # Errors
 /// See [`BoxError`].
@@ -254,8 +255,7 @@ pub fn run_with_guests(
     self::run(image, &quiet(RUNS), on_line)
 }
 
-/// How much longer the limits of the `n`th try are, from 1: what is slow because the machine is
-/// busy gets through at last.
+/// Factor of the limits of the `n`th try, from 1: a machine that is only slow reaches them at last.
 fn patience(n: u32) -> u32 {
     1 << (n - 1).min(4)
 }
@@ -292,7 +292,7 @@ pub fn run(image: &BoxImage, run: &BoxRun, on_line: &dyn Fn(&str)) -> Result<Box
     Err(BoxError::Boot { boots: BOOTS, console: tail(&read(&files.console)) })
 }
 
-/// How a boot ended.
+/// End of a boot.
 enum Boot {
     /// The script began; the box is off again.
     Ran,
@@ -340,7 +340,7 @@ fn boot(
     }
 }
 
-/// Files of one run, in a directory that goes with it.
+/// Files of one run, in a directory that is removed after it.
 struct RunFiles {
     payload: PathBuf,
     console: PathBuf,
@@ -371,7 +371,7 @@ impl RunFiles {
     }
 
     /// Output of the status port since the script began: empty, or its exit status. `None` before
-    /// it began.
+    /// that.
     fn status(&self) -> Option<String> {
         Some(read(&self.status).trim().strip_prefix(BEGINS)?.trim().to_owned())
     }
@@ -433,8 +433,8 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
     Ok(command)
 }
 
-/// The box's processor. KVM of a PREEMPT_RT kernel asks for a TSC of constant rate
-/// (`kvm_arch_init()`): the emulated one has it, but may not report it.
+/// CPU model of the box. KVM of a PREEMPT_RT kernel asks for a TSC of constant rate
+/// (`kvm_arch_init()`): the emulated one has it, but does not report it by default.
 fn processor(kernel: Kernel) -> &'static str {
     match kernel {
         Kernel::Standard => "max",
@@ -442,7 +442,7 @@ fn processor(kernel: Kernel) -> &'static str {
     }
 }
 
-/// Tells the complete lines of a growing file once each.
+/// Reports the complete lines of a growing file once each.
 struct Lines<'a> {
     path: &'a Path,
     offset: u64,
@@ -458,7 +458,7 @@ impl Lines<'_> {
             file.take(1 << 20).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
-        // Showing lines is a comfort; the whole output is read in the end.
+        // An error only delays the lines; the whole output is read in the end.
         let bytes = read().unwrap_or_default();
         self.offset += bytes.len() as u64;
         self.partial.extend_from_slice(&bytes);
@@ -480,7 +480,7 @@ pub fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
-/// Ends the box on every way out.
+/// Kills the box when dropped.
 struct Reaper(std::process::Child);
 
 impl Drop for Reaper {

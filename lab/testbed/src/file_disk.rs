@@ -1,8 +1,8 @@
-//! A file on a disk of this machine as a block device: a real device for machines without a spare
-//! one.
+//! A file on a disk of this machine as a block device: real hardware for machines without a spare
+//! device.
 //!
 //! The file is written in full, so that no request hits a hole, and a loop device with direct I/O
-//! passes requests on to the disk below it. What else uses that disk is measured too.
+//! passes requests on to the disk below it. Other users of that disk are measured too.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -19,15 +19,16 @@ use crate::twin::TwinError;
 
 /// Bytes written at a time.
 const CHUNK: usize = 1 << 20;
-/// Every block differs from every other, so that a disk cannot compress or deduplicate them.
+/// Bytes of a block. Every block differs from every other, so that a disk cannot compress or
+/// deduplicate them.
 const BLOCK: usize = 4096;
 
-/// Everything needed to find and remove it, also after a crash.
+/// Parts of a file disk, saved so that they are found and removed also after a crash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileDisk {
     path: PathBuf,
-    /// Device and inode of the file as made: another file at the same place is not ours to remove.
+    /// Device and inode of the file as made: another file at the same path is not removed.
     identity: Option<(u64, u64)>,
     device: Option<PathBuf>,
     elevator: Option<String>,
@@ -38,8 +39,8 @@ impl FileDisk {
     /// each part is made.
     ///
     /// # Errors
-    /// [`LabError`]: the file exists, the disk is full, no loop device, cancelled. What was made so
-    /// far is removed.
+    /// [`LabError`]: the file exists, the disk is full, no loop device, cancelled. The parts made
+    /// so far are removed.
     pub fn make(
         path: &Path,
         size: Bytes,
@@ -131,7 +132,7 @@ fn io_at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TwinError
 /// cancelled.
 fn fill(file: &mut File, size: Bytes, cancel: &AtomicBool) -> io::Result<()> {
     let mut chunk = vec![0u8; CHUNK];
-    // Any numbers without order do.
+    // Any incompressible numbers will do.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for word in chunk.chunks_exact_mut(8) {
         state ^= state << 13;

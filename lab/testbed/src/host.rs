@@ -18,25 +18,25 @@ use crate::qemu::Accel;
 /// State directory of a lab of its own, below its run directory.
 const STATE: &str = "state";
 
-/// How guests are to run.
+/// Accelerator for guests, as the user chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccelChoice {
     /// KVM where a stock guest really boots under it, else TCG.
     Auto,
-    /// KVM.
+    /// Always KVM, without a probe.
     Kvm,
-    /// Emulation.
+    /// Always TCG, QEMU's translator.
     Tcg,
 }
 
-/// The directories of labs, and the program that serves their twins.
+/// Directories of labs, and the program that serves their twins.
 #[derive(Clone, Debug)]
 pub struct LabHost {
     /// State and run directories.
     pub dirs: Dirs,
-    /// Downloaded guest kernels and images.
+    /// Directory of downloaded guest kernels and images.
     pub cache_dir: PathBuf,
-    /// The command that serves a twin: given profile, size and mount directory.
+    /// Makes the command that serves a twin from profile, size and mount directory.
     pub twin_server: fn(&str, Bytes, &Path) -> Command,
 }
 
@@ -71,8 +71,8 @@ impl From<BoxError> for Error {
 }
 
 impl LabHost {
-    /// The host of a lab that shares no directory with the user's lab: it never mixes with the
-    /// settings that the user has applied, and `rtvirtio-lab down` finds it after a crash.
+    /// The host of a lab that shares no directory with the user's lab: its settings are never mixed
+    /// with those that the user has applied, and `rtvirtio-lab down` finds it after a crash.
     #[must_use]
     pub fn below(&self, dir: &str) -> Self {
         let run = self.dirs.run.join(dir);
@@ -80,7 +80,7 @@ impl LabHost {
     }
 
     /// Reverts the settings that are applied to a lab with a state directory of its own, and
-    /// removes the lab and its directory. Whether there was a lab.
+    /// removes the lab and its directory. Returns whether there was a lab.
     ///
     /// # Errors
     /// When a setting cannot be reverted (the lab is removed all the same) or a part of the lab
@@ -88,7 +88,7 @@ impl LabHost {
     pub fn remove(&self) -> Result<bool> {
         let reverted = revert_all(&self.dirs);
         let was_up = Lab::remove(&self.dirs.run)?;
-        // The settings of a removed device are gone with it, so a failed revert keeps no lab.
+        // The settings of a removed device end with it, so a failed revert keeps no lab.
         reverted?;
         match std::fs::remove_dir_all(&self.dirs.run) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -104,7 +104,7 @@ impl LabHost {
     /// When it cannot be made, or the user stops it.
     pub fn guest_image(&self, kernel: Kernel, progress: &dyn Progress) -> Result<GuestImage> {
         let image = ensure_kernel(&self.cache_dir, kernel, &|line| progress.step(line));
-        // Ctrl-C also reaches apt, whose failure then only follows from it.
+        // Ctrl-C also reaches apt, whose failure is then only a consequence.
         progress.check_cancelled()?;
         Ok(image?)
     }
@@ -155,7 +155,7 @@ impl LabHost {
 /// The accelerator of guests: as chosen, or KVM where a stock guest boots under it.
 ///
 /// # Errors
-/// When the probing guest cannot be started.
+/// The probing guest cannot be started.
 pub fn choose_accel(choice: AccelChoice, image: &GuestImage, progress: &dyn Progress) -> Result<Accel> {
     match choice {
         AccelChoice::Kvm => Ok(Accel::Kvm),

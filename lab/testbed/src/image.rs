@@ -3,7 +3,7 @@
 //! Nothing of it is shipped with rtvirtio: the packages are found with apt, unpacked outside of the
 //! system (never installed), and the parts that a guest needs go into one initramfs: busybox, fio,
 //! cyclictest, the QEMU guest agent, their libraries, and the kernel modules for virtio and the I/O
-//! schedulers. A guest therefore needs no disk of its own: its only disk is the one under test.
+//! schedulers. A guest therefore needs no root disk: its only disk is the one under test.
 //!
 //! The initramfs is not compressed. Under TCG unpacking is the guest's own work on an emulated CPU,
 //! and costs more than copying the bytes; see `docs/explanation/laboratory.md` for the measured
@@ -33,8 +33,8 @@ use cpio::Tree;
 
 pub use rtvirtio_spec::Kernel;
 
-/// Debian's meta package of a kernel. The standard one is that for virtual machines: small, and
-/// made for virtio. PREEMPT_RT there is only in the full one, of the same release and version.
+/// Debian's meta package of a kernel. The standard one is the cloud kernel: small, and made for
+/// virtio. PREEMPT_RT exists only as the full kernel, of the same release and version.
 pub(crate) fn kernel_package(kernel: Kernel) -> &'static str {
     match kernel {
         Kernel::Standard => "linux-image-cloud-amd64",
@@ -42,8 +42,8 @@ pub(crate) fn kernel_package(kernel: Kernel) -> &'static str {
     }
 }
 
-/// Start of the names of directories that hold images of this kind and kernel. None is the start of
-/// another.
+/// Prefix of the names of directories that hold images of this kind and kernel. No prefix begins
+/// with another.
 pub(crate) fn kind_name(kind: &str, kernel: Kernel) -> String {
     match kernel {
         Kernel::Standard => kind.to_owned(),
@@ -66,37 +66,38 @@ const MODULES: &[&str] = &[
     "crc32c_generic",
     "ext4",
 ];
-/// Room for the unpacked packages and the image, in bytes: 450 MB, with the PREEMPT_RT kernel 500.
+/// Free space that is required for the unpacked packages and the image, in bytes: 450 MB, with the
+/// PREEMPT_RT kernel 500.
 const ROOM: u64 = 700 << 20;
-/// Changes when this module builds something else from the same packages.
+/// Version of the build: a change makes another image from the same packages.
 const FORMAT: u32 = 3;
 /// Environment variable that names the directory of an image to use as it is; one with PREEMPT_RT
 /// is in its subdirectory [`PREBUILT_RT`].
 const PREBUILT: &str = "RTVIRTIO_GUEST_IMAGE";
 const PREBUILT_RT: &str = "rt";
-/// An image of other packages is removed when it is this old and a new one has been built.
+/// Age from which images of other packages are removed when a new one has been built.
 const OLD_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The last file of an image to be written; it makes an image complete.
+/// The last file of an image to be written: an image without it is incomplete.
 const MANIFEST: &str = "image.json";
 
 /// A kernel and an initramfs that boot to an answering guest agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestImage {
-    /// The kernel (bzImage).
+    /// Path of the kernel (bzImage).
     pub kernel: PathBuf,
-    /// The initramfs.
+    /// Path of the initramfs.
     pub initrd: PathBuf,
-    /// The kernel's release, such as `6.1.0-56-cloud-amd64`.
+    /// Release of the kernel, such as `6.1.0-56-cloud-amd64`.
     pub release: String,
 }
 
 impl GuestImage {
-    /// The file that makes the image complete and tells its release.
+    /// Path of the file that makes the image complete and contains its release.
     pub(crate) fn manifest(&self) -> PathBuf {
         self.initrd.with_file_name(MANIFEST)
     }
 
-    /// Memory that a guest needs to boot it and run fio: the initramfs, the same once more
+    /// Memory that a guest needs to boot the image and run fio: the initramfs, the same once more
     /// unpacked, and 192 MiB for the kernel and the programs, in steps of 64 MiB. (An initramfs of
     /// 87 MiB did not boot in 288 MiB, and did in 320.)
     #[must_use]
@@ -108,7 +109,7 @@ impl GuestImage {
     }
 }
 
-/// Why there is no guest image.
+/// Reasons for which there is no guest image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// Only x86-64 guests are built.
@@ -117,11 +118,11 @@ pub enum ImageError {
     /// A program of the host is missing.
     #[error("cannot run {tool}: {source}; the guest image is made with it: {remedy}")]
     NoTool {
-        /// The program.
+        /// Name of the program.
         tool: String,
-        /// The remedy.
+        /// Package to install or reinstall.
         remedy: &'static str,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// apt does not know a package.
@@ -129,31 +130,31 @@ pub enum ImageError {
         "apt knows no package {package}: run `apt-get update`; it is in Debian 12 and 13, component main"
     )]
     NoPackage {
-        /// Its name.
+        /// Name of the package.
         package: String,
     },
     /// A package could not be downloaded.
     #[error("cannot download {package}: {detail}; check the network, and run `apt-get update`")]
     Download {
-        /// Its name and version.
+        /// Name and version of the package.
         package: String,
-        /// apt's message.
+        /// Message of apt.
         detail: String,
     },
     /// A program of the host failed.
     #[error("{command} failed: {detail}")]
     Tool {
-        /// The command line.
+        /// Command line of the program.
         command: String,
-        /// Its message.
+        /// Error output, in one line.
         detail: String,
     },
     /// A kernel module is neither in the package nor built in.
     #[error("kernel package {kernel} has no module {module}, which a guest needs")]
     Module {
-        /// Its name.
+        /// Name of the module.
         module: String,
-        /// The package's kernel release.
+        /// Release of the package's kernel.
         kernel: String,
     },
     /// A library was not found on the host nor in the packages that a program depends on.
@@ -161,17 +162,17 @@ pub enum ImageError {
         "{binary} needs {libraries}, which no package it depends on has; install fio and qemu-system-x86 on this host"
     )]
     Library {
-        /// The program.
+        /// Path of the program.
         binary: PathBuf,
-        /// The missing libraries.
+        /// Missing libraries, separated by commas.
         libraries: String,
     },
-    /// Not enough room.
+    /// The cache directory has too little free space.
     #[error(
         "no room in {path:?} for the guest image: {free_mib} MiB free, {needed_mib} MiB needed; make room or choose another cache directory"
     )]
     NoSpace {
-        /// Where.
+        /// Path of the cache directory.
         path: PathBuf,
         /// Free space, in MiB.
         free_mib: u64,
@@ -181,11 +182,11 @@ pub enum ImageError {
     /// A file could not be read or written.
     #[error("cannot {operation} {path:?}: {source}")]
     Io {
-        /// The failed step.
+        /// Operation that failed, as a verb.
         operation: &'static str,
-        /// To which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -211,26 +212,26 @@ pub fn default_cache() -> PathBuf {
     }
 }
 
-/// [`ensure_kernel`] with the standard kernel.
+/// Makes or finds the image of [`ensure_kernel`] with the standard kernel.
 ///
 /// # Errors
-/// See [`ImageError`]; each names the remedy.
+/// See [`ImageError`]; each has a remedy.
 pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, ImageError> {
     ensure_kernel(cache, Kernel::Standard, progress)
 }
 
 /// Makes the guest image with this kernel below `cache`, or finds the one made before from the same
-/// packages. Each kernel is downloaded only when it is asked for.
+/// packages. Each kernel is downloaded at its first use.
 ///
 /// If `$RTVIRTIO_GUEST_IMAGE` names a directory of an image made before (`vmlinuz`, `initrd.cpio`,
-/// `image.json`), that one is taken as it is: for a host without a package archive. One with
-/// PREEMPT_RT is expected in `rt` below it.
+/// `image.json`), that image is used: for a host without a package archive. One with PREEMPT_RT is
+/// expected in its subdirectory `rt`.
 ///
-/// `progress` gets one short line before each step that takes time. Two processes at once are fine:
+/// `progress` receives one short line before each step that takes time. Of two processes at once
 /// the second waits. An image appears complete or not at all.
 ///
 /// # Errors
-/// See [`ImageError`]; each names the remedy.
+/// See [`ImageError`]; each has a remedy.
 pub fn ensure_kernel(
     cache: &Path,
     kernel: Kernel,
@@ -326,8 +327,8 @@ pub(crate) fn finish(
     Ok(release)
 }
 
-/// Runs `build` in a fresh directory below `cache` unless the image of this kind and key is there,
-/// and moves it into place.
+/// Runs `build` in a new directory below `cache` unless the image of this kind and key exists, and
+/// renames it into place.
 pub(crate) fn build_once(
     cache: &Path,
     kind: &str,
@@ -350,7 +351,7 @@ pub(crate) fn build_once(
     if let Some(image) = load(&target) {
         return Ok(image);
     }
-    // No other process builds now, so existing files are those of a killed build.
+    // No other process builds now, so existing work directories are those of a killed build.
     remove_leftovers(cache)?;
     let stat = rustix::fs::statvfs(cache).map_err(|e| io_at("look at", cache)(e.into()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
@@ -394,8 +395,8 @@ fn remove_leftovers(cache: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Images take about 100 MB each, and the kernel package changes every few weeks. Another rtvirtio
-/// may still use a younger one.
+/// Removes old images: they take about 100 MB each, and the kernel package changes every few weeks.
+/// Another rtvirtio may still use a younger one.
 fn remove_old(cache: &Path, kind: &str, target: &Path) {
     let Ok(entries) = fs::read_dir(cache) else { return };
     for path in entries.flatten().map(|e| e.path()).filter(|p| p != target) {
@@ -403,7 +404,7 @@ fn remove_old(cache: &Path, kind: &str, target: &Path) {
         let age = fs::metadata(path.join(MANIFEST)).and_then(|m| m.modified()).map(|t| t.elapsed());
         let old = age.is_ok_and(|age| age.is_ok_and(|age| age > OLD_AGE));
         if old && name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('-')) {
-            // One that stays costs room, no more.
+            // An image that stays only takes space.
             let _ = fs::remove_dir_all(&path);
         }
     }
@@ -420,7 +421,7 @@ fn load(dir: &Path) -> Option<GuestImage> {
     (image.kernel.is_file() && image.initrd.is_file()).then_some(image)
 }
 
-/// Looks a program up in PATH and the system directories (PATH of a plain user lacks sbin).
+/// Finds a program in PATH and the system directories (PATH of a plain user lacks sbin).
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -430,7 +431,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// Name, size and time of a host file: another one makes another image.
+/// Name, size and time of a host file, for an image's key.
 pub(crate) fn stamp(path: &Path) -> Result<String, ImageError> {
     let meta = fs::metadata(path).map_err(io_at("look at", path))?;
     Ok(format!("{} {} {}.{}", path.display(), meta.len(), meta.mtime(), meta.mtime_nsec()))
@@ -458,7 +459,7 @@ pub(crate) fn run_bytes(command: &mut Command, remedy: &'static str) -> Result<V
     Err(ImageError::Tool { command: format!("{tool} {}", args.join(" ")), detail })
 }
 
-/// FNV-1a of what an image is made from. It names directories and needs no cryptographic strength.
+/// FNV-1a hash of an image's sources. It names directories and needs no cryptographic strength.
 pub(crate) struct Key(u64);
 
 impl Key {
@@ -469,7 +470,7 @@ impl Key {
     }
 
     pub(crate) fn add(&mut self, part: &str) {
-        // The closing zero keeps ("ab", "c") and ("a", "bc") apart.
+        // The final zero keeps ("ab", "c") and ("a", "bc") apart.
         for byte in part.bytes().chain([0]) {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }

@@ -1,5 +1,5 @@
-//! That KVM does not run a guest on this host, remembered for an hour: finding it out takes 15 s,
-//! and a benchmark boots guests many times.
+//! Cache of the result that KVM does not run a guest on this host, for an hour: the probe takes 15
+//! s, and a benchmark boots guests many times.
 
 use std::fs;
 use std::io;
@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-/// Beside the guest's kernel.
+/// File name, in the directory of the guest's kernel.
 const FILE: &str = "kvm-broken.json";
-/// A machine that was busy may have been too slow for the probe: it is asked again after this.
+/// Lifetime of a result: a busy machine may have been too slow for the probe.
 const AGE: Duration = Duration::from_secs(3_600);
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -28,8 +28,8 @@ fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 
-/// Why KVM did not run this kernel, where that was found within the last hour, since the host's
-/// start, and where to forget it.
+/// Reason for which KVM did not run this kernel, and the file with it, if that was found within the
+/// last hour and since the host's boot.
 pub(crate) fn recall(kernel: &Path) -> Option<(String, PathBuf)> {
     let file = file(kernel);
     let age = SystemTime::now().duration_since(fs::metadata(&file).ok()?.modified().ok()?).ok()?;
@@ -37,7 +37,7 @@ pub(crate) fn recall(kernel: &Path) -> Option<(String, PathBuf)> {
     (age < AGE && verdict.boot_id == boot_id().ok()?).then_some((verdict.reason, file))
 }
 
-/// Remembers it. Where that cannot be, the next guest waits again.
+/// Saves the reason. If that fails, the next guest is probed again.
 pub(crate) fn remember(kernel: &Path, reason: &str) {
     let Ok(boot_id) = boot_id() else { return };
     let verdict = Verdict { boot_id, reason: reason.to_owned() };

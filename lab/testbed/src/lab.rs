@@ -1,4 +1,4 @@
-//! A lab: up, run, down. Everything it makes is in its state file before it is made.
+//! A lab: up, run, down. Each part is in the state file before it is made.
 
 mod down;
 mod up;
@@ -21,8 +21,8 @@ use crate::state::{LabState, LabVm};
 use crate::twin::{ProfileError, TwinError};
 use rtvirtio_measure::workload::{Place, VmLoad};
 
-/// Start of the name of the lab's cgroup, below the hierarchy's root; the pid of its maker follows,
-/// so that labs with different run directories do not meet.
+/// Prefix of the lab's cgroup, below the hierarchy's root; the pid of its maker follows, so that
+/// labs with different run directories do not share it.
 const CGROUP: &str = "/rtvirtio-lab-";
 /// Directory of the I/O domain's sockets and log, below the run directory.
 pub const DOMAIN_DIR: &str = "iod";
@@ -32,23 +32,23 @@ const GUESTS: &str = "guests";
 const ALIGNMENT: u64 = 1 << 20;
 /// Smallest part of the device for one VM.
 const SMALLEST_PART: u64 = 16 << 20;
-/// How long a stray process may take to end.
+/// Longest wait for the end of a stray process.
 pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why a lab cannot be made or removed.
+/// Reasons for which a lab cannot be made, used or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabError {
-    /// There is one already.
+    /// A lab is up already.
     #[error("a lab is up already (from {0}): remove it with `rtvirtio-lab down`")]
     AlreadyUp(String),
-    /// There is none.
+    /// No lab is up in this run directory.
     #[error("no lab is up: make one with `rtvirtio-lab up SPEC`")]
     NotUp,
     /// The lab's state is not complete: it crashed on its way up.
     #[error("the lab from {0} did not come up completely: remove it with `rtvirtio-lab down`")]
     Incomplete(String),
-    /// The spec has VMs that are not the lab's to start.
+    /// The spec has a VM that the lab does not start.
     #[error(
         "vm {0} is not a lab VM: give it `lab = \"qemu\"` or `lab = \"process\"`, or use `rtvirtio verify` for existing VMs"
     )]
@@ -56,17 +56,17 @@ pub enum LabError {
     /// The device is too small.
     #[error("device {}: {message}", path.display())]
     Device {
-        /// The device.
+        /// Path of the device or file.
         path: PathBuf,
-        /// What is wrong, with the remedy.
+        /// Cause, with the remedy.
         message: String,
     },
-    /// The lab's state file.
+    /// The lab's state file cannot be read or written.
     #[error("lab state in {}: {source}", path.display())]
     State {
-        /// The run directory.
+        /// Path of the run directory.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The user stopped it.
@@ -75,34 +75,34 @@ pub enum LabError {
     /// The device is in use; a lab needs one of its own.
     #[error("a lab needs a device of its own: {0}")]
     Claim(#[from] ClaimError),
-    /// A kernel file.
+    /// A kernel file cannot be accessed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The twin's profile.
+    /// The twin's profile is not usable.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The twin.
+    /// An operation on the twin failed.
     #[error(transparent)]
     Twin(#[from] TwinError),
-    /// The guest image.
+    /// The guest image cannot be made.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// A guest.
+    /// A guest cannot be started or ended.
     #[error(transparent)]
     Qemu(#[from] QemuError),
-    /// The I/O domain.
+    /// The I/O domain cannot be started.
     #[error(transparent)]
     Iod(#[from] IodError),
-    /// The list of VMs for the product.
+    /// The list of the lab's VMs cannot be saved or removed.
     #[error(transparent)]
     Inventory(#[from] rtvirtio_workflow::Error),
 }
 
-/// Given the shared device, the VMs with their parts of it, and the run directory (see
-/// [`domain_socket`] and [`DOMAIN_DIR`]): the I/O domain's command.
+/// Makes the I/O domain's command from the shared device, the VMs with their parts of it, and the
+/// run directory (see [`domain_socket`] and [`DOMAIN_DIR`]).
 pub type IodCommand<'a> = dyn Fn(&Path, &[LabVm], &Path) -> Result<Command, IodError> + 'a;
 
-/// The I/O domain's socket of a VM's disk.
+/// Path of the I/O domain's socket of a VM's disk.
 #[must_use]
 pub fn domain_socket(run_dir: &Path, vm: &str) -> PathBuf {
     run_dir.join(DOMAIN_DIR).join(format!("{vm}.sock"))
@@ -111,7 +111,7 @@ pub fn domain_socket(run_dir: &Path, vm: &str) -> PathBuf {
 /// A guest image for each kernel.
 pub type GuestImages = BTreeMap<Kernel, GuestImage>;
 
-/// The kernels that the guests of a spec boot.
+/// Kernels that the guests of a spec boot.
 #[must_use]
 pub fn guest_kernels(spec: &Spec) -> BTreeSet<Kernel> {
     spec.vms.iter().filter(|vm| vm.reach == Reach::Lab(LabKind::Qemu)).map(|vm| vm.kernel).collect()
@@ -119,19 +119,19 @@ pub fn guest_kernels(spec: &Spec) -> BTreeSet<Kernel> {
 
 /// Options of `up` in addition to the spec.
 pub struct UpOptions<'a> {
-    /// State file, sockets, logs.
+    /// Directory of state file, sockets and logs.
     pub run_dir: &'a Path,
-    /// The command that serves a twin: given profile, size and mount directory.
+    /// Makes the command that serves a twin from profile, size and mount directory.
     pub twin_server: &'a dyn Fn(&str, Bytes, &Path) -> Command,
-    /// An image for each kernel that the guests have ([`guest_kernels`]), and how they run; not
+    /// An image for each kernel of the guests ([`guest_kernels`]), and their accelerator; not
     /// needed for process VMs.
     pub guests: Option<(&'a GuestImages, Accel)>,
-    /// The command that serves the guests' disks through the I/O domain; QEMU's own backend on the
-    /// device does without.
+    /// Makes the command that serves the guests' disks through the I/O domain; `None` for QEMU's
+    /// own backend on the device.
     pub iod: Option<&'a IodCommand<'a>>,
-    /// Set by anyone to stop.
+    /// Set to stop `up`; the parts made so far are removed.
     pub cancel: &'a AtomicBool,
-    /// Told what happens.
+    /// Receives a line before each step.
     pub progress: &'a dyn Fn(&str),
 }
 
@@ -189,7 +189,7 @@ impl Lab {
         Ok(load(run_dir)?.is_some())
     }
 
-    /// Removes a lab from this run directory, complete or not. False without a lab.
+    /// Removes a lab from this run directory, complete or not. False if there is none.
     ///
     /// # Errors
     /// The first part that cannot be removed; the state then stays, so that it can be tried again.
@@ -205,13 +205,13 @@ impl Lab {
         &self.state
     }
 
-    /// The shared device.
+    /// Path of the shared device.
     #[must_use]
     pub fn device(&self) -> &Path {
         self.state.device.as_deref().unwrap_or(Path::new("/dev/null"))
     }
 
-    /// Where each VM's tasks run, in spec order.
+    /// Place of each VM's tasks, in spec order.
     ///
     /// # Errors
     /// When there is no block I/O cgroup hierarchy.

@@ -1,4 +1,4 @@
-//! What labs left whose state is gone.
+//! Leftovers of labs whose state is lost.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use rtvirtio_workflow::leftovers::{lab_groups, lab_twins};
 use crate::lab::{LabError, STOP_PATIENCE};
 use crate::twin::TwinHandle;
 
-/// Removes what labs left whose state is gone: their cgroups with what runs in them, and their
-/// twins. False when there was nothing.
+/// Removes leftovers of labs whose state is lost: their cgroups with all processes in them, and
+/// their twins. False when there was none.
 ///
 /// # Errors
 /// The first part that cannot be removed.
@@ -28,7 +28,7 @@ pub fn remove_leftovers() -> Result<bool, LabError> {
     Ok(any)
 }
 
-/// Removes a cgroup, those below it, and what runs in them.
+/// Removes a cgroup, those below it, and their processes.
 fn remove_group(root: &Root, dir: &Path) -> Result<(), LabError> {
     for name in root.list(dir)? {
         let below = dir.join(name);
@@ -38,7 +38,7 @@ fn remove_group(root: &Root, dir: &Path) -> Result<(), LabError> {
     }
     let pids = || -> Result<Vec<u32>, LabError> {
         let text = match root.read(dir.join("cgroup.procs")) {
-            // A threaded group's processes are those of another, which are not ours to end.
+            // A threaded group's processes belong to another group, whose processes are not ended.
             Err(e) if e.is_unsupported() => String::new(),
             text => text?,
         };

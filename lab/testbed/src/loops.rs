@@ -10,7 +10,7 @@ use rtvirtio_kernel::{BlockDevice, Root};
 
 use crate::twin::TwinError;
 
-/// How long the kernel may take to detach a device.
+/// Longest time until the kernel has detached a device.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 fn losetup(args: &[&str], path: &Path) -> Result<String, TwinError> {
@@ -34,7 +34,7 @@ pub(crate) fn elevator_of(device: &Path) -> Option<String> {
     Some(device.elevators(&root).ok()?.current)
 }
 
-/// Best effort: a device is detached even when its elevator cannot be set.
+/// Sets the elevator if possible: a device is detached in any case.
 pub(crate) fn set_elevator(device: &Path, elevator: &str) {
     if let Some((root, device)) = find(device) {
         let _ = device.set_elevator(&root, elevator);
@@ -45,7 +45,7 @@ pub(crate) fn attach(file: &Path) -> Result<PathBuf, TwinError> {
     losetup(&["--find", "--show", "--direct-io=on"], file).map(PathBuf::from)
 }
 
-/// Without direct I/O, which memory file systems of older kernels lack.
+/// Attaches without direct I/O, which memory file systems of older kernels lack.
 pub(crate) fn attach_buffered(file: &Path) -> Result<PathBuf, TwinError> {
     losetup(&["--find", "--show"], file).map(PathBuf::from)
 }

@@ -6,20 +6,20 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// `linux/if_packet.h`.
+/// Socket option of `linux/if_packet.h`.
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// A network namespace; gone with this and the last process and thread in it.
+/// A network namespace; it ends when this is dropped and no process or thread is left in it.
 #[derive(Debug)]
 pub struct Namespace {
     file: File,
 }
 
 impl Namespace {
-    /// Makes one, with its loopback up.
+    /// Makes a namespace, with its loopback interface up.
     ///
     /// # Errors
-    /// Without root.
+    /// Fails without root.
     pub fn new() -> io::Result<Self> {
         let made = std::thread::spawn(|| {
             // SAFETY: only the network namespace of this thread changes, which ends here.
@@ -31,10 +31,11 @@ impl Namespace {
         Ok(Self { file })
     }
 
-    /// Moves the calling thread into it, and all threads and processes that it starts from now on.
+    /// Moves the calling thread into the namespace, and all threads and processes that it starts
+    /// from now on.
     ///
     /// # Errors
-    /// Without root.
+    /// Fails without root.
     pub fn enter(&self) -> io::Result<()> {
         // SAFETY: only the network namespace of this thread changes.
         check(unsafe { libc::setns(self.file.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
@@ -48,7 +49,7 @@ fn check(done: libc::c_int) -> io::Result<libc::c_int> {
 /// Runs a program with arguments that are separated by spaces.
 ///
 /// # Errors
-/// When it cannot be run or fails, with what it says.
+/// The program cannot be run or fails, with its error output.
 pub fn run(program: &str, arguments: &str) -> io::Result<String> {
     let out = Command::new(program).args(arguments.split_whitespace()).output();
     let out = out.map_err(|e| io::Error::new(e.kind(), format!("{program}: {e}")))?;
@@ -59,20 +60,20 @@ pub fn run(program: &str, arguments: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// A bridge `br0` in the calling thread's namespace, a tap on it for each name, and a link whose
-/// ends are `up0`, on the bridge, and `up1`. Nothing sends by itself: IPv6 is off.
+/// Makes a bridge `br0` in the calling thread's namespace, a tap on it for each name, and a veth
+/// pair of `up0`, on the bridge, and `up1`. Nothing is sent by itself: IPv6 is off.
 ///
 /// # Errors
-/// When one cannot be made.
+/// A part cannot be made.
 pub fn bridge<S: AsRef<str>>(taps: &[S]) -> io::Result<()> {
-    // These files are those of the calling thread's namespace. A kernel without IPv6 has no such
-    // one. Without the other, the bridge answers for the address of `up1` with its own, and frames
-    // to the far end do not pass the uplink.
+    // These files are those of the calling thread's namespace. A kernel without IPv6 lacks the
+    // first one. Without `arp_ignore`, the bridge answers ARP for the address of `up1` with its
+    // own, and frames to the far end do not pass the uplink.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     std::fs::write("/proc/sys/net/ipv4/conf/all/arp_ignore", "1")?;
-    // Where the kernel can, it shows the frames of a bridge to the host's firewall, as it would
-    // packets that it routes: three times the cost of each, and refused are those that are no whole
-    // packets. A kernel without that has no such files.
+    // With br_netfilter the kernel passes bridged frames through the host's firewall, as routed
+    // packets: three times the cost of each, and frames that are no complete packets are dropped. A
+    // kernel without it has no such files.
     for of in ["iptables", "ip6tables", "arptables"] {
         let _ = std::fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{of}"), "0");
     }
@@ -91,22 +92,22 @@ pub fn bridge<S: AsRef<str>>(taps: &[S]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends and receives whole frames on an interface.
+/// A packet socket for whole frames on an interface.
 #[derive(Debug)]
 pub struct RawSocket {
     fd: OwnedFd,
 }
 
 impl RawSocket {
-    /// Opens one on an interface of the calling thread's namespace.
+    /// Opens a socket on an interface of the calling thread's namespace.
     ///
     /// # Errors
-    /// When there is none, or without root.
+    /// There is no such interface, or the process is not root.
     pub fn open(interface: &str) -> io::Result<Self> {
         Self::with_protocol(interface, libc::ETH_P_ALL as u16)
     }
 
-    /// The same for frames of one EtherType: others are not queued for it.
+    /// Opens a socket for frames of one EtherType: others are not queued for it.
     ///
     /// # Errors
     /// As [`RawSocket::open`].
@@ -114,7 +115,7 @@ impl RawSocket {
         Self::with_protocol(interface, ethertype)
     }
 
-    /// The same for sending only: nothing is queued for it.
+    /// Opens a socket for sending only: nothing is queued for it.
     ///
     /// # Errors
     /// As [`RawSocket::open`].
@@ -158,15 +159,15 @@ impl RawSocket {
     /// Sends a frame.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         Ok(rustix::io::write(&self.fd, frame).map(drop)?)
     }
 
-    /// Receives a frame into a buffer; returns its length, `None` when none comes in time.
+    /// Receives a frame into a buffer; returns its length, `None` after the timeout.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn receive_into(&self, buffer: &mut [u8], patience: Duration) -> io::Result<Option<usize>> {
         let begin = Instant::now();
         loop {
@@ -179,10 +180,10 @@ impl RawSocket {
         }
     }
 
-    /// The next frame; `None` when none comes in time.
+    /// Receives the next frame; `None` after the timeout.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn receive(&self, patience: Duration) -> io::Result<Option<Vec<u8>>> {
         let mut buffer = vec![0u8; 65_600];
         let len = self.receive_into(&mut buffer, patience)?;

@@ -26,51 +26,52 @@ pub use config::{Accel, DiskRegion, GuestDisk, GuestNic, NicBackend, QemuConfig,
 pub use error::QemuError;
 use files::Files;
 
-/// The guest's name of its only disk.
+/// Path of the guest's only disk, in the guest.
 pub const GUEST_DISK: &str = "/dev/vda";
-/// Where a guest's service listens that is reached through [`QemuConfig::port`].
+/// Port in the guest of the service that [`QemuConfig::port`] leads to.
 pub const GUEST_PORT: u16 = 80;
-/// Three guests that boot at once under TCG on two busy cores took 12 s.
+/// Default boot timeout: three guests at once under TCG on two busy cores took 12 s.
 pub const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-/// One exchange with the monitor. QEMU's main thread may wait for its turn on a host that is
-/// overloaded.
+/// Timeout of one exchange with the monitor: QEMU's main thread may wait for a CPU on a host that
+/// is overloaded.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same when the guest is ended: SIGKILL is there for a QEMU that does not listen.
+/// Timeout of the monitor when the guest is ended: SIGKILL follows.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// From `quit` to the end of the process: it must finish its requests first.
+/// Time from `quit` to the end of the process, which must finish its requests first.
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Enough to find a guest again from another process.
+/// Name and process of a guest, by which another process finds it again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuHandle {
-    /// The guest's name.
+    /// Name of the guest.
     pub name: String,
-    /// Its QEMU process.
+    /// QEMU's process, by id and start time.
     pub process: ProcessId,
-    /// Directory of its sockets and logs.
+    /// Directory of the guest's sockets and logs.
     pub run_dir: PathBuf,
 }
 
 impl QemuHandle {
-    /// Is this very process still running?
+    /// Whether this very process is still running.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.process.is_alive()
     }
 
-    /// The monitor's socket.
+    /// Path of the monitor's socket.
     #[must_use]
     pub fn qmp_socket(&self) -> PathBuf {
         Files::new(&self.run_dir, &self.name).qmp
     }
 
-    /// The guest agent's socket.
+    /// Path of the guest agent's socket.
     #[must_use]
     pub fn agent_socket(&self) -> PathBuf {
         Files::new(&self.run_dir, &self.name).agent
     }
 
-    /// QEMU's socket of the port on which the guest says that something starts, where it has one.
+    /// Path of QEMU's socket of the port on which the guest reports the start of a task, if it has
+    /// that port.
     #[must_use]
     pub fn start_socket(&self) -> PathBuf {
         Files::new(&self.run_dir, &self.name).start
@@ -85,7 +86,7 @@ impl QemuHandle {
     }
 }
 
-/// A running guest. Dropping it ends it, unless it was attached to or detached from.
+/// A running guest. Dropping it ends it, unless it was attached or detached.
 #[derive(Debug)]
 pub struct QemuGuest {
     handle: QemuHandle,
@@ -121,8 +122,8 @@ impl QemuGuest {
             QemuError::Spawn { name: config.name.clone(), cgroups: config.cgroup_procs.clone(), source }
         })?;
         let pid = child.id();
-        // A child that has ended at once is a zombie without a start time; `died` below tells why
-        // it ended.
+        // A child that has ended at once is a zombie without a start time; `died` below reports its
+        // exit status.
         let process = match ProcessId::of(pid) {
             Ok(found) => found.unwrap_or(ProcessId { pid, start_time: 0 }),
             Err(source) => {
@@ -149,8 +150,8 @@ impl QemuGuest {
     }
 
     /// Finds a guest again that another process started with
-    /// [`Lifetime::Detached`](rtvirtio_vmm::spawn::Lifetime::Detached). Dropping it leaves it
-    /// running.
+    /// [`Lifetime::Detached`](rtvirtio_vmm::spawn::Lifetime::Detached). Dropping this leaves the
+    /// guest running.
     ///
     /// # Errors
     /// [`QemuError::Gone`] when that process has ended.
@@ -174,7 +175,7 @@ impl QemuGuest {
         }
     }
 
-    /// Lets it run on after this process; start it with
+    /// Keeps the guest running after this process; start it with
     /// [`Lifetime::Detached`](rtvirtio_vmm::spawn::Lifetime::Detached) for that.
     #[must_use]
     pub fn detach(mut self) -> QemuHandle {
@@ -182,25 +183,25 @@ impl QemuGuest {
         self.handle.clone()
     }
 
-    /// The handle by which another process finds it.
+    /// Handle by which another process finds the guest.
     #[must_use]
     pub fn handle(&self) -> &QemuHandle {
         &self.handle
     }
 
-    /// From start to the agent's first answer; zero for one that was attached to.
+    /// Time from start to the agent's first answer; zero for an attached guest.
     #[must_use]
     pub fn boot_time(&self) -> Duration {
         self.boot_time
     }
 
-    /// Does its QEMU still run? (It may be paused, and the guest in it may hang.)
+    /// Whether its QEMU still runs. (It may be paused, and the guest in it may hang.)
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.handle.is_alive()
     }
 
-    /// A new connection to its monitor. QEMU serves one at a time: drop it soon.
+    /// Opens a connection to the monitor. QEMU serves one at a time: drop it soon.
     ///
     /// # Errors
     /// The guest has ended, or another client is connected.
@@ -208,8 +209,8 @@ impl QemuGuest {
         Qmp::connect(&self.files.qmp, MONITOR_TIMEOUT).map_err(|e| self.explain(e))
     }
 
-    /// The connection to its agent, made at the first use and kept. Errors of the agent itself do
-    /// not tell whether the guest died; [`QemuGuest::exec`] and its like do.
+    /// The connection to the guest agent, made at the first use and kept. Errors of the agent
+    /// itself do not show whether the guest died; [`QemuGuest::exec`] and similar functions do.
     ///
     /// # Errors
     /// The guest has ended or its agent does not answer within 10 s.
@@ -218,12 +219,12 @@ impl QemuGuest {
             let agent = GuestAgent::connect(&self.files.agent, Duration::from_secs(10));
             self.agent = Some(agent.map_err(|e| self.explain(e))?);
         }
-        // Just set, so the error is never made.
+        // Just set, so this error cannot happen.
         self.agent.as_mut().ok_or_else(|| QemuError::gone(&self.handle.name))
     }
 
-    /// Closes the connection to the guest agent, so that another can be made: QEMU serves one at a
-    /// time. [`Self::agent`] makes a new one.
+    /// Closes the connection to the guest agent, so that another program can connect: QEMU serves
+    /// one at a time. [`Self::agent`] makes a new one.
     pub fn close_agent(&mut self) {
         self.agent = None;
     }
@@ -260,7 +261,7 @@ impl QemuGuest {
         self.with_agent(|agent| agent.read_file(path, limit))
     }
 
-    /// Writes a file in the guest; a knob that refuses the value is an error.
+    /// Writes a file in the guest; an attribute of the kernel that refuses the value is an error.
     ///
     /// # Errors
     /// As [`QemuGuest::exec`].
@@ -276,8 +277,8 @@ impl QemuGuest {
         result.map_err(|e| self.explain(e))
     }
 
-    /// Ends the guest: `quit` to the monitor, SIGKILL if that does not help; removes its sockets
-    /// and logs. Ending one that has ended is fine.
+    /// Ends the guest: `quit` to the monitor, then SIGKILL if it still runs; removes its sockets
+    /// and logs. A guest that has ended already is no error.
     ///
     /// # Errors
     /// [`QemuError::Stuck`] when even SIGKILL does not end it (it waits for a device in the
@@ -302,7 +303,7 @@ impl QemuGuest {
             }
         }
         if let Some(mut child) = self.child.take() {
-            // It has ended, so this does not wait; it only reaps.
+            // The process has ended, so this only reaps it.
             let _ = child.wait();
         }
         self.files.remove();
@@ -351,7 +352,7 @@ impl QemuGuest {
                     self.check_running()?;
                     slice *= 2;
                 }
-                // The socket file is there before QEMU listens on it.
+                // The socket file exists before QEMU listens on it.
                 (Err(VmmError::Connect { .. }), _) => thread::sleep(Duration::from_millis(5)),
                 (Err(e), _) => return Err(self.explain(e)),
             }
@@ -359,7 +360,7 @@ impl QemuGuest {
     }
 
     /// Under a KVM that cannot run the guest QEMU stays, paused. A monitor that does not answer
-    /// yet, on a host that is busy with booting several guests, is no sign of a hang.
+    /// yet, on a host that is busy with booting several guests, does not count as a hang.
     fn check_running(&mut self) -> Result<(), QemuError> {
         let status = match Qmp::connect(&self.files.qmp, QUIT_TIMEOUT).and_then(|mut qmp| qmp.query_status())
         {
@@ -371,7 +372,7 @@ impl QemuGuest {
         Err(QemuError::Paused { name, status, log })
     }
 
-    /// A closed connection mostly means that the guest died; that is what the user needs to know.
+    /// A closed connection mostly means that the guest died, which is then the reported error.
     fn explain(&mut self, error: VmmError) -> QemuError {
         // The kernel closes a dying process's sockets before its id is free.
         if error.is_closed() && self.ended_within(Duration::from_secs(1)) || !self.is_alive() {
@@ -397,8 +398,8 @@ impl Drop for QemuGuest {
     }
 }
 
-/// Makes the run directory, readable by the owner only: access to a monitor's socket is control of
-/// the machine.
+/// Makes the run directory, accessible to the owner only: access to a monitor's socket is control
+/// of the VM.
 fn make_run_dir(dir: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)

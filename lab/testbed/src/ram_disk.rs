@@ -9,7 +9,7 @@ use rtvirtio_units::Bytes;
 use crate::loops;
 use crate::twin::TwinError;
 
-/// Memory file systems that every Linux has.
+/// Directory of a memory file system that every Linux has.
 const DIR: &str = "/dev/shm";
 
 /// A loop device over a file in memory. It is removed when this is dropped, and also when the
@@ -22,10 +22,10 @@ pub struct RamDisk {
 }
 
 impl RamDisk {
-    /// Of this size, all of it written.
+    /// Makes a device of this size, all of it written.
     ///
     /// # Errors
-    /// No memory, or no loop device.
+    /// There is no memory, or no loop device.
     pub fn new(size: Bytes) -> Result<Self, TwinError> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl RamDisk {
         Ok(Self { device, _open: open })
     }
 
-    /// The block device.
+    /// Path of the block device.
     #[must_use]
     pub fn device(&self) -> &Path {
         &self.device

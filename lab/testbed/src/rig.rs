@@ -1,4 +1,4 @@
-//! A lab as sweeps and experiments measure it.
+//! A lab as the measured host of sweeps and experiments.
 
 use rtvirtio_apply::{Binding, VmBinding};
 use rtvirtio_kernel::{Cgroups, Root, Stack};

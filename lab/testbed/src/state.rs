@@ -1,4 +1,4 @@
-//! The parts of a lab, on disk before they are made: `lab down` finds them after any crash.
+//! The parts of a lab, saved before they are made: `lab down` finds them after any crash.
 
 use std::fs;
 use std::io;
@@ -15,62 +15,62 @@ use rtvirtio_kernel::ProcessId;
 const SCHEMA: &str = "rtvirtio.lab.v1";
 use rtvirtio_workflow::leftovers::LAB_FILE as FILE;
 
-/// A lab, as it is found again from another process.
+/// State of a lab, by which another process finds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabState {
     schema: String,
-    /// False until everything is up.
+    /// Whether everything is up.
     pub complete: bool,
-    /// Where the spec came from.
+    /// File name or other origin of the spec.
     pub spec_name: String,
-    /// The spec's text: the file may change while the lab is up.
+    /// Text of the spec: the file may change while the lab is up.
     pub spec_text: String,
     /// `kvm`, `tcg` or `none`.
     pub accelerator: String,
-    /// VMM and version, `none` for process VMs.
+    /// Name and version of the VMM, `none` for process VMs.
     pub vmm: String,
-    /// The shared block device.
+    /// Path of the shared block device.
     pub device: Option<PathBuf>,
-    /// Its name, as text.
+    /// Name and size of the device, for people.
     pub device_text: String,
-    /// The twin behind it, if it is one.
+    /// Twin behind the device, if it is one.
     pub twin: Option<TwinHandle>,
-    /// The file behind it, if the lab made one on a disk.
+    /// File behind the device, if the lab made one on a disk.
     #[serde(default)]
     pub file: Option<FileDisk>,
-    /// The I/O domain between device and guests, if there is one.
+    /// Process of the I/O domain between device and guests, if there is one.
     #[serde(default)]
     pub iod: Option<ProcessId>,
     /// Cgroups that the lab made or will make, parents first.
     pub cgroups: Vec<PathBuf>,
     /// `cgroup.subtree_control` files (v2) into which the lab wrote `+io`, outermost first.
     pub io_enabled: Vec<PathBuf>,
-    /// The VMs in spec order, as far as they are up.
+    /// VMs in spec order, as far as they are up.
     pub vms: Vec<LabVm>,
 }
 
-/// One VM of a lab.
+/// State of a VM of a lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabVm {
     /// Name in the spec.
     pub name: String,
-    /// Its cgroup below the hierarchy's root.
+    /// Cgroup of the VM below the hierarchy's root.
     pub cgroup: PathBuf,
-    /// First byte of its part of the device.
+    /// First byte of the VM's part of the device.
     pub offset: u64,
-    /// Length of its part.
+    /// Length of the part, in bytes.
     pub size: u64,
     /// Release of the guest's kernel; empty for a process VM.
     #[serde(default)]
     pub kernel: String,
-    /// The QEMU guest; `None` for a process VM.
+    /// QEMU process of the guest; `None` for a process VM.
     pub qemu: Option<QemuHandle>,
 }
 
 impl LabVm {
-    /// Its part of the device.
+    /// The VM's part of the device.
     #[must_use]
     pub fn region(&self) -> Region {
         Region { offset: rtvirtio_units::Bytes(self.offset), size: rtvirtio_units::Bytes(self.size) }
@@ -78,7 +78,7 @@ impl LabVm {
 }
 
 impl LabState {
-    /// Nothing made yet.
+    /// A lab of which nothing is made yet.
     #[must_use]
     pub fn new(spec_name: &str, spec_text: &str) -> Self {
         Self {
@@ -99,10 +99,10 @@ impl LabState {
         }
     }
 
-    /// The lab in this run directory; `None` when there is none.
+    /// Loads the lab of this run directory; `None` when there is none.
     ///
     /// # Errors
-    /// When the file cannot be read or is not a lab's.
+    /// The file cannot be read or is not a lab's.
     pub fn load(run_dir: &Path) -> io::Result<Option<Self>> {
         let path = run_dir.join(FILE);
         let text = match fs::read_to_string(&path) {
@@ -118,19 +118,19 @@ impl LabState {
         Ok(Some(state))
     }
 
-    /// Writes it so that a crash leaves the old or the new one, never half of one.
+    /// Writes the file so that a crash leaves the old or the new one, never a part.
     ///
     /// # Errors
-    /// When the directory is not writable or full.
+    /// The directory is not writable or full.
     pub fn save(&self, run_dir: &Path) -> io::Result<()> {
         fs::create_dir_all(run_dir)?;
         rtvirtio_kernel::atomic_write(&run_dir.join(FILE), &serde_json::to_vec_pretty(self)?)
     }
 
-    /// Forgets the lab; no error when it is forgotten already.
+    /// Removes the state file; no error when it does not exist.
     ///
     /// # Errors
-    /// When the file cannot be removed.
+    /// The file cannot be removed.
     pub fn forget(run_dir: &Path) -> io::Result<()> {
         match fs::remove_file(run_dir.join(FILE)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),

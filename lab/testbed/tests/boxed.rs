@@ -1,4 +1,4 @@
-//! The box does what it is for: cgroup v2, BFQ on null_blk, and stock guests under its own KVM.
+//! Functions of the box: cgroup v2, BFQ on null_blk, and stock guests under its own KVM.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ fn the_exit_status_and_what_a_command_leaves_come_out() {
 #[test]
 fn script_that_hangs_is_ended() {
     let Some(image) = the_box("script_that_hangs_is_ended") else { return };
-    // A busy machine boots slowly: with twice the time again until the script has begun.
+    // A busy machine boots slowly: each try has twice the time, until the script has begun.
     let ended = |first: u64, run: &dyn Fn(Duration) -> BoxRun<'static>, words: &str| {
         let began = [1, 2, 4, 8, 16].map(|n| n * first).into_iter().any(|seconds| {
             let run = run(Duration::from_secs(seconds));
@@ -91,7 +91,7 @@ fn script_that_hangs_is_ended() {
         assert!(began, "the script does not begin");
     };
     ended(12, &|limit| BoxRun::new("echo waiting; sleep 1000", limit), "within");
-    // One that prints nothing is not waited for as long.
+    // A silent script has a timeout of its own.
     let quiet = |quiet| BoxRun { quiet, ..BoxRun::new("echo waiting; sleep 1000", Duration::from_secs(600)) };
     ended(3, &quiet, "printed nothing within");
 }
@@ -100,7 +100,7 @@ fn script_that_hangs_is_ended() {
 fn a_box_that_cannot_boot_is_told_with_its_console() {
     let Some(image) = the_box("a_box_that_cannot_boot_is_told_with_its_console") else { return };
     let mut run = BoxRun::new("echo never", Duration::from_secs(120));
-    // Too little to unpack the initramfs.
+    // Too little memory to unpack the initramfs.
     run.memory = Bytes(288 << 20);
     let error = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap_err().to_string();
     assert!(error.contains("did not boot in 3 tries") && error.contains("[    "), "{error}");
@@ -135,8 +135,8 @@ fn config_in_box() -> QemuConfig {
 }
 
 /// Tries per guest. The box's KVM runs on emulated SVM, where about one guest in twenty is reset
-/// while it boots (QEMU 7.2, more when the machine is busy): a flaw of the emulation, not of what
-/// is tested.
+/// while it boots (QEMU 7.2, more when the machine is busy): a flaw of the emulation, not of the
+/// tested code.
 const TRIES: usize = 4;
 
 fn boot(config: &QemuConfig) -> QemuGuest {

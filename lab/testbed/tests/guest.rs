@@ -17,7 +17,7 @@ use rtvirtio_vmm::{GuestAgent, KvmProbe, VmmError};
 
 const DISK_SIZE: u64 = 64 << 20;
 
-/// A disk file, a run directory and the image; all but the image's cache goes with it.
+/// A disk file, a run directory and the image; all but the image's cache is removed with it.
 struct Fixture {
     dir: tempfile::TempDir,
     image: GuestImage,
@@ -56,8 +56,8 @@ impl Fixture {
     }
 }
 
-/// The kernel says what it is, and the guest's disk, elevators and cyclictest are there as with the
-/// standard one.
+/// The kernel's release shows PREEMPT_RT, and the guest's disk, elevators and cyclictest work as
+/// with the standard one.
 #[test]
 fn a_guest_boots_the_preempt_rt_kernel() {
     let Some(fixture) = fixture_of("a_guest_boots_the_preempt_rt_kernel", Kernel::Rt) else { return };
@@ -133,7 +133,7 @@ fn fio_knobs_and_a_clean_end() {
     assert!(String::from_utf8(elevators).unwrap().contains("[bfq]"));
     guest.write_file("/sys/block/vda/queue/iosched/slice_idle", b"3").unwrap();
     assert_eq!(guest.read_file("/sys/block/vda/queue/iosched/slice_idle", 64).unwrap(), b"3\n");
-    // A value that the kernel refuses is an error, and the knob keeps its value.
+    // A value that the kernel refuses is an error, and the attribute keeps its value.
     let error = guest.write_file("/sys/block/vda/queue/scheduler", b"nonsense").unwrap_err();
     assert!(error.to_string().contains("/sys/block/vda/queue/scheduler"), "{error}");
     let elevators = guest.read_file("/sys/block/vda/queue/scheduler", 256).unwrap();
@@ -156,7 +156,7 @@ fn fio_knobs_and_a_clean_end() {
     let left = guest.exec(&["sh", "-c", gone], HANG).unwrap();
     assert!(left.success(), "the program that timed out still runs: {left:?}");
 
-    // A second one of the same name is refused, and does not harm the first.
+    // A second guest of the same name is refused, and does not harm the first.
     let error = QemuGuest::start(&fixture.config("vm1")).unwrap_err();
     assert!(matches!(error, QemuError::Busy { .. }), "{error}");
     guest.agent().unwrap().ping().unwrap();
@@ -168,14 +168,15 @@ fn fio_knobs_and_a_clean_end() {
     assert!(!fixture.run_dir().exists());
 }
 
-/// As RHEL and its kin ship the agent: what is disabled is named, with how to allow it.
+/// As RHEL and its derivatives ship the agent: the error names disabled commands, and how to allow
+/// them.
 #[test]
 fn a_disabled_command_of_the_agent_is_named() {
     let Some(fixture) = fixture("a_disabled_command_of_the_agent_is_named") else { return };
     let config = fixture.config("vm1");
     let mut guest = QemuGuest::start(&config).unwrap();
     guest.agent().unwrap().require(&NEEDED).unwrap();
-    // The guest's init starts the agent by its name: whatever it starts next is this.
+    // The guest's init starts the agent by its name, so it starts this wrapper.
     let wrapper = b"#!/bin/sh\nexec /usr/bin/qemu-ga.real \"$@\" -b guest-exec,guest-file-open\n";
     let end = "mv /usr/bin/qemu-ga /usr/bin/qemu-ga.real && mv /tmp/qemu-ga /usr/bin/qemu-ga && \
                chmod 755 /usr/bin/qemu-ga && (sleep 1; kill $(pidof qemu-ga)) >/dev/null 2>&1 &";
@@ -193,12 +194,12 @@ fn a_disabled_command_of_the_agent_is_named() {
     let all = agent.require(&NEEDED).unwrap_err().to_string();
     assert!(all.contains("does not allow guest-exec, guest-file-open: allow them inside the guest"), "{all}");
     assert!(all.contains("/etc/sysconfig/qemu-ga") && all.contains("restart qemu-guest-agent"), "{all}");
-    // Each command names itself, also where nothing was asked first.
+    // Each command names itself, also as the first one.
     let one = agent.exec(&["true"], HANG).unwrap_err();
     assert!(matches!(&one, VmmError::Disabled { commands, .. } if commands == "guest-exec"), "{one}");
     let one = agent.read_file("/proc/version", 4096).unwrap_err();
     assert!(matches!(&one, VmmError::Disabled { commands, .. } if commands == "guest-file-open"), "{one}");
-    // It is alive, and other commands are answered.
+    // The agent still answers other commands.
     agent.ping().unwrap();
 }
 
@@ -252,7 +253,7 @@ fn three_at_once_and_found_again_from_a_handle() {
         let mut guest = QemuGuest::attach(handle).unwrap();
         let out = guest.exec(&["uname", "-r"], HANG).unwrap();
         assert_eq!(String::from_utf8(out.stdout).unwrap().trim(), fixture.image.release);
-        // Dropping one that was attached to leaves it running.
+        // Dropping an attached guest leaves it running.
         drop(guest);
         assert!(handle.is_alive());
     }
@@ -273,7 +274,7 @@ fn kvm_probe_gives_an_answer_with_a_reason() {
     match probe {
         KvmProbe::Works => {
             let config = QemuConfig { accel: rtvirtio_testbed::qemu::Accel::Kvm, ..fixture.config("vm1") };
-            // What the probe says must hold for a guest.
+            // The probe's result must hold for a guest.
             QemuGuest::start(&config).unwrap().stop().unwrap();
         }
         KvmProbe::Broken { reason } | KvmProbe::Absent { reason } => assert!(reason.len() > 10, "{reason}"),

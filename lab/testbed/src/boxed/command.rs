@@ -1,4 +1,4 @@
-//! A command in the box, with the programs of this host, and what it leaves brought out.
+//! A command in the box, with programs of this host, and the transfer of its results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use rtvirtio_units::Bytes;
 use super::{BoxError, BoxImage, BoxOutcome, BoxRun, RUNS, run, tail};
 use crate::image::io_at;
 
-/// The guests that its memory is enough for: as many as an experiment of CPUs starts.
+/// Guests for which the box has memory: as many as a CPU experiment starts.
 const GUESTS: u64 = 2;
-/// For what is done before and after the command.
+/// Time for the script before and after the command.
 const AROUND: Duration = Duration::from_secs(120);
-/// Where the command runs in the box.
+/// Working directory of the command in the box.
 const PLACE: &str = "/root/results";
 
 /// A command to run in the box.
@@ -23,22 +23,22 @@ const PLACE: &str = "/root/results";
 pub struct BoxCommand<'a> {
     /// Program and arguments. It runs as root, in an empty directory.
     pub words: &'a [String],
-    /// Programs of this host that are on its path, with the libraries they need.
+    /// Programs of this host in the command's PATH, with the libraries they need.
     pub programs: &'a [PathBuf],
-    /// Directory of this host for the files that it leaves in its own, 256 MiB at most: empty, or
-    /// made.
+    /// Directory of this host for the files in the command's working directory, 256 MiB at most. It
+    /// must be empty, or is made.
     pub results: &'a Path,
-    /// How long it may run, in whole seconds.
+    /// Timeout of the command, in whole seconds.
     pub timeout: Duration,
-    /// Set when the work is to stop.
+    /// Set to stop the run.
     pub cancel: &'a AtomicBool,
 }
 
-/// Runs a command in the box; its lines go to `on_line`. What it leaves is brought out also when it
-/// fails, or is ended (SIGTERM) because its time is over; nothing is where the box itself hangs or
-/// dies. Under emulated SVM a guest or the whole box may die by itself (see
-/// [`run_with_guests`](super::run_with_guests)): a box that dies is started anew, twice at most, a
-/// guest is the command's matter. A process that it leaves in the background is waited for.
+/// Runs a command in the box; its lines go to `on_line`. Its files are copied out also when it
+/// fails, or is ended (SIGTERM) after its timeout; not where the box itself hangs or dies. Under
+/// emulated SVM a guest or the whole box may die by itself (see
+/// [`run_with_guests`](super::run_with_guests)): a box that dies is started anew, twice at most; a
+/// guest that dies is left to the command. A background process of the command is waited for.
 ///
 /// # Errors
 /// [`BoxError`]. A command that fails is an outcome, not an error.

@@ -1,4 +1,4 @@
-//! Why a run of the box gave no outcome.
+//! Errors of a run of the box.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rtvirtio_vmm::probe::QEMU;
 
 use crate::image::ImageError;
 
-/// Why a run gave no outcome.
+/// Reasons for a run without an outcome.
 #[derive(Debug, thiserror::Error)]
 pub enum BoxError {
     /// The image cannot be made, or a file of the run cannot be read.
@@ -22,48 +22,48 @@ pub enum BoxError {
     /// QEMU did not run the box.
     #[error("QEMU ended with {status}: {stderr}")]
     Qemu {
-        /// How it ended.
+        /// Exit status of QEMU.
         status: String,
-        /// Its standard error.
+        /// End of QEMU's standard error.
         stderr: String,
     },
-    /// A word of a command cannot be one of a shell.
+    /// A word of a command that no shell can pass: with a NUL character.
     #[error("a word of the command holds a NUL character")]
     Word,
-    /// The directory for what a command leaves has something in it.
+    /// The directory for a command's results is not empty.
     #[error("{} is not empty: name another directory", path.display())]
     NotEmpty {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// What a command left cannot be brought out.
+    /// Results of a command cannot be unpacked.
     #[error("what the command left cannot be unpacked: {stderr}")]
     Results {
-        /// What tar(1) says.
+        /// Error output of tar(1).
         stderr: String,
     },
-    /// The user stopped it.
+    /// The user stopped the run.
     #[error("stopped as asked")]
     Cancelled,
     /// No boot reached the script.
     #[error("the box did not boot in {boots} tries; the last console ends with:\n{console}")]
     Boot {
-        /// Boots tried.
+        /// Number of boots that were tried.
         boots: u32,
-        /// The end of the last console.
+        /// End of the last console output.
         console: String,
     },
     /// The script did not end in time.
     #[error("the box {} within {} s; the script printed last:\n{output}\nthe console ends with:\n{console}",
         if *quiet { "printed nothing" } else { "did not finish" }, waited.as_secs())]
     Timeout {
-        /// The time it had.
+        /// Timeout that was exceeded.
         waited: Duration,
         /// Whether that is [`BoxRun::quiet`](super::BoxRun::quiet).
         quiet: bool,
-        /// The end of the script's output.
+        /// End of the script's output.
         output: String,
-        /// The end of the console.
+        /// End of the console output.
         console: String,
     },
 }

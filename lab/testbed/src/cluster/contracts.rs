@@ -1,8 +1,8 @@
-//! A cluster whose VMs have CPU contracts, told to it and held by `rtvirtio-pacemaker`.
+//! A cluster whose VMs have CPU contracts, enforced by `rtvirtio-pacemaker`.
 //!
-//! The VMs are emulated machines whose firmware computes for ever: real QEMU processes with
-//! threads and a monitor, and no system in the guest. They are processes, or domains of a libvirt
-//! of each node.
+//! The VMs are emulated machines whose firmware computes for ever: real QEMU processes with threads
+//! and a monitor, and no system in the guest. They are plain processes, or VMs of each node's
+//! libvirt.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use super::node::processes_below;
 use super::publisher::Publishers;
 use super::{Cluster, ClusterError, DISK, NodeOptions, script};
 
-/// Bytes of the firmware.
+/// Bytes of the firmware image.
 const FIRMWARE: usize = 64 << 10;
-/// Bytes of a domain's disk.
+/// Bytes of a libvirt VM's disk.
 const DISK_BYTES: u64 = 1 << 20;
 /// Budget of each contract, us.
 pub const BUDGET_US: u64 = 1_000;
@@ -24,11 +24,11 @@ pub const BUDGET_US: u64 = 1_000;
 pub const PERIOD_US: u64 = 80_000;
 /// Real-time budget of a node in each second, us: two contracts of 12.5 ms fit, three do not.
 pub const NODE_BUDGET_US: u64 = 30_000;
-/// What a contract takes of a node, in thousandths.
+/// Share of a node's budget that a contract takes, in thousandths.
 pub const TAKES: u64 = 417;
 
-/// The group of a domain below a node's group of a controller: `machine/qemu-ID-NAME.libvirt-qemu`,
-/// with another ID at each start.
+/// The group of a libvirt VM below a node's group of a controller:
+/// `machine/qemu-ID-NAME.libvirt-qemu`, with another ID at each start.
 #[must_use]
 pub fn domain_group(groups: &Path, vm: &str) -> Option<PathBuf> {
     let end = format!("-{vm}.libvirt-qemu");
@@ -43,21 +43,21 @@ pub fn domain_group(groups: &Path, vm: &str) -> Option<PathBuf> {
 /// Directories of the programs on a node.
 const DIRS: [&str; 4] = ["--state-dir", "/run/lasting/state", "--run-dir", "/run/rtvirtio"];
 
-/// What starts the VMs of a cluster.
+/// Resource agent that starts the VMs of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmAgent {
     /// `ocf:heartbeat:anything`: QEMU as a process.
     Process,
-    /// `ocf:heartbeat:VirtualDomain`: a domain of the node's libvirt.
+    /// `ocf:heartbeat:VirtualDomain`: a VM of the node's libvirt.
     Domain,
-    /// `ocf:rtvirtio:VirtualDomain`, whose guests start with the contract in force; the text of the
-    /// agent.
+    /// `ocf:rtvirtio:VirtualDomain`, whose guests start with the contract in force; with the text
+    /// of the agent.
     Paused(&'static str),
 }
 
-/// The cluster with its contracts.
+/// A cluster with contracts.
 pub struct ContractCluster {
-    /// The cluster.
+    /// The cluster, for its nodes.
     pub cluster: Cluster,
     dir: PathBuf,
     agent: VmAgent,
@@ -68,10 +68,10 @@ pub struct ContractCluster {
 
 impl ContractCluster {
     /// Starts so many nodes, with fencing or without; `program` is `rtvirtio-pacemaker`. `name`
-    /// becomes a part of cgroups' names. No VM is there yet.
+    /// becomes a part of cgroups' names. No VM exists yet.
     ///
     /// # Errors
-    /// What does not start.
+    /// A node or a program does not start.
     pub fn start(
         dir: &Path,
         name: &str,
@@ -114,7 +114,7 @@ impl ContractCluster {
         })
     }
 
-    /// From now on specs have a target for reads from the node's disk, [`DISK`].
+    /// Gives later specs a target for reads from the node's disk, [`DISK`].
     pub fn promise_io(&mut self) {
         self.promises_io = true;
     }
@@ -122,7 +122,7 @@ impl ContractCluster {
     /// Writes the contracts of these VMs, the first with the highest priority.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// A file cannot be written.
     pub fn set_contracts(&self, vms: &[&str]) -> Result<(), ClusterError> {
         let mut text = if vms.is_empty() { "contract = []\n".to_owned() } else { String::new() };
         for (i, vm) in vms.iter().enumerate() {
@@ -138,7 +138,7 @@ impl ContractCluster {
     /// Writes the spec of a VM with this budget in each period.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// The file cannot be written.
     pub fn write_spec(&self, vm: &str, budget_us: u64) -> Result<(), ClusterError> {
         let reach = match self.agent {
             VmAgent::Process => format!("qmp = \"/run/{vm}.qmp\""),
@@ -159,7 +159,7 @@ impl ContractCluster {
     /// Makes a VM a resource that Pacemaker starts, watches and stops.
     ///
     /// # Errors
-    /// When the cluster refuses it.
+    /// The cluster refuses the resource.
     pub fn add_vm(&self, asked: usize, vm: &str) -> Result<(), ClusterError> {
         let xml = match self.agent {
             VmAgent::Process => self.process_xml(vm),
@@ -169,7 +169,7 @@ impl ContractCluster {
         self.cluster.run(asked, &["cibadmin", "--create", "-o", "resources", "--xml-text", &xml]).map(|_| ())
     }
 
-    /// A domain with a raw disk that all nodes see; nothing in the guest obeys a shutdown.
+    /// A libvirt VM with a raw disk that all nodes share; the guest ignores a shutdown request.
     fn domain_xml(&self, vm: &str, provider: &str) -> Result<String, ClusterError> {
         let (config, disk) = (self.dir.join(format!("{vm}.xml")), self.dir.join(format!("{vm}.img")));
         let image = fs::File::create(&disk).and_then(|f| f.set_len(DISK_BYTES));
@@ -184,7 +184,7 @@ impl ContractCluster {
             disk.display()
         );
         write(&config, domain.as_bytes())?;
-        // What heartbeat's agent counts by itself is of nodes that have no such capacity.
+        // The capacity that heartbeat's agent sets by itself is not defined for these nodes.
         let mut values = vec![
             ("config", config.display().to_string()),
             ("hypervisor", "qemu:///system".to_owned()),
@@ -226,25 +226,25 @@ impl ContractCluster {
     /// Runs `rtvirtio-pacemaker` on a node.
     ///
     /// # Errors
-    /// Its failure.
+    /// The program fails.
     pub fn rtvirtio(&self, node: usize, args: &[&str]) -> Result<String, ClusterError> {
         let program = self.program.display().to_string();
         self.cluster.run(node, &[&[program.as_str()], args, &DIRS].concat())
     }
 
-    /// Each of these nodes tells what it could promise.
+    /// Lets each of these nodes publish its capacity for contracts.
     ///
     /// # Errors
-    /// Those of the program.
+    /// Errors of the program.
     pub fn publish(&self, nodes: &[usize]) -> Result<(), ClusterError> {
         let file = self.file.display().to_string();
         nodes.iter().try_for_each(|n| self.rtvirtio(*n, &["publish", &file, "--quiet"]).map(|_| ()))
     }
 
-    /// The same again and again, with so much time between, as the service of a node does.
+    /// Publishes periodically on these nodes, at this interval, as the service of a node does.
     ///
     /// # Errors
-    /// What does not start.
+    /// A program does not start.
     pub fn publish_every(&self, nodes: &[usize], every: &str) -> Result<Publishers, ClusterError> {
         let (program, file) = (self.program.display().to_string(), self.file.display().to_string());
         let command = [program.as_str(), "publish", &file, "--quiet", "--every", every];
@@ -255,19 +255,19 @@ impl ContractCluster {
         nodes.iter().map(start).collect()
     }
 
-    /// Writes the contracts' rules into the CIB.
+    /// Writes the contracts' constraints into the CIB.
     ///
     /// # Errors
-    /// Those of the program.
+    /// Errors of the program.
     pub fn constrain(&self, asked: usize) -> Result<(), ClusterError> {
         let file = self.file.display().to_string();
         self.rtvirtio(asked, &["constraints", &file, "--apply", "--quiet"]).map(|_| ())
     }
 
-    /// What all nodes have published, as `show --json` has it.
+    /// Published capacities of all nodes, from `show --json`.
     ///
     /// # Errors
-    /// Those of the program; output that is no list.
+    /// Errors of the program; output that is no list.
     pub fn published(&self, asked: usize) -> Result<Vec<Value>, ClusterError> {
         let file = self.file.display().to_string();
         let text = self.rtvirtio(asked, &["show", &file, "--json"])?;
@@ -276,8 +276,8 @@ impl ContractCluster {
         serde_json::from_str(&text).map_err(|_| bad())
     }
 
-    /// The file with the budget that the kernel has for a VM on a node: of the contract's group, or
-    /// of the domain's, whose name has another number at each start.
+    /// The file with a VM's budget on a node: of the contract's group, or of the libvirt VM's,
+    /// whose name has another number at each start.
     #[must_use]
     pub fn budget_file(&self, node: usize, vm: &str) -> PathBuf {
         let node = self.cluster.group(node, "cpu");
@@ -290,7 +290,8 @@ impl ContractCluster {
         group.join("cpu.rt_runtime_us")
     }
 
-    /// That budget in us; `None` without a group, and of a domain without a contract.
+    /// Budget of a VM on a node in us; `None` without a group, and of a libvirt VM without a
+    /// contract.
     #[must_use]
     pub fn budget(&self, node: usize, vm: &str) -> Option<u64> {
         let text = fs::read_to_string(self.budget_file(node, vm)).ok()?;
@@ -313,7 +314,7 @@ impl ContractCluster {
         self.budget(node, vm).is_some() && self.cluster.run(node, &[&command[..], &DIRS].concat()).is_ok()
     }
 
-    /// The id of a VM's process in its node, as long as it is the same start.
+    /// The id of a VM's process in its node, which changes with each start.
     #[must_use]
     pub fn start_of(&self, node: usize, vm: &str) -> Option<String> {
         let file = match self.agent {
@@ -323,7 +324,7 @@ impl ContractCluster {
         self.cluster.run(node, &["cat", &file]).ok()
     }
 
-    /// Waits until a VM runs on a node of these where its contract verifies; returns the node.
+    /// Waits until a VM runs on one of these nodes with a contract that verifies; returns the node.
     ///
     /// # Errors
     /// [`ClusterError::Waited`] after `longest`.
@@ -342,7 +343,7 @@ impl ContractCluster {
         }
     }
 
-    /// Starts a killed node again.
+    /// Restarts a killed node.
     ///
     /// # Errors
     /// As [`Cluster::start_node`].
@@ -356,7 +357,7 @@ impl ContractCluster {
 pub fn runs_in(group: &Path, vm: &str) -> bool {
     let is_vm = |pid: u32| {
         let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        // The names of a process and of a domain.
+        // QEMU's name of a process VM, and of a libvirt VM.
         let names = [format!("{vm},"), format!("guest={vm},")];
         read("comm").starts_with("qemu-system")
             && read("cmdline").split('\0').any(|arg| names.iter().any(|name| arg.starts_with(name)))

@@ -1,4 +1,4 @@
-//! What fails about a cluster.
+//! Errors of a cluster.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,49 +7,49 @@ use rtvirtio_kernel::HostError;
 
 use crate::twin::TwinError;
 
-/// Why a cluster does not do what is asked.
+/// Reasons for which a cluster operation fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// A program is not there.
+    /// A program cannot be run.
     #[error("cannot run {program}: `scripts/deps.sh test` installs it")]
     Program {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A program refused.
+    /// A program ended with an error.
     #[error("{command}: {said}")]
     Refused {
-        /// Its command line.
+        /// Command line of the program.
         command: String,
-        /// What it printed.
+        /// Output of the program, both streams.
         said: String,
-        /// Its exit code; `None` for a signal.
+        /// Exit code; `None` for a signal.
         code: Option<i32>,
     },
-    /// A file or group.
+    /// A file or cgroup cannot be read or written.
     #[error("{}", .path.display())]
     Io {
-        /// Which.
+        /// Path of the file or cgroup.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A node's emulated drive.
+    /// An operation on the emulated drive of a node failed.
     #[error(transparent)]
     Twin(#[from] TwinError),
-    /// A kernel file of its device.
+    /// A kernel file of its device cannot be accessed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A profile.
+    /// The twin's profile is not valid JSON.
     #[error("a profile of the twin")]
     Profile(#[from] serde_json::Error),
-    /// Something did not happen.
+    /// A condition was not met in time.
     #[error("waited in vain for {what}; the nodes' logs end with:\n{log}")]
     Waited {
-        /// What.
+        /// Condition that was waited for.
         what: String,
         /// Last lines of the nodes' logs.
         log: String,

@@ -4,8 +4,8 @@
 //! A node has its own processes, network (a veth on a common bridge), host name, mounts (`/run`,
 //! `/dev/shm`, Pacemaker's and Corosync's directories), and its own cgroups: it sees a group of the
 //! host as its root, with a real-time budget of its own. All nodes share the kernel and the file
-//! system below, so a file or a loop device is their shared storage. A node that is killed ends at
-//! once with all that runs on it. Fencing is off, or switches a node off by a power switch outside.
+//! system below, so a file or a loop device is their shared storage. Killing a node ends all of its
+//! processes at once. Fencing is off, or switches a node off by a power switch outside.
 
 mod contracts;
 mod error;
@@ -29,56 +29,56 @@ use power::Power;
 pub use publisher::Publishers;
 pub use storage::{DISK, NodeDisk};
 
-/// How long a cluster may take until it has elected a controller.
+/// Longest time until a cluster has elected a controller.
 const ELECTION: Duration = Duration::from_secs(180);
-/// Directory with the files of all nodes' libvirt, and what it learns of QEMU.
+/// Directory with the files of all nodes' libvirt, and its cache of QEMU's capabilities.
 const LIBVIRT_DIR: &str = "libvirt";
 /// Directory with the fence agent.
 const FENCE_DIR: &str = "sbin";
 /// Directory with requests to the power switch.
 const POWER_DIR: &str = "power";
-/// Pause between two looks.
+/// Interval of checks of a condition.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A running cluster. Everything ends and goes when it is dropped.
+/// A running cluster. Dropping it ends all processes and removes all groups.
 pub struct Cluster {
     dir: PathBuf,
     name: String,
-    /// Holds the network namespace with the bridge.
+    /// Process that holds the network namespace with the bridge.
     switch: Child,
-    /// With fencing.
+    /// Power switch; `None` without fencing.
     power: Option<Power>,
     nodes: Vec<Node>,
     options: NodeOptions,
-    /// Directories of libvirt's that the host did not have; nodes mount theirs over them.
+    /// Directories of libvirt's that the host did not have; nodes mount their own over them.
     made: Vec<&'static str>,
 }
 
-/// What every node has.
+/// Options of all nodes.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
-    /// Real-time budget of its groups in each second, us.
+    /// Real-time budget of the node's groups in each second, us.
     pub budget_us: u64,
-    /// Resource agents of further providers.
+    /// Directory with resource agents of further providers.
     pub agents: PathBuf,
-    /// Whether it has a libvirt of its own.
+    /// Whether each node has a libvirt of its own.
     pub libvirt: bool,
     /// Whether a lost node is switched off before its resources start elsewhere.
     pub fencing: bool,
 }
 
 impl Cluster {
-    /// Programs that it takes.
+    /// Programs that a cluster needs.
     pub const PROGRAMS: [&str; 6] = ["pacemakerd", "corosync", "cibadmin", "ip", "unshare", "nsenter"];
 
-    /// Programs that a libvirt of each node takes.
+    /// Programs that a libvirt of each node needs.
     pub const LIBVIRT: [&str; 2] = ["libvirtd", "virsh"];
 
-    /// Starts so many nodes, `n1` and on, with their files below `dir`, and waits for a controller.
-    /// `name` is a part of cgroups' names.
+    /// Starts so many nodes, from `n1` on, with their files below `dir`, and waits for a
+    /// controller. `name` is a part of cgroups' names.
     ///
     /// # Errors
-    /// What does not start.
+    /// A node or a program does not start.
     pub fn start(dir: &Path, name: &str, nodes: usize, options: NodeOptions) -> Result<Self, ClusterError> {
         let dir = dir.join("cluster");
         std::fs::create_dir_all(&dir).map_err(|e| ClusterError::io(&dir, e))?;
@@ -86,7 +86,7 @@ impl Cluster {
             "ip link add br0 type bridge && ip link set br0 up && ip link set lo up && exec sleep infinity";
         let mut unshare = Command::new("setpriv");
         unshare.args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", script]);
-        // A sweep of dead tests' leftovers knows it by its directory.
+        // The sweep of dead tests' leftovers finds the process by this directory.
         unshare.env("RTVIRTIO_RUN_DIR", &dir).stdin(Stdio::null()).stdout(Stdio::null());
         let switch = unshare.spawn().map_err(|e| ClusterError::program("setpriv", e))?;
         let names: Vec<String> = (1..=nodes).map(|i| format!("n{i}")).collect();
@@ -139,16 +139,16 @@ impl Cluster {
         })
     }
 
-    /// Runs a program on a node; returns what it printed.
+    /// Runs a program on a node; returns its output.
     ///
     /// # Errors
-    /// Its failure, with what it said.
+    /// The program fails; with its output.
     pub fn run(&self, node: usize, command: &[&str]) -> Result<String, ClusterError> {
         let mut nsenter = self.nodes[node].enter();
         output(nsenter.args(command), command)
     }
 
-    /// Starts a program on a node that goes on; what it prints goes into a file.
+    /// Starts a program on a node in the background; its output goes into a file.
     fn start_program(&self, node: usize, command: &[&str], log: &Path) -> Result<Child, ClusterError> {
         let out = std::fs::File::create(log).map_err(|e| ClusterError::io(log, e))?;
         let err = out.try_clone().map_err(|e| ClusterError::io(log, e))?;
@@ -160,7 +160,7 @@ impl Cluster {
     /// Waits for a condition.
     ///
     /// # Errors
-    /// [`ClusterError::Waited`] after `longest`, and those of the condition.
+    /// [`ClusterError::Waited`] after `longest`, and errors of the condition.
     pub fn wait(
         &mut self,
         what: &str,
@@ -178,29 +178,29 @@ impl Cluster {
         Ok(())
     }
 
-    /// The node on which a resource is active; `None` where it is on none.
+    /// The node on which a resource is active; `None` where it is stopped.
     ///
     /// # Errors
-    /// When no node answers.
+    /// No node answers.
     pub fn active_on(&self, asked: usize, resource: &str) -> Result<Option<String>, ClusterError> {
         let text = self.run(asked, &["crm_resource", "--resource", resource, "--locate"])?;
         // `resource plc is running on: n1`
         Ok(text.lines().find_map(|l| Some(l.split_once("running on:")?.1.trim().to_owned())))
     }
 
-    /// Power is cut: every process of the node ends at once.
+    /// Cuts a node's power: all of its processes end at once.
     pub fn kill_node(&mut self, node: usize) {
         self.nodes[node].kill();
     }
 
-    /// When fencing last switched a node off; `None` when it did not. No process of the node was
-    /// left at that time.
+    /// Time of the last switch-off of a node by fencing; `None` without one. No process of the node
+    /// was left at that time.
     #[must_use]
     pub fn switched_off(&self, node: usize) -> Option<Instant> {
         self.power.as_ref()?.switched_off(&format!("n{}", node + 1))
     }
 
-    /// Starts a killed node again, with the files that it had.
+    /// Restarts a killed node, with its files.
     ///
     /// # Errors
     /// As [`Cluster::start`].
@@ -222,16 +222,16 @@ impl Cluster {
         Ok(started)
     }
 
-    /// Cuts a node's link, or joins it again.
+    /// Sets a node's network link down or up.
     ///
     /// # Errors
-    /// When `ip` refuses.
+    /// `ip` fails.
     pub fn set_link(&self, node: usize, up: bool) -> Result<(), ClusterError> {
         let link = format!("e{}", node + 1);
         self.in_switch(&["ip", "link", "set", &link, if up { "up" } else { "down" }]).map(|_| ())
     }
 
-    /// A file of a node that lasts over its restarts; on the node it lies below `/run/lasting`.
+    /// Directory of a node that lasts over its restarts; on the node it is `/run/lasting`.
     #[must_use]
     pub fn lasting(&self, node: usize) -> PathBuf {
         self.nodes[node].lasting()
@@ -243,7 +243,7 @@ impl Cluster {
         self.nodes[node].group(controller)
     }
 
-    /// The last lines of the nodes' logs.
+    /// Last lines of the nodes' logs.
     #[must_use]
     pub fn log(&self) -> String {
         self.nodes.iter().map(Node::log).collect()
@@ -267,7 +267,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // No request may reach a node that is being removed.
+        // No fencing request may reach a node that is being removed.
         self.power = None;
         self.nodes.iter().for_each(Node::kill);
         self.nodes.iter().for_each(Node::remove_groups);
@@ -279,8 +279,8 @@ impl Drop for Cluster {
     }
 }
 
-/// Configuration of every node's libvirt: neither systemd nor AppArmor nor a user of libvirt's is
-/// needed, and no file changes its owner. Returns the directories that were made on the host.
+/// Configuration of every node's libvirt: it works without systemd, AppArmor and a user of
+/// libvirt's, and changes no file's owner. Returns the directories that were made on the host.
 fn libvirt_files(dir: &Path) -> Result<Vec<&'static str>, ClusterError> {
     let dir = dir.join(LIBVIRT_DIR);
     let files = [
@@ -302,7 +302,7 @@ fn libvirt_files(dir: &Path) -> Result<Vec<&'static str>, ClusterError> {
     Ok(dirs.into_iter().filter(|dir| std::fs::create_dir(dir).is_ok()).collect())
 }
 
-/// The resource with which any node may have another switched off.
+/// Fencing resource by which any node may have another switched off.
 fn fence_xml(nodes: &[String]) -> String {
     let values = [("pcmk_host_list", nodes.join(" ")), ("pcmk_host_check", "static-list".to_owned())];
     let values: String = values
@@ -342,7 +342,7 @@ fn corosync_conf(names: &[String]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(s, " node {{\n  ring0_addr: 10.77.0.{id}\n  name: {name}\n  nodeid: {id}\n }}");
     }
-    // Corosync's real-time priority needs a budget that the node's group does not have.
+    // Corosync's real-time priority would need a budget that the node's group does not have.
     s + "}\nquorum {\n provider: corosync_votequorum\n}\nsystem {\n sched_rr: no\n move_to_root_cgroup: no\n}\n\
          logging {\n to_logfile: yes\n logfile: /var/log/corosync.log\n to_syslog: no\n}\n"
 }

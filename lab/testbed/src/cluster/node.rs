@@ -1,4 +1,4 @@
-//! One node: its namespaces, its groups, its processes.
+//! One node: its namespaces, cgroups and processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use super::error::ClusterError;
 
-/// Controllers of cgroup v1 that a node has groups of, and the mount of the v2 hierarchy.
+/// Controllers of cgroup v1 below which a node has groups, and the mount of the v2 hierarchy.
 const CONTROLLERS: [&str; 9] =
     ["cpu", "cpuacct", "cpuset", "blkio", "memory", "freezer", "devices", "pids", "unified"];
 /// Period of the node's real-time budget.
 const PERIOD_US: u64 = 1_000_000;
-/// How long namespaces and groups may take to come and go.
+/// Longest time for namespaces and groups to appear or to disappear.
 const SETTLES: Duration = Duration::from_secs(60);
 
-/// A function of [`INIT`].
+/// A shell function that [`INIT`] uses.
 const LIBVIRT_USER: &str = include_str!("libvirt_user.sh");
-/// What runs in the node's namespaces as process 1. `$1` is the node's number, `$2` its name, `$3`
-/// its directory, `$4` the further agents, `$5` the directory with libvirt's files, or nothing,
-/// `$6` that with a fence agent, or nothing.
+/// Script of process 1 in the node's namespaces. `$1` is the node's number, `$2` its name, `$3` its
+/// directory, `$4` the further agents, `$5` the directory with libvirt's files, or nothing, `$6`
+/// that with a fence agent, or nothing.
 const INIT: &str = r#"set -e
 mount --make-rprivate /
 mount -t proc proc /proc
@@ -77,8 +77,8 @@ pacemakerd &
 wait $!
 "#;
 
-/// Moves itself into the node's groups, which the new cgroup namespace then has as its roots, and
-/// starts the node's process 1. `$1` holds the groups' name; the rest is for [`INIT`].
+/// Enters the node's groups, which become the roots of the new cgroup namespace, and starts the
+/// node's process 1. `$1` is the groups' name; the rest is for [`INIT`].
 const ENTER: &str = r#"group=$1
 shift
 for c in cpu cpuacct cpuset blkio memory freezer devices pids unified; do
@@ -87,7 +87,7 @@ done
 exec setpriv --pdeathsig KILL unshare --mount --net --uts --ipc --pid --cgroup --fork --kill-child=KILL sh -c "$@"
 "#;
 
-/// Directories with files for a node; those that do not apply are `None`.
+/// Directories with files for a node; those without a use are `None`.
 #[derive(Clone, Copy)]
 pub(super) struct Files<'a> {
     pub(super) agents: &'a Path,
@@ -102,7 +102,7 @@ pub(super) struct Node {
     outlet: Outlet,
 }
 
-/// Where the node's power comes from.
+/// Power outlet of a node, for the power switch.
 #[derive(Clone)]
 pub(super) struct Outlet {
     group: String,
@@ -110,10 +110,10 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    /// Every process ends at once. Whether none is left.
+    /// Kills every process of the node; returns whether none is left.
     pub(super) fn off(&self) -> bool {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        // With `unshare` its child goes, and with process 1 all others of its namespace.
+        // With `unshare` its child ends, and with process 1 all others of its namespace.
         let _ = child.kill();
         let _ = child.wait();
         let begin = Instant::now();
@@ -124,13 +124,13 @@ impl Outlet {
         self.processes() == 0
     }
 
-    /// Its groups end with it, as with a power cut; those that it starts in remain.
+    /// Removes the groups below the node's own, as a power cut does; the node restarts in its own.
     fn remove_groups_below(&self) {
         let own = CONTROLLERS.map(|controller| self.group(controller));
         own.iter().for_each(|own| remove_all(groups_below(own).into_iter().filter(|g| g != own).collect()));
     }
 
-    /// Processes in its groups, and in groups below.
+    /// Number of processes in the node's groups, and in groups below.
     fn processes(&self) -> usize {
         processes_below(&self.group("cpu")).len()
     }
@@ -179,7 +179,7 @@ impl Node {
         let pid = self.pid;
         let begin = Instant::now();
         loop {
-            // `unshare` forks it; before, the shell has others.
+            // `unshare` forks process 1; before its exec, the shell has other children.
             let path = PathBuf::from(format!("/proc/{pid}/task/{pid}/children"));
             let children = fs::read_to_string(&path).map_err(|e| ClusterError::io(&path, e))?;
             let is_unshare =
@@ -255,7 +255,7 @@ fn make_groups(group: &str, budget_us: u64) -> Result<(), ClusterError> {
         }
         if controller == "cpu" && own.join("cpu.rt_runtime_us").exists() {
             write(own.join("cpu.rt_period_us"), &PERIOD_US.to_string())?;
-            // While other tests hold the host's budget there is none.
+            // No budget is free while other tests hold the host's.
             let begin = Instant::now();
             while let Err(e) = write(own.join("cpu.rt_runtime_us"), &budget_us.to_string()) {
                 if begin.elapsed() > SETTLES {
@@ -283,7 +283,7 @@ fn remove_all(mut groups: Vec<PathBuf>) {
     });
 }
 
-/// A group and those below it.
+/// All groups from this one down.
 fn groups_below(group: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     let mut rest = vec![group.to_owned()];
@@ -295,7 +295,7 @@ fn groups_below(group: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The host's ids of the processes in a group and in those below.
+/// The host's ids of the processes in a group and in groups below it.
 pub(super) fn processes_below(group: &Path) -> Vec<u32> {
     let texts =
         groups_below(group).into_iter().filter_map(|g| fs::read_to_string(g.join("cgroup.procs")).ok());

@@ -1,8 +1,8 @@
-//! The power switch of a cluster's nodes: outside of them, so a node without a link is switched off
-//! too.
+//! The power switch of a cluster's nodes. It is outside of them, so a node without a link is
+//! switched off too.
 //!
-//! A fence agent on any node makes a file `NODE.XXXXXX` in a directory that all nodes see; once no
-//! process of that node is left the switch answers with `NODE.XXXXXX.done`.
+//! A fence agent on any node makes a file `NODE.XXXXXX` in a directory that all nodes share; when
+//! no process of that node is left the switch makes `NODE.XXXXXX.done`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,12 +16,13 @@ use super::error::ClusterError;
 use super::node::Outlet;
 use super::script;
 
-/// Pause between two looks for requests.
+/// Interval of checks for requests.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Name of the answer, behind that of the request.
+/// Suffix of the answer to a request.
 const DONE: &str = "done";
 
-/// Options come as lines `key=value` on standard input. `@POWER@` is the directory of requests.
+/// The fence agent. Options come as lines `key=value` on standard input. `@POWER@` is the directory
+/// of requests.
 const AGENT: &str = r#"#!/bin/sh
 action= node=
 while IFS='=' read -r key value; do
@@ -58,7 +59,7 @@ off)
 esac
 "#;
 
-/// What all have to do with.
+/// State that the switch's thread shares with the cluster.
 #[derive(Default)]
 struct Shared {
     end: AtomicBool,
@@ -66,14 +67,14 @@ struct Shared {
     offs: Mutex<Vec<(String, Instant)>>,
 }
 
-/// The switch. It ends when it is dropped; the nodes stay as they are.
+/// The power switch. Its thread ends when this is dropped; the nodes stay as they are.
 pub(super) struct Power {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Power {
-    /// Starts it, with requests in `dir`, and writes its fence agent into `agents`.
+    /// Starts the thread, with requests in `dir`, and writes the fence agent into `agents`.
     pub(super) fn start(dir: PathBuf, agents: &Path) -> Result<Self, ClusterError> {
         for path in [dir.as_path(), agents] {
             fs::create_dir_all(path).map_err(|e| ClusterError::io(path, e))?;
@@ -90,12 +91,12 @@ impl Power {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Connects a node; one of the same name is there no more.
+    /// Connects a node; replaces a previous one of the same name.
     pub(super) fn connect(&self, node: &str, outlet: Outlet) {
         locked(&self.shared.outlets).insert(node.to_owned(), outlet);
     }
 
-    /// When a node was last switched off on request: no process of it was left.
+    /// Time of the last switch-off of a node on request: no process of it was left.
     pub(super) fn switched_off(&self, node: &str) -> Option<Instant> {
         locked(&self.shared.offs).iter().rev().find(|(name, _)| name == node).map(|(_, at)| *at)
     }
@@ -117,7 +118,7 @@ impl Shared {
             if id.ends_with(DONE) || answer.exists() {
                 continue;
             }
-            // No answer for a node that is not there, or lives on: the agent fails.
+            // No answer for an unknown node, or one with processes left: the agent fails.
             let Some(outlet) = locked(&self.outlets).get(node).cloned() else { continue };
             if outlet.off() {
                 locked(&self.offs).push((node.to_owned(), Instant::now()));

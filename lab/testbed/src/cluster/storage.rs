@@ -1,4 +1,4 @@
-//! An emulated drive for each node, with requests on it.
+//! An emulated drive for each node, with a load on it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,16 +12,16 @@ use rtvirtio_workflow::Dirs;
 use super::{Cluster, ClusterError};
 use crate::twin::TwinHandle;
 
-/// A node's disk, by the same name on all nodes.
+/// Path of a node's disk, the same on all nodes.
 pub const DISK: &str = "/run/lasting/disk";
-/// The same below [`Cluster::lasting`].
+/// Name of the link to the disk below [`Cluster::lasting`].
 const LINK: &str = "disk";
 /// State directory of the programs on a node, below [`Cluster::lasting`].
 const STATE: &str = "state";
-/// The kernel counts requests of a loop device as the drive has them.
+/// Without an elevator the kernel counts a loop device's requests as the drive gets them.
 const ELEVATOR: &str = "none";
 
-/// The twin behind [`DISK`] of one node. It goes when it is dropped.
+/// The twin behind [`DISK`] of one node, removed when dropped.
 pub struct NodeDisk {
     twin: TwinHandle,
     device: PathBuf,
@@ -29,11 +29,11 @@ pub struct NodeDisk {
 }
 
 impl NodeDisk {
-    /// Makes it, with its files below `dir`, and saves `profile` as that of the node's disk.
+    /// Makes the disk, with its files below `dir`, and saves `profile` as that of the node's disk.
     /// `server` makes of a mount directory the command that ends in [`crate::twin::serve`].
     ///
     /// # Errors
-    /// What cannot be made.
+    /// A file, the twin or its device cannot be made.
     pub fn make(
         cluster: &Cluster,
         node: usize,
@@ -45,7 +45,7 @@ impl NodeDisk {
         let dir = dir.join(format!("disk-n{}", node + 1));
         fs::create_dir_all(&dir).map_err(|e| ClusterError::io(&dir, e))?;
         let mount = dir.join("twin");
-        // After a crash a twin is found by its mount.
+        // After a crash the twin is found by its mount.
         let (twin, device) =
             TwinHandle::make(&mount, size, server(&mount), &dir.join("twin.log"), &mut |_| Ok(()))?;
         let disk = Self { twin, device: device.path, load: None };
@@ -57,7 +57,7 @@ impl NodeDisk {
         symlink(&disk.device, &link).map_err(|e| ClusterError::io(&link, e))?;
         let mut profile: serde_json::Value = serde_json::from_str(profile)?;
         profile["device"] = block.name.clone().into();
-        // What a guest adds is not measured here.
+        // Guest overhead is not measured here.
         profile["guest"] = serde_json::Value::Null;
         let dirs = Dirs { state: lasting.join(STATE), run: lasting.clone() };
         let path = dirs.profile(&block.name);
@@ -67,10 +67,10 @@ impl NodeDisk {
         Ok(disk)
     }
 
-    /// Reads 4 KiB so many times a second until the disk goes.
+    /// Reads 4 KiB so many times a second until the disk is dropped.
     ///
     /// # Errors
-    /// When `fio` does not start.
+    /// `fio` does not start.
     pub fn load(&mut self, rate: u32) -> Result<(), ClusterError> {
         let mut fio = Command::new("setpriv");
         fio.args(["--pdeathsig", "KILL", "fio", "--name=load", "--thread", "--direct=1", "--rw=randread"])
@@ -84,10 +84,10 @@ impl NodeDisk {
         Ok(())
     }
 
-    /// Makes it slow, or as fast as declared again.
+    /// Makes the disk slow, or as fast as declared again.
     ///
     /// # Errors
-    /// When the twin's process is gone.
+    /// The twin's process has ended.
     pub fn set_slow(&self, slow: bool) -> Result<(), ClusterError> {
         Ok(self.twin.set_slow(slow)?)
     }
@@ -99,7 +99,7 @@ impl Drop for NodeDisk {
             let _ = load.kill();
             let _ = load.wait();
         }
-        // After an error, which is reported; `rtvirtio-lab down` finds what is left.
+        // The error that led here is reported; `rtvirtio-lab down` finds the leftovers.
         let _ = self.twin.remove();
     }
 }

@@ -1,4 +1,4 @@
-//! Debian's packages: which version apt would install, and its files, unpacked outside of the
+//! Debian's packages: the versions that apt would install, and their files, unpacked outside of the
 //! system.
 
 use std::cell::RefCell;
@@ -13,15 +13,15 @@ use super::{ImageError, io_at, run};
 pub(crate) const UNPACKED: &str = "unpacked";
 const NEEDS_DEBIAN: &str = "this needs Debian 12 or 13 (or another system with apt)";
 
-/// The package behind a meta package: the first that it depends on, followed to the end.
-/// `linux-image-cloud-amd64` leads to `linux-image-6.1.0-56-cloud-amd64`.
+/// Resolves a meta package to the kernel package that it depends on: `linux-image-cloud-amd64` to
+/// `linux-image-6.1.0-56-cloud-amd64`.
 pub(crate) fn resolve(meta: &str) -> Result<String, ImageError> {
     let depends = depends(meta)?;
     let real = depends.into_iter().find(|d| d.starts_with("linux-image-"));
     real.ok_or_else(|| ImageError::NoPackage { package: meta.to_owned() })
 }
 
-/// The packages that `package` depends on, without the virtual ones.
+/// Names of the packages that `package` depends on, without the virtual ones.
 pub(crate) fn depends(package: &str) -> Result<Vec<String>, ImageError> {
     let text = match run(Command::new("apt-cache").args(["depends", "--important", package]), NEEDS_DEBIAN) {
         Err(ImageError::Tool { .. }) => return Err(ImageError::NoPackage { package: package.to_owned() }),
@@ -85,8 +85,8 @@ impl<'a> Packages<'a> {
         let dir = self.root.with_file_name("download");
         fs::create_dir_all(&dir).map_err(io_at("create", &dir))?;
         let mut download = Command::new("apt-get");
-        // apt's download user cannot write here, and need not: the archive's signature protects the
-        // file.
+        // apt's download user cannot write here: root downloads, and the archive's signature
+        // protects the file.
         download.args(["-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=2"]);
         download.args(["-o", "Acquire::http::Timeout=20", "-o", "Acquire::https::Timeout=20", "download"]);
         download.arg(format!("{package}={version}")).current_dir(&dir);
@@ -114,7 +114,7 @@ impl<'a> Packages<'a> {
         self.find_any(&[path])
     }
 
-    /// The first of these that was unpacked.
+    /// Path of the first of these files that was unpacked.
     pub(crate) fn find_any(&self, paths: &[&str]) -> Result<PathBuf, ImageError> {
         let found = paths.iter().map(|p| self.root.join(p)).find(|p| p.exists());
         found.ok_or_else(|| {
@@ -133,8 +133,8 @@ impl<'a> Packages<'a> {
         release.ok_or_else(|| io_at("find a kernel in", &boot)(std::io::ErrorKind::NotFound.into()))
     }
 
-    /// Directories that hold unpacked libraries, for `LD_LIBRARY_PATH`. Ceph's, which fio needs,
-    /// sit in a directory of their own that is written into them as an absolute path.
+    /// Directories that hold unpacked libraries, for `LD_LIBRARY_PATH`. Ceph's libraries, which fio
+    /// needs, are in a directory of their own, in their RUNPATH as an absolute path.
     pub(crate) fn library_dirs(&self) -> Vec<PathBuf> {
         ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/ceph"]
             .iter()
@@ -142,9 +142,8 @@ impl<'a> Packages<'a> {
             .collect()
     }
 
-    /// Unpacks the libraries that the packages at hand depend on, one level further than now. False
-    /// when none remain. The C library is the host's: the packages come from the host's own
-    /// release.
+    /// Unpacks the libraries that the unpacked packages depend on, one level further. False when
+    /// none remain. The C library is the host's: the packages are of the host's own release.
     pub(crate) fn unpack_libraries(&self) -> Result<bool, ImageError> {
         let have: Vec<String> = self.have.borrow().iter().cloned().collect();
         let mut wanted = BTreeSet::new();

@@ -20,7 +20,7 @@ enum Node {
 }
 
 /// Files of a machine: path below the root, without a leading slash. Sorted, so that each directory
-/// comes before what is in it, and the same files always give the same bytes: owner root, time 0.
+/// comes before its content, and the same files always give the same bytes: owner root, time 0.
 #[derive(Default)]
 pub(crate) struct Tree(BTreeMap<String, Node>);
 
@@ -38,7 +38,7 @@ impl Tree {
         self.put(path, Node::Data { bytes, mode });
     }
 
-    /// A copy of the host's file `source`; it is read when the archive is written, and symbolic
+    /// Adds a copy of the host's file `source`, which is read when the archive is written; symbolic
     /// links are followed.
     pub(crate) fn file(&mut self, path: &str, source: &Path, mode: u32) {
         self.put(path, Node::Host { source: source.to_path_buf(), mode });
@@ -59,7 +59,7 @@ impl Tree {
         }
     }
 
-    /// Bytes of all files, those of the host as they are now.
+    /// Bytes of all files; host files have their current size.
     pub(crate) fn bytes(&self) -> u64 {
         let of = |node: &Node| match node {
             Node::Data { bytes, .. } => bytes.len() as u64,
@@ -74,7 +74,7 @@ impl Tree {
         self.0.len() as u64
     }
 
-    /// Makes all of it below the directory `root`, which is there and empty.
+    /// Creates all files below the directory `root`, which exists and is empty.
     pub(crate) fn unpack(&self, root: &Path) -> Result<(), ImageError> {
         let mode_of = |mode: u32| <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode);
         for (name, node) in &self.0 {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Reads an archive back by the format's own rules: name, mode, data.
+/// Parses an archive by the format's specification: name, mode, data.
 fn read(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
     let mut entries = Vec::new();
     loop {

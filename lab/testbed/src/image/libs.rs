@@ -7,7 +7,7 @@ use super::apt::Packages;
 use super::cpio::Tree;
 use super::{ImageError, run};
 
-/// Where libraries go in an image: the directory that Debian's dynamic linker looks in first.
+/// Directory of libraries in an image: the first one that Debian's dynamic linker searches.
 const LIB_DIR: &str = "lib/x86_64-linux-gnu";
 
 /// `ldd`'s output for one program.
@@ -18,8 +18,8 @@ struct Linked {
     missing: Vec<String>,
 }
 
-/// Adds the program `source` as `path`, with its libraries. Those that the host lacks come from the
-/// packages that the unpacked ones depend on, if there are packages.
+/// Adds the program `source` as `path`, with its libraries. Libraries that the host lacks come from
+/// the packages that the unpacked ones depend on, if `packages` is given.
 pub(crate) fn add_program(
     tree: &mut Tree,
     path: &str,

@@ -1,7 +1,7 @@
-//! Kernel modules of an image, with those that they need.
+//! Kernel modules of an image, with their dependencies.
 //!
-//! The package has no `modules.dep` (depmod writes it on installation), so the names come from
-//! where depmod has them from: `depends=` in each module's `.modinfo` section.
+//! The package has no `modules.dep` (depmod writes it on installation), so dependencies come from
+//! depmod's own source: `depends=` in each module's `.modinfo` section.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,8 +13,8 @@ use super::cpio::Tree;
 use super::{ImageError, io_at, run_bytes};
 
 /// Puts the modules and all that they depend on into `lib/modules`, and their file names into
-/// `lib/modules/order`, each after those that it needs: `insmod` in that order works. Modules that
-/// the kernel has built in are left out.
+/// `lib/modules/order`, dependencies first: `insmod` in that order works. Built-in modules are left
+/// out.
 pub(crate) fn add(
     tree: &mut Tree,
     packages: &Packages,
@@ -53,7 +53,8 @@ impl Set<'_> {
             return Ok(());
         }
         let missing = || ImageError::Module { module: name.to_owned(), kernel: self.release.clone() };
-        // The kernel refuses circles; a depth that no kernel has stops a damaged package.
+        // The kernel refuses circular dependencies; a depth that no kernel has stops a damaged
+        // package.
         let path = self.files.get(name).filter(|_| depth < 32).ok_or_else(missing)?.clone();
         let bytes = self.load(&path)?;
         let needs = depends(&bytes).ok_or_else(missing)?;
@@ -64,8 +65,8 @@ impl Set<'_> {
         Ok(())
     }
 
-    /// A module's bytes. Debian 13 compresses them; `insmod` of an old kernel could not, so they go
-    /// in plain.
+    /// A module's bytes, uncompressed. Debian 13 compresses modules, which `insmod` of an old
+    /// kernel cannot load.
     fn load(&self, path: &Path) -> Result<Vec<u8>, ImageError> {
         if path.extension().is_some_and(|x| x == "xz") {
             return run_bytes(Command::new(self.busybox).arg("xzcat").arg(path), "reinstall busybox-static");
@@ -102,8 +103,8 @@ fn list(dir: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), ImageEr
     Ok(())
 }
 
-/// The names behind `depends=` in the `.modinfo` section of an ELF64 little-endian module (elf(5));
-/// `None` when it is no such file.
+/// Module names in `depends=` of the `.modinfo` section of an ELF64 little-endian module (elf(5));
+/// `None` for any other file.
 fn depends(module: &[u8]) -> Option<Vec<String>> {
     let info = section(module, b".modinfo")?;
     let field = info.split(|&b| b == 0).find_map(|f| f.strip_prefix(b"depends="))?;

@@ -6,7 +6,7 @@ use super::*;
 
 fn quiet(_: &str) {}
 
-/// A build that makes what `finish` makes, without packages.
+/// A build with the files of `finish`, without packages.
 fn small_build(work: &Path) -> Result<String, ImageError> {
     fs::create_dir(work.join(apt::UNPACKED)).unwrap();
     fs::write(work.join("vmlinuz"), "kernel").unwrap();
@@ -116,7 +116,7 @@ fn image_of_debians_packages() {
     let said = RefCell::new(Vec::new());
     let image = ensure(&cache, &|line| said.borrow_mut().push(line.to_owned())).unwrap();
     assert!(image.release.ends_with("-cloud-amd64"), "{}", image.release);
-    // Found again without work.
+    // The image is found without a build.
     said.borrow_mut().clear();
     assert_eq!(ensure(&cache, &|line| said.borrow_mut().push(line.to_owned())).unwrap(), image);
     assert!(said.borrow().is_empty());

@@ -59,7 +59,7 @@ impl Lab {
         self.state.file = None;
         // Only a log.
         let _ = std::fs::remove_file(self.run_dir.join("twin.log"));
-        // Sockets and logs of guests after a crash; the guests themselves end with their cgroups.
+        // Sockets and logs of guests after a crash; the guests themselves ended with their cgroups.
         for dir in [GUESTS, DOMAIN_DIR] {
             match std::fs::remove_dir_all(self.run_dir.join(dir)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.state_error(e)),
@@ -75,7 +75,7 @@ fn stop_in(cgroups: &Cgroups, root: &Root, cgroup: &Path, pid: u32) -> Result<()
     let failed = |source| LabError::State { path: format!("/proc/{pid}").into(), source };
     let Some(process) = Process::open(pid).map_err(failed)? else { return Ok(()) };
     // The pidfd is of the process that is in the list now, not of one that got the id since the
-    // list was made.
+    // first read of the list.
     if cgroups.pids(root, cgroup)?.contains(&pid) {
         // A process that does not end keeps the cgroup busy, which its removal reports.
         process.stop(STOP_PATIENCE).map_err(failed)?;

@@ -63,7 +63,7 @@ impl Lab {
         Ok(self.inventory().save(&self.run_dir)?)
     }
 
-    /// The VMs as the product finds them.
+    /// The list by which the product finds the VMs.
     fn inventory(&self) -> Inventory {
         let state = &self.state;
         let guest = |qemu: &QemuHandle| ListedGuest {
@@ -120,8 +120,8 @@ impl Lab {
                 self.state.twin = Some(handle);
                 self.state.device = Some(device.path.clone());
                 self.save()?;
-                // What the papers start from, and many distributions' udev rules set. A loop device
-                // begins with another.
+                // The papers' starting point, and the default of many distributions' udev rules. A
+                // loop device begins with another.
                 BlockDevice::find(&root, &device.path)?.set_elevator(&root, "bfq")?;
                 Ok((device.path, *size))
             }
@@ -152,8 +152,8 @@ impl Lab {
         for cgroup in self.state.cgroups.clone() {
             cgroups.create(root, &cgroup)?;
         }
-        // So that it is known for a leftover should the state be lost. Where it takes no mark it
-        // never is.
+        // Marks the group as a leftover of this lab should the state be lost. A group that takes no
+        // mark is not found then.
         if let Some(parent) = self.state.cgroups.first() {
             let _ = mark(root, &cgroups.dir(parent)?, &self.run_dir.join(LAB_FILE));
         }
@@ -181,8 +181,8 @@ impl Lab {
         let dir = self.run_dir.join(DOMAIN_DIR);
         std::fs::create_dir_all(&dir).map_err(|source| LabError::State { path: dir.clone(), source })?;
         let command = command(device, &self.state.vms, &self.run_dir)?;
-        // It orders requests itself; an elevator below it would do so again. That of a device which
-        // is not the lab's is the user's.
+        // The I/O domain orders requests itself; an elevator below it would do so again. The
+        // elevator of a device which is not the lab's is left to the user.
         if self.state.twin.is_some() || self.state.file.is_some() {
             BlockDevice::find(root, device)?.set_elevator(root, "none")?;
         } else {
@@ -190,8 +190,8 @@ impl Lab {
                 "the device's elevator is left as it is; under the I/O domain `none` is right",
             );
         }
-        // In the lab's own cgroup from the start: a crash before it is saved leaves it there, where
-        // `down` finds it.
+        // In the lab's own cgroup from the start: after a crash before the state is saved, `down`
+        // finds the process there.
         let procs = match self.state.cgroups.first() {
             Some(own) => Some(cgroups.dir(own)?.join("cgroup.procs")),
             None => None,
@@ -230,10 +230,10 @@ impl Lab {
             configs.push(QemuConfig {
                 accel,
                 cgroup_procs: vec![cgroups.dir(&vm.cgroup)?.join("cgroup.procs")],
-                // From the start: a crash before it is saved leaves it in its cgroup, where `down`
-                // finds it.
+                // From the start: after a crash before the state is saved, `down` finds the guest
+                // in its cgroup.
                 lifetime: Lifetime::Detached,
-                // The paper's priorities are with locked memory; another process cannot lock it
+                // The paper's priorities are with locked memory, which no other process can lock
                 // later.
                 lock_memory: wanted.cpu.priorities == Some(Priorities::Rt),
                 ..QemuConfig::new(&vm.name, image.clone(), disk, &self.run_dir.join(GUESTS))

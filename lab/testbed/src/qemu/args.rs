@@ -1,4 +1,4 @@
-//! QEMU's command line, and the checks that give a better message than QEMU would.
+//! QEMU's command line, and checks whose messages are better than QEMU's.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -17,9 +17,9 @@ use super::{
 };
 use crate::image::find_program;
 
-/// `O_DIRECT` on a device with 4 KiB blocks takes no finer slices.
+/// Alignment of a disk's slice: `O_DIRECT` on a device with 4 KiB blocks takes no finer ones.
 const DISK_ALIGN: u64 = 4096;
-/// A socket's path has at most this many bytes: unix(7).
+/// Longest path of a socket, in bytes: unix(7).
 const SUN_PATH_MAX: usize = 107;
 
 pub(super) fn check(config: &QemuConfig) -> Result<(), QemuError> {
@@ -39,7 +39,7 @@ pub(super) fn check(config: &QemuConfig) -> Result<(), QemuError> {
 }
 
 fn check_disk(config: &QemuConfig) -> Result<(), QemuError> {
-    // A backend that is not there yet is one that QEMU waits for.
+    // QEMU waits for a vhost-user back end that does not listen yet.
     let GuestDisk::Region(disk) = &config.disk else { return Ok(()) };
     let bad = |detail: String| QemuError::Disk { name: config.name.clone(), path: disk.path.clone(), detail };
     let (offset, size) = (disk.offset.0, disk.size.0);
@@ -70,8 +70,8 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         move |source| QemuError::Io { operation, path, source }
     };
     let stderr = File::create(&files.stderr).map_err(at("create", &files.stderr))?;
-    // Another process serves the disk or the network out of the guest's memory, which therefore is
-    // shared with it.
+    // The vhost-user back end of disk or network accesses the guest's memory, which therefore is
+    // shared.
     let nic = config.nic.as_ref().map(|nic| &nic.backend);
     let shared = matches!(config.disk, GuestDisk::VhostUser { .. })
         || matches!(nic, Some(NicBackend::VhostUser(_) | NicBackend::VhostUserServer(_)));
@@ -80,12 +80,12 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-name", &format!("{},debug-threads=on", config.name)])
-        // q35 boots half a second later than microvm, but is what people run, and is the same under
-        // KVM and TCG.
+        // q35 boots half a second later than microvm, but is the common machine type, and is the
+        // same under KVM and TCG.
         .args(["-machine", machine, "-accel", config.accel.as_str(), "-cpu", "max"])
         .args(["-smp", &config.vcpus.to_string()])
         .args(["-m", &format!("{}M", config.memory.0 >> 20)])
-        // A panic reboots (`panic=-1`), and with this ends QEMU: a dead guest is noticed at once.
+        // A panic reboots (`panic=-1`), which then ends QEMU: a dead guest is noticed at once.
         .arg("-no-reboot")
         .arg("-kernel")
         .arg(&config.image.kernel)
@@ -112,7 +112,7 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         command
             .arg("-netdev")
             .arg(format!("user,id=net0,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:{GUEST_PORT}"))
-            // Nobody boots from it.
+            // No guest boots from the network.
             .args(["-device", "virtio-net-pci,netdev=net0,romfile="]);
     }
     match &config.urgency {
@@ -177,17 +177,16 @@ fn add_nic(command: &mut Command, nic: &GuestNic) {
                 .arg("-chardev")
                 .arg(format!("socket,id=nic0,{connect},path={}", option(socket)))
                 .args(["-netdev", "vhost-user,id=net1,chardev=nic0,vhostforce=on"])
-                // Without MSI-X: QEMU 7.2 under TCG ends with a fault where it starts a vhost-user
-                // network with it.
+                // Without MSI-X: QEMU 7.2 under TCG crashes where it starts a vhost-user network
+                // with it.
                 .args(["-device", &format!("virtio-net-pci,netdev=net1,mac={},vectors=0,romfile=", nic.mac)]);
         }
     }
 }
 
-/// Under TCG the guest's clock must not change while it measures: the kernel's watchdog would take
-/// a busy host for an unstable TSC and switch to a slow clock. And an emulated processor needs no
-/// cure for leaks of a real one. Programs at fixed addresses are translated once and not anew each
-/// time they start.
+/// Under TCG the guest's clock must not change during a measurement: on a busy host the kernel's
+/// watchdog would consider the TSC unstable and switch to a slow clock. An emulated processor needs
+/// no mitigations. Programs at fixed addresses are translated once, not anew at each start.
 fn kernel_arguments(accel: Accel) -> &'static str {
     match accel {
         Accel::Kvm => "console=ttyS0 quiet panic=-1 reboot=t",
@@ -215,7 +214,7 @@ fn blockdev(disk: &DiskRegion, block_device: bool, workers: bool) -> String {
     .to_string()
 }
 
-/// In QEMU's option lists a comma in a value is written twice.
+/// In QEMU's option lists a comma in a value is doubled.
 fn option(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }

@@ -1,4 +1,4 @@
-//! How a guest is set up.
+//! Configuration of a lab guest.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 use super::BOOT_TIMEOUT;
 use crate::image::GuestImage;
 
-/// The accelerator.
+/// Accelerator of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// The processor, through Linux.
+    /// Hardware virtualization by Linux.
     Kvm,
-    /// QEMU's translator: slow, works everywhere.
+    /// Translation by QEMU: slow, works everywhere.
     Tcg,
 }
 
 impl Accel {
-    /// QEMU's name of it.
+    /// QEMU's name of the accelerator.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -31,42 +31,43 @@ impl Accel {
     }
 }
 
-/// A slice of a block device or file.
+/// A part of a block device or file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskRegion {
-    /// The device or file.
+    /// Path of the device or file.
     pub path: PathBuf,
-    /// Where the slice starts, a multiple of 4 KiB.
+    /// First byte of the part, a multiple of 4 KiB.
     pub offset: Bytes,
-    /// Its length, a multiple of 4 KiB.
+    /// Length of the part, a multiple of 4 KiB.
     pub size: Bytes,
 }
 
-/// A guest's disk.
+/// Disk of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuestDisk {
-    /// It has none: the initramfs holds all that it needs.
+    /// No disk: the initramfs holds the whole system.
     None,
-    /// QEMU's own backend on a slice of a device or file. Opened with `O_DIRECT`, Linux AIO and
+    /// QEMU's own backend on a part of a device or file. Opened with `O_DIRECT`, Linux AIO and
     /// without QEMU's image lock: several guests share one device.
     Region(DiskRegion),
     /// A vhost-user-blk backend, such as the I/O domain.
     VhostUser {
-        /// Its socket. QEMU connects again within a second when the backend is started anew.
+        /// Path of the back end's socket. QEMU reconnects within a second when the back end is
+        /// restarted.
         socket: PathBuf,
-        /// Queues to use.
+        /// Number of virtqueues.
         queues: u16,
     },
 }
 
-/// A device with the urgency page.
+/// PCI device with the page for urgency reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UrgencyDevice {
-    /// Memory without a name, in an `ivshmem-plain` device.
+    /// Anonymous shared memory, in an `ivshmem-plain` device.
     Memory,
-    /// Memory and doorbell of a server, in an `ivshmem-doorbell` device.
+    /// Memory and doorbell of an ivshmem server, in an `ivshmem-doorbell` device.
     Doorbell {
-        /// The server's socket. It must listen before QEMU starts.
+        /// Path of the server's socket. It must listen before QEMU starts.
         socket: PathBuf,
     },
 }
@@ -77,72 +78,73 @@ impl From<DiskRegion> for GuestDisk {
     }
 }
 
-/// A guest's network card, on an interface of the host.
+/// A guest's network card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestNic {
-    /// Its Ethernet address.
+    /// MAC address of the card.
     pub mac: String,
-    /// What is behind it.
+    /// Connection to the host.
     pub backend: NicBackend,
 }
 
-/// What is behind a network card.
+/// Connection of a network card to the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NicBackend {
-    /// QEMU's own: a tap that exists.
+    /// QEMU's own back end on an existing tap.
     Tap(String),
-    /// A vhost-user-net back end at this socket, such as the I/O domain. QEMU connects again within
-    /// a second when the back end is started anew.
+    /// A vhost-user-net back end at this socket, such as the I/O domain. QEMU reconnects within a
+    /// second when the back end is restarted.
     VhostUser(PathBuf),
-    /// The same the other way round: QEMU makes the socket, and waits until the back end connects,
-    /// such as a `dpdkvhostuserclient` port of Open vSwitch.
+    /// A vhost-user-net back end that connects: QEMU makes the socket, and waits for it. For a
+    /// `dpdkvhostuserclient` port of Open vSwitch, for example.
     VhostUserServer(PathBuf),
 }
 
-/// How to start one guest.
+/// Configuration of one guest.
 #[derive(Debug, Clone)]
 pub struct QemuConfig {
-    /// Its name: letters, digits, `-`, `_`, `.`; at most 40.
+    /// Name of the guest: letters, digits, `-`, `_`, `.`; at most 40.
     pub name: String,
-    /// The image that it boots.
+    /// Kernel and initramfs that the guest boots.
     pub image: GuestImage,
-    /// The accelerator.
+    /// Accelerator of its vCPUs.
     pub accel: Accel,
-    /// Its memory; [`GuestImage::memory`] is enough.
+    /// Memory of the guest; [`GuestImage::memory`] is enough.
     pub memory: Bytes,
-    /// Its disk.
+    /// Only disk of the guest.
     pub disk: GuestDisk,
-    /// Whether QEMU's AIO workers do the requests of a [`GuestDisk::Region`], QEMU's default
+    /// Whether QEMU's AIO worker threads do the requests of a [`GuestDisk::Region`], QEMU's default
     /// without Linux AIO.
     pub workers: bool,
-    /// Whether all memory of QEMU, the guest's too, is locked into RAM: no page fault joins a
+    /// Whether all memory of QEMU and its guest is locked into RAM: no page fault adds to a
     /// latency.
     pub lock_memory: bool,
-    /// Its vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u16,
-    /// A port of the host's loopback interface that leads to [`GUEST_PORT`](super::GUEST_PORT) of
-    /// the guest, whose network is QEMU's own: without rights, and with no way out. All of it is
-    /// work of QEMU's threads.
+    /// A port of the host's loopback interface that is forwarded to
+    /// [`GUEST_PORT`](super::GUEST_PORT) of the guest, by QEMU's user-mode network: without
+    /// privileges and without access to other networks. All of it is work of QEMU's threads.
     pub port: Option<u16>,
-    /// Memory that it shares with the host, for what its guest says about urgency.
+    /// Memory shared with the host, for the guest's reports of urgency.
     pub urgency: Option<UrgencyDevice>,
-    /// Whether it has the port on which its guest says that something starts.
+    /// Whether there is a virtio-serial port on which the guest reports the start of a task.
     pub start_port: bool,
-    /// A network card; none when `None`.
+    /// Network card; none when `None`.
     pub nic: Option<GuestNic>,
-    /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep
-    /// the path short: a socket's path has at most 107 bytes.
+    /// Directory of sockets and logs. Made if missing; shared by the guests of one lab. Keep the
+    /// path short: a socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
-    /// The `cgroup.procs` files to join before QEMU runs: one on cgroup v2, one a hierarchy on v1.
+    /// The `cgroup.procs` files to join before QEMU runs: one on cgroup v2, one for each hierarchy
+    /// on v1.
     pub cgroup_procs: Vec<PathBuf>,
     /// [`Lifetime::WithParent`] for a run, [`Lifetime::Detached`] for a lab that stays up.
     pub lifetime: Lifetime,
-    /// How long its agent may take to answer.
+    /// Timeout of the agent's first answer.
     pub boot_timeout: Duration,
 }
 
 impl QemuConfig {
-    /// TCG, as much memory as the image needs, no cgroup, dies with this process.
+    /// TCG, as much memory as the image needs, no cgroup, ends with this process.
     #[must_use]
     pub fn new(name: &str, image: GuestImage, disk: impl Into<GuestDisk>, run_dir: &Path) -> QemuConfig {
         QemuConfig {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rtvirtio_vmm::VmmError;
 
-/// Why a guest could not be started, used or ended.
+/// Reasons for which a guest could not be started, used or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum QemuError {
     /// A name that cannot be used for files and threads.
@@ -14,109 +14,109 @@ pub enum QemuError {
         "guest name {name:?} is not usable; take 1 to 40 letters, digits, `-`, `_` or `.`, with a letter or digit first"
     )]
     Name {
-        /// The name.
+        /// Name that was given.
         name: String,
     },
     /// QEMU is not installed.
     #[error("{program} is not installed; install the package qemu-system-x86")]
     NoQemu {
-        /// Its name.
+        /// Name of the program.
         program: &'static str,
     },
     /// The disk cannot be used.
     #[error("disk {path:?} of guest {name}: {detail}")]
     Disk {
-        /// The guest.
+        /// Name of the guest.
         name: String,
-        /// The device or file.
+        /// Path of the device or file.
         path: PathBuf,
-        /// What is wrong, with the remedy.
+        /// Cause, with the remedy.
         detail: String,
     },
     /// A cgroup cannot be joined.
     #[error("cannot open {path:?}: {source}; the cgroup of the guest is gone or not ours (are you root?)")]
     Cgroup {
-        /// The `cgroup.procs` file.
+        /// Path of the `cgroup.procs` file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The process could not be started.
+    /// The QEMU process could not be started.
     #[error(
         "cannot start QEMU for guest {name} in the cgroups {cgroups:?}: {source}; a cgroup that vanished gives ENODEV, a full pids limit EAGAIN"
     )]
     Spawn {
-        /// The guest.
+        /// Name of the guest.
         name: String,
-        /// The `cgroup.procs` files it was to join.
+        /// The `cgroup.procs` files to join.
         cgroups: Vec<PathBuf>,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// A guest of this name already runs in this directory.
     #[error("a guest named {name} already runs in {run_dir:?}; end it with `rtvirtio-lab down`")]
     Busy {
-        /// The guest.
+        /// Name of the guest.
         name: String,
-        /// The directory.
+        /// Path of the run directory.
         run_dir: PathBuf,
     },
-    /// QEMU has ended.
+    /// QEMU has ended unexpectedly.
     #[error("guest {name} is gone ({status}){log}")]
     Gone {
-        /// The guest.
+        /// Name of the guest.
         name: String,
-        /// How its process ended.
+        /// Exit status of the process, or `ended`.
         status: String,
-        /// The end of its output, line by line, or nothing.
+        /// End of its output, line by line, or nothing.
         log: String,
     },
-    /// QEMU runs, the guest does not.
+    /// QEMU runs, but the guest is paused.
     #[error("guest {name} does not run: QEMU reports {status:?}; if it was started with KVM, try TCG{log}")]
     Paused {
-        /// The guest.
+        /// Name of the guest.
         name: String,
-        /// QEMU's run state.
+        /// Run state that QEMU reports.
         status: String,
-        /// The end of its output.
+        /// End of its output.
         log: String,
     },
-    /// The guest runs, its agent does not answer.
+    /// The guest runs, but its agent does not answer.
     #[error("guest {name} has not finished booting within {} s; is the host overloaded?{log}", waited.as_secs())]
     NoAgent {
-        /// The guest.
+        /// Name of the guest.
         name: String,
-        /// The time it had.
+        /// Timeout that was exceeded.
         waited: Duration,
-        /// The end of its output.
+        /// End of its output.
         log: String,
     },
-    /// An exchange with QEMU or the agent failed, and the guest lives.
+    /// An exchange with QEMU or the agent failed, and the guest still runs.
     #[error("guest {name}: {source}")]
     Vmm {
-        /// The guest.
+        /// Name of the guest.
         name: String,
-        /// The failure.
+        /// Error of the monitor or the agent.
         source: VmmError,
     },
-    /// Not even SIGKILL ends it.
+    /// QEMU does not end after SIGKILL.
     #[error(
         "QEMU of guest {name} (pid {pid}) does not end, not even by SIGKILL: it waits for its disk in the kernel; end what serves that disk"
     )]
     Stuck {
-        /// The guest.
+        /// Name of the guest.
         name: String,
-        /// Its process.
+        /// Process id of QEMU.
         pid: u32,
     },
-    /// A file of the run directory.
+    /// A file cannot be accessed.
     #[error("cannot {operation} {path:?}: {source}")]
     Io {
-        /// The failed step.
+        /// Operation that failed, as a verb.
         operation: &'static str,
-        /// To which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{QemuError, make_run_dir};
 
-/// How much of a log's end is read, in bytes, and how many of its lines are reported.
+/// Bytes that are read from the end of a log, and largest number of reported lines.
 const TAIL_BYTES: u64 = 8192;
 const TAIL_LINES: usize = 6;
 
@@ -47,8 +47,8 @@ impl Files {
             move |source| QemuError::Io { operation, path, source }
         };
         make_run_dir(&self.run_dir).map_err(failed("create", &self.run_dir))?;
-        // A socket without a listener refuses. A full listen queue would make this wait, but then a
-        // QEMU is there with a client, and its client goes in the end.
+        // A socket without a listener refuses. A full backlog makes this wait until the other
+        // client of a running QEMU disconnects.
         if self.qmp.exists() && UnixStream::connect(&self.qmp).is_ok() {
             return Err(QemuError::Busy { name: self.name.clone(), run_dir: self.run_dir.clone() });
         }
@@ -56,7 +56,7 @@ impl Files {
         File::create(&self.serial).map_err(failed("create", &self.serial)).map(drop)
     }
 
-    /// Removes them, and the directory when it is empty then.
+    /// Removes the files, and the directory if it is empty then.
     pub(super) fn remove(&self) {
         self.remove_files();
         // Other guests of the lab may still have files there.
@@ -70,8 +70,7 @@ impl Files {
         }
     }
 
-    /// The last lines of QEMU's standard error and of the guest's console, indented below a heading
-    /// each.
+    /// Last lines of QEMU's standard error and of the guest's console, each below a heading.
     pub(super) fn last_words(&self) -> String {
         let mut text = String::new();
         for (what, path) in [("QEMU's errors", &self.stderr), ("the guest's console ends with", &self.serial)]
@@ -100,10 +99,10 @@ fn tail(path: &Path) -> Vec<String> {
     // Without the log the error is only shorter.
     let bytes = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    // The guest wrote it: no control characters on the user's terminal.
+    // The guest wrote the text: no control characters on the user's terminal.
     let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
     let lines: Vec<String> = text.lines().map(clean).filter(|l| !l.is_empty()).collect();
-    // The panic's own line is more useful than the call trace after it.
+    // The line of a panic is more useful than the call trace after it.
     let panic = lines.iter().position(|l| l.contains("Kernel panic"));
     let from = panic.unwrap_or(lines.len().saturating_sub(TAIL_LINES));
     lines[from..].iter().take(TAIL_LINES).cloned().collect()

@@ -14,23 +14,23 @@ use super::fs::FILE_NAME;
 use crate::loops::{attach, detach, elevator_of, loops_on, set_elevator};
 use rtvirtio_kernel::ProcessId;
 
-/// How long the twin's process may take to mount.
+/// Longest time until the twin's process has mounted.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the twin's process may take to end.
+/// Longest time until the twin's process has ended.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Why a twin could not be made or removed.
+/// Reasons for which a twin could not be made or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TwinError {
     /// A file operation failed.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// The operation.
+        /// Operation that failed, as a verb.
         what: &'static str,
-        /// On what.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The twin's process ended before its file appeared.
@@ -39,31 +39,31 @@ pub enum TwinError {
     /// The twin's file did not appear in time.
     #[error("the twin's file {} did not appear within {}s", path.display(), MOUNT_DEADLINE.as_secs())]
     Late {
-        /// Where it was expected.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// `losetup` failed.
+    /// An operation of `losetup` failed.
     #[error("losetup failed for {}: {message} (needs root and a free loop device: `modprobe loop`)", path.display())]
     Loop {
-        /// The file or device.
+        /// Path of the file or device.
         path: PathBuf,
-        /// losetup's message.
+        /// Error output of losetup.
         message: String,
     },
 }
 
-/// Everything needed to find and remove a twin, also from another process or after a crash. Saved
-/// before each part is made.
+/// Parts of a twin, by which another process finds and removes it, also after a crash. Saved before
+/// each part is made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TwinHandle {
     /// Directory of the FUSE mount.
     pub mount: PathBuf,
-    /// The twin's process.
+    /// Process that serves the FUSE file.
     pub process: Option<ProcessId>,
-    /// The loop device, such as `/dev/loop3`.
+    /// Path of the loop device, such as `/dev/loop3`.
     pub device: Option<PathBuf>,
-    /// The elevator that the loop device had; it keeps its queue's settings when it is detached.
+    /// Previous elevator of the loop device, which keeps its queue's settings when it is detached.
     pub elevator: Option<String>,
 }
 
@@ -71,21 +71,21 @@ pub struct TwinHandle {
 /// [`TwinHandle::remove`].
 #[derive(Clone, Debug)]
 pub struct TwinDevice {
-    /// The block device.
+    /// Path of the block device.
     pub path: PathBuf,
-    /// Its size.
+    /// Size of the device.
     pub size: Bytes,
 }
 
 impl TwinHandle {
-    /// Starts the process, waits for its file and puts a loop device on it. `save` is called with
-    /// the handle before each part is made, so that a crash at any time leaves a handle that can
-    /// remove what there is.
+    /// Starts the process, waits for its file and attaches a loop device to it. `save` is called
+    /// with the handle before each part is made, so that a crash at any time leaves a handle that
+    /// can remove all parts.
     ///
     /// `server` is the command that ends in [`super::serve`] with the same mount directory.
     ///
     /// # Errors
-    /// [`TwinError`]; what was made so far is removed.
+    /// [`TwinError`]; the parts made so far are removed.
     pub fn make(
         mount: &Path,
         size: Bytes,
@@ -130,8 +130,8 @@ impl TwinHandle {
         // input is closed.
         self.process = ProcessId::of(child.id()).map_err(err("look at the twin's process for", &mount))?;
         save(self).map_err(err("save the lab's state for", &mount))?;
-        // It mounts nothing before this, and ends with this process: killed between its start and
-        // the line above, this process leaves no unknown part.
+        // It mounts nothing before this, and ends with this process: if this process is killed
+        // between its start and the line above, no unknown part is left.
         if let Some(mut go) = child.stdin.take() {
             // A server that has ended already is reported below.
             let _ = go.write_all(&[super::serve::GO]);
@@ -155,11 +155,11 @@ impl TwinHandle {
         Ok(device)
     }
 
-    /// Makes the device slower than declared, by what its process was started with, or as fast as
-    /// declared again.
+    /// Makes the device slower than declared, by the factor that its process was started with, or
+    /// as fast as declared again.
     ///
     /// # Errors
-    /// When its process is gone.
+    /// The twin's process has ended.
     pub fn set_slow(&self, slow: bool) -> Result<(), TwinError> {
         let signal = if slow { Signal::USR1 } else { Signal::USR2 };
         let pid = self.process.as_ref().filter(|process| process.is_alive());
@@ -174,10 +174,10 @@ impl TwinHandle {
     /// The first part that cannot be removed.
     pub fn remove(&mut self) -> Result<(), TwinError> {
         let file = self.mount.join(FILE_NAME);
-        // Also devices that were attached in the moment before a crash, when the handle did not
-        // know them yet.
+        // Also devices that were attached just before a crash, before the handle was saved with
+        // them.
         for device in loops_on(&file)? {
-            // Unknown after a crash at the worst moment: then the loop driver's own default.
+            // Unknown after a crash at that moment: then the loop driver's own default.
             set_elevator(&device, self.elevator.as_deref().unwrap_or("none"));
             detach(&device)?;
         }

@@ -22,29 +22,30 @@ pub const FILE_NAME: &str = "disk";
 
 const ROOT: INodeNo = INodeNo(1);
 const DISK: INodeNo = INodeNo(2);
-/// Attributes never change.
+/// Lifetime of cached attributes, which never change.
 const TTL: Duration = Duration::from_secs(3600);
 /// Requests that the kernel may have outstanding; above a loop device's own queue depth of 128.
 const MAX_BACKGROUND: u16 = 256;
 
-/// A model that its process can change while requests are served.
+/// A service model that can be changed while requests are served.
 #[derive(Clone)]
 pub struct SharedModel(Arc<Mutex<ServiceModel>>);
 
 impl SharedModel {
-    /// Shares it.
+    /// Wraps a model for sharing.
     #[must_use]
     pub fn new(model: ServiceModel) -> Self {
         Self(Arc::new(Mutex::new(model)))
     }
 
-    /// A poisoned lock means a panic while holding plain numbers: they are still usable.
+    /// Locks the model. A poisoned lock means a panic while holding plain numbers: they are still
+    /// usable.
     pub fn lock(&self) -> MutexGuard<'_, ServiceModel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One file whose content is in memory and whose time is the model's.
+/// A file system with one file, its content in memory and its service times of the model.
 pub struct TwinFs {
     model: SharedModel,
     content: File,
@@ -52,10 +53,10 @@ pub struct TwinFs {
 }
 
 impl TwinFs {
-    /// A file of `size` zero bytes; only what is written takes memory.
+    /// A file of `size` zero bytes; only written pages take memory.
     ///
     /// # Errors
-    /// When no memory file can be made.
+    /// The memory file cannot be made.
     pub fn new(model: SharedModel, size: u64) -> io::Result<Self> {
         let fd = rustix::fs::memfd_create("rtvirtio-twin", rustix::fs::MemfdFlags::CLOEXEC)?;
         let content = File::from(fd);
@@ -91,7 +92,7 @@ impl TwinFs {
     }
 }
 
-/// CLOCK_MONOTONIC in ns.
+/// Time of CLOCK_MONOTONIC in ns.
 fn now() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
@@ -120,11 +121,11 @@ fn sleep_until(due: u64) {
 impl Filesystem for TwinFs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Without it the loop device's worker would wait for each request before it sends the next:
-        // depth 1 for all.
+        // a queue depth of 1.
         config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(|_| {
             io::Error::new(io::ErrorKind::Unsupported, "this kernel's FUSE has no asynchronous direct I/O")
         })?;
-        // Both limits have kernel maxima; what is refused keeps its default.
+        // Both limits have kernel maxima; a refused value leaves the default.
         let _ = config.set_max_background(MAX_BACKGROUND);
         let _ = config.set_congestion_threshold(MAX_BACKGROUND);
         Ok(())
@@ -147,7 +148,7 @@ impl Filesystem for TwinFs {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Direct: every request must reach the model, none may come from the page cache.
+        // Direct I/O: every request must reach the model, none may be served from the page cache.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
     }
 

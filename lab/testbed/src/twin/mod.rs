@@ -4,8 +4,8 @@
 //! makes it a block device with a request queue, so that the kernel's own I/O schedulers and cgroup
 //! controllers act on it as on a disk.
 //!
-//! What it is not: it runs on the host's CPUs, so its own wake-ups are as late as the host is busy,
-//! and it tops out near 15 000 requests per second on two cores.
+//! Limits: the twin runs on the host's CPUs, so a busy host delays its wake-ups, and it serves at
+//! most about 15 000 requests per second on two cores.
 
 mod device;
 mod fs;

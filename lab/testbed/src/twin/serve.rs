@@ -11,7 +11,7 @@ use super::ServiceModel;
 use super::fs::{SharedModel, TwinFs};
 use super::{ProfileError, TwinProfile};
 
-/// Threads that serve requests: the most requests in service or waiting at the device at once.
+/// Threads that serve requests: the largest number of requests in service or waiting at the device.
 const THREADS: usize = 64;
 /// Real-time priority of the serving threads: a device does not slow down because the host's CPUs
 /// are busy.
@@ -20,41 +20,41 @@ const FIFO_PRIORITY: i32 = 40;
 /// Options of a twin's process.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
-    /// Built-in profile name or path.
+    /// Name of a built-in profile, or path of one.
     pub profile: String,
     /// Size of the device.
     pub size: Bytes,
-    /// Seed of the jitter.
+    /// Seed of the model's jitter.
     pub seed: u64,
-    /// An existing, empty directory to mount on.
+    /// Existing, empty directory to mount on.
     pub mount: PathBuf,
-    /// How many times as long as declared a service takes once the twin is made slow.
+    /// Factor of all service times once the twin is made slow.
     pub slow_by: f64,
 }
 
-/// Why a twin cannot be served.
+/// Reasons for which a twin cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
     /// The profile is not usable.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// FUSE refused.
+    /// FUSE cannot be mounted or served.
     #[error("cannot serve a FUSE file on {}: {source} (needs root and /dev/fuse: `modprobe fuse`)", mount.display())]
     Fuse {
-        /// Where it was to be mounted.
+        /// Path of the mount directory.
         mount: PathBuf,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-/// The byte on standard input that lets a twin begin.
+/// Byte on standard input after which a twin mounts.
 pub(super) const GO: u8 = b'\n';
 
-/// Waits for a line break on standard input, then mounts and serves until unmounted. When the input
-/// ends without it, the process that started this has ended, and this process ends too. SIGUSR1
-/// makes the device [`ServeConfig::slow_by`] times as slow as declared, SIGUSR2 as fast as declared
+/// Waits for a line break on standard input, then mounts and serves until unmounted. End of input
+/// before that means that the parent process has ended, and this process ends too. SIGUSR1 makes
+/// the device [`ServeConfig::slow_by`] times as slow as declared, SIGUSR2 as fast as declared
 /// again; SIGTERM, SIGINT and SIGHUP unmount.
 ///
 /// # Errors
@@ -98,8 +98,8 @@ pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
     session.run().map_err(fuse)
 }
 
-/// Timers without slack and a real-time policy, inherited by the serving threads. Both are
-/// improvements, not needs.
+/// Sets timers without slack and a real-time policy, inherited by the serving threads. Failures are
+/// ignored: both only improve the timing.
 fn precise_time() {
     // SAFETY: plain prctl and sched calls on the calling thread with valid arguments.
     unsafe {
