@@ -56,7 +56,7 @@ pub enum Sandbox {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Power {
-    /// Threads poll adaptively.
+    /// Threads poll adaptively, as long as that pays.
     #[default]
     Normal,
     /// Threads sleep, and wake up for each notification.
@@ -234,7 +234,7 @@ pub struct Disk {
     /// Uses the host's page cache.
     #[serde(default)]
     pub cached: bool,
-    /// Expects other writers.
+    /// Expects other writers: the backing is not locked exclusively.
     #[serde(default)]
     pub shared: bool,
     /// Offers discard and zeroing, where the backing supports them. Without, bounds exclude them.

@@ -24,7 +24,7 @@ pub struct BackingConfig {
     /// Bypasses the host's page cache (`O_DIRECT`). Otherwise the page cache, not the device,
     /// serves and orders requests.
     pub direct: bool,
-    /// Expects other writers.
+    /// Expects other writers: the file is not locked exclusively.
     pub shared: bool,
 }
 

@@ -18,11 +18,11 @@ pub const ID_LEN: usize = 20;
 /// Largest number of sectors of one discard or write-zeroes, offered to the guest.
 pub const MAX_DISCARD_SECTORS: u32 = 1 << 22;
 
-/// Status `VIRTIO_BLK_S_OK`.
+/// Status of success, `VIRTIO_BLK_S_OK`.
 pub const OK: u8 = 0;
-/// Status `VIRTIO_BLK_S_IOERR`.
+/// Status of an I/O error, `VIRTIO_BLK_S_IOERR`.
 pub const IO_ERROR: u8 = 1;
-/// Status `VIRTIO_BLK_S_UNSUPP`.
+/// Status of an unsupported request, `VIRTIO_BLK_S_UNSUPP`.
 pub const UNSUPPORTED: u8 = 2;
 
 /// A range of guest memory.

@@ -84,7 +84,7 @@ pub enum EngineError {
     /// io_uring, an eventfd or a thread.
     #[error("{what}: {source}")]
     Io {
-        /// Operation that failed.
+        /// Operation that failed, for the message.
         what: &'static str,
         /// Error of the system call.
         source: io::Error,

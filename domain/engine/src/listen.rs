@@ -221,7 +221,7 @@ pub(crate) fn not_a_socket(kind: &str) -> io::Error {
 /// State of a socket's path.
 #[derive(Debug)]
 pub(crate) enum SocketState {
-    /// No such file.
+    /// No file at the path.
     Absent,
     /// A dead socket; device and inode.
     Stale((u64, u64)),

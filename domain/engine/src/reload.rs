@@ -81,7 +81,7 @@ pub enum ReloadError {
     Draining {
         /// Kind and name of the disk or port.
         what: String,
-        /// Seconds of waiting.
+        /// Seconds of waiting before this error.
         seconds: u64,
     },
     /// A network's engine refuses a checked configuration: a defect. Changes before it are in
@@ -124,13 +124,13 @@ fn list(directories: &BTreeSet<std::path::PathBuf>) -> String {
 /// Disks and ports to attach and detach: index of the device or network, and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
-    /// Disks to attach.
+    /// Disks to open, serve and lock.
     pub attach: Vec<(usize, String)>,
-    /// Disks to detach.
+    /// Disks whose service ends.
     pub detach: Vec<(usize, String)>,
-    /// Ports to attach.
+    /// Ports to open and serve.
     pub attach_ports: Vec<(usize, String)>,
-    /// Ports to detach.
+    /// Ports whose service ends.
     pub detach_ports: Vec<(usize, String)>,
 }
 

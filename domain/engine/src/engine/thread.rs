@@ -24,7 +24,7 @@ pub(crate) trait Serve {
 
 /// A command that ends a loop.
 pub(crate) trait Quit {
-    /// Makes the command.
+    /// Makes the command that ends the loop.
     fn quit() -> Self;
 }
 

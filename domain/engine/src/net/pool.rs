@@ -51,7 +51,7 @@ impl FramePool {
         self.frames.get(slot as usize).map_or(Nanos(0), |(_, at)| *at)
     }
 
-    /// Frees a buffer.
+    /// Frees a buffer that was taken.
     pub fn release(&mut self, slot: u32) {
         self.free.push(slot);
     }

@@ -71,7 +71,7 @@ pub enum UplinkError {
     Io {
         /// Name of the interface.
         name: String,
-        /// Operation that failed.
+        /// Operation that failed, for the message.
         what: &'static str,
         /// Error of the kernel.
         source: io::Error,
