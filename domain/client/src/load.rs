@@ -78,9 +78,9 @@ pub struct StreamResult {
     pub name: String,
     /// Requests that were due after the warm-up.
     pub n: u64,
-    /// Completions after the warm-up with a status other than 0.
+    /// Requests due after the warm-up that completed with a status other than 0.
     pub errors: u64,
-    /// Completions per second after the warm-up.
+    /// Completions per second, of requests due after the warm-up.
     pub rate: f64,
     /// Requests not completed by the end; their latency is the time until then.
     pub unanswered: u64,

@@ -226,7 +226,7 @@ pub enum Command {
     SignalUrgent {
         /// Index of the VM.
         vm: usize,
-        /// Descriptor to signal, of the VM's `urgent` socket.
+        /// Descriptor to signal, which came over the control socket.
         eventfd: Option<Arc<OwnedFd>>,
         /// The previous eventfd, so that the engine's thread does not close it.
         reply: SyncSender<Option<Arc<OwnedFd>>>,

@@ -55,7 +55,7 @@ pub enum NetCommand {
     SignalUrgent {
         /// Index of the port.
         port: usize,
-        /// Descriptor to signal, of the VM's `urgent` socket.
+        /// Descriptor to signal, which came over the control socket.
         eventfd: Option<Arc<OwnedFd>>,
         /// The previous eventfd, so that the network's thread closes nothing.
         reply: SyncSender<Option<Arc<OwnedFd>>>,
@@ -222,7 +222,7 @@ pub struct PortStatus {
     pub promises: [PromiseCounters; 2],
     /// Frames that were not passed on.
     pub drops: Drops,
-    /// Times that the port was held because its work passed no frame on.
+    /// Times that the port was held for fruitless work: kicks without frames, and refused frames.
     pub backoffs: u64,
     /// Signals before notifications of urgent frames; `None` without an eventfd.
     pub urgent_signals: Option<u64>,

@@ -19,8 +19,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Closes a round. Returns the end of the delay of a port whose work passed no frame on, and
-    /// its time in the round.
+    /// Closes a round. Returns the end of the delay of a port with too much fruitless work (see
+    /// [`Backoff`]), and its time in the round.
     pub fn end_round(&mut self, now: Nanos) -> (Option<Nanos>, Nanos) {
         let (kicks, useful) = (std::mem::take(&mut self.kicks), std::mem::take(&mut self.useful));
         // A kick is useful for the frame that it announces.

@@ -127,7 +127,8 @@ pub struct QemuConfig {
     pub port: Option<u16>,
     /// Memory shared with the host, for the guest's reports of urgency.
     pub urgency: Option<UrgencyDevice>,
-    /// Whether there is a virtio-serial port on which the guest reports the start of a task.
+    /// Whether there is a virtio-serial port on which the guest reports the start of an
+    /// application.
     pub start_port: bool,
     /// Network card; none when `None`.
     pub nic: Option<GuestNic>,

@@ -77,8 +77,8 @@ impl NetLoop {
         }
     }
 
-    /// Charges the round, and holds the ports that have used up their part, or whose work passed no
-    /// frame on.
+    /// Charges the round, and holds the ports that have used up their part, or that had too much
+    /// fruitless work.
     pub(super) fn end_round(&mut self, time: Nanos) -> io::Result<()> {
         let total: u64 = self.ports.iter().map(|port| port.hold.work.0).sum();
         let mut used = 0;
