@@ -86,8 +86,7 @@ impl StartThread for Spawner {
 
 type Step = dyn Fn(Role) -> io::Result<()> + Send + Sync;
 
-/// Function that each thread calls once with its role, after its set-up and before it serves
-/// guests.
+/// Function that each thread calls once with its role, between set-up and service.
 #[derive(Clone, Default)]
 pub struct Confine(Option<Arc<Step>>);
 

@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketType};
 use crate::backing::{block_geometry, direct_alignment};
 use crate::blk::SECTOR;
 
-/// All doubts, as sentences with a remedy. A failed check is one too.
+/// All warnings, as sentences with a remedy. A failed check is one too.
 #[must_use]
 pub fn of(file: &File) -> Vec<String> {
     let mut doubts = Vec::new();

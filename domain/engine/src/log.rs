@@ -78,8 +78,7 @@ pub fn keep_refusals(refusals: Arc<Refusals>) {
     REFUSALS.with_borrow_mut(|kept| *kept = Some(refusals));
 }
 
-/// Replaces control characters: QEMU controls parts of some texts, such as the name of a
-/// descriptor.
+/// Replaces control characters: QEMU controls parts of some texts.
 fn printable(text: &str) -> String {
     text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -17,9 +17,8 @@
 //!   kernel drops the rest of a flood before it costs CPU time.
 //! - Toward a VM no frame waits for a buffer: without one it is dropped. The VM may be notified of
 //!   several frames at once, as network cards do it (interrupt moderation).
-//! - A port with too much fruitless work (kicks without frames, refused frames), or that has used
-//!   its part of the thread's CPU budget, is held: neither its queues nor its uplink are polled, and
-//!   its kicks wake no thread.
+//! - A port with fruitless work (kicks without frames, refused frames) or a used-up part of the CPU
+//!   budget is held: neither its queues nor its uplink are polled, and its kicks wake no thread.
 
 pub mod command;
 pub mod frame;

@@ -84,8 +84,7 @@ pub enum ReloadError {
         /// Seconds of waiting before this error.
         seconds: u64,
     },
-    /// A network's engine refuses a checked configuration: a defect. Changes before it are in
-    /// force.
+    /// A network refuses a checked configuration: a defect. Changes before it are in force.
     #[error("network \"{network}\": {message}")]
     Network {
         /// Name of the network.

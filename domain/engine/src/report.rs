@@ -69,8 +69,7 @@ pub struct WaitsReport {
 /// Time in which a VM had requests queued while pieces of another were at the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NeighbourReport {
-    /// Name of the other VM; `"others"` for those of a device with more than 64 that are not told
-    /// apart.
+    /// Name of the other VM; `"others"` for those beyond 64 on a device, not told apart.
     pub name: String,
     /// Time in ns. With pieces of several VMs at the device it counts for each.
     pub ns: u64,

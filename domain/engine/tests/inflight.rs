@@ -51,8 +51,7 @@ impl Model {
         Self { file: shared, region, queue, size, used, incomplete: Vec::new(), putting: None }
     }
 
-    /// Steps that are possible now. The engine completes one request at a time, each in three
-    /// steps.
+    /// Possible next steps. The engine completes one request at a time, each in three steps.
     fn steps(&self) -> Vec<Step> {
         let mut steps = vec![Step::Kill];
         steps.extend((0..self.size).filter(|h| !self.in_flight(*h)).map(Step::Fetch));
@@ -144,8 +143,7 @@ impl Model {
     }
 }
 
-/// Replays a path from the beginning, its last step torn in all ways, and returns the possible next
-/// steps.
+/// Replays a path, its last step torn in all ways, and returns the possible next steps.
 fn play(path: &[Step], size: u16, used: u16) -> Vec<Step> {
     let mut model = Model::new(size, used);
     let (last, first) = path.split_last().map_or((None, path), |(l, f)| (Some(*l), f));

@@ -1,5 +1,4 @@
-//! Reasons for flows of a network without a reservation, and the smallest target that would be
-//! admitted.
+//! Reasons for flows of a network without a reservation, and targets that would be admitted.
 
 use rtvirtio_capacity::LINK_HEADROOM;
 use rtvirtio_domain_config::{FileError, Network, RateConfig};

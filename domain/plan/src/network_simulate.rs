@@ -145,8 +145,7 @@ impl<'p> NetworkSimulation<'p> {
             let wake = match self.scheduler.next(self.now) {
                 Next::Piece(piece) => {
                     self.link.submit(self.now, piece);
-                    // Frames sent beyond the link's rate, to catch up, wait in the interface's
-                    // queue.
+                    // Frames beyond the link's rate (catching up) wait in the interface's queue.
                     self.wire_free_at = Nanos(self.wire_free_at.max(self.now).0 + piece.cost);
                     let done = self.wire_free_at;
                     if let Some(frame) = self.taken.remove(&piece.tag) {

@@ -69,8 +69,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// A simulation with this scheduler configuration; `as_planned` when the plan's bounds apply to
-    /// it.
+    /// A simulation with this configuration; `as_planned` when the plan's bounds apply to it.
     ///
     /// # Errors
     /// [`SimError`].

@@ -6,8 +6,8 @@
 //! in it under `-accel kvm`. It needs no root and touches nothing outside itself. It proves
 //! function, not speed: every instruction in it is translated.
 //!
-//! The host's own fio and QEMU are copied in with their libraries, and the guest image of
-//! [`crate::image`].
+//! The host's own fio and QEMU are copied in with their libraries, and [`crate::image`]'s guest
+//! image.
 
 mod command;
 mod error;

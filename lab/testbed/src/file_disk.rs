@@ -19,8 +19,7 @@ use crate::twin::TwinError;
 
 /// Bytes written at a time.
 const CHUNK: usize = 1 << 20;
-/// Bytes of a block. Every block differs from every other, so that a disk cannot compress or
-/// deduplicate them.
+/// Size of a block; each differs from all others, against compression and deduplication.
 const BLOCK: usize = 4096;
 
 /// Parts of a file disk, saved so that they are found and removed also after a crash.

@@ -66,8 +66,7 @@ const MODULES: &[&str] = &[
     "crc32c_generic",
     "ext4",
 ];
-/// Free space that is required for the unpacked packages and the image, in bytes: 450 MB, with the
-/// PREEMPT_RT kernel 500.
+/// Required space in bytes; packages and image take 450 MB, with the PREEMPT_RT kernel 500.
 const ROOM: u64 = 700 << 20;
 /// Version of the build: a change makes another image from the same packages.
 const FORMAT: u32 = 3;

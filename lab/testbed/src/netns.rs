@@ -31,8 +31,7 @@ impl Namespace {
         Ok(Self { file })
     }
 
-    /// Moves the calling thread into the namespace, and all threads and processes that it starts
-    /// from now on.
+    /// Moves the calling thread into the namespace, with the threads and processes that it starts.
     ///
     /// # Errors
     /// Fails without root.

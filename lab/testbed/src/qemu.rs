@@ -70,8 +70,7 @@ impl QemuHandle {
         Files::new(&self.run_dir, &self.name).agent
     }
 
-    /// Path of QEMU's socket of the port on which the guest reports the start of an application, if
-    /// it has that port.
+    /// Path of QEMU's socket of the port for the guest's start reports, if it has that port.
     #[must_use]
     pub fn start_socket(&self) -> PathBuf {
         Files::new(&self.run_dir, &self.name).start

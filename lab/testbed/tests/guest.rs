@@ -168,8 +168,7 @@ fn fio_knobs_and_a_clean_end() {
     assert!(!fixture.run_dir().exists());
 }
 
-/// As RHEL and its derivatives ship the agent: the error names disabled commands, and how to allow
-/// them.
+/// As RHEL ships the agent: the error names disabled commands, and how to allow them.
 #[test]
 fn a_disabled_command_of_the_agent_is_named() {
     let Some(fixture) = fixture("a_disabled_command_of_the_agent_is_named") else { return };

@@ -32,8 +32,7 @@ const TAKEN: Nanos = Nanos::from_micros(100);
 /// Period in which the time of other threads is counted.
 const WATCH: Nanos = Nanos::from_millis(100);
 /// Share of `WATCH` taken by other threads from which on the loop does not poll, in percent. A
-/// thread of equal weight takes half; stalls of a host, and programs that run now and then, stay
-/// below.
+/// thread of equal weight takes half; stalls of a host, and short-running programs, stay below.
 const TAKEN_SHARE: u64 = 40;
 /// First time without polls, and the longest one.
 const HOLD: Nanos = Nanos::from_millis(200);

@@ -41,8 +41,7 @@ pub struct TraceEvent {
     pub arrival: Nanos,
     /// Time from fetch to the submission of the first piece: caps, policy and window.
     pub wait: Nanos,
-    /// Time from there to the completion of the last piece; later pieces may have waited in
-    /// between.
+    /// Time from there to the last piece's completion; later pieces may have waited in between.
     pub device: Nanos,
 }
 

@@ -32,8 +32,7 @@ pub struct Vring {
     pub active: bool,
     /// Whether the used ring has entries that the guest was not notified of.
     pub notify_pending: bool,
-    /// Whether the guest is notified regardless of its event index: earlier notifications are
-    /// unknown.
+    /// Whether the event index is ignored for the next notification: earlier ones are unknown.
     pub force_notify: bool,
     /// Whether the poll of the kick descriptor is armed.
     pub kick_armed: bool,

@@ -1,5 +1,4 @@
-//! Ethernet frames: the fields that decide the destination of a frame, and virtio-net's header
-//! before it.
+//! Ethernet frames: the fields that decide their destination, and virtio-net's header before them.
 
 use rtvirtio_domain_config::{Mac, Port};
 use rtvirtio_sched::Priority;
@@ -51,8 +50,7 @@ pub struct Frame {
     pub vlan: Option<(u16, u8)>,
     /// Differentiated services code point of an IP packet.
     pub dscp: Option<u8>,
-    /// Whether the frame is of the link's own protocols: for the next switch or host, whose state
-    /// it can change.
+    /// Whether it is of the link's own protocols, and can change the next switch's or host's state.
     pub link_local: bool,
 }
 

@@ -235,8 +235,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let mem = GuestMem::map(regions, files, self.device.hugepages)
             .map_err(|e| log_and_reject(&self.device.name, "memory", e))?;
-        // The table is sent again whenever the guest's memory changes; known regions are not
-        // reported again.
+        // Sent again whenever the guest's memory changes: known regions are not reported again.
         for left_out in mem.left_out() {
             let size = left_out.size();
             if !self.left_out.contains(&size) && self.left_out.len() < MOST_LEFT_OUT {

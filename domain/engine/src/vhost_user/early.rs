@@ -35,8 +35,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
 }
 
-/// Takes the next message if it enables or disables a queue; leaves any other to the crate. Waits
-/// for a message.
+/// Waits for the next message, and takes it if it enables or disables a queue; else leaves it.
 pub(super) fn take_enable(stream: &UnixStream) -> io::Result<Option<Enable>> {
     let mut header = [0; HEADER];
     let flags = RecvFlags::PEEK | RecvFlags::WAITALL;

@@ -290,8 +290,7 @@ impl ContractCluster {
         group.join("cpu.rt_runtime_us")
     }
 
-    /// Budget of a VM on a node in us; `None` without a group, and of a libvirt VM without a
-    /// contract.
+    /// A VM's budget on a node in us; `None` without a group or, under libvirt, a contract.
     #[must_use]
     pub fn budget(&self, node: usize, vm: &str) -> Option<u64> {
         let text = fs::read_to_string(self.budget_file(node, vm)).ok()?;

@@ -21,8 +21,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Suffix of the answer to a request.
 const DONE: &str = "done";
 
-/// The fence agent. Options come as lines `key=value` on standard input. `@POWER@` is the directory
-/// of requests.
+/// The fence agent. Options are lines `key=value` on standard input; `@POWER@` is the directory.
 const AGENT: &str = r#"#!/bin/sh
 action= node=
 while IFS='=' read -r key value; do

@@ -53,8 +53,7 @@ impl Set<'_> {
             return Ok(());
         }
         let missing = || ImageError::Module { module: name.to_owned(), kernel: self.release.clone() };
-        // The kernel refuses circular dependencies; a depth that no kernel has stops a damaged
-        // package.
+        // The kernel refuses circular dependencies; the limit stops a damaged package.
         let path = self.files.get(name).filter(|_| depth < 32).ok_or_else(missing)?.clone();
         let bytes = self.load(&path)?;
         let needs = depends(&bytes).ok_or_else(missing)?;

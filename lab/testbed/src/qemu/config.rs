@@ -52,8 +52,7 @@ pub enum GuestDisk {
     Region(DiskRegion),
     /// A vhost-user-blk backend, such as the I/O domain.
     VhostUser {
-        /// Path of the back end's socket. QEMU reconnects within a second when the back end is
-        /// restarted.
+        /// Path of the socket. QEMU reconnects within a second when the back end is restarted.
         socket: PathBuf,
         /// Number of virtqueues.
         queues: u16,
@@ -127,16 +126,14 @@ pub struct QemuConfig {
     pub port: Option<u16>,
     /// Memory shared with the host, for the guest's reports of urgency.
     pub urgency: Option<UrgencyDevice>,
-    /// Whether there is a virtio-serial port on which the guest reports the start of an
-    /// application.
+    /// Whether there is a virtio-serial port on which the guest reports application starts.
     pub start_port: bool,
     /// Network card; none when `None`.
     pub nic: Option<GuestNic>,
     /// Directory of sockets and logs. Made if missing; shared by the guests of one lab. Keep the
     /// path short: a socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
-    /// The `cgroup.procs` files to join before QEMU runs: one on cgroup v2, one for each hierarchy
-    /// on v1.
+    /// The `cgroup.procs` files to join before QEMU runs: on cgroup v1 one for each hierarchy.
     pub cgroup_procs: Vec<PathBuf>,
     /// [`Lifetime::WithParent`] for a run, [`Lifetime::Detached`] for a lab that stays up.
     pub lifetime: Lifetime,

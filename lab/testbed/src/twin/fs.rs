@@ -38,8 +38,7 @@ impl SharedModel {
         Self(Arc::new(Mutex::new(model)))
     }
 
-    /// Locks the model. A poisoned lock means a panic while holding plain numbers: they are still
-    /// usable.
+    /// Locks the model. Poisoned means a panic while holding plain numbers: still usable.
     pub fn lock(&self) -> MutexGuard<'_, ServiceModel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
