@@ -32,14 +32,16 @@ impl Answer {
             .map_err(|e| PlacementError::Answer { what: what.to_owned(), why: e.to_string() })
     }
 
-    /// The words of an error: of Placement's list of errors, Keystone's error, or as they are.
+    /// Text of an error: of Placement's list of errors, Keystone's error, or the body, in one line
+    /// without control characters.
     pub(crate) fn why(&self) -> String {
         let json: Option<Value> = serde_json::from_slice(&self.body).ok();
         let listed = json.as_ref().and_then(|j| j["errors"][0]["detail"].as_str());
         let single = json.as_ref().and_then(|j| j["error"]["message"].as_str());
         let text =
             listed.or(single).map_or_else(|| String::from_utf8_lossy(&self.body).into_owned(), str::to_owned);
-        let words: Vec<&str> = text.split_whitespace().collect();
+        let is_between = |c: char| c.is_whitespace() || c.is_control();
+        let words: Vec<&str> = text.split(is_between).filter(|word| !word.is_empty()).collect();
         words.join(" ").chars().take(300).collect()
     }
 }

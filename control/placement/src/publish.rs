@@ -274,7 +274,15 @@ impl Publisher {
 
     fn inventories(&mut self, provider: &str) -> Result<Inventories, PlacementError> {
         let what = "the provider's inventories";
-        self.expect(&format!("/resource_providers/{provider}/inventories"), what)?.json(what)
+        let path = format!("/resource_providers/{provider}/inventories");
+        let found: Inventories = self.expect(&path, what)?.json(what)?;
+        match found.inventories.keys().find(|class| !is_class(class)) {
+            None => Ok(found),
+            Some(class) => Err(PlacementError::Answer {
+                what: what.to_owned(),
+                why: format!("{class:?} is no name of a resource class"),
+            }),
+        }
     }
 
     fn allocations(&mut self, provider: &str) -> Result<(u64, Allocations), PlacementError> {
@@ -343,6 +351,13 @@ impl Publisher {
 fn is_missing(answer: &Answer) -> bool {
     let why = answer.why();
     why.contains("No such resource class") || why.contains("No inventory") || answer.status == 404
+}
+
+/// Whether a text has the form of a resource class (Placement's schema: `^[A-Z0-9_]+$`, at most
+/// 255 characters). Notes print it in a command.
+fn is_class(text: &str) -> bool {
+    let may = |b: u8| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_';
+    (1..=255).contains(&text.len()) && text.bytes().all(may)
 }
 
 fn is_uuid(text: &str) -> bool {
