@@ -16,7 +16,7 @@ use crate::revert::{State, inspect};
 use crate::state_dir::StateDir;
 use crate::target::{Form, Place, Target};
 
-/// What became of writes that were added.
+/// Result of adding writes to a journal in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Amended {
     /// Settings that were changed, with their values before and after.
@@ -26,7 +26,7 @@ pub struct Amended {
     pub left: Vec<(String, String)>,
     /// Settings that could not be changed, or not read back, and why.
     pub failed: Vec<(String, String)>,
-    /// What went wrong apart from the settings.
+    /// Errors that concern no single setting.
     pub warnings: Vec<String>,
 }
 
@@ -37,14 +37,14 @@ impl Amended {
     }
 }
 
-/// Why a write that [takes](Write::takes) was left out.
+/// Error text of a write that [takes](Write::takes) and was left out.
 const NOT_GIVEN: &str = "left out: what it takes was not given by a setting before it";
 
-/// Entries that are written, each with the place of its write among those asked for.
+/// Entries to write, each with the position of its write among those asked for.
 type Touched = Vec<(usize, usize)>;
 
-/// In this order: threads that have ended are forgotten, new values are journaled along with the
-/// old ones, then written, and at last the values on the way are forgotten. A cut anywhere leaves a
+/// Order: entries of threads that have ended are dropped; new values are journaled along with the
+/// old ones, then written; at last intermediate values are dropped. A kill at any point leaves a
 /// journal from which everything can be put back.
 pub(crate) fn amend(
     dir: &StateDir,
@@ -68,7 +68,8 @@ pub(crate) fn amend(
         return Ok(out);
     }
     if let Err(e) = journal::store(dir, &journal) {
-        // Whichever journal is there now has the values that these had before us.
+        // The journal on disk, old or new, has the values from before the first write of these
+        // entries.
         if again.is_empty() && !touched.is_empty() {
             return Err(e);
         }
@@ -91,9 +92,9 @@ pub(crate) fn amend(
     Ok(out)
 }
 
-/// With a thread, or the cgroup of a VM that has ended, its settings are gone: nothing of them is
-/// left to be put back, and the next group of this name has other values from before us. Whether
-/// there were any.
+/// Drops entries whose setting ended with its thread, or with the cgroup of a VM that has ended:
+/// nothing is left to put back, and the next cgroup of this name has old values of its own. Returns
+/// whether any was dropped.
 fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
     let gone = |e: &Entry| {
         let ended = e.target.is_thread() && matches!(machine.read(&e.target), Err(Fault::Gone(_)));
@@ -105,17 +106,16 @@ fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
     journal.entries.len() < had
 }
 
-/// Writes by what the journal knows of their settings.
+/// Writes, split by whether the journal has an entry for their target.
 struct Known {
-    /// Entries that are written.
     touched: Touched,
-    /// Those of them that get the value again that the journal has for them: it need not change.
+    /// Ids among `touched` whose journaled value is the one asked for: the journal need not change.
     again: Vec<usize>,
-    /// Writes of which it knows nothing.
+    /// Writes without an entry.
     fresh: Vec<Write>,
 }
 
-/// Gives entries of the journal new values.
+/// Gives journaled entries the new values of the writes.
 fn change_known(
     journal: &mut Journal,
     writes: &[Write],
@@ -161,7 +161,7 @@ fn change_known(
         if !entry.also_ours.contains(&found) {
             entry.also_ours.push(found);
         }
-        // Those of before may be read until the write.
+        // Levels from before may be read until the write.
         for level in write.levels.iter().filter(|l| !entry.levels.contains(*l)).cloned().collect::<Vec<_>>() {
             entry.levels.push(level);
         }
@@ -171,7 +171,7 @@ fn change_known(
     Ok(Known { touched, again, fresh })
 }
 
-/// Adds entries for writes that the journal does not know; returns them.
+/// Adds entries for writes without one; returns them.
 fn add_fresh(
     journal: &mut Journal,
     writes: &[Write],
@@ -183,9 +183,9 @@ fn add_fresh(
     let fresh = capture(fresh, machine)?;
     let inherited = Inherited::of(journal);
     let before: Vec<_> = fresh.iter().map(|e| before_us(&inherited, &e.target, machine)).collect();
-    // What is ours must not be taken for what a thread had before. Such a thread is left out as a
-    // whole: one that is in our group and in no journal goes home with the group, one with half of
-    // its settings in the journal could not.
+    // A value of ours must not be taken for what a thread had before. Such a thread is left out as
+    // a whole: one that is in our cgroup and in no journal is moved to `home` when the cgroup is
+    // removed; with half of its settings journaled it could not be.
     let unknown: Vec<Place> =
         fresh.iter().zip(&before).filter(|(_, b)| b.is_err()).map(|(e, _)| e.target.place.clone()).collect();
     let mut touched = Touched::new();
@@ -210,7 +210,8 @@ fn add_fresh(
     Ok(touched)
 }
 
-/// Writes what is journaled, in order. What the kernel refuses is reported, and undoes nothing.
+/// Writes journaled entries, in order. A value that the kernel refuses is reported, and undoes
+/// nothing.
 fn write_touched(
     journal: &Journal,
     writes: &[Write],
@@ -242,8 +243,8 @@ fn write_touched(
     }
 }
 
-/// Forgets values on the way. One that could not be replaced stays ours until the next one has
-/// arrived.
+/// Drops intermediate values from `also_ours`. Where the new value was not taken, they stay until a
+/// later one is.
 fn forget_former(journal: &mut Journal, writes: &[Write], touched: &[(usize, usize)], machine: &Machine<'_>) {
     let touched: BTreeMap<usize, usize> = touched.iter().copied().collect();
     for entry in &mut journal.entries {
@@ -269,9 +270,10 @@ fn stands_alone(write: &Write) -> bool {
     alone && of_one_file
 }
 
-/// What a thread would have without us, where that is not what it has: one that was started by a
-/// thread of ours in our cgroup, or with the real-time policy that we gave to QEMU's main thread.
-/// An error when that is unknown.
+/// Value of a thread's setting without our settings, where it differs from the value read: the
+/// thread was started by one of ours in our cgroup, or inherited the real-time policy that we gave
+/// to QEMU's main thread. `None` where nothing was inherited or the thread has ended; an error when
+/// unknown.
 fn before_us(
     known: &Inherited<'_>,
     target: &Target,
@@ -312,11 +314,11 @@ fn before_us(
     Ok(Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string()))
 }
 
-/// What a journal has that new threads may have inherited.
+/// Journaled settings that new threads may have inherited.
 struct Inherited<'j> {
-    /// Cgroups of ours.
+    /// Entries of cgroups that we made.
     groups: Vec<&'j Entry>,
-    /// The policy of each process's first thread.
+    /// Policy entry of each process's main thread, by pid.
     main_policies: BTreeMap<u32, &'j Entry>,
 }
 

@@ -13,12 +13,12 @@ use crate::revert::{OnConflict, revert};
 use crate::state_dir::StateDir;
 use crate::target::Form;
 
-/// What was applied.
+/// Result of a successful apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Applied {
     /// Each knob with its value before and after, in the order of the writes.
     pub knobs: Vec<Line>,
-    /// How many of them already had the value and were not written.
+    /// Number of knobs that had the value already and were not written.
     pub unchanged: usize,
 }
 
@@ -44,8 +44,8 @@ pub(crate) fn apply(
         entries,
     };
     if let Err(e) = journal::store(dir, &journal) {
-        // Nothing was touched, so a journal that is there all the same has nothing to put back; nor
-        // is it wrong to be found.
+        // Nothing was touched, so a journal that is there all the same has nothing to put back and
+        // does no harm.
         let _ = journal::remove(dir);
         return Err(e);
     }
@@ -65,8 +65,7 @@ pub(crate) fn apply(
             Ok(Applied { knobs: journal.entries.iter().filter_map(line).collect(), unchanged })
         }
         Err(cause) => {
-            // What another program changed before our write was never ours: that value is the one
-            // to leave.
+            // A value that another program set before our write is now the old value to put back.
             if let ApplyError::Raced { entry, found, .. } = &cause {
                 journal.entries.retain(|e| e.changed_by != Some(*entry));
                 for raced in journal.entries.iter_mut().filter(|e| e.id == *entry) {
@@ -100,13 +99,13 @@ fn write_all(
             unchanged += 1;
         }
         if matches!(entry.target.form, Form::Group { .. }) {
-            // So that it is known for a leftover should the journal be lost. Where it takes no mark
-            // it never is.
+            // For the search for leftovers, should the journal be lost. A cgroup that takes no
+            // extended attribute is not found by it.
             let _ = leftovers::mark(machine.root(), &entry.target.path, &journal::path(dir));
         }
         observer.step(Step::Wrote { index: index + 1, of });
     }
-    // Once more, all: a later write may have changed an earlier knob.
+    // Compare all once more: a later write may have changed an earlier knob.
     for entry in &planned {
         compare(entry, machine)?;
     }
@@ -154,8 +153,7 @@ fn compare(entry: &Entry, machine: &Machine<'_>) -> Result<(), ApplyError> {
     Err(ApplyError::ReadBack { label: entry.target.to_string(), wanted: new.clone(), found })
 }
 
-/// The value now; `None` for a thread that has ended: nothing is left to be set, and that is no
-/// fault.
+/// Current value; `None` for a thread that has ended, which is no error: nothing is left to set.
 fn read_value(entry: &Entry, machine: &Machine<'_>) -> Result<Option<String>, ApplyError> {
     match machine.read(&entry.target) {
         Ok(text) => value_of(&entry.target, &text).map(Some),

@@ -12,7 +12,7 @@ use crate::machine::{Fault, Machine};
 use crate::resolve::Write;
 use crate::target::{Form, Place, Target};
 
-/// One line of a dry run; prints as `path: old -> new`.
+/// Line of a dry run; prints as `path: old -> new`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
     /// The setting as users know it.
@@ -32,7 +32,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// What applying would write, in order. Nothing is written.
+/// Lines for all writes, in order, without writing any.
 ///
 /// # Errors
 /// As capturing before a real apply: a file that is missing or not understood.
@@ -94,8 +94,7 @@ pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>
                 Ok(text) => text,
                 Err(Fault::Gone(_)) => continue,
                 Err(Fault::Io(e)) if is_not_readable(target, &e) => continue,
-                // Neither a guest that is only slow nor any other error may lose an old value for
-                // good.
+                // Neither an error of a slow guest nor any other may lose an old value for good.
                 Err(fault) => return Err(unreadable(target, fault)),
             };
             entries.push(Entry {
@@ -124,12 +123,12 @@ pub(crate) fn value_of(target: &Target, text: &str) -> Result<String, ApplyError
         .ok_or_else(|| ApplyError::Form { label: target.to_string(), text: text.trim().to_owned() })
 }
 
-/// Each write with the value of its target; `None` for what an earlier write makes. Threads that
-/// have ended are left out: no other write depends on one of these. Each is read once, because it
-/// may end between two reads.
+/// Each write with the value of its target; `None` where an earlier write creates the file. Threads
+/// that have ended are left out (no other write depends on them). Each target is read once, because
+/// a thread may end between two reads.
 fn found(all: &[Write], machine: &Machine<'_>) -> Result<Vec<(Write, Option<String>)>, ApplyError> {
     let mut kept: Vec<(Write, Option<String>)> = Vec::with_capacity(all.len());
-    // Where each write went.
+    // Index in `kept` of each write.
     let mut places = Vec::with_capacity(all.len());
     for write in all {
         places.push(kept.len());
@@ -160,8 +159,8 @@ fn identity(target: &Target, made: bool, machine: &Machine<'_>) -> Result<Option
     }
 }
 
-/// Whether a file has no value by the kernel's own word: `wbt_lat_usec` answers `EINVAL` while the
-/// device has no writeback throttling (`queue_wb_lat_show()` in `block/blk-sysfs.c`).
+/// Whether the kernel has no value to show: `wbt_lat_usec` answers `EINVAL` while the device has no
+/// writeback throttling (`queue_wb_lat_show()` in `block/blk-sysfs.c`).
 fn is_not_readable(target: &Target, error: &io::Error) -> bool {
     target.place == Place::Host && error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
 }

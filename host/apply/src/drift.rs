@@ -8,8 +8,8 @@ use crate::machine::Machine;
 use crate::revert::{State, inspect};
 use crate::state_dir::StateDir;
 
-/// The value that a setting has now, where that is none that it has while it is in force, and it is
-/// not gone.
+/// Current value of a setting in force where it is neither the written value nor a level; `None`
+/// where it is one of these, gone or unreadable.
 fn drifted(entry: &Entry, machine: &Machine<'_>) -> Option<String> {
     let new = entry.new.as_ref()?;
     let found = match inspect(entry, true, machine) {
@@ -23,8 +23,8 @@ fn drifted(entry: &Entry, machine: &Machine<'_>) -> Option<String> {
     (!entry.target.form.is(&found, new) && !entry.is_level(&found)).then_some(found)
 }
 
-/// The journal need not change: it has the value from before us, and whichever value a cut leaves
-/// is the other program's or ours.
+/// The journal need not change: it has the value from before us, and a kill leaves either the other
+/// program's value or ours.
 pub(crate) fn restore(
     dir: &StateDir,
     chosen: &dyn Fn(&str, &str) -> bool,
@@ -72,7 +72,7 @@ pub(crate) fn release(
     let is_left = |id: &usize| left.iter().any(|(other, _)| other == id);
     journal.entries.retain(|e| !is_left(&e.id));
     for entry in &mut journal.entries {
-        // What changes along with a setting that is left stands for itself.
+        // A file that changed along with a setting that is left becomes an entry of its own.
         entry.created_by = entry.created_by.filter(|id| !is_left(id));
         entry.changed_by = entry.changed_by.filter(|id| !is_left(id));
     }

@@ -1,4 +1,4 @@
-//! Why nothing was applied, or why it was put back.
+//! Errors of applying, putting back and reading the journal.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ pub enum ApplyError {
     CannotAct {
         /// The setting, as users know it.
         knob: String,
-        /// Why it would have no effect, or another one than meant.
+        /// Reason why it would have no effect, or another one than meant.
         why: String,
-        /// What to do.
+        /// Remedy for the user.
         remedy: String,
     },
     /// The host is not as the plan needs it; nothing was touched.
@@ -27,29 +27,29 @@ pub enum ApplyError {
     /// A knob could not be read before the first write; nothing was touched.
     #[error("cannot read {label}: {source}{hint}")]
     Capture {
-        /// The knob's file.
+        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// Why not.
+        /// Error of the read.
         source: io::Error,
-        /// What to do, ready to be appended.
+        /// Remedy, to be appended to the text; may be empty.
         hint: String,
     },
     /// A knob's file has a form that is not known; nothing was touched.
     #[error("{label} holds `{text}`, which is not understood; please report this kernel's form")]
     Form {
-        /// The knob's file.
+        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// Its content.
+        /// Text read from the file.
         text: String,
     },
     /// The kernel refused a value.
     #[error("the kernel refuses `{value}` for {label}: {source}")]
     Refused {
-        /// The knob's file.
+        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// What was written.
+        /// Text that was written.
         value: String,
-        /// Why not.
+        /// Error of the write.
         source: io::Error,
     },
     /// The kernel took a value and shows another.
@@ -57,23 +57,23 @@ pub enum ApplyError {
         "{label} was set to `{wanted}` but shows `{found}`: the kernel, or another program, keeps it from being set"
     )]
     ReadBack {
-        /// The knob's file.
+        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// What was written.
+        /// Value that was written.
         wanted: String,
-        /// What it shows.
+        /// Value that was read back.
         found: String,
     },
-    /// Another program changed a knob while the plan was being applied.
+    /// A knob was changed by another program while the plan was being applied.
     #[error(
         "{label} changed from `{was}` to `{found}` while the plan was being applied: stop the other program and try again"
     )]
     Raced {
         /// Position of the write.
         entry: usize,
-        /// The knob's file.
+        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// Captured value.
+        /// Value captured before the first write.
         was: String,
         /// Value just before the write.
         found: String,
@@ -84,41 +84,41 @@ pub enum ApplyError {
     /// Applying failed half way; what was done has been undone as far as possible.
     #[error("{cause}; {}", .rollback.summary())]
     RolledBack {
-        /// What failed.
+        /// Error that stopped the apply.
         cause: Box<ApplyError>,
-        /// What became of each knob.
+        /// Fate of each knob.
         rollback: Reverted,
     },
     /// Applying failed, and undoing it failed before it could begin; the journal is still there.
     #[error("{cause}; putting back failed too: {rollback}; run `rtvirtio revert`")]
     RollbackFailed {
-        /// What failed first.
+        /// Error that stopped the apply.
         cause: Box<ApplyError>,
-        /// What failed then.
+        /// Error that stopped the undo.
         rollback: Box<ApplyError>,
     },
     /// An earlier plan is in force.
     #[error("a plan is already in force (journal {path}): run `rtvirtio revert` first")]
     InForce {
-        /// The journal.
+        /// Path of the existing journal.
         path: PathBuf,
     },
     /// There is nothing that could be added to.
     #[error("nothing is in force: `rtvirtio apply` first")]
     NothingInForce,
-    /// What is in force was cut off, is being or has been put back but for conflicts, or the host
-    /// was restarted since.
+    /// The journal in force is incomplete: its apply was cut off, its revert has begun or left
+    /// conflicts, or the host was restarted since.
     #[error("what is in force is not whole (journal {path}): run `rtvirtio revert`, then apply again")]
     NotWhole {
-        /// The journal.
+        /// Path of the journal.
         path: PathBuf,
     },
-    /// Another rtvirtio is at work.
+    /// The lock of the state directory is held by another rtvirtio process.
     #[error("another rtvirtio{} holds {path}: wait for it, or stop it", holder(*.pid))]
     Locked {
-        /// The lock file.
+        /// Path of the lock file.
         path: PathBuf,
-        /// Its process id, when it has written it.
+        /// Process id of the holder, when it has written it.
         pid: Option<u32>,
     },
     /// The journal cannot be trusted; nothing was touched, and the file is kept as it is.
@@ -127,12 +127,12 @@ pub enum ApplyError {
          commands for what can be read of it), or reboot (the kernel then has its defaults), and then move the file away"
     )]
     BadJournal {
-        /// The journal.
+        /// Path of the damaged journal.
         path: PathBuf,
-        /// What is wrong.
+        /// Damage found, with control characters escaped.
         why: String,
-        /// What can still be read of it, with the commands that would restore it. Not part of the
-        /// error's text.
+        /// Entries that can still be read, with the commands that would restore them. Not part of
+        /// the error's text.
         readable: Readable,
     },
     /// The journal was written by another version; nothing was touched.
@@ -140,40 +140,39 @@ pub enum ApplyError {
         "the journal {path} has form `{found}`, this rtvirtio knows `{known}`: run `revert` with the version that applied the plan"
     )]
     OtherVersion {
-        /// The journal.
+        /// Path of the journal.
         path: PathBuf,
-        /// Its schema.
+        /// Schema in the journal, escaped.
         found: String,
-        /// Ours.
+        /// Schema that this version reads.
         known: &'static str,
     },
-    /// Another user could have changed what is in the state directory, or can make root write
-    /// elsewhere.
+    /// The state directory could be changed by another user, or lead root to write elsewhere.
     #[error(
         "the state directory {path} cannot be trusted: {why}; choose another one with --state-dir, or, when everything in it is yours, \
          `chown {} {path}` and `chmod go-w {path}`",
         rustix::process::geteuid().as_raw()
     )]
     UntrustedState {
-        /// The directory.
+        /// Path as the caller gave it.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason, such as its owner or mode.
         why: String,
     },
     /// The state directory could not be used.
     #[error("cannot {action} {path}: {source}{}", state_hint(source))]
     State {
-        /// What was tried.
+        /// Verb of the failed operation, such as `open`.
         action: &'static str,
-        /// Which file.
+        /// File or directory of the operation.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
 impl ApplyError {
-    /// What can be read of the journal that cannot be trusted, when that is what is wrong here.
+    /// Entries that can still be read, when the error is or contains [`ApplyError::BadJournal`].
     #[must_use]
     pub fn readable(&self) -> Option<&Readable> {
         match self {

@@ -26,12 +26,12 @@ use crate::target::{Place, Target};
 
 /// Version of the journal's form.
 pub const JOURNAL_SCHEMA: &str = "rtvirtio.journal.v2";
-/// Its name in the state directory.
+/// File name in the state directory.
 pub const JOURNAL_FILE: &str = "journal.json";
-/// It names devices and processes: of no use to other users.
+/// Readable by root alone: the journal names devices and processes.
 const MODE: u32 = 0o600;
 
-/// One knob, or one file that changes along with a knob.
+/// Journal entry of a knob, or of a file that changes along with a knob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Entry {
@@ -39,7 +39,7 @@ pub(crate) struct Entry {
     pub id: usize,
     /// The setting as users know it.
     pub knob: String,
-    /// Its file.
+    /// File or thread of the setting.
     pub target: Target,
     /// Value before; `None` when the file came into being by the write `created_by`.
     pub old: Option<String>,
@@ -48,7 +48,7 @@ pub(crate) struct Entry {
     /// Further values that are ours, because another of our writes causes them.
     #[serde(alias = "passing")]
     pub also_ours: Vec<String>,
-    /// Values among which a program moves it while it is in force.
+    /// Values among which a program moves the setting while it is in force.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub levels: Vec<String>,
     /// The entry whose write brings this file into being.
@@ -58,7 +58,7 @@ pub(crate) struct Entry {
     /// Inode of the cgroup's directory: a VM that was restarted has another cgroup of the same
     /// name.
     pub identity: Option<u64>,
-    /// Whether putting it back failed on the way, so that any value that it has now may be ours.
+    /// Whether a restore failed after writing began, so that any value found may be ours.
     pub unsettled: bool,
 }
 
@@ -68,7 +68,7 @@ impl Entry {
         self.also_ours.iter().any(|ours| ours == found) || self.is_level(found)
     }
 
-    /// Whether it is one of the values among which a program moves it.
+    /// Whether the value is one of `levels`.
     pub fn is_level(&self, found: &str) -> bool {
         self.levels.iter().any(|level| self.target.form.is(found, level))
     }
@@ -91,7 +91,7 @@ impl Entry {
     }
 }
 
-/// A weight of another device in a file where we must rewrite the default.
+/// Weight of another device in a file whose default must be rewritten.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kept {
@@ -109,7 +109,7 @@ pub(crate) struct Journal {
     pub version: String,
     /// `/proc/sys/kernel/random/boot_id`: shows whether the machine was restarted since.
     pub boot_id: String,
-    /// Process that applied.
+    /// Process that applied the plan.
     pub pid: u32,
     /// Whether all writes were done and compared. Until then a file that came into being may show
     /// the kernel's default.
@@ -117,11 +117,11 @@ pub(crate) struct Journal {
     /// Whether putting back has begun. From then on a file that changes along may show the kernel's
     /// default.
     pub reverting: bool,
-    /// Whether this is what putting back has left, because another program had changed it: nothing
-    /// is in force any more.
+    /// Whether these are the entries that a revert left because of conflicts or errors: nothing is
+    /// in force any more.
     #[serde(alias = "rest")]
     pub leftover: bool,
-    /// Weights of other devices to be written again should putting back be cut off.
+    /// Weights of other devices that must be written again should a revert be cut off.
     pub kept: Vec<Kept>,
     /// The knobs: writes in order, then files that change along.
     pub entries: Vec<Entry>,
@@ -178,18 +178,18 @@ pub(crate) fn boot_id(machine: &Machine<'_>) -> Result<String, ApplyError> {
 /// Start of the schema of any version.
 const SCHEMA_FAMILY: &str = "rtvirtio.journal.v";
 
-/// The part of the first line that journals of all versions have.
+/// Part of the first line that journals of all versions have.
 #[derive(Deserialize)]
 struct Header {
     schema: String,
 }
 
-/// Why bytes are not a journal of this version.
+/// Reason why bytes are not a journal of this version.
 #[derive(Debug, PartialEq, Eq)]
 enum Unusable {
     /// Bytes were changed or lost.
     Damaged(String),
-    /// It has another schema.
+    /// The schema is that of another version.
     Other(String),
 }
 
@@ -293,7 +293,6 @@ pub(crate) fn store(dir: &StateDir, journal: &Journal) -> Result<(), ApplyError>
     dir.replace(JOURNAL_FILE, MODE, &bytes).map_err(|e| failed("write", e))
 }
 
-/// Removes the journal.
 pub(crate) fn remove(dir: &StateDir) -> Result<(), ApplyError> {
     dir.remove(JOURNAL_FILE).map_err(|source| ApplyError::State { action: "remove", path: path(dir), source })
 }

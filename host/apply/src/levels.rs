@@ -29,15 +29,15 @@ use crate::target::{Form, Place, Target};
 pub struct Movable {
     /// The setting as users know it.
     pub knob: String,
-    /// Process.
+    /// Process that the thread belongs to.
     pub pid: u32,
-    /// Thread.
+    /// Thread id, as in `/proc/PID/task/TID`.
     pub tid: u32,
-    /// When it started, in 1/100 s since boot.
+    /// Start of the thread, in 1/100 s since boot.
     pub start: u64,
-    /// The plan's value, which it has while nothing moves it.
+    /// Scheduling in the plan, in force unless a program moved the thread.
     pub contract: Attr,
-    /// Values that it may have.
+    /// Further values that the journal allows.
     pub levels: Vec<Attr>,
 }
 
@@ -58,7 +58,7 @@ impl Movable {
         })
     }
 
-    /// Whether this value is one that the journal names for it.
+    /// Whether the value is one that the journal names for the thread.
     #[must_use]
     pub fn may_be(&self, attr: &Attr) -> bool {
         attr.is(&self.contract) || self.levels.iter().any(|level| attr.is(level))
@@ -70,11 +70,11 @@ impl Movable {
 pub struct MovableFile {
     /// The setting as users know it.
     pub knob: String,
-    /// The file.
+    /// File on the host, with the form of its text.
     pub target: Target,
-    /// The plan's value, which it has while nothing moves it.
+    /// Value in the plan, in force unless a program moved it.
     pub contract: String,
-    /// Values that it may have.
+    /// Further values that the journal allows.
     pub levels: Vec<String>,
     /// Inode of its cgroup's directory.
     identity: Option<u64>,
@@ -100,14 +100,14 @@ impl MovableFile {
         format!("{file} of {vm}")
     }
 
-    /// Whether it is the weight of this VM's cgroup.
+    /// Whether the file is the weight of this VM's cgroup.
     #[must_use]
     pub fn is_weight_of(&self, vm: &str) -> bool {
         let file = self.target.path.file_name().and_then(|name| name.to_str());
         file.is_some_and(|file| self.knob == Self::weight_knob(file, vm))
     }
 
-    /// Whether this value is one that the journal names for it.
+    /// Whether the value is one that the journal names for the file.
     #[must_use]
     pub fn may_be(&self, value: &str) -> bool {
         let form = &self.target.form;
@@ -115,37 +115,38 @@ impl MovableFile {
     }
 }
 
-/// Inode and time of a journal: each that is written has others.
+/// Inode and modification time of a journal: each store writes a new file.
 type Stamp = (u64, i64, i64);
 
-/// The settings of the plan in force that may be moved.
+/// Settings of the plan in force that may be moved.
 #[derive(Debug)]
 pub struct Levels {
     dir: StateDir,
     /// `None` where the caller has a [`Session`], which holds the lock.
     lock: Option<File>,
     stamp: Option<Stamp>,
-    /// Process that applied.
+    /// Process that applied the plan; `None` when none is in force.
     by: Option<u32>,
     movable: Vec<Movable>,
     files: Vec<MovableFile>,
-    /// Settings that have one value.
+    /// Settings with a single value, and files that change along with one.
     fixed: Vec<Target>,
 }
 
-/// Whether settings may be moved now.
+/// Whether settings may be moved now, under the state directory's lock.
 #[derive(Debug)]
 pub enum Hold<'l> {
-    /// They may, until this is dropped.
+    /// Settings may be moved until the guard is dropped.
     Free(Guard<'l>),
-    /// Another rtvirtio is at work: again in a moment.
+    /// The lock is held by another rtvirtio process: try again in a moment.
     Busy,
-    /// The journal is another one, or gone: [`Levels::reload`].
+    /// The journal has been replaced or removed: [`Levels::reload`].
     Changed,
 }
 
 impl Levels {
-    /// Those of a state directory. Nothing in force is no error: there are none then.
+    /// Settings of the plan in force in a state directory; none are movable when nothing is in
+    /// force.
     ///
     /// # Errors
     /// When the directory cannot be used, or the journal not be read as one.
@@ -155,7 +156,7 @@ impl Levels {
         Self::of_dir(dir, lock)
     }
 
-    /// Those of a session, whose lock the caller holds for as long as they are moved.
+    /// Settings of a session, whose lock the caller holds for as long as they are moved.
     ///
     /// # Errors
     /// As [`Levels::open`].
@@ -170,7 +171,7 @@ impl Levels {
         Ok(levels)
     }
 
-    /// The threads.
+    /// Threads whose scheduling may be moved.
     #[must_use]
     pub fn movable(&self) -> &[Movable] {
         &self.movable
@@ -182,7 +183,7 @@ impl Levels {
         &self.files
     }
 
-    /// Whether what is in force has given this setting a value of its own, or changes it along with
+    /// Whether the plan in force gives this setting a single value, or changes it along with
     /// another one.
     #[must_use]
     pub fn is_fixed(&self, target: &Target) -> bool {
@@ -211,7 +212,7 @@ impl Levels {
             self.by = Some(journal.pid);
             self.movable = journal.entries.iter().filter_map(Movable::of).collect();
             self.files = journal.entries.iter().filter_map(MovableFile::of).collect();
-            // One that moved once and has its former value again belongs to no plan.
+            // A setting with its old value and a single value moves under no plan.
             let is_fixed = |e: &&Entry| e.levels.is_empty() && (e.new.is_none() || e.new != e.old);
             self.fixed = journal.entries.iter().filter(is_fixed).map(|e| e.target.clone()).collect();
         }
@@ -307,7 +308,7 @@ impl Guard<'_> {
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if let Some(file) = &self.levels.lock {
-            // It cannot fail for an open file, and ends with it.
+            // Unlocking an open file does not fail; closing it would unlock too.
             let _ = flock(file, FlockOperation::Unlock);
         }
     }

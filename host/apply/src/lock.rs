@@ -1,4 +1,4 @@
-//! One rtvirtio at a time.
+//! Exclusive lock of the state directory: one rtvirtio process at a time.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -8,8 +8,7 @@ use rtvirtio_kernel::flock;
 use crate::error::ApplyError;
 use crate::state_dir::StateDir;
 
-/// Its name in the state directory. The file stays; the lock ends with the process, however it
-/// ends.
+/// Name of the lock file in the state directory. The file stays; the flock ends with the process.
 pub const LOCK_FILE: &str = "lock";
 
 /// Opens the file of the lock.

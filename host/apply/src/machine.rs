@@ -31,7 +31,7 @@ pub trait HostFiles {
     /// # Errors
     /// As the system call reports.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
-    /// What distinguishes a directory from a later one of the same name.
+    /// Inode, which distinguishes a directory from a later one of the same name.
     ///
     /// # Errors
     /// As the system call reports.
@@ -46,7 +46,7 @@ pub trait HostFiles {
     /// # Errors
     /// As the system call reports.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
-    /// When a thread started, in 1/100 s since boot.
+    /// Start time of a thread, in 1/100 s since boot.
     ///
     /// # Errors
     /// As the system call reports; `NotFound` when it is gone.
@@ -143,7 +143,7 @@ pub trait Guests {
     fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>>;
 }
 
-/// No guest can be reached: for plans that touch only the host.
+/// Guests for plans that touch only the host: every connection is refused.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoGuests;
 
@@ -154,7 +154,7 @@ impl Guests for NoGuests {
     }
 }
 
-/// Values of [`Form::Group`].
+/// Values of [`Form::Group`]: whether the cgroup exists.
 pub(crate) const PRESENT: &str = "present";
 pub(crate) const ABSENT: &str = "absent";
 /// The file of a v1 cgroup that lists its threads, and takes one.
@@ -168,12 +168,12 @@ pub struct Machine<'a> {
     open: RefCell<BTreeMap<AgentAddress, Box<dyn GuestFiles>>>,
 }
 
-/// Why a knob could not be read or written.
+/// Error of reading or writing a knob, by whether its object still exists.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The file, or the device, cgroup or guest that it belongs to, is gone.
     Gone(io::Error),
-    /// Anything else.
+    /// Any other error: the object may still exist.
     Io(io::Error),
 }
 
@@ -184,15 +184,15 @@ impl Fault {
         }
     }
 
-    /// Only `ENOENT`, `ENODEV` and `ESRCH` say that the thing itself is gone. After any other error
-    /// it may still be there, and have our value.
+    /// Only `ENOENT`, `ENODEV` and `ESRCH` say that the object itself is gone. After any other
+    /// error it may still exist and have our value.
     pub(crate) fn of(error: io::Error) -> Self {
         if rtvirtio_kernel::is_gone(&error) { Self::Gone(error) } else { Self::Io(error) }
     }
 
-    /// Of connecting to a guest's agent. QEMU listens on the socket as long as it runs; the kernel
-    /// refuses a connection where nothing listens. A connection that breaks later proves nothing:
-    /// the agent may have been restarted.
+    /// For an error of connecting to a guest's agent. QEMU listens on the socket as long as it
+    /// runs; the kernel refuses a connection where nothing listens. A connection that breaks later
+    /// proves nothing: the agent may have been restarted.
     fn of_connect(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionRefused => Self::Gone(error),
@@ -208,7 +208,7 @@ impl<'a> Machine<'a> {
         Self::with_host(root, root, guests)
     }
 
-    /// The same with another way to write host files, such as one that behaves like a kernel over a
+    /// Machine whose host files are accessed in another way, such as a simulated kernel over a
     /// temporary directory.
     #[must_use]
     pub fn with_host(root: &'a Root, host: &'a dyn HostFiles, guests: &'a dyn Guests) -> Self {
@@ -244,9 +244,9 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// A number may have been given to another thread since. Between this and the call that follows
-    /// lies a moment in which that can happen, because `sched_setattr` takes no file descriptor;
-    /// the kernel gives numbers out in turn, so it would have to go round in it.
+    /// Checks that a thread id still names the thread of the journal. The id may be reused between
+    /// this check and the next call, because `sched_setattr` takes no file descriptor; as the
+    /// kernel assigns ids in sequence, all of them would have to be used up meanwhile.
     fn same_thread(&self, pid: u32, tid: u32, start: u64) -> Result<(), Fault> {
         match self.host.thread_start(pid, tid).map_err(Fault::of)? {
             now if now == start => Ok(()),
@@ -294,7 +294,8 @@ impl<'a> Machine<'a> {
             Form::ThreadCgroup { mount, .. } => {
                 let below = text.strip_prefix('/').unwrap_or(text);
                 let file = mount.join(below).join(TASKS);
-                // A missing group is not a missing thread: that one was just there.
+                // `ENOENT` here is a missing cgroup, not a missing thread: the thread existed just
+                // before.
                 self.host.write(&file, &tid.to_string()).map_err(|e| match Fault::of(e) {
                     Fault::Gone(e) if e.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => Fault::Io(e),
                     other => other,

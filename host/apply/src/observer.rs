@@ -1,6 +1,6 @@
 //! Progress of applying and putting back.
 
-/// A point that was passed. Everything before it has happened, nothing after it.
+/// Point that was passed. Everything before it has happened, nothing after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Old values are captured; nothing is on disk.
@@ -9,14 +9,14 @@ pub enum Step {
     Journaled,
     /// A knob was written and compared.
     Wrote {
-        /// Which, from 1.
+        /// Position of the write, from 1.
         index: usize,
-        /// Of how many.
+        /// Number of writes in total.
         of: usize,
     },
     /// All knobs were compared again and the journal records it.
     Completed,
-    /// Putting back begins.
+    /// A revert begins; nothing is restored yet.
     Reverting,
     /// A knob is as it was.
     Restored,
@@ -36,13 +36,13 @@ pub trait Observer {
     }
 }
 
-/// Watches nothing.
+/// Observer that ignores every step and never stops.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
 impl Observer for Silent {
     fn step(&mut self, _: Step) {
-        // Of no effect but in a test of a program that runs as it is.
+        // Has an effect only in a debug build with `KILL_AT` set.
         crate::points::pass_in_process();
     }
 }

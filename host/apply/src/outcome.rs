@@ -1,38 +1,38 @@
-//! What became of each knob that was put back.
+//! Result of putting back each knob.
 
 use serde::Serialize;
 
-/// What became of one knob.
+/// Result for one knob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "fate")]
 pub enum Fate {
-    /// It is as it was before.
+    /// Put back to its old value.
     Restored {
         /// Value before putting back.
         from: String,
     },
-    /// It already was as before.
+    /// Already at its old value.
     Untouched,
-    /// Another program changed it; left alone, and still in the journal.
+    /// Changed by another program; left alone, and still in the journal.
     Conflict {
-        /// Its value now.
+        /// Value that it has now.
         found: String,
     },
     /// Left alone because another knob that depends on it was left alone; still in the journal.
     Blocked {
-        /// The other knob.
+        /// Path of the other knob.
         by: String,
     },
-    /// Another program changed it; left alone and forgotten, as asked.
+    /// Changed by another program; left alone and forgotten, as asked.
     Accepted,
     /// The device, cgroup, guest or file is gone, and the setting with it.
     Gone {
-        /// What is gone.
+        /// Object that is gone, and the error.
         why: String,
     },
-    /// It could not be put back; still in the journal.
+    /// Not put back because of an error; still in the journal.
     Failed {
-        /// Why.
+        /// Error of reading or writing it.
         error: String,
     },
 }
@@ -44,21 +44,21 @@ impl Fate {
     }
 }
 
-/// One knob and what became of it.
+/// Knob with its fate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Outcome {
     /// The setting as users know it.
     pub knob: String,
-    /// Its file; inside a guest with the VM's name before it.
+    /// Path of its file; inside a guest with the VM's name before it.
     pub path: String,
     /// Value that it had before the plan; `None` when its file did not exist.
     pub old: Option<String>,
-    /// What became of it.
+    /// Result of putting it back.
     #[serde(flatten)]
     pub fate: Fate,
 }
 
-/// What putting back did.
+/// Result of a revert.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reverted {
     /// Whether everything is settled and the journal is gone.
@@ -68,12 +68,12 @@ pub struct Reverted {
     pub rebooted: bool,
     /// Each knob in the order of the journal.
     pub outcomes: Vec<Outcome>,
-    /// What went wrong apart from the knobs.
+    /// Errors that concern no single knob.
     pub warnings: Vec<String>,
 }
 
 impl Reverted {
-    /// One sentence: `everything was put back`, or what was not.
+    /// Sentence for the user: `everything was put back`, or the knobs that were not.
     #[must_use]
     pub fn summary(&self) -> String {
         let open: Vec<_> = self

@@ -1,9 +1,9 @@
 //! For tests and experiments that end a process at one exact point of `apply` or `revert`: before
 //! and after every single change, and at every [`Step`].
 //!
-//! Points are counted in the files and the observer that are handed in; the code that is tried
-//! knows nothing of it. A program that cannot be handed any, a service that runs as it is, counts
-//! points of its own in a debug build: see [`KILL_AT`].
+//! Points are counted in the files and the observer that are handed in; the code under test knows
+//! nothing of it. A service that runs as it is can be handed none: a debug build counts points of
+//! its own, see [`KILL_AT`].
 
 use std::cell::Cell;
 use std::io;
@@ -16,7 +16,7 @@ use rtvirtio_kernel::sched::Attr;
 
 use crate::{HostFiles, Observer, Step};
 
-/// Counts points, and ends it at one of them.
+/// Counter of points that calls a function at one of them.
 #[derive(Clone)]
 pub struct Points {
     count: Rc<Cell<u64>>,
@@ -31,7 +31,7 @@ impl Points {
         Self { count: Rc::new(Cell::new(0)), at, end }
     }
 
-    /// One more.
+    /// Counts a point, and calls `end` at the chosen one.
     pub fn pass(&self) {
         self.count.set(self.count.get() + 1);
         if self.count.get() == self.at {
@@ -50,12 +50,13 @@ pub fn kill_self() {
     }
 }
 
-/// Names the point, counted from 1 over the whole process, at which a program in a debug build ends
-/// itself with SIGKILL: before and after each change of the real host, and at each step that only
-/// [`Silent`](crate::Silent) watches. A release build does not look at it.
+/// Environment variable with the number of the point, counted from 1 over the whole process, at
+/// which a program in a debug build ends itself with SIGKILL: before and after each change of the
+/// real host, and at each step that only [`Silent`](crate::Silent) watches. A release build ignores
+/// it.
 pub const KILL_AT: &str = "RTVIRTIO_KILL_AT";
 
-/// One more point of this process.
+/// Counts a point of this process, and kills it at `KILL_AT`.
 pub(crate) fn pass_in_process() {
     static AT: OnceLock<Option<u64>> = OnceLock::new();
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -76,7 +77,7 @@ pub(crate) fn between_in_process<T>(change: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Files whose every change has a point before and after it.
+/// Host files with a point before and after every change.
 pub struct CountedHost<'a>(pub &'a dyn HostFiles, pub Points);
 
 impl HostFiles for CountedHost<'_> {
@@ -118,7 +119,7 @@ impl CountedHost<'_> {
     }
 }
 
-/// An observer whose every step is a point.
+/// Observer that counts every step as a point.
 pub struct CountedSteps(pub Points);
 
 impl Observer for CountedSteps {

@@ -1,6 +1,6 @@
-//! What can still be read of a journal that cannot be trusted, for a person who restores by hand.
+//! Entries that can still be read of a damaged journal, for a person who restores by hand.
 //!
-//! Every word of it is taken from a damaged file. So nothing here is ever carried out by this
+//! All of its text is taken from a damaged file. So nothing here is ever carried out by this
 //! program, commands are quoted for the shell and touch nothing outside of `/sys` and of a thread's
 //! scheduling, and each line says that it is unverified.
 
@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use crate::target::{Place, Target};
 
-/// Ends every line.
+/// Ends every printed line.
 const MARK: &str = "# unverified";
-/// What is looked at of a file: a journal of a thousand threads has less than a megabyte.
+/// Bytes of a file that are parsed: a journal of a thousand threads has less than a megabyte.
 const LIMIT: usize = 16 << 20;
 
 /// Entries of a damaged journal. Prints as a shell script of unverified lines.
@@ -27,13 +27,13 @@ pub struct Readable {
     pub entries: Vec<ReadableEntry>,
 }
 
-/// One entry, as far as it can be read. The texts are those of the file, which may hold anything:
+/// Entry, as far as it can be read. Its texts are those of the file, which may hold anything:
 /// [`Readable`] escapes them when it prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ReadableEntry {
     /// The setting as users know it.
     pub knob: String,
-    /// Its file; inside a guest with the VM's name before it. Empty when that cannot be read.
+    /// Path of its file; inside a guest with the VM's name before it. Empty when it cannot be read.
     pub path: String,
     /// Value before the plan; `None` when its file did not exist, or when that cannot be read.
     pub old: Option<String>,
@@ -91,7 +91,7 @@ fn entry(value: &Value) -> Option<ReadableEntry> {
     let (knob, old, new) = (text("knob")?, text("old"), text("new"));
     let created = value.get("created_by").is_some_and(Value::is_u64);
     let changes_along = value.get("changed_by").is_some_and(Value::is_u64);
-    // An old value of another type than text was changed into that.
+    // An old value that is no string is damaged.
     let old_is_damaged = value.get("old").is_none_or(|old| !old.is_string() && !old.is_null());
     Some(match Target::deserialize(found) {
         Ok(target) => ReadableEntry {
@@ -141,8 +141,8 @@ impl fmt::Display for Readable {
     }
 }
 
-/// Characters that a terminal, or a reader, could take for something else: control characters, and
-/// those that change the direction of text or cannot be seen.
+/// Whether a terminal or a reader could take the character for something else: control characters,
+/// characters that change the direction of text, and invisible ones.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -161,7 +161,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// Whether a target is inside a guest: no command on the host reaches it.
+/// VM and agent of a target inside a guest: no command on the host reaches it.
 fn guest(target: &Target) -> Option<(&str, &AgentAddress)> {
     match &target.place {
         Place::Guest { vm, agent } => Some((vm, agent)),

@@ -1,4 +1,4 @@
-//! From knobs to files: which file, which text, in which order, and whether it can act at all.
+//! From knobs to files: path, text and order of the writes, and whether they can act at all.
 
 mod guest;
 mod vm;
@@ -16,11 +16,11 @@ use crate::error::ApplyError;
 use crate::machine::Machine;
 use crate::target::{Form, Target};
 
-/// `slice_idle` is held in 32 bits of nanoseconds and cut off without an error (measured on
+/// BFQ holds `slice_idle` in 32 bits of nanoseconds and truncates it without an error (measured on
 /// 6.18: 100000 reads as 1215).
 const SLICE_IDLE_MAX_MS: u64 = 4294;
 
-/// What a plan's names stand for on this machine.
+/// Devices, cgroups and VMs that a plan's names refer to on this machine.
 #[derive(Clone, Debug)]
 pub struct Binding {
     /// The shared device, with the disks on which its requests are scheduled.
@@ -31,23 +31,23 @@ pub struct Binding {
     pub vms: BTreeMap<String, VmBinding>,
 }
 
-/// One VM on this machine.
+/// Cgroup, agent and disks of a VM.
 #[derive(Clone, Debug, Default)]
 pub struct VmBinding {
-    /// Its cgroup below the hierarchy's root.
+    /// Path of its cgroup below the hierarchy's root.
     pub cgroup: Option<PathBuf>,
-    /// Its guest agent.
+    /// Address of its guest agent.
     pub agent: Option<AgentAddress>,
     /// Kernel names, inside the guest, of its disks on the device, such as `vda`.
     pub guest_disks: Vec<String>,
 }
 
-/// One write to one file.
+/// Write of one value to one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Write {
     /// The setting as users know it, such as `slice_idle of loop3` or `weight of vm0`.
     pub knob: String,
-    /// The file.
+    /// File or thread that is written.
     pub target: Target,
     /// The value; what is written is `target.form.text(value)`.
     pub value: String,
@@ -63,8 +63,8 @@ pub struct Write {
     /// Files that the kernel changes along with this one; they are captured too and put back after
     /// it.
     pub side_effects: Vec<Target>,
-    /// Takes what earlier writes of the same call give: [`crate::Session::amend`] leaves it out
-    /// when one of these was not done.
+    /// Whether it takes what earlier writes of the same call give: [`crate::Session::amend`] leaves
+    /// it out when one of these was not done.
     pub takes: bool,
 }
 
@@ -85,7 +85,7 @@ impl Write {
     }
 }
 
-/// Appends writes that were made on their own to others.
+/// Appends writes that were resolved on their own, with their references shifted.
 pub fn append(writes: &mut Vec<Write>, more: Vec<Write>) {
     let offset = writes.len();
     writes.extend(more.into_iter().map(|w| Write { created_by: w.created_by.map(|i| i + offset), ..w }));
@@ -146,7 +146,7 @@ pub fn resolve(plan: &Plan, binding: &Binding, machine: &Machine<'_>) -> Result<
 /// else.
 ///
 /// # Errors
-/// The kernel does not offer it, or the device's settings cannot be read.
+/// When the kernel does not offer it, or the device's settings cannot be read.
 pub fn elevator_writes(
     elevator: &str,
     binding: &Binding,
@@ -158,27 +158,28 @@ pub fn elevator_writes(
     Ok(writes)
 }
 
-/// What VMs have while they are raised.
+/// Settings of VMs while they are raised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raised {
-    /// BFQ weight.
+    /// BFQ weight of each VM.
     pub weight: u32,
     /// BFQ's `slice_idle` of the device, in ms: how long it waits for the next request of a VM that
     /// has its turn. `None` to leave it as it is.
     pub slice_idle: Option<u32>,
 }
 
-/// What raises VMs of a device.
+/// Writes that allow VMs of a device to be raised.
 #[derive(Clone, Debug)]
 pub struct RaiseWrites {
-    /// The VMs' weights, after what they need.
+    /// The VMs' weights, after the writes that these depend on.
     pub of_vms: Vec<Write>,
     /// The `slice_idle` of each disk below the device, which all its VMs share.
     pub of_device: Vec<Write>,
 }
 
-/// The writes by which VMs can be raised while they are in force: each VM keeps the weight that it
-/// has, and the raised one is a [level](Write::levels) of it. So does the device.
+/// Writes by which VMs can be raised while they are in force: each VM keeps the weight that it has,
+/// and the raised one is a [level](Write::levels) of it. The same holds for the device's
+/// `slice_idle`.
 ///
 /// # Errors
 /// As [`resolve`] for a weight, such as when BFQ is not the elevator or the VM has no cgroup of its
@@ -206,7 +207,7 @@ pub fn raise_writes(
     for (disk, _) in binding.stack.disks.iter().zip(&elevators).filter(|(_, elevator)| *elevator == "bfq") {
         let target = Target::host(disk.queue("scheduler"), Form::Plain).sibling(&file);
         let now = machine.root().read(&target.path)?.trim().to_owned();
-        // A part of a millisecond would be lost.
+        // The file in ms would lose a fraction of a millisecond.
         let us = machine.root().read_optional(target.sibling("slice_idle_us").path)?;
         let is_whole = |us: String| us.trim().parse() == now.parse().map(|ms: u64| ms * 1000);
         if !us.is_none_or(is_whole) {
@@ -242,7 +243,7 @@ fn host_queues(
     stack.disks.iter().map(|disk| host_queue(disk, values, binding, machine, writes)).collect()
 }
 
-/// One disk; returns the elevator that will be in use.
+/// Elevator and tunables of one disk; returns the elevator that will be in use.
 fn host_queue(
     device: &BlockDevice,
     values: &BTreeMap<Knob, String>,
@@ -290,7 +291,7 @@ fn host_queue(
     Ok(elevator)
 }
 
-/// What the kernel forgets when the elevator of a disk changes from `old`.
+/// Settings that the kernel resets when the elevator of a disk changes from `old`.
 fn reset_by_elevator(
     device: &BlockDevice,
     binding: &Binding,
@@ -341,7 +342,7 @@ pub(crate) fn push_tunables(
         }
         let mut write = Write { created_by, ..Write::new(knob, target, *value) };
         match tunable {
-            // The file in ms cuts off; the one in us restores a fraction exactly.
+            // The file in ms truncates; the one in us restores a fraction exactly.
             BfqTunable::SliceIdle => {
                 write.side_effects.push(at("slice_idle_us"));
                 if strict {
@@ -349,8 +350,8 @@ pub(crate) fn push_tunables(
                 }
             }
             // Setting it, now or when it is put back, raises a short slice_idle. Where the plan has
-            // that knob too, its fraction of a millisecond is still only in the other file, and not
-            // captured with a knob that has its value already.
+            // that knob too, its fraction of a millisecond is still only in the other file, and is
+            // not captured along with a knob that has its value already.
             BfqTunable::StrictGuarantees => {
                 if !tunables.contains_key(&BfqTunable::SliceIdle) {
                     write.side_effects.push(at("slice_idle"));

@@ -1,4 +1,4 @@
-//! Putting back what a journal names, whichever part of it happened.
+//! Puts back the settings that a journal names, however far its apply came.
 
 mod inspect;
 mod pass;
@@ -17,7 +17,7 @@ use crate::state_dir::StateDir;
 pub(crate) use inspect::{State, inspect};
 use pass::Pass;
 
-/// What to do about a knob that another program changed since.
+/// Treatment of a knob that another program changed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnConflict {
     /// Leave it, report it, and keep it in the journal.
@@ -43,8 +43,8 @@ pub(crate) fn revert(
     let (mut fates, mut todo) = Pass::new(&journal, machine, on_conflict).decide();
 
     observer.step(Step::Reverting);
-    // On disk before the first write, so that a cut here is not taken for a change by another
-    // program. Without room for it, go on: the knobs matter more.
+    // On disk before the first write, so that a kill here is not taken for a change by another
+    // program. Without room on the disk, go on: the knobs matter more.
     weights::remember(&mut journal, &mut todo, &mut fates, machine);
     journal.reverting = true;
     if let Err(e) = journal::store(dir, &journal) {
@@ -71,7 +71,7 @@ pub(crate) fn revert(
     } else {
         keep_open(&mut journal, &fates, &moved, machine);
         if let Err(e) = journal::store(dir, &journal) {
-            // The old journal is still there and still right: what is back already counts as
+            // The old journal is still there and still right: restored knobs already count as
             // untouched next time.
             warnings.push(e.to_string());
         }
@@ -97,22 +97,23 @@ fn forgotten(dir: &StateDir, journal: &Journal, observer: &mut dyn Observer) -> 
     Reverted { done, rebooted: true, outcomes, warnings }
 }
 
-/// Removes the journal; whether it is gone. That what was put back stays so does not depend on it,
-/// so an error is a warning.
+/// Removes the journal; returns whether it is gone. An error is only a warning: settings that were
+/// put back stay so without it.
 fn remove_journal(dir: &StateDir, warnings: &mut Vec<String>) -> bool {
     if let Err(e) = journal::remove(dir) {
         warnings.push(format!("the journal is still there: {e}"));
         return false;
     }
-    // Should it come back after a power failure, the host was restarted, and it is forgotten then.
+    // Should the file reappear after a power failure, the host was restarted, and it is forgotten
+    // then.
     if let Err(e) = dir.sync() {
         warnings.push(format!("the journal is removed, but that is perhaps not on disk: {e}"));
     }
     true
 }
 
-/// Leaves in the journal only what is still to be put back. `moved` are knobs that an error has
-/// left somewhere between two values.
+/// Leaves in the journal only the entries that are still to be put back. `moved` are knobs that an
+/// error has left somewhere between two values.
 fn keep_open(
     journal: &mut Journal,
     fates: &BTreeMap<usize, Fate>,
@@ -122,7 +123,7 @@ fn keep_open(
     let open = |id: &usize| fates.get(id).is_some_and(Fate::is_open);
     let stays =
         |e: &Entry| open(&e.id) || (!fates.contains_key(&e.id) && e.changed_by.as_ref().is_some_and(open));
-    // What is back must still be known when a knob that moves it is put back later.
+    // A restored file must still be known when a knob that moves it is put back later.
     let movers: Vec<&Entry> = journal.entries.iter().filter(|e| e.may_move() && stays(e)).collect();
     let moved_later = |e: &Entry| movers.iter().any(|other| other.moves(e));
     let ids: BTreeSet<usize> =
@@ -134,16 +135,16 @@ fn keep_open(
             entry.created_by = None;
         }
         if entry.changed_by.is_some_and(|id| !ids.contains(&id)) {
-            // Its knob is settled; from now on it stands for itself.
+            // Its knob is settled; from now on it is an entry of its own.
             entry.changed_by = None;
             let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
-            // The knob has changed it along, and what it is now cannot be read: any value is ours.
+            // The knob has changed it along, and its value now cannot be read: any value is ours.
             entry.unsettled |= now.is_none();
             entry.new = now;
         }
     }
-    // A knob may be back although the kernel reported an error; what changed along with it is then
-    // still to be put back.
+    // A knob may be back although the kernel reported an error; files that changed along with it
+    // are then still to be put back.
     journal.reverting = journal.entries.iter().any(|e| e.unsettled);
     journal.leftover = true;
 }

@@ -94,9 +94,9 @@ impl Session {
         amend(&self.dir, writes, machine, observer)
     }
 
-    /// Gives settings that are in force and that another program has changed since the value of the
-    /// journal again: those that `chosen` names by setting and path. The journal stays as it is,
-    /// with the values from before the first write.
+    /// Writes the journal's value again to settings in force that another program has changed
+    /// since, if `chosen` accepts their name and path. The journal, with the values from before the
+    /// first write, does not change.
     ///
     /// # Errors
     /// As [`Session::amend`].
@@ -108,8 +108,9 @@ impl Session {
         restore(&self.dir, chosen, machine)
     }
 
-    /// Leaves settings to another program that has changed them since: those that `chosen` names by
-    /// setting and path are forgotten as they are, and no longer put back. Returns their names.
+    /// Leaves settings that another program has changed since to that program, if `chosen` accepts
+    /// their name and path: their entries are dropped, so they are no longer put back. Returns
+    /// their names.
     ///
     /// # Errors
     /// As [`Session::amend`].

@@ -45,7 +45,7 @@ impl StateDir {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
-        // Of what was opened, not of what the path names by now.
+        // Of the opened directory, which the path need not name any more.
         let stat = rustix::fs::fstat(&dir).map_err(|e| failed(e.into()))?;
         if !is_trusted(stat.st_uid) {
             return Err(untrusted(&path, format!("it belongs to user {}", stat.st_uid)));
@@ -90,7 +90,7 @@ impl StateDir {
         &self.path
     }
 
-    /// The open directory.
+    /// Descriptor of the open directory.
     pub(crate) fn descriptor(&self) -> &OwnedFd {
         &self.dir
     }
@@ -149,8 +149,8 @@ impl StateDir {
         renamed.and_then(|()| self.sync())
     }
 
-    /// Removes a file; none is no error. Of a symbolic link the link itself is removed.
-    /// [`StateDir::sync`] makes it durable.
+    /// Removes a file; none is no error. A symbolic link itself is removed, not its target.
+    /// [`StateDir::sync`] makes the removal durable.
     ///
     /// # Errors
     /// As the system call reports.
@@ -161,7 +161,7 @@ impl StateDir {
         }
     }
 
-    /// Whether there is something of that name, be it a symbolic link that leads nowhere.
+    /// Whether something of that name exists, a dangling symbolic link included.
     ///
     /// # Errors
     /// As statx(2) reports.
@@ -222,7 +222,7 @@ impl StateDir {
     }
 }
 
-/// Root can change everything anyway.
+/// Whether files of this user are trusted: our own, or root's, who can change everything anyway.
 fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }

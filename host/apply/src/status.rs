@@ -1,4 +1,4 @@
-//! What is in force.
+//! State of the plan in force.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::machine::Machine;
 use crate::revert::{State, inspect};
 use crate::state_dir::StateDir;
 
-/// A journal held against the machine.
+/// Journal compared with the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// Process that applied the plan.
@@ -37,48 +37,48 @@ impl Status {
     }
 }
 
-/// One knob.
+/// Knob of the plan, compared with the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KnobStatus {
     /// The setting as users know it.
     pub knob: String,
-    /// Its file; inside a guest with the VM's name before it.
+    /// Path of its file; inside a guest with the VM's name before it.
     pub path: String,
     /// Value before the plan; `None` when the file did not exist.
     pub old: Option<String>,
     /// Value that the plan sets.
     pub new: String,
-    /// How it stands.
+    /// Comparison of its current value with the plan's and the old one.
     #[serde(flatten)]
     pub state: KnobState,
 }
 
-/// How a knob stands.
+/// Current value of a knob, by comparison with the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum KnobState {
-    /// It has the plan's value.
+    /// The plan's value, or one of its levels.
     InForce,
-    /// It has its old value.
+    /// The old value, from before the plan.
     Original,
-    /// It has another value.
+    /// Neither the plan's value nor the old one.
     Changed {
-        /// Which.
+        /// Value that it has now.
         found: String,
     },
     /// The device, cgroup, guest or file is gone.
     Gone {
-        /// What is gone.
+        /// Object that is gone, and the error.
         why: String,
     },
-    /// It cannot be read.
+    /// The value cannot be read.
     Unknown {
-        /// Why.
+        /// Error of the read.
         error: String,
     },
 }
 
-/// Reads the journal and looks at every knob; `None` when no plan is in force. Needs no lock.
+/// Reads the journal and every knob of it; `None` when no plan is in force. Needs no lock.
 ///
 /// # Errors
 /// When the journal cannot be read as one: [`ApplyError::BadJournal`] has what can be read of it.
@@ -94,7 +94,7 @@ pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, Apply
             let new = entry.new.clone()?;
             let in_force = |found: &str| entry.target.form.is(found, &new) || entry.is_level(found);
             let state = match inspect(entry, true, machine) {
-                // A knob that had the plan's value already is both.
+                // A knob that had the plan's value already counts as in force.
                 State::Old if entry.old.as_deref().is_some_and(in_force) => KnobState::InForce,
                 State::Old => KnobState::Original,
                 State::Ours(found) if in_force(&found) => KnobState::InForce,

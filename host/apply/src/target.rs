@@ -1,4 +1,4 @@
-//! One knob's file, and what its text means.
+//! File or thread of a knob, and the meaning of its text.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,32 +8,31 @@ use rtvirtio_kernel::text;
 use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize, Serialize};
 
-/// Where a file is.
+/// Location of a file: host, guest or thread.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// On the host.
+    /// In the host's file system.
     Host,
-    /// Inside a guest.
+    /// In a guest's file system, reached through its agent.
     Guest {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
-        /// Its agent.
+        /// Address of its guest agent.
         agent: AgentAddress,
     },
     /// A thread of the host.
     Thread {
-        /// Process.
+        /// Process that the thread belongs to.
         pid: u32,
-        /// Thread.
+        /// Thread id, as in `/proc/PID/task/TID`.
         tid: u32,
-        /// When it started, in 1/100 s since boot: numbers are used again.
+        /// Start of the thread, in 1/100 s since boot: thread ids are reused.
         start: u64,
     },
 }
 
-/// How the text of a knob's file is read, written and compared. A *value* below is one canonical
-/// word.
+/// Way to read, write and compare the text of a knob's file. A *value* below is one canonical word.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
@@ -49,18 +48,18 @@ pub enum Form {
     /// alone and because writing the default erases the lines of all devices
     /// (`bfq_io_set_weight_legacy()`).
     DeviceWeight {
-        /// `MAJ:MIN`.
+        /// `MAJ:MIN`, as in `/sys/block/*/dev`.
         dev: String,
     },
     /// A device's line in a v1 `blkio.throttle.*_device` file: the value is the limit, or `max`
     /// without a line.
     Throttle {
-        /// `MAJ:MIN`.
+        /// `MAJ:MIN`, as in `/sys/block/*/dev`.
         dev: String,
     },
-    /// One key of a device's line in v2 `io.max`: the value is the limit, or `max`.
+    /// A key of a device's line in v2 `io.max`: the value is the limit, or `max`.
     IoMax {
-        /// `MAJ:MIN`.
+        /// `MAJ:MIN`, as in `/sys/block/*/dev`.
         dev: String,
         /// `rbps`, `wbps`, `riops` or `wiops`.
         key: String,
@@ -71,9 +70,9 @@ pub enum Form {
     Scheduling,
     /// The cgroup of a thread in one v1 hierarchy: the value is the path below its root.
     ThreadCgroup {
-        /// The hierarchy's controller.
+        /// Controller of the hierarchy, such as `cpu`.
         controller: String,
-        /// Where its root is mounted.
+        /// Mount point of its root.
         mount: PathBuf,
     },
     /// Whether a v1 cgroup is there: the value is `present` or `absent`. Threads that were started
@@ -81,19 +80,19 @@ pub enum Form {
     Group {
         /// Directory of another cgroup.
         home: PathBuf,
-        /// Scheduling that they get: the text of [`Attr`].
+        /// Scheduling for these threads: the text of [`Attr`].
         scheduling: String,
     },
 }
 
-/// One knob's file.
+/// File or thread of a knob.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Target {
-    /// Where it is.
+    /// Location of the file.
     pub place: Place,
-    /// Absolute path there.
+    /// Absolute path at that location.
     pub path: PathBuf,
-    /// What its text means.
+    /// Meaning of its text.
     pub form: Form,
 }
 
@@ -123,7 +122,7 @@ impl Form {
         })
     }
 
-    /// What to write for a value. A weight of `default` cannot be written as such: see `restore`.
+    /// Text to write for a value. A weight of `default` cannot be written as such: see `restore`.
     #[must_use]
     pub fn text(&self, value: &str) -> String {
         match self {
@@ -151,7 +150,7 @@ impl Form {
         }
     }
 
-    /// A value as a person reads it.
+    /// Value as shown to a user.
     #[must_use]
     pub fn shown(&self, value: &str) -> String {
         match self {
@@ -180,7 +179,7 @@ impl Form {
 }
 
 impl Target {
-    /// A host file.
+    /// Target in the host's file system.
     #[must_use]
     pub fn host(path: impl Into<PathBuf>, form: Form) -> Self {
         Self { place: Place::Host, path: path.into(), form }
@@ -207,8 +206,8 @@ impl Target {
         Self { place: Place::Thread { pid, tid, start }, path: path.into(), form }
     }
 
-    /// Whether a value that was read is the old one, to the byte; but a policy that was to come
-    /// with the kernel's own time slice may show which that is.
+    /// Whether a value that was read is the old one, to the byte; except that a policy without a
+    /// time slice equals the one that the kernel shows with its default slice.
     pub(crate) fn is_old(&self, found: &str, old: &str) -> bool {
         found == old || (self.form == Form::Scheduling && self.form.is(found, old))
     }
@@ -225,7 +224,7 @@ impl Target {
         self.place == Place::Host && !dir && !in_sys("/sys/block") && !in_sys("/sys/devices")
     }
 
-    /// The device whose line in the file is meant, if it is one line of many.
+    /// Device number of the line that is meant, if the file has one line per device.
     pub(crate) fn dev(&self) -> Option<&str> {
         match &self.form {
             Form::DeviceWeight { dev } | Form::Throttle { dev } | Form::IoMax { dev, .. } => Some(dev),

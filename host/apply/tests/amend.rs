@@ -34,7 +34,7 @@ fn policy(pid: u32, tid: u32, attr: &Attr) -> Write {
     Write::new("policy", Target::scheduling(pid, tid, 1000 + u64::from(tid)), attr.to_string())
 }
 
-/// A kernel in which a thread ends just before the call of a number.
+/// Simulated kernel in which a thread ends just before the call of a number.
 struct Ending<'a> {
     kernel: &'a SimKernel,
     thread: (u32, u32),
@@ -86,9 +86,9 @@ impl HostFiles for Ending<'_> {
     }
 }
 
-/// A main loop whose children inherit its policy, and a vCPU that was plugged in after the
-/// contract: it was born in the VM's group, at the main loop's priority. Thread 40 is the kernel's,
-/// elsewhere.
+/// VM under contract: a main loop whose children inherit its policy, and a vCPU that was
+/// hot-plugged after the contract, so that it was started in the VM's cgroup at the main loop's
+/// priority. Thread 40 is a kernel thread, elsewhere.
 fn in_force() -> Sim {
     let (sim, writes, main) = before();
     sim.session().apply(&writes, &sim.machine(), &mut Silent).unwrap();
@@ -96,7 +96,7 @@ fn in_force() -> Sim {
     sim
 }
 
-/// The same before the contract, the contract's writes, and the main loop's policy under it.
+/// State before the contract, the contract's writes, and the main loop's policy under it.
 fn before() -> (Sim, Vec<Write>, Attr) {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let kernel = SimKernel::new(dir.path().join("root"));
@@ -128,7 +128,7 @@ fn before() -> (Sim, Vec<Write>, Attr) {
     (Sim { dir, kernel, root }, writes, main)
 }
 
-/// What `keep` writes for the two.
+/// Writes of `keep` for the two threads.
 fn new_threads() -> [Write; 4] {
     [
         cgroup(7, 30, "/rtvirtio-vm"),
@@ -151,7 +151,7 @@ impl Sim {
         self.session().amend(writes, &self.machine(), &mut Silent).unwrap()
     }
 
-    /// Amends, and ends at the point of this number; whether it was done before that.
+    /// Amends, and stops at the point of this number; returns whether it ended before that.
     fn amend_cut(&self, wanted: &[Write], at: u64) -> bool {
         let counted = Points::new(at, || panic!("cut"));
         let host = CountedHost(&self.kernel, counted.clone());
@@ -160,14 +160,14 @@ impl Sim {
         catch_unwind(AssertUnwindSafe(amend)).is_ok()
     }
 
-    /// Policy and cgroup.
+    /// Policy and cgroup of a thread.
     fn of(&self, pid: u32, tid: u32) -> (String, String) {
         let cgroups = self.kernel.get(format!("/proc/{pid}/task/{tid}/cgroup"));
         let cpu = cgroups.lines().next().unwrap().rsplit_once(':').unwrap().1.to_owned();
         (self.kernel.policy(tid).unwrap().to_string(), cpu)
     }
 
-    /// Puts back, and says what is not as before.
+    /// Reverts; returns differences from the state before.
     fn differences(&self) -> Vec<String> {
         let reverted =
             self.session().revert(OnConflict::Report, &self.machine(), &mut Silent).unwrap().unwrap();
@@ -175,7 +175,7 @@ impl Sim {
         let expected = [
             (7, 7, "other nice -2", "/vms"),
             (7, 8, "other nice 0", "/vms"),
-            // What the main loop had, and where it was: what it would have inherited without us.
+            // Policy and cgroup of the main loop: inherited by the thread, had we changed nothing.
             (7, 30, "other nice -2", "/vms"),
             (40, 40, "other nice 3", "/"),
         ];
@@ -198,12 +198,12 @@ impl Sim {
 fn new_threads_are_taken_in_and_put_back() {
     let sim = in_force();
     let amended = sim.amend(&new_threads());
-    // The first is in the group by birth.
+    // The first thread was started in the cgroup.
     assert_eq!(amended.written.len(), 3, "{amended:?}");
     assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
     assert_eq!(sim.of(7, 30), ("fifo 1 reset-on-fork".to_owned(), "/rtvirtio-vm".to_owned()));
     assert_eq!(sim.of(40, 40), ("fifo 2 reset-on-fork".to_owned(), "/rtvirtio-vm".to_owned()));
-    // Again: there is nothing to do.
+    // Amended again: there is nothing to do.
     assert_eq!(sim.amend(&new_threads()), Amended::default());
     assert_eq!(sim.differences(), Vec::<String>::new());
 }
@@ -214,7 +214,7 @@ fn a_cut_at_any_point_loses_nothing() {
     for at in 1.. {
         let sim = in_force();
         let done = sim.amend_cut(&new_threads(), at);
-        // More can be added, and putting back finds all of it.
+        // More can be added, and a revert finds all of it.
         if at % 2 == 0 {
             sim.amend(&new_threads());
             assert_eq!(sim.of(7, 30).0, "fifo 1 reset-on-fork", "cut at {at}");
@@ -229,7 +229,7 @@ fn a_cut_at_any_point_loses_nothing() {
     assert!(points >= 10, "{points}");
 }
 
-/// A split that moves: the value on the way is ours too.
+/// A value that is amended twice: the intermediate one is ours too.
 #[test]
 fn a_value_that_changes_again_is_ours_before_and_after() {
     let wanted = |priority| [policy(7, 8, &Attr::fifo(priority))];
@@ -252,7 +252,7 @@ fn a_value_that_changes_again_is_ours_before_and_after() {
     assert_eq!(sim.kernel.policy(8).unwrap(), Attr::fifo(5));
 }
 
-/// What another program had changed stays in the journal, and is no contract in force.
+/// A setting that another program has changed stays in the journal, and is no contract in force.
 #[test]
 fn nothing_is_added_to_what_putting_back_has_left() {
     let sim = in_force();
@@ -269,7 +269,7 @@ fn a_thread_that_ends_or_is_refused_is_reported_and_stops_no_other() {
     let sim = in_force();
     sim.amend(&new_threads());
     sim.kernel.end(40, 40);
-    // Not in a group with a budget: SCHED_FIFO is EPERM.
+    // Not in a cgroup with a budget: SCHED_FIFO is EPERM.
     sim.kernel.thread(50, 50, &Attr::other(1), "/vms");
     let amended = sim.amend(&[
         policy(40, 40, &Attr::fifo(3)),
@@ -286,7 +286,7 @@ fn a_thread_that_ends_or_is_refused_is_reported_and_stops_no_other() {
     );
 }
 
-/// Threads end whenever they like: between any two looks at them too.
+/// Threads may end at any moment, between two reads of them too.
 #[test]
 fn a_thread_that_ends_at_any_moment_fails_nothing() {
     let ended = |sim: &Sim, thread: (u32, u32), calls: u32, change: &dyn Fn(&Machine<'_>)| {
@@ -315,7 +315,7 @@ fn a_thread_that_ends_at_any_moment_fails_nothing() {
     assert!(calls.start > 20, "{calls:?}");
 }
 
-/// Under SCHED_DEADLINE what one thread gets another has to give.
+/// Under SCHED_DEADLINE a thread gets what another one gave up.
 #[test]
 fn nothing_is_taken_that_was_not_given() {
     let sim = in_force();
@@ -329,7 +329,7 @@ fn nothing_is_taken_that_was_not_given() {
     assert_eq!(sim.of(7, 8).0, "fifo 1 reset-on-fork");
     let amended = sim.amend(&[policy(7, 7, &Attr::fifo(3)), takes, fresh]);
     assert_eq!((amended.written.len(), amended.failed.len()), (3, 0), "{amended:?}");
-    // Values on the way are not ours when the next one has arrived.
+    // Intermediate values are not ours once the next one was taken.
     sim.kernel.set_policy(8, &Attr::fifo(1)).unwrap();
     let amended = sim.amend(&[policy(7, 8, &Attr::fifo(5))]);
     assert_eq!(amended.left.len(), 1, "{amended:?}");
@@ -354,7 +354,7 @@ fn only_to_what_is_in_force_can_be_added() {
     assert_eq!(sim.session().applied_by().unwrap(), None);
 }
 
-/// An error at any call: what was ours before is never taken for what a thread had before us.
+/// An error at any call: a value of ours is never taken for what a thread had before us.
 #[test]
 fn an_error_at_any_call_of_an_amend_loses_nothing() {
     let mut at = 1;
@@ -370,7 +370,7 @@ fn an_error_at_any_call_of_an_amend_loses_nothing() {
             let set = sim.of(7, 30).0 == "fifo 1 reset-on-fork" && sim.of(40, 40).0 == "fifo 2 reset-on-fork";
             assert!(!all || set, "call {at}: {amended:?}");
         }
-        // Half of the times it goes on.
+        // In half of the cases the program goes on.
         if at % 2 == 0 {
             let again = sim.amend(&new_threads());
             assert!(again.failed.is_empty() && again.left.is_empty(), "call {at}: {again:?}");
@@ -385,8 +385,8 @@ fn an_error_at_any_call_of_an_amend_loses_nothing() {
     assert!(at > 30, "{at}");
 }
 
-/// A container may hide the boot id, and a restored checkpoint has another: no restart leaves
-/// threads as they were.
+/// A container may hide the boot id, and a restored checkpoint has another: threads that still run
+/// show that there was no restart.
 #[test]
 fn another_boot_id_with_threads_that_still_run_is_no_restart() {
     let sim = in_force();
@@ -395,7 +395,7 @@ fn another_boot_id_with_threads_that_still_run_is_no_restart() {
     assert!(status.is_whole() && !status.rebooted, "{status:?}");
     assert!(sim.amend(&new_threads()).failed.is_empty());
     assert_eq!(sim.differences(), Vec::<String>::new());
-    // What cannot be read is neither the one nor the other.
+    // An unreadable thread shows neither.
     let sim = in_force();
     sim.kernel.boot("two\n");
     let unreadable = Injector::new(Fails::Path("task/8/stat".into()), Errno::IO, false);
@@ -405,19 +405,19 @@ fn another_boot_id_with_threads_that_still_run_is_no_restart() {
     assert_eq!(sim.differences(), Vec::<String>::new());
 }
 
-/// What a thread is to have again is in the journal already: it needs no room on the disk.
+/// A thread's values to write again are in the journal already: that needs no space on the disk.
 #[test]
 fn a_thread_is_put_back_into_its_group_although_the_journal_cannot_be_written() {
     let sim = in_force();
     sim.amend(&new_threads());
     sim.kernel.put("/proc/7/task/8/cgroup", "1:cpu:/vms\n0::/\n");
     assert_eq!(sim.of(7, 8).1, "/vms");
-    // Instead of a full disk: what is written first cannot be.
+    // Instead of a full disk: the temporary file cannot be created.
     let new = sim.dir.path().join("state").join(format!("{}.new", rtvirtio_apply::JOURNAL_FILE));
     std::fs::create_dir(&new).unwrap();
     sim.kernel.thread(7, 31, &Attr::fifo(2), "/rtvirtio-vm");
     let wanted = [cgroup(7, 8, "/rtvirtio-vm"), policy(7, 31, &Attr::fifo(1))];
-    // What is new has to be journaled first, and so is tried again.
+    // A new setting has to be journaled first, and so is tried again.
     let error = sim.session().amend(&wanted, &sim.machine(), &mut Silent).unwrap_err();
     assert!(matches!(error, ApplyError::State { .. }), "{error}");
     assert_eq!(sim.of(7, 8).1, "/rtvirtio-vm");

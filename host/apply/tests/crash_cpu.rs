@@ -29,7 +29,7 @@ fn crash_child() {
     support::child::main();
 }
 
-/// What a contract writes: a group with a budget, all threads in it, services before vCPUs.
+/// Writes of a contract: a cgroup with a budget, all threads in it, services before vCPUs.
 fn writes(mount: &Path, group: &str, home: &Path, cap: bool, threads: &[(u32, u32, u64)]) -> Vec<Write> {
     let dir = mount.join(group);
     let form = Form::Group { home: home.to_owned(), scheduling: "other nice 0".to_owned() };
@@ -75,7 +75,7 @@ fn sim(cap: bool) -> Sim {
     kernel.thread(7, 7, &Attr::other(-2), "/vms");
     kernel.thread(7, 8, &Attr { policy: Policy::Batch, slice: 3_000_000, ..Attr::other(5) }, "/vms");
     kernel.thread(7, 9, &Attr::other(0), "/");
-    // Bound to nothing: a helper that the kernel runs for the VM.
+    // In the root cgroup: a helper that the kernel runs for the VM.
     kernel.thread(20, 20, &Attr::other(0), "/");
     let threads = [(7, 7, 1007), (7, 8, 1008), (7, 9, 1009), (20, 20, 1020)];
     let case = Case {
@@ -120,8 +120,8 @@ fn a_cap_killed_at_every_point() {
     sweep(&sim.case, &sim.dirs);
 }
 
-/// A worker that a real-time thread started meanwhile is in no journal: it must leave the group, or
-/// the group would stay.
+/// A worker that a real-time thread started meanwhile is in no journal: it must leave the cgroup,
+/// or the cgroup would stay.
 #[test]
 fn threads_that_were_started_in_the_group_go_home_ordinary() {
     let sim = sim(false);
@@ -134,7 +134,7 @@ fn threads_that_were_started_in_the_group_go_home_ordinary() {
     assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
 }
 
-/// Threads end whenever they like: before the capture, between capture and write, and before the
+/// Threads may end at any moment: before the capture, between capture and write, and before the
 /// revert.
 #[test]
 fn threads_that_end_are_no_error() {
@@ -142,7 +142,7 @@ fn threads_that_end_are_no_error() {
     sim.kernel.end(7, 9);
     all(&sim.case, "apply").unwrap();
     sim.kernel.end(7, 8);
-    // Another thread has the number now, and keeps what it has.
+    // The thread id is reused by another thread, which keeps its policy.
     sim.kernel.thread(7, 8, &Attr::other(3), "/vms");
     sim.kernel.put("/proc/7/task/8/start", "5000\n");
     all(&sim.case, "revert").unwrap();
@@ -184,7 +184,8 @@ fn a_thread_that_another_program_changed_is_left_to_it() {
     let reverted = sim.revert(OnConflict::Report);
     let conflict = Fate::Conflict { found: "fifo 50 reset-on-fork".to_owned() };
     assert!(reverted.outcomes.iter().any(|o| o.fate == conflict), "{reverted:#?}");
-    // Real-time, it could not leave the group, so the group stays, and all others have left it.
+    // As a real-time thread it cannot leave the cgroup, so the cgroup stays; all others have left
+    // it.
     assert_eq!(sim.kernel.policy(7).unwrap(), Attr::fifo(50));
     let group = Path::new(CPU).join("rtvirtio-vm");
     assert_eq!(sim.kernel.tasks(&group).unwrap(), "7\n");
@@ -213,9 +214,9 @@ fn a_changed_thread_that_is_accepted_keeps_its_policy_and_its_group() {
 fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
     let sim = sim(false);
     all(&sim.case, "apply").unwrap();
-    // The root group, from which it came, has a budget.
+    // Its old cgroup, the root, has a budget.
     sim.kernel.set_policy(9, &Attr::fifo(50)).unwrap();
-    // Another one was moved by another program, and is in no group of ours.
+    // Another thread was moved by another program, and is in no cgroup of ours.
     sim.kernel.set_policy(7, &Attr::other(0)).unwrap();
     sim.kernel.attach(Path::new(CPU), "7").unwrap();
     let accepted = sim.revert(OnConflict::Accept);
@@ -225,8 +226,8 @@ fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
     assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
 }
 
-/// The budget of a group that a manager keeps: a thread of the VM that is about to end does not
-/// keep it, and one that is not ours does.
+/// Budget of a cgroup that a manager keeps: a thread of the VM that is about to end does not block
+/// it, and a thread that is not ours does.
 #[test]
 fn a_budget_is_taken_from_threads_that_end() {
     let mut sim = sim(false);

@@ -1,4 +1,5 @@
-//! The same kills against the real kernel: a loop device of our own, real BFQ, real cgroups.
+//! Kills at the same points, against the real kernel: a loop device of our own, real BFQ, real
+//! cgroups.
 
 mod support;
 
@@ -33,7 +34,7 @@ struct Real {
 }
 
 impl Real {
-    /// `None`, after saying so, where the machine does not allow it.
+    /// Prints the reason and returns `None` where the machine does not allow the test.
     fn new(test: &str) -> Option<Self> {
         let root = real_root();
         if !rustix::process::geteuid().is_root() {
@@ -95,8 +96,8 @@ impl Real {
         }
     }
 
-    /// What must come back to the byte: the queue with its tunables, and the cgroups' weights and
-    /// limits.
+    /// Directories that must be restored to the byte: the queue with its tunables, and the cgroups'
+    /// weights and limits.
     fn dirs(&self) -> Vec<PathBuf> {
         vec![self.device().queue(""), self.cgroups.dir(&self.parent).unwrap()]
     }
@@ -156,7 +157,7 @@ fn killed_at_every_point_with_bfq_tuned_before() {
     sweep(&real.case(), &real.dirs());
 }
 
-/// Leaving BFQ loses weights of cgroups that the plan does not name.
+/// A switch away from BFQ loses weights of cgroups that the plan does not name.
 #[test]
 fn leaving_bfq_keeps_the_weights_of_others() {
     let Some(real) = Real::new("leaving_bfq_keeps_the_weights_of_others") else { return };
@@ -179,7 +180,7 @@ fn leaving_bfq_keeps_the_weights_of_others() {
     assert_same(&before, &snapshot(&real.dirs()), "left BFQ and came back");
 }
 
-/// Writes that the kernel refuses, each after one that it took.
+/// Writes that the kernel refuses, each after one that it accepted.
 #[test]
 fn a_refused_value_undoes_the_rest() {
     let Some(real) = Real::new("a_refused_value_undoes_the_rest") else { return };
@@ -210,8 +211,8 @@ fn a_refused_value_undoes_the_rest() {
         let writes = [first, Write { created_by: Some(0), ..bad }];
         let error = session.apply(&writes, &machine, &mut Silent).unwrap_err();
         let ApplyError::RolledBack { cause, rollback } = &error else { panic!("{error}") };
-        // Linux 6.18 takes an unknown elevator without an error while there is none: the read-back
-        // tells.
+        // Linux 6.18 accepts an unknown elevator without an error while the current one is `none`:
+        // the read-back detects it.
         assert!(matches!(**cause, ApplyError::Refused { .. } | ApplyError::ReadBack { .. }), "{cause}");
         assert!(error.to_string().contains(&value) && rollback.done, "{error}");
         assert!(error.to_string().ends_with("everything was put back"), "{error}");
@@ -252,7 +253,7 @@ fn cgroups_that_are_gone_are_no_errors() {
     let vm2 = real.parent.join("vm2");
     real.cgroups.remove(&root, &vm2).unwrap();
     real.cgroups.remove(&root, &real.parent.join("vm1")).unwrap();
-    // A VM that was started again: same name, another cgroup.
+    // A restarted VM: same name, another cgroup.
     real.cgroups.create(&root, &vm2).unwrap();
     let session = Session::open(real.dir.path().join("state")).unwrap();
     let machine = Machine::new(&root, &NoGuests);
@@ -264,8 +265,7 @@ fn cgroups_that_are_gone_are_no_errors() {
     assert_eq!(elevators.current, "none");
 }
 
-/// The journal is damaged: the commands that are printed, run by a shell, put everything back all
-/// the same.
+/// The journal is damaged: the printed commands, run by a shell, put everything back all the same.
 #[test]
 fn the_commands_of_a_damaged_journal_put_back() {
     const NAME: &str = "the_commands_of_a_damaged_journal_put_back";
@@ -338,9 +338,9 @@ fn an_injected_error_of_a_system_call_is_not_absence() {
     assert!(!case.state.join(JOURNAL_FILE).exists());
 }
 
-/// Once more in the box: cgroup v2 with the I/O controller still to be enabled, and Debian's kernel
-/// with BFQ as a module. Two tests above need I/O files before the plan makes them; on v2 there are
-/// none then. A box is slow: every second point.
+/// The tests above once more in the box: cgroup v2 with the I/O controller still to be enabled, and
+/// Debian's kernel with BFQ as a module. Two of them need I/O files before the plan makes them; on
+/// v2 there are none then. A box is slow: every second point.
 #[test]
 fn the_same_on_cgroup_v2_in_the_box() {
     let test = "the_same_on_cgroup_v2_in_the_box";

@@ -1,5 +1,5 @@
-//! Real processes killed at every point, over a directory that answers like a kernel; and random
-//! plans cut off at random points.
+//! Processes killed at every point, over a directory that answers like a kernel; and random plans
+//! killed at random points.
 
 mod support;
 
@@ -121,7 +121,7 @@ fn cut() {
     panic::resume_unwind(Box::new("cut"));
 }
 
-/// Runs an action that may be cut off; `true` when it ran to its end.
+/// Runs an action that may be killed; `true` when it ran to its end.
 fn cut_at(case: &Case, action: &str, at: u64) -> bool {
     let points = Points::new(at, cut);
     match panic::catch_unwind(AssertUnwindSafe(|| act(case, action, &points))) {
@@ -175,7 +175,7 @@ proptest! {
         other in prop::option::of(1..=1000u64),
         cuts in (1..80u64, prop::collection::vec(1..60u64, 0..3)),
     ) {
-        // BFQ's knobs act only under BFQ; the others go with any elevator.
+        // BFQ's knobs act only under BFQ; all others go with any elevator.
         let bfq = chosen.unwrap_or(start) == "bfq";
         let mut unique: Vec<(Knob, String)> = chosen.map(|e| (Knob::HostElevator, e.to_owned())).into_iter().collect();
         for (knob, value) in settings {

@@ -1,5 +1,5 @@
-//! Settings in force that another program changes, over a simulated kernel: given our value again,
-//! or left to it; and settings of files that get another value.
+//! Settings in force that another program changes, over a simulated kernel: the journal's value is
+//! written again, or the other program's is kept; and settings of files that get another value.
 
 mod support;
 
@@ -33,7 +33,7 @@ fn budget(value: &str) -> Write {
 }
 
 impl Sim {
-    /// A group of ours with a budget.
+    /// Plan in force that made a cgroup with a budget.
     fn in_force() -> Self {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let kernel = SimKernel::new(dir.path().join("root"));
@@ -73,7 +73,7 @@ impl Sim {
         self.kernel.get(budget_file().to_str().unwrap()).trim().to_owned()
     }
 
-    /// Whether all goes back.
+    /// Whether a revert puts everything back.
     fn reverts(&self) -> bool {
         let reverted = self.session().revert(OnConflict::Report, &self.machine(), &mut Silent).unwrap();
         reverted.unwrap().done && !self.kernel.at(group()).exists()
@@ -111,7 +111,7 @@ fn a_setting_that_is_left_is_forgotten_as_it_is() {
     assert!(sim.reverts(), "the group goes all the same");
 }
 
-/// A program moves it there while it is in force.
+/// A program moves the setting to a level while it is in force.
 #[test]
 fn a_level_is_no_change_of_another_program() {
     let sim = Sim::in_force();
@@ -132,7 +132,7 @@ fn what_a_revert_has_left_is_not_in_force() {
     sim.other_program("3000");
     let reverted = sim.session().revert(OnConflict::Report, &sim.machine(), &mut Silent).unwrap().unwrap();
     assert!(!reverted.done, "{}", reverted.summary());
-    // Also where it has our value again.
+    // Also where the setting has our value again.
     sim.other_program("4000");
     assert!(of().leftover && !of().is_whole(), "{:?}", of());
     assert!(sim.reverts());

@@ -1,4 +1,4 @@
-//! Bad luck of every kind, over a directory that answers like a kernel.
+//! Faults of every kind, over a directory that answers like a kernel.
 
 mod support;
 
@@ -138,7 +138,7 @@ fn a_second_rtvirtio_is_refused_with_the_pid_of_the_first() {
     assert!(lines.by_ref().any(|l| l.unwrap().contains("held")));
     let error = Session::open(lab.state()).unwrap_err();
     assert!(matches!(error, ApplyError::Locked { pid, .. } if pid == Some(holder.id())), "{error}");
-    // The lock ends with its holder, however that ends.
+    // The lock ends with the process that holds it, even when killed.
     holder.kill().unwrap();
     holder.wait().unwrap();
     Session::open(lab.state()).unwrap();
@@ -188,7 +188,7 @@ fn a_conflict_can_be_left_forced_or_accepted() {
         if policy == OnConflict::Force {
             assert_same(&before, &lab.snapshot(), "forced");
         } else {
-            // The tunable exists only under the elevator, so that stays too.
+            // The tunable exists only under the elevator, so the elevator stays too.
             assert_eq!(lab.kernel.get(IDLE).trim(), idle);
         }
         assert_eq!(reverted.done, policy != OnConflict::Report);
@@ -255,7 +255,7 @@ fn after_a_reboot_nothing_is_written() {
     let lab = Lab::new("none");
     lab.apply(&basic()).unwrap();
     lab.kernel.boot("two\n");
-    // Another program set this one after the restart, or `loop0` is another device now.
+    // Another program set it after the restart, or `loop0` is another device now.
     lab.kernel.write(Path::new("/sys/block/loop0/queue/scheduler"), "none").unwrap();
     assert!(status(&lab.state(), &lab.machine()).unwrap().unwrap().rebooted);
     let before = lab.snapshot();
@@ -302,7 +302,7 @@ fn a_journal_that_cannot_be_used_stops_everything() {
     assert!(lab.revert(OnConflict::Report).done);
 }
 
-/// Stops or interferes at a chosen step.
+/// Observer that stops or interferes at a chosen step.
 struct At<F: FnMut()> {
     step: Step,
     action: F,
@@ -355,7 +355,7 @@ fn a_change_while_applying_is_left_to_its_owner() {
     assert!(!session.in_force().unwrap());
 }
 
-/// Takes everything and keeps some of it to itself.
+/// Kernel that accepts every write and drops some.
 struct Lying<'a> {
     kernel: &'a SimKernel,
     refuse_after: RefCell<usize>,
@@ -483,7 +483,7 @@ fn an_unusable_state_directory_is_named() {
     );
 }
 
-/// What the state directory refuses changes nothing of what is said of the knobs.
+/// An error of the state directory changes nothing in the report of the knobs.
 #[test]
 fn a_journal_that_cannot_be_written_or_removed_is_reported() {
     let lab = Lab::new("none");

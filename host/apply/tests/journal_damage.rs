@@ -1,4 +1,4 @@
-//! Damaged journals: refused whatever is wrong with them, kept as they are, and shown.
+//! Damaged journals: refused whatever the damage, kept as they are, and shown.
 
 mod support;
 
@@ -23,8 +23,8 @@ struct Lab {
     state: PathBuf,
 }
 
-/// With a plan in force for settings of the kernel, of cgroups and of guests, or with a contract
-/// for threads.
+/// Lab with a plan in force for settings of the kernel, of cgroups and of guests, or with a
+/// contract for threads.
 fn in_force(v2: bool, threads: bool) -> Lab {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let (root, guests, state) =
@@ -89,7 +89,7 @@ impl Lab {
         self.state.join(JOURNAL_FILE)
     }
 
-    /// Puts back with a journal of these bytes.
+    /// Reverts with a journal of these bytes; returns the error.
     fn revert(&self, bytes: &[u8]) -> ApplyError {
         fs::write(self.journal(), bytes).unwrap();
         let session = Session::open(&self.state).unwrap();
@@ -122,7 +122,7 @@ fn a_flipped_bit_anywhere_is_refused_and_touches_nothing() {
         let header = good.iter().position(|b| *b == b'\n').unwrap() as u64 * 8;
         let mut bits = BTreeSet::new();
         while bits.len() < 1000 {
-            // Every fifth in the first line.
+            // Every fifth bit is in the first line.
             let range = if bits.len() % 5 == 0 { header } else { good.len() as u64 * 8 };
             bits.insert(random(&mut seed) % range);
         }
@@ -151,7 +151,7 @@ fn a_journal_that_is_cut_doubled_or_goes_on_is_refused() {
             assert!(matches!(error, ApplyError::BadJournal { .. }), "{name}: {what}: {error}");
         };
         for length in 0..good.len() {
-            // Each in the first line and at the end, some in between.
+            // All lengths within the first line and near the end, some in between.
             if length < 120 || length + 40 > good.len() || length % 41 == 0 {
                 refused(&good[..length], &format!("cut at {length}"));
             }
@@ -197,10 +197,10 @@ fn what_can_be_read_is_shown_with_its_commands() {
         assert!(text.lines().any(|l| l == line), "no {line} in {text}");
     }
     assert!(text.contains(guest), "{text}");
-    // As putting back does it: tunables before their elevator, and what changes along with it last.
+    // In the order of a revert: tunables before their elevator, and files that change along last.
     let place = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what} in {text}"));
     assert!(place(limit) < place(scheduler) && place(scheduler) < place("/queue/nr_requests (changes"));
-    // `status` shows the same.
+    // `status` prints the same.
     let shown = status(&lab.state, &lab.machine()).unwrap_err();
     assert_eq!(shown.readable().unwrap().to_string(), text);
     let error = lab.revert(&good.as_bytes()[..good.len() / 2]);

@@ -1,5 +1,5 @@
-//! Threads that a program moves among journaled levels: what counts as in force, who may move them,
-//! and that revert puts them back at any of them.
+//! Threads that a program moves among journaled levels: which values count as in force, when a
+//! program may move them, and that revert puts them back from any level.
 
 use std::process::{Command, Stdio};
 
@@ -10,7 +10,7 @@ use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_kernel::{Root, task};
 use rtvirtio_testkit::{ChildGuard, Need, has};
 
-/// A process that sleeps.
+/// Child process that sleeps.
 struct Sleeper(ChildGuard);
 
 impl Sleeper {
@@ -38,8 +38,8 @@ fn write(sleeper: &Sleeper) -> Write {
     Write { levels, ..Write::new("policy of vcpu 0 (plc)", sleeper.target(), "batch nice 1") }
 }
 
-/// What holds once no other test's process has the lock: one that was just started inherits it
-/// until it executes its program.
+/// Result of [`Levels::hold`] once no other test's child has the lock: a child inherits it between
+/// fork and exec.
 fn hold(levels: &Levels) -> Hold<'_> {
     for _ in 0..1000 {
         match levels.hold().unwrap() {
@@ -88,12 +88,12 @@ fn levels_are_in_force_and_put_back() {
     let error = guard.set(&movable, &attr("fifo 99")).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     guard.set(&movable, &attr("batch nice 3")).unwrap();
-    // A revert waits for the guard, and a mover finds a revert at work.
+    // A revert waits for the guard, and a program that moves finds a revert at work.
     drop(guard);
     let session = Session::open(&state).unwrap();
     assert!(matches!(levels.hold().unwrap(), Hold::Busy));
 
-    // At a level that no program is there to leave any more.
+    // The thread is left at a level by a program that is gone.
     let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
     assert!(reverted.done, "{}", reverted.summary());
     assert!(sched::get(sleeper.pid()).unwrap().is(&before));
@@ -135,7 +135,7 @@ fn an_amendment_adds_levels_to_a_thread_that_has_its_value() {
     session.apply(&[plain], &machine, &mut Silent).unwrap();
     session.amend(&[write(&sleeper)], &machine, &mut Silent).unwrap();
     assert_eq!(Levels::of_session(&session).unwrap().movable().len(), 1);
-    // From a level the plan's value again, and one level less.
+    // From a level back to the plan's value, and with one level less.
     sched::set(sleeper.pid(), &attr("batch nice 3")).unwrap();
     let fewer = Write { levels: vec!["batch nice 5".to_owned()], ..write(&sleeper) };
     let amended = session.amend(&[fewer], &machine, &mut Silent).unwrap();
@@ -171,11 +171,11 @@ fn a_file_moves_among_its_levels_and_is_put_back() {
     let status = status(&state, &machine).unwrap().unwrap();
     assert_eq!(status.knobs[0].state, KnobState::InForce);
     assert_eq!(set("999"), Err(std::io::ErrorKind::PermissionDenied), "not in the journal");
-    // Another program's value is left alone, and said.
+    // Another program's value is left alone, and reported.
     std::fs::write(&path, "333").unwrap();
     assert_eq!((set("100"), read()), (Err(std::io::ErrorKind::InvalidData), "333".to_owned()));
     std::fs::write(&path, "1000").unwrap();
-    // Whoever moved it is gone: the journal knows the level as ours.
+    // The program that moved it is gone: the journal has the level as ours.
     let session = Session::open(&state).unwrap();
     let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
     assert!(reverted.done);
@@ -184,7 +184,7 @@ fn a_file_moves_among_its_levels_and_is_put_back() {
     assert!(matches!(hold(&levels), Hold::Changed), "nothing is in force any more");
 }
 
-/// A VM that was restarted has another cgroup of the same name, whose weight is its own.
+/// A restarted VM has another cgroup of the same name, with a weight of its own.
 #[test]
 fn a_file_of_another_group_is_not_moved() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
@@ -201,7 +201,7 @@ fn a_file_of_another_group_is_not_moved() {
     let write = Write { levels: vec!["1000".to_owned()], ..Write::new("weight of vm0", target, "100") };
     Session::open(&state).unwrap().apply(&[write], &machine, &mut Silent).unwrap();
     let levels = Levels::open(&state).unwrap();
-    // The old one stays, so that the new one has another inode.
+    // The old directory stays, so that the new one has another inode.
     std::fs::rename(&group, dir.path().join("old")).unwrap();
     make();
     let Hold::Free(guard) = hold(&levels) else { panic!("not free") };

@@ -208,7 +208,7 @@ fn settings_are_written_in_the_order_in_which_a_plan_lists_them() {
     // A write names the guest's disk too.
     let named = |w: &Write| w.knob.replace("elevator of vda in", "elevator in");
     let mut written: Vec<String> = writes.iter().map(named).collect();
-    // What a plan needs and does not list: controllers of cgroups v2.
+    // Writes that a plan needs and does not list: controllers of cgroups v2.
     written.retain(|knob| !knob.starts_with("I/O control for"));
     assert_eq!(written, listed);
 }

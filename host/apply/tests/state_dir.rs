@@ -1,4 +1,4 @@
-//! What another user could plant in, or in place of, the state directory.
+//! Files and links that another user could plant in, or in place of, the state directory.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Write as _};
@@ -16,7 +16,7 @@ fn chmod(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// Opened by each way in; the reason why not.
+/// Opens the directory in each way; returns the error text.
 fn refused(dir: &Path) -> String {
     let root = Root::new(dir.join("root"));
     let errors = [
@@ -64,7 +64,7 @@ fn a_directory_of_another_user_is_refused() {
         return skip(NAME, &format!("chown: {e}"));
     }
     assert!(refused(&theirs).contains("belongs to user 65534"));
-    // A link of theirs to a directory of ours.
+    // A link of another user to a directory of ours.
     let ours = dir.path().join("ours");
     fs::create_dir(&ours).unwrap();
     let link = dir.path().join("link");
@@ -73,7 +73,7 @@ fn a_directory_of_another_user_is_refused() {
     lchown(&link, Some(OTHER), None).unwrap();
     assert!(refused(&link).contains("symbolic link of user 65534"));
     assert_eq!(fs::read_dir(&ours).unwrap().count(), 0);
-    // A file of theirs in a directory of ours.
+    // A file of another user in a directory of ours.
     let state = StateDir::open(&ours).unwrap();
     fs::write(ours.join(JOURNAL_FILE), "{}").unwrap();
     chown(ours.join(JOURNAL_FILE), Some(OTHER), None).unwrap();
@@ -89,12 +89,12 @@ fn a_symbolic_link_in_it_is_not_followed() {
     fs::write(&target, "precious").unwrap();
     let path = dir.path().join("state");
     let state = StateDir::open_or_create(&path).unwrap();
-    // Removed and made anew: a new file that was left half written.
+    // Removed and created anew: a new file that was left half written.
     symlink(&target, path.join("journal.json.new")).unwrap();
     state.replace("journal.json", 0o600, b"new").unwrap();
     assert_eq!(fs::read_to_string(path.join("journal.json")).unwrap(), "new");
     assert!(!state.exists("journal.json.new").unwrap());
-    // Replaced as a link.
+    // A link is replaced.
     fs::remove_file(path.join("journal.json")).unwrap();
     symlink(&target, path.join("journal.json")).unwrap();
     let read = state.read("journal.json").unwrap_err();
@@ -132,7 +132,7 @@ fn only_regular_files_by_their_names_are_opened() {
     state.remove("a").unwrap();
     let fifo = state.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    // Without a wait for the other end.
+    // The open does not wait for the other end of the FIFO.
     let (done, finished) = std::sync::mpsc::channel();
     let path = state.path().to_owned();
     std::thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! An error of the kernel is not absence: after any error at any call, what is reported as put back
-//! is back, and the rest is still in the journal.
+//! An error of the kernel is not absence: after any error at any call, a setting reported as put
+//! back is back, and the rest is still in the journal.
 
 mod support;
 
@@ -26,7 +26,7 @@ const ERRORS: [Errno; 4] = [Errno::IO, Errno::ACCESS, Errno::MFILE, Errno::NXIO]
 const SCHEDULER: &str = "/sys/block/loop0/queue/scheduler";
 const WEIGHTS: &str = "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device";
 
-/// A machine before a plan.
+/// Simulated machine before a plan.
 struct Lab {
     dir: tempfile::TempDir,
     kernel: SimKernel,
@@ -75,8 +75,7 @@ impl Lab {
         Self { root: Root::new(root), kernel, case, dir }
     }
 
-    /// The same with a contract: a group of ours with a budget, threads moved into it, and their
-    /// policies.
+    /// Adds a contract: a cgroup of ours with a budget, threads moved into it, and their policies.
     fn with_contract(mut self) -> Self {
         self.kernel.cpu_root();
         self.kernel.make_dir(&Path::new(CPU).join("vms")).unwrap();
@@ -131,7 +130,7 @@ impl Lab {
         self.case.state.join(JOURNAL_FILE).exists()
     }
 
-    /// Where a path of a report is in the snapshot.
+    /// Path in the snapshot of a path in a report.
     fn file(&self, path: &str) -> PathBuf {
         match path.split_once(":/") {
             Some((vm, path)) => self.dir.path().join("guests").join(vm).join(path),
@@ -139,7 +138,7 @@ impl Lab {
         }
     }
 
-    /// What a report claims to be back and is not.
+    /// Settings that a report claims to be back and that are not.
     fn wrong_claims(&self, before: &Files, reverted: &Reverted) -> Vec<String> {
         let mut wrong = Vec::new();
         let now = self.snapshot();
@@ -149,19 +148,20 @@ impl Lab {
             let back =
                 of().all(|o| matches!(o.fate, Fate::Restored { .. } | Fate::Untouched | Fate::Gone { .. }));
             let (then, now) = (before.get(&self.file(path)), now.get(&self.file(path)));
-            // A file of a group that did not exist sets nothing.
+            // A file of a cgroup that did not exist sets nothing.
             let is_unset = then.is_none() && now.is_some_and(|n| n.is_empty() || n == b"default 100\n");
             if back && then != now && !is_unset {
                 let fates: Vec<_> = of().map(|o| &o.fate).collect();
                 wrong.push(format!("{path}: {fates:?}, but {then:?} -> {now:?}"));
             }
-            // Nothing ended or was removed here.
+            // Nothing ended or was removed in this test.
             wrong.extend(of().filter(|o| matches!(o.fate, Fate::Gone { .. })).map(|o| format!("{o:?}")));
         }
         wrong
     }
 
-    /// After a revert with errors: no wrong claim, and a second one without puts everything back.
+    /// After a revert with errors: no wrong claim, and a second revert without errors puts
+    /// everything back.
     fn assert_honest(&self, before: &Files, result: &Result<Option<Reverted>, ApplyError>, what: &str) {
         match result {
             Ok(Some(reverted)) if reverted.done => {
@@ -308,7 +308,7 @@ fn a_file_that_cannot_be_touched_at_all_stays_in_the_journal() {
             tried += injector.hits();
             lab.assert_honest(&before, &result, &format!("{name}: {path} unreadable"));
         }
-        // The kernel stops answering at one moment.
+        // The kernel refuses every call from one moment on.
         let mut from = 1;
         loop {
             let lab = lab();
@@ -438,7 +438,8 @@ fn without_a_boot_id_nothing_is_applied_or_put_back() {
     assert!(lab.kernel.get(SCHEDULER).contains("[none]"));
 }
 
-/// A guest whose agent breaks off the talk may be running; one that is not listened for has ended.
+/// A guest whose agent breaks off the connection may be running; one whose socket nobody listens on
+/// has ended.
 #[test]
 fn a_guest_that_breaks_off_is_not_gone() {
     let settings = [(Knob::GuestElevator { vm: "vm0".into() }, "bfq")];

@@ -9,7 +9,7 @@ use super::{guest, is_hidden};
 use crate::machine::{ABSENT, TASKS};
 use crate::target::{Form, Place, Target};
 
-/// Commands, one on each line; comment lines begin with `#`.
+/// Commands, each on its own line; comment lines begin with `#`.
 pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Result<Vec<String>, String> {
     let Some(old) = old.or(target.form.unset()) else {
         if !created {
@@ -70,15 +70,15 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
 
 fn echo(value: &str, file: &Path) -> Result<String, String> {
     let file = kernel_file(file)?;
-    // What `echo` of some shells takes for an option or an escape.
+    // Values that `echo` of some shells takes for an option or an escape.
     let option = value.strip_prefix('-').is_some_and(|letters| letters.chars().all(|c| "neE".contains(c)));
     let print = if option || value.contains('\\') { "printf '%s\\n'" } else { "echo" };
     Ok(format!("{print} {} > {file}", quoted(value)?))
 }
 
-/// Numbers are used again: the thread must have started at the time in the journal.
+/// Condition that thread `tid` started at the time in the journal: thread ids are reused.
 fn same_thread(pid: u32, tid: u32, start: u64) -> String {
-    // Field 22 of all; the name, in parentheses, may hold anything.
+    // Field 22 of `stat`; the name, in parentheses, may hold anything.
     format!("test \"$(sed 's/.*) //' /proc/{pid}/task/{tid}/stat | cut -d' ' -f20)\" = {start}")
 }
 
@@ -99,7 +99,7 @@ fn chrt(tid: u32, attr: &Attr) -> Result<String, String> {
     })
 }
 
-/// A cgroup of a hierarchy.
+/// Directory of a cgroup below the mount of its hierarchy.
 fn below(mount: &Path, cgroup: &str) -> Result<std::path::PathBuf, String> {
     let path = mount.join(cgroup.trim_start_matches('/'));
     if path.starts_with(mount) { Ok(path) } else { Err("it is not a cgroup's path".to_owned()) }
@@ -109,7 +109,7 @@ fn dev_number(dev: &str) -> Result<(), String> {
     if text::is_dev(dev) { Ok(()) } else { Err("it has no device number".to_owned()) }
 }
 
-/// A path that a changed letter has not led out of `/sys`.
+/// Quoted path, if it lies below `/sys` without `..`.
 fn kernel_file(path: &Path) -> Result<String, String> {
     let direct = path.components().skip(1).all(|c| matches!(c, Component::Normal(_)));
     if !direct || !path.starts_with("/sys") {
@@ -118,7 +118,7 @@ fn kernel_file(path: &Path) -> Result<String, String> {
     quoted(&path.to_string_lossy())
 }
 
-/// One word of a shell.
+/// Text as a single word of a shell, in single quotes.
 fn quoted(text: &str) -> Result<String, String> {
     if text.chars().any(is_hidden) {
         return Err("it holds control characters".to_owned());

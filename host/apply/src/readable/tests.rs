@@ -90,7 +90,7 @@ fn threads_and_groups_and_guests_have_commands() {
     );
 }
 
-/// The shell itself says what each word is, and that nothing else happens.
+/// The shell itself splits the words, and runs nothing else.
 #[test]
 fn nothing_from_the_file_is_taken_for_shell() {
     let hostile = [
@@ -112,7 +112,7 @@ fn nothing_from_the_file_is_taken_for_shell() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let file = format!("/sys/{text}/y");
         let command = one(&host(&file, &json!("plain")), text).unwrap().remove(0);
-        // The same words, without a file of that name.
+        // The same words, printed instead of written to a file.
         let script = command.replacen("echo ", "printf '%s\\n' ", 1).replace(" > ", " ");
         let output = Command::new("sh").arg("-c").arg(&script).current_dir(dir.path()).output().unwrap();
         assert!(output.status.success(), "{command}");
@@ -148,7 +148,7 @@ fn every_line_is_marked_and_holds_no_control_character() {
         assert!(line.ends_with("# unverified"), "{line}");
         assert!(line.starts_with('#') || line.starts_with("echo '"), "{line}");
     }
-    // Nothing but comments and what is meant is a command.
+    // The only line that is no comment is the command.
     assert_eq!(text.lines().filter(|l| !l.starts_with('#')).count(), 1, "{text}");
 }
 
@@ -161,10 +161,10 @@ fn what_is_whole_is_found_around_what_is_not() {
     let found =
         |text: &[u8]| -> Vec<String> { Readable::of(text).entries.into_iter().map(|e| e.knob).collect() };
     assert_eq!(found(good.as_bytes()), ["k2", "k1", "k0"]);
-    // Cut off in the last one.
+    // Cut off in the last entry.
     assert_eq!(found(&good.as_bytes()[..good.rfind("k2").unwrap()]), ["k1", "k0"]);
     let mut bytes = good.clone().into_bytes();
-    // A byte that is no text, in the middle one.
+    // A byte that is not UTF-8, in the middle entry.
     bytes[good.find("k1").unwrap()] = 0xff;
     assert_eq!(found(&bytes), ["k2", "k0"]);
     // A key that has changed: shown without a command.

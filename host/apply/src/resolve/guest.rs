@@ -13,7 +13,7 @@ use crate::error::ApplyError;
 use crate::machine::{Fault, Machine};
 use crate::target::{Form, Place, Target};
 
-/// Tunables by elevator. An agent cannot list a directory; names that a guest's kernel does not
+/// Tunables by elevator. An agent cannot list a directory; files that a guest's kernel does not
 /// have are left out.
 const TUNABLES: [(&str, &[&str]); 3] = [
     (
@@ -71,7 +71,7 @@ pub(super) fn queues(
                 "run qemu-guest-agent in it; for a VM that is not named by `domain` or `proxmox` give its socket as `agent` in the spec",
             ));
         };
-        // Without any disk the remedy of the empty name holds.
+        // Without any disk, the empty name leads to the error that asks for one in the spec.
         let disks = bound.map(|b| b.guest_disks.as_slice()).filter(|d| !d.is_empty());
         for disk in disks.unwrap_or(&[String::new()]) {
             queue((vm, agent, disk), elevator, &tunables, machine, writes)?;
@@ -80,7 +80,7 @@ pub(super) fn queues(
     Ok(())
 }
 
-/// One disk inside a guest.
+/// Writes for one disk inside a guest.
 fn queue(
     (vm, agent, disk): (&str, &AgentAddress, &str),
     elevator: Option<&String>,

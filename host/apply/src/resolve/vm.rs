@@ -12,7 +12,7 @@ use crate::error::ApplyError;
 use crate::machine::Machine;
 use crate::target::{Form, Target};
 
-/// A weight or limit with the VM's cgroup.
+/// Requested weight or limit, with the VM's cgroup.
 struct Ask<'a> {
     vm: &'a str,
     limit: Option<LimitKind>,
@@ -58,7 +58,7 @@ pub(super) fn weights_and_limits(
     Ok(())
 }
 
-/// Weights are BFQ's, on each disk that schedules.
+/// Refuses weights that would not act: they are BFQ's, on each disk that schedules.
 fn weights_act(knob: &str, binding: &Binding, elevators: &[String]) -> Result<(), ApplyError> {
     let stack = &binding.stack;
     if stack.disks.is_empty() {
@@ -104,7 +104,8 @@ fn ask<'a>(
     Ok(Ask { vm, limit, value, cgroup: Path::new("/").join(cgroup), knob })
 }
 
-/// Weights and limits bind whole cgroups, and weights compare siblings only.
+/// Refuses shared or nested cgroups, and weights without a sibling: weights and limits bind whole
+/// cgroups, and weights compare siblings only.
 fn alone_and_comparable(asks: &[Ask<'_>], binding: &Binding) -> Result<(), ApplyError> {
     for ask in asks {
         for (other, bound) in binding.vms.iter().filter(|(name, _)| *name != ask.vm) {
@@ -141,8 +142,8 @@ fn alone_and_comparable(asks: &[Ask<'_>], binding: &Binding) -> Result<(), Apply
     Ok(())
 }
 
-/// On v2, writes that give the VMs' cgroups their I/O files; returns the last such write for each
-/// cgroup that needs one.
+/// On v2, writes that enable `io` in the parents of the VMs' cgroups; returns the last such write
+/// for each cgroup that needs one.
 fn enable_io(
     asks: &[Ask<'_>],
     cgroups: &Cgroups,
@@ -174,7 +175,8 @@ fn enable_io(
     Ok(enabled)
 }
 
-/// The weight's line of each disk that schedules.
+/// Weight files to write: the line of each disk that schedules, or the group's default on kernels
+/// without such lines.
 fn weights(
     ask: &Ask<'_>,
     cgroups: &Cgroups,
@@ -208,7 +210,7 @@ fn weights(
 /// BFQ's weight of a group where none is set (`bfq-iosched.rst`).
 const DEFAULT_WEIGHT: u64 = 100;
 
-/// The weight in force by a weight file: of the device, else the group's default; BFQ's own while
+/// Weight in force by a weight file: the device's, else the group's default; `DEFAULT_WEIGHT` while
 /// the file is not there yet.
 pub(super) fn weight_now(target: &Target, machine: &Machine<'_>) -> Result<String, ApplyError> {
     let file = machine.root().read_optional(&target.path)?.unwrap_or_default();

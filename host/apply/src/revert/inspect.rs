@@ -1,20 +1,20 @@
-//! One knob, held against the journal.
+//! State of one knob compared with the journal.
 
 use crate::journal::Entry;
 use crate::machine::{Fault, Machine};
 
-/// A knob's value as compared with the journal.
+/// Current value of a knob, compared with the journal.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
-    /// As before the plan (or absent, as before).
+    /// The old value (or absent, as before).
     Old,
-    /// As the plan set it, or as the kernel left it on our account.
+    /// A value of ours: written by the plan, or caused in the kernel by one of its writes.
     Ours(String),
-    /// Anything else.
+    /// Any value that is neither.
     Foreign(String),
-    /// The thing itself is gone.
+    /// The device, cgroup, guest or file is gone.
     Gone(String),
-    /// It cannot be read.
+    /// Reading it failed, with the error.
     Unreadable(String),
 }
 
@@ -52,14 +52,15 @@ pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> S
     let Some(found) = form.value(&text) else {
         return State::Unreadable(format!("it holds `{}`, which is not understood", text.trim()));
     };
-    // A cgroup's file that did not exist is as before when it sets nothing.
+    // A missing line of a cgroup's file equals a line that sets nothing.
     if entry.old.as_deref().or(form.unset()).is_some_and(|old| entry.target.is_old(&found, old)) {
         return State::Old;
     }
     let ours = entry.new.as_ref().is_some_and(|new| form.is(&found, new))
         || entry.is_ours(&found)
         || entry.unsettled
-        // Cut off between the write that made the file and our own: it shows the kernel's default.
+        // Killed between the write that created the file and our own: it shows the kernel's
+        // default.
         || (entry.old.is_none() && !complete);
     if ours { State::Ours(found) } else { State::Foreign(found) }
 }

@@ -1,4 +1,4 @@
-//! One pass over the journal: decide for every knob, then put back, then look again at all.
+//! One pass over the journal: decide for every knob, then put back, then check all once more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::observer::{Observer, Step};
 use crate::outcome::Fate;
 use crate::target::{Form, Place, Target};
 
-/// What is to become of each entry, and the values now of those that are to be put back.
+/// Planned fate of each entry, and the current values of those that are to be put back.
 pub(super) type Decided = (BTreeMap<usize, Fate>, BTreeMap<usize, String>);
 
 pub(super) struct Pass<'a, 'm> {
@@ -21,7 +21,7 @@ pub(super) struct Pass<'a, 'm> {
     fates: BTreeMap<usize, Fate>,
     /// Knobs to be put back, with their value now.
     todo: BTreeMap<usize, String>,
-    /// Knobs that failed once writing had begun: what they are now may be anything, on our account.
+    /// Knobs that failed once writing had begun: their value now may be any, on our account.
     moved: BTreeSet<usize>,
     /// Entries of our cgroups, and of threads' policies: a VM may have thousands of threads.
     groups: Vec<&'a Entry>,
@@ -42,14 +42,14 @@ impl<'a, 'm> Pass<'a, 'm> {
         Self { journal, machine, on_conflict, fates, todo, moved, groups, policies, open }
     }
 
-    /// Looks at everything before anything is written.
+    /// Reads every knob, before anything is written.
     pub fn decide(mut self) -> Decided {
         self.classify();
         self.classify_side_effects();
         (self.fates, self.todo)
     }
 
-    /// Does what was decided. Returns the fates, and the knobs that an error has left somewhere
+    /// Carries out the decision. Returns the fates, and the knobs that an error has left somewhere
     /// between two values.
     pub fn carry_out(
         &mut self,
@@ -59,7 +59,7 @@ impl<'a, 'm> Pass<'a, 'm> {
         (self.fates, self.todo) = (fates, todo);
         for entry in self.journal.entries.iter().filter(|e| e.changed_by.is_some()) {
             let cause = entry.changed_by.and_then(|id| self.fates.get(&id));
-            // Its knob is about to move it.
+            // Its knob is about to change it.
             if matches!(self.fates.get(&entry.id), Some(Fate::Failed { .. }))
                 && !cause.is_none_or(Fate::is_open)
             {
@@ -72,11 +72,11 @@ impl<'a, 'm> Pass<'a, 'm> {
         (std::mem::take(&mut self.fates), std::mem::take(&mut self.moved))
     }
 
-    /// Decides for every written knob what is to be done.
+    /// Decides the fate of every written knob.
     fn classify(&mut self) {
         let mut blocked: BTreeMap<usize, String> = BTreeMap::new();
         let mut kept: BTreeSet<usize> = BTreeSet::new();
-        // From the last to the first: a file comes after the one that brings it into being.
+        // From the last to the first: a file comes after the write that creates it.
         for entry in self.journal.entries.iter().rev().filter(|e| e.changed_by.is_none()) {
             let id = entry.id;
             let mut state = inspect(entry, self.journal.complete, self.machine);
@@ -87,7 +87,7 @@ impl<'a, 'm> Pass<'a, 'm> {
             let fate = match state {
                 State::Gone(why) => Fate::Gone { why },
                 State::Unreadable(error) => {
-                    // A thread may be in any group that was ever ours to give it.
+                    // A thread may be in any cgroup that was ever a value of ours.
                     stays = entry.new.iter().chain(&entry.also_ours).find_map(|v| self.group_of(entry, v));
                     Fate::Failed { error }
                 }
@@ -101,7 +101,7 @@ impl<'a, 'm> Pass<'a, 'm> {
                         self.todo.insert(id, found.clone());
                         Fate::Restored { from: found }
                     }
-                    // The group stays with it.
+                    // The cgroup stays as long as this thread is in it.
                     stuck => {
                         stays = self.group_of(entry, &found);
                         match (stuck, self.on_conflict) {
@@ -126,7 +126,7 @@ impl<'a, 'm> Pass<'a, 'm> {
             self.fates.insert(id, fate);
         }
         self.leave_movers_alone();
-        // What a blocked or accepted knob brought into being stays with it.
+        // Files created by a blocked or accepted knob stay with it.
         for entry in self.journal.entries.iter().filter(|e| e.old.is_none()) {
             let creator = entry.created_by.and_then(|id| self.fates.get(&id)).cloned();
             let path = entry.created_by.and_then(|id| self.journal.entry(id)).map(|e| e.target.to_string());
@@ -142,8 +142,8 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// A knob that moves another is left alone while that other cannot be read: else its value
-    /// would not be known for ours the next time.
+    /// Leaves a knob alone that moves another one which cannot be read: else that one's value would
+    /// not be known as ours the next time.
     fn leave_movers_alone(&mut self) {
         let failed = |e: &&Entry| matches!(self.fates.get(&e.id), Some(Fate::Failed { .. }));
         let unreadable: Vec<&Entry> = self.journal.entries.iter().filter(failed).collect();
@@ -155,10 +155,10 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// What keeps a thread in the group of ours that it is in: a real-time policy that is not ours
-    /// to put back, where its old group has no budget for one and so lets it in no more
-    /// (`sched_rt_can_attach()`). With force it loses that policy. An error when that is
-    /// unknown.
+    /// Policy that keeps a thread in our cgroup: a real-time one that is not ours to put back,
+    /// where its old cgroup has no real-time budget and so does not admit it
+    /// (`sched_rt_can_attach()`). With `OnConflict::Force` the thread loses that policy. An error
+    /// when that is unknown.
     fn stuck(&self, entry: &Entry) -> Result<Option<String>, String> {
         let (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }, Some(old)) =
             (&entry.target.form, &entry.target.place, &entry.old)
@@ -189,21 +189,21 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// The group of ours that a thread with this value is in.
+    /// Entry of our cgroup that a thread with this value is in.
     fn group_of(&self, entry: &Entry, value: &str) -> Option<usize> {
         let Form::ThreadCgroup { mount, .. } = &entry.target.form else { return None };
         let group = mount.join(value.trim_start_matches('/'));
         self.groups.iter().find(|e| e.target.path == group).map(|e| e.id)
     }
 
-    /// Files that change along with a knob: decided before anything is written, because from then
-    /// on they move.
+    /// Decides for files that change along with a knob, before anything is written: from then on
+    /// they change.
     fn classify_side_effects(&mut self) {
         for entry in &self.journal.entries {
             let Some(cause) = entry.changed_by else { continue };
             let ours = match self.fates.get(&cause) {
                 Some(Fate::Restored { .. }) => true,
-                // After a cut between the knob and this file; without one, the knob was never ours
+                // After a kill between the knob and this file; without one, the knob was never ours
                 // when it was left.
                 Some(Fate::Untouched) => self.journal.reverting,
                 _ => continue,
@@ -237,8 +237,8 @@ impl<'a, 'm> Pass<'a, 'm> {
                 self.open.insert(entry.id);
                 continue;
             }
-            // Without an old value the file vanishes with the one that brought it into being; a
-            // cgroup's must be unset first, to see that nothing else relies on it.
+            // Without an old value the file vanishes with the write that created it; a cgroup's
+            // line must be unset first, to see that nothing else relies on it.
             let Some(old) = entry.old.as_deref().or(entry.target.form.unset()) else { continue };
             if let Err(error) = restore::restore(&entry.target, old, self.machine) {
                 self.fail(entry, error);
@@ -257,8 +257,8 @@ impl<'a, 'm> Pass<'a, 'm> {
         self.fates.insert(entry.id, fate);
     }
 
-    /// A knob that was not put back and needs this one: a file that this one brings into being, a
-    /// thread in this group.
+    /// Knob that was not put back and needs this one: a file that this one creates, a thread in
+    /// this cgroup.
     fn held_by(&self, entry: &Entry) -> Option<String> {
         if self.open.is_empty() {
             return None;
@@ -267,14 +267,14 @@ impl<'a, 'm> Pass<'a, 'm> {
             let within = || self.todo.get(&e.id).and_then(|found| self.group_of(e, found)) == Some(entry.id);
             self.open.contains(&e.id) && (e.created_by == Some(entry.id) || within())
         };
-        // A thread holds up nothing but the group that it is in.
+        // A thread blocks only the cgroup that it is in.
         let holds = entry.target.place == Place::Host;
         let mut entries = self.journal.entries.iter().filter(|_| holds);
         entries.find(needs).map(|e| e.target.to_string())
     }
 
-    /// A knob that could not be put back keeps what it brought into being, and what changed along
-    /// with it: putting it back the next time moves that again.
+    /// A knob that could not be put back keeps the files that it created, and those that changed
+    /// along with it: the next attempt to put it back changes these again.
     fn keep_what_stays(&mut self) {
         for entry in &self.journal.entries {
             let open = |id: &usize| self.fates.get(id).is_some_and(Fate::is_open);
@@ -290,12 +290,12 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// Puts back what changes along with knobs, and what putting one knob back did to another
-    /// (`strict_guarantees` raises `slice_idle`): looks again at all, until everything stays as it
-    /// is.
+    /// Puts back files that change along with knobs, and knobs that putting back another one has
+    /// changed (`strict_guarantees` raises `slice_idle`): checks all again until everything stays
+    /// as it is.
     fn settle(&mut self, observer: &mut dyn Observer) {
-        // One round moves at most what depends on it; the second finds everything in place. One to
-        // spare.
+        // One round changes at most the files that depend on it; the second finds everything in
+        // place. The third is a spare.
         for _ in 0..3 {
             if !self.settle_once(observer) {
                 return;
@@ -314,7 +314,7 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// The old value of an entry that is to have it by now.
+    /// Old value of an entry whose fate is to have it by now.
     fn to_settle<'e>(&self, entry: &'e Entry) -> Option<&'e str> {
         let back = matches!(self.fates.get(&entry.id), Some(Fate::Restored { .. } | Fate::Untouched));
         entry.old.as_deref().filter(|_| back)

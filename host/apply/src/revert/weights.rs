@@ -11,8 +11,8 @@ use crate::outcome::{Fate, Outcome};
 use crate::target::{Form, Target};
 
 /// Notes the lines of other devices in the journal, before any is erased. Lines that are put back
-/// themselves are not kept: while that is under way, they may be missing on our account. A knob
-/// whose file cannot be read is not touched.
+/// themselves are not kept, but may be missing on our account until they are. A knob whose file
+/// cannot be read is not touched.
 pub(super) fn remember(
     journal: &mut Journal,
     todo: &mut BTreeMap<usize, String>,
@@ -59,8 +59,8 @@ pub(super) fn remember(
     }
 }
 
-/// Writes lines again that are missing, after a cut or an error while a default was rewritten.
-/// Those that may still be missing stay in the journal; returns what became of them.
+/// Writes lines again that are missing after a kill or an error while a default was rewritten.
+/// Those that may still be missing stay in the journal; returns one outcome for each.
 pub(super) fn rewrite(journal: &mut Journal, machine: &Machine<'_>) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     journal.kept.retain(|kept| match rewrite_one(kept, machine) {

@@ -1,4 +1,4 @@
-//! A process that applies or reverts and kills itself with SIGKILL at one exact point.
+//! Process that applies or reverts and kills itself with SIGKILL at one exact point.
 //!
 //! The test binary runs itself again with one ignored test that calls [`main`]. Points are counted
 //! in the injected files (before and after every single write) and in the injected observer; the
@@ -44,7 +44,7 @@ impl Guests for CountedGuests<'_> {
     }
 }
 
-/// Carries out `apply` or `revert` with points.
+/// Carries out `apply` or `revert`, counting points.
 pub fn act(case: &Case, action: &str, points: &Points) -> Result<(), ApplyError> {
     let root = case.root();
     let sim = SimKernel::new(&case.root);
@@ -113,7 +113,8 @@ pub fn killed(case: &Case, action: &str, at: u64) -> bool {
     false
 }
 
-/// Which points are tried: every one, or with 2 every second one.
+/// Environment variable with the step between the points that are tried: 1 for all, 2 for every
+/// second one.
 pub const STEP: &str = "RTVIRTIO_CRASH_STEP";
 
 /// Kills `apply` at every point ([`STEP`]), and each time reverts and compares; then kills `revert`

@@ -18,20 +18,20 @@ fn socket(agent: &AgentAddress) -> PathBuf {
     }
 }
 
-/// Which calls fail.
+/// Choice of the calls that fail.
 #[derive(Clone, Debug)]
 pub enum Fails {
-    /// None.
+    /// No call fails.
     Never,
-    /// Those of these numbers, counted from 1.
+    /// Calls of these numbers, counted from 1.
     At(Vec<u64>),
-    /// This one and all that follow.
+    /// The call of this number and all that follow.
     From(u64),
-    /// All that name a path with this end.
+    /// All calls that name a path with this end.
     Path(PathBuf),
 }
 
-/// Counts the calls of a host and its guests together, and lets some of them fail.
+/// Counter of the calls of a host and its guests together, which lets some of them fail.
 #[derive(Clone)]
 pub struct Injector {
     fails: Fails,
@@ -47,12 +47,12 @@ impl Injector {
         Self { fails, errno, after, calls: Rc::default(), hits: Rc::default() }
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.calls.get()
     }
 
-    /// Errors so far.
+    /// Number of errors so far.
     pub fn hits(&self) -> u64 {
         self.hits.get()
     }

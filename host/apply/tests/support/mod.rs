@@ -1,4 +1,4 @@
-//! What the tests share: a machine description, snapshots, and processes that kill themselves.
+//! Helpers of the tests: a machine description, snapshots, and processes that kill themselves.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub mod child;
@@ -17,7 +17,7 @@ use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan, Setting, Strength};
 use serde::{Deserialize, Serialize};
 
-/// A plan and what its names stand for; goes to the child processes as a file.
+/// Plan with the machine that it is applied to; passed to the child processes as a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Case {
     /// `/` for the real kernel, else a directory with a simulated one.
@@ -122,8 +122,8 @@ pub fn full_plan(guests: bool) -> Plan {
     plan(&settings)
 }
 
-/// Every file below some directories that can be set, by path: not the kernel's counters. Links are
-/// not followed.
+/// Content of every writable file below some directories, by path: not the kernel's counters. Links
+/// are not followed.
 ///
 /// `memory.peak` and `memory.swap.peak` are counters too, although they can be written since Linux
 /// 6.12 (a write resets them for the writer).

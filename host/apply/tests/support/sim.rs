@@ -1,5 +1,5 @@
-//! A directory that answers writes as the kernel does. Every rule was measured on Linux 6.18 or
-//! read in its source (`block/bfq-iosched.c`, `block/bfq-cgroup.c`, `block/blk-throttle.c`,
+//! Directory that answers writes as the kernel does. Every rule was measured on Linux 6.18 or read
+//! in its source (`block/bfq-iosched.c`, `block/bfq-cgroup.c`, `block/blk-throttle.c`,
 //! `block/elevator.c`).
 
 use std::collections::BTreeMap;
@@ -93,7 +93,7 @@ impl SimKernel {
         }
     }
 
-    /// Groups as given, parents first; none has I/O files until its parent enables them.
+    /// Cgroups as given, parents first; none has I/O files until its parent enables them.
     pub fn v2(&self, groups: &[&str]) {
         self.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         self.put("/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");

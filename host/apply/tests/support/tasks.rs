@@ -45,7 +45,7 @@ impl SimKernel {
         self.put(format!("{dir}/cgroup"), &format!("1:cpu:{cgroup}\n0::/\n"));
     }
 
-    /// From now on the thread is about to end, and still in its group.
+    /// Marks the thread as about to end, and still in its cgroup.
     pub fn ending(&self, pid: u32, tid: u32) {
         self.put(format!("/proc/{pid}/task/{tid}/ending"), "");
     }

@@ -13,16 +13,16 @@ use crate::machine::{Fault, Machine, TASKS};
 use crate::outcome::Fate;
 use crate::target::Target;
 
-/// The file.
+/// File of a v1 cgroup with its real-time budget, in us per period.
 pub(super) const FILE: &str = "cpu.rt_runtime_us";
 
 const PAUSE: Duration = Duration::from_millis(10);
-/// The budget of a group that was removed counts against those above it until the group's last
-/// reference is dropped (`EINVAL`; `cpu_cgroup_css_released()`), some milliseconds on an idle
-/// machine. Most pauses for it.
+/// The budget of a removed cgroup counts against its ancestors until its last reference is dropped
+/// (`EINVAL`; `cpu_cgroup_css_released()`), some milliseconds on an idle machine. Maximum number of
+/// pauses for it.
 const PAUSES: u32 = 30;
 
-/// Writes a budget, once what has ended lets the kernel take it.
+/// Writes a budget, and retries while ended threads or cgroups make the kernel refuse it.
 pub(super) fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Result<(), Fate> {
     let mut pauses = 0;
     loop {
@@ -64,7 +64,7 @@ fn demote_exiting(dir: &Path, machine: &Machine<'_>) -> Option<u32> {
         // Every thread has a directory of its own number.
         let lives = is_real_time && host.thread_start(*tid, *tid).is_ok();
         if is_real_time && !lives {
-            // One that is gone by now is as well.
+            // A thread that is gone by now counts as ended too.
             let _ = host.set_scheduling(*tid, *tid, &Attr::other(0));
         }
         lives

@@ -14,13 +14,13 @@ use super::{Fate, failed};
 use crate::machine::{Machine, TASKS};
 use crate::target::Target;
 
-/// A thread that is moved may start another meanwhile, which then is still there: so often we look
-/// again.
+/// Number of further looks at the threads: one that is moved may start another meanwhile.
 const ROUNDS: u32 = 20;
-/// A group stays busy for a moment after its last thread has ended.
+/// Pause before the next look: a cgroup stays busy for a moment after its last thread has ended.
 const PAUSE: Duration = Duration::from_millis(10);
-/// A process that ends keeps its threads in the group until its memory is given back, a second for
-/// many GiB: the kernel moves such a thread nowhere, and reports no error. Most pauses for it.
+/// Maximum number of pauses for threads that end. A process that ends keeps its threads in the
+/// cgroup until its memory is freed, a second for many GiB: the kernel moves such a thread nowhere,
+/// and reports no error.
 const ENDING: u32 = 300;
 
 /// Gives every thread that is left the scheduling of the VM's other threads, and moves it to
@@ -53,7 +53,8 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
                 .and_then(|()| host.write(&home.join(TASKS), &tid.to_string()));
             match moved {
                 Ok(()) => {}
-                // One that has ended has left by itself. A missing group is not a missing thread.
+                // A thread that has ended has left by itself. A missing cgroup is not a missing
+                // thread.
                 Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
                 Err(e) => return Err(failed(format!("moving thread {tid} out of it: {e}"))),
             }
@@ -63,10 +64,10 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
     Err(failed(format!("{why}; stop the VM, or try again")))
 }
 
-/// Takes the real-time budget from a group that is about to go. The kernel counts a removed group's
-/// until its last reference is dropped, some milliseconds later (`cpu_cgroup_css_released()`), and
-/// refuses the next group's meanwhile. The journal knows 0 as a value on the way, so that a run
-/// that is cut off here can be resumed.
+/// Takes the real-time budget from a cgroup that is about to be removed. The kernel counts a
+/// removed cgroup's budget until its last reference is dropped, some milliseconds later
+/// (`cpu_cgroup_css_released()`), and refuses the next cgroup's meanwhile. The journal has 0 as an
+/// intermediate value, so that a run that is killed here can be resumed.
 pub(super) fn give_back(dir: &Path, machine: &Machine<'_>) {
     let file = dir.join(super::budget::FILE);
     // A kernel without such budgets has no such file. Where it cannot be read or is refused, the
