@@ -2,48 +2,48 @@
 
 use std::collections::BTreeMap;
 
-/// A register: 0 for results, 1 to 5 for arguments, 6 to 9 keep their value over calls, 10 is the
-/// end of the stack.
+/// Register number: 0 for results, 1 to 5 for arguments, 6 to 9 preserved over calls, 10 is the
+/// read-only end of the stack.
 pub type Register = u8;
 
 /// Width of a load or store.
 #[derive(Clone, Copy, Debug)]
 pub enum Width {
-    /// 32 bits.
+    /// `BPF_W`, 32 bits wide.
     Word,
-    /// 64 bits.
+    /// `BPF_DW`, 64 bits wide.
     Double,
 }
 
-/// A jump's condition.
+/// Condition of a 64-bit jump.
 #[derive(Clone, Copy, Debug)]
 pub enum If {
-    /// Equal.
+    /// `BPF_JEQ`, operands are equal.
     Equal = 0x10,
-    /// Not equal.
+    /// `BPF_JNE`, operands not equal.
     Not = 0x50,
-    /// Greater or equal, unsigned.
+    /// `BPF_JGE`, greater or equal, unsigned.
     AtLeast = 0x30,
-    /// Less, unsigned.
+    /// `BPF_JLT`, less than, unsigned.
     Less = 0xa0,
 }
 
-/// Functions of the kernel (`include/uapi/linux/bpf.h`).
+/// Helper functions of the kernel (`include/uapi/linux/bpf.h`).
 #[derive(Clone, Copy, Debug)]
 pub enum Helper {
-    /// `bpf_map_lookup_elem`: the place of a map's value, 0 without one.
+    /// `bpf_map_lookup_elem`: address of a map's value, 0 without one.
     Lookup = 1,
-    /// `bpf_ktime_get_ns`: `CLOCK_MONOTONIC`.
+    /// `bpf_ktime_get_ns`: `CLOCK_MONOTONIC` in nanoseconds.
     Now = 5,
-    /// `bpf_get_smp_processor_id`.
+    /// `bpf_get_smp_processor_id`: number of the CPU.
     Processor = 8,
-    /// `bpf_get_current_pid_tgid`: the thread's number in the lower half.
+    /// `bpf_get_current_pid_tgid`: the thread id in the lower half.
     Thread = 14,
-    /// `bpf_ringbuf_output`.
+    /// `bpf_ringbuf_output`: copies a record into a ring.
     Output = 130,
 }
 
-/// A program as it grows. Labels are names; each is placed once.
+/// Program under construction. Labels are names; each is placed once.
 #[derive(Debug, Default)]
 pub struct Assembler {
     code: Vec<u64>,
@@ -59,42 +59,42 @@ impl Assembler {
         self.code.push(u64::from(code) | registers << 8 | offset << 16 | value << 32);
     }
 
-    /// `to = value`.
+    /// `to = value`, sign-extended to 64 bits.
     pub fn set(&mut self, to: Register, value: i32) {
         self.push(0xb7, to, 0, 0, value);
     }
 
-    /// `to = from`.
+    /// `to = from`, 64 bits.
     pub fn copy(&mut self, to: Register, from: Register) {
         self.push(0xbf, to, from, 0, 0);
     }
 
-    /// `to += value`.
+    /// `to += value`, 64 bits.
     pub fn add(&mut self, to: Register, value: i32) {
         self.push(0x07, to, 0, 0, value);
     }
 
-    /// `to += from`.
+    /// `to += from`, 64 bits.
     pub fn add_register(&mut self, to: Register, from: Register) {
         self.push(0x0f, to, from, 0, 0);
     }
 
-    /// `to &= value`.
+    /// `to &= value`, 64 bits.
     pub fn and(&mut self, to: Register, value: i32) {
         self.push(0x57, to, 0, 0, value);
     }
 
-    /// `to <<= bits`.
+    /// `to <<= bits`, 64 bits.
     pub fn shift_left(&mut self, to: Register, bits: i32) {
         self.push(0x67, to, 0, 0, bits);
     }
 
-    /// `to -= from`.
+    /// `to -= from`, 64 bits.
     pub fn subtract(&mut self, to: Register, from: Register) {
         self.push(0x1f, to, from, 0, 0);
     }
 
-    /// `to |= value`.
+    /// `to |= value`, 64 bits.
     pub fn or(&mut self, to: Register, value: i32) {
         self.push(0x47, to, 0, 0, value);
     }
@@ -104,12 +104,12 @@ impl Assembler {
         self.wide(to, 0, value);
     }
 
-    /// `to` = the place of the only value of this descriptor's array.
+    /// `to` = address of the first value of this descriptor's array (`BPF_PSEUDO_MAP_VALUE`).
     pub fn set_value_of(&mut self, to: Register, descriptor: i32) {
         self.wide(to, 2, u64::from(descriptor.unsigned_abs()));
     }
 
-    /// `to` = the map of this descriptor, for functions that take one.
+    /// `to` = the map of this descriptor, for helpers that take one (`BPF_PSEUDO_MAP_FD`).
     pub fn set_map(&mut self, to: Register, descriptor: i32) {
         self.wide(to, 1, u64::from(descriptor.unsigned_abs()));
     }
@@ -130,18 +130,18 @@ impl Assembler {
         self.push(if matches!(width, Width::Word) { 0x63 } else { 0x7b }, to, from, offset, 0);
     }
 
-    /// Calls a function of the kernel.
+    /// Calls a helper function of the kernel.
     pub fn call(&mut self, helper: Helper) {
         self.push(0x85, 0, 0, 0, helper as i32);
     }
 
-    /// Goes to a label where `register` and `value` are so.
+    /// Jumps to a label if `condition` holds between `register` and `value`.
     pub fn jump_if(&mut self, register: Register, condition: If, value: i32, label: &'static str) {
         self.jumps.push((self.code.len(), label));
         self.push(condition as u8 | 0x05, register, 0, 0, value);
     }
 
-    /// The same with two registers.
+    /// Jumps to a label if `condition` holds between two registers.
     pub fn jump_if_register(
         &mut self,
         register: Register,
@@ -153,24 +153,24 @@ impl Assembler {
         self.push(condition as u8 | 0x0d, register, other, 0, 0);
     }
 
-    /// The same for the lower 32 bits, where they are less than `value` as signed numbers.
+    /// Jumps to a label if the lower 32 bits, as a signed number, are less than `value`.
     pub fn jump_if_signed_less(&mut self, register: Register, value: i32, label: &'static str) {
         self.jumps.push((self.code.len(), label));
         self.push(0xc6, register, 0, 0, value);
     }
 
-    /// Goes to a label.
+    /// Jumps to a label unconditionally.
     pub fn jump(&mut self, label: &'static str) {
         self.jumps.push((self.code.len(), label));
         self.push(0x05, 0, 0, 0, 0);
     }
 
-    /// Places a label here.
+    /// Places a label at the next instruction.
     pub fn label(&mut self, label: &'static str) {
         self.labels.insert(label, self.code.len());
     }
 
-    /// Ends the program.
+    /// Ends the program, with register 0 as its result.
     pub fn exit(&mut self) {
         self.push(0x95, 0, 0, 0, 0);
     }

@@ -1,13 +1,13 @@
 //! Offsets of structure members in the running kernel, from its own type information
 //! (`Documentation/bpf/btf.rst`): one program fits all kernels.
 
-/// Why type information cannot be used.
+/// Error of reading type information.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
-    /// It is cut short, or has another form.
+    /// The bytes are cut short, or have an unknown form.
     #[error("its type information is damaged at byte {0}")]
     Damaged(usize),
-    /// A member is not there.
+    /// A type, member or function does not exist.
     #[error("it has no {0}")]
     Missing(String),
 }
@@ -23,7 +23,7 @@ const FUNCTION: u32 = 12;
 pub struct Btf<'b> {
     types: &'b [u8],
     names: &'b [u8],
-    /// The kernel's, where this is a module's: its numbers and places of names go on from there.
+    /// The kernel's, where this is a module's: type ids and offsets of names continue from there.
     base: Option<&'b Btf<'b>>,
 }
 
@@ -33,7 +33,7 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, BtfError> {
 }
 
 impl<'b> Btf<'b> {
-    /// Of the content of `/sys/kernel/btf/vmlinux`, little-endian.
+    /// From the content of `/sys/kernel/btf/vmlinux`, little-endian.
     ///
     /// # Errors
     /// [`BtfError::Damaged`].
@@ -52,7 +52,7 @@ impl<'b> Btf<'b> {
         Ok(Self { types: part(8)?, names: part(16)?, base: None })
     }
 
-    /// Of a module's file below `/sys/kernel/btf`, which goes on from the kernel's own.
+    /// From a module's file below `/sys/kernel/btf`, which continues the kernel's own.
     ///
     /// # Errors
     /// [`BtfError::Damaged`].
@@ -71,7 +71,7 @@ impl<'b> Btf<'b> {
         rest.split(|b| *b == 0).next().unwrap_or_default()
     }
 
-    /// Calls `visit` with the number, the kind and the place of each type, until it has a result.
+    /// Calls `visit` with the id, the kind and the byte offset of each type, until it has a result.
     fn find<R>(
         &self,
         mut visit: impl FnMut(u32, u32, usize) -> Result<Option<R>, BtfError>,
@@ -101,7 +101,7 @@ impl<'b> Btf<'b> {
         Ok(None)
     }
 
-    /// How many types it has.
+    /// Number of types, without those of the base.
     fn count(&self) -> Result<u32, BtfError> {
         let mut n = 0;
         self.find(|_, _, _| {
@@ -111,12 +111,12 @@ impl<'b> Btf<'b> {
         Ok(n)
     }
 
-    /// Where a member begins in a structure, in bytes, as loads have it. What a module does not
-    /// have, the kernel may.
+    /// Byte offset of a structure's member, in the form that loads take. A structure that a module
+    /// does not define is looked up in the kernel's.
     ///
     /// # Errors
-    /// [`BtfError::Missing`] where there is no such member, it is no whole byte, or no load reaches
-    /// it.
+    /// [`BtfError::Missing`] where there is no such member, it is not at a whole byte, or no load
+    /// reaches it.
     pub fn offset(&self, structure: &str, member: &str) -> Result<i16, BtfError> {
         let found = self.find(|_, kind, at| {
             if kind != STRUCT || self.name(word(self.types, at)?) != structure.as_bytes() {
@@ -140,7 +140,7 @@ impl<'b> Btf<'b> {
         whole.ok_or_else(|| BtfError::Missing(format!("struct {structure}.{member}")))
     }
 
-    /// The number of the type by which programs are attached to a tracepoint: `btf_trace_NAME`.
+    /// Id of the type by which programs are attached to a tracepoint: `btf_trace_NAME`.
     ///
     /// # Errors
     /// [`BtfError::Missing`] for a tracepoint that the kernel does not have.
@@ -149,15 +149,15 @@ impl<'b> Btf<'b> {
         self.number(TYPEDEF, &name)?.ok_or(BtfError::Missing(name))
     }
 
-    /// The number of a function, by which programs are attached to its beginning.
+    /// Id of a function, by which programs are attached to its entry.
     ///
     /// # Errors
-    /// [`BtfError::Missing`] for a function that is not there, or is nowhere called as such.
+    /// [`BtfError::Missing`] for a function that does not exist, or is inlined everywhere.
     pub fn function(&self, name: &str) -> Result<u32, BtfError> {
         self.number(FUNCTION, name)?.ok_or_else(|| BtfError::Missing(format!("function {name}")))
     }
 
-    /// The number of the type of this kind and name.
+    /// Id of the type of this kind and name.
     fn number(&self, kind: u32, name: &str) -> Result<Option<u32>, BtfError> {
         self.find(|number, of, at| {
             let is_it = of == kind && self.name(word(self.types, at)?) == name.as_bytes();
@@ -170,7 +170,7 @@ impl<'b> Btf<'b> {
 mod tests {
     use super::*;
 
-    /// Type information of these words and names.
+    /// Type information with these words and names.
     fn bytes_of(types: &[u32], names: &[u8]) -> Vec<u8> {
         let types: Vec<u8> = types.iter().flat_map(|w| w.to_le_bytes()).collect();
         let mut bytes = vec![0x9f, 0xeb, 1, 0];
@@ -186,7 +186,7 @@ mod tests {
         let kernel = b"\0pid\0nr\0";
         let kernel_types = [1, STRUCT << 24 | 1, 8, 5, 0, 64];
         let kernel = bytes_of(&kernel_types, kernel);
-        // Names of the kernel are below 8, its one type is number 1.
+        // The kernel's names take 8 bytes, and its only type has id 1.
         let module = b"kick\0vcpu\0";
         let types = [8, FUNCTION << 24, 0, 13, STRUCT << 24 | 1, 16, 1, 1, 96];
         let module = bytes_of(&types, module);
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn offsets_of_a_small_kernel() {
         let names = b"\0task_struct\0pid\0prio\0int\0btf_trace_x\0";
-        // An int, a structure of the name in use for something else, and the structure.
+        // An int, a forward declaration of the same name, and the structure.
         let types: [u32; 22] = [
             22,
             1 << 24,

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
-/// Commands and kinds (`include/uapi/linux/bpf.h`).
+/// Commands and types (`include/uapi/linux/bpf.h`).
 const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE: libc::c_long = 2;
 const MAP_DELETE: libc::c_long = 3;
@@ -20,9 +20,9 @@ const F_MMAPABLE: u32 = 1 << 10;
 const PROG_TYPE_TRACING: u32 = 26;
 const TRACE_RAW_TP: u32 = 23;
 const TRACE_FENTRY: u32 = 24;
-/// What the kernel asks of programs that read its structures.
+/// GPL-compatible: required of programs that read kernel structures.
 const LICENSE: &CStr = c"Dual BSD/GPL";
-/// Room for the reasons why a program is refused.
+/// Bytes for the verifier's log.
 const LOG: usize = 64 << 10;
 
 /// `union bpf_attr`, as far as it is used.
@@ -48,7 +48,7 @@ impl Attributes {
         self
     }
 
-    /// Makes the call.
+    /// Makes the system call.
     fn ask(&mut self, command: libc::c_long) -> io::Result<i32> {
         // SAFETY: the attributes live and are as long as said; what they point to lives for the
         // call (the callers hold it); the kernel reads and writes no more than their lengths say.
@@ -71,36 +71,36 @@ impl Attributes {
     }
 }
 
-/// An array of `n` values of `size` bytes that can be mapped.
+/// Array map of `n` values of `size` bytes that can be mapped.
 pub fn array(n: u32, size: u32) -> io::Result<OwnedFd> {
     let attributes = Attributes::new().word(0, MAP_TYPE_ARRAY).word(4, 4).word(8, size).word(12, n);
     attributes.word(16, F_MMAPABLE).call(MAP_CREATE)
 }
 
-/// From numbers to numbers, `n` at most.
+/// Hash map from u32 to u32, `n` entries at most.
 pub fn hash(n: u32) -> io::Result<OwnedFd> {
     Attributes::new().word(0, MAP_TYPE_HASH).word(4, 4).word(8, 4).word(12, n).call(MAP_CREATE)
 }
 
-/// A ring of `bytes`, a power of two and whole pages, that the kernel writes and this process
-/// waits for.
+/// Ring buffer of `bytes`, a power of two and whole pages, that the kernel writes and this process
+/// polls.
 pub(crate) fn ring(bytes: u32) -> io::Result<OwnedFd> {
     Attributes::new().word(0, MAP_TYPE_RING).word(12, bytes).call(MAP_CREATE)
 }
 
-/// Sets what a [`hash`] has for a number.
+/// Sets the value of a key in a [`hash`].
 pub fn update(hash: &OwnedFd, key: u32, value: u32) -> io::Result<()> {
     let attributes = Attributes::of(hash).double(8, (&raw const key) as u64);
     attributes.double(16, (&raw const value) as u64).ask(MAP_UPDATE).map(drop)
 }
 
-/// Removes a number from a [`hash`].
+/// Removes a key from a [`hash`].
 pub fn remove(hash: &OwnedFd, key: u32) -> io::Result<()> {
     Attributes::of(hash).double(8, (&raw const key) as u64).ask(MAP_DELETE).map(drop)
 }
 
-/// The type information of a module, by which programs are attached to its functions; `None` where
-/// the kernel has none of that name.
+/// Type information of a module, by which programs are attached to its functions; `None` where the
+/// kernel has no module of that name.
 pub fn module(name: &str) -> io::Result<Option<OwnedFd>> {
     let mut number = 0;
     loop {
@@ -113,11 +113,11 @@ pub fn module(name: &str) -> io::Result<Option<OwnedFd>> {
         number = next.word_at(4);
         let types = match Attributes::new().word(0, number).call(TYPES_BY_NUMBER) {
             Ok(types) => types,
-            // Unloaded since.
+            // Unloaded meanwhile.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };
-        // `struct bpf_btf_info`: the place and length of the name, and whether it is the kernel's.
+        // `struct bpf_btf_info`: address and length of the name, and whether it is the kernel's.
         let mut text = [0_u8; 64];
         let mut info = Attributes::new().double(16, text.as_mut_ptr() as u64).word(24, text.len() as u32);
         let length = 32;
@@ -129,17 +129,17 @@ pub fn module(name: &str) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Where a program runs.
+/// Attachment point of a program.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
-    /// At a tracepoint, whose type has this number.
+    /// A tracepoint, by the id of its type.
     Tracepoint(u32),
-    /// When a function begins: the number of the function, and the type information of the module
-    /// that has it, `None` for the kernel itself.
+    /// The entry of a function: its id, and the type information of the module that defines it,
+    /// `None` for the kernel itself.
     Entry(u32, Option<&'a OwnedFd>),
 }
 
-/// Loads a program and runs it there for as long as both descriptors are open. An error has the
+/// Loads a program and attaches it for as long as both descriptors are open. An error has the
 /// verifier's last lines.
 pub fn attach(code: &[u64], place: Place<'_>) -> io::Result<[OwnedFd; 2]> {
     let (kind, number, module) = match place {
@@ -168,7 +168,7 @@ pub fn attach(code: &[u64], place: Place<'_>) -> io::Result<[OwnedFd; 2]> {
         })
     })?;
     let descriptor = program.as_raw_fd().unsigned_abs();
-    // Without a name: the program knows its place.
+    // Without a name: the program has its attachment point from the load.
     let link = Attributes::new().word(8, descriptor).call(RAW_TRACEPOINT_OPEN)?;
     Ok([program, link])
 }

@@ -1,6 +1,6 @@
-//! Small programs for the kernel (RFC 9669), without a compiler or a library: [`Assembler`] makes
-//! their instructions, [`Btf`] knows where members are in the running kernel's structures,
-//! [`attach`] loads them, and [`Mapping`] is memory that they share with this process.
+//! BPF programs (RFC 9669) without a compiler or a library: [`Assembler`] makes their instructions,
+//! [`Btf`] finds the offsets of members in the running kernel's structures, [`attach`] loads them,
+//! and [`Mapping`] is memory that they share with this process.
 
 mod assembler;
 mod btf;
@@ -14,5 +14,5 @@ pub use kernel::{Place, array, attach, hash, module, remove, update};
 pub use mapping::Mapping;
 pub use ring::Ring;
 
-/// Where the kernel shows the type information of itself (`vmlinux`) and of its modules.
+/// Directory with the type information of the kernel (`vmlinux`) and of its modules.
 pub const TYPES: &str = "/sys/kernel/btf";

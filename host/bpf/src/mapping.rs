@@ -1,4 +1,4 @@
-//! Shared memory as words.
+//! Shared memory, read and written as atomic words.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Memory of a device, a file or a map of the kernel, mapped until this is dropped.
+/// Memory of a device, a file or a BPF map, mapped until this is dropped.
 #[derive(Debug)]
 pub struct Mapping {
     at: NonNull<AtomicU32>,
@@ -21,7 +21,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `bytes` of a file that stays as long.
+    /// Maps the first `bytes` of a file, which must not shrink meanwhile.
     ///
     /// # Errors
     /// As mmap(2); kind `InvalidInput` for a length that is not a whole number of pages.
@@ -29,7 +29,7 @@ impl Mapping {
         Self::of_descriptor(file.as_fd(), bytes)
     }
 
-    /// The same of a map's descriptor.
+    /// Maps the first `bytes` of a BPF map's descriptor.
     ///
     /// # Errors
     /// As [`Mapping::new`].
@@ -49,7 +49,7 @@ impl Mapping {
         Ok(Self { at, bytes })
     }
 
-    /// Its words.
+    /// All words of the mapping.
     #[must_use]
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: `bytes` are mapped at a page's start until this is dropped, and other writers of
@@ -57,10 +57,10 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.bytes / 4) }
     }
 
-    /// The eight bytes from byte `at` on, which the kernel reads and writes as one number.
+    /// The eight bytes at byte offset `at`, which the kernel reads and writes as one number.
     ///
     /// # Panics
-    /// Where they are beyond its end, or `at` is no multiple of 8.
+    /// When they are beyond the end, or `at` is no multiple of 8.
     #[must_use]
     pub fn double(&self, at: usize) -> &AtomicU64 {
         assert!(at % 8 == 0 && at + 8 <= self.bytes, "byte {at} of {}", self.bytes);
@@ -70,7 +70,7 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.at.as_ptr().cast::<u64>().add(at / 8)) }
     }
 
-    /// Its first address.
+    /// Address of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
         self.at.as_ptr() as usize

@@ -1,4 +1,4 @@
-//! A ring by which programs in the kernel wake this process.
+//! Ring buffer by which BPF programs wake this process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,23 +9,22 @@ use rustix::mm::ProtFlags;
 use crate::Mapping;
 use crate::kernel::ring;
 
-/// A ring (`Documentation/bpf/ringbuf.rst`). Its records are not read: that there are some is
-/// what it says, and a map of their own has what they are about. Readable by poll(2) while there
-/// are any.
+/// BPF ring buffer (`Documentation/bpf/ringbuf.rst`). Its records are not read: their presence is
+/// the signal, and the data are in a map of its own. Readable by poll(2) while there are any.
 #[derive(Debug)]
 pub struct Ring {
-    /// How far this process has read.
+    /// Consumer position, written by this process.
     taken: Mapping,
-    /// How far the kernel has written.
+    /// Producer position, written by the kernel.
     written: Mapping,
     descriptor: OwnedFd,
 }
 
 impl Ring {
-    /// One with a page for records.
+    /// Ring buffer with a page for records.
     ///
     /// # Errors
-    /// The kernel's, without the right to BPF or before Linux 5.8.
+    /// As bpf(2) reports, without the right to BPF or before Linux 5.8.
     pub fn new() -> io::Result<Self> {
         let page = rustix::param::page_size();
         let descriptor = ring(u32::try_from(page).map_err(io::Error::other)?)?;
@@ -34,15 +33,15 @@ impl Ring {
         Ok(Self { taken, written, descriptor })
     }
 
-    /// For programs.
+    /// Map descriptor, for the programs that write records.
     #[must_use]
     pub fn descriptor(&self) -> &OwnedFd {
         &self.descriptor
     }
 
-    /// Takes all records that are there; whether there were any.
+    /// Consumes all records; returns whether there were any.
     pub fn take(&self) -> bool {
-        // Memory that may only be read is only to be loaded relaxed (`std::sync::atomic`).
+        // Read-only memory may only be loaded relaxed (`std::sync::atomic`).
         let now = self.written.double(0).load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         self.taken.double(0).swap(now, Ordering::AcqRel) != now
