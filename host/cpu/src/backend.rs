@@ -1,11 +1,11 @@
-//! The mechanisms that hold a VM's threads to a contract.
+//! Mechanisms that hold a VM's threads to a contract.
 
 use std::fmt;
 
 use rtvirtio_planner::Strength;
 use serde::{Deserialize, Serialize};
 
-/// A way to hold a VM's threads to a contract.
+/// Kernel mechanism that holds a VM's threads to a contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
@@ -27,7 +27,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// How firmly it holds.
+    /// Guarantee, cap or hint.
     #[must_use]
     pub fn strength(self) -> Strength {
         match self {
@@ -37,7 +37,7 @@ impl Backend {
         }
     }
 
-    /// The kernel's own name for it.
+    /// Name that the kernel gives the mechanism.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

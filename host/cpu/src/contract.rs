@@ -1,4 +1,4 @@
-//! The contract itself.
+//! CPU contract: a budget in every period.
 
 use std::fmt;
 
@@ -23,13 +23,13 @@ impl Contract {
         (1..=period_us).contains(&budget_us).then_some(Self { budget_us, period_us })
     }
 
-    /// Q in microseconds.
+    /// Q, in microseconds, at least 1.
     #[must_use]
     pub fn budget_us(self) -> u64 {
         self.budget_us
     }
 
-    /// P in microseconds.
+    /// P, in microseconds, at least Q.
     #[must_use]
     pub fn period_us(self) -> u64 {
         self.period_us
@@ -43,7 +43,7 @@ impl Contract {
 }
 
 impl fmt::Display for Contract {
-    /// `4ms in 20ms`.
+    /// Form `4ms in 20ms`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} in {}", Nanos(self.budget_us * 1000), Nanos(self.period_us * 1000))
     }

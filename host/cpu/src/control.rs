@@ -1,4 +1,4 @@
-//! What holds a thread now, and how firmly.
+//! Mechanism that limits a thread now.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use serde::Serialize;
 
 use crate::Backend;
 
-/// What holds a thread.
+/// Mechanism that limits a thread, with its budget.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Control {
-    /// Which mechanism; `None` when the thread is not under control.
+    /// Mechanism; `None` when nothing limits the thread.
     pub by: Option<Backend>,
-    /// How firmly.
+    /// Guarantee, cap or hint; `None` as for `by`.
     pub strength: Option<Strength>,
-    /// `4ms in 20ms`, or why nothing holds it.
+    /// Budget, as `4ms in 20ms`, or the reason why nothing limits the thread.
     pub what: String,
 }
 
@@ -33,8 +33,8 @@ impl Control {
     }
 }
 
-/// What holds a thread: of a real-time one the nearest budget in its cgroup or those above, which
-/// the kernel keeps below the others; of an ordinary one the least quota.
+/// Mechanism that limits a thread: for a real-time one the nearest budget in its cgroup or those
+/// above, which the kernel keeps below the others; for an ordinary one the least quota.
 ///
 /// # Errors
 /// When a cgroup's files cannot be read; a cgroup that is gone is none.

@@ -1,4 +1,4 @@
-//! Throughput over budget: what was measured, and what may be relied on.
+//! Throughput over budget: measurements and their lower confidence bounds.
 //!
 //! The paper's Fig. 1b is one curve, of a VM alone; its Fig. 2 has one for each budget of a loaded
 //! neighbour.
@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// One measurement of a VM under a contract.
+/// Measurement of a VM under a contract.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Which round, from 0.
+    /// Round of the measurement, from 0.
     pub round: usize,
     /// The VM's budget, in percent of its period.
     pub budget_percent: u64,
@@ -25,20 +25,21 @@ pub struct Run {
     pub neighbour_requests_per_s: Option<f64>,
 }
 
-/// What the runs at one budget say together.
+/// Statistics of all runs at one budget.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Point {
     /// The VM's budget, in percent of its period.
     pub budget_percent: u64,
     /// Budget of the loaded neighbour, in percent of its period; `None` when the VM was alone.
     pub neighbour_percent: Option<u64>,
-    /// How many measurements.
+    /// Number of measurements at this budget.
     pub n: usize,
-    /// Their mean, in requests a second.
+    /// Mean of the measurements, in requests a second.
     pub mean: f64,
-    /// Their standard deviation (of a sample), in requests a second; 0 for one.
+    /// Standard deviation of the measurements (of a sample), in requests a second; 0 for a single
+    /// one.
     pub sd: f64,
-    /// What may be relied on, in requests a second: the one-sided 95 % confidence bound of the mean
+    /// Lower bound, in requests a second: the one-sided 95 % confidence bound of the mean
     /// (Student's t), and no more than that of any larger budget on the same curve. `None` for a
     /// single measurement.
     pub lower: Option<f64>,
@@ -48,13 +49,13 @@ pub struct Point {
 }
 
 /// Student's t for a one-sided bound of 95 %, by degrees of freedom from 1 (any table of it).
-/// Beyond the table its last value is taken, which is too large and so on the safe side.
+/// Beyond the table its last value is used, which is larger and so on the safe side.
 const T95: [f64; 20] = [
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753,
     1.746, 1.740, 1.734, 1.729, 1.725,
 ];
 
-/// All curves, alone first, each by rising budget.
+/// Points of all curves, those measured alone first, each by rising budget.
 #[must_use]
 pub fn points(runs: &[Run]) -> Vec<Point> {
     let mut groups: BTreeMap<(Option<u64>, u64), Vec<&Run>> = BTreeMap::new();
@@ -62,8 +63,8 @@ pub fn points(runs: &[Run]) -> Vec<Point> {
         groups.entry((run.neighbour_percent, run.budget_percent)).or_default().push(run);
     }
     let mut all: Vec<Point> = groups.into_iter().map(|(key, runs)| point(key, &runs)).collect();
-    // More budget never carries less. Where the bounds fall, chance or a bottleneck elsewhere
-    // speaks, and the smaller value is the one to trust.
+    // More budget never carries less. Where the bounds fall, the cause is chance or a bottleneck
+    // elsewhere, and the smaller value is the safe one.
     let mut least: Option<(Option<u64>, f64)> = None;
     for point in all.iter_mut().rev() {
         let above = least.filter(|l| l.0 == point.neighbour_percent).map_or(f64::INFINITY, |l| l.1);

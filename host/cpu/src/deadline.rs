@@ -1,4 +1,5 @@
-//! SCHED_DEADLINE for each thread of a VM: which threads get a part of the budget, and how much.
+//! SCHED_DEADLINE for each thread of a VM: choice of the threads that get a part of the budget, and
+//! its size.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -54,7 +55,7 @@ pub(crate) fn deadline(
     Ok(())
 }
 
-/// CPUs that a VM's deadline threads have: those of its root domain. Empty for no threads.
+/// CPUs of a VM's deadline threads: those of its root domain. Empty for no threads.
 ///
 /// # Errors
 /// When the host cannot be read.
@@ -82,34 +83,34 @@ pub(crate) fn divide(
     split(budget, cpus, most_of_one(probe, budget, period), used, before)
 }
 
-/// A thread's part as a write.
+/// Write of a thread's part as a reservation.
 pub(crate) fn reservation(ask: &Ask<'_>, t: &Thread, share: &Share) -> Write {
     scheduling(ask, t, Attr::deadline(share.runtime, ask.contract.period_us() * 1000))
 }
 
-/// Most of a CPU that one deadline thread may have, where the kernel itself keeps less for others:
-/// its own default (`sched_rt_runtime_us`).
+/// Largest share of a CPU that a deadline thread may have, unless the kernel reserves more for
+/// others: the kernel's own default (`sched_rt_runtime_us`).
 const KEEP: f64 = 0.95;
 
-/// Most runtime of one thread in each period: it runs on one CPU at a time, so no more than the
-/// VM's budget there. The kernel admits the sum over all CPUs, so one thread might have a whole
-/// one, which nothing would ever take from it: RT throttling does not know deadline threads. What
-/// is kept for others on each CPU is kept here too.
+/// Largest runtime of one thread in each period: it runs on one CPU at a time, so no more than the
+/// VM's budget there. The kernel admits the sum over all CPUs, so one thread could get a whole CPU
+/// and never be preempted there: RT throttling does not limit deadline threads. The share kept for
+/// others on each CPU is therefore kept here too.
 fn most_of_one(probe: &Probe, budget: u64, period: u64) -> u64 {
     let found = choose(probe, Some(Backend::Deadline), false);
     let grant = found.map_or(KEEP, |f| (f.grant.limit.0 - f.grant.fair_server.0).clamp(0.0, KEEP));
     budget.min((period as f64 * grant) as u64)
 }
 
-/// Why SCHED_DEADLINE gives a thread no part of the budget, which the VM has on the CPUs of
-/// `domain`; `None` where it does: to those that have a priority under the order, but for QEMU's
-/// RCU thread, and for workers, which come and go.
+/// Reason why SCHED_DEADLINE gives a thread no part of the budget, which the VM has on the CPUs of
+/// `domain`; `None` if it does: for threads that have a priority under the order, except QEMU's RCU
+/// thread, and workers, which come and go.
 fn no_part(t: &Thread, order: Order, domain: &BTreeSet<u32>) -> Option<String> {
     match &t.role {
-        // A worker lives for seconds, and a reservation cannot be handed down to the next.
+        // A worker lives for seconds, and a reservation cannot be passed on to the next one.
         Role::AioWorker | Role::IoUringWorker => Some("workers come and go".to_owned()),
-        // One of the kernel's own stays in the kernel's cgroup, and so outside of a partition that
-        // the VM is in.
+        // A kernel thread stays in the kernel's cgroup, and so outside of a partition that the VM
+        // is in.
         _ if t.kernel && text::cpu_list(&t.affinity).is_some_and(|mask| mask.is_disjoint(domain)) => {
             Some(format!("a thread of the kernel that may run on CPUs {} only, not the VM's", t.affinity))
         }
@@ -129,7 +130,7 @@ pub fn has_part(t: &Thread, order: Order, domain: &BTreeSet<u32>) -> bool {
     no_part(t, order, domain).is_none()
 }
 
-/// The threads that get a part of the budget.
+/// Threads that get a part of the budget.
 pub(crate) fn held<'t>(ask: &Ask<'t>, domain: &BTreeSet<u32>, out: &mut Settings) -> Vec<&'t Thread> {
     let mut held: Vec<&Thread> = Vec::new();
     for t in ask.threads {

@@ -9,35 +9,35 @@ use crate::profile::CpuProfile;
 use crate::supply::Surroundings;
 use crate::{Backend, Contract};
 
-/// Without a curve measured with a neighbour, a VM must be able to carry so much more than is
-/// asked: the largest loss that the paper saw when its neighbour's share grew from 10 to 40 %
+/// Part of its throughput that a VM must have in reserve when no curve was measured with a
+/// neighbour: the largest loss that the paper saw when its neighbour's share grew from 10 to 40 %
 /// (section 4: 20 to 30 %). A share of the neighbours above that counts in full, which is the same
 /// slope: one percent of throughput for each percent of theirs.
 pub const MARGIN: f64 = 0.30;
-/// Shortest budget that a contract may have, in microseconds: the spec's.
+/// Shortest budget that the spec allows for a contract, in microseconds.
 const LEAST_BUDGET_US: u64 = 1000;
 
-/// So many requests a second, each answered within the deadline.
+/// Rate of requests, each answered within the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Demand {
-    /// Requests a second.
+    /// Requests per second to be answered.
     pub requests: Iops,
-    /// Time for each.
+    /// Time from each request to its answer.
     pub deadline: Nanos,
 }
 
-/// What runs alongside the VM.
+/// Other VMs that run alongside.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Neighbours {
     /// Sum of the others' shares of each CPU, 0 to 1.
     pub share: f64,
-    /// Whether some have no contract, so that it is not known how much they do.
+    /// Whether some have no contract, so that their load is not known.
     pub unknown: bool,
-    /// How many have a contract.
+    /// Number of VMs with a contract.
     pub count: u32,
 }
 
-/// Which curve was read, and how much was added to the demand.
+/// Curve that was read, and the margin added to the demand.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum CurveChoice {
@@ -52,12 +52,12 @@ pub enum CurveChoice {
     BeyondNeighbour {
         /// The neighbour's budget, in percent.
         neighbour_percent: u64,
-        /// Part of the throughput that is held back.
+        /// Part of the throughput held in reserve, 0 to 1.
         margin: f64,
     },
     /// Fig. 1b with a margin, because no curve with a neighbour was measured.
     Margin {
-        /// Part of the throughput that is held back.
+        /// Part of the throughput held in reserve, 0 to 1.
         margin: f64,
     },
 }
@@ -72,7 +72,7 @@ impl CurveChoice {
         }
     }
 
-    /// Part of the throughput that is held back.
+    /// Part of the throughput held in reserve, 0 to 1.
     #[must_use]
     pub fn margin(self) -> f64 {
         match self {
@@ -81,7 +81,7 @@ impl CurveChoice {
         }
     }
 
-    /// In words.
+    /// Description for the user.
     #[must_use]
     pub fn words(self) -> String {
         match self {
@@ -101,30 +101,30 @@ impl CurveChoice {
     }
 }
 
-/// A contract that was found, and why.
+/// Contract for a demand, with the measurements that decided.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// The smallest that carries the demand.
+    /// Smallest contract that carries the demand.
     pub contract: Contract,
-    /// The point of the curve that decided.
+    /// Point of the curve that decided.
     pub point: Point,
-    /// Which curve, and the margin.
+    /// Curve that was read, and its margin.
     pub curve: CurveChoice,
     /// Requests a second that the point must carry: the demand and the margin.
     pub needed: Iops,
-    /// CPU time of one request that was reckoned with.
+    /// CPU time of one request on this curve: the largest of its points.
     #[serde(rename = "work_ns")]
     pub work: Nanos,
-    /// The latest answer, counted from the request.
+    /// Longest time until an answer, counted from the request.
     #[serde(rename = "latest_ns")]
     pub latest: Nanos,
-    /// Whether one CPU's share does not suffice, so that the latest answer is that of a request
-    /// whose vCPU has no other one to answer.
+    /// Whether a single CPU's share does not suffice, so that `latest` holds for a request whose
+    /// vCPU has no other request to answer.
     pub parallel: bool,
 }
 
 impl Choice {
-    /// One sentence: which point decided.
+    /// Sentence for the user: the point that decided.
     #[must_use]
     pub fn words(&self, demand: &Demand) -> String {
         let mut text = format!(
@@ -149,7 +149,7 @@ impl Choice {
     }
 }
 
-/// Why no budget is found.
+/// Reason why no budget was found.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DemandError {
     /// No measured budget carries the requests.
@@ -158,19 +158,19 @@ pub enum DemandError {
          ask for at most {fits}, give the VM more vCPUs, or move its neighbours"
     )]
     TooMany {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
         /// Requests a second asked for.
         asked: Iops,
-        /// With the margin.
+        /// Requests a second needed, margin included.
         needed: Iops,
-        /// Which curve.
+        /// Description of the curve.
         curve: String,
-        /// The most that any point carries.
+        /// Largest rate that any point carries.
         most: Iops,
-        /// At which budget.
+        /// Budget of that point, in percent of its period.
         percent: u64,
-        /// What would fit.
+        /// Largest demand that would fit.
         fits: Iops,
     },
     /// Enough requests, but not within the deadline.
@@ -178,17 +178,17 @@ pub enum DemandError {
         "{vm}: no measured budget answers within {deadline}: at its profile's period of {period} the latest answer comes after {best}, with {percent} % of each CPU; {remedy}"
     )]
     TooLate {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// The deadline.
+        /// Deadline that was asked for.
         deadline: Nanos,
         /// Period of the profile.
         period: Nanos,
-        /// The best latest answer.
+        /// Shortest worst-case response time of any point.
         best: Nanos,
-        /// At which budget.
+        /// Budget of that point, in percent of its period.
         percent: u64,
-        /// What to do.
+        /// Remedy for the user.
         remedy: String,
     },
     /// The profile is not good enough to rely on.
@@ -196,11 +196,11 @@ pub enum DemandError {
         "{vm}: its CPU profile cannot be used: {why}; measure again with `rtvirtio profile cpu {vm}{options}`"
     )]
     Profile {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// Why not.
+        /// Reason why the profile is not usable.
         why: String,
-        /// Options that would help.
+        /// Options for the next measurement, empty or with a leading space.
         options: String,
     },
 }
@@ -213,7 +213,7 @@ impl DemandError {
     }
 }
 
-/// Which curve is to be read with these neighbours.
+/// Curve to read with these neighbours.
 fn curve_for(points: &[Point], neighbours: &Neighbours) -> CurveChoice {
     if neighbours.share <= 0.0 && !neighbours.unknown {
         return CurveChoice::Alone;
@@ -272,7 +272,7 @@ pub fn find(
     let lower = |p: &Point| p.lower.unwrap_or(0.0);
     let most = on_curve.iter().map(|p| lower(p)).fold(0.0, f64::max);
     if most < needed {
-        // Of the best, the smallest budget: the curve is flat from there.
+        // The smallest budget with this bound: the curve is flat from there.
         let percent = on_curve.iter().find(|p| lower(p) >= most).map_or(0, |p| p.budget_percent);
         let fits = Iops(most * (1.0 - curve.margin()));
         let (vm, asked, curve) = (vm.clone(), demand.requests, curve.words());
@@ -286,7 +286,7 @@ pub fn find(
             fits,
         });
     }
-    // The dearest request of the curve: a small budget finds the caches cold more often.
+    // The most expensive request of the curve: a small budget finds the caches cold more often.
     let work = Nanos::from_secs_f64(on_curve.iter().filter_map(|p| p.cpu_per_request).fold(0.0, f64::max));
     let mut best: Option<(Nanos, u64)> = None;
     for point in on_curve.iter().copied().filter(|p| lower(p) >= needed) {
@@ -322,30 +322,30 @@ pub fn find(
     Err(DemandError::TooLate { vm, deadline, period: profile.period(), best, percent, remedy })
 }
 
-/// One VM of a spec.
+/// VM of a spec, as an input of the search.
 #[derive(Clone, Debug)]
 pub enum Asked<'a> {
-    /// Nothing: it runs alongside the others without a limit.
+    /// No contract: the VM runs alongside the others without a limit.
     Nothing,
-    /// Its contract is given.
+    /// A contract that is given.
     Given(Contract),
-    /// Its contract is to be found.
+    /// A demand, for which a contract is searched.
     Found {
-        /// Its curves.
+        /// Measured curves of the VM.
         profile: &'a CpuProfile,
-        /// What it is to carry.
+        /// Requests to carry, and their deadline.
         demand: Demand,
-        /// What holds it.
+        /// Mechanism that will enforce the contract.
         backend: Backend,
     },
 }
 
 /// Finds the contracts of all VMs that have a demand. Each VM's share is a neighbour's to the
-/// others, so the search goes on until no budget grows any more; it ends, because budgets only grow
+/// others, so the search repeats until no budget grows any more; it ends, because budgets only grow
 /// and the points are few.
 ///
 /// `taken` is the share of each CPU that others hold already. The result has an entry for each VM,
-/// `None` for one without a demand.
+/// `None` for a VM without a demand.
 ///
 /// # Errors
 /// [`DemandError`] of the first VM whose demand cannot be carried.
@@ -375,8 +375,8 @@ pub fn find_all(asked: &[Asked<'_>], taken: f64, tick: Nanos) -> Result<Vec<Opti
             };
             let surroundings = Surroundings { backend: *backend, tick, others: neighbours.count };
             let choice = find(profile, demand, &neighbours, surroundings)?;
-            // Never back: a smaller share of one VM must not let another one's shrink and grow for
-            // ever.
+            // Never back: a smaller share of one VM must not let another one's shrink and grow
+            // forever.
             if share(Some(choice.contract)) >= share(now[i]) {
                 next[i] = Some(choice.contract);
             }

@@ -1,4 +1,4 @@
-//! Why a contract is not carried out; nothing was written.
+//! Errors of contracts that cannot be carried out; nothing was written.
 
 use std::path::PathBuf;
 
@@ -6,49 +6,49 @@ use rtvirtio_kernel::HostError;
 
 use crate::{Backend, Contract};
 
-/// A contract, or an order of threads, that cannot be had here.
+/// Contract, or order of threads, that this host cannot provide.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// The sum of all budgets is more than the kernel grants.
     #[error("{vm}: its contract of {contract} is {by:.1} % of each CPU too much: {grant}; {remedy}")]
     TooMuch {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// What it asks for.
+        /// Contract that does not fit.
         contract: Contract,
-        /// By how much the sum is too large, in percent of each CPU.
+        /// Excess of the sum, in percent of each CPU.
         by: f64,
-        /// What is granted and what is taken.
+        /// Description of the kernel's grant and the shares taken.
         grant: String,
-        /// The most that it can have, or where to ask.
+        /// Largest budget that would fit, or another way to make room.
         remedy: String,
     },
     /// No mechanism of this kernel can hold the contract.
     #[error("{vm}: no mechanism of this kernel can hold its contract: {why}; {remedy}")]
     NoBackend {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// Why not, for each mechanism.
+        /// Reason for each mechanism.
         why: String,
-        /// What to do.
+        /// Remedy for the user.
         remedy: String,
     },
     /// The mechanism cannot hold this VM's threads.
     #[error("{vm}: {backend} cannot hold its threads: {why}; {remedy}")]
     CannotHold {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// Which mechanism.
+        /// Mechanism that was asked for.
         backend: Backend,
-        /// Why not.
+        /// Reason, such as pinning or a shared cgroup.
         why: String,
-        /// What to do.
+        /// Remedy for the user.
         remedy: String,
     },
     /// The VM has no thread any more.
     #[error("{vm}: none of its threads is there: has it ended?")]
     NoThreads {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
     },
     /// No thread of one of its processes is known to run vCPUs: the guest would run outside of the
@@ -58,23 +58,23 @@ pub enum CpuError {
          `qmp` or `domain`, or start QEMU with `-name NAME,debug-threads=on`"
     )]
     NoVcpu {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// The process that runs no thread with a vCPU's name.
+        /// Process in which no thread has a vCPU's name.
         pid: u32,
-        /// Its name.
+        /// Name of the process.
         name: String,
-        /// How many threads it has.
+        /// Number of its threads.
         threads: usize,
     },
-    /// A group of the name that ours would have is there already.
+    /// A cgroup with the name that ours would have exists already.
     #[error(
         "{vm}: the cgroup {path} is there already: if it is left from another run, revert that first or remove it with rmdir"
     )]
     GroupExists {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// The group's directory.
+        /// Directory of the existing cgroup.
         path: PathBuf,
     },
     /// The host could not be read.

@@ -1,4 +1,4 @@
-//! What the kernel grants to contracts, and what is taken of it.
+//! CPU share that the kernel grants to contracts, and the part of it that is taken.
 
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_units::Ratio;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Contract;
 
-/// What the kernel grants, as shares of each CPU.
+/// Shares of each CPU that the kernel grants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grant {
     /// Share for all real-time work: `sched_rt_runtime_us / sched_rt_period_us`, 0.95 unless
@@ -15,18 +15,18 @@ pub struct Grant {
     /// Share that is kept for ordinary threads and counts against `limit`: the fair server
     /// (`SCHED_DEADLINE` since Linux 6.12; the other mechanisms do not count it).
     pub fair_server: Ratio,
-    /// Reservations that are there already and are not ours.
+    /// Reservations of other programs and other VMs.
     pub taken: Vec<Load>,
 }
 
-/// A share of each CPU that is taken.
+/// Share of each CPU that is taken.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// What holds it.
+    /// Description of the holder, such as `cgroup machine` or the threads of a program.
     pub name: String,
-    /// How much.
+    /// Share of each CPU.
     pub share: Ratio,
-    /// The process whose threads hold it, where it is one's.
+    /// Process whose threads hold the share; `None` for a cgroup.
     #[serde(skip)]
     pub pid: Option<u32>,
 }
@@ -38,7 +38,7 @@ impl Grant {
         self.taken.retain(|load| !processes.iter().any(|process| load.pid == Some(process.pid)));
     }
 
-    /// Share that is left for us.
+    /// Share of each CPU that is still free.
     #[must_use]
     pub fn free(&self) -> f64 {
         let taken: f64 = self.taken.iter().map(|l| l.share.0).sum();

@@ -1,5 +1,5 @@
-//! A contract in force, and threads that appear: each gets what its role asks for. Under
-//! SCHED_DEADLINE the budget is split again.
+//! New threads of a VM under contract: each gets its role's settings. Under SCHED_DEADLINE the
+//! budget is split again.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::deadline::{divide, held, reservation};
 use crate::settings::{group_name, moved, priorities};
 use crate::{Ask, Backend, Probe, Settings, Share, attr};
 
-/// Where no thread's part changes by more than this, all are left: each change is journaled and
-/// counted anew by the kernel.
+/// Relative change of a thread's runtime up to which a new split is not written: each change is
+/// journaled, and admitted anew by the kernel.
 const LEAST_CHANGE: f64 = 0.05;
 
 impl Settings {
@@ -30,20 +30,20 @@ impl Settings {
     }
 }
 
-/// What takes new threads of a VM into its contract, which is in force: `ask.threads` are the new
-/// ones. Under SCHED_DEADLINE a budget has to come from the other threads, so [`resplit`] does it.
+/// Writes that take new threads of a VM into its contract in force: `ask.threads` are the new ones.
+/// Under SCHED_DEADLINE a budget has to come from the other threads, so [`resplit`] does it.
 /// `managed` is the [`Settings::group`] that the contract was applied with.
 #[must_use]
 pub fn take_in(probe: &Probe, backend: Backend, managed: Option<&Path>, ask: &Ask<'_>) -> Settings {
     let mut out = Settings { group: managed.map(Path::to_owned), ..Settings::none(backend) };
     let group = managed.map_or_else(|| Path::new("/").join(group_name(ask.vm)), Path::to_owned);
     let v1 = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
-    // A quota holds the groups below it too.
+    // A quota limits the cgroups below it too.
     let moves = backend == Backend::RtGroup || (backend == Backend::CpuMax && managed.is_none());
     if let (true, Some(cgroups)) = (moves, v1) {
-        // Also for those that are in it already, by birth: where they go afterwards must be in the
-        // journal. Those that no role gives a policy keep what they inherited, and are left to the
-        // group's end, which gives back both.
+        // Also for threads that were started in the group: their later cgroup must be in the
+        // journal. Threads whose role has no policy keep what they inherited; removing the group
+        // restores both.
         let left = |t: &&Thread| {
             attr(&t.role, ask.order, ask.level, backend).is_none()
                 && cgroups.of_thread(&t.cgroups) == Some(group.as_path())
@@ -56,10 +56,10 @@ pub fn take_in(probe: &Probe, backend: Backend, managed: Option<&Path>, ask: &As
     out
 }
 
-/// The budget split over all of a VM's threads by what each has used since the last split, a part
-/// of the way from the split in force ([`crate::split`]). `ask.threads` are all threads, `ask.used`
-/// says for each what it has used since the last split. First those that give, then those that get,
-/// so that their sum never passes what the kernel admits. `domain` has the VM's CPUs
+/// Splits the budget again over all of a VM's threads by their use since the last split, a part of
+/// the way from the split in force ([`crate::split`]). `ask.threads` are all threads, `ask.used`
+/// has the CPU time of each since the last split. Threads that give are written before threads that
+/// get, so that their sum never exceeds what the kernel admits. `domain` has the VM's CPUs
 /// ([`crate::domain_of`]).
 #[must_use]
 pub fn resplit(probe: &Probe, domain: &BTreeSet<u32>, ask: &Ask<'_>) -> Settings {
@@ -79,7 +79,7 @@ pub fn resplit(probe: &Probe, domain: &BTreeSet<u32>, ask: &Ask<'_>) -> Settings
     let grows = |s: &Share| old(s.tid).is_none_or(|old| s.runtime > old);
     let moves =
         |s: &Share| old(s.tid).is_none_or(|old| s.runtime.abs_diff(old) as f64 > LEAST_CHANGE * old as f64);
-    // All or none: what one gets, others must give, be it little from each.
+    // All or none: whatever one thread gets, others must give, even if little each.
     if !shares.iter().any(moves) {
         return out;
     }

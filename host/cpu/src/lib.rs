@@ -2,13 +2,13 @@
 //!
 //! A [`Contract`] is the (Q, P) of the reservations paper (section 3): every CPU gives the VM's
 //! threads together `budget` in every `period`. Stock kernels have no such thing for a set of
-//! threads of any policy, so [`probe`] finds which of four mechanisms this one has, [`admit`]
-//! refuses what would not fit, and [`settings`] turns contract, priorities and threads into writes
-//! that `rtvirtio-apply` journals and puts back. [`control`] names what holds any thread now,
-//! and how firmly.
+//! threads of any policy, so [`probe`] finds the mechanisms that this one has, [`admit`] refuses
+//! contracts that do not fit, and [`settings`] turns contract, priorities and threads into writes
+//! that `rtvirtio-apply` journals and puts back. [`control`] names the mechanism that limits a
+//! thread now, and its strength.
 //!
-//! A demand, so many requests a second within a deadline, becomes a contract by [`find_all`], from
-//! a VM's measured throughput over budget ([`CpuProfile`]).
+//! A demand, a rate of requests within a deadline, becomes a contract by [`find_all`], from a VM's
+//! measured throughput over budget ([`CpuProfile`]).
 
 mod admission;
 mod ask;

@@ -1,11 +1,11 @@
 //! VMs whose threads a manager keeps in cgroups of its own, as libvirt does: below the VM's group
 //! one for `emulator`, for each `vcpuN` and each `iothreadN` (libvirt's `docs/cgroups.rst`).
 //!
-//! On cgroup v1 the VM's group gets the budget, and the threads go up into it. Had they gone into a
-//! group elsewhere, libvirt would no longer find the domain's cgroup after a restart of its daemon:
-//! it looks at where QEMU's first thread is, and takes only a group of the domain's name
+//! On cgroup v1 the VM's group gets the budget, and the threads are moved up into it. In a group
+//! elsewhere, libvirt would no longer find the VM's cgroup after a restart of its daemon: it looks
+//! at the cgroup of QEMU's first thread, and accepts only one of the VM's name
 //! (`virCgroupV1ValidateMachineGroup()`). The groups below cannot have the budget, because the
-//! kernel wants the sum of theirs to be no more than that of the VM's group.
+//! kernel limits the sum of theirs to that of the VM's group.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use rtvirtio_vmm::Thread;
 use crate::settings::moved;
 use crate::{Ask, Backend, Contract, CpuError, Load, Probe, Settings};
 
-/// Names of processes that managers start for a VM and keep in its cgroup.
+/// Names of processes that managers start for a VM and keep in its cgroup, as in `/proc/PID/comm`.
 const HELPERS: [&str; 12] = [
     "swtpm",
     "virtiofsd",
@@ -33,21 +33,21 @@ const HELPERS: [&str; 12] = [
     "virtlogd",
 ];
 
-/// Whether a process serves the VM in whose cgroup it runs, by its name (cut at 15 bytes).
+/// Whether a process of this name (cut at 15 bytes) serves the VM in whose cgroup it runs.
 pub(crate) fn is_helper(name: &str) -> bool {
     HELPERS.contains(&name)
 }
 
-/// The VM's cgroup in the CPU controller's hierarchy, where a manager keeps this thread, of QEMU's
-/// main loop, in a group below it.
+/// Cgroup of the VM in the CPU controller's hierarchy, if a manager keeps `main`, the thread of
+/// QEMU's main loop, in a group below it.
 pub(crate) fn group(cgroups: &Cgroups, main: &Thread) -> Option<PathBuf> {
     let of_thread = cgroups.of_thread(&main.cgroups)?;
     let vm = of_thread.parent().filter(|vm| !Cgroups::is_root(vm))?;
     Cgroups::is_of_thread(of_thread).then(|| vm.to_owned())
 }
 
-/// The budget of the VM's own group; for a real-time budget the threads go into it. A quota holds
-/// the groups below it too.
+/// Sets the budget of the VM's own group; for a real-time budget the threads are moved into it. A
+/// quota limits the groups below it too.
 pub(crate) fn budget(
     cgroups: &Cgroups,
     ask: &Ask<'_>,
@@ -67,13 +67,13 @@ pub(crate) fn budget(
     Ok(())
 }
 
-/// What the groups above those of managed VMs need, so that the kernel takes the budgets of VMs:
-/// to be written before them. `all` are the VMs' groups with their contracts.
+/// Budgets that groups above managed VMs need, so that the kernel accepts the VMs' budgets: to be
+/// written before these. `all` are the VMs' groups with their contracts.
 ///
-/// A group above is never to run out of budget before a VM does, because then one VM would wait
-/// for another. In one of its periods `P` a VM with a budget of `q` in each `p` uses at most
-/// `(ceil(P / p) + 1) q`, since its own periods are not in step with `P`. The kernel sees at the
-/// next tick that a budget is used up, and takes the excess from the next one: another `q`.
+/// A group above must not run out of budget before a VM does, because then one VM would wait for
+/// another. In one of its periods `P` a VM with a budget of `q` in each `p` uses at most `(ceil(P /
+/// p) + 1) q`, since its own periods are not in step with `P`. The kernel detects at the next tick
+/// that a budget is used up, and takes the excess from the next one: another `q`.
 ///
 /// # Errors
 /// When a group cannot be read.
@@ -86,8 +86,8 @@ pub fn room(
     room_beyond(root, probe, all, backend, &|_| None)
 }
 
-/// As [`room`], where some of these groups have room already: `before` is the budget in a file
-/// before that, in microseconds.
+/// Budgets as by [`room`], for groups that may have room already: `before` is the budget that a
+/// file had before that, in microseconds.
 ///
 /// # Errors
 /// As [`room`].
@@ -105,7 +105,7 @@ pub fn room_beyond(
         group.ancestors().skip(1).filter(|a| !Cgroups::is_root(a)).map(Path::to_owned).collect()
     };
     let mut groups: Vec<PathBuf> = all.iter().flat_map(|(group, _)| above(group)).collect();
-    // A group before those below it.
+    // Each group before those below it.
     groups.sort();
     groups.dedup();
     let mut writes = Vec::new();
@@ -118,7 +118,7 @@ pub fn room_beyond(
         let period = u64::try_from(period).unwrap_or(0);
         let below = all.iter().filter(|(vm, _)| vm.starts_with(&group));
         let needed: u64 = below.map(|(_, contract)| most(contract, period)).sum();
-        // The root's share: more would be refused.
+        // No more than the root's share: the kernel would refuse it.
         let all_of_it = (period as f64 * limit) as u64;
         let value = old.saturating_add(needed).min(all_of_it.max(old));
         let target = Target::host(path, Form::Plain);
@@ -128,13 +128,13 @@ pub fn room_beyond(
     Ok(writes)
 }
 
-/// What a VM under this contract can use in one period of a group above it, in microseconds.
+/// Largest CPU time of a VM under this contract in one period of a group above it, in microseconds.
 fn most(contract: &Contract, period_us: u64) -> u64 {
     (period_us.div_ceil(contract.period_us()) + 2).saturating_mul(contract.budget_us())
 }
 
-/// The part of the load of the topmost group, as a probe names and counts it, that [`room`] has put
-/// there for one VM.
+/// Part of the topmost group's load that [`room`] has added for one VM, named and counted as by a
+/// probe.
 ///
 /// # Errors
 /// When the group cannot be read; one that is gone is no load.

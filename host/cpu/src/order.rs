@@ -1,7 +1,7 @@
-//! Which thread goes before which (RT hypervisor paper, sections 3.1 and 3.3).
+//! Priorities of a VM's threads relative to each other (RT hypervisor paper, sections 3.1 and 3.3).
 //!
-//! Whatever serves a vCPU stands above it: a guest that spins while it waits for its own I/O, or
-//! for a timer tick of the emulated PIT, must not keep that from happening.
+//! Threads that serve a vCPU have a higher priority: a guest that spins while it waits for its own
+//! I/O, or for a timer tick of the emulated PIT, must not keep these threads from running.
 
 use rtvirtio_kernel::sched::{Attr, Policy};
 use rtvirtio_vmm::Role;
@@ -13,8 +13,8 @@ use crate::{Backend, Contract};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Just real-time: services at FIFO 2, vCPUs and workers at 1, and above that by [`Level`]. New
-    /// threads inherit, so the whole VM stays inside the budget.
+    /// Lowest real-time priorities: services at FIFO 2, vCPUs and workers at 1, and above that by
+    /// [`Level`]. New threads inherit, so the whole VM stays inside the budget.
     #[default]
     Contract,
     /// The paper's: services at FIFO 98, vCPUs at 97, and below that by [`Level`]; AIO workers
@@ -25,8 +25,8 @@ pub enum Order {
     Rt,
 }
 
-/// Where a VM stands among those of its [`Order`] whose budgets are enforced at fixed priorities:
-/// all its threads are above those of the VMs below it, its vCPUs too.
+/// Rank of a VM among those of its [`Order`] whose budgets are enforced at fixed priorities: all
+/// its threads, vCPUs included, are above those of the VMs below it.
 ///
 /// At equal priorities two VMs take turns with every packet, because the service threads of each
 /// are above the vCPUs of the other: two guests that served files got a third less done in the same
@@ -36,31 +36,31 @@ pub enum Order {
 /// equal. That is safe only where a budget ends what a spinning vCPU takes from the VMs below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {
-    /// VMs above it.
+    /// Number of VMs ranked above.
     pub above: u32,
-    /// VMs below it.
+    /// Number of VMs ranked below.
     pub below: u32,
 }
 
 impl Level {
-    /// The only VM of its order.
+    /// Rank of a VM without peers.
     pub const ALONE: Self = Self { above: 0, below: 0 };
-    /// Levels that [`Order::Contract`] and [`Order::Rt`] have: the kernel's interrupt threads are
-    /// between them, at 50 (`MAX_RT_PRIO / 2`, `sched_set_fifo()`). Further VMs, those of the
+    /// Number of levels of [`Order::Contract`] and of [`Order::Rt`]: the kernel's interrupt threads
+    /// are between them, at 50 (`MAX_RT_PRIO / 2`, `sched_set_fifo()`). Further VMs, those of the
     /// longest periods, share the last one.
     const MOST: u32 = 23;
 
-    /// Levels below this one that are used.
+    /// Levels below this one that are in use.
     fn below(self) -> u32 {
         self.below.min((Self::MOST - 1).saturating_sub(self.above))
     }
 }
 
-/// The level of each VM, where all are under contracts that are enforced in this way.
+/// Level of each VM, where all are under contracts that are enforced in this way.
 #[must_use]
 pub fn levels(all: &[(Backend, Order, Contract)]) -> Vec<Level> {
-    // What has no budget must not stand above others; what is ordered by deadline (threads, or
-    // groups of `cpu.rt.max`) need not.
+    // A VM without a budget must not be above others; VMs that are ordered by deadline (threads, or
+    // groups of `cpu.rt.max`) need no rank.
     let ranked = |b: Backend| b == Backend::RtGroup;
     let before = |i: usize, j: usize| (all[i].2.period_us(), i) < (all[j].2.period_us(), j);
     let level = |(i, one): (usize, &(Backend, Order, Contract))| {
@@ -75,8 +75,8 @@ pub fn levels(all: &[(Backend, Order, Contract)]) -> Vec<Level> {
     all.iter().enumerate().map(level).collect()
 }
 
-/// Scheduling of a thread with this role, under what holds the contract. None is touched that only
-/// cleans up, or belongs to a helper.
+/// Scheduling of a thread with this role, under the mechanism of the contract. `None` for threads
+/// that only clean up, or that belong to a helper: these are not changed.
 #[must_use]
 pub fn attr(role: &Role, order: Order, level: Level, backend: Backend) -> Option<Attr> {
     let service = match order {
@@ -95,7 +95,7 @@ pub fn attr(role: &Role, order: Order, level: Level, backend: Backend) -> Option
         Role::IoThread(_) | Role::Emulator | Role::Vhost | Role::KvmPit => fifo(service),
         Role::AioWorker | Role::IoUringWorker => match order {
             Order::Contract => fifo(vcpu),
-            // Left as they are unless something made them real-time before.
+            // Ordinary, which changes nothing unless something made the worker real-time before.
             Order::Rt => Some(Attr::other(0)),
         },
         // RCU callbacks free memory under a lock that the main loop takes too.

@@ -1,4 +1,4 @@
-//! Which mechanisms this kernel has, what each of them grants, and which one is taken.
+//! Mechanisms of this kernel, the grant of each, and the choice among them.
 
 use std::path::{Path, PathBuf};
 
@@ -10,30 +10,30 @@ use serde::Serialize;
 
 use crate::{Backend, Grant, Load};
 
-/// A mechanism that this kernel has.
+/// Mechanism that this kernel has.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Found {
-    /// Which.
+    /// Mechanism that can be used.
     pub backend: Backend,
-    /// What it grants.
+    /// Shares that it grants, and those taken.
     pub grant: Grant,
 }
 
-/// What was found.
+/// Mechanisms found, with the host's CPUs and cgroups.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Probe {
-    /// Mechanisms that can be used, the firmest first.
+    /// Usable mechanisms, the strongest first.
     pub found: Vec<Found>,
-    /// The others, with the reason and the remedy.
+    /// Missing mechanisms, with the reason and the remedy.
     pub missing: Vec<(Backend, String)>,
-    /// CPUs that are online.
+    /// Number of CPUs that are online.
     pub cpus: u32,
-    /// The hierarchy of the CPU controller.
+    /// Hierarchy of the CPU controller; `None` where none is mounted.
     #[serde(skip)]
     pub cgroups: Option<Cgroups>,
 }
 
-/// Looks for the mechanisms. Nothing is written.
+/// Looks for the mechanisms, without writing anything.
 ///
 /// # Errors
 /// When `/proc` or the cgroup files cannot be read.
@@ -65,7 +65,7 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
     Ok(probe)
 }
 
-/// The mechanism for a contract: the one asked for, else the firmest. Real-time priorities need one
+/// Mechanism for a contract: the one asked for, else the strongest. Real-time priorities need one
 /// that holds FIFO threads.
 #[must_use]
 pub fn choose(probe: &Probe, wanted: Option<Backend>, real_time: bool) -> Option<&Found> {
@@ -91,13 +91,13 @@ fn form(path: &Path, text: &str, expected: &'static str) -> HostError {
     HostError::Form { path: path.to_owned(), text: text.trim().to_owned(), expected }
 }
 
-/// The number in a file; `None` without the file.
+/// Number in a file; `None` without the file.
 fn number(root: &Root, path: &Path) -> Result<Option<i64>, HostError> {
     let Some(text) = root.read_optional(path)? else { return Ok(None) };
     text.parse().map(Some).map_err(|_| form(path, &text, "a number"))
 }
 
-/// Groups directly below the root with a share each; deeper ones live from theirs.
+/// Shares of the cgroups directly below the root; deeper ones draw on these.
 fn taken(
     root: &Root,
     cgroups: &Cgroups,
@@ -106,7 +106,7 @@ fn taken(
     let children = cgroups.all_dirs(root)?.into_iter().filter(|d| d.parent() == Some(&cgroups.mount));
     let mut loads = Vec::new();
     for dir in children {
-        // One that is not counted would be promised a second time.
+        // A cgroup that is not counted would be promised a second time.
         let share = share(&dir)?.filter(|s| *s > 0.0);
         if let (Some(share), Some(name)) = (share, dir.file_name()) {
             let name = format!("cgroup {}", name.to_string_lossy());
@@ -168,7 +168,7 @@ fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> 
         ));
     }
     let mut taken = taken(root, cgroups, share)?;
-    // They go before every FIFO thread, and the kernel counts the two apart.
+    // Deadline threads run before every FIFO thread, and the kernel counts the two apart.
     taken.extend(deadline_threads(root, cpus)?);
     Ok(Ok(Grant { limit, fair_server: Ratio(0.0), taken }))
 }
@@ -177,16 +177,16 @@ fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
     if global.is_some_and(|g| g <= 0.0) {
         return Ok(Err("sched_rt_runtime_us is 0; sysctl kernel.sched_rt_runtime_us=950000".to_owned()));
     }
-    // Without a limit the kernel admits everything, and late deadlines go unnoticed; plans still
+    // Without a limit the kernel admits everything, and missed deadlines go unnoticed; plans still
     // stay below one CPU each.
     let limit = Ratio(global.unwrap_or(1.0));
     let fair_server = Ratio(rtvirtio_kernel::check::fair_server(root)?.unwrap_or(0.0));
     Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)? }))
 }
 
-/// What the deadline threads of each process take of each CPU.
+/// Share of each CPU that the deadline threads of each process have reserved.
 fn deadline_threads(root: &Root, cpus: u32) -> Result<Vec<Load>, HostError> {
-    // Only of the real machine can the reservations be asked.
+    // Reservations can only be read on the real machine.
     if !root.is_real() {
         return Ok(Vec::new());
     }
@@ -195,14 +195,14 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Vec<Load>, HostError> {
         let (mut taken, mut holder) = (0.0, pid);
         for tid in unless_gone(task::tids(root, pid))?.unwrap_or_default() {
             let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
-            // Those of schedutil only look like it: the kernel lets them in without counting them
-            // (SCHED_FLAG_SUGOV).
+            // Threads of schedutil only look like deadline threads: the kernel admits them without
+            // counting them (SCHED_FLAG_SUGOV).
             if stat.policy == Some(Policy::Deadline) && !(stat.kernel && stat.comm.starts_with("sugov:")) {
                 let path = || PathBuf::from(format!("/proc/{pid}/task/{tid}/sched"));
                 let attr = sched::get(tid).map_err(|source| HostError::Read { path: path(), source });
                 let reservation = unless_gone(attr)?.and_then(|a| a.reservation);
                 taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
-                // Before Linux 6.4 those of vhost are processes of their own.
+                // Before Linux 6.4 vhost threads are processes of their own.
                 if let Some((_, owner)) = stat.kernel.then(|| kernel_owner(&stat.comm)).flatten() {
                     holder = unless_gone(process::of_thread(root, owner))?.unwrap_or(pid);
                 }

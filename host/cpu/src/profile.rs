@@ -1,4 +1,4 @@
-//! A VM's measured curves, as a file.
+//! File with a VM's measured curves.
 
 use std::path::{Path, PathBuf};
 
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 use crate::curve::{Point, Run, points};
 use crate::{Backend, Order};
 
-/// Version of the file's form.
+/// Schema of the file: name and version.
 pub const CPU_PROFILE_SCHEMA: &str = "rtvirtio.cpu-profile.v1";
 
-/// What was measured, and how. Two profiles with the same setup can be joined.
+/// Subject and method of a measurement. Two profiles with the same setup can be joined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Setup {
-    /// The VM's name.
+    /// Name of the measured VM.
     pub vm: String,
     /// Kernel release of the host.
     pub kernel: String,
-    /// Model of its CPUs.
+    /// Model name of its CPUs.
     pub cpu_model: String,
-    /// CPUs online.
+    /// Number of CPUs online.
     pub cpus: u32,
-    /// vCPUs of the VM.
+    /// Number of vCPUs of the VM.
     pub vcpus: usize,
-    /// What held the contracts.
+    /// Mechanism that enforced the contracts.
     pub backend: Backend,
     /// Order of the VM's threads.
     pub order: Order,
@@ -34,67 +34,67 @@ pub struct Setup {
     pub period_us: u64,
     /// Length of each measurement, in seconds.
     pub seconds: f64,
-    /// What made the load: a URL, or a command.
+    /// Source of the load: a URL, or a command.
     pub load: String,
     /// The neighbour and its load, where one took part.
     pub neighbour: Option<Neighbour>,
     /// The VM's budgets, in percent of the period.
     pub budgets: Vec<u64>,
-    /// Rounds.
+    /// Number of rounds of measurements.
     pub repeat: usize,
 }
 
-/// The loaded VM alongside.
+/// Loaded VM that ran alongside.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Neighbour {
-    /// Its name.
+    /// Name of the VM.
     pub vm: String,
-    /// What made its load.
+    /// Source of its load: a URL, or a command.
     pub load: String,
-    /// Its budgets, in percent of the period.
+    /// Budgets of this VM, in percent of the period.
     pub budgets: Vec<u64>,
 }
 
-/// The whole file.
+/// Content of a profile file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuProfile {
-    /// [`CPU_PROFILE_SCHEMA`].
+    /// Equal to [`CPU_PROFILE_SCHEMA`] in a profile that was loaded.
     pub schema: String,
     /// Version of the program that wrote it.
     pub version: String,
-    /// When it was begun.
+    /// Time at which the measurement began.
     pub generated: String,
-    /// How it was measured.
+    /// Subject and method of the measurement.
     pub setup: Setup,
     /// Requests a second without any contract, before all else.
     pub free_requests_per_s: f64,
-    /// Every measurement, in its order.
+    /// All measurements, in the order in which they were made.
     pub runs: Vec<Run>,
 }
 
-/// A profile that cannot be used.
+/// Error of loading a profile.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the read.
         source: std::io::Error,
     },
-    /// It is no profile of this version.
+    /// The file is no profile of this version, or holds impossible values.
     #[error("{path} is no CPU profile: {why}; measure again with `rtvirtio profile cpu`")]
     Form {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Reason why it was refused.
         why: String,
     },
 }
 
-/// With what follows from the runs, for readers of the file.
+/// Profile with the points that follow from its runs, for readers of the file.
 #[derive(Serialize)]
 struct Shown<'a> {
     #[serde(flatten)]
@@ -106,7 +106,7 @@ impl CpuProfile {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`ProfileError`] when it cannot be read, is of another version or says the impossible.
+    /// [`ProfileError`] when it cannot be read, is of another version or holds impossible values.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
         let text = rtvirtio_kernel::trusted::read_config_text(path, CONFIG_LIMIT)
             .map_err(|source| ProfileError::Read { path: path.to_owned(), source })?;
@@ -126,7 +126,7 @@ impl CpuProfile {
         Ok(profile)
     }
 
-    /// A file from elsewhere may say anything; what is used below must be true of it.
+    /// Checks values of a file from elsewhere that later code relies on.
     fn check(&self) -> Result<(), String> {
         if !(1000..=1_000_000).contains(&self.setup.period_us) {
             return Err(format!("its period is {} us", self.setup.period_us));
@@ -142,7 +142,7 @@ impl CpuProfile {
         }
     }
 
-    /// As JSON, with the points.
+    /// JSON of the profile, with its points.
     ///
     /// # Errors
     /// None that a profile can cause.
@@ -150,13 +150,13 @@ impl CpuProfile {
         serde_json::to_value(Shown { profile: self, points: self.points() })
     }
 
-    /// All curves, alone first, each by rising budget.
+    /// Points of all curves, those measured alone first, each by rising budget.
     #[must_use]
     pub fn points(&self) -> Vec<Point> {
         points(&self.runs)
     }
 
-    /// The period of the contracts.
+    /// Period of the contracts.
     #[must_use]
     pub fn period(&self) -> Nanos {
         Nanos(self.setup.period_us * 1000)

@@ -21,8 +21,8 @@ pub fn group_name(vm: &str) -> String {
     format!("rtvirtio-{vm}")
 }
 
-/// Turns what is asked into writes. Nothing is written. Admission is the caller's, because it is
-/// about all VMs: [`crate::admit`].
+/// Turns a request into writes, without writing anything. Admission is the caller's, because it
+/// concerns all VMs: [`crate::admit`].
 ///
 /// # Errors
 /// [`CpuError::NoVcpu`] where no vCPU is known; [`CpuError::CannotHold`] where the mechanism cannot
@@ -101,7 +101,7 @@ fn has_vcpus(ask: &Ask<'_>) -> Result<(), CpuError> {
     })
 }
 
-/// A contract that leaves a vCPU outside guarantees nothing.
+/// Lowers the strength to a hint if a vCPU is outside of the contract.
 fn weaken(ask: &Ask<'_>, out: &mut Settings) {
     let vcpu = |tid: u32| ask.threads.iter().find(|t| t.tid == tid && matches!(t.role, Role::Vcpu(_)));
     let outside: Vec<_> = out.outside.iter().filter_map(|(tid, _)| vcpu(*tid)).collect();
@@ -114,8 +114,8 @@ fn weaken(ask: &Ask<'_>, out: &mut Settings) {
     }
 }
 
-/// CPUs that the VM can use at one time: those that its threads may run on, and no more than it has
-/// threads.
+/// Number of CPUs that the VM can use at one time: those that its threads may run on, at most as
+/// many as it has threads.
 fn reach(root: &Root, ask: &Ask<'_>) -> Result<u64, CpuError> {
     let online = root.read(ONLINE)?;
     let online = text::cpu_list(&online).ok_or_else(|| HostError::Form {
@@ -137,13 +137,13 @@ fn hierarchy<'p>(probe: &'p Probe, backend: Backend, ask: &Ask<'_>) -> Result<&'
     })
 }
 
-/// The thread whose cgroup and policy stand for the whole VM.
+/// Thread whose cgroup and policy stand for the whole VM.
 fn main_thread<'t>(ask: &Ask<'t>) -> &'t Thread {
     main_of(ask.threads).unwrap_or(&ask.threads[0])
 }
 
-/// Scheduling as it is now; DEADLINE cannot be inherited, so such a thread's children become
-/// ordinary.
+/// Scheduling that a thread's children inherit; DEADLINE cannot be inherited, so such a thread's
+/// children are ordinary.
 fn heirs(thread: &Thread) -> Attr {
     match thread.policy {
         Some(policy) if thread.reservation.is_none() => {
@@ -154,8 +154,8 @@ fn heirs(thread: &Thread) -> Attr {
     }
 }
 
-/// The budget of a v1 group: of one of our own, or of the VM's where a manager keeps its threads in
-/// groups below it.
+/// Sets the budget of a v1 group: of one of our own, or of the VM's where a manager keeps its
+/// threads in groups below it.
 fn group_v1(
     root: &Root,
     cgroups: &Cgroups,
@@ -169,9 +169,9 @@ fn group_v1(
     }
 }
 
-/// A v1 group of our own with the files set, and all threads in it. The VM's own group is left
-/// alone: it may hold others, and on v1 a real-time budget would first have to be given to every
-/// group above it.
+/// Makes a v1 group of our own with the files set, and all threads in it. The VM's own group is
+/// left alone: it may hold other processes, and on v1 a real-time budget would first have to be
+/// given to every group above it.
 fn own_group(
     root: &Root,
     cgroups: &Cgroups,
@@ -192,7 +192,7 @@ fn own_group(
     for (file, value) in files {
         let target = Target::host(dir.join(file), Form::Plain);
         let write = Write::new(format!("{file} of {}", ask.vm), target, value.to_string());
-        // A real-time budget is given back before its group is removed: cut off in between, it
+        // A real-time budget is given back before its group is removed: killed in between, the file
         // shows 0.
         let also_ours = if *file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
         out.writes.push(Write { created_by: Some(0), also_ours, ..write });
@@ -201,13 +201,13 @@ fn own_group(
     Ok(())
 }
 
-/// A thread into our group.
+/// Write that moves a thread into a group.
 pub(crate) fn moved(cgroups: &Cgroups, ask: &Ask<'_>, t: &Thread, group: &Path) -> Write {
     let target = Target::thread_cgroup(t.pid, t.tid, t.start, "cpu", &cgroups.mount);
     Write::new(format!("cgroup of {} ({})", t.role, ask.vm), target, group.to_string_lossy())
 }
 
-/// On v2 a process may not be taken out of its unit, so the unit's own cgroup gets the limit.
+/// Sets the limit of the VM's unit: on v2 a process may not be taken out of its unit.
 fn units_file(
     root: &Root,
     cgroups: &Cgroups,
@@ -279,11 +279,11 @@ fn units_file(
     Ok(())
 }
 
-/// Real-time priorities, services before vCPUs: at no moment does a vCPU stand above what serves
-/// it.
+/// Writes real-time priorities, services before vCPUs: at no moment does a vCPU have a higher
+/// priority than the threads that serve it.
 pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
-    // Its manager moves a new thread into a group without a budget.
+    // The VM's manager moves a new thread into a group without a budget.
     let managed = out.group.is_some();
     for t in ask.threads {
         let attr = attr(&t.role, ask.order, ask.level, out.backend).map(|attr| Attr {
@@ -299,7 +299,7 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
                 if !attr.policy.is_real_time() {
                     out.outside.push((t.tid, "AIO workers stay ordinary, as the priorities say".to_owned()));
                 }
-                // An ordinary thread that is to be ordinary keeps its nice value.
+                // An ordinary thread that stays ordinary keeps its nice value.
                 let ordinary = t.policy.is_some_and(|p| !p.is_real_time());
                 if attr.policy.is_real_time() || !ordinary {
                     wanted.push((t, attr));
@@ -318,7 +318,8 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));
 }
 
-/// The paper's `mlockall`: without it a page fault joins every latency.
+/// Note for a VM that is not locked in RAM (the paper's `mlockall`): a page fault would add to
+/// every latency.
 fn unlocked(root: &Root, ask: &Ask<'_>) -> Option<String> {
     let (locked, resident) = process::locked_memory(root, main_thread(ask).pid).ok()?;
     (locked < resident / 2).then(|| {

@@ -1,27 +1,27 @@
-//! Dividing one budget over several threads, for SCHED_DEADLINE, which knows only single threads.
+//! Divides a budget over several threads, for SCHED_DEADLINE, which knows only single threads.
 
 use std::time::Duration;
 
-/// Share of a VM's budget for one thread.
+/// Part of a VM's budget for one thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
-    /// The thread.
+    /// Thread id in `/proc`.
     pub tid: u32,
-    /// Budget in nanoseconds of each period.
+    /// Budget in each period, in nanoseconds.
     pub runtime: u64,
 }
 
-/// Least runtime that a thread gets, in nanoseconds: an idle I/O thread must be able to answer. The
-/// kernel's own least is 1024 ns (`DL_SCALE`).
+/// Least runtime of a thread, in nanoseconds: an idle I/O thread must be able to answer. The
+/// kernel's own minimum is 1024 ns (`DL_SCALE`).
 const LEAST: u64 = 50_000;
-/// Part of the budget that is divided evenly: one part in so many. What serves a vCPU has used next
-/// to nothing when its guest has asked for nothing yet, and an I/O thread or vhost with 50 us in 20
-/// ms then takes half a second for a few packets (seen under an emulated KVM: 470 ms round trip, 5
-/// ms at real-time priorities).
+/// Divisor of the budget: one such part of it is divided evenly. A thread that serves a vCPU has
+/// used next to nothing before its guest's first request, and an I/O thread or vhost with 50 us in
+/// 20 ms then takes half a second for a few packets (seen under an emulated KVM: 470 ms round trip,
+/// 5 ms at real-time priorities).
 pub(crate) const EVEN: u64 = 8;
-/// How far a new split moves from the old one towards what was measured. A VM's load shifts between
-/// threads within seconds; moving all the way at each look would starve the thread that just woke
-/// up.
+/// Part of the way that a new split moves from the old one towards the measured use. A VM's load
+/// shifts between threads within seconds; moving all the way each time would starve a thread that
+/// just woke up.
 const GAIN: f64 = 0.25;
 
 /// Splits `budget` (nanoseconds of each period on each of `cpus` CPUs) over threads by the CPU time
@@ -30,7 +30,7 @@ const GAIN: f64 = 0.25;
 /// None gets more than `most`: a thread runs on one CPU at a time, and should leave some of it to
 /// others. With `before`, the split moves a quarter of the way from there, so that it follows the
 /// load slowly. Every thread gets the same part of an eighth of the budget whatever it used, and at
-/// least 50 us; the sum never passes the budget.
+/// least 50 us; the sum never exceeds the budget.
 ///
 /// Returns `None` when the budget does not give every thread its least.
 #[must_use]
@@ -47,7 +47,7 @@ pub fn split(
     let spare = total.checked_sub(least.checked_mul(threads)?)?;
     let sum: f64 = used.iter().map(|u| u.1.as_secs_f64()).sum();
     let even = 1.0 / used.len().max(1) as f64;
-    // The part of the spare budget that each thread is due.
+    // Part of the spare budget that each thread has earned by its use.
     let due: Vec<f64> = used.iter().map(|u| if sum > 0.0 { u.1.as_secs_f64() / sum } else { even }).collect();
     let old = |tid: u32| {
         let share = before?.iter().find(|s| s.tid == tid)?;

@@ -1,4 +1,4 @@
-//! The least that a contract supplies, and so the latest that a request can be answered.
+//! Least CPU time that a contract supplies, and so the worst-case response time of a request.
 //!
 //! A budget Q in every period P may come at the start of one period and at the end of the next:
 //! nothing for 2(P - Q), and from then on Q in each P. That is the supply bound function of the
@@ -8,29 +8,29 @@
 //! `2(P - Q) + C P/Q`, and so is every later one of a stream whose rate r satisfies `r C <= Q/P`:
 //! both sides grow by as much in each 1/r.
 //!
-//! The kernel sees only at a tick that a budget is used up (`task_tick_rt()`, `task_tick_dl()`;
-//! `HRTICK` is off by default) and takes what was too much from the periods that follow. That debt
-//! counts as work: it is one tick for the VM, and one for each other VM whose tick may run into
-//! this one's time.
+//! The kernel detects only at a tick that a budget is used up (`task_tick_rt()`, `task_tick_dl()`;
+//! `HRTICK` is off by default) and takes the excess from the periods that follow. That debt counts
+//! as work: it is one tick for the VM, and one for each other VM whose tick may run into this one's
+//! time.
 
 use rtvirtio_units::Nanos;
 
 use crate::split::EVEN;
 use crate::{Backend, Contract};
 
-/// What a mechanism and its surroundings add to a contract's own worst case.
+/// Parameters of a mechanism and its host that add to a contract's own worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Surroundings {
-    /// Which mechanism.
+    /// Mechanism that enforces the contract.
     pub backend: Backend,
-    /// The kernel's tick.
+    /// Length of the kernel's tick.
     pub tick: Nanos,
-    /// How many other VMs have a contract of the same mechanism.
+    /// Number of other VMs with a contract, each with a debt of a tick.
     pub others: u32,
 }
 
 impl Surroundings {
-    /// Servers that a request passes one after the other. A group has one budget for all threads;
+    /// Number of servers that a request passes in sequence. A group has one budget for all threads;
     /// under SCHED_DEADLINE each thread has its own, and a request goes from the device's thread to
     /// a vCPU and back.
     #[must_use]
@@ -38,9 +38,9 @@ impl Surroundings {
         if self.backend == Backend::Deadline { 3 } else { 1 }
     }
 
-    /// The latest that a request of so much CPU time is answered, counted from when it reaches the
-    /// VM, while the VM answers no more requests than its budget carries. What the request waits
-    /// for outside of the VM's CPU time (network, disk) is not in it.
+    /// Worst-case response time of a request of this much CPU time, counted from when it reaches
+    /// the VM, while the VM answers no more requests than its budget carries. Waits of the request
+    /// outside of the VM's CPU time (network, disk) are not included.
     ///
     /// Under SCHED_DEADLINE the split gives each thread the part of seven eighths of the budget
     /// that it has of the work ([`crate::split`]), so that both the device's thread and the vCPU
@@ -61,7 +61,7 @@ impl Surroundings {
         Nanos(latest.ceil() as u64)
     }
 
-    /// The period for a deadline: the longest whose wait takes no more than half of it, whatever
+    /// Period for a deadline: the longest one whose wait takes no more than half of it, whatever
     /// the budget. The other half is for the work itself.
     #[must_use]
     pub fn period_for(self, deadline: Nanos) -> Nanos {
@@ -74,8 +74,8 @@ impl Surroundings {
 /// CPU time that groups of higher fixed priority ([`crate::levels`]) may take in one period of
 /// `own`, in microseconds. A group that has used up its budget at the end of its period may use the
 /// next one at once, so in a time t they take `ceil((t + P - Q) / P) Q` (J. K. Strosnider, J. P.
-/// Lehoczky and L. Sha, "The Deferrable Server Algorithm", IEEE Transactions on Computers 44
-/// (1), 1995).
+/// Lehoczky and L. Sha, "The Deferrable Server Algorithm", IEEE Transactions on Computers 44 (1),
+/// 1995).
 #[must_use]
 pub fn interference_us(own: Contract, others: &[Contract]) -> u64 {
     let one = |o: &Contract| {
@@ -86,7 +86,7 @@ pub fn interference_us(own: Contract, others: &[Contract]) -> u64 {
     others.iter().map(one).fold(0, u64::saturating_add)
 }
 
-/// This kernel's tick: the resolution of its coarse clock (`posix_get_coarse_res()`,
+/// Tick of this kernel: the resolution of its coarse clock (`posix_get_coarse_res()`,
 /// `kernel/time/posix-timers.c`).
 #[must_use]
 pub fn tick() -> Nanos {

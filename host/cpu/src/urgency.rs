@@ -1,4 +1,4 @@
-//! The levels among which a guest may move its vCPUs, within their contract.
+//! Levels among which a guest may move its vCPUs, within their contract.
 
 use std::path::Path;
 
@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Backend, CpuError};
 
-/// The range in which a guest moves its vCPUs.
+/// Range of priorities in which a guest moves its vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UrgencyRange {
-    /// Highest real-time priority; `None` for the one that the contract gives vCPUs.
+    /// Highest real-time priority; `None` for the one of the contract.
     pub ceiling: Option<u32>,
-    /// Priority while nothing urgent runs, 0 for an ordinary thread.
+    /// Priority while nothing urgent runs; 0 is an ordinary thread.
     pub floor: u32,
-    /// CPU time above the floor in each second.
+    /// CPU time above the floor that is allowed in each second.
     pub budget: Nanos,
-    /// Whether the guest reports what it runs.
+    /// Whether the guest reports the priority of its running task.
     #[serde(default = "reports")]
     pub reports: bool,
     /// Whether interrupts that KVM makes pending raise vCPUs.
@@ -32,22 +32,22 @@ fn reports() -> bool {
     true
 }
 
-/// The weight of a new cgroup of v1.
+/// Default `cpu.shares` of a new cgroup of v1.
 const NEW_SHARES: u64 = 1024;
-/// The nice value with the least weight.
+/// Nice value with the least weight.
 const LAST_NICE: i32 = 19;
-/// Between two weights at the floor, each is this part of the one before.
+/// Ratio of each weight at the floor to the one before.
 const STEP: f64 = 0.917;
-/// So many weights below the VM's own, down to less than 1/32 of it.
+/// Number of weights below the VM's own, down to less than 1/32 of it.
 const STEPS: i32 = 40;
 
 /// Adds to the writes of vCPUs all values between floor and ceiling, so that they are journaled as
 /// ours and as in force ([`rtvirtio_apply::Levels`]). Where the floor is an ordinary thread, also
 /// all weights that the VM may have at it: of the cgroup that has its budget, else of its threads.
-/// Returns the ceiling.
+/// Returns the ceiling, `None` without a vCPU.
 ///
-/// The contract's own priority is the highest one allowed: what serves a vCPU stands above it by
-/// the contract's order, and must stay there.
+/// The contract's own priority is the highest one allowed: threads that serve a vCPU must stay
+/// above it.
 ///
 /// # Errors
 /// [`CpuError::CannotHold`] for a mechanism that gives vCPUs no priority, and for a range that the
@@ -107,8 +107,8 @@ pub fn with_levels(
     Ok(found)
 }
 
-/// The weight of the cgroup that gets the VM's budget, with the values that it may have; `None`
-/// where none gets one, or it has no weight.
+/// Weight of the cgroup that gets the VM's budget, with the values that it may have; `None` where
+/// no cgroup gets one, or it has no weight.
 fn weight(root: &Root, vm: &str, writes: &[Write]) -> Result<Option<Write>, CpuError> {
     let file_of = |write: &Write| match write.target.path.file_name()?.to_str()? {
         "cpu.rt_runtime_us" => Some("cpu.shares"),
@@ -121,7 +121,7 @@ fn weight(root: &Root, vm: &str, writes: &[Write]) -> Result<Option<Write>, CpuE
     let dir = budget.target.path.parent().unwrap_or(Path::new("/"));
     let of_group = budget.created_by;
     let own = if of_group.is_some() {
-        // The group above says whether this kernel has weights.
+        // The group above shows whether this kernel has weights.
         let is_there = root.exists(dir.parent().unwrap_or(dir).join(file))?;
         is_there.then_some(NEW_SHARES)
     } else {
@@ -139,8 +139,8 @@ fn weight(root: &Root, vm: &str, writes: &[Write]) -> Result<Option<Write>, CpuE
     Ok(Some(Write { created_by: of_group, levels, ..write }))
 }
 
-/// All values of a vCPU's thread; with all weights of an ordinary one where nothing else has the
-/// VM's.
+/// All values of a vCPU's thread; with all weights of an ordinary one where no cgroup has the VM's
+/// weight.
 fn levels(contract: Attr, nice: i32, floor: u32, ceiling: u32, with_weights: bool) -> Vec<Attr> {
     let last = if with_weights { LAST_NICE.max(nice) } else { nice };
     let ordinary = (nice..=last).filter(|_| floor == 0);

@@ -10,13 +10,13 @@ use rtvirtio_units::{Iops, Nanos};
 const TICK: Nanos = Nanos::from_millis(1);
 
 fn run(budget_percent: u64, neighbour_percent: Option<u64>, requests_per_s: f64) -> Run {
-    // 2.1 ms of CPU time each, as the paper's.
+    // 2.1 ms of CPU time for each request, as in the paper.
     let cpu = requests_per_s * 0.0021;
     Run { round: 0, budget_percent, neighbour_percent, requests_per_s, cpu, neighbour_requests_per_s: None }
 }
 
-/// A profile of a VM that answers 4 requests a second for each percent, measured three times, and a
-/// quarter less next to 40 %.
+/// Profile of a VM that answers 4 requests a second for each percent, measured three times, and a
+/// quarter less next to a neighbour of 40 %.
 fn profile(period_ms: u64) -> CpuProfile {
     let mut runs = Vec::new();
     for budget in (10..=90).step_by(10) {
@@ -83,7 +83,7 @@ fn a_bound_is_students_and_falls_to_what_larger_budgets_carry() {
     assert!((one[0].cpu_per_request.unwrap() - 0.0021).abs() < 1e-12);
     // One measurement shows nothing about the next.
     assert_eq!(of(&[(20, 100.0)])[0].lower, None);
-    // Two that differ much: nothing may be relied on, but never less than nothing.
+    // Two measurements that differ much: the bound is 0, never negative.
     assert_eq!(of(&[(20, 1.0), (20, 9.0)])[0].lower, Some(0.0));
     let falling = of(&[(20, 100.0), (20, 100.0), (40, 60.0), (40, 60.0), (60, 90.0), (60, 90.0)]);
     let lower: Vec<_> = falling.iter().map(|p| p.lower.unwrap()).collect();
@@ -143,8 +143,8 @@ fn the_smallest_budget_that_carries_the_requests_is_taken() {
     }
 }
 
-/// A budget on each of two CPUs carries more than one CPU's share; then the latest answer is not
-/// that of all.
+/// A budget on each of two CPUs carries more than one CPU's share; then the worst case does not
+/// hold for all requests.
 #[test]
 fn requests_that_take_several_cpus_at_once_are_reported() {
     let mut p = profile(10);
@@ -174,7 +174,7 @@ fn neighbours_are_looked_up_in_the_curve_with_them() {
         matches!(beyond.curve, CurveChoice::BeyondNeighbour { neighbour_percent: 40, margin } if (margin - 0.1).abs() < 1e-9)
     );
     assert!((beyond.needed.0 - 70.0 / 0.9).abs() < 1e-9);
-    // What a VM without a contract does is unknown: the most that was measured.
+    // The load of a VM without a contract is unknown: the largest neighbour that was measured.
     let unknown = Neighbours { unknown: true, ..Neighbours::default() };
     let choice = find(&p, &demand(70.0, 200), &unknown, here(1)).unwrap();
     assert_eq!(choice.curve, CurveChoice::Neighbour { neighbour_percent: 40 });
@@ -299,7 +299,7 @@ proptest! {
         }
     }
 
-    /// What is found carries the demand, and nothing smaller that was measured does.
+    /// The budget found carries the demand, and no smaller one that was measured does.
     #[test]
     fn the_smallest_is_found(
         runs in runs(),
@@ -322,7 +322,7 @@ proptest! {
                     let carries = smaller.lower.unwrap() >= choice.needed.0;
                     prop_assert!(!carries || here(1).latest(contract, choice.work) > d.deadline, "{smaller:?} {choice:?}");
                 }
-                // Asking for less never takes more.
+                // A smaller demand never takes a larger budget.
                 let less = find(&p, &demand(requests / 2.0, deadline * 2), &b, here(1)).unwrap();
                 prop_assert!(less.contract.budget_us() <= choice.contract.budget_us());
             }

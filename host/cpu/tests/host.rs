@@ -1,4 +1,4 @@
-//! Probing and settings over made-up hosts: cgroup v1 and v2, with and without each mechanism.
+//! Probing and settings over simulated hosts: cgroup v1 and v2, with and without each mechanism.
 
 use std::fs;
 use std::path::Path;
@@ -61,7 +61,7 @@ impl Host {
         )
     }
 
-    /// The same with other names.
+    /// VM of five threads with these names, all in `cgroup`.
     fn named(&self, names: [&str; 5], cgroup: &str, policy: u32, cpus: &str) -> Vec<Thread> {
         for (tid, name) in (100..).zip(names) {
             let dir = format!("/proc/100/task/{tid}");
@@ -121,8 +121,8 @@ fn a_distributions_kernel_has_deadlines_and_a_cap() {
     let deadline = choose(&probe, None, false).unwrap();
     assert_eq!(deadline.backend, Backend::Deadline);
     assert!((deadline.grant.free() - 0.90).abs() < 1e-9, "the fair server counts: {deadline:?}");
-    // Priorities need a mechanism that holds FIFO threads; there is only the kernel's own share for
-    // others.
+    // Priorities need a mechanism that holds FIFO threads; only the kernel's own share for ordinary
+    // threads is available.
     assert_eq!(host.chosen(true), Some(Backend::Throttle));
     let cap = choose(&probe, Some(Backend::CpuMax), false).unwrap();
     assert_eq!((cap.backend.strength(), cap.grant.limit.0), (Strength::Cap, 1.0));
@@ -166,7 +166,7 @@ fn hierarchical_cbs_is_taken_where_it_is() {
     );
 }
 
-/// On v2 a process cannot be taken out of its unit, so the unit must be the VM's alone.
+/// On v2 a process cannot be taken out of its unit, so the unit must have no other process.
 #[test]
 fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     let host = Host::new(V2, "6.12.9\n");
@@ -187,7 +187,8 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     );
     assert!(shared.contains("name the VM by `cgroup = '/plc.scope'`"), "{shared}");
     assert!(refused("/").contains("root cgroup"));
-    // What a manager starts for the VM is no reason to refuse; that it is held too is said.
+    // A process that a manager starts for the VM is no reason to refuse; a note says that it is
+    // held too.
     host.put("/proc/200/comm", "swtpm\n");
     assert!(refused("/plc.scope").contains("echo +cpu"));
     host.put("/sys/fs/cgroup/plc.scope/cpu.max", "max 100000\n");
@@ -228,8 +229,8 @@ fn a_v1_group_gets_its_budget_before_its_threads_and_these_before_their_policies
     assert!(matches!(error, CpuError::GroupExists { .. }), "{error}");
 }
 
-/// Threads as libvirt keeps them: the main loop and QEMU's own in `emulator`, the others in groups
-/// of their own.
+/// Threads as libvirt keeps them: QEMU's main loop and internal threads in `emulator`, each of the
+/// others in a group of its own.
 fn of_libvirt(host: &Host, vm: &str) -> Vec<Thread> {
     host.vm(vm, 0, "0-1");
     for (tid, group) in
@@ -257,11 +258,11 @@ fn a_vm_of_libvirt_keeps_its_cgroup_which_gets_the_budget() {
     let files = [format!("{C}{vm}/cpu.rt_period_us 20000"), format!("{C}{vm}/cpu.rt_runtime_us 4000")];
     assert_eq!(text[..2], files);
     assert!(text[2..7].iter().all(|t| t.ends_with(&format!("/cgroup {vm}"))), "{text:#?}");
-    // A thread that is plugged in goes into a group without a budget.
+    // A hot-plugged thread goes into a group without a budget.
     assert!(text[7..].iter().all(|t| t.ends_with("reset-on-fork")), "{text:#?}");
     assert!(made.notes.iter().any(|n| n.contains("rtvirtio keep")), "{:?}", made.notes);
 
-    // A quota holds the groups below: no thread is moved.
+    // A quota limits the groups below: no thread is moved.
     let cap = settings(&host.root, &probe, Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
     let text: Vec<_> =
         cap.writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect();
@@ -289,7 +290,7 @@ fn groups_above_vms_of_libvirt_have_room_for_all_of_them() {
         writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect()
     };
     // In a second 4 ms in each of 50 periods and in two more, 10 ms in each of 10 and in two more;
-    // what others have there stays.
+    // the budget of others there stays.
     assert_eq!(
         values(&groups),
         [
@@ -313,11 +314,11 @@ fn deadlines_need_threads_that_may_run_everywhere() {
     let threads = host.vm("/", 0, "0-1");
     let made =
         settings(&host.root, &host.probe(), Backend::Deadline, &ask(&threads, Order::Contract)).unwrap();
-    // 8 ms on two CPUs over three threads that used as much each; the worker and RCU stay outside.
+    // 8 ms on two CPUs over three threads with the same use; the worker and RCU stay outside.
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 2666666/20000000/20000000 reset-on-fork"; 3]);
     assert_eq!(made.outside.iter().map(|o| o.0).collect::<Vec<_>>(), [101, 104]);
-    // A partition of one CPU is all that its threads must be allowed on, and all that they have.
+    // The threads must be allowed on the single CPU of a partition, and have no other.
     let mine = "/sys/fs/cgroup/machine.slice";
     host.put(&format!("{mine}/cpuset.cpus.partition"), "root\n");
     host.put(&format!("{mine}/cpuset.cpus.effective"), "1\n");
@@ -326,8 +327,8 @@ fn deadlines_need_threads_that_may_run_everywhere() {
         settings(&host.root, &host.probe(), Backend::Deadline, &ask(&pinned, Order::Contract)).unwrap();
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 1333333/20000000/20000000 reset-on-fork"; 3]);
-    // All of a large budget is used by one thread: it gets no CPU for itself alone, which nothing
-    // would ever take from it.
+    // One thread uses all of a large budget: it gets no whole CPU, where it would never be
+    // preempted.
     let contract = Contract::new(Nanos::from_millis(18), Nanos::from_millis(20)).unwrap();
     let used = [(threads[0].tid, std::time::Duration::from_secs(1))];
     let large = Ask { contract, used: &used, ..ask(&threads, Order::Contract) };
@@ -391,7 +392,7 @@ fn a_vm_without_a_known_vcpu_is_refused_with_the_remedy() {
     }
 }
 
-/// A contract that does not hold a vCPU is no guarantee, whatever the mechanism is worth.
+/// A contract that does not hold a vCPU is no guarantee, whatever the mechanism.
 #[test]
 fn a_vcpu_outside_of_the_contract_weakens_it() {
     let host = Host::new(V1, "6.18.1\n");
@@ -406,7 +407,7 @@ fn a_vcpu_outside_of_the_contract_weakens_it() {
     assert!(made.notes.iter().any(|n| n.contains("vcpu 0 of thread 103 is outside")), "{:?}", made.notes);
 }
 
-/// Helpers in the VM's cgroup are held with it where the VM is named by that cgroup.
+/// Helpers in the VM's cgroup are limited with it where the VM is named by that cgroup.
 #[test]
 fn helpers_in_the_vms_cgroup_are_held_with_it() {
     let host = Host::new(V2, "6.12.9\n");

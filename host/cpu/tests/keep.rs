@@ -1,5 +1,5 @@
-//! What threads that appear later get, and budgets that are split again: pure, over threads that
-//! are made up.
+//! Settings of threads that appear later, and budgets that are split again: pure, over simulated
+//! threads.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -81,7 +81,7 @@ fn a_new_thread_gets_what_its_role_asks_for() {
     let expected = vec![moved(30), moved(31), moved(32), fifo(32, 98), fifo(30, 97)];
     assert_eq!(of(Backend::RtGroup, Order::Rt, Hierarchy::V1), expected);
     assert_eq!(of(Backend::Throttle, Order::Rt, Hierarchy::V2), [fifo(32, 49), fifo(30, 48)]);
-    // A cap holds ordinary threads; on v2 all of the unit's are in it by birth.
+    // A cap holds ordinary threads; on v2 all of the unit's are in it from their start.
     assert_eq!(of(Backend::CpuMax, Order::Contract, Hierarchy::V1), [moved(30), moved(31), moved(32)]);
     assert_eq!(of(Backend::CpuMax, Order::Contract, Hierarchy::V2), []);
 }
@@ -109,7 +109,7 @@ fn a_split_that_hardly_moves_is_not_written() {
     assert!(most.iter().all(|(_, value)| runtime(value) <= 4_000_000), "{most:?}");
 }
 
-/// The CPUs of these hosts.
+/// CPUs of the test hosts.
 fn both() -> BTreeSet<u32> {
     BTreeSet::from([0, 1])
 }
@@ -119,8 +119,7 @@ fn runtime(value: &str) -> u64 {
 }
 
 proptest! {
-    /// At no moment do the parts come to more than the budget: neither at the end nor between two
-    /// writes.
+    /// The parts never exceed the budget: neither at the end nor between two writes.
     #[test]
     fn parts_never_pass_the_budget_on_the_way(
         rounds in prop::collection::vec(prop::collection::vec(0..1000u64, 1..6), 1..8),
@@ -176,7 +175,7 @@ fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
     let levels = &some.iter().find(|w| !w.levels.is_empty()).unwrap().levels;
     assert_eq!((levels.len(), levels[0].as_str()), (2 * 11, "fifo 10 reset-on-fork"));
 
-    // What serves a vCPU stands above it by the contract; the other mechanisms know no levels.
+    // Threads that serve a vCPU stay above it by the contract; the other mechanisms have no levels.
     let mut low = writes(Order::Contract, Backend::RtGroup);
     assert_eq!(
         with_levels(&Root::default(), "plc", &threads, Backend::RtGroup, &range(None, 0), &mut low).unwrap(),
@@ -193,7 +192,7 @@ fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
     }
 }
 
-/// A VM of a manager's on v1, and one in a unit on v2: the group that has the budget has a weight.
+/// VM of a manager on v1, and VM in a unit on v2: the group that has the budget has a weight.
 #[test]
 fn urgency_journals_the_weights_that_a_vm_may_have_at_its_floor() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
@@ -219,7 +218,7 @@ fn urgency_journals_the_weights_that_a_vm_may_have_at_its_floor() {
         (vcpu[0].levels.iter().filter(|level| level.starts_with("other")).count(), weight)
     };
     fs::create_dir_all(root.at("/cpu/vm")).unwrap();
-    // Without the file there is nothing to move.
+    // Without the file there is no weight to move.
     assert!(of(Backend::RtGroup, "cpu.rt_runtime_us", 0).1.is_empty());
     for (file, budget, backend, own) in [
         ("cpu.shares", "cpu.rt_runtime_us", Backend::RtGroup, 2048.0),
@@ -235,8 +234,8 @@ fn urgency_journals_the_weights_that_a_vm_may_have_at_its_floor() {
         assert!(levels.is_sorted_by(|a, b| a > b) && levels[0] < own, "{levels:?}");
         assert!(*levels.last().unwrap() <= own / 31.0, "{levels:?}");
     }
-    // A real-time floor leaves nothing to share.
+    // With a real-time floor no weight is needed.
     assert!(of(Backend::RtGroup, "cpu.rt_runtime_us", 5).1.is_empty());
-    // Without a group of its own the threads have the weight.
+    // Without a group of its own, the VM's weight is that of its threads.
     assert_eq!(of(Backend::Throttle, "none", 0).0, 20);
 }

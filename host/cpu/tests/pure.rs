@@ -67,12 +67,12 @@ fn a_refusal_says_by_how_much_and_what_would_fit() {
 fn a_budget_follows_use_slowly() {
     let used = |a, b| [(1, Duration::from_millis(a)), (2, Duration::from_millis(b))];
     let first = split(4_000_000, 1, 20_000_000, &used(300, 100), None).unwrap();
-    // Cut off to whole nanoseconds, never rounded up.
+    // Truncated to whole nanoseconds, never rounded up.
     let near = |shares: &[Share], expected: [u64; 2]| {
         shares.iter().zip(expected).all(|(s, e)| (e - 1..=e).contains(&s.runtime))
     };
     assert!(near(&first, [2_875_000, 1_125_000]), "{first:?}");
-    // All load goes to the other thread: a quarter of the way at each look.
+    // All load moves to the other thread: a quarter of the way at each split.
     let next = split(4_000_000, 1, 20_000_000, &used(0, 400), Some(&first)).unwrap();
     assert!(near(&next, [2_218_750, 1_781_250]), "{next:?}");
     let mut shares = next;
@@ -87,7 +87,7 @@ fn a_budget_follows_use_slowly() {
     assert_eq!(even[0].runtime, even[1].runtime);
 }
 
-/// The paper's words: the main loop and I/O threads at the highest priority, vCPUs one below, AIO
+/// The paper's rule: the main loop and I/O threads at the highest priority, vCPUs one below, AIO
 /// workers out of the class.
 #[test]
 fn whatever_serves_a_vcpu_stands_above_it() {
@@ -113,7 +113,7 @@ fn whatever_serves_a_vcpu_stands_above_it() {
 }
 
 proptest! {
-    /// What is admitted never passes the grant, and what is refused would.
+    /// Admitted contracts never exceed the grant, and refused ones would.
     #[test]
     fn admission_is_exact(
         limit in 0.0..=1.0f64,
@@ -137,7 +137,7 @@ proptest! {
         }
     }
 
-    /// However the load moves, the parts never pass the budget and no thread is left without.
+    /// For any change of load, the parts never exceed the budget and no thread is left without one.
     #[test]
     fn a_split_never_passes_the_budget(
         budget in 1_000_000..100_000_000u64,

@@ -1,5 +1,5 @@
-//! Contracts on the threads of a real QEMU whose guest spins for ever: set, read back, seen to
-//! hold, put back.
+//! Contracts on the threads of a real QEMU whose guest spins forever: set, read back, measured, put
+//! back.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use rtvirtio_vmm::{Qmp, Role, Thread, VmHandle};
 
 const LIMIT: Duration = rtvirtio_testkit::HANG;
 
-/// A guest that computes without end.
+/// Guest that computes without end.
 struct Spinner {
     machine: Machine,
     dir: tempfile::TempDir,
@@ -57,7 +57,7 @@ impl Spinner {
         self.threads().iter().map(|t| t.cpu_time).sum()
     }
 
-    /// What must come back: policy and cgroups of every thread.
+    /// Settings that must be restored: policy and cgroups of every thread.
     fn snapshot(&self) -> BTreeMap<u32, String> {
         let look = |t: &Thread| (t.tid, format!("{} {:?}", sched::get(t.tid).unwrap(), t.cgroups));
         self.threads().iter().map(look).collect()
@@ -72,7 +72,7 @@ impl Spinner {
         settings(&Root::default(), probe, backend, &ask).unwrap().writes
     }
 
-    /// Plugs a second vCPU in. Its thread, once the monitor tells it.
+    /// Hot-plugs a second vCPU; returns its thread, once the monitor reports it.
     fn plug(&self) -> u32 {
         let mut qmp = self.monitor();
         let free = qmp.execute("query-hotpluggable-cpus", None).unwrap();
@@ -108,7 +108,7 @@ impl Drop for Spinner {
     }
 }
 
-/// The mechanism on this machine, or a skip.
+/// Mechanism on this machine, or a skip.
 fn with(test: &str, backend: Backend) -> Option<(Spinner, Probe)> {
     let probe = probe(&Root::default()).unwrap();
     let v2 = probe.cgroups.as_ref().is_some_and(|c| c.hierarchy == Hierarchy::V2);
@@ -131,7 +131,7 @@ fn with(test: &str, backend: Backend) -> Option<(Spinner, Probe)> {
     Some((spinner, probe))
 }
 
-/// Applies, checks, and puts back; nothing of it must be left.
+/// Applies, checks, and puts back; all threads must be as before.
 fn round(spinner: &Spinner, writes: &[Write], check: impl FnOnce()) {
     let root = Root::default();
     let machine = Host::new(&root, &NoGuests);
@@ -163,9 +163,9 @@ fn bind(spinner: &Spinner) {
     }
 }
 
-/// A VM that needs its budget often must not wait until one that has a long budget has used it up:
-/// its threads stand above the other's. What that gives it is a benchmark, `rtvirtio-bench
-/// reservation`; here neither gets more than its budget, ranked or not.
+/// A VM that needs its budget often must not wait until one with a long budget has used it up: its
+/// threads have higher priorities than the other's. The effect is measured by `rtvirtio-bench reservation`;
+/// here neither gets more than its budget, ranked or not.
 #[test]
 fn a_short_period_is_ranked_above_a_long_one() {
     let test = "a_short_period_is_ranked_above_a_long_one";
@@ -189,7 +189,8 @@ fn a_short_period_is_ranked_above_a_long_one() {
             let held = both.map(vcpu);
             assert!(held.iter().all(|t| t.policy == Some(Policy::Fifo)), "{held:?}");
             priorities = [held[0].priority, held[1].priority];
-            // The window of the use lies inside that of the clock, wherever this test has to wait.
+            // The window of the CPU time lies inside that of the clock, wherever this test is
+            // delayed.
             let start = Instant::now();
             let before = both.map(Spinner::used);
             thread::sleep(Duration::from_secs(2));
@@ -207,8 +208,8 @@ fn a_short_period_is_ranked_above_a_long_one() {
     }
 }
 
-/// The whole point: a guest that spins at real-time priority gets its budget and no more, and its
-/// own services stand above it.
+/// A guest that spins at real-time priority gets its budget and no more, and the threads that serve
+/// it have higher priorities.
 #[test]
 fn a_spinning_guest_stays_inside_its_real_time_budget() {
     let test = "a_spinning_guest_stays_inside_its_real_time_budget";
@@ -223,15 +224,15 @@ fn a_spinning_guest_stays_inside_its_real_time_budget() {
             assert_eq!(main.priority, vcpu.priority + 1);
             let held = control(&Root::default(), probe.cgroups.as_ref(), vcpu).unwrap();
             assert_eq!((held.by, held.what.as_str()), (Some(Backend::RtGroup), "4ms in 20ms"));
-            // At most 4 ms of 20 ms on each CPU, whatever else runs; two periods for where the
-            // measurement cuts.
+            // At most 4 ms of 20 ms on each CPU, whatever else runs; two periods more for the ends
+            // of the measurement.
             let most = 0.2 * f64::from(probe.cpus) + 0.04;
             let load = load(&spinner, Duration::from_secs(2));
             assert!(load <= most, "{load} of a CPU, at most {most}");
-            // Its monitor answers although the guest spins.
+            // The VM's monitor answers although the guest spins.
             let mut qmp = spinner.monitor();
             assert!(qmp.query_status().unwrap().running);
-            // Threads that appear now are in the group from the start.
+            // Threads that are created now are in the group from the start.
             let object = |name: &str| serde_json::json!({ "qom-type": "iothread", "id": name });
             qmp.execute("object-add", Some(object("late"))).unwrap();
             let named = Named::ask(&mut qmp).unwrap();
@@ -245,14 +246,14 @@ fn a_spinning_guest_stays_inside_its_real_time_budget() {
     }
 }
 
-/// The kernel counts a removed group's budget for some milliseconds more, unless it was given back
+/// The kernel counts a removed group's budget for some milliseconds more, unless it was set to 0
 /// before.
 #[test]
 fn a_budget_that_was_put_back_can_be_given_again_at_once() {
     let test = "a_budget_that_was_put_back_can_be_given_again_at_once";
     let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
     for _ in 0..10 {
-        // Twice that is more than a CPU; next to the other tests it is not.
+        // Twice that is more than a CPU; beside the other tests it is not.
         let writes = spinner.writes(&probe, Backend::RtGroup, Order::Contract, 12);
         round(&spinner, &writes, || ());
     }
@@ -273,7 +274,7 @@ fn a_cap_holds_a_spinning_guest_down() {
 fn deadline_reservations_are_set_and_hold() {
     let test = "deadline_reservations_are_set_and_hold";
     let Some((spinner, probe)) = with(test, Backend::Deadline) else { return };
-    // Until it has spun for longer than QEMU took to start.
+    // Until the vCPU has spun for longer than QEMU took to start.
     let spun = || {
         spinner
             .threads()
@@ -294,7 +295,7 @@ fn deadline_reservations_are_set_and_hold() {
         assert_eq!(reserved.len(), writes.len());
         let sum: u64 = reserved.iter().map(|r| r.1.runtime).sum();
         assert!(sum <= 4_000_000 * u64::from(probe.cpus), "{sum}");
-        // It has spun, so nearly all is its.
+        // The vCPU has spun, so it gets nearly the whole budget.
         let vcpu = reserved.iter().find(|r| r.0 == Role::Vcpu(vec![0])).unwrap().1;
         assert!(vcpu.runtime * 2 > sum, "{reserved:?}");
         let load = load(&spinner, Duration::from_secs(2));
@@ -304,8 +305,8 @@ fn deadline_reservations_are_set_and_hold() {
     });
 }
 
-/// A vCPU that is plugged in while the contract is in force gets its role's policy, inside the
-/// budget, and goes home with the others.
+/// A vCPU that is hot-plugged while the contract is in force gets its role's policy, inside the
+/// budget, and is put back with the others.
 #[test]
 fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
     let test = "a_vcpu_that_is_plugged_in_is_taken_in_and_put_back";
@@ -335,7 +336,7 @@ fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
         for (tid, state) in &before {
             assert_eq!(Some(state), after.get(tid));
         }
-        // As the first vCPU, whose sibling it is.
+        // As the first vCPU, a thread of the same role.
         let vcpu = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap();
         assert_eq!(after[&tid], after[&vcpu.tid]);
     }
@@ -386,7 +387,7 @@ fn a_budget_of_single_threads_is_split_again_by_use() {
     let first = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap().tid;
     let (new, mut last) = (split(tid), 0);
     assert!(new * 3 > total, "a new thread that works gets its part at once: {new}");
-    // The work goes to the other vCPU: its part grows at each split, to the whole budget of one
+    // The load moves to the other vCPU: its part grows at each split, to the whole budget of one
     // CPU.
     for _ in 0..20 {
         let now = split(first);

@@ -1,4 +1,4 @@
-//! Contracts on real processes whose threads have the names that other VMMs give theirs.
+//! Contracts on real processes whose threads have the names of other VMMs' threads.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -15,10 +15,11 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread, VmHandle};
 
-/// Names of the threads, the main one's first, separated by commas: what makes [`a_vmm`] one.
+/// Environment variable with the names of the threads, the main one's first, separated by commas,
+/// for [`a_vmm`].
 const NAMES: &str = "RTVIRTIO_TEST_THREAD_NAMES";
 
-/// Not a test by itself: the process that [`Vmm::start`] starts. It ends when its input does.
+/// Not a test by itself: the process that [`Vmm::start`] starts. Ends when its standard input does.
 #[test]
 fn a_vmm() {
     let Ok(names) = env::var(NAMES) else { return };
@@ -62,7 +63,7 @@ impl Vmm {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|l| l.unwrap().contains("started")), "the process ended");
-        // The rest is not read: the process writes a line at its end only.
+        // Nothing more is read: the process writes a line at its end only.
         Self { child, vm: rtvirtio_testkit::unique("vmm") }
     }
 
@@ -115,7 +116,7 @@ fn a_contract_holds_the_vcpus_of_other_vmms() {
             held.iter().filter(fits).count()
         };
         assert_eq!(of(&|r| matches!(r, Role::Vcpu(_)), 97), vcpus, "{held:?}");
-        // Whatever serves a vCPU stands above it.
+        // Threads that serve a vCPU are above it.
         assert_eq!(of(&|r| *r == Role::Emulator, 98), 1 + usize::from(names.contains("vmm,")), "{held:?}");
         assert_eq!(
             of(&|r| matches!(r, Role::IoThread(_)), 98),
