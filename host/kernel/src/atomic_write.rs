@@ -1,13 +1,13 @@
-//! Files that are replaced whole.
+//! Replaces files atomically.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// Replaces a file's content so that after a crash either the old or the new one is there, whole:
-/// a temporary file in the same directory, fsync, rename, fsync of the directory. As readable as
-/// any other file, within the umask.
+/// Replaces a file's content so that after a crash either the old or the new one is there, whole: a
+/// temporary file in the same directory, fsync, rename, fsync of the directory. Mode 0666 within
+/// the umask.
 ///
 /// # Errors
 /// When the directory does not exist, or as the system calls report.
@@ -16,7 +16,7 @@ pub fn atomic_write(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
-    // The default of 0600 is for secrets.
+    // The default mode, 0600, is for secrets.
     let readable = Permissions::from_mode(0o666);
     let mut file = tempfile::Builder::new().permissions(readable).tempfile_in(dir)?;
     file.write_all(bytes)?;

@@ -23,14 +23,14 @@ pub use stack::Stack;
 /// writeback throttling off while in use (`wbt_disable_default()` in `block/bfq-iosched.c`).
 pub const RESET_BY_ELEVATOR: [&str; 2] = ["nr_requests", "wbt_lat_usec"];
 
-/// A whole disk.
+/// Whole disk, by its kernel name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockDevice {
     /// Kernel name, such as `loop3` or `nvme0n1`.
     pub name: String,
     /// Device number `MAJ:MIN`; empty for a hidden path of an NVMe multipath device.
     pub dev: String,
-    /// The partition that was named, when it was one; settings are always the disk's.
+    /// Partition that was named, if any; settings are always the disk's.
     pub partition: Option<String>,
 }
 
@@ -55,7 +55,8 @@ impl BlockDevice {
         }
         let mut class = Path::new("/sys/class/block").join(&kernel);
         if !root.exists(&class)? {
-            // A node of another name, as dmsetup(8) makes below /dev/mapper where there is no udev.
+            // A device node of another name, as dmsetup(8) makes below /dev/mapper where there is
+            // no udev.
             let Some(name) = name_of_node(root, &target)? else {
                 return Err(no(format!("{} does not exist", class.display())));
             };
@@ -78,8 +79,7 @@ impl BlockDevice {
         Ok(Self { name: disk, dev, partition })
     }
 
-    /// All disks that have storage behind them: not `ram`, not `zram`, not a loop device without a
-    /// file.
+    /// All disks with storage: no `ram`, no `zram`, no loop device without a backing file.
     ///
     /// # Errors
     /// When `/sys/block`, or a device in it that is there, cannot be read.
@@ -92,7 +92,7 @@ impl BlockDevice {
                 match Self::find(root, &name) {
                     Ok(device) => out.push(device),
                     // A hidden path of a multipath device has no number, and a device may vanish:
-                    // neither is worth the whole list.
+                    // neither may fail the whole list.
                     Err(e) if e.is_gone() => {}
                     Err(e) => return Err(e),
                 }
@@ -101,26 +101,25 @@ impl BlockDevice {
         Ok(out)
     }
 
-    /// Its directory in sysfs.
+    /// Directory of the disk in sysfs.
     #[must_use]
     pub fn sysfs(&self) -> PathBuf {
         Path::new("/sys/block").join(&self.name)
     }
 
-    /// A file below its `queue/` directory.
+    /// Path of a file in its `queue/` directory.
     #[must_use]
     pub fn queue(&self, file: &str) -> PathBuf {
         self.sysfs().join("queue").join(file)
     }
 
-    /// A tunable of its elevator.
+    /// Path of a tunable of its elevator.
     #[must_use]
     pub fn tunable(&self, file: &str) -> PathBuf {
         self.queue("iosched").join(file)
     }
 
-    /// The I/O scheduler in use and those on offer: only `none` for a device that passes requests
-    /// on, see [`Stack`].
+    /// Elevator in use and those on offer: only `none` for a bio-based device, see [`Stack`].
     ///
     /// # Errors
     /// When `queue/scheduler` cannot be read or has another form; when the device is gone.
@@ -137,10 +136,10 @@ impl BlockDevice {
         })
     }
 
-    /// Checks that an elevator can be chosen, without choosing it.
+    /// Checks that an elevator is on offer, without choosing it.
     ///
     /// # Errors
-    /// [`HostError::NoElevator`] with what to do about it.
+    /// [`HostError::NoElevator`] with the remedy.
     pub fn offers(&self, root: &Root, wanted: &str) -> Result<(), HostError> {
         let have = self.elevators(root)?;
         if have.available.iter().any(|e| e == wanted) {
@@ -162,8 +161,8 @@ impl BlockDevice {
         })
     }
 
-    /// Puts a new instance of `elevator` in force: with the kernel's defaults, and without what BFQ
-    /// remembers of its groups.
+    /// Replaces the elevator by a new instance of it: with the kernel's defaults, and without BFQ's
+    /// state of its groups.
     ///
     /// # Errors
     /// As [`Self::set_elevator`].
@@ -182,13 +181,13 @@ impl BlockDevice {
             return offered;
         }
         // The write makes the kernel load the module of an elevator that is not on offer yet. Linux
-        // 6.18 takes an unknown name without an error while there is none, so the read-back
-        // decides.
+        // 6.18 accepts an unknown name without an error while the elevator is `none`, so the
+        // read-back decides.
         let written = root.write(self.queue("scheduler"), elevator);
         if offered.is_ok() || self.elevators(root)?.current == elevator { written } else { offered }
     }
 
-    /// The tunables of the elevator in use, name to text; empty for `none`.
+    /// Tunables of the elevator in use, name to text; empty for `none`.
     ///
     /// # Errors
     /// When one cannot be read.
@@ -216,7 +215,7 @@ impl BlockDevice {
         self.size_in(root, &self.sysfs())
     }
 
-    /// Size in bytes of what was named: of the partition where it was one.
+    /// Size in bytes of the named device: of the partition where it was one.
     ///
     /// # Errors
     /// When the file cannot be read as a number.
@@ -232,11 +231,12 @@ impl BlockDevice {
         self.number(root, &dir.join("size")).map(|sectors| sectors.saturating_mul(512))
     }
 
-    /// What distinguishes this drive from another one of the same name: its WWID or serial number,
-    /// of a stacked device its UUID. `None` where the kernel knows none, as of a loop device.
+    /// Identifier that distinguishes this drive from another one of the same name: its WWID or
+    /// serial number, of a stacked device its UUID. `None` where the kernel knows none, as of a
+    /// loop device.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// When a file with it cannot be read.
     pub fn identity(&self, root: &Root) -> Result<Option<String>, HostError> {
         for file in ["wwid", "device/wwid", "device/serial", "serial"] {
             match root.read_optional(self.sysfs().join(file)) {
@@ -261,7 +261,7 @@ impl BlockDevice {
     }
 }
 
-/// The kernel's name of the block device that a node stands for; `None` when it is no such node.
+/// Kernel name of the block device of a device node; `None` when the path is no such node.
 fn name_of_node(root: &Root, node: &Path) -> Result<Option<String>, HostError> {
     let read = |source| HostError::Read { path: node.to_owned(), source };
     let meta = match fs::metadata(root.at(node)) {
@@ -278,8 +278,8 @@ fn name_of_node(root: &Root, node: &Path) -> Result<Option<String>, HostError> {
     }
 }
 
-/// Follows symlinks below the root, at most eight: absolute targets are host paths, not paths of
-/// the test's machine.
+/// Follows at most eight symlinks below the root: absolute targets are host paths, not paths of the
+/// test's machine.
 fn resolve_links(root: &Root, path: &Path) -> Result<PathBuf, HostError> {
     let mut path = path.to_owned();
     for _ in 0..8 {

@@ -3,7 +3,7 @@
 //! `Documentation/admin-guide/cgroup-v2.rst`, `Documentation/block/bfq-iosched.rst`).
 //!
 //! Only files of BFQ and of the throttling policy are written. `io.weight`, `io.cost.*` and
-//! `io.latency` belong to other policies: they are read, so that what they do is said.
+//! `io.latency` belong to other policies: they are read, to report their effect.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -23,14 +23,14 @@ mod path;
 pub use member::MemberGroup;
 pub use path::{CpuLimit, OtherControl, SetLimit};
 
-/// How long [`Cgroups::remove`] waits for processes that have just died to leave the group.
+/// Number of times that [`Cgroups::remove`] waits for dead processes to leave the group.
 const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Which version of the interface holds the controller.
+/// Version of the interface that has the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hierarchy {
-    /// cgroup v1, where each controller has a hierarchy.
+    /// cgroup v1, where each controller may have its own hierarchy.
     V1,
     /// cgroup v2, one hierarchy for all.
     V2,
@@ -44,25 +44,25 @@ pub enum Hierarchy {
 pub struct Cgroups {
     /// Version of the interface.
     pub hierarchy: Hierarchy,
-    /// Where it is mounted.
+    /// Mount point of the hierarchy.
     pub mount: PathBuf,
-    /// Which cgroup is mounted there: `/` except inside some containers.
+    /// Cgroup that is mounted there: `/` except inside some containers.
     mount_root: PathBuf,
     /// The controller's name on v1.
     controller: &'static str,
 }
 
-/// Where the BFQ weight of a cgroup is set.
+/// File with the BFQ weight of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightFile {
-    /// The file.
+    /// Path of `io.bfq.weight`, or of its counterpart on v1.
     pub path: PathBuf,
     /// Whether it takes `MAJ:MIN WEIGHT` for one device; else only the group's default for all
     /// devices (v1 before Linux 5.4).
     pub per_device: bool,
 }
 
-/// What a limit limits: direction and unit.
+/// Direction and unit of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Bytes read per second.
@@ -98,9 +98,9 @@ impl Limit {
         }
     }
 
-    /// Largest value that the kernel keeps as written. Request rates are held in 32 bits and cut
-    /// off without an error (measured on 6.18: 99999999999 reads back as 1215752191), with all bits
-    /// set meaning none.
+    /// Largest value that the kernel keeps as written. Request rates are held in 32 bits and
+    /// truncated without an error (measured on 6.18: 99999999999 reads back as 1215752191); all
+    /// bits set mean no limit.
     #[must_use]
     pub fn largest(self) -> u64 {
         match self {
@@ -181,8 +181,8 @@ impl Cgroups {
         )))
     }
 
-    /// The cgroup of a thread in this hierarchy, from its memberships; `None` when the hierarchy is
-    /// not among them.
+    /// Cgroup of a thread in this hierarchy, from its memberships; `None` when the hierarchy is not
+    /// among them.
     #[must_use]
     pub fn of_thread<'a>(&self, memberships: &'a [Membership]) -> Option<&'a Path> {
         let ours = |m: &&Membership| match self.hierarchy {
@@ -198,10 +198,10 @@ impl Cgroups {
         !cgroup.components().any(|c| matches!(c, Component::Normal(_)))
     }
 
-    /// The directory of a cgroup.
+    /// Directory of a cgroup.
     ///
     /// # Errors
-    /// [`HostError::BadCgroup`] for a path with `..`, or one outside of what is mounted.
+    /// [`HostError::BadCgroup`] for a path with `..`, or one outside of the part that is mounted.
     pub fn dir(&self, cgroup: &Path) -> Result<PathBuf, HostError> {
         let bad = |why| HostError::BadCgroup { path: cgroup.to_owned(), why };
         if cgroup.components().any(|c| c == Component::ParentDir) {
@@ -236,7 +236,7 @@ impl Cgroups {
         remove_dir(root, &self.dir(cgroup)?)
     }
 
-    /// Moves a process with all its threads.
+    /// Moves a process with all its threads into a cgroup.
     ///
     /// # Errors
     /// When the process or the cgroup is gone, or the kernel refuses.
@@ -244,11 +244,11 @@ impl Cgroups {
         root.write(self.dir(cgroup)?.join("cgroup.procs"), &pid.to_string())
     }
 
-    /// The processes in a cgroup and all those below it, ascending.
+    /// Processes in a cgroup and all those below it, ascending.
     ///
     /// # Errors
     /// When the cgroup is gone; [`HostError::is_unsupported`] when it is itself a threaded one,
-    /// which has threads of processes of another.
+    /// whose threads belong to processes of another cgroup.
     pub fn pids(&self, root: &Root, cgroup: &Path) -> Result<Vec<u32>, HostError> {
         pids_below(root, &self.dir(cgroup)?)
     }
@@ -270,7 +270,7 @@ impl Cgroups {
         })
     }
 
-    /// Whether a cgroup is one that libvirt makes for a part of a VM's threads: `emulator`,
+    /// Whether a cgroup is one of those that libvirt makes for parts of a VM's threads: `emulator`,
     /// `vcpuN`, `iothreadN` (its `docs/cgroups.rst`).
     #[must_use]
     pub fn is_of_thread(cgroup: &Path) -> bool {
@@ -282,10 +282,9 @@ impl Cgroups {
         name == "emulator" || numbered("vcpu") || numbered("iothread")
     }
 
-    /// The cgroup that holds a whole VM, given that of one of its threads: up to the last systemd
-    /// scope or service in the path (libvirt puts QEMU into
-    /// `machine-qemu-1.scope/libvirt/emulator`), else the path itself, without what libvirt has
-    /// below the VM's group.
+    /// Cgroup that holds a whole VM, given that of one of its threads: up to the last systemd scope
+    /// or service in the path (libvirt puts QEMU into `machine-qemu-1.scope/libvirt/emulator`),
+    /// else the path itself, without libvirt's groups below the VM's.
     #[must_use]
     pub fn unit_of(cgroup: &Path) -> PathBuf {
         let is_unit = |p: &&Path| {
@@ -299,7 +298,7 @@ impl Cgroups {
         below.unwrap_or(vm).to_owned()
     }
 
-    /// Where the BFQ weight of a cgroup is, or will be once the controller is enabled for it.
+    /// File with the BFQ weight of a cgroup, which may appear only once the controller is enabled.
     ///
     /// # Errors
     /// When the path is not a cgroup's, or cannot be read. The file exists only while BFQ is built
@@ -320,7 +319,7 @@ impl Cgroups {
         })
     }
 
-    /// Where a limit of a cgroup is.
+    /// Path of the file with a limit of a cgroup.
     ///
     /// # Errors
     /// When the path is not a cgroup's.
@@ -371,7 +370,7 @@ impl Cgroups {
     }
 }
 
-/// The same by its directory, of any hierarchy.
+/// Removes a cgroup by its directory, in any hierarchy.
 ///
 /// # Errors
 /// As [`Cgroups::remove`].
@@ -394,7 +393,7 @@ pub fn remove_dir(root: &Root, dir: &Path) -> Result<(), HostError> {
     }
 }
 
-/// The processes in a cgroup's directory and below it, ascending.
+/// Processes in a cgroup's directory and below it, ascending.
 pub(crate) fn pids_below(root: &Root, dir: &Path) -> Result<Vec<u32>, HostError> {
     let mut found = BTreeSet::new();
     collect_pids(root, dir, &mut found)?;
@@ -414,8 +413,8 @@ fn collect_pids(root: &Root, dir: &Path, found: &mut BTreeSet<u32>) -> Result<()
     for child in child_dirs(root, dir)? {
         match collect_pids(root, &child, found) {
             Err(e) if e.is_gone() => {}
-            // Threaded, as libvirt makes one for each vCPU: the processes stand in the one above it
-            // (cgroup-v2.rst, "Threads").
+            // Threaded, as libvirt makes one for each vCPU: the processes are in the cgroup above
+            // it (cgroup-v2.rst, "Threads").
             Err(e) if e.is_unsupported() => {}
             other => other?,
         }

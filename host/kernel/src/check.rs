@@ -1,4 +1,4 @@
-//! Is this host ready? Each finding names what was found, why it matters and what to do about it.
+//! Readiness checks of this host. Each finding has what was found, why it matters and a remedy.
 
 mod cpu;
 mod guest;
@@ -16,11 +16,11 @@ pub use guest::guest_priority;
 pub use memory::traffic as memory_traffic;
 pub use realtime::{fair_server, least_fair_server, vms};
 
-/// How much a finding matters.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// Nothing to do.
+    /// Nothing has to be done.
     Ok,
     /// Tails will be longer, or a part of rtvirtio is not usable.
     Warn,
@@ -28,41 +28,41 @@ pub enum Level {
     Fail,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// Stable name, such as `cgroup.io`; for scripts.
     pub id: String,
-    /// How much it matters.
+    /// Severity of this finding.
     pub level: Level,
-    /// What was found.
+    /// State that was found.
     pub what: String,
-    /// Why it matters for the tail.
+    /// Reason why it matters for the tail.
     pub why: String,
-    /// What to do; empty when there is nothing to do.
+    /// Remedy; empty when nothing has to be done.
     pub remedy: String,
 }
 
 impl Finding {
-    /// A finding with nothing to do.
+    /// Finding with nothing to do.
     #[must_use]
     pub fn ok(id: &str, what: impl Into<String>, why: &str) -> Self {
         Self { id: id.into(), level: Level::Ok, what: what.into(), why: why.into(), remedy: String::new() }
     }
 
-    /// A finding that makes tails longer or a part unusable.
+    /// Finding that makes tails longer or a part unusable.
     #[must_use]
     pub fn warn(id: &str, what: impl Into<String>, why: &str, remedy: impl Into<String>) -> Self {
         Self { id: id.into(), level: Level::Warn, what: what.into(), why: why.into(), remedy: remedy.into() }
     }
 
-    /// A finding that keeps plans from being applied.
+    /// Finding that keeps plans from being applied.
     #[must_use]
     pub fn fail(id: &str, what: impl Into<String>, why: &str, remedy: impl Into<String>) -> Self {
         Self { id: id.into(), level: Level::Fail, what: what.into(), why: why.into(), remedy: remedy.into() }
     }
 
-    /// Something could not be looked at.
+    /// Finding for a state that could not be read.
     fn unknown(id: &str, error: &HostError, why: &str) -> Self {
         Self::warn(
             id,
@@ -73,11 +73,11 @@ impl Finding {
     }
 }
 
-/// Looks at the host. `extra` are findings of the caller's own probes, such as whether KVM really
+/// Checks the host. `extra` are findings of the caller's own probes, such as whether KVM really
 /// runs a guest; they come last.
 ///
-/// Programs are asked for their version only on the real root. Never fails: what cannot be read is
-/// a finding.
+/// Programs are asked for their version only on the real root. Never fails: a file that cannot be
+/// read becomes a finding.
 #[must_use]
 pub fn check(root: &Root, extra: Vec<Finding>) -> Vec<Finding> {
     let mut found = Vec::new();

@@ -1,43 +1,43 @@
-//! What a block device has done: `/sys/block/*/stat` (`Documentation/block/stat.rst`).
+//! Counters of a block device: `/sys/block/*/stat` (`Documentation/block/stat.rst`).
 
 use std::time::Duration;
 
 use crate::{BlockDevice, HostError, Root};
 
-/// Counters since the device was there. Only the kernel's own part of a request's time is in them:
-/// from its allocation, before the elevator, to its completion.
+/// Counters since the device appeared. Times contain only the kernel's own part of a request: from
+/// its allocation, before the elevator, to its completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceIo {
-    /// Reads that completed.
+    /// Number of reads completed.
     pub reads: u64,
-    /// Bytes read.
+    /// Bytes of these reads.
     pub read_bytes: u64,
-    /// Time of all reads together.
+    /// Sum of the times of all reads.
     pub read_time: Duration,
-    /// Writes that completed.
+    /// Number of writes completed.
     pub writes: u64,
-    /// Bytes written.
+    /// Bytes of these writes.
     pub write_bytes: u64,
-    /// Time of all writes together.
+    /// Sum of the times of all writes.
     pub write_time: Duration,
     /// Time in which at least one request was in flight.
     pub busy: Duration,
-    /// Time of all requests together, those in flight included.
+    /// Sum of the times of all requests, those in flight included.
     pub in_flight: Duration,
 }
 
 impl DeviceIo {
-    /// The counters of a device.
+    /// Current counters of a device.
     ///
     /// # Errors
-    /// When they cannot be read, or are of another form.
+    /// When they cannot be read, or have another form.
     pub fn read(root: &Root, device: &BlockDevice) -> Result<Self, HostError> {
         let path = device.sysfs().join("stat");
         let text = root.read(&path)?;
         Self::parse(&text).ok_or(HostError::Form { path, text, expected: "at least 11 numbers" })
     }
 
-    /// Fields 1, 3, 4 of reads, 5, 7, 8 of writes, 10 and 11; later kernels have more of them.
+    /// Fields 1, 3, 4 of reads, 5, 7, 8 of writes, 10 and 11; later kernels have more fields.
     fn parse(text: &str) -> Option<Self> {
         let fields: Option<Vec<u64>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
         let fields = fields?;
@@ -56,7 +56,7 @@ impl DeviceIo {
         })
     }
 
-    /// What came in since `earlier`; `None` when the counters began anew.
+    /// Difference to `earlier`; `None` when the counters were reset in between.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Option<Self> {
         Some(Self {

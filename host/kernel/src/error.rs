@@ -1,49 +1,49 @@
-//! What can go wrong at the edge, always with the path and a remedy.
+//! Errors of reading and changing the host, each with the path and a remedy.
 
 use std::io;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-/// A failed look at, or change of, the host.
+/// Error of reading or changing the host.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A file could not be read.
     #[error("cannot read {path}: {source}{}", hint(source))]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A file could not be written.
     #[error("cannot write `{value}` to {path}: {source}{}", hint(source))]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was to be written.
+        /// Text that was to be written.
         value: String,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A directory could not be made or removed.
     #[error("cannot {action} {path}: {source}{}", hint(source))]
     Directory {
-        /// `create` or `remove`.
+        /// Verb of the operation: `create` or `remove`.
         action: &'static str,
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// A file holds something that is not understood.
+    /// A file has a content that is not understood.
     #[error("{path} holds `{text}`, which is not {expected}; please report this kernel's form")]
     Form {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its content, shortened.
+        /// Content of the file, or the part in question.
         text: String,
-        /// What was expected.
+        /// Description of the expected content, such as `a number`.
         expected: &'static str,
     },
     /// No such block device.
@@ -51,7 +51,7 @@ pub enum HostError {
     NoDevice {
         /// The name as given.
         name: String,
-        /// What was looked for.
+        /// Reason, such as a path that does not exist.
         why: String,
     },
     /// An elevator that this device does not offer now.
@@ -59,23 +59,23 @@ pub enum HostError {
     NoElevator {
         /// Kernel name of the device.
         device: String,
-        /// What was asked for.
+        /// Elevator that was asked for.
         wanted: String,
-        /// What `queue/scheduler` lists.
+        /// Elevators that `queue/scheduler` lists.
         offered: String,
-        /// What to do.
+        /// Remedy for the user.
         remedy: String,
     },
     /// No hierarchy holds the block I/O controller.
     #[error("no cgroup hierarchy has the block I/O controller: {why}")]
     NoIoController {
-        /// What was found instead, and the remedy.
+        /// State of the hierarchies, and the remedy.
         why: String,
     },
     /// No hierarchy holds the CPU controller.
     #[error("no cgroup hierarchy has the CPU controller: {why}")]
     NoCpuController {
-        /// What was found instead, and the remedy.
+        /// State of the hierarchies, and the remedy.
         why: String,
     },
     /// A path that may not be used as a cgroup.
@@ -83,7 +83,7 @@ pub enum HostError {
     BadCgroup {
         /// The path as given.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why it is refused.
         why: &'static str,
     },
 }
@@ -115,8 +115,8 @@ impl HostError {
         self.io().is_some_and(|e| e.raw_os_error() == Some(errno.raw_os_error()))
     }
 
-    /// Whether the kernel has no such operation there, as reading `cgroup.procs` of a threaded
-    /// cgroup.
+    /// Whether the kernel has no such operation there (`EOPNOTSUPP`), as for a read of
+    /// `cgroup.procs` of a threaded cgroup.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         self.is_errno(Errno::OPNOTSUPP)
@@ -129,7 +129,7 @@ impl HostError {
     }
 }
 
-/// Whether an I/O error means that the thing itself is gone: `ENOENT`, `ESRCH` of a task, or
+/// Whether an I/O error means that the object itself is gone: `ENOENT`, `ESRCH` of a task, or
 /// `ENODEV` from an open kernel file. After any other error it may be there.
 #[must_use]
 pub fn is_gone(error: &io::Error) -> bool {
@@ -149,9 +149,9 @@ pub fn unless_gone<T, E: Gone>(result: Result<T, E>) -> Result<Option<T>, E> {
     }
 }
 
-/// Errors that may mean that what was asked for does not exist (any more).
+/// Errors that may mean that the requested object does not exist (any more).
 pub trait Gone {
-    /// Whether this one does.
+    /// Whether this error means so.
     fn is_gone(&self) -> bool;
 }
 
@@ -167,7 +167,7 @@ impl Gone for io::Error {
     }
 }
 
-/// The remedy that an error number suggests, ready to be appended.
+/// Remedy for an error number, to be appended; may be empty.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::ACCESS | Errno::PERM) => " (run as root)",

@@ -1,7 +1,7 @@
-//! The process that holds the lock (flock(2)) of a file.
+//! Processes that hold the lock (flock(2)) of a file.
 //!
 //! A name or a process id identifies nothing for sure: any user can start a process of that name,
-//! and ids are used again. The lock belongs to an open file, so only a process that could open the
+//! and ids are reused. The lock belongs to an open file, so only a process that could open the
 //! file, or inherited it, holds it; and the kernel drops it when the last such process ends,
 //! however it ends. A process is found by `/proc/PID/fd` and `/proc/PID/fdinfo`
 //! (proc_pid_fdinfo(5)) and signalled through a pidfd that was open before it was inspected.
@@ -24,23 +24,24 @@ use crate::{HostError, Root, unless_gone};
 #[cfg(test)]
 mod tests;
 
-/// Another process may hold the lock for the moment in which it tests it, and one that a former
-/// holder was just starting shares it until its `execve`: so many tries before it counts as held.
+/// Attempts before the lock counts as held: another process may hold it for the moment in which it
+/// tests it, and a child of a former holder shares it until its `execve`.
 const TRIES: u32 = 10;
-/// Between two of them.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What is known of the holder of a lock.
+/// Result of the search for a lock's holders.
 #[derive(Debug, Default)]
 pub struct Search {
-    /// Processes that have the locked file open. Several share it when one has started the other.
+    /// Processes that have the locked file open. Several share the lock when one has started the
+    /// other.
     pub holders: Vec<Process>,
     /// Processes that could not be inspected, with the reason: any of them may be a holder too.
     pub unknown: Vec<(u32, io::Error)>,
 }
 
-/// Whether the lock of a file is held by another open file at this moment, which may be one that a
-/// child of the holder has until its `execve`. Takes and drops a shared lock for a moment.
+/// Whether the lock of a file is held by another open file at this moment, possibly one that a
+/// child of a former holder has until its `execve`. Takes and drops a shared lock for a moment.
 ///
 /// # Errors
 /// As flock(2) reports.
@@ -98,12 +99,12 @@ pub fn search(path: &Path, file: &File) -> io::Result<Search> {
 
 struct Wanted<'a> {
     name: &'a OsStr,
-    /// Device and inode.
+    /// Device and inode of the locked file.
     id: (u64, u64),
 }
 
 impl Wanted<'_> {
-    /// Whether a link of `/proc/PID/fd` can be the file. Only such a one is looked at more closely:
+    /// Whether a link of `/proc/PID/fd` can be the file. Only such a link is inspected further:
     /// stat(2) of another may wait for a dead server, readlink(2) never does.
     fn may_be(&self, link: &Path) -> bool {
         let name = link.file_name().unwrap_or_default().as_bytes();

@@ -1,10 +1,10 @@
-//! What uses a block device or a file, and the claim that has to be made before its data is
+//! Users of a block device or a file, and the claim that has to be taken before its data is
 //! overwritten.
 //!
 //! The same bytes can be reached by several names: a disk and its partitions, a device-mapper or md
-//! device above it, a loop device and its backing file. All of them are looked at, for processes
-//! that have them open, mounts, swap space, devices above, and the locks of QEMU ([`image_lock`])
-//! and of `flock`.
+//! device above it, a loop device and its backing file. All of them are checked for processes that
+//! have them open, mounts, swap space, devices above, and the locks of QEMU ([`image_lock`]) and of
+//! `flock`.
 
 pub mod image_lock;
 mod processes;
@@ -24,65 +24,65 @@ use self::image_lock::{Sharing, lock_image};
 use self::target::Target;
 use crate::HostError;
 
-/// How long a holder may last that goes by itself, such as udev's `blkid`.
+/// Time within which a transient holder, such as udev's `blkid`, may go.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two looks.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// One use of a device or file.
+/// User of a device or file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holder {
     /// A process has it open or mapped.
     Process {
-        /// Its id.
+        /// Process id of the holder.
         pid: u32,
-        /// Its program's name, as in `/proc/PID/comm`.
+        /// Name of its program, as in `/proc/PID/comm`.
         program: String,
-        /// What it has open: `/dev/loop0`, a partition, an image.
+        /// Path that it has open: `/dev/loop0`, a partition, an image.
         what: String,
         /// Whether it may write by that descriptor.
         writes: bool,
     },
     /// A file system on it is mounted.
     Mount {
-        /// The device.
+        /// Device of the file system.
         device: String,
-        /// Where.
+        /// Mount point of the file system.
         point: PathBuf,
     },
-    /// It is swap space.
+    /// The device or file is swap space.
     Swap {
-        /// Device or file.
+        /// Path of the device or file.
         what: String,
     },
     /// A device-mapper, md or other device is built on it.
     Stacked {
-        /// The device below.
+        /// Device that is a part of the other one.
         device: String,
-        /// The device above.
+        /// Device that is built on it.
         by: String,
     },
     /// A loop device shows the same bytes.
     Loop {
-        /// Its backing file.
+        /// Backing file of the loop device.
         file: String,
-        /// The loop device.
+        /// Path of the loop device.
         device: String,
     },
-    /// The kernel refuses an exclusive open, and nothing above says why.
+    /// The kernel refuses an exclusive open, and no other holder explains it.
     Exclusive {
-        /// The device.
+        /// Path of the device.
         device: String,
     },
-    /// Another open file has `flock`ed it, as `rtvirtio-iod` does.
+    /// An open file of another process has locked it by `flock`, as `rtvirtio-iod` does.
     FileLock {
-        /// Device or file.
+        /// Path of the device or file.
         what: String,
     },
-    /// Another open file has QEMU's image locks on it.
+    /// An open file of another process has QEMU's image locks on it.
     ImageLock {
-        /// Device or file.
+        /// Path of the device or file.
         what: String,
     },
 }
@@ -107,26 +107,26 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A process whose open files cannot be read.
+/// Process whose open files cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unseen {
-    /// Its id.
+    /// Process id in this namespace.
     pub pid: u32,
-    /// Its program's name.
+    /// Name of its program, `?` if unknown.
     pub program: String,
 }
 
-/// Everything that uses a device or file, as far as it can be seen.
+/// All users of a device or file, as far as they are visible.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
-    /// What was found.
+    /// Users that were found.
     pub found: Vec<Holder>,
-    /// Processes that could not be looked into: one of them may use it.
+    /// Processes that could not be inspected: any of them may use it.
     pub unseen: Vec<Unseen>,
 }
 
 impl Holders {
-    /// Looks at this machine. Processes of `except`, and this one, do not count.
+    /// Searches this machine. Processes of `except`, and this one, do not count.
     ///
     /// # Errors
     /// When the path, sysfs, the mount table or `/proc` cannot be read.
@@ -137,8 +137,8 @@ impl Holders {
         Ok(Self { found, unseen })
     }
 
-    /// What the kernel does with it: mounts, swap, devices above, loop devices. Needs no
-    /// privileges, and sees no process.
+    /// Users in the kernel: mounts, swap, devices above, loop devices. Needs no privileges, and
+    /// finds no processes.
     ///
     /// # Errors
     /// When the path, sysfs or the mount table cannot be read.
@@ -146,7 +146,7 @@ impl Holders {
         Target::find(path)?.kernel_uses()
     }
 
-    /// All of them, and what could not be seen, in one line; empty when there is nothing to say.
+    /// All users, and the processes that could not be inspected, in one line; empty for none.
     #[must_use]
     pub fn describe(&self) -> String {
         let found = self.found.iter().map(Holder::to_string);
@@ -154,7 +154,7 @@ impl Holders {
     }
 }
 
-/// What is not known, for people; `None` when every process could be looked into.
+/// Sentence on processes that could not be inspected, for users; `None` when there are none.
 #[must_use]
 pub fn describe_unseen(unseen: &[Unseen]) -> Option<String> {
     const NAMED: usize = 3;
@@ -173,42 +173,42 @@ pub fn describe_unseen(unseen: &[Unseen]) -> Option<String> {
     })
 }
 
-/// Why something may not be overwritten.
+/// Reason why a device or file may not be overwritten.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// It is in use.
+    /// The device or file is in use.
     #[error(
         "{} is in use, and writing to it would destroy data: {}. Stop what uses it first, or choose another device",
         path.display(),
         describe(holders)
     )]
     InUse {
-        /// What was to be written.
+        /// Path that was to be claimed.
         path: PathBuf,
-        /// What uses it.
+        /// Users that were found.
         holders: Vec<Holder>,
     },
-    /// Not everything can be seen.
+    /// Some processes cannot be inspected.
     #[error(
         "it is not known whether {} is in use: {}",
         path.display(),
         describe_unseen(processes).unwrap_or_default()
     )]
     Unseen {
-        /// What was to be written.
+        /// Path that was to be claimed.
         path: PathBuf,
-        /// Those whose open files cannot be read.
+        /// Processes whose open files cannot be read.
         processes: Vec<Unseen>,
     },
-    /// It cannot be opened or locked.
+    /// Opening or locking it failed.
     #[error("{}: cannot {what}: {source}", path.display())]
     Io {
-        /// What was to be written.
+        /// Path that was to be claimed.
         path: PathBuf,
-        /// What failed.
+        /// Operation that failed, such as `open it`.
         what: &'static str,
-        /// The kernel's answer.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The machine cannot be read.
@@ -220,8 +220,8 @@ fn describe(holders: &[Holder]) -> String {
     holders.iter().map(Holder::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// A device or file of which nothing else has hold. While this lives, a mount, another exclusive
-/// open, a QEMU with its default locking and another I/O domain are refused.
+/// Exclusive claim on a device or file. While this lives, a mount, another exclusive open, a QEMU
+/// with its default locking and another I/O domain are refused.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
@@ -234,8 +234,8 @@ impl Claim {
     /// within 2 s are waited for. Processes of `except` may have it open; they must not have locked
     /// it.
     ///
-    /// Without root, processes that cannot be looked into are an error. Root may lack a privilege
-    /// of one of them, as in a container: then [`Self::unseen`] names them.
+    /// Without root, processes that cannot be inspected are an error. Root may lack a privilege of
+    /// one of them, as in a container: then [`Self::unseen`] names them.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing is held then.
@@ -270,14 +270,14 @@ impl Claim {
             Ok(file) => file,
             Err(holder) => return Ok(Err(vec![holder])),
         };
-        // What has opened it since, without a lock.
+        // Processes that have opened it meanwhile, without a lock.
         let Holders { found, unseen } = look()?;
         let path = path.to_owned();
         Ok(if found.is_empty() { Ok(Self { path, _file: file, unseen }) } else { Err(found) })
     }
 
-    /// Claims what this program has made itself, such as a lab's device, whose content may be lost
-    /// whatever has it open: only a mount or another exclusive use is refused.
+    /// Claims a device that this program has made itself, such as a lab's, whose content may be
+    /// lost whichever process has it open: only a mount or another exclusive use is refused.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing is held then.
@@ -288,13 +288,13 @@ impl Claim {
         }
     }
 
-    /// What is claimed.
+    /// Path of the claimed device or file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Processes that could not be looked into, for a warning ([`describe_unseen`]).
+    /// Processes that could not be inspected, for a warning ([`describe_unseen`]).
     #[must_use]
     pub fn unseen(&self) -> &[Unseen] {
         &self.unseen
@@ -305,7 +305,7 @@ fn failed<'a>(path: &'a Path, what: &'static str) -> impl FnOnce(io::Error) -> C
     move |source| ClaimError::Io { path: path.to_owned(), what, source }
 }
 
-/// Opens it exclusively (block devices), with `flock` and QEMU's locks.
+/// Opens it exclusively (block devices), and takes `flock` and QEMU's locks.
 fn exclusive(path: &Path) -> Result<Result<File, Holder>, ClaimError> {
     let what = path.display().to_string();
     let file = match open_exclusively(path)? {

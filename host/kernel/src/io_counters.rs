@@ -1,26 +1,26 @@
-//! Requests and bytes that a cgroup has had of a block device: `io.stat` on v2, blk-throttle's or
-//! BFQ's counters on v1 (`Documentation/admin-guide/cgroup-v2.rst`,
+//! Requests and bytes of a cgroup at a block device: `io.stat` on v2, blk-throttle's or BFQ's
+//! counters on v1 (`Documentation/admin-guide/cgroup-v2.rst`,
 //! `Documentation/admin-guide/cgroup-v1/blkio-controller.rst`).
 
 use std::path::Path;
 
 use crate::{Cgroups, Hierarchy, HostError, Root};
 
-/// Counters since the cgroup was made, with those of the groups below it.
+/// Counters since the cgroup was made, including the groups below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCounters {
-    /// Read requests.
+    /// Number of read requests.
     pub reads: u64,
-    /// Write requests.
+    /// Number of write requests.
     pub writes: u64,
-    /// Bytes read.
+    /// Number of bytes read.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Number of bytes written.
     pub write_bytes: u64,
 }
 
 impl IoCounters {
-    /// The counters of a cgroup for the device with this number, `MAJ:MIN`; `None` where the kernel
+    /// Counters of a cgroup for the device with this number, `MAJ:MIN`; `None` where the kernel
     /// counts nothing: the group has had no request yet, or on v1 neither blk-throttle nor BFQ is
     /// in use.
     ///
@@ -29,7 +29,7 @@ impl IoCounters {
     pub fn read(root: &Root, cgroups: &Cgroups, cgroup: &Path, dev: &str) -> Result<Option<Self>, HostError> {
         let dir = cgroups.dir(cgroup)?;
         if cgroups.hierarchy == Hierarchy::V2 {
-            // Not in the root group.
+            // The root group has no such file.
             let text = root.read_optional(dir.join("io.stat"))?.unwrap_or_default();
             return Ok(of_io_stat(&text, dev));
         }
@@ -49,7 +49,7 @@ impl IoCounters {
         Ok(None)
     }
 
-    /// What came in since `earlier`; `None` when the counters began anew.
+    /// Difference to `earlier`; `None` when the counters were reset in between.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Option<Self> {
         Some(Self {
@@ -61,7 +61,7 @@ impl IoCounters {
     }
 }
 
-/// `8:0 rbytes=90112 wbytes=0 rios=22 wios=0 dbytes=0 dios=0`.
+/// Line such as `8:0 rbytes=90112 wbytes=0 rios=22 wios=0 dbytes=0 dios=0`.
 fn of_io_stat(text: &str, dev: &str) -> Option<IoCounters> {
     let mut words = text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -83,7 +83,7 @@ fn of_io_stat(text: &str, dev: &str) -> Option<IoCounters> {
     Some(counters)
 }
 
-/// `8:0 Read 22`.
+/// Number in a line such as `8:0 Read 22`.
 fn of_v1(text: &str, dev: &str, direction: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();

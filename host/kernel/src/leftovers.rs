@@ -1,8 +1,8 @@
-//! What rtvirtio left on this host although nothing knows of it any more: cgroups, by name and
+//! Cgroups of rtvirtio that no journal, state file or process refers to any more, found by name and
 //! mark.
 //!
-//! A cgroup of ours bears the path of the file that remembers it, a journal or a lab's state, as an
-//! extended attribute (xattr(7)). Where that file is gone, nothing will put the cgroup back. One
+//! A cgroup of ours has the path of the file that refers to it, a journal or a lab's state, as an
+//! extended attribute (xattr(7)). Where that file is gone, nothing will remove the cgroup. A cgroup
 //! that is named after its process needs no mark.
 
 use std::collections::BTreeSet;
@@ -15,43 +15,43 @@ use crate::cgroup::pids_below;
 use crate::mounts::{Mount, mounts};
 use crate::{HostError, Root, process, task, unless_gone};
 
-/// Begins the names of our cgroups, directly below the root of a hierarchy.
+/// Prefix of the names of our cgroups, directly below the root of a hierarchy.
 const PREFIX: &str = "rtvirtio-";
-/// Begins the names of those that are named after their process: `PID-START` follows.
+/// Prefixes, after `rtvirtio-`, of cgroups that are named after their process: `PID-START` follows.
 const OF_A_PROCESS: [&str; 2] = ["learn-", "bench-"];
-/// The attribute; `trusted.` ones are for root on every file system with attributes, cgroups of
-/// both versions among them.
+/// Name of the mark; `trusted.` attributes are for root on every file system with attributes,
+/// cgroups of both versions among them.
 const ATTRIBUTE: &str = "trusted.rtvirtio.known_by";
-/// Longest path (`PATH_MAX`).
+/// Longest path, in bytes (`PATH_MAX`).
 const LONGEST: usize = 4096;
 
-/// What knows of a cgroup.
+/// Owner of a cgroup: a process or a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KnownBy {
     /// The process that made it, by id and start in 1/100 s since boot.
     Process(u32, u64),
-    /// A file.
+    /// A journal or state file, by the path in the mark.
     File(PathBuf),
-    /// It bears no mark: made by hand, or on a kernel that took none.
+    /// No mark: made by hand, or on a kernel that took none.
     Unknown,
 }
 
-/// A cgroup of rtvirtio.
+/// Cgroup that rtvirtio made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OurGroup {
-    /// Its directory.
+    /// Directory of the cgroup.
     pub dir: PathBuf,
-    /// What knows of it.
+    /// Process or file that refers to it.
     pub known_by: KnownBy,
-    /// The processes in it and below it.
+    /// Processes in it and below it.
     pub pids: Vec<u32>,
 }
 
 impl OurGroup {
-    /// Whether nothing knows of it any more; never of one without a mark.
+    /// Whether its process or file is gone; never for a cgroup without a mark.
     ///
     /// # Errors
-    /// When that cannot be found out.
+    /// When a process or file cannot be looked up.
     pub fn is_left(&self, root: &Root) -> Result<bool, HostError> {
         match &self.known_by {
             KnownBy::Process(pid, start) => match task::stat(root, *pid, *pid) {
@@ -65,7 +65,7 @@ impl OurGroup {
     }
 }
 
-/// Marks a cgroup's directory as known by a file.
+/// Marks a cgroup's directory with the path of the file that refers to it.
 ///
 /// # Errors
 /// Without root, and where the file system takes no attributes. The cgroup is then never taken for
@@ -131,8 +131,8 @@ pub fn groups(root: &Root) -> Result<Vec<OurGroup>, HostError> {
     Ok(found)
 }
 
-/// The processes of a threaded group's threads, ascending: they stand in the group above it, here
-/// the root.
+/// Processes of a threaded group's threads, ascending: they are in the group above it, here the
+/// root.
 fn pids_of_threads(root: &Root, dir: &Path) -> Result<Vec<u32>, HostError> {
     let mut found = BTreeSet::new();
     for thread in unless_gone(root.read(dir.join("cgroup.threads")))?.unwrap_or_default().lines() {
@@ -143,7 +143,7 @@ fn pids_of_threads(root: &Root, dir: &Path) -> Result<Vec<u32>, HostError> {
     Ok(found.into_iter().collect())
 }
 
-/// Loop devices whose file lies below a directory.
+/// Loop devices whose backing file is below a directory.
 ///
 /// # Errors
 /// When sysfs cannot be read.
@@ -151,7 +151,7 @@ pub fn loops_below(root: &Root, dir: &Path) -> Result<Vec<PathBuf>, HostError> {
     let mut found = Vec::new();
     for name in root.list("/sys/block")? {
         let file = root.read_optional(Path::new("/sys/block").join(&name).join("loop/backing_file"));
-        // A device without a file answers with an error.
+        // For a device without a backing file the read fails.
         if file.ok().flatten().is_some_and(|file| Path::new(file.trim_end()).starts_with(dir)) {
             found.push(Path::new("/dev").join(name));
         }
@@ -232,7 +232,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return rtvirtio_testkit::skip(test, "needs root");
         }
-        // Named after this process: another test's look for leftovers leaves it alone.
+        // Named after this process, so that another test's search for leftovers skips it.
         let dir = mount.point.join(format!("{}threads", crate::ProcessId::prefix("bench")));
         fs::create_dir(&dir).unwrap();
         let threaded = fs::write(dir.join("cgroup.type"), "threaded");

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use crate::{HostError, Root};
 
-/// One mount.
+/// Line of `mountinfo`, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// Device number `MAJ:MIN` of the file system.
     pub dev: String,
-    /// The directory of that file system that is mounted; not `/` inside a container or for a bind
+    /// Directory of that file system that is mounted; not `/` inside a container or for a bind
     /// mount.
     pub root: PathBuf,
-    /// Where.
+    /// Mount point as seen by this process.
     pub point: PathBuf,
     /// Type, such as `cgroup2`.
     pub fs: String,

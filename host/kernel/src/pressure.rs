@@ -1,4 +1,4 @@
-//! What the kernel counts of waiting and throttling: pressure stall information
+//! Waiting and throttling that the kernel counts: pressure stall information
 //! (`Documentation/accounting/psi.rst`) and `cpu.stat` of cgroups.
 
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::{HostError, Root};
 
-/// Pressure of one resource since boot.
+/// Pressure of a resource since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
-    /// Time in which some task waited for it.
+    /// Time in which at least one task waited for it.
     pub some: Duration,
-    /// Time in which all tasks that were not idle did; zero where the kernel does not count it.
+    /// Time in which all non-idle tasks waited for it; zero where the kernel does not count it.
     pub full: Duration,
 }
 
@@ -24,7 +24,7 @@ pub fn pressure(root: &Root, resource: &str) -> Result<Option<Pressure>, HostErr
     let text = match root.read_optional(&path) {
         Ok(Some(text)) => text,
         Ok(None) => return Ok(None),
-        // Built in and switched off: `psi=0`.
+        // Compiled in but switched off: `psi=0`.
         Err(e) if e.is_unsupported() => return Ok(None),
         Err(e) => return Err(e),
     };
@@ -43,20 +43,20 @@ pub fn pressure(root: &Root, resource: &str) -> Result<Option<Pressure>, HostErr
     }
 }
 
-/// How often and how long a quota has stopped the tasks of a cgroup.
+/// Number and duration of a cgroup's stops by its CPU quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttled {
-    /// Periods in which it did.
+    /// Number of periods in which tasks were stopped.
     pub periods: u64,
-    /// Time in which tasks were stopped, summed over CPUs.
+    /// Time in which they were stopped, summed over CPUs.
     pub time: Duration,
 }
 
-/// What `cpu.stat` of a cgroup's directory shows; `None` without one, or where it counts no
+/// Throttling in `cpu.stat` of a cgroup's directory; `None` without the file, or where it counts no
 /// throttling.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub fn throttled(root: &Root, dir: &Path) -> Result<Option<Throttled>, HostError> {
     let Some(text) = root.read_optional(dir.join("cpu.stat"))? else { return Ok(None) };
     let value = |key: &str| {

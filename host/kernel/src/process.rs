@@ -1,6 +1,6 @@
 //! `/proc/PID`: processes, their open files, and signals that reach no other process.
 //!
-//! Process ids are reused. [`ProcessId`] names a process for good by its start time and can be
+//! Process ids are reused. [`ProcessId`] identifies a process for good by its start time and can be
 //! stored; [`Process`] holds a pidfd (pidfd_open(2)) while this program runs.
 
 use std::collections::BTreeSet;
@@ -20,18 +20,18 @@ use serde::{Deserialize, Serialize};
 use crate::task::{self, Membership};
 use crate::{HostError, Root, is_gone, unless_gone};
 
-/// A process by id and start time.
+/// Process, identified by id and start time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessId {
-    /// Process id.
+    /// Process id in this PID namespace.
     pub pid: u32,
     /// Start time in clock ticks since boot (proc_pid_stat(5), field 22).
     pub start_time: u64,
 }
 
 impl ProcessId {
-    /// The process that has this id at the moment; `None` when there is none, or only a zombie.
+    /// Process that has this id at the moment; `None` when there is none, or only a zombie.
     ///
     /// # Errors
     /// When `/proc/PID/stat` exists but cannot be read.
@@ -39,9 +39,8 @@ impl ProcessId {
         Ok(start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 
-    /// Begins the name of a directory of this process's, `rtvirtio-WHAT-PID-START-`: what is left
-    /// of it after `kill -9` can be
-    /// distinguished from what a living one uses.
+    /// Prefix of the name of a directory of this process, `rtvirtio-WHAT-PID-START-`: a directory
+    /// left after `kill -9` can be told from one that a living process uses.
     #[must_use]
     pub fn prefix(what: &str) -> String {
         let pid = std::process::id();
@@ -49,13 +48,14 @@ impl ProcessId {
         format!("rtvirtio-{what}-{pid}-{start}-")
     }
 
-    /// Whether it still runs. A zombie does not. One whose `stat` cannot be read counts as running.
+    /// Whether the process still runs. A zombie does not; a process whose `stat` cannot be read
+    /// counts as running.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         start_time(self.pid).map_or(true, |start| start == Some(self.start_time))
     }
 
-    /// Asks it to end (SIGTERM) and kills it when it has not ended within `patience`.
+    /// Terminates the process (SIGTERM) and kills it when it has not ended within `patience`.
     pub fn stop(&self, patience: Duration) {
         self.signal(Signal::TERM);
         if !self.wait(patience) {
@@ -70,13 +70,13 @@ impl ProcessId {
     pub fn signal(&self, signal: Signal) {
         let Ok(Some(process)) = Process::open(self.pid) else { return };
         if start_time(self.pid).is_ok_and(|start| start == Some(self.start_time)) {
-            // One that is gone already needs no signal.
+            // A process that is gone already needs no signal.
             let _ = process.signal(signal);
         }
     }
 
-    /// Waits until it is gone; false when it is still there after `patience`. Reaps it when it is a
-    /// child of this process.
+    /// Waits until the process is gone; false when it still exists after `patience`. Reaps it when
+    /// it is a child of this process.
     #[must_use]
     pub fn wait(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
@@ -104,7 +104,7 @@ fn start_time(pid: u32) -> io::Result<Option<u64>> {
     }
 }
 
-/// A process, by a pidfd: never another one that got the same id.
+/// Process held by a pidfd: never another one that got the same id.
 #[derive(Debug)]
 pub struct Process {
     pid: Pid,
@@ -112,7 +112,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process that has this id at the moment; `None` when there is none.
+    /// Process that has this id at the moment; `None` when there is none.
     ///
     /// # Errors
     /// As pidfd_open(2) reports.
@@ -122,7 +122,7 @@ impl Process {
         Ok(fd.map(|fd| Self { pid: id, fd }))
     }
 
-    /// Its id.
+    /// Process id at the time of [`Process::open`].
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
@@ -136,7 +136,7 @@ impl Process {
         unless_gone(pidfd_send_signal(&self.fd, signal).map_err(io::Error::from)).map(drop)
     }
 
-    /// Waits until it has ended, for at most `patience`; whether it has.
+    /// Waits for its end for at most `patience`; returns whether it has ended.
     ///
     /// # Errors
     /// As poll(2) reports.
@@ -145,7 +145,7 @@ impl Process {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
-            // Readable from its end on, also while it waits to be reaped.
+            // Readable from its end on, also for a zombie.
             match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left)) {
                 Ok(n) => return Ok(n > 0),
                 Err(Errno::INTR) => {}
@@ -154,8 +154,8 @@ impl Process {
         }
     }
 
-    /// Asks it to end (SIGTERM), and kills it (SIGKILL) when it has not ended within `patience`;
-    /// whether it has ended then, within as long again.
+    /// Terminates the process (SIGTERM), and kills it (SIGKILL) when it has not ended within
+    /// `patience`; returns whether it has ended after as long again.
     ///
     /// # Errors
     /// As the system calls report.
@@ -173,16 +173,16 @@ fn raw(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
 
-/// How a file is open.
+/// Access mode of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenMode {
     /// Whether it may be written to.
     pub writes: bool,
-    /// Whether its reads and writes pass the page cache by (`O_DIRECT`).
+    /// Whether its reads and writes bypass the page cache (`O_DIRECT`).
     pub direct: bool,
 }
 
-/// One open descriptor of a process (proc_pid_fd(5), proc_pid_fdinfo(5)).
+/// Open descriptor of a process (proc_pid_fd(5), proc_pid_fdinfo(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     pid: u32,
@@ -190,21 +190,21 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// Its number.
+    /// Number of the descriptor in its process.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// `/proc/PID/fd/N` on the host. To follow it leads to the open file itself, also where its
-    /// name is gone or lies in another mount namespace.
+    /// `/proc/PID/fd/N` on the host. Following it leads to the open file itself, also where its
+    /// name is gone or in another mount namespace.
     #[must_use]
     pub fn link(&self) -> PathBuf {
         path(self.pid, "fd").join(self.number.to_string())
     }
 
-    /// What the link names, such as `/dev/sda`, `socket:[1234]` or `/x (deleted)`. Unlike
-    /// following the link it never waits for a file system's server.
+    /// Target of the link, such as `/dev/sda`, `socket:[1234]` or `/x (deleted)`. Unlike following
+    /// the link, reading it never waits for a file system's server.
     ///
     /// # Errors
     /// `NotFound` when it is closed meanwhile; as readlink(2) reports.
@@ -212,7 +212,7 @@ impl Descriptor {
         fs::read_link(root.at(self.link()))
     }
 
-    /// How it is open, by `flags:` of `/proc/PID/fdinfo/N`. A program may change `O_DIRECT` at any
+    /// Access mode, by `flags:` of `/proc/PID/fdinfo/N`. A program may change `O_DIRECT` at any
     /// time (fcntl(2)).
     ///
     /// # Errors
@@ -265,8 +265,8 @@ pub fn pids(root: &Root) -> Result<Vec<u32>, HostError> {
     task::numbers(root, PathBuf::from("/proc"))
 }
 
-/// The number of the process or thread that was created last in this PID namespace
-/// (proc_loadavg(5)): as long as it stays the same, none has come.
+/// Id of the process or thread that was created last in this PID namespace (proc_loadavg(5)): as
+/// long as it stays the same, none was created.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -306,7 +306,8 @@ pub fn cpu_time(root: &Root, pid: u32) -> Result<Duration, HostError> {
     Ok(task::stat_at(root, path(pid, "stat"))?.cpu_time)
 }
 
-/// Full name of a process: unlike in `stat` it is not cut off for kernel threads since Linux 5.17.
+/// Full name of a process: unlike in `stat` it is not truncated for kernel threads since Linux
+/// 5.17.
 ///
 /// # Errors
 /// When the process is gone.
@@ -316,7 +317,7 @@ pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// The user whose rights a process has (effective, proc_pid_status(5)).
+/// Effective user of a process (proc_pid_status(5)).
 ///
 /// # Errors
 /// When the process is gone or hidden.
@@ -324,14 +325,13 @@ pub fn user(root: &Root, pid: u32) -> Result<u32, HostError> {
     let path = path(pid, "status");
     let text = root.read(&path)?;
     let ids = text.lines().find_map(|line| line.strip_prefix("Uid:"));
-    // Real, effective, saved, of file systems.
+    // Order: real, effective, saved, file system.
     let user = ids.and_then(|ids| ids.split_ascii_whitespace().nth(1)).and_then(|id| id.parse().ok());
     user.ok_or_else(|| task::form(path, "no Uid", "a task's status"))
 }
 
-/// The words that a process was started with (proc_pid_cmdline(5)), the program's name first; none
-/// for a kernel thread. A process can change what is read here. Bytes that are not UTF-8 are
-/// replaced.
+/// Command line of a process (proc_pid_cmdline(5)), the program's name first; empty for a kernel
+/// thread. A process can change the text that is read here. Bytes that are not UTF-8 are replaced.
 ///
 /// # Errors
 /// When the process is gone or hidden.
@@ -345,7 +345,7 @@ pub fn command_line(root: &Root, pid: u32) -> Result<Vec<String>, HostError> {
     Ok(bytes.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).collect())
 }
 
-/// Memory of a process that is locked into RAM, and all that it has in RAM, in bytes (`VmLck`,
+/// Bytes of a process that are locked into RAM, and all bytes that it has in RAM (`VmLck`,
 /// `VmRSS`).
 ///
 /// # Errors
@@ -362,7 +362,7 @@ pub fn locked_memory(root: &Root, pid: u32) -> Result<(u64, u64), HostError> {
         .ok_or_else(|| task::form(path, "no VmLck", "the status of a process with memory"))
 }
 
-/// The soft limit of locked memory (RLIMIT_MEMLOCK) as the kernel prints it: bytes or `unlimited`.
+/// Soft limit of locked memory (RLIMIT_MEMLOCK) as the kernel prints it: bytes or `unlimited`.
 /// `None` where the list has no such line. `pid` of `None` is this process.
 ///
 /// # Errors
@@ -373,7 +373,7 @@ pub fn memlock_limit(root: &Root, pid: Option<u32>) -> Result<Option<String>, Ho
     Ok(line.and_then(|l| l.split_whitespace().next()).map(str::to_owned))
 }
 
-/// The cgroups of a process's first thread, one for each hierarchy.
+/// Cgroups of a process's first thread, one for each hierarchy.
 ///
 /// # Errors
 /// When the process is gone.
@@ -381,9 +381,9 @@ pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
     task::cgroups_at(root, &path(pid, "cgroup"))
 }
 
-/// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's
-/// (proc_net(5), proc_pid_fd(5)). The thread ids that a monitor in another pid namespace reports
-/// mean other threads here, and the wrong one must not become real-time.
+/// Whether a process has a UNIX socket open that is bound to this path, such as QEMU its monitor's
+/// (proc_net(5), proc_pid_fd(5)). The thread ids that a monitor in another PID namespace reports
+/// name other threads here, and the wrong one must not become real-time.
 ///
 /// # Errors
 /// When its sockets cannot be read.
@@ -394,7 +394,7 @@ pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
     let bound = |line: &str| {
         let mut fields = line.split_ascii_whitespace().skip(6);
         let inode = format!("socket:[{}]", fields.next()?);
-        // As it was given to bind(2): it may be relative to a directory of QEMU's, or lead through
+        // Name as given to bind(2): it may be relative to a directory of QEMU's, or lead through
         // other links than ours.
         let name = Path::new(fields.next()?);
         let same = socket.ends_with(name) || (name.is_absolute() && ours.is_some() && file(name) == ours);
@@ -413,7 +413,7 @@ pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
     Ok(false)
 }
 
-/// The process at the other end of a connection, which for a client is the one that began to listen
+/// Process at the other end of a connection: for a client the one that called listen(2)
 /// (`SO_PEERCRED` in unix(7)); `None` for one outside of this PID namespace.
 ///
 /// # Errors

@@ -2,9 +2,9 @@
 //!
 //! The kernel freezes the queue for most of them: the writer sleeps, and no signal wakes it, until
 //! every request in the queue has ended (`blk_mq_freeze_queue_wait()`), and each new request of the
-//! disk waits meanwhile. A disk that completes nothing would keep the writer for good, with all the
-//! locks that it holds. So such a disk is left alone, and the write is made by a process of its
-//! own, which is left behind after a time.
+//! disk waits meanwhile. A disk that completes nothing would block the writer forever, with all the
+//! locks that it holds. So such a disk is not written to, and the write is made by a child process,
+//! which is abandoned after a time.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -17,41 +17,42 @@ use std::time::{Duration, Instant};
 use crate::process::ProcessId;
 use crate::{Root, atomic_write, trusted};
 
-/// A disk that has requests and completes none for so long is left alone.
+/// Time without a completion after which a disk with requests in flight counts as hung.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long the kernel may take for a write.
+/// Longest time for the kernel to accept a write.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Between two looks at the disk, and at the process that writes.
+/// Longest pause between two reads of the disk's counters, and between two looks at the writing
+/// process.
 const PAUSE: Duration = Duration::from_millis(20);
 const SHORT: Duration = Duration::from_micros(200);
 
-/// A disk that was found to stand still is not looked at for [`LOOK`] again for so long, unless it
-/// has completed something since: a plan has several settings for each disk.
+/// Time for which a disk that was found hung is not watched for [`LOOK`] again, unless it has
+/// completed a request since: a plan has several settings for each disk.
 const KNOWN: Duration = Duration::from_secs(10);
-/// Where a process that has not come back from its write is noted, for other processes: the name of
-/// its disk is added.
+/// Prefix of the file that notes a process which has not returned from its write, for other
+/// processes: the name of its disk follows.
 const NOTE: &str = "/run/rtvirtio-queue.";
-/// Bytes of such a note, at most.
+/// Largest size of such a note, in bytes.
 const NOTE_LIMIT: u64 = 64;
 
-/// Processes that have not come back from their write, by the directory of their disk.
+/// Processes that have not returned from their write, by the directory of their disk.
 static UNDER_WAY: Mutex<BTreeMap<PathBuf, libc::pid_t>> = Mutex::new(BTreeMap::new());
-/// Disks that were found to stand still: when, and how much they had completed.
+/// Disks that were found hung: time of that, and number of requests completed until then.
 static STOOD_STILL: Mutex<BTreeMap<PathBuf, (Instant, u64)>> = Mutex::new(BTreeMap::new());
 
-/// Whether the kernel may freeze the queue for a write to this file; an elevator's tunables lie a
-/// directory lower, and are set at once.
+/// Whether the kernel may freeze the queue for a write to this file; an elevator's tunables are a
+/// directory below, and are set at once.
 #[must_use]
 pub fn is_queue_file(path: &Path) -> bool {
     let dir = path.parent();
     dir.is_some_and(|dir| dir.ends_with("queue")) && path.starts_with("/sys")
 }
 
-/// Writes one whole value.
+/// Writes one whole value, unless the disk hangs.
 ///
 /// # Errors
 /// As [`Root::write`]. Kind `TimedOut` where the disk has requests and completes none, and nothing
-/// was written; or where the kernel did not take the value in time, and may take it later.
+/// was written; or where the kernel did not accept the value in time, and may accept it later.
 pub fn write(root: &Root, path: &Path, value: &str) -> io::Result<()> {
     may_use(root, path)?;
     if let Some(requests) = stands_still(root, path, LOOK) {
@@ -65,7 +66,7 @@ pub fn write(root: &Root, path: &Path, value: &str) -> io::Result<()> {
     write_apart(root, path, value, LIMIT)
 }
 
-/// Writes in a process of its own, which is left behind after `limit`.
+/// Writes in a child process, which is abandoned after `limit`.
 fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Result<()> {
     let pid = spawn(&root.at(path), value.as_bytes())?;
     let end = Instant::now() + limit;
@@ -86,19 +87,19 @@ fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Re
     Err(io::Error::new(io::ErrorKind::TimedOut, text))
 }
 
-/// Notes a process that has not come back, for this process and for others: what it writes arrives
-/// after whatever they put there.
+/// Notes a process that has not returned, for this process and for others: its value arrives after
+/// any that they write now.
 fn leave_behind(root: &Root, path: &Path, pid: libc::pid_t) {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(disk_of(path).to_owned(), pid);
     let process = u32::try_from(pid).ok().and_then(|pid| ProcessId::of(pid).ok().flatten());
     if let (Some(process), Some(note)) = (process, note_of(path)) {
         let text = format!("{} {}\n", process.pid, process.start_time);
-        // Without it the error that the caller gets is all that says so.
+        // Without the note, only the error that the caller gets tells of it.
         let _ = atomic_write(&root.at(note), text.as_bytes());
     }
 }
 
-/// The directory of a queue file's disk.
+/// Directory of a queue file's disk.
 fn disk_of(path: &Path) -> &Path {
     path.parent().and_then(Path::parent).unwrap_or(path)
 }
@@ -108,11 +109,11 @@ fn note_of(path: &Path) -> Option<PathBuf> {
     Some(format!("{NOTE}{disk}").into())
 }
 
-/// Whether a disk's queue files can be used: not while an earlier write to one of them, by whatever
-/// process, has not come back, for then even a read may wait for that.
+/// Checks that a disk's queue files can be used: not while an earlier write to one of them, by
+/// whichever process, has not returned, because then even a read may wait for it.
 ///
 /// # Errors
-/// Kind `TimedOut`; as the system calls report where that cannot be told.
+/// Kind `TimedOut`; as the system calls report where the state is unknown.
 pub fn may_use(root: &Root, path: &Path) -> io::Result<()> {
     let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
     under_way.retain(|_, pid| ended(*pid).is_none());
@@ -139,8 +140,8 @@ fn noted(text: &[u8]) -> Option<ProcessId> {
     Some(ProcessId { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
 }
 
-/// How many requests the disk has in flight, where it has some and completes none for so long; a
-/// disk of which that cannot be told is not one.
+/// Number of requests in flight, if the disk has some and completes none for `during`; `None`
+/// otherwise, or if unknown.
 fn stands_still(root: &Root, path: &Path, during: Duration) -> Option<u64> {
     let disk = path.parent()?.parent()?;
     let first = Counters::read(root, disk)?;
@@ -167,20 +168,20 @@ struct Counters {
 }
 
 impl Counters {
-    /// Of `inflight` and `stat` (`Documentation/block/stat.rst`).
+    /// Reads `inflight` and `stat` (`Documentation/block/stat.rst`).
     fn read(root: &Root, disk: &Path) -> Option<Self> {
         let numbers = |file: &str| -> Option<Vec<u64>> {
             let text = root.read(disk.join(file)).ok()?;
             text.split_ascii_whitespace().map(|word| word.parse().ok()).collect()
         };
         let (inflight, stat) = (numbers("inflight")?, numbers("stat")?);
-        // Reads, writes, discards, flushes; older kernels count fewer kinds.
+        // Reads, writes, discards, flushes; older kernels have fewer columns.
         let completed = [0, 4, 11, 15].iter().filter_map(|at| stat.get(*at)).sum();
         Some(Self { inflight: inflight.iter().sum(), completed })
     }
 }
 
-/// Starts a process that writes, and does nothing else.
+/// Starts a child process that only writes the value.
 fn spawn(path: &Path, value: &[u8]) -> io::Result<libc::pid_t> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: fork(2) copies this process; the child runs the branch below only, which calls
@@ -191,7 +192,7 @@ fn spawn(path: &Path, value: &[u8]) -> io::Result<libc::pid_t> {
         0 => {
             // SAFETY: as above; `path` ends with a zero byte and `value` has `value.len()` bytes.
             unsafe {
-                // A lock of ours must not live on with it.
+                // Locks of ours must not live on in the child.
                 libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
                 let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_TRUNC | libc::O_CLOEXEC);
                 if fd < 0 {
@@ -208,7 +209,7 @@ fn spawn(path: &Path, value: &[u8]) -> io::Result<libc::pid_t> {
     }
 }
 
-/// What became of the write of a process; `None` while it is under way.
+/// Result of the write of a child process; `None` while it is under way.
 fn ended(pid: libc::pid_t) -> Option<io::Result<()>> {
     let mut status = 0;
     // SAFETY: `status` is an integer that outlives the call; `pid` is a child of this process that

@@ -1,8 +1,8 @@
 //! Memory bandwidth and cache of groups of threads: resctrl
 //! (`Documentation/filesystems/resctrl.rst`), for RDT of Intel, QoS extensions of AMD, MPAM of Arm.
 //!
-//! It knows what CPUs move. What devices move by DMA is in no group. [`MemoryLook`] tells what a VM
-//! moves.
+//! CPU accesses are counted and limited; DMA of devices is in no group. [`MemoryLook`] gives the
+//! bandwidth of a VM.
 
 mod watch;
 
@@ -16,95 +16,95 @@ use crate::{HostError, Root, text};
 
 pub use watch::{MemoryLook, absent, uncounted};
 
-/// Where it is mounted when it is.
+/// Usual mount point of resctrl.
 pub const USUAL_MOUNT: &str = "/sys/fs/resctrl";
 
-/// Who made the CPU, which decides the unit of memory bandwidth.
+/// Vendor of the CPU, which decides the unit of memory bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Maker {
-    /// Percent, by delays.
+    /// Intel RDT: percent, enforced by delays.
     Intel,
-    /// Multiples of 1/8 GB per second.
+    /// AMD QoS extensions: multiples of 1/8 GB per second.
     Amd,
-    /// MPAM: percent.
+    /// Arm MPAM: percent of the bandwidth.
     Arm,
-    /// Not known.
+    /// Unknown vendor, and so an unknown unit.
     Other,
 }
 
-/// What a kernel offers.
+/// Availability of resctrl on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offer {
     /// No resctrl in this kernel, or a CPU without.
     Absent,
-    /// It is there and not mounted.
+    /// Supported but not mounted.
     NotMounted,
-    /// It is mounted.
+    /// Mounted, with its controls.
     Mounted(Resctrl),
 }
 
-/// A mounted resctrl.
+/// Controls and counters of a mounted resctrl.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Resctrl {
-    /// Where.
+    /// Mount point of the file system.
     pub mount: PathBuf,
-    /// Who made the CPU.
+    /// Vendor of the CPU.
     pub maker: Maker,
     /// Control of memory bandwidth.
     pub memory: Option<MemoryBandwidth>,
     /// Control of the L3 cache.
     pub cache: Option<CacheWays>,
-    /// What can be counted per group (`info/L3_MON/mon_features`); empty without monitoring.
+    /// Events that can be counted per group (`info/L3_MON/mon_features`); empty without monitoring.
     pub features: Vec<String>,
 }
 
-/// `info/MB`.
+/// Control of memory bandwidth (`info/MB`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryBandwidth {
-    /// Smallest value.
+    /// Smallest value of a group (`min_bandwidth`).
     pub least: u32,
-    /// Step.
+    /// Step between values (`bandwidth_gran`).
     pub step: u32,
     /// Value without a limit, from the root group's schemata.
     pub most: u32,
     /// Whether values are MiB per second (`mba_MBps`).
     pub in_mib: bool,
-    /// Domains.
+    /// Ids of the resctrl domains, such as L3 caches.
     pub domains: Vec<u32>,
 }
 
-/// `info/L3`.
+/// Control of the L3 cache (`info/L3`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CacheWays {
-    /// All ways (`cbm_mask`).
+    /// Bit mask of all ways (`cbm_mask`).
     pub all: u64,
     /// Fewest ways of a group (`min_cbm_bits`).
     pub least: u32,
-    /// Ways into which devices write too (`shareable_bits`).
+    /// Bit mask of the ways into which devices write too (`shareable_bits`).
     pub shareable: u64,
-    /// Domains.
+    /// Ids of the L3 caches.
     pub domains: Vec<u32>,
 }
 
-/// A counter of a group.
+/// Counter of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counter {
-    /// Bytes, over all domains.
+    /// Number of bytes, over all domains.
     Bytes(u64),
-    /// What the kernel shows instead: `Unavailable`, `Error`, `Unassigned`.
+    /// Text that the kernel shows instead: `Unavailable`, `Error`, `Unassigned`.
     No(String),
 }
 
 /// Counters of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GroupCounters {
-    /// Its path below the mount point; empty for the root group.
+    /// Path of the group below the mount point; empty for the root group.
     pub group: String,
     /// Bytes moved to and from memory (`mbm_total_bytes`).
     pub total: Option<Counter>,
-    /// Of these, with memory of the same node (`mbm_local_bytes`).
+    /// Part of these bytes with memory of the same node (`mbm_local_bytes`).
     pub local: Option<Counter>,
 }
 
@@ -115,7 +115,7 @@ pub struct GroupCounters {
 pub fn find(root: &Root) -> Result<Offer, HostError> {
     let all = mounts(root)?;
     let Some(mount) = all.into_iter().find(|mount| mount.fs == "resctrl") else {
-        // `nodev<TAB>resctrl`; the line is there only where the CPU has a part of it.
+        // `nodev<TAB>resctrl`; the line exists only where the CPU supports a part of it.
         let known = root.read_optional("/proc/filesystems")?.unwrap_or_default();
         return Ok(if text::has_word(&known, "resctrl") { Offer::NotMounted } else { Offer::Absent });
     };
@@ -132,7 +132,7 @@ pub fn find(root: &Root) -> Result<Offer, HostError> {
     }))
 }
 
-/// From `/proc/cpuinfo`.
+/// Vendor of the CPU, from `/proc/cpuinfo`.
 fn maker(cpuinfo: &str) -> Maker {
     let value = |key: &str| {
         let line = cpuinfo.lines().find(|line| line.split(':').next().map(str::trim) == Some(key))?;
@@ -146,7 +146,7 @@ fn maker(cpuinfo: &str) -> Maker {
     }
 }
 
-/// Whether this is itself a virtual machine, by what its CPU says.
+/// Whether this host is itself a virtual machine, by the `hypervisor` flag of its CPU.
 #[must_use]
 pub fn is_virtual(cpuinfo: &str) -> bool {
     cpuinfo.lines().any(|line| line.starts_with("flags") && text::has_word(line, "hypervisor"))
@@ -216,14 +216,14 @@ fn bad(schemata: &str) -> HostError {
 }
 
 impl Resctrl {
-    /// Whether it counts the bytes that groups move.
+    /// Whether the kernel counts the bytes that groups move.
     #[must_use]
     pub fn counts_bandwidth(&self) -> bool {
         self.features.iter().any(|feature| feature.starts_with("mbm_"))
     }
 
-    /// Counters of every group: those of control groups and, below them, of monitoring groups. A
-    /// group that vanishes meanwhile is left out.
+    /// Counters of every group: control groups and, below them, monitoring groups. A group that
+    /// vanishes meanwhile is left out.
     ///
     /// # Errors
     /// When a counter cannot be read.
@@ -272,7 +272,7 @@ impl Resctrl {
     }
 }
 
-/// Groups in a directory.
+/// Groups directly below a directory.
 fn children(root: &Root, dir: &Path) -> Result<Vec<PathBuf>, HostError> {
     let not_groups = ["info", "mon_data", "mon_groups"];
     let all = root.list(dir)?.into_iter().filter(|name| !not_groups.contains(&name.as_str()));
@@ -280,7 +280,7 @@ fn children(root: &Root, dir: &Path) -> Result<Vec<PathBuf>, HostError> {
 }
 
 /// Bytes per second of a counter between two reads; `None` where one of them shows no number, or
-/// the counter started anew.
+/// the counter was reset.
 #[must_use]
 pub fn rate(before: Option<&Counter>, after: Option<&Counter>, time: Duration) -> Option<f64> {
     let (Some(Counter::Bytes(before)), Some(Counter::Bytes(after))) = (before, after) else { return None };

@@ -1,4 +1,4 @@
-//! The directory below which all kernel files are found.
+//! Directory below which all kernel files are found.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{HostError, is_gone};
 
-/// The directory below which `/proc`, `/sys` and `/dev` are looked for: `/`, or a temporary
-/// directory in tests.
+/// Directory below which `/proc`, `/sys` and `/dev` are looked for: `/`, or a temporary directory
+/// in tests.
 ///
 /// Paths given to its methods are absolute as seen on the host, such as
 /// `/sys/block/sda/queue/scheduler`.
@@ -22,7 +22,7 @@ impl Default for Root {
 }
 
 impl Root {
-    /// Everything is looked for below `dir`.
+    /// All paths are looked for below `dir`.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self(dir.into())
@@ -34,20 +34,20 @@ impl Root {
         self.0 == Path::new("/")
     }
 
-    /// Where a host path lies.
+    /// Real path of a host path, below this root.
     #[must_use]
     pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.0.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The host path of a file below this root.
+    /// Host path of a file below this root.
     #[must_use]
     pub fn host_path(&self, real: &Path) -> PathBuf {
         real.strip_prefix(&self.0).map_or_else(|_| real.to_owned(), |p| Path::new("/").join(p))
     }
 
-    /// The whole text of a file.
+    /// Reads the whole text of a file.
     ///
     /// # Errors
     /// [`HostError::Read`] when it cannot be read or is not UTF-8.
@@ -56,7 +56,7 @@ impl Root {
         fs::read_to_string(self.at(path)).map_err(|source| HostError::Read { path: path.to_owned(), source })
     }
 
-    /// The text without surrounding white space; `None` when the file does not exist.
+    /// Text without surrounding white space; `None` when the file does not exist.
     ///
     /// # Errors
     /// [`HostError::Read`] for any other failure.
@@ -101,7 +101,7 @@ impl Root {
     ///
     /// # Errors
     /// [`HostError::Read`] for any other failure. Only `ENOENT`, `ENODEV` and `ESRCH` mean that
-    /// there is nothing, and `ENOTDIR`: below what is not a directory there can be nothing.
+    /// nothing exists, and `ENOTDIR`: below a file there can be nothing.
     pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool, HostError> {
         let path = path.as_ref();
         match fs::metadata(self.at(path)) {

@@ -1,11 +1,11 @@
-//! Which CPUs the kernel balances deadline threads over.
+//! CPUs over which the kernel balances deadline threads.
 //!
 //! A deadline thread must be allowed on all CPUs of its root domain
 //! (`Documentation/scheduler/sched-deadline.rst`, section 5). That is the machine, or since cgroup
 //! v2's cpuset a partition of it (`Documentation/admin-guide/cgroup-v2.rst`,
 //! `cpuset.cpus.partition`). CPUs that are isolated, at boot (`isolcpus=`) or by partitions of that
-//! type, form one domain together. Domains made with cpusets of cgroup v1 are not known here: there
-//! the machine is meant.
+//! type, form one root domain together. Root domains made with cpusets of cgroup v1 are not
+//! detected: the whole machine is assumed there.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub fn root_domain(root: &Root, cgroups: &[Membership], affinity: &str) -> Resul
     Ok(if rest.is_empty() { domain } else { rest })
 }
 
-/// The CPUs that a file lists; `None` without the file.
+/// CPUs that a file lists; `None` without the file.
 fn cpus_in(root: &Root, path: &Path) -> Result<Option<BTreeSet<u32>>, HostError> {
     let Some(text) = root.read_optional(path)? else { return Ok(None) };
     let form = || HostError::Form { path: path.to_owned(), text: text.clone(), expected: "a list of CPUs" };
@@ -56,10 +56,10 @@ fn partition(root: &Root, cgroups: &[Membership]) -> Result<Option<BTreeSet<u32>
     let top = Path::new("/");
     for group in own.path.ancestors() {
         let kind = root.read_optional(file(group, "cpuset.cpus.partition"))?;
-        // `root invalid (...)` is none.
+        // `root invalid (...)` is no partition.
         match kind.as_deref().map(str::trim) {
             Some("root") => return cpus(group, "cpuset.cpus.effective"),
-            // Before Linux 6.7 the kernel does not list the others.
+            // Before Linux 6.7 the kernel does not list the other isolated CPUs.
             Some("isolated") => {
                 let all = cpus(top, "cpuset.cpus.isolated")?;
                 return if all.is_some() { Ok(all) } else { cpus(group, "cpuset.cpus.effective") };
@@ -122,12 +122,12 @@ mod tests {
         assert_eq!(of(&root, "/a"), [2], "an older kernel");
         put(&root, &format!("{GROUPS}/cpuset.cpus.isolated"), "2-3\n");
         assert_eq!(of(&root, "/a"), [2, 3]);
-        // At boot.
+        // CPUs isolated at boot.
         put(&root, "/sys/devices/system/cpu/isolated", "1\n");
         assert_eq!(of(&root, "/"), [0]);
         let pinned: Vec<u32> = root_domain(&root, &[], "1").unwrap().into_iter().collect();
         assert_eq!(pinned, [1]);
-        // A view of a part of the hierarchy, which is no partition.
+        // A mount of a part of the hierarchy, whose root is no partition.
         put(&root, &format!("{GROUPS}/cpuset.cpus.partition"), "member\n");
         assert_eq!(of(&root, "/c"), [0, 2, 3]);
     }

@@ -1,8 +1,8 @@
-//! Scheduling attributes of one thread: `sched_getattr(2)`, `sched_setattr(2)`, and why the kernel
-//! refuses them.
+//! Scheduling attributes of a thread: `sched_getattr(2)`, `sched_setattr(2)`, and the reasons why
+//! the kernel refuses them.
 //!
-//! Attributes have one canonical text (`fifo 97 reset-on-fork`), so that they can stand in a
-//! journal and be compared.
+//! Attributes have one canonical text (`fifo 97 reset-on-fork`), so that they can be journaled and
+//! compared.
 
 mod refusal;
 
@@ -14,19 +14,19 @@ use serde::{Deserialize, Serialize};
 
 pub use refusal::{CAP_SYS_NICE, Refusal, explain};
 
-/// A scheduling policy (sched(7)).
+/// Scheduling policy of a thread (sched(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
     /// `SCHED_OTHER`: the fair class.
     Other,
-    /// `SCHED_FIFO`: runs until it blocks or something higher is ready.
+    /// `SCHED_FIFO`: runs until it blocks or a higher priority is ready.
     Fifo,
-    /// `SCHED_RR`: as FIFO, in turns with its equals.
+    /// `SCHED_RR`: as FIFO, in turns with threads of equal priority.
     Rr,
     /// `SCHED_BATCH`: fair, woken later.
     Batch,
-    /// `SCHED_IDLE`: the least share of the fair class.
+    /// `SCHED_IDLE`: least share of the fair class.
     Idle,
     /// `SCHED_DEADLINE`: earliest deadline first with a budget.
     Deadline,
@@ -46,25 +46,25 @@ const POLICIES: [(Policy, &str, u32); 7] = [
 ];
 
 impl Policy {
-    /// The policy with the kernel's number, as field 41 of `/proc/PID/stat` has it.
+    /// Policy with the kernel's number, as in field 41 of `/proc/PID/stat`.
     #[must_use]
     pub fn of_number(number: u32) -> Option<Self> {
         POLICIES.iter().find(|p| p.2 == number).map(|p| p.0)
     }
 
-    /// The kernel's number.
+    /// Number of the kernel, such as 1 for `SCHED_FIFO`.
     #[must_use]
     pub fn number(self) -> u32 {
         POLICIES.iter().find(|p| p.0 == self).map_or(0, |p| p.2)
     }
 
-    /// `fifo`, `other`, ...
+    /// Name as `chrt` prints it: `fifo`, `other`, ...
     #[must_use]
     pub fn name(self) -> &'static str {
         POLICIES.iter().find(|p| p.0 == self).map_or("other", |p| p.1)
     }
 
-    /// Whether a thread of it precedes every fair one: FIFO, RR or DEADLINE.
+    /// Whether a thread of this policy runs before every fair one: FIFO, RR or DEADLINE.
     #[must_use]
     pub fn is_real_time(self) -> bool {
         matches!(self, Self::Fifo | Self::Rr | Self::Deadline)
@@ -77,22 +77,23 @@ impl Policy {
 pub struct Reservation {
     /// Budget of one period.
     pub runtime: u64,
-    /// By when the budget is granted, counted from the start of the period.
+    /// Time from the start of the period by which the budget is granted.
     pub deadline: u64,
     /// Length of a period.
     pub period: u64,
 }
 
-/// What `sched_setattr(2)` sets, but for the utilisation clamps, which are left as they are.
+/// Attributes that `sched_setattr(2)` sets, except the utilisation clamps, which are left as they
+/// are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attr {
-    /// The policy.
+    /// Scheduling policy of the thread.
     pub policy: Policy,
     /// Nice value, -20 to 19; acts under the fair policies only.
     pub nice: i32,
     /// 1 to 99 under FIFO and RR, else 0.
     pub priority: u32,
-    /// Under DEADLINE; `None` else.
+    /// Parameters under DEADLINE; `None` otherwise.
     pub reservation: Option<Reservation>,
     /// Time slice of a fair thread in nanoseconds, where the kernel has one for each thread (Linux
     /// 6.12); 0 for the kernel's default.
@@ -105,11 +106,11 @@ pub struct Attr {
 }
 
 const RESET_ON_FORK: u64 = 1;
-/// RECLAIM and DL_OVERRUN; the kernel reports these two back (`SCHED_DL_FLAGS`).
+/// RECLAIM and DL_OVERRUN, the two that the kernel reports back (`SCHED_DL_FLAGS`).
 const DEADLINE_FLAGS: u64 = 0x02 | 0x04;
 
-/// The least runtime that the kernel takes (`DL_SCALE`) in a period so long that its share rounds
-/// to 0 of 2^20 (`to_ratio()`).
+/// Least runtime that the kernel accepts (`DL_SCALE`) in a period so long that its share rounds to
+/// 0 of 2^20 (`to_ratio()`).
 const RELEASED: Reservation = Reservation { runtime: 1024, deadline: 2_000_000_000, period: 2_000_000_000 };
 
 impl Attr {
@@ -135,24 +136,25 @@ impl Attr {
     }
 
     /// `SCHED_DEADLINE` with the deadline at the period's end. Children are reset, because the
-    /// kernel refuses `fork` else.
+    /// kernel refuses `fork` otherwise.
     #[must_use]
     pub fn deadline(runtime: u64, period: u64) -> Self {
         let reservation = Some(Reservation { runtime, deadline: period, period });
         Self { policy: Policy::Deadline, reservation, reset_on_fork: true, ..Self::other(0) }
     }
 
-    /// The same with a reservation that takes no bandwidth; `None` for other policies. [`set`] goes
-    /// through it when a thread leaves DEADLINE.
+    /// Attributes with a reservation that takes no bandwidth; `None` for other policies. [`set`]
+    /// uses them when a thread leaves DEADLINE.
     #[must_use]
     pub fn released(&self) -> Option<Self> {
         let reservation = self.reservation.map(|_| RELEASED)?;
         Some(Self { reservation: Some(reservation), ..*self })
     }
 
-    /// Whether this, read from a thread, is what setting `wanted` gives: the time slice counts only
-    /// when one was asked for, and the nice value only of a fair thread. The kernel leaves that of
-    /// others alone, and reports it as 0 (`get_params()` in `kernel/sched/syscalls.c`).
+    /// Whether these attributes, read from a thread, are the result of setting `wanted`: the time
+    /// slice counts only when one was asked for, and the nice value only of a fair thread. The
+    /// kernel leaves that of others alone, and reports it as 0 (`get_params()` in
+    /// `kernel/sched/syscalls.c`).
     #[must_use]
     pub fn is(&self, wanted: &Self) -> bool {
         let slice = if wanted.slice == 0 { 0 } else { self.slice };
@@ -199,7 +201,8 @@ impl Attr {
 }
 
 impl fmt::Display for Attr {
-    /// `other nice 0`, `fifo 97 reset-on-fork`, `deadline 4000000/20000000/20000000 reset-on-fork`.
+    /// Text such as `other nice 0`, `fifo 97 reset-on-fork`, `deadline 4000000/20000000/20000000
+    /// reset-on-fork`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.policy.name())?;
         match (self.policy, self.reservation) {
@@ -207,7 +210,7 @@ impl fmt::Display for Attr {
             (_, Some(r)) => write!(f, " {}/{}/{}", r.runtime, r.deadline, r.period)?,
             _ => {}
         }
-        // A real-time thread keeps its nice value for the day when it is fair again.
+        // A real-time thread keeps its nice value for when it is fair again.
         if !self.policy.is_real_time() || self.nice != 0 {
             write!(f, " nice {}", self.nice)?;
         }
@@ -224,7 +227,7 @@ impl fmt::Display for Attr {
     }
 }
 
-/// A text that is not one of [`Attr`].
+/// Text that is not one of [`Attr`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a scheduling policy with its parameters, such as `fifo 97` or `other nice 0`")]
 pub struct BadAttr {
@@ -270,7 +273,7 @@ fn parse(text: &str) -> Option<Attr> {
     Some(attr)
 }
 
-/// The attributes of a thread of this machine.
+/// Reads the attributes of a thread of this machine.
 ///
 /// # Errors
 /// `ESRCH` when it is gone.
@@ -294,17 +297,17 @@ pub fn get(tid: u32) -> io::Result<Attr> {
 ///
 /// A thread that leaves DEADLINE gives its bandwidth back first. The kernel would do so when the
 /// thread next blocks, and so never for one that is asleep already: seen on Linux 6.1 and 6.18,
-/// `switched_from_dl()` in `kernel/sched/deadline.c`. What is lost so stays lost when the thread
-/// ends, until the CPU sets change, and the next reservation is refused. Killed between the two
-/// calls, the thread has [`Attr::released`].
+/// `switched_from_dl()` in `kernel/sched/deadline.c`. Bandwidth lost in this way stays lost when
+/// the thread ends, until the CPU sets change, and the next reservation is refused. Killed between
+/// the two calls, the thread has [`Attr::released`].
 ///
 /// # Errors
-/// As `sched_setattr(2)`: `EPERM`, `EBUSY` when DEADLINE bandwidth is used up, `ESRCH` when it is
-/// gone; [`explain`] explains more.
+/// As `sched_setattr(2)`: `EPERM`, `EBUSY` when DEADLINE bandwidth is used up, `ESRCH` when the
+/// thread is gone; [`explain`] finds the cause.
 pub fn set(tid: u32, attr: &Attr) -> io::Result<()> {
     let mut first = *attr;
     // Asking for a slice makes it the thread's own for good; most threads have the default, which
-    // needs no asking.
+    // need not be set.
     first.slice = 0;
     let before = if attr.policy == Policy::Deadline { None } else { Some(get(tid)?) };
     let released = before.and_then(|b| b.released());
@@ -315,8 +318,8 @@ pub fn set(tid: u32, attr: &Attr) -> io::Result<()> {
     }
     if let Err(e) = set_raw(tid, &first) {
         if let (Some(_), Some(before)) = (released, before) {
-            // It held this a moment ago, so there is room for it; and the first error is the one to
-            // report.
+            // The thread held it a moment ago, so there is bandwidth for it; and the first error is
+            // the one to report.
             let _ = set_raw(tid, &before);
         }
         return Err(e);

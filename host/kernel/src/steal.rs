@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::task::TICK;
 use crate::{HostError, Root};
 
-/// Place of the number in a CPU's line, after its name.
+/// Index of the steal time in a CPU's line, after the name.
 const STEAL: usize = 7;
 
 /// Name of the line of all CPUs together.
 const ALL: &str = "cpu";
 
-/// Stolen time of one CPU since boot, in steps of 10 ms; zero on a machine that is no guest, or
+/// Steal time of one CPU since boot, in steps of 10 ms; zero on a machine that is no guest, or
 /// whose hypervisor does not report it.
 ///
 /// # Errors
@@ -22,14 +22,14 @@ pub fn stolen(root: &Root, cpu: u32) -> Result<Duration, HostError> {
     Ok(TICK * u32::try_from(times(root, &format!("cpu{cpu}"))?[STEAL]).unwrap_or(u32::MAX))
 }
 
-/// What a hypervisor gives to others of the time of all CPUs, from a moment on.
+/// Steal time of all CPUs, from a moment on.
 #[derive(Clone, Copy, Debug)]
 pub struct StealWatch {
     before: [u64; STEAL + 1],
 }
 
 impl StealWatch {
-    /// From now on.
+    /// Starts now.
     ///
     /// # Errors
     /// When `/proc/stat` cannot be read, or has no such line.
@@ -37,13 +37,14 @@ impl StealWatch {
         Ok(Self { before: times(root, ALL)? })
     }
 
-    /// Share of the time of all CPUs since then, 0 to 1; `None` when no time has passed.
+    /// Share of the time of all CPUs that was stolen since the start, 0 to 1; `None` when no time
+    /// has passed.
     ///
     /// # Errors
     /// As [`Self::start`].
     pub fn share(&self, root: &Root) -> Result<Option<f64>, HostError> {
         let now = times(root, ALL)?;
-        // A CPU that goes offline takes its times along.
+        // A CPU that goes offline takes its times out of the sum.
         let passed: Vec<u64> =
             now.iter().zip(self.before).map(|(now, then)| now.saturating_sub(then)).collect();
         let all: u64 = passed.iter().sum();
@@ -51,8 +52,8 @@ impl StealWatch {
     }
 }
 
-/// The times of a line, in steps of 10 ms, up to the stolen one. Those that follow are part of
-/// others.
+/// Times of a line, in steps of 10 ms, up to the steal time. Guest times, which follow, are
+/// included in earlier columns.
 fn times(root: &Root, name: &str) -> Result<[u64; STEAL + 1], HostError> {
     let path = PathBuf::from("/proc/stat");
     let text = root.read(&path)?;
@@ -92,7 +93,7 @@ mod tests {
         put("cpu  100 0 50 1000 10 5 5 30 90 0\n");
         let watch = StealWatch::start(&root).unwrap();
         assert_eq!(watch.share(&root).unwrap(), None);
-        // 200 steps passed, 30 of them stolen; time of guests (the ninth) is in the first already.
+        // 200 steps passed, 30 of them stolen; guest time (the ninth) is in the first already.
         put("cpu  150 0 60 1100 20 5 5 60 990 0\n");
         assert_eq!(watch.share(&root).unwrap(), Some(0.15));
         put("cpu  1 2 3\n");

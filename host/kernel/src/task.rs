@@ -1,4 +1,5 @@
-//! `/proc/PID/task/TID`: what the kernel reports about one thread (proc_pid_stat(5), cgroups(7)).
+//! State that the kernel reports for one thread: `/proc/PID/task/TID` (proc_pid_stat(5),
+//! cgroups(7)).
 //!
 //! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and
 //! callers go on.
@@ -13,12 +14,12 @@ use crate::{HostError, Root};
 
 /// `PF_KTHREAD` (`include/linux/sched.h`): a thread of the kernel.
 const PF_KTHREAD: u64 = 0x0020_0000;
-/// `PF_EXITING`: it is on its way out, and in the root cgroup of v1 already.
+/// `PF_EXITING`: the thread is exiting, and in the root cgroup of v1 already.
 const PF_EXITING: u64 = 0x0000_0004;
 /// `/proc/PID/stat` counts in 1/100 s whatever the kernel's tick is (`USER_HZ`).
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// The part of `/proc/PID/task/TID/stat` that scheduling needs.
+/// Fields of `/proc/PID/task/TID/stat` that scheduling needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskStat {
     /// Name, at most 15 bytes of it for a user thread.
@@ -27,31 +28,30 @@ pub struct TaskStat {
     pub state: char,
     /// Process that started it.
     pub parent: u32,
-    /// Whether it is a thread of the kernel, not of a process.
+    /// Whether it is a kernel thread, not one of a process.
     pub kernel: bool,
-    /// Whether it is on its way out, or has ended and waits for its parent: what it runs under no
-    /// longer means anything.
+    /// Whether it is exiting, or a zombie: its scheduling and cgroup no longer mean anything.
     pub ended: bool,
-    /// Nice value.
+    /// Nice value, -20 to 19.
     pub nice: i32,
-    /// When it started, in 1/100 s since boot: with the number it names one thread for good.
+    /// Start time, in 1/100 s since boot: with the id it identifies a thread for good.
     pub start: u64,
     /// Real-time priority 1 to 99; 0 under other policies.
     pub priority: u32,
-    /// Policy; `None` for a number that is not known.
+    /// Scheduling policy; `None` for an unknown number.
     pub policy: Option<Policy>,
     /// CPU time used, in steps of 10 ms.
     pub cpu_time: Duration,
-    /// CPU that it last ran on.
+    /// CPU on which it last ran.
     pub cpu: u32,
 }
 
-/// One line of `/proc/PID/cgroup`.
+/// Line of `/proc/PID/cgroup`: the cgroup in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// Controllers of a v1 hierarchy (`cpu,cpuacct`, `name=systemd`); empty for v2.
     pub controllers: String,
-    /// The cgroup below the hierarchy's root.
+    /// Path of the cgroup below the hierarchy's root.
     pub path: PathBuf,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn form(path: PathBuf, text: &str, expected: &'static str) -> HostErr
     HostError::Form { path, text: text.trim().chars().take(200).collect(), expected }
 }
 
-/// The threads of a process, ascending.
+/// Thread ids of a process, ascending.
 ///
 /// # Errors
 /// When the process is gone.
@@ -85,7 +85,7 @@ pub(crate) fn numbers(root: &Root, dir: PathBuf) -> Result<Vec<u32>, HostError> 
     Ok(found)
 }
 
-/// Reads a thread's `stat`.
+/// Reads and parses a thread's `stat`.
 ///
 /// # Errors
 /// When the thread is gone, or the line has another form.
@@ -101,7 +101,8 @@ pub(crate) fn stat_at(root: &Root, path: PathBuf) -> Result<TaskStat, HostError>
     parse_stat(&text).ok_or_else(|| form(path, &text, "a task's stat line"))
 }
 
-/// The name stands in parentheses and may hold some itself, so the last one ends it.
+/// Parses a `stat` line. The name is in parentheses and may contain some itself, so the last one
+/// ends it.
 fn parse_stat(text: &str) -> Option<TaskStat> {
     let (open, close) = (text.find('(')?, text.rfind(')')?);
     let comm = text.get(open + 1..close)?.to_owned();
@@ -134,7 +135,7 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
 pub fn cpu_time(root: &Root, pid: u32, tid: u32) -> Result<Duration, HostError> {
     let path = dir(pid, tid).join("schedstat");
     if let Some(text) = root.read_optional(&path)? {
-        // CONFIG_SCHED_INFO off makes it `0 0 0`.
+        // Without CONFIG_SCHED_INFO the line is `0 0 0`.
         let nanos = text.split_whitespace().next().and_then(|n| n.parse().ok());
         if let Some(nanos) = nanos.filter(|n| *n > 0) {
             return Ok(Duration::from_nanos(nanos));
@@ -152,11 +153,11 @@ pub fn run_delay(root: &Root, pid: u32, tid: u32) -> Result<Option<Duration>, Ho
     let text = root.read(dir(pid, tid).join("schedstat"))?;
     let mut numbers = text.split_whitespace().map(|n| n.parse::<u64>().ok());
     let (ran, waited) = (numbers.next().flatten(), numbers.next().flatten());
-    // CONFIG_SCHED_INFO off makes it `0 0 0`.
+    // Without CONFIG_SCHED_INFO the line is `0 0 0`.
     Ok(waited.filter(|_| ran.is_some_and(|ran| ran > 0)).map(Duration::from_nanos))
 }
 
-/// The CPUs that a thread may run on, as the kernel lists them: `0-3,6`.
+/// CPUs that a thread may run on, as the kernel lists them: `0-3,6`.
 ///
 /// # Errors
 /// When the thread is gone.
@@ -167,7 +168,7 @@ pub fn affinity(root: &Root, pid: u32, tid: u32) -> Result<String, HostError> {
     list.map(|l| l.trim().to_owned()).ok_or_else(|| form(path, "no Cpus_allowed_list", "a task's status"))
 }
 
-/// The cgroups of a thread, one for each hierarchy.
+/// Cgroups of a thread, one for each hierarchy.
 ///
 /// # Errors
 /// When the thread is gone.

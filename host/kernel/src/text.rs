@@ -1,16 +1,16 @@
-//! The forms in which the kernel prints knobs, and comparison by meaning.
+//! Formats in which the kernel prints knobs, and comparison by meaning.
 //!
 //! Sources: `block/elevator.c` (scheduler), `block/bfq-iosched.c` (tunables), `block/bfq-cgroup.c`
 //! (weights), `block/blk-throttle.c` (limits), `kernel/cgroup/cgroup.c` (subtree_control).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What `queue/scheduler` shows.
+/// Parsed content of `queue/scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elevators {
-    /// The one in use.
+    /// Elevator that is in use.
     pub current: String,
-    /// All that are offered now; a module that is not loaded yet is not among them.
+    /// Elevators on offer now; a module that is not loaded yet is not among them.
     pub available: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ pub fn elevators(text: &str) -> Option<Elevators> {
 /// Largest CPU number that a list may name: `CONFIG_NR_CPUS` is at most 8192.
 const MAX_CPU: u32 = 8191;
 
-/// Parses a list of CPUs: `0-3,6`. `None` when it is not one.
+/// Parses a list of CPUs: `0-3,6`. `None` for another format.
 #[must_use]
 pub fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
     let mut cpus = BTreeSet::new();
@@ -56,8 +56,8 @@ pub fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
     Some(cpus)
 }
 
-/// What a knob in milliseconds that the kernel holds in jiffies may print after `ms` was written to
-/// it.
+/// Values that a knob in milliseconds which the kernel holds in jiffies may show after `ms` was
+/// written to it.
 ///
 /// `msecs_to_jiffies()` and `jiffies_to_msecs()` both round up (`kernel/time/time.c`), so with `HZ`
 /// ticks per second the value is `ceil(ceil(ms * HZ / 1000) * 1000 / HZ)`. The HZ of the running
@@ -99,30 +99,30 @@ pub fn weights(text: &str) -> Option<Weights> {
     Some(out)
 }
 
-/// The limit that a v1 `blkio.throttle.*_device` file sets for a device; `None` without a line (no
+/// Limit that a v1 `blkio.throttle.*_device` file sets for a device; `None` without a line (no
 /// limit).
 #[must_use]
 pub fn throttle_limit(text: &str, dev: &str) -> Option<u64> {
     throttle_value(text, dev).flatten()
 }
 
-/// The same, `Some(None)` without a line. `None` for a line that is not understood, which is not
-/// the same as no limit.
+/// Limit of a device in such a file, `Some(None)` without a line. `None` for a line that is not
+/// understood, which is not the same as no limit.
 #[must_use]
 pub fn throttle_value(text: &str, dev: &str) -> Option<Option<u64>> {
     let Some(rest) = device_line(text, dev) else { return Some(None) };
     rest.trim().parse().ok().map(Some)
 }
 
-/// One limit of a device in v2 `io.max` (`7:0 rbps=max wbps=1048576 riops=max wiops=max`), by its
-/// key; `None` for `max` or no line.
+/// Limit of a device in v2 `io.max` (`7:0 rbps=max wbps=1048576 riops=max wiops=max`), by its key;
+/// `None` for `max` or no line.
 #[must_use]
 pub fn io_max_limit(text: &str, dev: &str, key: &str) -> Option<u64> {
     io_max_value(text, dev, key).flatten()
 }
 
-/// The same, `Some(None)` for `max` or no line. `None` for a line that is not understood, which is
-/// not the same as no limit.
+/// Limit of a device in `io.max`, `Some(None)` for `max` or no line. `None` for a line that is not
+/// understood, which is not the same as no limit.
 #[must_use]
 pub fn io_max_value(text: &str, dev: &str, key: &str) -> Option<Option<u64>> {
     let Some(rest) = device_line(text, dev) else { return Some(None) };
@@ -132,7 +132,7 @@ pub fn io_max_value(text: &str, dev: &str, key: &str) -> Option<Option<u64>> {
     }
 }
 
-/// Whether a word stands in a list such as `cgroup.controllers` or `cgroup.subtree_control`.
+/// Whether a list such as `cgroup.controllers` or `cgroup.subtree_control` contains a word.
 #[must_use]
 pub fn has_word(text: &str, word: &str) -> bool {
     text.split_whitespace().any(|w| w == word)
@@ -155,7 +155,7 @@ pub fn cpu_quota(text: &str) -> Option<Option<(u64, u64)>> {
     }
 }
 
-/// What follows a device's number on its line.
+/// Rest of a device's line, after its number.
 pub(crate) fn device_line<'a>(text: &'a str, dev: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.trim().strip_prefix(dev)?.strip_prefix(' '))
 }

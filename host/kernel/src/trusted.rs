@@ -1,8 +1,8 @@
-//! Files that others may have put where they are read: opened by a stated policy.
+//! Opens files that another user may have put in place, each by a stated policy.
 //!
-//! A process with privileges that opens a path which another side can shape reads, writes or waits
-//! for what that side likes. So no product code opens a path outside of `/proc` and `/sys` by
-//! itself; each place takes the policy that fits:
+//! A privileged process that opens a path which another user can shape reads, writes or waits for
+//! whatever that user chooses. So no product code opens a path outside of `/proc` and `/sys` by
+//! itself; each place uses the policy that fits:
 //!
 //! | function | links | what is accepted |
 //! |---|---|---|
@@ -31,17 +31,18 @@ pub const DATA_LIMIT: u64 = 64 << 20;
 /// Permissions of group and others.
 const OTHERS: u32 = 0o077;
 
-/// Why a file is not used. In an [`io::Error`] of kind `InvalidData`, whose context has the path.
+/// Reason why a file is refused. In an [`io::Error`] of kind `InvalidData`, whose context has the
+/// path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// A FIFO, a device, a socket or a directory.
     #[error("it is a {kind}, and must be a regular file: remove it, or name another file")]
     NotRegular {
-        /// What it is.
+        /// Type of the file, such as `FIFO`.
         kind: &'static str,
     },
-    /// A symbolic link.
+    /// A symbolic link, where none is followed.
     #[error("it is a symbolic link, and none is followed here: look where it leads, and remove it")]
     Link,
     /// A file that has another name too.
@@ -50,13 +51,13 @@ pub enum Refusal {
     /// A file of another user.
     #[error("it belongs to user {uid}: look at it, and remove it or give it to this user")]
     Owner {
-        /// That user.
+        /// User id of the owner.
         uid: u32,
     },
     /// A file that is too large.
     #[error("it has more than {limit} bytes, the most for such a file: shorten it, or name another file")]
     TooLarge {
-        /// The most, in bytes.
+        /// Largest size accepted, in bytes.
         limit: u64,
     },
 }
@@ -75,14 +76,14 @@ impl From<Refusal> for io::Error {
     }
 }
 
-/// Opens a regular file to read it. Links are followed. Neither a FIFO nor a lease holds the
-/// caller, and no device is touched.
+/// Opens a regular file to read it. Links are followed. Neither a FIFO nor a lease blocks the
+/// caller, and no device is opened.
 ///
 /// # Errors
 /// [`Refusal::NotRegular`], or as open(2) reports.
 pub fn open_config(path: impl AsRef<Path>) -> io::Result<File> {
     let path = path.as_ref();
-    // To open a device may change it, so that is decided first.
+    // Opening a device may change it, so the type is checked first.
     regular(&std::fs::metadata(path)?)?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     // The name may be another file's by now.
@@ -90,7 +91,7 @@ pub fn open_config(path: impl AsRef<Path>) -> io::Result<File> {
     Ok(file)
 }
 
-/// The content of a regular file of at most `limit` bytes, as [`open_config`] opens it.
+/// Content of a regular file of at most `limit` bytes, as [`open_config`] opens it.
 ///
 /// # Errors
 /// [`Refusal::NotRegular`], [`Refusal::TooLarge`], or as the system calls report.
@@ -98,10 +99,10 @@ pub fn read_config(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     bounded(open_config(path)?, limit)
 }
 
-/// The text of a regular file, as [`read_config`].
+/// Text of a regular file, as [`read_config`].
 ///
 /// # Errors
-/// As [`read_config`]; kind `InvalidData` for what is not UTF-8.
+/// As [`read_config`]; kind `InvalidData` for bytes that are not UTF-8.
 pub fn read_config_text(path: impl AsRef<Path>, limit: u64) -> io::Result<String> {
     text(read_config(path, limit)?)
 }
@@ -112,7 +113,7 @@ pub fn is_stream(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo() || meta.file_type().is_char_device())
 }
 
-/// The content of what the user of a command names: a file, and a pipe such as `/dev/stdin` or
+/// Content of a path that the user of a command names: a file, and a pipe such as `/dev/stdin` or
 /// `<(...)` too, of at most `limit` bytes. A signal ends the wait for a pipe.
 ///
 /// # Errors
@@ -143,16 +144,16 @@ pub fn read_named(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The text of what the user of a command names, as [`read_named`].
+/// Text of a path that the user of a command names, as [`read_named`].
 ///
 /// # Errors
-/// As [`read_named`]; kind `InvalidData` for what is not UTF-8.
+/// As [`read_named`]; kind `InvalidData` for bytes that are not UTF-8.
 pub fn read_named_text(path: impl AsRef<Path>, limit: u64) -> io::Result<String> {
     text(read_named(path, limit)?)
 }
 
-/// Opens a regular file to append to it, and makes it where there is none. Links are followed, and
-/// a FIFO does not hold the caller.
+/// Opens a regular file to append to it, and creates it where there is none. Links are followed,
+/// and a FIFO does not block the caller.
 ///
 /// # Errors
 /// As [`open_config`].
@@ -166,7 +167,7 @@ pub fn append_named(path: impl AsRef<Path>) -> io::Result<File> {
     Ok(file)
 }
 
-/// The content of a file that only this user or root writes, as one in a run directory that others
+/// Content of a file that only this user or root writes, such as one in a run directory that others
 /// can write to. No link is followed.
 ///
 /// # Errors
@@ -175,7 +176,7 @@ pub fn read_own(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     bounded(own(path.as_ref(), OpenOptions::new().read(true))?, limit)
 }
 
-/// Opens a file to append to it, and makes it with the permissions `mode` where there is none; as
+/// Opens a file to append to it, and creates it with the permissions `mode` where there is none; as
 /// [`read_own`].
 ///
 /// # Errors
@@ -184,9 +185,9 @@ pub fn append_own(path: impl AsRef<Path>, mode: u32) -> io::Result<File> {
     own(path.as_ref(), OpenOptions::new().append(true).create(true).mode(mode))
 }
 
-/// Opens the file of a lock (flock(2)), and makes it where there is none. Only this user can open
-/// it: whoever can open a file, if only to read it, can lock it. One that others could open is
-/// closed to them; those who have it open keep it until they end.
+/// Opens a lock file (flock(2)), and creates it where there is none. Only this user can open it:
+/// any process that can open a file, even only to read it, can lock it. A file that others could
+/// open is closed to them; processes that have it open keep it until they end.
 ///
 /// # Errors
 /// A [`Refusal`], or as the system calls report.
@@ -197,14 +198,14 @@ pub fn lock_file(path: impl AsRef<Path>) -> io::Result<File> {
     )?;
     let meta = file.metadata()?;
     let mode = meta.mode() & 0o7777;
-    // Root may open another user's, which stays that user's.
+    // Root may open another user's file, which keeps its owner.
     if mode & OTHERS != 0 {
         file.set_permissions(std::fs::Permissions::from_mode(mode & !OTHERS))?;
     }
     Ok(file)
 }
 
-/// Opens the file of a lock that exists, to ask for its holder.
+/// Opens a lock file that exists, to find its holder.
 ///
 /// # Errors
 /// A [`Refusal`], or as open(2) reports.
@@ -216,7 +217,7 @@ fn own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = options.custom_flags(flags).open(path).map_err(|e| match e.raw_os_error() {
         Some(libc::ELOOP) => Refusal::Link.into(),
-        // A FIFO that is opened to write and has no reader, and a socket.
+        // A FIFO without a reader that is opened to write, or a socket.
         Some(libc::ENXIO) => match std::fs::symlink_metadata(path).map(|m| regular(&m)) {
             Ok(Err(refusal)) => refusal.into(),
             _ => e,
@@ -250,7 +251,7 @@ fn regular(meta: &std::fs::Metadata) -> Result<(), Refusal> {
 
 fn bounded(file: File, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // The size may be a lie, as in /proc, or grow meanwhile.
+    // The reported size may be wrong, as in /proc, or grow meanwhile.
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         return Err(Refusal::TooLarge { limit }.into());

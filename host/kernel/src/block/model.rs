@@ -1,17 +1,17 @@
-//! What kind of device a disk is: what it has in common with all others of its model.
+//! Model of a drive: facts that all drives of the model share.
 
 use crate::{BlockDevice, HostError, Root};
 
-/// Facts that drives of one model and firmware share. Nothing in it tells two of them apart.
+/// Facts that drives of one model and firmware share. None of them tells two such drives apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriveModel {
     /// Vendor and model; `None` where the kernel knows none, as of a loop or virtio device.
     pub model: Option<String>,
-    /// Firmware's version.
+    /// Firmware version; `None` where the kernel knows no model.
     pub firmware: Option<String>,
-    /// Size in bytes.
+    /// Size in bytes of the whole disk.
     pub size: u64,
-    /// Whether it has a platter.
+    /// Whether it has rotating platters.
     pub rotational: bool,
     /// Smallest request in bytes.
     pub logical_block: u64,
@@ -23,9 +23,9 @@ pub struct DriveModel {
 }
 
 impl BlockDevice {
-    /// Its model and firmware, as drivers show them: `device/model` and `device/firmware_rev` of
-    /// NVMe (`drivers/nvme/host/sysfs.c`), `device/vendor`, `device/model` and `device/rev` of SCSI
-    /// (`drivers/scsi/scsi_sysfs.c`), `device/name` and `device/fwrev` of MMC
+    /// Model and firmware, from the files of the drivers: `device/model` and `device/firmware_rev`
+    /// of NVMe (`drivers/nvme/host/sysfs.c`), `device/vendor`, `device/model` and `device/rev` of
+    /// SCSI (`drivers/scsi/scsi_sysfs.c`), `device/name` and `device/fwrev` of MMC
     /// (`drivers/mmc/core/mmc.c`).
     ///
     /// # Errors
@@ -44,8 +44,8 @@ impl BlockDevice {
             }
             Ok(None)
         };
-        // Of virtio and others the vendor is a number: only with a model it means something, and of
-        // ATA it names the command set.
+        // The vendor of virtio and others is a number, which means something only with a model;
+        // that of ATA names the command set.
         let model = first(&["model", "name"])?;
         let vendor = text("vendor")?.filter(|v| v != "ATA" && !v.starts_with("0x"));
         let model = model.map(|m| vendor.map_or_else(|| m.clone(), |v| format!("{v} {m}")));

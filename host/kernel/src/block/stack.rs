@@ -1,4 +1,4 @@
-//! Stacked devices: which disks below a device order its requests.
+//! Stacked devices: the disks below a device on which its requests are scheduled.
 //!
 //! A device that takes bios and passes them on (LVM, dm-crypt, md, bcache, the head of NVMe
 //! multipath) has no I/O scheduler; `elv_support_iosched()` and `blk_register_queue()` in the
@@ -13,25 +13,25 @@ use std::path::Path;
 use super::BlockDevice;
 use crate::{HostError, Root, text};
 
-/// Deepest stack that is followed: partition, RAID, encryption, volume and cache together have
-/// five.
+/// Deepest stack that is followed: partition, RAID, encryption, volume and cache together have five
+/// levels.
 const MAX_DEPTH: usize = 16;
 
-/// A device with the disks on which its requests are scheduled.
+/// Device with the disks on which its requests are scheduled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
-    /// The device that VMs open, or its whole disk where that is a partition. Limits act here:
+    /// Device that VMs open, or its whole disk where that is a partition. Limits act here:
     /// blk-throttle works on bios where they are submitted (`submit_bio_noacct()`).
     pub device: BlockDevice,
-    /// The disks that have an I/O scheduler, by name: the device itself, or those below it.
-    /// Elevator, tunables and weights act here. Empty where none is seen.
+    /// Disks with an I/O scheduler, by name: the device itself, or those below it. Elevator,
+    /// tunables and weights act here. Empty where none is visible.
     pub disks: Vec<BlockDevice>,
-    /// What cannot be seen or done here, one sentence each.
+    /// Limitations of this stack, a sentence each.
     pub notes: Vec<String>,
 }
 
 impl Stack {
-    /// Follows a device down to what schedules.
+    /// Follows a device down to the disks that schedule.
     ///
     /// # Errors
     /// When sysfs cannot be read.
@@ -69,8 +69,8 @@ impl Stack {
         self.disks.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Where settings act, as a sentence; `None` for a whole disk that schedules its requests
-    /// itself.
+    /// Sentence with the devices on which settings act; `None` for a whole disk that schedules its
+    /// requests itself.
     #[must_use]
     pub fn describe(&self) -> Option<String> {
         let name = &self.device.name;
@@ -89,8 +89,8 @@ impl Stack {
         }
     }
 
-    /// Where settings act when that is not the device itself, and what is not seen below it, one
-    /// sentence each.
+    /// Sentences with the devices on which settings act when these are others than the device
+    /// itself, and with the limitations of the stack.
     #[must_use]
     pub fn notes_on_settings(&self) -> Vec<String> {
         self.describe().into_iter().chain(self.notes.iter().cloned()).collect()
@@ -123,7 +123,7 @@ impl Stack {
     }
 }
 
-/// One way down.
+/// State of the descent through a stack.
 struct Walk<'a> {
     root: &'a Root,
     seen: BTreeSet<String>,
@@ -153,14 +153,14 @@ impl Walk<'_> {
 }
 
 impl BlockDevice {
-    /// Whether it has an I/O scheduler, be it `none`. The kernel prints a bare `none` for a queue
-    /// that cannot have one, and since Linux 6.5 has no file for it.
+    /// Whether the device has an I/O scheduler, `none` included. The kernel prints a bare `none`
+    /// for a queue that cannot have one, and since Linux 6.5 has no file for it.
     pub(super) fn schedules(&self, root: &Root) -> Result<bool, HostError> {
         let file = root.read_optional(self.queue("scheduler"))?;
         Ok(file.is_some_and(|text| text.contains('[')))
     }
 
-    /// The disks right below it; empty where there are none, or none is seen.
+    /// Devices directly below; empty where there are none, or none is visible.
     pub(super) fn below(&self, root: &Root) -> Result<Vec<Self>, HostError> {
         let mut below = Vec::new();
         for name in names(root, &self.sysfs().join("slaves"))? {
@@ -194,7 +194,7 @@ impl BlockDevice {
     }
 }
 
-/// `0` and `1` of `nvme0n1`.
+/// Numbers of subsystem and namespace: `0` and `1` of `nvme0n1`.
 fn head(name: &str) -> Option<(&str, &str)> {
     let (subsystem, namespace) = name.strip_prefix("nvme")?.split_once('n')?;
     (is_number(subsystem) && is_number(namespace)).then_some((subsystem, namespace))
@@ -212,7 +212,7 @@ fn names(root: &Root, dir: &Path) -> Result<Vec<String>, HostError> {
     }
 }
 
-/// What is known of a device that neither schedules nor names what is below it.
+/// Note on a device that neither schedules nor names the devices below it.
 fn leaf(name: &str) -> String {
     let kind = |prefix: &str| {
         name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
@@ -230,7 +230,7 @@ fn leaf(name: &str) -> String {
     }
 }
 
-/// Layers that hand requests to kernel threads, between which BFQ cannot tell the VMs' processes
+/// Note on layers that pass requests to kernel threads, where BFQ cannot tell the VMs' processes
 /// apart, although it still knows their cgroups: dm-crypt without `no_read_workqueue` and
 /// `no_write_workqueue`, RAID with parity.
 fn workers(root: &Root, device: &BlockDevice) -> Result<Option<String>, HostError> {
@@ -251,11 +251,11 @@ fn workers(root: &Root, device: &BlockDevice) -> Result<Option<String>, HostErro
     })
 }
 
-/// A disk whose other end is elsewhere.
+/// Note on a disk that is reached over a network.
 fn behind_a_network(root: &Root, disk: &BlockDevice) -> Option<String> {
     let name = &disk.name;
     let named = ["rbd", "nbd"].iter().any(|kind| name.strip_prefix(kind).is_some_and(is_number));
-    // The directory tells the transport: `.../session1/target...` of iSCSI, `.../nvme-fabrics/...`.
+    // The directory shows the transport: `.../session1/target...` of iSCSI, `.../nvme-fabrics/...`.
     let real = std::fs::canonicalize(root.at(disk.sysfs())).unwrap_or_default();
     let part = |starts: &str| real.iter().any(|part| part.to_string_lossy().starts_with(starts));
     (named || part("session") || part("nvme-fabrics")).then(|| {
@@ -263,7 +263,7 @@ fn behind_a_network(root: &Root, disk: &BlockDevice) -> Option<String> {
     })
 }
 
-/// The UUID of a stacked device: of LVM, dm-crypt and multipath in `dm/uuid`, of RAID in `md/uuid`
+/// UUID of a stacked device: of LVM, dm-crypt and multipath in `dm/uuid`, of RAID in `md/uuid`
 /// (recent kernels) or by udev's links.
 pub(super) fn uuid(root: &Root, device: &BlockDevice) -> Result<Option<String>, HostError> {
     for (file, kind) in [("dm/uuid", "dm-uuid"), ("md/uuid", "md-uuid")] {
@@ -285,7 +285,7 @@ pub(super) fn uuid(root: &Root, device: &BlockDevice) -> Result<Option<String>, 
     Ok(None)
 }
 
-/// The elevators of a device without an I/O scheduler.
+/// Elevators of a device without an I/O scheduler: only `none`.
 pub(super) fn no_choice() -> text::Elevators {
     text::Elevators { current: "none".to_owned(), available: vec!["none".to_owned()] }
 }

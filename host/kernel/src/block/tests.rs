@@ -15,7 +15,7 @@ impl Fixture {
     }
 }
 
-/// An NVMe disk with one partition, laid out as sysfs does it.
+/// NVMe disk with one partition, laid out as in sysfs.
 fn nvme() -> Fixture {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
@@ -80,7 +80,7 @@ fn drives_of_one_model_have_the_same_facts() {
     assert_eq!((bare.model, bare.firmware, bare.size), (None, None, 1 << 20));
     assert_eq!((bare.logical_block, bare.physical_block, bare.rotational), (512, 4096, false));
     assert_eq!(bare.write_cache.as_deref(), Some("write back"));
-    // NVMe pads its texts; the number of a virtio device's vendor is no name.
+    // NVMe pads its texts; a virtio device's numeric vendor is no name.
     put("device/model", "ACME  FAST 1T                 \n");
     put("device/firmware_rev", "EDA7  \n");
     put("device/serial", "S123\n");

@@ -1,4 +1,4 @@
-//! Where a process is put that is to count for a VM.
+//! Cgroup for further processes whose I/O counts as the VM's.
 
 use std::fs;
 use std::io;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use super::{Cgroups, Hierarchy, remove_dir};
 use crate::{HostError, Root};
 
-/// Name of the group that is made where the VM's own takes no process.
+/// Name of the child group that is made where the VM's own takes no process.
 const NAME: &str = "rtvirtio-tasks";
 
-/// A cgroup that takes processes, and whose weight and limits are the VM's. One that was made for
-/// them is removed when this is dropped.
+/// Cgroup that takes processes, and whose weight and limits are the VM's. A child group that was
+/// made for them is removed when this is dropped.
 #[derive(Debug)]
 pub struct MemberGroup {
     root: Root,
@@ -20,10 +20,10 @@ pub struct MemberGroup {
 }
 
 impl Cgroups {
-    /// The VM's cgroup itself where it takes processes. On v2 one that has controllers enabled for
-    /// its children takes none (EBUSY; `Documentation/admin-guide/cgroup-v2.rst`, "No Internal
-    /// Process Constraint"), such as the scope above libvirt's groups of threads: there a child
-    /// group is made.
+    /// Returns the VM's cgroup itself where it takes processes. On v2 a cgroup that has controllers
+    /// enabled for its children takes none (EBUSY; `Documentation/admin-guide/cgroup-v2.rst`, "No
+    /// Internal Process Constraint"), such as the scope above libvirt's groups of threads: there a
+    /// child group is made.
     ///
     /// # Errors
     /// When the cgroup is gone, or no child can be made.
@@ -42,7 +42,7 @@ impl Cgroups {
         }
         let child = dir.join(NAME);
         match fs::create_dir(root.at(&child)) {
-            // Of a run that was killed.
+            // Left by a run that was killed.
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
                 Err(HostError::Directory { action: "create", path: child, source: e })
             }
@@ -52,7 +52,7 @@ impl Cgroups {
 }
 
 impl MemberGroup {
-    /// The file that takes processes.
+    /// Path of the file that takes processes.
     #[must_use]
     pub fn procs(&self) -> PathBuf {
         self.dir.join("cgroup.procs")
@@ -62,7 +62,7 @@ impl MemberGroup {
 impl Drop for MemberGroup {
     fn drop(&mut self) {
         if self.made {
-            // It ends with the VM's at the latest.
+            // Removed with the VM's cgroup at the latest.
             let _ = remove_dir(&self.root, &self.dir);
         }
     }
@@ -72,7 +72,7 @@ impl Drop for MemberGroup {
 mod tests {
     use super::*;
 
-    /// Behaves as a directory of cgroups where groups are empty.
+    /// Directory that behaves like cgroups, where groups are empty.
     fn vm(kind: &str, enabled: &str) -> (tempfile::TempDir, Root, Cgroups) {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());

@@ -1,7 +1,7 @@
-//! What is set for one device on a cgroup and on those above it.
+//! Settings for one device on a cgroup and on those above it.
 //!
 //! On v2 a limit holds for a whole subtree, so the least one on the path to the root counts. On v1
-//! blk-throttle is flat: every group is treated as if it stood right below the root, and only a
+//! blk-throttle is flat: every group is treated as if it were right below the root, and only a
 //! group's own limit counts (`throtl_pd_init()` in `block/blk-throttle.c`). BFQ's weights are
 //! hierarchical on both, and so are quotas of CPU time (`tg_set_cfs_bandwidth()` in
 //! `kernel/sched/core.c`).
@@ -11,21 +11,21 @@ use std::path::{Path, PathBuf};
 use crate::cgroup::{Cgroups, Hierarchy, Limit, child_dirs};
 use crate::{HostError, Root, text, unless_gone};
 
-/// CPU time that a cgroup's ordinary threads get at most.
+/// CPU quota of a cgroup's ordinary threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuLimit {
-    /// Which cgroup.
+    /// Cgroup that has the quota.
     pub cgroup: PathBuf,
-    /// Name of the file in it.
+    /// Name of the quota's file in the cgroup.
     pub file: &'static str,
     /// CPU time in a period, on all CPUs together, us.
     pub quota_us: u64,
-    /// The period, us.
+    /// Length of the period, us.
     pub period_us: u64,
 }
 
 impl CpuLimit {
-    /// CPUs that it comes to.
+    /// Number of CPUs that the quota is worth.
     #[must_use]
     pub fn cpus(&self) -> f64 {
         self.quota_us as f64 / self.period_us.max(1) as f64
@@ -41,24 +41,24 @@ const DEFAULT_WEIGHT: u64 = 100;
 /// A limit of one cgroup for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetLimit {
-    /// Which cgroup.
+    /// Cgroup that has the limit.
     pub cgroup: PathBuf,
-    /// Name of the file in it.
+    /// Name of the limit's file in the cgroup.
     pub file: &'static str,
-    /// Direction and unit.
+    /// Direction and unit of the value.
     pub limit: Limit,
-    /// Most per second.
+    /// Maximum per second, in bytes or requests.
     pub value: u64,
 }
 
-/// A control of a cgroup, or of the device, that is neither a limit nor a weight of BFQ's.
+/// Control of a cgroup, or of the device, that is neither a limit nor a BFQ weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherControl {
-    /// Which cgroup.
+    /// Cgroup that has the control.
     pub cgroup: PathBuf,
-    /// Name of the file in it.
+    /// Name of the control's file in the cgroup.
     pub file: &'static str,
-    /// What it holds for the device.
+    /// Value for the device.
     pub value: String,
 }
 
@@ -74,15 +74,15 @@ impl Cgroups {
         path
     }
 
-    /// Whether cgroups above the part of the hierarchy that is mounted here, which are not seen,
+    /// Whether cgroups above the part of the hierarchy that is mounted here, which are not visible,
     /// may set something too.
     #[must_use]
     pub fn hides_parents(&self) -> bool {
         !Self::is_root(&self.mount_root)
     }
 
-    /// The limits for a device that act on a cgroup's processes, its own first. On v2 also those of
-    /// what is mounted as the root: in a container it has the files of any cgroup.
+    /// Limits for a device that act on a cgroup's processes, its own first. On v2 also those of the
+    /// cgroup that is mounted as the root: in a container it has the files of any cgroup.
     ///
     /// # Errors
     /// When one of the files cannot be read or understood.
@@ -117,7 +117,7 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// The quotas of CPU time that act on a cgroup's ordinary threads, in the hierarchy of the CPU
+    /// Quotas of CPU time that act on a cgroup's ordinary threads, in the hierarchy of the CPU
     /// controller: its own first, then those above it.
     ///
     /// # Errors
@@ -168,8 +168,8 @@ impl Cgroups {
         Ok(u32::try_from(weight).unwrap_or(DEFAULT_WEIGHT as u32))
     }
 
-    /// Controls that the models do not know: `io.latency` of a cgroup, of those above it and of all
-    /// their siblings (it holds siblings back), `io.cost.qos` where it is enabled, with the
+    /// Controls that the models do not cover: `io.latency` of a cgroup, of those above it and of
+    /// all their siblings (it throttles siblings), `io.cost.qos` where it is enabled, with the
     /// `io.weight` of the path; on v1 `blkio.weight` of CFQ.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// A device's line of a file.
+    /// Control with a device's line of a file.
     fn of_device(
         &self,
         root: &Root,

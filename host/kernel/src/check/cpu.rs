@@ -1,4 +1,4 @@
-//! CPU: what delays a thread that is ready to submit or complete a request.
+//! CPU: settings that delay a thread which is ready to submit or complete a request.
 
 use std::path::Path;
 
@@ -123,7 +123,7 @@ fn governor(root: &Root, found: &mut Vec<Finding>) {
                     slow.push(format!("{name} {governor}"));
                 }
             }
-            // Of a CPU that is offline (`show()` in drivers/cpufreq/cpufreq.c).
+            // The CPU is offline (`show()` in drivers/cpufreq/cpufreq.c).
             Err(e) if e.is_errno(Errno::BUSY) => {}
             Err(e) => unread = Some(e),
         }

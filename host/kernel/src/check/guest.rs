@@ -1,4 +1,4 @@
-//! Whether a guest's kernel passes on how urgent its tasks' requests are.
+//! Whether a guest's kernel passes on the priority class of its tasks' requests.
 
 use super::Finding;
 
@@ -8,7 +8,7 @@ const WHY: &str = "the I/O domain can put a VM's urgent requests first only if i
 ///
 /// Before 6.0 the class that `ionice` set often did not reach the request; from 6.8 a task without
 /// an I/O context counts as if it had no class, also when its scheduling policy is real-time, which
-/// was mended in July 2025 for 6.17 and backported from there (`block/ioprio.c`,
+/// was fixed in July 2025 for 6.17 and backported from there (`block/ioprio.c`,
 /// `__get_task_ioprio`).
 #[must_use]
 pub fn guest_priority(guest: &str, release: &str) -> Finding {

@@ -1,4 +1,4 @@
-//! Memory bandwidth: what of it can be seen and limited here.
+//! Memory bandwidth: whether it can be counted and limited here.
 
 use std::thread;
 use std::time::Duration;
@@ -34,8 +34,8 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
-/// What each group of resctrl and each running VM moves to and from memory, watched for some time.
-/// Without counters one finding for each VM says why that is not visible.
+/// Memory traffic of each resctrl group and each running VM, over `time`. Without counters a
+/// finding for each VM has the reason.
 #[must_use]
 pub fn traffic(root: &Root, time: Duration) -> Vec<Finding> {
     const ID: &str = "memory.traffic";
@@ -69,7 +69,7 @@ pub fn traffic(root: &Root, time: Duration) -> Vec<Finding> {
         })
         .collect();
     for pid in vms {
-        // One that has ended has no threads.
+        // A VM that has ended has no threads.
         let threads = task::tids(root, pid).unwrap_or_default().into_iter().collect();
         found.push(match after.rate_since(&before, &threads) {
             Ok(rate) => of_vm(pid, &format!("{:.0} MB/s by its threads", rate / 1e6)),

@@ -13,7 +13,7 @@ const WHY: &str = "weights and limits of I/O act between cgroups: without one of
 const ALONE: &str =
     "start it in a cgroup of its own, e.g. with `systemd-run --scope`, or below machine.slice";
 
-/// One finding for each VM that has none, and one for all that have.
+/// Findings for VMs in the root cgroup, VMs that share a cgroup, and VMs with one of their own.
 pub(super) fn findings(root: &Root, pids: &[u32]) -> Vec<Finding> {
     // A missing hierarchy is a finding of its own, `cgroup.io`.
     let Ok(cgroups) = Cgroups::detect(root) else { return Vec::new() };

@@ -1,5 +1,5 @@
-//! What spends or withholds a real-time budget: the fair server, polling before a halt, a group
-//! budget that is used up.
+//! Kernel features that use or withhold a real-time budget: the fair server, polling before a halt,
+//! a group budget that is used up.
 
 use std::path::{Path, PathBuf};
 
@@ -9,14 +9,14 @@ use super::Finding;
 use crate::mounts::mounts;
 use crate::{HostError, Root, process};
 
-/// Values of the fair server, one directory a CPU (`kernel/sched/debug.c`). debugfs is for root
-/// only.
+/// Directory of the fair server's values, with a subdirectory for each CPU
+/// (`kernel/sched/debug.c`). debugfs is for root only.
 const SERVERS: &str = "/sys/kernel/debug/sched/fair_server";
 /// The kernel's default, 50 ms in 1 s (`fair_server_init()`).
 const DEFAULT_SHARE: f64 = 0.05;
-/// The first version that has it.
+/// First kernel version that has it.
 const SINCE: (u32, u32) = (6, 12);
-/// Longest polling, in nanoseconds, that a budget of a few milliseconds does not notice.
+/// Longest polling, in nanoseconds, that is negligible in a budget of a few milliseconds.
 const SHORT_POLL: u64 = 50_000;
 
 pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
@@ -35,7 +35,7 @@ pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::max)
 }
 
-/// The smallest of all CPUs: what is certain on each.
+/// Smallest share of the fair server on any CPU, which is certain on each.
 ///
 /// # Errors
 /// As [`fair_server`].
@@ -159,7 +159,7 @@ fn halt_poll(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
-/// The budget of the v2 root for hierarchical CBS, where the kernel has it.
+/// Budget of the v2 root for hierarchical CBS, where the kernel has it.
 fn hcbs(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "rt.hcbs";
     const WHY: &str = "with cpu.rt.max a VM's real-time threads share one budget on cgroup v2";
@@ -185,10 +185,10 @@ fn hcbs(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
-/// What can be said of the VMs that run: is their memory locked, and is a QCOW2 image among their
-/// disks?
+/// Findings on running VMs: whether their memory is locked, whether a QCOW2 image is among their
+/// disks, and whether each has a cgroup of its own.
 ///
-/// Processes that have ended meanwhile, and those that may not be looked at, are left out.
+/// Processes that have ended meanwhile, and those that may not be inspected, are left out.
 #[must_use]
 pub fn vms(root: &Root) -> Vec<Finding> {
     let vmms = match vmms(root) {
@@ -208,7 +208,7 @@ pub fn vms(root: &Root) -> Vec<Finding> {
     found
 }
 
-/// Processes of VMMs, QEMU's and others.
+/// Processes of VMMs: QEMU, and those of `OTHER_VMMS`.
 pub(super) fn vmms(root: &Root) -> Result<Vec<u32>, HostError> {
     let is_vmm = |pid: &u32| {
         let name = process::name(root, *pid).unwrap_or_default();
@@ -221,7 +221,7 @@ fn is_qemu(name: &str) -> bool {
     name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm"
 }
 
-/// Names of other VMMs' processes, cut at 15 bytes by the kernel.
+/// Names of other VMMs' processes, truncated to 15 bytes by the kernel.
 const OTHER_VMMS: [&str; 3] = ["cloud-hyperviso", "firecracker", "crosvm"];
 
 fn locked(root: &Root, pid: u32) -> Option<Finding> {
@@ -252,13 +252,13 @@ fn locked(root: &Root, pid: u32) -> Option<Finding> {
 fn qcow2(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str = "a write to a new cluster of a QCOW2 image waits for its tables; the RT hypervisor paper (section 6) met high \
                        latencies with it whatever the priorities";
-    /// `QFI\xfb` (QEMU's docs/interop/qcow2.rst).
+    /// Magic bytes of an image (QEMU's docs/interop/qcow2.rst).
     const MAGIC: [u8; 4] = *b"QFI\xfb";
     let mut images = Vec::new();
     for descriptor in process::descriptors(root, pid).ok()? {
         let path = root.at(descriptor.link());
-        // Through the link, so that a file in another mount namespace is found too; only what is a
-        // file is opened.
+        // Through the link, so that a file in another mount namespace is found too; only regular
+        // files are opened.
         if !std::fs::metadata(&path).is_ok_and(|m| m.is_file()) {
             continue;
         }

@@ -12,7 +12,7 @@ fn finding(root: &Root, id: &str) -> Finding {
     check(root, Vec::new()).into_iter().find(|f| f.id == id).unwrap_or_else(|| panic!("no finding {id}"))
 }
 
-/// A host on which nothing is to be done.
+/// Host without anything to do.
 fn good() -> (tempfile::TempDir, Root) {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());

@@ -6,7 +6,7 @@ use std::process::Command;
 use super::Finding;
 use crate::Root;
 
-/// Where distributions put programs; `/usr/libexec` is where RHEL keeps `qemu-kvm`.
+/// Directories where distributions put programs; `/usr/libexec` is where RHEL keeps `qemu-kvm`.
 const BIN: [&str; 6] = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec"];
 
 pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {

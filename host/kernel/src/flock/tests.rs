@@ -17,8 +17,8 @@ fn sleeper(stdin: Stdio) -> Owned {
     Owned(Command::new("sleep").arg("600").arg0("rtvirtio-iod").stdin(stdin).spawn().unwrap())
 }
 
-/// Whether it becomes true. A child that another test starts has this process's open files, with
-/// their locks, until its `execve`.
+/// Whether the condition becomes true within a time. A child that another test starts has this
+/// process's open files, with their locks, until its `execve`.
 fn soon(is_true: impl Fn() -> bool) -> bool {
     (0..500).any(|_| {
         let is_true = is_true();
@@ -78,7 +78,7 @@ fn a_lock_that_this_process_holds_is_held_and_found_in_no_other() {
     assert!(soon(|| holders(&search(&path, &look).unwrap()).is_empty()));
     drop(file);
     assert!(soon(|| !is_held(&look).unwrap()));
-    // To ask leaves no lock.
+    // A test of the lock leaves none behind.
     let third = File::open(&path).unwrap();
     assert!(lock(&third).unwrap());
 }

@@ -3,8 +3,8 @@
 //!
 //! Byte `100 + n` is read-locked for each permission `n` that a user has, byte `200 + n` for each
 //! that it does not share with others (`raw_apply_lock_bytes()` in QEMU's `block/file-posix.c`,
-//! permissions in `include/block/block-common.h`). Whether another one conflicts is asked with a
-//! write lock that is tested and never set.
+//! permissions in `include/block/block-common.h`). A conflict is detected with a write lock that is
+//! tested and never set.
 
 use std::fs::File;
 use std::io;
@@ -15,19 +15,19 @@ const HELD: i64 = 100;
 /// First byte for permissions that are not shared (`RAW_LOCK_SHARED_BASE`).
 const NOT_SHARED: i64 = 200;
 
-/// `BLK_PERM_CONSISTENT_READ`.
+/// `BLK_PERM_CONSISTENT_READ`: reads see consistent data.
 const READ: i64 = 0;
-/// `BLK_PERM_WRITE`.
+/// `BLK_PERM_WRITE`: data may be written.
 const WRITE: i64 = 1;
-/// `BLK_PERM_RESIZE`.
+/// `BLK_PERM_RESIZE`: the image may be resized.
 const RESIZE: i64 = 3;
 
-/// What is done with an image, and what others may do with it meanwhile.
+/// Use of an image, and the uses that others are allowed meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
-    /// It is written.
+    /// Whether the image is written.
     pub writes: bool,
-    /// Others may write it too, as with QEMU's `share-rw=on`.
+    /// Whether others may write it too, as with QEMU's `share-rw=on`.
     pub others_write: bool,
 }
 
@@ -41,7 +41,7 @@ impl Sharing {
     }
 }
 
-/// Another open file uses the image in a way that does not go with ours.
+/// The image is in use by another open file in a way that conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conflict;
 
@@ -53,18 +53,18 @@ pub struct Conflict;
 pub fn lock_image(file: &File, sharing: Sharing) -> io::Result<Result<(), Conflict>> {
     let done = try_lock(file, sharing);
     if !matches!(done, Ok(Ok(()))) {
-        // All bytes at once: what is not locked is no error.
+        // All bytes at once: unlocking a byte that is not locked is no error.
         set(file, HELD, NOT_SHARED + 64 - HELD, libc::F_UNLCK)?;
     }
     done
 }
 
-/// Holds the same locks by another open file of a process that has [`lock_image`]d it already,
-/// without asking others again: they last until that file's last request has ended, also after the
-/// process was killed.
+/// Takes the same locks by another open file of a process that has [`lock_image`]d it already,
+/// without testing for conflicts again: they last until that file's last request has ended, also
+/// after the process was killed.
 ///
 /// # Errors
-/// As [`lock_image`]; another one's write lock, which QEMU never sets.
+/// As [`lock_image`]; a write lock of another process, which QEMU never sets.
 pub fn hold_image(file: &File, sharing: Sharing) -> io::Result<()> {
     for byte in bytes(sharing) {
         if !set(file, byte, 1, libc::F_RDLCK)? {
@@ -74,14 +74,14 @@ pub fn hold_image(file: &File, sharing: Sharing) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes that a user locks.
+/// Bytes to lock for this use.
 fn bytes(sharing: Sharing) -> impl Iterator<Item = i64> {
     let held = sharing.held().iter().map(|n| HELD + n);
     held.chain(sharing.not_shared().iter().map(|n| NOT_SHARED + n))
 }
 
 fn try_lock(file: &File, sharing: Sharing) -> io::Result<Result<(), Conflict>> {
-    // Locked first and looked at after, so that of two at once not both go on.
+    // Locked first and tested after, so that of two at once not both succeed.
     for byte in bytes(sharing) {
         if !set(file, byte, 1, libc::F_RDLCK)? {
             return Ok(Err(Conflict));
@@ -106,7 +106,7 @@ fn lock(start: i64, len: i64, kind: i32) -> libc::flock {
     lock
 }
 
-/// False when another one has a write lock there.
+/// Sets or clears a lock; false when another open file has a write lock there.
 fn set(file: &File, start: i64, len: i64, kind: i32) -> io::Result<bool> {
     let lock = lock(start, len, kind);
     // SAFETY: the descriptor is open and `lock` outlives the call.
@@ -137,7 +137,7 @@ mod tests {
     const READER: Sharing = Sharing { writes: false, others_write: false };
     const SHARED: Sharing = Sharing { writes: true, others_write: true };
 
-    /// The same table as QEMU's.
+    /// Pairs of uses, compatible and not, as in QEMU's table.
     #[test]
     fn users_that_go_together() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
@@ -148,7 +148,7 @@ mod tests {
             assert_eq!(lock_image(&a, first).unwrap(), Ok(()));
             let done = lock_image(&b, second).unwrap();
             if done.is_err() {
-                // Nothing of it stays: the first one's user can come again.
+                // No lock stays behind: the first user can come again.
                 drop(a);
                 let c = File::open(&path).unwrap();
                 assert_eq!(lock_image(&c, WRITER).unwrap(), Ok(()));

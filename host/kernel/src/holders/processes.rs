@@ -12,15 +12,15 @@ use super::{Holder, Unseen};
 use crate::error::is_gone;
 use crate::{HostError, Root, process};
 
-/// `O_PATH` of the generic ABI: such a descriptor reads and writes nothing.
+/// `O_PATH` of the generic ABI: such a descriptor can neither read nor write.
 const O_PATH: u32 = libc::O_PATH as u32;
 
-/// What a mapping in `/proc/PID/maps` refers to, by what is written there: libraries are in every
-/// process.
+/// Cache of the files of mappings in `/proc/PID/maps`, by device and inode as printed there:
+/// libraries are in every process.
 type Mapped = BTreeMap<(String, String), Option<Node>>;
 
 /// Adds the processes that have a part of `target` open to `found`; returns those that could not be
-/// looked into.
+/// inspected.
 pub(super) fn holding(
     target: &Target,
     except: &[u32],
@@ -40,7 +40,7 @@ pub(super) fn holding(
         match seen {
             Ok(()) => {}
             Err(e) if is_gone(&e) => continue,
-            // Whatever it is: this process was not seen.
+            // Whatever the error: this process could not be inspected.
             Err(_) => unseen.push(Unseen { pid, program: program(pid) }),
         }
         if open.is_empty() {
@@ -77,13 +77,13 @@ fn descriptors(target: &Target, pid: u32, open: &mut Vec<(String, bool)>) -> io:
     Ok(())
 }
 
-/// `flags:` of proc_pid_fdinfo(5), in octal. Without it, the worst: open for writing.
+/// `flags:` of proc_pid_fdinfo(5), in octal. If missing, the worst case: open for writing.
 fn flags(info: &str) -> u32 {
     let text = info.lines().find_map(|line| line.strip_prefix("flags:"));
     text.and_then(|t| u32::from_str_radix(t.trim(), 8).ok()).unwrap_or(libc::O_RDWR as u32)
 }
 
-/// The part that a link of `/proc` leads to. Never waits for a file system's server.
+/// Part of the target that a link of `/proc` leads to. Never waits for a file system's server.
 fn part(target: &Target, link: &PathBuf) -> io::Result<Option<String>> {
     Ok(node(link)?.and_then(|node| target.name(node)).map(str::to_owned))
 }
@@ -106,7 +106,7 @@ fn node(link: &PathBuf) -> io::Result<Option<Node>> {
     })
 }
 
-/// Memory that is a part of it, whose descriptor may be closed.
+/// Adds memory mappings of the target, whose descriptor may be closed.
 fn mappings(target: &Target, pid: u32, known: &mut Mapped, open: &mut Vec<(String, bool)>) -> io::Result<()> {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     // A path in it need not be UTF-8.
@@ -131,7 +131,7 @@ fn mappings(target: &Target, pid: u32, known: &mut Mapped, open: &mut Vec<(Strin
             }
         };
         if let Some(name) = node.and_then(|node| target.name(node)) {
-            // A private mapping writes into memory only.
+            // A private mapping does not write to the file.
             let writes = modes.contains('w') && modes.ends_with('s');
             open.push((name.to_owned(), writes));
         }

@@ -12,7 +12,7 @@ use crate::error::is_gone;
 use crate::mounts::{mounts, unescape};
 use crate::{HostError, Root, unless_gone};
 
-/// What a descriptor refers to.
+/// Object that a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Node {
     /// A block device, by its number.
@@ -32,21 +32,21 @@ impl Node {
     }
 }
 
-/// A loop device in use.
+/// Loop device with a backing file.
 struct Loop {
     name: String,
     rdev: u64,
     backing: Node,
     file: String,
-    /// Part of the backing file, in bytes.
+    /// Start and length of the part of the backing file, in bytes.
     part: (u64, u64),
 }
 
-/// A device or file with everything that shares its bytes.
+/// Device or file, with all devices and files that share its bytes.
 pub(super) struct Target {
-    /// Each with its name.
+    /// Devices and files, each with its name.
     parts: Vec<(Node, String)>,
-    /// Devices that were found above.
+    /// Devices that are built on a part.
     above: Vec<Holder>,
 }
 
@@ -62,13 +62,13 @@ fn number(rdev: u64) -> String {
     format!("{}:{}", major(rdev), minor(rdev))
 }
 
-/// `8:1`.
+/// Device number of a text such as `8:1`.
 fn parse_number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Kernel names are those of `/dev`, but for the slash.
+/// Name below `/dev` of a sysfs directory's device: the kernel's name, with `/` for `!`.
 fn node_name(dir: &Path) -> Result<String, HostError> {
     let real = fs::canonicalize(dir).map_err(read(dir))?;
     let name = real.file_name().map_or_else(String::new, |n| n.to_string_lossy().replace('!', "/"));
@@ -100,7 +100,7 @@ impl Target {
                 target.add(node, path.display().to_string());
             }
         }
-        // Upwards until nothing is new; the list grows meanwhile.
+        // Upwards until no device is new; the list grows meanwhile.
         let mut at = 0;
         while let Some((node, name)) = target.parts.get(at).cloned() {
             at += 1;
@@ -108,7 +108,7 @@ impl Target {
                 target.add_stacked(rdev, &name)?;
             }
             for other in loops.iter().filter(|l| l.backing == node) {
-                // Another part of the same file is another disk.
+                // Another part of the same file is a different disk.
                 let apart = own_loop.is_some_and(|own| {
                     own.backing == node
                         && (own.part.0 >= other.part.0 + other.part.1
@@ -131,7 +131,7 @@ impl Target {
         new
     }
 
-    /// A device with its partitions, or a partition with its disk.
+    /// Adds a device with its partitions, or a partition with its disk.
     fn add_disk(&mut self, rdev: u64) -> Result<(), HostError> {
         let dir = sysfs(rdev);
         self.add(Node::Block(rdev), node_name(&dir)?);
@@ -159,7 +159,7 @@ impl Target {
         Ok(())
     }
 
-    /// Device-mapper, md, bcache: `holders/` names what is built on a device.
+    /// Adds devices built on a device (device-mapper, md, bcache), which `holders/` names.
     fn add_stacked(&mut self, rdev: u64, name: &str) -> Result<(), HostError> {
         let holders = sysfs(rdev).join("holders");
         for by in list(&holders)? {
@@ -171,12 +171,12 @@ impl Target {
         Ok(())
     }
 
-    /// The name of a part; `None` for anything else.
+    /// Name of a part; `None` for anything else.
     pub(super) fn name(&self, node: Node) -> Option<&str> {
         self.parts.iter().find(|(n, _)| *n == node).map(|(_, name)| name.as_str())
     }
 
-    /// Devices above, mounts and swap.
+    /// Uses by devices above, mounts and swap.
     pub(super) fn kernel_uses(&self) -> Result<Vec<Holder>, HostError> {
         let mut found = self.above.clone();
         found.extend(self.mounts()?);
@@ -184,12 +184,12 @@ impl Target {
         Ok(found)
     }
 
-    /// File systems on its devices that this process sees.
+    /// Mounts of file systems on its devices, as far as this process sees them.
     fn mounts(&self) -> Result<Vec<Holder>, HostError> {
         let mut found = Vec::new();
         for mount in mounts(&Root::default())? {
             let by_number = parse_number(&mount.dev).and_then(|rdev| self.name(Node::Block(rdev)));
-            // Btrfs has a device number of its own: the source shows it.
+            // Btrfs has a device number of its own: only the mount source shows the device.
             let device = match by_number {
                 Some(name) => Some(name),
                 None if mount.source.starts_with("/dev/") => self.named(Path::new(&mount.source))?,
@@ -202,7 +202,7 @@ impl Target {
         Ok(found)
     }
 
-    /// Swap devices and files.
+    /// Swap devices and files among its parts.
     fn swaps(&self) -> Result<Vec<Holder>, HostError> {
         let text = Root::default().read_optional("/proc/swaps")?.unwrap_or_default();
         let mut found = Vec::new();
@@ -214,7 +214,7 @@ impl Target {
         Ok(found)
     }
 
-    /// The part that a path leads to; also by its name, should the path lead nowhere here.
+    /// Part that a path leads to; compared by name if the path leads nowhere here.
     fn named(&self, path: &Path) -> Result<Option<&str>, HostError> {
         match fs::metadata(path) {
             Ok(meta) => Ok(Node::of(&meta).and_then(|node| self.name(node))),
@@ -228,7 +228,7 @@ impl Target {
 
 fn exists(path: &Path) -> Result<bool, HostError> {
     match path.try_exists() {
-        // Below a file.
+        // A path below a file.
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(false),
         other => other.map_err(read(path)),
     }
@@ -285,8 +285,8 @@ struct LoopInfo {
 
 const LOOP_GET_STATUS64: rustix::ioctl::Opcode = 0x4C05;
 
-/// What a loop device lies on: as the kernel reports where the device may be opened, or by the path
-/// in sysfs. `None` when it was detached meanwhile.
+/// File or device behind a loop device: as the kernel reports where the device may be opened, or by
+/// the path in sysfs. `None` when it was detached meanwhile.
 fn backing(device: &Path, path: &Path) -> Result<Option<Node>, HostError> {
     // disk
     let asked = File::open(device).and_then(|file| {
@@ -300,12 +300,12 @@ fn backing(device: &Path, path: &Path) -> Result<Option<Node>, HostError> {
         Ok(info) if info.rdevice != 0 => return Ok(Some(Node::Block(decode(info.rdevice)))),
         Ok(info) => return Ok(Some(Node::File(decode(info.device), info.inode))),
         Err(e) if is_gone(&e) => return Ok(None),
-        // Not allowed: by its path, then.
+        // Opening is not allowed: by its path, then.
         Err(_) => {}
     }
     match fs::metadata(path) {
         Ok(meta) => Ok(Node::of(&meta)),
-        // " (deleted)", or of another mount namespace: no file that a path leads to here.
+        // A path with " (deleted)", or of another mount namespace: leads to no file here.
         Err(e) if is_gone(&e) => Ok(None),
         Err(e) => Err(read(path)(e)),
     }

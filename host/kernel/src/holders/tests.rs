@@ -13,7 +13,7 @@ fn image(dir: &tempfile::TempDir, name: &str) -> PathBuf {
     path
 }
 
-/// Detached when dropped.
+/// Loop device, detached when dropped.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -30,11 +30,11 @@ impl Drop for Loop {
     }
 }
 
-/// Ended when dropped.
+/// Child process, killed when dropped.
 struct Process(Child);
 
 impl Process {
-    /// With this file as its standard input.
+    /// Starts a process with this file as its standard input.
     fn with(file: File) -> Self {
         Self(Command::new("sleep").arg("1000").stdin(file).spawn().unwrap())
     }
@@ -44,8 +44,7 @@ impl Process {
         command.args(["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-S", "-m", "16"]);
         command.args(["-drive", drive, "-device", "virtio-blk-pci,drive=d", "-qmp", "stdio"]).args(more);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        // Its answer to a command comes from its main loop: the devices are made and locked by
-        // then.
+        // QEMU's main loop answers a command: its devices are created and locked by then.
         let input = child.stdin.as_mut().unwrap();
         io::Write::write_all(input, b"{\"execute\": \"qmp_capabilities\"}\n").unwrap();
         let mut out = io::BufReader::new(child.stdout.take().unwrap());
@@ -69,7 +68,7 @@ impl Drop for Process {
     }
 }
 
-/// Unmounted when dropped.
+/// Mount, removed when dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -124,15 +123,15 @@ fn a_process_is_named_with_what_it_has_open() {
     assert!(said.contains("open for reading"), "{said}");
     assert!(said.contains(&format!("process {} (sleep)", writer.pid())), "{said}");
     assert!(said.contains("open for writing"), "{said}");
-    // One that is known and meant does not count.
+    // A process that the caller excepts does not count.
     let claim = Claim::take(&path, &[reader.pid(), writer.pid()]).unwrap();
     drop((claim, reader, writer));
-    // A free file goes through, and is free again after.
+    // A free file can be claimed, and is free again after.
     drop(Claim::take(&path, &[]).unwrap());
     drop(Claim::take(&path, &[]).unwrap());
 }
 
-/// Its descriptor is closed, the memory is still the file.
+/// Counts while mapped, although its descriptor is closed.
 #[test]
 fn a_mapping_counts() {
     let test = "a_mapping_counts";
@@ -162,7 +161,7 @@ fn a_mapping_counts() {
     drop((file, tell));
     let mut done = [0];
     io::Read::read_exact(&mut ready, &mut done).unwrap();
-    // All its descriptors are closed when the pipe's other end is.
+    // The pipe's other end is closed once all its descriptors are.
     assert_eq!(io::Read::read(&mut ready, &mut [0]).unwrap(), 0);
     let taken = Claim::take(&path, &[]);
     // SAFETY: a child of this process, which has not been waited for.
@@ -175,7 +174,7 @@ fn a_mapping_counts() {
     assert!(said.contains(&format!("process {pid} ")) && said.contains("for writing"), "{said}");
 }
 
-/// What goes within the patience, as udev's probes do, is waited for.
+/// A holder that goes within the time, such as udev's probes, is waited for.
 #[test]
 fn a_short_use_is_waited_for() {
     if !has("a_short_use_is_waited_for", &[Need::Root]) {
@@ -199,7 +198,7 @@ fn locks_are_seen_and_set() {
     }
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
-    // Of this process, whose descriptors do not count.
+    // Open in this process, whose descriptors do not count.
     let other = open(&path, true);
     rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
     assert!(refusal(&path).contains("(flock)"));
@@ -214,7 +213,7 @@ fn locks_are_seen_and_set() {
     drop(claim);
 }
 
-/// A disk, its partitions, the file below and a loop device above are one thing.
+/// A disk, its partitions, the file below and a loop device above share their bytes.
 #[test]
 fn every_name_of_the_same_bytes_counts() {
     let test = "every_name_of_the_same_bytes_counts";
@@ -225,11 +224,11 @@ fn every_name_of_the_same_bytes_counts() {
     let file = image(&dir, "image");
     let disk = Loop::new(&file, &["--partscan"]);
     let [first, second] = [1, 2].map(|n| PathBuf::from(format!("{}p{n}", disk.0.display())));
-    // As a partition table would make them, where the kernel reads none.
+    // As the kernel makes them from a partition table; it may read none here.
     for (number, first) in [("1", "2048"), ("2", "45056")] {
         run("addpart", &[disk.0.to_str().unwrap(), number, first, "40960"]);
     }
-    // The file below, from the file: the loop device is its user.
+    // The backing file: the loop device is its user.
     let said = refusal(&file);
     assert!(said.contains("is the backing file of") && said.contains(disk.0.to_str().unwrap()), "{said}");
     let with = |opened: &Path, claimed: &Path| {
@@ -289,7 +288,7 @@ fn mounts_and_swap_are_uses() {
     assert_eq!(holders.found, [Holder::Swap { what: disk.0.display().to_string() }]);
 }
 
-/// The kernel's own word, where nothing else is seen.
+/// The kernel's refusal of an exclusive open, where no other holder is visible.
 #[test]
 fn an_exclusive_open_is_respected_and_made() {
     let test = "an_exclusive_open_is_respected_and_made";
@@ -308,7 +307,7 @@ fn an_exclusive_open_is_respected_and_made() {
     drop(claim);
 }
 
-/// A stock QEMU with its default locking, and the other way round.
+/// A stock QEMU with its default locking refuses the claim, and the claim refuses it.
 #[test]
 fn qemu_is_seen_and_sees_the_claim() {
     let test = "qemu_is_seen_and_sees_the_claim";
@@ -321,7 +320,7 @@ fn qemu_is_seen_and_sees_the_claim() {
     let qemu = Process::qemu(&drive, &[]);
     let said = refusal(&path);
     assert!(said.contains(&format!("process {} (qemu-system-x86)", qemu.pid())), "{said}");
-    // Should its descriptors not be seen, its locks are.
+    // QEMU's locks are found even where its descriptors cannot be read.
     let holders = exclusive(&path).unwrap().unwrap_err();
     assert!(matches!(holders, Holder::ImageLock { .. }), "{holders}");
     drop(qemu);
@@ -335,8 +334,8 @@ fn qemu_is_seen_and_sees_the_claim() {
     drop(claim);
 }
 
-/// Another user sees no descriptors of root's processes: that is not the same as that there are
-/// none.
+/// Descriptors of root's processes cannot be read by another user: that does not mean that there
+/// are none.
 #[test]
 fn without_root_it_is_not_known() {
     let test = "without_root_it_is_not_known";

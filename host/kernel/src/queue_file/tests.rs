@@ -33,14 +33,14 @@ fn a_disk_stands_still_that_has_requests_and_completes_none() {
     assert_eq!(stands_still(&root, path, HANG), None, "it is idle");
     counted("       3        1\n", 5);
     assert_eq!(stands_still(&root, path, Duration::from_millis(1)), Some(4));
-    // One request that ends is enough.
+    // A single completion is enough.
     std::thread::scope(|scope| {
         let looked = scope.spawn(|| stands_still(&root, path, HANG));
         for reads in 6.. {
             if looked.is_finished() {
                 break;
             }
-            // Replaced at once: a file that is cut off for a moment is not read as a number.
+            // Replaced atomically: a file that is truncated for a moment is not read as a number.
             fs::write(disk.join("fresh"), format!("{reads} 0 0 0 9 0 0 0 1 2 3 0 0 0 0 4 5\n")).unwrap();
             fs::rename(disk.join("fresh"), disk.join("stat")).unwrap();
             std::thread::sleep(PAUSE);
@@ -49,7 +49,7 @@ fn a_disk_stands_still_that_has_requests_and_completes_none() {
     });
 }
 
-/// A disk that completes nothing until it is freed: a loop device whose file lies on a frozen file
+/// Disk that completes nothing until it is released: a loop device whose file is on a frozen file
 /// system, with a write in flight.
 struct StuckDisk {
     writer: Option<Child>,
@@ -102,7 +102,7 @@ impl StuckDisk {
         self.sys().join("queue/scheduler")
     }
 
-    /// An elevator that it has not now.
+    /// An elevator on offer other than the current one.
     fn other(&self) -> Option<String> {
         let text = fs::read_to_string(self.scheduler()).unwrap();
         text.split_whitespace().find(|name| !name.starts_with('[')).map(str::to_owned)
@@ -142,12 +142,13 @@ fn a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer() {
     );
     assert_eq!(fs::read_to_string(&path).unwrap(), before, "it was not written");
     may_use(&root, &path).unwrap();
-    // Where that was not seen the writer is left behind, and the file left alone until it is back.
+    // If the hang was not detected, the writing process is abandoned, and the file not used until
+    // it returns.
     let late = write_apart(&root, &path, &other, Duration::from_millis(200)).unwrap_err();
     assert!(late.to_string().contains("has not taken"), "{late}");
     let again = write(&root, &path, &other).unwrap_err();
     assert!(again.to_string().contains("earlier write"), "{again}");
-    // Another process knows it by the note alone.
+    // Another process has only the note.
     let elsewhere = std::mem::take(&mut *UNDER_WAY.lock().unwrap());
     let other_file = stuck.sys().join("queue/nr_requests");
     assert_eq!(may_use(&root, &other_file).unwrap_err().kind(), io::ErrorKind::TimedOut);
@@ -160,7 +161,7 @@ fn a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer() {
     }
     assert!(fs::read_to_string(&path).unwrap().contains(&format!("[{other}]")));
     assert!(!note_of(&path).unwrap().exists(), "the note is gone with it");
-    // The kernel's own refusal comes through.
+    // The kernel's own error is passed on.
     let wrong = write(&root, &path, "nonsense").unwrap_err();
     assert_eq!(wrong.raw_os_error(), Some(libc::EINVAL), "{wrong}");
 }

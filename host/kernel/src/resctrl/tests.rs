@@ -19,7 +19,7 @@ fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
 
 const MOUNT: &str = "40 31 0:40 / /sys/fs/resctrl rw,relatime - resctrl resctrl rw\n";
 
-/// Two sockets of Intel's, with memory bandwidth in percent and counters.
+/// Host with two Intel sockets, with memory bandwidth in percent and counters.
 fn intel() -> (tempfile::TempDir, Root) {
     host(&[
         ("/proc/self/mountinfo", MOUNT),
@@ -144,7 +144,7 @@ fn schemata_of_other_forms_are_refused() {
     }
 }
 
-/// A host of AMD's that counts, with two VMs: one in a group of its own, one in the default group.
+/// AMD host with counters and two VMs: one in a group of its own, one in the default group.
 fn amd_with_vms() -> (tempfile::TempDir, Root) {
     host(&[
         ("/proc/self/mountinfo", MOUNT),
@@ -171,7 +171,7 @@ fn a_vm_with_groups_of_its_own_is_counted_once() {
     let after = MemoryLook::now(&root, &resctrl).unwrap();
     let seconds = after.at.duration_since(before.at).as_secs_f64();
     let rate = |threads: &[u32]| after.rate_since(&before, &threads.iter().copied().collect());
-    // What the group inside moves is in the group around it.
+    // Bytes of the inner group are part of the outer one's.
     assert!((rate(&[10, 11, 12]).unwrap() * seconds - 4_000.0).abs() < 1e-6);
     assert!((rate(&[12]).unwrap() * seconds - 1_000.0).abs() < 1e-6);
     for (threads, says) in [

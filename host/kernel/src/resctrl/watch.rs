@@ -1,5 +1,4 @@
-//! What a VM moves to and from memory: the counters of the groups that hold its threads and no
-//! others.
+//! Memory traffic of a VM: counters of the groups that hold its threads and no others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -12,15 +11,15 @@ use crate::{HostError, Root};
 pub struct MemoryLook {
     pub(super) at: Instant,
     counters: Vec<GroupCounters>,
-    /// Threads of each group, by its path below the mount point. Those of a monitoring group are in
-    /// the control group above it too, as are their bytes.
+    /// Threads of each group, by its path below the mount point. Threads of a monitoring group are
+    /// in the control group above it too, as are their bytes.
     threads: BTreeMap<String, BTreeSet<u32>>,
 }
 
-/// Why no bandwidth of a VM can be counted here at all; `None` where it can.
+/// The mounted resctrl, or the reason why no bandwidth of a VM can be counted here at all.
 ///
 /// # Errors
-/// When what resctrl shows cannot be read.
+/// When the files of resctrl cannot be read.
 pub fn uncounted(root: &Root) -> Result<Result<Resctrl, String>, HostError> {
     Ok(match find(root)? {
         Offer::Absent => Err(absent(root)),
@@ -32,7 +31,7 @@ pub fn uncounted(root: &Root) -> Result<Result<Resctrl, String>, HostError> {
     })
 }
 
-/// Why there is no resctrl.
+/// Reason why there is no resctrl, for users.
 #[must_use]
 pub fn absent(root: &Root) -> String {
     let guest = root.read("/proc/cpuinfo").is_ok_and(|text| is_virtual(&text));
@@ -45,7 +44,7 @@ pub fn absent(root: &Root) -> String {
 }
 
 impl MemoryLook {
-    /// Looks at all groups.
+    /// Reads all groups.
     ///
     /// # Errors
     /// When a counter or a list of threads cannot be read.
@@ -67,16 +66,16 @@ impl MemoryLook {
         Ok(Self { at, counters, threads })
     }
 
-    /// Groups and their counters.
+    /// Counters of all groups.
     #[must_use]
     pub fn counters(&self) -> &[GroupCounters] {
         &self.counters
     }
 
-    /// The groups that hold these threads and no others, none inside another.
+    /// Groups that hold these threads and no others, none inside another.
     ///
     /// # Errors
-    /// Why their bytes cannot be told from those of other threads.
+    /// Text with the reason why their bytes cannot be told from those of other threads.
     fn own_groups(&self, of: &BTreeSet<u32>) -> Result<Vec<&str>, String> {
         // Monitoring groups before the control group that they are in.
         let mut by_depth: Vec<(&String, &BTreeSet<u32>)> = self.threads.iter().collect();
@@ -104,7 +103,7 @@ impl MemoryLook {
     /// Bytes per second that these threads moved to and from memory since an earlier look.
     ///
     /// # Errors
-    /// Why that is not known.
+    /// Text with the reason why the rate is not known.
     pub fn rate_since(&self, before: &Self, threads: &BTreeSet<u32>) -> Result<f64, String> {
         let groups = self.own_groups(threads)?;
         if before.own_groups(threads).as_ref() != Ok(&groups) {

@@ -36,7 +36,7 @@ fn what_cannot_be_looked_at_is_not_absent() {
     std::fs::write(root.at("/file"), "").unwrap();
     assert!(root.exists("/file").unwrap());
     assert!(!root.exists("/file/below").unwrap(), "there can be nothing below a file");
-    // ELOOP and ENAMETOOLONG stand for all errors that show nothing of the thing itself.
+    // ELOOP and ENAMETOOLONG stand for all errors that show nothing about the file itself.
     std::os::unix::fs::symlink("loop", root.at("/loop")).unwrap();
     for path in ["/loop".to_owned(), format!("/{}", "x".repeat(300))] {
         let error = root.exists(&path).unwrap_err();

@@ -1,4 +1,4 @@
-//! Why the kernel refuses a scheduling policy: its one word `EPERM` has five reasons
+//! Reasons why the kernel refuses a scheduling policy: `EPERM` has five
 //! (`kernel/sched/syscalls.c`).
 
 use std::collections::BTreeSet;
@@ -13,25 +13,25 @@ use crate::{Root, mounts, root_domain, task, text};
 /// Number of the capability (capabilities(7)).
 pub const CAP_SYS_NICE: u32 = 23;
 
-/// A policy that was refused, with the reason and what to do.
+/// Refused policy, with the reason and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("thread {tid} ({name}) cannot get `{wanted}`: {why}; {remedy}")]
 pub struct Refusal {
-    /// The thread.
+    /// Thread id of the thread.
     pub tid: u32,
-    /// Its name.
+    /// Name of the thread.
     pub name: String,
-    /// What was asked for.
+    /// Text of the [`Attr`] that was asked for.
     pub wanted: String,
-    /// Why not.
+    /// Reason of the refusal.
     pub why: String,
-    /// What to do.
+    /// Remedy for the user.
     pub remedy: String,
-    /// What the kernel said.
+    /// Error of the system call.
     pub source: io::Error,
 }
 
-/// Finds out why `wanted` was refused for a thread of a process.
+/// Finds the reason why `wanted` was refused for a thread of a process.
 #[must_use]
 pub fn explain(root: &Root, pid: u32, tid: u32, wanted: &Attr, source: io::Error) -> Refusal {
     let name = task::stat(root, pid, tid).map_or_else(|_| "gone".to_owned(), |s| s.comm);
@@ -96,7 +96,7 @@ fn permission(root: &Root, pid: u32, tid: u32, wanted: &Attr) -> (String, String
     )
 }
 
-/// The `cpu` cgroup (v1) of a thread and its budget file, when the budget is 0.
+/// Cgroup of a thread with the v1 `cpu` controller, and its budget file, when the budget is 0.
 fn group_without_budget(root: &Root, pid: u32, tid: u32) -> Option<(PathBuf, PathBuf)> {
     let all = task::cgroups(root, pid, tid).ok()?;
     let cgroup = all.into_iter().find(|m| m.has("cpu"))?.path;
@@ -116,7 +116,7 @@ fn can_nice(root: &Root) -> bool {
     caps.and_then(|c| u64::from_str_radix(c.trim(), 16).ok()).is_none_or(|c| c >> CAP_SYS_NICE & 1 == 1)
 }
 
-/// The affinity of a thread, and the CPUs of its root domain; `None` when either is not known.
+/// Affinity of a thread, and the CPUs of its root domain; `None` when either is unknown.
 fn allowed(root: &Root, pid: u32, tid: u32) -> Option<(String, BTreeSet<u32>)> {
     let mask = task::affinity(root, pid, tid).ok()?;
     let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?, &mask).ok()?;

@@ -52,12 +52,11 @@ fn a_slice_counts_only_when_asked_for() {
     assert!(found.is(&Attr::other(0)));
     assert!(!found.is(&Attr { slice: 1_000_000, ..Attr::other(0) }));
     assert!(!found.is(&Attr::other(1)) && !Attr::fifo(97).is(&Attr::fifo(98)));
-    // The kernel does not tell a real-time thread's nice value.
+    // The kernel does not report a real-time thread's nice value.
     assert!(Attr::fifo(97).is(&Attr { nice: -5, ..Attr::fifo(97) }));
 }
 
-/// Without privileges a thread may still make itself nicer, and never get less nice again unless
-/// root.
+/// Without privileges a thread may raise its nice value, and never lower it again unless root.
 #[test]
 fn this_thread_is_set_and_read_back() {
     let spawned = std::thread::spawn(|| {
@@ -139,8 +138,8 @@ fn each_reason_of_eperm_is_reported_from_the_others() {
     assert!(busy.to_string().contains("no deadline bandwidth left"), "{busy}");
 }
 
-/// The kernel forgets the bandwidth of a thread that is asleep when it leaves DEADLINE; three
-/// times 40 % would be refused.
+/// The kernel loses the bandwidth of a thread that is asleep when it leaves DEADLINE; three times
+/// 40 % would be refused.
 #[test]
 fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
     let test = "a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back";
@@ -159,7 +158,7 @@ fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
             assert!(start.elapsed() < rtvirtio_testkit::HANG, "it does not sleep");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        // Past its deadline, when nothing is left that would give it back later.
+        // After its deadline, when nothing would give the bandwidth back later.
         std::thread::sleep(std::time::Duration::from_millis(60));
         let attr = Attr { nice: 3, ..Attr::other(0) };
         set(tid, &attr).unwrap();
@@ -167,7 +166,7 @@ fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
     }
 }
 
-/// Where the new policy is refused the reservation stays as it was.
+/// The reservation stays as it was where the new policy is refused.
 #[test]
 fn a_refused_policy_leaves_the_reservation() {
     let sleeper =

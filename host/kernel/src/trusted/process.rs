@@ -1,7 +1,8 @@
-//! Files of another process, taken from what it has and not from what it says.
+//! Opens files of another process from its own mappings, not from a path that it reports.
 //!
-//! A process that names a file may name one that it cannot open itself. What it has mapped, shared
-//! and to write, it can write to in any case, so nothing is given away by writing there too.
+//! A process that names a file may name one that it cannot open itself. A file that it has mapped
+//! shared and writable it can write to in any case, so opening that file gives it no further
+//! access.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -20,10 +21,10 @@ use crate::{HostError, Root};
 #[cfg(test)]
 mod tests;
 
-/// The most that is read of the list of what a process has mapped.
+/// Bytes of `/proc/PID/maps` that are read at most.
 const MOST_OF_MAPS: u64 = 16 << 20;
-/// File systems that answer by themselves. One that another process or host answers for, as FUSE
-/// and NFS, would let whoever reads wait as long as that likes.
+/// File systems of this kernel alone. A FUSE or NFS server, another process or host, could make a
+/// reader wait forever.
 const LOCAL: [&str; 13] = [
     "tmpfs",
     "ramfs",
@@ -40,43 +41,45 @@ const LOCAL: [&str; 13] = [
     "overlay",
 ];
 
-/// A file that a process has mapped, shared and to write (proc_pid_maps(5)).
+/// File that a process has mapped shared and writable (proc_pid_maps(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedMapping {
-    /// Its path as the kernel says it, without ` (deleted)`.
+    /// Path as the kernel prints it, without ` (deleted)`.
     pub name: PathBuf,
-    /// How much of it is mapped in one piece, in bytes.
+    /// Length of one mapping of it, in bytes.
     pub length: u64,
     pid: u32,
-    /// Where.
+    /// Start and end address of the mapping.
     range: (u64, u64),
-    /// Major and minor number of its file system, and inode.
+    /// Major and minor number of its file system, and its inode.
     id: (u32, u32, u64),
 }
 
 impl SharedMapping {
-    /// Whether both are of one file.
+    /// Whether both map the same file.
     #[must_use]
     pub fn is_same_file(&self, other: &Self) -> bool {
         self.id == other.id
     }
 
-    /// Opens the file to read and write, without its path.
+    /// Opens the file to read and write, without using its path.
     ///
     /// # Errors
-    /// When it is no regular file of a file system of this host, or cannot be reached: the process
-    /// has neither its mapping any more nor a descriptor of it that can be taken.
+    /// When it is no regular file of a local file system, or cannot be reached: the process has
+    /// unmapped it, or `map_files` is refused, and it has no descriptor of the file that can be
+    /// taken.
     pub fn open(&self) -> io::Result<File> {
         let by_mapping = self.by_mapping();
         match by_mapping {
             Ok(file) => Ok(file),
-            // map_files asks for CAP_CHECKPOINT_RESTORE; some file systems number an inode twice.
+            // map_files requires CAP_CHECKPOINT_RESTORE; some file systems give an inode two device
+            // numbers.
             Err(e) => self.by_descriptor()?.ok_or(e),
         }
     }
 
-    /// By `/proc/PID/map_files`: what is found there is the file only where its numbers are those
-    /// that the kernel has listed together with the right to write.
+    /// Opens the file by `/proc/PID/map_files`, only if its device and inode are those that the
+    /// kernel has listed together with the right to write.
     fn by_mapping(&self) -> io::Result<File> {
         let path = format!("/proc/{}/map_files/{:x}-{:x}", self.pid, self.range.0, self.range.1);
         let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -91,20 +94,21 @@ impl SharedMapping {
         reopen(&found)
     }
 
-    /// By a descriptor of the process that may write anywhere in the file; `None` without one.
+    /// Opens the file by a descriptor of the process that may write anywhere in it; `None` without
+    /// one.
     fn by_descriptor(&self) -> io::Result<Option<File>> {
         let root = Root::default();
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         for descriptor in descriptors(&root, self.pid).map_err(HostError::into_io)? {
-            // One that was closed meanwhile is not it.
+            // A descriptor that was closed meanwhile is skipped.
             let Ok(target) = descriptor.target(&root) else { continue };
             if without_deleted(target.as_os_str().as_bytes()) != self.name.as_os_str().as_bytes() {
                 continue;
             }
             let number = i32::try_from(descriptor.number()).unwrap_or(-1);
             let Ok(taken) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) else { continue };
-            // Of what was taken: the number may be another file's by now.
+            // Flags of the descriptor taken: the number may be another file's by now.
             let flags = fcntl_getfl(&taken)?;
             let writes = flags & OFlags::RWMODE == OFlags::RDWR && !flags.contains(OFlags::APPEND);
             if writes && self.check(&taken).is_ok() && fstat(&taken)?.st_ino == self.id.2 {
@@ -114,7 +118,7 @@ impl SharedMapping {
         Ok(None)
     }
 
-    /// The kind of its file system first: to ask for anything else may wait for it.
+    /// Checks the file system first: any other question may wait for it.
     fn check(&self, file: &OwnedFd) -> io::Result<()> {
         let kind = file_system(self.pid, file)?;
         if !kind.as_deref().is_some_and(|kind| LOCAL.contains(&kind)) {
@@ -130,15 +134,15 @@ impl SharedMapping {
     }
 }
 
-/// Another open file of the same inode: a lock of it is not shared with the process.
+/// Opens the inode anew: a lock of this open file is not shared with the process.
 fn reopen(file: &OwnedFd) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The files that a process has mapped, shared and to write.
+/// Files that a process has mapped shared and writable.
 ///
 /// # Errors
-/// When the process is gone, may not be inspected, or has more mapped than is read.
+/// When the process is gone, may not be inspected, or its list of mappings is too long.
 pub fn shared_mappings(pid: u32) -> io::Result<Vec<SharedMapping>> {
     let mut maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?.take(MOST_OF_MAPS));
     let (mut found, mut line) = (Vec::new(), Vec::new());
@@ -152,7 +156,7 @@ pub fn shared_mappings(pid: u32) -> io::Result<Vec<SharedMapping>> {
     Ok(found)
 }
 
-/// `7f00-7f01 rw-s 00000000 00:19 12 /dev/shm/x`; `None` for another kind of mapping.
+/// Parses `7f00-7f01 rw-s 00000000 00:19 12 /dev/shm/x`; `None` for another kind of mapping.
 fn mapping(pid: u32, line: &[u8]) -> Option<SharedMapping> {
     let mut words = line.splitn(6, |b| *b == b' ');
     let mut word = || std::str::from_utf8(words.next()?).ok();
@@ -178,18 +182,18 @@ fn without_deleted(name: &[u8]) -> &[u8] {
     name.strip_suffix(b" (deleted)").unwrap_or(name)
 }
 
-/// The type of the file system of an open file, by its mount: the file system itself is not asked.
-/// `None` where neither this process nor that one sees its mount.
+/// Type of the file system of an open file, by its mount: the file system itself is not asked.
+/// `None` where the mount is visible neither to this process nor to that one.
 fn file_system(pid: u32, file: &OwnedFd) -> io::Result<Option<String>> {
     let mount = mount_id(file)?;
     for list in ["/proc/self/mountinfo".to_owned(), format!("/proc/{pid}/mountinfo")] {
-        // One that is not read shows nothing.
+        // A list that cannot be read counts as empty.
         let text = fs::read(list).unwrap_or_default();
         if let Some(kind) = String::from_utf8_lossy(&text).lines().find_map(|line| kind_of(line, &mount)) {
             return Ok(Some(kind));
         }
     }
-    // Memory without a name is on a tmpfs that is mounted nowhere.
+    // A memfd is on a tmpfs that is mounted nowhere.
     let unnamed = memfd_create("rtvirtio-kind", MemfdFlags::CLOEXEC)?;
     Ok((mount_id(&unnamed)? == mount).then(|| "tmpfs".to_owned()))
 }
@@ -205,8 +209,9 @@ fn mount_id(file: &OwnedFd) -> io::Result<String> {
     id.map(|id| id.trim().to_owned()).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
-/// Picks among what a process has mapped the file that it names: by the whole path, else by the
-/// file's name, else by its size. `None` where no step leaves exactly one file.
+/// Picks among a process's mappings the file that it names: by the whole path, else by the file's
+/// name, else by its size. `None` without a match, or where the first criterion with one leaves
+/// several files.
 #[must_use]
 pub fn pick<'a>(
     all: &'a [SharedMapping],
@@ -215,7 +220,7 @@ pub fn pick<'a>(
 ) -> Option<&'a SharedMapping> {
     let whole = |m: &SharedMapping| path.is_some_and(|path| m.name == path);
     let last = |m: &SharedMapping| path.is_some_and(|path| m.name.file_name() == path.file_name());
-    // QEMU takes memory in pages.
+    // QEMU maps memory in whole pages.
     let large =
         |m: &SharedMapping| size.and_then(|size| size.checked_next_multiple_of(4096)) == Some(m.length);
     let steps: [&dyn Fn(&SharedMapping) -> bool; 3] = [&whole, &last, &large];

@@ -39,7 +39,7 @@ fn refusal<T: std::fmt::Debug>(result: io::Result<T>) -> Refusal {
     Refusal::of(&result.unwrap_err()).unwrap().clone()
 }
 
-/// Without the flags of `open_config` this waits for ever.
+/// Without the flags of `open_config` this waits forever.
 #[test]
 fn a_configuration_is_a_regular_file_of_a_bounded_size() {
     let place = Place::new();
@@ -59,7 +59,7 @@ fn a_configuration_is_a_regular_file_of_a_bounded_size() {
     fs::write(place.at("latin1"), [0xe9]).unwrap();
     let error = read_config_text(place.at("latin1"), 5).unwrap_err();
     assert_eq!((error.kind(), Refusal::of(&error)), (io::ErrorKind::InvalidData, None));
-    // Not bounded by the size that is said.
+    // The limit is not applied to the reported size.
     assert!(!read_config("/proc/self/status", CONFIG_LIMIT).unwrap().is_empty());
 }
 
@@ -69,7 +69,7 @@ fn the_user_of_a_command_may_name_a_pipe() {
     assert_eq!(read_named(place.file("x", "12345"), 5).unwrap(), b"12345");
     let fifo = place.fifo("fifo");
     std::thread::scope(|scope| {
-        // Opened before a writer is there, or after: both are waited for.
+        // Opened before a writer, or after: each waits for the other.
         let reading = scope.spawn(|| read_named(&fifo, 6));
         let mut writer = OpenOptions::new().write(true).open(&fifo).unwrap();
         writer.write_all(b"123").unwrap();
@@ -77,7 +77,7 @@ fn the_user_of_a_command_may_name_a_pipe() {
         drop(writer);
         assert_eq!(reading.join().unwrap().unwrap(), b"123456");
     });
-    // What never ends is read up to the limit.
+    // An endless file is read up to the limit.
     assert_eq!(refusal(read_named("/dev/zero", 5)), Refusal::TooLarge { limit: 5 });
     assert_eq!(refusal(read_named(place.0.path(), 5)), Refusal::NotRegular { kind: "directory" });
     let (read, write) = rustix::pipe::pipe().unwrap();
@@ -93,7 +93,7 @@ fn a_lock_is_for_its_user_alone() {
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
     drop(lock_file(place.at("new")).unwrap());
     assert_eq!(mode(&place.at("new")), 0o600);
-    // As another umask has left it.
+    // As a different umask would have created it.
     let old = place.file("old", "4711");
     fs::set_permissions(&old, fs::Permissions::from_mode(0o666)).unwrap();
     drop(lock_file(&old).unwrap());

@@ -28,7 +28,7 @@ impl Sysfs {
         fs::write(self.at(path), text).unwrap();
     }
 
-    /// A device; `scheduler` is the content of its file, if it has one.
+    /// Adds a device; `scheduler` is the content of its file, if it has one.
     fn device(&self, name: &str, dev: &str, scheduler: Option<&str>) {
         self.device_at("virtual/block", name, dev, scheduler);
     }
@@ -46,7 +46,7 @@ impl Sysfs {
         symlink(format!("../../devices/{bus}/{name}"), self.at(&format!("sys/class/block/{name}"))).unwrap();
     }
 
-    /// A partition of a device of `virtual/block`.
+    /// Adds a partition of a device of `virtual/block`.
     fn partition(&self, disk: &str, name: &str, dev: &str) {
         let dir = format!("sys/devices/virtual/block/{disk}/{name}");
         self.file(&format!("{dir}/dev"), dev);
@@ -70,8 +70,8 @@ fn disks(stack: &Stack) -> Vec<(&str, &str)> {
     stack.disks.iter().map(|d| (d.name.as_str(), d.dev.as_str())).collect()
 }
 
-/// An LVM volume over RAID 1 over a disk and a partition, on a kernel that has no file for what
-/// cannot schedule.
+/// An LVM volume over RAID 1 over a disk and a partition, on a kernel that has no scheduler file
+/// for bio-based devices.
 fn lvm_over_raid() -> Sysfs {
     let sysfs = Sysfs::new();
     sysfs.device("sda", "8:0", Some("none mq-deadline [bfq]\n"));
@@ -101,7 +101,7 @@ fn a_stack_is_followed_to_the_disks_that_schedule() {
             "dm-3 passes requests on: I/O scheduler and weights act on sda, sdb below it, limits on dm-3 itself"
         ]
     );
-    // What only one of the disks offers is no choice for both.
+    // An elevator that only one of the disks offers is not on offer.
     assert_eq!(stack.offered(&sysfs.root).unwrap(), ["none", "bfq"]);
     stack.offers(&sysfs.root, "bfq").unwrap();
     assert!(stack.offers(&sysfs.root, "kyber").is_err());
@@ -203,7 +203,7 @@ fn a_disk_of_another_host_is_named() {
 #[test]
 fn an_error_below_is_not_absence() {
     let sysfs = lvm_over_raid();
-    // A directory in place of the file: neither there nor gone.
+    // A directory in place of the file: reading it fails with another error than ENOENT.
     fs::create_dir_all(sysfs.at("sys/devices/virtual/block/md0/queue/scheduler")).unwrap();
     assert!(Stack::find(&sysfs.root, "dm-3").is_err());
 }

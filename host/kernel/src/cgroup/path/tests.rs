@@ -56,7 +56,7 @@ fn on_v2_the_limits_of_all_cgroups_above_count() {
     ];
     assert_eq!(named(&found), expected);
     assert!(host.cgroups().limits_on_path(&host.root, Path::new(VM), "8:32").unwrap().is_empty());
-    // One that is not understood is not taken for none.
+    // A limit that is not understood is not taken for none.
     host.put(&format!("{c}/machine.slice/io.max"), "8:16 riops=many\n");
     let error = host.cgroups().limits_on_path(&host.root, Path::new(VM), "8:16").unwrap_err();
     assert!(error.to_string().contains("machine.slice/io.max"), "{error}");
@@ -91,7 +91,7 @@ fn cpu_time_is_limited_by_all_cgroups_above() {
     host.put(&format!("{c}{VM}/cpu.max"), "much\n");
     let cpu = Cgroups::detect_cpu(&host.root).unwrap();
     assert!(cpu.cpu_limits_on_path(&host.root, Path::new(VM)).is_err());
-    // On v1 too, unlike those of I/O.
+    // On v1 too, unlike limits of I/O.
     let host = Host::new("38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n");
     let c = "/sys/fs/cgroup/cpu";
     for (cgroup, quota) in [("/machine.slice", "20000"), (VM, "-1")] {
@@ -99,7 +99,7 @@ fn cpu_time_is_limited_by_all_cgroups_above() {
         host.put(&format!("{c}{cgroup}/cpu.cfs_period_us"), "100000\n");
     }
     assert_eq!(of(&host, VM), ["/machine.slice cpu.cfs_quota_us 0.2"]);
-    // What a container has as its root is a cgroup like others.
+    // The cgroup that a container sees as its root is a cgroup like others.
     let host = Host::new("38 31 0:35 /docker/a1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
     host.put("/sys/fs/cgroup/cpu.max", "20000 100000\n");
     host.put("/sys/fs/cgroup/io.max", "8:16 rbps=max wbps=max riops=30 wiops=max\n");
@@ -122,7 +122,7 @@ fn weights_have_a_path_too() {
     assert_eq!(weights, [400, 50]);
     assert_eq!(cgroups.weight_of(&host.root, Path::new("/none"), "8:16").unwrap(), 100);
     assert!(cgroups.path_of(Path::new("/")).is_empty() && !cgroups.hides_parents());
-    // In a container only a part of the hierarchy is seen.
+    // In a container only a part of the hierarchy is visible.
     let host = Host::new("38 31 0:35 /docker/a1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
     let cgroups = host.cgroups();
     assert_eq!(cgroups.path_of(Path::new("/docker/a1/vm")), [Path::new("/docker/a1/vm")]);

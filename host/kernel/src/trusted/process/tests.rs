@@ -28,7 +28,7 @@ fn what_a_process_has_mapped_to_write_is_opened_without_its_path() {
         let dir = rtvirtio_testkit::tempdir_in(parent).unwrap();
         let at = |name: &str| dir.path().join(name);
         let (read, write) = (ProtFlags::READ, ProtFlags::READ | ProtFlags::WRITE);
-        // What may only be read, or is written nowhere, is none of them.
+        // Read-only and private mappings are left out.
         let only_read = page(&at("read"));
         map(&File::open(at("read")).unwrap(), read, MapFlags::SHARED);
         map(&only_read, read, MapFlags::SHARED);
@@ -54,7 +54,7 @@ fn what_a_process_has_mapped_to_write_is_opened_without_its_path() {
         assert_eq!(taken.metadata().unwrap().ino(), inode);
         assert_eq!(found[0].open().unwrap().metadata().unwrap().ino(), inode);
 
-        // A descriptor that may only append, or read, is no right to write anywhere.
+        // A descriptor that may only append, or read, does not allow writing anywhere.
         drop((taken, mapped));
         let appending = OpenOptions::new()
             .append(true)
@@ -71,7 +71,7 @@ fn what_a_process_has_mapped_to_write_is_opened_without_its_path() {
 fn memory_without_a_name_is_local() {
     let file = memfd_create("rtvirtio-test", MemfdFlags::CLOEXEC).unwrap();
     assert_eq!(file_system(std::process::id(), &file).unwrap().as_deref(), Some("tmpfs"));
-    // A socket has no file system that is mounted.
+    // A socket's file system is mounted nowhere.
     let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
     assert_eq!(file_system(std::process::id(), &socket.into()).unwrap(), None);
     let line = "36 35 98:0 / /mnt rw,noatime master:1 - fuse.sshfs host: rw,user_id=0";
@@ -100,7 +100,7 @@ fn a_file_is_picked_by_its_path_its_name_and_its_size() {
     assert_eq!(at(Some("/page"), None), Some(1));
     assert_eq!(at(None, Some(5000)), Some(0));
     assert_eq!(at(Some("/etc/shadow"), None), None);
-    // Several are none.
+    // Several matches give none.
     assert_eq!(at(None, Some(4096)), None);
     assert_eq!(at(Some("/memfd:m"), None), None);
     assert_eq!(at(None, Some(u64::MAX)), None);
