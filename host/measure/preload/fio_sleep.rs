@@ -41,21 +41,21 @@ unsafe extern "C" {
 const CLOCK_REALTIME: c_int = 0;
 const CLOCK_MONOTONIC: c_int = 1;
 const PR_SET_TIMERSLACK: c_int = 29;
-/// What fio asks for when it calibrates, and how often. It may ask for as short a sleep later; that
-/// one is real.
+/// Length of fio's calibration sleeps, and their number. fio may request as short a sleep later;
+/// that one is real.
 const CALIBRATION_NS: c_long = 1_000;
 const CALIBRATION_SLEEPS: u32 = 10;
 /// Longest time from one of these sleeps to the next. An emulated processor takes 0.03 to 0.14 ms;
 /// fio then spins for as long at the end of each wait.
 const UNDISTURBED_NS: i64 = 300_000;
-/// One letter in the environment counts the attempts; the last one is used as it is.
+/// Environment variable that counts the attempts by a letter; the last attempt is used as it is.
 const ATTEMPT: &core::ffi::CStr = c"RTVIRTIO_FIO_ATTEMPT";
 const FIRST_ATTEMPT: u8 = b'a';
 const LAST_ATTEMPT: u8 = b'h';
 
-/// When fio last asked for a calibration sleep, in ns; zero before the first.
+/// Time of fio's last calibration sleep, in ns; zero before the first.
 static LAST: AtomicI64 = AtomicI64::new(0);
-/// How many calibration sleeps there were.
+/// Number of calibration sleeps so far.
 static SLEEPS: AtomicU32 = AtomicU32::new(0);
 /// The program's arguments; null where the C library does not pass them to initialisers (musl).
 static ARGV: AtomicPtr<*const c_char> = AtomicPtr::new(ptr::null_mut());

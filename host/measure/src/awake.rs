@@ -1,33 +1,33 @@
-//! Keeps the host's CPUs from sleeping while something is measured.
+//! Keeps the host's CPUs out of idle states during a measurement.
 //!
-//! A sleeping CPU wakes late: some 100 us from a deep state of real hardware, milliseconds when it
-//! is the virtual CPU of a hypervisor that has to be scheduled first. Real-time hosts are set up
-//! without that (`idle=poll`, tuned's `force_latency`). Here the kernel's own means is used: while
+//! An idle CPU wakes late: some 100 us from a deep state of real hardware, milliseconds when it is
+//! the virtual CPU of a hypervisor that has to be scheduled first. Real-time hosts are set up
+//! without that (`idle=poll`, tuned's `force_latency`). Here the kernel's PM QoS is used: while
 //! `/dev/cpu_dma_latency` is open, no state with a longer exit latency than the number written is
-//! entered (Documentation/power/pm_qos_interface.rst). When it is closed, also by a crash, all is
-//! as before.
+//! entered (Documentation/power/pm_qos_interface.rst). Closing it, also by a crash, ends the
+//! request.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 
 use rtvirtio_kernel::Root;
 
-/// The kernel's file.
+/// PM QoS interface of the kernel.
 const FILE: &str = "/dev/cpu_dma_latency";
-/// The driver that puts idle CPUs to sleep; without one the file has no effect.
+/// Driver of the idle states; without one the file has no effect.
 const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
 
-/// CPUs stay awake while this lives.
+/// PM QoS request that keeps the CPUs out of idle states while this lives.
 #[derive(Debug)]
 pub struct Awake {
     _held: File,
 }
 
 impl Awake {
-    /// Asks for an exit latency of zero.
+    /// Requests an exit latency of zero.
     ///
     /// # Errors
-    /// When the kernel has no such file or no driver that heeds it, or the caller may not write it.
+    /// When the kernel has no such file or no cpuidle driver, or the caller may not write it.
     pub fn hold() -> io::Result<Self> {
         let driver = Root::default().read_optional(DRIVER).ok().flatten().unwrap_or_default();
         if matches!(driver.as_str(), "" | "none") {

@@ -1,21 +1,21 @@
-//! What can go wrong while measuring, each with its remedy.
+//! Errors of measuring, each with its remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A measurement that could not be made, or whose output cannot be trusted.
+/// Measurement that could not be made, or whose output cannot be trusted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {
     /// A file operation failed.
     #[error("cannot {op} {}: {source}", path.display())]
     Io {
-        /// What was tried, such as `read`.
+        /// Operation that failed, such as `read`.
         op: &'static str,
-        /// On which path.
+        /// Path of the file.
         path: PathBuf,
-        /// The operating system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
     /// fio is not installed.
@@ -24,9 +24,9 @@ pub enum MeasureError {
     /// fio could not be started for another reason, such as a cgroup that is gone.
     #[error("cannot start fio{}: {source}", in_cgroups(cgroups))]
     Start {
-        /// The `cgroup.procs` files that it was to be put into.
+        /// Files `cgroup.procs` of the cgroups for it.
         cgroups: Vec<PathBuf>,
-        /// The operating system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
     /// fio ended with an error of its own.
@@ -34,7 +34,7 @@ pub enum MeasureError {
     Fio {
         /// Exit status as text.
         status: String,
-        /// The end of what it wrote to stderr.
+        /// End of its text on stderr.
         stderr: String,
     },
     /// fio reported an error for one task.
@@ -42,17 +42,17 @@ pub enum MeasureError {
     Task {
         /// Name of the task.
         task: String,
-        /// The error as text.
+        /// Text of the error.
         reason: String,
     },
-    /// A flow that was not run, or that nothing answered.
+    /// A flow that was not run, or got no answers.
     #[error("flow {vm}/{flow}: {reason}")]
     Flow {
         /// Name of its VM.
         vm: String,
-        /// Its name.
+        /// Name of the flow.
         flow: String,
-        /// Why, and what to change.
+        /// Reason, and the remedy.
         reason: String,
     },
     /// A task that fio cannot run as declared.
@@ -60,21 +60,21 @@ pub enum MeasureError {
     Unsupported {
         /// Name of the task.
         task: String,
-        /// Why, and what to change.
+        /// Reason, and the remedy.
         reason: String,
     },
-    /// A path or region that cannot stand in a job file.
+    /// A path or region that a job file cannot hold.
     #[error("job of VM {vm}: {reason}")]
     JobFile {
         /// Name of the VM.
         vm: String,
-        /// Why, and what to change.
+        /// Reason, and the remedy.
         reason: String,
     },
-    /// Output of fio that is not what fio writes.
+    /// Output of fio in an unknown format.
     #[error("fio's JSON output cannot be read: {reason}; is fio 3.33 or newer installed?")]
     Json {
-        /// What is wrong with it.
+        /// Description of the defect.
         reason: String,
     },
     /// A latency log with a bad line.
@@ -84,7 +84,7 @@ pub enum MeasureError {
         task: String,
         /// Line, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the defect.
         reason: String,
     },
     /// A latency log that does not hold every request.
@@ -100,12 +100,12 @@ pub enum MeasureError {
         /// Requests by fio's own count.
         completed: u64,
     },
-    /// Output larger than any honest run makes.
+    /// Output larger than any possible run makes.
     #[error("{what} is larger than {limit} bytes: it is not from a run that rtvirtio started")]
     TooBig {
-        /// Which output.
+        /// Description of the output.
         what: String,
-        /// Limit in bytes.
+        /// Largest size, in bytes.
         limit: u64,
     },
     /// The user stopped it.
@@ -114,23 +114,23 @@ pub enum MeasureError {
     /// fio did not end in time and was killed.
     #[error("fio did not end within {} s: the device hangs or the host is overloaded", after.as_secs())]
     TimedOut {
-        /// How long it was given.
+        /// Time that it was given.
         after: Duration,
     },
     /// The caller could not set the elevator.
     #[error("cannot set elevator {elevator}: {reason}")]
     Elevator {
-        /// Which elevator.
+        /// Elevator that was to be set.
         elevator: &'static str,
-        /// The caller's error as text.
+        /// Text of the caller's error.
         reason: String,
     },
     /// A profile file that this version cannot use.
     #[error("profile {}: {reason}; make a new one with `rtvirtio profile`", path.display())]
     Profile {
-        /// The file.
+        /// Path of the profile.
         path: PathBuf,
-        /// Why not.
+        /// Reason why it is refused.
         reason: String,
     },
 }
@@ -143,7 +143,7 @@ fn in_cgroups(cgroups: &[PathBuf]) -> String {
     format!(" in cgroup {}", names.join(", "))
 }
 
-/// For `map_err` on file operations.
+/// Maps the error of a file operation to [`MeasureError::Io`].
 pub(crate) fn io_error(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MeasureError {
     let path = path.to_owned();
     move |source| MeasureError::Io { op, path, source }

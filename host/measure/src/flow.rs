@@ -1,14 +1,14 @@
 //! Frames to a guest and back: a flow of a spec, run from the host's side of the network.
 //!
-//! Each frame is a UDP datagram of the declared length, sent at its own moment whatever became of
-//! the ones before it (an open loop). The guest answers it (RFC 862), and its latency is the time
-//! from the moment at which it was due until the answer is here. A frame without an answer is above
-//! every target.
+//! Each frame is a UDP datagram of the declared length, sent at its scheduled time whatever
+//! happened to the ones before it (an open loop). The guest echoes it (RFC 862), and its latency is
+//! the time from the scheduled time until the echo arrives. A frame without an echo is above every
+//! target.
 //!
-//! The round trip is judged against the flow's target. It holds the way there, the guest's answer
-//! and the way back, so a flow that meets its target in this way meets it in each direction; one
-//! that misses it may do so in the other direction only. Frames that this host itself sent late
-//! show nothing about the network: where a target is missed by those alone, it is unproven.
+//! The round trip is judged against the flow's target. It consists of the way there, the guest's
+//! echo and the way back, so a flow that meets its target in this way meets it in each direction; a
+//! flow that misses it may do so in the other direction only. Frames that this host itself sent
+//! late show nothing about the network: where a target is missed by those alone, it is unproven.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -27,77 +27,77 @@ use crate::tail::estimate;
 use crate::verdict::{Evidence, Judgement, judge};
 use crate::{FlowFacts, MeasureError, TaskResult, Verdict};
 
-/// From the start of a run to its first frame: all flows of a run begin at one moment.
+/// Time from the start of a run to its first frame: all flows of a run begin at one moment.
 const LEAD: Duration = Duration::from_millis(50);
-/// How long a thread waits without a look at what else there is.
+/// Longest sleep or receive of a thread before it checks whether to stop.
 const LOOK: Duration = Duration::from_millis(20);
-/// From the last frame, or the last answer, until those that are missing count as lost.
+/// Time after the last frame, or the last echo, until missing ones count as lost.
 const LATE: Duration = Duration::from_secs(1);
-/// Frames of a flow that a run keeps: 32 bytes each.
+/// Largest number of frames of a flow in a run: 32 bytes each are kept.
 pub const MOST_FRAMES: u64 = 20_000_000;
-/// Share of the frames that this host must have sent: with less it is not the flow that was run.
+/// Share of the frames that this host must have sent: with less it is not the declared flow.
 const SENT: f64 = 0.99;
-/// Answers that wait to be read. Those beyond would be lost here, and not in the network.
+/// Receive buffer in bytes. Echoes beyond it would be lost in this host, and not in the network.
 const ANSWERS: usize = 8 << 20;
-/// The run's number and the frame's, at the front of each datagram.
+/// Bytes of the header of each datagram: number of the run, number of the frame.
 const HEAD: usize = 16;
 
-/// Where frames leave this host.
+/// Host interface that a flow's frames leave by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The network namespace of the interface, as a file; this process's own when `None`.
+    /// Network namespace of the interface, as a file; this process's own when `None`.
     pub namespace: Option<PathBuf>,
-    /// The interface.
+    /// Name of the interface.
     pub interface: String,
 }
 
-/// A flow to run.
+/// Flow to run, with its addresses.
 #[derive(Clone, Debug)]
 pub struct FlowLoad {
     /// Name of its VM.
     pub vm: String,
-    /// The flow.
+    /// Declaration of the flow.
     pub flow: Flow,
-    /// Where its frames leave this host.
+    /// Interface by which its frames leave this host.
     pub peer: Peer,
-    /// What answers them in the guest.
+    /// Address of the echo service in the guest.
     pub echo: SocketAddr,
     /// Largest payload of a frame of its network, in bytes.
     pub mtu: u32,
 }
 
-/// What was measured of a flow.
+/// Measurement of a flow.
 #[derive(Clone, Debug)]
 pub struct FlowMeasurement {
-    /// From the moment at which each frame was due to its answer; lost ones with the time waited.
+    /// Latency of each frame from its scheduled time; of lost ones the time waited.
     pub latencies: Latencies,
-    /// From the moment at which each frame was sent.
+    /// Latency of each frame from when it was sent.
     from_send: Latencies,
-    /// The latencies in the order of the frames, of those that were answered.
+    /// Latencies of the answered frames, in their order.
     series: Vec<u64>,
-    /// How late this host sent them.
+    /// Lateness of this host's sends.
     sent_late: Latencies,
-    /// Frames that were answered.
+    /// Number of frames with an echo.
     answered: u64,
-    /// Frames without an answer.
+    /// Number of frames without an echo.
     lost: u64,
-    /// Frames that this host did not send.
+    /// Number of frames that this host did not send.
     unsent: u64,
-    /// Frames above the target, lost ones included.
+    /// Number of frames above the target, lost ones included.
     exceedances: u64,
-    /// Those of them that this host sent late, and that took no longer than the target from then.
+    /// Exceedances that this host sent late, and that are within the target counted from then.
     own: u64,
 }
 
-/// When the frames of a flow are due.
+/// Scheduled times of a flow's frames.
 #[derive(Clone, Copy, Debug)]
 struct Schedule {
     begin: Instant,
     rate: f64,
     burst: u64,
-    /// Frames, those of the warm-up included.
+    /// Number of frames, including the warm-up.
     count: u64,
-    /// The first frame that counts.
+    /// Number of the first frame after the warm-up.
     first: u64,
     run: [u8; 8],
 }
@@ -108,11 +108,11 @@ impl Schedule {
         // 0.3 s at 2000/s are 600 frames.
         let frames = |time: Duration| (time.as_secs_f64() * rate + 1e-6) as u64;
         let first = frames(warm_up).div_ceil(burst) * burst;
-        // At least one, of a flow with less than one in the whole run.
+        // At least one frame, also for a rate below one per run.
         Self { begin, rate, burst, count: first + frames(length).max(1), first, run }
     }
 
-    /// When a frame is due, after [`Schedule::begin`]: those of a burst at once.
+    /// Scheduled time of a frame, after [`Schedule::begin`]: the same for all frames of a burst.
     fn due(&self, frame: u64) -> Duration {
         LEAD + Duration::from_secs_f64((frame / self.burst * self.burst) as f64 / self.rate)
     }
@@ -126,11 +126,11 @@ impl Schedule {
     }
 }
 
-/// Runs flows, all at once, until `length` after the warm-up. Results are in the order of `loads`.
+/// Runs all flows at once, until `length` after the warm-up. Results are in the order of `loads`.
 ///
 /// # Errors
-/// [`MeasureError::Flow`] for a flow of which no frame was answered, or whose interface is not
-/// there; [`MeasureError::Cancelled`] when `stop` says so.
+/// [`MeasureError::Flow`] for a flow without any echo, or whose interface does not exist;
+/// [`MeasureError::Cancelled`] when `stop` returns true.
 pub fn run(
     loads: &[FlowLoad],
     warm_up: Duration,
@@ -166,7 +166,7 @@ fn failed(load: &FlowLoad, reason: String) -> MeasureError {
     MeasureError::Flow { vm: load.vm.clone(), flow: load.flow.name.clone(), reason }
 }
 
-/// A number that no earlier run of this or another process had lately.
+/// Random-like number that no recent run of this or another process used.
 fn run_number(flow: usize) -> [u8; 8] {
     let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let process = u64::from(std::process::id()) << 40;
@@ -208,12 +208,12 @@ fn run_one(
     Ok(measurement(schedule, limit, &sent.at, &received.at))
 }
 
-/// A socket on the peer's interface, connected to the guest.
+/// Opens a socket on the peer's interface, connected to the guest.
 fn open(load: &FlowLoad) -> Result<UdpSocket, (String, io::Error)> {
     if let Some(path) = &load.peer.namespace {
         let named = |e: io::Error| (path.display().to_string(), e);
         let namespace = rtvirtio_kernel::trusted::open_config(path).map_err(named)?;
-        // Only this thread moves, and it ends with the run.
+        // Only this thread changes its namespace, and it ends with the run.
         let kind = Some(rustix::thread::LinkNameSpaceType::Network);
         rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).map_err(|e| named(e.into()))?;
     }
@@ -224,7 +224,7 @@ fn open(load: &FlowLoad) -> Result<UdpSocket, (String, io::Error)> {
     let socket = UdpSocket::bind((any, 0)).map_err(|e| ("a UDP socket".to_owned(), e))?;
     let interface = &load.peer.interface;
     bind_to_device(&socket, interface).map_err(|e| (format!("interface {interface}"), e))?;
-    // As much as is allowed.
+    // As large as the limits allow.
     if sockopt::set_socket_recv_buffer_size_force(&socket, ANSWERS).is_err() {
         let _ = sockopt::set_socket_recv_buffer_size(&socket, ANSWERS);
     }
@@ -236,7 +236,7 @@ fn open(load: &FlowLoad) -> Result<UdpSocket, (String, io::Error)> {
     Ok(socket)
 }
 
-/// Frames leave by this interface, and only its own are received.
+/// Sends by this interface only, and receives only from it.
 fn bind_to_device(socket: &UdpSocket, interface: &str) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes as the name has, which outlives the call.
     let done = unsafe {
@@ -251,7 +251,7 @@ fn bind_to_device(socket: &UdpSocket, interface: &str) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Bytes of a datagram that makes a frame of this length.
+/// Bytes of the datagram in a frame of the declared length.
 fn payload(load: &FlowLoad) -> usize {
     let ip = if load.echo.is_ipv4() { 20 } else { 40 };
     let most = u64::from(load.mtu).saturating_sub(ip + 8);
@@ -259,7 +259,7 @@ fn payload(load: &FlowLoad) -> usize {
     (frame.saturating_sub(14 + ip + 8).min(most) as usize).max(HEAD)
 }
 
-/// When each frame was sent, in ns after the begin; 0 for those that were not.
+/// Send time of each frame, in ns after the begin; 0 for frames that were not sent.
 struct Sent {
     at: Vec<u64>,
     error: Option<io::Error>,
@@ -286,22 +286,22 @@ fn send(socket: &UdpSocket, load: &FlowLoad, schedule: &Schedule, stop: &(dyn Fn
         let now = schedule.now().as_nanos() as u64;
         let mut done = socket.send(&datagram);
         if matches!(&done, Err(e) if e.kind() == ErrorKind::ConnectionRefused) {
-            // That was the answer to an earlier one.
+            // The error belongs to an earlier frame.
             done = socket.send(&datagram);
         }
         match done {
             Ok(_) => *at = now.max(1),
-            // Its place in the queue of the interface, or the way to the guest, is not there.
+            // The interface's queue is full, or there is no route to the guest.
             Err(e) => sent.error = Some(e),
         }
     }
     sent
 }
 
-/// When the answer of each frame came, in ns after the begin; 0 for those without.
+/// Arrival of each frame's echo, in ns after the begin; 0 for frames without one.
 struct Received {
     at: Vec<u64>,
-    /// A host says that nothing listens on the port.
+    /// Whether an ICMP error says that nothing listens on the port.
     refused: bool,
 }
 
@@ -322,7 +322,7 @@ fn receive(socket: &UdpSocket, schedule: &Schedule, all_sent: &AtomicBool) -> Re
                 }
             }
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => received.refused = true,
-            // A time-out, or an interface that is gone: there is nothing to read.
+            // A time-out, or the interface is gone: nothing to read.
             Err(_) => {
                 if !all_sent.load(Ordering::Acquire) {
                     last = Instant::now();
@@ -335,7 +335,7 @@ fn receive(socket: &UdpSocket, schedule: &Schedule, all_sent: &AtomicBool) -> Re
     received
 }
 
-/// The number of a frame of this run.
+/// Number of a frame of this run; `None` for any other datagram.
 fn number(datagram: &[u8], schedule: &Schedule) -> Option<u64> {
     let (head, _) = datagram.split_at_checked(HEAD)?;
     let (run, number) = head.split_at(8);
@@ -355,7 +355,7 @@ fn measurement(schedule: &Schedule, limit: Option<Nanos>, sent: &[u64], received
         own: 0,
     };
     let is_above = |time: u64| limit.is_some_and(|limit| time > limit.0);
-    // What is lost has waited until all were given up.
+    // Lost frames have waited until the end of all.
     let end = (schedule.end() + LATE).as_nanos() as u64;
     let frames = sent.iter().zip(received).enumerate().skip(schedule.first as usize);
     for (number, (sent, received)) in frames {
@@ -365,7 +365,7 @@ fn measurement(schedule: &Schedule, limit: Option<Nanos>, sent: &[u64], received
             continue;
         }
         m.sent_late.record(Nanos(sent.saturating_sub(due)), 1);
-        // What came before it was sent is no answer: the guest has made it up.
+        // An echo from before its frame was sent is forged by the guest: none.
         if *received == 0 || received < sent {
             m.lost += 1;
             m.latencies.record(Nanos(end.saturating_sub(due)), 1);
@@ -384,7 +384,7 @@ fn measurement(schedule: &Schedule, limit: Option<Nanos>, sent: &[u64], received
 }
 
 impl FlowMeasurement {
-    /// The judged numbers.
+    /// Result, judged against the flow's target.
     #[must_use]
     pub fn result(&self, load: &FlowLoad) -> TaskResult {
         let flow = &load.flow;

@@ -1,12 +1,11 @@
-//! A small HTTP client for load: requests that follow each other at once, and requests at a fixed
-//! period.
+//! Small HTTP client for load: back-to-back requests, and requests at a fixed period.
 //!
 //! Each request has a connection of its own (HTTP/1.0), as with the reservations paper's `ab`, so
-//! that an answer costs the server the whole of it.
+//! that an answer includes all of the server's cost.
 //!
-//! A client library does not serve: [`Load::bytes`] counts bytes of the wire, heads included, while
-//! an answer still arrives, which `minreq` and `ureq` do not show (in `ureq` only a transport of
-//! its `unversioned` part could); a load must end within half a second in the middle of an answer,
+//! No client library fits: [`Load::bytes`] counts bytes on the wire, headers included, while an
+//! answer still arrives, which `minreq` and `ureq` do not show (in `ureq` only a transport of its
+//! `unversioned` part could); a load must end within half a second in the middle of an answer,
 //! where both only have timeouts; and both send HTTP/1.1, whose answers may come in chunks.
 
 mod url;
@@ -20,19 +19,19 @@ use std::time::{Duration, Instant};
 
 pub use url::{Url, UrlError};
 
-/// A server that sends nothing for so long hangs.
+/// Time without data after which a server counts as hung.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a client checks whether it must stop.
+/// Interval at which a client checks whether it must stop.
 const STOP_CHECK: Duration = Duration::from_millis(500);
-/// How often the answers are checked for being complete.
+/// Interval at which the answers are checked for being complete.
 const AWAIT: Duration = Duration::from_millis(20);
-/// Before a client whose request failed asks again.
+/// Pause before a client repeats a failed request.
 const RETRY: Duration = Duration::from_millis(100);
-/// Longest head of an answer: what a common server sends at most, and no more memory than that for
-/// a hostile one.
+/// Largest header of an answer: no common server sends more, and no hostile one makes us allocate
+/// more.
 const LONGEST_HEAD: usize = 64 << 10;
 
-/// What is asked for, and what must come.
+/// GET request with the expected answer.
 #[derive(Clone, Debug)]
 pub struct Request {
     url: Url,
@@ -41,7 +40,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A GET of this address.
+    /// Request for this address, of any length.
     #[must_use]
     pub fn new(url: Url) -> Self {
         let text =
@@ -49,14 +48,14 @@ impl Request {
         Self { url, text: text.into_bytes().into(), body: None }
     }
 
-    /// Counts an answer with another length of its body as wrong.
+    /// Counts an answer with another body length as wrong.
     #[must_use]
     pub fn expecting(self, bytes: usize) -> Self {
         Self { body: Some(bytes), ..self }
     }
 
-    /// One request from connecting to the last byte, whose bytes are counted as they come; those of
-    /// an answer that breaks off are taken back. The length of the whole answer, or `None` when
+    /// Sends one request and receives the answer, whose bytes are counted as they arrive; those of
+    /// a broken answer are subtracted again. Returns the length of the whole answer, or `None` when
     /// stopped.
     fn get(&self, bytes: &AtomicU64, stop: &AtomicBool) -> io::Result<Option<u64>> {
         let mut whole = 0;
@@ -67,7 +66,7 @@ impl Request {
         Ok(answer?.then_some(whole))
     }
 
-    /// Whether the whole answer came; `whole` are its bytes.
+    /// Receives the answer; false when stopped. `whole` counts its bytes.
     fn receive(&self, bytes: &AtomicU64, whole: &mut u64, stop: &AtomicBool) -> io::Result<bool> {
         let bad = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let mut stream = TcpStream::connect_timeout(&self.url.address(), PATIENCE)?;
@@ -110,7 +109,7 @@ impl Request {
         let good = status.split(|b| *b == b' ').nth(1) == Some(b"200");
         match (body, self.body.or_else(|| content_length(&head))) {
             (Some(have), Some(expected)) if good && have != expected => {
-                // Broken off on the way: a server under load may do that.
+                // Connection broken off: a server under load may do that.
                 let text = format!("{} sent {have} bytes of {expected}", self.url);
                 Err(if self.body.is_some() {
                     bad(text)
@@ -125,27 +124,27 @@ impl Request {
     }
 }
 
-/// The header of that name.
+/// Value of the `Content-Length` header.
 fn content_length(head: &[u8]) -> Option<usize> {
     let text = String::from_utf8_lossy(head);
     let line = text.lines().find(|l| l.to_ascii_lowercase().starts_with("content-length:"))?;
     line.split_once(':')?.1.trim().parse().ok()
 }
 
-/// What clients counted.
+/// Counters of all clients.
 #[derive(Clone, Debug, Default)]
 pub struct Counted {
-    /// Whole answers.
+    /// Number of whole answers.
     pub answers: u64,
-    /// Bytes of these, heads included.
+    /// Bytes of these answers, headers included.
     pub bytes: u64,
-    /// Requests that were refused, broken off or not answered.
+    /// Number of requests that were refused, broken off or not answered.
     pub failed: u64,
-    /// Why the last of these failed.
+    /// Error of the last failed request.
     pub why: Option<String>,
 }
 
-/// Clients that ask again at once, until they are dropped.
+/// Clients that send back-to-back requests until this is dropped.
 pub struct Load {
     stop: Arc<AtomicBool>,
     bytes: Arc<AtomicU64>,
@@ -154,7 +153,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts them.
+    /// Starts this number of clients.
     #[must_use]
     pub fn start(request: &Request, connections: usize) -> Self {
         let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -172,8 +171,8 @@ impl Load {
                             counted.bytes += whole;
                         }
                         Ok(None) => return Ok(()),
-                        // A wrong answer is a fault of the set-up. A server that is too busy to
-                        // answer is what load makes: ask again.
+                        // A wrong answer is an error of the setup. A server too busy to answer is
+                        // an effect of the load: repeat.
                         Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(e),
                         Err(e) => {
                             counted.failed += 1;
@@ -192,30 +191,30 @@ impl Load {
         Self { stop, bytes, counted, clients }
     }
 
-    /// Bytes that all received so far, those of answers that are not whole yet included. Less than
-    /// before where one of these breaks off.
+    /// Bytes that all clients received so far, partial answers included. Falls when a partial
+    /// answer breaks off.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What was counted so far.
+    /// Counters of all clients so far.
     #[must_use]
     pub fn counted(&self) -> Counted {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether a client has given up: the server gives a wrong answer, which [`Load::finish`]
-    /// returns.
+    /// Whether a client has stopped by itself: the server gave a wrong answer, which
+    /// [`Load::finish`] returns.
     #[must_use]
     pub fn has_given_up(&self) -> bool {
         self.clients.iter().any(JoinHandle::is_finished)
     }
 
-    /// Ends them.
+    /// Stops all clients.
     ///
     /// # Errors
-    /// A wrong answer that any of them had.
+    /// A wrong answer that any client got.
     pub fn finish(mut self) -> io::Result<Counted> {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients.drain(..) {
@@ -231,9 +230,9 @@ impl Drop for Load {
     }
 }
 
-/// Sends `n` requests, one each `period`, also when earlier ones are not answered yet. Each
-/// response in ms, from the moment at which its request was due, and how many requests were
-/// refused, broken off, or not answered whole within 30 s of the last one's time. `None` when
+/// Sends `n` requests, one each `period`, without waiting for earlier answers. Returns each
+/// response time in ms, counted from when its request was due, and the number of requests that were
+/// refused, broken off, or not answered completely within 30 s after the last one. `None` when
 /// `cancelled` is set.
 ///
 /// # Errors
@@ -250,7 +249,7 @@ pub fn periodic(
         let mut sent = Vec::with_capacity(n);
         for i in 0..n {
             let due = begin + period.mul_f64(i as f64);
-            // A late request is answered late: none is skipped.
+            // A late request is sent late: none is skipped.
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
             if cancelled.load(Ordering::Relaxed) {
                 stop.store(true, Ordering::Relaxed);
@@ -276,7 +275,7 @@ pub fn periodic(
         let (mut ms, mut failed) = (Vec::with_capacity(n), 0);
         for one in sent {
             match one.join() {
-                // Microseconds are more than a clock of another thread is worth.
+                // More digits than microseconds would be noise.
                 Ok(Ok(answer)) => ms.push((answer * 1e3).round() / 1e3),
                 Ok(Err(_)) => failed += 1,
                 Err(_) => return Err(io::Error::other("an HTTP client panicked")),

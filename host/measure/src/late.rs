@@ -1,14 +1,14 @@
-//! What late requests waited for, as far as counters can tell: the host, which stood still, or the
-//! disk, which did.
+//! Causes of late requests, as far as counters show: stalls of the host, or standstills of the
+//! disk.
 //!
-//! A histogram tells how many requests of an interval were late and not when. The stalls of the
-//! same interval are known to the moment. A stall of length `S` touches the requests that arrive
-//! while it lasts and those in flight when it begins: at a mean rate `r` and depth `d` about
-//! `r S + d`. No more late requests than that are laid to it, so an interval without a stall lays
+//! A histogram has the number of late requests of an interval and not their times. The stalls of
+//! the same interval are known exactly. A stall of length `S` delays the requests that arrive while
+//! it lasts and those in flight when it begins: at a mean rate `r` and depth `d` about `r S + d`.
+//! No more late requests than that are attributed to it, so an interval without a stall attributes
 //! nothing to one, and a short stall does not explain many. The host comes first, because a disk
-//! whose host stands still completes nothing either. It is an estimate: requests come unevenly, a
-//! queue takes time to shrink after a stall, and a late request that a stall touched may have been
-//! late without it.
+//! whose host stalls completes nothing either. It is an estimate: requests arrive unevenly, a queue
+//! takes time to drain after a stall, and a late request during a stall may have been late without
+//! it.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -16,42 +16,42 @@ use serde::{Deserialize, Serialize};
 /// Stalls within an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stood {
-    /// Their sum.
+    /// Sum of their lengths.
     pub total: Nanos,
-    /// How many.
+    /// Number of stalls in the interval.
     pub count: u64,
 }
 
-/// One interval between two looks.
+/// Interval between two readings of the counters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LateInterval {
     /// Requests above the target.
     pub late: u64,
-    /// Requests per second.
+    /// Mean rate in requests per second.
     pub rate: f64,
     /// Mean number in flight.
     pub depth: f64,
-    /// When the host stood still; `None` where that is not known.
+    /// Stalls of the host; `None` where these are not known.
     pub host: Option<Stood>,
-    /// When the disk did, without the host's stalls; `None` where that is not known.
+    /// Standstills of the disk, less the host's stalls; `None` where these are not known.
     pub disk: Option<Stood>,
 }
 
-/// Late requests by what they waited for.
+/// Number of late requests by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LateCauses {
-    /// Those of intervals in which the host was watched; of the others nothing is known.
+    /// Late requests of intervals in which the host was watched; the causes of others are unknown.
     pub told: u64,
-    /// Of these, laid to stalls of the host.
+    /// Part of them caused by stalls of the host.
     pub host: u64,
-    /// Laid to standstills of the disk; `None` where it was not watched all the time.
+    /// Part caused by standstills of the disk; `None` where it was not watched all the time.
     pub disk: Option<u64>,
-    /// Laid to neither: neighbours, limits, CPU time, what the disk takes while it works, and a
-    /// disk that was not watched.
+    /// Part with other causes: neighbours, limits, CPU time, service times of the disk, and a disk
+    /// that was not watched.
     pub other: u64,
 }
 
-/// Lays the late requests of some intervals to stalls of the host and of the disk.
+/// Attributes the late requests of some intervals to stalls of the host and of the disk.
 #[must_use]
 pub fn causes(intervals: &[LateInterval]) -> LateCauses {
     let mut all = LateCauses { disk: Some(0), ..LateCauses::default() };
@@ -63,15 +63,15 @@ pub fn causes(intervals: &[LateInterval]) -> LateCauses {
         all.host += of_host;
         all.disk = all.disk.zip(of_disk).map(|(sum, one)| sum + one);
     }
-    // What was laid to a disk that was then lost from sight stands with the rest.
+    // Requests attributed to a disk that was not watched later count as other.
     all.other = all.told - all.host - all.disk.unwrap_or(0);
     all
 }
 
-/// Requests that some stalls touch.
+/// Number of requests that arrive during some stalls or are in flight at their start.
 fn touched(stood: Stood, interval: &LateInterval) -> u64 {
     let arrive = interval.rate.max(0.0) * stood.total.0 as f64 / 1e9;
-    // Without any in flight a request that arrives is touched all the same.
+    // With none in flight, a request that arrives is delayed all the same.
     let in_flight = stood.count as f64 * interval.depth.max(0.0);
     (arrive + in_flight).ceil() as u64
 }
@@ -90,7 +90,7 @@ mod tests {
         // 20 ms at 1000/s and two in flight: 22 requests.
         let all = causes(&[interval(30, 20, 0), interval(5, 0, 0)]);
         assert_eq!(all, LateCauses { told: 35, host: 22, disk: Some(0), other: 13 });
-        // The host comes first, and what is left is the disk's.
+        // The host comes first, and the disk explains the remaining late requests.
         let all = causes(&[interval(100, 20, 50)]);
         assert_eq!(all, LateCauses { told: 100, host: 22, disk: Some(52), other: 26 });
         let all = causes(&[interval(10, 20, 50)]);

@@ -1,25 +1,25 @@
 //! Load by fio, latency from the intended start, verdicts, device profile.
 //!
 //! - [`fio`]: tasks become a fio job file; fio's JSON and latency logs become data.
-//! - [`intended`]: fio's latencies, counted again from when each request should have started.
-//! - [`verdict`]: whether a target is met, missed, or not shown either way.
+//! - [`intended`]: fio's latencies, counted anew from when each request should have started.
+//! - [`verdict`]: whether a target is met, missed, or not proven either way.
 //! - [`run`]: all of that for one VM.
 //! - [`local`]: fio as a child process of this one, for process VMs and for the profile.
-//! - [`tail`]: what p99.99 probably is when the samples are too few.
-//! - [`noise`]: whether and when the host itself stood still meanwhile.
-//! - [`stalls`]: the spans in which it did, to be subtracted.
-//! - [`standstill`]: whether the disk itself did.
-//! - [`late`]: what share of late requests these explain.
-//! - [`awake`]: keeps its CPUs from sleeping.
-//! - [`profile`]: what a device can do, measured.
-//! - [`observe`]: what a VM does while it works, from counters of QEMU and the kernel.
-//! - [`waits`]: which VM waits for which on a device.
+//! - [`tail`]: estimate of p99.99 when the samples are too few.
+//! - [`noise`]: stalls of the host itself during a run.
+//! - [`stalls`]: their spans, to be subtracted.
+//! - [`standstill`]: times in which the disk itself completed nothing.
+//! - [`late`]: share of late requests that these explain.
+//! - [`awake`]: keeps the host's CPUs out of idle states.
+//! - [`profile`]: throughput and latency of a device, measured.
+//! - [`observe`]: a VM's I/O while it works, from counters of QEMU and the kernel.
+//! - [`waits`]: waiting of VMs for each other on a device.
 //! - [`flow`]: frames to a guest and back, and their verdicts.
 //! - [`http`]: requests to a web server, as load.
-//! - [`workload`]: the tasks of several VMs at once, each where it belongs.
+//! - [`workload`]: the tasks of several VMs at once, each in its guest or cgroup.
 //!
-//! How latency is counted, and the experiment that shows why, stand in
-//! `docs/explanation/measuring.md`.
+//! `docs/explanation/measuring.md` explains how latency is counted, with the experiment that shows
+//! why.
 
 pub mod awake;
 mod error;

@@ -1,8 +1,8 @@
 //! fio as a child of this process.
 //!
-//! It must not outlive us, even when we are killed. The parent-death signal is SIGTERM, not
-//! SIGKILL, so that fio ends what it started itself. On cancel fio gets SIGTERM, then its whole
-//! process group SIGKILL.
+//! fio must not outlive this process, even when it is killed. The parent-death signal is SIGTERM,
+//! not SIGKILL, so that fio ends its own child processes. On cancel fio gets SIGTERM, then its
+//! whole process group SIGKILL.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -17,43 +17,42 @@ use crate::MeasureError;
 use crate::error::io_error;
 use crate::fio::{FioOutput, JobFile, PRELOAD, fio_args};
 
-/// How often the child and the cancel flag are looked at.
+/// Interval at which the child and the cancel flag are polled.
 const TICK: Duration = Duration::from_millis(20);
-/// How long fio may take to end its processes after SIGTERM.
+/// Time for fio to end its processes after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_millis(1_500);
-/// How long processes may take to vanish after SIGKILL; one that waits for a hung device cannot.
+/// Time for processes to vanish after SIGKILL; one that waits for a hung device cannot.
 const KILL_GRACE: Duration = Duration::from_secs(5);
-/// Most bytes read from fio's JSON.
+/// Largest JSON output read, in bytes.
 const MAX_JSON: u64 = 64 << 20;
-/// Most bytes read from a log.
+/// Largest log read, in bytes.
 const MAX_LOG: u64 = 512 << 20;
 /// Bytes kept from the end of stderr.
 const STDERR_TAIL: u64 = 8 << 10;
 
-/// How a run is watched and stopped.
+/// Cgroups, limits and callbacks of a run.
 pub struct Control<'a> {
     /// `cgroup.procs` files that fio is put into before it starts, one per hierarchy.
     pub cgroup_procs: &'a [PathBuf],
-    /// Set by anyone to stop the run.
+    /// Flag that stops the run when set.
     pub cancel: &'a AtomicBool,
-    /// How long beyond its declared duration fio may take, for its start and for requests that are
+    /// Time beyond its declared duration that fio may take, for its start and for requests that are
     /// still in flight.
     pub grace: Duration,
     /// Called about every 20 ms with the time since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
 }
 
-/// Whether fio can be run here: to be asked before anything is made for runs of it.
+/// Whether fio can be run here; called before anything is prepared for its runs.
 ///
 /// # Errors
-/// [`MeasureError::FioMissing`], or [`MeasureError::Start`] where it is there and cannot be
-/// started.
+/// [`MeasureError::FioMissing`], or [`MeasureError::Start`] where it exists and cannot be started.
 pub fn ensure_fio() -> Result<(), MeasureError> {
     let asked = Command::new("fio").arg("--version").stdin(Stdio::null()).output();
     asked.map(drop).map_err(|e| not_started(e, &[]))
 }
 
-/// Why fio could not be started in these cgroups.
+/// Maps the error of starting fio in these cgroups.
 fn not_started(source: io::Error, cgroups: &[PathBuf]) -> MeasureError {
     match source.kind() {
         io::ErrorKind::NotFound => MeasureError::FioMissing,
@@ -87,17 +86,17 @@ pub fn run_fio(job: &JobFile, control: &mut Control<'_>) -> Result<FioOutput, Me
     run_text(&load, control)
 }
 
-/// A job file as text and what belongs to it.
+/// Job file as text, with its directory, logs and duration.
 pub(crate) struct Load<'a> {
-    /// Where its files go.
+    /// Directory for its files.
     pub(crate) dir: &'a Path,
     pub(crate) text: &'a str,
-    /// The logs that it makes.
+    /// Paths of the logs that it makes.
     pub(crate) logs: &'a [Option<PathBuf>],
     pub(crate) read_only: bool,
-    /// Variables in addition to those of this process.
+    /// Environment variables in addition to those of this process.
     pub(crate) environment: &'a [(&'static str, String)],
-    /// How long it should run.
+    /// Planned duration of the run.
     pub(crate) duration: Duration,
 }
 
@@ -135,7 +134,7 @@ pub(crate) fn run_text(load: &Load<'_>, control: &mut Control<'_>) -> Result<Fio
     Ok(FioOutput { json, logs, stderr })
 }
 
-/// fio and its forked processes; ended when dropped.
+/// Child process fio with its forked processes; ended when dropped.
 struct Running {
     child: Child,
     reaped: bool,
@@ -143,8 +142,8 @@ struct Running {
 
 impl Running {
     fn start(command: &mut Command, cgroups: &[PathBuf]) -> Result<Self, MeasureError> {
-        // Opened here, where an error can still name the path; written by the child, so that not
-        // one request runs outside.
+        // Opened here, where an error can still name the path; written by the child, so that no
+        // request runs outside.
         let procs = cgroups
             .iter()
             // kernel file
@@ -269,7 +268,7 @@ fn tail(path: &Path, limit: u64) -> Result<String, MeasureError> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What fio wrote in front of its JSON, for an error message: best effort.
+/// Text that fio wrote before its JSON, for an error message; empty if unreadable.
 fn first_lines(path: &Path) -> String {
     let mut bytes = Vec::new();
     // own file

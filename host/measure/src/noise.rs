@@ -1,10 +1,10 @@
-//! How quiet the host was during a run: wake-ups that came late although nothing of the run was in
-//! their way.
+//! Stalls of the host during a run: wake-ups that came late although no task of the run delayed
+//! them.
 //!
-//! One thread per CPU sleeps to absolute times and notes by how much it woke late, as cyclictest
-//! does. It runs under SCHED_FIFO, so what delays it is not a task under test but the hypervisor
-//! below, interrupts, and the kernel where it cannot be preempted (which a load on the device takes
-//! part in). A latency tail of a run in which the host itself stood still shows nothing about the
+//! One thread per CPU sleeps to absolute times and records by how much it woke late, as cyclictest
+//! does. It runs under SCHED_FIFO, so it is delayed not by a task under test but by the hypervisor
+//! below, interrupts, and the kernel where it cannot be preempted (to which a load on the device
+//! contributes). A latency tail of a run in which the host itself stalled shows nothing about the
 //! setting under test.
 
 use std::time::Instant;
@@ -18,53 +18,53 @@ use crate::stalls::{Span, Stalls};
 
 /// Time between two wake-ups of a probe. A stall shorter than this may fall between them.
 const PERIOD_NS: u64 = 500_000;
-/// The same of [`NoiseProbe::start_sparse`].
+/// Time between two wake-ups of [`NoiseProbe::start_sparse`].
 const SPARSE_PERIOD_NS: u64 = 5_000_000;
-/// A wake-up later than this is kept as a [`Stalls`] span: above what a stock kernel needs, so that
-/// the list stays short.
+/// Lateness above which a wake-up is kept as a [`Stalls`] span: more than a stock kernel needs, so
+/// that the list stays short.
 const KEPT_NS: u64 = 250_000;
-/// Most spans that a probe keeps: at one every 0.5 ms, what a run of eight minutes could give.
+/// Largest number of spans that a probe keeps: at one every 0.5 ms, a run of eight minutes.
 const MOST_SPANS: usize = 1_000_000;
 /// Above the threads of an emulated device (FIFO 40), whose own time is no stall of the host, and
 /// below threaded interrupts (50).
 const PRIORITY: i32 = 42;
-/// Larger share of the time in which some CPU stood still than this, and taking it off shows
-/// nothing any more.
+/// Share of the time with a stall of some CPU above which subtracting the stalls shows nothing any
+/// more.
 pub const MOST_STALLED: f64 = 0.05;
-/// A wake-up later than this counts as a stall of the host: above the few hundred microseconds of a
-/// stock kernel (the RT hypervisor paper's Fig. 1 has 500 us), below what matters to targets of
+/// Lateness above which a wake-up counts as a stall of the host: above the few hundred microseconds
+/// of a stock kernel (the RT hypervisor paper's Fig. 1 has 500 us), below the scale of targets of
 /// some milliseconds.
 const STALL: Nanos = Nanos(1_000_000);
 
-/// What the probes saw.
+/// Statistics of the probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Noise {
-    /// Latest wake-up over all CPUs.
+    /// Largest lateness over all CPUs.
     pub max_ns: Nanos,
-    /// Wake-ups more than 1 ms late.
+    /// Number of wake-ups more than 1 ms late.
     pub stalls: u64,
-    /// Sum of the lateness of those.
+    /// Sum of their lateness.
     pub stalled_ns: Nanos,
-    /// Wake-ups in all.
+    /// Number of all wake-ups.
     pub n: u64,
     /// Whether the probes ran under SCHED_FIFO. Without it, load under test delays them too.
     pub realtime: bool,
-    /// Whether the CPUs were kept from sleeping meanwhile ([`crate::awake`]).
+    /// Whether the CPUs were kept out of idle states meanwhile ([`crate::awake`]).
     #[serde(default)]
     pub awake: bool,
-    /// Share of all CPU time that this machine, itself a guest, had work for and its hypervisor
-    /// gave to others (0 to 1), where it was looked at. Emulated guests, whose CPUs are threads
-    /// like any other, stand still meanwhile.
+    /// Share of all CPU time that the hypervisor stole from this machine, itself a guest (0 to 1),
+    /// where it was measured. Emulated guests, whose CPUs are threads like any other, stall
+    /// meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
-    /// Share of the time (0 to 1) in which some CPU stood still for more than 0.25 ms, where the
-    /// probes saw every CPU. Above [`MOST_STALLED`] tails are not given less this time.
+    /// Share of the time (0 to 1) in which some CPU stalled for more than 0.25 ms, where the probes
+    /// covered every CPU. Above [`MOST_STALLED`] stalls are not subtracted from tails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stood_still: Option<f64>,
 }
 
-/// Probes at work. Dropping it stops them.
+/// Running probes. Dropping it stops them.
 #[derive(Debug)]
 pub struct NoiseProbe {
     started: Instant,
@@ -80,16 +80,16 @@ impl NoiseProbe {
         Self::start_above(PRIORITY - 1)
     }
 
-    /// The same, above threads of a real-time priority that are themselves under test: what they
-    /// hold a CPU for is no stall of the host.
+    /// Starts probes above threads of a real-time priority that are themselves under test: the time
+    /// for which these hold a CPU is no stall of the host.
     #[must_use]
     pub fn start_above(priority: i32) -> Self {
         Self::start_every(PERIOD_NS, priority + 1)
     }
 
-    /// For a service, which watches for months: probes that wake every 5 ms only, at a tenth of the
-    /// cost. A stall shorter than that may fall between two wake-ups, and a longer one is seen up
-    /// to 5 ms shorter than it was.
+    /// Starts probes for a service, which runs for months: they wake every 5 ms only, at a tenth of
+    /// the cost. A stall shorter than that may fall between two wake-ups, and a longer one is
+    /// measured up to 5 ms too short.
     #[must_use]
     pub fn start_sparse() -> Self {
         Self::start_every(SPARSE_PERIOD_NS, PRIORITY)
@@ -103,9 +103,9 @@ impl NoiseProbe {
         Self { started, all_there, probes }
     }
 
-    /// Stops the probes and gives what they saw. When the host stood still is known only where a
-    /// probe ran under SCHED_FIFO on every CPU that this process may use and kept all that it saw,
-    /// and when it did so for less than a twentieth of the time.
+    /// Stops the probes and returns their statistics. The stalls are returned only where a probe
+    /// ran under SCHED_FIFO on every CPU that this process may use and kept all its spans, and when
+    /// they take less than a twentieth of the time.
     #[must_use]
     pub fn finish(self) -> (Noise, Option<Stalls>) {
         self.probes.iter().for_each(Sampler::stop);
@@ -135,14 +135,14 @@ impl NoiseProbe {
     }
 }
 
-/// CPUs that this process may use, without those that are isolated: a probe there would disturb the
-/// work it is meant to watch over. Also whether these are all.
+/// CPUs that this process may use, without isolated ones: a probe there would disturb the very work
+/// that it measures. Also whether these are all.
 fn watched_cpus() -> (Vec<usize>, bool) {
     let root = Root::default();
     let apart: Vec<usize> = ["isolated", "nohz_full"]
         .iter()
         .filter_map(|file| root.read(format!("/sys/devices/system/cpu/{file}")).ok())
-        // What is no list counts as none, such as `(null)`.
+        // A text that is no list, such as `(null)`, counts as empty.
         .flat_map(|list| text::cpu_list(&list).unwrap_or_default())
         .map(|cpu| cpu as usize)
         .collect();
@@ -153,7 +153,7 @@ fn watched_cpus() -> (Vec<usize>, bool) {
     (watched, all)
 }
 
-/// A probe on one CPU.
+/// Starts a probe on one CPU.
 fn probe(cpu: usize, priority: i32, period_ns: u64) -> Option<Sampler<(Noise, Vec<Span>)>> {
     let options =
         Options { name: format!("noise/{cpu}"), period_ns, cpu: Some(cpu), priority: Some(priority) };
@@ -166,7 +166,7 @@ fn probe(cpu: usize, priority: i32, period_ns: u64) -> Option<Sampler<(Noise, Ve
     })
 }
 
-/// Takes in one wake-up.
+/// Adds one wake-up to the statistics.
 fn note(noise: &mut Noise, spans: &mut Vec<Span>, due: u64, woke: u64) {
     let late = Nanos(woke.saturating_sub(due));
     noise.n += 1;
@@ -186,14 +186,14 @@ mod tests {
 
     #[test]
     fn probes_count_and_stop() {
-        // Longer and longer, until a busy machine has let it wake.
+        // Longer and longer, until a busy machine lets it wake.
         let mut probed = (0..10).map(|n| {
             let probe = NoiseProbe::start();
             std::thread::sleep(std::time::Duration::from_millis(100 << n));
             probe.finish()
         });
         let (noise, stalls) = probed.find(|(noise, _)| noise.n > 0).expect("it wakes");
-        // At most one wake-up per period and CPU; at least one at all.
+        // At most one wake-up per period and CPU; at least one in total.
         assert!(noise.n > 0, "{noise:?}");
         assert!(noise.stalled_ns.0 >= noise.stalls * STALL.0, "{noise:?}");
         assert!((noise.stalls > 0) == (noise.max_ns > STALL), "{noise:?}");

@@ -1,8 +1,8 @@
-//! What a VM does with a disk while it works, from counters that QEMU or the kernel keep: rates,
-//! sizes, requests in flight and, from QEMU, latencies. The guest takes no part in it.
+//! I/O of a VM on a disk while it works, from counters of QEMU or the kernel: rates, sizes,
+//! requests in flight and, from QEMU, latencies. Needs nothing from the guest.
 //!
-//! QEMU counts a request from when the device model takes it up until it is complete. What a
-//! request waits in the guest's own queues is not in it.
+//! QEMU counts a request from when the device model fetches it until it is complete. The time that
+//! a request waits in the guest's own queues is not included.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 use rtvirtio_vmm::disk_stats::{Counters, Direction, DiskStats};
 use serde::Serialize;
 
-/// Limits between the bins of a latency histogram, per factor of ten: one bin is 12 % wide, so a
+/// Number of bin limits of a latency histogram per factor of ten: one bin is 12 % wide, so a
 /// latency read from it is at most 12 % too high.
 const BINS_PER_DECADE: u32 = 20;
-/// The lowest limit, in nanoseconds.
+/// Lowest bin limit, in nanoseconds.
 const LOWEST: u64 = 10_000;
-/// Factors of ten above it: up to 10 s.
+/// Factors of ten above the lowest limit: up to 10 s.
 const DECADES: u32 = 6;
-/// Percentiles that are shown where the requests are enough to show them.
+/// Percentiles that are reported where there are enough requests.
 const PERCENTILES: [f64; 4] = [50.0, 99.0, 99.9, 99.99];
 
-/// Limits for [`Qmp::set_latency_histogram`](rtvirtio_vmm::Qmp::set_latency_histogram), in
+/// Bin limits for [`Qmp::set_latency_histogram`](rtvirtio_vmm::Qmp::set_latency_histogram), in
 /// nanoseconds: 10 us to 10 s.
 #[must_use]
 pub fn boundaries() -> Vec<u64> {
@@ -29,38 +29,38 @@ pub fn boundaries() -> Vec<u64> {
     (0..=DECADES * BINS_PER_DECADE).map(|i| limit(i).round() as u64).collect()
 }
 
-/// One direction of a VM's I/O on one disk, over the time that it was observed.
+/// I/O of a VM in one direction on one disk, over an observed time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Observed {
     /// Reads, writes or flushes.
     pub direction: Direction,
-    /// Requests completed.
+    /// Number of requests completed.
     pub n: u64,
-    /// Requests per second.
+    /// Rate in requests per second.
     pub rate: Iops,
-    /// Mean size; `None` of flushes.
+    /// Mean size of a request; `None` for flushes.
     pub mean_size: Option<Bytes>,
-    /// Mean latency; `None` where only the kernel's counters are there.
+    /// Mean latency; `None` with only the kernel's counters.
     pub mean_ns: Option<Nanos>,
     /// Mean number of requests in flight: rate times mean latency (Little's law).
     pub depth: Option<f64>,
-    /// Percentiles of the latency, rising; those which at least ten requests exceed.
+    /// Percentiles of the latency, rising; only those that at least ten requests exceed.
     pub tails: Vec<Tail>,
     /// Upper limit of the longest request; `None` without a histogram, or above 10 s.
     pub longest_ns: Option<Nanos>,
 }
 
-/// One percentile of a latency.
+/// Percentile of a latency.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tail {
-    /// Which percentile.
+    /// Percentile of the latency, in percent.
     pub percentile: Percentile,
-    /// Its upper limit; at most 12 % above the latency itself.
+    /// Upper limit of its bin; at most 12 % above the latency itself.
     pub latency_ns: Nanos,
 }
 
-/// What a disk did between two looks at QEMU's counters; directions without a request are left out.
-/// `None` when the counters began anew, as after a restart of QEMU.
+/// I/O of a disk between two readings of QEMU's counters; directions without a request are left
+/// out. `None` when the counters were reset, as by a restart of QEMU.
 #[must_use]
 pub fn of_qemu(before: &DiskStats, after: &DiskStats, time: Duration) -> Option<Vec<Observed>> {
     let directions = [Direction::Read, Direction::Write, Direction::Flush];
@@ -77,7 +77,7 @@ fn one(direction: Direction, before: &Counters, after: &Counters, time: Duration
     let busy = after.time_ns.checked_sub(before.time_ns)?;
     let rate = per_second(n, time);
     let mean = (n > 0).then(|| busy as f64 / n as f64);
-    // One that was set between the looks counts from nothing.
+    // A histogram that was set between the readings counts from zero.
     let histogram = match (&before.histogram, &after.histogram) {
         (Some(then), Some(now)) => now.since(then).or_else(|| Some(now.clone())),
         (_, now) => now.clone(),
@@ -104,7 +104,7 @@ fn one(direction: Direction, before: &Counters, after: &Counters, time: Duration
     })
 }
 
-/// What a cgroup did between two looks at the kernel's counters, which know no latency.
+/// I/O of a cgroup between two readings of the kernel's counters, which have no latencies.
 #[must_use]
 pub fn of_cgroup(between: &IoCounters, time: Duration) -> Vec<Observed> {
     let one = |direction, n: u64, bytes: u64| Observed {

@@ -1,4 +1,4 @@
-//! The result file: what a run measured, judged against its targets.
+//! Result file: measurements of runs, judged against their targets.
 
 use rtvirtio_spec::Direction;
 use rtvirtio_units::{Iops, Nanos, Percentile};
@@ -8,36 +8,36 @@ use crate::noise::Noise;
 use crate::standstill::Standstills;
 use crate::tail::TailEstimate;
 
-/// Version of the result file's form.
+/// Schema of the result file: name and version.
 pub const RESULT_SCHEMA: &str = "rtvirtio.result.v1";
 
 /// Results of one or more runs on one host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResultFile {
-    /// Always [`RESULT_SCHEMA`].
+    /// Always [`RESULT_SCHEMA`] for a file of this version.
     pub schema: String,
-    /// Where it was measured.
+    /// Host of the measurements.
     pub host: HostFacts,
-    /// The runs in the order in which they were made.
+    /// All runs in the order in which they were made.
     pub runs: Vec<Run>,
 }
 
-/// What one needs to know of the host to read the numbers.
+/// Facts about the host that are needed to read the numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostFacts {
-    /// Kernel release.
+    /// Kernel release, as of `uname -r`.
     pub kernel: String,
-    /// Online CPUs.
+    /// Number of online CPUs.
     pub cpus: u32,
     /// VMM and version, such as `QEMU 7.2.22`; `none` for process VMs.
     pub vmm: String,
     /// `kvm`, `tcg` or `none`.
     pub accelerator: String,
-    /// The device under test: name, and the twin profile where it is one.
+    /// Device under test: name, and the twin profile where it is one.
     pub device: String,
 }
 
-/// What a VM was in a run.
+/// Kind of VM in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmKind {
@@ -47,20 +47,20 @@ pub enum VmKind {
     Process,
 }
 
-/// One run of all tasks under one scheme.
+/// Run of all tasks under one scheme.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Scheme in force, such as `default-bfq` or `slice`; `as-found` when rtvirtio chose nothing.
+    /// Scheme in force, such as `default-bfq` or `slice`; `as-found` when rtvirtio changed nothing.
     pub scheme: String,
-    /// Which kind of VM the numbers come from.
+    /// Kind of VM that the numbers come from.
     pub kind: VmKind,
     /// Length of the measured part in seconds.
     pub seconds: f64,
-    /// How quiet the host itself was; absent in results of older versions.
+    /// Stalls of the host itself; absent in results of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise: Option<Noise>,
-    /// Whether the disk itself stood still; absent in results of older versions, and where the
-    /// kernel does not count.
+    /// Standstills of the disk itself; absent in results of older versions, and where the kernel
+    /// does not count requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Standstills>,
     /// In spec order, one entry for each target of a task, and one for a task without; entries of
@@ -69,80 +69,80 @@ pub struct Run {
     pub tasks: Vec<TaskResult>,
 }
 
-/// What one task got, against one of its targets.
+/// Result of a task, against one of its targets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskResult {
-    /// VM name.
+    /// Name of the VM.
     pub vm: String,
     /// Name of the task or flow.
     pub task: String,
-    /// Percentile that the target is about.
+    /// Percentile of the target.
     pub percentile: Percentile,
-    /// The target, if any.
+    /// Latency of the target, if any.
     pub target_ns: Option<Nanos>,
-    /// Latency at that percentile, below which `n` shows it the largest; absent without a target,
-    /// and in results of older versions.
+    /// Latency at that percentile, or the largest when `n` is too small to show it; absent without
+    /// a target, and in results of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_target_ns: Option<Nanos>,
     /// Declared rate, if any.
     pub declared_rate: Option<Iops>,
     /// Completed requests per second.
     pub achieved_rate: Iops,
-    /// Completed requests.
+    /// Number of completed requests.
     pub n: u64,
     /// Median latency from the intended start.
     pub p50_ns: Nanos,
-    /// 99th percentile.
+    /// 99th percentile of the latency.
     pub p99_ns: Nanos,
     /// 99.99th percentile; the maximum when `n` < 10 000.
     pub p9999_ns: Nanos,
-    /// The same of the latencies less the time in which a CPU of the host stood still; absent where
-    /// that is not known.
+    /// 99.99th percentile of the latencies less the time in which a CPU of the host stalled; absent
+    /// where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none", alias = "p9999_awake_ns")]
     pub p9999_excl_host_stalls_ns: Option<Nanos>,
-    /// The same with these stalls a second later, when the host did not stand still: how much the
-    /// method subtracts by itself.
+    /// 99.99th percentile less the same stalls shifted by a second, to when the host did not stall:
+    /// the part that the method subtracts by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_placebo_ns: Option<Nanos>,
-    /// Largest.
+    /// Largest latency from the intended start.
     pub max_ns: Nanos,
-    /// fio's own p99.99, counted from the actual start: the difference is what a stalled queue
-    /// would have hidden.
+    /// p99.99 counted by fio from the actual start: the difference is the delay that a stalled
+    /// queue would have hidden.
     pub fio_p9999_ns: Nanos,
-    /// Processors that fio itself kept busy for this task, as their kernel counts it: 0.5 is half
-    /// of one.
+    /// CPUs that fio itself kept busy for this task, as their kernel counts them: 0.5 is half of
+    /// one.
     #[serde(default)]
     pub fio_cpus: f64,
-    /// What the percentile probably is, where the samples are too few to show it and enough to
-    /// estimate it.
+    /// Estimate of the percentile, where the samples are too few to show it and enough to estimate
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail: Option<TailEstimate>,
-    /// What the plan's model predicted, if there was a plan or prediction.
+    /// Latency predicted by the plan's model, if there was a plan or prediction.
     pub predicted_ns: Option<Nanos>,
-    /// Of a flow, how it was run; `None` for a task.
+    /// Addresses and frame counts of a flow; `None` for a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<FlowFacts>,
-    /// The judgement; `None` for a task without target.
+    /// Verdict; `None` for a task without target.
     pub verdict: Option<Verdict>,
     /// Reason for the verdict in a few words, with numbers.
     pub why: String,
 }
 
-/// How a flow was run: its latencies are round trips from the moment at which each frame was due,
-/// its requests are frames, and `fio_p9999_ns` counts from the moment at which they were sent.
+/// Addresses and frame counts of a flow. Its latencies are round trips from the scheduled time of
+/// each frame, its requests are frames, and `fio_p9999_ns` counts from when they were sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlowFacts {
-    /// Seen from the VM.
+    /// Direction as seen from the VM.
     pub direction: Direction,
-    /// The interface by which its frames left this host.
+    /// Interface by which its frames left this host.
     pub peer: String,
-    /// What answered them.
+    /// Address of the echo service.
     pub echo: String,
-    /// Frames without an answer.
+    /// Number of frames without an echo.
     pub lost: u64,
-    /// Frames that this host did not send.
+    /// Number of frames that this host did not send.
     pub unsent: u64,
-    /// How late this host sent them, p99.99; the longest below 10 000 frames.
+    /// Lateness of this host's sends, p99.99; the largest below 10 000 frames.
     pub sent_late_p9999_ns: Nanos,
 }
 

@@ -1,16 +1,17 @@
-//! The results of one VM: from its job and fio's output to judged numbers.
+//! Results of one VM: from its job and fio's output to judged numbers.
 //!
 //! # What counts
+//!
 //! A request counts when its intended start lies in the measured part (after the warm-up). The rate
-//! is counted at the end of the measured part: requests completed by then, over those that had come
-//! in and not just now (less than a period or the median service ago). When the end falls into a
-//! wait that the target allows, it is counted just before that wait (at most the target's latency
-//! and a tenth of the run earlier): otherwise one late request at the last moment would fail a task
-//! of low rate. Whatever completed within the measured part was done at some rate too, also
-//! requests of the warm-up that a limit had kept back: the rate is at least that. Requests that fio
-//! never made although their time had come, and that had already waited for longer than the target,
-//! count as exceedances, and in the percentiles with the time waited so far (not in `n`, which is
-//! what completed). Without a target those count that had waited for longer than any that
+//! is counted at the end of the measured part: requests completed by then, over those that were due
+//! some time before (at least a period or the median service time). When the end falls into a wait
+//! that the target allows, it is counted just before that wait (at most the target's latency and a
+//! tenth of the run earlier): otherwise one late request at the last moment would fail a task of
+//! low rate. All requests completed within the measured part were served at some rate too, also
+//! requests of the warm-up that a limit had delayed: the rate is at least that. Requests that fio
+//! never made although they were due, and that had already waited for longer than the target, count
+//! as exceedances, and in the percentiles with the time waited so far (not in `n`, which counts
+//! completed ones). Without a target those count that had waited for longer than any that
 //! completed.
 
 use std::time::Duration;
@@ -27,17 +28,17 @@ use crate::tail::estimate;
 use crate::verdict::{Evidence, judge};
 use crate::{MeasureError, TaskResult};
 
-/// How much later the stalls are placed that show what taking them off does by itself: longer than
-/// a stall and what queues behind it.
+/// Shift of the stalls for the placebo, which shows the effect of the subtraction by itself: longer
+/// than a stall and the queue behind it.
 pub const PLACEBO_NS: u64 = 1_000_000_000;
 
 /// Results of all tasks of a VM, in the job's order: one for each target of a task, and one for a
-/// task without. `predicted` holds what a plan expects, in the same order; a missing entry means no
-/// prediction.
+/// task without. `predicted` has the prediction of a plan, in the same order; a missing entry means
+/// none.
 ///
 /// # Errors
-/// Whatever is wrong with fio's output ([`MeasureError::Json`], [`MeasureError::Log`],
-/// [`MeasureError::LogIncomplete`]), or what fio reported ([`MeasureError::Task`]).
+/// Any defect of fio's output ([`MeasureError::Json`], [`MeasureError::Log`],
+/// [`MeasureError::LogIncomplete`]), or an error that fio reported ([`MeasureError::Task`]).
 pub fn task_results(
     job: &JobFile,
     output: &FioOutput,
@@ -46,27 +47,26 @@ pub fn task_results(
     Ok(task_measurements(job, output, predicted)?.into_iter().map(|m| m.result).collect())
 }
 
-/// A task's result against one of its targets, with all that was measured.
+/// Result of a task against one of its targets, with all latencies.
 #[derive(Clone, Debug)]
 pub struct TaskMeasurement {
-    /// The judged numbers.
+    /// Result, judged against the target.
     pub result: TaskResult,
-    /// Every latency.
+    /// Histogram of all latencies.
     pub latencies: Latencies,
     /// Intended start in ns since the job's start, and latency in ns, of each completed request in
     /// the order of the starts. Empty for a task without a rate, of which only the histogram is
     /// known.
     pub series: Vec<(u64, u64)>,
-    /// From intended start to completion in ns of the machine's CLOCK_MONOTONIC, known to 1 ms: of
-    /// each completed request, and of those never made the wait so far. Empty where the job's logs
-    /// do not count by that clock, and for a task without a rate.
+    /// Intended start and completion in ns of the machine's CLOCK_MONOTONIC, known to 1 ms: of each
+    /// completed request, and of requests never made the wait so far. Empty where the job's logs do
+    /// not use that clock, and for a task without a rate.
     pub spans: Vec<(u64, u64)>,
 }
 
 impl TaskMeasurement {
-    /// The latencies less the time in which a CPU of the host stood still; `None` where it is not
-    /// known of every request when it ran: those of which it is not may be the worst, as in a
-    /// stream that completed none.
+    /// Latencies less the time in which a CPU of the host stalled; `None` where the times of some
+    /// requests are unknown: those may be the worst, as in a stream that completed none.
     #[must_use]
     pub fn latencies_less(&self, stalls: &Stalls) -> Option<Latencies> {
         let less = |(from, to): &(u64, u64)| Nanos(to - from - stalls.within(*from, *to));
@@ -74,8 +74,8 @@ impl TaskMeasurement {
         all.then(|| self.spans.iter().map(less).collect())
     }
 
-    /// Takes note of what the tail is less the time in which a CPU of the host stood still, and of
-    /// what the method itself takes off.
+    /// Sets the result's tail less the time in which a CPU of the host stalled, and the placebo:
+    /// the part that the method itself subtracts.
     pub fn subtract_host_stalls(&mut self, stalls: &Stalls) {
         let tail = |stalls: &Stalls| {
             Some(self.latencies_less(stalls)?.at(Percentile::P9999).min(self.result.p9999_ns))
@@ -85,24 +85,24 @@ impl TaskMeasurement {
         self.result.p9999_placebo_ns = placebo;
     }
 
-    /// The result, with an estimate of the tail where the percentile itself is not known.
+    /// Result, with an estimate of the tail where the percentile itself is not known.
     #[must_use]
     pub fn with_tail(mut self) -> TaskResult {
         let percentile = self.result.percentile;
-        // Requests that were never made are in the histogram only; without them the estimate would
-        // flatter.
+        // Requests that were never made are in the histogram only; an estimate without them would
+        // be too low.
         let all_made = self.latencies.n() == self.series.len() as u64;
         if all_made && !can_carry(self.series.len(), percentile.0 / 100.0) {
             let latencies: Vec<u64> = self.series.iter().map(|(_, latency)| *latency).collect();
-            // Without an estimate the result says what it says anyway: that the largest sample
-            // stands in.
+            // Without an estimate the result's `p9999_ns` is the largest sample, as documented
+            // there.
             self.result.tail = estimate(&latencies, percentile).ok();
         }
         self.result
     }
 }
 
-/// As [`task_results`], with the latencies themselves.
+/// Results as of [`task_results`], with the latencies themselves.
 ///
 /// # Errors
 /// As [`task_results`].
@@ -149,20 +149,20 @@ pub fn task_measurements(
     Ok(results)
 }
 
-/// What was measured of one task, before it is judged.
+/// Measurement of one task, before it is judged.
 struct Measured {
-    /// Completed requests.
+    /// Number of completed requests.
     n: u64,
-    /// Their latencies, and the waits of the overdue ones so far.
+    /// Latencies, and the waits of the overdue requests so far.
     latencies: Latencies,
     max: Nanos,
     fio_p9999: Nanos,
     achieved: Iops,
-    /// Requests above the target, overdue ones included; zero without a target.
+    /// Number of requests above the target, overdue ones included; zero without a target.
     exceedances: u64,
-    /// See [`TaskMeasurement::series`].
+    /// Same content as [`TaskMeasurement::series`].
     series: Vec<(u64, u64)>,
-    /// See [`TaskMeasurement::spans`].
+    /// Same content as [`TaskMeasurement::spans`].
     spans: Vec<(u64, u64)>,
 }
 
@@ -228,7 +228,7 @@ fn check_section(job: &JobFile, section: &Section, stats: &JobStats) -> Result<(
         let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
         return Err(MeasureError::Task { task: task(), reason });
     }
-    // A run that was cut short must not pass for a whole one. fio's own rounding and start-up are
+    // A run that was cut short must not count as a whole one. fio's own rounding and start-up are
     // well below 10 %.
     let asked = section.pace.map_or(job.options().runtime, |_| job.duration());
     if (stats.job_runtime as f64) < asked.as_secs_f64() * 1e3 * 0.9 {
@@ -244,7 +244,7 @@ fn check_section(job: &JobFile, section: &Section, stats: &JobStats) -> Result<(
 struct Stream {
     pace: Pace,
     timed: Vec<Timed>,
-    /// The job's start in ns of CLOCK_MONOTONIC, where the log has it.
+    /// Start of the job in ns of CLOCK_MONOTONIC, where the log has it.
     start_ns: Option<u64>,
 }
 
@@ -276,8 +276,8 @@ fn stream(
     if logged.abs_diff(completed) > u64::from(depth) {
         return Err(MeasureError::LogIncomplete { task: task.name.clone(), logged, completed });
     }
-    // fio's own start is rounded down to 1 ms too: in the middle of it the error is half of that at
-    // most.
+    // fio's own start is rounded down to 1 ms too: assuming the middle, the error is at most half
+    // of that.
     let start_ns = start_ms.map(|ms| ms * 1_000_000 + 500_000);
     Ok(Stream { pace: *pace, timed, start_ns })
 }
@@ -301,14 +301,14 @@ fn paced(
     if let Some(target) = target {
         exceedances = counted.iter().filter(|t| t.latency_ns > target.latency.0).count() as u64;
     }
-    // Without a target, a wait so far says something only when it is longer than all that is known.
-    // A starved task has nothing else.
+    // Without a target, a wait so far is relevant only when it is longer than all known latencies.
+    // A starved task has no others.
     let limit = target.map_or(max, |t| t.latency.0);
     let mut spans = Vec::new();
     for stream in streams {
         if let Some(start) = stream.start_ns {
             let of_run = stream.timed.iter().filter(|t| (warmup..end).contains(&t.intended_ns));
-            // Latencies of a log add up without a bound: a guest may say that each took a month.
+            // Latencies of a log add up without a bound: a guest may report a month for each.
             let from = |t: &Timed| start.saturating_add(t.intended_ns);
             spans.extend(of_run.map(|t| (from(t), from(t).saturating_add(t.latency_ns))));
         }
@@ -333,8 +333,8 @@ fn paced(
     }
 }
 
-/// Calls `each` with the time waited so far, in ns, of every request that was never made although
-/// its intended start lay more than `limit` before the end.
+/// Calls `each` with the time waited so far, in ns, for every request that was never made although
+/// its intended start was more than `limit` before the end.
 fn never_made(stream: &Stream, warmup: u64, end: u64, limit: u64, each: &mut dyn FnMut(u64)) {
     for write in [false, true] {
         let of = stream.timed.iter().filter(|t| t.write == write);
@@ -349,9 +349,8 @@ fn never_made(stream: &Stream, warmup: u64, end: u64, limit: u64, each: &mut dyn
     }
 }
 
-/// The rate that was kept: declared rate times completed over due, see the module's text. `usual`
-/// is what a request usually takes in the device: at any time, those that came in so recently are
-/// not owed yet.
+/// Rate that was kept: declared rate times completed over due, see the module's text. `usual` is
+/// the usual service time of a request: requests that were due within it are not owed yet.
 fn kept_rate(
     (task, target): (&Task, Option<Target>),
     streams: &[Stream],
@@ -362,9 +361,9 @@ fn kept_rate(
 ) -> Iops {
     let Some(declared) = task.rate else { return Iops(0.0) };
     let grace = target.map_or(0, |t| t.latency.0.min((end - warmup) / 10));
-    // Also one period, so that the request that has just come in is not owed at once.
+    // At least one period, so that a request that is just due is not owed at once.
     let recent = usual.max(declared.period().unwrap_or_default()).0;
-    // In bytes: where all requests have one size that is the same as in requests.
+    // In bytes: with a single request size the same as in requests.
     let mut done: Vec<(u64, u64)> =
         counted.iter().map(|t| (t.done_ns, t.bytes)).filter(|(t, _)| *t <= end).collect();
     done.sort_unstable();
@@ -392,8 +391,8 @@ fn kept_rate(
             break;
         }
     }
-    // A stream that is held below its rate works off what came in during the warm-up first; that
-    // counts for no latency, and yet was done.
+    // A stream that is limited below its rate first serves the backlog of the warm-up; these
+    // requests count for no latency, and yet were served.
     let served = streams.iter().flat_map(|s| &s.timed).filter(|t| (warmup..end).contains(&t.done_ns)).count();
     let served = served as f64 / (end - warmup).max(1) as f64 * 1e9;
     Iops((declared.0 * best.min(1.0)).max(served.min(declared.0)))
@@ -422,7 +421,8 @@ fn unpaced(
         exceedances = exceedances.saturating_add(above);
     }
     let max = stats.read.max().max(stats.write.max());
-    // fio counts requests in flight at the end, which complete later: its own duration covers them.
+    // fio counts requests in flight at the end, which complete later: its own duration includes
+    // them.
     let seconds = stats.read.runtime.max(stats.write.runtime).max(1) as f64 / 1e3;
     Ok(Measured {
         series: Vec::new(),
@@ -436,7 +436,7 @@ fn unpaced(
     })
 }
 
-/// Adds fio's bins of one direction; gives the number of requests and those that may lie above
+/// Adds fio's bins of one direction; returns the number of requests, and of those that may be above
 /// `limit`.
 pub(crate) fn add_bins(
     into: &mut Latencies,
@@ -445,7 +445,7 @@ pub(crate) fn add_bins(
 ) -> Result<(u64, u64), MeasureError> {
     let (mut n, mut above) = (0u64, 0u64);
     for (value, count) in direction.bins()? {
-        // A whole bin counts as its upper edge when it is judged: never in the target's favour.
+        // A whole bin is judged by its upper edge: never in the target's favour.
         let top = Nanos(bin_top(value.0)).min(direction.max());
         into.record(value.min(direction.max()), count);
         n = n.saturating_add(count);

@@ -1,4 +1,4 @@
-//! A thread that samples at absolute times: what a probe of the host or of a disk runs on.
+//! Thread that samples at absolute times, for probes of the host and of a disk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,19 +7,20 @@ use std::thread::JoinHandle;
 use rustix::thread::{ClockId, CpuSet, clock_nanosleep_absolute, sched_setaffinity};
 use rustix::time::{Timespec, clock_gettime};
 
-/// How the thread runs.
+/// Name, period and scheduling of the thread.
 pub(crate) struct Options {
-    /// Its name, at most 15 bytes.
+    /// Name of the thread, at most 15 bytes.
     pub name: String,
     /// Time between two samples, ns.
     pub period_ns: u64,
-    /// Pinned to this CPU. A thread that cannot be pinned still samples, only less surely.
+    /// CPU that the thread is pinned to. A thread that cannot be pinned still samples, less
+    /// reliably.
     pub cpu: Option<usize>,
-    /// SCHED_FIFO with this priority, where the kernel allows it.
+    /// SCHED_FIFO priority, used where the kernel allows it.
     pub priority: Option<i32>,
 }
 
-/// A sampling thread with a state of its own. Dropping it stops the thread.
+/// Sampling thread with a state of its own. Dropping it stops the thread.
 #[derive(Debug)]
 pub(crate) struct Sampler<T> {
     stop: Arc<AtomicBool>,
@@ -27,10 +28,10 @@ pub(crate) struct Sampler<T> {
 }
 
 impl<T: Send + 'static> Sampler<T> {
-    /// Starts the thread; `None` when there is none to be had. `begin` makes the state in the
+    /// Starts the thread; `None` when the system has none left. `begin` makes the state in the
     /// thread and is given whether it runs under SCHED_FIFO. `sample` is given the time at which
     /// the sample is due, and returns the time at which it was taken, ns of CLOCK_MONOTONIC; `None`
-    /// ends the thread. Samples that a late wake-up has swallowed are not made up for.
+    /// ends the thread. Samples missed by a late wake-up are not taken later.
     pub fn start(
         options: Options,
         begin: impl FnOnce(bool) -> T + Send + 'static,
@@ -76,15 +77,15 @@ impl<T> Drop for Sampler<T> {
     }
 }
 
-/// SCHED_FIFO for the calling thread; false where the kernel refuses (no privilege, or a CPU cgroup
-/// without a real-time budget).
+/// Sets SCHED_FIFO for the calling thread; false where the kernel refuses (no privilege, or a CPU
+/// cgroup without a real-time budget).
 fn set_fifo(priority: i32) -> bool {
     let param = libc::sched_param { sched_priority: priority };
     // SAFETY: a thread id of 0 is the caller, and `param` is a valid sched_param.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) == 0 }
 }
 
-/// CLOCK_MONOTONIC, ns.
+/// Current time of CLOCK_MONOTONIC, in ns.
 pub(crate) fn now() -> u64 {
     let t = clock_gettime(rustix::time::ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
@@ -92,7 +93,7 @@ pub(crate) fn now() -> u64 {
 
 fn sleep_until(due: u64) {
     let at = Timespec { tv_sec: (due / 1_000_000_000) as i64, tv_nsec: (due % 1_000_000_000) as _ };
-    // Interrupted sleeps only make one sample early.
+    // An interrupted sleep only makes one sample early.
     let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
 }
 

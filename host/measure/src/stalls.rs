@@ -1,20 +1,20 @@
-//! Spans of time in which a CPU of the host stood still.
+//! Spans of time in which a CPU of the host stalled.
 
 use rtvirtio_units::Nanos;
 
-/// From and to, in ns of CLOCK_MONOTONIC.
+/// Start and end, in ns of CLOCK_MONOTONIC.
 pub type Span = (u64, u64);
 
-/// When a CPU of the host stood still: spans of CLOCK_MONOTONIC that do not overlap, rising.
+/// Spans of CLOCK_MONOTONIC in which a CPU of the host stalled; without overlap, rising.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
     spans: Vec<Span>,
-    /// Length of all spans before each.
+    /// Sum of the lengths of all spans before each.
     before: Vec<u64>,
 }
 
 impl Stalls {
-    /// The union of spans in any order, in ns.
+    /// Union of spans in any order, in ns.
     #[must_use]
     pub fn union(mut spans: Vec<Span>) -> Self {
         spans.sort_unstable();
@@ -37,22 +37,22 @@ impl Stalls {
         Self { spans: merged, before }
     }
 
-    /// The same stalls at another time, `by` ns later: what subtracting them does where nothing
-    /// stood still, which is the method's own error.
+    /// Stalls shifted by `by` ns: the effect of subtracting them where nothing stalled is the
+    /// method's own error.
     #[must_use]
     pub fn shifted(&self, by: u64) -> Self {
         let spans = self.spans.iter().map(|(from, to)| (from + by, to + by)).collect();
         Self { spans, before: self.before.clone() }
     }
 
-    /// How many are longer than this, and the sum of these.
+    /// Number of stalls longer than this, and the sum of their lengths.
     #[must_use]
     pub fn longer_than(&self, least: Nanos) -> (u64, Nanos) {
         let lengths = self.spans.iter().map(|(from, to)| to - from).filter(|length| *length > least.0);
         lengths.fold((0, Nanos(0)), |(n, sum), length| (n + 1, Nanos(sum.0 + length)))
     }
 
-    /// How much of the time from `from` to `to` lies in a stall, in ns.
+    /// Part of the time from `from` to `to` that lies in a stall, in ns.
     #[must_use]
     pub fn within(&self, from: u64, to: u64) -> u64 {
         self.until(to.max(from)) - self.until(from)
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn overlap_is_counted_once() {
-        // Two CPUs that stand still at the same time are one stall.
+        // Two CPUs that stall at the same time are one stall.
         let stalls = Stalls::union(vec![(30, 40), (10, 20), (15, 25), (40, 45), (60, 60)]);
         assert_eq!(stalls.within(0, 100), 30);
         assert_eq!(stalls.within(12, 18), 6);

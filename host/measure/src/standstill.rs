@@ -1,15 +1,15 @@
-//! When the disk itself stood still during a run: requests were in it, and it completed none.
+//! Standstills of the disk during a run: times with requests in flight and without a completion.
 //!
-//! The kernel counts both below the elevator. A disk's `inflight` in sysfs holds the requests that
+//! The kernel counts both below the elevator. A disk's `inflight` in sysfs counts the requests that
 //! its driver has, not those that still wait in the elevator or under a limit
-//! (Documentation/ABI/stable/sysfs-block; of devices without a request queue, such as dm and md,
-//! all that have entered), and `stat` those that are done (Documentation/block/stat.rst). A thread
-//! reads both every 2 ms. Readings in a row that find requests in the driver and the same number of
-//! completions lie in one standstill: what is reported is never longer than the truth, and less
-//! than three periods shorter, unless the thread itself was late.
+//! (Documentation/ABI/stable/sysfs-block; for devices without a request queue, such as dm and md,
+//! all that have entered), and `stat` the completed ones (Documentation/block/stat.rst). A thread
+//! reads both every 2 ms. Consecutive readings with requests in the driver and the same number of
+//! completions belong to one standstill: the reported length is never longer than the truth, and
+//! less than three periods shorter, unless the thread itself was late.
 //!
-//! No order of requests changes a standstill. A lighter load may, of writes above all: drives stand
-//! still to erase. One long request on a disk that serves one at a time is reported too, for the
+//! No order of requests changes a standstill. A lighter load may, above all of writes: drives stop
+//! to erase. One long request on a disk that serves one at a time is reported too, because the
 //! others wait for it as they do for a pause.
 
 use std::fs::File;
@@ -23,36 +23,36 @@ use serde::{Deserialize, Serialize};
 use crate::sampler::{Options, Sampler, now};
 use crate::stalls::{Span, Stalls};
 
-/// Time between two readings: each takes some microseconds of a processor.
+/// Time between two readings: each takes some microseconds of a CPU.
 const PERIOD_NS: u64 = 2_000_000;
-/// A standstill longer than this is kept: above what two readings can mistake for one, below what
-/// matters to targets of some 10 ms.
+/// Length above which a standstill is kept: more than two readings can mistake for one, less than
+/// the scale of targets of some 10 ms.
 const KEPT_NS: u64 = 5_000_000;
-/// Most that are kept: at one every 6 ms, what a run of an hour and a half could give.
+/// Largest number of standstills kept: at one every 6 ms, a run of an hour and a half.
 const MOST: usize = 1_000_000;
-/// Below the threads of an emulated device (FIFO 40), whose time must not be taken, and above all
-/// load.
+/// Priority below the threads of an emulated device (FIFO 40), whose time must not be taken, and
+/// above all load.
 const PRIORITY: i32 = 39;
-/// Fields of `stat` that count completed requests: reads, writes, discards (since Linux 4.18),
-/// flushes (since 5.5).
+/// Indices in `stat` of completed requests: reads, writes, discards (since Linux 4.18), flushes
+/// (since 5.5).
 const COMPLETED: [usize; 4] = [0, 4, 11, 15];
 
-/// What was seen of a disk during a run.
+/// Standstills of a disk during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Standstills {
-    /// Longest, less the time in which a CPU of the host stood still where that is known; 0 when
-    /// none lasted longer than 5 ms.
+    /// Longest standstill, less the time in which a CPU of the host stalled where that is known; 0
+    /// when none lasted longer than 5 ms.
     pub longest_ns: Nanos,
-    /// How many lasted longer than 5 ms.
+    /// Number of standstills longer than 5 ms.
     pub count: u64,
-    /// Their sum.
+    /// Sum of their lengths.
     pub total_ns: Nanos,
-    /// Readings of the counters.
+    /// Number of readings of the counters.
     pub n: u64,
 }
 
-/// A thread that watches a disk. Dropping it stops the thread.
+/// Thread that watches a disk. Dropping it stops the thread.
 #[derive(Debug)]
 pub struct DiskWatch(Sampler<Finder>);
 
@@ -71,7 +71,7 @@ impl DiskWatch {
         };
         let begin = |_| Finder { spans: Vec::with_capacity(1024), ..Finder::default() };
         Sampler::start(options, begin, move |finder: &mut Finder, _| {
-            // A disk that is gone has no counters any more.
+            // The counters of a removed disk cannot be read: ends the thread.
             let reading = counters.read().ok()?;
             finder.take(&reading);
             Some(reading.after)
@@ -79,15 +79,15 @@ impl DiskWatch {
         .map(Self)
     }
 
-    /// Stops watching and returns what was seen, less `stalls` of the host, in which no completion
-    /// could have been seen either.
+    /// Stops watching and returns the standstills, less `stalls` of the host, during which no
+    /// completion could be observed either.
     #[must_use]
     pub fn finish(self, stalls: Option<&Stalls>) -> Standstills {
         self.0.finish().unwrap_or_default().standstills(stalls)
     }
 }
 
-/// The two files, held open: sysfs writes them anew for each read from the beginning.
+/// Both files, held open: sysfs generates the content anew for each read from the beginning.
 struct Counters {
     stat: File,
     inflight: File,
@@ -96,8 +96,8 @@ struct Counters {
 impl Counters {
     fn open(disk: &Path) -> Option<Self> {
         let at = |file: &str| -> PathBuf { disk.join(file) };
-        // Without this file (it is a whole disk's) the counters say by themselves whether they can
-        // be read.
+        // Without this file (only a whole disk has it) reading the counters shows whether they
+        // exist.
         // kernel file
         if std::fs::read_to_string(at("queue/iostats")).is_ok_and(|on| on.trim() == "0") {
             return None;
@@ -118,7 +118,7 @@ impl Counters {
     }
 }
 
-/// The numbers of a short file.
+/// Numbers of a short file.
 fn numbers(file: &File) -> io::Result<Vec<u64>> {
     let mut buffer = [0; 512];
     let n = file.read_at(&mut buffer, 0)?;
@@ -127,22 +127,22 @@ fn numbers(file: &File) -> io::Result<Vec<u64>> {
     parsed.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// One look at the counters: completions first, then what is in the driver.
+/// Reading of the counters: completions first, then requests in the driver.
 struct Reading {
-    /// CLOCK_MONOTONIC in ns just before it.
+    /// CLOCK_MONOTONIC before it, in ns.
     before: u64,
-    /// And just after.
+    /// CLOCK_MONOTONIC after it, in ns.
     after: u64,
     completed: u64,
     in_driver: u64,
 }
 
-/// Finds standstills in a row of readings.
+/// Finds standstills in a sequence of readings.
 #[derive(Debug, Default)]
 struct Finder {
-    /// The first reading of what may be one: its end, and the completions by then.
+    /// First reading of a possible standstill: its end, and the completions by then.
     since: Option<(u64, u64)>,
-    /// How far it reaches.
+    /// End of the possible standstill so far.
     until: u64,
     spans: Vec<Span>,
     n: u64,
@@ -153,7 +153,7 @@ impl Finder {
         self.n += 1;
         let busy = reading.in_driver > 0;
         match self.since {
-            // Requests that were in the driver and have not completed are in it all the time.
+            // Requests that were in the driver and have not completed stay in it.
             Some((_, completed)) if busy && completed == reading.completed => self.until = reading.before,
             _ => {
                 self.close();
@@ -191,7 +191,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Readings every 2 ms that take 0.1 ms, given as completions and what is in the driver.
+    /// Readings every 2 ms that take 0.1 ms, given as completions and requests in the driver.
     fn found(readings: &[(u64, u64)], stalls: Option<&Stalls>) -> Standstills {
         let mut finder = Finder::default();
         for (i, (completed, in_driver)) in readings.iter().enumerate() {
@@ -212,8 +212,8 @@ mod tests {
         assert_eq!(found(&idle, None), Standstills { n: 20, ..Standstills::default() });
         let at_work: Vec<(u64, u64)> = (0..20).map(|i| (i, 3)).collect();
         assert_eq!(found(&at_work, None).count, 0);
-        // From the third reading to the ninth, then one completes; a second one lasts until the
-        // end.
+        // From the third reading to the ninth, then one completes; a second standstill lasts until
+        // the end.
         let mut readings = vec![(1, 0), (2, 1)];
         readings.extend([(2, 2); 6]);
         readings.extend([(3, 2); 5]);
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn an_empty_driver_and_short_pauses_are_none() {
-        // What waits above the driver, by idling or a limit, is not in it.
+        // Requests that wait above the driver, because of idling or a limit, are not in it.
         let waiting = [(5, 1), (6, 0), (6, 0), (6, 0), (6, 0), (6, 0), (6, 1), (7, 1)];
         assert_eq!(found(&waiting, None).count, 0);
         let short = [(5, 1), (5, 1), (5, 1), (6, 1)];

@@ -1,4 +1,4 @@
-//! A tail from few samples: what p99.99 probably is when the samples are too few to show it.
+//! Estimate of a tail from few samples: p99.99 when the samples are too few to show it.
 //!
 //! Peaks over threshold ([`rtvirtio_stats::pot`]): the excesses over a high threshold follow a
 //! generalised Pareto distribution, whose quantiles extend the sample; stalls that hit several
@@ -9,28 +9,28 @@ use rtvirtio_stats::pot::{Pot, Record, Settings};
 use rtvirtio_units::{Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
-/// Confidence of the interval.
+/// Confidence of the upper bound.
 pub const CONFIDENCE: Ratio = Ratio(0.95);
 
-/// What extreme-value theory gives for a percentile.
+/// Extreme-value estimate of a percentile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TailEstimate {
-    /// Which percentile.
+    /// Percentile that was estimated.
     pub percentile: Percentile,
-    /// Best guess.
+    /// Best estimate of the percentile.
     pub estimate_ns: Nanos,
-    /// What it stays below with [`CONFIDENCE`]; `None` where the samples give no bound.
+    /// Upper bound with [`CONFIDENCE`]; `None` where the samples give none.
     pub upper_ns: Option<Nanos>,
-    /// Exceedances of the threshold behind it.
+    /// Number of exceedances of the threshold.
     pub exceedances: u64,
-    /// Independent clusters that they form.
+    /// Number of independent clusters that they form.
     pub clusters: u64,
 }
 
 /// Estimates a percentile from latencies in the order of their requests, ns.
 ///
 /// # Errors
-/// The reason why not, in words: too few independent exceedances, or no distribution that fits.
+/// Text with the reason: too few independent exceedances, or no distribution that fits.
 pub fn estimate(latencies_ns: &[u64], percentile: Percentile) -> Result<TailEstimate, String> {
     let series: Vec<f64> = latencies_ns.iter().map(|l| *l as f64).collect();
     let record = Record::from_latencies(&series).map_err(|e| e.to_string())?;

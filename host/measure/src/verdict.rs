@@ -1,4 +1,4 @@
-//! Whether a target is met, missed, or not shown either way.
+//! Whether a target is met, missed, or not proven either way.
 //!
 //! A target `p <= T` allows a share `1 - p` of all requests above `T`. With `k` of `n` requests
 //! above it:
@@ -20,18 +20,18 @@ use rtvirtio_units::{Iops, Percentile};
 
 use crate::Verdict;
 
-/// Confidence of `met`: 1 - 0.95.
+/// Significance of `met`: 1 - 0.95.
 const ALPHA: f64 = 0.05;
-/// Share of the declared rate that counts as kept.
+/// Share of the declared rate above which the rate counts as kept.
 pub const RATE_KEPT: f64 = 0.99;
 
-/// What a run showed about one target.
+/// Counts of a run, against one target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evidence {
-    /// Requests that count: completed ones, and those still waiting at the end for longer than the
-    /// target.
+    /// Number of requests that count: completed ones, and those still waiting at the end for longer
+    /// than the target.
     pub n: u64,
-    /// Those of them whose latency is above the target.
+    /// Number of them whose latency is above the target.
     pub exceedances: u64,
     /// Rate that was declared; `None` for a task without one.
     pub declared: Option<Iops>,
@@ -39,16 +39,16 @@ pub struct Evidence {
     pub achieved: Iops,
 }
 
-/// The judgement and its reason in a few words.
+/// Verdict, with its reason in a few words.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
-    /// The judgement.
+    /// Result against the target.
     pub verdict: Verdict,
-    /// Why, with numbers.
+    /// Reason for it, with numbers.
     pub why: String,
 }
 
-/// Judges one target by what a run showed.
+/// Judges one target by the counts of a run.
 #[must_use]
 pub fn judge(target: Target, evidence: &Evidence) -> Judgement {
     let Evidence { n, exceedances: k, declared, achieved } = *evidence;

@@ -1,97 +1,98 @@
-//! Which VM waits for which on a device, over a window.
+//! Waiting of VMs for each other on a device, over a window.
 //!
-//! Under the I/O domain it is exact: the domain counts the time in which requests of a VM were
-//! queued while pieces of another were at the device. On the kernel plane it is an estimate: how
-//! long a VM's requests took beyond what they take alone, interval by interval, shared out by what
-//! the others had of the device's time in the same interval, computed from their requests and
-//! bytes and the device's profile. So a neighbour counts when it works while the VM waits, and not
-//! when it works at another time.
+//! With the I/O domain it is exact: it counts the time in which requests of a VM were queued while
+//! pieces of another were at the device. With the kernel's block layer it is an estimate: the time
+//! by which a VM's requests took longer than alone, interval by interval, shared out by the device
+//! time of the others in the same interval, computed from their requests and bytes and the device's
+//! profile. So a neighbour counts when it works while the VM waits, and not when it works at
+//! another time.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Neighbours of a VM that are shown one by one, the longest waited for; the rest are
+/// Largest number of neighbours of a VM that are listed, the longest waited for; the rest are
 /// [`WaitRow::others`].
 pub const MOST_NEIGHBOURS: usize = 8;
 
-/// How it is known.
+/// Accuracy of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitKind {
-    /// Counted at the moments themselves.
+    /// Counted as it happened, by the I/O domain.
     Exact,
-    /// From statistics of groups.
+    /// Estimated from statistics of cgroups.
     Estimate,
 }
 
-/// A neighbour that is waited for.
+/// Neighbour that a VM waited for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WaitFor {
-    /// The VM.
+    /// Name of the neighbour.
     pub vm: String,
-    /// Share of the waiting, 0 to 1.
+    /// Share of the waiting time, 0 to 1.
     pub share: f64,
 }
 
-/// For whom one VM waits on one device. Shares of an estimate add up to 1; of exact ones those of
-/// neighbours with pieces at the device at once each count.
+/// Waiting of one VM on one device. Shares of an estimate add up to 1; of exact rows each neighbour
+/// with pieces at the device at the same time counts in full.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WaitRow {
-    /// The VM that waits.
+    /// Name of the waiting VM.
     pub vm: String,
-    /// The device: its path, or its name in the I/O domain.
+    /// Path of the device, or its name in the I/O domain.
     pub device: String,
-    /// How it is known.
+    /// Accuracy of the row.
     pub kind: WaitKind,
     /// Length of the window, in seconds.
     pub seconds: f64,
-    /// Waiting in the window, in seconds. Exact: time in which any request was queued. Estimate:
-    /// of all requests together; `None` where nothing counts their latency, and the shares are then
-    /// those of the device's time.
+    /// Waiting time in the window, in seconds. Exact: time in which any request was queued.
+    /// Estimate: sum over all requests; `None` where nothing counts their latency, and the shares
+    /// are then those of the device's time.
     pub waited_s: Option<f64>,
-    /// Share of it that was for requests of its own.
+    /// Share of it during which the VM waited for its own requests.
     pub own: f64,
-    /// Share in which nothing was at the device: a cap or pacing held it. An estimate cannot tell.
+    /// Share in which nothing was at the device, because of a cap or pacing; `None` for an
+    /// estimate.
     pub idle: Option<f64>,
-    /// The longest waited for first; at most [`MOST_NEIGHBOURS`].
+    /// Neighbours, the longest waited for first; at most [`MOST_NEIGHBOURS`].
     pub neighbours: Vec<WaitFor>,
-    /// Share that was for anything else: further VMs, and what has no contract.
+    /// Share for anything else: further VMs, and processes without a contract.
     pub others: f64,
 }
 
 impl WaitRow {
-    /// The neighbour that is waited for longest.
+    /// Neighbour that was waited for longest; `None` for a share of 0.
     #[must_use]
     pub fn longest(&self) -> Option<&WaitFor> {
         self.neighbours.first().filter(|one| one.share > 0.0)
     }
 }
 
-/// What one VM had of a device in an interval.
+/// Use of a device by one VM in an interval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Use {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
     /// Device time of its requests, in seconds, as computed from its profile.
     pub device_s: f64,
-    /// How long its requests took beyond what they take alone, in seconds; `None` where nothing
-    /// counts their latency.
+    /// Time by which its requests took longer than alone, in seconds; `None` where nothing counts
+    /// their latency.
     pub waited_s: Option<f64>,
 }
 
-/// A device in an interval between two looks.
+/// Use of a device in an interval between two readings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interval {
-    /// Its length, in seconds.
+    /// Length of the interval, in seconds.
     pub seconds: f64,
-    /// The VMs that are told apart.
+    /// Use by each VM that is known.
     pub uses: Vec<Use>,
-    /// Device time of all requests, whoever sent them, in seconds.
+    /// Device time of all requests, from any source, in seconds.
     pub device_s: f64,
 }
 
-/// Splits the waiting of every VM by what the others had of the device meanwhile.
+/// Splits the waiting of every VM by the others' use of the device meanwhile.
 #[must_use]
 pub fn estimate(device: &str, intervals: &[Interval]) -> Vec<WaitRow> {
     let mut names: Vec<&str> = intervals.iter().flat_map(|i| i.uses.iter().map(|u| u.vm.as_str())).collect();
@@ -105,7 +106,7 @@ fn estimate_of(vm: &str, device: &str, intervals: &[Interval]) -> Option<WaitRow
         let of = |i: &'_ Interval| i.uses.iter().find(|u| u.vm == vm).map(|u| u.waited_s);
         intervals.iter().filter_map(move |i| Some((i, of(i)?)))
     };
-    // One interval without its latencies would leave the others as if they were all.
+    // One interval without its latencies would make the other intervals count as all.
     let is_known = here().all(|(_, waited)| waited.is_some());
     let (mut by, mut own, mut others, mut total, mut seconds) = (BTreeMap::new(), 0.0, 0.0, 0.0, 0.0);
     for (interval, waited) in here() {
@@ -146,7 +147,7 @@ fn estimate_of(vm: &str, device: &str, intervals: &[Interval]) -> Option<WaitRow
     })
 }
 
-/// The longest waited for, and the share of the others.
+/// Longest waited for, and the sum of the other shares.
 fn longest(mut all: Vec<WaitFor>) -> (Vec<WaitFor>, f64) {
     all.retain(|one| one.share > 0.0);
     all.sort_by(|a, b| b.share.total_cmp(&a.share).then_with(|| a.vm.cmp(&b.vm)));
@@ -154,15 +155,14 @@ fn longest(mut all: Vec<WaitFor>) -> (Vec<WaitFor>, f64) {
     (all, rest.iter().map(|one| one.share).sum())
 }
 
-/// Waiting as the I/O domain counts it, from the `vms` of its status.
+/// Waiting of a VM as counted by the I/O domain, in the `vms` of its status.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct DomainVm {
-    /// The device.
+    /// Device name in the I/O domain.
     pub device: String,
-    /// The VM.
+    /// Name of the VM.
     pub name: String,
-    /// For whom it has waited; `None` where that is not told apart, or by a domain that does not
-    /// count it.
+    /// Counters of its waiting; `None` where the I/O domain does not count it by neighbour.
     #[serde(default)]
     pub waits: Option<DomainWaits>,
 }
@@ -170,42 +170,43 @@ pub struct DomainVm {
 /// Counters since the VM is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct DomainWaits {
-    /// Time in which it had requests queued, in ns.
+    /// Time with requests queued, in ns.
     pub queued_ns: u64,
-    /// Of it, time in which nothing was at the device.
+    /// Part of it without any piece at the device, in ns.
     pub idle_ns: u64,
-    /// Of it, time in which pieces of its own were.
+    /// Part of it with pieces of its own at the device, in ns.
     pub own_ns: u64,
-    /// Of it, time in which pieces of others were.
+    /// Part of it with pieces of each other VM at the device.
     pub neighbours: Vec<DomainNeighbour>,
 }
 
-/// A neighbour.
+/// Waiting for one neighbour.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct DomainNeighbour {
-    /// The VM.
+    /// Name of the VM, or `others` for the rest.
     pub name: String,
-    /// The time, in ns.
+    /// Waiting time, in ns.
     pub ns: u64,
 }
 
-/// The counters of every VM with waits that are told apart.
+/// Counters by device and VM, of every VM that has them.
 pub type DomainCounters = BTreeMap<(String, String), DomainWaits>;
 
-/// The counters of a status, by device and VM.
+/// Counters of a status, by device and VM.
 #[must_use]
 pub fn domain_counters(vms: Vec<DomainVm>) -> DomainCounters {
     vms.into_iter().filter_map(|vm| Some(((vm.device, vm.name), vm.waits?))).collect()
 }
 
-/// What came until the last of some looks, each with its moment in seconds. Of a VM that came in
-/// between, or whose counters began anew, since then; of one that is in the last look only,
-/// nothing.
+/// Waiting from the first to the last of some readings, each with its time in seconds. A VM that
+/// appeared in between, or whose counters were reset, is counted from then on; a VM in the last
+/// reading only is left out.
 #[must_use]
 pub fn exact(looks: &[(f64, DomainCounters)]) -> Vec<WaitRow> {
     let Some(((end, last), earlier)) = looks.split_last() else { return Vec::new() };
     let row = |(key, now): (&(String, String), &DomainWaits)| {
-        // The counters of one start only rise, so that a later look is never above this one.
+        // Counters only rise between restarts: an earlier reading above this one is from before
+        // one.
         let since =
             earlier.iter().rposition(|(_, look)| !look.get(key).is_some_and(|then| then.precedes(now)));
         let (begin, first) = earlier.get(since.map_or(0, |place| place + 1))?;
@@ -215,7 +216,7 @@ pub fn exact(looks: &[(f64, DomainCounters)]) -> Vec<WaitRow> {
 }
 
 impl DomainWaits {
-    /// Whether it may be an earlier look at the same counters.
+    /// Whether this may be an earlier reading of the same counters.
     fn precedes(&self, later: &Self) -> bool {
         self.queued_ns <= later.queued_ns && self.own_ns <= later.own_ns && self.idle_ns <= later.idle_ns
     }
@@ -273,7 +274,8 @@ mod tests {
             uses: vec![used("plc", 1.0, Some(4.0)), used("hist", 6.0, None), used("hmi", 1.0, Some(0.0))],
             device_s: 10.0,
         };
-        // The history works here too, and the controller does not wait: that blames it for nothing.
+        // The history VM works here too, and the controller does not wait: that attributes nothing
+        // to it.
         let calm = Interval {
             seconds: 10.0,
             uses: vec![used("plc", 1.0, Some(0.0)), used("hist", 0.0, None), used("hmi", 8.0, Some(0.0))],
@@ -285,14 +287,14 @@ mod tests {
         assert_eq!(shares(plc), [("hist", 0.6), ("hmi", 0.1)]);
         assert_eq!(((plc.own * 10.0).round(), (plc.others * 10.0).round(), plc.idle), (1.0, 2.0, None));
         assert_eq!(plc.longest().unwrap().vm, "hist");
-        // Nothing counts its latencies: shares of the device's time, and no time.
+        // Its latencies are not counted: shares of the device's time, and no waiting time.
         let hist = rows.iter().find(|row| row.vm == "hist").unwrap();
         assert_eq!(hist.waited_s, None);
         assert_eq!(
             shares(hist),
             [("hmi", 9.0 / 19.0), ("plc", 2.0 / 19.0)].map(|(vm, s)| (vm, (s * 1e6_f64).round() / 1e6))
         );
-        // It waited for none.
+        // This VM waited for none.
         let hmi = rows.iter().find(|row| row.vm == "hmi").unwrap();
         assert_eq!((hmi.waited_s, hmi.longest(), hmi.own), (Some(0.0), None, 0.0));
         assert!(estimate("/dev/a", &[]).is_empty());
@@ -309,7 +311,7 @@ mod tests {
         let rows = estimate("d", &[with, without]);
         let of = |vm: &str| rows.iter().find(|row| row.vm == vm).unwrap();
         assert_eq!((of("a").seconds, of("b").seconds), (5.0, 10.0));
-        // The device's own counter may lag behind those of the groups.
+        // The device's own counter may lag behind those of the cgroups.
         assert_eq!((shares(of("a")), of("a").others), (vec![("b", 0.5)], 0.0));
         assert_eq!(of("b").waited_s, Some(10.0));
     }
@@ -340,16 +342,16 @@ mod tests {
         let [plc] = rows.as_slice() else { panic!("{rows:?}") };
         assert_eq!((plc.kind, plc.waited_s, plc.idle), (WaitKind::Exact, Some(1.0), Some(0.0)));
         assert_eq!((shares(plc), plc.others), (vec![("bulk", 0.9)], 0.1));
-        // The domain was started anew: nothing is told before the next look.
+        // The I/O domain was restarted: no row before the next reading.
         assert!(between(status(1_000, 100, 0), status(10, 5, 0)).is_empty());
-        // And from then on since its start.
+        // From then on, waiting since its start.
         let rows = exact(&[(0.0, status(900, 9, 0)), (10.0, status(20, 5, 0)), (30.0, status(120, 55, 0))]);
         assert_eq!((rows[0].seconds, shares(&rows[0])), (20.0, vec![("bulk", 0.5)]));
         assert!(exact(&[(0.0, status(1, 1, 0))]).is_empty() && exact(&[]).is_empty());
         // Another VM in the neighbour's place.
         let rows = between(status(1_000, 100, 0), status(1_100, 50, 0));
         assert_eq!(shares(&rows[0]), [("bulk", 0.5)]);
-        // Nothing waited.
+        // No waiting.
         assert_eq!(between(status(70, 1, 0), status(70, 1, 0))[0].longest(), None);
     }
 }

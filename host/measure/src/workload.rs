@@ -1,5 +1,5 @@
-//! Running the tasks of several VMs at once, each where it belongs: inside a guest through its
-//! agent, or in a VM's cgroup.
+//! Runs the tasks of several VMs at once, each inside its guest through the agent, or on the host
+//! in the VM's cgroup.
 
 use std::fs;
 use std::io;
@@ -27,29 +27,30 @@ use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError, shown};
 /// An emulated guest also translates fio's code in it, which took up to 2 s in each of three guests
 /// on two cores.
 pub const WARM_UP: Duration = Duration::from_secs(2);
-/// How long fio may take beyond its declared time. A guest under emulation starts slowly.
+/// Time beyond its declared duration that fio may take. A guest under emulation starts slowly.
 const GRACE: Duration = Duration::from_secs(60);
-/// How often a guest is asked whether its fio has ended, once its time is over.
+/// Interval at which a guest is asked whether its fio has ended, once its time is over.
 const POLL: Duration = Duration::from_millis(500);
-/// How often it is asked before that.
+/// Interval of these questions before that.
 const WATCH: Duration = Duration::from_secs(30);
-/// How long fio in a guest may take to end when it is told to.
+/// Time for fio in a guest to end after SIGTERM.
 const TERM_PATIENCE: Duration = Duration::from_secs(5);
-/// How often cancellation is looked at.
+/// Interval at which cancellation is checked.
 const TICK: Duration = Duration::from_millis(100);
-/// Where a guest keeps a run's files: a RAM disk in the lab's guests and on every systemd guest.
+/// Directory in a guest for a run's files: a RAM disk in the lab's guests and on every systemd
+/// guest.
 const GUEST_DIR: &str = "/run/rtvirtio-fio";
-/// Most bytes taken from one file of a guest. A log line has about 30 bytes: two million requests.
+/// Largest file of a guest that is read, in bytes. A log line has about 30: two million requests.
 const GUEST_FILE_LIMIT: usize = 64 << 20;
-/// Most lines of what a program in a guest says that an error shows.
+/// Largest number of a guest program's stderr lines in an error.
 const GUEST_LINES: usize = 20;
 
-/// Where a VM's tasks run.
+/// Location of a VM's tasks.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// Inside the guest, through its agent.
     Guest {
-        /// Its agent.
+        /// Address of its agent.
         agent: AgentAddress,
         /// Block device inside the guest.
         target: PathBuf,
@@ -62,21 +63,21 @@ pub enum Place {
         cgroup_procs: Vec<PathBuf>,
         /// Block device or file.
         target: PathBuf,
-        /// The part of it that belongs to the VM; `None` for all.
+        /// Part of it that belongs to the VM; `None` for all.
         region: Option<Region>,
     },
 }
 
-/// One VM's part of a run.
+/// Part of a run for one VM.
 #[derive(Clone, Debug)]
 pub struct VmLoad {
     /// The VM and its tasks.
     pub vm: Vm,
-    /// Where they run.
+    /// Location of the tasks.
     pub place: Place,
-    /// The disk of each task; empty where all use that of the place.
+    /// Disk of each task; empty where all use that of the place.
     pub targets: Vec<PathBuf>,
-    /// Predicted latency per target of its tasks (and per task without one), for the result.
+    /// Predicted latency for each target of its tasks (and each task without one), for the result.
     pub predicted: Vec<Option<Nanos>>,
     /// I/O class of its tasks, where they run on the host.
     pub io_class: Option<IoClass>,
@@ -89,7 +90,7 @@ impl VmLoad {
         Self { vm, place, targets: Vec::new(), predicted: Vec::new(), io_class: None }
     }
 
-    /// The disk that the task at this position uses.
+    /// Disk that the task at this position uses.
     #[must_use]
     pub fn target(&self, task: usize) -> &Path {
         let (Place::Guest { target, .. } | Place::Host { target, .. }) = &self.place;
@@ -97,52 +98,52 @@ impl VmLoad {
     }
 }
 
-/// Why a run has no result.
+/// Reason why a run has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkloadError {
-    /// fio or its output.
+    /// Error of fio, or of its output.
     #[error("vm {vm}: {source}")]
     Measure {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
-        /// What went wrong.
+        /// Error of the measurement.
         source: MeasureError,
     },
-    /// The guest's agent does not take a command that is needed.
+    /// The guest's agent has a command disabled that is needed.
     #[error("vm {vm}: {source}")]
     AgentDisabled {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
-        /// Which.
+        /// Error with the name of the command.
         source: Box<VmmError>,
     },
-    /// The guest's agent.
+    /// Error of the connection to the guest's agent.
     #[error(
         "vm {vm}: {source}; is the guest still alive, and does it run qemu-guest-agent? For a lab: `rtvirtio-lab status`"
     )]
     Agent {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
-        /// What went wrong.
+        /// Error of the agent's client.
         source: Box<VmmError>,
     },
     /// A command inside the guest failed.
     #[error("vm {vm}: {what} failed inside the guest: {said}")]
     InGuest {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
-        /// The command.
+        /// Command that was run.
         what: String,
-        /// What it said.
+        /// First lines of its stderr.
         said: String,
     },
-    /// A directory on the host.
+    /// A directory on the host could not be made.
     #[error("cannot create {}: {source}", path.display())]
     Io {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The user stopped it.
@@ -158,47 +159,46 @@ impl WorkloadError {
     }
 }
 
-/// How a run goes.
+/// Times, files and callbacks of a run.
 pub struct RunOptions<'a> {
     /// Length of the measured part.
     pub length: Duration,
     /// Time before it: [`WARM_UP`], or less where no emulated guest is in it.
     pub warm_up: Duration,
-    /// Seed of the addresses; each VM gets its own from it.
+    /// Seed of the addresses; each VM's own is derived from it.
     pub seed: u64,
     /// A directory on the host for fio's files; made when missing.
     pub work_dir: &'a Path,
-    /// Whether a probe under SCHED_FIFO on every CPU watches how quiet the host is. Not beside VMs
+    /// Whether a probe under SCHED_FIFO on every CPU detects stalls of the host. Not beside VMs
     /// that do real work.
     pub watch: bool,
-    /// Directory in sysfs of the disk that the tasks share, to see whether it stands still itself;
-    /// `None` where nobody asks.
+    /// Directory in sysfs of the disk that the tasks share, to detect its standstills; `None` for
+    /// no detection.
     pub disk: Option<&'a Path>,
-    /// Set by anyone to stop.
+    /// Flag that stops the run when set.
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second with the seconds since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
 }
 
-/// What a run gave.
+/// Measurements of a run.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Every task, VM by VM.
+    /// All tasks, VM by VM.
     pub tasks: Vec<TaskMeasurement>,
-    /// How quiet the host was; nothing unless it was watched.
+    /// Stalls of the host, summed up; `None` unless it was watched.
     pub noise: Option<Noise>,
-    /// When it stood still, where that is known.
+    /// Spans of these stalls, where they are known.
     pub stalls: Option<Stalls>,
-    /// Whether the disk did, where it was watched and the kernel counts its requests.
+    /// Standstills of the disk, where it was watched and the kernel counts its requests.
     pub disk: Option<Standstills>,
 }
 
-/// What is kept of a run: what each task got, how quiet the host was, and whether the disk itself
-/// stood still.
+/// Results of a run: each task, stalls of the host, and standstills of the disk.
 pub type Seen = (Vec<TaskResult>, Option<Noise>, Option<Standstills>);
 
-/// Runs the tasks of all VMs at once and judges them, in the order given, with how quiet host and
-/// disk were. When one VM fails the others are stopped.
+/// Runs the tasks of all VMs at once and judges them, in the order given, with the stalls of host
+/// and disk. When one VM fails the others are stopped.
 ///
 /// # Errors
 /// The first failure that is not a consequence of another one.
@@ -208,7 +208,7 @@ pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Seen, Workl
     Ok((tasks, measured.noise, measured.disk))
 }
 
-/// As [`run()`], with every latency.
+/// Measurement by [`run()`], with every latency.
 ///
 /// # Errors
 /// As [`run()`].
@@ -291,7 +291,7 @@ fn run_vm(
         Place::Guest { target, .. } => (target.clone(), None, PathBuf::from(GUEST_DIR)),
         Place::Host { target, region, .. } => (target.clone(), *region, work_dir.join(vm)),
     };
-    // In a guest the clock is another one.
+    // A guest has another clock.
     let clock = match &load.place {
         Place::Host { .. } if watch => LogClock::Monotonic,
         _ => LogClock::JobStart,
@@ -300,7 +300,7 @@ fn run_vm(
     let io_class = load.io_class;
     let options = JobOptions { target, region, warmup, runtime, seed, dir, io_class, clock, preload };
     // Every thread passes the barrier, also one that has failed already, or the others would wait
-    // for ever.
+    // forever.
     let (job, output) = match &load.place {
         Place::Guest { agent, .. } => {
             let prepared = JobFile::new(&load.vm, options)
@@ -324,7 +324,7 @@ fn run_vm(
             let job = prepared?;
             let mut control = Control { cgroup_procs, cancel: stop, grace: GRACE, on_tick: &mut |_| {} };
             let output = run_fio(&job, &mut control).map_err(measure);
-            // The results are in memory; a directory that cannot be removed is only untidy.
+            // The results are in memory; a directory that cannot be removed does no harm.
             let _ = fs::remove_dir_all(&dir);
             (job, output?)
         }
@@ -332,7 +332,7 @@ fn run_vm(
     task_measurements(&job, &output, &load.predicted).map_err(measure)
 }
 
-/// fio's command line in a guest. Its variables are set by env(1), which then becomes fio: the
+/// Command line of fio in a guest. Its variables are set by env(1), which then executes fio: the
 /// agent's own way would clear all others.
 fn command_line(job: &JobFile) -> Vec<String> {
     let mut argv = Vec::new();
@@ -346,7 +346,7 @@ fn command_line(job: &JobFile) -> Vec<String> {
     argv
 }
 
-/// fio inside one guest.
+/// Running fio inside one guest.
 struct GuestRun<'a> {
     vm: &'a str,
     agent: GuestAgent,
@@ -395,13 +395,13 @@ impl<'a> GuestRun<'a> {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let process = self.agent.spawn(&argv).map_err(|e| self.agent_error(e))?;
         let start = Instant::now();
-        // A question to the agent costs the guest CPU time that counts as latency, so there are few
+        // A request to the agent costs the guest CPU time that counts as latency, so there are few
         // before fio's time is over: one in the warm-up, for a fio that fails at once, and then as
         // many as it takes to notice a dead guest.
         let mut next_poll = job.options().warmup / 2;
         let out = loop {
             if stop.load(Ordering::Relaxed) {
-                // The run is lost either way; fio's own processes must not go on.
+                // The run is lost either way; fio's processes must not go on.
                 let _ = self.agent.terminate(process, TERM_PATIENCE);
                 return Err(WorkloadError::Cancelled);
             }
@@ -439,7 +439,7 @@ impl<'a> GuestRun<'a> {
         self.agent.read_file(&path.display().to_string(), GUEST_FILE_LIMIT).map_err(|e| self.agent_error(e))
     }
 
-    /// Leaves the guest as found; a guest that died has nothing to clean.
+    /// Removes the files from the guest; a guest that died needs no cleaning.
     fn clean_up(&mut self) {
         let _ = self.agent.exec(&["rm", "-rf", GUEST_DIR], GRACE);
     }

@@ -78,8 +78,8 @@ fn every_kind_of_task_on_a_real_file() {
         assert!(r.n > 0 && r.n <= n + cut, "{}: {} instead of {n}", r.task, r.n);
         assert!(r.achieved_rate.0 > 0.0, "{}", r.task);
     }
-    // Whether the target is met is the machine's affair; that the verdict is what was measured is
-    // not.
+    // Whether the target is met depends on the machine; that the verdict follows from the
+    // measurement does not.
     let light = &results[0];
     assert!(light.verdict.is_some());
     if light.p99_ns > Nanos::from_millis(500) {
@@ -114,7 +114,7 @@ fn a_read_task_does_not_change_its_file_and_a_missing_file_is_not_made() {
     }
 }
 
-/// fio processes that belong to this directory: their command line holds the job's path.
+/// Processes of fio for this directory: their command line contains the job's path.
 fn processes_of(dir: &Path) -> Vec<PathBuf> {
     let needle = dir.join("job.fio").display().to_string();
     std::fs::read_dir("/proc")
@@ -126,7 +126,7 @@ fn processes_of(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Their threads: one per task in addition to fio's own two.
+/// Number of their threads: one per task in addition to fio's own two.
 fn threads_of(dir: &Path) -> usize {
     let count = |p: PathBuf| std::fs::read_dir(p.join("task")).map_or(0, Iterator::count);
     processes_of(dir).into_iter().map(count).sum()
@@ -190,8 +190,8 @@ fn fio_and_all_its_tasks_die_with_us() {
         .spawn()
         .unwrap();
     let wait_for = |n: std::ops::RangeInclusive<usize>| {
-        // The count that ended the wait: fio's threads come and go while it starts, so the next one
-        // may be another.
+        // The count that ended the wait: fio's threads come and go while it starts, so the next
+        // count may differ.
         let start = Instant::now();
         loop {
             let now = threads_of(dir.path());
@@ -208,8 +208,8 @@ fn fio_and_all_its_tasks_die_with_us() {
     assert_eq!(wait_for(0..=0), 0);
 }
 
-/// A sleep calibration that a busy machine spoils makes fio spin. The preloaded object takes it
-/// over, and leaves a trace: the timer slack, which every task's thread inherits.
+/// A sleep calibration that a busy machine disturbs makes fio spin. The preloaded object avoids it,
+/// which is visible: it sets the timer slack, which every task's thread inherits.
 #[test]
 fn fio_does_not_calibrate_its_sleeps() {
     let name = "fio_does_not_calibrate_its_sleeps";
@@ -237,7 +237,7 @@ fn fio_does_not_calibrate_its_sleeps() {
         if slacks.len() >= 3 {
             seen = slacks;
         }
-        // While fio starts it still has the slack of this process.
+        // While fio starts it still has the timer slack of this process.
         let is_set = !seen.is_empty() && seen.iter().all(|s| s.trim() == "1");
         cancel.store(is_set || elapsed > HANG, Ordering::Relaxed);
     };
@@ -263,7 +263,7 @@ fn a_run_that_does_not_end_is_killed() {
         options(&file, dir.path(), MS(5_000)),
     )
     .unwrap();
-    // fio is stopped, as if it hung; it must be ended although a stopped process does not see
+    // fio is stopped, as if hung; it must be killed although a stopped process does not handle
     // SIGTERM.
     let mut stopped = false;
     let mut on_tick = |_| {

@@ -1,5 +1,5 @@
-//! Latency from the intended start, on a file that really stalls: what fio says, what we say, and
-//! the truth.
+//! Latency from the intended start, on a file that really stalls: fio's latency, the corrected one,
+//! and the truth.
 
 mod common;
 
@@ -18,14 +18,14 @@ use rtvirtio_units::{Nanos, Percentile};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// One run on a stalling file: the result, the truth, and the latencies as fio counts them.
+/// Run on a stalling file: the result, the truth, and the latencies as fio counts them.
 struct Outcome {
     result: TaskResult,
     truth: Latencies,
     own: Latencies,
     /// The corrected latencies less the time of the stall.
     less: Latencies,
-    /// How long this machine, and not the file, kept requests or answers waiting.
+    /// Longest delay of requests or answers by this machine, and not by the file.
     disturbed: Nanos,
 }
 
@@ -59,7 +59,7 @@ fn run_on_stalling_file(
     let less = measured.latencies_less(&stalls).unwrap();
     let result = measured.result;
     // One server, so answers come in the order of requests: the truth needs neither fio's clock nor
-    // its log. (Of an open loop's streams the order of intended starts.)
+    // its log. (For an open loop's streams, in the order of intended starts.)
     let mut intended: Vec<u64> = Pace::of(&vm.tasks[0])
         .unwrap()
         .iter()
@@ -84,8 +84,8 @@ fn run_on_stalling_file(
     Outcome { result, truth, own, less, disturbed }
 }
 
-/// The longest time by which a request outside the stall reached the file late, or by which fio saw
-/// an answer late.
+/// Longest time by which a request outside the stall reached the file late, or by which fio
+/// received an answer late.
 fn disturbance(
     file: &StallingFile,
     stall: (Duration, Duration),
@@ -93,7 +93,7 @@ fn disturbance(
     output: &FioOutput,
 ) -> Nanos {
     let answered = file.answered();
-    // The backlog behind the stall takes its time, however idle the machine is.
+    // The backlog behind the stall takes its time, even on an idle machine.
     let backlog = stall.0..stall.1 + MS(400);
     let late = answered.iter().zip(intended).filter_map(|(done, intended)| {
         let intended = Duration::from_nanos(*intended);
@@ -109,14 +109,14 @@ fn disturbance(
     Nanos(late.chain(unseen).max().unwrap_or(0))
 }
 
-/// Runs that are judged, at most.
+/// Largest number of runs that are judged.
 const RUNS: usize = 6;
-/// Disturbance of a machine that is quiet enough to be judged.
+/// Disturbance up to which a machine is quiet enough to be judged.
 const QUIET: Nanos = Nanos::from_millis(10);
 
-/// Repeats a run until `timed`, which depends on the machine, holds. It has to where the machine is
-/// quiet: it fails when it fails in every run and none was disturbed. A machine that is busy all
-/// the time is not judged, and that is printed.
+/// Repeats a run until `timed`, which depends on the machine, holds. It has to hold where the
+/// machine is quiet: the test fails when it fails in every run and none was disturbed. A machine
+/// that is busy all the time is not judged, and that is printed.
 fn until_undisturbed(name: &str, run: impl Fn() -> Outcome, timed: impl Fn(&Outcome) -> Vec<(bool, String)>) {
     let mut wrong = Vec::new();
     for _ in 0..RUNS {
@@ -134,8 +134,8 @@ fn until_undisturbed(name: &str, run: impl Fn() -> Outcome, timed: impl Fn(&Outc
 }
 
 fn near(measured: Nanos, truth: Nanos) -> bool {
-    // 1 ms is the log's resolution; the rest is for a busy test machine. What is reported apart
-    // differs by hundreds of ms.
+    // 1 ms is the log's resolution; the rest is for a busy test machine. The values to be told
+    // apart differ by hundreds of ms.
     measured.0.abs_diff(truth.0) < 25_000_000
 }
 
@@ -175,7 +175,7 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
         assert!(truth > Nanos::from_millis(500), "{truth}");
         assert_eq!(o.result.verdict, Some(Verdict::Missed));
         assert!(o.result.why.contains("above 200ms"), "{}", o.result.why);
-        // Those that were due and not made count too, where this machine did not catch up.
+        // Requests that were due and not made count too, where this machine did not catch up.
         assert!(o.less.n() >= o.result.n, "{} of {}", o.less.n(), o.result.n);
         o
     };
@@ -189,7 +189,7 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
             (r.achieved_rate.0 > 990.0, format!("the backlog was caught up: {}", r.achieved_rate)),
             // fio itself would have called the target met: one request in 3000 was slow.
             (own < Nanos::from_millis(200), format!("fio's own {own}")),
-            // Less the time of the stall itself there remains the backlog behind it: 600 requests,
+            // Without the time of the stall itself the backlog behind it remains: 600 requests,
             // served in far less time than it lasted.
             (less.0 < truth.0 / 3, format!("{less} without the stall")),
         ]
@@ -235,8 +235,7 @@ fn warm_up_is_left_out() {
     });
 }
 
-/// A stall that lasts until the end: the requests that were due in it were never made, and still
-/// count.
+/// A stall that lasts until the end: requests that were due in it were never made, and still count.
 #[test]
 fn requests_that_were_never_made_count() {
     let name = "requests_that_were_never_made_count";
@@ -260,14 +259,14 @@ fn requests_that_were_never_made_count() {
             // ... so far.
             (near(o.result.p99_ns, Nanos::from_millis(984)), format!("{}", o.result.p99_ns)),
             ((340..=360).contains(&above), o.result.why.clone()),
-            // They waited for nothing but the stall.
+            // They waited only for the stall.
             (less < Nanos::from_millis(50), format!("{less} without the stall")),
         ]
     });
 }
 
-/// An open loop keeps its requests coming while one is slow: with enough depth fio's own latency
-/// nearly tells the truth.
+/// An open loop keeps its requests coming while one is slow: with enough depth fio's own latency is
+/// near the truth.
 #[test]
 fn an_open_loop_waits_only_beyond_its_depth() {
     let name = "an_open_loop_waits_only_beyond_its_depth";

@@ -13,7 +13,7 @@ use rtvirtio_units::Nanos;
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 
-/// Reads one block after the other for as long as given, and tells what the watch saw.
+/// Reads one block after the other for the given time, and returns the standstills.
 fn read_for(device: &LoopDevice, length: Duration) -> Standstills {
     let file = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&device.0).unwrap();
     let watch = DiskWatch::start(&device.sysfs(), true).expect("a loop device has counters");
@@ -37,8 +37,7 @@ fn a_stalling_disk_is_seen_and_an_idle_one_is_not() {
     let device = LoopDevice::new(&file.path());
     let seen = read_for(&device, ms(4_000));
     eprintln!("{seen:?}");
-    // At least as long as it was made, less a few readings; a busy machine adds to the truth and to
-    // what is seen.
+    // At least as long as simulated, less a few readings; a busy machine adds to both.
     assert!(seen.longest_ns > Nanos::from_millis(900), "{seen:?}");
     assert!(seen.count >= 2 && seen.total_ns > Nanos::from_millis(1_250), "{seen:?}");
 

@@ -1,4 +1,4 @@
-//! Tasks that sync each write, on a loop device over a file that notes what reaches it.
+//! Tasks that sync each write, on a loop device over a file that records writes and flushes.
 
 mod common;
 
@@ -20,17 +20,17 @@ use rtvirtio_measure::run::task_results;
 use rtvirtio_spec::{Arrival, BlockShare, Op, Pattern, SyncKind, Target};
 use rtvirtio_units::{Bytes, Nanos, Percentile, Ratio};
 
-/// How long each flush takes at least.
+/// Least duration of each flush.
 const FLUSH: Duration = Duration::from_millis(12);
 
-/// What reached the file.
+/// Request that reached the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Seen {
     Write { offset: u64, bytes: usize },
     Flush,
 }
 
-/// A FUSE file that notes writes and flushes in their order; reads give zeros.
+/// FUSE file that records writes and flushes in their order; reads return zeros.
 struct Disk {
     session: Option<fuser::BackgroundSession>,
     dir: tempfile::TempDir,
@@ -53,7 +53,7 @@ impl Disk {
         self.dir.path().join("disk")
     }
 
-    /// What came since the last call.
+    /// Requests since the last call.
     fn take(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
@@ -166,7 +166,7 @@ fn each_write_is_followed_by_its_flush_and_its_latency_holds_both() {
             })
             .collect();
         let flushes = seen.len() - writes.len();
-        // Order: a write, its flush, the next write. The device adds none of its own, but for one
+        // Order: a write, its flush, the next write. The device adds none of its own, except one
         // when it is closed.
         for (i, pair) in seen.chunks(2).take(writes.len()).enumerate() {
             assert!(
@@ -179,7 +179,7 @@ fn each_write_is_followed_by_its_flush_and_its_latency_holds_both() {
             "{} writes, {flushes} flushes",
             writes.len()
         );
-        // Every write is counted once, and takes as long as its flush at least.
+        // Every write is counted once, and takes at least as long as its flush.
         if let Some(rate) = rate {
             let logged = String::from_utf8(output.logs[0].clone().unwrap()).unwrap();
             assert_eq!(logged.lines().count(), writes.len());
@@ -190,7 +190,7 @@ fn each_write_is_followed_by_its_flush_and_its_latency_holds_both() {
     }
 }
 
-/// What fio itself counts and computes of a run's first section.
+/// Counts and percentiles that fio itself computed for a run's first section.
 fn fios_own(json: &[u8], side: &str) -> (u64, u64, [u64; 2]) {
     let json: serde_json::Value = serde_json::from_slice(json).unwrap();
     let side = &json["jobs"][0][side];
@@ -199,7 +199,7 @@ fn fios_own(json: &[u8], side: &str) -> (u64, u64, [u64; 2]) {
     (number(&side["total_ios"]), number(&side["lat_ns"]["N"]), [at("50.000000"), at("99.000000")])
 }
 
-/// Whether two percentiles are of the same bin, which is 1.6 % wide, or of neighbours.
+/// Whether two percentiles are in the same bin, which is 1.6 % wide, or in adjacent ones.
 fn same_bin(ours: Nanos, fios: u64) -> bool {
     (ours.0 as f64 / fios as f64 - 1.0).abs() < 0.033
 }
@@ -219,7 +219,7 @@ fn counts_and_percentiles_are_fios_own_of_the_same_run() {
         log.sync = Some(SyncKind::Fdatasync);
         log.targets = vec![at(50.0, 5), at(99.0, 100_000)];
         let mut options = options(device.0.clone(), work.path().to_owned());
-        // So that fio's figures are of the same requests as ours.
+        // So that fio's figures cover the same requests as ours.
         options.warmup = Duration::ZERO;
         let job = JobFile::new(&vm(vec![log]), options).unwrap();
         let output = run(&job);
@@ -229,15 +229,15 @@ fn counts_and_percentiles_are_fios_own_of_the_same_run() {
         assert_eq!(total, n);
         assert_eq!((half.n, half.p50_ns, half.p99_ns), (tail.n, tail.p50_ns, tail.p99_ns));
         assert_eq!((half.at_target_ns, tail.at_target_ns), (Some(half.p50_ns), Some(tail.p99_ns)));
-        // No flush takes less than 12 ms, so that half of them are within 5 at no time.
+        // No flush takes less than 12 ms, so half of them are never within 5.
         assert_eq!(half.verdict, Some(Verdict::Missed), "{half:?}");
         assert_ne!(tail.verdict, Some(Verdict::Missed), "{tail:?}");
         if rate.is_none() {
             assert_eq!(half.n, n);
             assert!(same_bin(half.p50_ns, p50) && same_bin(half.p99_ns, p99), "{half:?} {p50} {p99}");
         } else {
-            // fio drains its schedule beyond the end; its log has each request that it counts. From
-            // the intended start no request is faster than fio's own figure.
+            // fio drains its schedule beyond the end; its log has each request that it counts.
+            // Counted from the intended start, no request is faster than fio's own figure.
             let logged = String::from_utf8(output.logs[0].clone().unwrap()).unwrap();
             let mut own: Vec<u64> =
                 logged.lines().map(|l| l.split(", ").nth(1).unwrap().parse().unwrap()).collect();
@@ -249,7 +249,7 @@ fn counts_and_percentiles_are_fios_own_of_the_same_run() {
     }
 }
 
-/// fio's own `fdatasync=1` does to a device what our jobs do: one write, one flush.
+/// fio's own `fdatasync=1` has the same effect on a device as our jobs: one write, one flush.
 #[test]
 fn fios_own_syncs_reach_the_device_as_ours_do() {
     let name = "fios_own_syncs_reach_the_device_as_ours_do";
@@ -280,7 +280,7 @@ fn fios_own_syncs_reach_the_device_as_ours_do() {
     let flushes = seen.iter().filter(|s| **s == Seen::Flush).count();
     let written = seen.len() - flushes;
     assert_eq!((written, writes), (40, 40), "{seen:?}");
-    // After its last write fio ends without one; closing the device may flush.
+    // After its last write fio ends without a flush; closing the device may flush.
     assert!((39..=41).contains(&flushes), "{flushes}: {seen:?}");
     for pair in seen.chunks(2).take(39) {
         assert!(matches!(pair, [Seen::Write { .. }, Seen::Flush]), "{pair:?}");

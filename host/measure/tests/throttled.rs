@@ -15,8 +15,8 @@ use rtvirtio_spec::{Arrival, Op};
 use rtvirtio_testkit::HANG;
 use rtvirtio_units::Bytes;
 
-/// A real limit of a VM's cgroup: however long it is measured, a task above it gets the limit's
-/// rate, and not what the warm-up left to do.
+/// A real limit of a VM's cgroup: however long the measurement, a task above the limit gets the
+/// limit's rate, and not the rate of the warm-up's backlog.
 #[test]
 fn a_throttled_task_has_the_rate_of_its_limit() {
     let name = "a_throttled_task_has_the_rate_of_its_limit";
@@ -57,8 +57,8 @@ fn a_throttled_task_has_the_rate_of_its_limit() {
         eprintln!("{seconds} s: {} of 200/s under a limit of 50/s", result.achieved_rate);
         of_lengths.push(result.achieved_rate.0);
     }
-    // Never more than the limit and a slice of it; nothing at all where only requests that came in
-    // after the warm-up count.
+    // Never more than the limit and a slice of it; it would be zero if only requests that were due
+    // after the warm-up counted.
     assert!(of_lengths.iter().all(|rate| *rate > 0.0 && *rate < 100.0), "{of_lengths:?}");
 }
 

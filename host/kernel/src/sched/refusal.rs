@@ -79,7 +79,7 @@ fn permission(root: &Root, pid: u32, tid: u32, wanted: &Attr) -> (String, String
             );
         }
         // A new cpuset moves threads that run, not those that sleep, and `__sched_setscheduler()`
-        // compares with the domain of the CPU that it finds the thread on.
+        // compares with the root domain of the CPU that it finds the thread on.
         let cpu = task::stat(root, pid, tid).ok().map(|s| s.cpu);
         if let Some(cpu) = cpu.filter(|cpu| !domain.is_empty() && !domain.contains(cpu)) {
             return (

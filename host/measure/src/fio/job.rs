@@ -1,4 +1,4 @@
-//! A fio job file for the tasks of one VM.
+//! fio job file for the tasks of one VM.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,25 +11,25 @@ use serde::{Deserialize, Serialize};
 use super::Pace;
 use crate::MeasureError;
 
-/// Where and for how long the tasks of a VM run.
+/// Disk, times and directory of a VM's tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobOptions {
-    /// The block device or file that the tasks use, as the fio process sees it.
+    /// Block device or file that the tasks use, as the fio process sees it.
     pub target: PathBuf,
-    /// The part of it that they may touch; `None` means all.
+    /// Part of it that the tasks may access; `None` for all.
     pub region: Option<Region>,
-    /// Time before the measured part: tasks run, but nothing of it counts. Best at least 500 ms,
-    /// because files are opened and processes placed in this time.
+    /// Time before the measured part, whose requests do not count. Best at least 500 ms, because
+    /// files are opened and processes placed in this time.
     pub warmup: Duration,
     /// Length of the measured part.
     pub runtime: Duration,
     /// Seed of the addresses. The same seed gives the same addresses in every run.
     pub seed: u64,
-    /// An absolute directory for the job file, the JSON and the logs, as the fio process sees it.
+    /// Absolute directory for the job file, the JSON and the logs, as the fio process sees it.
     pub dir: PathBuf,
     /// I/O class and level of the tasks' threads; `None` leaves them as they are started.
     pub io_class: Option<IoClass>,
-    /// What the logs' time stamps count from.
+    /// Zero of the logs' time stamps.
     pub clock: LogClock,
     /// Load [`PRELOAD`] into fio, where a task paces its requests.
     pub preload: bool,
@@ -41,12 +41,12 @@ pub enum LogClock {
     /// The job's own start: fio's default.
     #[default]
     JobStart,
-    /// CLOCK_MONOTONIC of the machine that fio runs on, to compare with what else was seen on it.
+    /// CLOCK_MONOTONIC of the machine that fio runs on, to compare with other events there.
     Monotonic,
 }
 
 impl LogClock {
-    /// fio's options.
+    /// Lines of the job file.
     pub(crate) fn options(self) -> String {
         match self {
             Self::JobStart => String::new(),
@@ -57,20 +57,20 @@ impl LogClock {
     }
 }
 
-/// A Linux I/O scheduling class with its level, 0 (most urgent) to 7 (ioprio_set(2)).
+/// Linux I/O scheduling class with its level, 0 (most urgent) to 7 (ioprio_set(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IoClass {
-    /// Before all others.
+    /// Served before all other classes.
     RealTime(u8),
-    /// The usual one.
+    /// Class of tasks without another one.
     BestEffort(u8),
     /// Only when no other task wants the device.
     Idle,
 }
 
 impl IoClass {
-    /// fio's options.
+    /// Lines of the job file.
     fn options(self) -> String {
         match self {
             Self::RealTime(level) => format!("prioclass=1\nprio={}\n", level.min(7)),
@@ -80,7 +80,7 @@ impl IoClass {
     }
 }
 
-/// A part of a device.
+/// Part of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     /// First byte; a multiple of 4 KiB.
@@ -89,12 +89,12 @@ pub struct Region {
     pub size: Bytes,
 }
 
-/// A shared object for fio's `LD_PRELOAD`, for Linux with glibc or musl and this machine's kind of
-/// processor; its source, and why it is needed, are in `preload/fio_sleep.rs`. Where it cannot be
+/// Shared object for fio's `LD_PRELOAD`, for Linux with glibc or musl on this machine's
+/// architecture; `preload/fio_sleep.rs` has its source, and the reason for it. Where it cannot be
 /// loaded fio reports it on stderr and runs without.
 pub const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fio_sleep.so"));
 
-/// The job of one VM: one fio process with one thread per section. A task is one section, an open
+/// fio job of one VM: one fio process with one thread per section. A task is one section, an open
 /// task several.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobFile {
@@ -102,24 +102,24 @@ pub struct JobFile {
     tasks: Vec<Task>,
     sections: Vec<Section>,
     options: JobOptions,
-    /// The disk of each task; empty where all use that of the options.
+    /// Disk of each task; empty where all use that of the options.
     targets: Vec<PathBuf>,
 }
 
-/// One section of a job file.
+/// Section of a job file: a thread of fio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Section {
-    /// Name, which fio repeats as `jobname`. A prefix keeps a task called `global` from being fio's
-    /// own section.
+    /// Name, which fio repeats as `jobname`. A prefix keeps a task named `global` from being taken
+    /// for fio's own section.
     pub name: String,
     /// Index of its task in [`JobFile::tasks`].
     pub task: usize,
-    /// How its requests are spaced; `None` for as fast as the loop allows.
+    /// Pace of its requests; `None` for as fast as the loop allows.
     pub pace: Option<Pace>,
 }
 
 impl JobFile {
-    /// The job of a VM's tasks.
+    /// Makes the job of a VM's tasks.
     ///
     /// # Errors
     /// [`MeasureError::JobFile`] for a path or region that a job file cannot hold,
@@ -144,8 +144,7 @@ impl JobFile {
         Ok(Self { vm: vm.name.clone(), tasks: vm.tasks.clone(), sections, options, targets: Vec::new() })
     }
 
-    /// The same with a disk for each task, in place of the one of all; nothing changes without
-    /// any.
+    /// Sets a disk for each task, in place of the one of all; an empty list changes nothing.
     ///
     /// # Errors
     /// [`MeasureError::JobFile`] for a path that a job file cannot hold, or another number of disks
@@ -168,19 +167,19 @@ impl JobFile {
         &self.vm
     }
 
-    /// Its tasks in spec order.
+    /// Tasks of the VM in spec order.
     #[must_use]
     pub fn tasks(&self) -> &[Task] {
         &self.tasks
     }
 
-    /// The sections in the order in which fio numbers them.
+    /// All sections in the order in which fio numbers them.
     #[must_use]
     pub fn sections(&self) -> &[Section] {
         &self.sections
     }
 
-    /// What it was made with.
+    /// Options that the job was made with.
     #[must_use]
     pub fn options(&self) -> &JobOptions {
         &self.options
@@ -198,21 +197,22 @@ impl JobFile {
         self.options.warmup + self.options.runtime
     }
 
-    /// Where the job file belongs.
+    /// Path of the job file.
     #[must_use]
     pub fn job_path(&self) -> PathBuf {
         self.options.dir.join("job.fio")
     }
 
-    /// Where [`PRELOAD`] belongs, for a job that paces requests and wants it; no other job waits.
+    /// Path of [`PRELOAD`], for a job that paces requests and has the option set; `None` for any
+    /// other.
     #[must_use]
     pub fn preload_path(&self) -> Option<PathBuf> {
         let wanted = self.options.preload && self.sections.iter().any(|s| s.pace.is_some());
         wanted.then(|| self.options.dir.join("fio_sleep.so"))
     }
 
-    /// The variables that load [`PRELOAD`] into fio; none for a job without it. Symbols are looked
-    /// up at the start and not in the middle of fio's clock calibration.
+    /// Environment variables that load [`PRELOAD`] into fio; none for a job without it. Symbols are
+    /// resolved at the start and not in the middle of fio's clock calibration.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         self.preload_path().map_or_else(Vec::new, |path| {
@@ -220,13 +220,13 @@ impl JobFile {
         })
     }
 
-    /// Where fio writes its JSON.
+    /// Path of fio's JSON output.
     #[must_use]
     pub fn json_path(&self) -> PathBuf {
         self.options.dir.join("fio.json")
     }
 
-    /// Where fio writes the latency log of each section; `None` for a section without a pace, whose
+    /// Path of the latency log of each section; `None` for a section without a pace, whose
     /// latencies need no correction. fio numbers the logs by section, from 1.
     #[must_use]
     pub fn log_paths(&self) -> Vec<Option<PathBuf>> {
@@ -234,19 +234,19 @@ impl JobFile {
         self.sections.iter().enumerate().map(|(i, s)| s.pace.map(|_| path(i))).collect()
     }
 
-    /// fio's arguments. `--readonly` makes fio itself refuse every write when no task writes.
+    /// Arguments for fio. `--readonly` makes fio itself refuse every write when no task writes.
     #[must_use]
     pub fn args(&self) -> Vec<String> {
         fio_args(&self.job_path(), &self.json_path(), !self.writes())
     }
 
-    /// The job file's text.
+    /// Text of the job file.
     #[must_use]
     pub fn text(&self) -> String {
         let mut s = String::from("[global]\n");
         s.push_str(COMMON);
-        // Cannot fail: writing to a String. A section's own name is added to a global one, so each
-        // stands in one place only.
+        // Cannot fail: writing to a String. fio appends a section's own file name to a global one,
+        // so each is written in one place only.
         if self.targets.is_empty() {
             let _ = writeln!(s, "filename={}", escaped(&self.options.target));
         }
@@ -280,7 +280,7 @@ impl JobFile {
             let percent = (write_share.0 * 100.0).round().clamp(1.0, 99.0);
             let _ = writeln!(s, "rwmixwrite={percent}");
         }
-        // fio refuses what does not fit its signed 64 bits.
+        // fio refuses a number beyond its signed 64 bits.
         let seed = self.options.seed.wrapping_add(i as u64 + 1) & (u64::MAX >> 1);
         let _ = writeln!(s, "randseed={seed}");
         let ms = |d: Duration| d.as_millis();
@@ -312,15 +312,15 @@ impl JobFile {
             s.push_str("ioengine=psync\n");
         }
         let _ = writeln!(s, "{}\nrate_process=linear", pace.option());
-        // No ramp_time here: fio forgets a task's backlog when it ends. The log lets us cut the
-        // warm-up off ourselves.
+        // No ramp_time here: fio drops a task's backlog when it ends. The log allows the warm-up to
+        // be cut off here.
         let _ = writeln!(s, "runtime={}ms", ms(self.duration()));
         let _ = writeln!(s, "write_lat_log={}", escaped(&self.options.dir.join("rtvirtio")));
         s
     }
 }
 
-/// fio's sizes: `bs`, or the shares of a mix.
+/// Size option: `bs`, or the shares of a mix.
 fn sizes(task: &Task) -> String {
     if task.mix.is_empty() {
         return format!("bs={}", task.block.0);
@@ -330,8 +330,8 @@ fn sizes(task: &Task) -> String {
     format!("bssplit={}", mix.join(":"))
 }
 
-/// fio's options for a write with its sync: through the page cache with O_DSYNC or O_SYNC, so that
-/// one call copies the data, writes it back and flushes the device's cache, as write(2) and
+/// Options for a write with its sync: through the page cache with O_DSYNC or O_SYNC, so that one
+/// call copies the data, writes it back and flushes the device's cache, as write(2) and
 /// fdatasync(2) of a database do, and the log has one entry for all of it.
 ///
 /// fio's own `fdatasync=1` logs only the write and never the sync (to 3.42, add_sync_clat_sample in
@@ -344,9 +344,9 @@ fn sync_options(sync: SyncKind) -> &'static str {
     }
 }
 
-/// Options of every job that we give to fio.
+/// Options of every job.
 ///
-/// `lat` (submission + completion) is the latency of record; `slat` and `clat` are off because
+/// `lat` (submission + completion) is the latency that is used; `slat` and `clat` are off because
 /// their logs would triple the volume. `allow_file_create=0`: a mistyped path is an error and not a
 /// new file. `thread`: a switch between tasks then changes no address space, which costs an
 /// emulated guest its whole TLB (3 flushes a request without, 0.05 with it).
@@ -365,7 +365,7 @@ allow_file_create=0
 invalidate=0
 ";
 
-/// fio's arguments for a job file.
+/// Arguments of fio for a job file.
 pub(crate) fn fio_args(job: &Path, json: &Path, read_only: bool) -> Vec<String> {
     let mut args = vec![
         "--output-format=json+".to_owned(),
@@ -379,7 +379,7 @@ pub(crate) fn fio_args(job: &Path, json: &Path, read_only: bool) -> Vec<String> 
     args
 }
 
-/// A path in a job file: fio splits file names at colons.
+/// Path for a job file, with escaped colons, at which fio splits file names.
 pub(crate) fn escaped(path: &Path) -> String {
     path.display().to_string().replace(':', "\\:")
 }

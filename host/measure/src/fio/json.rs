@@ -7,14 +7,14 @@ use serde::Deserialize;
 
 use crate::MeasureError;
 
-/// Most bytes that the JSON may have. fio's histogram has at most 1856 bins per direction, so
-/// honest output is far below.
+/// Largest JSON output accepted, in bytes. fio's histogram has at most 1856 bins per direction, so
+/// real output is far below.
 const MAX_BYTES: usize = 64 << 20;
 
-/// What fio reports of one section.
+/// Section in fio's JSON output.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct JobStats {
-    /// Section name.
+    /// Name of the section.
     pub jobname: String,
     /// `errno` of the first error, else zero.
     #[serde(default)]
@@ -22,22 +22,22 @@ pub struct JobStats {
     /// Wall time in ms, without ramp.
     #[serde(default)]
     pub job_runtime: u64,
-    /// Processor time in user mode, percent of one processor.
+    /// CPU time in user mode, percent of one CPU.
     #[serde(default)]
     pub usr_cpu: f64,
-    /// The same in the kernel.
+    /// CPU time in the kernel, percent of one CPU.
     #[serde(default)]
     pub sys_cpu: f64,
-    /// Reads.
+    /// Statistics of its reads.
     pub read: Direction,
-    /// Writes.
+    /// Statistics of its writes.
     pub write: Direction,
 }
 
-/// What fio reports of one direction of a section.
+/// Direction of a section in fio's JSON output.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Direction {
-    /// Completed requests.
+    /// Number of completed requests.
     pub total_ios: u64,
     /// Wall time of this direction in ms.
     #[serde(default)]
@@ -63,13 +63,13 @@ struct Output {
 }
 
 impl Direction {
-    /// Largest latency, exact.
+    /// Largest latency, exact, unlike the bins.
     #[must_use]
     pub fn max(&self) -> Nanos {
         Nanos(self.lat_ns.max)
     }
 
-    /// fio's latency histogram: bin value and count, in rising order. A bin is known to about 1.6 %
+    /// Latency histogram: bin value and count, in rising order. A bin is known to about 1.6 %
     /// (fio's stat.h: 64 bins per power of two); its value is the bin's middle.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl JobStats {
     }
 }
 
-/// Reads fio's JSON. Lines before it are left out: fio puts warnings there.
+/// Parses fio's JSON. Lines before it are skipped: fio puts warnings there.
 ///
 /// # Errors
 /// [`MeasureError::Json`] when it is not JSON of this form, [`MeasureError::TooBig`].

@@ -3,32 +3,31 @@
 use super::LogClock;
 use crate::MeasureError;
 
-/// Most bytes that a log may have: 10 h at 500/s are 0.5 GiB.
+/// Largest log accepted, in bytes: 10 h at 500/s are 0.5 GiB.
 const MAX_BYTES: usize = 512 << 20;
 /// Largest time stamp: 30 days in ms. Beyond it the arithmetic in nanoseconds could overflow.
 const MAX_TIME_MS: u64 = 30 * 24 * 3_600_000;
-/// Largest time stamp of a machine's clock: 100 years up.
+/// Largest time stamp of CLOCK_MONOTONIC: 100 years of uptime.
 const MAX_UP_MS: u64 = 100 * 366 * 24 * 3_600_000;
 /// Largest latency: 30 days in ns.
 const MAX_LAT_NS: u64 = MAX_TIME_MS * 1_000_000;
 
-/// One completed request.
+/// Completed request of a latency log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Completion in whole ms (rounded down) of the log's clock.
     pub time_ms: u64,
-    /// fio's own latency: from when fio made the request, which may be later than intended.
+    /// Latency counted by fio: from when fio made the request, which may be later than intended.
     pub lat_ns: u64,
     /// Whether it was a write.
     pub write: bool,
-    /// Its size.
+    /// Size of the request.
     pub bytes: u64,
 }
 
-/// Reads a latency log (`write_lat_log` without averaging). Lines are
-/// `time, latency, direction, block size, ...`; fio 3.33 adds the priority, newer versions may add
-/// an offset and an issue time as well: further columns are checked to be numbers and otherwise
-/// left alone. (fio's HOWTO, "Log File Formats".)
+/// Parses a latency log (`write_lat_log` without averaging). Lines are `time, latency, direction,
+/// block size, ...`; fio 3.33 adds the priority, newer versions may add an offset and an issue time
+/// as well: further columns are only checked to be numbers. (fio's HOWTO, "Log File Formats".)
 ///
 /// # Errors
 /// [`MeasureError::Log`] with the line number for anything else; [`MeasureError::TooBig`].

@@ -1,4 +1,4 @@
-//! fio's input and output: job files from tasks, JSON and latency logs back to data.
+//! Input and output of fio: job files from tasks, JSON and latency logs back to data.
 
 mod job;
 mod json;
@@ -11,15 +11,15 @@ pub use json::{Direction, JobStats, parse_json};
 pub use log::{Sample, parse_log};
 pub use pace::Pace;
 
-/// What one run of fio left behind, from the host or from inside a guest.
+/// Output of one run of fio, on the host or inside a guest.
 #[derive(Clone, Debug, Default)]
 pub struct FioOutput {
-    /// Contents of [`JobFile::json_path`].
+    /// Content of the file at [`JobFile::json_path`].
     pub json: Vec<u8>,
     /// Contents of [`JobFile::log_paths`], one for each section in order; `None` for sections
     /// without a log.
     pub logs: Vec<Option<Vec<u8>>>,
-    /// What fio wrote to stderr (its end, when long).
+    /// Text on stderr (only its end, when long).
     pub stderr: String,
 }
 

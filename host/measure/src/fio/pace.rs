@@ -1,33 +1,32 @@
-//! When the requests of a task are due.
+//! Intended start times of a task's requests.
 
 use rtvirtio_spec::{Arrival, Task};
 
 use crate::MeasureError;
 
-/// How fio spaces the requests of a task: bytes per second and direction, as fio itself holds a
-/// rate.
+/// Pace of a task's requests: bytes per second and direction, as fio itself holds a rate.
 ///
 /// fio issues request `i` of a direction not before `floor(i * block * 1e6 / bytes_per_second)` us
 /// after its start (`usec_for_io` in fio's backend.c); reads and writes of a mixed task are spaced
-/// apart from each other. Of a mix of sizes the bytes are evenly spaced: a request is due when
-/// those before it have taken their time, so the rate is kept on average.
+/// apart from each other. With a mix of sizes the bytes are evenly spaced: a request is due when
+/// the earlier ones have taken their time, so the rate is kept on average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     read: Option<u64>,
     write: Option<u64>,
-    /// Bytes of a request; of a mix their mean.
+    /// Bytes of a request; mean of a mix.
     block: u64,
     /// Bytes of the largest request where sizes differ.
     largest: Option<u64>,
 }
 
-/// Most streams that an open task is made of.
+/// Largest number of streams that an open task is made of.
 const MAX_STREAMS: u32 = 64;
-/// Largest deviation of a stream's rate from the mean.
+/// Largest relative deviation of a stream's rate from the mean.
 const DRIFT: f64 = 0.05;
 
 impl Pace {
-    /// How a task's requests are spaced, one pace per fio section; empty when it has no rate.
+    /// Paces of a task's requests, one per fio section; empty when the task has no rate.
     ///
     /// A closed loop is one section. An open loop of depth `d` is `d` sections (at most 64, and at
     /// most one per request and second) that together have the declared rate, each with one request
@@ -86,8 +85,8 @@ impl Pace {
         self.intended_after(write, u128::from(i) * u128::from(self.block))
     }
 
-    /// Intended start of the request that comes after so many bytes of its direction, in ns since
-    /// the job's start; `None` when the task has no requests of this direction.
+    /// Intended start of the request that follows this many bytes of its direction, in ns since the
+    /// job's start; `None` when the task has no requests of this direction.
     #[must_use]
     pub fn intended_after(&self, write: bool, bytes: u128) -> Option<u64> {
         let bps = if write { self.write } else { self.read }?;
@@ -95,27 +94,28 @@ impl Pace {
         u64::try_from(us.checked_mul(1_000)?).ok()
     }
 
-    /// Bytes that a request stands for in the schedule: its own where sizes differ, and the task's
-    /// elsewhere.
+    /// Bytes that a request counts in the schedule: its own where sizes differ, else the task's
+    /// block size.
     #[must_use]
     pub fn bytes_of(&self, logged: u64) -> u64 {
         if self.largest.is_some() { logged } else { self.block }
     }
 
-    /// Bytes of a request that was not made, as far as they are known: the mean.
+    /// Bytes assumed for a request that was not made: the mean.
     #[must_use]
     pub fn mean_bytes(&self) -> u64 {
         self.block.max(1)
     }
 
-    /// Bytes by which what has come in may be less than the schedule: of a mix the request that is
-    /// due next may be the largest.
+    /// Bytes by which completed requests may lag behind the schedule: the next request of a mix may
+    /// be the largest.
     #[must_use]
     pub fn slack_bytes(&self) -> u64 {
         self.largest.unwrap_or(0)
     }
 
-    /// How many requests of one direction should have started before `ns` since the job's start.
+    /// Number of requests of one direction that should have started before `ns` since the job's
+    /// start.
     #[must_use]
     pub fn due_before(&self, write: bool, ns: u64) -> u64 {
         let Some(bps) = (if write { self.write } else { self.read }) else { return 0 };
@@ -129,10 +129,10 @@ impl Pace {
         n
     }
 
-    /// `rate_iops=` where the rates are whole, else `rate=` in bytes per second.
+    /// Option `rate_iops=` where the rates are whole, else `rate=` in bytes per second.
     pub(super) fn option(&self) -> String {
         let both: Vec<u64> = [self.read, self.write].into_iter().flatten().collect();
-        // Of a mix fio would take the smallest size for that of all.
+        // For a mix fio would assume the smallest size for all.
         let whole = self.largest.is_none() && both.iter().all(|bps| bps % self.block == 0);
         let values: Vec<String> =
             both.iter().map(|bps| if whole { bps / self.block } else { *bps }.to_string()).collect();

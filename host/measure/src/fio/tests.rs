@@ -24,7 +24,7 @@ fn task(name: &str, op: Op, pattern: Pattern, rate: Option<f64>, depth: u32, arr
     }
 }
 
-/// The VM whose recorded output stands in `tests/fixtures`.
+/// VM of the recorded output in `tests/fixtures`.
 pub(crate) fn recorded_vm() -> Vm {
     let mixed = Op::Mixed { write_share: Ratio(0.3) };
     Vm {

@@ -26,7 +26,7 @@ fn target(percentile: f64, latency: Nanos) -> Option<Target> {
     Some(Target { percentile: Percentile(percentile), latency })
 }
 
-/// Answers datagrams on the loopback, but for those that `answers` leaves out by their number.
+/// Echo server on the loopback that leaves out the frame numbers which `answers` rejects.
 struct Echo {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -54,7 +54,7 @@ impl Echo {
         Self { address, stop, thread: Some(std::thread::spawn(serve)) }
     }
 
-    /// Ends it; returns the lengths of all that came.
+    /// Stops it; returns the lengths of all datagrams received.
     fn end(mut self) -> Vec<usize> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap()
@@ -78,16 +78,16 @@ fn every_frame_is_answered_and_judged() {
     let echo = Echo::start(|_| true);
     let long = Nanos(3_600_000 * MS);
     let met = run_of(&load(echo.address, 2_000.0, target(99.0, long))).unwrap();
-    // A busy machine may give up the last ones.
+    // On a busy machine the last ones may be lost.
     assert!(met.n > 590 && met.verdict == Some(Verdict::Met), "{met:?}");
     assert!(met.p50_ns > Nanos(0) && met.fio_p9999_ns <= met.max_ns, "{met:?}");
     let facts = met.flow.unwrap();
     assert_eq!((facts.lost + facts.unsent + met.n, facts.peer.as_str()), (600, "lo"), "{facts:?}");
-    // Too few for this percentile.
+    // Too few frames for this percentile.
     let open = run_of(&load(echo.address, 2_000.0, target(99.99, long))).unwrap();
     assert_eq!(open.verdict, Some(Verdict::Unproven), "{open:?}");
     assert!(open.why.contains("needs 29956 samples"), "{}", open.why);
-    // No datagram is there and back in a nanosecond, also from when it was sent.
+    // No datagram makes the round trip in a nanosecond, also counted from its send.
     let missed = run_of(&load(echo.address, 2_000.0, target(50.0, Nanos(1)))).unwrap();
     assert_eq!(missed.verdict, Some(Verdict::Missed), "{missed:?}");
     assert!(missed.why.contains(" above 1ns"), "{}", missed.why);
@@ -105,7 +105,7 @@ fn what_is_lost_is_above_every_target() {
     let (n, lost) = (result.n, result.flow.as_ref().unwrap().lost);
     assert!((500..=540).contains(&n) && lost >= 60 && result.why.contains(" lost"), "{result:?}");
     assert!((result.achieved_rate.0 - n as f64 / 0.3).abs() < 1.0, "{result:?}");
-    // It has waited as long as it was waited for.
+    // The lost frame has waited until the end.
     assert!(result.max_ns >= Nanos(1_000 * MS), "{result:?}");
 }
 
@@ -128,7 +128,7 @@ fn a_flow_that_nothing_answers_is_an_error_with_its_remedy() {
     assert!(error.contains("measure for at most"), "{error}");
 }
 
-/// What the host itself sent late is no evidence against the network, and none for it.
+/// Frames that the host sent late are evidence neither against the network nor for it.
 #[test]
 fn frames_that_were_sent_late_prove_nothing() {
     let load = load(SocketAddr::from(([127, 0, 0, 1], 7)), 1_000.0, target(50.0, Nanos(MS)));
@@ -146,7 +146,7 @@ fn frames_that_were_sent_late_prove_nothing() {
     assert_eq!(late.verdict, Some(Verdict::Unproven), "{late:?}");
     assert!(late.why.contains("100 of these this host itself sent late, by up to 2"), "{}", late.why);
     assert_eq!((late.max_ns.0 / MS, late.fio_p9999_ns.0 / MS), (2, 0), "{late:?}");
-    // Frames that were never sent: another flow than the declared one.
+    // Frames that were never sent: not the declared flow.
     let unsent = measurement(&schedule, Some(Nanos(MS)), &[due(0); 1], &[due(0) + 1]);
     assert_eq!(unsent.result(&load).verdict, Some(Verdict::Unproven));
     let mut half: Vec<u64> = (0..100).map(due).collect();
@@ -155,7 +155,7 @@ fn frames_that_were_sent_late_prove_nothing() {
     assert!(half.why.contains("this host sent 50 of 100 frames"), "{}", half.why);
 }
 
-/// The guest knows from the first frame how the next ones will look.
+/// The guest can forge the following frames from the first one.
 #[test]
 fn an_answer_to_a_frame_that_was_not_sent_yet_is_none() {
     let load = load(SocketAddr::from(([127, 0, 0, 1], 7)), 1_000.0, target(50.0, Nanos(MS)));
@@ -168,7 +168,7 @@ fn an_answer_to_a_frame_that_was_not_sent_yet_is_none() {
     assert_eq!(measured.result(&load).verdict, Some(Verdict::Missed));
 }
 
-/// Frames of a burst are due at once, and the next ones when their rate says so.
+/// Frames of a burst are due at once, and the next burst by the rate.
 #[test]
 fn bursts_keep_the_rate() {
     let mut load = load(SocketAddr::from(([127, 0, 0, 1], 7)), 1_000.0, None);

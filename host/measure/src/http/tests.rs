@@ -5,7 +5,7 @@ use std::thread;
 
 use super::*;
 
-/// Answers every request with these bytes, until the test ends.
+/// Starts a server that answers every request with these bytes, until the test ends.
 fn server(answer: &'static [u8]) -> (u16, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -67,11 +67,11 @@ fn wrong_answers_are_no_answers() {
     let wrong = error(b"HTTP/1.0 404 Not Found\r\n\r\n", None);
     assert_eq!(wrong.kind(), io::ErrorKind::InvalidData);
     assert!(wrong.to_string().contains("answers `HTTP/1.0 404 Not Found`"), "{wrong}");
-    // Broken off: asked again, as an overloaded server's.
+    // Broken off: repeated, as with an overloaded server.
     let broken = error(b"HTTP/1.0 200 OK\r\nContent-length: 50\r\n\r\nabcde", None);
     assert_eq!(broken.kind(), io::ErrorKind::UnexpectedEof, "{broken}");
     assert_eq!(error(b"", None).kind(), io::ErrorKind::UnexpectedEof);
-    // Another file than the one that is expected.
+    // Another length than expected.
     assert_eq!(error(GOOD, Some(6)).kind(), io::ErrorKind::InvalidData);
     assert_eq!(error(b"SSH-2.0-OpenSSH\r\n", None).kind(), io::ErrorKind::InvalidData);
     let endless: &[u8] = Box::leak(vec![b'a'; LONGEST_HEAD + (64 << 10)].into_boxed_slice());
@@ -86,7 +86,7 @@ fn what_came_of_a_broken_answer_is_not_counted() {
     assert_eq!(bytes.into_inner(), 7);
 }
 
-/// Also when a server never ends an answer.
+/// Cancelling works also when a server never ends an answer.
 #[test]
 fn ctrl_c_ends_the_wait_for_the_last_answers() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,13 +1,13 @@
-//! `http://HOST[:PORT]/PATH`, and nothing more.
+//! URLs of the form `http://HOST[:PORT]/PATH`.
 
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
 
-/// Longest address: what servers take at least (RFC 9110, section 4.1).
+/// Longest URL accepted, which servers support at least (RFC 9110, section 4.1).
 const LONGEST: usize = 8000;
 
-/// An address whose host was looked up.
+/// URL whose host was looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
     authority: String,
@@ -15,29 +15,29 @@ pub struct Url {
     address: SocketAddr,
 }
 
-/// An address that cannot be used.
+/// Error of a URL that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UrlError {
-    /// It has another form.
+    /// The text has another form.
     #[error("`{url}` is no address that can be asked: {why}; write http://HOST[:PORT]/PATH")]
     Form {
-        /// What was written.
+        /// Text that was given, shortened.
         url: String,
-        /// What is wrong.
+        /// Reason why it is refused.
         why: &'static str,
     },
-    /// The host has no address.
+    /// The host name has no address.
     #[error("{url}: cannot look up its host: {source}")]
     Host {
-        /// What was written.
+        /// Text that was given.
         url: String,
-        /// Why not.
+        /// Error of the look-up.
         source: io::Error,
     },
 }
 
 impl Url {
-    /// Takes an address apart and looks up its host.
+    /// Parses a URL and looks up its host.
     ///
     /// # Errors
     /// [`UrlError`] for another form than `http://HOST[:PORT]/PATH`, or a host without an address.
@@ -75,26 +75,26 @@ impl Url {
         Ok(Self { authority: authority.to_owned(), path: path.to_owned(), address })
     }
 
-    /// A path on a port of this machine.
+    /// URL of a path on a port of this machine.
     #[must_use]
     pub fn local(port: u16, path: &str) -> Self {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         Self { authority: address.to_string(), path: path.to_owned(), address }
     }
 
-    /// Where to connect.
+    /// Address to connect to.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Host and port as they were written.
+    /// Host and port as they were given.
     #[must_use]
     pub fn authority(&self) -> &str {
         &self.authority
     }
 
-    /// The path, with what follows it.
+    /// Path, with the query.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path

@@ -21,9 +21,9 @@ fn pace(op: Op, rate: f64) -> Pace {
     Pace::of(&task).unwrap()[0]
 }
 
-/// What a closed loop at depth 1 does, request by request: the truth, and the log that fio would
-/// write of it. `service` holds direction, time in the device and time by which the program itself
-/// was late, all in ns.
+/// Simulates a closed loop at depth 1: returns the true latencies, and the log that fio would
+/// write. `service` has direction, time in the device and delay of the program itself for each
+/// request, all in ns.
 fn simulate(pace: &Pace, service: &[(bool, u64, u64)]) -> (Vec<u64>, Vec<Sample>) {
     let (mut clock, mut next) = (0u64, [0u64; 2]);
     let (mut truth, mut log) = (Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ fn of_a_mix_of_sizes_the_bytes_are_due_evenly() {
     assert_eq!(due, [0, 4, 20, 36, 40]);
     assert_eq!(latencies(&timed), [300_000; 5]);
     assert_eq!(timed.iter().map(|t| t.bytes).collect::<Vec<_>>(), sizes);
-    // One size: what the log has of it does not matter.
+    // With a single size, the log's sizes do not matter.
     task.mix.clear();
     let pace = Pace::of(&task).unwrap()[0];
     let due = from_intended_start(&log, &pace, 1).last().unwrap().intended_ns;
@@ -89,7 +89,7 @@ fn a_stall_is_spread_over_the_requests_that_were_due_in_it() {
     );
     assert_eq!(truth, [100_000, 3_500_000, 2_600_000, 1_700_000, 800_000, 100_000]);
     assert_eq!(latencies(&from_intended_start(&log, &pace(Op::Read, 1_000.0), 1)), truth);
-    // A program that did not run for 5 ms is found by the time stamp alone, to 1 ms.
+    // A program that did not run for 5 ms is detected by the time stamp alone, to 1 ms.
     let (truth, log) = simulate(&pace(Op::Read, 1_000.0), &[(false, 100_000, 5 * ms)]);
     assert_eq!(truth, [5_100_000]);
     assert_eq!(latencies(&from_intended_start(&log, &pace(Op::Read, 1_000.0), 1)), [5_000_000]);
@@ -189,7 +189,7 @@ proptest! {
         }
     }
 
-    /// A log by the machine's clock tells when the job began, as long as one request was made in
+    /// The job's start is found in a log by the machine's clock, as long as one request was made in
     /// time.
     #[test]
     fn the_start_of_a_job_is_found_in_its_log(
@@ -202,7 +202,7 @@ proptest! {
         let pace = pace(Op::Read, rate.round());
         let mut service: Vec<_> = service.into_iter().map(|(l, late)| (false, l, late)).collect();
         let first = punctual.index(service.len());
-        // After one that was made in time nothing before it matters.
+        // Requests before one that was made in time do not matter.
         service.iter_mut().take(first + 1).for_each(|s| (s.1, s.2) = (1_000, 0));
         let (_, mut log) = simulate(&pace, &service);
         for s in &mut log {

@@ -6,16 +6,16 @@ use rtvirtio_units::{Nanos, Percentile};
 
 use super::Point;
 
-/// Spread of the repetitions beyond which a point is doubted.
+/// Spread of the repetitions above which a point is doubted.
 const SPREAD: f64 = 0.15;
-/// A fall from one depth to the next that noise alone may cause.
+/// Fall from one depth to the next that noise alone may cause.
 const NOISE: f64 = 0.10;
-/// A rise of p99.99 to the deepest point, beyond that of the depth, which a device does not cause.
+/// Rise of p99.99 to the deepest point, relative to that of the depth, which no device causes.
 const HELD_UP: f64 = 4.0;
-/// Samples below which p99.99 is only the maximum.
+/// Number of samples below which p99.99 is only the maximum.
 const FEW: u64 = 10_000;
 
-/// The doubts about one series, most general first.
+/// Doubts about one series, most general first.
 pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> Vec<String> {
     let mut doubts = Vec::new();
     let few: Vec<_> = summary.iter().filter(|p| p.n < FEW).collect();
@@ -64,9 +64,9 @@ pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> 
     doubts
 }
 
-/// The deepest point says what a full device does to others, and no deeper one corrects it. One
-/// standstill holds up all that is in flight, so it alone can make one request in 10 000 slow
-/// there.
+/// The deepest point determines the effect of a full device on others, and no deeper one corrects
+/// it. One standstill delays all requests in flight, so it alone can make one request in 10 000
+/// slow there.
 pub(super) fn held_up(series: &str, summary: &[DepthPoint]) -> Option<String> {
     let [.., a, b] = summary else { return None };
     let deeper = f64::from(b.depth) / f64::from(a.depth.max(1));
@@ -78,15 +78,15 @@ pub(super) fn held_up(series: &str, summary: &[DepthPoint]) -> Option<String> {
     })
 }
 
-/// Numbers that are equal to the last digit were not measured, or not by this run.
+/// Numbers that are equal to the last digit are not from a measurement, or not from this run.
 fn identical(series: &str, summary: &[DepthPoint], points: &[Point]) -> Option<String> {
     let repeated = points.iter().any(|p| p.iops.len() > 1 && p.iops.iter().all(|v| *v == p.iops[0]));
     let across = summary.windows(2).any(|w| w[0].iops == w[1].iops && w[0].p50 == w[1].p50);
     (repeated || across).then(|| format!("{series}: identical numbers in several measurements"))
 }
 
-/// The signature of a token bucket: most requests are fast, at least one in a hundred is slow, and
-/// a factor of four between them is empty. Gives the median and the lower edge of the slow group.
+/// Detects a token bucket: most requests are fast, at least one in a hundred is slow, and a factor
+/// of four between them is empty. Returns the median and the lower edge of the slow group.
 fn two_groups(latencies: &Latencies) -> Option<(Nanos, Nanos)> {
     const EMPTY: f64 = 0.001;
     const SLOW: f64 = 0.01;

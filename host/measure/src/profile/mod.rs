@@ -1,12 +1,11 @@
-//! What a device can do, measured: throughput and latency over depth, and what BFQ itself costs on
-//! it.
+//! Measured performance of a device: throughput and latency over depth, and the cost of BFQ on it.
 //!
 //! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same
 //! under `bfq`, and writes where they are allowed, alone and with an fdatasync(2) after each; under
 //! `none` also with larger requests, so that time per request and time per byte can be separated.
-//! The series alternate, so that a slow change of the host (heat, a neighbour) falls on all of them
-//! alike. Every number is checked; what does not look right becomes a line in [`Profile::doubts`]
-//! and is left as it was measured.
+//! The series alternate, so that a slow change of the host (heat, a neighbour) affects all of them
+//! alike. Every number is checked; an implausible one becomes a line in [`Profile::doubts`] and is
+//! left as it was measured.
 
 mod checks;
 mod store;
@@ -33,19 +32,19 @@ use crate::run::add_bins;
 
 /// Depths that are measured.
 pub const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// Depths of a gentle measurement: what a few VMs have in flight anyway.
+/// Depths of a gentle measurement: as much as a few VMs have in flight anyway.
 pub const GENTLE_DEPTHS: [u32; 3] = [1, 2, 4];
-/// Depths of the few points that confirm a profile: alone, in between, and all that it takes.
+/// Depths of the few points that confirm a profile: lowest, middle and highest.
 pub const CONFIRMING_DEPTHS: [u32; 3] = [1, 8, 32];
-/// Depths at which larger requests are measured: alone, and enough of them for the best throughput.
+/// Depths at which larger requests are measured: one alone, and enough for the best throughput.
 pub const LARGE_DEPTHS: [u32; 2] = [1, 32];
-/// Size of the larger requests: what a sequential writer or a loader sends, and well apart from 4
+/// Size of the larger requests: typical for a sequential writer or a loader, and much larger than 4
 /// KiB.
 pub const LARGE: Bytes = Bytes(128 << 10);
 /// Depths at which synced writes are measured.
 pub const SYNC_DEPTHS: [u32; 1] = [1];
-/// Points that the one of synced writes has the time of: a flush takes up to hundreds of times as
-/// long as a write.
+/// Number of points whose time a point of synced writes takes: a flush takes up to hundreds of
+/// times as long as a write.
 const SYNC_SLOTS: usize = 4;
 /// Repetitions of each point.
 const REPETITIONS: usize = 3;
@@ -55,20 +54,20 @@ const RAMP: Duration = Duration::from_millis(100);
 const GAP: Duration = Duration::from_millis(30);
 /// Shortest time of a point that is meaningful.
 const SHORTEST: Duration = Duration::from_millis(50);
-/// What one fio process costs beyond its runs (start, clock calibration, end): 0.4 s measured on
-/// two cores with fio 3.33.
+/// Time that one fio process takes beyond its runs (start, clock calibration, end): 0.4 s measured
+/// on two cores with fio 3.33.
 const START_COST: Duration = Duration::from_millis(500);
 
-/// How much of a device is measured.
+/// Extent of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All that models read.
+    /// All series that models read.
     Whole,
     /// Only reads at [`GENTLE_DEPTHS`], under the elevator that is set: for a device that VMs use.
-    /// A claim must not be given then.
+    /// There must be no claim then.
     Gentle,
-    /// Only reads, and writes where they are allowed, at [`CONFIRMING_DEPTHS`]: whether a device is
-    /// like another that was measured whole.
+    /// Only reads, and writes where they are allowed, at [`CONFIRMING_DEPTHS`]: to check whether a
+    /// device is like another that was measured whole.
     Confirming,
 }
 
@@ -85,25 +84,25 @@ impl Extent {
     }
 }
 
-/// What is to be measured, and how long that may take.
+/// Device, extent and time of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfileOptions {
     /// The block device (or a file that stands for one).
     pub device: PathBuf,
-    /// How much of it is used, from its start.
+    /// Bytes of the device that are used, from its start.
     pub size: Bytes,
-    /// Block size; [`Bytes::from_kib`]`(4)` is what the models expect.
+    /// Block size; the models expect [`Bytes::from_kib`]`(4)`.
     pub block: Bytes,
-    /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and
-    /// that is taken off the latencies. Not on a machine that does real work.
+    /// Whether a probe under SCHED_FIFO on every CPU detects stalls of the host itself, which are
+    /// subtracted from the latencies. Not on a machine that does real work.
     pub watch: bool,
-    /// How much of it.
+    /// Series and depths that are measured.
     pub extent: Extent,
-    /// Whether reads are measured under BFQ too; not where the device leaves no choice.
+    /// Whether reads are measured under BFQ too; false where the device has no choice of elevators.
     pub bfq: bool,
-    /// Time for everything; at least 11 s, with writes 21 s. The default is 36 s.
+    /// Time for all points; at least 11 s, with writes 21 s. The default is 36 s.
     pub budget: Duration,
-    /// An absolute directory for fio's files.
+    /// Absolute directory for fio's files.
     pub dir: PathBuf,
     /// Seed of the addresses.
     pub seed: u64,
@@ -127,21 +126,21 @@ impl ProfileOptions {
     }
 }
 
-/// What the measurement needs from its caller.
+/// Callbacks and claim of the caller.
 pub struct ProfileControl<'a> {
     /// Sets the device's elevator to `none` or `bfq`. The caller reads the old one before and
     /// restores it afterwards, whatever happens.
     #[expect(clippy::type_complexity, reason = "the error is the caller's; it is only shown")]
     pub set_elevator: &'a mut dyn FnMut(&str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
-    /// A claim on the device: then writes are measured too, which **destroys the data on it**.
+    /// Claim on the device: with it writes are measured too, which **destroys the data on it**.
     pub claim: Option<&'a Claim>,
-    /// Called with steps done, steps in total, and what is running.
+    /// Called with the steps done, the number of steps, and the name of the current one.
     pub progress: &'a mut dyn FnMut(u64, u64, &str),
-    /// Set by anyone to stop.
+    /// Flag that stops the measurement when set.
     pub cancel: &'a AtomicBool,
 }
 
-/// One series of points: a direction under an elevator.
+/// Series of points: a direction under an elevator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Series {
     Read,
@@ -156,7 +155,7 @@ impl Series {
         if self == Self::ReadBfq { "bfq" } else { "none" }
     }
 
-    /// Depth and size of its points. What BFQ costs is counted per request, so larger ones would
+    /// Depth and size of its points. The cost of BFQ is counted per request, so larger ones would
     /// add nothing there; and they load the device most.
     fn points(self, block: Bytes, extent: Extent) -> Vec<(u32, Bytes)> {
         if extent != Extent::Whole {
@@ -183,7 +182,7 @@ impl Series {
         matches!(self, Self::Write | Self::Sync)
     }
 
-    /// Its own depths, in the order of its points.
+    /// Depths of the block-sized points, in their order.
     fn depths(self, extent: Extent) -> &'static [u32] {
         match (extent, self) {
             (Extent::Gentle, _) => &GENTLE_DEPTHS,
@@ -193,23 +192,23 @@ impl Series {
         }
     }
 
-    /// The point that the `i`-th run belongs to.
+    /// Index of the point that the `i`-th run belongs to.
     fn point_of(self, i: usize) -> usize {
         if self == Self::Sync { i / SYNC_SLOTS } else { i }
     }
 
-    /// fio's options.
+    /// Lines of the job file.
     fn options(self) -> &'static str {
         match self {
             Self::Read | Self::ReadBfq => "rw=randread\nioengine=libaio\n",
             Self::Write => "rw=randwrite\nioengine=libaio\n",
-            // As a task that syncs (`JobFile`): one call that copies, writes back and flushes.
+            // As for a task that syncs (`JobFile`): one call that copies, writes back and flushes.
             Self::Sync => "rw=randwrite\nioengine=psync\ndirect=0\nsync=dsync\n",
         }
     }
 }
 
-/// The repetitions of one point.
+/// All repetitions of one point.
 #[derive(Clone, Debug, Default)]
 struct Point {
     iops: Vec<f64>,
@@ -220,7 +219,7 @@ struct Point {
 /// Measures a device. [`Profile::guest`] is left empty.
 ///
 /// # Errors
-/// [`MeasureError::Elevator`]; whatever fio reports; a claim on another device.
+/// [`MeasureError::Elevator`]; any error of fio; a claim on another device.
 pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Result<Profile, MeasureError> {
     let refuse = |reason: &str| MeasureError::JobFile {
         vm: options.device.display().to_string(),
@@ -305,7 +304,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         if *series == Series::Sync {
             continue;
         }
-        // Fewer samples than the other checks want: of their tails only the deepest one's is used.
+        // Fewer samples than the other checks require: only the deepest one's tail is used.
         let summary = summarise(&LARGE_DEPTHS, larger);
         doubts.extend(checks::held_up(&format!("large {}", series.label()), &summary));
         large.push((*series, summary));
@@ -333,7 +332,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     })
 }
 
-/// The points of a series; none where it was not measured.
+/// Points of a series; none where it was not measured.
 fn of(all: &mut [(Series, Vec<DepthPoint>)], series: Series) -> Vec<DepthPoint> {
     all.iter_mut()
         .find(|(one, _)| *one == series)
@@ -341,15 +340,15 @@ fn of(all: &mut [(Series, Vec<DepthPoint>)], series: Series) -> Vec<DepthPoint> 
         .unwrap_or_default()
 }
 
-/// The least [`ProfileOptions::budget`] of a measurement with blocks of `block`, for a check before
-/// anything is touched. A device that leaves no choice of the elevator may take less.
+/// Least [`ProfileOptions::budget`] of a measurement with blocks of `block`, for a check before
+/// anything is touched. A device without a choice of elevators may need less.
 #[must_use]
 pub fn least_time(block: Bytes, extent: Extent, writes: bool) -> Duration {
     let series = extent.series(true, writes);
     least_budget(series.len(), series.iter().map(|s| s.points(block, extent).len()).sum())
 }
 
-/// Measured time of each point, so that everything fits into the budget; `None` when less than
+/// Measured time of each point that fits all points into the budget; `None` when less than
 /// [`SHORTEST`] would be left.
 fn point_time(budget: Duration, series: usize, points: usize) -> Option<Duration> {
     let runs = (REPETITIONS * series) as u32;
@@ -357,7 +356,7 @@ fn point_time(budget: Duration, series: usize, points: usize) -> Option<Duration
     per_point.checked_sub(RAMP + GAP).filter(|t| *t >= SHORTEST)
 }
 
-/// The smallest budget for which [`point_time`] has an answer.
+/// Smallest budget for which [`point_time`] has an answer.
 fn least_budget(series: usize, points: usize) -> Duration {
     START_COST * (REPETITIONS * series) as u32 + slot(SHORTEST) * (REPETITIONS * points) as u32
 }
@@ -405,7 +404,7 @@ fn run_series(
             let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
             return Err(MeasureError::Task { task: task(), reason });
         }
-        // A flush may take longer than one run; all of them together are looked at later.
+        // A flush may take longer than one run; all of them together are checked later.
         if stats.total_ios() == 0 && series != Series::Sync {
             let reason = format!("no request completed in {} ms", point.as_millis());
             return Err(MeasureError::Task { task: task(), reason });
@@ -419,8 +418,8 @@ fn run_series(
     Ok(out)
 }
 
-/// One section per point, one after the other by `startdelay`. (`stonewall` would say the same, but
-/// fio 3.33 then takes a quarter of a second to start each next section.)
+/// Job file with a section per point, in sequence by `startdelay`. (`stonewall` would do the same,
+/// but fio 3.33 then takes a quarter of a second to start each next section.)
 fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: Duration) -> String {
     let mut s = format!("[global]\n{COMMON}");
     // Cannot fail: writing to a String.
@@ -459,7 +458,7 @@ fn summarise(depths: &[u32], points: &[Point]) -> Vec<DepthPoint> {
             DepthPoint {
                 depth: *depth,
                 iops: Iops(median),
-                // Four digits: more would be noise.
+                // Four digits: further ones would be noise.
                 spread: if median > 0.0 { (range / median * 1e4).round() / 1e4 } else { 0.0 },
                 n: p.latencies.n(),
                 p50: at(50.0),

@@ -1,4 +1,4 @@
-//! Profile files.
+//! Reads and writes profile files.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use rtvirtio_model::{PROFILE_SCHEMA, Profile};
 use crate::MeasureError;
 use crate::error::io_error;
 
-/// Largest profile file in bytes; one with all that is measured has 5 KiB.
+/// Largest profile file, in bytes; a complete one has 5 KiB.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 /// Reads a profile.
@@ -19,10 +19,10 @@ pub fn load(path: &Path) -> Result<Profile, MeasureError> {
     parse(path, &read_config(path, MAX_FILE_BYTES as u64).map_err(io_error("read", path))?)
 }
 
-/// The profile that the bytes of the file at `path` hold; the path stands in errors only.
+/// Parses the bytes of the profile file at `path`, which is used in errors only.
 ///
 /// # Errors
-/// [`MeasureError::Profile`] when it is not a profile of this version, holds numbers that cannot be
+/// [`MeasureError::Profile`] when it is not a profile of this version, holds impossible numbers
 /// ([`Profile::check`]), or is larger than [`MAX_FILE_BYTES`].
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
     let refuse = |reason: String| MeasureError::Profile { path: path.to_owned(), reason };
@@ -37,7 +37,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
         Some(other) => return Err(refuse(format!("its schema is {other:?}, not {PROFILE_SCHEMA:?}"))),
         None => return Err(refuse("it has no schema".to_owned())),
     }
-    // Parsed from the text again: errors then have a line and a column.
+    // Parsed from the text again, so that errors have a line and a column.
     let profile: Profile = serde_json::from_slice(bytes).map_err(|e| refuse(e.to_string()))?;
     profile.check().map_err(refuse)?;
     Ok(profile)
@@ -51,7 +51,7 @@ pub fn save(profile: &Profile, path: &Path) -> Result<(), MeasureError> {
     rtvirtio_kernel::atomic_write(path, &to_json(profile, path)?).map_err(io_error("write", path))
 }
 
-/// A profile as the JSON that [`save`] writes; `path` is for the error.
+/// JSON of a profile as [`save`] writes it; `path` is for the error.
 ///
 /// # Errors
 /// [`MeasureError::Profile`] when it has no JSON form.

@@ -63,7 +63,7 @@ fn each_check_finds_its_fault() {
         with(0, point([10_000.0, 10_200.0, 9_900.0], (lat, 29_000), (31 * lat, 900))),
         "this looks like a rate limit",
     );
-    // One standstill of 5 ms with 32 in flight.
+    // A standstill of 5 ms with 32 in flight.
     only(
         with(5, point([80_000.0, 81_600.0, 79_200.0], (400_000, 29_968), (5_000_000, 32))),
         "at depth 32: something stood still",
@@ -110,7 +110,7 @@ fn few_points_confirm() {
         Series::Write.points(block, Extent::Confirming),
         CONFIRMING_DEPTHS.map(|d| (d, block)).to_vec()
     );
-    // A third of what the whole takes.
+    // A third of the time of a whole measurement.
     let whole = least_time(block, Extent::Whole, true);
     assert!(least_time(block, Extent::Confirming, true) * 3 < whole, "{whole:?}");
 }
@@ -187,7 +187,7 @@ fn other_profiles_are_refused_with_the_reason() {
     assert!(e("half").contains("it is not JSON"));
     assert!(e(&good.replace("\"cpus\"", "\"cpu\"")).contains("unknown field `cpu`"));
     assert!(e(&good.replace("\"cpus\"", "\"cpu\"")).contains("rtvirtio profile"));
-    // Numbers that no measurement gives: the models would make infinite times of them, or none.
+    // Impossible numbers: the models would compute infinite times from them, or none.
     let edited = |change: &dyn Fn(&mut Profile)| {
         let mut p = profile();
         change(&mut p);

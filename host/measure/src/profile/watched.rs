@@ -1,5 +1,5 @@
-//! Points of a profile without the host's own stalls: what the device does, and not what the
-//! machine around it does.
+//! Points of a profile less the host's own stalls: latencies of the device, and not of the machine
+//! around it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,21 +10,21 @@ use crate::MeasureError;
 use crate::fio::{LogClock, escaped, parse_log};
 use crate::stalls::Stalls;
 
-/// What the logs' names begin with.
+/// Prefix of the logs' names.
 const LOG: &str = "profile";
 
-/// fio's options for logs by the machine's clock.
+/// Options of fio for logs by the machine's clock.
 pub(super) fn log_options(dir: &Path) -> String {
     format!("{}write_lat_log={}\n", LogClock::Monotonic.options(), escaped(&dir.join(LOG)))
 }
 
-/// Where fio writes the log of each of `n` sections.
+/// Path of the log of each of `n` sections.
 pub(super) fn log_paths(dir: &Path, n: usize) -> Vec<Option<PathBuf>> {
     (1..=n).map(|i| Some(dir.join(format!("{LOG}_lat.{i}.log")))).collect()
 }
 
-/// Latencies of a section less the stalls that fell into them. The log's time is the completion
-/// rounded down to 1 ms; in the middle of it the error is half of that at most.
+/// Latencies of a section less the stalls during them. The log's time is the completion rounded
+/// down to 1 ms; assuming the middle, the error is at most half of that.
 ///
 /// # Errors
 /// [`MeasureError::Log`].
@@ -44,8 +44,8 @@ mod tests {
 
     #[test]
     fn stalls_are_taken_off_where_they_fell() {
-        // Three requests of 0.1, 5 and 0.1 ms that end at 10, 16 and 17 s of uptime; the host stood
-        // still in the second.
+        // Three requests of 0.1, 5 and 0.1 ms that end at 10, 16 and 17 s of uptime; the host
+        // stalled in the second.
         let log = b"10000, 100000, 0, 4096, 0\n16000, 5000000, 0, 4096, 0\n17000, 100000, 0, 4096, 0\n";
         let stalls = Stalls::union(vec![(15_996_000_000, 15_999_000_000)]);
         let less = latencies("p", log, &stalls).unwrap();

@@ -29,7 +29,7 @@ fn recorded_run() {
     assert_eq!((results[0].predicted_ns, results[1].predicted_ns), (predicted[0], None));
     // Requests of the second after the warm-up: 100, 43.75 + 18.75 in whole periods, 200, 300.
     for (r, n) in results.iter().zip([100u64, 63, 200, 300]) {
-        // An open loop has three streams, each with a period that the second cuts.
+        // An open loop has three streams, each with a period cut off by the end of the second.
         assert!(r.n.abs_diff(n) <= 3, "{}: {}", r.task, r.n);
         assert_eq!(r.achieved_rate, r.declared_rate.unwrap(), "{}", r.task);
         assert!(
@@ -38,7 +38,7 @@ fn recorded_run() {
         assert_eq!((r.p9999_ns, r.verdict), (r.max_ns, None));
         assert!(r.fio_p9999_ns <= r.p9999_ns);
     }
-    // The flood has no log: its numbers are fio's. p99.99 as fio's own JSON has it, within the
+    // The flood has no log: its numbers are fio's. p99.99 as in fio's own JSON, within the
     // histograms' resolution.
     let json: serde_json::Value = serde_json::from_slice(&output.json).unwrap();
     let read = &json["jobs"][6]["read"];
@@ -87,8 +87,7 @@ fn incomplete_or_foreign_output_is_refused() {
     assert!(task_results(&job, &whole, &[]).unwrap_err().to_string().contains("7 sections instead of 1"));
 }
 
-/// fio runs inside the guest, so its numbers may be anything: sums stay at the end of what 64 bits
-/// hold.
+/// fio runs inside the guest, so its numbers may be anything: sums saturate at 64 bits.
 #[test]
 fn counts_and_latencies_of_a_hostile_guest_do_not_overflow() {
     let (job, mut output) = recorded();
@@ -121,7 +120,7 @@ fn counts_and_latencies_of_a_hostile_guest_do_not_overflow() {
     assert!(m.result.max_ns.0 > u64::MAX / 2 && m.spans.iter().all(|(from, to)| from < to));
 }
 
-/// A task of 100/s for 10 s, target p99 <= 400 ms, at which request `i` takes `lat(i)` ms and only
+/// Task of 100/s for 10 s, target p99 <= 400 ms, in which request `i` takes `lat(i)` ms and only
 /// `made` are made.
 fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
     let target = Target { percentile: Percentile(99.0), latency: Nanos::from_millis(400) };
@@ -132,8 +131,8 @@ fn synthetic_with(target: Option<Target>, made: u64, lat: impl Fn(u64) -> u64) -
     measured(target, made, lat, None).result
 }
 
-/// The same with all that is measured; `up_ms` is how long the machine has been up at the job's
-/// start, for a log by its clock.
+/// Measurement of such a task, with an optional target; `up_ms` is the machine's uptime at the
+/// job's start, for a log by its clock.
 fn measured(
     target: Option<Target>,
     made: u64,
@@ -143,7 +142,7 @@ fn measured(
     all_measured(target.into_iter().collect(), made, lat, up_ms).remove(0)
 }
 
-/// The same against several targets.
+/// Measurements of such a task against several targets.
 fn all_measured(
     targets: Vec<Target>,
     made: u64,
@@ -221,41 +220,41 @@ fn a_task_with_several_targets_is_judged_against_each() {
             (99.9, Some(ms(400)), Some(Verdict::Unproven)),
         ]
     );
-    // What was measured is the same, and each is what it is alone.
+    // The measurement is the same, and each result is as with its target alone.
     for (row, target) in rows.iter().zip([at(90.0, 2), at(99.0, 7), at(99.9, 400)]) {
         assert_eq!(row.result, of(vec![target]).remove(0).result);
         assert_eq!(row.series, rows[0].series);
     }
-    // p99.9 stands in no other field.
+    // p99.9 is in no other field.
     let at_target = rows[2].result.at_target_ns.unwrap();
     assert!(at_target > ms(8) && at_target <= rows[2].result.max_ns, "{at_target}");
 }
 
 #[test]
 fn stalls_of_the_host_can_be_taken_off() {
-    // The machine has been up for 1000 s. At 3 s into the job the host stands still for 480 ms; the
-    // backlog behind it takes 53 requests.
+    // Uptime is 1000 s. At 3 s into the job the host stalls for 480 ms; draining the backlog behind
+    // it takes 53 requests.
     let measured = measured(None, 1_000, |i| if i == 300 { 480 } else { 1 }, Some(1_000_000));
     let at = |ms: u64| (1_003_000 + ms) * 1_000_000;
     let less = |stalls: &[(u64, u64)]| measured.latencies_less(&Stalls::union(stalls.to_vec())).unwrap();
     let max = |l: &Latencies| l.at(Percentile(100.0)).0 as f64 / 1e6;
     assert_eq!(measured.result.max_ns, Nanos::from_millis(480));
-    // Nothing is left of the first, and of those behind it what they waited after the stall, to the
+    // No latency is left of the first request, and of later ones their wait after the stall, to the
     // 0.5 ms to which the start is known.
     let all = less(&[(at(0), at(480))]);
     assert!(max(&all) < 60.0 && all.n() == 1_000, "{}", max(&all));
-    // A stall at another time takes nothing off.
+    // A stall at another time subtracts nothing.
     assert!(max(&less(&[(at(2_000), at(2_400))])) > 479.0);
-    // One that ends early leaves those that came behind it with all of their wait.
+    // A stall that ends early leaves the requests behind it with all of their wait.
     assert!((max(&less(&[(at(0), at(100))])) - 390.0).abs() < 1.5);
-    // By the job's own clock it is unknown.
+    // With a log by the job's own clock the result is unknown.
     let relative = self::measured(None, 1_000, |_| 1, None);
     assert!(relative.latencies_less(&Stalls::default()).is_none());
 }
 
 #[test]
 fn waits_of_requests_never_made_lose_stalls_too() {
-    // Nothing came back, because the host stood still for all of the run but its first second.
+    // No request completed, because the host stalled for all of the run but its first second.
     let measured = measured(None, 100, |_| 1, Some(5_000));
     let less = measured.latencies_less(&Stalls::union(vec![(6_000_000_000, 15_000_000_000)])).unwrap();
     assert_eq!(less.n(), measured.latencies.n());
@@ -267,8 +266,8 @@ fn waits_of_requests_never_made_lose_stalls_too() {
 fn a_request_of_unknown_time_leaves_the_rest_unknown() {
     let mut measured = measured(None, 1_000, |_| 1, Some(5_000));
     assert!(measured.latencies_less(&Stalls::default()).is_some());
-    // As from a stream that completed none: its waits count, and the clock of their start is not
-    // known.
+    // Like a stream that completed no request: its waits count, and the clock of their start is
+    // unknown.
     measured.latencies.record(Nanos::from_millis(9_000), 1);
     assert!(measured.latencies_less(&Stalls::default()).is_none());
 }
@@ -277,8 +276,8 @@ fn a_request_of_unknown_time_leaves_the_rest_unknown() {
 fn rate_and_tail_are_judged_together() {
     let r = synthetic(1_000, |_| 1);
     assert_eq!((r.n, r.achieved_rate, r.verdict), (1_000, Iops(100.0), Some(Verdict::Met)), "{}", r.why);
-    // One stall of 480 ms, then a backlog that shrinks by 9 ms a request: 480, 471, ... 408 are
-    // above 400. Nine of 1000 are allowed at p99, but that is too near to ten to be shown.
+    // A stall of 480 ms, then a backlog that shrinks by 9 ms a request: 480, 471, ... 408 are above
+    // 400. Nine of 1000 are allowed at p99, but that is too near to ten to be shown.
     let r = synthetic(1_000, |i| if i == 300 { 480 } else { 1 });
     assert_eq!((r.achieved_rate, r.verdict), (Iops(100.0), Some(Verdict::Unproven)));
     assert!(r.why.starts_with("9 of 1000 above 400ms; p99 needs "), "{}", r.why);
@@ -293,7 +292,7 @@ fn rate_and_tail_are_judged_together() {
     assert_eq!(r.verdict, Some(Verdict::Missed));
     assert!(r.achieved_rate.0 > 90.0 && r.achieved_rate.0 < 91.5, "{}", r.achieved_rate);
     assert!(r.why.contains("instead of 100/s"), "{}", r.why);
-    // Nothing at all came back: all but the last 400 ms are overdue.
+    // No request completed: all but the last 400 ms are overdue.
     let r = synthetic(0, |_| 1);
     assert_eq!((r.n, r.achieved_rate, r.verdict), (0, Iops(0.0), Some(Verdict::Missed)));
     assert_eq!(r.why, "960 of 960 above 400ms; 0/s instead of 100/s");
@@ -306,7 +305,7 @@ fn a_starved_task_without_a_target_has_a_tail_too() {
     let r = synthetic_with(None, 0, |_| 1);
     assert_eq!((r.n, r.verdict), (0, None));
     assert_eq!((r.max_ns, r.p9999_ns), (Nanos::from_millis(10_000), Nanos::from_millis(10_000)));
-    // Stopped in the middle: what had waited for longer than any that completed counts.
+    // Stopped in the middle: requests that had waited for longer than any that completed count.
     let r = synthetic_with(None, 500, |_| 1);
     assert_eq!((r.n, r.max_ns), (500, Nanos::from_millis(5_000)));
     assert!(
@@ -335,8 +334,8 @@ fn mixed_directions_share_the_declared_rate() {
     assert_eq!((pace.due_before(false, 1_000_000_000), pace.due_before(true, 1_000_000_000)), (44, 19));
 }
 
-/// A stream of 200/s that a limit holds at 50/s serves the warm-up's requests first, at 50/s all
-/// the same, however long it is measured.
+/// A stream of 200/s that a limit holds at 50/s serves the warm-up's requests first, also at 50/s,
+/// however long it is measured.
 #[test]
 fn a_rate_is_what_was_served_also_of_the_warm_up() {
     let (recorded, _) = recorded();

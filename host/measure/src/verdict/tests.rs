@@ -99,7 +99,7 @@ fn a_task_without_a_rate_is_judged_by_its_tail() {
     );
 }
 
-/// One-sided 95 % upper confidence bound (Clopper-Pearson) of the true share of exceedances, given
+/// Upper confidence bound (one-sided 95 %, Clopper-Pearson) of the true share of exceedances, given
 /// `k` of `n`; 1 when `k >= n`.
 fn share_bound(k: u64, n: u64) -> f64 {
     if k >= n {

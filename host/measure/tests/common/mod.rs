@@ -18,18 +18,18 @@ use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
 pub use rtvirtio_testkit::skip;
 
-/// Why fio cannot be run here.
+/// Reason why fio cannot be run here, if any.
 pub fn no_fio() -> Option<&'static str> {
     Command::new("fio").arg("--version").output().is_err().then_some("fio is not installed")
 }
 
-/// Why a FUSE file cannot be made here.
+/// Reason why a FUSE file cannot be made here, if any.
 pub fn no_fuse() -> Option<&'static str> {
     let open = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     open.is_err().then_some("/dev/fuse cannot be opened: root and CONFIG_FUSE_FS are needed")
 }
 
-/// Why a loop device cannot be made here.
+/// Reason why a loop device cannot be made here, if any.
 pub fn no_loop() -> Option<&'static str> {
     let open = std::fs::OpenOptions::new().read(true).write(true).open("/dev/loop-control");
     open.is_err().then_some("/dev/loop-control cannot be opened: root is needed")
@@ -64,7 +64,7 @@ pub fn task(name: &str, op: Op, rate: Option<f64>, depth: u32, arrival: Arrival)
     }
 }
 
-/// A p99 target.
+/// Target p99 of `ms` milliseconds.
 pub fn p99(ms: u64) -> Vec<Target> {
     vec![Target { percentile: Percentile(99.0), latency: Nanos::from_millis(ms) }]
 }
@@ -85,8 +85,8 @@ pub fn vm(tasks: Vec<Task>) -> Vm {
     }
 }
 
-/// A FUSE file that serves reads one after the other and stands still in given periods after its
-/// first read. It notes when each read was answered: the truth to compare with.
+/// FUSE file that serves reads in sequence and stalls in given periods after its first read. It
+/// records when each read was answered: the truth to compare with.
 pub struct StallingFile {
     session: Option<fuser::BackgroundSession>,
     dir: tempfile::TempDir,
@@ -123,12 +123,12 @@ impl StallingFile {
         self.dir.path().join("disk")
     }
 
-    /// When the first read arrived, in ns of CLOCK_MONOTONIC.
+    /// Arrival of the first read, in ns of CLOCK_MONOTONIC.
     pub fn first_ns(&self) -> u64 {
         self.answered.lock().unwrap().first_ns
     }
 
-    /// When each read was answered, in order, since the first read arrived.
+    /// Time at which each read was answered, in order, since the first read arrived.
     pub fn answered(&self) -> Vec<Duration> {
         self.answered.lock().unwrap().answered.clone()
     }
@@ -141,7 +141,7 @@ impl Drop for StallingFile {
     }
 }
 
-/// Of the directory and the one file of a FUSE file system of the tests.
+/// Attributes of the directory and the single file of the tests' FUSE file system.
 pub fn attr(ino: u64) -> FileAttr {
     let dir = ino == 1;
     FileAttr {
@@ -198,7 +198,7 @@ impl Filesystem for StallFs {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        // The lock is the one channel: requests are served one at a time.
+        // The lock makes it one channel: requests are served one at a time.
         let mut server = self.server.lock().unwrap();
         if server.first.is_none() {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
