@@ -1,4 +1,4 @@
-//! The `ivshmem` device of a running QEMU, and the memory behind it.
+//! `ivshmem` device of a running QEMU, and the memory behind it.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,29 +15,29 @@ use crate::server::{memory_file, take_eventfd};
 
 /// Vendor and device of `ivshmem` (QEMU's `docs/specs/ivshmem-spec.rst`).
 const ID: (u64, u64) = (0x1af4, 0x1110);
-/// What distinguishes our page where a machine has several such devices.
+/// Part of the file name that marks our page where a machine has several such devices.
 const NAME: &str = "rtvirtio";
 
-/// Devices of this kind that are looked at.
+/// Largest number of devices of this kind that are examined.
 const MOST_DEVICES: usize = 16;
 
-/// The memory that a VM and the host share.
+/// Memory shared by a VM and the host.
 #[derive(Debug)]
 pub struct Page {
-    /// Its file.
+    /// Open file of the memory.
     pub file: File,
-    /// Where that is.
+    /// Path of the file, for messages.
     pub path: PathBuf,
-    /// Its size, in bytes.
+    /// Size of the file, in bytes.
     pub size: usize,
-    /// What is locked by the process that follows it.
+    /// File that the following process locks.
     pub(crate) lock: File,
-    /// What the guest's notices arrive at; `None` without a doorbell.
+    /// Eventfd that the guest signals; `None` without a doorbell.
     pub doorbell: Option<OwnedFd>,
 }
 
 impl Page {
-    /// A page that no guest shares, for a guest that reports nothing.
+    /// Makes a page without a guest, for a guest that does not report.
     pub(crate) fn private() -> std::io::Result<Self> {
         let file = File::from(memfd_create("rtvirtio-urgency", MemfdFlags::CLOEXEC)?);
         file.set_len(LEAST_SIZE as u64)?;
@@ -46,8 +46,8 @@ impl Page {
     }
 }
 
-/// Finds the page of a VM: the memory of its only `ivshmem` device, or of the one whose memory's
-/// file is named `rtvirtio...`.
+/// Finds the page of a VM: the memory of its only `ivshmem` device, or of the one whose memory
+/// file's name contains `rtvirtio`.
 ///
 /// # Errors
 /// [`UrgencyError::NoDevice`], [`UrgencyError::NoMemory`], or as the monitor reports.
@@ -81,7 +81,8 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// Ids of the `ivshmem` devices on a bus and those behind it; empty for one without an id.
+/// Collects ids of the `ivshmem` devices on a bus and behind its bridges; empty for a device
+/// without an id.
 fn devices(bus: &Value, found: &mut Vec<String>) {
     for device in list(&bus["devices"]) {
         let id = (device["id"]["vendor"].as_u64(), device["id"]["device"].as_u64());
@@ -94,7 +95,7 @@ fn devices(bus: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// A property of an object; `None` where it has none such.
+/// Property of a QOM object; `None` where it is missing or empty.
 fn property(qmp: &mut Qmp, path: &str, name: &str) -> Result<Option<String>, VmmError> {
     match qmp.execute("qom-get", Some(json!({ "path": path, "property": name }))) {
         Ok(value) => Ok(value.as_str().filter(|v| !v.is_empty()).map(str::to_owned)),
@@ -103,7 +104,7 @@ fn property(qmp: &mut Qmp, path: &str, name: &str) -> Result<Option<String>, Vmm
     }
 }
 
-/// The memory behind a device; `None` for one of another kind.
+/// Memory behind a device; `None` for another kind of device.
 fn memory(vm: &str, pid: u32, qmp: &mut Qmp, id: &str) -> Result<Option<Page>, UrgencyError> {
     let mut objects = Vec::new();
     if id.is_empty() {
@@ -130,10 +131,10 @@ fn memory(vm: &str, pid: u32, qmp: &mut Qmp, id: &str) -> Result<Option<Page>, U
     Ok(None)
 }
 
-/// The memory and the doorbell that our server gave to QEMU.
+/// Memory and doorbell that our server gave to QEMU.
 fn served(vm: &str, pid: u32, qmp: &mut Qmp, chardev: &str) -> Result<Page, UrgencyError> {
     let no = |why: String| UrgencyError::NoMemory { vm: vm.to_owned(), why };
-    // The monitor's list of character devices has no path for one that has connected.
+    // The monitor's list of character devices has no path for a connected one.
     let path = if chardev.starts_with('/') { chardev.to_owned() } else { format!("/chardevs/{chardev}") };
     let arguments = json!({ "path": path, "property": "addr" });
     let address = qmp.execute("qom-get", Some(arguments))?;
@@ -144,9 +145,9 @@ fn served(vm: &str, pid: u32, qmp: &mut Qmp, chardev: &str) -> Result<Page, Urge
     Ok(Page { doorbell: Some(doorbell), ..mapped(vm, pid, Some(&memory), Some(LEAST_SIZE as u64))? })
 }
 
-/// The memory that QEMU names, taken from what it has mapped: a path of its own choice could lead
-/// to a file that only root may write. Memory without a name (`memory-backend-memfd`) is the only
-/// one of its size.
+/// Memory that QEMU names, opened by QEMU's own mapping: a path of its choice could lead to a file
+/// that only root may write. Memory without a name (`memory-backend-memfd`) must be the only one of
+/// its size.
 fn mapped(vm: &str, pid: u32, path: Option<&Path>, size: Option<u64>) -> Result<Page, UrgencyError> {
     let no = |why: String| UrgencyError::NoMemory { vm: vm.to_owned(), why };
     let name = path.map_or_else(|| "memory without a name".to_owned(), |path| path.display().to_string());

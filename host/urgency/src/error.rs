@@ -1,4 +1,4 @@
-//! What can go wrong between the page and the threads.
+//! Errors of following urgency reports.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use rtvirtio_apply::ApplyError;
 use rtvirtio_kernel::HostError;
 use rtvirtio_vmm::VmmError;
 
-/// Why a VM's urgency is not followed.
+/// Reason why a VM's urgency is not followed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UrgencyError {
@@ -17,50 +17,50 @@ pub enum UrgencyError {
          -device ivshmem-plain,memdev=urgency` (libvirt: <shmem name='rtvirtio-{vm}'><model type='ivshmem-plain'/><size unit='M'>1</size></shmem>)"
     )]
     NoDevice {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
     },
-    /// Its memory cannot be reached from here.
+    /// The memory of its device cannot be opened.
     #[error(
         "{vm}: the memory of its ivshmem device cannot be used: {why}; use memory-backend-file with share=on"
     )]
     NoMemory {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// Why.
+        /// Reason, such as a private mapping.
         why: String,
     },
-    /// Others could put files where the server of a doorbell has its own.
+    /// Other users could put files into the directory of a doorbell server.
     #[error(
         "the directory {dir} of an ivshmem server's socket cannot be trusted: {why}; use one of root's, as /run/rtvirtio, and run `rtvirtio ivshmem` as root",
         dir = dir.display()
     )]
     Place {
-        /// The directory.
+        /// Directory of the socket.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// Reason why it is not trusted.
         why: String,
     },
-    /// Another process follows it.
+    /// The page is followed by another process.
     #[error("{vm}: another process follows its urgency page {path}: end that `rtvirtio keep` first", path = path.display())]
     Taken {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The page's file.
+        /// Path of the page.
         path: PathBuf,
     },
-    /// Its monitor cannot be reached.
+    /// The monitor of its QEMU cannot be reached.
     #[error("{vm}: its QEMU cannot be asked: {why}")]
     NoMonitor {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// Why.
+        /// Reason, for the user.
         why: String,
     },
-    /// KVM's interrupts are not seen.
+    /// Interrupts of KVM cannot be traced.
     #[error("this kernel cannot say when KVM interrupts a vCPU: {why}; remove `interrupts = \"kvm\"`")]
     Kvm {
-        /// What it lacks.
+        /// Missing feature, with the error.
         why: String,
     },
     /// Two vCPUs share a thread.
@@ -68,36 +68,36 @@ pub enum UrgencyError {
         "{vm}: one thread runs several vCPUs, so it has no urgency of its own: start QEMU with `-accel tcg,thread=multi`"
     )]
     SharedThread {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
     },
-    /// The guest has named memory that it does not have.
+    /// The guest has named an address without memory.
     #[error("{vm}: the guest says that its reports are at {address:#x}, where it has no memory: {why}")]
     Address {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// Guest-physical address.
+        /// Guest-physical address from the guest.
         address: u64,
-        /// QEMU's answer.
+        /// Answer of QEMU, or the rule that was broken.
         why: String,
     },
-    /// QEMU's monitor.
+    /// Error of QEMU's monitor.
     #[error(transparent)]
     Monitor(#[from] VmmError),
-    /// The journal.
+    /// Error of the journal or its lock.
     #[error(transparent)]
     Journal(#[from] ApplyError),
-    /// The kernel's files.
+    /// Error of the kernel's files.
     #[error(transparent)]
     Host(#[from] HostError),
     /// Something could not be read or written.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     Io {
-        /// What was tried.
+        /// Verb of the failed operation, such as `open`.
         action: &'static str,
-        /// With what.
+        /// File or object of the operation.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the system call.
         source: io::Error,
     },
 }

@@ -1,10 +1,10 @@
-//! Interrupts that KVM makes pending for vCPUs, said by a program in this host's kernel.
+//! Interrupts that KVM makes pending for vCPUs, reported by a BPF program in this host's kernel.
 //!
-//! A vCPU that is runnable and waits for a CPU at its floor takes no interrupt, and nothing in user
-//! space sees that one is pending. KVM knows it: interrupts of devices and of other vCPUs that it
-//! delivers itself pass `__apic_accept_irq` (`arch/x86/kvm/lapic.c`). What a vCPU's own timer
-//! brings does so on the vCPU's own thread, which runs then: that is passed over, guests announce
-//! timers. What the processor delivers past KVM is not seen ([`UNSEEN`]).
+//! A vCPU that is runnable and waits for a CPU at its floor takes no interrupt, and user space
+//! cannot see that one is pending. KVM knows it: interrupts of devices and of other vCPUs that it
+//! delivers itself pass `__apic_accept_irq` (`arch/x86/kvm/lapic.c`). Interrupts of a vCPU's own
+//! timer do so on the vCPU's own thread, which is running then: these are ignored, as guests
+//! announce timers. Interrupts that the processor delivers without KVM are not traced ([`UNSEEN`]).
 
 use std::fs;
 use std::io;
@@ -19,19 +19,19 @@ use rtvirtio_units::Nanos;
 
 use crate::UrgencyError;
 
-/// The module, and the function through which interrupts pass.
+/// Kernel module, and the function that interrupts pass through.
 const MODULE: &str = "kvm";
 const FUNCTION: &str = "__apic_accept_irq";
-/// Bytes of a vCPU's slot: when the last interrupt came, and whether one wakes the follower.
+/// Bytes of a vCPU's slot: time of the last interrupt, and whether one wakes the follower.
 const SLOT: usize = 16;
 const SINCE: i16 = 0;
 const ARMED: i16 = 8;
-/// vCPUs whose slots fit into a page. A power of two.
+/// Number of vCPUs whose slots fit into a page. A power of two.
 const MOST: usize = 4096 / SLOT;
-/// `BPF_RB_FORCE_WAKEUP`.
+/// `BPF_RB_FORCE_WAKEUP`: wakes even if the ring is not empty.
 const WAKE: i32 = 2;
 
-/// Where members are, in bytes.
+/// Byte offsets of members in KVM's structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     vcpu_of_apic: i16,
@@ -45,16 +45,16 @@ impl Layout {
         Ok(Self {
             vcpu_of_apic: offset("kvm_lapic", "vcpu")?,
             pid_of_vcpu: offset("kvm_vcpu", "pid")?,
-            // The first is that of the initial namespace.
+            // The first number is that of the initial namespace.
             number_of_pid: offset("pid", "numbers")? + offset("upid", "nr")?,
         })
     }
 }
 
-/// At `__apic_accept_irq(apic, ...)`: notes when, where the vCPU's thread is followed and is not
-/// the one that runs here; and wakes the follower once, where it has armed the slot.
+/// Program at `__apic_accept_irq(apic, ...)`: records the time, where the vCPU's thread is followed
+/// and is not the one that runs here; and wakes the follower once, where it has armed the slot.
 ///
-/// May also be used under the GPL version 2, as the kernel asks of programs that read its
+/// May also be used under the GPL version 2, which the kernel requires of programs that read its
 /// structures.
 fn on_interrupt(threads: i32, slots: i32, ring: i32, layout: Layout) -> Vec<u64> {
     const KEY: i16 = -8;
@@ -71,13 +71,13 @@ fn on_interrupt(threads: i32, slots: i32, ring: i32, layout: Layout) -> Vec<u64>
     a.set_map(1, threads);
     a.call(Helper::Lookup);
     a.jump_if(0, If::Equal, 0, "end");
-    // r7 = its slot. The number is below MOST anyway: for the kernel, which checks the program.
+    // r7 = its slot. The number is below MOST anyway: this is for the verifier.
     a.load(Width::Word, 2, 0, 0);
     a.and(2, MOST as i32 - 1);
     a.shift_left(2, SLOT.trailing_zeros() as i32);
     a.set_value_of(7, slots);
     a.add_register(7, 2);
-    // The lower half, as a number of 32 bits.
+    // Lower half, as a number of 32 bits.
     a.call(Helper::Thread);
     a.store(Width::Word, 10, KEY, 0);
     a.load(Width::Word, 1, 10, KEY);
@@ -93,7 +93,7 @@ fn on_interrupt(threads: i32, slots: i32, ring: i32, layout: Layout) -> Vec<u64>
     a.add(2, KEY.into());
     a.set(3, 8);
     a.set(4, WAKE);
-    // All that it copies has been written.
+    // All bytes that the call copies must be initialised.
     a.store(Width::Double, 10, KEY, 6);
     a.call(Helper::Output);
     a.label("end");
@@ -102,26 +102,26 @@ fn on_interrupt(threads: i32, slots: i32, ring: i32, layout: Layout) -> Vec<u64>
     a.finish()
 }
 
-/// Settings of KVM by which the processor delivers interrupts itself, where they are on: IPIs
-/// between vCPUs, and what is signalled to vCPUs of AMD's AVIC. Interrupts of devices that are
-/// passed through are never KVM's.
+/// Parameters of KVM by which the processor delivers interrupts itself, where they are on: IPIs
+/// between vCPUs, and interrupts of AMD's AVIC. Interrupts of passed-through devices never pass
+/// KVM.
 const UNSEEN: [&str; 2] =
     ["/sys/module/kvm_intel/parameters/enable_ipiv", "/sys/module/kvm_amd/parameters/avic"];
 
-/// The program at work for one VM, until this is dropped.
+/// Loaded program for one VM, attached until this is dropped.
 #[derive(Debug)]
 pub struct KvmInterrupts {
     threads: OwnedFd,
     slots: Mapping,
     ring: Ring,
-    /// Threads by slot.
+    /// Thread ids by slot.
     used: Vec<Option<u32>>,
     _program: [OwnedFd; 2],
     _slots: OwnedFd,
 }
 
 impl KvmInterrupts {
-    /// Loads the program and starts it.
+    /// Loads and attaches the program.
     ///
     /// # Errors
     /// [`UrgencyError::Kvm`] where there is no KVM of this kind, or no right to BPF.
@@ -156,7 +156,7 @@ impl KvmInterrupts {
         Ok(Self { threads, slots, ring, used: Vec::new(), _program: program, _slots: array })
     }
 
-    /// The settings that are on here by which the processor delivers interrupts past KVM.
+    /// Parameters that are on here by which the processor delivers interrupts without KVM.
     #[must_use]
     pub fn unseen() -> Vec<&'static str> {
         // kernel file
@@ -164,7 +164,7 @@ impl KvmInterrupts {
         UNSEEN.into_iter().filter(is_on).collect()
     }
 
-    /// Whether any of the threads that wait has had an interrupt since the last call.
+    /// Whether any armed thread has had an interrupt since the last call.
     pub(crate) fn take(&self) -> bool {
         self.ring.take()
     }
@@ -172,7 +172,7 @@ impl KvmInterrupts {
     /// Gives a thread a slot; `None` where all are in use.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As bpf(2) reports.
     pub(crate) fn add(&mut self, thread: u32) -> io::Result<Option<Slot>> {
         let free = self.used.iter().position(Option::is_none).unwrap_or(self.used.len());
         if free == MOST {
@@ -187,22 +187,22 @@ impl KvmInterrupts {
         Ok(Some(slot))
     }
 
-    /// Frees the slot of a thread that is followed no more.
+    /// Frees the slot of a thread that is no longer followed.
     pub(crate) fn remove(&mut self, slot: &Slot) {
         if let Some(thread) = self.used.get_mut(slot.0).and_then(Option::take) {
-            // One that is not there is no loss.
+            // A missing entry does no harm.
             let _ = remove(&self.threads, thread);
         }
     }
 
-    /// When a slot's thread last had an interrupt, by the host's clock, where it had one since the
-    /// last call.
+    /// Time of the last interrupt of a slot's thread, by the host's clock; `None` without one since
+    /// the last call.
     pub(crate) fn since(&self, slot: &Slot) -> Option<Nanos> {
         let since = self.slots.double(slot.0 * SLOT).swap(0, Ordering::AcqRel);
         (since != 0).then_some(Nanos(since))
     }
 
-    /// Whether the next interrupt of a slot's thread wakes the follower.
+    /// Sets whether the next interrupt of a slot's thread wakes the follower.
     pub(crate) fn arm(&self, slot: &Slot, is_armed: bool) {
         let armed = &self.slots.words()[(slot.0 * SLOT + ARMED as usize) / 4];
         armed.store(is_armed.into(), Ordering::Release);
@@ -215,6 +215,6 @@ impl AsFd for KvmInterrupts {
     }
 }
 
-/// The place of one thread.
+/// Index of a followed thread's slot.
 #[derive(Debug)]
 pub(crate) struct Slot(usize);

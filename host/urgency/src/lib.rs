@@ -1,11 +1,10 @@
-//! Reads on the shared page how urgent a guest's vCPUs are, and moves their threads within the
+//! Reads the urgency of a guest's vCPUs from the shared page, and moves their threads within the
 //! contract.
 //!
-//! [`find_page`] asks QEMU for the `ivshmem` device that holds the page, [`ServedVm`] looks at one
-//! VM and moves its vCPUs, [`serve`] does so for all VMs at the times that matter. [`Server`] gives
-//! QEMU the memory where the device has a doorbell. Which levels a
-//! thread may have stands in the journal ([`rtvirtio_apply::Levels`]); what a look decides is
-//! [`rtvirtio_urgency::Vcpu`]'s.
+//! [`find_page`] asks QEMU for the `ivshmem` device that has the page, [`ServedVm`] polls one VM
+//! and moves its vCPUs, [`serve`] does so for all VMs at the relevant times. [`Server`] gives QEMU
+//! the memory where the device has a doorbell. The journal has the levels that a thread may have
+//! ([`rtvirtio_apply::Levels`]); the decision of each poll is [`rtvirtio_urgency::Vcpu`]'s.
 
 mod device;
 mod error;

@@ -1,4 +1,4 @@
-//! Shared memory as a file that is copied from and to.
+//! Shared memory as a file that is read and written.
 
 use std::fs::File;
 use std::io;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use rtvirtio_urgency::page::Memory;
 
-/// A part of a file: the device's memory, or a guest's memory by way of `/proc/PID/mem`. Nothing
-/// is mapped: a file that is cut off gives an error and no signal.
+/// Part of a file: the device's memory, or a guest's memory by way of `/proc/PID/mem`. Nothing is
+/// mapped: a truncated file gives an error and no signal.
 #[derive(Clone, Debug)]
 pub struct FileMemory {
     file: Arc<File>,
@@ -16,13 +16,13 @@ pub struct FileMemory {
 }
 
 impl FileMemory {
-    /// The part from `first` on.
+    /// Part of the file from `first` on.
     #[must_use]
     pub fn new(file: File, first: u64) -> Self {
         Self { file: Arc::new(file), first }
     }
 
-    /// The file.
+    /// File that holds the memory.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file

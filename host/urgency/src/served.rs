@@ -1,4 +1,4 @@
-//! One VM whose page is followed.
+//! VM whose page is followed.
 
 mod asker;
 mod history;
@@ -32,50 +32,50 @@ pub use history::{Event, History, Moment};
 pub use raises::{Delays, Raises};
 pub use status::{VcpuStatus, VmStatus};
 
-/// Makes a connection to a VM's monitor, for a moment.
+/// Connects to a VM's monitor, for a short time.
 pub type Monitor = Box<dyn FnMut() -> Result<Qmp, UrgencyError> + Send>;
 
-/// One vCPU with its thread.
+/// vCPU with its thread and state.
 struct ServedVcpu {
     vcpu: usize,
     thread: VcpuThread,
     machine: Vcpu,
-    /// Stands for the reports of a guest that makes none.
+    /// Report made from the thread's activity, for a guest that does not report.
     unreported: Unreported,
     /// Sequence number of the last report.
     sequence: Option<u32>,
-    /// The last report, as it was checked.
+    /// Last report, after the checks.
     report: Option<Report>,
-    /// Another program has set its policy.
+    /// Whether another program has set its policy.
     foreign: bool,
     trace: Trace,
-    /// Where KVM's interrupts are noted.
+    /// Slot in which KVM's interrupts are recorded.
     slot: Option<Slot>,
-    /// What KVM last interrupted it for.
+    /// Last interrupt by KVM that may be for an urgent task.
     interrupted: Option<interrupts::Open>,
 }
 
 impl ServedVcpu {
-    /// How its thread is to be moved.
+    /// Direction in which its thread is to be moved; `None` for none.
     fn change(&self) -> Option<Change> {
         Change::between(self.thread.level(), self.machine.level())
     }
 }
 
-/// One VM whose page is followed.
+/// VM whose page is followed.
 pub struct ServedVm {
     name: String,
     pid: u32,
     config: Config,
     host: Host<FileMemory>,
-    /// Held as long as it is followed.
+    /// Locked as long as the VM is followed.
     _lock: std::fs::File,
     monitor: Asker,
     mode: Mode,
-    /// Where the guest reports.
+    /// Blocks in which the guest reports; `None` while unknown.
     blocks: Option<Blocks<FileMemory>>,
-    /// Where levels are shown: always in the page. The guest's own memory is only read, because the
-    /// reporter may end, and the guest use it for something else, before that is known here.
+    /// Blocks in which levels are shown: always in the page. The guest's own memory is only read,
+    /// because the reporter may end, and the guest reuse the memory, before that is known here.
     shown: Blocks<FileMemory>,
     beat: Option<u32>,
     vcpus: Vec<ServedVcpu>,
@@ -84,33 +84,33 @@ pub struct ServedVm {
     /// Whether the guest has named memory that it does not have, and no other since.
     wrong: bool,
     bell: Option<(OwnedFd, Doorbell)>,
-    /// What the I/O domain signals at urgent completions. A guest that has many is like one that
-    /// rings all the time.
+    /// Eventfd that the I/O domain signals at urgent completions. A guest that has many is treated
+    /// like one that rings all the time.
     completions: Option<(OwnedFd, Doorbell)>,
     interrupts: Option<KvmInterrupts>,
     share: FairShare,
-    /// How early announced timers raise vCPUs.
+    /// Time by which vCPUs are raised before announced timers.
     lead: Lead,
-    /// How long urgent tasks take to answer interrupts.
+    /// CPU time in which urgent tasks answer interrupts.
     answer: Answer,
-    /// The weight at the floor, as a share of the VM's own; `None` where it is not moved.
+    /// Weight at the floor, as a share of the VM's own; `None` where it is not moved.
     weight: Option<f64>,
     nonsense: u64,
     unreadable: u64,
     refused: Option<String>,
     had_vcpus: bool,
     untaken: Untaken,
-    /// Kept for measurements only.
+    /// Recorded events, for measurements only.
     history: Option<History>,
-    /// Whether the guest reports; else the host goes by what it sees of the threads.
+    /// Whether the guest reports; otherwise the host uses the activity of the threads.
     reports: bool,
-    /// Whether the guest has rung since the last look.
+    /// Whether the guest has rung the doorbell since the last poll.
     is_called: bool,
 }
 
 impl ServedVm {
-    /// Offers the page to a VM's guest. The VM is locked: one process follows it at a time, and the
-    /// kernel frees it when that process ends, however it ends.
+    /// Offers the page to a VM's guest, and locks the VM: one process follows it at a time, and the
+    /// kernel releases the lock when that process ends, however it ends.
     ///
     /// # Errors
     /// [`UrgencyError::Taken`], or when the page cannot be written.
@@ -164,10 +164,10 @@ impl ServedVm {
         })
     }
 
-    /// Of a guest that reports nothing: its vCPUs are moved by what the host sees of their threads.
+    /// Follows a guest that does not report: its vCPUs are moved by the activity of their threads.
     ///
     /// # Errors
-    /// When the kernel has no memory for a page that stands for the guest's.
+    /// When the kernel has no memory for a page in place of the guest's.
     pub fn without_reports(
         name: &str,
         pid: u32,
@@ -178,7 +178,7 @@ impl ServedVm {
         Ok(Self { reports: false, ..Self::new(name, pid, config, page, monitor)? })
     }
 
-    /// Its name.
+    /// Name of the VM.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -190,8 +190,8 @@ impl ServedVm {
         self.had_vcpus && self.vcpus.is_empty() && !self.untaken.any
     }
 
-    /// How long the vCPU that was raised last stands above the floor for something urgent; `None`
-    /// where none does.
+    /// Time for which the vCPU that was raised last has been above the floor for an urgent task;
+    /// `None` where none is.
     #[must_use]
     pub fn boosted_for(&self, now: Nanos) -> Option<Nanos> {
         let boosted =
@@ -200,7 +200,7 @@ impl ServedVm {
         Some(Nanos(now.0.saturating_sub(since.0)))
     }
 
-    /// The eventfd that the I/O domain signals before it interrupts the guest for an urgent
+    /// Sets the eventfd that the I/O domain signals before it interrupts the guest for an urgent
     /// request: non-blocking, as `eventfd2(2)` makes it.
     #[must_use]
     pub fn with_completions(mut self, eventfd: OwnedFd) -> Self {
@@ -208,37 +208,39 @@ impl ServedVm {
         self
     }
 
-    /// Also records so many moments of its vCPUs.
+    /// Also records this number of events of its vCPUs.
     #[must_use]
     pub fn with_history(mut self, moments: usize) -> Self {
         self.history = Some(History::with_room(moments));
         self
     }
 
-    /// What was recorded; `None` without [`ServedVm::with_history`], and from the second call on.
+    /// Recorded events; `None` without [`ServedVm::with_history`], and from the second call on.
     pub fn take_history(&mut self) -> Option<History> {
         self.history.take()
     }
 
-    /// What its notices and completions arrive at, unless there are too many at the moment.
+    /// Descriptors that become readable at notices, completions and interrupts; muted ones are left
+    /// out.
     pub(crate) fn bells(&self, now: Nanos) -> impl Iterator<Item = BorrowedFd<'_>> {
         let both = self.bell.iter().chain(&self.completions);
         let open = both.filter(move |(_, bell)| bell.muted_until(now).is_none()).map(|(fd, _)| fd.as_fd());
         open.chain(self.interrupts.iter().map(KvmInterrupts::as_fd))
     }
 
-    /// Takes the notices that have arrived; whether to look.
+    /// Takes the notices that have arrived; returns whether to poll.
     pub(crate) fn take_notices(&mut self, now: Nanos) -> bool {
         self.is_called = take(&mut self.bell, now);
         self.is_called
     }
 
-    /// Takes the completions that have arrived, and raises the vCPUs for them.
+    /// Takes the completions that have arrived, and raises the vCPUs for them; returns whether it
+    /// did.
     pub(crate) fn take_completions(&mut self, levels: &Levels, now: Nanos) -> bool {
         if !take(&mut self.completions, now) {
             return false;
         }
-        // What was reported before is no answer to them.
+        // Earlier reports are no answer to them.
         self.look(levels, now);
         for v in &mut self.vcpus {
             v.machine.completion(now);
@@ -247,9 +249,9 @@ impl ServedVm {
         true
     }
 
-    /// Looks once, and moves the threads whose level changes. Returns when something changes by
-    /// itself. A thread that has ended is no error, and a journal that cannot be looked at now only
-    /// keeps them from being moved.
+    /// Polls once, and moves the threads whose level changes. Returns the time of the next change
+    /// without a report. A thread that has ended is no error, and a journal that cannot be read now
+    /// only keeps threads from being moved.
     pub fn look(&mut self, levels: &Levels, now: Nanos) -> Option<Nanos> {
         self.take_answers(levels, now);
         let alive = self.find_blocks(now);
@@ -275,7 +277,7 @@ impl ServedVm {
         next
     }
 
-    /// Takes what QEMU has answered.
+    /// Takes the answers of QEMU's monitor.
     fn take_answers(&mut self, levels: &Levels, now: Nanos) {
         if let Some(named) = self.monitor.vcpus() {
             self.take_vcpus(named, levels, now);
@@ -285,11 +287,11 @@ impl ServedVm {
         }
     }
 
-    /// Raises vCPUs at their floor whose timers are due, before reports are read: that takes as
+    /// Raises vCPUs at their floor whose timers are due, before reports are read, which takes as
     /// long again.
     pub(crate) fn raise_due(&mut self, levels: &Levels, now: Nanos) {
         for v in &mut self.vcpus {
-            // One that has ended is found at the look.
+            // A vCPU that has ended is found at the poll.
             if let Some(used) = v.machine.raise_due(now, || v.thread.used_since()) {
                 self.share.used(used, false);
             }
@@ -307,14 +309,14 @@ impl ServedVm {
         }
     }
 
-    /// Says to the guest that the page is followed no more.
+    /// Tells the guest that the page is no longer followed.
     pub fn close(&self) {
-        // A page that has gone with its VM needs no word.
+        // A page that is gone with its VM needs no message.
         let _ = self.host.leave();
     }
 
-    /// Puts all vCPUs to their contract's level. Where another rtvirtio is at work, which may be
-    /// putting them back, they stay: the journal knows where they may be.
+    /// Sets all vCPUs to their contract's level. Where another rtvirtio has the lock, which may be
+    /// a revert, they stay: the journal has their possible levels.
     ///
     /// # Errors
     /// When the journal cannot be read.
@@ -326,7 +328,7 @@ impl ServedVm {
                     self.weight = self.set_weight(1.0, levels, &guard);
                     for v in self.vcpus.iter_mut().filter(|v| !v.foreign) {
                         let contract = v.thread.contract();
-                        // One that has ended needs no level.
+                        // A vCPU that has ended needs no level.
                         let _ = v.thread.set(contract, &guard);
                     }
                     set_to_contract(&mut untaken, &guard);
@@ -351,14 +353,14 @@ impl ServedVm {
         v.machine.set_lead(self.lead.get());
         v.machine.set_answer(self.answer.get());
         if !self.reports {
-            // One that has not run is as it was. One that ended is found at the next look.
+            // A vCPU that has not run is unchanged. One that ended is found at the next poll.
             let seen = if ran == Nanos(0) && v.report.is_some() { None } else { v.thread.activity(ran) };
             let report = seen.map(|seen| v.unreported.report(seen, self.config.hold)).or(v.report);
             let is_new = report != v.report;
             v.report = report;
             return v.machine.look(Look { report, is_new, alive: true, ran: charged }, now).next;
         }
-        // Of one that names no memory of its own nothing is urgent.
+        // For a guest that named memory which it does not have, nothing is urgent.
         let nothing = self.wrong.then(Report::default);
         let mut look = Look { report: nothing, is_new: false, alive, ran: charged };
         if let Some(blocks) = &self.blocks {
@@ -368,7 +370,8 @@ impl ServedVm {
                     look.is_new = v.sequence.replace(sequence).is_some_and(|old| old != sequence);
                     if look.is_new || v.report.is_none() {
                         if look.is_new {
-                            // After it was read: a time before would make the guest's clock early.
+                            // Read after the report: an earlier time would make the guest's clock
+                            // early.
                             let read = crate::thread::now();
                             self.clock.observe(read, Nanos(raw.written));
                             if let Some(history) = &mut self.history {
@@ -419,7 +422,7 @@ impl ServedVm {
                             };
                             v.trace.raised(reason, due, self.is_called, at);
                         }
-                        // As above: memory that has gone shows in the threads.
+                        // As above: memory that is gone shows in the threads.
                         let _ = self.shown.show(v.vcpu, new);
                     }
                     Ok(false) => v.foreign = true,
@@ -431,16 +434,16 @@ impl ServedVm {
     }
 }
 
-/// Takes what has arrived at an eventfd; whether some of it counts.
+/// Takes the signals that have arrived at an eventfd; returns whether any of them counts.
 fn take(bell: &mut Option<(OwnedFd, Doorbell)>, now: Nanos) -> bool {
     let Some((fd, bell)) = bell.as_mut().filter(|(_, bell)| bell.muted_until(now).is_none()) else {
         return false;
     };
     let mut count = [0; 8];
-    // Nothing to read is no notice. QEMU has the same open file, and could make a read wait.
+    // Nothing to read is no notice. QEMU shares the open file, and could make a read wait.
     let mut into = [std::io::IoSliceMut::new(&mut count)];
     let read = match rustix::io::preadv2(&*fd, &mut into, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT) {
-        // Linux before 5.8.
+        // Linux before 5.8 does not support it for eventfds.
         Err(Errno::OPNOTSUPP) => rustix::io::read(&*fd, &mut count),
         read => read,
     };

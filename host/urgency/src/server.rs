@@ -1,9 +1,9 @@
-//! The server of `ivshmem-doorbell` devices (QEMU's `docs/specs/ivshmem-spec.rst`): it gives each
-//! QEMU that connects the page's memory and two eventfds, and nothing else.
+//! Server of `ivshmem-doorbell` devices (QEMU's `docs/specs/ivshmem-spec.rst`): it gives each QEMU
+//! that connects the page's memory and two eventfds, and nothing else.
 //!
-//! QEMU must find it when it starts, and needs it no more afterwards: the process that follows the
-//! page takes the eventfd from QEMU itself ([`take_eventfd`]), by the number that the kernel gives
-//! each eventfd. So this process and that one may be restarted at any time.
+//! QEMU needs the server only when it starts: the process that follows the page takes the eventfd
+//! from QEMU itself ([`take_eventfd`]), by the number that the kernel gives each eventfd. So this
+//! process and that one may be restarted at any time.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -26,20 +26,20 @@ use crate::UrgencyError;
 
 /// Version of the protocol between server and QEMU.
 const PROTOCOL: i64 = 0;
-/// The host's number among the peers, and QEMU's.
+/// Peer numbers of the host and of QEMU.
 const HOST: i64 = 0;
 const GUEST: i64 = 1;
-/// Between two looks at whether to end.
+/// Interval at which `cancelled` is checked.
 const LISTEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// Announces the shared memory.
+/// Message number that announces the shared memory.
 const MEMORY: i64 = -1;
-/// What a guest writes to the doorbell register for the host's only vector: peer and vector.
+/// Value for the doorbell register that signals the host's only vector: peer and vector.
 pub const DOORBELL: u32 = (HOST as u32) << 16;
 
-/// What the process that follows the page needs to know; next to the socket.
+/// Data for the process that follows the page; in a file next to the socket.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Served {
-    /// `eventfd-id` of the host's eventfd (proc_pid_fdinfo(5)).
+    /// Number `eventfd-id` of the host's eventfd (proc_pid_fdinfo(5)).
     doorbell: u64,
 }
 
@@ -49,7 +49,7 @@ fn beside(socket: &Path, extension: &str) -> PathBuf {
     name.into()
 }
 
-/// The directory of a socket, where nobody else can put a file or a link, and the name of the
+/// Directory of a socket, in which no other user can put a file or a link, and the name of the
 /// socket in it.
 fn place(socket: &Path) -> Result<(StateDir, &str), UrgencyError> {
     let parent = socket.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -62,29 +62,29 @@ fn place(socket: &Path) -> Result<(StateDir, &str), UrgencyError> {
     }
 }
 
-/// The file of the memory that is served at a socket.
+/// Path of the file with the memory that is served at a socket.
 #[must_use]
 pub fn memory_file(socket: &Path) -> PathBuf {
     beside(socket, ".page")
 }
 
-/// A socket at which QEMU gets memory and doorbell.
+/// Socket at which QEMU gets memory and doorbell.
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
     socket: PathBuf,
     dir: StateDir,
     memory: File,
-    /// QEMU keeps its connection; it would take the end of one for the end of its peer.
+    /// QEMU's connection: QEMU would take its end for the end of its peer.
     connected: Option<UnixStream>,
-    /// Held as long as it listens.
+    /// Locked as long as it listens.
     _lock: File,
 }
 
 impl Server {
     /// Listens at a socket that only this user can connect to, in a directory that no other user
-    /// can write to. The memory's file stays when the server ends, and is used again; a socket that
-    /// no server listens at is replaced.
+    /// can write to. The memory's file stays when the server ends, and is used again; a socket
+    /// without a server is replaced.
     ///
     /// # Errors
     /// When another server listens there, or a file cannot be made.
@@ -101,7 +101,7 @@ impl Server {
             Ok(false) => return Err(UrgencyError::io("listen at", socket)(io::ErrorKind::AddrInUse.into())),
             Err(e) => return Err(UrgencyError::io("lock", path)(e)),
         }
-        // Without the lock nobody listens at it.
+        // As this process has the lock, no server listens at it.
         if fs::symlink_metadata(socket).is_ok_and(|m| m.file_type().is_socket()) {
             fs::remove_file(socket).map_err(UrgencyError::io("remove", socket))?;
         }
@@ -111,8 +111,8 @@ impl Server {
         Ok(Self { listener, socket: socket.to_owned(), dir, memory, connected: None, _lock: lock })
     }
 
-    /// Waits for a QEMU and gives it what it needs; false when `cancelled` says so first. The one
-    /// before, which must have ended, loses its connection.
+    /// Waits for a QEMU and sends it memory and eventfds; false when `cancelled` returns true
+    /// first. The connection of the previous QEMU, which must have ended, is closed.
     ///
     /// # Errors
     /// When the connection breaks meanwhile.
@@ -130,7 +130,7 @@ impl Server {
             }
         }
         let (stream, _) = self.listener.accept().map_err(failed)?;
-        // What breaks off here is no QEMU, and leaves what the last one got.
+        // A peer that disconnects here is no QEMU, and does not affect the last one's files.
         send(&stream, PROTOCOL, None).map_err(|e| failed(e.into()))?;
         self.connected = None;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -140,7 +140,7 @@ impl Server {
         let doorbell = doorbell.ok_or_else(|| {
             failed(io::Error::new(io::ErrorKind::Unsupported, "this kernel numbers no eventfds (Linux 5.2)"))
         })?;
-        // Known before QEMU can run its guest.
+        // Written before QEMU can run its guest.
         let path = beside(&self.socket, ".json");
         let text = serde_json::to_vec(&Served { doorbell }).map_err(|e| failed(e.into()))?;
         let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
@@ -157,12 +157,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The lock is still held, so it is this server's.
+        // The lock is still held, so the socket is this server's.
         let _ = fs::remove_file(&self.socket);
     }
 }
 
-/// A message: 8 bytes, little-endian, with at most one descriptor.
+/// Sends a message: 8 bytes, little-endian, with at most one descriptor.
 fn send(stream: &UnixStream, number: i64, fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     let bytes = number.to_le_bytes();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -171,24 +171,24 @@ fn send(stream: &UnixStream, number: i64, fd: Option<BorrowedFd<'_>>) -> Result<
     if let Some(fds) = &fds {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    // Eight bytes go in one piece.
+    // Eight bytes are sent in one piece.
     sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
 }
 
-/// The number that the kernel has given an eventfd of a process; `None` for any other file.
+/// Number that the kernel has given an eventfd of a process; `None` for any other file.
 fn eventfd_id(pid: u32, fd: u32) -> io::Result<Option<u64>> {
     let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"))?;
     let id = text.lines().find_map(|line| line.strip_prefix("eventfd-id:"));
     Ok(id.and_then(|id| id.trim().parse().ok()))
 }
 
-/// The doorbell of the page at a socket, taken from the QEMU that got it there.
+/// Doorbell of the page at a socket, taken from the QEMU that got it there.
 ///
 /// # Errors
-/// When QEMU does not have it, as one that was connected to an earlier server of the socket.
+/// When QEMU does not have it, as when it was connected to an earlier server of the socket.
 pub fn take_eventfd(vm: &str, socket: &Path, qemu: u32) -> Result<OwnedFd, UrgencyError> {
     let path = beside(socket, ".json");
-    // The socket is named by QEMU.
+    // The path of the socket comes from QEMU.
     let (dir, name) = place(socket)?;
     let text = dir.read(&format!("{name}.json")).map_err(UrgencyError::io("read", &path))?;
     let served: Served =
@@ -201,7 +201,7 @@ pub fn take_eventfd(vm: &str, socket: &Path, qemu: u32) -> Result<OwnedFd, Urgen
     let dir = PathBuf::from(format!("/proc/{qemu}/fd"));
     for entry in fs::read_dir(&dir).map_err(UrgencyError::io("list", &dir))?.flatten() {
         let Some(fd) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        // One that was closed meanwhile is not it.
+        // A descriptor that was closed meanwhile is skipped.
         if eventfd_id(qemu, fd).ok().flatten() != Some(served.doorbell) {
             continue;
         }

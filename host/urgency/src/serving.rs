@@ -1,4 +1,4 @@
-//! All VMs, looked at when it matters.
+//! Loop over all VMs, with polls at the relevant times.
 
 use std::borrow::BorrowMut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,23 +13,24 @@ use rustix::io::Errno;
 use crate::thread::now;
 use crate::{ServedVm, UrgencyError, VmStatus};
 
-/// Between two looks while a vCPU is boosted, at least; else an eighth of the time for which it has
-/// been, so that one that is done stays high for little more than it was urgent.
+/// Least time between two polls while a vCPU is boosted; otherwise an eighth of the time for which
+/// it has been, so that a task that is done keeps it raised for little longer than it was urgent.
 pub const LOOK_BOOSTED: Nanos = Nanos::from_micros(25);
-/// Between two looks else: how long an urgency that no timer announced may go unseen.
+/// Time between two polls otherwise: the longest delay until an urgent task without an announced
+/// timer is detected.
 pub const LOOK: Nanos = Nanos::from_millis(1);
-/// Between two looks at the journal, and two reports.
+/// Time between two reports, and between two checks of the journal.
 const REPORT: Nanos = Nanos::from_millis(1000);
 const JOURNAL: Nanos = Nanos::from_millis(50);
-/// So many looks at the journal may fail while it is followed.
+/// Number of failed checks of the journal after which following ends.
 const MOST_UNREAD: u32 = 100;
-/// How long the end waits until the kernel has removed the programs that say when KVM interrupts.
+/// Longest wait at the end until the kernel has removed the programs that trace KVM's interrupts.
 const REMOVAL: Nanos = Nanos::from_millis(10_000);
 
-/// Why serving ended.
+/// Reason why serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was stopped; all vCPUs are at their contract's level.
+    /// Stopped by the caller; all vCPUs are at their contract's level.
     Stopped,
     /// The contracts were put back, or others were applied.
     PutBack,
@@ -37,13 +38,13 @@ pub enum Ended {
     VmsEnded,
 }
 
-/// Follows the pages of these VMs until `stop` is set. `report` gets how they stand, each second.
-/// The calling thread should have a higher priority than all vCPUs.
+/// Follows the pages of these VMs until `stop` is set. `report` gets their status, each second. The
+/// calling thread should have a higher priority than all vCPUs.
 ///
 /// # Errors
-/// When the journal cannot be read for some seconds; vCPUs stay at the level that they have then,
-/// for only the journal shows whether they may be moved. A VM whose monitor does not answer, or
-/// whose vCPUs share a thread, is no error: [`VmStatus::refused`] has it.
+/// When the journal cannot be read for some seconds; vCPUs stay at their current level, because
+/// only the journal shows whether they may be moved. A VM whose monitor does not answer, or whose
+/// vCPUs share a thread, is no error: [`VmStatus::refused`] has it.
 pub fn serve(
     vms: &mut [ServedVm],
     levels: &mut Levels,
@@ -53,8 +54,8 @@ pub fn serve(
     serve_all(vms.iter_mut().collect(), &mut || None, levels, stop, report)
 }
 
-/// As [`serve`], of VMs that come one after the other, until the last sender is gone and all have
-/// ended: a VM whose monitor does not answer keeps no other one from being followed.
+/// Follows VMs as [`serve`] does, adding those that arrive, until the last sender is gone and all
+/// have ended: a VM whose monitor does not answer keeps no other one from being followed.
 ///
 /// # Errors
 /// As [`serve`].
@@ -70,18 +71,18 @@ pub fn serve_newcomers(
         Err(TryRecvError::Disconnected) => None,
     };
     let ended = serve_all(Vec::new(), &mut more, levels, stop, report);
-    // Those that came too late are followed no more.
+    // VMs that arrived too late are not followed.
     vms.try_iter().for_each(|vm| vm.close());
     ended
 }
 
-/// A VM that is to be followed too, or none now.
+/// Next VM to follow, or none yet.
 enum Next<V> {
     Vm(V),
     Later,
 }
 
-/// What gives the next VM; `None` when none comes any more.
+/// Source of further VMs; `None` when no more will come.
 type More<'m, V> = dyn FnMut() -> Option<Next<V>> + 'm;
 
 fn serve_all<V: BorrowMut<ServedVm>>(
@@ -92,7 +93,7 @@ fn serve_all<V: BorrowMut<ServedVm>>(
     report: &mut dyn FnMut(&[VmStatus]),
 ) -> Result<Ended, UrgencyError> {
     let ended = follow(&mut vms, more, levels, stop, report);
-    // Where following has failed, or was ended by others; no vCPU waits for it.
+    // Also where following has failed, or was ended by others; no vCPU waits for it.
     Removal::start(&mut vms, now());
     vms.iter().for_each(|vm| vm.borrow().close());
     for vm in &mut vms {
@@ -152,8 +153,8 @@ fn follow<V: BorrowMut<ServedVm>>(
                         if changed { vm.update(levels, at) } else { vm.go_on(levels, at) }
                     }
                 }
-                // One that cannot be read for a moment, as without a free descriptor, would leave
-                // vCPUs where they are.
+                // A journal that cannot be read for a moment, as without a free descriptor, would
+                // leave vCPUs at their levels.
                 Err(_) if unread < MOST_UNREAD => unread += 1,
                 Err(e) => return Err(e.into()),
             }
@@ -169,7 +170,7 @@ fn follow<V: BorrowMut<ServedVm>>(
             }
             let next = vm.look(levels, now());
             let after = now();
-            // What has been urgent for long may be so for some time more.
+            // A task that has been urgent for long may stay so for some time.
             let interval =
                 vm.boosted_for(after).map_or(LOOK, |since| Nanos(since.0 / 8).clamp(LOOK_BOOSTED, LOOK));
             let latest = Nanos(after.0 + interval.0);
@@ -179,7 +180,7 @@ fn follow<V: BorrowMut<ServedVm>>(
             next_report = Nanos(at.0 + REPORT.0);
             report(&vms.iter().map(|vm| vm.borrow().status()).collect::<Vec<_>>());
         }
-        // Which threads there are is not known while the journal cannot be read.
+        // The set of threads is unknown while the journal cannot be read.
         if unread == 0 && !may_come && vms.iter().all(|vm| vm.borrow().has_ended()) {
             return Ok(Ended::VmsEnded);
         }
@@ -188,7 +189,7 @@ fn follow<V: BorrowMut<ServedVm>>(
     }
 }
 
-/// Whether the journal is another one than before; it is read then.
+/// Whether the journal was replaced; it is read again then.
 fn is_changed(levels: &mut Levels) -> Result<bool, ApplyError> {
     let changed = matches!(levels.hold()?, Hold::Changed);
     if changed {
@@ -197,10 +198,10 @@ fn is_changed(levels: &mut Levels) -> Result<bool, ApplyError> {
     Ok(changed)
 }
 
-/// Removes the programs that say when KVM interrupts vCPUs, in a thread of its own: the kernel
-/// waits meanwhile until no thread can be within one any more (`synchronize_rcu_tasks`). A vCPU
-/// that computes at its contract's priority keeps PREEMPT_RT's RCU from its CPU, and that from ever
-/// ending, so vCPUs are followed until it is over, as their budgets let all others run.
+/// Removes the programs that trace KVM's interrupts, in a thread of its own: the kernel waits
+/// meanwhile until no thread can be in one any more (`synchronize_rcu_tasks`). A vCPU that computes
+/// at its contract's priority keeps PREEMPT_RT's RCU from its CPU, which would block that wait
+/// forever, so vCPUs are followed until it is over, as their budgets let all others run.
 struct Removal {
     thread: Option<JoinHandle<()>>,
     latest: Nanos,
@@ -224,7 +225,7 @@ impl Removal {
     }
 }
 
-/// Sleeps until then, or until a guest rings.
+/// Sleeps until the given time, or until a guest rings.
 fn wait<V: BorrowMut<ServedVm>>(vms: &[V], until: Nanos) -> Result<(), UrgencyError> {
     let at = now();
     let bells = vms.iter().flat_map(|vm| vm.borrow().bells(at));

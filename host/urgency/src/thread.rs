@@ -1,4 +1,4 @@
-//! A vCPU's thread: the CPU time that it uses, and the level that it has.
+//! Thread of a vCPU: its CPU time and its level.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::UrgencyError;
 
-/// The host's clock for all of this: `CLOCK_MONOTONIC`.
+/// Current time of the host's clock in this crate: `CLOCK_MONOTONIC`.
 #[must_use]
 pub fn now() -> Nanos {
     let t = clock_gettime(ClockId::Monotonic);
@@ -24,24 +24,24 @@ pub fn now() -> Nanos {
 /// Weight of a fair thread over that of one with the next nice value (sched-nice-design.rst).
 const NICE_STEP: f64 = 1.25;
 
-/// A vCPU's thread. The open file is that of this very thread: it fails when the thread has ended,
-/// also where its number is used again.
+/// Thread of a vCPU. The open file belongs to this very thread: reading it fails when the thread
+/// has ended, also where its id is reused.
 #[derive(Debug)]
 pub(crate) struct VcpuThread {
     movable: Movable,
     usage: File,
-    /// Open where the guest reports nothing.
+    /// File `status` of the thread; open where the guest does not report.
     status: Option<File>,
-    /// Since it started.
+    /// Usage since the thread started.
     total: Usage,
     level: Level,
-    /// Which of the journal's ordinary values is its floor's: a step from the contract's nice value
-    /// towards 19.
+    /// Nice value that the floor has among the journal's ordinary values: between the contract's
+    /// and 19.
     nice: i32,
 }
 
 impl VcpuThread {
-    /// `None` when it has ended.
+    /// Opens a thread; `None` when it has ended.
     pub fn open(movable: Movable) -> Result<Option<Self>, UrgencyError> {
         let (pid, tid) = (movable.pid, movable.tid);
         let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"));
@@ -51,12 +51,12 @@ impl VcpuThread {
             Err(e) if rtvirtio_kernel::is_gone(&e) => return Ok(None),
             Err(e) => return Err(UrgencyError::io("open", path)(e)),
         };
-        // After it was opened: what is open is the thread that the journal names.
+        // Checked after opening: the open file is that of the thread in the journal.
         let stat = rtvirtio_kernel::unless_gone(task::stat(&Root::default(), pid, tid))?;
         if stat.is_none_or(|stat| stat.start != movable.start) {
             return Ok(None);
         }
-        // One that a former process left at a level has to be found there.
+        // A thread that an earlier process left at a level has to be found there.
         let attr = sched::get(tid).map_err(UrgencyError::io("read the policy of", path))?;
         let level = level_of(&attr);
         let nice = attr.nice;
@@ -67,7 +67,7 @@ impl VcpuThread {
         Ok(Some(thread))
     }
 
-    /// Also reads whether it sleeps.
+    /// Also reads whether the thread sleeps.
     pub fn with_status(mut self) -> Result<Self, UrgencyError> {
         let path = PathBuf::from(format!("/proc/{}/task/{}/status", self.movable.pid, self.movable.tid));
         // kernel file
@@ -75,8 +75,8 @@ impl VcpuThread {
         Ok(self)
     }
 
-    /// What it does, with the CPU time that [`VcpuThread::used_since`] has returned; `None` when it
-    /// has ended, or is not asked for.
+    /// Activity of the thread, with the CPU time that [`VcpuThread::used_since`] has returned;
+    /// `None` when it has ended, or without [`VcpuThread::with_status`].
     pub fn activity(&self, ran: Nanos) -> Option<Activity> {
         let mut buffer = [0; 4096];
         let n = self.status.as_ref()?.read_at(&mut buffer, 0).ok()?;
@@ -87,17 +87,17 @@ impl VcpuThread {
         &self.movable
     }
 
-    /// Its level, as last set or found.
+    /// Level as last set or found.
     pub fn level(&self) -> Level {
         self.level
     }
 
-    /// The level of its contract.
+    /// Level of its contract.
     pub fn contract(&self) -> Level {
         level_of(&self.movable.contract)
     }
 
-    /// What it has used since the last call; `None` when it has ended.
+    /// CPU time since the last call; `None` when the thread has ended.
     pub fn used_since(&mut self) -> Option<Usage> {
         let mut buffer = [0; 96];
         let n = self.usage.read_at(&mut buffer, 0).ok()?;
@@ -112,8 +112,8 @@ impl VcpuThread {
         Some(used)
     }
 
-    /// Gives it a level. False when another program has given it one that is none of ours: it is
-    /// left to that program.
+    /// Sets a level. False when another program has set one that is none of ours: it is left to
+    /// that program.
     pub fn set(&mut self, level: Level, guard: &Guard<'_>) -> io::Result<bool> {
         let found = sched::get(self.movable.tid)?;
         if !self.movable.may_be(&found) {
@@ -130,9 +130,9 @@ impl VcpuThread {
         Ok(true)
     }
 
-    /// Gives its floor the journal's nice value whose weight is nearest to this share of the one
-    /// that it has by its contract. That weight's share; `None` where the journal has one value
-    /// only, or another program has set one that is none of ours.
+    /// Sets the floor to the journal's nice value whose weight is nearest to this share of the
+    /// contract's. Returns that weight's share; `None` where the journal has one value only, or
+    /// another program has set one that is none of ours.
     pub fn set_weight(&mut self, share: f64, guard: &Guard<'_>) -> io::Result<Option<f64>> {
         let ordinary = || self.movable.levels.iter().filter(|attr| level_of(attr).priority == 0);
         let Some(own) = ordinary().map(|attr| attr.nice).min() else { return Ok(None) };
@@ -155,7 +155,7 @@ impl VcpuThread {
         Ok(Some(weight(nearest)))
     }
 
-    /// The journal's value for a level.
+    /// Value of the journal for a level.
     fn attr(&self, level: Level) -> Option<Attr> {
         let all = || std::iter::once(&self.movable.contract).chain(&self.movable.levels);
         let mut of_level = all().copied().filter(|attr| level_of(attr) == level);
@@ -169,7 +169,7 @@ fn level_of(attr: &Attr) -> Level {
     Level { priority: if real_time { attr.priority } else { 0 }, round_robin: attr.policy == Policy::Rr }
 }
 
-/// From proc_pid_status(5).
+/// Parses a thread's `status` (proc_pid_status(5)).
 fn parse_activity(status: &str, ran: Nanos) -> Option<Activity> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let slept = field("voluntary_ctxt_switches:")?.parse().ok()?;
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(parse_activity(&status("S (sleeping)"), Nanos(3)), seen(true));
         assert_eq!(parse_activity(&status("R (running)"), Nanos(3)), seen(false));
         assert_eq!(parse_activity("State:\tR (running)\n", Nanos(3)), None);
-        // This very thread runs, and the file has the form that is expected.
+        // This very thread is running, and the file has the expected format.
         let tid = rustix::thread::gettid().as_raw_nonzero();
         let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).unwrap();
         assert!(parse_activity(&status, Nanos(0)).is_some_and(|seen| !seen.sleeps));

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 const VICTIM: [u8; 8192] = [b'A'; 8192];
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": []}}"#;
 
-/// A monitor that answers what its QEMU likes: one ivshmem device with these properties, whose
-/// character device says this address.
+/// Monitor with forged answers: one ivshmem device with these properties, whose character device
+/// has this address.
 fn lies(properties: &[(&str, &str)], size: u64, address: &Value) -> Qmp {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let properties: Vec<(String, String)> =
@@ -90,15 +90,15 @@ fn a_page_is_what_qemu_has_mapped_and_not_what_it_names() {
     let good = machine(dir.path(), "good", &at("rtvirtio-good"), "");
     let own = fs::metadata(at("rtvirtio-evil")).unwrap().ino();
 
-    // A file of root's, by its name, a link, another root's name; a FIFO; and the other VM's page.
+    // A file of root's, by its name, a link, another name for it; a FIFO; and the other VM's page.
     for name in ["victim", "link", "fifo", "rtvirtio-good", "none"] {
         let refused = names(&evil, &at(name), 8192);
         assert!(matches!(refused, Err(UrgencyError::NoMemory { .. })), "{name}: {refused:?}");
-        // At most it gets its own.
+        // At most it gets its own page.
         let found = names(&evil, &at(name), 4096).unwrap();
         assert_eq!(found.file.metadata().unwrap().ino(), own, "{name}");
         let vm = serve(&evil, found).unwrap();
-        // That keeps nobody from the other VM's.
+        // The other VM's page stays available.
         let mut monitor = Qmp::connect(good.qmp(), HANG).unwrap();
         let page = find_page("good", good.pid(), &mut monitor).unwrap();
         assert_eq!(page.file.metadata().unwrap().ino(), fs::metadata(at("rtvirtio-good")).unwrap().ino());
@@ -107,7 +107,7 @@ fn a_page_is_what_qemu_has_mapped_and_not_what_it_names() {
     }
     assert!(is_unchanged(&at("victim")));
 
-    // Nor does a user who can read the page, and so lock it.
+    // So it does when a user can read the page, and so lock it.
     let page = fs::File::open(at("rtvirtio-good")).unwrap();
     assert!(rtvirtio_kernel::flock::lock(&page).unwrap());
     let mut monitor = Qmp::connect(good.qmp(), HANG).unwrap();
@@ -131,7 +131,7 @@ fn another_file_in_the_pages_place_is_left_alone() {
     serve(&plc, page).unwrap();
     assert!(is_unchanged(&at("victim")));
 
-    // What QEMU writes nowhere is no page.
+    // Memory that QEMU maps privately is no page.
     let other = machine(dir.path(), "other", &at("rtvirtio-other"), "");
     let private = format!("memory-backend-file,id=m,size=8K,share=off,mem-path={}", at("victim").display());
     fs::create_dir(at("private")).unwrap();
@@ -162,7 +162,7 @@ fn a_server_uses_no_file_that_another_user_can_put_there() {
         fs::remove_file(at(&format!("plc{extension}"))).unwrap();
     }
     assert!(is_unchanged(&at("victim")));
-    // What is read of a server is its own too, and nothing that waits.
+    // The server's files are checked in the same way, and reading them never waits.
     let evil = machine(dir.path(), "evil", &at("rtvirtio-evil"), "");
     mknodat(CWD, at("plc.json"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
     assert!(names_socket(&evil, &socket).is_err());

@@ -1,4 +1,4 @@
-//! The page of a real QEMU: found by its monitor, offered, and left when the VM ends.
+//! Page of a real QEMU: found by its monitor, offered, and left when the VM ends.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -30,7 +30,7 @@ fn the_page_is_found_by_name_and_without() {
     assert!(matches!(page(&none), Err(UrgencyError::NoDevice { .. })));
     drop(none);
 
-    // Another device for another purpose; ours has the name, and sits behind a bridge.
+    // Another device for another purpose; our page has the name, and is behind a bridge.
     let file = |name: &str| {
         format!("memory-backend-file,id={name},size=4K,share=on,mem-path={}/{name}", dir.path().display())
     };
@@ -48,7 +48,7 @@ fn the_page_is_found_by_name_and_without() {
         "ivshmem-plain,id=ours,memdev=rtvirtio-plc,bus=bridge,addr=1",
     ];
     let mut machine = Machine::start(dir.path(), "plc", &two);
-    // What is behind a bridge is seen once the firmware has numbered its bus.
+    // A device behind a bridge is visible once the firmware has numbered its bus.
     wait_for("the page behind the bridge", || page(&machine).is_ok_and(|p| p.path.ends_with("rtvirtio-plc")));
     let found = page(&machine).unwrap();
     assert!(found.size == LEAST_SIZE && found.doorbell.is_none());
@@ -60,7 +60,7 @@ fn the_page_is_found_by_name_and_without() {
     assert!(served(&machine, page(&machine).unwrap()).is_ok());
     machine.kill();
 
-    // Memory that has no name, in a device that has none either.
+    // Memory without a name, in a device without an id.
     let memory =
         ["-object", "memory-backend-memfd,id=m,size=8K,share=on", "-device", "ivshmem-plain,memdev=m"];
     let machine = Machine::start(dir.path(), "plc", &memory);
@@ -109,7 +109,7 @@ fn qemu_gets_a_doorbell_that_is_taken_from_it() {
         "offered, and the host's doorbell is 0"
     );
 
-    // Another server's QEMU has another one.
+    // The QEMU of another server has another doorbell.
     let mut server = Server::bind(&socket).unwrap();
     let second = dir.path().join("second");
     fs::create_dir(&second).unwrap();

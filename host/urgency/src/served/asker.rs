@@ -1,5 +1,5 @@
-//! A VM's monitor, asked by a thread of its own: one that does not answer holds up no look at the
-//! vCPUs, of this VM or of another.
+//! Questions to a VM's monitor, asked by a thread of its own: a monitor that does not answer delays
+//! no poll of vCPUs, of this VM or of another.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use serde_json::json;
 use super::Monitor;
 use crate::UrgencyError;
 
-/// Before what failed is asked again: at first, and at most. It doubles each time.
+/// Pause before a failed question is repeated: the first, and the longest. It doubles each time.
 const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
 const LONGEST: Nanos = Nanos::from_millis(60_000);
 
-/// vCPU numbers by thread.
+/// Numbers of vCPUs by thread id.
 pub(super) type Vcpus = BTreeMap<u32, Vec<u32>>;
 
 type Place = (u64, Result<String, UrgencyError>);
 
-/// What is asked, and what QEMU has answered.
+/// Pending questions, and the answers of QEMU.
 #[derive(Default)]
 struct Slots {
     ask_vcpus: bool,
@@ -38,10 +38,10 @@ struct Shared {
     end: AtomicBool,
 }
 
-/// The thread, which ends with this.
+/// Thread that asks; it ends when this is dropped.
 ///
-/// The other side has the highest priority of all: it only tries the lock, for the thread may be
-/// just where it cannot give it back before that side sleeps.
+/// The other side has the highest priority of all: it only tries the lock, because the thread may
+/// be preempted where it cannot release it before that side sleeps.
 pub(super) struct Asker {
     shared: Arc<Shared>,
     thread: Thread,
@@ -50,10 +50,10 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// Nothing is asked yet.
+    /// Starts the thread, without a question.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// When no thread can be made.
     pub fn start(mut monitor: Monitor) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let of_thread = shared.clone();
@@ -68,8 +68,7 @@ impl Asker {
         Ok(Self { shared, thread, asked_vcpus: false, asked_address: false })
     }
 
-    /// Asks which thread runs which vCPU, unless that is asked already; to be called again until it
-    /// is.
+    /// Asks for the vCPUs of each thread, unless that is pending; to be called again until it is.
     pub fn ask_vcpus(&mut self) {
         if self.asked_vcpus {
             return;
@@ -81,8 +80,8 @@ impl Asker {
         }
     }
 
-    /// Asks where a page of the guest's memory is, unless one is asked for already; to be called
-    /// again until it is.
+    /// Asks for the address of a guest page in QEMU's memory, unless a question is pending; to be
+    /// called again until it is.
     pub fn ask_address(&mut self, address: u64) {
         if self.asked_address {
             return;
@@ -94,14 +93,15 @@ impl Asker {
         }
     }
 
-    /// Which thread runs which vCPUs, once that has come.
+    /// Numbers of the vCPUs by thread, once the answer has come.
     pub fn vcpus(&mut self) -> Option<Result<Vcpus, UrgencyError>> {
         let taken = self.asked_vcpus.then(|| self.shared.slots.try_lock().ok()?.vcpus.take())?;
         self.asked_vcpus = taken.is_none();
         taken
     }
 
-    /// Where an address is in QEMU's memory, once that has come, as the monitor's text.
+    /// Guest address with the monitor's text on its place in QEMU's memory, once the answer has
+    /// come.
     pub fn place(&mut self) -> Option<Place> {
         let taken = self.asked_address.then(|| self.shared.slots.try_lock().ok()?.place.take())?;
         self.asked_address = taken.is_none();
@@ -112,12 +112,12 @@ impl Asker {
 impl Drop for Asker {
     fn drop(&mut self) {
         self.shared.end.store(true, Ordering::Release);
-        // It is not waited for: it may be asking.
+        // Not joined: it may be asking.
         self.thread.unpark();
     }
 }
 
-/// Answers a question; whether there was one.
+/// Answers a question; returns whether there was one.
 fn answer_one(slots: &Mutex<Slots>, monitor: &mut Monitor) -> bool {
     let lock = || slots.lock().unwrap_or_else(PoisonError::into_inner);
     // Each of these locks ends with its line: none is held while QEMU is asked.
@@ -138,7 +138,7 @@ fn translate(qmp: &mut Qmp, address: u64) -> Result<String, UrgencyError> {
     Ok(answer.as_str().unwrap_or_default().trim().to_owned())
 }
 
-/// When to ask again after failures.
+/// Exponential back-off after failures.
 #[derive(Debug)]
 pub(super) struct Again {
     pause: Nanos,
@@ -152,12 +152,12 @@ impl Default for Again {
 }
 
 impl Again {
-    /// Whether to ask.
+    /// Whether the pause is over.
     pub fn is_due(&self, now: Nanos) -> bool {
         now >= self.due
     }
 
-    /// It has failed.
+    /// Doubles the pause after a failure.
     pub fn failed(&mut self, now: Nanos) {
         self.due = Nanos(now.0.saturating_add(self.pause.0));
         self.pause = Nanos(self.pause.0.saturating_mul(2).min(LONGEST.0));

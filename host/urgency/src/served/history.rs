@@ -1,30 +1,30 @@
-//! What was read of a VM's vCPUs and done to them, moment by moment. For measurements: VMs are
-//! followed without it.
+//! Record of a VM's reports and level changes. For measurements only: production use follows VMs
+//! without it.
 
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::{Level, Reason};
 
-/// One moment of one vCPU.
+/// Event with its time and vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// When, by the host's clock ([`crate::now`]).
+    /// Time by the host's clock ([`crate::now`]).
     pub at: Nanos,
-    /// Which vCPU.
+    /// Number of the vCPU.
     pub vcpu: usize,
-    /// What.
+    /// Event at this time.
     pub event: Event,
 }
 
-/// What happened.
+/// Event of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A new report was read, written at this time of the guest's clock.
     Report(Nanos),
-    /// The thread has this level from here on, for this reason.
+    /// The thread was set to this level, for this reason.
     Level(Level, Reason),
 }
 
-/// All moments in their order, as far as there was room.
+/// All events in their order, up to the capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     moments: Vec<Moment>,
@@ -32,7 +32,7 @@ pub struct History {
 }
 
 impl History {
-    /// With room for so many moments, asked for now and not while pages are followed.
+    /// Allocates room for this number of events now, and not while pages are followed.
     pub(super) fn with_room(moments: usize) -> Self {
         Self { moments: Vec::with_capacity(moments), missed: 0 }
     }
@@ -45,13 +45,13 @@ impl History {
         }
     }
 
-    /// The moments.
+    /// Recorded events, the earliest first.
     #[must_use]
     pub fn moments(&self) -> &[Moment] {
         &self.moments
     }
 
-    /// How many more found no room.
+    /// Number of events beyond the capacity.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.missed

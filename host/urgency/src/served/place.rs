@@ -1,4 +1,4 @@
-//! Where the guest reports: in the page, or in a page of its own memory.
+//! Location of the guest's reports: in the page, or in a page of its own memory.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use rtvirtio_urgency::page::{BLOCK, Blocks, LEAST_SIZE, Mode};
 use super::ServedVm;
 use crate::{FileMemory, UrgencyError};
 
-/// Before a page that the guest has named is asked for again, at least.
+/// Least time between two questions for a page that the guest has named.
 const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
 
 impl ServedVm {
-    /// Finds where the guest reports. Whether it has shown a sign of life. One whose page cannot be
-    /// read reports nothing: that concerns no other VM.
+    /// Finds the location of the guest's reports. Returns whether the heartbeat has advanced. A
+    /// guest whose page cannot be read reports nothing: that affects no other VM.
     pub(super) fn find_blocks(&mut self, now: Nanos) -> bool {
         let (mode, beat, unread) = match self.host.mode() {
             Ok((mode, beat)) => (mode, beat, None),
@@ -25,9 +25,10 @@ impl ServedVm {
             (self.mode, self.blocks, self.refused) = (mode, None, None);
             for v in &mut self.vcpus {
                 (v.sequence, v.report) = (None, None);
-                // What stands there may be of a host process that was killed.
+                // The content may be from a host process that was killed.
                 let _ = self.shown.show(v.vcpu, v.thread.level());
-                // A guest that changes its mind all the time is not one that reports nothing.
+                // A guest that switches modes all the time does not count as one that reports
+                // nothing.
                 if mode == Mode::Off {
                     v.machine.end(now);
                 }
@@ -56,8 +57,8 @@ impl ServedVm {
         beats && (self.blocks.is_some() || self.wrong)
     }
 
-    /// QEMU's answer where a page of the guest's memory is. Where the guest has named another one
-    /// since, that is nothing.
+    /// Takes QEMU's answer on the location of a guest page. Ignored where the guest has named
+    /// another one since.
     pub(super) fn take_memory(&mut self, address: u64, place: Result<String, UrgencyError>) {
         if !matches!(self.mode, Mode::GuestMemory { address: named } if named == address) {
             return;
@@ -79,14 +80,14 @@ impl ServedVm {
         UrgencyError::Address { vm: self.name.clone(), address, why: why.to_owned() }
     }
 
-    /// A page of the guest's memory. QEMU has translated the address, or refused one where the
-    /// guest has no memory of its own; one page is in one piece in QEMU's memory too.
+    /// Opens a page of the guest's memory. QEMU has translated the address, or refused one where
+    /// the guest has no memory; a page is contiguous in QEMU's memory too.
     fn guest_memory(&self, address: u64, answer: &str) -> Result<FileMemory, UrgencyError> {
         // `Host virtual address for 0x1000 (pc.ram) is 0x7f0000001000`
         let place = answer.rsplit_once(" is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
         let place = place.ok_or_else(|| self.wrong_address(address, answer))?;
         let path = PathBuf::from(format!("/proc/{}/mem", self.pid));
-        // Only read: levels are shown in the page alone.
+        // Read only: levels are shown in the page alone.
         // kernel file
         let file = File::open(&path);
         Ok(FileMemory::new(file.map_err(UrgencyError::io("open", path))?, place))

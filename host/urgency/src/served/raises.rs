@@ -1,22 +1,22 @@
-//! How late vCPUs were raised, by what raised them.
+//! Delays of raising vCPUs, by cause.
 
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::Reason;
 use rtvirtio_urgency::page::RawReport;
 use serde::{Deserialize, Serialize};
 
-/// How many times there were of each length.
+/// Histogram of raise delays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delays {
-    /// How many were shorter than each of [`Delays::EDGES_US`], and not than the one before; the
-    /// last counts all others.
+    /// Number of delays below each of [`Delays::EDGES_US`], and not below the one before; the last
+    /// counts all longer ones.
     pub counts: [u64; 9],
-    /// The longest, in nanoseconds.
+    /// Longest delay, in nanoseconds.
     pub longest: Nanos,
 }
 
 impl Delays {
-    /// In microseconds.
+    /// Upper edges of the bins, in microseconds.
     pub const EDGES_US: [u64; 8] = [25, 50, 100, 200, 400, 800, 1600, 3200];
 
     fn add(&mut self, delay: Nanos) {
@@ -25,13 +25,13 @@ impl Delays {
         self.longest = self.longest.max(delay);
     }
 
-    /// How many.
+    /// Number of all delays.
     #[must_use]
     pub fn n(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// These and others.
+    /// Sum with another histogram.
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         let mut both = *self;
@@ -41,30 +41,30 @@ impl Delays {
     }
 }
 
-/// What raised a vCPU whose guest reports, and how late; counted by the host. Of one whose guest
-/// reports nothing, interrupts only.
+/// Delays of raising a vCPU whose guest reports, by cause; measured by the host. For a guest that
+/// does not report, interrupts only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Raises {
-    /// For an announced timer, since it was to be.
+    /// For an announced timer, since the time for which the raise was planned.
     pub timer: Delays,
-    /// For a report that a look found, since it was written.
+    /// For a report that a poll found, since it was written.
     pub look: Delays,
     /// For a report that came with a notice, since it was written.
     pub notice: Delays,
-    /// For urgent completions of the I/O domain: how often.
+    /// Number of raises for urgent completions of the I/O domain.
     pub completions: u64,
     /// For an interrupt of a device or of another vCPU, since KVM made it pending.
     #[serde(default)]
     pub interrupts: Delays,
-    /// From an announced timer to the report that something urgent runs, in the guest's time, where
-    /// the vCPU was raised before the timer: what the guest itself took.
+    /// From an announced timer to the report of the urgent task, in the guest's time, where the
+    /// vCPU was raised before the timer: the guest's own delay.
     pub tasks_in_time: Delays,
-    /// The same where it was raised after the timer, or not for it.
+    /// From an announced timer to that report, where it was raised after the timer, or not for it.
     pub tasks_late: Delays,
 }
 
 impl Raises {
-    /// These and others.
+    /// Sum with the counts of another vCPU.
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         Self {
@@ -79,15 +79,15 @@ impl Raises {
     }
 }
 
-/// Counts what raises one vCPU.
+/// Records the raises of one vCPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trace {
     raises: Raises,
-    /// When the last report was written, in the host's time.
+    /// Time at which the last report was written, in the host's time.
     written: Option<Nanos>,
-    /// The announced timer, in the guest's time and the host's.
+    /// Announced timer, in the guest's time and the host's.
     timer: Option<(Nanos, Nanos)>,
-    /// When the vCPU was last raised; `None` when it has been lowered since.
+    /// Time of the last raise; `None` when it has been lowered since.
     raised: Option<Nanos>,
 }
 
@@ -96,7 +96,7 @@ impl Trace {
         self.raises
     }
 
-    /// A new report has been read.
+    /// Records a new report.
     pub fn report(&mut self, raw: &RawReport, to_host: impl Fn(Nanos) -> Option<Nanos>) {
         let written = Nanos(raw.written);
         self.written = to_host(written);
@@ -112,8 +112,9 @@ impl Trace {
         of.add(Nanos(written.0 - timer.0));
     }
 
-    /// The vCPU's thread has a higher level at `now`. `due` is when an announced timer was to raise
-    /// it, where that did, or when KVM interrupted it; `is_called`: the guest has rung.
+    /// Records that the vCPU's thread was raised at `now`. `due` is the time planned for an
+    /// announced timer, where that raised it, or the time of KVM's interrupt; `is_called`: the
+    /// guest has rung the doorbell.
     pub fn raised(&mut self, reason: Reason, due: Option<Nanos>, is_called: bool, now: Nanos) {
         self.raised = Some(now);
         let since = |due: Option<Nanos>| due.map(|due| Nanos(now.0.saturating_sub(due.0)));
@@ -126,8 +127,8 @@ impl Trace {
             }
             Reason::Task | Reason::Blocked | Reason::Critical => {
                 let of = if is_called { &mut self.raises.notice } else { &mut self.raises.look };
-                // One that is raised without a new report, as when its budget is full again, is not
-                // late by the old one.
+                // A raise without a new report, as when the budget is full again, is not late by
+                // the old one.
                 (of, since(self.written.take()))
             }
             Reason::Contract | Reason::Floor | Reason::Exhausted => return,
@@ -137,7 +138,7 @@ impl Trace {
         }
     }
 
-    /// The vCPU's thread has a lower level.
+    /// Records that the vCPU's thread was lowered.
     pub fn lowered(&mut self) {
         self.raised = None;
     }
@@ -159,7 +160,7 @@ mod tests {
             deadline: us(deadline).0,
         };
         let mut trace = Trace::default();
-        // Raised 30 us before the timer, 20 us later than it was to be; the task runs 70 us after.
+        // Raised 30 us before the timer, 20 us later than planned; the task runs 70 us after.
         trace.report(&report(0, 1000, 2000), to_host);
         trace.raised(Reason::Timer, Some(us(2450)), false, us(2470));
         trace.report(&report(1, 2070, 0), to_host);
@@ -169,7 +170,7 @@ mod tests {
         trace.raised(Reason::Timer, Some(us(3450)), false, us(4000));
         trace.report(&report(1, 3900, 0), to_host);
         trace.lowered();
-        // Found by a look, and then by a notice; before its timer.
+        // Found by a poll, and then by a notice; before its timer.
         trace.report(&report(0, 4000, 9000), to_host);
         trace.report(&report(1, 5000, 0), to_host);
         trace.raised(Reason::Task, None, false, us(5600));

@@ -1,4 +1,4 @@
-//! The weight of a VM at its floor, from which what is urgent is taken.
+//! Weight of a VM at its floor, reduced by its CPU time above the floor.
 
 use std::io::ErrorKind;
 
@@ -7,26 +7,26 @@ use rtvirtio_units::Nanos;
 
 use super::ServedVm;
 
-/// The least change of a weight, as a logarithm: about two of the journal's.
+/// Least change of a weight that is written, as a logarithm: about two of the journal's steps.
 const LEAST_STEP: f64 = 0.15;
 
 impl ServedVm {
     /// At the end of a window, moves the weight that the VM's vCPUs have at the floor.
     pub(super) fn move_weight(&mut self, levels: &Levels, now: Nanos) {
         let Some(weight) = self.share.weight(now).filter(|_| self.config.floor == 0) else { return };
-        // A step that is hardly one is not worth a write while others wait to be raised.
+        // A tiny step is not worth a write while other vCPUs wait to be raised.
         let is_step = |old: f64| weight == 1.0 && old < 1.0 || (weight / old).ln().abs() > LEAST_STEP;
         if self.weight.is_none_or(is_step) {
             if let Ok(Hold::Free(guard)) = levels.hold() {
                 self.weight = self.set_weight(weight, levels, &guard);
             }
         }
-        // What is not moved is as it was.
+        // A weight that is not moved is the original one.
         self.share.set(self.weight.unwrap_or(1.0));
     }
 
-    /// Gives the VM this share of its own weight: its cgroup's where the journal has that one, else
-    /// its threads'. The share that it has then; `None` where it cannot be moved.
+    /// Sets the VM's weight to this share of its own: its cgroup's where the journal has that one,
+    /// else its threads'. Returns the share that was set; `None` where it cannot be moved.
     pub(super) fn set_weight(&mut self, weight: f64, levels: &Levels, guard: &Guard<'_>) -> Option<f64> {
         if let Some(file) = levels.files().iter().find(|file| file.is_weight_of(&self.name)) {
             let own: f64 = file.contract.parse().ok().filter(|own| *own > 0.0)?;

@@ -1,4 +1,4 @@
-//! How the vCPUs of a VM stand.
+//! Status of a VM and its vCPUs.
 
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::Mode;
@@ -7,68 +7,68 @@ use serde::Serialize;
 
 use super::{Raises, ServedVcpu, ServedVm};
 
-/// How a VM stands.
+/// Status of a VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmStatus {
-    /// Its name.
+    /// Name of the VM.
     pub vm: String,
     /// `off`, `region`, `guest_memory`, or `threads` for a guest that reports nothing.
     pub mode: &'static str,
-    /// Its vCPUs.
+    /// Status of each vCPU.
     pub vcpus: Vec<VcpuStatus>,
-    /// Reports with values that are none of the protocol's.
+    /// Number of reports with values outside of the protocol.
     pub nonsense: u64,
-    /// Notices by the doorbell, and those of them that were ignored.
+    /// Number of doorbell notices, and of ignored ones among them.
     pub notices: [u64; 2],
-    /// Signals of urgent completions by the I/O domain, and those of them that were ignored; `None`
-    /// where it signals none.
+    /// Number of signals of urgent completions by the I/O domain, and of ignored ones among them;
+    /// `None` where it sends none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completions: Option<[u64; 2]>,
-    /// The weight that its vCPUs have at the floor, as a share of its own, so that what is urgent
-    /// counts against its fair share; `None` where it cannot be moved.
+    /// Weight of its vCPUs at the floor, as a share of its own, which charges urgent CPU time
+    /// against its fair share; `None` where it cannot be moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
-    /// How long before an announced timer a vCPU is raised, in nanoseconds: what that takes here is
-    /// part of it.
+    /// Time by which a vCPU is raised before an announced timer, in nanoseconds; includes the time
+    /// that raising takes here.
     pub lead: Nanos,
     /// CPU time within which an urgent task answers an interrupt by KVM, in nanoseconds; `None`
     /// where those raise no vCPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer: Option<Nanos>,
-    /// Looks that found a report half written.
+    /// Number of polls that found a report half written.
     pub unreadable: u64,
-    /// Why something is not followed.
+    /// Reason why a part is not followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// How a vCPU stands.
+/// Status of a vCPU.
 #[derive(Clone, Debug, Serialize)]
 pub struct VcpuStatus {
-    /// Its number.
+    /// Number of the vCPU.
     pub vcpu: usize,
-    /// Its thread.
+    /// Thread id of the vCPU.
     pub tid: u32,
-    /// Its level.
+    /// Scheduling level of its thread.
     pub level: Level,
-    /// Why it has it.
+    /// Reason for this level.
     pub reason: Reason,
     /// CPU time above the floor that is left in this period, for tasks, in nanoseconds.
     pub task_left: Nanos,
-    /// The same for critical sections.
+    /// CPU time left for critical sections, in nanoseconds.
     pub critical_left: Nanos,
-    /// What has happened.
+    /// Counts of its events.
     #[serde(flatten)]
     pub counters: Counters,
-    /// What raised it, and how late; for a guest that reports nothing only interrupts
-    /// are counted.
+    /// Delays of raising it, by cause; for a guest that does not report only interrupts are
+    /// counted.
     pub raises: Raises,
     /// Whether it is left to another program that has set its policy.
     pub foreign: bool,
 }
 
 impl ServedVm {
-    /// How it stands.
+    /// Current status of the VM.
     #[must_use]
     pub fn status(&self) -> VmStatus {
         let one = |v: &ServedVcpu| {

@@ -1,4 +1,4 @@
-//! What one VM spoils, and what that leaves of it and the others.
+//! Damage by one VM, and its effects on it and the others.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -14,7 +14,7 @@ use rtvirtio_urgency::page::Memory as _;
 
 use super::*;
 
-/// What a VM does to its own page ends no look at the others'.
+/// Changes of a VM to its own page end no poll of the others'.
 #[test]
 fn a_page_that_is_cut_off_reports_nothing() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
@@ -30,7 +30,7 @@ fn a_page_that_is_cut_off_reports_nothing() {
     let mut vm = ServedVm::new("plc", std::process::id(), config, page, Box::new(none)).unwrap();
     drop(rtvirtio_apply::Session::open(&state).unwrap());
     let levels = Levels::open(&state).unwrap();
-    // The guest reports in the region.
+    // The guest reports in the page.
     FileMemory::new(file.try_clone().unwrap(), 0).write(32, &1u32.to_le_bytes()).unwrap();
     vm.look(&levels, Nanos(1));
     assert_eq!((vm.mode, vm.refused.is_some()), (Mode::Region, false));
@@ -38,7 +38,7 @@ fn a_page_that_is_cut_off_reports_nothing() {
     assert!(vm.look(&levels, Nanos(2)).is_none());
     assert_eq!(vm.mode, Mode::Off);
     assert!(vm.refused.as_ref().is_some_and(|why| why.contains("cannot be read")));
-    // As it was, it is followed again.
+    // As before, the page is followed again.
     file.set_len(LEAST_SIZE as u64).unwrap();
     FileMemory::new(file, 0).write(32, &1u32.to_le_bytes()).unwrap();
     vm.look(&levels, Nanos(3));
@@ -49,8 +49,8 @@ fn contract() -> Attr {
     Attr::fifo(5)
 }
 
-/// A sleeper whose contract is FIFO 5 and whose levels are 7 and ordinary, in force in this state
-/// directory, at the level that a process before has left it; `None` where that cannot be had.
+/// Sleeping process whose contract is FIFO 5 and whose levels are 7 and ordinary, in force in this
+/// state directory, at a level left by an earlier process; `None` where that is not possible.
 fn left_at(level: &Attr, state: &Path, test: &str) -> Option<rtvirtio_testkit::ChildGuard> {
     if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::Root]) {
         return None;
@@ -77,8 +77,8 @@ fn left_at(level: &Attr, state: &Path, test: &str) -> Option<rtvirtio_testkit::C
     Some(sleeper)
 }
 
-/// One VM's QEMU that does not answer ends nothing for the others, and leaves no vCPU of its own at
-/// a level that a killed process gave it.
+/// A VM's QEMU that does not answer affects no others, and leaves no vCPU of its own at a level
+/// that a killed process gave it.
 #[test]
 fn a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract() {
     let test = "a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract";
@@ -113,7 +113,7 @@ fn a_monitor_that_does_not_answer_leaves_its_vcpus_at_their_contract() {
     assert_eq!(vm.status().refused, None);
 }
 
-/// As long as QEMU says nothing, all else goes on, the end too.
+/// While QEMU does not answer, everything else goes on, the end included.
 #[test]
 fn a_monitor_that_hangs_holds_up_nothing() {
     let test = "a_monitor_that_hangs_holds_up_nothing";
@@ -138,7 +138,7 @@ fn a_monitor_that_hangs_holds_up_nothing() {
     let ended = crate::serve(std::slice::from_mut(&mut vm), &mut levels, &stop, &mut report).unwrap();
     assert_eq!((ended, reports), (crate::Ended::Stopped, 2));
     assert!(vm.monitor.vcpus().is_none() && !vm.has_ended());
-    // What was left at the floor does not stay there.
+    // A thread that was left at the floor does not stay there.
     assert!(sched::get(sleeper.0.id()).unwrap().is(&contract()));
     drop(release);
 }

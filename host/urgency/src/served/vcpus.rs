@@ -1,4 +1,4 @@
-//! The threads of a VM's vCPUs: which of those that the journal lets move are which.
+//! Threads of a VM's vCPUs among those that the journal lets move.
 
 use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
@@ -10,26 +10,26 @@ use super::{Event, ServedVcpu, ServedVm};
 use crate::UrgencyError;
 use crate::thread::VcpuThread;
 
-/// The journal's threads of a VM that are not followed.
+/// Threads of a VM in the journal that are not followed.
 #[derive(Default)]
 pub(super) struct Untaken {
-    /// Whether there are some.
+    /// Whether there are any.
     pub any: bool,
     again: Again,
-    /// Why the last try has failed.
+    /// Reason why the last attempt failed.
     pub why: Option<String>,
-    /// Whether they are still to get their contract's level.
+    /// Whether they are still to be set to their contract's level.
     unsettled: bool,
-    /// When to look whether they are still there.
+    /// Time of the next check whether they still exist.
     look: Nanos,
 }
 
-/// Between two such looks.
+/// Time between two such checks.
 const LOOK_AGAIN: Nanos = Nanos::from_millis(1000);
 
 impl ServedVm {
-    /// Takes the threads that the journal lets move: which vCPU one runs QEMU's monitor is asked,
-    /// and its answer comes later ([`ServedVm::take_vcpus`]).
+    /// Takes the threads that the journal lets move: QEMU's monitor is asked for their vCPUs, and
+    /// its answer comes later ([`ServedVm::take_vcpus`]).
     pub(crate) fn update(&mut self, levels: &Levels, at: Nanos) {
         for i in (0..self.vcpus.len()).rev() {
             if !levels.movable().iter().any(|m| m == self.vcpus[i].thread.movable()) {
@@ -37,13 +37,15 @@ impl ServedVm {
             }
         }
         self.had_vcpus |= levels.movable().iter().any(|m| m.pid == self.pid);
-        // What a former process left at another level must not stay there until it is followed.
+        // A thread that an earlier process left at another level must not stay there until it is
+        // followed.
         let any = !self.new_threads(levels).is_empty();
         self.untaken = Untaken { any, unsettled: any, why: self.untaken.why.take(), ..Untaken::default() };
         self.go_on(levels, at);
     }
 
-    /// Asks again, and puts what is not followed to its contract's level, once it is time.
+    /// Asks again, and sets threads that are not followed to their contract's level, when it is
+    /// time.
     pub(crate) fn go_on(&mut self, levels: &Levels, at: Nanos) {
         if self.untaken.any && at >= self.untaken.look {
             self.untaken.look = Nanos(at.0.saturating_add(LOOK_AGAIN.0));
@@ -62,13 +64,13 @@ impl ServedVm {
         }
     }
 
-    /// Takes the threads that QEMU has named. Those that it has not have their contract's level,
-    /// and [`VmStatus::refused`] has the reason.
+    /// Takes the threads that QEMU has named. The others keep their contract's level, and
+    /// [`VmStatus::refused`] has the reason.
     ///
     /// [`VmStatus::refused`]: super::VmStatus::refused
     pub(super) fn take_vcpus(&mut self, named: Result<Vcpus, UrgencyError>, levels: &Levels, at: Nanos) {
         if levels.applied_by().is_none() {
-            // The journal could not be read: which threads there are is asked again once it can.
+            // The journal could not be read: its threads are checked again once it can be.
             return;
         }
         let taken = named.and_then(|named| self.take_named(&named, levels, at));
@@ -79,12 +81,12 @@ impl ServedVm {
                 self.untaken.why = Some(format!("not all of its vCPUs are known: {e}"));
                 self.untaken.unsettled = true;
             }
-            // Those that have come in the meantime are asked for at the next look at the journal.
+            // Threads that appeared meanwhile are asked for at the next check of the journal.
             _ => self.untaken = Untaken { any: self.untaken.any, ..Untaken::default() },
         }
     }
 
-    /// Takes those that can be taken.
+    /// Takes all threads that can be taken.
     fn take_named(&mut self, named: &Vcpus, levels: &Levels, at: Nanos) -> Result<(), UrgencyError> {
         let mut failed = None;
         for movable in self.new_threads(levels) {
@@ -104,7 +106,7 @@ impl ServedVm {
                 return Err(UrgencyError::NoMonitor { vm: self.name.clone(), why });
             }
         };
-        // One that has ended since needs nothing.
+        // A thread that has ended since needs nothing.
         let Some(mut thread) = VcpuThread::open(movable)? else { return Ok(()) };
         if !self.reports {
             thread = thread.with_status()?;
@@ -130,23 +132,23 @@ impl ServedVm {
         Ok(())
     }
 
-    /// The journal's threads that are there and not followed yet.
+    /// Threads of the journal that exist and are not followed yet.
     fn new_threads(&self, levels: &Levels) -> Vec<Movable> {
         let is_known = |m: &Movable| self.vcpus.iter().any(|v| v.thread.movable() == m);
         let new = levels.movable().iter().filter(|m| m.pid == self.pid && !is_known(m));
-        // One that cannot be looked at is one to try again.
+        // A thread that cannot be read is tried again.
         new.filter(|m| !matches!(VcpuThread::open((*m).clone()), Ok(None))).cloned().collect()
     }
 
-    /// Those of them that can be opened.
+    /// Threads not followed yet that can be opened.
     pub(super) fn open_untaken(&self, levels: &Levels) -> Vec<VcpuThread> {
         self.new_threads(levels).into_iter().filter_map(|m| VcpuThread::open(m).ok().flatten()).collect()
     }
 
     fn settle_untaken(&mut self, levels: &Levels) {
         let mut threads = self.open_untaken(levels);
-        // Where another rtvirtio is at work it is done at the next look at the journal; where that
-        // is another one, its threads are looked at then.
+        // Where another rtvirtio has the lock it is done at the next check of the journal; where
+        // the journal was replaced, with its threads.
         if let Ok(Hold::Free(guard)) = levels.hold() {
             set_to_contract(&mut threads, &guard);
             self.untaken.unsettled = false;
@@ -154,11 +156,11 @@ impl ServedVm {
     }
 }
 
-/// Gives threads their contract's level.
+/// Sets threads to their contract's level.
 pub(super) fn set_to_contract(threads: &mut [VcpuThread], guard: &Guard<'_>) {
     for thread in threads {
         let contract = thread.contract();
-        // One that has ended needs no level, and another program's stays.
+        // A thread that has ended needs no level, and a level set by another program stays.
         let _ = thread.set(contract, guard);
     }
 }
