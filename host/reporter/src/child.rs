@@ -1,4 +1,5 @@
-//! A command that this process runs for its user: signals reach it, and its end is waited for.
+//! Child process that runs a user's command: signals are forwarded to it, and its end is waited
+//! for.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -13,15 +14,15 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-/// Length of one of the waits for an end without a limit.
+/// Length of each wait for an end without a limit.
 const LONG: Duration = Duration::from_secs(3_600);
 
-/// Signals that would end this process, from now on. They end the command instead, so that what
-/// was changed for it is put back. One that is ignored, as under nohup(1), stays so.
+/// Handlers of signals that would end this process. They end the command instead, so that changes
+/// made for it are reverted. A signal that is ignored, as under nohup(1), stays ignored.
 pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
-    /// Handles them. The command does not inherit that.
+    /// Installs the handlers, which the command does not inherit.
     ///
     /// # Errors
     /// As sigaction(2).
@@ -45,7 +46,7 @@ impl Signals {
             return Err(io::ErrorKind::Interrupted.into());
         }
         let mut running = Running { child: command.spawn()?, signals: self.0 };
-        // What came until its `execve` did not reach it.
+        // Signals that came before its `execve` did not reach it.
         running.pass_on(true);
         Ok(running)
     }
@@ -69,7 +70,7 @@ fn is_in_foreground() -> bool {
     terminal.is_ok_and(|tty| rustix::termios::tcgetpgrp(tty).is_ok_and(|group| group == getpgrp()))
 }
 
-/// A running command.
+/// Running command with the signals for it.
 pub(crate) struct Running {
     child: Child,
     signals: SignalDelivery<UnixStream, SignalOnly>,
@@ -80,7 +81,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Passes on what has come; what the terminal sends to the command too only if `all`.
+    /// Forwards pending signals; those that the terminal sends to the command too only if `all`.
     fn pass_on(&mut self, all: bool) {
         let signals: Vec<c_int> = self.signals.pending().collect();
         let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else { return };
@@ -92,8 +93,8 @@ impl Running {
                 SIGQUIT if all || !is_in_foreground() => Signal::QUIT,
                 _ => continue,
             };
-            // One that has ended needs none. It is no other process: an ended child keeps its id
-            // until it is waited for.
+            // A command that has ended needs none. It is no other process: an ended child keeps its
+            // id until it is waited for.
             let _ = kill_process(pid, passed);
         }
     }
@@ -114,7 +115,7 @@ impl Running {
                 return Ok(None);
             }
             let time = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
-            // Its end is a signal too.
+            // The end of the child is a signal too.
             match poll(&mut [PollFd::new(self.signals.get_read(), PollFlags::IN)], Some(&time)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
@@ -135,7 +136,7 @@ impl Running {
     }
 }
 
-/// Tests that start commands, and those that look who holds a lock: a child has all open files of
-/// this process until its `execve`.
+/// Lock for tests that start commands, and tests that check the holder of a lock: a child has all
+/// open files of this process until its `execve`.
 #[cfg(test)]
 pub(crate) static FORKS: std::sync::Mutex<()> = std::sync::Mutex::new(());

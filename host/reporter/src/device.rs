@@ -11,16 +11,16 @@ use rtvirtio_bpf::Mapping;
 
 use crate::ReporterError;
 
-/// Where Linux lists PCI devices.
+/// Directory in which Linux lists PCI devices.
 const DEVICES: &str = "/sys/bus/pci/devices";
 /// Vendor and device of `ivshmem`.
 const ID: [&str; 2] = ["0x1af4", "0x1110"];
 /// Word of the doorbell register in BAR 0.
 const DOORBELL: usize = 3;
-/// What is mapped of BAR 2 at most: 288 vCPUs have less.
+/// Largest part of BAR 2 that is mapped, in bytes: 288 vCPUs need less.
 const MOST: u64 = 64 << 10;
 
-/// A page of shared memory, and its doorbell.
+/// Shared memory of the device, and its doorbell.
 #[derive(Debug)]
 pub struct Device {
     path: PathBuf,
@@ -29,8 +29,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// The first `ivshmem` device in which a host offers a page. A machine may have others for
-    /// other purposes.
+    /// Finds the first `ivshmem` device in which a host offers a page. A machine may have others
+    /// for other purposes.
     ///
     /// # Errors
     /// [`ReporterError::NoDevice`], [`ReporterError::NotOffered`], or when it cannot be mapped.
@@ -60,8 +60,8 @@ impl Device {
     }
 
     fn open(path: &Path) -> Result<Self, ReporterError> {
-        // No driver of the kernel takes it, so nothing else switches its memory on. A refusal
-        // shows in the mapping.
+        // No driver of the kernel takes it, so nothing else enables its memory. An error shows in
+        // the mapping.
         let _ = fs::write(path.join("enable"), "1");
         let map = |name: &str, most: u64| -> Result<Mapping, ReporterError> {
             let path = path.join(name);
@@ -82,13 +82,13 @@ impl Device {
         Ok(Self { path: path.to_owned(), memory, registers })
     }
 
-    /// Its directory in `/sys`.
+    /// Directory of the device in `/sys`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The page.
+    /// Layout of the page in the shared memory.
     ///
     /// # Panics
     /// Never: its size is checked when it is opened.
@@ -97,7 +97,7 @@ impl Device {
         Region::new(self.memory.words()).expect("a page of the least size")
     }
 
-    /// Tells the host to look, where it wants to be told.
+    /// Rings the doorbell, if the host has asked for it.
     pub fn ring(&self) {
         if let (Some(registers), Some(value)) = (&self.registers, self.region().doorbell()) {
             registers.words()[DOORBELL].store(value.to_le(), Ordering::Release);

@@ -1,4 +1,4 @@
-//! Answers datagrams (RFC 862): the guest's end of a flow that the host runs.
+//! Echo service for datagrams (RFC 862): the guest's end of a flow that the host runs.
 
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
-/// How long it may take to notice that the time is over.
+/// Interval at which the service checks whether its time is over.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What is answered, and how.
+/// Port, time and mark of the service.
 #[derive(Clone, Copy, Debug)]
 pub struct EchoOptions {
     /// UDP port; 0 for one that is free.
     pub port: u16,
-    /// For how long; without an end when `None`.
+    /// Duration of the service; `None` for no end.
     pub length: Option<Duration>,
     /// Differentiated services code point of the answers, 0 to 63.
     pub dscp: Option<u8>,
 }
 
-/// A socket that answers.
+/// Socket of the echo service.
 #[derive(Debug)]
 pub struct Echo {
     socket: UdpSocket,
@@ -54,10 +54,10 @@ impl Echo {
         Ok(Self { socket, length: options.length })
     }
 
-    /// The port.
+    /// UDP port in use.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As getsockname(2) reports.
     pub fn port(&self) -> io::Result<u16> {
         Ok(self.socket.local_addr()?.port())
     }
@@ -65,7 +65,7 @@ impl Echo {
     /// Answers until the time is over; returns the number of answers.
     ///
     /// # Errors
-    /// The kernel's, when nothing can be received any more.
+    /// As recvfrom(2) reports, when nothing can be received any more.
     pub fn serve(&self) -> io::Result<u64> {
         let (begin, own) = (Instant::now(), self.port()?);
         let (mut buffer, mut answers) = (vec![0; 65_536], 0);
@@ -73,7 +73,7 @@ impl Echo {
             match self.socket.recv_from(&mut buffer) {
                 Ok((_, from)) if is_service(from.port(), own) => {}
                 Ok((len, from)) => {
-                    // A sender that is gone, or a full queue: its datagram is lost, as any may be.
+                    // A sender that is gone, or a full queue: the datagram is lost, as any may be.
                     answers += u64::from(self.socket.send_to(&buffer[..len], from).is_ok());
                 }
                 Err(e)
@@ -91,10 +91,10 @@ impl Echo {
     }
 }
 
-/// Whether a port is that of a service, which may answer too: one datagram with a false sender
-/// would go to and fro between two of them for ever.
+/// Whether a port is that of a service, which may answer too: a datagram with a forged sender would
+/// bounce between the two of them forever.
 fn is_service(port: u16, own: u16) -> bool {
-    /// The kernel gives programs that only ask none of these.
+    /// The kernel assigns none of these to clients.
     const LAST_SYSTEM_PORT: u16 = 1023;
     port == own || port <= LAST_SYSTEM_PORT
 }

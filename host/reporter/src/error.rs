@@ -1,9 +1,9 @@
-//! Why a guest cannot report.
+//! Errors of reporting in a guest.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a guest cannot report.
+/// Reason why a guest cannot report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReporterError {
@@ -18,37 +18,37 @@ pub enum ReporterError {
         "no host offers the urgency page in {device}: run `rtvirtio keep SPEC` on the host, with `urgency` for this machine in the spec"
     )]
     NotOffered {
-        /// The device's directory.
+        /// Directory of the device in `/sys`.
         device: PathBuf,
     },
-    /// Another process of this guest reports.
+    /// The lock is held by another process of this guest that reports.
     #[error("another process reports already ({lock}): end it first; `rtvirtio-guest bpf` reports for all processes", lock = lock.display())]
     Taken {
-        /// The file that it has locked.
+        /// File that it has locked.
         lock: PathBuf,
     },
     /// The guest's kernel lacks something.
     #[error("this kernel cannot watch its scheduler: {what}; `rtvirtio-guest run` works without")]
     Kernel {
-        /// What it lacks.
+        /// Description of the missing feature.
         what: String,
     },
     /// The page has too few blocks.
     #[error("vCPU {vcpu} has no block: the page has {blocks}; give the device more memory")]
     TooSmall {
-        /// The first one without.
+        /// First vCPU without a block.
         vcpu: usize,
-        /// Blocks.
+        /// Number of blocks in the page.
         blocks: usize,
     },
     /// Something could not be read or written.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     Io {
-        /// What was tried.
+        /// Verb of the failed operation, such as `open`.
         action: &'static str,
-        /// With what.
+        /// File or object of the operation.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the system call.
         source: io::Error,
     },
 }

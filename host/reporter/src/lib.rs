@@ -1,10 +1,10 @@
-//! Inside a guest: says to the host what is urgent: vCPUs on the shared page, start-ups on a port.
+//! Guest side of urgency reports: vCPUs on the shared page, start-ups on a port.
 //!
-//! The page is the shared memory of an `ivshmem` device ([`Device`]). [`bpf::Watch`] reports what
-//! the guest's scheduler does, by two small programs in the guest's kernel; [`run`] reports a
-//! command as urgent for as long as it runs. [`start`] says on a virtio-serial port that a command
-//! is being started. [`Echo`] answers the frames of the host's verification. Nothing here depends
-//! on the host side's crates: the program that links this is copied into guests.
+//! The page is the shared memory of an `ivshmem` device ([`Device`]). [`bpf::Watch`] reports the
+//! tasks of the guest's scheduler, by two BPF programs in the guest's kernel; [`run`] reports a
+//! command as urgent for as long as it runs. [`start`] announces on a virtio-serial port that a
+//! command is being started. [`Echo`] answers the frames of the host's verification. Nothing here
+//! depends on the host side's crates: the program that links this is copied into guests.
 
 pub mod bpf;
 mod child;

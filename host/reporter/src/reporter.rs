@@ -1,4 +1,4 @@
-//! A process that reports: at most one in a guest, with a sign of life.
+//! Process that reports: at most one in a guest, with a heartbeat.
 
 use std::fs::File;
 use std::path::Path;
@@ -15,20 +15,20 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Device, ReporterError};
 
-/// Its lock shows that a process reports, and ends with the process.
+/// Lock file: locked as long as a process reports.
 const LOCK: &str = "/run/rtvirtio-guest.lock";
-/// The page's protocol asks for one in 300 ms.
+/// Interval of the heartbeat; the page's protocol requires one in 300 ms.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// The guest's clock that reports use: `CLOCK_MONOTONIC`.
+/// Current time of the guest's clock in reports: `CLOCK_MONOTONIC`.
 #[must_use]
 pub fn now() -> Nanos {
     let t = clock_gettime(ClockId::Monotonic);
     Nanos(t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs())
 }
 
-/// The right to report, and a thread that shows that this process lives. Dropping it says that
-/// the guest reports no more.
+/// Right to report, with a thread for the heartbeat. Dropping it tells the host that the guest no
+/// longer reports.
 #[derive(Debug)]
 pub struct Reporter {
     device: Arc<Device>,
@@ -38,7 +38,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Begins in this mode.
+    /// Starts reporting in this mode.
     ///
     /// # Errors
     /// [`ReporterError::Taken`] when another process reports.
@@ -57,13 +57,13 @@ impl Reporter {
         Ok(Self { device, stop, beat: Some(beat), _lock: lock })
     }
 
-    /// The device.
+    /// Device with the shared page.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Says what a vCPU runs, from now on.
+    /// Reports the state of a vCPU, from now on.
     ///
     /// # Errors
     /// [`ReporterError::TooSmall`] for a vCPU without a block.
@@ -89,7 +89,7 @@ impl Drop for Reporter {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(beat) = self.beat.take() {
             beat.thread().unpark();
-            // The thread has no result.
+            // The thread returns nothing.
             let _ = beat.join();
         }
         self.device.region().set_mode(Mode::Off);

@@ -1,4 +1,4 @@
-//! A command that is urgent for as long as it runs.
+//! Command that is urgent for as long as it runs.
 
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -11,19 +11,19 @@ use rustix::thread::sched_getaffinity;
 use crate::child::Signals;
 use crate::{Device, Reporter, ReporterError};
 
-/// How a command runs.
+/// Scheduling of a command in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Its priority in the guest, 1 to 99.
+    /// Real-time priority in the guest, 1 to 99.
     pub priority: u32,
-    /// Whether it takes turns with its equals.
+    /// Whether its policy is SCHED_RR instead of SCHED_FIFO.
     pub round_robin: bool,
 }
 
 /// Runs a command at a real-time priority of the guest, and reports each vCPU that it may run on as
-/// urgent until it ends. What it does in between is not seen: while it sleeps, its vCPUs stay
-/// urgent too. Returns its exit code, 128 and the signal where one ended it. Signals that would end
-/// this process end the command.
+/// urgent until it ends. Its sleeps are not detected: meanwhile its vCPUs stay urgent too. Returns
+/// its exit code, 128 and the signal where one ended it. Signals that would end this process end
+/// the command.
 ///
 /// # Errors
 /// As [`Device::find`] and [`Reporter::begin`]; when the command cannot be started. Without a host
@@ -60,7 +60,7 @@ pub fn run(argv: &[String], options: RunOptions) -> Result<i32, ReporterError> {
         });
     }
     let status = signals.start(&mut command).and_then(|mut child| child.wait_for_end());
-    // Whatever became of it, nothing urgent runs.
+    // In any case, no urgent task runs now.
     say(RawReport::default())?;
     let status = status.map_err(ReporterError::io("run", program.as_str()))?;
     Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))

@@ -1,10 +1,10 @@
-//! How long BFQ in this machine waits for the next request of a program that starts.
+//! Raises BFQ's `slice_idle` in this machine while a program starts.
 //!
 //! A program computes between the reads of its start-up. When that takes longer than BFQ's
-//! `slice_idle` (8 ms), other programs of this machine have the disk meanwhile. So the time is
-//! longer while something starts, and put back after the last of several starts that overlap: the
-//! first of these says how long it is. The values from before are on record in `/run`, which lives
-//! as long as they do: the next start puts back what one that was killed has left.
+//! `slice_idle` (8 ms), other programs of this machine get the disk meanwhile. So the value is
+//! raised while a program starts, and restored after the last of several starts that overlap: the
+//! first of these determines the value. The original values are recorded in `/run`, which is lost
+//! at a reboot as they are: after a start that was killed, the next one restores them.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
@@ -17,21 +17,22 @@ use rustix::io::Errno;
 
 use crate::ReporterError;
 
-/// Where the kernel lists disks, and where the record is.
+/// Directory in which the kernel lists disks, and directory of the record.
 pub(crate) const SYS_BLOCK: &str = "/sys/block";
 pub(crate) const RUN: &str = "/run/rtvirtio-guest";
-/// Held exclusively while the record or a value is changed.
+/// Locked exclusively while the record or a value is changed.
 const LOCK: &str = "lock";
-/// Each start that has the time raised holds it shared: who gets it exclusively is alone.
+/// Locked shared by each start that has the value raised: a start that gets it exclusively is the
+/// only one.
 const STARTS: &str = "starts";
-/// A line for each disk: its name, its value from before and the raised one.
+/// Record with a line for each disk: its name, its original value and the raised one.
 const RECORD: &str = "slice_idle";
-/// How long another start may hold the lock, which it does for some microseconds: one that is
+/// Longest wait for another start's lock, which it holds for some microseconds: a process that is
 /// stopped in that moment must not stop all others.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A disk whose time is raised; both values in ms.
+/// Disk whose value is raised; both values in ms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Change {
     disk: String,
@@ -39,7 +40,7 @@ struct Change {
     raised: u32,
 }
 
-/// The time is raised until this is put back.
+/// Raised values, until [`Raised::end`].
 #[derive(Debug)]
 pub(crate) struct Raised {
     sys_block: PathBuf,
@@ -48,13 +49,12 @@ pub(crate) struct Raised {
 }
 
 impl Raised {
-    /// Raises the time to `to` ms on each disk whose scheduler waits for a shorter one; where
-    /// another start has raised it, it stays as that one needs it. `None` where there is no such
-    /// disk, and nothing is left of a killed start; a disk that waits for nothing stays so. `note`
-    /// gets what was left alone.
+    /// Raises the value to `to` ms on each disk where it is lower but not 0; where another start
+    /// has raised it, it stays as that one set it. `None` where there is no such disk, and no
+    /// record of a killed start. `note` gets a text for each value that was left alone.
     ///
     /// # Errors
-    /// When a value or the record cannot be read or written, for which it takes root.
+    /// When a value or the record cannot be read or written, which requires root.
     pub(crate) fn begin(
         sys_block: &Path,
         dir: &Path,
@@ -62,7 +62,7 @@ impl Raised {
         note: &mut dyn FnMut(&str),
     ) -> Result<Option<Self>, ReporterError> {
         let record = dir.join(RECORD);
-        // In this order: another start removes its record after the values are back.
+        // In this order: another start removes its record after the values are restored.
         if candidates(sys_block, to)?.is_empty() && !exists(&record)? {
             return Ok(None);
         }
@@ -92,8 +92,8 @@ impl Raised {
         Ok(Some(raised))
     }
 
-    /// Puts the values back, unless another start needs them still. `note` gets what another
-    /// program has set meanwhile, which is left alone.
+    /// Restores the values, unless another start still needs them. `note` gets a text for each
+    /// value that another program has set meanwhile, which is left alone.
     ///
     /// # Errors
     /// When a value cannot be written; the record stays then, for the next start.
@@ -110,8 +110,8 @@ fn value_of(sys_block: &Path, disk: &str) -> PathBuf {
     sys_block.join(disk).join("queue/iosched/slice_idle")
 }
 
-/// Disks whose scheduler waits for a time, and a shorter one than `to`. One of which a part of a
-/// millisecond would be lost is left out.
+/// Disks whose `slice_idle` is lower than `to`, but not 0. A value with a fraction of a
+/// millisecond, which would be lost, is left out.
 fn candidates(sys_block: &Path, to: u32) -> Result<Vec<Change>, ReporterError> {
     let list = || ReporterError::io("list", sys_block);
     let mut found = Vec::new();
@@ -126,7 +126,7 @@ fn candidates(sys_block: &Path, to: u32) -> Result<Vec<Change>, ReporterError> {
     Ok(found)
 }
 
-/// A value; `None` where the disk's scheduler has no such setting, or the disk is gone.
+/// Value of a setting; `None` where the disk's scheduler does not have it, or the disk is gone.
 fn read(path: &Path) -> Result<Option<u32>, ReporterError> {
     // kernel file
     let text = match fs::read_to_string(path) {
@@ -138,7 +138,7 @@ fn read(path: &Path) -> Result<Option<u32>, ReporterError> {
     number.map(Some).map_err(ReporterError::io("read", path))
 }
 
-/// Whether the error says that the disk has gone, or its scheduler.
+/// Whether the error means that the disk, or its scheduler, is gone.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
@@ -151,7 +151,7 @@ fn open(path: &Path) -> Result<File, ReporterError> {
     rtvirtio_kernel::trusted::lock_file(path).map_err(ReporterError::io("open", path))
 }
 
-/// The file with its lock, which ends with it.
+/// Opens and locks a file; the lock ends when it is closed.
 fn locked(path: &Path) -> Result<File, ReporterError> {
     let file = open(path)?;
     let begin = Instant::now();
@@ -164,7 +164,7 @@ fn locked(path: &Path) -> Result<File, ReporterError> {
     }
 }
 
-/// Whether no other start has the lock, which this one has then for itself.
+/// Whether no other start has the lock, which this one then has exclusively.
 fn is_alone(starts: &File, path: &Path) -> Result<bool, ReporterError> {
     match flock(starts, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -173,7 +173,7 @@ fn is_alone(starts: &File, path: &Path) -> Result<bool, ReporterError> {
     }
 }
 
-/// Writes the record at once: a start that is killed leaves all of it or nothing.
+/// Writes the record atomically: a start that is killed leaves all of it or nothing.
 fn save(record: &Path, changes: &[Change]) -> Result<(), ReporterError> {
     let new = record.with_extension("new");
     let mut file = File::create(&new).map_err(ReporterError::io("write", &new))?;
@@ -198,7 +198,7 @@ fn load(record: &Path) -> Result<Vec<Change>, ReporterError> {
     changes.ok_or_else(|| ReporterError::io("read", record)(io::ErrorKind::InvalidData.into()))
 }
 
-/// Puts a value back.
+/// Restores the value of one disk.
 fn put_back_one(sys_block: &Path, change: &Change, note: &mut dyn FnMut(&str)) -> Result<(), ReporterError> {
     let path = value_of(sys_block, &change.disk);
     match read(&path)? {
@@ -209,13 +209,14 @@ fn put_back_one(sys_block: &Path, change: &Change, note: &mut dyn FnMut(&str)) -
         Some(now) if now != change.before => {
             note(&format!("{}: another program has set {now}, which stays", path.display()));
         }
-        // As before, or the disk has another scheduler, or is gone: so is the value.
+        // The value is the original one, or the disk or its scheduler, and the value with it, is
+        // gone.
         _ => {}
     }
     Ok(())
 }
 
-/// Puts back what is on record, all that can be, and ends the record when that is all.
+/// Restores all recorded values, as far as possible, and removes the record when all are restored.
 fn put_back(sys_block: &Path, record: &Path, note: &mut dyn FnMut(&str)) -> Result<(), ReporterError> {
     let mut failed = None;
     for change in load(record)? {
@@ -237,8 +238,8 @@ mod tests {
     use super::*;
     use crate::child::FORKS;
 
-    /// A machine with three disks: one that waits 8 ms, one that waits for nothing, one whose
-    /// scheduler has no such setting.
+    /// Machine with three disks: with a value of 8 ms, with 0, and with a scheduler without such a
+    /// setting.
     struct Disks(tempfile::TempDir, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
     impl Disks {
@@ -296,14 +297,14 @@ mod tests {
         let disks = Disks::new();
         drop(disks.begin().unwrap());
         assert_eq!(disks.has("vda"), Some(25));
-        // Killed after the record, before the value.
+        // Killed after the record was written, before the value.
         let next = disks.begin().unwrap();
         assert_eq!(fs::read_to_string(disks.record()).unwrap(), "vda 8 25\n");
         disks.set("vda", "8");
         drop(next);
         disks.begin().unwrap().end(&mut |n| panic!("{n}")).unwrap();
         assert_eq!(disks.has("vda"), Some(8));
-        // The disk waits longer than is asked for by now: nothing is to be raised, but put back.
+        // The disk's value is higher than requested by now: nothing to raise, but one to restore.
         drop(disks.begin().unwrap());
         let low = Raised::begin(&disks.sys(), &disks.run(), 5, &mut |n| panic!("{n}")).unwrap();
         assert_eq!(disks.has("vda"), Some(8));
@@ -319,7 +320,7 @@ mod tests {
         let mut notes = Vec::new();
         start.end(&mut |n| notes.push(n.to_owned())).unwrap();
         assert_eq!((disks.has("vda"), notes.len()), (Some(3), 1), "{notes:?}");
-        // A disk that is gone needs nothing.
+        // A disk that is gone needs no restore.
         let start = disks.begin().unwrap();
         fs::remove_dir_all(disks.sys().join("vda")).unwrap();
         start.end(&mut |n| panic!("{n}")).unwrap();
@@ -337,7 +338,7 @@ mod tests {
         assert_eq!(disks.has("vdb"), Some(6));
         assert!(disks.record().exists(), "the next start tries again");
         disks.set("vda", "25");
-        // Also one that raises nothing.
+        // A start that raises nothing restores too.
         let none = Raised::begin(&disks.sys(), &disks.run(), 0, &mut |n| panic!("{n}")).unwrap();
         none.unwrap().end(&mut |n| panic!("{n}")).unwrap();
         assert_eq!((disks.has("vda"), disks.record().exists()), (Some(8), false));

@@ -1,4 +1,4 @@
-//! A command whose start-up a user waits for: the host is asked to favour this machine meanwhile.
+//! Command whose start-up a user waits for: the host is asked to prioritise this machine meanwhile.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -16,9 +16,9 @@ use crate::ReporterError;
 use crate::child::Signals;
 use crate::slice_idle::{self, Raised};
 
-/// Where Linux lists ports of virtio-serial.
+/// Directory in which Linux lists virtio-serial ports.
 const PORTS: &str = "/sys/class/virtio-ports";
-/// Attempts while another process has the port open, for the moment of a line.
+/// Number of attempts while another process has the port open to write a line.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -29,23 +29,22 @@ const REAL_TIME: libc::c_int = 1 << 13;
 const BEST_EFFORT_FIRST: libc::c_int = 2 << 13;
 const NONE: libc::c_int = 0;
 
-/// How a command starts.
+/// Limits and priorities of a start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartOptions {
-    /// It has started after this time at the latest: an interactive program does not end by itself.
+    /// Time after which the start-up counts as over: an interactive program does not end by itself.
     pub longest: Duration,
-    /// Whether its I/O is real-time in this guest meanwhile (`ionice -c 1`), which its scheduler
-    /// and the I/O domain see.
+    /// Whether its I/O is real-time in this guest meanwhile (`ionice -c 1`), which the guest's
+    /// scheduler and the I/O domain respect.
     pub real_time: bool,
-    /// How long this guest's disks wait for its next request meanwhile, in ms (`slice_idle` of
-    /// BFQ); 0 leaves that as it is.
+    /// `slice_idle` of BFQ on this guest's disks meanwhile, in ms; 0 leaves it as it is.
     pub slice_idle: u32,
 }
 
-/// Starts a command, says so to the host, and says when it has started: when it ends, or after the
-/// longest time. Then waits for its end. Returns its exit code, 128 and the signal where one ended
-/// it. `note` gets what could not be done; the command runs all the same. Signals that would end
-/// this process end the command.
+/// Starts a command, announces it to the host, and announces the end of the start-up: when the
+/// command ends, or after the longest time. Then waits for its end. Returns its exit code, 128 and
+/// the signal where one ended it. `note` gets a text for each step that failed; the command runs
+/// all the same. Signals that would end this process end the command.
 ///
 /// # Errors
 /// When the command cannot be started.
@@ -57,7 +56,7 @@ pub fn start(
     let [program, args @ ..] = argv else {
         return Err(ReporterError::io("start", "")(io::ErrorKind::InvalidInput.into()));
     };
-    // Before anything is changed: whatever ends this, it is put back.
+    // Before any change: however this process ends, it is reverted.
     let signals = Signals::handle().map_err(ReporterError::io("start", program.as_str()))?;
     let id = std::process::id();
     let wanted = Nanos(u64::try_from(options.longest.as_nanos()).unwrap_or(u64::MAX));
@@ -80,7 +79,8 @@ pub fn start(
         // SAFETY: between fork and exec only async-signal-safe system calls are made.
         unsafe {
             command.pre_exec(|| {
-                // Without the right to a real-time class the first of the ordinary levels.
+                // Without the right to a real-time class, the highest level of the best-effort
+                // class.
                 if set_priority(0, REAL_TIME).is_err() {
                     let _ = set_priority(0, BEST_EFFORT_FIRST);
                 }
@@ -116,7 +116,7 @@ pub fn start(
     Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
 }
 
-/// The device of the port.
+/// Device file of the port.
 fn find_port(ports: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(ports).ok()?;
     // kernel file
@@ -125,7 +125,7 @@ fn find_port(ports: &Path) -> Option<PathBuf> {
     Some(Path::new("/dev").join(dir.file_name()?))
 }
 
-/// Writes a line. The port is open only for that: the kernel lets one process have it.
+/// Writes a line. The port is opened only for that: the kernel allows a single opener.
 fn say(port: &Path, word: Word) -> Result<(), String> {
     let mut attempt = 1;
     let mut file = loop {
@@ -145,13 +145,13 @@ fn say(port: &Path, word: Word) -> Result<(), String> {
     })
 }
 
-/// All threads of a process and of those that come from it.
+/// Thread ids of a process and its descendants.
 fn family(proc: &Path, of: u32) -> BTreeSet<u32> {
     let numbers = |dir: &Path| -> Vec<u32> {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     };
-    // The parent is the second field after the name, which stands in brackets and may hold any.
+    // The parent is the second field after the name, which is in parentheses and may contain any.
     let parent = |pid: u32| -> Option<u32> {
         // kernel file
         let stat = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
@@ -226,7 +226,7 @@ mod tests {
         let (shell, sleeps) = (pids[0], pids[1]);
         let own = family(Path::new("/proc"), shell);
         assert!(own.contains(&shell) && own.contains(&sleeps), "{own:?} {pids:?}");
-        // Both have a class of their own until the time is over, and none after it.
+        // Both have a priority class of their own until the time is over, and none after it.
         let is_ordinary = || [shell, sleeps].iter().all(|pid| priority_of(*pid) >> 13 == 0);
         let became = (0..3_000).any(|_| {
             std::thread::sleep(PAUSE);
@@ -247,7 +247,7 @@ mod tests {
         }
         assert_eq!(find_port(dir.path()), Some("/dev/vport1p2".into()));
         assert_eq!(find_port(&dir.path().join("none")), None);
-        // A line goes to the port as one write.
+        // A line is written to the port by a single write.
         let file = dir.path().join("port");
         fs::write(&file, "").unwrap();
         say(&file, Word::End { id: 5 }).unwrap();

@@ -1,4 +1,4 @@
-//! The two programs in this machine's own kernel.
+//! Both programs in this machine's own kernel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use rtvirtio_testkit::{HANG, Need, has};
 use rtvirtio_urgency::page::{BLOCK, Blocks, RawReport, Region, flag};
 use rustix::thread::{ClockId, CpuSet, Timespec, clock_nanosleep_absolute, sched_setaffinity};
 
-/// The last report of a CPU, once it is not being written.
+/// Last report of a CPU, read while it is not being written.
 fn report(words: &[AtomicU32], cpu: usize) -> RawReport {
     let blocks = Blocks::new(Region::new(words).unwrap(), cpu * BLOCK, 1);
     loop {
@@ -54,8 +54,8 @@ fn this_kernels_scheduler_is_reported() {
     assert!(address > 0 && address % 4096 == 0, "{address:#x}");
     let words = watch.words();
 
-    // This thread watches from CPU 0 what another one does on CPU 1: it computes until it was seen,
-    // then it sleeps.
+    // This thread watches from CPU 0 another one on CPU 1, which computes until its report was
+    // seen, and then sleeps.
     bind(0);
     let seen = Arc::new(AtomicBool::new(false));
     let was_seen = seen.clone();
@@ -88,7 +88,7 @@ fn this_kernels_scheduler_is_reported() {
     assert!(seen.load(Ordering::Relaxed), "its policy and priority");
     // The kernel adds no slack to a real-time thread's timer.
     assert!(announced.contains(&deadline), "{deadline} in {announced:?}");
-    // Afterwards the CPU runs ordinary work, or nothing.
+    // Afterwards the CPU runs ordinary tasks, or idles.
     let mut last = report(words, 1);
     for _ in 0..1000 {
         if last.policy == 0 {

@@ -1,8 +1,8 @@
-//! What a guest's scheduler does, reported by two programs in its kernel.
+//! Reports of the guest's scheduler, by two BPF programs in the guest's kernel.
 //!
-//! The programs write into an array of the kernel that is mapped here, so that its place in the
-//! guest's memory can be found and told to the host: a report costs a few stores, and nothing
-//! leaves the guest. The array cannot move while it exists: the kernel allocates it with the map.
+//! The programs write into a BPF array that is mapped here, so that its address in the guest's
+//! memory can be found and passed to the host: a report costs a few stores, without a VM exit. The
+//! array cannot move while it exists: the kernel allocates it with the map.
 
 pub mod programs;
 
@@ -22,13 +22,13 @@ use programs::{Layout, on_switch, on_timer};
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 const SYMBOLS: &str = "/proc/kallsyms";
 const PAGEMAP: &str = "/proc/self/pagemap";
-/// The function of timers that wake a sleeper.
+/// Timer function that wakes a sleeping task.
 const WAKE: &str = "hrtimer_wakeup";
-/// vCPUs whose blocks fit into one page, which is in one piece in the guest's memory. A power of
-/// two.
+/// Number of vCPUs whose blocks fit into one page, which is contiguous in the guest's memory. A
+/// power of two.
 const MOST: usize = LEAST_SIZE / BLOCK;
 
-/// The programs at work, until this is dropped.
+/// Loaded programs, attached until this is dropped.
 #[derive(Debug)]
 pub struct Watch {
     blocks: Mapping,
@@ -37,7 +37,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Loads the programs and starts them.
+    /// Loads and attaches the programs.
     ///
     /// # Errors
     /// [`ReporterError::Kernel`] for a kernel without BPF or type information;
@@ -62,7 +62,7 @@ impl Watch {
         let number = map.as_raw_fd();
         let switch = attach(&on_switch(number, layout), Place::Tracepoint(at_switch));
         let mut descriptors: Vec<OwnedFd> = switch.map_err(|e| lacks("sched_switch", &e))?.into();
-        // Without the address of the function no timer is announced; all else works.
+        // Without the address of the function no timer is announced; the rest works.
         // kernel file
         let wake = symbol(&fs::read_to_string(SYMBOLS).unwrap_or_default(), WAKE);
         if let Some(wake) = wake {
@@ -73,24 +73,24 @@ impl Watch {
         Ok(Self { blocks, timers: wake.is_some(), _descriptors: descriptors })
     }
 
-    /// Whether timers are announced; they are not where root may not read the kernel's symbols.
+    /// Whether timers are announced; not where root may not read the kernel's symbols.
     #[must_use]
     pub fn announces_timers(&self) -> bool {
         self.timers
     }
 
-    /// The blocks, without a header: 16 words for each vCPU.
+    /// Blocks without a header: 16 words for each vCPU.
     #[must_use]
     pub fn words(&self) -> &[AtomicU32] {
         self.blocks.words()
     }
 
-    /// The guest-physical address of the blocks.
+    /// Guest-physical address of the blocks.
     ///
     /// # Errors
-    /// When the kernel does not say: only root may ask.
+    /// When the kernel does not reveal it: only root may read it.
     pub fn address(&self) -> Result<u64, ReporterError> {
-        // A page that was never touched has no place.
+        // A page that was never touched has no frame.
         let _ = self.words()[0].load(Ordering::Relaxed);
         let page = rustix::param::page_size();
         let mut entry = [0; 8];
@@ -109,7 +109,7 @@ impl Watch {
         }
     }
 
-    /// Tells the host where the blocks are, and that they are kept.
+    /// Tells the host the address of the blocks, and starts the beat.
     ///
     /// # Errors
     /// As [`Watch::address`] and [`Reporter::begin`].
@@ -120,14 +120,13 @@ impl Watch {
     }
 }
 
-/// The address of a function in the kernel's list of symbols; `None` where it is not there, or
-/// hidden.
+/// Address of a function in the kernel's list of symbols; `None` where it is missing or hidden.
 fn symbol(symbols: &str, name: &str) -> Option<u64> {
     let line = symbols.lines().find(|line| line.split_whitespace().nth(2) == Some(name))?;
     u64::from_str_radix(line.split_whitespace().next()?, 16).ok().filter(|address| *address != 0)
 }
 
-/// CPUs that may ever be there: their numbers are below this.
+/// Largest number of CPUs: all CPU numbers are below this.
 fn possible_cpus() -> Result<usize, ReporterError> {
     const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
     // kernel file

@@ -1,19 +1,20 @@
-//! The two programs: what each vCPU runs, and when its next urgent timer fires.
+//! BPF programs that report the task of each vCPU, and its next urgent timer.
 //!
-//! Both may also be used under the GPL version 2, as the kernel asks of programs that read its
-//! structures.
+//! Both may also be used under the GPL version 2, which the kernel requires of programs that read
+//! its structures.
 
 use rtvirtio_bpf::{Assembler, Btf, BtfError, Helper, If, Width};
 use rtvirtio_urgency::page::{BLOCK, flag, vcpu};
 
 use super::MOST;
 
-/// Timers further ahead are not announced, in ns: nothing waits at a level for so long, and those
+/// Timers further ahead are not announced, in ns: no vCPU waits at a level for so long, and timers
 /// of another clock look like it.
 const FARTHEST: i32 = 2_000_000_000;
 /// `MAX_RT_PRIO`: a task's `prio` below it is real-time.
 const REAL_TIME: i32 = 100;
-/// The guest's own double word in each block: the earliest timer that something urgent has armed.
+/// Byte offset in each block of the guest's own double word: the earliest timer armed by an urgent
+/// task.
 const ARMED: i16 = 32;
 const SEQUENCE: i16 = bytes(vcpu::SEQUENCE);
 const POLICY: i16 = bytes(vcpu::POLICY);
@@ -26,22 +27,22 @@ const fn bytes(word: usize) -> i16 {
     (word * 4) as i16
 }
 
-/// Where members are in this kernel's structures, in bytes.
+/// Byte offsets of members in this kernel's structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     prio: i16,
     pid: i16,
-    /// `None` where tasks do not have it.
+    /// `None` where tasks have no CPU number.
     processor: Option<i16>,
     timer_expires: i16,
     timer_function: i16,
 }
 
 impl Layout {
-    /// From the kernel's type information.
+    /// Reads them from the kernel's type information.
     ///
     /// # Errors
-    /// [`BtfError::Missing`] for a kernel that has them otherwise.
+    /// [`BtfError::Missing`] for a kernel with other structures.
     pub fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
         let offset = |structure, member| btf.offset(structure, member);
         Ok(Self {
@@ -56,26 +57,26 @@ impl Layout {
     }
 }
 
-/// r8 = the block of the processor whose number r2 has. The array is one value, whose place the
-/// kernel writes into the program: nothing is looked up.
+/// r8 = address of the block of the CPU whose number is in r2. The array is one value, whose
+/// address the kernel patches into the program: no look-up.
 fn block(a: &mut Assembler, map: i32) {
-    // Its number is below MOST anyway: for the kernel, which checks the program.
+    // The number is below MOST anyway: this is for the verifier.
     a.and(2, MOST as i32 - 1);
     a.shift_left(2, BLOCK.trailing_zeros() as i32);
     a.set_value_of(8, map);
     a.add_register(8, 2);
 }
 
-/// r2 = the number of this processor.
+/// r2 = number of this CPU.
 fn processor(a: &mut Assembler) {
     a.call(Helper::Processor);
     a.copy(2, 0);
 }
 
-/// At `sched_switch(preempt, prev, next, ...)`: writes what the processor runs next, where that is
-/// something else for the host. Most switches, between ordinary tasks, end after a few loads,
-/// without a call: no byte is written then. What `prev` says does not help: its priority may have
-/// changed since it was reported.
+/// Program at `sched_switch(preempt, prev, next, ...)`: writes the next task's state, where it
+/// differs for the host. Most switches, between ordinary tasks, end after a few loads, without a
+/// helper call or a store. Comparing with `prev` would not do: its priority may have changed since
+/// it was reported.
 #[must_use]
 pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
     let mut a = Assembler::default();
@@ -88,7 +89,7 @@ pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
     a.load(Width::Word, 6, 7, layout.prio);
     a.jump_if_signed_less(6, REAL_TIME, "urgent");
 
-    // r9 = flags: whether it is the idle task, number 0.
+    // r9 = flags: whether the task is the idle task, number 0.
     a.load(Width::Word, 1, 7, layout.pid);
     a.set(9, 0);
     a.jump_if(1, If::Not, 0, "ordinary");
@@ -100,7 +101,7 @@ pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
     a.jump_if_register(1, If::Equal, 9, "end");
     a.label("ended");
     a.call(Helper::Now);
-    // r7 = the armed timer, where it lies ahead.
+    // r7 = expiry of the armed timer, if it is in the future.
     a.load(Width::Double, 7, 8, ARMED);
     a.jump_if_register(7, If::AtLeast, 0, "armed");
     a.set(7, 0);
@@ -109,7 +110,7 @@ pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
     a.set(5, 0);
     a.jump("write");
 
-    // r9 = the guest's priority, 99 - prio; tasks under deadlines and the kernel's own above all.
+    // r9 = the guest's priority, 99 - prio; deadline and stop tasks are above all.
     a.label("urgent");
     a.set(9, 99);
     a.jump_if_signed_less(6, 0, "highest");
@@ -144,8 +145,8 @@ pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
     a.finish()
 }
 
-/// At `hrtimer_start(timer, mode)`: while something urgent runs, remembers the earliest timer that
-/// wakes a sleeper. `wake` is the address of `hrtimer_wakeup`.
+/// Program at `hrtimer_start(timer, mode)`: while an urgent task runs, records the earliest timer
+/// that wakes a sleeping task. `wake` is the address of `hrtimer_wakeup`.
 #[must_use]
 pub fn on_timer(map: i32, layout: Layout, wake: u64) -> Vec<u64> {
     let mut a = Assembler::default();
@@ -159,12 +160,12 @@ pub fn on_timer(map: i32, layout: Layout, wake: u64) -> Vec<u64> {
     a.jump_if(1, If::Equal, 0, "end");
     a.load(Width::Double, 6, 7, layout.timer_expires);
     a.call(Helper::Now);
-    // It is over, or far away.
+    // Expired, or too far ahead.
     a.jump_if_register(6, If::Less, 0, "end");
     a.copy(1, 6);
     a.subtract(1, 0);
     a.jump_if(1, If::AtLeast, FARTHEST, "end");
-    // An earlier one is armed and lies ahead.
+    // An earlier timer is armed and in the future.
     a.load(Width::Double, 1, 8, ARMED);
     a.jump_if_register(1, If::Less, 0, "arm");
     a.jump_if_register(6, If::AtLeast, 1, "end");
