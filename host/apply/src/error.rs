@@ -172,7 +172,7 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
-    /// Entries that can still be read, when the error is or contains [`ApplyError::BadJournal`].
+    /// Entries that can still be read, when the error is or contains `BadJournal`.
     #[must_use]
     pub fn readable(&self) -> Option<&Readable> {
         match self {

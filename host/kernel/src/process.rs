@@ -122,7 +122,7 @@ impl Process {
         Ok(fd.map(|fd| Self { pid: id, fd }))
     }
 
-    /// Process id at the time of [`Process::open`].
+    /// Process id at the time of `Process::open`.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()

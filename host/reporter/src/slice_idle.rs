@@ -40,7 +40,7 @@ struct Change {
     raised: u32,
 }
 
-/// Raised values, until [`Raised::end`].
+/// Raised values, until `Raised::end`.
 #[derive(Debug)]
 pub(crate) struct Raised {
     sys_block: PathBuf,

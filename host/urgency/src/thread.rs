@@ -76,7 +76,7 @@ impl VcpuThread {
     }
 
     /// Activity of the thread, with the CPU time that [`VcpuThread::used_since`] has returned;
-    /// `None` when it has ended, or without [`VcpuThread::with_status`].
+    /// `None` when it has ended, or without `with_status`.
     pub fn activity(&self, ran: Nanos) -> Option<Activity> {
         let mut buffer = [0; 4096];
         let n = self.status.as_ref()?.read_at(&mut buffer, 0).ok()?;

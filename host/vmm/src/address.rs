@@ -1,4 +1,4 @@
-//! How a guest's agent is reached.
+//! Address of a guest's agent.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use rtvirtio_kernel::ProcessId;
 use serde::{Deserialize, Serialize};
 
-/// The host's end of a guest agent's channel. It can be stored: a record of what was changed in a
-/// guest leads back to this guest, and not to a later start of it.
+/// Host's end of a guest agent's channel. It can be stored: a record of changes in a guest leads
+/// back to this guest, and not to a later start of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AgentAddress {
@@ -17,15 +17,15 @@ pub enum AgentAddress {
     Libvirt(LibvirtAgent),
 }
 
-/// The agent of a domain of libvirt, of one start of it.
+/// Agent of a libvirt VM, in one start of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LibvirtAgent {
     /// URI of the daemon.
     pub uri: String,
-    /// UUID of the domain.
+    /// UUID of the VM.
     pub uuid: String,
-    /// QEMU's process of this start.
+    /// Process of QEMU in this start.
     pub process: ProcessId,
 }
 

@@ -1,11 +1,11 @@
-//! The QEMU guest agent: running programs and reading and writing files inside a guest, without a
+//! The QEMU guest agent: runs programs and reads and writes files inside a guest, without a
 //! network.
 //!
 //! One JSON object a line, over virtio-serial (QEMU's `docs/interop/qemu-ga-ref`, from
 //! `qga/qapi-schema.json`). Nothing matches replies to requests, so a client that died may have
 //! left half a request in the agent's parser and an answer in the channel. `guest-sync-delimited`
 //! clears both: a byte 0xFF (never valid JSON) resets the agent's parser, and the agent puts 0xFF
-//! before its answer, so that we can throw away all before it.
+//! before its answer, so that everything before it can be discarded.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -37,7 +37,7 @@ pub use info::NEEDED;
 
 /// Byte that resets the agent's parser, and that marks its answer to a sync.
 const RESET: u8 = 0xff;
-/// Largest answer to a command that carries no data, in bytes.
+/// Largest answer to a command without data, in bytes.
 const SMALL_REPLY: usize = 64 * 1024;
 /// Largest list of disks, in bytes: 400 for each disk and partition.
 const DISKS_REPLY: usize = 1 << 20;
@@ -62,9 +62,9 @@ struct Reply<T> {
     value: Option<T>,
 }
 
-/// Numbers that no earlier client has used: the clock, mixed with the process id and a counter. The
-/// agent's `id` is a signed 64-bit integer, so the top bit stays clear; JSON readers that use
-/// doubles lose bits beyond 53.
+/// Returns a number that no earlier client has used: the clock, mixed with the process id and a
+/// counter. The agent's `id` is a signed 64-bit integer, so the top bit stays clear; JSON readers
+/// that use doubles lose bits beyond 53.
 fn fresh_id() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
@@ -79,7 +79,7 @@ fn fresh_id() -> u64 {
 
 impl GuestAgent {
     /// Connects to the host's end of the agent's channel and waits until the agent answers, at most
-    /// `timeout`: a guest that still boots has the time to come up.
+    /// `timeout`: a guest that still boots may come up meanwhile.
     ///
     /// # Errors
     /// No such socket, or no answer in time.
@@ -89,11 +89,11 @@ impl GuestAgent {
         Ok(agent)
     }
 
-    /// The agent at an address, once it answers; as [`GuestAgent::connect`].
+    /// Connects to the agent at an address, and waits as [`GuestAgent::connect`] does.
     ///
     /// # Errors
-    /// As [`GuestAgent::connect`]; for a domain of libvirt [`VmmError::Connect`] of kind `NotFound`
-    /// when this start of it has ended, and [`VmmError::NoAgent`].
+    /// As [`GuestAgent::connect`]; for a libvirt VM [`VmmError::Connect`] of kind `NotFound` when
+    /// this start of it has ended, and [`VmmError::NoAgent`].
     pub fn reach(address: &AgentAddress, timeout: Duration) -> Result<GuestAgent, VmmError> {
         match address {
             AgentAddress::Socket(path) => GuestAgent::connect(path, timeout),
@@ -125,7 +125,7 @@ impl GuestAgent {
         Ok(GuestAgent { link: Link::Socket(wire), timeout: COMMAND_TIMEOUT, in_step: false })
     }
 
-    /// The same over a connected stream; `name` is used in errors.
+    /// Uses a connected stream; `name` is used in errors.
     #[must_use]
     pub fn from_stream(stream: UnixStream, name: &str) -> GuestAgent {
         let wire = Wire::new(stream, format!("guest agent {name}"));
@@ -137,14 +137,14 @@ impl GuestAgent {
         self.timeout = timeout;
     }
 
-    /// Throws away what earlier clients left and makes sure that the agent answers *us*.
+    /// Discards data that earlier clients left and makes sure that the agent answers this client.
     ///
     /// A sync can get lost while the guest boots, so it is sent again after 0.5, 1, 2, 4, ... s.
     /// Only the answer to the latest one ends the wait; the pauses grow, so an agent slower than
     /// one pause still gets through.
     ///
     /// # Errors
-    /// [`VmmError::Timeout`], or the connection's own trouble.
+    /// [`VmmError::Timeout`], or an error of the connection.
     pub fn synchronise(&mut self, timeout: Duration) -> Result<(), VmmError> {
         const OP: &str = "guest-sync-delimited";
         let deadline = Deadline::after(timeout);
@@ -180,13 +180,13 @@ impl GuestAgent {
         }
     }
 
-    /// True after a successful exchange: the next answer will be to our next command.
+    /// Whether the last exchange succeeded: the next answer will be to the next command.
     #[must_use]
     pub fn is_in_step(&self) -> bool {
         self.in_step
     }
 
-    /// Sends one command and reads its answer, at most `limit` bytes, into `T`. Fields that `T`
+    /// Sends one command and parses its answer, at most `limit` bytes, into `T`. Fields that `T`
     /// does not name are not kept, so an answer costs no more memory than its own size.
     fn call<T: DeserializeOwned>(
         &mut self,
@@ -229,15 +229,15 @@ impl GuestAgent {
         reply.value.ok_or_else(|| self.link.protocol(command, "neither `return` nor `error`"))
     }
 
-    /// The guest's disks and partitions.
+    /// Disks and partitions of the guest.
     pub(crate) fn disks(&mut self) -> Result<Vec<GuestDisk>, VmmError> {
         self.call("guest-get-disks", None, DISKS_REPLY)
     }
 
-    /// Asks for a sign of life.
+    /// Checks that the agent answers.
     ///
     /// # Errors
-    /// No answer in time, or the connection's own trouble.
+    /// No answer in time, or an error of the connection.
     pub fn ping(&mut self) -> Result<(), VmmError> {
         self.call::<IgnoredAny>("guest-ping", None, SMALL_REPLY).map(drop)
     }
@@ -260,7 +260,7 @@ fn await_sync(wire: &mut Wire, id: u64, deadline: Deadline, operation: &str) -> 
     }
 }
 
-/// Waits until the agent of a domain answers: its guest may still boot.
+/// Waits until the agent of a libvirt VM answers: its guest may still boot.
 fn await_ping(link: &DomainLink, deadline: Deadline) -> Result<(), VmmError> {
     const OP: &str = "guest-ping";
     const PAUSE: Duration = Duration::from_millis(500);

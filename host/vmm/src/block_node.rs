@@ -1,14 +1,14 @@
-//! The names of files in `query-block`: plain paths, or whole block nodes as `json:{...}`, where
-//! filters lie between or options matter, such as an offset.
+//! File names in `query-block`: plain paths, or whole block nodes as `json:{...}`, where there are
+//! filters or options, such as an offset.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Nodes that a filename in JSON form may nest.
+/// Largest depth of nodes in a JSON filename.
 const MOST_NODES: usize = 64;
 
-/// What a filename shows of a drive's found.
+/// File and throttle groups in the filename of a drive.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockNode {
     pub(crate) file: Option<PathBuf>,
@@ -16,7 +16,7 @@ pub(crate) struct BlockNode {
 }
 
 impl BlockNode {
-    /// A plain path, or QEMU's `json:{...}` where filters lie between.
+    /// Parses a plain path, or QEMU's `json:{...}`.
     pub(crate) fn of(filename: &str) -> Self {
         let Some(text) = filename.strip_prefix("json:") else {
             let file = (!filename.is_empty() && !filename.contains("://")).then(|| PathBuf::from(filename));
@@ -31,7 +31,7 @@ impl BlockNode {
             if let Some(file) = text("filename") {
                 found.file = Some(Path::new(file).to_owned());
             }
-            // Both forms are QEMU's: an object, or dotted keys of a flattened one.
+            // Both are forms of QEMU's: an object, or dotted keys of a flattened one.
             if let Some(file) = text("file.filename").or_else(|| text("file.file.filename")) {
                 found.file = Some(Path::new(file).to_owned());
             }

@@ -1,6 +1,6 @@
-//! What QEMU counts for each disk of a guest: requests, bytes, time, and latency histograms. The
-//! guest takes no part in it (`query-block`, `query-blockstats` and `block-latency-histogram-set`
-//! in QEMU's `qapi/block-core.json` and `qapi/block.json`).
+//! Counters of QEMU for each disk of a guest: requests, bytes, time, and latency histograms. The
+//! guest is not involved (`query-block`, `query-blockstats` and `block-latency-histogram-set` in
+//! QEMU's `qapi/block-core.json` and `qapi/block.json`).
 
 use std::collections::BTreeMap;
 
@@ -10,37 +10,37 @@ use serde_json::{Value, json};
 use crate::block_node::BlockNode;
 use crate::{Qmp, VmmError};
 
-/// Direction of a request. QEMU counts discards apart, under other names.
+/// Direction of a request. QEMU counts discards separately, under other names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// Reads.
+    /// Requests of the guest that read.
     Read,
-    /// Writes.
+    /// Requests of the guest that write.
     Write,
     /// Flushes, as a guest's fsync makes them.
     Flush,
 }
 
-/// Requests that have ended, by how long they took.
+/// Histogram of the latencies of completed requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// Limits between the bins, in nanoseconds, rising.
     pub boundaries: Vec<u64>,
-    /// Requests below the first limit, between two limits, and above the last: one more than there
-    /// are limits.
+    /// Number of requests below the first limit, between two limits, and above the last: one bin
+    /// more than limits.
     pub bins: Vec<u64>,
 }
 
 impl Histogram {
-    /// Requests in it.
+    /// Number of requests in all bins.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.bins.iter().sum()
     }
 
-    /// Upper limit, in nanoseconds, of the bin in which the request of this rank lies; `None` for
-    /// none, or one above the last limit. `share` is 0.9999 for p99.99.
+    /// Upper limit, in nanoseconds, of the bin with the request of this rank; `None` for an empty
+    /// histogram, or a request above the last limit. `share` is 0.9999 for p99.99.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let rank = ((self.count() as f64 * share).ceil() as u64).max(1);
@@ -54,7 +54,7 @@ impl Histogram {
         None
     }
 
-    /// What came in since `earlier`; `None` when the histogram was set anew meanwhile.
+    /// Difference to `earlier`; `None` when the histogram was reset in between.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Option<Self> {
         let same = self.boundaries == earlier.boundaries && self.bins.len() == earlier.bins.len();
@@ -67,39 +67,39 @@ impl Histogram {
 /// Counters of one direction since QEMU started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// Requests completed without an error.
+    /// Number of requests completed without an error.
     pub ops: u64,
-    /// Bytes of them; 0 for flushes.
+    /// Number of their bytes; 0 for flushes.
     pub bytes: u64,
-    /// Sum of their times, in nanoseconds.
+    /// Sum of their latencies, in nanoseconds.
     pub time_ns: u64,
-    /// Their times, where a histogram has been asked for.
+    /// Histogram of their latencies, where one was requested.
     pub histogram: Option<Histogram>,
 }
 
-/// One disk of a guest, with its counters.
+/// Disk of a guest, with its counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DiskStats {
-    /// The path of its device, such as `/machine/peripheral/disk0/virtio-backend`, which
-    /// [`Qmp::set_latency_histogram`] takes; or the drive's name where no device has it, which only
+    /// Path of its device, such as `/machine/peripheral/disk0/virtio-backend`, which
+    /// [`Qmp::set_latency_histogram`] takes; or the name of a drive without a device, which only
     /// older commands such as `block_set_io_throttle` take.
     pub id: String,
-    /// The file or block device on the host; `None` for an empty drive.
+    /// File or block device on the host; `None` for an empty drive.
     pub file: Option<String>,
     /// Format of the image, such as `raw` or `qcow2`.
     pub format: Option<String>,
-    /// Whether the guest may only read it.
+    /// Whether it is read-only for the guest.
     pub read_only: bool,
-    /// Reads.
+    /// Counters of all reads.
     pub read: Counters,
-    /// Writes.
+    /// Counters of all writes.
     pub write: Counters,
-    /// Flushes.
+    /// Counters of all flushes.
     pub flush: Counters,
 }
 
 impl DiskStats {
-    /// The counters of a direction.
+    /// Counters of a direction.
     #[must_use]
     pub fn of(&self, direction: Direction) -> &Counters {
         match direction {
@@ -110,7 +110,7 @@ impl DiskStats {
     }
 }
 
-/// One entry of `query-block`.
+/// Entry in `query-block`'s answer.
 #[derive(Deserialize)]
 struct Backend {
     #[serde(default)]
@@ -127,13 +127,13 @@ struct Inserted {
     image: Option<Image>,
 }
 
-/// `ImageInfo`.
+/// QEMU's type `ImageInfo`, in part.
 #[derive(Deserialize)]
 struct Image {
     filename: String,
 }
 
-/// One entry of `query-blockstats`.
+/// Entry in `query-blockstats`'s answer.
 #[derive(Deserialize)]
 struct Entry {
     #[serde(default)]
@@ -157,14 +157,14 @@ struct Stats {
     flush_latency_histogram: Option<Histogram>,
 }
 
-/// The name of a disk. What a guest has is a device, which has a path, also one of an old `-drive`;
-/// a drive that no device has, has its own name alone.
+/// Identifier of a disk: the path of the guest's device, which an old `-drive` has too; for a drive
+/// without a device its own name.
 fn id(device: &str, qdev: Option<&str>) -> Option<String> {
     qdev.filter(|q| !q.is_empty()).or(Some(device).filter(|d| !d.is_empty())).map(str::to_owned)
 }
 
 impl Qmp {
-    /// The guest's disks with their counters, in QEMU's order. Empty drives are among them.
+    /// Disks of the guest with their counters, in QEMU's order, empty drives included.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -176,7 +176,7 @@ impl Qmp {
 
     /// Makes QEMU keep a latency histogram of a disk, with these limits in nanoseconds, for reads,
     /// writes and flushes; an earlier one is lost. Without limits it stops. `id` is the path or id
-    /// of a device: a drive's name will not do.
+    /// of a device; a drive's name is not accepted.
     ///
     /// # Errors
     /// As [`Qmp::execute`]: `Device 'd0' not found` for the name of a drive; QEMU before 4.0 has no
@@ -191,7 +191,7 @@ impl Qmp {
     }
 }
 
-/// The path in a name of a file; the name itself where it shows none.
+/// Path in a file name of QEMU's; the name itself where it has none.
 fn plain(name: &str) -> String {
     BlockNode::of(name).file.map_or_else(|| name.to_owned(), |path| path.display().to_string())
 }
@@ -200,7 +200,7 @@ fn join(backends: &[Backend], entries: Vec<Entry>) -> Vec<DiskStats> {
     let mut disks = Vec::new();
     let mut of_id = BTreeMap::new();
     for backend in backends {
-        // The first of a name counts.
+        // The first of a name is used.
         if let Some(id) = id(&backend.device, backend.qdev.as_deref()) {
             of_id.entry(id).or_insert(backend);
         }

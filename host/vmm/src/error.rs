@@ -1,12 +1,12 @@
-//! What can go wrong between us and a virtual machine.
+//! Errors between this process and a virtual machine.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A failed exchange with QEMU or with the agent in a guest.
+/// Failed exchange with QEMU or with the agent in a guest.
 ///
-/// `peer` names the other side and its socket, `operation` what was being done.
+/// `peer` names the other side and its socket, `operation` the command or step.
 #[derive(Debug, thiserror::Error)]
 pub enum VmmError {
     /// The socket could not be reached.
@@ -14,9 +14,9 @@ pub enum VmmError {
         "cannot connect to {peer}: {source}; is the virtual machine running, and is no other client connected to this socket?"
     )]
     Connect {
-        /// The other side.
+        /// Name of the other side and its socket.
         peer: String,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A UNIX socket address holds at most 107 bytes (`sun_path` in unix(7)).
@@ -24,93 +24,93 @@ pub enum VmmError {
         "socket path {path:?} has {len} bytes, the kernel takes at most 107; use a shorter run directory"
     )]
     PathTooLong {
-        /// The path.
+        /// Path that is too long.
         path: PathBuf,
-        /// Its length in bytes.
+        /// Length of the path, in bytes.
         len: usize,
     },
     /// Reading or writing the socket failed.
     #[error("{peer}: {operation}: {source}")]
     Io {
-        /// The other side.
+        /// Name of the other side and its socket.
         peer: String,
-        /// What was being done.
+        /// Command or step that failed.
         operation: String,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// No (complete) answer in time.
     #[error("{peer}: {operation}: no answer within {} ms; the other side hangs, is paused or is starved of CPU time", waited.as_millis())]
     Timeout {
-        /// The other side.
+        /// Name of the other side and its socket.
         peer: String,
-        /// What was being done.
+        /// Command or step that failed.
         operation: String,
-        /// How long we waited.
+        /// Time limit that was exceeded.
         waited: Duration,
     },
     /// The other side closed the connection: QEMU ended, or ends.
     #[error("{peer}: {operation}: connection closed; the virtual machine has ended or dropped us")]
     Closed {
-        /// The other side.
+        /// Name of the other side and its socket.
         peer: String,
-        /// What was being done.
+        /// Command or step that failed.
         operation: String,
     },
-    /// The other side sent more than we are ready to keep.
+    /// The other side sent more bytes than are kept.
     #[error("{peer}: {operation}: answer is larger than the limit of {limit} bytes; refused")]
     TooLarge {
-        /// The other side.
+        /// Name of the other side and its socket.
         peer: String,
-        /// What was being done.
+        /// Command or step that failed.
         operation: String,
-        /// The limit in bytes.
+        /// Largest answer, in bytes.
         limit: usize,
     },
-    /// The other side sent more than we are ready to look at.
+    /// The other side sent more items than are examined.
     #[error("{peer}: {operation}: more than {limit} {what}; the connection is given up")]
     TooMany {
-        /// The other side.
+        /// Name of the other side and its socket.
         peer: String,
-        /// What was being done.
+        /// Command or step that failed.
         operation: String,
-        /// Of what.
+        /// Kind of the items, such as `drives`.
         what: &'static str,
-        /// So many are looked at.
+        /// Largest number of items.
         limit: usize,
     },
     /// The answer does not follow the protocol.
     #[error("{peer}: {operation}: unexpected answer: {}", shown(detail))]
     Protocol {
-        /// The other side.
+        /// Name of the other side and its socket.
         peer: String,
-        /// What was being done.
+        /// Command or step that failed.
         operation: String,
-        /// What is wrong with it.
+        /// Description of the violation.
         detail: String,
     },
-    /// Commands that the agent in a guest has, and does not take: RHEL and its kin disable
-    /// `guest-exec` and the file commands.
+    /// Commands that the agent in a guest knows but does not allow: RHEL and its derivatives
+    /// disable `guest-exec` and the file commands.
     #[error(
         "{peer} does not allow {commands}: allow them inside the guest, on RHEL and Fedora in /etc/sysconfig/qemu-ga (out of BLOCK_RPCS, or into `--allow-rpcs` of FILTER_RPC_ARGS), \
          elsewhere with `block-rpcs` or `allow-rpcs` in /etc/qemu/qemu-ga.conf, and restart qemu-guest-agent"
     )]
     Disabled {
-        /// The agent.
+        /// Name of the agent.
         peer: String,
-        /// Their names.
+        /// Names of the commands, separated by commas.
         commands: String,
     },
     /// The other side understood the command and refused it.
     #[error("{peer}: {operation} was refused: {} ({})", shown(desc), shown(class))]
     Refused {
-        /// The other side.
+        /// Name of the other side and its socket.
         peer: String,
-        /// The command.
+        /// Command that was refused.
         operation: String,
         /// QEMU's error class, such as `CommandNotFound`.
         class: String,
-        /// QEMU's own words.
+        /// Description from QEMU or the agent.
         desc: String,
     },
     /// libvirt's client is missing.
@@ -118,14 +118,14 @@ pub enum VmmError {
         "virsh is not installed: VMs of libvirt are reached through it (Debian: apt-get install libvirt-clients)"
     )]
     NoVirsh,
-    /// libvirt could not do it.
+    /// A command of libvirt failed.
     #[error("{peer}: {operation}: {}", shown(message))]
     Libvirt {
-        /// The daemon.
+        /// Name and URI of the daemon.
         peer: String,
-        /// The command of virsh.
+        /// Command of virsh, such as `dumpxml`.
         operation: String,
-        /// libvirt's own words.
+        /// Message printed by virsh.
         message: String,
     },
     /// libvirt's daemon was not reached.
@@ -135,15 +135,15 @@ pub enum VmmError {
         shown(message)
     )]
     NoLibvirt {
-        /// The daemon.
+        /// Name and URI of the daemon.
         peer: String,
-        /// libvirt's own words.
+        /// Message printed by virsh.
         message: String,
     },
     /// No agent has its end of libvirt's channel open.
     #[error("{peer}: no guest agent is connected; is the guest up, and does qemu-guest-agent run in it?")]
     NoAgent {
-        /// The domain's agent.
+        /// Name of the VM's agent.
         peer: String,
     },
     /// The guest has no device that is certainly this disk.
@@ -152,9 +152,9 @@ pub enum VmmError {
         guest_disk(target, found)
     )]
     GuestDisk {
-        /// libvirt's name of the disk.
+        /// Name of the disk in libvirt.
         target: String,
-        /// Devices of the guest that it could be.
+        /// Devices of the guest that match.
         found: Vec<String>,
     },
 }
@@ -166,11 +166,11 @@ fn guest_disk(target: &str, found: &[String]) -> String {
     }
 }
 
-/// Most characters of the other side's words that an error shows.
+/// Largest number of characters of foreign text in an error.
 const MOST_SHOWN: usize = 400;
 
-/// One line of words of a guest or its QEMU, which may be hostile, for an error or a terminal:
-/// control characters are escaped, and what is beyond 400 characters is left out.
+/// Single line of text from a guest or its QEMU, which may be hostile, for an error or a terminal:
+/// control characters are escaped, and text beyond 400 characters is left out.
 #[must_use]
 pub fn shown(words: &str) -> String {
     let mut shown = String::new();
@@ -185,13 +185,13 @@ pub fn shown(words: &str) -> String {
 }
 
 impl VmmError {
-    /// True when waiting longer might have helped.
+    /// Whether waiting longer might have helped.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self, VmmError::Timeout { .. })
     }
 
-    /// True when the other side is gone: trying again on this connection cannot help.
+    /// Whether the other side is gone: trying again on this connection cannot help.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         match self {

@@ -1,8 +1,8 @@
 //! Events of QEMU's monitor, over a connection that is kept open.
 //!
 //! QEMU serves one client at each monitor's socket, and others wait until that one leaves. So a
-//! connection that is kept needs a monitor that is there for it alone, which QEMU's command line
-//! names by its chardev, [`EVENTS_CHARDEV`].
+//! connection that is kept open needs a monitor of its own, which QEMU's command line marks by its
+//! chardev, [`EVENTS_CHARDEV`].
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -21,17 +21,17 @@ use crate::wire::{Deadline, Wire};
 pub const EVENTS_CHARDEV: &str = "rtvirtio-events";
 
 const OPERATION: &str = "events";
-/// Longest event that is read, in bytes; of a longer one it counts that it came.
+/// Longest event that is parsed, in bytes; a longer one is only counted.
 const LINE_LIMIT: usize = 64 << 10;
-/// Reads of one call, each of at most 64 KiB: a socket that is filled faster than it is read is
-/// left.
+/// Largest number of reads of one call, each of at most 64 KiB: a socket that is filled faster than
+/// it is read must not block the caller.
 const MOST_READS: usize = 16;
-/// A listen queue that is full, and a peer that takes not even one line, are left after so long.
+/// Longest wait for a full listen queue, or for a peer that does not take even one line.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// Events after which something of a VM may be different for a contract (`qapi/*.json` of QEMU).
-/// CPUs, devices and threads that are added report none. A change of the guest's clock, a display's
-/// client, progress of a migration and the like are not among them.
+/// Events after which a contract may have to be checked (`qapi/*.json` of QEMU). CPUs, devices and
+/// threads that are added report none. Excluded are changes of the guest's clock, clients of a
+/// display, progress of a migration and the like.
 const CONCERN: [&str; 12] = [
     "BLOCK_IO_ERROR",
     "BLOCK_JOB_COMPLETED",
@@ -47,7 +47,7 @@ const CONCERN: [&str; 12] = [
     "WATCHDOG",
 ];
 
-/// A connection to a monitor that is there for events.
+/// Connection to a monitor for events.
 #[derive(Debug)]
 pub struct MonitorEvents {
     wire: Wire,
@@ -66,7 +66,7 @@ struct Message {
 }
 
 impl MonitorEvents {
-    /// Connects, and waits for nothing: the greeting is answered when it is read.
+    /// Connects without waiting: the greeting is answered when it is read.
     ///
     /// # Errors
     /// No such socket, no listener, or a listen queue that is full.
@@ -75,7 +75,7 @@ impl MonitorEvents {
         Ok(Self { wire, lines: Lines::new(LINE_LIMIT), is_greeted: false })
     }
 
-    /// The process that began to listen at the socket; `None` in another PID namespace.
+    /// Process that called listen(2) on the socket; `None` in another PID namespace.
     ///
     /// # Errors
     /// As getsockopt(2) reports.
@@ -83,11 +83,11 @@ impl MonitorEvents {
         self.wire.listener()
     }
 
-    /// How many events have come that may concern a contract; never waits. That events are sent
-    /// from now on counts as one, because earlier ones may have been missed.
+    /// Number of events that may concern a contract; never waits. The start of the stream counts as
+    /// one, because earlier events may have been missed.
     ///
     /// # Errors
-    /// The connection is closed, or this is no monitor; it is of no more use then.
+    /// The connection is closed, or the peer is no monitor; this value is useless then.
     pub fn read(&mut self) -> Result<u64, VmmError> {
         let mut heard = 0;
         for _ in 0..MOST_READS {
@@ -99,7 +99,7 @@ impl MonitorEvents {
         Ok(heard)
     }
 
-    /// Whether a line is about something that may concern a contract.
+    /// Whether a line may concern a contract.
     fn concerns(&mut self, line: Option<&[u8]>) -> Result<bool, VmmError> {
         let Some(line) = line else { return Ok(true) };
         let message: Message =
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// A socket that speaks the protocol's first lines, byte by byte where that matters.
+    /// Sends the protocol's first lines, byte by byte where that matters.
     #[test]
     fn only_what_may_concern_a_contract_counts_and_nonsense_ends_it() {
         let dir = rtvirtio_testkit::tempdir().unwrap();

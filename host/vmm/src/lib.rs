@@ -1,7 +1,7 @@
-//! Talking to a running virtual machine: QEMU's monitor ([`qmp`]), the agent inside the guest
+//! Clients of a running virtual machine: QEMU's monitor ([`qmp`]), the agent inside the guest
 //! ([`agent`]), both over sockets or through libvirt ([`libvirt`]), starting QEMU so that it cannot
-//! outlive its owner ([`spawn`]), finding out whether KVM really works here ([`probe`]), and
-//! finding every thread that works for it on the host ([`threads`]).
+//! outlive its owner ([`spawn`]), testing whether KVM really works here ([`probe`]), and finding
+//! every thread that works for a VM on the host ([`threads`]).
 //!
 //! Two rules hold everywhere, because a guest may be hostile and a VMM may hang: every call has a
 //! deadline, and every reply has a size limit that is checked before the bytes are kept.

@@ -1,8 +1,8 @@
 //! VMs that libvirt manages, through its command line `virsh`: the daemon's own library is LGPL and
 //! is not linked.
 //!
-//! A domain is looked up at each use, because its id, process and cgroup change at every start.
-//! Look-ups use a read-only connection. `qemu-monitor-command` marks the domain as tainted
+//! A VM is looked up at each use, because its id, process and cgroup change at every start.
+//! Look-ups use a read-only connection. `qemu-monitor-command` marks the VM as tainted
 //! (`custom-monitor`), so only [`Qmp`](crate::Qmp) uses it.
 
 use std::fmt::Debug;
@@ -34,30 +34,30 @@ pub use guest_disk::guest_device;
 pub(crate) use link::DomainLink;
 pub use status::{DomainSeen, DomainStatus, STATUS_NAMESPACE, set_status};
 
-/// Largest answer to a look-up, in bytes. The XML of a domain with 100 disks has about 100 KB.
+/// Largest answer to a look-up, in bytes. The XML of a VM with 100 disks has about 100 KB.
 const LOOK_UP_LIMIT: usize = 4 << 20;
-/// Time limit of a look-up. A daemon's first answer after its start takes 12 s, while it asks QEMU
-/// for what it can do.
+/// Time limit of a look-up. A daemon's first answer after its start takes 12 s, while it probes
+/// QEMU's capabilities.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(60);
-/// What `domstate --reason` says from the moment a domain has a process until its threads are in
-/// their cgroups.
+/// Output of `domstate --reason` from the moment a VM has a process until its threads are in their
+/// cgroups.
 const STARTING: &str = "paused (starting up)";
 /// Longest wait for the end of a start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const START_POLL: Duration = Duration::from_millis(50);
 
-/// What a call may do.
+/// Rights of a call's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Only look.
+    /// Look-ups alone, over a read-only connection.
     Read,
-    /// Send commands to QEMU and to the guest agent.
+    /// Also commands to QEMU and to the guest agent.
     Write,
 }
 
-/// A connection to a libvirt daemon.
+/// Connection to a libvirt daemon.
 pub trait Daemon: Debug + Send + Sync {
-    /// Its URI, for errors.
+    /// URI of the daemon, for errors.
     fn uri(&self) -> &str;
 
     /// Runs one of `virsh`'s commands and returns its standard output, at most `limit` bytes.
@@ -81,7 +81,7 @@ pub struct Virsh {
 }
 
 impl Virsh {
-    /// The daemon at this URI.
+    /// Daemon at this URI.
     #[must_use]
     pub fn new(uri: &str) -> Self {
         Self { uri: uri.to_owned() }
@@ -104,41 +104,42 @@ impl Daemon for Virsh {
     }
 }
 
-/// A domain of libvirt that runs.
+/// VM of libvirt that runs.
 #[derive(Clone, Debug)]
 pub struct RunningDomain {
     daemon: Arc<dyn Daemon>,
-    /// What libvirt tells about this start.
+    /// XML of this start.
     pub xml: DomainXml,
-    /// QEMU's process.
+    /// Process of its QEMU.
     pub process: ProcessId,
 }
 
-/// What a name or UUID leads to.
+/// Result of looking up a name or UUID.
 #[derive(Clone, Debug)]
 pub enum Lookup {
-    /// It runs.
+    /// The VM runs now.
     Running(RunningDomain),
-    /// libvirt knows it, and it does not run.
+    /// libvirt knows the VM, and it does not run.
     ShutOff {
-        /// Its name.
+        /// Name of the VM.
         name: String,
     },
-    /// libvirt does not know it; the names that it knows.
+    /// libvirt does not know the VM.
     Unknown {
-        /// Names of all domains.
+        /// Names of all VMs that it knows.
         known: Vec<String>,
     },
 }
 
 impl RunningDomain {
-    /// Looks a domain up by its name or UUID.
+    /// Looks a VM up by its name or UUID.
     ///
     /// Waits for the end of a start that is under way: until then libvirt moves the threads to
-    /// cgroups of its own, which the kernel refuses for a real-time thread. A start fails then.
+    /// cgroups of its own, which the kernel refuses for a real-time thread, and the start would
+    /// fail.
     ///
     /// # Errors
-    /// The daemon does not answer; a domain that runs, and whose process is not found here.
+    /// The daemon does not answer; a VM that runs, but whose process is not found here.
     pub fn find(daemon: Arc<dyn Daemon>, root: &Root, domain: &str) -> Result<Lookup, VmmError> {
         let listed = list(&*daemon)?;
         let same = |uuid: &str, name: &str| name == domain || uuid.eq_ignore_ascii_case(domain);
@@ -147,7 +148,7 @@ impl RunningDomain {
         };
         wait_for_start(&*daemon, uuid)?;
         let mut xml = dumpxml(&*daemon, uuid)?;
-        // A start may have begun after the domain was seen shut off.
+        // A start may have begun after the VM was seen shut off.
         if xml.id.is_some() && wait_for_start(&*daemon, uuid)? {
             xml = dumpxml(&*daemon, uuid)?;
         }
@@ -158,21 +159,21 @@ impl RunningDomain {
         Ok(Lookup::Running(Self { daemon, xml, process }))
     }
 
-    /// Its drives with what throttles them now, as QEMU has it (`blkdeviotune` asks it, and taints
-    /// no domain). Where libvirt has recorded something else, that is noted.
+    /// Drives with their current throttling, as QEMU has it (`blkdeviotune` queries it, and taints
+    /// no VM). Where libvirt has recorded other limits, these are in `Drive::recorded`.
     ///
     /// # Errors
     /// As [`Daemon::call`].
     pub fn drives(&self) -> Result<Vec<Drive>, VmmError> {
         let mut drives = self.xml.drives();
         for (drive, disk) in drives.iter_mut().zip(&self.xml.disks) {
-            // It refuses drives without a medium, and knows no limits of what others serve.
+            // The command refuses drives without a medium, and knows no limits of vhost-user disks.
             if disk.vhost_user || disk.source.is_none() {
                 continue;
             }
             let args = ["blkdeviotune", "--domain", &self.xml.uuid, "--device", &disk.target, "--live"];
             let out = self.daemon.call(&args, Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
-            // What libvirt has recorded stays where its tool says something else.
+            // libvirt's record is kept where the output is not understood.
             let Some((limits, group)) = domain::tuned(&String::from_utf8_lossy(&out)) else { continue };
             drive.recorded = (limits != disk.throttle).then_some(disk.throttle);
             drive.limits = Some(limits).filter(|limits| !limits.is_none()).into_iter().collect();
@@ -182,7 +183,7 @@ impl RunningDomain {
         Ok(drives)
     }
 
-    /// The address of its guest agent; `None` while none is connected.
+    /// Address of its guest agent; `None` while none is connected.
     #[must_use]
     pub fn agent(&self) -> Option<AgentAddress> {
         (self.xml.agent == AgentState::Connected).then(|| {
@@ -194,15 +195,15 @@ impl RunningDomain {
         })
     }
 
-    /// The daemon that manages it.
+    /// Daemon that manages it.
     #[must_use]
     pub fn daemon(&self) -> Arc<dyn Daemon> {
         Arc::clone(&self.daemon)
     }
 }
 
-/// UUID and name of each domain. A name such as `7` would be taken for an id by every command that
-/// takes a domain, so that all others are called with the UUID.
+/// UUID and name of each VM. A name such as `7` would be taken for an id by every command that
+/// takes a VM, so all others are called with the UUID.
 fn list(daemon: &dyn Daemon) -> Result<Vec<(String, String)>, VmmError> {
     let args = ["list", "--all", "--uuid", "--name"];
     let out = daemon.call(&args, Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
@@ -214,7 +215,7 @@ fn list(daemon: &dyn Daemon) -> Result<Vec<(String, String)>, VmmError> {
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// Waits while a domain is being started; whether it was.
+/// Waits while a VM is being started; returns whether it was.
 fn wait_for_start(daemon: &dyn Daemon, uuid: &str) -> Result<bool, VmmError> {
     let until = Instant::now() + START_TIMEOUT;
     let mut waited = false;
@@ -236,7 +237,7 @@ fn wait_for_start(daemon: &dyn Daemon, uuid: &str) -> Result<bool, VmmError> {
     }
 }
 
-/// The description of a domain; of this start when it runs.
+/// XML of a VM; of the current start when it runs.
 fn dumpxml(daemon: &dyn Daemon, uuid: &str) -> Result<DomainXml, VmmError> {
     let out = daemon.call(&["dumpxml", "--domain", uuid], Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
     let bad = |detail: String| VmmError::Protocol {

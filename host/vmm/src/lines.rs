@@ -1,6 +1,6 @@
-//! Bytes cut into lines, of which those that are too long are not kept.
+//! Splits bytes into lines, without keeping those that are too long.
 
-/// What has arrived of a stream of lines.
+/// Splitter state of a stream of lines.
 #[derive(Debug)]
 pub(crate) struct Lines {
     limit: usize,
@@ -9,12 +9,12 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Of lines that have at most `limit` bytes.
+    /// Splitter for lines of at most `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, begun: Vec::new(), is_too_long: false }
     }
 
-    /// The lines that end in `bytes`, without their `\n`; `None` for one that was too long.
+    /// Lines that end in `bytes`, without their `\n`; `None` for one that was too long.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Vec<Option<Vec<u8>>> {
         let mut lines = Vec::new();
         let mut parts = bytes.split(|b| *b == b'\n');

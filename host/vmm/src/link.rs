@@ -1,10 +1,10 @@
-//! What the commands of both clients, QMP and the guest agent, go over.
+//! Transport of the commands of both clients, QMP and the guest agent.
 
 use crate::VmmError;
 use crate::libvirt::DomainLink;
 use crate::wire::Wire;
 
-/// A socket of QEMU's, or libvirt, which has that socket open.
+/// Socket of QEMU, or libvirt, which has that socket open.
 #[derive(Debug)]
 pub(crate) enum Link {
     Socket(Wire),
@@ -12,7 +12,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// The other side, for errors.
+    /// Name of the other side, for errors.
     pub(crate) fn peer(&self) -> &str {
         match self {
             Self::Socket(wire) => wire.peer(),
@@ -20,12 +20,12 @@ impl Link {
         }
     }
 
-    /// An answer to `operation` that is not understood.
+    /// Error of an answer to `operation` that is not understood.
     pub(crate) fn protocol(&self, operation: &str, detail: impl Into<String>) -> VmmError {
         VmmError::Protocol { peer: self.peer().into(), operation: operation.into(), detail: detail.into() }
     }
 
-    /// Bytes that were read and not yet used.
+    /// Number of bytes that were read and not yet used.
     #[cfg(test)]
     pub(crate) fn buffered(&self) -> usize {
         match self {

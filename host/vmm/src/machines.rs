@@ -13,30 +13,31 @@ use serde::Serialize;
 
 pub use command_line::CommandLine;
 
-/// A smaller file that a VMM has open is no disk: variables of the firmware, a log, a socket's
-/// lock.
+/// Size in bytes below which a file that a VMM has open is no disk: variables of the firmware, a
+/// log, a socket's lock.
 const LEAST_DISK: u64 = 1 << 20;
 /// Bytes on which QEMU locks the images of its disks (`RAW_LOCK_PERM_BASE` and
 /// `RAW_LOCK_SHARED_BASE` of `block/file-posix.c`, each with fewer than 100 permissions): these
-/// show images that came after its start, such as overlays and hot-plugged disks.
+/// locks show images that were added after its start, such as overlays and hot-plugged disks.
 const IMAGE_LOCKS: std::ops::Range<u64> = 100..300;
 
-/// A program that runs virtual machines.
+/// Program that runs virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vmm {
     /// QEMU, also as `kvm` or `qemu-kvm`.
     Qemu,
-    /// Cloud Hypervisor.
+    /// Cloud Hypervisor, with a program `cloud-hypervisor`.
     CloudHypervisor,
-    /// Firecracker.
+    /// Firecracker, with a program `firecracker`.
     Firecracker,
-    /// crosvm.
+    /// crosvm, with a program `crosvm`.
     Crosvm,
 }
 
 impl Vmm {
-    /// By the program's file name. Of names that are cut off (proc_pid_comm(5)) 15 bytes count.
+    /// VMM by the program's file name. Truncated names (proc_pid_comm(5)) are compared by their 15
+    /// bytes.
     #[must_use]
     pub fn of_program(name: &str) -> Option<Self> {
         match name {
@@ -49,8 +50,8 @@ impl Vmm {
         }
     }
 
-    /// By the program's file, as the file itself says: a name can be chosen freely, as QEMU's
-    /// `-name process=` does. By the name where only the process's owner may read the file.
+    /// VMM of a process by its executable: a process name can be chosen freely, as by QEMU's `-name
+    /// process=`. By the name where only the process's owner may read the link.
     pub(crate) fn of_process(root: &Root, pid: u32) -> Option<Self> {
         match fs::read_link(root.at(format!("/proc/{pid}/exe"))) {
             Ok(program) => Self::of_program(&file_name(&program)),
@@ -61,7 +62,7 @@ impl Vmm {
         }
     }
 
-    /// The program's name.
+    /// Name of the program for users.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,48 +74,48 @@ impl Vmm {
     }
 }
 
-/// A disk that a VMM has open.
+/// Disk that a VMM has open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OpenDisk {
-    /// Its path, as the VMM sees it.
+    /// Path of the disk, as the VMM sees it.
     pub path: PathBuf,
-    /// Number `(major, minor)` of the block device, or of the device on which the file lies.
+    /// Number `(major, minor)` of the block device, or of the device with the file.
     pub dev: (u32, u32),
     /// Whether it is a file, not a block device.
     pub is_file: bool,
-    /// Whether the VMM may write.
+    /// Whether the VMM may write to it.
     pub writes: bool,
-    /// Whether its requests pass the host's page cache by, as with `cache=none`: of several
-    /// descriptors all.
+    /// Whether its requests bypass the host's page cache, as with `cache=none`; with several
+    /// descriptors, whether all do.
     pub direct: bool,
 }
 
-/// A virtual machine that runs on this host.
+/// Virtual machine that runs on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Process of its VMM.
+    /// Process id of its VMM.
     pub pid: u32,
-    /// Which VMM.
+    /// Kind of the VMM.
     pub vmm: Vmm,
-    /// What the command line says; empty except of QEMU.
+    /// Parsed command line; empty for any VMM but QEMU.
     pub line: CommandLine,
-    /// Its disks, by path.
+    /// Disks that are open, by path.
     pub disks: Vec<OpenDisk>,
 }
 
-/// A process that may be a VMM and cannot be looked into.
+/// Process that may be a VMM and cannot be inspected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unreadable {
-    /// The process.
+    /// Process id of the process.
     pub pid: u32,
-    /// Its name.
+    /// Name of the process.
     pub program: String,
-    /// Why.
+    /// Error of the inspection.
     pub why: String,
 }
 
-/// The virtual machines of this host, and what could not be looked into. A QEMU without vCPUs, such
-/// as one that only answers a question about itself, is among them while it runs.
+/// Virtual machines of this host, and processes that could not be inspected. A QEMU without vCPUs,
+/// such as one that only answers a question about itself, is included while it runs.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -131,8 +132,8 @@ pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
     Ok((machines, unreadable))
 }
 
-/// Without what the kernel appends to a program that was replaced by an update, and as NixOS wraps
-/// it (`.qemu-system-x86_64-wrapped`).
+/// File name of a program, without the kernel's suffix for a file that was replaced by an update,
+/// and without NixOS's wrapping (`.qemu-system-x86_64-wrapped`).
 fn file_name(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
@@ -140,25 +141,25 @@ fn file_name(program: &Path) -> String {
     wrapped.unwrap_or(name).to_owned()
 }
 
-/// The virtual machine that a process runs, with its disks as they are now; `None` where it runs
-/// none, or has ended.
+/// Virtual machine that a process runs, with its current disks; `None` where it runs none, or has
+/// ended.
 ///
 /// # Errors
-/// When it cannot be looked into.
+/// When it cannot be inspected.
 pub fn of_process(root: &Root, pid: u32) -> Result<Option<Machine>, HostError> {
     let Some(name) = unless_gone(process::name(root, pid))? else { return Ok(None) };
     vmm_of(root, pid, &name).map_or(Ok(None), |vmm| machine(root, pid, vmm))
 }
 
-/// Which VMM a process of this name is. The program's file says it for certain, and only root and
-/// the owner may read it; a name can be chosen freely, as QEMU's `-name process=` does.
+/// Kind of VMM of a process. The executable decides where it can be read, by root and the owner; a
+/// process name can be chosen freely, as by QEMU's `-name process=`.
 fn vmm_of(root: &Root, pid: u32, name: &str) -> Option<Vmm> {
     let program = fs::read_link(root.at(format!("/proc/{pid}/exe")));
     let by_file = program.as_ref().ok().and_then(|p| Vmm::of_program(&file_name(p)));
     by_file.or_else(|| Vmm::of_program(name))
 }
 
-/// `None` when it has ended.
+/// Machine of a VMM's process; `None` when it has ended.
 fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError> {
     let Some(arguments) = unless_gone(process::command_line(root, pid))? else { return Ok(None) };
     let line = match vmm {
@@ -185,7 +186,7 @@ fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError
     Ok(Some(Machine { pid, vmm, line, disks }))
 }
 
-/// The disk behind a descriptor; `None` for all else that a VMM has open.
+/// Disk behind a descriptor; `None` for any other file that a VMM has open.
 fn disk(root: &Root, of: Descriptor, vmm: Vmm, line: &CommandLine) -> io::Result<Option<OpenDisk>> {
     let path = of.target(root)?;
     if !path.is_absolute() || path.starts_with("/proc") || path.starts_with("/sys") {
@@ -203,11 +204,11 @@ fn disk(root: &Root, of: Descriptor, vmm: Vmm, line: &CommandLine) -> io::Result
     }
     let named = line.disks.contains(&path);
     let is_image = |(first, _): &(u64, u64)| IMAGE_LOCKS.contains(first);
-    // Without a command line that names it: an image that QEMU locks, or a large file that another
-    // VMM writes to. Memory of the guest lies in files below /dev.
+    // Files not on the command line: an image that QEMU locks, or a large file that another VMM
+    // writes to. Guest memory is in files below /dev.
     let guessed = match vmm {
         Vmm::Qemu => {
-            // The command line may name it relative to a directory of QEMU's.
+            // The command line may have a path relative to a directory of QEMU's.
             let is_firmware = line.firmware.iter().any(|file| path.ends_with(file));
             !is_firmware && of.file_locks(root)?.iter().any(is_image)
         }

@@ -1,5 +1,5 @@
-//! Does KVM work here? The presence of `/dev/kvm` is no proof: some hosts offer it and cannot run a
-//! stock kernel. So start one, and look.
+//! Test of KVM on this host. `/dev/kvm` is no proof: some hosts offer it and cannot run a stock
+//! kernel. So one is started.
 
 use std::fs;
 use std::io;
@@ -13,41 +13,41 @@ use crate::spawn::{Lifetime, spawn};
 #[cfg(test)]
 mod tests;
 
-/// QEMU's binary for x86-64 guests.
+/// Name of QEMU's binary for x86-64 guests.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// Linux prints this, with the program's path before it, when it has booted as far as the first
-/// user program (`run_init_process` in `init/main.c`).
+/// Text that Linux prints, after the program's path, when it has booted as far as the first user
+/// program (`run_init_process` in `init/main.c`).
 const BOOTED: &str = " as init process";
-/// A console that stays silent this long means that the kernel hangs. Under KVM a stock kernel
+/// Time without console output after which the kernel counts as hung. Under KVM a stock kernel
 /// needs about a second for all of its boot, under a KVM that is itself emulated about nine.
 const SILENCE: Duration = Duration::from_secs(15);
-/// And this long is too long even for a console that goes on.
+/// Longest boot, even with console output.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Memory of the probe's guest, in MiB: kernel, initramfs, and the initramfs unpacked.
+/// Memory of the probe's guest, in MiB: kernel, initramfs, and the unpacked initramfs.
 const PROBE_MEMORY_MIB: u32 = 512;
 
-/// What KVM is worth on this host.
+/// Result of the test of KVM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvmProbe {
     /// A stock kernel booted under KVM.
     Works,
     /// KVM is there, but a stock kernel does not boot under it.
     Broken {
-        /// What happened instead.
+        /// Failure of the boot.
         reason: String,
     },
-    /// There is no KVM that we may use.
+    /// There is no KVM that this user may use.
     Absent {
-        /// Why, with the remedy.
+        /// Reason, with the remedy.
         reason: String,
     },
 }
 
-/// Boots `kernel` with `initrd` under KVM, waits for its first user program, and ends it. A kernel
-/// that hangs is given up after 15 s.
+/// Boots `kernel` with `initrd` under KVM, waits for its first user program, and ends it. Gives up
+/// a kernel that hangs after 15 s.
 ///
 /// # Errors
-/// Only trouble of the probe itself (no QEMU, no room for its files). What KVM does wrong is in the
+/// Only errors of the probe itself (no QEMU, no space for its files). Failures of KVM are in the
 /// result.
 pub fn probe_kvm(kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
     // kernel file
@@ -75,7 +75,7 @@ fn boot(qemu: &str, kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "kvm"])
         .args(["-cpu", "max", "-m", &PROBE_MEMORY_MIB.to_string(), "-no-reboot"])
-        // A kernel panic must end QEMU: `panic=-1` reboots, `-no-reboot` makes that the end.
+        // A kernel panic must end QEMU: `panic=-1` reboots, at which `-no-reboot` exits.
         .args(["-append", "console=ttyS0 panic=-1 reboot=t"])
         .arg("-kernel")
         .arg(kernel)
@@ -99,7 +99,7 @@ fn boot(qemu: &str, kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
             return Ok(KvmProbe::Works);
         }
         let complaint = read_lossy(&stderr);
-        // On an emulation failure QEMU prints this and stays, paused, for a debugger.
+        // On an emulation failure QEMU prints this and stays paused for a debugger.
         if complaint.contains("KVM internal error") {
             return Ok(KvmProbe::Broken { reason: internal_error(&complaint) });
         }
@@ -123,7 +123,8 @@ fn boot(qemu: &str, kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
     }
 }
 
-/// QEMU prints `KVM internal error. Suberror: 1`, then one line that names it, then the registers.
+/// Summary of QEMU's `KVM internal error. Suberror: 1`, which is followed by a line with its name,
+/// then the registers.
 fn internal_error(complaint: &str) -> String {
     let mut lines = complaint.lines().skip_while(|l| !l.contains("KVM internal error"));
     let head = lines.next().unwrap_or("KVM internal error").trim();
@@ -133,7 +134,7 @@ fn internal_error(complaint: &str) -> String {
     }
 }
 
-/// The last `n` lines that are not empty, on one line.
+/// Last `n` lines that are not empty, joined by `; `.
 fn last_lines(text: &str, n: usize) -> String {
     let mut lines: Vec<&str> = text.lines().rev().map(str::trim).filter(|l| !l.is_empty()).take(n).collect();
     lines.reverse();
@@ -145,7 +146,7 @@ fn read_lossy(path: &Path) -> String {
     fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
 }
 
-/// Ends the probe's QEMU on every way out.
+/// QEMU of the probe, ended when dropped.
 struct Reaper(Child);
 
 impl Drop for Reaper {

@@ -26,90 +26,90 @@ pub use throttle::{Drive, ThrottleLimit, ThrottleLimits};
 #[cfg(test)]
 mod tests;
 
-/// Largest reply we keep, in bytes. The largest that we ask for, `query-cpus-fast` of 255 vCPUs,
-/// takes about 60 KB.
+/// Largest reply that is kept, in bytes. The largest that is asked for, `query-cpus-fast` of 255
+/// vCPUs, takes about 60 KB.
 const REPLY_LIMIT: usize = 4 << 20;
-/// Drives of a VM that are looked at: a spec has at most 16 disks for one, and empty drives come on
-/// top. The monitor of a QEMU that was taken over may name any number.
+/// Largest number of drives of a VM: a spec has at most 16 disks for one, and empty drives come on
+/// top. The monitor of a QEMU that was taken over may list any number.
 pub const MOST_DRIVES: usize = 64;
-/// Largest list of them, in bytes: with a chain of some backing files, or three histograms, each.
+/// Largest list of drives, in bytes: each with a chain of some backing files, or three histograms.
 const DRIVES_LIMIT: usize = MOST_DRIVES * (16 << 10);
-/// Events that may come between a command and its answer, and their bytes: a guest causes some
-/// hundreds a second at most.
+/// Largest number of events between a command and its answer, and of their bytes: a guest causes
+/// some hundreds a second at most.
 const MOST_EVENTS: usize = 2_000;
 const MOST_EVENT_BYTES: usize = 1 << 20;
 
-/// `query-status`.
+/// QEMU's answer to `query-status`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct RunStatus {
-    /// True while the vCPUs run.
+    /// Whether the vCPUs run.
     pub running: bool,
     /// QEMU's run state, such as `running`, `paused`, `internal-error`.
     pub status: String,
 }
 
-/// `query-version`.
+/// QEMU's answer to `query-version`, in part.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct QemuVersion {
-    /// The three numbers.
+    /// Version of QEMU itself.
     pub qemu: VersionTriple,
-    /// The distribution's package version; may be empty.
+    /// Package version of the distribution; may be empty.
     #[serde(default)]
     pub package: String,
 }
 
-/// Version numbers of QEMU.
+/// Version number of QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct VersionTriple {
-    /// 7 in 7.2.22.
+    /// First number: 7 in 7.2.22.
     pub major: u32,
-    /// 2 in 7.2.22.
+    /// Second number: 2 in 7.2.22.
     pub minor: u32,
-    /// 22 in 7.2.22.
+    /// Third number: 22 in 7.2.22.
     pub micro: u32,
 }
 
-/// `query-kvm`.
+/// QEMU's answer to `query-kvm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct KvmInfo {
-    /// This machine runs under KVM.
+    /// Whether this machine runs under KVM.
     pub enabled: bool,
-    /// This QEMU was built with KVM.
+    /// Whether this QEMU was built with KVM.
     pub present: bool,
 }
 
-/// One vCPU of `query-cpus-fast`.
+/// Entry of `query-cpus-fast`: a vCPU.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct VCpu {
     /// Number of the vCPU, from 0.
     pub cpu_index: u32,
-    /// Its thread on the host. With TCG in one thread, several vCPUs share it.
+    /// Thread on the host. With TCG in one thread, several vCPUs share it.
     pub thread_id: i32,
 }
 
-/// One I/O thread of `query-iothreads`.
+/// Entry of `query-iothreads`: an I/O thread.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct IoThread {
-    /// The name given with `-object iothread,id=`.
+    /// Name given with `-object iothread,id=`.
     pub id: String,
-    /// Its thread on the host.
+    /// Thread on the host.
     pub thread_id: i32,
 }
 
-/// A connection to a machine's monitor.
+/// Connection to a machine's monitor.
 #[derive(Debug)]
 pub struct Qmp {
     link: Link,
     timeout: Duration,
-    /// The end of all commands together; `None` where each has its own time alone.
+    /// End of the time for all commands together; `None` without one.
     end: Option<Deadline>,
     next_id: u64,
     version: QemuVersion,
     events_skipped: u64,
-    /// After an oversized reply the stream is no longer at a line's start, and one with too many
-    /// events is given up.
+    /// Whether the connection is unusable: after an oversized reply the stream is no longer at a
+    /// line's start, and one with too many events is given up.
     broken: bool,
 }
 
@@ -133,7 +133,7 @@ struct Reply {
     value: Option<Value>,
 }
 
-/// `error` of a reply; the agent uses the same form.
+/// Member `error` of a reply; the agent uses the same form.
 #[derive(Deserialize)]
 pub(crate) struct ReplyError {
     pub(crate) class: String,
@@ -152,7 +152,7 @@ impl Qmp {
         Qmp::negotiate(Wire::connect("QMP", path, timeout)?, timeout, end)
     }
 
-    /// The same over a connected stream; `name` is used in errors.
+    /// Uses a connected stream; `name` is used in errors.
     ///
     /// # Errors
     /// As [`Qmp::connect`].
@@ -174,15 +174,15 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// With a time for all further commands together: a monitor that answers each just in time
-    /// would else hold its caller up for as long as there is something to be asked.
+    /// Limits the time of all further commands together: otherwise a monitor that answers each just
+    /// in time would block its caller for as long as there are commands.
     #[must_use]
     pub fn within(mut self, total: Duration) -> Qmp {
         self.end = Some(Deadline::after(total));
         self
     }
 
-    /// The monitor of a domain of libvirt. From the first command on libvirt marks the domain as
+    /// Connects to the monitor of a libvirt VM. From the first command on libvirt marks the VM as
     /// tainted (`custom-monitor`), until it ends.
     ///
     /// # Errors
@@ -197,27 +197,27 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// The version from the greeting.
+    /// Version from the greeting, or through libvirt from `query-version`.
     #[must_use]
     pub fn version(&self) -> &QemuVersion {
         &self.version
     }
 
-    /// Number of events that came in between and were skipped.
+    /// Number of events that were skipped.
     #[must_use]
     pub fn events_skipped(&self) -> u64 {
         self.events_skipped
     }
 
-    /// Runs one command and returns what QEMU returned.
+    /// Runs one command and returns its result.
     ///
     /// # Errors
-    /// [`VmmError::Refused`] when QEMU refuses it; else the connection's own trouble.
+    /// [`VmmError::Refused`] when QEMU refuses it; otherwise an error of the connection.
     pub fn execute(&mut self, command: &str, arguments: Option<Value>) -> Result<Value, VmmError> {
         self.execute_within(command, arguments, REPLY_LIMIT)
     }
 
-    /// The same with another limit of the answer, in bytes.
+    /// Runs one command with an answer of at most `limit` bytes.
     fn execute_within(
         &mut self,
         command: &str,
@@ -275,8 +275,8 @@ impl Qmp {
             })?;
             let reply: Reply =
                 serde_json::from_slice(&line).map_err(|e| wire.protocol(command, e.to_string()))?;
-            // Errors about a line that QEMU could not parse carry no id; all else does. Another id
-            // is the late answer to a command that we gave up on.
+            // Errors about a line that QEMU could not parse have no id; all other replies do.
+            // Another id is the late answer to a command that was given up.
             let is_ours =
                 reply.event.is_none() && reply.id.as_ref().is_none_or(|got| got.as_u64() == Some(id));
             if is_ours {
@@ -302,9 +302,9 @@ impl Qmp {
         serde_json::from_value(value).map_err(|e| self.link.protocol(command, e.to_string()))
     }
 
-    /// The process that QEMU's end of the socket belongs to: the one that began to listen, which
-    /// may be a manager that opened the socket for QEMU. `None` through libvirt, and for a process
-    /// of another PID namespace.
+    /// Process at QEMU's end of the socket: the one that called listen(2), which may be a manager
+    /// that opened the socket for QEMU. `None` through libvirt, and for a process of another PID
+    /// namespace.
     ///
     /// # Errors
     /// As getsockopt(2) reports.
@@ -320,7 +320,7 @@ impl Qmp {
         serde_json::from_value(value).map_err(|e| self.link.protocol(command, e.to_string()))
     }
 
-    /// Is the guest running?
+    /// Queries whether the guest is running.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -328,7 +328,7 @@ impl Qmp {
         self.typed("query-status")
     }
 
-    /// Does this machine run under KVM?
+    /// Queries whether this machine runs under KVM.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -336,7 +336,7 @@ impl Qmp {
         self.typed("query-kvm")
     }
 
-    /// The vCPUs with their threads. Does not interrupt the guest (the older `query-cpus` did).
+    /// Queries vCPUs with their threads. Does not interrupt the guest (the older `query-cpus` did).
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -344,7 +344,7 @@ impl Qmp {
         self.typed("query-cpus-fast")
     }
 
-    /// The I/O threads with their threads on the host.
+    /// Queries I/O threads with their threads on the host.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -352,8 +352,8 @@ impl Qmp {
         self.typed("query-iothreads")
     }
 
-    /// Ends QEMU at once, like pulling the plug. QEMU may be gone before its answer reaches us;
-    /// that counts as done.
+    /// Ends QEMU at once, like pulling the plug. QEMU may be gone before its answer arrives; that
+    /// counts as success.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -364,7 +364,7 @@ impl Qmp {
         }
     }
 
-    /// Presses the guest's power button: the guest decides what to do.
+    /// Presses the guest's power button: the guest decides how to react.
     ///
     /// # Errors
     /// As [`Qmp::execute`].

@@ -1,5 +1,5 @@
-//! Starting a VMM so that it sits in its cgroups before it does anything, and cannot outlive its
-//! owner unless it should.
+//! Starts a VMM so that it is in its cgroups before it does anything, and cannot outlive its owner
+//! unless it should.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,30 +16,30 @@ use rustix::process::Signal;
 #[cfg(test)]
 mod tests;
 
-/// How long a child lives.
+/// Lifetime of a child process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lifetime {
     /// The kernel kills the child when this process ends, however it ends (`PR_SET_PDEATHSIG` in
     /// prctl(2)).
     WithParent,
-    /// The child goes on after this process; another process must end it.
+    /// The child continues after this process; another process must end it.
     Detached,
 }
 
-/// Starts `command` in a session of its own, in the cgroups whose open `cgroup.procs` (v2, or one a
+/// Starts `command` in a new session, in the cgroups whose open `cgroup.procs` (v2, or one per
 /// hierarchy in v1) are given.
 ///
 /// The child moves *itself* (writes `0`) between fork and exec. So it is in place before the VMM
-/// opens its disk, and every thread, page and request of it is accounted there from the first; no
-/// stopped process, no race. A session of its own keeps Ctrl-C away from it: the owner decides in
-/// which order things end.
+/// opens its disk, and every thread, page and request of it is accounted there from the start; no
+/// stopped process, no race. A session of its own keeps Ctrl-C from it: the owner decides the order
+/// in which processes end.
 ///
 /// The parent-death signal belongs to the *thread* that forked, not to the process: a VMM started
 /// by a worker thread would die with that thread. So all such children are forked by one thread
 /// that never ends.
 ///
 /// # Errors
-/// What exec, or the write to a cgroup, returned.
+/// As exec, or the write to a cgroup, reports.
 pub fn spawn(mut command: Command, cgroups: Vec<File>, lifetime: Lifetime) -> io::Result<Child> {
     let parent = rustix::process::getpid();
     let in_child = move || {
@@ -68,10 +68,10 @@ pub fn spawn(mut command: Command, cgroups: Vec<File>, lifetime: Lifetime) -> io
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-/// The network namespace of the calling thread.
+/// Network namespace of the calling thread.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// The thread that forks, and its network namespace.
+/// Thread that forks, with its network namespace.
 struct Keeper {
     orders: Sender<Order>,
     namespace: Option<PathBuf>,
@@ -96,7 +96,7 @@ fn spawn_on_keeper(mut command: Command) -> io::Result<Child> {
             .map(|_| Keeper { orders, namespace })
     });
     let keeper = keeper.as_ref().ok_or_else(gone)?;
-    // A child is in the namespace of its caller, whichever thread forks it.
+    // A child must be in its caller's namespace, whichever thread forks it.
     if keeper.namespace.is_some() && std::fs::read_link(NAMESPACE).ok() != keeper.namespace {
         // kernel file
         let namespace = File::open(NAMESPACE)?;

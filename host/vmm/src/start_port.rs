@@ -1,5 +1,5 @@
-//! The host's end of the port on which a guest says that something starts: QEMU's socket of a
-//! `virtserialport` named [`rtvirtio_startup::PORT`].
+//! Host's end of the port on which a guest reports start-ups: QEMU's socket of a `virtserialport`
+//! named [`rtvirtio_startup::PORT`].
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -13,25 +13,25 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Time between two attempts to connect to a VM that does not run.
 const RETRY: Duration = Duration::from_secs(1);
-/// Bytes that are read at once, so that a guest which writes without end holds up no other.
+/// Bytes that are read at once, so that a guest which writes endlessly delays no other.
 const CHUNK: usize = 1024;
 
-/// How a port stands.
+/// State of a port after a poll.
 #[derive(Debug)]
 pub enum PortState {
-    /// Connected, and there was no news of it.
+    /// Connected as before the poll.
     Same,
-    /// It has just been connected.
+    /// Connected by this poll.
     Connected,
-    /// The VM has ended, or QEMU has closed it. It is connected again when it is back.
+    /// The VM has ended, or QEMU has closed the connection. Later polls connect again.
     Closed,
-    /// Not connected: the VM does not run.
+    /// Not connected: the VM does not run, or the next attempt is not due yet.
     Absent,
     /// Not connected for another reason, which may last.
     Failed(io::Error),
 }
 
-/// A port. It connects, and connects again, by itself.
+/// Connection to a port, which is made again by itself.
 #[derive(Debug)]
 pub struct StartPort {
     path: PathBuf,
@@ -41,32 +41,32 @@ pub struct StartPort {
 }
 
 impl StartPort {
-    /// A port by QEMU's socket; nothing is connected yet.
+    /// Port at QEMU's socket; not connected yet.
     #[must_use]
     pub fn new(path: &Path) -> Self {
         let (path, reader) = (path.to_owned(), WordReader::default());
         Self { path, stream: None, next_try: Instant::now(), reader }
     }
 
-    /// QEMU's socket.
+    /// Path of QEMU's socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its descriptor, to wait for words.
+    /// Descriptor to wait for messages; `None` while not connected.
     #[must_use]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().map(UnixStream::as_fd)
     }
 
-    /// Lines of the guest that were no words.
+    /// Number of lines of the guest that were no messages.
     #[must_use]
     pub fn ignored(&self) -> u64 {
         self.reader.ignored()
     }
 
-    /// Reads what the guest has said, or tries to connect; never waits.
+    /// Reads messages of the guest, or tries to connect; never waits.
     pub fn poll(&mut self, on_word: &mut dyn FnMut(Word)) -> PortState {
         let Some(stream) = &mut self.stream else {
             if Instant::now() < self.next_try {
@@ -93,7 +93,7 @@ impl StartPort {
             Err(e) if [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted].contains(&e.kind()) => {
                 PortState::Same
             }
-            // Its end, or an error after which nothing more comes.
+            // End of the stream, or an error after which nothing more comes.
             _ => {
                 self.stream = None;
                 PortState::Closed
@@ -102,8 +102,8 @@ impl StartPort {
     }
 }
 
-/// QEMU serves one client: with another one connected, `EAGAIN` says that its queue is full, and
-/// the connection waits in it otherwise.
+/// Connects without waiting. QEMU serves one client: while another one is connected, the connection
+/// waits in its listen queue, or fails with `EAGAIN` if that is full.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

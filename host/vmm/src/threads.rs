@@ -1,8 +1,8 @@
-//! Every thread of the host that works for one VM: its process's own, and the kernel's that were
-//! started on its behalf.
+//! All threads of the host that work for one VM: those of its process, and kernel threads that were
+//! started for it.
 //!
-//! QEMU's monitor reports for certain which threads are vCPUs and I/O threads ([`Named`]); it
-//! serves one client only, so a VM of libvirt has to do with the threads' names (`-name
+//! QEMU's monitor reports reliably which threads are vCPUs and I/O threads ([`Named`]); it serves
+//! one client only, so for a VM of libvirt the threads' names are used (`-name
 //! VM,debug-threads=on`, which libvirt always gives). Other VMMs always name their threads. The
 //! rest comes from `/proc`.
 
@@ -23,34 +23,34 @@ use crate::{Qmp, VmmError};
 pub use role::{Role, kernel_owner, kernel_role, user_role};
 pub use watch::{Appeared, Changes, Watcher};
 
-/// One thread as it stood when it was looked at.
+/// State of a thread when it was read.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Thread {
-    /// Process; for a thread of the kernel its own number.
+    /// Process id; for a kernel thread its own id.
     pub pid: u32,
-    /// Thread.
+    /// Thread id, as in `/proc/PID/task/TID`.
     pub tid: u32,
-    /// When it started, in 1/100 s since boot: with `tid` it names one thread for good.
+    /// Start time in 1/100 s since boot: with `tid` it identifies a thread for good.
     pub start: u64,
-    /// Its name.
+    /// Name of the thread.
     pub name: String,
-    /// What it does for the VM.
+    /// Role of the thread in the VM.
     pub role: Role,
     /// Whether it is a kernel thread outside of the VM's process (vhost before Linux 6.4, kvm-pit).
     pub kernel: bool,
-    /// Scheduling policy; `None` for one that is not known.
+    /// Scheduling policy; `None` for an unknown one.
     pub policy: Option<Policy>,
     /// Real-time priority 1 to 99; 0 under other policies.
     pub priority: u32,
-    /// Nice value.
+    /// Nice value, -20 to 19.
     pub nice: i32,
     /// Parameters in nanoseconds under SCHED_DEADLINE.
     pub reservation: Option<Reservation>,
-    /// Whether its children start as ordinary threads; `None` where only `/proc` was asked.
+    /// Whether its children start as ordinary threads; `None` where only `/proc` was read.
     pub reset_on_fork: Option<bool>,
     /// CPUs that it may run on, such as `0-3`.
     pub affinity: String,
-    /// One for each hierarchy.
+    /// Cgroups of the thread, one for each hierarchy.
     pub cgroups: Vec<Membership>,
     /// CPU time used since it started.
     #[serde(rename = "cpu_time_ns", serialize_with = "nanos")]
@@ -62,7 +62,7 @@ fn nanos<S: serde::Serializer>(time: &Duration, s: S) -> Result<S::Ok, S::Error>
 }
 
 impl Thread {
-    /// The cgroup in the v1 hierarchy of a controller, or in v2 for an empty name.
+    /// Cgroup in the v1 hierarchy of a controller, or in v2 for an empty name.
     #[must_use]
     pub fn cgroup(&self, controller: &str) -> Option<&PathBuf> {
         let fits = |m: &&Membership| {
@@ -71,7 +71,7 @@ impl Thread {
         self.cgroups.iter().find(fits).map(|m| &m.path)
     }
 
-    /// `fifo 97`, `other nice 0`, `deadline 4ms/20ms`.
+    /// Policy with its parameters: `fifo 97`, `other nice 0`, `deadline 4ms/20ms`.
     #[must_use]
     pub fn scheduling(&self) -> String {
         match (self.policy, self.reservation) {
@@ -86,17 +86,17 @@ impl Thread {
     }
 }
 
-/// What the monitor reports about threads.
+/// Threads that the monitor has named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
-    /// vCPU numbers by thread; several under TCG in one thread.
+    /// Numbers of vCPUs by thread id; several under TCG in one thread.
     pub vcpus: BTreeMap<u32, Vec<u32>>,
-    /// Names of I/O threads by thread.
+    /// Names of I/O threads by thread id.
     pub iothreads: BTreeMap<u32, String>,
 }
 
 impl Named {
-    /// Asks the monitor.
+    /// Queries the monitor for vCPUs and I/O threads.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -108,7 +108,7 @@ impl Named {
         Ok(named)
     }
 
-    /// Asks the monitor for the vCPUs alone.
+    /// Queries the monitor for vCPUs alone.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -120,24 +120,24 @@ impl Named {
         Ok(vcpus)
     }
 
-    /// Some thread of the VM, from which its process can be found.
+    /// Thread id of some thread of the VM, from which its process can be found.
     #[must_use]
     pub fn any_thread(&self) -> Option<u32> {
         self.vcpus.keys().chain(self.iothreads.keys()).next().copied()
     }
 }
 
-/// What is known about a VM before its threads are looked for.
+/// Processes of a VM, and threads named by its monitor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmHandle {
-    /// Its processes: the VMM, and helpers where a cgroup holds some.
+    /// Process ids: the VMM, and helpers where a cgroup holds some.
     pub pids: BTreeSet<u32>,
-    /// What the monitor said; empty without one.
+    /// Threads named by the monitor; empty without one.
     pub named: Named,
 }
 
 impl VmHandle {
-    /// A VM known by the process of its VMM only.
+    /// VM of which only the process of its VMM is known.
     #[must_use]
     pub fn of_pid(pid: u32) -> Self {
         Self { pids: BTreeSet::from([pid]), named: Named::default() }
@@ -147,13 +147,13 @@ impl VmHandle {
 /// All threads of a VM at this moment. Threads that end meanwhile are left out.
 ///
 /// # Errors
-/// When none of its processes is there any more, or `/proc` cannot be read.
+/// When none of its processes exists any more, or `/proc` cannot be read.
 pub fn discover(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     discover_among(root, vm, &process::pids(root)?.into_iter().collect())
 }
 
-/// As [`discover`], with the kernel's threads looked for among these processes alone: one list of
-/// [`kernel_threads`] serves many VMs.
+/// All threads of a VM, as [`discover`], with kernel threads searched only among these processes:
+/// one list of [`kernel_threads`] serves many VMs.
 ///
 /// # Errors
 /// As [`discover`].
@@ -171,15 +171,15 @@ pub fn discover_among(
     Ok(all)
 }
 
-/// Those of these processes that are threads of the kernel for some VM, by their names.
+/// Processes among the given ones that are kernel threads for some VM, by their names.
 pub fn kernel_threads(root: &Root, processes: impl Iterator<Item = u32>) -> BTreeSet<u32> {
-    // One that has ended, or cannot be read, is of no VM.
+    // A process that has ended, or cannot be read, belongs to no VM.
     let has_owner = |pid: &u32| process::name(root, *pid).is_ok_and(|name| kernel_owner(&name).is_some());
     processes.filter(has_owner).collect()
 }
 
-/// The main loop of a VMM none of whose threads is known to run vCPUs: QEMU without thread names,
-/// not asked by its monitor.
+/// Main loop of a VMM without any thread that is known to run vCPUs: QEMU without thread names, not
+/// queried by its monitor.
 #[must_use]
 pub fn main_loop_without_vcpus(threads: &[Thread]) -> Option<&Thread> {
     let with_vcpus: BTreeSet<u32> =
@@ -187,7 +187,7 @@ pub fn main_loop_without_vcpus(threads: &[Thread]) -> Option<&Thread> {
     threads.iter().find(|t| t.role == Role::Emulator && !with_vcpus.contains(&t.pid))
 }
 
-/// The threads of the VM's own processes.
+/// Threads of the VM's own processes.
 fn own_threads(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     let mut all = Vec::new();
     let mut gone = None;
@@ -204,7 +204,7 @@ fn own_threads(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     }
 }
 
-/// The threads of one process; an error only when the process itself cannot be read.
+/// Threads of one process; an error only when the process itself cannot be read.
 fn process_threads(root: &Root, pid: u32, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     let mut threads = Vec::new();
     for tid in task::tids(root, pid)? {
@@ -218,7 +218,7 @@ fn process_threads(root: &Root, pid: u32, vm: &VmHandle) -> Result<Vec<Thread>, 
     Ok(threads)
 }
 
-/// A kernel thread that works for the VM; `None` for any other process.
+/// Kernel thread that works for the VM; `None` for any other process.
 fn kernel_thread(
     root: &Root,
     pid: u32,
@@ -234,12 +234,12 @@ fn kernel_thread(
 }
 
 fn read_thread(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {
-    // What /proc does not show; only the real machine can be asked.
+    // Attributes that /proc does not show; only the real machine can be queried.
     let attr: Option<Attr> = match root.is_real().then(|| sched::get(tid)) {
         None => None,
         Some(Ok(attr)) => Some(attr),
-        // A security module may forbid it. Only a deadline thread has a reservation, and without it
-        // would be taken for an ordinary one.
+        // A security module may forbid it. A deadline thread alone has a reservation, and without
+        // it would be taken for an ordinary one.
         Some(Err(e)) if !is_gone(&e) && stat.policy.is_some_and(|p| p != Policy::Deadline) => None,
         Some(Err(source)) => {
             return Err(HostError::Read { path: format!("/proc/{pid}/task/{tid}/sched").into(), source });

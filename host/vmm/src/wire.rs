@@ -1,4 +1,4 @@
-//! A UNIX stream with deadlines and a size limit, which both clients speak lines over.
+//! UNIX stream with deadlines and a size limit, for the line protocols of both clients.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,12 +12,12 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 
 use crate::VmmError;
 
-/// One read from the socket, in bytes. Large enough that a big reply takes few system calls.
+/// Bytes of one read from the socket: enough that a big reply takes few system calls.
 const CHUNK: usize = 64 * 1024;
 /// `sun_path` has 108 bytes with the closing zero: unix(7).
 const SUN_PATH_MAX: usize = 107;
 
-/// A point in time, and how far away it was, so that an error can say how long we waited.
+/// Point in time, with its distance at the start, so that an error can state the time waited.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     at: Instant,
@@ -32,11 +32,11 @@ impl Deadline {
     /// Time left, or `None` when it has passed.
     pub(crate) fn left(&self) -> Option<Duration> {
         let left = self.at.saturating_duration_since(Instant::now());
-        // The socket options have microsecond resolution and read zero as "for ever".
+        // The socket options have microsecond resolution and take zero as "forever".
         (left >= Duration::from_micros(1)).then_some(left)
     }
 
-    /// It has passed without an answer.
+    /// Error of a deadline that has passed without an answer.
     pub(crate) fn passed(self, peer: &str, operation: &str) -> VmmError {
         VmmError::Timeout { peer: peer.into(), operation: operation.into(), waited: self.total }
     }
@@ -53,7 +53,7 @@ impl Deadline {
     }
 }
 
-/// The stream and the bytes that were read but not yet used.
+/// Stream with the bytes that were read but not yet used.
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: UnixStream,
@@ -111,7 +111,7 @@ impl Wire {
         &self.peer
     }
 
-    /// The process that began to listen at the other end.
+    /// Process that called listen(2) at the other end.
     pub(crate) fn listener(&self) -> Result<Option<u32>, VmmError> {
         rtvirtio_kernel::process::peer(&self.stream).map_err(|e| self.io(e, "SO_PEERCRED"))
     }
@@ -131,7 +131,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The next line without its `\n`, at most `limit` bytes long.
+    /// Reads a line without its `\n`, at most `limit` bytes long.
     pub(crate) fn line(
         &mut self,
         limit: usize,
@@ -157,8 +157,8 @@ impl Wire {
         }
     }
 
-    /// What has arrived, without waiting; `None` when nothing has. Not for use between calls of
-    /// [`Wire::line`], which keeps what it has read ahead.
+    /// Bytes that have arrived, without waiting; `None` for none. Not for use between calls of
+    /// [`Wire::line`], which keeps bytes that it has read ahead.
     pub(crate) fn arrived(&mut self, operation: &str) -> Result<Option<Vec<u8>>, VmmError> {
         let mut chunk = [0_u8; CHUNK];
         match rustix::net::recv(&self.stream, &mut chunk[..], RecvFlags::DONTWAIT) {
@@ -169,8 +169,8 @@ impl Wire {
         }
     }
 
-    /// Throws away everything up to and including the next `mark`. Keeps nothing, so it needs no
-    /// size limit.
+    /// Discards everything up to and including the next `mark`. Keeps nothing, so it needs no size
+    /// limit.
     pub(crate) fn skip_past(
         &mut self,
         mark: u8,
@@ -203,7 +203,7 @@ impl Wire {
         }
     }
 
-    /// A time-out or a signal only means: look at the deadline again.
+    /// A time-out or a signal is no error: the caller checks the deadline again.
     fn retry(&self, error: io::Error, operation: &str) -> Result<(), VmmError> {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(()),

@@ -1,5 +1,5 @@
-//! The monitor client against a real QEMU. It needs neither root nor a guest image: the machine
-//! sits in its firmware.
+//! The monitor client against a real QEMU. Needs neither root nor a guest image: the machine stays
+//! in its firmware.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +49,7 @@ fn machine(test: &str) -> Option<Machine> {
     let child = spawn(command, Vec::new(), Lifetime::WithParent).unwrap();
     let machine = Machine { child, dir };
     let start = Instant::now();
-    // The path is there from bind(2) on, but no client is let in before listen(2).
+    // The path exists from bind(2) on, but no client can connect before listen(2).
     while let Err(error) = Qmp::connect(&machine.dir.path().join("qmp"), LIMIT) {
         assert!(start.elapsed() < LIMIT, "QEMU's monitor does not answer: {error}");
         thread::sleep(Duration::from_millis(10));
@@ -76,7 +76,7 @@ fn all_commands() {
         !process::serves(&Root::default(), std::process::id(), &socket).unwrap(),
         "we are a client of it"
     );
-    // What the monitor reports about threads agrees with the kernel.
+    // The monitor's thread ids agree with the kernel's.
     let cpus = qmp.query_cpus_fast().unwrap();
     assert_eq!(cpus.len(), 2);
     for cpu in cpus {
@@ -102,7 +102,8 @@ fn second_client_is_reported() {
     let socket = machine.dir.path().join("qmp");
     let _first = Qmp::connect(&socket, LIMIT).unwrap();
     let start = Instant::now();
-    // The second waits in the listen queue, and with it full the next ones do not even connect.
+    // The second client waits in the listen queue, and when it is full further ones do not even
+    // connect.
     for _ in 0..3 {
         let error = Qmp::connect(&socket, Duration::from_millis(200)).unwrap_err();
         assert!(error.is_timeout(), "{error}");
@@ -131,8 +132,8 @@ fn guest_without_an_agent_times_out() {
     assert!(start.elapsed() < LIMIT);
 }
 
-/// Every thread of a real machine with its role, from the monitor and from names alone; a worker
-/// that comes and goes is taken in.
+/// All threads of a real machine with their roles, by the monitor and by names alone; a short-lived
+/// worker is detected.
 #[test]
 fn threads_of_a_machine_with_their_roles() {
     let Some(machine) = machine("threads_of_a_machine_with_their_roles") else { return };
@@ -167,7 +168,7 @@ fn threads_of_a_machine_with_their_roles() {
     assert_eq!(new, [Role::IoThread("late".into())]);
     let begin = Instant::now();
     qmp.execute("object-del", Some(serde_json::json!({ "id": "late" }))).unwrap();
-    // The machine answers before the thread has ended.
+    // The monitor answers before the thread has ended.
     let is_gone = |watcher: &mut Watcher| {
         let gone = watcher.poll(&root, Instant::now()).unwrap().gone;
         gone.iter().any(|t| t.role == Role::IoThread("late".into()))

@@ -21,7 +21,7 @@ pub struct Refusal {
     pub tid: u32,
     /// Name of the thread.
     pub name: String,
-    /// Text of the [`Attr`] that was asked for.
+    /// Text of the `Attr` that was asked for.
     pub wanted: String,
     /// Reason of the refusal.
     pub why: String,

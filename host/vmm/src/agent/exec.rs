@@ -1,4 +1,4 @@
-//! Running programs in the guest: `guest-exec` and `guest-exec-status`.
+//! Runs programs in the guest: `guest-exec` and `guest-exec-status`.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,35 +14,35 @@ use crate::VmmError;
 /// Largest answer of `guest-exec-status`, in bytes. The agent keeps up to 16 MiB of each output
 /// stream (`GUEST_EXEC_MAX_OUTPUT` in `qga/commands.c`); 24 MiB hold one of them in base64.
 const OUTPUT_REPLY: usize = 24 << 20;
-/// First and longest pause between two polls. A poll costs the guest CPU time, which disturbs what
-/// is measured there.
+/// First and longest pause between two polls. A poll costs the guest CPU time, which disturbs a
+/// measurement there.
 const POLL_FIRST: Duration = Duration::from_millis(10);
 const POLL_LAST: Duration = Duration::from_millis(500);
 
-/// A program that runs in the guest.
+/// Program that runs in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
-    /// Its process id inside the guest.
+    /// Process id inside the guest.
     pub pid: i64,
 }
 
-/// How a program in the guest ended.
+/// Result of a program in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecOutput {
-    /// Exit status; `None` when a signal ended it.
+    /// Exit status; `None` when a signal ended the program.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// Number of the signal that ended it.
     pub signal: Option<i32>,
-    /// Standard output.
+    /// Bytes on standard output.
     pub stdout: Vec<u8>,
-    /// Standard error.
+    /// Bytes on standard error.
     pub stderr: Vec<u8>,
-    /// The agent cut one of the two (it keeps 16 MiB).
+    /// Whether the agent truncated one of the two (it keeps 16 MiB).
     pub truncated: bool,
 }
 
 impl ExecOutput {
-    /// True for exit status 0.
+    /// Whether the exit status is 0.
     #[must_use]
     pub fn success(&self) -> bool {
         self.code == Some(0)
@@ -72,7 +72,7 @@ impl GuestAgent {
     /// Starts a program (`argv[0]` is looked up in the agent's PATH) and returns at once.
     ///
     /// # Errors
-    /// An empty `argv`, no such program (the agent refuses), or the connection's own trouble.
+    /// An empty `argv`, no such program (the agent refuses), or an error of the connection.
     pub fn spawn(&mut self, argv: &[&str]) -> Result<Process, VmmError> {
         const OP: &str = "guest-exec";
         let Some((path, args)) = argv.split_first() else {
@@ -83,12 +83,12 @@ impl GuestAgent {
         Ok(Process { pid })
     }
 
-    /// The program's result, or `None` while it runs. The agent forgets a program once it has
+    /// Result of the program, or `None` while it runs. The agent forgets a program once it has
     /// reported its result.
     ///
     /// # Errors
     /// The agent does not know the program (it was restarted, or the result was fetched before), or
-    /// the connection's own trouble.
+    /// an error of the connection.
     pub fn poll(&mut self, process: Process) -> Result<Option<ExecOutput>, VmmError> {
         const OP: &str = "guest-exec-status";
         let status: Status = self.call(OP, Some(&json!({ "pid": process.pid })), OUTPUT_REPLY)?;
@@ -107,8 +107,8 @@ impl GuestAgent {
         }))
     }
 
-    /// Runs a program to its end and returns what it wrote. When it takes longer than `timeout` it
-    /// is killed.
+    /// Runs a program to its end and returns its output. When it takes longer than `timeout` it is
+    /// killed.
     ///
     /// # Errors
     /// As [`GuestAgent::spawn`], and [`VmmError::Timeout`]. A failing program is no error: look at
@@ -123,7 +123,7 @@ impl GuestAgent {
             }
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
-                // The time-out is the news; a kill that fails too adds nothing.
+                // The time-out is reported; an error of the kill adds nothing.
                 let _ = self.kill(process);
                 return Err(VmmError::Timeout {
                     peer: self.link.peer().into(),
@@ -137,7 +137,7 @@ impl GuestAgent {
     }
 
     /// Asks a program in the guest to end (SIGTERM), and kills it when it has not ended within
-    /// `patience`. A program that is killed cannot end its own children, so this comes first.
+    /// `patience`. A program that is killed cannot end its own children, so SIGTERM comes first.
     ///
     /// # Errors
     /// As [`GuestAgent::spawn`] and [`GuestAgent::poll`].

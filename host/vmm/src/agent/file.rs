@@ -1,4 +1,4 @@
-//! Files in the guest: `guest-file-open`, `-read`, `-write`, `-flush`, `-close`.
+//! Reads and writes files in the guest: `guest-file-open`, `-read`, `-write`, `-flush`, `-close`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -9,10 +9,10 @@ use serde_json::json;
 use super::{GuestAgent, SMALL_REPLY};
 use crate::VmmError;
 
-/// Bytes of file data in one message. In base64 that is 64 KiB on the channel; more does not make
-/// it faster, and keeps a slow guest from exceeding one command's time limit.
+/// Bytes of file data in one message. In base64 that is 64 KiB on the channel; more is not faster,
+/// and could make a slow guest exceed one command's time limit.
 const CHUNK: usize = 48 * 1024;
-/// Room for a chunk in base64 and the JSON around it.
+/// Largest reply with a chunk in base64 and the JSON around it, in bytes.
 const CHUNK_REPLY: usize = CHUNK / 3 * 4 + 1024;
 
 #[derive(Deserialize)]
@@ -32,7 +32,7 @@ impl GuestAgent {
     /// Reads a whole file, also one of sysfs or procfs, of at most `limit` bytes.
     ///
     /// # Errors
-    /// The guest refuses (no such file), [`VmmError::TooLarge`], or the connection's own trouble.
+    /// The guest refuses (no such file), [`VmmError::TooLarge`], or an error of the connection.
     pub fn read_file(&mut self, path: &str, limit: usize) -> Result<Vec<u8>, VmmError> {
         let handle = self.open_file(path, "r")?;
         let data = self.read_all(handle, path, limit);
@@ -42,13 +42,12 @@ impl GuestAgent {
         Ok(data)
     }
 
-    /// Replaces a file's content. The agent writes through a buffer, so what the kernel reports to
-    /// the data (a knob that refuses a value) comes with the flush; it is returned as an error like
-    /// any other.
+    /// Replaces a file's content. The agent writes through a buffer, so an error of the kernel (for
+    /// a knob that refuses a value) comes with the flush; it is returned like any other.
     ///
     /// # Errors
-    /// The guest refuses (no such directory, read-only, invalid value), or the connection's own
-    /// trouble.
+    /// The guest refuses (no such directory, read-only, invalid value), or an error of the
+    /// connection.
     pub fn write_file(&mut self, path: &str, data: &[u8]) -> Result<(), VmmError> {
         let handle = self.open_file(path, "w")?;
         let written = self.write_all(handle, path, data);
@@ -86,9 +85,9 @@ impl GuestAgent {
                 });
             }
             data.extend_from_slice(&chunk);
-            // The agent's fread(3) gives less than asked for only at the end. So a short chunk ends
-            // it too: a guest that sends one byte at a time, each just within the time limit, must
-            // not keep us here.
+            // The agent's fread(3) returns less than asked for only at the end. So a short chunk
+            // ends it too: a guest that sends one byte at a time, each just within the time limit,
+            // must not block this client.
             if reply.eof || chunk.len() < CHUNK {
                 return Ok(data);
             }
@@ -117,7 +116,7 @@ impl GuestAgent {
     }
 }
 
-/// Puts the guest's path into a refusal: the agent's own words do not always name it.
+/// Adds the guest's path to a refusal: the agent's own text does not always name it.
 fn about(path: &str, error: VmmError) -> VmmError {
     match error {
         VmmError::Refused { peer, operation, class, desc } => {

@@ -1,11 +1,11 @@
-//! Which commands an agent takes: distributions switch those off that run programs or touch files.
+//! Commands that an agent allows: distributions disable those that run programs or access files.
 
 use serde::Deserialize;
 
 use super::{GuestAgent, SMALL_REPLY};
 use crate::VmmError;
 
-/// Commands that reading and setting a guest's knobs and running tasks in it take.
+/// Commands that are needed to read and set a guest's knobs and to run tasks in it.
 pub const NEEDED: [&str; 7] = [
     "guest-exec",
     "guest-exec-status",
@@ -31,7 +31,7 @@ struct Command {
 }
 
 impl GuestAgent {
-    /// Those of the commands `needed` that are not enabled.
+    /// Commands among `needed` that are not enabled.
     pub(super) fn not_enabled<'n>(&mut self, needed: &[&'n str]) -> Result<Vec<&'n str>, VmmError> {
         let info: Info = self.call("guest-info", None, SMALL_REPLY)?;
         let enabled = |name: &str| info.supported_commands.iter().any(|c| c.enabled && c.name == name);
@@ -41,9 +41,9 @@ impl GuestAgent {
     /// Checks that the commands `needed` are enabled.
     ///
     /// # Errors
-    /// [`VmmError::Disabled`] with those that are not; the connection's own trouble. An agent that
-    /// does not tell (`guest-info` itself is disabled) is asked no further: each command names
-    /// itself.
+    /// [`VmmError::Disabled`] with the disabled ones; an error of the connection. An agent that
+    /// does not list its commands (`guest-info` itself is disabled) passes: each command then fails
+    /// by itself.
     pub fn require(&mut self, needed: &[&str]) -> Result<(), VmmError> {
         let missing = match self.not_enabled(needed) {
             Err(VmmError::Disabled { .. }) => return Ok(()),

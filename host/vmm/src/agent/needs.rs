@@ -1,19 +1,19 @@
-//! What a guest lacks for tasks that are run and measured in it.
+//! Requirements of tasks that run in a guest.
 
 use super::{GuestAgent, NEEDED};
 use crate::VmmError;
 
-/// Where fio lies.
+/// Paths of fio in common distributions.
 const FIO: [&str; 3] = ["/usr/bin/fio", "/usr/local/bin/fio", "/bin/fio"];
-/// Bytes of it that are read: that it is there is what counts.
+/// Bytes of it that are read, as only its existence matters.
 const LOOK: usize = 4;
 
 impl GuestAgent {
-    /// What the guest lacks for tasks that run in it, each with the remedy; empty when nothing.
+    /// Missing requirements of tasks that run in the guest, each with the remedy; empty for none.
     /// Starts nothing in the guest.
     ///
     /// # Errors
-    /// The agent does not answer, or the connection's own trouble.
+    /// The agent does not answer, or an error of the connection.
     pub fn lacks_for_tasks(&mut self) -> Result<Vec<String>, VmmError> {
         let refused = self.not_enabled(&NEEDED)?;
         let mut lacks = Vec::new();

@@ -25,11 +25,12 @@ struct Address {
 }
 
 impl GuestAgent {
-    /// IP addresses of the interface with this Ethernet address, as the guest has them: those of
-    /// IPv4 first, and none that are for one link only. Empty where there is no such interface.
+    /// IP addresses of the guest's interface with this Ethernet address: IPv4 first, without
+    /// link-local ones. Empty where there is no such interface.
     ///
     /// # Errors
-    /// [`VmmError::Disabled`] where the agent may not tell; the connection's own trouble.
+    /// [`VmmError::Disabled`] where the agent does not allow the command; an error of the
+    /// connection.
     pub fn addresses(&mut self, mac: &str) -> Result<Vec<IpAddr>, VmmError> {
         let all: Vec<Interface> = self.call("guest-network-get-interfaces", None, INTERFACES_REPLY)?;
         Ok(addresses_of(&all, mac))
@@ -54,7 +55,7 @@ fn addresses_of(all: &[Interface], mac: &str) -> Vec<IpAddr> {
 mod tests {
     use super::*;
 
-    /// The answer of QEMU's agent 7.2, shortened.
+    /// Answer of QEMU's agent 7.2, shortened.
     #[test]
     fn the_addresses_of_a_card_are_those_of_its_mac() {
         let text = r#"[{"name": "lo", "ip-addresses": [{"ip-address-type": "ipv4", "ip-address": "127.0.0.1", "prefix": 8}], "hardware-address": "00:00:00:00:00:00"},

@@ -6,8 +6,8 @@ use rtvirtio_testkit::HANG;
 
 use super::*;
 
-/// A scripted agent: answers syncs by itself, and the other commands from `answer`. Returns the
-/// requests it saw.
+/// Scripted agent: answers syncs by itself, and the other commands by `answer`. Returns the
+/// requests it received.
 fn scripted(
     mut answer: impl FnMut(&str, &Value) -> Option<String> + Send + 'static,
 ) -> (GuestAgent, JoinHandle<Vec<String>>) {
@@ -110,7 +110,7 @@ fn flood_is_cut_off_at_the_limit() {
     agent.in_step = true;
     let error = agent.ping().unwrap_err();
     assert!(matches!(error, VmmError::TooLarge { limit: SMALL_REPLY, .. }), "{error}");
-    // The flood has no end: synchronising must give up by its deadline, and keep none of it.
+    // The flood has no end: synchronising must give up at its deadline, and keep no bytes of it.
     agent.set_timeout(Duration::from_millis(300));
     assert!(agent.ping().unwrap_err().is_timeout());
     assert!(agent.link.buffered() <= 128 * 1024, "kept {} bytes", agent.link.buffered());
@@ -175,7 +175,7 @@ fn program_that_never_ends_is_killed() {
 
 #[test]
 fn what_a_guest_lacks_for_tasks_is_named() {
-    // As RHEL has it: guest-exec and the file commands are there and disabled.
+    // As on RHEL: guest-exec and the file commands exist and are disabled.
     let rhel = |disabled: &'static str, fio: &'static str| {
         scripted(move |command, arguments| {
             let file = |name: &str| name == fio;

@@ -1,4 +1,4 @@
-//! One `virsh` process: its output, within limits.
+//! Runs one `virsh` process, with limits on its output.
 
 use std::io::{self, Read};
 use std::process::{Child, Command, Stdio};
@@ -11,10 +11,10 @@ use crate::VmmError;
 use crate::wire::Deadline;
 
 const VIRSH: &str = "virsh";
-/// What virsh prints before the reason when there is no connection (`virshReconnect()` in
+/// Text that virsh prints before the reason when there is no connection (`virshReconnect()` in
 /// `tools/virsh.c`).
 const NOT_REACHED: &str = "failed to connect to the hypervisor";
-/// Most bytes of its messages that are read.
+/// Largest part of its messages that is read, in bytes.
 pub(super) const ERROR_LIMIT: usize = 64 * 1024;
 
 pub(super) fn run(
@@ -45,7 +45,7 @@ pub(super) fn run(
         return Err(VmmError::TooLarge { peer: peer(), operation: operation(), limit });
     }
     let errors = wait(&stderr)?;
-    // Both ends are closed, so that it is ending.
+    // Both pipes are closed, so it is ending.
     let status = child.0.wait().map_err(failed)?;
     if status.success() {
         return Ok(out);
@@ -53,7 +53,7 @@ pub(super) fn run(
     Err(failure(uri, &operation(), &errors))
 }
 
-/// Why virsh failed, from what it printed.
+/// Error of a virsh that failed, from its output.
 pub(super) fn failure(uri: &str, operation: &str, errors: &[u8]) -> VmmError {
     let (peer, message) = (format!("libvirt {uri}"), message(errors));
     if String::from_utf8_lossy(errors).contains(NOT_REACHED) {
@@ -69,7 +69,7 @@ pub(super) fn command(uri: &str, args: &[&str], access: Access) -> Command {
         command.arg("--readonly");
     }
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Messages are compared, and a log on standard error would be taken for one.
+    // Messages are compared, and a log on standard error would be taken for a message.
     command.env("LC_ALL", "C").env_remove("LANGUAGE");
     for name in
         ["LIBVIRT_DEBUG", "LIBVIRT_LOG_FILTERS", "LIBVIRT_LOG_OUTPUTS", "VIRSH_DEBUG", "VIRSH_LOG_FILE"]
@@ -79,7 +79,7 @@ pub(super) fn command(uri: &str, args: &[&str], access: Access) -> Command {
     command
 }
 
-/// Ends the process when it is no longer needed, and reaps it.
+/// Child process that is killed and reaped when dropped.
 #[derive(Debug)]
 pub(super) struct Running(pub Child);
 
@@ -106,7 +106,7 @@ fn read(from: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<io::
     receiver
 }
 
-/// The error that virsh prints last, without the word `error:`.
+/// Last error that virsh prints, without the prefix `error:`.
 fn message(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let errors: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("error: ")).collect();

@@ -1,5 +1,5 @@
-//! Contracts that domains carry in the `<metadata>` of their XML: one element of a namespace of its
-//! own, which libvirt keeps as it is (`docs/formatdomain.rst`, `virsh metadata`).
+//! Contracts in the `<metadata>` of a VM's XML: one element of a namespace of its own, which
+//! libvirt keeps as it is (`docs/formatdomain.rst`, `virsh metadata`).
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -12,26 +12,26 @@ use crate::VmmError;
 
 /// Namespace of the element `contract`.
 pub const CONTRACT_NAMESPACE: &str = "https://github.com/rtvirtio/rtvirtio/contract/1";
-/// Prefix that libvirt gives it.
+/// XML prefix of the element.
 const PREFIX: &str = "rtvirtio";
-/// Longest contract, in bytes: as long as a spec file is, none needs more.
+/// Longest contract, in bytes; no spec needs more.
 const LONGEST: usize = 64 << 10;
-/// Domains that one `virsh` is asked for: a process for each would cost more than all the rest of
-/// a look.
+/// Number of VMs that one `virsh` is asked for: a process for each would cost more than all the
+/// rest of a poll.
 const BATCH: usize = 32;
 
-/// What a domain's metadata has of a contract.
+/// Contract in the metadata of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainContract {
-    /// The domain's UUID.
+    /// UUID of the VM.
     pub uuid: String,
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// The text of its contract, or why there is none that can be read.
+    /// Text of its contract, or the reason why it cannot be read.
     pub text: Result<String, String>,
 }
 
-/// The element's text in a domain's XML; `None` without the element.
+/// Text of the element in a VM's XML; `None` without the element.
 pub(super) fn of_domain(domain: Node<'_, '_>) -> Option<Result<String, String>> {
     let is_ours = |node: &Node<'_, '_>| node.has_tag_name((CONTRACT_NAMESPACE, "contract"));
     let mut all = domain
@@ -59,26 +59,25 @@ pub(super) fn of_domain(domain: Node<'_, '_>) -> Option<Result<String, String>> 
     Some(Ok(text))
 }
 
-/// What the metadata of all domains has of ours.
+/// Metadata of all VMs that concerns rtvirtio.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DomainsMetadata {
-    /// The contracts of all domains that have one, also of those that do not run.
+    /// Contracts of all VMs that have one, also of those that do not run.
     pub contracts: Vec<DomainContract>,
-    /// The domains that run, each with the status in its live metadata.
+    /// Running VMs, each with the status in its live metadata.
     pub running: Vec<DomainSeen>,
 }
 
-/// Reads contracts and statuses of all domains. A contract that cannot be read concerns its domain
-/// only.
+/// Reads contracts and statuses of all VMs. A contract that cannot be read affects its VM only.
 ///
 /// # Errors
-/// When the daemon does not answer: that is not the same as none.
+/// When the daemon does not answer, which is not the same as no contract.
 pub fn metadata(daemon: &dyn Daemon) -> Result<DomainsMetadata, VmmError> {
     let domains = list(daemon)?;
     let mut out = DomainsMetadata::default();
     for batch in domains.chunks(BATCH) {
         let read = match dump(daemon, batch) {
-            // Larger than any domain, or no text: which it is shows one by one.
+            // Larger than any VM's XML, or not UTF-8: each VM is asked for separately.
             Err(VmmError::TooLarge { .. } | VmmError::Protocol { .. }) if batch.len() > 1 => {
                 let alone = |one| match dump(daemon, std::slice::from_ref(one)) {
                     Ok(mut xml) => Ok(Ok(xml.pop().unwrap_or_default())),
@@ -93,7 +92,7 @@ pub fn metadata(daemon: &dyn Daemon) -> Result<DomainsMetadata, VmmError> {
         };
         for ((uuid, name), xml) in batch.iter().zip(read) {
             let contract = match xml {
-                // That is not the same as a domain without a contract.
+                // Not the same as a VM without a contract.
                 Ok(xml) if xml.is_empty() => {
                     Some(Err("libvirt does not show it: it is gone, or busy with another command".to_owned()))
                 }
@@ -116,15 +115,15 @@ pub fn metadata(daemon: &dyn Daemon) -> Result<DomainsMetadata, VmmError> {
     Ok(out)
 }
 
-/// The XML of each of some domains, by one `virsh`; empty for one of which there is none. What
-/// stands between them cannot be in any.
+/// XML of each of some VMs, by one `virsh`; empty where there is none. The separator is random, so
+/// no XML can contain it.
 fn dump(daemon: &dyn Daemon, domains: &[(String, String)]) -> Result<Vec<String>, VmmError> {
     let bad = |detail: &str| VmmError::Protocol {
         peer: format!("libvirt {}", daemon.uri()),
         operation: "dumpxml".to_owned(),
         detail: detail.to_owned(),
     };
-    // The words of a script: nothing but digits and hyphens may come into it.
+    // These become words of a script: only hexadecimal digits and hyphens are allowed.
     if domains.iter().any(|(uuid, _)| !uuid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')) {
         return Err(bad("a UUID has other characters"));
     }
@@ -139,11 +138,10 @@ fn dump(daemon: &dyn Daemon, domains: &[(String, String)]) -> Result<Vec<String>
     if parts.len() == domains.len() { Ok(parts) } else { Err(bad("it has another number of domains")) }
 }
 
-/// Makes a text the contract of a domain, or removes it: in its definition, and in its present
-/// start where it runs.
+/// Sets the contract of a VM, or removes it: in its definition, and in the live XML if it runs.
 ///
 /// # Errors
-/// When libvirt does not know the domain, or refuses.
+/// When libvirt does not know the VM, or refuses.
 pub fn set_contract(daemon: &dyn Daemon, domain: &str, text: Option<&str>) -> Result<(), VmmError> {
     let known = list(daemon)?;
     let is_it = |(uuid, name): &&(String, String)| name == domain || uuid.eq_ignore_ascii_case(domain);
@@ -200,7 +198,7 @@ mod tests {
         assert_eq!(read(&domain("a", &with(&escaped(TEXT)))), Some(Ok(TEXT.to_owned())));
         assert_eq!(read(&domain("a", &with(&format!("<![CDATA[{TEXT}]]>")))), Some(Ok(TEXT.to_owned())));
         assert_eq!(read(&domain("a", "")), None);
-        // Another namespace's element of this name, and ours elsewhere.
+        // An element of this name in no namespace, and ours elsewhere.
         assert_eq!(read(&domain("a", "<metadata><contract>x</contract></metadata>")), None);
         assert_eq!(
             read(&domain("a", &format!("<os><contract xmlns=\"{CONTRACT_NAMESPACE}\">x</contract></os>"))),
@@ -216,7 +214,7 @@ mod tests {
         }
     }
 
-    /// Answers as `virsh` does: scripts of `dumpxml` and `echo`, and single commands.
+    /// Daemon that answers as `virsh` does: scripts of `dumpxml` and `echo`, and single commands.
     #[derive(Debug, Default)]
     struct Scripted {
         domains: Vec<(&'static str, &'static str, String)>,
@@ -278,13 +276,13 @@ mod tests {
         assert_eq!(names(&found), [("plc", true), ("trap", true), ("torn", false), ("hist", true)]);
         assert_eq!(found[0].text.as_deref(), Ok(TEXT));
         assert_eq!(daemon.calls.lock().unwrap().len(), 2, "one list, one virsh for all");
-        // One that goes meanwhile, and one that is larger than any domain.
+        // A VM that disappears meanwhile, and one that is larger than any.
         daemon.domains.push(("aa-06", "gone", String::new()));
         daemon.domains.push(("aa-07", "huge", domain("huge", &"x".repeat(LOOK_UP_LIMIT))));
         let found = metadata(&daemon).unwrap().contracts;
         assert_eq!(names(&found)[..4], [("plc", true), ("trap", true), ("torn", false), ("hist", true)]);
         assert_eq!(names(&found)[4..], [("gone", false), ("huge", false)]);
-        // How a contract stands is no part of it, and is that of a domain that runs.
+        // The status is no part of the contract, and is returned for running VMs.
         let status = |state: &str| {
             let element =
                 format!("<s:status xmlns:s=\"{}\" state=\"{state}\"/>", super::super::STATUS_NAMESPACE);
@@ -301,7 +299,7 @@ mod tests {
         let states: Vec<_> =
             both.iter().flat_map(|one| &one.running).map(|d| d.status.clone().unwrap().state).collect();
         assert_eq!(states, ["refused", "in_force"]);
-        // A daemon with a strange list is refused as a whole.
+        // An answer with an invalid UUID is refused as a whole.
         daemon.domains = vec![("x; quit", "evil", String::new())];
         assert!(matches!(metadata(&daemon), Err(VmmError::Protocol { .. })));
     }

@@ -1,4 +1,4 @@
-//! What libvirt knows about a domain: its live XML, and its process.
+//! Description of a VM by libvirt: its live XML.
 //!
 //! Form: libvirt's `docs/formatdomain.rst`.
 
@@ -10,53 +10,53 @@ use super::contract;
 use super::status::{self, DomainStatus};
 use crate::qmp::{Drive, ThrottleLimits, name_shared};
 
-/// Most nodes of a domain's XML; one with 100 disks has about 5000.
+/// Largest number of nodes in a VM's XML; one with 100 disks has about 5000.
 const MOST_NODES: u32 = 200_000;
-/// Deepest nesting of elements: that which libxml2, libvirt's own parser, takes
-/// (`xmlParserMaxDepth`). The parser here is recursive and knows no limit.
+/// Deepest nesting of elements: the limit of libxml2, libvirt's own parser (`xmlParserMaxDepth`).
+/// The parser here is recursive and has no limit.
 const MOST_DEPTH: usize = 256;
-/// Name of the agent's channel.
+/// Name of the guest agent's channel.
 const AGENT: &str = "org.qemu.guest_agent.0";
 
-/// A domain as its XML describes it.
+/// Parsed XML of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DomainXml {
     /// Number of this start; `None` when it does not run.
     pub id: Option<u32>,
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// Its UUID.
+    /// UUID of the VM.
     pub uuid: String,
-    /// Its disks in the order of the XML.
+    /// Disks in the order of the XML.
     pub disks: Vec<Disk>,
-    /// Its guest agent.
+    /// State of its guest agent.
     pub agent: AgentState,
-    /// The text of its contract, or what is wrong with it; `None` without one.
+    /// Text of its contract, or the defect of it; `None` without one.
     pub contract: Option<Result<String, String>>,
-    /// How its contract stands, as was written last; `None` where nothing is written.
+    /// Status of its contract, as written last; `None` where none was written.
     pub status: Option<Box<DomainStatus>>,
-    /// The user as which libvirt runs its QEMU; `None` where it does not say.
+    /// User as which libvirt runs its QEMU; `None` where it is not given.
     pub user: Option<u32>,
-    /// Its QEMU's program (`<emulator>`).
+    /// Program of its QEMU (`<emulator>`).
     pub emulator: Option<PathBuf>,
 }
 
-/// The guest agent of a domain.
+/// State of a VM's guest agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgentState {
-    /// The domain has no channel for it.
+    /// The VM has no channel for it.
     #[default]
     NoChannel,
-    /// The domain has the channel, and no program in the guest has its end open.
+    /// The VM has the channel, and no program in the guest has its end open.
     Disconnected,
-    /// It is there.
+    /// A program in the guest has its end of the channel open.
     Connected,
 }
 
-/// A disk of a domain.
+/// Disk of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Disk {
-    /// libvirt's name of it (`<target dev>`). The guest may use another.
+    /// Name in libvirt (`<target dev>`). The guest may use another.
     pub target: String,
     /// `disk`, `cdrom`, `lun` or `floppy`.
     pub device: String,
@@ -64,39 +64,39 @@ pub struct Disk {
     pub format: Option<String>,
     /// File or block device of the host; `None` for a disk of a network or a pool.
     pub source: Option<PathBuf>,
-    /// The serial number that the guest sees.
+    /// Serial number that the guest sees.
     pub serial: Option<String>,
-    /// Where it is attached.
+    /// Address in the guest; `None` for an unknown type.
     pub address: Option<GuestAddress>,
-    /// Limits that libvirt has QEMU keep (`<iotune>`), as it has recorded them.
+    /// Limits that QEMU enforces (`<iotune>`), as recorded by libvirt.
     pub throttle: ThrottleLimits,
-    /// The group whose limits it shares with others.
+    /// Throttle group whose limits it shares with others.
     pub throttle_group: Option<String>,
     /// Whether another process serves it (`type='vhostuser'`): libvirt takes no limits for it.
     pub vhost_user: bool,
 }
 
-/// Where a disk is attached in the guest.
+/// Address of a disk in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestAddress {
     /// A PCI function: a virtio-blk disk.
     Pci {
-        /// Domain.
+        /// Number of the PCI domain.
         domain: u32,
-        /// Bus.
+        /// Number of the PCI bus.
         bus: u32,
-        /// Slot.
+        /// Slot on the bus.
         slot: u32,
-        /// Function.
+        /// Function of the slot.
         function: u32,
     },
-    /// Behind a controller: SCSI, SATA.
+    /// A unit behind a controller: SCSI, SATA.
     Drive {
         /// Bus of the controller.
         bus: u32,
-        /// Target.
+        /// SCSI target on the bus.
         target: u32,
-        /// Unit.
+        /// Unit of the target.
         unit: u32,
     },
 }
@@ -105,7 +105,7 @@ fn text(node: Node<'_, '_>, name: &str) -> Option<String> {
     node.children().find(|n| n.has_tag_name(name))?.text().map(|t| t.trim().to_owned())
 }
 
-/// `0x1f` or `31`.
+/// Number in an attribute: `0x1f` or `31`.
 fn number(node: Node<'_, '_>, name: &str) -> Option<u32> {
     let text = node.attribute(name)?;
     match text.strip_prefix("0x") {
@@ -115,10 +115,10 @@ fn number(node: Node<'_, '_>, name: &str) -> Option<u32> {
 }
 
 impl DomainXml {
-    /// Reads the output of `virsh dumpxml`.
+    /// Parses the output of `virsh dumpxml`.
     ///
     /// # Errors
-    /// Text that is no domain's XML.
+    /// Description of the defect, for text that is no VM's XML.
     pub fn parse(xml: &str) -> Result<Self, String> {
         if nesting(xml) > MOST_DEPTH {
             return Err(format!("elements are nested more than {MOST_DEPTH} deep"));
@@ -156,8 +156,7 @@ impl DomainXml {
         Ok(found)
     }
 
-    /// Its disks with what throttles them, as [`Qmp::query_drives`](crate::Qmp::query_drives) shows
-    /// them.
+    /// Disks with their throttling, in the form of [`Qmp::query_drives`](crate::Qmp::query_drives).
     #[must_use]
     pub fn drives(&self) -> Vec<Drive> {
         let drive = |disk: &Disk| Drive {
@@ -173,15 +172,15 @@ impl DomainXml {
         drives
     }
 
-    /// The disk that libvirt calls `target`.
+    /// Disk with the name `target` in libvirt.
     #[must_use]
     pub fn disk(&self, target: &str) -> Option<&Disk> {
         self.disks.iter().find(|disk| disk.target == target)
     }
 }
 
-/// How deep elements are nested, of well-formed XML; at least as deep as a parser goes before it
-/// meets an error.
+/// Nesting depth of elements in well-formed XML; at least as deep as a parser gets before it finds
+/// an error.
 fn nesting(xml: &str) -> usize {
     let (mut depth, mut most, mut rest) = (0_usize, 0, xml);
     while let Some(at) = rest.find('<') {
@@ -239,14 +238,14 @@ fn disk(node: Node<'_, '_>) -> Option<Disk> {
     })
 }
 
-/// The user of a `<seclabel model='dac'>`, whose label is `+107:+107` for numbers.
+/// User of a `<seclabel model='dac'>`, whose label is `+107:+107` for numbers.
 fn user(node: Node<'_, '_>) -> Option<u32> {
     let is_dac = node.has_tag_name("seclabel") && node.attribute("model") == Some("dac");
     let label = if is_dac { text(node, "label") } else { None }?;
     label.split(':').next()?.trim_start_matches('+').parse().ok()
 }
 
-/// What `virsh blkdeviotune` sets. Limits above 2^64 are none.
+/// Limits set by `virsh blkdeviotune`. A value beyond 64 bits counts as none.
 fn throttle(disk: Node<'_, '_>) -> ThrottleLimits {
     let Some(tune) = disk.children().find(|n| n.has_tag_name("iotune")) else {
         return ThrottleLimits::default();
@@ -254,7 +253,7 @@ fn throttle(disk: Node<'_, '_>) -> ThrottleLimits {
     limits_of(|name| text(tune, name).and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
-/// Limits by libvirt's names of them.
+/// Limits by their names in libvirt.
 fn limits_of(limit: impl Fn(&str) -> u64) -> ThrottleLimits {
     ThrottleLimits {
         iops: limit("total_iops_sec"),
@@ -278,9 +277,9 @@ fn limits_of(limit: impl Fn(&str) -> u64) -> ThrottleLimits {
     }
 }
 
-/// The limits in what `virsh blkdeviotune` prints of a disk, which are QEMU's own: lines such as
-/// `read_iops_sec  : 77`; and the group that it is in, where there is one. `None` where one of the
-/// six rates is not among them: that is no limit of 0.
+/// Limits in the output of `virsh blkdeviotune` for a disk, which are QEMU's own: lines such as
+/// `read_iops_sec  : 77`; and its throttle group, if any. `None` where one of the six rates is
+/// missing: that is no limit of 0.
 pub(super) fn tuned(text: &str) -> Option<(ThrottleLimits, Option<String>)> {
     let pairs: Vec<(&str, &str)> =
         text.lines().filter_map(|line| line.split_once(':')).map(|(k, v)| (k.trim(), v.trim())).collect();

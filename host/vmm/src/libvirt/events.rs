@@ -1,4 +1,4 @@
-//! Events of a daemon's domains, as `virsh event` prints them.
+//! Events of a libvirt daemon's VMs, as `virsh event` prints them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,17 +12,17 @@ use crate::spawn::{Lifetime, spawn};
 use crate::wire::Wire;
 
 const OPERATION: &str = "event";
-/// The first line says that the daemon was reached, which `event` alone does not.
+/// The first line shows that the daemon was reached, which `event` alone does not.
 const SCRIPT: &str = "uri; event --all --loop";
-/// Longest line that is read, in bytes; of a longer one it counts that it came.
+/// Longest line that is parsed, in bytes; a longer one is only counted.
 const LINE_LIMIT: usize = 16 << 10;
-/// Reads of one call, each of at most 64 KiB.
+/// Largest number of reads of one call, each of at most 64 KiB.
 const MOST_READS: usize = 16;
-/// Events that concern no contract: the guest's clock, its balloon, its display, its CD tray.
+/// Events that affect no contract: of the guest's clock, balloon, display and CD tray.
 const NO_CONCERN: [&str; 5] =
     ["balloon-change", "graphics", "memory-device-size-change", "rtc-change", "tray-change"];
 
-/// A `virsh` that prints events, until this is dropped or this process ends.
+/// Process `virsh` that prints events, until this is dropped or this process ends.
 #[derive(Debug)]
 pub struct DomainEvents {
     uri: String,
@@ -30,24 +30,24 @@ pub struct DomainEvents {
     lines: Lines,
     /// Whether the daemon was reached.
     is_connected: bool,
-    /// What it printed as errors.
+    /// Error lines of virsh.
     errors: Vec<u8>,
     _virsh: Running,
 }
 
-/// What was heard of domains.
+/// Summary of the events that were read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeardOfDomains {
-    /// Events that may concern a contract. That the daemon was reached counts as one, because
+    /// Number of events that may affect a contract. Reaching the daemon counts as one, because
     /// earlier ones may have been missed.
     pub events: u64,
-    /// Whether domains or their metadata are among them.
+    /// Whether any of them is about a start, a stop or metadata of a VM.
     pub contracts: bool,
 }
 
 impl DomainEvents {
-    /// Listens to the daemon at this URI, and waits for nothing: whether it is reached is known
-    /// from [`DomainEvents::read`].
+    /// Starts virsh for the daemon at this URI, without waiting: [`DomainEvents::read`] shows
+    /// whether the daemon is reached.
     ///
     /// # Errors
     /// virsh is not installed, or cannot be started.
@@ -66,13 +66,13 @@ impl DomainEvents {
         Ok(Self { uri: uri.to_owned(), wire, lines, is_connected: false, errors, _virsh: virsh })
     }
 
-    /// What has come; never waits.
+    /// Reads the events that have arrived; never waits.
     ///
     /// # Errors
-    /// The daemon is not reached or has ended: with libvirt's words. Nothing comes from here then.
+    /// The daemon is not reached or has ended, with libvirt's message. No further events come then.
     pub fn read(&mut self) -> Result<HeardOfDomains, VmmError> {
-        // The reason may stand in the line after the first error. With it virsh ends, except where
-        // it does not notice that the daemon is gone.
+        // The reason may be in the line after the first error. virsh ends with it, except where it
+        // does not notice that the daemon is gone.
         let ends = !self.errors.is_empty();
         let mut heard = HeardOfDomains::default();
         for _ in 0..MOST_READS {
@@ -93,7 +93,7 @@ impl DomainEvents {
     fn hear(&mut self, line: Option<&[u8]>, heard: &mut HeardOfDomains) {
         let line = line.map(String::from_utf8_lossy);
         match line.as_deref().map(parse) {
-            // Too long to be read: anything.
+            // Too long to be parsed: may be any event.
             None | Some(Line::Event { contracts: true }) => {
                 heard.events += 1;
                 heard.contracts = true;
@@ -130,16 +130,16 @@ impl AsFd for DomainEvents {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
-    /// `contracts` where it is about a domain that comes or goes, or about metadata.
+    /// `contracts` where it is about a start or stop of a VM, or about metadata.
     Event {
         contracts: bool,
     },
     Error,
-    /// Of no concern, or the rest of an event that has several lines.
+    /// An event without effect, or a further line of an event.
     Other,
 }
 
-/// What a line of virsh is (`tools/virsh-domain-event.c` in libvirt): `event 'lifecycle' for domain
+/// Parses a line of virsh (`tools/virsh-domain-event.c` in libvirt): `event 'lifecycle' for domain
 /// 'plc': Started Booted`.
 fn parse(line: &str) -> Line {
     if line.starts_with("error: ") {
@@ -149,7 +149,7 @@ fn parse(line: &str) -> Line {
     match name.map(|(name, _)| name) {
         None => Line::Other,
         Some(name) if NO_CONCERN.contains(&name) => Line::Other,
-        // How contracts stand is written by the service itself.
+        // The service itself writes the status of contracts.
         Some("metadata-change") if line.trim_end().ends_with(STATUS_NAMESPACE) => Line::Other,
         Some(name) => Line::Event { contracts: matches!(name, "lifecycle" | "metadata-change") },
     }
@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// The driver for tests is inside virsh, so that no daemon is needed.
+    /// The test driver is inside virsh, so no daemon is needed.
     #[test]
     fn a_virsh_that_ends_is_an_error_and_none_outlives_its_owner() {
         if !has("events without a daemon", &[Need::Program("virsh")]) {

@@ -1,4 +1,4 @@
-//! The name that a guest has for one of its disks: `vdb` of libvirt may be `/dev/vda` there.
+//! Name of a disk inside the guest: `vdb` of libvirt may be `/dev/vda` there.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{Disk, GuestAddress};
 use crate::{GuestAgent, VmmError};
 
-/// `GuestDiskInfo` of `qga/qapi-schema.json`.
+/// Type `GuestDiskInfo` of `qga/qapi-schema.json`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct GuestDisk {
@@ -16,7 +16,7 @@ pub(crate) struct GuestDisk {
     address: Option<Address>,
 }
 
-/// `GuestDiskAddress`.
+/// Type `GuestDiskAddress` of `qga/qapi-schema.json`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Address {
@@ -28,7 +28,7 @@ struct Address {
     serial: Option<String>,
 }
 
-/// `GuestPCIAddress`; -1 for a disk that is not behind PCI.
+/// Type `GuestPCIAddress`; -1 for a disk that is not behind PCI.
 #[derive(Debug, Deserialize)]
 struct PciAddress {
     domain: i64,
@@ -37,11 +37,11 @@ struct PciAddress {
     function: i64,
 }
 
-/// The device in the guest that is this disk, by its serial number where it has one, else by its
-/// address. Never by its name.
+/// Device of this disk in the guest, found by its serial number if there is one, else by its
+/// address, never by its name.
 ///
 /// # Errors
-/// The agent does not answer, or no disk of the guest, or more than one, is certainly this one.
+/// The agent does not answer, or not exactly one disk of the guest matches.
 pub fn guest_device(agent: &mut GuestAgent, disk: &Disk) -> Result<PathBuf, VmmError> {
     let disks = agent.disks()?;
     match matching(&disks, disk).as_slice() {
@@ -56,7 +56,7 @@ pub fn guest_device(agent: &mut GuestAgent, disk: &Disk) -> Result<PathBuf, VmmE
 fn matching<'a>(disks: &'a [GuestDisk], disk: &Disk) -> Vec<&'a GuestDisk> {
     let whole = || disks.iter().filter(|d| !d.partition);
     if let Some(serial) = &disk.serial {
-        // udev cuts a serial number of virtio-blk at 20 characters (VIRTIO_BLK_ID_BYTES).
+        // udev truncates a serial number of virtio-blk to 20 characters (VIRTIO_BLK_ID_BYTES).
         let same = |d: &&GuestDisk| {
             let found = d.address.as_ref().and_then(|a| a.serial.as_deref());
             found.is_some_and(|found| found == serial || (found.len() == 20 && serial.starts_with(found)))
@@ -85,7 +85,7 @@ fn matching<'a>(disks: &'a [GuestDisk], disk: &Disk) -> Vec<&'a GuestDisk> {
 mod tests {
     use super::*;
 
-    /// An answer of Debian 12's agent under libvirt 9.0, with a second disk and a partition.
+    /// Answer of Debian 12's agent under libvirt 9.0, with a second disk and a partition.
     const ANSWER: &str = r#"[
         {"name":"/dev/vda","dependencies":[],"partition":false,"address":{"bus-type":"virtio","bus":0,"unit":0,
          "pci-controller":{"bus":3,"slot":0,"domain":0,"function":0},"dev":"/dev/vda","target":0}},

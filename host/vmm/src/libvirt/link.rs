@@ -1,4 +1,4 @@
-//! Commands to a domain's monitor and guest agent, each by a `virsh` of its own.
+//! Commands to a VM's monitor and guest agent through libvirt, each by a `virsh` of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::{Access, Daemon};
 use crate::VmmError;
 
-/// What libvirt puts before the words of a guest agent that refused a command
+/// Text that libvirt puts before the message of a guest agent that refused a command
 /// (`qemuAgentCheckError()` in `src/qemu/qemu_agent.c`).
 const REFUSED: &str = "unable to execute QEMU agent command";
-/// Time that virsh gets beyond what libvirt waits for the agent.
+/// Time for virsh beyond libvirt's own time limit for the agent.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A way to a domain's monitor or agent.
+/// Connection to a VM's monitor or agent through libvirt.
 #[derive(Clone, Debug)]
 pub(crate) struct DomainLink {
     daemon: Arc<dyn Daemon>,
@@ -29,7 +29,7 @@ impl DomainLink {
         &self.peer
     }
 
-    /// QEMU's whole answer to a monitor command, errors included.
+    /// Answer of QEMU to a monitor command, errors included.
     pub(crate) fn monitor(
         &self,
         request: &str,
@@ -41,7 +41,7 @@ impl DomainLink {
         self.daemon.call(&args, Access::Write, limit, timeout).map_err(|e| self.named(e, operation))
     }
 
-    /// The agent's answer to a command. libvirt does the synchronising.
+    /// Answer of the agent to a command. libvirt synchronises with the agent.
     pub(crate) fn agent(
         &self,
         request: &str,
@@ -49,7 +49,7 @@ impl DomainLink {
         limit: usize,
         timeout: Duration,
     ) -> Result<Vec<u8>, VmmError> {
-        // Whole seconds; 0 is a poll.
+        // Whole seconds; 0 would be a poll.
         let seconds = timeout.as_millis().div_ceil(1000).max(1).to_string();
         let args = ["qemu-agent-command", "--timeout", seconds.as_str(), self.uuid.as_str(), request];
         let answer = self.daemon.call(&args, Access::Write, limit, timeout + GRACE);
@@ -69,7 +69,7 @@ impl DomainLink {
         }
     }
 
-    /// libvirt has only text for what the agent, or its absence, is about.
+    /// Maps libvirt's messages about the agent to errors: it has only text for them.
     fn agent_error(&self, error: VmmError, operation: &str, waited: Duration) -> VmmError {
         let VmmError::Libvirt { message, .. } = &error else { return self.named(error, operation) };
         let (peer, operation) = (self.peer.clone(), operation.to_owned());

@@ -1,5 +1,5 @@
-//! QEMU's process of a domain: the one that libvirt names in its pid file. Words of a command line
-//! are a claim that any user can make.
+//! Process of a VM's QEMU: the one in libvirt's pid file. A command line proves nothing, as any
+//! user can start a process with the same one.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,14 +12,14 @@ use super::{Daemon, DomainXml};
 use crate::VmmError;
 use crate::machines::Vmm;
 
-/// Where the system's daemon has its sockets, and its drivers their pid files below.
+/// Directory with the system daemon's sockets, and its drivers' pid files below.
 const SYSTEM_RUN: &str = "/run/libvirt";
 /// Write permission for the group or for others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Its process. Without a readable pid file, as where libvirt runs in a container, it is the one
-/// that has the domain's UUID among its words, a VMM as its program, and the user that libvirt runs
-/// it as; where several do, the one in a cgroup of this start.
+/// Finds the process. Without a readable pid file, as where libvirt runs in a container, it is the
+/// one that has the VM's UUID on its command line, a VMM as its program, and the user that libvirt
+/// runs it as; where several match, the one in a cgroup of this start.
 pub(super) fn find(root: &Root, daemon: &dyn Daemon, xml: &DomainXml) -> Result<ProcessId, VmmError> {
     let bad = |detail: String| VmmError::Protocol {
         peer: format!("libvirt {}", daemon.uri()),
@@ -62,7 +62,7 @@ pub(super) fn find(root: &Root, daemon: &dyn Daemon, xml: &DomainXml) -> Result<
     }
 }
 
-/// Why a process is not the QEMU of a domain, whatever its words are.
+/// Reason why a process is not the QEMU of a VM, whatever its command line.
 fn objection(root: &Root, pid: u32, xml: &DomainXml, is_named: bool) -> Option<String> {
     let program = fs::read_link(root.at(format!("/proc/{pid}/exe"))).ok();
     let is_emulator = program.is_some() && program == xml.emulator;
@@ -74,7 +74,7 @@ fn objection(root: &Root, pid: u32, xml: &DomainXml, is_named: bool) -> Option<S
         Ok(user) => user,
         Err(e) => return Some(format!("its user is not known: {e}")),
     };
-    // Root may be everything, and who looks trusts himself.
+    // Root could do anything anyway, and this process's own user is trusted.
     let is_trusted = user == 0 || user == geteuid().as_raw();
     match xml.user {
         _ if is_trusted => None,
@@ -85,9 +85,9 @@ fn objection(root: &Root, pid: u32, xml: &DomainXml, is_named: bool) -> Option<S
     }
 }
 
-/// The process in libvirt's pid file; `None` where there is none that can be trusted.
+/// Process in libvirt's pid file; `None` where there is none that can be trusted.
 fn pid_file(root: &Root, uri: &str, name: &str) -> Option<u32> {
-    // A name with a slash is refused by libvirt.
+    // libvirt refuses a name with a slash.
     if name.contains('/') {
         return None;
     }
@@ -97,7 +97,7 @@ fn pid_file(root: &Root, uri: &str, name: &str) -> Option<u32> {
     root.read(dir.join(format!("{name}.pid"))).ok()?.trim().parse().ok()
 }
 
-/// Where a daemon's QEMU driver has its pid files.
+/// Directories of pid files of a daemon's QEMU driver.
 fn directories(uri: &str) -> Vec<PathBuf> {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
     let socket = query.split('&').find_map(|part| part.strip_prefix("socket="));
@@ -111,7 +111,7 @@ fn directories(uri: &str) -> Vec<PathBuf> {
     vec![run.join("qemu")]
 }
 
-/// Whether no user can have written it who may not do everything anyway.
+/// Whether only root or this user can have written a file or directory.
 fn is_trusted(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|of| {
         let is_ours = of.uid() == 0 || of.uid() == geteuid().as_raw();
@@ -125,7 +125,7 @@ fn has_uuid(root: &Root, pid: u32, uuid: &str) -> bool {
     words.windows(2).any(|pair| pair[0] == "-uuid" && pair[1].eq_ignore_ascii_case(uuid))
 }
 
-/// Whether a cgroup is named as libvirt names those of this start: `qemu-ID-NAME...`, in systemd's
+/// Whether a cgroup has the name that libvirt gives in this start: `qemu-ID-NAME...`, in systemd's
 /// units with `\x2d` for `-`.
 fn names_domain(all: &[task::Membership], xml: &DomainXml) -> bool {
     let Some(id) = xml.id else { return false };

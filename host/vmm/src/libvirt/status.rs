@@ -1,5 +1,5 @@
-//! How a domain's contract stands, in its live metadata: an element of a namespace of its own, next
-//! to that of the contract, for programs that know libvirt only.
+//! Status of a VM's contract, in its live metadata: an element of a namespace of its own, next to
+//! that of the contract, for programs that use libvirt only.
 
 use roxmltree::Node;
 
@@ -9,35 +9,35 @@ use crate::VmmError;
 
 /// Namespace of the element `status`.
 pub const STATUS_NAMESPACE: &str = "https://github.com/rtvirtio/rtvirtio/status/1";
-/// Prefix that libvirt gives it: another than that of the contract.
+/// XML prefix of the element, unlike that of the contract.
 const PREFIX: &str = "rtvirtio-status";
-/// Longest reason, in characters: a status is read by people, and libvirt keeps it with the domain.
+/// Longest reason, in characters: a status is read by people, and libvirt keeps it in the XML.
 const LONGEST: usize = 1_000;
 
-/// How the contract of a domain stands.
+/// Status of a VM's contract.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DomainStatus {
-    /// The state, in a word.
+    /// State, in one word.
     pub state: String,
-    /// Since when, as RFC 3339 has it.
+    /// Time of the last change of the state, as in RFC 3339.
     pub since: String,
-    /// Why; empty where that is plain.
+    /// Reason; empty where it is obvious.
     pub why: String,
 }
 
-/// A domain that runs.
+/// Running VM with its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainSeen {
-    /// Its UUID.
+    /// UUID of the VM.
     pub uuid: String,
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// The status in its live metadata.
+    /// Status in its live metadata, if any.
     pub status: Option<DomainStatus>,
 }
 
 impl DomainStatus {
-    /// With a reason that an XML text can hold, shortened.
+    /// Makes a status, with the reason shortened and cleaned for XML text.
     #[must_use]
     pub fn new(state: &str, since: &str, why: &str) -> Self {
         let plain = |c: char| if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') { ' ' } else { c };
@@ -48,7 +48,7 @@ impl DomainStatus {
         Self { state: state.to_owned(), since: since.to_owned(), why: short.trim().to_owned() }
     }
 
-    /// Whether it says the same, since whenever that is.
+    /// Whether state and reason are the same, whatever the time.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.state, &self.why) == (&other.state, &other.why)
@@ -61,7 +61,7 @@ impl DomainStatus {
     }
 }
 
-/// The status in a domain's XML. One that is malformed has empty words: it is written anew.
+/// Status in a VM's XML. Missing attributes of a malformed one are empty, so it is written anew.
 pub(super) fn of_domain(domain: Node<'_, '_>) -> Option<DomainStatus> {
     let metadata = domain.children().filter(|node| node.has_tag_name("metadata"));
     let is_ours = |node: &Node<'_, '_>| node.has_tag_name((STATUS_NAMESPACE, "status"));
@@ -71,11 +71,11 @@ pub(super) fn of_domain(domain: Node<'_, '_>) -> Option<DomainStatus> {
     Some(DomainStatus { state: word("state"), since: word("since"), why })
 }
 
-/// Writes the status of a domain that runs into its live metadata, or removes it. It ends with the
-/// domain's present start, and its definition stays as it is.
+/// Writes the status of a running VM into its live metadata, or removes it. It is lost at the end
+/// of the current start, and the definition stays as it is.
 ///
 /// # Errors
-/// When the domain does not run, or libvirt refuses.
+/// When the VM does not run, or libvirt refuses.
 pub fn set_status(daemon: &dyn Daemon, uuid: &str, status: Option<&DomainStatus>) -> Result<(), VmmError> {
     let element = status.map(DomainStatus::element);
     let mut args = vec!["metadata", "--domain", uuid, "--uri", STATUS_NAMESPACE];
@@ -104,7 +104,7 @@ mod tests {
         let why = "too much: 0.9 > 0.8 & 'more'\n\u{1b}[31m";
         let status = DomainStatus::new("refused", "2026-01-02T03:04:05Z", why);
         assert_eq!(status.why, "too much: 0.9 > 0.8 & 'more'  [31m");
-        // As libvirt names it.
+        // With the prefix that libvirt adds.
         let element = status.element().replace("<status", &format!("<s:status xmlns:s='{STATUS_NAMESPACE}'"));
         assert_eq!(read(&element.replace("</status", "</s:status")), Some(status.clone()));
         assert_eq!((read(""), read("<status state='in_force'/>")), (None, None));

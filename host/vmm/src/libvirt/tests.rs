@@ -1,7 +1,7 @@
 use super::*;
 use crate::qmp::Qmp;
 
-/// A live domain, cut down from what libvirt 9.0 printed for one on q35.
+/// Live XML of a VM, shortened from the output of libvirt 9.0 for one on q35.
 const LIVE: &str = r#"<domain type='qemu' id='3'>
   <name>plc</name>
   <uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid>
@@ -72,7 +72,7 @@ fn what_is_no_domain_is_refused() {
     }
 }
 
-/// A daemon that answers from a list: the first word of a command, and its answer.
+/// Daemon that answers from a list: the first word of a command, and its answer.
 #[derive(Debug)]
 struct Scripted(Vec<(&'static str, Result<&'static str, &'static str>)>);
 
@@ -115,7 +115,7 @@ fn a_name_of_digits_is_no_id_and_an_unknown_one_is_said() {
     }
 }
 
-/// A domain that is started meanwhile: it has no id that a look-up may see before that has ended.
+/// VM that is being started: a look-up must not return its id before the start has ended.
 #[derive(Debug, Default)]
 struct Starts(std::sync::atomic::AtomicUsize);
 
@@ -146,7 +146,7 @@ fn the_end_of_a_start_is_waited_for() {
     assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }));
 }
 
-/// A domain whose start begins after it was seen shut off.
+/// VM whose start begins after it was seen shut off.
 #[derive(Debug, Default)]
 struct StartsBetween(std::sync::atomic::AtomicUsize);
 
@@ -180,12 +180,12 @@ fn a_start_that_begins_during_the_look_is_waited_for_too() {
     assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }));
 }
 
-/// Processes as `/proc` shows them.
+/// Simulated `/proc` with processes.
 struct Processes(tempfile::TempDir);
 
 impl Processes {
     const QEMU: &str = "/usr/bin/qemu-system-x86_64";
-    /// A user that is neither root nor who runs the test.
+    /// A user that is neither root nor the one that runs the test.
     const NOBODY: u32 = 65_534;
 
     fn new() -> Self {
@@ -207,7 +207,7 @@ impl Processes {
         std::os::unix::fs::symlink(program, proc.join("exe")).unwrap();
     }
 
-    /// libvirt's pid file.
+    /// Writes libvirt's pid file, and returns its path.
     fn name(&self, pid: u32) -> std::path::PathBuf {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = self.0.path().join("run/libvirt/qemu");
@@ -235,7 +235,7 @@ const SCOPE: &str = "0::/machine.slice/machine-qemu\\x2d3\\x2dplc.scope/libvirt/
 #[test]
 fn without_a_pid_file_the_process_is_the_one_with_the_uuid_in_the_cgroup_of_this_start() {
     let all = Processes::new();
-    // This test stands for QEMU, because the start time is read from the real /proc.
+    // This test process stands for QEMU, because the start time is read from the real /proc.
     let me = std::process::id();
     let words = format!("qemu -uuid {UUID}");
     all.add(1, "/sbin/init", 0, "init", "0::/\n");
@@ -247,10 +247,10 @@ fn without_a_pid_file_the_process_is_the_one_with_the_uuid_in_the_cgroup_of_this
     assert!(
         matches!(domain.agent(), Some(AgentAddress::Libvirt(a)) if a.uuid == UUID && a.process.pid == me)
     );
-    // Another process with the same words, in no cgroup of libvirt's.
+    // Another process with the same command line, in no cgroup of libvirt's.
     all.add(2, Processes::QEMU, 0, &words, "0::/user.slice\n");
     assert_eq!(all.found(LIVE), Ok(me));
-    // And one that is in such a cgroup too: no guess.
+    // A third one that is in such a cgroup too: no guess is made.
     all.add(3, Processes::QEMU, 0, &words, "7:blkio:/machine/qemu-3-plc.libvirt-qemu\n");
     assert!(all.found(LIVE).unwrap_err().contains("all started with its UUID"));
 }
@@ -261,7 +261,7 @@ fn an_impostor_neither_becomes_the_domain_nor_blocks_it() {
     let all = Processes::new();
     let me = std::process::id();
     let words = format!("qemu -uuid {UUID}");
-    // Alone, in a cgroup that looks like libvirt's: none of these is the domain.
+    // Alone, in a cgroup that looks like libvirt's: none of these is accepted.
     for (program, user, why) in [
         (Processes::QEMU, Processes::NOBODY, "runs as user 65534"),
         ("/home/x/fakevm", Processes::NOBODY, "no virtual machine monitor"),
@@ -279,7 +279,7 @@ fn an_impostor_neither_becomes_the_domain_nor_blocks_it() {
     all.add(me, Processes::QEMU, 64_055, &words, "0::/elsewhere\n");
     all.add(2, Processes::QEMU, Processes::NOBODY, &words, SCOPE);
     assert_eq!(all.found(LABELLED), Ok(me));
-    // A program of another name is one where libvirt says so.
+    // A program of another name is accepted where libvirt gives it.
     const WRAPPED: &str = "<domain type='kvm' id='3'><name>plc</name><uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid>\
                            <devices><emulator>/opt/vmm</emulator></devices></domain>";
     all.add(me, "/opt/vmm", 0, &words, SCOPE);
@@ -292,16 +292,16 @@ fn the_pid_file_of_libvirt_decides_where_it_can_be_trusted() {
     let all = Processes::new();
     let me = std::process::id();
     let words = format!("qemu -uuid {UUID}");
-    // Two that could be it, of one user and in cgroups of this start: libvirt knows which.
+    // Two candidates, of one user and in cgroups of this start: libvirt's pid file decides.
     all.add(me, Processes::QEMU, 107, &words, SCOPE);
     all.add(2, Processes::QEMU, 107, &words, SCOPE);
     let file = all.name(me);
     assert_eq!(all.found(LIVE), Ok(me));
-    // A number that is another process's by now is not believed.
+    // A pid in the file that belongs to another process by now is refused.
     all.add(3, Processes::QEMU, 0, "qemu -uuid 0", SCOPE);
     all.name(3);
     assert!(all.found(LIVE).is_err());
-    // Nor is a file that others may write, nor a link.
+    // So is a file that others may write, and a link.
     all.name(me);
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
     assert!(all.found(LIVE).is_err());
@@ -361,8 +361,8 @@ fn a_monitor_that_refuses_is_told_from_one_that_is_gone() {
     assert!(matches!(with(Ok("{")).unwrap_err(), VmmError::Protocol { .. }));
 }
 
-/// The limits of a real child process; `false(1)` and its like stand for virsh nowhere, so this
-/// asks virsh itself for a daemon that does not exist.
+/// Limits of a real child process: virsh itself is asked for a daemon that does not exist, as a
+/// command such as `false(1)` is no substitute for it.
 #[test]
 fn a_daemon_that_is_not_there_is_an_error_with_libvirts_words() {
     if !rtvirtio_testkit::has("libvirt without a daemon", &[rtvirtio_testkit::Need::Program("virsh")]) {
@@ -388,7 +388,7 @@ fn what_qemu_holds_is_read_from_blkdeviotune() {
     let (none, group) =
         super::domain::tuned(&text.replace("77", "0").replace("drive-virtio-disk0", "")).unwrap();
     assert!(group.is_none() && none.iops == 0);
-    // What is not there, or no number, is no limit of 0.
+    // A missing value, or one that is no number, is no limit of 0.
     assert!(super::domain::tuned("total_iops_sec : 0\n").is_none());
     assert!(super::domain::tuned(&text.replace("77", "unlimited")).is_none());
 }

@@ -1,5 +1,5 @@
-//! What QEMU's command line says about a VM (qemu(1)). Management tools give it options as
-//! `key=value,key=value` or as JSON.
+//! Parser of QEMU's command line (qemu(1)). Management tools write options as `key=value,key=value`
+//! or as JSON.
 
 use std::path::{Path, PathBuf};
 
@@ -9,23 +9,23 @@ use crate::EVENTS_CHARDEV;
 
 /// Name of the guest agent's channel.
 const AGENT: &str = "org.qemu.guest_agent.0";
-/// Name of a second agent's channel, where a management tool holds the first (`docs/guide`).
+/// Name of a second agent's channel, where a management tool uses the first (`docs/guide`).
 const OWN_AGENT: &str = "org.rtvirtio.agent.0";
 
-/// A VM, as far as the command line tells.
+/// Facts about a VM on its command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommandLine {
-    /// `-name`.
+    /// Guest name of the option `-name`.
     pub name: Option<String>,
-    /// `-uuid`.
+    /// Value of the option `-uuid`.
     pub uuid: Option<String>,
     /// Whether libvirt started it.
     pub libvirt: bool,
-    /// Its id, where Proxmox VE started it.
+    /// VM id in Proxmox VE, where that started it.
     pub proxmox: Option<u32>,
     /// Socket of a QMP monitor.
     pub qmp: Option<PathBuf>,
-    /// Socket of the QMP monitor that is there for events alone ([`EVENTS_CHARDEV`]).
+    /// Socket of the QMP monitor for events alone ([`EVENTS_CHARDEV`]).
     pub events: Option<PathBuf>,
     /// Socket of the guest agent's channel.
     pub agent: Option<PathBuf>,
@@ -33,15 +33,15 @@ pub struct CommandLine {
     pub disks: Vec<PathBuf>,
     /// Files of the firmware and of removable media, which are no disks.
     pub firmware: Vec<PathBuf>,
-    /// Sockets of vhost-user disks: another process serves these.
+    /// Sockets of vhost-user disks, which another process serves.
     pub vhost_user: Vec<PathBuf>,
 }
 
-/// One option's keys with their values.
+/// Keys of one option with their values.
 struct Keys(Vec<(String, String)>);
 
 impl Keys {
-    /// `first` is the key of a first value that stands without one.
+    /// Parses an option; `first` is the key of a first value without one.
     fn parse(text: &str, first: &str) -> Self {
         if text.trim_start().starts_with('{') {
             let mut keys = Vec::new();
@@ -66,7 +66,7 @@ impl Keys {
     }
 }
 
-/// Nested objects as QEMU writes them in one line: `file.filename`.
+/// Adds the leaves of nested objects with dotted keys, as QEMU writes them: `file.filename`.
 fn flatten(prefix: &str, value: &Value, keys: &mut Vec<(String, String)>) {
     match value {
         Value::Object(map) => {
@@ -80,7 +80,7 @@ fn flatten(prefix: &str, value: &Value, keys: &mut Vec<(String, String)>) {
     }
 }
 
-/// At commas; two of them stand for one in a value.
+/// Splits at commas; two of them stand for one in a value.
 fn split(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut rest = text.chars().peekable();
@@ -95,7 +95,7 @@ fn split(text: &str) -> Vec<String> {
 }
 
 impl CommandLine {
-    /// Reads the arguments of a QEMU, without the program's name.
+    /// Parses the arguments of a QEMU, without the program's name.
     #[must_use]
     pub fn parse(arguments: &[String]) -> Self {
         let mut found = Self::default();
@@ -161,7 +161,7 @@ impl CommandLine {
                 _ => {}
             }
         }
-        // Chardevs may be declared after what uses them.
+        // Chardevs may be declared after their users.
         let socket = |id: &String| sockets.iter().find(|(i, _)| i == id).map(|(_, path)| path.clone());
         let (of_events, monitors): (Vec<_>, Vec<_>) =
             monitors.into_iter().partition(|chardev| chardev == EVENTS_CHARDEV);
@@ -173,7 +173,7 @@ impl CommandLine {
     }
 }
 
-/// The id in `/var/run/qemu-server/100.pid`.
+/// VM id in `/var/run/qemu-server/100.pid`.
 fn proxmox(pidfile: &Path) -> Option<u32> {
     let in_dir = pidfile.parent()?.ends_with("run/qemu-server");
     pidfile.file_stem()?.to_str()?.parse().ok().filter(|_| in_dir)
@@ -244,7 +244,7 @@ mod tests {
         let vm = parse(&format!("{events} -qmp unix:/run/plc.qmp,server=on,wait=off"));
         assert_eq!(vm.qmp.as_deref(), Some(Path::new("/run/plc.qmp")));
         assert_eq!(vm.events.as_deref(), Some(Path::new("/run/plc.events")));
-        // A chardev without a monitor of the protocol is none.
+        // A chardev without a QMP monitor is ignored.
         assert_eq!(parse("-chardev socket,id=rtvirtio-events,path=/run/x -mon rtvirtio-events").events, None);
     }
 

@@ -7,7 +7,7 @@ use rtvirtio_testkit::HANG;
 
 use super::*;
 
-/// What QEMU 7.2.22 of Debian 12 sent, 2 vCPUs and one I/O thread, as recorded.
+/// Output of QEMU 7.2.22 of Debian 12 with 2 vCPUs and one I/O thread, as recorded.
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg-7+deb12u18+b3"}, "capabilities": ["oob"]}}"#;
 const STATUS: &str = r#"{"return": {"status": "running", "singlestep": false, "running": true}, "id": @}"#;
 const VERSION: &str = r#"{"return": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg-7+deb12u18+b3"}, "id": @}"#;
@@ -20,7 +20,7 @@ const STOP: &str = "{\"timestamp\": {\"seconds\": 1795230146, \"microseconds\": 
 const SHUTDOWN: &str = r#"{"timestamp": {"seconds": 1795230146, "microseconds": 205996}, "event": "SHUTDOWN", "data": {"guest": false, "reason": "host-qmp-quit"}}"#;
 
 /// Plays one side of a transcript: for each (command, answer), reads a request, checks the command,
-/// answers with our id in place of `@`. An empty answer means: show nothing. Ends the connection
+/// and answers with its id in place of `@`. An empty answer sends nothing. Ends the connection
 /// after the last.
 fn play(script: &'static [(&'static str, &'static str)]) -> (Result<Qmp, VmmError>, JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -66,7 +66,7 @@ fn recorded_session() {
     assert_eq!(qmp.events_skipped(), 0);
     qmp.execute("stop", None).unwrap();
     assert_eq!(qmp.events_skipped(), 1);
-    // QEMU may end before its answer leaves it: the event came, the answer did not.
+    // QEMU may end before its answer is sent: the event arrived, the answer did not.
     qmp.quit().unwrap();
     player.join().unwrap();
 }
@@ -111,7 +111,7 @@ fn endless_line_is_refused_and_the_connection_not_used_again() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let flood = thread::spawn(move || {
         writeln!(theirs, "{GREETING}\n{{\"return\": {{}}, \"id\": 1}}").unwrap();
-        // Ends with an error when the client hangs up.
+        // Ends with an error when the client closes the connection.
         while theirs.write_all(&[b'x'; 65536]).is_ok() {}
     });
     let mut qmp = Qmp::from_stream(ours, "flood", HANG).unwrap();
@@ -131,7 +131,7 @@ fn absent_socket_and_long_path() {
     assert!(error.to_string().contains("shorter"), "{error}");
 }
 
-/// A monitor that answers the negotiation, and then to each command `lines` before the answer.
+/// Monitor that answers the negotiation, and then to each command sends `lines` before the answer.
 fn noisy(lines: Vec<String>, answer: &'static str) -> Qmp {
     let (ours, theirs) = UnixStream::pair().unwrap();
     thread::spawn(move || {
@@ -141,7 +141,7 @@ fn noisy(lines: Vec<String>, answer: &'static str) -> Qmp {
             let request: Value = serde_json::from_str(&request?).ok()?;
             writeln!(out, "{}", text.replace('@', &request["id"].to_string())).ok()
         };
-        // The client goes when it has seen enough.
+        // The client disconnects when the limit is reached.
         let mut talk = || -> Option<()> {
             reply(Some("{\"id\": 0}".to_owned()), GREETING)?;
             reply(requests.next(), "{\"return\": {}, \"id\": @}")?;
@@ -165,7 +165,7 @@ fn a_flood_of_events_ends_the_connection_and_a_guest_that_stops_and_goes_on_does
     qmp.query_kvm().unwrap();
     assert_eq!(qmp.events_skipped(), 500);
     let large = format!(r#"{{"event": "X", "data": "{}"}}"#, "x".repeat(64 << 10));
-    // Late answers without end are the same.
+    // Endless late answers have the same effect.
     let late = r#"{"return": {}, "id": 999999}"#.to_owned();
     for flood in [vec![event; 20_000], vec![large; 100], vec![late; 20_000]] {
         let mut qmp = noisy(flood, KVM);
@@ -180,7 +180,7 @@ fn a_flood_of_events_ends_the_connection_and_a_guest_that_stops_and_goes_on_does
 fn all_commands_of_a_connection_have_one_end() {
     let mut qmp = noisy(Vec::new(), KVM);
     qmp.query_kvm().unwrap();
-    // Each would have its time again.
+    // Without the total limit each command would have its full time again.
     let mut qmp = qmp.within(Duration::ZERO);
     let e = qmp.query_kvm().unwrap_err();
     assert!(e.is_timeout(), "{e}");

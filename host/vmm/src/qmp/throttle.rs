@@ -1,4 +1,4 @@
-//! QEMU's own throttling of drives: `-drive throttling.iops-total=`, libvirt's `<iotune>`,
+//! QEMU's throttling of drives: `-drive throttling.iops-total=`, libvirt's `<iotune>`,
 //! `block_set_io_throttle` (all shown by `query-block`), and the `throttle` filter of a block graph
 //! with its `throttle-group` object.
 
@@ -12,17 +12,17 @@ use serde_json::json;
 use crate::block_node::BlockNode;
 use crate::{Qmp, VmmError};
 
-/// Limits of one drive; 0 is none. A `max` above a limit is let through for `max-length` seconds
-/// (`util/throttle.c`): with a length of 1, which is also what 0 means, as many at any speed.
+/// Limits of one drive; 0 is none. A burst up to `max` may last `max-length` seconds
+/// (`util/throttle.c`): with a length of 1, which 0 means too, that many may pass at any speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ThrottleLimits {
     /// Requests per second, reads and writes together.
     #[serde(default, alias = "iops-total")]
     pub iops: u64,
-    /// Reads per second.
+    /// Read requests per second.
     #[serde(default, alias = "iops-read")]
     pub iops_rd: u64,
-    /// Writes per second.
+    /// Write requests per second.
     #[serde(default, alias = "iops-write")]
     pub iops_wr: u64,
     /// Bytes per second, reads and writes together.
@@ -34,64 +34,64 @@ pub struct ThrottleLimits {
     /// Bytes written per second.
     #[serde(default, alias = "bps-write")]
     pub bps_wr: u64,
-    /// Burst of `iops`.
+    /// Burst limit of `iops`.
     #[serde(default, alias = "iops-total-max")]
     pub iops_max: u64,
-    /// Burst of `iops_rd`.
+    /// Burst limit of `iops_rd`.
     #[serde(default, alias = "iops-read-max")]
     pub iops_rd_max: u64,
-    /// Burst of `iops_wr`.
+    /// Burst limit of `iops_wr`.
     #[serde(default, alias = "iops-write-max")]
     pub iops_wr_max: u64,
-    /// Burst of `bps`.
+    /// Burst limit of `bps`.
     #[serde(default, alias = "bps-total-max")]
     pub bps_max: u64,
-    /// Burst of `bps_rd`.
+    /// Burst limit of `bps_rd`.
     #[serde(default, alias = "bps-read-max")]
     pub bps_rd_max: u64,
-    /// Burst of `bps_wr`.
+    /// Burst limit of `bps_wr`.
     #[serde(default, alias = "bps-write-max")]
     pub bps_wr_max: u64,
-    /// Seconds of `iops_max`.
+    /// Length of a burst of `iops`, in seconds.
     #[serde(default, alias = "iops-total-max-length")]
     pub iops_max_length: u64,
-    /// Seconds of `iops_rd_max`.
+    /// Length of a burst of `iops_rd`, in seconds.
     #[serde(default, alias = "iops-read-max-length")]
     pub iops_rd_max_length: u64,
-    /// Seconds of `iops_wr_max`.
+    /// Length of a burst of `iops_wr`, in seconds.
     #[serde(default, alias = "iops-write-max-length")]
     pub iops_wr_max_length: u64,
-    /// Seconds of `bps_max`.
+    /// Length of a burst of `bps`, in seconds.
     #[serde(default, alias = "bps-total-max-length")]
     pub bps_max_length: u64,
-    /// Seconds of `bps_rd_max`.
+    /// Length of a burst of `bps_rd`, in seconds.
     #[serde(default, alias = "bps-read-max-length")]
     pub bps_rd_max_length: u64,
-    /// Seconds of `bps_wr_max`.
+    /// Length of a burst of `bps_wr`, in seconds.
     #[serde(default, alias = "bps-write-max-length")]
     pub bps_wr_max_length: u64,
 }
 
-/// One number of [`ThrottleLimits`].
+/// Limit of [`ThrottleLimits`] with its burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThrottleLimit {
-    /// QEMU's name of it, such as `iops-read`.
+    /// Name in QEMU, such as `iops-read`.
     pub name: &'static str,
-    /// Most per second in the long run; 0 is none.
+    /// Maximum per second in the long run; 0 is none.
     pub average: u64,
-    /// Most per second, or with a length of 1 at once, in a burst; 0 where none is allowed.
+    /// Maximum per second, or with a length of 1 at once, in a burst; 0 where none is allowed.
     pub max: u64,
-    /// Seconds that a burst may last.
+    /// Longest burst, in seconds.
     pub max_length: u64,
 }
 
 impl ThrottleLimit {
-    /// Most that it lets through in one second.
+    /// Maximum that passes in one second.
     #[must_use]
     pub fn passes(&self) -> u64 {
         match (self.max, self.max_length) {
             (0, _) => self.average,
-            // The bucket leaks while it is filled.
+            // The bucket leaks while it is being filled.
             (max, 0 | 1) => max.saturating_add(self.average),
             (max, _) => max,
         }
@@ -99,13 +99,13 @@ impl ThrottleLimit {
 }
 
 impl ThrottleLimits {
-    /// Whether there is none. Lengths alone limit nothing.
+    /// Whether no limit is set. Burst lengths alone limit nothing.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.set().next().is_none()
     }
 
-    /// All of them, also those that are not set.
+    /// All six limits, also those that are not set.
     #[must_use]
     pub fn each(&self) -> [ThrottleLimit; 6] {
         let of = |name, average, max, max_length| ThrottleLimit { name, average, max, max_length };
@@ -119,7 +119,7 @@ impl ThrottleLimits {
         ]
     }
 
-    /// Those that limit something.
+    /// Limits that are set.
     pub fn set(&self) -> impl Iterator<Item = ThrottleLimit> + use<> {
         self.each().into_iter().filter(|limit| limit.average > 0)
     }
@@ -145,35 +145,36 @@ impl fmt::Display for ThrottleLimits {
     }
 }
 
-/// One of QEMU's drives with its throttling.
+/// Drive of QEMU with its throttling.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drive {
-    /// Name of the drive, else of its device.
+    /// Name of the drive, or else of its device.
     pub name: String,
-    /// Path of its device in QEMU, such as `/machine/peripheral/disk0/virtio-backend`, by which
-    /// commands name it; empty for a drive of no device, and where libvirt was asked.
+    /// Path of its device in QEMU, such as `/machine/peripheral/disk0/virtio-backend`, which
+    /// commands take; empty for a drive without a device, and through libvirt.
     pub qdev: String,
-    /// Path of its image or device as QEMU opened it; `None` for one that has no file, such as a
+    /// Path of its image or device as QEMU opened it; `None` for a drive without a file, such as a
     /// network disk.
     pub file: Option<PathBuf>,
-    /// Whether it can be taken out, as a CD.
+    /// Whether the medium can be removed, as a CD.
     pub removable: bool,
-    /// What limits it: its own throttling and that of filters in its graph. Empty without any.
+    /// Limits that act on it: its own throttling and that of filters in its graph. Empty without
+    /// any.
     pub limits: Vec<ThrottleLimits>,
-    /// Drives with one group share its limits.
+    /// Throttle groups of the drive: drives in one group share its limits.
     pub groups: Vec<String>,
-    /// The other drives of these groups, by name.
+    /// Names of the other drives of these groups.
     pub shared_with: Vec<String>,
-    /// Whether QEMU joins neighbouring requests before its limits count (`request-merging` of
-    /// virtio-blk): a limit on requests then bounds no requests of the guest. `None` where that is
-    /// not known.
+    /// Whether QEMU merges adjacent requests before its limits count them (`request-merging` of
+    /// virtio-blk): a limit on requests then does not bound the guest's requests. `None` where
+    /// unknown.
     pub merges: Option<bool>,
-    /// What a management tool has recorded as its limits, where that is something else than what
-    /// limits it: it comes back with the next change or start.
+    /// Limits recorded by a management tool, where they differ from the active ones: they come into
+    /// force at the next change or start.
     pub recorded: Option<ThrottleLimits>,
 }
 
-/// Fills in which drives share a group.
+/// Fills in the drives that share a group.
 pub(crate) fn name_shared(drives: &mut [Drive]) {
     let all: Vec<(String, Vec<String>)> = drives.iter().map(|d| (d.name.clone(), d.groups.clone())).collect();
     for (at, drive) in drives.iter_mut().enumerate() {
@@ -206,7 +207,7 @@ struct Inserted {
 }
 
 impl Qmp {
-    /// The drives that have a medium, with what throttles them.
+    /// Drives with a medium, and their throttling.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -245,8 +246,8 @@ impl Qmp {
         Ok(drives)
     }
 
-    /// Whether a device joins neighbouring requests. Only virtio-blk has the property and does;
-    /// `None` for a drive of no device.
+    /// Whether a device merges adjacent requests. Only virtio-blk has the property and does; `None`
+    /// for a drive without a device.
     fn merges(&mut self, qdev: &str) -> Result<Option<bool>, VmmError> {
         if qdev.is_empty() {
             return Ok(None);
@@ -273,7 +274,7 @@ impl Qmp {
     }
 }
 
-/// `disk0` of `/machine/peripheral/disk0/virtio-backend`.
+/// Device id: `disk0` of `/machine/peripheral/disk0/virtio-backend`.
 fn device_name(qdev: &str) -> String {
     qdev.split('/').nth(3).unwrap_or(qdev).to_owned()
 }

@@ -13,7 +13,7 @@ fn sleeper() -> Command {
 
 fn session_of(pid: u32) -> i32 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the name in brackets: state, ppid, pgrp, session (proc_pid_stat(5)).
+    // After the name in parentheses: state, ppid, pgrp, session (proc_pid_stat(5)).
     let rest = stat.rsplit_once(')').unwrap().1;
     rest.split_whitespace().nth(3).unwrap().parse().unwrap()
 }
@@ -22,7 +22,7 @@ fn session_of(pid: u32) -> i32 {
 fn child_of_a_worker_thread_outlives_the_thread_and_has_its_own_session() {
     let worker = thread::spawn(|| spawn(sleeper(), Vec::new(), Lifetime::WithParent).unwrap());
     let mut child = worker.join().unwrap();
-    // The signal of a thread that ended would have come by now.
+    // The signal of a thread that ended would have arrived by now.
     thread::sleep(Duration::from_millis(200));
     assert!(child.try_wait().unwrap().is_none(), "the child died with the thread that asked for it");
     assert_eq!(session_of(child.id()), i32::try_from(child.id()).unwrap());
@@ -34,7 +34,7 @@ fn child_of_a_worker_thread_outlives_the_thread_and_has_its_own_session() {
 fn child_is_killed_with_its_parent() {
     const ROLE: &str = "RTVIRTIO_TEST_SPAWN_THEN_DIE";
     if std::env::var_os(ROLE).is_some() {
-        // The parent's part: start a child, tell its pid, die the hard way.
+        // In the parent: start a child, print its pid, and be killed.
         let mut child = spawn(sleeper(), Vec::new(), Lifetime::WithParent).unwrap();
         println!("\nchild={}", child.id());
         rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
@@ -59,7 +59,7 @@ fn child_is_killed_with_its_parent() {
     }
 }
 
-/// A directory for a child group that we may make, on v2 or in a v1 hierarchy.
+/// Directory for a child cgroup that this user may make, on v2 or in a v1 hierarchy.
 fn cgroup_root() -> Option<PathBuf> {
     ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/blkio"]
         .iter()
@@ -115,7 +115,7 @@ fn child_is_in_the_network_namespace_of_its_caller() {
         child.wait().unwrap();
         namespace
     };
-    // Forks the thread that forks, if no other test has.
+    // Starts the forking thread, if no other test has.
     let outer = child_namespace();
     assert_eq!(outer, fs::read_link(NAMESPACE).unwrap());
     let worker = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! What a thread does for its VM, from the monitor's reply and from its name.
+//! Role of a thread in its VM, from the monitor's reply and from its name.
 //!
 //! Names: QEMU `system/cpus.c`, `accel/*/`, `iothread.c`, `util/thread-pool.c` (`worker`),
 //! `util/rcu.c` (`call_rcu`); Linux `drivers/vhost/vhost.c` and `kernel/vhost_task.c`
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{Named, Thread};
 
-/// What a thread does.
+/// Role of a thread in its VM.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "which")]
 pub enum Role {
@@ -26,7 +26,7 @@ pub enum Role {
     IoThread(String),
     /// The VMM's main loop: devices without an I/O thread, timers, the monitor.
     Emulator,
-    /// A worker of QEMU's thread pool (`aio=threads`, file operations). They come and go.
+    /// A worker of QEMU's thread pool (`aio=threads`, file operations). Short-lived.
     AioWorker,
     /// A worker of io_uring in the kernel, inside the process.
     IoUringWorker,
@@ -69,8 +69,8 @@ impl fmt::Display for Role {
     }
 }
 
-/// The role of a thread in one of the VM's processes. The monitor's word goes before the name,
-/// because a name can be anything.
+/// Role of a thread in one of the VM's processes. The monitor's reply takes precedence over the
+/// name, which can be chosen freely.
 #[must_use]
 pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
     if let Some(cpus) = named.vcpus.get(&tid) {
@@ -95,20 +95,21 @@ pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
             Role::Migration
         }
         "vnc_worker" | "SPICE Worker" | "gmain" | "gdbus" => Role::Display,
-        // Without thread names every thread has the process's own; then only the first is known.
+        // Without thread names every thread has the process's name; then only the first is known.
         _ if tid == pid && (is_qemu(name) || OTHER_VMMS.contains(&name)) => Role::Emulator,
         _ => Role::Other,
     }
 }
 
-/// Main threads of other VMMs. Firecracker's serves the devices; the others' starts what does.
+/// Names of the main threads of other VMMs. Firecracker's serves the devices; the others' start the
+/// threads that do.
 const OTHER_VMMS: [&str; 4] = [CLOUD_HYPERVISOR, "firecracker", "crosvm", "lkvm"];
 
-/// `cloud-hypervisor`, cut at 15 bytes by the kernel.
+/// Name `cloud-hypervisor`, truncated to 15 bytes by the kernel.
 const CLOUD_HYPERVISOR: &str = "cloud-hyperviso";
 
-/// Finds the main loop of a VMM whose name is not known, as QEMU's is not with `-name
-/// process=...`: the first thread of a process that runs vCPUs.
+/// Finds the main loop of a VMM with an unknown name, such as QEMU with `-name process=...`: the
+/// first thread of a process that runs vCPUs.
 pub(super) fn name_main_loop(threads: &mut [Thread]) {
     if threads.iter().any(|t| matches!(t.role, Role::Vcpu(_))) {
         if let Some(main) = threads.iter_mut().find(|t| t.tid == t.pid && t.role == Role::Other) {
@@ -118,7 +119,7 @@ pub(super) fn name_main_loop(threads: &mut [Thread]) {
 }
 
 /// Finds Cloud Hypervisor's device threads among a process's threads. Their names begin with the
-/// device's id, which a user may choose, so they mean something in this process only.
+/// device's id, which a user may choose, so they are meaningful in this process only.
 pub(super) fn name_cloud_hypervisor(threads: &mut [Thread]) {
     if !threads.iter().any(|t| t.tid == t.pid && t.name == CLOUD_HYPERVISOR) {
         return;
@@ -137,8 +138,8 @@ pub(super) fn name_cloud_hypervisor(threads: &mut [Thread]) {
 }
 
 /// Finds QEMU's RCU thread among a process's threads where its name does not show it: it is started
-/// before QEMU has read whether threads are to be named (`rcu_init()`, a constructor), and so is
-/// the first after the main thread and has its name.
+/// before QEMU has read whether threads are to be named (`rcu_init()`, a constructor), so it is the
+/// first after the main thread and has its name.
 pub(super) fn name_rcu(threads: &mut [Thread]) {
     let main = threads.iter().find(|t| t.role == Role::Emulator && is_qemu(&t.name));
     let Some(main) = main.map(|t| (t.tid, t.name.clone())) else { return };
@@ -150,13 +151,13 @@ pub(super) fn name_rcu(threads: &mut [Thread]) {
     }
 }
 
-/// The kernel cuts names at 15 bytes: `qemu-system-x86`.
+/// Whether a name is QEMU's. The kernel truncates names to 15 bytes: `qemu-system-x86`.
 fn is_qemu(name: &str) -> bool {
     name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" || name == "qemu"
 }
 
-/// `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for all, whose numbers only the monitor
-/// knows. Of other VMMs a fixed word and the number.
+/// Numbers of vCPUs in a thread's name: `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for
+/// all, whose numbers only the monitor knows. Other VMMs have a fixed word and the number.
 fn vcpus(name: &str) -> Option<Vec<u32>> {
     if name.starts_with("ALL CPUs/") {
         return Some(Vec::new());
@@ -167,8 +168,8 @@ fn vcpus(name: &str) -> Option<Vec<u32>> {
     Some(vec![of_qemu().or_else(of_others)?.parse().ok()?])
 }
 
-/// The role of a kernel thread that was started for a VM; `None` for any other. Its name ends in
-/// the number of the process, or for vhost of the thread, that started it.
+/// Role of a kernel thread that was started for a VM; `None` for any other. Its name ends in the id
+/// of the process, or for vhost of the thread, that started it.
 #[must_use]
 pub fn kernel_role(name: &str, pids: &BTreeSet<u32>, tids: &BTreeSet<u32>) -> Option<Role> {
     let (role, owner) = kernel_owner(name)?;
@@ -176,8 +177,8 @@ pub fn kernel_role(name: &str, pids: &BTreeSet<u32>, tids: &BTreeSet<u32>) -> Op
     owners.contains(&owner).then_some(role)
 }
 
-/// The role of a kernel thread that KVM or vhost has started, by its name, with the number of the
-/// thread that it was started by; that of a process is its first thread's.
+/// Role of a kernel thread that KVM or vhost has started, by its name, with the id of the thread
+/// that started it; a process has the id of its first thread.
 #[must_use]
 pub fn kernel_owner(name: &str) -> Option<(Role, u32)> {
     let of = |prefix: &str, role: Role| Some((role, name.strip_prefix(prefix)?.parse().ok()?));

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use super::*;
 
-/// A `/proc` of our own.
+/// Simulated `/proc` directory.
 struct Proc {
     _dir: tempfile::TempDir,
     root: Root,
@@ -43,7 +43,7 @@ impl Proc {
         fs::remove_dir_all(self.root.at(path)).unwrap();
     }
 
-    /// A VM as KVM on an old kernel shows it: vhost is a thread of the kernel.
+    /// A VM under KVM on an old kernel: vhost is a kernel thread.
     fn vm(&self) -> VmHandle {
         for (tid, name) in [
             (100, "qemu-system-x86"),
@@ -91,7 +91,7 @@ fn every_thread_has_its_role_by_name() {
         (108, "vhost"),
         (109, "iothread mon_iothread"),
         (110, "other"),
-        // A user's process that only calls itself so (204) and another VM's (202) are not ours.
+        // A user's process with such a name (204) and another VM's (202) are left out.
         (200, "vhost"),
         (201, "kvm-pit"),
         (203, "kvm huge pages"),
@@ -106,8 +106,8 @@ fn every_thread_has_its_role_by_name() {
     assert!(found.iter().filter(|t| t.kernel).map(|t| t.tid).eq([200, 201, 203]));
 }
 
-/// Without `debug-threads=on` all threads have one name; the monitor's word is enough, and goes
-/// before any name.
+/// Without `debug-threads=on` all threads have one name; the monitor's reply suffices, and takes
+/// precedence over any name.
 #[test]
 fn the_monitors_word_goes_before_names() {
     let proc = Proc::new();
@@ -165,12 +165,13 @@ fn the_watcher_takes_in_what_appears() {
     assert_eq!(roles, [(120, Role::AioWorker, late), (220, Role::Vhost, late)]);
     assert!(next.gone.iter().map(|t| t.tid).eq([105]));
 
-    // The number is used again by another thread: one went, one came.
+    // The id is reused by another thread: one ended, one appeared.
     proc.task(100, 120, "worker", USER, 900);
     let again = watcher.poll(&proc.root, at(300)).unwrap();
     assert_eq!((again.appeared.len(), again.gone.len(), again.gone[0].start), (1, 1, 500));
 
-    // A poll that fails tells nothing: what comes until the next may be there since the one before.
+    // A poll that fails shows nothing: a thread that appears at the next may exist since the one
+    // before.
     fs::write(proc.root.at("/proc/100/task/110/stat"), "110 (cut off").unwrap();
     assert!(watcher.poll(&proc.root, at(350)).is_err());
     proc.task(100, 110, "unheard of", USER, 110);
@@ -225,7 +226,7 @@ fn threads_of_other_vmms_are_known_by_their_names() {
     assert_eq!(cloud_hypervisor, expected);
     let firecracker = of(&[(100, "firecracker"), (101, "fc_api"), (102, "fc_vcpu 0"), (103, "fc_vcpu 1")]);
     assert_eq!(firecracker, ["emulator", "other", "vcpu 0", "vcpu 1"]);
-    // A second thread with the main one's name is QEMU's RCU thread in QEMU only.
+    // A second thread with the main one's name is an RCU thread in QEMU only.
     let crosvm = of(&[(100, "crosvm"), (101, "crosvm"), (102, "crosvm_vcpu0")]);
     assert_eq!(crosvm, ["emulator", "other", "vcpu 0"]);
     // Started under another name, as QEMU with `-name process=plc`.

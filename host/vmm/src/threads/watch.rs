@@ -1,5 +1,5 @@
-//! Threads that come and go: QEMU's workers live for seconds, vhost tasks start with the guest's
-//! driver, vCPUs are plugged in.
+//! Changes of a VM's threads: QEMU's workers live for seconds, vhost tasks start with the guest's
+//! driver, vCPUs are hot-plugged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -8,13 +8,14 @@ use rtvirtio_kernel::{HostError, Root, process, unless_gone};
 
 use super::{Thread, VmHandle, kernel_thread, process_threads};
 
-/// Looks at a VM's threads again and again and reports what changed.
+/// Polls a VM's threads and reports changes.
 ///
-/// It asks `/proc` and needs no privileges; the kernel's process connector would report at once,
-/// but takes `CAP_NET_ADMIN` and reports every process of the machine. So a new thread is seen at
-/// most one interval late, which [`Appeared::late`] states, and one that comes and goes between two
-/// polls is not seen. What such a thread may do is therefore settled before: it inherits cgroup and
-/// policy from the thread that starts it, and reset-on-fork makes it an ordinary one.
+/// Polling `/proc` needs no privileges; the kernel's process connector would report at once, but
+/// requires `CAP_NET_ADMIN` and reports every process of the machine. So a new thread is detected
+/// at most one interval late, which [`Appeared::late`] states, and a thread that starts and ends
+/// between two polls is not detected. The rights of such a thread are therefore set before: it
+/// inherits cgroup and policy from the thread that starts it, and reset-on-fork makes it an
+/// ordinary one.
 #[derive(Debug)]
 pub struct Watcher {
     vm: VmHandle,
@@ -24,22 +25,22 @@ pub struct Watcher {
     last: Option<Instant>,
 }
 
-/// A thread that was not there at the last poll.
+/// Thread that did not exist at the last poll.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Appeared {
-    /// The thread.
+    /// State of the new thread.
     pub thread: Thread,
-    /// It has existed for at most so long: the time since the last poll that did not fail. Zero at
+    /// Largest possible age of the thread: the time since the last poll that did not fail. Zero at
     /// the first.
     pub late: Duration,
 }
 
-/// What changed between two polls.
+/// Changes between two polls.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
-    /// New threads.
+    /// Threads that are new.
     pub appeared: Vec<Appeared>,
-    /// Threads that ended, as they were last seen.
+    /// Threads that ended, as last read.
     pub gone: Vec<Thread>,
 }
 
@@ -50,20 +51,20 @@ impl Watcher {
         Self { vm, known: BTreeMap::new(), strangers: BTreeSet::new(), last: None }
     }
 
-    /// Whether a poll has succeeded: before that, no known thread does not mean that the VM has
+    /// Whether a poll has succeeded: before that, an empty list does not mean that the VM has
     /// ended.
     #[must_use]
     pub fn has_polled(&self) -> bool {
         self.last.is_some()
     }
 
-    /// The VM as it is watched.
+    /// Watched VM with its processes.
     #[must_use]
     pub fn vm(&self) -> &VmHandle {
         &self.vm
     }
 
-    /// The threads at the last poll.
+    /// Threads at the last poll.
     pub fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.known.values()
     }
@@ -77,7 +78,7 @@ impl Watcher {
         self.poll_among(root, &processes, now)
     }
 
-    /// As [`Watcher::poll`], with the kernel's threads looked for among these processes alone.
+    /// Polls as [`Watcher::poll`], with kernel threads searched only among these processes.
     ///
     /// # Errors
     /// As [`Watcher::poll`].
@@ -110,7 +111,7 @@ impl Watcher {
         let appeared = seen.iter().filter(|(key, _)| !self.known.contains_key(key));
         let appeared = appeared.map(|(_, t)| Appeared { thread: t.clone(), late }).collect();
         let before = std::mem::replace(&mut self.known, seen);
-        // Not before: after a poll that has failed a thread may be there since the one before.
+        // Only now: after a poll that has failed a thread may exist since the one before.
         self.last = Some(now);
         let gone = before.into_iter().filter(|(key, _)| !self.known.contains_key(key)).map(|(_, t)| t);
         Ok(Changes { appeared, gone: gone.collect() })
