@@ -1,4 +1,4 @@
-//! Adding to what is in force: threads that have appeared, and new values of settings.
+//! Adds to the plan in force: threads that have appeared, and new values of settings.
 
 use std::collections::BTreeMap;
 

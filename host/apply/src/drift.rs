@@ -1,4 +1,5 @@
-//! Settings in force that another program has changed: given our value again, or left to it.
+//! Settings in force that another program has changed: the journal's value is written again, or the
+//! other program's is kept.
 
 use crate::amend::Amended;
 use crate::capture::Line;

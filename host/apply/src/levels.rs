@@ -190,7 +190,7 @@ impl Levels {
         self.fixed.contains(target)
     }
 
-    /// Process that applied what is in force; `None` when nothing is, or when it is being put back.
+    /// Process that applied the plan in force; `None` when none is, or when it is being put back.
     #[must_use]
     pub fn applied_by(&self) -> Option<u32> {
         self.by

@@ -68,7 +68,7 @@ impl Session {
         apply(&self.dir, writes, machine, observer)
     }
 
-    /// Process that applied what is in force; `None` when nothing is. A caller that adds to it
+    /// Process that applied the plan in force; `None` without one. A caller that adds to it
     /// compares the id.
     ///
     /// # Errors
@@ -77,14 +77,14 @@ impl Session {
         Ok(journal::load(&self.dir)?.map(|j| j.pid))
     }
 
-    /// Adds writes to threads and single files to what is in force, or gives those that are in it
-    /// another value: journaled first, so that [`Session::revert`] puts them back too. A write that
-    /// the kernel refuses undoes nothing; it is reported in [`Amended`].
+    /// Adds writes to threads and single files to the plan in force, or gives its settings another
+    /// value: journaled first, so that [`Session::revert`] puts them back too. A write that the
+    /// kernel refuses undoes nothing; it is reported in [`Amended`].
     ///
     /// # Errors
     /// [`ApplyError::NothingInForce`] or [`ApplyError::NotWhole`] when nothing can be added;
-    /// [`ApplyError::CannotAct`] for a write that changes other files too; or when the journal
-    /// cannot be written. Nothing was touched then.
+    /// [`ApplyError::CannotAct`] for a write that changes other files too. Nothing was touched then.
+    /// When the journal cannot be written: only journaled values may have been written again.
     pub fn amend(
         &self,
         writes: &[Write],

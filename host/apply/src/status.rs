@@ -21,7 +21,7 @@ pub struct Status {
     pub complete: bool,
     /// Whether putting back was begun and cut off, or failed on the way.
     pub reverting: bool,
-    /// Whether it was put back but for these knobs, so that nothing is in force any more.
+    /// Whether it was put back except for these knobs, so that nothing is in force any more.
     pub leftover: bool,
     /// Whether the machine was restarted since.
     pub rebooted: bool,

@@ -1,4 +1,4 @@
-//! Threads that are added to what is in force, over a simulated kernel: cut off at every point,
+//! Threads that are added to the plan in force, over a simulated kernel: killed at every point,
 //! everything is put back all the same.
 
 mod support;

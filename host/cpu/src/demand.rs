@@ -43,12 +43,12 @@ pub struct Neighbours {
 pub enum CurveChoice {
     /// Fig. 1b: no other VM runs.
     Alone,
-    /// Fig. 2: the curve with a neighbour that has at least what the others have.
+    /// Fig. 2: the curve with a neighbour whose budget is at least that of the other VMs.
     Neighbour {
         /// The neighbour's budget, in percent.
         neighbour_percent: u64,
     },
-    /// Fig. 2, its last curve, and a margin for what the others have beyond.
+    /// Fig. 2, its last curve, and a margin for the other VMs' share beyond that neighbour's.
     BeyondNeighbour {
         /// The neighbour's budget, in percent.
         neighbour_percent: u64,

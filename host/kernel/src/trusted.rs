@@ -10,7 +10,7 @@
 //! | [`read_named`] | followed | pipes and terminals too; a signal ends the wait |
 //! | [`lock_file`], [`open_lock`], [`read_own`], [`append_own`] | refused | one name, own or root's |
 //! | [`append_named`] | followed | a regular file that the user of a command names |
-//! | [`process`] | no path at all | what a process itself has mapped to write |
+//! | [`process`] | no path at all | a file that a process has mapped writable |
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};

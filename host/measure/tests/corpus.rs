@@ -1,5 +1,4 @@
-//! Every input that a fuzzer found worth keeping, played again through the same functions
-//! (`fuzz/`).
+//! Replays the inputs that a fuzzer kept, through the fuzzed functions (`fuzz/`).
 
 #[path = "../../../fuzz/src/fio.rs"]
 mod fio;
