@@ -68,8 +68,7 @@ pub(crate) fn amend(
         return Ok(out);
     }
     if let Err(e) = journal::store(dir, &journal) {
-        // The journal on disk, old or new, has the values from before the first write of these
-        // entries.
+        // The journal on disk, old or new, has these entries' values from before the first write.
         if again.is_empty() && !touched.is_empty() {
             return Err(e);
         }
@@ -210,8 +209,7 @@ fn add_fresh(
     Ok(touched)
 }
 
-/// Writes journaled entries, in order. A value that the kernel refuses is reported, and undoes
-/// nothing.
+/// Writes journaled entries, in order. A refusal by the kernel is reported, and undoes nothing.
 fn write_touched(
     journal: &Journal,
     writes: &[Write],
@@ -270,10 +268,9 @@ fn stands_alone(write: &Write) -> bool {
     alone && of_one_file
 }
 
-/// Value of a thread's setting without our settings, where it differs from the value read: the
-/// thread was started by one of ours in our cgroup, or inherited the real-time policy that we gave
-/// to QEMU's main thread. `None` where nothing was inherited or the thread has ended; an error when
-/// unknown.
+/// Value of a thread's setting without our settings, where it differs from the value read: one of
+/// ours started the thread in our cgroup, or it inherited the real-time policy that we gave QEMU's
+/// main thread. `None` where nothing was inherited or it has ended; an error when unknown.
 fn before_us(
     known: &Inherited<'_>,
     target: &Target,

@@ -1,5 +1,4 @@
-//! Settings in force that another program has changed: the journal's value is written again, or the
-//! other program's is kept.
+//! Settings in force that another program has changed: set to our value again, or left as they are.
 
 use crate::amend::Amended;
 use crate::capture::Line;

@@ -145,8 +145,7 @@ pub enum Hold<'l> {
 }
 
 impl Levels {
-    /// Settings of the plan in force in a state directory; none are movable when nothing is in
-    /// force.
+    /// Settings of the plan in force in a state directory; empty when none is in force.
     ///
     /// # Errors
     /// When the directory cannot be used, or the journal not be read as one.

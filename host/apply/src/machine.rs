@@ -294,8 +294,7 @@ impl<'a> Machine<'a> {
             Form::ThreadCgroup { mount, .. } => {
                 let below = text.strip_prefix('/').unwrap_or(text);
                 let file = mount.join(below).join(TASKS);
-                // `ENOENT` here is a missing cgroup, not a missing thread: the thread existed just
-                // before.
+                // `ENOENT` here is a missing cgroup, not a missing thread: that just existed.
                 self.host.write(&file, &tid.to_string()).map_err(|e| match Fault::of(e) {
                     Fault::Gone(e) if e.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => Fault::Io(e),
                     other => other,

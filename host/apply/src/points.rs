@@ -52,7 +52,7 @@ pub fn kill_self() {
 
 /// Environment variable with the number of the point, counted from 1 over the whole process, at
 /// which a program in a debug build ends itself with SIGKILL: before and after each change of the
-/// real host, and at each step that only [`Silent`](crate::Silent) watches. A release build ignores
+/// real host, and at each step that only [`Silent`](crate::Silent) watches. Release builds ignore
 /// it.
 pub const KILL_AT: &str = "RTVIRTIO_KILL_AT";
 

@@ -178,8 +178,7 @@ pub struct RaiseWrites {
 }
 
 /// Writes by which VMs can be raised while they are in force: each VM keeps the weight that it has,
-/// and the raised one is a [level](Write::levels) of it. The same holds for the device's
-/// `slice_idle`.
+/// and the raised one is a [level](Write::levels) of it. So with the device's `slice_idle`.
 ///
 /// # Errors
 /// As [`resolve`] for a weight, such as when BFQ is not the elevator or the VM has no cgroup of its

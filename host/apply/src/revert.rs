@@ -104,8 +104,7 @@ fn remove_journal(dir: &StateDir, warnings: &mut Vec<String>) -> bool {
         warnings.push(format!("the journal is still there: {e}"));
         return false;
     }
-    // Should the file reappear after a power failure, the host was restarted, and it is forgotten
-    // then.
+    // Should the file reappear after a power failure, it is of another boot, and forgotten.
     if let Err(e) = dir.sync() {
         warnings.push(format!("the journal is removed, but that is perhaps not on disk: {e}"));
     }

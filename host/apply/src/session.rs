@@ -83,8 +83,8 @@ impl Session {
     ///
     /// # Errors
     /// [`ApplyError::NothingInForce`] or [`ApplyError::NotWhole`] when nothing can be added;
-    /// [`ApplyError::CannotAct`] for a write that changes other files too. Nothing was touched then.
-    /// When the journal cannot be written: only journaled values may have been written again.
+    /// [`ApplyError::CannotAct`] for a write that changes other files; nothing was touched then.
+    /// When the journal cannot be written; only journaled values may have been written again.
     pub fn amend(
         &self,
         writes: &[Write],
@@ -108,9 +108,8 @@ impl Session {
         restore(&self.dir, chosen, machine)
     }
 
-    /// Leaves settings that another program has changed since to that program, if `chosen` accepts
-    /// their name and path: their entries are dropped, so they are no longer put back. Returns
-    /// their names.
+    /// Leaves settings that another program has changed since as they are, if `chosen` accepts
+    /// their name and path: they are dropped and no longer put back. Returns their names.
     ///
     /// # Errors
     /// As [`Session::amend`].

@@ -184,8 +184,7 @@ fn a_thread_that_another_program_changed_is_left_to_it() {
     let reverted = sim.revert(OnConflict::Report);
     let conflict = Fate::Conflict { found: "fifo 50 reset-on-fork".to_owned() };
     assert!(reverted.outcomes.iter().any(|o| o.fate == conflict), "{reverted:#?}");
-    // As a real-time thread it cannot leave the cgroup, so the cgroup stays; all others have left
-    // it.
+    // A real-time thread cannot leave the cgroup, so the cgroup stays; all others have left.
     assert_eq!(sim.kernel.policy(7).unwrap(), Attr::fifo(50));
     let group = Path::new(CPU).join("rtvirtio-vm");
     assert_eq!(sim.kernel.tasks(&group).unwrap(), "7\n");

@@ -1,5 +1,4 @@
-//! Kills at the same points, against the real kernel: a loop device of our own, real BFQ, real
-//! cgroups.
+//! Kills at the same points, against the real kernel: a loop device, real BFQ, real cgroups.
 
 mod support;
 

@@ -160,8 +160,7 @@ impl Lab {
         wrong
     }
 
-    /// After a revert with errors: no wrong claim, and a second revert without errors puts
-    /// everything back.
+    /// After a revert with errors: no wrong claim, and one without errors puts everything back.
     fn assert_honest(&self, before: &Files, result: &Result<Option<Reverted>, ApplyError>, what: &str) {
         match result {
             Ok(Some(reverted)) if reverted.done => {
@@ -438,8 +437,7 @@ fn without_a_boot_id_nothing_is_applied_or_put_back() {
     assert!(lab.kernel.get(SCHEDULER).contains("[none]"));
 }
 
-/// A guest whose agent breaks off the connection may be running; one whose socket nobody listens on
-/// has ended.
+/// A guest whose agent breaks off may be running; one whose socket has no listener has ended.
 #[test]
 fn a_guest_that_breaks_off_is_not_gone() {
     let settings = [(Knob::GuestElevator { vm: "vm0".into() }, "bfq")];

@@ -36,8 +36,7 @@ pub struct Point {
     pub n: usize,
     /// Mean of the measurements, in requests a second.
     pub mean: f64,
-    /// Standard deviation of the measurements (of a sample), in requests a second; 0 for a single
-    /// one.
+    /// Standard deviation of the sample, in requests a second; 0 for a single measurement.
     pub sd: f64,
     /// Lower bound, in requests a second: the one-sided 95 % confidence bound of the mean
     /// (Student's t), and no more than that of any larger budget on the same curve. `None` for a

@@ -1,5 +1,4 @@
-//! SCHED_DEADLINE for each thread of a VM: choice of the threads that get a part of the budget, and
-//! its size.
+//! SCHED_DEADLINE for each thread of a VM: which threads get a part of the budget, and how much.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

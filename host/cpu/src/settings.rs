@@ -318,8 +318,7 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));
 }
 
-/// Note for a VM that is not locked in RAM (the paper's `mlockall`): a page fault would add to
-/// every latency.
+/// Note for a VM that is not locked in RAM (the paper's `mlockall`): page faults add latency.
 fn unlocked(root: &Root, ask: &Ask<'_>) -> Option<String> {
     let (locked, resident) = process::locked_memory(root, main_thread(ask).pid).ok()?;
     (locked < resident / 2).then(|| {

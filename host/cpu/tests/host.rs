@@ -187,8 +187,7 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     );
     assert!(shared.contains("name the VM by `cgroup = '/plc.scope'`"), "{shared}");
     assert!(refused("/").contains("root cgroup"));
-    // A process that a manager starts for the VM is no reason to refuse; a note says that it is
-    // held too.
+    // A helper that a manager starts for the VM is no reason to refuse; a note names it.
     host.put("/proc/200/comm", "swtpm\n");
     assert!(refused("/plc.scope").contains("echo +cpu"));
     host.put("/sys/fs/cgroup/plc.scope/cpu.max", "max 100000\n");

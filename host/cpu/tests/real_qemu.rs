@@ -189,8 +189,7 @@ fn a_short_period_is_ranked_above_a_long_one() {
             let held = both.map(vcpu);
             assert!(held.iter().all(|t| t.policy == Some(Policy::Fifo)), "{held:?}");
             priorities = [held[0].priority, held[1].priority];
-            // The window of the CPU time lies inside that of the clock, wherever this test is
-            // delayed.
+            // The window of the CPU time lies inside that of the clock, wherever this waits.
             let start = Instant::now();
             let before = both.map(Spinner::used);
             thread::sleep(Duration::from_secs(2));

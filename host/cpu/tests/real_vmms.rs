@@ -15,8 +15,7 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread, VmHandle};
 
-/// Environment variable with the names of the threads, the main one's first, separated by commas,
-/// for [`a_vmm`].
+/// Environment variable with the threads' names, the main one's first, by commas: for [`a_vmm`].
 const NAMES: &str = "RTVIRTIO_TEST_THREAD_NAMES";
 
 /// Not a test by itself: the process that [`Vmm::start`] starts. Ends when its standard input does.

@@ -55,8 +55,7 @@ impl BlockDevice {
         }
         let mut class = Path::new("/sys/class/block").join(&kernel);
         if !root.exists(&class)? {
-            // A device node of another name, as dmsetup(8) makes below /dev/mapper where there is
-            // no udev.
+            // A device node of another name, as of dmsetup(8) below /dev/mapper without udev.
             let Some(name) = name_of_node(root, &target)? else {
                 return Err(no(format!("{} does not exist", class.display())));
             };
@@ -232,8 +231,8 @@ impl BlockDevice {
     }
 
     /// Identifier that distinguishes this drive from another one of the same name: its WWID or
-    /// serial number, of a stacked device its UUID. `None` where the kernel knows none, as of a
-    /// loop device.
+    /// serial number, of a stacked device its UUID. `None` where there is none, as of a loop
+    /// device.
     ///
     /// # Errors
     /// When a file with it cannot be read.

@@ -33,8 +33,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Result of the search for a lock's holders.
 #[derive(Debug, Default)]
 pub struct Search {
-    /// Processes that have the locked file open. Several share the lock when one has started the
-    /// other.
+    /// Processes that have the locked file open: several, where one has started the other.
     pub holders: Vec<Process>,
     /// Processes that could not be inspected, with the reason: any of them may be a holder too.
     pub unknown: Vec<(u32, io::Error)>,

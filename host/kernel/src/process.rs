@@ -48,8 +48,7 @@ impl ProcessId {
         format!("rtvirtio-{what}-{pid}-{start}-")
     }
 
-    /// Whether the process still runs. A zombie does not; a process whose `stat` cannot be read
-    /// counts as running.
+    /// Whether the process still runs. A zombie does not; with an unreadable `stat` it does.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         start_time(self.pid).map_or(true, |start| start == Some(self.start_time))
@@ -306,8 +305,7 @@ pub fn cpu_time(root: &Root, pid: u32) -> Result<Duration, HostError> {
     Ok(task::stat_at(root, path(pid, "stat"))?.cpu_time)
 }
 
-/// Full name of a process: unlike in `stat` it is not truncated for kernel threads since Linux
-/// 5.17.
+/// Full name of a process: unlike in `stat` not truncated for kernel threads since Linux 5.17.
 ///
 /// # Errors
 /// When the process is gone.

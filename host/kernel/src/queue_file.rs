@@ -21,8 +21,7 @@ use crate::{Root, atomic_write, trusted};
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest time for the kernel to accept a write.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Longest pause between two reads of the disk's counters, and between two looks at the writing
-/// process.
+/// Longest pause between two looks at the disk's counters, or at the writing process.
 const PAUSE: Duration = Duration::from_millis(20);
 const SHORT: Duration = Duration::from_micros(200);
 

@@ -83,8 +83,7 @@ pub struct Reservation {
     pub period: u64,
 }
 
-/// Attributes that `sched_setattr(2)` sets, except the utilisation clamps, which are left as they
-/// are.
+/// Attributes that `sched_setattr(2)` sets, without the utilisation clamps, which stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attr {
     /// Scheduling policy of the thread.
@@ -153,8 +152,7 @@ impl Attr {
 
     /// Whether these attributes, read from a thread, are the result of setting `wanted`: the time
     /// slice counts only when one was asked for, and the nice value only of a fair thread. The
-    /// kernel leaves that of others alone, and reports it as 0 (`get_params()` in
-    /// `kernel/sched/syscalls.c`).
+    /// kernel keeps that of others, and reports 0 (`get_params()` in `kernel/sched/syscalls.c`).
     #[must_use]
     pub fn is(&self, wanted: &Self) -> bool {
         let slice = if wanted.slice == 0 { 0 } else { self.slice };
@@ -201,8 +199,7 @@ impl Attr {
 }
 
 impl fmt::Display for Attr {
-    /// Text such as `other nice 0`, `fifo 97 reset-on-fork`, `deadline 4000000/20000000/20000000
-    /// reset-on-fork`.
+    /// Text: `other nice 0`, `fifo 97 reset-on-fork`, `deadline 4000000/20000000/20000000`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.policy.name())?;
         match (self.policy, self.reservation) {

@@ -37,8 +37,7 @@ impl StealWatch {
         Ok(Self { before: times(root, ALL)? })
     }
 
-    /// Share of the time of all CPUs that was stolen since the start, 0 to 1; `None` when no time
-    /// has passed.
+    /// Share of all CPUs' time that was stolen since the start, 0 to 1; `None` without any time.
     ///
     /// # Errors
     /// As [`Self::start`].

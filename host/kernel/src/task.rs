@@ -1,5 +1,4 @@
-//! State that the kernel reports for one thread: `/proc/PID/task/TID` (proc_pid_stat(5),
-//! cgroups(7)).
+//! State of one thread in `/proc/PID/task/TID` (proc_pid_stat(5), cgroups(7)).
 //!
 //! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and
 //! callers go on.
@@ -101,8 +100,7 @@ pub(crate) fn stat_at(root: &Root, path: PathBuf) -> Result<TaskStat, HostError>
     parse_stat(&text).ok_or_else(|| form(path, &text, "a task's stat line"))
 }
 
-/// Parses a `stat` line. The name is in parentheses and may contain some itself, so the last one
-/// ends it.
+/// Parses a `stat` line. The name is in parentheses and may contain some: the last one ends it.
 fn parse_stat(text: &str) -> Option<TaskStat> {
     let (open, close) = (text.find('(')?, text.rfind(')')?);
     let comm = text.get(open + 1..close)?.to_owned();

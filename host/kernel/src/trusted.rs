@@ -31,8 +31,7 @@ pub const DATA_LIMIT: u64 = 64 << 20;
 /// Permissions of group and others.
 const OTHERS: u32 = 0o077;
 
-/// Reason why a file is refused. In an [`io::Error`] of kind `InvalidData`, whose context has the
-/// path.
+/// Reason to refuse a file. In an [`io::Error`] of kind `InvalidData`, whose context has the path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {

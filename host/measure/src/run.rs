@@ -421,8 +421,7 @@ fn unpaced(
         exceedances = exceedances.saturating_add(above);
     }
     let max = stats.read.max().max(stats.write.max());
-    // fio counts requests in flight at the end, which complete later: its own duration includes
-    // them.
+    // fio counts requests in flight at the end: its own duration includes them.
     let seconds = stats.read.runtime.max(stats.write.runtime).max(1) as f64 / 1e3;
     Ok(Measured {
         series: Vec::new(),

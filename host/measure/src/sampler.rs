@@ -13,8 +13,7 @@ pub(crate) struct Options {
     pub name: String,
     /// Time between two samples, ns.
     pub period_ns: u64,
-    /// CPU that the thread is pinned to. A thread that cannot be pinned still samples, less
-    /// reliably.
+    /// CPU to pin the thread to. A thread that cannot be pinned samples less reliably.
     pub cpu: Option<usize>,
     /// SCHED_FIFO priority, used where the kernel allows it.
     pub priority: Option<i32>,

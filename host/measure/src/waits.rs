@@ -52,8 +52,7 @@ pub struct WaitRow {
     pub waited_s: Option<f64>,
     /// Share of it during which the VM waited for its own requests.
     pub own: f64,
-    /// Share in which nothing was at the device, because of a cap or pacing; `None` for an
-    /// estimate.
+    /// Share with nothing at the device, because of a cap or pacing; `None` for an estimate.
     pub idle: Option<f64>,
     /// Neighbours, the longest waited for first; at most [`MOST_NEIGHBOURS`].
     pub neighbours: Vec<WaitFor>,
@@ -205,8 +204,7 @@ pub fn domain_counters(vms: Vec<DomainVm>) -> DomainCounters {
 pub fn exact(looks: &[(f64, DomainCounters)]) -> Vec<WaitRow> {
     let Some(((end, last), earlier)) = looks.split_last() else { return Vec::new() };
     let row = |(key, now): (&(String, String), &DomainWaits)| {
-        // Counters only rise between restarts: an earlier reading above this one is from before
-        // one.
+        // Counters only rise between restarts: a reading above this one is from before one.
         let since =
             earlier.iter().rposition(|(_, look)| !look.get(key).is_some_and(|then| then.precedes(now)));
         let (begin, first) = earlier.get(since.map_or(0, |place| place + 1))?;
@@ -274,8 +272,7 @@ mod tests {
             uses: vec![used("plc", 1.0, Some(4.0)), used("hist", 6.0, None), used("hmi", 1.0, Some(0.0))],
             device_s: 10.0,
         };
-        // The history VM works here too, and the controller does not wait: that attributes nothing
-        // to it.
+        // The history VM works too, and the controller does not wait: no share for it.
         let calm = Interval {
             seconds: 10.0,
             uses: vec![used("plc", 1.0, Some(0.0)), used("hist", 0.0, None), used("hmi", 8.0, Some(0.0))],

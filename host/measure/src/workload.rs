@@ -37,8 +37,7 @@ const WATCH: Duration = Duration::from_secs(30);
 const TERM_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which cancellation is checked.
 const TICK: Duration = Duration::from_millis(100);
-/// Directory in a guest for a run's files: a RAM disk in the lab's guests and on every systemd
-/// guest.
+/// Directory in a guest for a run's files: a RAM disk in the lab's and on all systemd guests.
 const GUEST_DIR: &str = "/run/rtvirtio-fio";
 /// Largest file of a guest that is read, in bytes. A log line has about 30: two million requests.
 const GUEST_FILE_LIMIT: usize = 64 << 20;

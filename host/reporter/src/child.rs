@@ -1,5 +1,4 @@
-//! Child process that runs a user's command: signals are forwarded to it, and its end is waited
-//! for.
+//! Child process that runs a user's command: signals are forwarded, and its end is awaited.
 
 use std::ffi::c_int;
 use std::fs::File;

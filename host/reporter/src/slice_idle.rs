@@ -22,8 +22,8 @@ pub(crate) const SYS_BLOCK: &str = "/sys/block";
 pub(crate) const RUN: &str = "/run/rtvirtio-guest";
 /// Locked exclusively while the record or a value is changed.
 const LOCK: &str = "lock";
-/// Locked shared by each start that has the value raised: a start that gets it exclusively is the
-/// only one.
+/// Locked shared by each start with a raised value: an exclusive lock shows that it is the only
+/// one.
 const STARTS: &str = "starts";
 /// Record with a line for each disk: its name, its original value and the raised one.
 const RECORD: &str = "slice_idle";
@@ -209,8 +209,7 @@ fn put_back_one(sys_block: &Path, change: &Change, note: &mut dyn FnMut(&str)) -
         Some(now) if now != change.before => {
             note(&format!("{}: another program has set {now}, which stays", path.display()));
         }
-        // The value is the original one, or the disk or its scheduler, and the value with it, is
-        // gone.
+        // The original value, or the disk or its scheduler is gone, and the value with it.
         _ => {}
     }
     Ok(())

@@ -79,8 +79,7 @@ pub fn start(
         // SAFETY: between fork and exec only async-signal-safe system calls are made.
         unsafe {
             command.pre_exec(|| {
-                // Without the right to a real-time class, the highest level of the best-effort
-                // class.
+                // Without the right to a real-time class, the highest best-effort level.
                 if set_priority(0, REAL_TIME).is_err() {
                     let _ = set_priority(0, BEST_EFFORT_FIRST);
                 }

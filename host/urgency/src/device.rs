@@ -81,8 +81,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// Collects ids of the `ivshmem` devices on a bus and behind its bridges; empty for a device
-/// without an id.
+/// Collects ids of `ivshmem` devices on a bus and behind its bridges; empty where there is no id.
 fn devices(bus: &Value, found: &mut Vec<String>) {
     for device in list(&bus["devices"]) {
         let id = (device["id"]["vendor"].as_u64(), device["id"]["device"].as_u64());

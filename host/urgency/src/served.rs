@@ -220,8 +220,7 @@ impl ServedVm {
         self.history.take()
     }
 
-    /// Descriptors that become readable at notices, completions and interrupts; muted ones are left
-    /// out.
+    /// Descriptors that signal notices, completions and interrupts, without muted ones.
     pub(crate) fn bells(&self, now: Nanos) -> impl Iterator<Item = BorrowedFd<'_>> {
         let both = self.bell.iter().chain(&self.completions);
         let open = both.filter(move |(_, bell)| bell.muted_until(now).is_none()).map(|(fd, _)| fd.as_fd());
@@ -234,8 +233,7 @@ impl ServedVm {
         self.is_called
     }
 
-    /// Takes the completions that have arrived, and raises the vCPUs for them; returns whether it
-    /// did.
+    /// Takes the completions that have arrived, and raises the vCPUs; returns whether it did.
     pub(crate) fn take_completions(&mut self, levels: &Levels, now: Nanos) -> bool {
         if !take(&mut self.completions, now) {
             return false;
@@ -370,8 +368,7 @@ impl ServedVm {
                     look.is_new = v.sequence.replace(sequence).is_some_and(|old| old != sequence);
                     if look.is_new || v.report.is_none() {
                         if look.is_new {
-                            // Read after the report: an earlier time would make the guest's clock
-                            // early.
+                            // Read after the report: an earlier time would set its clock early.
                             let read = crate::thread::now();
                             self.clock.observe(read, Nanos(raw.written));
                             if let Some(history) = &mut self.history {

@@ -16,8 +16,7 @@ use crate::{ServedVm, UrgencyError, VmStatus};
 /// Least time between two polls while a vCPU is boosted; otherwise an eighth of the time for which
 /// it has been, so that a task that is done keeps it raised for little longer than it was urgent.
 pub const LOOK_BOOSTED: Nanos = Nanos::from_micros(25);
-/// Time between two polls otherwise: the longest delay until an urgent task without an announced
-/// timer is detected.
+/// Time between two polls otherwise: longest delay of an urgent task without announced timer.
 pub const LOOK: Nanos = Nanos::from_millis(1);
 /// Time between two reports, and between two checks of the journal.
 const REPORT: Nanos = Nanos::from_millis(1000);

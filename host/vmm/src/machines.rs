@@ -36,8 +36,7 @@ pub enum Vmm {
 }
 
 impl Vmm {
-    /// VMM by the program's file name. Truncated names (proc_pid_comm(5)) are compared by their 15
-    /// bytes.
+    /// VMM by the program's file name, or by its 15 bytes in a truncated one (proc_pid_comm(5)).
     #[must_use]
     pub fn of_program(name: &str) -> Option<Self> {
         match name {

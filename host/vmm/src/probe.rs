@@ -123,8 +123,7 @@ fn boot(qemu: &str, kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
     }
 }
 
-/// Summary of QEMU's `KVM internal error. Suberror: 1`, which is followed by a line with its name,
-/// then the registers.
+/// Summary of QEMU's `KVM internal error. Suberror: 1`, a line with its name, and the registers.
 fn internal_error(complaint: &str) -> String {
     let mut lines = complaint.lines().skip_while(|l| !l.contains("KVM internal error"));
     let head = lines.next().unwrap_or("KVM internal error").trim();

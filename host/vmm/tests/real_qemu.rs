@@ -102,8 +102,7 @@ fn second_client_is_reported() {
     let socket = machine.dir.path().join("qmp");
     let _first = Qmp::connect(&socket, LIMIT).unwrap();
     let start = Instant::now();
-    // The second client waits in the listen queue, and when it is full further ones do not even
-    // connect.
+    // The second client waits in the listen queue; when it is full, others cannot connect.
     for _ in 0..3 {
         let error = Qmp::connect(&socket, Duration::from_millis(200)).unwrap_err();
         assert!(error.is_timeout(), "{error}");

@@ -175,8 +175,7 @@ fn enable_io(
     Ok(enabled)
 }
 
-/// Weight files to write: the line of each disk that schedules, or the group's default on kernels
-/// without such lines.
+/// Weight files to write: each scheduling disk's line, or the group's default on old kernels.
 fn weights(
     ask: &Ask<'_>,
     cgroups: &Cgroups,

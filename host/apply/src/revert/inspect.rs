@@ -59,8 +59,7 @@ pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> S
     let ours = entry.new.as_ref().is_some_and(|new| form.is(&found, new))
         || entry.is_ours(&found)
         || entry.unsettled
-        // Killed between the write that created the file and our own: it shows the kernel's
-        // default.
+        // Killed between the write that created the file and our own: the kernel's default.
         || (entry.old.is_none() && !complete);
     if ours { State::Ours(found) } else { State::Foreign(found) }
 }

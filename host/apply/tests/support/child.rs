@@ -113,8 +113,7 @@ pub fn killed(case: &Case, action: &str, at: u64) -> bool {
     false
 }
 
-/// Environment variable with the step between the points that are tried: 1 for all, 2 for every
-/// second one.
+/// Environment variable with the step between points that are tried: 2 for every second one.
 pub const STEP: &str = "RTVIRTIO_CRASH_STEP";
 
 /// Kills `apply` at every point ([`STEP`]), and each time reverts and compares; then kills `revert`

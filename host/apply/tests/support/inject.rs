@@ -21,7 +21,7 @@ fn socket(agent: &AgentAddress) -> PathBuf {
 /// Choice of the calls that fail.
 #[derive(Clone, Debug)]
 pub enum Fails {
-    /// No call fails.
+    /// No call fails at all.
     Never,
     /// Calls of these numbers, counted from 1.
     At(Vec<u64>),

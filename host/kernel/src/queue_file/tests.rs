@@ -142,8 +142,7 @@ fn a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer() {
     );
     assert_eq!(fs::read_to_string(&path).unwrap(), before, "it was not written");
     may_use(&root, &path).unwrap();
-    // If the hang was not detected, the writing process is abandoned, and the file not used until
-    // it returns.
+    // An undetected hang: the writing process is abandoned, and the file not used meanwhile.
     let late = write_apart(&root, &path, &other, Duration::from_millis(200)).unwrap_err();
     assert!(late.to_string().contains("has not taken"), "{late}");
     let again = write(&root, &path, &other).unwrap_err();

@@ -1,8 +1,7 @@
 //! Opens files of another process from its own mappings, not from a path that it reports.
 //!
 //! A process that names a file may name one that it cannot open itself. A file that it has mapped
-//! shared and writable it can write to in any case, so opening that file gives it no further
-//! access.
+//! shared and writable it can write to anyway, so opening that one gives it no further access.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -65,15 +64,13 @@ impl SharedMapping {
     /// Opens the file to read and write, without using its path.
     ///
     /// # Errors
-    /// When it is no regular file of a local file system, or cannot be reached: the process has
-    /// unmapped it, or `map_files` is refused, and it has no descriptor of the file that can be
-    /// taken.
+    /// When it is no regular file of a local file system, or cannot be reached: it is unmapped, or
+    /// `map_files` is refused, and the process has no descriptor of it that can be taken.
     pub fn open(&self) -> io::Result<File> {
         let by_mapping = self.by_mapping();
         match by_mapping {
             Ok(file) => Ok(file),
-            // map_files requires CAP_CHECKPOINT_RESTORE; some file systems give an inode two device
-            // numbers.
+            // map_files requires CAP_CHECKPOINT_RESTORE; some inodes have two device numbers.
             Err(e) => self.by_descriptor()?.ok_or(e),
         }
     }
@@ -94,8 +91,7 @@ impl SharedMapping {
         reopen(&found)
     }
 
-    /// Opens the file by a descriptor of the process that may write anywhere in it; `None` without
-    /// one.
+    /// Opens the file by a descriptor with the right to write anywhere in it; `None` without one.
     fn by_descriptor(&self) -> io::Result<Option<File>> {
         let root = Root::default();
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
@@ -209,9 +205,8 @@ fn mount_id(file: &OwnedFd) -> io::Result<String> {
     id.map(|id| id.trim().to_owned()).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
-/// Picks among a process's mappings the file that it names: by the whole path, else by the file's
-/// name, else by its size. `None` without a match, or where the first criterion with one leaves
-/// several files.
+/// Picks the file that a process names among its mappings: by the whole path, else by the file's
+/// name, else by its size. `None` without a match, or where the first criterion matches several.
 #[must_use]
 pub fn pick<'a>(
     all: &'a [SharedMapping],

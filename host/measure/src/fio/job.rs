@@ -203,8 +203,7 @@ impl JobFile {
         self.options.dir.join("job.fio")
     }
 
-    /// Path of [`PRELOAD`], for a job that paces requests and has the option set; `None` for any
-    /// other.
+    /// Path of [`PRELOAD`], for a job that paces requests with that option set, else `None`.
     #[must_use]
     pub fn preload_path(&self) -> Option<PathBuf> {
         let wanted = self.options.preload && self.sections.iter().any(|s| s.pace.is_some());

@@ -114,8 +114,7 @@ impl Pace {
         self.largest.unwrap_or(0)
     }
 
-    /// Number of requests of one direction that should have started before `ns` since the job's
-    /// start.
+    /// Number of requests of one direction due to start before `ns` since the job's start.
     #[must_use]
     pub fn due_before(&self, write: bool, ns: u64) -> u64 {
         let Some(bps) = (if write { self.write } else { self.read }) else { return 0 };

@@ -13,8 +13,7 @@ use super::MOST;
 const FARTHEST: i32 = 2_000_000_000;
 /// `MAX_RT_PRIO`: a task's `prio` below it is real-time.
 const REAL_TIME: i32 = 100;
-/// Byte offset in each block of the guest's own double word: the earliest timer armed by an urgent
-/// task.
+/// Byte offset in a block of the guest's own double word: earliest timer of an urgent task.
 const ARMED: i16 = 32;
 const SEQUENCE: i16 = bytes(vcpu::SEQUENCE);
 const POLICY: i16 = bytes(vcpu::POLICY);

@@ -100,8 +100,7 @@ impl Asker {
         taken
     }
 
-    /// Guest address with the monitor's text on its place in QEMU's memory, once the answer has
-    /// come.
+    /// Guest address with the monitor's text on its place in QEMU's memory, once it has come.
     pub fn place(&mut self) -> Option<Place> {
         let taken = self.asked_address.then(|| self.shared.slots.try_lock().ok()?.place.take())?;
         self.asked_address = taken.is_none();

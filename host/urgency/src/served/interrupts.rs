@@ -32,8 +32,7 @@ impl ServedVcpu {
     }
 
     /// Charges CPU time after the vCPU's report was taken. Returns the CPU time until the answer,
-    /// if the report is one. `by_other`: a timer or a completed request may have woken the task
-    /// instead.
+    /// if the report is one. `by_other`: a timer or a completion may have woken the task instead.
     pub(super) fn answered(&mut self, ran: Nanos, by_other: bool, now: Nanos) -> Option<Nanos> {
         let is_urgent = self.machine.is_urgent();
         let open = self.interrupted.as_mut()?;

@@ -27,8 +27,7 @@ impl ServedVm {
                 (v.sequence, v.report) = (None, None);
                 // The content may be from a host process that was killed.
                 let _ = self.shown.show(v.vcpu, v.thread.level());
-                // A guest that switches modes all the time does not count as one that reports
-                // nothing.
+                // A guest that switches modes all the time is not one without reports.
                 if mode == Mode::Off {
                     v.machine.end(now);
                 }

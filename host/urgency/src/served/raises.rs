@@ -112,9 +112,8 @@ impl Trace {
         of.add(Nanos(written.0 - timer.0));
     }
 
-    /// Records that the vCPU's thread was raised at `now`. `due` is the time planned for an
-    /// announced timer, where that raised it, or the time of KVM's interrupt; `is_called`: the
-    /// guest has rung the doorbell.
+    /// Records that the vCPU's thread was raised at `now`. `due` is the time planned for the timer,
+    /// or of KVM's interrupt, that raised it; `is_called`: the guest has rung the doorbell.
     pub fn raised(&mut self, reason: Reason, due: Option<Nanos>, is_called: bool, now: Nanos) {
         self.raised = Some(now);
         let since = |due: Option<Nanos>| due.map(|due| Nanos(now.0.saturating_sub(due.0)));

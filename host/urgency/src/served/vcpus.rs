@@ -37,15 +37,14 @@ impl ServedVm {
             }
         }
         self.had_vcpus |= levels.movable().iter().any(|m| m.pid == self.pid);
-        // A thread that an earlier process left at another level must not stay there until it is
+        // A thread must not stay at another level, left by an earlier process, until it is
         // followed.
         let any = !self.new_threads(levels).is_empty();
         self.untaken = Untaken { any, unsettled: any, why: self.untaken.why.take(), ..Untaken::default() };
         self.go_on(levels, at);
     }
 
-    /// Asks again, and sets threads that are not followed to their contract's level, when it is
-    /// time.
+    /// Asks again, and sets threads not followed to their contract's level, once it is time.
     pub(crate) fn go_on(&mut self, levels: &Levels, at: Nanos) {
         if self.untaken.any && at >= self.untaken.look {
             self.untaken.look = Nanos(at.0.saturating_add(LOOK_AGAIN.0));

@@ -29,8 +29,7 @@ impl GuestAgent {
     /// link-local ones. Empty where there is no such interface.
     ///
     /// # Errors
-    /// [`VmmError::Disabled`] where the agent does not allow the command; an error of the
-    /// connection.
+    /// [`VmmError::Disabled`] where the agent forbids the command; an error of the connection.
     pub fn addresses(&mut self, mac: &str) -> Result<Vec<IpAddr>, VmmError> {
         let all: Vec<Interface> = self.call("guest-network-get-interfaces", None, INTERFACES_REPLY)?;
         Ok(addresses_of(&all, mac))

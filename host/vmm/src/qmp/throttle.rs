@@ -158,8 +158,7 @@ pub struct Drive {
     pub file: Option<PathBuf>,
     /// Whether the medium can be removed, as a CD.
     pub removable: bool,
-    /// Limits that act on it: its own throttling and that of filters in its graph. Empty without
-    /// any.
+    /// Limits that act on it: its own throttling and that of filters in its graph.
     pub limits: Vec<ThrottleLimits>,
     /// Throttle groups of the drive: drives in one group share its limits.
     pub groups: Vec<String>,

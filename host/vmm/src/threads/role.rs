@@ -101,8 +101,7 @@ pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
     }
 }
 
-/// Names of the main threads of other VMMs. Firecracker's serves the devices; the others' start the
-/// threads that do.
+/// Main threads of other VMMs. Firecracker's serves the devices; the others start device threads.
 const OTHER_VMMS: [&str; 4] = [CLOUD_HYPERVISOR, "firecracker", "crosvm", "lkvm"];
 
 /// Name `cloud-hypervisor`, truncated to 15 bytes by the kernel.

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use super::*;
 
-/// Simulated `/proc` directory.
+/// Simulated `/proc` below a directory.
 struct Proc {
     _dir: tempfile::TempDir,
     root: Root,
@@ -170,8 +170,7 @@ fn the_watcher_takes_in_what_appears() {
     let again = watcher.poll(&proc.root, at(300)).unwrap();
     assert_eq!((again.appeared.len(), again.gone.len(), again.gone[0].start), (1, 1, 500));
 
-    // A poll that fails shows nothing: a thread that appears at the next may exist since the one
-    // before.
+    // A poll that fails shows nothing: new threads may exist since the one before it.
     fs::write(proc.root.at("/proc/100/task/110/stat"), "110 (cut off").unwrap();
     assert!(watcher.poll(&proc.root, at(350)).is_err());
     proc.task(100, 110, "unheard of", USER, 110);

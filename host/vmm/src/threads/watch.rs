@@ -12,10 +12,9 @@ use super::{Thread, VmHandle, kernel_thread, process_threads};
 ///
 /// Polling `/proc` needs no privileges; the kernel's process connector would report at once, but
 /// requires `CAP_NET_ADMIN` and reports every process of the machine. So a new thread is detected
-/// at most one interval late, which [`Appeared::late`] states, and a thread that starts and ends
-/// between two polls is not detected. The rights of such a thread are therefore set before: it
-/// inherits cgroup and policy from the thread that starts it, and reset-on-fork makes it an
-/// ordinary one.
+/// at most one interval late, which [`Appeared::late`] states, and a thread that ends before the
+/// next poll is not detected. Its rights are therefore set before: it inherits cgroup and policy
+/// from the thread that starts it, and reset-on-fork makes it an ordinary one.
 #[derive(Debug)]
 pub struct Watcher {
     vm: VmHandle,

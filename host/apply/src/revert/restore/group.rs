@@ -19,8 +19,7 @@ const ROUNDS: u32 = 20;
 /// Pause before the next look: a cgroup stays busy for a moment after its last thread has ended.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Maximum number of pauses for threads that end. A process that ends keeps its threads in the
-/// cgroup until its memory is freed, a second for many GiB: the kernel moves such a thread nowhere,
-/// and reports no error.
+/// cgroup until its memory is freed, a second for many GiB: the kernel silently moves none of them.
 const ENDING: u32 = 300;
 
 /// Gives every thread that is left the scheduling of the VM's other threads, and moves it to
@@ -53,8 +52,7 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
                 .and_then(|()| host.write(&home.join(TASKS), &tid.to_string()));
             match moved {
                 Ok(()) => {}
-                // A thread that has ended has left by itself. A missing cgroup is not a missing
-                // thread.
+                // An ended thread has left by itself. A missing cgroup is not a missing thread.
                 Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
                 Err(e) => return Err(failed(format!("moving thread {tid} out of it: {e}"))),
             }
