@@ -9,15 +9,15 @@ use crate::network::OnNetwork;
 /// The contract of one VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contract {
-    /// The VM's name.
+    /// Name in the spec.
     pub vm: String,
-    /// Its tasks by disk, for each device of its spec on which it has some.
+    /// Tasks by disk, for each device of the spec that has this VM.
     pub disks: Vec<OnDisk>,
-    /// Its flows by network, for each on which it sends some with a target.
+    /// Flows by network, for each on which the VM sends one with a target.
     pub networks: Vec<OnNetwork>,
-    /// Flows to it with a target: nothing is reserved of what the link brings.
+    /// Names of received flows with a target: no admission covers what a link delivers.
     pub received: Vec<String>,
-    /// Its share of each CPU; `None` without a CPU contract.
+    /// CPU budget over its period, of each CPU; `None` without a CPU contract.
     pub cpu: Option<Ratio>,
 }
 
@@ -26,16 +26,16 @@ pub struct Contract {
 pub struct OnDisk {
     /// The device's name in the spec; `None` for the only one.
     pub device: Option<String>,
-    /// The VM with its tasks there.
+    /// The VM with its tasks on this disk only.
     pub vm: Vm,
 }
 
 /// A task or flow whose target no admission covers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unpromised {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// The task or flow.
+    /// Name of the task or flow.
     pub task: String,
 }
 
@@ -76,9 +76,9 @@ impl Contract {
             .collect()
     }
 
-    /// Its tasks with targets that are promised nothing: no schedule bounds a flush, which takes as
-    /// long as the drive needs for what all VMs have in its cache, and nothing is reserved of the
-    /// frames that a link brings.
+    /// Tasks and flows whose targets are not covered: no schedule bounds a flush, which takes as
+    /// long as the drive needs for what all VMs have in its cache, and no reservation covers the
+    /// frames that a link delivers.
     #[must_use]
     pub fn unpromised(&self) -> Vec<Unpromised> {
         let tasks = self.disks.iter().flat_map(|d| &d.vm.tasks);

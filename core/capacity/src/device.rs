@@ -13,9 +13,9 @@ const LARGEST_PIECE: u64 = 64 << 10;
 /// Cost of requests, smallest window at full throughput, and longest stall.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceModel {
-    /// Name, for people.
+    /// Device name in messages.
     pub name: String,
-    /// Its size.
+    /// Capacity of the device.
     pub size: Bytes,
     /// Device time of a request, on one of its servers.
     pub cost: Cost,
@@ -25,17 +25,17 @@ pub struct DeviceModel {
     pub window: u32,
     /// T: longest time without progress, including latency beyond device time.
     pub latency: Nanos,
-    /// The same device for a simulation, without stalls of the host.
+    /// Emulated device for a simulation, without stalls of the host.
     pub twin: TwinProfile,
     /// Measured throughput at small windows.
     measured: Option<Service>,
 }
 
-/// Why no bound holds on a device.
+/// A device for which no bound holds.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The profile.
+    /// The profile has no usable numbers.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// Any VM may write, and the cost of writes is unknown.
@@ -44,7 +44,7 @@ pub enum DeviceError {
          (`rtvirtio profile DEVICE --destroy-data -o FILE`) and plan with --profile FILE"
     )]
     NoWrites {
-        /// The device.
+        /// Name in the profile.
         device: String,
     },
 }
@@ -111,7 +111,7 @@ impl DeviceModel {
             read: line(&s.read),
             write: line(&write),
             flush_ns: flush_ns(profile, &write).max(line(&write).of(s.block.0)),
-            // Not measured: the domain sizes pieces to take no longer than the largest write.
+            // Not measured: the I/O domain sizes pieces to take no longer than the largest write.
             discard_ns: line(&write).of(LARGEST_PIECE),
         };
         // Seen from outside, k servers are one server of k times the speed with an additional
@@ -148,8 +148,8 @@ impl DeviceModel {
         })
     }
 
-    /// With a smaller window: a measured device that is not kept busy has less throughput, so each
-    /// piece costs more.
+    /// A smaller window: a measured device that is not kept busy has less throughput, so each piece
+    /// costs more.
     #[must_use]
     pub fn limited_to(&self, window: u32) -> Self {
         let Some(share) = self.measured.as_ref().map(|s| s.share_at(window)).filter(|s| *s > 0.0 && *s < 1.0)
@@ -168,7 +168,7 @@ impl DeviceModel {
         Self { cost, ..self.clone() }
     }
 
-    /// For bounds, with this window.
+    /// Parameters of the scheduler's bounds with this window.
     #[must_use]
     pub fn with_window(&self, window: u32) -> Device {
         let share = f64::from(rtvirtio_sched::Config::default().discard_share) / 100.0;
@@ -192,7 +192,7 @@ impl DeviceModel {
     }
 }
 
-/// What a flush takes beyond the write before it, in the mean, ns; 0 where no syncs were measured.
+/// Mean time of a flush beyond the write before it, ns; 0 where no syncs were measured.
 fn flush_ns(profile: &Profile, write: &ServiceLine) -> u64 {
     let synced = profile.sync.iter().filter(|p| p.iops.0 > 0.0).min_by_key(|p| p.depth);
     synced.map_or(0, |p| ((f64::from(p.depth) / p.iops.0 - write.alone).max(0.0) * 1e9).ceil() as u64)

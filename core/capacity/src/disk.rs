@@ -1,4 +1,4 @@
-//! One device under one shape: what it can promise, and what a reservation takes of it.
+//! One device under one shape: admission of reservations and the share of the device each takes.
 
 use rtvirtio_sched::bound::{self, EdfRoom, Flow, Refusal};
 use rtvirtio_spec::Vm;
@@ -6,10 +6,10 @@ use rtvirtio_units::Nanos;
 
 use crate::{DeviceModel, Options, Reserve, Shape, reserve, tightest};
 
-/// A device under one shape.
+/// Reservations and admission of a device under one shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskCapacity {
-    /// The shape.
+    /// Scheduler parameters of all VMs.
     pub shape: Shape,
     device: DeviceModel,
     bound: bound::Device,
@@ -19,12 +19,12 @@ pub struct DiskCapacity {
     options: Options,
 }
 
-/// The guest's own part takes the whole target.
+/// Latency within the guest uses up the whole target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoTimeLeft {
-    /// The target.
+    /// Shortest target of the VM.
     pub target: Nanos,
-    /// The guest's part.
+    /// Latency within the guest.
     pub guest: Nanos,
 }
 
@@ -38,11 +38,10 @@ impl DiskCapacity {
         Self { shape, room: bound.edf_room(piece), bound, piece, device, options: options.clone() }
     }
 
-    /// What a VM's targets need; `None` for a VM that can be promised nothing here, which needs
-    /// nothing.
+    /// Reservation for a VM's targets; `None` for a VM without a target that can be promised.
     ///
     /// # Errors
-    /// When the guest's own part leaves no time for the device.
+    /// When the latency within the guest leaves no time for the device.
     pub fn reserve(&self, vm: &Vm) -> Result<Option<Reserve>, NoTimeLeft> {
         let Some(target) = tightest(vm) else { return Ok(None) };
         let guest = self.options.guest;
@@ -52,19 +51,19 @@ impl DiskCapacity {
         }
     }
 
-    /// The device's name.
+    /// Name in messages, from the profile or the twin.
     #[must_use]
     pub(crate) fn device_name(&self) -> &str {
         &self.device.name
     }
 
-    /// The room for reservations.
+    /// Service curve that is left for reservations.
     #[must_use]
     pub fn room(&self) -> EdfRoom {
         self.room
     }
 
-    /// The part of the device that a reservation takes: contracts whose parts sum to 1 at most are
+    /// Share of the device that a reservation takes: contracts whose shares sum to 1 at most are
     /// admitted together. `None` for one that is refused even alone.
     ///
     /// With the room `A(t) = k t - L`, which is a line, admission asks that at each deadline t the
@@ -75,7 +74,7 @@ impl DiskCapacity {
     /// b_j + r_j (t - D_j)  <=  w_j A(D_j) + w_j k (t - D_j)  =  w_j A(t),
     /// ```
     ///
-    /// so the demands sum to no more than `A(t)` times the sum of the parts. No smaller number has
+    /// so the demands sum to no more than `A(t)` times the sum of the shares. No smaller number has
     /// that property for every set: at `t = D_j` and for t without end, w_j is what the reservation
     /// takes of the room.
     #[must_use]
@@ -102,10 +101,10 @@ impl DiskCapacity {
     }
 }
 
-/// The part of a room that the reservations of one VM take together: the least w with which their
-/// demand stays within `w A(t)` for every t. The demand is a line between two deadlines, so it is
-/// the most of the demands over the room at each deadline, and of the rates. For one reservation
-/// see [`DiskCapacity::part`].
+/// Share of a room that the reservations of one VM take together: the least w with which their
+/// demand stays within `w A(t)` for every t. The demand is linear between two deadlines, so w is
+/// the largest ratio of demand to room at any deadline, or of the rates. For one reservation see
+/// [`DiskCapacity::part`].
 pub(crate) fn part_of(room: EdfRoom, all: &[Reserve]) -> Option<f64> {
     let demand = |t: Nanos| -> f64 {
         let earlier = all.iter().filter(|r| r.deadline <= t);

@@ -4,7 +4,7 @@ use rtvirtio_sched::bound::EdfRoom;
 
 use crate::Reserve;
 
-/// Slack that rounding may eat, ns: the test never admits what the scheduler's admission refuses.
+/// Slack for rounding, ns: the test never admits what the scheduler's admission refuses.
 const MARGIN: f64 = 1e-3;
 
 /// The reservations of one device or link, by deadline.
@@ -67,7 +67,7 @@ impl Ledger {
         })
     }
 
-    /// Whether the reservation fits beside those that are there. `room` is that of the device or
+    /// Whether the reservation fits together with the present ones. `room` is that of the device or
     /// the link.
     #[must_use]
     pub fn fits(&self, room: EdfRoom, r: &Reserve) -> bool {
@@ -83,7 +83,7 @@ impl Ledger {
                 }
             }
             demand.add(e);
-            // Deadlines before the new one lose nothing.
+            // Deadlines before the new one are unaffected.
             if !earlier && demand.at(e.deadline) > room.at(e.deadline) - MARGIN {
                 return false;
             }
@@ -97,7 +97,7 @@ impl Ledger {
         demand.rate <= room.speed
     }
 
-    /// Adds a reservation.
+    /// Adds a reservation without a test.
     pub fn insert(&mut self, r: &Reserve) {
         let new = Entry::from(r);
         let at = self.all.partition_point(|e| e.deadline <= new.deadline);
@@ -111,13 +111,13 @@ impl Ledger {
         at.map(|at| self.all.remove(at)).is_some()
     }
 
-    /// How many there are.
+    /// Number of reservations present.
     #[must_use]
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there are none.
+    /// Whether no reservation is present.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()

@@ -1,17 +1,17 @@
-//! Whether a contract fits a host beside those in force: [`admit`], one pure function of the host's
-//! measured devices, the contracts and a candidate.
+//! Whether a contract fits a host on top of those in force: [`admit`], one pure function of the
+//! host's measured devices, the contracts and a candidate.
 //!
 //! A *contract* is what one VM is promised: the I/O domain's reservation for its targets on each
 //! disk ([`reserve()`]) and of each network's link ([`link_reserve()`]), and a share of each CPU.
 //! The tests of disks and networks are the scheduler's own admission (`rtvirtio_sched::bound`); so
 //! the answer is about disks and networks that the I/O domain serves, and about CPU contracts. The
-//! kernel's knobs (weights, elevators) promise nothing that could be admitted; what they bring is
-//! the planner's to predict.
+//! kernel's knobs (weights, elevators) guarantee nothing that could be admitted; the planner
+//! predicts their effect.
 //!
-//! Cluster engines know capacity as integers that they add up. [`Scalars`] are such integers, per
-//! disk, per network and for the CPU, with one property: contracts whose sum is within the limits
-//! are admitted. The reverse does not hold; [`Ledger`] makes the exact test, in time that grows
-//! with the contracts of one host.
+//! Cluster schedulers know capacity as integers that they add up. [`Scalars`] are such integers,
+//! per disk, per network and for the CPU, with one property: contracts whose sum is within the
+//! limits are admitted. The reverse does not hold; [`Ledger`] makes the exact test, in time that
+//! grows with the contracts of one host.
 
 mod contract;
 mod cpu;

@@ -10,22 +10,22 @@ use serde::Serialize;
 use crate::Reserve;
 use crate::disk::part_of;
 
-/// What is reserved of a link, of what the spec declares.
+/// Reserved rate over the rate that the spec declares.
 pub const LINK_HEADROOM: f64 = 1.1;
 
 /// A part of a link, counted on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkReserve {
-    /// Bytes per second.
+    /// Rate on the wire, bytes per second.
     pub rate: BytesPerSec,
-    /// Burst.
+    /// Bytes on the wire that may come at once.
     pub burst: Bytes,
     /// Longest time until a frame within rate and burst has left.
     pub deadline: Nanos,
 }
 
-/// What covers all these flows: those without a target use the reservation too. The frames of a
-/// stall, of the domain's thread or of a vCPU, come at once.
+/// Reservation for all these flows: those without a target use it too. Frames that accumulate in a
+/// stall, of the I/O domain's thread or of a vCPU, come at once.
 pub fn link_reserve<'f>(flows: impl Iterator<Item = &'f Flow>, deadline: Nanos, stall: Nanos) -> LinkReserve {
     let (mut rate, mut burst) = (0.0, 0.0);
     for flow in flows {
@@ -40,8 +40,8 @@ pub fn link_reserve<'f>(flows: impl Iterator<Item = &'f Flow>, deadline: Nanos, 
     }
 }
 
-/// A VM's limits on frames, as its port holds them: a bucket of bytes that does not hold the
-/// network's largest frame would never let one go, so a smaller burst becomes one frame.
+/// Frame limits of a VM as its port applies them: a byte bucket smaller than the network's largest
+/// frame would block that frame forever, so a smaller burst becomes one frame.
 pub fn frame_limits(traffic: &Traffic, largest_frame: u64) -> impl Iterator<Item = (Way, Tspec)> {
     Tspec::all(traffic).filter(|(way, _)| !way.is_disk()).map(move |(way, asked)| {
         let largest = if asked.unit == Unit::Bytes { largest_frame } else { 1 };
@@ -49,8 +49,8 @@ pub fn frame_limits(traffic: &Traffic, largest_frame: u64) -> impl Iterator<Item
     })
 }
 
-/// Longest time for which the limit on what a VM sends holds one of its frames back, when its vCPU
-/// stands still for `stall` and then makes up for it; `None` when nothing bounds that.
+/// Longest time for which the VM's transmit limit delays one of its frames, when a vCPU stalls for
+/// `stall` and then sends the accumulated frames; `None` when nothing bounds that.
 pub fn frames_held_back<'f>(
     limit: Option<&Tspec>,
     flows: impl Iterator<Item = &'f Flow>,
@@ -72,15 +72,14 @@ pub fn frames_held_back<'f>(
 pub struct OnNetwork {
     /// The network's name in the spec; `None` for the only one.
     pub network: Option<String>,
-    /// What the VM sends there, at least one flow of it with a target.
+    /// Flows that the VM sends there, at least one of them with a target.
     pub flows: Vec<Flow>,
-    /// The VM's limits.
+    /// Traffic limits of the VM, from the spec.
     pub traffic: Traffic,
 }
 
 impl OnNetwork {
-    /// What a VM's flows ask of the network of this port; `None` without a target among those that
-    /// it sends.
+    /// Sent flows among `flows` on the network of this port; `None` when no sent flow has a target.
     pub(crate) fn of(network: Option<String>, flows: Vec<Flow>, traffic: Traffic) -> Option<Self> {
         let flows: Vec<Flow> = flows.into_iter().filter(|f| f.direction == Direction::Tx).collect();
         let is_promised = flows.iter().any(|f| f.target.is_some());
@@ -88,7 +87,7 @@ impl OnNetwork {
     }
 }
 
-/// One network of a host.
+/// Link of one network of a host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     /// The name by which specs mean it; `None` for the only one, which every spec means.
@@ -99,26 +98,26 @@ pub struct Network {
     room: EdfRoom,
 }
 
-/// Why flows can be promised nothing on a network, whatever else is there.
+/// Flows that can be promised nothing on a network, even when nothing else uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPromise {
     /// A frame is longer than those of the network.
     Frame {
-        /// Its length.
+        /// Length of the flow's frames.
         frame: Bytes,
-        /// The longest.
+        /// Longest frame of the network.
         largest: Bytes,
     },
-    /// The VM's own limit holds a frame back for as long as its target, or for no bounded time.
+    /// The VM's own limit delays a frame for as long as its target, or without a bound.
     HeldBack {
-        /// The target.
+        /// Shortest target of the class.
         target: Nanos,
-        /// So long; `None` without a bound.
+        /// Longest delay; `None` without a bound.
         held: Option<Nanos>,
     },
     /// More frames at once than the scheduler's buckets hold.
     Burst {
-        /// Time on the link.
+        /// Burst as time on the link.
         burst: Nanos,
     },
 }
@@ -141,21 +140,21 @@ impl Network {
         Self::new(network.name.clone(), network.link, network.mtu, None)
     }
 
-    /// Its rate.
+    /// Declared rate of the link.
     #[must_use]
     pub fn rate(&self) -> BytesPerSec {
         self.link.rate
     }
 
-    /// The room for reservations, of which the link gives 1 second per second at
+    /// Service curve left for reservations; the link gives 1 second per second at
     /// [`LINK_SHARE`](rtvirtio_sched::LINK_SHARE) of its rate.
     #[must_use]
     pub fn room(&self) -> EdfRoom {
         self.room
     }
 
-    /// What a VM's targets need, as a plan of the I/O domain reserves it: of marked frames, and of
-    /// the others.
+    /// Reservations for a VM's targets, as a plan of the I/O domain makes them: of marked frames,
+    /// and of the others.
     ///
     /// # Errors
     /// When nothing can be promised.
@@ -183,7 +182,7 @@ impl Network {
         Ok(reserves)
     }
 
-    /// The part of the link that the reservations of one VM take, with the property of a disk's
+    /// Share of the link that the reservations of one VM take, with the property of a disk's
     /// ([`DiskCapacity::part`](crate::DiskCapacity::part)): the room is a line here too. `None` for
     /// those that are refused even alone.
     #[must_use]
@@ -198,7 +197,7 @@ impl Network {
     /// The first that is refused, by the position of its port.
     pub fn admit(&self, ports: &[[Option<Reserve>; 2]]) -> Result<(), Refusal> {
         let reservation = |r: Reserve| {
-            // A whole number before it became a share.
+            // The rate was an integer before it became a share.
             let rate = (r.share.0 * 1e9).round() as u64;
             Reservation { rate, burst: r.burst.0, deadline: r.deadline }
         };

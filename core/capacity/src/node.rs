@@ -1,4 +1,4 @@
-//! A host, and the full admission of a contract beside those in force.
+//! A host, and the full admission of a contract on top of those in force.
 
 use rtvirtio_model::Profile;
 use rtvirtio_sched::bound::Refusal;
@@ -13,18 +13,18 @@ use crate::refused::Refused;
 use crate::scalar::{Permille, Scalars};
 use crate::{DeviceError, DeviceModel, Options, Reserve, Shape};
 
-/// What a host can promise.
+/// Resources of a host that contracts share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Its disks.
+    /// Disks that the I/O domain serves.
     pub disks: Vec<Disk>,
-    /// Its networks.
+    /// Networks that the I/O domain serves.
     pub networks: Vec<Network>,
-    /// Share of each CPU for contracts, what others have taken of it left out.
+    /// Share of each CPU for contracts, less what other programs have reserved.
     pub cpu: Ratio,
 }
 
-/// One resource of a host.
+/// Resource of a host that contracts share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource<'n> {
     /// A disk, by its name; `None` for the only one.
@@ -35,14 +35,14 @@ pub enum Resource<'n> {
     Cpu,
 }
 
-/// One disk of a host.
+/// A disk of a host under all shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Disk {
     /// The name by which specs mean it; `None` for the only one, which every spec means.
     pub name: Option<String>,
-    /// It under each shape, in order of preference; never empty.
+    /// The device under each shape, in order of preference; never empty.
     shapes: Vec<DiskCapacity>,
-    /// The shape that scalars are of.
+    /// Index of the shape that scalars are computed for.
     chosen: usize,
 }
 
@@ -73,7 +73,7 @@ impl Disk {
         self.capacity().device_name()
     }
 
-    /// The device under the shape that scalars are of.
+    /// The device under the shape that scalars are computed for.
     #[must_use]
     pub fn capacity(&self) -> &DiskCapacity {
         &self.shapes[self.chosen]
@@ -110,11 +110,12 @@ impl Disk {
 /// The answer for a candidate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Admission {
-    /// Why it is refused; `None` when it is admitted.
+    /// Reason of the refusal; `None` when the candidate is admitted.
     pub refused: Option<Refused>,
-    /// What the contracts in force take.
+    /// Sum of the contracts in force.
     pub in_force: Scalars,
-    /// What the candidate would take. More than a whole where not even an empty host promises it.
+    /// Scalars of the candidate; above [`WHOLE`](crate::WHOLE) where not even an empty host
+    /// promises it.
     pub takes: Scalars,
     /// Tasks of the candidate with targets that admission does not cover.
     pub unpromised: Vec<Unpromised>,
@@ -127,7 +128,7 @@ impl Admission {
         self.refused.is_none()
     }
 
-    /// Whether the sums alone show that it fits.
+    /// Whether the sums alone show that the candidate fits.
     #[must_use]
     pub fn fits_by_sum(&self) -> bool {
         let mut sum = self.in_force.clone();
@@ -136,11 +137,11 @@ impl Admission {
     }
 }
 
-/// Whether a host can promise a candidate beside the contracts in force.
+/// Whether a host can promise a candidate on top of the contracts in force.
 ///
 /// The disks' test is the scheduler's admission, under any one of the shapes that the I/O domain
-/// can take (a domain that runs under another one takes it at its next start). The contracts in
-/// force are taken as they are said to be; whether they fit by themselves shows in the answer too.
+/// can take (one that runs under another shape takes it at its next start). The contracts in force
+/// are not questioned, but the answer shows whether they fit by themselves.
 #[must_use]
 pub fn admit(node: &Node, in_force: &[&Contract], candidate: &Contract) -> Admission {
     let mut all: Vec<&Contract> = in_force.to_vec();
@@ -156,19 +157,19 @@ pub fn admit(node: &Node, in_force: &[&Contract], candidate: &Contract) -> Admis
     Admission { refused, in_force: taken, takes: node.scalars(candidate), unpromised: candidate.unpromised() }
 }
 
-/// The host's disks that a contract means, in the order of its parts.
+/// Indices of the host's disks in the order of the contract's parts.
 fn disks_of(node: &Node, contract: &Contract) -> Result<Vec<usize>, Refused> {
     let find = |of: &OnDisk| node.disk(of.device.as_deref());
     contract.disks.iter().map(find).collect()
 }
 
-/// The host's networks that a contract means, in the order of its parts.
+/// Indices of the host's networks in the order of the contract's parts.
 fn networks_of(node: &Node, contract: &Contract) -> Result<Vec<usize>, Refused> {
     let find = |of: &OnNetwork| node.network(of.network.as_deref());
     contract.networks.iter().map(find).collect()
 }
 
-/// Why a link cannot carry all contracts.
+/// Refusal of all contracts together by one link; `None` when it can carry them.
 fn refused_by_link(node: &Node, network: usize, all: &[&Contract]) -> Option<Refused> {
     let on = |c: &&Contract| -> Option<(String, OnNetwork)> {
         let of = c.networks.iter().find(|n| node.network(n.network.as_deref()) == Ok(network))?;
@@ -207,7 +208,8 @@ fn by_cpu(node: &Node, all: &[&Contract]) -> Option<Refused> {
     (!fits(asked, node.cpu.0)).then_some(Refused::Cpu { asked, available: node.cpu.0 })
 }
 
-/// Why a disk cannot carry all contracts under any shape: the reason that is nearest to none.
+/// Refusal of all contracts together by one disk, for the shape nearest to admitting them; `None`
+/// when some shape admits them.
 fn refused_by(node: &Node, disk: usize, all: &[&Contract]) -> Option<Refused> {
     let on = |c: &&Contract| -> Option<OnDisk> {
         c.disks.iter().find(|d| node.disk(d.device.as_deref()) == Ok(disk)).cloned()
@@ -252,13 +254,13 @@ fn admit_all(capacity: &DiskCapacity, vms: &[OnDisk], disk: &str) -> Result<(), 
 }
 
 impl Node {
-    /// Nothing of its resources.
+    /// Scalars of no contract, sized for this host.
     #[must_use]
     pub fn nothing(&self) -> Scalars {
         Scalars::none(self.disks.len(), self.networks.len())
     }
 
-    /// What is taken, by resource: of the disks, the networks, then the CPU.
+    /// Scalars by resource: the disks, the networks, then the CPU.
     pub fn by_resource<'n>(
         &'n self,
         taken: &'n Scalars,
@@ -285,7 +287,7 @@ impl Node {
         })
     }
 
-    /// A disk's name for people.
+    /// Name of a disk in messages.
     #[must_use]
     pub fn name_of(&self, disk: usize) -> String {
         self.disks.get(disk).and_then(|d| d.name.clone()).unwrap_or_else(|| "disk".to_owned())
@@ -307,13 +309,13 @@ impl Node {
         })
     }
 
-    /// A network's name for people.
+    /// Name of a network in messages.
     #[must_use]
     pub fn network_name(&self, network: usize) -> String {
         self.networks.get(network).and_then(|n| n.name.clone()).unwrap_or_else(|| "network".to_owned())
     }
 
-    /// What a contract needs on each network; `None` where the host refuses it even alone.
+    /// Reservations of a contract on each network; `None` where the host refuses it even alone.
     #[must_use]
     pub fn link_needs(&self, contract: &Contract) -> Option<Vec<Vec<Reserve>>> {
         let mut all = vec![Vec::new(); self.networks.len()];
@@ -323,8 +325,8 @@ impl Node {
         Some(all)
     }
 
-    /// What a contract needs on each disk under its chosen shape; `None` where the host refuses it
-    /// even alone.
+    /// Reservations of a contract on each disk under its chosen shape; `None` where the host
+    /// refuses it even alone.
     #[must_use]
     pub fn needs(&self, contract: &Contract) -> Option<Vec<Option<Reserve>>> {
         let mut all = vec![None; self.disks.len()];
@@ -334,7 +336,7 @@ impl Node {
         Some(all)
     }
 
-    /// What a contract takes, as integers. More than a whole where the host refuses it even alone.
+    /// Scalars of a contract; above [`WHOLE`](crate::WHOLE) where the host refuses it even alone.
     #[must_use]
     pub fn scalars(&self, contract: &Contract) -> Scalars {
         let mut taken = self.nothing();
@@ -356,13 +358,14 @@ impl Node {
                 }
             }
         }
-        // A contract on a disk or network that is not there fits nowhere, whatever else there is.
+        // A contract on a disk or network that is not there fits nowhere.
         if networks_of(self, contract).is_err() || disks_of(self, contract).is_err() {
             taken.cpu = never;
             return taken;
         }
-        // A host that gives nothing admits a share of nothing only. Admission forgives more than a
-        // thousand contracts could gain here, and all of a host's share is a whole.
+        // A host without a CPU share for contracts admits a share of 0 only. Admission's tolerance
+        // exceeds what a thousand contracts could gain by 1e-10 each, and all of a host's share is
+        // a whole.
         let cpu = |share: f64| Permille::taken(share / self.cpu.0.max(1e-9) - 1e-10);
         taken.cpu = contract.cpu.map_or(Permille(0), |c| cpu(c.0));
         taken

@@ -4,7 +4,7 @@ use rtvirtio_sched::bound::discard_clause;
 use rtvirtio_units::{Bytes, Nanos};
 use serde::Serialize;
 
-/// Why a candidate is refused.
+/// Reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "reason")]
 #[non_exhaustive]
@@ -12,43 +12,43 @@ pub enum Refused {
     /// The host has no such disk.
     #[error("the host has no disk {device}: it has {known}")]
     NoDisk {
-        /// As the spec names it.
+        /// Name in the spec.
         device: String,
         /// Names of the host's disks.
         known: String,
     },
-    /// The guest's own part takes the whole target.
+    /// Latency within the guest uses up the whole target.
     #[error("the guest's own part takes {guest} of the target of {target} already")]
     NoTimeLeft {
-        /// The target.
+        /// Shortest target of the VM.
         target: Nanos,
-        /// The guest's part.
+        /// Latency within the guest.
         guest: Nanos,
     },
     /// More device time is asked for than there is.
     #[error("{disk}: contracts would take {asked:.1} % of its time, and it can give {available:.1} %")]
     DeviceTime {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
         /// Sum of the rates, in percent of one server.
         asked: f64,
-        /// What it can serve, in percent of one server.
+        /// Capacity, in percent of one server.
         available: f64,
     },
-    /// A worst case that is too long.
+    /// A worst case that is longer than the deadline.
     #[error(
         "{disk}: {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind pieces that the device holds already and {latency} for \
          its own stalls{}",
         discard_clause(*.discard)
     )]
     Deadline {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
         /// The VM whose promise would break: the candidate, or one in force.
         vm: String,
-        /// What is to be promised for the device's part.
+        /// Deadline to be promised for the device's part.
         deadline: Nanos,
-        /// The shortest that could be.
+        /// Shortest deadline that holds.
         needed: Nanos,
         /// Behind pieces at the device, a part of it.
         blocking: Nanos,
@@ -60,7 +60,7 @@ pub enum Refused {
     /// The host has no such network.
     #[error("the host has no network {network}: it has {known}")]
     NoNetwork {
-        /// As the spec names it.
+        /// Name in the spec.
         network: String,
         /// Names of the host's networks.
         known: String,
@@ -70,65 +70,65 @@ pub enum Refused {
         "{network}: contracts would take {asked:.1} % of the link's time, and it can give {available:.1} %"
     )]
     LinkRate {
-        /// The network.
+        /// Name of the network.
         network: String,
         /// Sum of the rates, in percent of what is used of the link.
         asked: f64,
-        /// What it can carry, in percent of the same.
+        /// Capacity, in percent of the same.
         available: f64,
     },
-    /// A worst case on a link that is too long.
+    /// A worst case on a link that is longer than the deadline.
     #[error(
         "{network}: frames of {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind frames that the link has already and \
          {latency} while the host does not run the thread"
     )]
     LinkDeadline {
-        /// The network.
+        /// Name of the network.
         network: String,
         /// The VM whose promise would break: the candidate, or one in force.
         vm: String,
-        /// What is to be promised for the link's part.
+        /// Deadline to be promised for the link's part.
         deadline: Nanos,
-        /// The shortest that could be.
+        /// Shortest deadline that holds.
         needed: Nanos,
         /// Behind frames at the interface, a part of it.
         blocking: Nanos,
-        /// Stalls of the thread, a part of it.
+        /// Stalls of the I/O domain's thread, a part of it.
         latency: Nanos,
     },
-    /// The VM's own traffic limit takes the whole target.
+    /// The VM's own traffic limit uses up the whole target.
     #[error(
         "{network}: the traffic limit of {vm} {}: raise the limit or its burst",
         held_words(*.held, *.target)
     )]
     HeldBack {
-        /// The network.
+        /// Name of the network.
         network: String,
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The target.
+        /// Shortest target of the class.
         target: Nanos,
-        /// How long it may hold a frame back; `None` where nothing bounds that.
+        /// Longest delay of a frame by the limit; `None` where nothing bounds that.
         held: Option<Nanos>,
     },
     /// Frames that are longer than the network's.
     #[error("{network}: {vm} sends frames of {frame}, and the longest there has {largest}")]
     Frame {
-        /// The network.
+        /// Name of the network.
         network: String,
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// Its frames.
+        /// Length of the flow's frames.
         frame: Bytes,
-        /// The longest.
+        /// Longest frame of the network.
         largest: Bytes,
     },
-    /// Another reason of the scheduler's admission.
+    /// Any further refusal by the scheduler's admission.
     #[error("{disk}: {why}")]
     Other {
         /// The disk or network.
         disk: String,
-        /// Its words.
+        /// Text of the refusal.
         why: String,
     },
     /// More of each CPU than there is.
@@ -142,7 +142,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// How far from being admitted: 1 is at the edge.
+    /// Ratio of what is asked for to what is there: 1 is just admitted, infinity not comparable.
     pub(crate) fn distance(&self) -> f64 {
         match self {
             Self::DeviceTime { asked, available, .. } => asked / available.max(1e-9),

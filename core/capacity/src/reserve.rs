@@ -18,7 +18,7 @@ pub struct Options {
     pub catch_up: Vec<Nanos>,
     /// Quanta; the first that fits is chosen.
     pub quanta: Vec<Bytes>,
-    /// Latency within the guest, which the domain cannot reduce.
+    /// Latency within the guest, which the I/O domain cannot reduce.
     pub guest: Nanos,
 }
 
@@ -34,8 +34,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// With the guest's own part as a profile shows it: the longest that a request took in a guest
-    /// that was alone, and that the device does not explain.
+    /// Defaults with the latency within the guest from a profile: the longest request of a guest
+    /// that ran alone, less the device's median.
     #[must_use]
     pub fn of_profile(profile: &Profile) -> Self {
         let alone = profile.read.iter().min_by_key(|p| p.depth).map_or(0, |p| p.p50.0);
@@ -58,9 +58,9 @@ pub struct Reserve {
 /// Parameters that all VMs of a device share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Shape {
-    /// Pieces at the device.
+    /// Pieces at the device at once.
     pub window: u32,
-    /// Largest piece.
+    /// Largest piece of a transfer.
     pub quantum: Bytes,
     /// The vCPU stall that bursts are sized for.
     pub catch_up: Nanos,
@@ -68,8 +68,8 @@ pub struct Shape {
     pub discard: Nanos,
 }
 
-/// Time of a discard's piece that allows large pieces: a hole of one block takes nearly as long as
-/// a large one.
+/// Time of a discard's piece that allows large pieces: deallocating one block takes nearly as long
+/// as a large range.
 const DISCARD_PIECE: Nanos = Nanos(500_000);
 
 impl Shape {

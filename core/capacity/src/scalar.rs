@@ -1,20 +1,20 @@
-//! Capacity as integers that an engine may add up.
+//! Capacity as integers that a cluster scheduler may add up.
 
 use serde::{Deserialize, Serialize};
 
-/// A thousandth of what a host can promise of one resource. What is taken is rounded up, so that
-/// no sum is too small.
+/// A thousandth of what a host can promise of one resource. Shares taken are rounded up, so that no
+/// sum is too small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Permille(pub u32);
 
-/// All that a host has of one resource.
+/// Everything that a host has of one resource.
 pub const WHOLE: Permille = Permille(1000);
 
 /// Covers the rounding of floats below a whole thousandth.
 const ROUNDING: f64 = 1e-9;
 
 impl Permille {
-    /// Rounded up; what is more than 1000 wholes, or no number, counts as that much.
+    /// Rounded up; more than 1000 wholes, or NaN, counts as 1000 wholes.
     #[must_use]
     pub fn taken(share: f64) -> Self {
         let most = 1000 * WHOLE.0;
@@ -22,11 +22,11 @@ impl Permille {
             return Self(0);
         }
         let permille = (share * f64::from(WHOLE.0) + ROUNDING).ceil();
-        // Not a number is not below.
+        // NaN is not below `most`.
         Self(if permille < f64::from(most) { permille as u32 } else { most })
     }
 
-    /// As a share of the whole.
+    /// Fraction of the whole, 1.0 for [`WHOLE`].
     #[must_use]
     pub fn share(self) -> f64 {
         f64::from(self.0) / f64::from(WHOLE.0)
@@ -47,33 +47,33 @@ impl std::iter::Sum for Permille {
     }
 }
 
-/// What one contract takes of one host, or what several take together: at most [`WHOLE`] of each
-/// fits.
+/// Share of one host that one contract takes, or several together: contracts fit with at most
+/// [`WHOLE`] of each resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scalars {
-    /// Of each disk, in the host's order.
+    /// Share of each disk, in the host's order.
     pub disks: Vec<Permille>,
-    /// Of each network, in the host's order.
+    /// Share of each network, in the host's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<Permille>,
-    /// Of the share of each CPU that contracts may have.
+    /// Part of the share of each CPU that contracts may have.
     pub cpu: Permille,
 }
 
 impl Scalars {
-    /// Nothing of a host with so many disks and networks.
+    /// Scalars of no contract on a host with so many disks and networks.
     #[must_use]
     pub fn none(disks: usize, networks: usize) -> Self {
         Self { disks: vec![Permille(0); disks], networks: vec![Permille(0); networks], cpu: Permille(0) }
     }
 
-    /// Adds what another contract takes of the same host.
+    /// Adds another contract's scalars on the same host.
     pub fn add(&mut self, other: &Self) {
         self.parts(other).for_each(|(a, b)| *a = *a + *b);
         self.cpu = self.cpu + other.cpu;
     }
 
-    /// Takes away what one of them takes.
+    /// Subtracts one contract's scalars, not below 0.
     pub fn subtract(&mut self, other: &Self) {
         let less = |a: Permille, b: Permille| Permille(a.0.saturating_sub(b.0));
         self.parts(other).for_each(|(a, b)| *a = less(*a, *b));
@@ -85,13 +85,13 @@ impl Scalars {
         self.disks.iter_mut().zip(&other.disks).chain(networks)
     }
 
-    /// Whether contracts with this sum are admitted for sure.
+    /// Whether contracts with this sum are certainly admitted.
     #[must_use]
     pub fn fit(&self) -> bool {
         self.largest() <= WHOLE
     }
 
-    /// Of the resource that is nearest to its end.
+    /// Share of the scarcest resource.
     #[must_use]
     pub fn largest(&self) -> Permille {
         self.disks.iter().chain(&self.networks).copied().fold(self.cpu, Permille::max)

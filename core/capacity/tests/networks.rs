@@ -1,5 +1,5 @@
-//! Networks: sums of integers never admit what the scheduler's admission refuses, the ledger
-//! answers as it does, and a refusal says why.
+//! Networks: sums of integers never admit what the scheduler's admission refuses, the ledger agrees
+//! with it, and a refusal has its reason.
 
 use proptest::prelude::*;
 use rtvirtio_capacity::{Contract, Ledger, Network, Node, OnNetwork, Refused, Reserve, Scalars, admit};
@@ -64,7 +64,7 @@ proptest! {
         }
     }
 
-    /// One contract alone: its part is no more than a whole exactly where it is admitted.
+    /// A contract alone: its part is no more than a whole exactly where it is admitted.
     #[test]
     fn the_part_of_one_is_exact(mbit in 10.0..1_000.0f64, flows in prop::collection::vec(asked(), 1..4)) {
         let network = network(mbit);
@@ -89,7 +89,7 @@ proptest! {
             let fits = ledger.fit(network.room(), &all);
             prop_assert!(!fits || network.admit(&with).is_ok());
             if !fits && network.admit(&with).is_ok() {
-                // Equal but for what rounding may eat.
+                // Equal up to rounding.
                 let later = |r: &Reserve| Reserve { deadline: Nanos(r.deadline.0 + 2), ..*r };
                 let later: Vec<Reserve> = all.iter().map(later).collect();
                 prop_assert!(ledger.fit(network.room(), &later) || !placed.is_empty());

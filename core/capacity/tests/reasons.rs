@@ -1,4 +1,4 @@
-//! What is said when a contract does not fit.
+//! Text of refusals.
 
 use rtvirtio_capacity::{Contract, DeviceModel, Disk, Node, Options, Refused, admit};
 use rtvirtio_spec::HostSpec;

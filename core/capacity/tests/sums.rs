@@ -1,4 +1,4 @@
-//! Sums of integers never admit what the full admission refuses, and the ledger answers as it.
+//! Sums of integers never admit what the full admission refuses, and the ledger agrees with it.
 
 use proptest::prelude::*;
 use rtvirtio_capacity::{
@@ -118,7 +118,7 @@ fn everywhere_contract(i: usize, (disks, links, cpu): &Everywhere) -> Contract {
     of
 }
 
-/// The contracts that sums let in one after the other, and the sum.
+/// The contracts that the sums admit one after the other, and their sum.
 fn by_sums<'c>(node: &Node, contracts: &'c [Contract]) -> (Vec<&'c Contract>, Scalars) {
     let (mut placed, mut sum) = (Vec::new(), node.nothing());
     for c in contracts {
@@ -149,7 +149,7 @@ proptest! {
         disk.choose(&on);
         let node = Node { disks: vec![disk], networks: Vec::new(), cpu: Ratio(cpu) };
         let (placed, _) = by_sums(&node, &contracts);
-        // Every prefix, so that each was admitted beside those before it.
+        // Every prefix, so that each was admitted on top of those before it.
         for n in 1..=placed.len() {
             let (candidate, in_force) = placed[..n].split_last().unwrap();
             let answer = admit(&node, in_force, candidate);
@@ -185,7 +185,7 @@ proptest! {
             let answer = admit(&node, in_force, candidate);
             prop_assert!(answer.is_admitted() && answer.fits_by_sum(), "{:?}", answer);
         }
-        // Whatever the order in which they leave, nothing stays behind.
+        // In whatever order they are removed, nothing remains.
         let mut rest = sum;
         placed.iter().for_each(|c| rest.subtract(&node.scalars(c)));
         prop_assert_eq!(rest, node.nothing());
@@ -209,7 +209,7 @@ proptest! {
             with.push(r);
             let admitted = disk.admit(&with).is_ok();
             let fits = ledger.fits(disk.room(), &r);
-            // Equal but for what rounding may eat.
+            // Equal up to rounding.
             prop_assert!(!fits || admitted);
             if admitted != fits {
                 let later = Reserve { deadline: Nanos(r.deadline.0 + 2), ..r };
