@@ -1,4 +1,4 @@
-//! When requests are due.
+//! Arrival processes: times at which requests are due.
 
 use rtvirtio_sched::{Op, Priority};
 use rtvirtio_stats::Random;
@@ -7,37 +7,37 @@ use rtvirtio_units::Nanos;
 /// Arrival process of a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrival {
-    /// One every `period`, from `phase` on.
+    /// A request every `period`, from `phase` on.
     Periodic {
-        /// Between two requests.
+        /// Time between two requests.
         period: Nanos,
-        /// Of the first request.
+        /// Time of the first request.
         phase: Nanos,
     },
-    /// At random (exponential gaps).
+    /// Poisson process: exponential gaps.
     Poisson {
         /// Mean requests per second.
         rate: f64,
     },
-    /// `count` at once every `period`: the worst case of a token bucket.
+    /// `count` requests at once every `period`: the worst case of a token bucket.
     Bursts {
         /// Requests in a burst.
         count: u32,
-        /// Between two bursts.
+        /// Time between two bursts.
         period: Nanos,
     },
     /// A closed loop: `depth` always outstanding.
     Closed {
-        /// Outstanding requests.
+        /// Requests outstanding all the time.
         depth: u32,
     },
     /// A closed loop for `on`, idle for `off`, in turn.
     OnOff {
-        /// Outstanding requests.
+        /// Requests outstanding while active.
         depth: u32,
-        /// How long it is active.
+        /// Length of an active phase.
         on: Nanos,
-        /// How long it is idle.
+        /// Length of an idle phase.
         off: Nanos,
     },
 }
@@ -49,7 +49,7 @@ pub struct Load {
     pub name: String,
     /// Index of the VM.
     pub vm: usize,
-    /// When requests are due.
+    /// Times at which requests are due.
     pub arrival: Arrival,
     /// Share of writes, 0 to 1.
     pub writes: f64,
@@ -106,7 +106,7 @@ impl Source {
         Nanos((-(1.0 - self.random.unit()).ln() / rate.max(1e-9) * 1e9) as u64)
     }
 
-    /// Open loop: when the next request is due.
+    /// Time of the next request of an open loop; `None` for a closed loop.
     pub fn next_arrival(&self) -> Option<Nanos> {
         match self.load.arrival {
             Arrival::Closed { .. } | Arrival::OnOff { .. } => None,
@@ -137,7 +137,8 @@ impl Source {
         }
     }
 
-    /// Closed loop: when a completion at `now` leads to the next request.
+    /// Due time of a closed loop's next request after a completion at `now`; `None` for an open
+    /// loop.
     pub fn resubmit_at(&self, now: Nanos) -> Option<Nanos> {
         match self.load.arrival {
             Arrival::Closed { .. } => Some(now),

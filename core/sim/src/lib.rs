@@ -3,9 +3,9 @@
 //! declared arrivals, under virtual time. A day of traffic takes minutes, and a seed reproduces a
 //! run.
 //!
-//! It leaves out the host's CPUs: a request reaches the scheduler when it is due, and its
-//! completion reaches the guest when the device completes it. The delays in between are the latency
-//! T of [`rtvirtio_sched::bound::Device`].
+//! The host's CPUs are left out: a request reaches the scheduler when it is due, and its completion
+//! reaches the guest when the device completes it. The delays in between are the latency T of
+//! [`rtvirtio_sched::bound::Device`].
 
 mod arrival;
 mod sim;

@@ -13,17 +13,17 @@ use rtvirtio_units::{Nanos, Percentile};
 use crate::arrival::{Load, Source};
 use crate::stats::{LoadResult, SimResult};
 
-/// Why a simulation fails.
+/// Failures of a simulation.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SimError {
-    /// The scheduler's configuration.
+    /// The scheduler refuses its configuration.
     Config(ConfigError),
     /// A load names a VM that the configuration lacks.
     NoVm {
-        /// The load.
+        /// Name of the load.
         load: String,
-        /// The VM that it names.
+        /// Index of a VM that is not configured.
         vm: usize,
     },
     /// The scheduler lost a piece: a defect.
@@ -56,15 +56,15 @@ pub trait Observer {
     fn on_submit(&mut self, _now: Nanos, _vm: usize, _request: &Request) {}
     /// A piece went to the device.
     fn on_dispatch(&mut self, _now: Nanos, _piece: &Piece) {}
-    /// A piece completed.
+    /// The device completed a piece.
     fn on_piece_complete(&mut self, _now: Nanos, _piece: &Piece) {}
-    /// A request completed.
+    /// The last piece of a request completed.
     fn on_complete(&mut self, _now: Nanos, _finished: &CompletedRequest) {}
     /// The scheduler submitted nothing, for this reason.
     fn on_idle(&mut self, _now: Nanos, _next: &Next, _scheduler: &Scheduler) {}
 }
 
-/// Observes nothing.
+/// Default observer, which records nothing.
 #[derive(Debug, Default)]
 pub struct NoObserver;
 
@@ -109,14 +109,14 @@ impl LoadStats {
     }
 }
 
-/// One scheduler, one device, any number of loads.
+/// A scheduler, a device and any number of loads under virtual time.
 pub struct Sim<O = NoObserver> {
     scheduler: Scheduler,
     device: ServiceModel,
     size: u64,
     sources: Vec<Source>,
     stats: Vec<LoadStats>,
-    /// Requests beyond their VM's depth, in order.
+    /// Requests beyond their VM's depth, in order of arrival.
     blocked: Vec<VecDeque<(u32, Nanos)>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
@@ -217,7 +217,7 @@ impl<O: Observer> Sim<O> {
         Ok(())
     }
 
-    /// Results so far.
+    /// Results up to the present virtual time.
     #[must_use]
     pub fn result(&self) -> SimResult {
         let seconds = self.now.as_secs_f64();

@@ -10,19 +10,19 @@ pub struct LoadResult {
     pub name: String,
     /// Index of the VM.
     pub vm: usize,
-    /// Requests completed.
+    /// Requests of this load that completed.
     pub n: u64,
-    /// Completions per second.
+    /// Mean completions per second of virtual time.
     pub rate: f64,
     /// Median latency from the moment at which the request was due.
     pub p50: Nanos,
-    /// 99th percentile.
+    /// 99th percentile of the same latency.
     pub p99: Nanos,
-    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    /// 99.99th percentile; the maximum where there are fewer than 10 000 completions.
     pub p9999: Nanos,
-    /// Longest.
+    /// Largest latency.
     pub max: Nanos,
-    /// Answers after the deadline.
+    /// Completions after the load's deadline.
     pub late: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct LoadResult {
 pub struct SimResult {
     /// Requests completed, of all loads.
     pub requests: u64,
-    /// Each load.
+    /// Results in the order of the loads.
     pub loads: Vec<LoadResult>,
     /// Counters of each VM.
     pub vms: Vec<VmCounters>,

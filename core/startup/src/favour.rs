@@ -1,13 +1,13 @@
-//! For how long a VM may be favoured.
+//! Time budget for which a VM may be favoured.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::Word;
 
-/// Starts of one VM that are held at once; a guest that says more gains nothing by it.
+/// Largest number of open starts of one VM; a guest that announces more gains nothing by it.
 const MOST_OPEN: usize = 32;
-/// A start needs this part of the budget, one over it.
+/// A start is refused with less than 1 / `LEAST_PART` of the budget left.
 const LEAST_PART: u64 = 10;
 
 /// Limits of one VM. Times are positive.
@@ -18,28 +18,28 @@ pub struct FavourLimits {
     /// In this time a used-up budget is full again: `budget / within` is the VM's share of the
     /// time in the long run.
     pub within: Nanos,
-    /// A start is over after this time, whatever the guest says.
+    /// A start is over after this time, whatever the guest announced.
     pub longest: Nanos,
 }
 
 impl Default for FavourLimits {
-    /// Ten seconds a minute, one start at most half of the paper's limit of 60 s.
+    /// 10 s per minute; one start at most 30 s, half of the paper's limit of 60 s.
     fn default() -> Self {
         let s = 1_000_000_000;
         Self { budget: Nanos(10 * s), within: Nanos(60 * s), longest: Nanos(30 * s) }
     }
 }
 
-/// What became of a VM's starts.
+/// Counters of a VM's starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FavourCounters {
-    /// Starts that the guest said.
+    /// Starts that the guest announced.
     pub starts: u64,
-    /// Starts that were said with less than a tenth of the budget left, or in too great a number.
+    /// Starts refused for less than a tenth of the budget left, or for too many open starts.
     pub refused: u64,
     /// Times that the budget ended while something was starting.
     pub cut: u64,
-    /// Time favoured.
+    /// Total time during which the VM was favoured.
     pub favoured: Nanos,
 }
 
@@ -72,14 +72,14 @@ impl Favour {
         Self { limits, now, left, open: Vec::new(), counters }
     }
 
-    /// The guest says something.
+    /// Handles a message of the guest.
     pub fn hear(&mut self, word: Word, now: Nanos) {
         self.advance(now);
         match word {
             Word::End { id } => self.open.retain(|(open, _)| *open != id),
             Word::Start { id, wanted } => {
                 self.counters.starts += 1;
-                // The same start said again is the start of before.
+                // A repeated announcement of an open start changes nothing.
                 if self.open.iter().any(|(open, _)| *open == id) {
                     return;
                 }
@@ -93,7 +93,7 @@ impl Favour {
         }
     }
 
-    /// The guest is gone, or its port closed: nothing starts in it.
+    /// Ends all starts: the guest is gone, or its port closed.
     pub fn forget(&mut self, now: Nanos) {
         self.advance(now);
         self.open.clear();
@@ -105,7 +105,8 @@ impl Favour {
         self.favoured()
     }
 
-    /// When [`Favour::is_favoured`] changes by itself; `None` while the VM is not favoured.
+    /// Time at which [`Favour::is_favoured`] turns false without further messages; `None` while it
+    /// is false.
     #[must_use]
     pub fn until(&self) -> Option<Nanos> {
         if !self.favoured() {
@@ -115,7 +116,7 @@ impl Favour {
         Some(Nanos(last.min(self.now.0.saturating_add(self.left.0))))
     }
 
-    /// What became of its starts.
+    /// Counters since the VM was added.
     #[must_use]
     pub fn counters(&self) -> FavourCounters {
         self.counters
@@ -125,19 +126,19 @@ impl Favour {
         !self.open.is_empty()
     }
 
-    /// What a start must find of the budget: less is of no use to it, and a guest that says starts
-    /// without end would switch the weight all the time.
+    /// Least budget left that a start needs, ns: less is of no use to it, and a guest that
+    /// announces starts without end would switch the weight all the time.
     fn least(&self) -> u64 {
         self.limits.budget.0 / LEAST_PART
     }
 
-    /// Charges the time since the last call, change by change.
+    /// Charges the time since the last call, one expiry after the other.
     fn advance(&mut self, now: Nanos) {
         while let Some(change) = self.until().filter(|change| *change <= now) {
             self.pass(change);
             self.open.retain(|(_, end)| *end > change);
             if self.left.0 == 0 && !self.open.is_empty() {
-                // One that outlives the budget gets no more of it.
+                // A start that outlives the budget gets no more of it.
                 self.counters.cut += 1;
                 self.open.clear();
             }
@@ -153,7 +154,7 @@ impl Favour {
             self.left = Nanos(self.left.0.saturating_sub(time));
             self.counters.favoured = Nanos(self.counters.favoured.0.saturating_add(time));
         } else {
-            // Below 2^64 * 2^64; rounded down, so that never more is given.
+            // Below 2^64 * 2^64; rounded down, so that the budget never refills too fast.
             let back = u128::from(time) * u128::from(self.limits.budget.0) / u128::from(self.limits.within.0);
             let room = self.limits.budget.0 - self.left.0;
             self.left = Nanos(self.left.0 + u64::try_from(back).unwrap_or(u64::MAX).min(room));

@@ -1,40 +1,40 @@
-//! What looks like a start from outside: a burst of small reads after quiet.
+//! Detection of a start from outside: a burst of small reads after quiet.
 
 use rtvirtio_units::Nanos;
 
-/// What a VM did in one interval.
+/// I/O of a VM in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Its end.
+    /// End of the interval.
     pub now: Nanos,
     /// Reads that were completed.
     pub reads: u64,
-    /// Their bytes.
+    /// Bytes of these reads.
     pub bytes: u64,
     /// Writes that were completed.
     pub writes: u64,
 }
 
-/// What counts as a start.
+/// Thresholds of the detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecogniserConfig {
-    /// The VM did next to nothing for so long before.
+    /// Time before a start in which the VM was quiet.
     pub quiet: Nanos,
-    /// Requests of an interval that still are next to nothing.
+    /// Most requests of an interval that still counts as quiet.
     pub quiet_requests: u64,
-    /// Reads of an interval from which on it is a burst.
+    /// Least reads of an interval that counts as a burst.
     pub burst_reads: u64,
-    /// Largest mean size of its reads: an application's files are read in pieces up to the
+    /// Largest mean size of a burst's reads: an application's files are read in pieces up to the
     /// read-ahead of 128 KiB, a copy or a backup in larger ones or in full ones throughout.
     pub largest_mean: u64,
-    /// Intervals with a burst until it counts: one alone is a database's or a log's.
+    /// Intervals with a burst that make a start: a single one is typical of a database or a log.
     pub intervals: u32,
-    /// It ends after so many intervals without a burst.
+    /// A start ends after so many intervals without a burst.
     pub gap: u32,
 }
 
 impl Default for RecogniserConfig {
-    /// For intervals of 100 ms.
+    /// Thresholds for intervals of 100 ms.
     fn default() -> Self {
         Self {
             quiet: Nanos(2_000_000_000),
@@ -47,14 +47,14 @@ impl Default for RecogniserConfig {
     }
 }
 
-/// Recognises starts without the guest's word. It is wrong at times: a burst of reads after quiet
-/// may be any job that wakes up. Off by default for that reason.
+/// Detects starts without the guest's messages. A burst of reads after quiet may be any job that
+/// wakes up, so the detection is off by default.
 #[derive(Clone, Debug)]
 pub struct Recogniser {
     config: RecogniserConfig,
-    /// Since when next to nothing was done.
+    /// Time since which all intervals were quiet.
     quiet_since: Option<Nanos>,
-    /// Whether the quiet before this burst was long enough.
+    /// Whether the quiet before the present burst was long enough.
     after_quiet: bool,
     bursts: u32,
     gaps: u32,
@@ -68,7 +68,7 @@ impl Recogniser {
         Self { config, quiet_since: Some(now), after_quiet: false, bursts: 0, gaps: 0, starting: false }
     }
 
-    /// Takes an interval; whether something seems to be starting.
+    /// Adds an interval; returns whether something seems to be starting.
     pub fn sample(&mut self, sample: &Sample) -> bool {
         let config = &self.config;
         let is_quiet = sample.reads + sample.writes <= config.quiet_requests;

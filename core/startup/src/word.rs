@@ -1,4 +1,4 @@
-//! What a guest says: lines on a virtio-serial port.
+//! Messages of a guest: lines on a virtio-serial port.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ pub const PORT: &str = "org.rtvirtio.start.0";
 /// Longest line that is read, in bytes; a longer one is ignored.
 pub const LONGEST_LINE: usize = 64;
 
-/// One line.
+/// Message of a guest, one line of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Something starts that a user waits for: `start ID MS`.
+    /// A program starts that a user waits for: `start ID MS`.
     Start {
         /// Distinguishes starts that overlap, such as a process id in the guest.
         id: u32,
-        /// For how long at most; the host's own limit holds too.
+        /// Longest time asked for; the host's own limit holds too.
         wanted: Nanos,
     },
-    /// It has started: `end ID`.
+    /// The start with this id is over: `end ID`.
     End {
-        /// That of its start.
+        /// Id of the start.
         id: u32,
     },
 }
@@ -51,17 +51,18 @@ impl Word {
     }
 }
 
-/// Bytes of a guest to words. It holds at most [`LONGEST_LINE`] bytes, whatever the guest sends.
+/// Parser of a guest's byte stream. Buffers at most [`LONGEST_LINE`] bytes, whatever the guest
+/// sends.
 #[derive(Clone, Debug, Default)]
 pub struct WordReader {
     line: Vec<u8>,
-    /// The line is too long, and ignored up to its end.
+    /// Whether the present line is too long, and ignored up to its end.
     too_long: bool,
     ignored: u64,
 }
 
 impl WordReader {
-    /// Takes bytes and calls `on_word` for each whole line that is a word.
+    /// Takes bytes and calls `on_word` for each complete valid line.
     pub fn push(&mut self, bytes: &[u8], on_word: &mut dyn FnMut(Word)) {
         for byte in bytes {
             if *byte != b'\n' {
@@ -80,7 +81,7 @@ impl WordReader {
         }
     }
 
-    /// Lines that were no words.
+    /// Number of invalid lines.
     #[must_use]
     pub fn ignored(&self) -> u64 {
         self.ignored

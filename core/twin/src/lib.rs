@@ -1,5 +1,5 @@
-//! What an emulated device does: a declared service-time model, pure and seeded. The lab's twin
-//! serves real requests by it, the simulator virtual ones.
+//! Declared service-time model of an emulated device, pure and seeded. The lab's twin serves real
+//! requests by it, the simulator virtual ones.
 
 mod profile;
 mod service;

@@ -22,13 +22,13 @@ const BUILT_IN: [(&str, &str); 4] = [
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TwinProfile {
-    /// What it stands for, in one line.
+    /// The kind of device that is emulated, in one line.
     pub description: String,
     /// Requests served at once, 1 to 64.
     pub channels: u32,
-    /// Read timing.
+    /// Service time of reads.
     pub read: Timing,
-    /// Write timing.
+    /// Service time of writes, before cache and garbage collection.
     pub write: Timing,
     /// Service times are stretched by up to this share, uniformly.
     #[serde(default, deserialize_with = "text")]
@@ -56,7 +56,7 @@ pub struct Timing {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WriteCache {
-    /// Its size.
+    /// Bytes that the cache holds.
     #[serde(deserialize_with = "text")]
     pub size: Bytes,
     /// Rate at which it drains.
@@ -80,18 +80,18 @@ pub struct GarbageCollection {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arm {
-    /// Shortest movement.
+    /// Seek time over the shortest distance.
     #[serde(deserialize_with = "text")]
     pub settle: Nanos,
-    /// Mean over uniformly random places.
+    /// Mean seek time between uniformly random positions.
     #[serde(deserialize_with = "text")]
     pub average_seek: Nanos,
-    /// One turn of the platter.
+    /// Time of one revolution of the platter.
     #[serde(deserialize_with = "text")]
     pub revolution: Nanos,
 }
 
-/// Why a twin profile cannot be used.
+/// Errors of loading a twin profile.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
@@ -100,19 +100,19 @@ pub enum ProfileError {
         "twin profile \"{name}\": no built-in of this name (there are {known}) and no such file: {source}"
     )]
     Unknown {
-        /// As asked for.
+        /// Name or path as given.
         name: String,
-        /// Built-in names.
+        /// Built-in names, separated by commas.
         known: String,
-        /// Why the file could not be read.
+        /// Error of opening or reading the file.
         source: std::io::Error,
     },
     /// The text is not a profile.
     #[error("twin profile \"{name}\": {message}")]
     Invalid {
-        /// As asked for.
+        /// Name or path as given.
         name: String,
-        /// What is wrong, with the line where known.
+        /// The fault, with the line where known.
         message: String,
     },
 }
@@ -120,7 +120,7 @@ pub enum ProfileError {
 /// Largest profile, in bytes; a built-in one has less than 4 KiB.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// The text of a regular file: a FIFO would let the caller wait, and a device has no end.
+/// Text of a regular file: a FIFO would block the caller, and a device has no end.
 fn read(path: &Path) -> io::Result<String> {
     let no = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     let regular = "it is no regular file";
@@ -128,7 +128,7 @@ fn read(path: &Path) -> io::Result<String> {
         return no(regular);
     }
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    // The name may be another file's by now.
+    // The path may name another file by now.
     if !file.metadata()?.is_file() {
         return no(regular);
     }

@@ -1,5 +1,5 @@
-//! The twin's service-time model: when does a request complete? Pure: the clock and the seed are
-//! given.
+//! The twin's service-time model: time at which a request completes. Pure: the clock and the seed
+//! are given.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -7,14 +7,14 @@ use rtvirtio_units::Nanos;
 
 use crate::profile::TwinProfile;
 
-/// What a request asks of the device.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Data from the medium.
+    /// Reads from the medium.
     Read,
-    /// Data into the write cache, or onto the medium when there is none.
+    /// Writes into the write cache, or onto the medium when there is none.
     Write,
-    /// Empty the write cache.
+    /// Empties the write cache.
     Flush,
 }
 
@@ -27,16 +27,16 @@ pub enum Access {
 pub struct ServiceModel {
     profile: TwinProfile,
     size: u64,
-    /// When each channel becomes free, in ns of the caller's clock.
+    /// Time at which each channel becomes free, in ns of the caller's clock.
     free_at: Vec<u64>,
-    /// Where the last request ended, for the arm.
+    /// Offset at which the last request ended, for the arm.
     head: u64,
     /// Bytes in the write cache at `drained_at`.
     cached: f64,
     drained_at: u64,
     /// Bytes written since the last garbage collection.
     since_gc: u64,
-    /// How many times as long as declared a service takes.
+    /// Factor of all service times, 1 as declared.
     slowness: f64,
     rng: ChaCha8Rng,
 }
@@ -60,14 +60,14 @@ impl ServiceModel {
         }
     }
 
-    /// From now on a service takes so many times as long as is declared: a device that wears out,
-    /// or is shared with something that is not seen. At least 0.
+    /// Sets the factor by which later services take longer than declared: a device that wears out,
+    /// or is shared with a load that is not seen. At least 0.
     pub fn set_slowness(&mut self, times: f64) {
         self.slowness = times.max(0.0);
     }
 
-    /// Admits a request that arrives at `now` (ns) and says when it completes. `now` must not run
-    /// backwards.
+    /// Admits a request that arrives at `now` (ns) and returns its completion time. `now` must not
+    /// run backwards.
     pub fn complete_at(&mut self, now: u64, access: Access, offset: u64, len: u64) -> u64 {
         match access {
             Access::Flush => self.flush(now),

@@ -1,4 +1,4 @@
-//! Ethernet: addresses, and what a frame is on the wire.
+//! Ethernet: addresses, and the length of a frame on the wire.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,15 +14,15 @@ pub const SHORTEST_FRAME: u64 = 60;
 /// Longest name of a network interface in bytes: Linux's `IFNAMSIZ` less its NUL.
 pub const MAX_INTERFACE_NAME: usize = 15;
 
-/// An Ethernet address.
+/// A 48-bit MAC address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// The broadcast address.
+    /// The broadcast address `ff:ff:ff:ff:ff:ff`.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// A group address: multicast or broadcast.
+    /// Whether the address is a group's: multicast or broadcast.
     #[must_use]
     pub fn is_group(self) -> bool {
         self.0[0] & 1 == 1

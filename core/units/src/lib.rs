@@ -58,13 +58,13 @@ impl Nanos {
         if s.is_finite() && s > 0.0 { Self((s * 1e9).round() as u64) } else { Self(0) }
     }
 
-    /// Seconds.
+    /// The duration in seconds.
     #[must_use]
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
 
-    /// Milliseconds.
+    /// The duration in milliseconds.
     #[must_use]
     pub fn as_millis_f64(self) -> f64 {
         self.0 as f64 / 1e6
@@ -78,7 +78,7 @@ impl Bytes {
         Self(kib * 1024)
     }
 
-    /// KiB, the unit of the paper's model ("KB" there).
+    /// The size in KiB, the unit of the paper's model ("KB" there).
     #[must_use]
     pub fn as_kib_f64(self) -> f64 {
         self.0 as f64 / 1024.0

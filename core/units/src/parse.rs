@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-/// Why a text is not a value with a unit. Says what was expected, so that a caller only adds where.
+/// A text that is not a value with a unit. Says what was expected, so that a caller only adds
+/// where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitError {
-    /// What the text should have been, with examples.
+    /// Form of a correct text, with examples.
     pub expected: &'static str,
-    /// What is wrong with it.
+    /// The fault of the text.
     pub problem: String,
 }
 
@@ -52,7 +53,7 @@ fn scaled(
     Ok(value * factor)
 }
 
-/// As `scaled`, rounded to a whole number of base units that must fit 2^53, where f64 is exact.
+/// Like `scaled`, rounded to a whole number of base units that must fit 2^53, where f64 is exact.
 fn whole(text: &str, expected: &'static str, factor: impl Fn(&str) -> Option<f64>) -> Result<u64, UnitError> {
     let v = scaled(text, expected, factor)?;
     if v > 9.0e15 {
