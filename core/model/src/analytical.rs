@@ -18,7 +18,7 @@ use crate::terms::{Sum, Terms};
 use crate::types::{Bfq, Config, Elevator, Forecast, ModelKind, Profile, Side};
 use crate::{ModelError, TailModel};
 
-/// How E(SI), the effect of `slice_idle` on throughput, is read.
+/// Two readings of E(SI), the effect of `slice_idle` on throughput.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SliceIdleEffect {
     /// `1 - lambda * SI / SI_default`: less idling, more throughput, as the paper's text says.
@@ -32,7 +32,7 @@ pub enum SliceIdleEffect {
     AsPrinted,
 }
 
-/// Influence coefficients, dimensionless.
+/// Influence coefficients lambda, dimensionless, one for each knob of the equations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Coefficients {
@@ -54,12 +54,12 @@ impl Coefficients {
         Self { weight: 0.36, guest_timeout: 1e-6, guest_idle: 1e-6, host_timeout: 0.7, host_idle: 0.5 };
 }
 
-/// Equations (1) to (5).
+/// The paper's model, equations (1) to (5).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Analytical {
-    /// Influence coefficients.
+    /// Lambda of each knob.
     pub coefficients: Coefficients,
-    /// Reading of E(SI).
+    /// Form of E(SI) that is computed.
     pub slice_idle_effect: SliceIdleEffect,
 }
 
@@ -102,7 +102,7 @@ impl Analytical {
     }
 }
 
-/// One tier of the system: the same four terms stand in eq. (2) for the host and in eq. (4) for the
+/// A tier of the system: the same four terms stand in eq. (2) for the host and in eq. (4) for the
 /// guest.
 struct Tier<'a> {
     side: Side,
@@ -158,7 +158,7 @@ impl TailModel for Analytical {
                 remedy: "choose bfq or use the slice model",
             });
         }
-        // T_agg^H is what the device gives; BFQ's own cost is in SW.
+        // T_agg^H is the device's throughput; BFQ's own cost is in SW.
         let device = Device::new(profile, false)?;
         let switch =
             Device::new(profile, true).map(|bfq| bfq.read.base - device.read.base)?.max(SWITCH_FLOOR);
@@ -174,7 +174,7 @@ impl TailModel for Analytical {
         let host = host_throughput(profile, &device, &flows);
         let weights: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
         let host_budget = budget(&config.bfq);
-        // The paper shows nothing of rates; a demand beyond the device cannot be carried by any
+        // The paper has no model of lost rates; a demand beyond the device cannot be carried in any
         // order.
         let kept = (host / total.max(f64::MIN_POSITIVE)).min(1.0) * cpu.kept();
 
@@ -209,8 +209,8 @@ impl TailModel for Analytical {
                 }
                 .add_terms();
             } else if is_guest(vm) {
-                // Without BFQ in the guest there is no budget and no share: what is left is the
-                // measured overhead.
+                // Without BFQ in the guest there is no budget and no share; the measured overhead
+                // remains.
                 sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu, flow.exceedance));
                 sum.note_statistic(|| overhead_statistic(profile, flow.exceedance));
             }

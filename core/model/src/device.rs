@@ -1,4 +1,4 @@
-//! What a profile says about the device, in the form the models use.
+//! Device parameters from a profile, in the form that the models use.
 
 use rtvirtio_spec::{Op, Spec, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
@@ -11,8 +11,8 @@ use crate::types::{DepthPoint, Elevator, LargeRequests, Profile};
 use crate::{Config, ModelError};
 
 /// Requests per second that the declared rates leave to each VM under this configuration's host
-/// elevator: the share of the device's time that is left, divided equally among the VMs that have a
-/// task without a rate. `None` for other VMs.
+/// elevator: the device time left over, divided equally among the VMs that have a task without a
+/// rate. `None` for other VMs.
 ///
 /// A planner derives caps for floods from it. At least 1 % of the device is left, so that a cap
 /// never stops a VM.
@@ -49,45 +49,45 @@ pub fn declared_shares(profile: &Profile, spec: &Spec, config: &Config) -> Resul
     Ok(Device::new(profile, config.elevator == Elevator::Bfq)?.taken(spec))
 }
 
-/// What requests of one direction take of a device that serves them in order.
+/// Device time of requests in one direction, for a device that serves them in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ServiceLine {
-    /// Device time of a request of the profile's block size, s: 1 / capacity. Of writes the
-    /// capacity that lasts, with most in flight: few fit a drive's cache.
+    /// Device time of a request of the profile's block size, s: 1 / capacity. For writes the
+    /// sustained capacity, at the largest depth: at smaller depths they may fit into the drive's
+    /// cache.
     pub occupancy: f64,
     /// Device time of each byte beyond that size, s.
     pub per_byte: f64,
     /// Time of a request that finds the device idle, s; at least `occupancy`.
     pub alone: f64,
-    /// The same for each byte beyond that size, s.
+    /// Time of each byte beyond that size on an idle device, s.
     pub alone_per_byte: f64,
 }
 
-/// What the profile shows of the device without an elevator: the numbers that a scheduler above it
-/// needs.
+/// Service parameters of the device without an elevator, as a scheduler above it needs them.
 ///
 /// Seen from outside, k servers that take s for a request are one server that takes s / k and
-/// answers s (1 - 1/k) later. So `occupancy` is what a request costs, and what `alone` has beyond
-/// it is latency.
+/// answers s (1 - 1/k) later. So `occupancy` is the cost of a request, and the rest of `alone` is
+/// latency.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Service {
-    /// Reads.
+    /// Service parameters of reads.
     pub read: ServiceLine,
-    /// Writes; `None` when they were not measured, which shows nothing about what they cost.
+    /// Parameters of writes; `None` when they were not measured, so that their cost is unknown.
     pub write: Option<ServiceLine>,
-    /// Size that the lines begin at.
+    /// Request size at which the lines begin.
     pub block: Bytes,
     /// Fewest measured requests in flight that reach 95 % of the capacity, for reads and writes.
     pub depth: u32,
-    /// Longest time that a request took beyond what those in flight with it explain, at any depth:
-    /// stalls of the device and of the host together.
+    /// Longest latency beyond that which the requests in flight explain, at any depth: stalls of
+    /// the device and of the host together.
     pub stall: Nanos,
-    /// The same while writing, where that is longer than while reading: a drive that erases or
-    /// empties its cache stands still now and then, and all requests wait. Zero where reads were
-    /// held up as long, which shows nothing about writes.
+    /// Longest such latency while writing, where that is longer than while reading: a drive that
+    /// erases or empties its cache stalls now and then, and all requests wait. Zero where reads
+    /// were delayed as long, so that writes are not the cause.
     pub write_stall: Nanos,
-    /// Share of the capacity by requests in flight, both rising; of reads and writes the smaller
-    /// one.
+    /// Reached share of the capacity by requests in flight, both rising; the smaller one of reads
+    /// and writes.
     reach: Vec<(u32, f64)>,
 }
 
@@ -159,51 +159,52 @@ pub fn service(profile: &Profile) -> Result<Service, ModelError> {
     })
 }
 
-/// How much longer the longest request of a closed loop took than those in flight with it explain:
-/// that many service times, and the latency that the servers' number adds. At least 0, s.
+/// Longest latency of a closed loop beyond that which the requests in flight explain: as many
+/// service times, and the latency of several servers. At least 0, s.
 fn beyond(points: &[DepthPoint], line: &ServiceLine) -> f64 {
     let explained = |p: &DepthPoint| f64::from(p.depth) * line.occupancy + (line.alone - line.occupancy);
     points.iter().map(|p| p.max.as_secs_f64() - explained(p)).fold(0.0, f64::max)
 }
 
-/// The device of a profile under one class of elevator.
+/// Curves of a profile's device, with BFQ's own cost or without.
 pub(crate) struct Device {
     pub(crate) read: Curve,
     pub(crate) write: Curve,
     /// Writes with a flush after each; `None` where that was not measured.
     sync: Option<Curve>,
-    /// What requests meet while floods fill it.
+    /// Latencies while floods fill the device.
     pub(crate) saturation_tails: SaturationTails,
     block: Bytes,
 }
 
-/// One direction of the device.
+/// Measured performance in one direction.
 #[derive(Clone)]
 pub(crate) struct Curve {
     /// Median service time at the smallest measured depth, s.
     pub(crate) base: f64,
     /// Requests per second at the best depth.
     pub(crate) capacity: f64,
-    /// Mean time per request at the smallest depth, s: the time one sample of the tail stands for.
+    /// Mean time per request at the smallest depth, s: the time that one sample of the tail
+    /// represents.
     cycle: f64,
-    /// Of the smallest depth.
+    /// Tail at the smallest depth.
     tail: TailCurve,
-    /// What each byte beyond the profile's size adds; `None` when larger requests were not
+    /// Additional time per byte beyond the profile's size; `None` when larger requests were not
     /// measured.
     byte: Option<PerByte>,
 }
 
-/// Time per byte, s.
+/// Additional time per byte, s.
 #[derive(Clone, Copy)]
 struct PerByte {
-    /// To a request that finds the device idle.
+    /// Of a request that finds the device idle.
     service: f64,
-    /// To the device time of a request at the best depth.
+    /// Of the device time at the best depth.
     occupancy: f64,
 }
 
 impl Device {
-    /// `bfq` asks for the device as BFQ lets through, where that was measured.
+    /// `bfq` selects the device as measured under BFQ, where that was done.
     pub(crate) fn new(profile: &Profile, bfq: bool) -> Result<Self, ModelError> {
         let bad =
             |what: &str| ModelError::BadProfile { device: profile.device.clone(), what: what.to_owned() };
@@ -228,8 +229,8 @@ impl Device {
             },
             _ => plain.clone(),
         };
-        // BFQ's cost is CPU time and lock time per request, the same in both directions: carry the
-        // ratio over.
+        // BFQ's cost is CPU time and lock time per request, equal in both directions: the ratio of
+        // reads applies to writes.
         let under_bfq = |w: Curve| Curve {
             base: w.base * (read.base / plain.base),
             capacity: w.capacity * (read.capacity / plain.capacity),
@@ -239,12 +240,12 @@ impl Device {
             Some(w) => under_bfq(w),
             None => read.clone(),
         };
-        // More bytes cost a synced write what they cost another.
+        // A synced write has the per-byte cost of other writes.
         let sync = Curve::new(&profile.sync, None).map(|s| Curve { byte: write.byte, ..under_bfq(s) });
         Ok(Self { read, write, sync, saturation_tails: SaturationTails::of(profile), block: profile.block })
     }
 
-    /// A time of the profile's size, for `block`.
+    /// Scales a time measured at the profile's size to `block`.
     ///
     /// With a larger size measured: plus the bytes' own time. Without: times
     /// `max(1, block / profile.block)`, because one size cannot separate time per byte from time
@@ -263,7 +264,7 @@ impl Device {
         (1.0 - w) * f(&self.read) + w * f(self.writes(access))
     }
 
-    /// The writes of an access; [`check_syncs`] has refused those that were not measured.
+    /// Curve of the writes of an access; [`check_syncs`] has refused syncs that were not measured.
     fn writes(&self, access: Access) -> &Curve {
         self.sync.as_ref().filter(|_| access.sync).unwrap_or(&self.write)
     }
@@ -284,7 +285,7 @@ impl Device {
         }
     }
 
-    /// The same of its largest request.
+    /// Device time that a task's largest request takes from the others at the best depth, s.
     pub(crate) fn most_occupancy(&self, task: &Task) -> f64 {
         self.occupancy_of(Access::of(task), task.block)
     }
@@ -293,7 +294,7 @@ impl Device {
         self.mix(access, |c| self.sized(1.0 / c.capacity, c.byte.map(|b| b.occupancy), block))
     }
 
-    /// Share of its time that the declared rates of each VM take.
+    /// Share of the device's time that the declared rates of each VM take.
     fn taken(&self, spec: &Spec) -> Vec<f64> {
         let of = |vm: &Vm| -> f64 {
             vm.tasks.iter().filter_map(|t| t.rate.map(|r| r.0.max(0.0) * self.occupancy(t))).sum()
@@ -307,7 +308,7 @@ impl Device {
         self.worst(access, exceedance, slack).0.latency
     }
 
-    /// The statistics of the profile that this comes from, for the user.
+    /// The profile's statistics that [`Device::stall`] is computed from, for the user.
     pub(crate) fn stall_statistic(&self, access: Access, exceedance: f64, slack: f64) -> String {
         let (stall, curve) = self.worst(access, exceedance, slack);
         let named = curve.tail.named(stall.between);
@@ -344,8 +345,8 @@ impl Curve {
         let tail = TailCurve::new(first, base);
         let byte = more.and_then(|(points, bytes)| {
             let large = Self::new(points, None).filter(|_| bytes > 0)?;
-            // With many in flight, not the best of all depths: large writes at depth 1 fit into a
-            // drive's cache, and a neighbour that writes as fast as it can soon finds it full.
+            // At the largest depth, not at the best: large writes at depth 1 fit into a drive's
+            // cache, which a neighbour that writes as fast as it can soon fills.
             let sustained = points.iter().filter(|p| p.iops.0 > 0.0).max_by_key(|p| p.depth)?.iops.0;
             // More bytes never take less time; where the measurement says so, it is noise.
             let slope = |small: f64, large: f64| ((large - small) / bytes as f64).max(0.0);
@@ -376,7 +377,7 @@ impl Curve {
         self.stall_within(self.tail.of_share(e), e, slack)
     }
 
-    /// The same by these points of the profile.
+    /// [`Curve::stall`] for these points of the profile only.
     fn stall_within<'c>(&'c self, points: &'c [TailPoint], e: f64, slack: f64) -> Stall<'c> {
         let ln_e = e.ln();
         let ln_spare = (self.cycle * slack.clamp(MIN_SLACK, 1.0)).ln();
@@ -399,16 +400,16 @@ impl Curve {
     }
 }
 
-/// How long the device alone holds requests, with the points of the profile that show it.
+/// Latency that the device alone causes, with the points of the profile that show it.
 #[derive(Clone, Copy)]
 struct Stall<'c> {
-    /// In s.
+    /// Latency in s.
     latency: f64,
     between: (&'c TailPoint, &'c TailPoint),
 }
 
-/// Least spare share that a backlog is worked off with: below it a task counts as saturated and its
-/// rate shows it.
+/// Least spare share for working off a backlog: below it a task counts as saturated, which its kept
+/// rate shows.
 pub(crate) const MIN_SLACK: f64 = 0.05;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! A short name for bytes.
+//! Checksum that tells versions of a file apart.
 
-/// FNV-1a (Fowler, Noll, Vo) of 64 bits, in hexadecimal digits. It tells versions apart and is no
-/// protection against anybody who looks for a second text with the same one.
+/// 64-bit FNV-1a (Fowler, Noll, Vo), in hexadecimal digits. Not cryptographic: collisions are easy
+/// to make.
 #[must_use]
 pub fn fingerprint(bytes: &[u8]) -> String {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

@@ -1,20 +1,20 @@
-//! One task as the device sees it, and how a limit lets it through.
+//! A task's load on the device, and the effect of a rate limit on it.
 
 use rtvirtio_spec::{Op, Task};
 
 /// Length over which blk-throttle counts, s (`DFL_THROTL_SLICE`, HZ / 10, `block/blk-throttle.c`; a
-/// fifth of it on disks without rotation from Linux 6.10 until it was mended, in 6.12.63 for one,
-/// and before 6.10 where `BLK_DEV_THROTTLING_LOW` is built in). It rounds the time that has passed
-/// up to whole slices (`tg_within_iops_limit`), so that what a limit allows for a slice may all
-/// come at its begin. Measured on 6.18: a neighbour of 32 in flight, held to 682/s, filled the
-/// device for others as often as its depth allows; held to 200/s, twenty requests at a time.
+/// fifth of it on disks without rotation from Linux 6.10 until the fix, in 6.12.63 for example, and
+/// before 6.10 where `BLK_DEV_THROTTLING_LOW` is built in). Elapsed time is rounded up to whole
+/// slices (`tg_within_iops_limit`), so all requests that a limit allows for a slice may come at its
+/// begin. Measured on 6.18: a neighbour of 32 in flight, limited to 682/s, filled the device for
+/// others as often as its depth allows; limited to 200/s, twenty requests at a time.
 pub(crate) const THROTTLE_SLICE: f64 = 0.1;
 
-/// What a request does to the device.
+/// Operation of a request on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Access {
     pub(crate) op: Op,
-    /// Whether a flush belongs to it.
+    /// Whether each write is followed by a flush.
     pub(crate) sync: bool,
 }
 
@@ -24,67 +24,66 @@ impl Access {
     }
 }
 
-/// One task as the device sees it.
+/// Load of one task on the device.
 #[derive(Clone)]
 pub(crate) struct Flow {
-    /// Index of its VM.
+    /// Index of the task's VM.
     pub(crate) vm: usize,
     pub(crate) op: Op,
     pub(crate) access: Access,
-    /// Mean bytes per request: what its load is made of.
+    /// Mean bytes per request, for the load.
     pub(crate) block: f64,
-    /// Bytes of its largest request: what a tail has to expect.
+    /// Bytes of the largest request, for the tail.
     pub(crate) largest: f64,
-    /// Requests per second that it offers after its VM's cap.
+    /// Offered requests per second after the VM's cap.
     pub(crate) rate: f64,
-    /// Whether it always has a request waiting: no declared rate and no cap that limits it.
+    /// Whether a request is always waiting: no declared rate and no cap that limits the task.
     pub(crate) flood: bool,
-    /// Where its rate is a cap's doing, the requests that the cap allows for a [`THROTTLE_SLICE`],
-    /// which may all come at its begin. Those of the VM's tasks with rates are among them: a flood
-    /// takes what there is. A task with a rate that the cap is below has a request waiting at all
-    /// times, as a flood has.
+    /// Requests that a cap allows for a [`THROTTLE_SLICE`], which may all come at its begin; `None`
+    /// where no cap determines the rate. Those of the VM's tasks with rates are among them: a flood
+    /// uses up the allowance. A task whose declared rate exceeds the cap has a request waiting at
+    /// all times, like a flood.
     pub(crate) allowed: Option<f64>,
     /// Most requests in flight.
     pub(crate) depth: f64,
     /// Share of the declared rate that the VM's cap lets through.
     pub(crate) through_cap: f64,
-    /// Time of its largest request on an idle device, s.
+    /// Time of the largest request on an idle device, s.
     pub(crate) service: f64,
-    /// Device time that its mean request takes from others, s.
+    /// Device time that the mean request takes from others, s.
     pub(crate) cost: f64,
-    /// Device time that its largest request takes from others, s.
+    /// Device time that the largest request takes from others, s.
     pub(crate) most: f64,
-    /// Whether a rate was declared.
+    /// Whether the spec declares a rate.
     pub(crate) declared: bool,
     /// Share of requests that may lie above the predicted latency.
     pub(crate) exceedance: f64,
 }
 
 impl Flow {
-    /// Whether it asks for as much as it may get: without a rate, or with one that its VM's cap is
-    /// below.
+    /// Whether the task is always backlogged: without a rate, or with a rate above its VM's cap.
     pub(crate) fn steady(&self) -> bool {
         self.flood || self.allowed.is_some()
     }
 
-    /// Requests of this flow that the tail must expect in flight at once.
+    /// Requests in flight at once that the tail must allow for.
     pub(crate) fn burst(&self) -> f64 {
         self.allowed.map_or(self.depth, |allowed| self.depth.min(1.0 + allowed))
     }
 
-    /// Requests of every [`THROTTLE_SLICE`] that a cap allows beyond what can be in flight at once:
-    /// the flow goes unchecked until they are through.
+    /// Requests of every [`THROTTLE_SLICE`] that a cap allows beyond the queue depth: the flow is
+    /// not limited until they are through.
     pub(crate) fn beyond_queue(&self) -> f64 {
         self.allowed.map_or(0.0, |allowed| (1.0 + allowed - self.depth).max(0.0))
     }
 
-    /// Device time of `n` of its requests at once, s, as a tail expects it: of a mix the largest
-    /// and as many mean ones as there are more.
+    /// Device time of `n` requests at once for a tail, s: with a mix of sizes one of the largest,
+    /// the others mean.
     pub(crate) fn cost_in_flight(&self, n: f64) -> f64 {
         self.cost * n + (self.most - self.cost) * n.min(1.0)
     }
 
-    /// Device time per request when it has the device to itself at its own depth, s.
+    /// Device time per request when the task runs alone at its own depth, s.
     pub(crate) fn exclusive(&self) -> f64 {
         self.cost.max(self.service / self.depth.max(1.0))
     }

@@ -9,7 +9,7 @@ use crate::tail_curve::{RARE, TailCurve};
 use crate::types::{Config, Elevator, GuestPoint, Profile};
 
 /// Tail of guest and VMM when no VM was measured, s: a vCPU or VMM thread that loses its CPU may
-/// wait one scheduler tick. An assumption; measure a VM to replace it.
+/// wait one scheduler tick. An assumption, replaced by measuring a VM.
 const UNMEASURED_TAIL: f64 = JIFFY;
 
 /// CPU load beyond which the queueing factor stops growing: 1 / (1 - 0.95) = 20. Above it a run is
@@ -46,8 +46,8 @@ impl CpuLoad {
         if self.rho > 1.0 { 1.0 / self.rho } else { 1.0 }
     }
 
-    /// How much a wait for the CPU grows with the load: 1 / (1 - rho), the mean sojourn of M/M/1
-    /// over its service time.
+    /// Factor by which waits for the CPU grow with the load: 1 / (1 - rho), the mean sojourn of
+    /// M/M/1 over its service time.
     fn stretch(&self) -> f64 {
         1.0 / (1.0 - self.rho.min(MAX_LOAD))
     }
@@ -55,17 +55,17 @@ impl CpuLoad {
 
 /// Tail that guest and VMM add for a VM, s.
 ///
-/// The profile's VM ran alone and at depth 1, so its tail above the device's typical time is what
-/// guest and VMM add when the CPUs are idle otherwise; waits for a CPU then grow with 1 / (1 -
-/// rho). Zero for a process VM. `exceedance` is the share of requests that may take longer: the
-/// tail is that of the target's percentile, at most p99.99.
+/// The profile's VM ran alone and at depth 1, so its tail above the device's typical time is the
+/// part of guest and VMM on otherwise idle CPUs; waits for a CPU then grow with 1 / (1 - rho). Zero
+/// for a process VM. `exceedance` is the share of requests that may take longer: the tail is that
+/// of the target's percentile, at most p99.99.
 pub(crate) fn overhead(profile: &Profile, vm: &Vm, load: &CpuLoad, exceedance: f64) -> f64 {
     if !is_guest(vm) {
         return 0.0;
     }
     let Some(guest) = measured_guest(profile) else { return UNMEASURED_TAIL };
-    // Two tails do not subtract: what held the guest's slowest request is rarely what held the
-    // device's. So all but a typical device time counts as the guest's, on the safe side.
+    // Two tails do not subtract: the guest's slowest request rarely coincides with the device's. So
+    // all but a typical device time counts as the guest's, on the safe side.
     let of_guest = match TailCurve::new(&guest.point, guest.point.p50.as_secs_f64()) {
         curve if exceedance > RARE => curve.quantile(exceedance.ln()),
         _ => guest.point.p9999.as_secs_f64(),
@@ -74,7 +74,7 @@ pub(crate) fn overhead(profile: &Profile, vm: &Vm, load: &CpuLoad, exceedance: f
     tail * load.stretch()
 }
 
-/// The statistic that [`overhead`] comes from, for the user.
+/// The statistic that [`overhead`] is computed from, for the user.
 pub(crate) fn overhead_statistic(profile: &Profile, exceedance: f64) -> String {
     match measured_guest(profile) {
         None => "assumed: no VM was measured".to_owned(),
@@ -86,8 +86,8 @@ pub(crate) fn overhead_statistic(profile: &Profile, exceedance: f64) -> String {
     }
 }
 
-/// Time that guest and VMM add to a typical request of a VM, s: a closed loop cannot go faster than
-/// its round trip.
+/// Time that guest and VMM add to a typical request of a VM, s: it bounds the rate of a closed
+/// loop.
 pub(crate) fn round_trip(profile: &Profile, vm: &Vm) -> f64 {
     match measured_guest(profile) {
         Some(guest) if is_guest(vm) => above_device(profile, guest),
@@ -105,7 +105,7 @@ fn typical(profile: &Profile) -> f64 {
     profile.read.iter().min_by_key(|p| p.depth).map_or(0.0, |p| p.p50.as_secs_f64())
 }
 
-/// The guest measurement, if it is one of a real guest.
+/// The guest measurement, if it is one of a real guest and not of a process VM.
 pub(crate) fn measured_guest(profile: &Profile) -> Option<&GuestPoint> {
     profile.guest.as_ref().filter(|g| g.is_of_guest())
 }

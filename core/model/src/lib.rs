@@ -29,8 +29,8 @@ pub use slice::{Slice, SliceSearch, weights_act};
 pub use tail_model::{ModelError, TailModel, percentile_of};
 pub use types::*;
 
-/// The model of a kind: the formulas with the coefficients they ship with, or what was learned on
-/// this host.
+/// The model of a kind: the formulas with the coefficients they ship with, or the model that was
+/// learned on this host.
 ///
 /// # Errors
 /// [`ModelError::NotLearned`] for a learned kind without a learned model.

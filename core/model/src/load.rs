@@ -1,4 +1,4 @@
-//! What the tasks of a spec ask of the device under a configuration: caps applied, floods found.
+//! Load of a spec's tasks on the device under a configuration: caps applied, floods found.
 
 use rtvirtio_spec::{LabKind, Reach, Spec, Vm};
 
@@ -7,12 +7,12 @@ use crate::flow::{Access, Flow, THROTTLE_SLICE};
 use crate::percentile_of;
 use crate::types::Config;
 
-/// One jiffy at HZ = 250 (Debian's and most distributions' kernels), s. BFQ's slice timeouts are
+/// A jiffy at HZ = 250 (Debian's and most distributions' kernels), s. BFQ's slice timeouts are
 /// counted in jiffies.
 pub(crate) const JIFFY: f64 = 0.004;
 
-/// Requests per second that stand for "as fast as it can": never reached by a device, small enough
-/// to keep sums finite.
+/// Requests per second that stand for an unlimited rate: never reached by a device, small enough to
+/// keep sums finite.
 const UNBOUNDED_RATE: f64 = 1e9;
 
 /// All flows in spec order.
@@ -28,14 +28,14 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
             let service = device.service(task);
             let cost = device.occupancy(task);
             let depth = f64::from(task.depth.max(1));
-            // What it would do alone: limited by its depth or by the device.
+            // Rate of the task alone: limited by its depth or by the device.
             let alone = 1.0 / cost.max(service / depth);
             let (rate, flood, allowed) = match (task.rate, cap) {
                 (Some(r), _) => {
                     let rate = r.0.clamp(0.0, UNBOUNDED_RATE) * through;
                     (rate, false, (through < 1.0).then_some(rate * THROTTLE_SLICE))
                 }
-                // A cap that it could not reach anyway does not hold it.
+                // A cap above that rate has no effect.
                 (None, Some(c)) if (c - declared).max(0.0) / floods < alone => {
                     ((c - declared).max(0.0) / floods, false, Some(c * THROTTLE_SLICE / floods))
                 }
@@ -63,7 +63,7 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
     flows
 }
 
-/// How many BFQ queues a VM has on the host.
+/// Whether each task of a VM has its own BFQ queue on the host.
 ///
 /// QEMU with `aio=native` or `threads=1` submits all requests of a VM from one thread, and BFQ keys
 /// its queues by the submitting task's io_context, so such a VM is one queue; a process VM has a

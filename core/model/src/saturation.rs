@@ -1,7 +1,7 @@
-//! What a request meets while floods fill the device: latencies as the profile measured them with
-//! as many in flight.
+//! Latency of a request while floods fill the device: as the profile measured it with as many
+//! requests in flight.
 //!
-//! Requests in flight times the device's time for one is what an ideal server makes them wait. A
+//! On an ideal server requests wait for the requests in flight times the device's time for one. A
 //! device that others share, or whose requests take CPU time, has a tail of its own when it is
 //! full, which one request at a time never shows: on a virtual disk one in 10 000 took 0.8 ms alone
 //! and 4.4 ms among 32, of which waiting for 32 explains 0.5.
@@ -16,9 +16,9 @@ use crate::types::{DepthPoint, Profile};
 pub(crate) struct SaturationTails {
     read: DepthTails,
     write: DepthTails,
-    /// Of the larger requests, and by how many bytes they are larger.
+    /// Tails of the larger requests, and by how many bytes they are larger.
     large: Option<(DepthTails, DepthTails, f64)>,
-    /// Bytes of the others.
+    /// Bytes of the requests in `read` and `write`.
     block: f64,
 }
 
@@ -35,9 +35,9 @@ impl DepthTails {
     }
 
     /// Latency that a share of requests exceeds whose logarithm is `ln_e`, with `depth` in flight,
-    /// s. Between the measured depths it is a line in logarithms; beyond the last one it stays. The
-    /// least of this and all greater depths counts: what took longer with fewer in flight was held
-    /// up by something else, or is at least not what comes of more.
+    /// s. Linear in logarithms between the measured depths, constant beyond the last one. The least
+    /// over this and all greater depths counts: a longer latency with fewer in flight has another
+    /// cause than the number in flight.
     fn quantile(&self, depth: f64, ln_e: f64) -> f64 {
         let mut above: Option<(f64, f64)> = None;
         for (d, curve) in self.0.iter().rev() {
@@ -57,16 +57,16 @@ impl DepthTails {
 /// The floods of one direction and size, taken together.
 pub(crate) struct Kind {
     op: Op,
-    /// Bytes per request.
+    /// Bytes of the largest request.
     block: f64,
-    /// Requests that all of them may have in flight.
+    /// Most requests in flight of these floods together.
     depth: f64,
-    /// Share of the time in which they are.
+    /// Share of the time in which they are in flight.
     share: f64,
 }
 
-/// What the tasks that take all they may get have in flight, by kind. The share of the time is 1
-/// for a flood without a limit; what a limit lets through takes
+/// Requests in flight of all backlogged tasks, by kind. The share of the time is 1 for a flood
+/// without a limit; for a limited one
 ///
 /// ```text
 /// share = allowed / slice * time for one
@@ -96,7 +96,7 @@ pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
 
 impl SaturationTails {
     pub(crate) fn of(profile: &Profile) -> Self {
-        // Nothing measured of writes: they are taken for reads, as everywhere.
+        // Without measured writes those of reads are taken, as everywhere.
         let writes = |writes: &[DepthPoint], reads: &[DepthPoint]| {
             DepthTails::of(if profile.write.is_empty() { reads } else { writes })
         };
@@ -127,8 +127,8 @@ impl SaturationTails {
         let of = |small: &DepthTails, large: Option<&DepthTails>| {
             let small = small.quantile(floods.depth, ln_e);
             let (Some(large), Some((.., more))) = (large, &self.large) else { return small };
-            // What still larger ones take is in their cost; a stall that the large ones met does
-            // not grow with bytes.
+            // The cost of still larger requests is counted elsewhere; a stall that the large ones
+            // met does not grow with bytes.
             let bytes = (floods.block - self.block).clamp(0.0, *more);
             small + (large.quantile(floods.depth, ln_e) - small).max(0.0) * bytes / more
         };

@@ -1,9 +1,9 @@
-//! Our model: what a request waits for under each host elevator.
+//! The slice model: waiting time of a request under each host elevator.
 //!
 //! Two regimes. While BFQ idles ([`idling`]) it gives the device to one queue at a time and a
-//! request waits for the others' *slices*. Otherwise ([`fifo`]) requests share the device and one
-//! waits for the others' *requests*. Both add the device's own stalls and what guest and VMM add.
-//! Formulas and what they were checked against: `docs/explanation/models.md`.
+//! request waits for the others' *slices*. Otherwise ([`fifo`]) requests share the device and each
+//! waits for the others' *requests*. Both add the device's own stalls and the part of guest and
+//! VMM. Formulas and their validation: `docs/explanation/models.md`.
 
 mod fifo;
 mod idling;
@@ -35,21 +35,21 @@ pub(crate) const HORIZON: f64 = 60.0;
 /// Name of the term that is counted over [`HORIZON`].
 pub(crate) const BACKLOG: &str = "backlog";
 
-/// What one regime predicts of one task, in seconds.
+/// Prediction of one regime for one task, times in s.
 #[derive(Default)]
 struct Wait {
     own_vm: f64,
     other_vms: f64,
     /// Share of the offered rate that gets through, at most 1.
     kept: f64,
-    /// Spare share of what the task could get, for working off a stall's backlog.
+    /// Spare share of the rate the task could have, for working off a stall's backlog.
     slack: f64,
     /// Service time of the request itself.
     service: f64,
 }
 
-/// Whether per-VM weights change anything under this configuration: BFQ must idle, or order is the
-/// device's.
+/// Whether per-VM weights change anything under this configuration: without BFQ's idling the device
+/// decides the order.
 #[must_use]
 pub fn weights_act(spec: &Spec, config: &Config) -> bool {
     spec.vms.len() > 1 && idling::acts(spec, config)
@@ -73,14 +73,14 @@ impl TailModel for Slice {
     }
 }
 
-/// The slice model asked about many configurations of the same tasks: what it takes from the
-/// profile is worked out once, and no terms are kept.
+/// The slice model for many configurations of the same tasks: the profile is evaluated once, and no
+/// terms are kept.
 pub struct SliceSearch<'a> {
     profile: &'a Profile,
     spec: &'a Spec,
-    /// With the further targets of tasks that have several.
+    /// Specs with the further targets of tasks that have several.
     rest: Vec<Spec>,
-    /// Under BFQ, and under the other elevators.
+    /// The device under BFQ, and under the other elevators.
     with_bfq: Device,
     without: Device,
 }
@@ -115,7 +115,7 @@ impl<'a> SliceSearch<'a> {
     }
 }
 
-/// What is expected of every task, in spec order.
+/// Forecasts of every task, in spec order.
 fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Device) -> Vec<T::Whole> {
     let flows = flows(spec, config, device);
     let cpu = CpuLoad::new(profile, spec, config, &flows);
@@ -127,7 +127,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         }
     };
     let waits = regime(&flows);
-    // Neighbours that come in bursts rest as long as they work.
+    // Neighbours with bursts are active and idle for equal times.
     let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.burst).max();
     let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
     let unchecked = Unchecked::of(&flows, &regime);
@@ -165,7 +165,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let (mut kept, mut catch_up) = (1.0, 0.0);
         if flow.declared {
             kept = limited(wait).kept;
-            // One that a cap holds below its rate falls behind by that, whatever the neighbours do.
+            // A task whose cap is below its rate falls behind by that, whatever the neighbours do.
             if let (Some(unchecked), None) = (&unchecked, flow.allowed) {
                 let over = resting.as_ref().map_or(HORIZON, |(length, _)| *length);
                 (kept, catch_up) = unchecked.lateness(i, over, limited);
@@ -183,16 +183,16 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
     out
 }
 
-/// What the device was measured to do while it is full of the requests of floods.
+/// Measured tail of the device while floods fill it.
 struct Saturated<'a> {
     device: &'a Device,
     floods: Vec<Kind>,
-    /// By exceedance: most tasks ask for the same percentile.
+    /// Results by exceedance: most tasks have the same percentile.
     known: Vec<(f64, f64)>,
 }
 
 impl<'a> Saturated<'a> {
-    /// None while BFQ idles: then the floods wait for their slices.
+    /// No floods while BFQ idles: they then wait for their slices.
     fn of(spec: &Spec, config: &Config, flows: &[Flow], device: &'a Device) -> Self {
         let floods = if idling::acts(spec, config) { Vec::new() } else { kinds(flows) };
         Self { device, floods, known: Vec::new() }
@@ -210,13 +210,14 @@ impl<'a> Saturated<'a> {
     }
 }
 
-/// What a VM's own cap costs its tasks, s, and the share of the cap that is spare for catching up.
+/// Wait that a VM's own cap adds to its tasks, s, and the share of the cap that is spare for
+/// catching up.
 ///
 /// On average the VM's requests are 1 / cap apart once they come faster, so a request may wait for
 /// one of each other task of its VM; with a rate close to the cap a backlog is worked off slowly.
-/// Both vanish for a cap far above the rate. That blk-throttle counts by slices, at whose end a VM
-/// that has used its allowance up may wait for the next one, is not in it: the planner limits VMs
-/// with targets only where it gives these up.
+/// Both vanish for a cap far above the rate. Not modelled: blk-throttle counts by slices, and a VM
+/// that has used up its allowance may wait for the next one. The planner limits VMs with targets
+/// only where it gives these up.
 fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     let Some(cap) = config.vms[flow.vm].cap else { return (0.0, 1.0) };
     let (mut rate, mut ahead) = (0.0, 0.0);

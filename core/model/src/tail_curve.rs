@@ -4,8 +4,8 @@ use rtvirtio_units::Nanos;
 
 use crate::types::DepthPoint;
 
-/// A share of the samples, and the latency in s that it lies above; with their logarithms, in which
-/// the tail is a line from point to point.
+/// A share of the samples, and the latency in s that it exceeds; with their logarithms, in which
+/// the tail is linear from point to point.
 #[derive(Clone, Copy)]
 pub(crate) struct TailPoint {
     /// Name of the statistic, such as `p99`.
@@ -27,11 +27,10 @@ impl TailPoint {
     }
 }
 
-/// Samples behind a statistic from which on it shows how often something happens; fewer are single
-/// events.
+/// Least samples behind a statistic for it to give a frequency; fewer are single events.
 const OFTEN: f64 = 10.0;
 
-/// The share beyond p99.99, and rounding. A target up there is about events that a profile shows a
+/// The share beyond p99.99, and rounding. A target beyond it is about events that a profile shows a
 /// few times at most, so that all of them count.
 pub(crate) const RARE: f64 = 1.000_001e-4;
 
@@ -39,22 +38,22 @@ pub(crate) const RARE: f64 = 1.000_001e-4;
 #[derive(Clone)]
 pub(crate) struct TailCurve {
     pub(crate) points: Vec<TailPoint>,
-    /// Samples.
+    /// Number of samples.
     n: f64,
-    /// Requests in flight.
+    /// Requests in flight at this point.
     depth: u32,
 }
 
 impl TailCurve {
-    /// `median` in s, which the point may lack.
+    /// `median` in s, in case the point has none.
     pub(crate) fn new(point: &DepthPoint, median: f64) -> Self {
         let n = point.n.max(1) as f64;
         let mut tail = vec![TailPoint::new("median", 0.5, median)];
         let all = [("p99", 1e-2, point.p99), ("p99.99", 1e-4, point.p9999), ("largest", 1.0 / n, point.max)];
         for (name, exceedance, latency) in all {
             let last = tail[tail.len() - 1];
-            // A percentile that n cannot resolve is the maximum; the maximum stands for itself as
-            // the last point.
+            // A percentile that n cannot resolve is the maximum; the maximum is the last point by
+            // itself.
             if exceedance < last.share && exceedance * n >= 1.0 - 1e-9 {
                 tail.push(TailPoint::new(name, exceedance, latency.as_secs_f64().max(last.latency)));
             }
@@ -81,7 +80,7 @@ impl TailCurve {
         &self.points[..kept]
     }
 
-    /// The statistics between which an answer lies, for the user: `p99 to p99.99 of 27865 samples`.
+    /// The statistics between which a latency lies, for the user: `p99 to p99.99 of 27865 samples`.
     pub(crate) fn named(&self, between: (&TailPoint, &TailPoint)) -> String {
         let (near, far) = (between.0.name, between.1.name);
         let what = if near == far { near.to_owned() } else { format!("{near} to {far}") };
@@ -89,7 +88,7 @@ impl TailCurve {
         format!("{what} of {} samples{depth}", self.n)
     }
 
-    /// The largest latency where a share `e` of requests leaves it out.
+    /// The largest latency, where the estimate for a share `e` of requests ignores it; else `None`.
     pub(crate) fn left_out(&self, e: f64) -> Option<Nanos> {
         let (last, kept) = (self.points.last()?, self.of_share(e).last()?);
         (last.share < kept.share).then(|| Nanos::from_secs_f64(last.latency))
@@ -106,7 +105,7 @@ impl TailCurve {
         self.points[self.points.len() - 1].latency
     }
 
-    /// The points around that latency.
+    /// The points around the quantile at `ln_e`.
     pub(crate) fn around(&self, ln_e: f64) -> (&TailPoint, &TailPoint) {
         let last = &self.points[self.points.len() - 1];
         segments(&self.points).find(|(_, far)| ln_e >= far.ln_share).map_or((last, last), |(near, far)| {

@@ -1,11 +1,11 @@
-//! What every model answers, and what all take for granted.
+//! The interface of all models, and their common checks.
 
 use rtvirtio_spec::{Spec, Task};
 use rtvirtio_units::Percentile;
 
 use crate::types::{Config, Forecast, ModelKind, Profile};
 
-/// Why a model cannot predict.
+/// Errors of a prediction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
     /// The model has no formula for this configuration; another model may have one.
@@ -13,26 +13,26 @@ pub enum ModelError {
     NotCovered {
         /// Name of the model.
         model: &'static str,
-        /// What it does not cover.
+        /// Configuration or load that the model does not cover.
         what: String,
-        /// What to do instead.
+        /// Alternative for the user.
         remedy: &'static str,
     },
-    /// The profile lacks a measurement that every prediction needs, or holds one that cannot be.
+    /// The profile lacks a measurement that every prediction needs, or has an impossible one.
     #[error("profile of {device}: {what}; measure again with `rtvirtio profile`")]
     BadProfile {
         /// Device name of the profile.
         device: String,
-        /// What is missing or wrong.
+        /// Fault of the profile.
         what: String,
     },
-    /// A task syncs its writes, and what a flush costs on this device was not measured.
+    /// A task syncs its writes, and the cost of a flush on this device was not measured.
     #[error(
         "{task} syncs its writes, and the profile of {device} has no syncs, so nothing is known of what a flush costs there: measure a device of the same kind without \
          data (`rtvirtio profile DEVICE --destroy-data -o FILE`) and give --profile FILE; `rtvirtio verify` measures the task itself without one"
     )]
     NoSyncs {
-        /// The task, `vm/task`.
+        /// Name of the task, `vm/task`.
         task: String,
         /// Device name of the profile.
         device: String,
@@ -52,13 +52,13 @@ pub enum ModelError {
 
 /// A model of tail latency.
 pub trait TailModel {
-    /// Which model this is.
+    /// Kind of the model, for reports.
     fn kind(&self) -> ModelKind;
 
-    /// One forecast per task at the percentile of its first target, in spec order.
+    /// Forecasts for each task at the percentile of its first target, in spec order.
     ///
     /// # Errors
-    /// As [`TailModel::forecast`].
+    /// Those of [`TailModel::forecast`].
     fn forecast_tasks(
         &self,
         profile: &Profile,
@@ -66,11 +66,11 @@ pub trait TailModel {
         config: &Config,
     ) -> Result<Vec<Forecast>, ModelError>;
 
-    /// One forecast per target, and per task without one, in the order of [`Spec::goals`].
+    /// Forecasts for each target, and each task without one, in the order of [`Spec::goals`].
     ///
     /// # Errors
     /// [`ModelError::NotCovered`] where the model has no formula, [`ModelError::BadProfile`] and
-    /// [`ModelError::BadConfig`] for inputs that contradict themselves.
+    /// [`ModelError::BadConfig`] for contradictory inputs.
     fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         let rest = further_targets(spec);
         let first = self.forecast_tasks(profile, spec, config)?;
@@ -86,8 +86,7 @@ pub trait TailModel {
 }
 
 /// The spec with the second, third, ... target of each task alone; a task with fewer keeps its last
-/// one. A model answers one target of each task at a time: what a task asks for changes nothing of
-/// its load.
+/// one. A model predicts one target of each task at a time, because targets do not change the load.
 pub(crate) fn further_targets(spec: &Spec) -> Vec<Spec> {
     let most = spec.tasks().map(|(_, t)| t.targets.len()).max().unwrap_or(0);
     let only = |k: usize| {
@@ -100,7 +99,7 @@ pub(crate) fn further_targets(spec: &Spec) -> Vec<Spec> {
     (1..most).map(only).collect()
 }
 
-/// What was asked layer by layer (see [`further_targets`]), in the order of [`Spec::goals`].
+/// Orders the answers of all layers (see [`further_targets`]) like [`Spec::goals`].
 pub(crate) fn by_goal<T>(spec: &Spec, layers: Vec<Vec<T>>) -> Vec<T> {
     let mut layers: Vec<_> = layers.into_iter().map(Vec::into_iter).collect();
     let mut out = Vec::new();
@@ -122,8 +121,8 @@ pub fn percentile_of(task: &Task) -> Percentile {
     task.tightest_target().map_or(Percentile::P9999, |t| t.percentile)
 }
 
-/// Refuses to guess what a flush costs: from nothing on a drive whose cache is safe to tens of
-/// milliseconds.
+/// Refuses a sync without a measurement: a flush takes from nothing on a drive whose cache is safe
+/// to tens of milliseconds.
 pub(crate) fn check_syncs(profile: &Profile, spec: &Spec) -> Result<(), ModelError> {
     match spec.tasks().find(|(_, task)| task.sync.is_some()) {
         Some((vm, task)) if profile.sync.is_empty() => Err(ModelError::NoSyncs {
@@ -134,7 +133,7 @@ pub(crate) fn check_syncs(profile: &Profile, spec: &Spec) -> Result<(), ModelErr
     }
 }
 
-/// Checks what all models take for granted.
+/// Checks the preconditions of all models.
 pub(crate) fn check_config(spec: &Spec, config: &Config) -> Result<(), ModelError> {
     if config.vms.len() != spec.vms.len() {
         return Err(ModelError::BadConfig(format!(

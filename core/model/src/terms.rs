@@ -8,7 +8,7 @@ use crate::types::{Brief, Forecast, Side, Term};
 
 /// Collects terms in seconds.
 pub(crate) trait Terms: Default {
-    /// What they are collected into.
+    /// Sum of the terms.
     type Whole;
 
     fn add(&mut self, side: Side, name: &'static str, seconds: f64);
@@ -24,12 +24,12 @@ pub(crate) struct Sum {
     terms: Vec<Term>,
 }
 
-/// Keeps their sum only, in ns: the same to the bit, for searches that ask about thousands of
+/// Keeps the sum only, in ns: equal to [`Sum`]'s to the bit, for searches over thousands of
 /// configurations.
 #[derive(Default)]
 pub(crate) struct Total(u64);
 
-/// Terms that a model gives a task at most.
+/// Most terms that a model gives a task.
 const MOST_TERMS: usize = 10;
 
 /// Longest term in seconds (about 11 days): keeps every sum finite whatever the input.
@@ -41,7 +41,7 @@ impl Default for Sum {
     }
 }
 
-/// A term of so many seconds as it is counted.
+/// A term of so many seconds, clamped to the countable range.
 fn counted(seconds: f64) -> Nanos {
     Nanos::from_secs_f64(if seconds.is_nan() { LONGEST_TERM } else { seconds.clamp(0.0, LONGEST_TERM) })
 }

@@ -1,5 +1,4 @@
-//! Profiles and specs for the tests: the twin and the disk whose measurements the tests compare
-//! with.
+//! Profiles and specs for the tests: the twin and the disk that the reference measurements are of.
 
 use rtvirtio_spec::{
     Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic, Vm, VmCpu,
@@ -32,7 +31,8 @@ fn profile(read: Vec<DepthPoint>, read_bfq: Vec<DepthPoint>) -> Profile {
     }
 }
 
-/// One channel, 60 us + 1 ns/B: median 105 us, p99.99 1.8 ms, 15.5 k IOPS at depth 16.
+/// Profile of a twin with one channel, 60 us + 1 ns/B: median 105 us, p99.99 1.8 ms, 15.5 k IOPS at
+/// depth 16.
 pub(crate) fn twin() -> Profile {
     profile(
         vec![point(1, 9_300.0, [105, 150, 1_800, 5_000]), point(16, 15_500.0, [1_030, 1_200, 3_500, 8_000])],
@@ -40,7 +40,7 @@ pub(crate) fn twin() -> Profile {
     )
 }
 
-/// About 140 k IOPS at depth 32.
+/// Profile of a disk with about 140 k IOPS at depth 32.
 pub(crate) fn disk() -> Profile {
     profile(
         vec![point(1, 17_000.0, [55, 90, 300, 1_500]), point(32, 140_000.0, [220, 400, 1_200, 3_000])],

@@ -1,4 +1,4 @@
-//! What the models read (a host profile and a configuration) and what they say (a forecast with its
+//! Inputs of the models (a host profile and a configuration) and their output (a forecast with its
 //! terms).
 
 use std::borrow::Cow;
@@ -7,14 +7,14 @@ use std::ops::RangeInclusive;
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::{Deserialize, Serialize};
 
-/// Version of the profile file's form.
+/// Version of the profile file's format.
 pub const PROFILE_SCHEMA: &str = "rtvirtio.profile.v1";
 
-/// What was measured on one device of one host. Written by `rtvirtio profile`.
+/// Measurements of one device of one host. Written by `rtvirtio profile`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Always [`PROFILE_SCHEMA`].
+    /// Format version, always [`PROFILE_SCHEMA`].
     pub schema: String,
     /// Device name as in `/sys/block`, such as `nvme0n1`.
     pub device: String,
@@ -35,9 +35,9 @@ pub struct Profile {
     /// profiles of older versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sync: Vec<DepthPoint>,
-    /// Reads with elevator `bfq` at the same depths as `read`: what BFQ itself costs.
+    /// Reads with elevator `bfq` at the same depths as `read`, for BFQ's own cost.
     pub read_bfq: Vec<DepthPoint>,
-    /// Larger requests, with elevator `none`: what a byte costs. `None` in profiles of older
+    /// Larger requests, with elevator `none`, for the cost per byte. `None` in profiles of older
     /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub large: Option<LargeRequests>,
@@ -62,11 +62,11 @@ const LONGEST: Nanos = Nanos(1_000_000_000_000_000);
 const MOST_CPU: f64 = 1e3;
 
 impl Profile {
-    /// Checks a profile that came from a file: a number that cannot have been measured would make
-    /// times that are infinite or none.
+    /// Checks a profile that came from a file: an impossible measurement would lead to times that
+    /// are infinite or NaN.
     ///
     /// # Errors
-    /// What is wrong first, in words.
+    /// The first fault, in words.
     pub fn check(&self) -> Result<(), String> {
         let block = |b: Bytes, of: &str| match (Bytes(1)..=MAX_BLOCK).contains(&b) {
             true => Ok(()),
@@ -89,8 +89,8 @@ impl Profile {
         self.guest.as_ref().map_or(Ok(()), GuestPoint::check)
     }
 
-    /// The same device, each of whose requests takes so many times as long. What a VM adds is as it
-    /// was.
+    /// A slower device: each request takes `factor` times as long. The part of guest and VMM is
+    /// unchanged.
     #[must_use]
     pub fn slowed(&self, factor: f64) -> Self {
         let mut slow = self.clone();
@@ -108,7 +108,7 @@ impl Profile {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LargeRequests {
-    /// Their size.
+    /// Size of the requests.
     pub block: Bytes,
     /// Reads by rising depth.
     pub read: Vec<DepthPoint>,
@@ -116,11 +116,11 @@ pub struct LargeRequests {
     pub write: Vec<DepthPoint>,
 }
 
-/// One measured point of throughput and latency.
+/// Measured throughput and latency at one queue depth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DepthPoint {
-    /// Requests in flight.
+    /// Requests in flight, in a closed loop.
     pub depth: u32,
     /// Median over the repetitions.
     pub iops: Iops,
@@ -128,13 +128,13 @@ pub struct DepthPoint {
     pub spread: f64,
     /// Samples over all repetitions.
     pub n: u64,
-    /// Median completion latency.
+    /// Median completion latency of all samples.
     pub p50: Nanos,
-    /// 99th percentile.
+    /// 99th percentile of the same.
     pub p99: Nanos,
     /// 99.99th percentile; with `n` < 10 000 it is the maximum.
     pub p9999: Nanos,
-    /// Largest.
+    /// Largest completion latency of all samples.
     pub max: Nanos,
 }
 
@@ -169,7 +169,7 @@ impl DepthPoint {
 pub struct GuestPoint {
     /// `qemu-tcg`, `qemu-kvm` or `process`.
     pub kind: String,
-    /// The same measures as for the device.
+    /// Throughput and latency inside the VM.
     pub point: DepthPoint,
     /// CPU seconds of the host that one request costs (VMM and guest together).
     pub cpu_per_request: f64,
@@ -179,7 +179,7 @@ impl GuestPoint {
     /// Checks a point that came from a file.
     ///
     /// # Errors
-    /// What is wrong first, in words.
+    /// The first fault, in words.
     pub fn check(&self) -> Result<(), String> {
         if !(0.0..=MOST_CPU).contains(&self.cpu_per_request) {
             return Err(format!("guest: {} s of CPU time for a request cannot be", self.cpu_per_request));
@@ -194,23 +194,23 @@ impl GuestPoint {
     }
 }
 
-/// A configuration whose effect is predicted: what the knobs say, per host and VM.
+/// A configuration whose effect is predicted: values of the knobs, per host and VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
-    /// Host I/O scheduler.
+    /// I/O scheduler of the host's device.
     pub elevator: Elevator,
     /// Host BFQ tunables; they act only when `elevator` is [`Elevator::Bfq`].
     pub bfq: Bfq,
-    /// Per VM, in spec order.
+    /// Settings per VM, in spec order.
     pub vms: Vec<VmConfig>,
 }
 
 /// The part of a configuration that belongs to one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmConfig {
-    /// BFQ weight of its cgroup, 1 to 1000.
+    /// BFQ weight of the VM's cgroup, 1 to 1000.
     pub weight: u32,
-    /// Cap on its read + write requests per second; `None` for no cap.
+    /// Cap on the VM's read + write requests per second; `None` for no cap.
     pub cap: Option<Iops>,
     /// I/O scheduler inside the guest.
     pub guest_elevator: Elevator,
@@ -224,16 +224,16 @@ pub struct VmConfig {
 pub enum Elevator {
     /// FIFO per hardware queue.
     None,
-    /// Deadline.
+    /// `mq-deadline`: a deadline per request and batches per direction.
     MqDeadline,
-    /// Kyber.
+    /// `kyber`: latency targets for reads and writes.
     Kyber,
-    /// Budget fair queueing.
+    /// `bfq`: budget fair queueing.
     Bfq,
 }
 
 impl Elevator {
-    /// As in `/sys/block/*/queue/scheduler`.
+    /// Name in `/sys/block/*/queue/scheduler`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -248,19 +248,19 @@ impl Elevator {
 /// BFQ's tunables as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bfq {
-    /// `slice_idle`.
+    /// `slice_idle`: wait for the next request of a queue.
     pub slice_idle: Nanos,
-    /// `timeout_sync`.
+    /// `timeout_sync`: longest slice of a queue.
     pub timeout_sync: Nanos,
-    /// `low_latency`.
+    /// `low_latency`: whether weights of interactive queues are raised.
     pub low_latency: bool,
     /// `max_budget`; `None` lets BFQ choose.
     pub max_budget: Option<Bytes>,
-    /// `strict_guarantees`.
+    /// `strict_guarantees`: one request at the device at a time.
     pub strict_guarantees: bool,
 }
 
-/// Which model made a prediction.
+/// Models that can make a prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelKind {
@@ -270,7 +270,7 @@ pub enum ModelKind {
     Slice,
     /// The RT-VirtIO paper's network, fitted on this host's measured runs.
     Mlp,
-    /// What was learned on this host, with a calibrated upper bound.
+    /// Forests learned on this host, with a calibrated upper bound.
     Bound,
 }
 
@@ -280,12 +280,13 @@ pub enum ModelKind {
 pub struct Forecast {
     /// Predicted latency at the target's percentile (p99.99 without a target).
     pub latency_ns: Nanos,
-    /// Share of the declared rate that is kept, `achieved / declared`, at most 1: as expected, or
-    /// as the upper bound shows where that is more. `1.0` for tasks without a rate.
+    /// Share of the declared rate that is kept, `achieved / declared`, at most 1: the expected
+    /// share, or that which the upper bound implies where it is larger. `1.0` for tasks without a
+    /// rate.
     pub rate_kept: f64,
     /// Terms of the guest part and of the host part; they sum to `latency_ns` up to rounding.
     pub terms: Vec<Term>,
-    /// What the latency stays below, from a model that was learned on this host; `None` from the
+    /// Upper bound of the latency, from a model that was learned on this host; `None` from the
     /// formulas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper: Option<Upper>,
@@ -294,9 +295,9 @@ pub struct Forecast {
 /// A [`Forecast`] without its terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Brief {
-    /// As [`Forecast::latency_ns`].
+    /// Like [`Forecast::latency_ns`].
     pub latency_ns: Nanos,
-    /// As [`Forecast::rate_kept`].
+    /// Like [`Forecast::rate_kept`].
     pub rate_kept: f64,
 }
 
@@ -304,22 +305,22 @@ pub struct Brief {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Upper {
-    /// The bound.
+    /// Bound on the latency at the target's percentile.
     pub latency_ns: Nanos,
-    /// Share of new runs whose tail stays below it.
+    /// Share of new runs whose tail stays below the bound.
     pub confidence: Ratio,
-    /// What the confidence rests on.
+    /// Evidence for the confidence.
     pub basis: UpperBasis,
-    /// What must be added for the tail as measured, with the host's own stalls, which no setting
-    /// changes; zero where the bound holds them.
+    /// Addition for the tail as measured, with the host's own stalls, which no setting changes;
+    /// zero where the bound includes them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub host_ns: Nanos,
-    /// What of the task or the settings lies outside what was measured, in words: there the bound
-    /// is a guess, widened.
+    /// Properties of the task or the settings outside the measured range, in words: the bound is
+    /// then a guess, widened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outside: Vec<String>,
     /// Length of the runs that the tail is of, s. A shorter or longer run has a shorter or longer
-    /// one while it has fewer requests than the percentile needs.
+    /// tail while it has fewer requests than the percentile needs.
     #[serde(default)]
     pub run_s: f64,
 }
@@ -328,7 +329,7 @@ fn is_zero(ns: &Nanos) -> bool {
     ns.0 == 0
 }
 
-/// What an upper bound's confidence rests on.
+/// Evidence for an upper bound's confidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UpperBasis {
@@ -338,28 +339,28 @@ pub enum UpperBasis {
     Pooled,
     /// Runs in QEMU guests, all regimes together.
     Guests,
-    /// None: the load or the settings lie outside what was measured.
+    /// No evidence: the load or the settings lie outside the measured range.
     Extrapolated,
 }
 
-/// One term of a prediction: where time goes.
+/// Part of a predicted latency with one cause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Term {
     /// Guest part or host part.
     pub side: Side,
     /// Short stable name, such as `switch`, `own-service`, `other-vms`, `timeout-sync`, `device`.
-    /// Those of our models are static: a search makes millions of terms.
+    /// Names of our models are static: a search makes millions of terms.
     pub name: Cow<'static, str>,
-    /// Its share of the latency.
+    /// Part of the latency, ns.
     pub latency_ns: Nanos,
-    /// The measured statistic that it comes from, such as `p99 of 27865 samples`, or that it is
-    /// assumed; `None` where it follows from settings and rates.
+    /// The measured statistic that the term is computed from, such as `p99 of 27865 samples`, or
+    /// that it is assumed; `None` where it follows from settings and rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub statistic: Option<String>,
 }
 
-/// Where a term arises.
+/// System part in which a term arises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
@@ -370,14 +371,14 @@ pub enum Side {
 }
 
 impl Forecast {
-    /// What a target is compared with: the upper bound where there is one, else the expected
-    /// latency.
+    /// Latency that a target is compared with: the upper bound where there is one, else the
+    /// expected latency.
     #[must_use]
     pub fn judged(&self) -> Nanos {
         self.upper.as_ref().map_or(self.latency_ns, |u| u.latency_ns)
     }
 
-    /// What a VM can be promised: the same with what the host's own stalls add.
+    /// Latency that a VM can be promised: [`Forecast::judged`] plus the host's own stalls.
     #[must_use]
     pub fn promised(&self) -> Nanos {
         let host = self.upper.as_ref().map_or(0, |u| u.host_ns.0);

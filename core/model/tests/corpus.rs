@@ -1,5 +1,4 @@
-//! Every input that a fuzzer found worth keeping, played again through the same functions
-//! (`fuzz/`).
+//! Every fuzzing input worth keeping, run through the same functions (`fuzz/`).
 
 #[path = "../../../fuzz/src/json.rs"]
 mod json;

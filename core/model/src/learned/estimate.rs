@@ -1,4 +1,4 @@
-//! What a forest predicts of one task, and checks of a forest that came from a file.
+//! A forest's prediction for one task, and checks of a forest that came from a file.
 
 use std::ops::RangeInclusive;
 
@@ -9,11 +9,11 @@ use rtvirtio_units::Nanos;
 use super::features::{MEANINGS, WIDTH};
 
 /// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30
-/// s are 300 000 years, and still a number.
+/// s are 300 000 years, and still finite.
 const LN_MOST: f64 = 30.0;
 
-/// Checks a forest and the level of its high quantile, as read from a file; the error says what is
-/// damaged. Shares of lost rates lie in `lost`.
+/// Checks a forest and the level of its high quantile, as read from a file; the error describes the
+/// damage. Shares of lost rates lie in `lost`.
 pub(super) fn check_forest(forest: &Forest, high: f64, lost: RangeInclusive<f64>) -> Result<(), String> {
     if !(high > 0.5 && high < 1.0) {
         return Err("its high quantile is none".to_owned());
@@ -39,14 +39,14 @@ pub(super) fn check_bound(bound: &Quantile) -> Result<(), String> {
     bound.check().map_err(|e| e.to_string())
 }
 
-/// What of a row lies outside of a forest's training rows, in words.
+/// Names of the features of a row outside the forest's training range, then `unlike`.
 pub(super) fn outside(forest: &Forest, row: &[f64; WIDTH], unlike: Option<&'static str>) -> Vec<String> {
     let features = forest.outside(row).into_iter().filter_map(|i| MEANINGS.get(i).copied());
     features.chain(unlike).map(str::to_owned).collect()
 }
 
-/// What a forest says: logarithms of the median and of the high quantile, mean share of the rate
-/// that is lost.
+/// Prediction of a forest: logarithms of the median and of the high quantile, mean share of the
+/// rate that is lost.
 pub(super) struct Estimate {
     pub(super) middle: f64,
     pub(super) high: f64,
@@ -54,19 +54,20 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// The same where a latency of `e^ln` s and a loss of `lost` are what it is measured against.
+    /// The estimate in absolute terms, for a forest trained on ratios to a latency of `e^ln` s and
+    /// differences from a loss of `lost`.
     pub(super) fn beyond(self, ln: f64, lost: f64) -> Self {
         Self { middle: self.middle + ln, high: self.high + ln, lost: self.lost + lost }
     }
 
     /// Upper bound, s: never below the expected tail, also where the calibrated score is negative,
-    /// and the `stall` that any run may meet and most do not.
+    /// plus the `stall` that any run may meet and most do not.
     pub(super) fn upper(&self, score: f64, stall: Nanos) -> f64 {
         (self.high + score).exp().max(self.middle.exp() + stall.as_secs_f64())
     }
 }
 
-/// What a forest says of one row.
+/// Estimate of a forest for one row.
 pub(super) fn estimate(
     forest: &Forest,
     high: f64,

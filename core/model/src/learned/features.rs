@@ -1,9 +1,9 @@
-//! What learned models see of a task: numbers that carry the physics, not raw knobs alone.
+//! Features of learned models: derived physical quantities, not raw knobs alone.
 //!
-//! The paper's network reads the raw values of its Table I. Ours also reads what the slice model
-//! and the paper's equations say, the utilisation, and the neighbours; logarithms where a quantity
-//! acts by ratio. A network then learns where the formulas are wrong instead of learning queueing
-//! from nothing, which takes far fewer points.
+//! The paper's network reads the raw values of its Table I. Ours also reads the forecasts of the
+//! slice model and of the paper's equations, the utilisation, and the neighbours; logarithms where
+//! a quantity acts by ratio. A model then learns where the formulas are wrong instead of learning
+//! queueing from nothing, which takes far fewer points.
 
 use rtvirtio_spec::Spec;
 
@@ -60,10 +60,10 @@ pub const NAMES: [&str; 37] = [
 /// Index of `ln_slice`, ln(tail in s) by the slice model over a run.
 pub const LN_SLICE: usize = 0;
 
-/// Index of `slice_kept`, the share of the declared rate that the slice model says is kept, 0 to 1.
+/// Index of `slice_kept`, the share of the declared rate that is kept by the slice model, 0 to 1.
 pub const SLICE_KEPT: usize = 4;
 
-/// The same in words, for reports of what lies outside what was measured.
+/// Descriptions of [`NAMES`], for reports of features outside the measured range.
 pub const MEANINGS: [&str; WIDTH] = [
     "predicted latency",
     "wait for other VMs",
@@ -104,20 +104,21 @@ pub const MEANINGS: [&str; WIDTH] = [
     "load with the neighbour's limit",
 ];
 
-/// Number of features.
+/// Number of features per row.
 pub const WIDTH: usize = NAMES.len();
 
 /// Smallest latency or share whose logarithm is taken, in s: far below any I/O.
 const TINY: f64 = 1e-7;
 
-/// What a run's length adds: a percentile that n cannot resolve is the maximum, which grows with n.
+/// Largest number of requests that counts: a percentile that n cannot resolve is the maximum, which
+/// grows with n.
 const RESOLVED: f64 = 1e4;
 
 /// Feature rows, one per task in spec order, with the slice forecasts that they are built on.
-/// `seconds` is the length of the run whose tail is meant.
+/// `seconds` is the length of the run whose tail is predicted.
 ///
 /// # Errors
-/// As the slice model's.
+/// Those of the slice model.
 pub fn features(
     profile: &Profile,
     spec: &Spec,
@@ -125,8 +126,7 @@ pub fn features(
     seconds: f64,
 ) -> Result<(Vec<[f64; WIDTH]>, Vec<Forecast>), ModelError> {
     let slice = Slice.forecast_tasks(profile, spec, config)?;
-    // The paper's equations know BFQ only; for other elevators they say what BFQ without idling
-    // would do.
+    // The paper's equations cover BFQ only; other elevators get the value of BFQ without idling.
     let mut as_bfq = config.clone();
     as_bfq.elevator = Elevator::Bfq;
     if config.elevator != Elevator::Bfq {
@@ -143,7 +143,7 @@ pub fn features(
     Ok((rows, slice))
 }
 
-/// What all tasks of a configuration share.
+/// Features that all tasks of a configuration have in common.
 struct Common {
     load: f64,
     write_load: f64,
@@ -179,7 +179,7 @@ impl Common {
                 c.write_load += f.rate * f.cost * f.op.write_share();
                 continue;
             }
-            // Time of the requests that it keeps in flight.
+            // Device time of the requests in flight.
             c.flood += f.burst() * f.cost;
             c.flood_writes = c.flood_writes.max(f.op.write_share());
             c.bursts = if task.burst.is_some() { 1.0 } else { c.bursts };
@@ -241,7 +241,7 @@ fn row(
         flow.rate.max(1e-3).ln(),
         ln(flow.service),
         flow.op.write_share(),
-        // Below slice_idle a queue keeps the device.
+        // With a think time below slice_idle a queue keeps the device.
         ln(1.0 / flow.rate.max(1e-3) - flow.service),
         c.load,
         c.load_of[flow.vm],
@@ -257,14 +257,13 @@ fn row(
         flag(config.vms.windows(2).any(|w| w[0].weight != w[1].weight)),
         ln(base),
         c.write_load,
-        // What all ask for together, where a limit says how much a neighbour may: from 1 on some
-        // task starves.
+        // Load of all together, with a limited neighbour at its limit: from 1 on some task starves.
         c.load + c.neighbour_cap,
     ]
 }
 
-/// The raw values that the RT-VirtIO paper's network reads (its Tables I and II): VM count, tasks,
-/// IOPS, weight, `slice_idle`, `timeout_sync`. For the scheme `rt-virtio-mlp`.
+/// The raw inputs of the RT-VirtIO paper's network (its Tables I and II): VM count, tasks, IOPS,
+/// weight, `slice_idle`, `timeout_sync`. For the scheme `rt-virtio-mlp`.
 #[must_use]
 pub fn paper_features(spec: &Spec, config: &Config) -> Vec<[f64; PAPER_WIDTH]> {
     let weights: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
@@ -288,7 +287,7 @@ pub fn paper_features(spec: &Spec, config: &Config) -> Vec<[f64; PAPER_WIDTH]> {
     rows
 }
 
-/// Number of [`paper_features`].
+/// Number of [`paper_features`] per task.
 pub const PAPER_WIDTH: usize = 8;
 
 #[cfg(test)]

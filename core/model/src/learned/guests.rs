@@ -3,7 +3,7 @@
 //! A guest is not a process with a delay: all its tasks are one queue of the host's scheduler, so
 //! under idling BFQ, or next to a writer, the same load has other tails, a hundred times shorter or
 //! longer (`docs/results/rt-virtio.md`, In guests). A forest of its own, on runs in guests alone,
-//! keeps what is said of process VMs as it is.
+//! leaves the predictions for process VMs as they are.
 
 use rtvirtio_spec::{Kernel, Vm, VmCpu};
 use rtvirtio_stats::conformal::Quantile;
@@ -17,18 +17,18 @@ use crate::guest::measured_guest;
 use crate::load::is_guest;
 use crate::types::{Elevator, GuestPoint, Profile, VmConfig};
 
-/// The part of a learned model that is of QEMU guests.
+/// Part of a learned model for QEMU guests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestModel {
-    /// What a guest of this kind adds when it runs alone, measured before the runs.
+    /// A guest of this kind alone on the host, measured before the runs.
     pub guest: GuestPoint,
-    /// Runs that it was learned from.
+    /// Number of training runs.
     pub points: usize,
-    /// Tasks in them.
+    /// Number of tasks in these runs.
     pub rows: usize,
-    /// ln(latency in s) of the measured tasks as measured, because it is unknown when the host
-    /// stood still while a guest waited; each with the share of its declared rate that was lost.
+    /// ln(latency in s) of the measured tasks with the host's stalls, because it is unknown whether
+    /// a guest waited during one; each with the share of its declared rate that was lost.
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
@@ -44,7 +44,7 @@ impl GuestModel {
         1.0 - self.bound.miss
     }
 
-    /// Checks what was read; the error says what is damaged.
+    /// Checks the part as read from a file; the error describes the damage.
     pub(super) fn check(&self) -> Result<(), String> {
         let in_guests = |what: &dyn std::fmt::Display| format!("of guests, {what}");
         if !self.guest.is_of_guest() {
@@ -55,26 +55,26 @@ impl GuestModel {
         check_bound(&self.bound).map_err(|what| in_guests(&what))
     }
 
-    /// Whether the guests of a profile may be of the kind that was learned from: a profile without
-    /// one does not contradict, see [`unlike_measured`].
+    /// Whether the guests of a profile may be of the kind of the training runs: a profile without a
+    /// guest does not contradict, see [`unlike_measured`].
     pub(super) fn is_of(&self, profile: &Profile) -> bool {
         measured_guest(profile).is_none_or(|g| g.kind == self.guest.kind)
     }
 
-    /// Its estimate of one row.
+    /// Estimate of one row, in absolute terms.
     pub(super) fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<Estimate, String> {
         estimate(&self.forest, self.high, row, scratch).map_err(|e| e.to_string())
     }
 
-    /// Upper bound of a row, s, before it is widened.
+    /// Upper bound of a row, s, before widening for extrapolation.
     pub(super) fn upper(&self, estimate: &Estimate, stall: Nanos) -> f64 {
         estimate.upper(self.bound.score, stall)
     }
 }
 
-/// What of a guest no measured run had, although no feature shows it: in sweeps guests have the
-/// standard kernel, no elevator of their own and all the CPU time that they want. A kind of guest
-/// that was not measured is unknown.
+/// Property of a guest that no measured run had and no feature shows: in sweeps guests have the
+/// standard kernel, no elevator of their own and unlimited CPU time. A kind of guest that was not
+/// measured is unknown.
 pub(super) fn unlike_measured(vm: &Vm, set: &VmConfig, given: &Profile) -> Option<&'static str> {
     if !is_guest(vm) {
         None

@@ -1,11 +1,11 @@
 //! A model of one device on one host, learned from measured runs.
 //!
-//! A quantile regression forest reads the features of a task and names the measured tasks that are
-//! most alike; their tails give the median and a high quantile, their losses the share of the rate
-//! that is kept. The upper bound is the high quantile plus a score calibrated on the trees that did
-//! not see a run (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019;
-//! out of bag: Johansson and others, Machine Learning 97, 2014). How it is fitted, and what
-//! coverage was seen: `docs/explanation/models.md`.
+//! A quantile regression forest maps the features of a task to the most similar measured tasks;
+//! their tails give the median and a high quantile, their losses the share of the rate that is
+//! kept. The upper bound is the high quantile plus a score calibrated on the trees that did not see
+//! a run (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019; out of
+//! bag: Johansson and others, Machine Learning 97, 2014). Fitting and measured coverage:
+//! `docs/explanation/models.md`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use crate::load::is_guest;
 use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis, VmConfig};
 use crate::{ModelError, TailModel};
 
-/// How much wider a bound is outside of what was measured. Not proven; it is said wherever the
-/// bound is shown.
+/// Factor that widens a bound outside the measured range. Not proven; every report of the bound
+/// says so.
 const EXTRAPOLATED: f64 = 2.0;
 
 impl HostModel {
-    /// The estimate of one row from runs of process VMs.
+    /// Estimate of one row from runs of process VMs.
     fn estimate(
         &self,
         row: &[f64; WIDTH],
@@ -45,7 +45,7 @@ impl HostModel {
         .map_err(|e| self.unusable(&e))
     }
 
-    /// How far the trees that speak of a regime are apart on one row.
+    /// Spread of the predictions of a regime's trees for one row.
     ///
     /// # Errors
     /// [`ForestError::BadInput`].
@@ -53,7 +53,8 @@ impl HostModel {
         self.non_idling_in(regime).map_or(&self.forest, |f| &f.forest).spread(row)
     }
 
-    /// The part that speaks of a regime by itself.
+    /// The separate forest for a regime in which BFQ does not idle; `None` where the main forest
+    /// applies.
     fn non_idling_in(&self, regime: Regime) -> Option<&NonIdlingModel> {
         self.non_idling.as_ref().filter(|_| regime.is_non_idling())
     }
@@ -65,7 +66,7 @@ impl HostModel {
         }
     }
 
-    /// The bound of a row.
+    /// Upper bound of a row from runs of process VMs.
     fn upper(
         &self,
         row: &[f64; WIDTH],
@@ -94,9 +95,9 @@ impl HostModel {
         }
     }
 
-    /// What runs in guests say of a task in one. Outside of what guests were measured with, the
-    /// worse of that and of what process VMs say, which ran more VMs and more load; the bound of
-    /// guests is widened there, as that of processes is.
+    /// Estimate and bound of a task in a guest. Outside the measured range of guests, the worse of
+    /// this and of the prediction for process VMs, which were measured with more VMs and more load;
+    /// the bound of guests is widened there, as that of processes is.
     fn in_guest(
         &self,
         guests: &GuestModel,
@@ -118,7 +119,7 @@ impl HostModel {
             let process = self.estimate(row, of.regime, scratch)?;
             let of_process = self.upper(row, of, &process, unlike);
             let widened = Nanos((upper.latency_ns.0 as f64 * EXTRAPOLATED) as u64);
-            // Bounds of guests hold the host's own stalls.
+            // Bounds of guests include the host's own stalls.
             let as_measured = Nanos(of_process.latency_ns.0.saturating_add(of_process.host_ns.0));
             upper.latency_ns = widened.max(as_measured);
             upper.basis = UpperBasis::Extrapolated;
@@ -129,24 +130,24 @@ impl HostModel {
     }
 }
 
-/// What the bounds under one spec and configuration share.
+/// Inputs that all bounds under one spec and configuration have in common.
 struct Load {
     regime: Regime,
-    /// How long the drive may stand still because something writes.
+    /// Longest delay by a stall of the drive; 0 where nothing writes.
     stall: Nanos,
 }
 
-/// How long a request may be held up because the drive stands still while it arrives, or stood
-/// still before and works off what has come since: no longer than the busy period that the stall
-/// begins, `stall / (1 - load)`, whatever the order of service, as long as the device does not idle
-/// (fluid limit of the busy period: Kleinrock, Queueing Systems I, 1975, chapter 5).
+/// Longest delay of a request by a write stall, during the stall or in the backlog after it: no
+/// longer than the busy period that the stall begins, `stall / (1 - load)`, whatever the order of
+/// service, as long as the device does not idle (fluid limit of the busy period: Kleinrock,
+/// Queueing Systems I, 1975, chapter 5).
 fn held_up(profile: &Profile, spec: &Spec, config: &Config) -> Result<Nanos, ModelError> {
     let load: f64 = declared_shares(profile, spec, config)?.iter().sum();
     let stall = service(profile)?.write_stall.as_secs_f64();
     Ok(Nanos::from_secs_f64(stall / (1.0 - load).max(MIN_SLACK)))
 }
 
-/// Whether anything under a spec writes.
+/// Whether any task of a spec writes.
 #[must_use]
 pub fn writes(spec: &Spec) -> bool {
     spec.tasks().any(|(_, task)| task.op.write_share() > 0.0)
@@ -161,13 +162,13 @@ pub struct Learned {
 }
 
 impl Learned {
-    /// Ours: the expected tail and its bound.
+    /// The expected tail and its upper bound, by the forests.
     #[must_use]
     pub fn bound(model: Arc<HostModel>) -> Self {
         Self { model, kind: ModelKind::Bound }
     }
 
-    /// The network of the RT-VirtIO paper: its features, its shape, its loss.
+    /// The network of the RT-VirtIO paper, with its features and its loss.
     #[must_use]
     pub fn paper(model: Arc<HostModel>) -> Self {
         Self { model, kind: ModelKind::Mlp }
@@ -189,7 +190,7 @@ impl Learned {
             .zip(slice)
             .map(|(row, slice)| {
                 let s = paper.predict_with(row, &mut scratch).map_err(|e| self.model.unusable(&e))?;
-                // It knows nothing of rates: our model's view of them is no part of the paper's
+                // The network has no rates, and our model's rates are no part of the paper's
                 // planner.
                 Ok(rescaled(slice, Nanos::from_secs_f64(s.max(1e-6)), Some(1.0), None))
             })
@@ -202,7 +203,7 @@ impl TailModel for Learned {
         self.kind
     }
 
-    /// From the profile that the model was learned with. Of the one given only the guest's part
+    /// Forecasts by the profile that the model was learned with. Of `given` only the guest's part
     /// counts, unless runs in such guests were learned from.
     fn forecast_tasks(
         &self,
@@ -253,25 +254,25 @@ impl TailModel for Learned {
     }
 }
 
-/// Share of the declared rate that is kept, 0 to 1: what is expected, or what the bound shows where
-/// that is more. A request's latency counts from when it was due, so a task that loses a share of
-/// its rate through a run is late by that share of the run at its end: a tail of p99.99 below the
-/// bound leaves no room for a larger loss, but in a run that ends within a wait. Outside of what
-/// was measured a bound shows nothing. `capped` is what a limit below the VM's rates leaves, which
-/// no run was measured with.
+/// Share of the declared rate that is kept, 0 to 1: the expected share, or that which the bound
+/// implies where it is larger. A request's latency counts from its due time, so a task that loses a
+/// share of its rate through a run is late by that share of the run at its end: a tail of p99.99
+/// below the bound leaves no room for a larger loss, but in a run that ends within a wait. Outside
+/// the measured range a bound implies nothing. `capped` is the share under a limit below the VM's
+/// rates, which no run was measured with.
 fn kept(estimate: &Estimate, upper: &Upper, capped: Option<f64>) -> f64 {
     let latest = upper.latency_ns.as_secs_f64() + upper.host_ns.as_secs_f64();
     let room = if upper.outside.is_empty() { latest / upper.run_s } else { 1.0 };
     (1.0 - estimate.lost.clamp(0.0, 1.0).min(room)).min(capped.unwrap_or(1.0))
 }
 
-/// Whether a VM may do less than it declares, as one that a plan gives up: no sweep holds a VM with
-/// rates so far down.
+/// Whether a VM's cap is below its declared rates, as for a VM that a plan gives up: no sweep
+/// limits a VM with rates so far.
 fn held_below_its_rates(vm: &Vm, set: &VmConfig) -> bool {
     set.cap.is_some_and(|cap| cap.0 < vm.declared_rate().0)
 }
 
-/// What of a task no measured run had, although no feature shows it: sweeps run synchronous random
+/// Property of a task that no measured run had and no feature shows: sweeps run synchronous random
 /// tasks and learn p99.99.
 fn unlike_measured(task: &Task) -> Option<&'static str> {
     if crate::percentile_of(task) != Percentile::P9999 {
@@ -289,8 +290,8 @@ fn unlike_measured(task: &Task) -> Option<&'static str> {
     }
 }
 
-/// A slice forecast with another total: its terms keep their proportions, so that one still sees
-/// where the time goes.
+/// A slice forecast scaled to another total: its terms keep their proportions, so that they still
+/// show where the time goes.
 fn rescaled(mut f: Forecast, total: Nanos, kept: Option<f64>, upper: Option<Upper>) -> Forecast {
     let factor = total.0 as f64 / (f.latency_ns.0 as f64).max(1.0);
     for term in &mut f.terms {

@@ -12,14 +12,14 @@ pub enum Regime {
     Idling,
     /// BFQ idles, and a neighbour has no rate.
     IdlingWithUnpacedNeighbour,
-    /// Requests wait for requests.
+    /// BFQ does not idle and all tasks have a rate: requests wait only for other requests.
     NonIdling,
-    /// The same with a neighbour without a rate.
+    /// BFQ does not idle, and a neighbour has no rate.
     NonIdlingWithUnpacedNeighbour,
 }
 
 impl Regime {
-    /// All of them.
+    /// All regimes, in the order of [`Regime::category`].
     pub const ALL: [Self; 4] = [
         Self::Idling,
         Self::IdlingWithUnpacedNeighbour,
@@ -41,7 +41,7 @@ impl Regime {
         }
     }
 
-    /// Its number.
+    /// Index of the regime in [`Regime::ALL`].
     #[must_use]
     pub fn category(self) -> usize {
         self as usize
@@ -53,7 +53,7 @@ impl Regime {
         matches!(self, Self::NonIdling | Self::NonIdlingWithUnpacedNeighbour)
     }
 
-    /// For tables.
+    /// Short name for tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! The file of a learned model: its form, and what it may hold.
+//! The file of a learned model: its fields and their checks.
 
 use rtvirtio_stats::conformal::Quantile;
 use rtvirtio_stats::ensemble::Ensemble;
@@ -14,7 +14,7 @@ use crate::analytical::Coefficients;
 use crate::fingerprint;
 use crate::types::Profile;
 
-/// Version of the model file's form, and of the slice model whose errors it has learned.
+/// Version of the model file's format, and of the slice model whose errors it has learned.
 pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v8";
 
 /// Largest model file in bytes. One learned from 2500 tasks has about 4 MiB.
@@ -24,20 +24,20 @@ pub const MAX_MODEL_BYTES: usize = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostModel {
-    /// Always [`HOST_MODEL_SCHEMA`].
+    /// Format version, always [`HOST_MODEL_SCHEMA`].
     pub schema: String,
     /// The device and host as measured before the runs. Forecasts rest on this profile, not on a
-    /// later one: where the formulas err was learned with its numbers.
+    /// later one: the formulas' errors were learned with its numbers.
     pub profile: Profile,
     /// Names of the features in order.
     pub features: Vec<String>,
-    /// Length of the runs that it was learned from, s: what is predicted is the tail of such a run.
+    /// Length of the training runs, s: the prediction is the tail of such a run.
     pub seconds: f64,
-    /// Runs that it was learned from.
+    /// Number of training runs.
     pub points: usize,
-    /// Tasks in them.
+    /// Number of tasks in these runs.
     pub rows: usize,
-    /// When it was fitted.
+    /// Time of the fit, as text.
     pub generated: String,
     /// ln(latency in s) of the measured tasks, each with the share of its declared rate that was
     /// lost.
@@ -45,43 +45,43 @@ pub struct HostModel {
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
     /// Calibrated score `ln(latency) - high quantile`: of all runs, or of those in which BFQ idles
-    /// where [`HostModel::non_idling`] speaks of the others.
+    /// where [`HostModel::non_idling`] covers the others.
     pub bound: Quantile,
-    /// What runs in which BFQ does not idle say by themselves; `None` when there were too few, or
-    /// when one forest for all is sharper.
+    /// Separate forest for runs in which BFQ does not idle; `None` when there were too few, or when
+    /// one forest for all is sharper.
     #[serde(default, skip_serializing_if = "Option::is_none", alias = "flowing")]
     pub non_idling: Option<NonIdlingModel>,
-    /// What must be added to the bound to hold, at its confidence, for tails as measured: tails are
+    /// Addition to the bound for it to hold, at its confidence, for tails as measured: tails are
     /// learned without the host's own stalls, because no setting of ours changes them. `None` where
-    /// the runs could not separate them; the tails then hold them.
+    /// the runs could not separate them; the tails then include them.
     pub host_stalls: Option<Nanos>,
     /// The RT-VirtIO paper's network on its own features, in s; `None` when not fitted.
     pub paper: Option<Ensemble>,
     /// The coefficients of the paper's equations as fitted on these runs; `None` when too few were
     /// under BFQ.
     pub analytical: Option<Coefficients>,
-    /// What runs in QEMU guests taught; `None` when all runs were of process VMs: what is said of
-    /// guests is then what is said of processes, doubled.
+    /// Separate forest for QEMU guests; `None` when all runs were of process VMs: guests are then
+    /// predicted like processes, with a doubled bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guests: Option<GuestModel>,
 }
 
-/// Why a model file cannot be used.
+/// Errors of reading a model file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelFileError {
-    /// Not JSON of the known form.
+    /// Not JSON of the known format.
     #[error("not a model of form {HOST_MODEL_SCHEMA}: {0}; make it again with `rtvirtio profile --sweep`")]
     Form(String),
-    /// Right form, wrong content.
+    /// Right format, wrong content.
     #[error("the model is damaged: {0}; make it again with `rtvirtio profile --sweep`")]
     Damaged(String),
-    /// Fitted elsewhere.
+    /// Fitted on another device or host.
     #[error("the model is of {theirs}, this is {ours}; make one here with `rtvirtio profile --sweep`")]
     Elsewhere {
-        /// Where it was fitted.
+        /// Device and host of the fit.
         theirs: String,
-        /// Where it should be used.
+        /// Device and host of the given profile.
         ours: String,
     },
 }
@@ -89,9 +89,8 @@ pub enum ModelFileError {
 impl HostModel {
     /// Reads and checks a model file's text.
     ///
-    /// # Errors
-    /// [`ModelFileError`] for another form, for more than [`MAX_MODEL_BYTES`] and for numbers that
-    /// cannot be.
+    /// [`ModelFileError`] for another format, for more than [`MAX_MODEL_BYTES`] and for impossible
+    /// numbers.
     pub fn from_json(text: &str) -> Result<Self, ModelFileError> {
         if text.len() > MAX_MODEL_BYTES {
             return Err(ModelFileError::Form(format!("it is larger than {} MiB", MAX_MODEL_BYTES >> 20)));
@@ -101,10 +100,10 @@ impl HostModel {
         Ok(model)
     }
 
-    /// Checks what was read.
+    /// Checks a model as read from a file.
     ///
     /// # Errors
-    /// [`ModelFileError`] with what is wrong.
+    /// [`ModelFileError`] with the first fault.
     pub fn check(&self) -> Result<(), ModelFileError> {
         let damaged = |what: String| Err(ModelFileError::Damaged(what));
         if self.schema != HOST_MODEL_SCHEMA {
@@ -131,7 +130,7 @@ impl HostModel {
         check_bound(&self.bound).map_err(ModelFileError::Damaged)
     }
 
-    /// Refuses to speak of another device or host.
+    /// Refuses a profile of another device or host.
     ///
     /// # Errors
     /// [`ModelFileError::Elsewhere`].
@@ -145,15 +144,14 @@ impl HostModel {
         if ours == theirs { Ok(()) } else { Err(ModelFileError::Elsewhere { theirs, ours }) }
     }
 
-    /// What identifies it: the [`fingerprint`] of what was learned. When it was fitted does not
-    /// count.
+    /// [`fingerprint`] of the learned content, without the time of the fit.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         let timeless = Self { generated: String::new(), ..self.clone() };
         fingerprint(&serde_json::to_vec(&timeless).unwrap_or_default())
     }
 
-    /// Confidence of the bound.
+    /// Confidence of the bound, 0 to 1.
     #[must_use]
     pub fn confidence(&self) -> f64 {
         1.0 - self.bound.miss

@@ -1,5 +1,5 @@
-//! `none`, `mq-deadline`, `kyber`, and BFQ while it does not idle: requests share the device, none
-//! is held back.
+//! `none`, `mq-deadline`, `kyber`, and BFQ while it does not idle: requests share the device
+//! without idling.
 
 use rtvirtio_spec::Spec;
 
@@ -12,8 +12,8 @@ use crate::types::{Config, Elevator};
 const DEADLINE_BATCH: f64 = 16.0;
 
 /// With low_latency a weight-raised queue may pass the others once more than its turn (weight
-/// raising acts inside a group only, so never for long without idling). Not measured on its own; it
-/// makes the planner prefer `low_latency=0`.
+/// raising acts inside a group only, so never for long without idling). Not measured on its own;
+/// with this factor the planner prefers `low_latency=0`.
 const RAISED_TURNS: f64 = 2.0;
 
 /// Latencies that Kyber aims at for reads and for writes, s (`kyber_latency_targets`,
@@ -61,12 +61,12 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     }
     let mean = high;
 
-    // What the tail must expect in flight: per VM, so that own and others' stay separate.
+    // Requests in flight for the tail: per VM, so that own and others' stay separate.
     let mut floods = vec![0.0; spec.vms.len()];
     let mut rated = vec![0.0; spec.vms.len()];
     let (mut rho, mut longest) = (0.0, 0.0f64);
     for f in flows {
-        // A cap makes a flood's bursts smaller, it does not make its arrivals random.
+        // A cap makes a flood's bursts smaller, but not its arrivals random.
         if f.steady() {
             floods[f.vm] += f.cost_in_flight(f.burst());
         } else {
@@ -130,13 +130,13 @@ fn batch(config: &Config, flows: &[Flow], me: &Flow) -> f64 {
 /// `docs/explanation/models.md`.
 #[derive(Default)]
 struct OneByOne {
-    /// What each write before it costs a write in the tail, s; 0 where writes are not held back.
+    /// Tail delay of a write for each write before it, s; 0 where Kyber does not throttle writes.
     tail: f64,
-    /// The same in the mean, where only floods without a limit fill the device all the time.
+    /// Mean delay for each, where only floods without a limit fill the device all the time.
     mean: f64,
-    /// Share of the time in which some write is on its way, in the mean.
+    /// Mean share of the time in which some write is in flight.
     rho: f64,
-    /// Writes that may wait, in all.
+    /// Most writes that may wait at once.
     writers: f64,
 }
 
@@ -150,7 +150,7 @@ impl OneByOne {
             let alone = reads.clone().map(|f| f.service).fold(0.0, f64::max);
             let queue: f64 =
                 reads.filter(|f| of(f)).map(|f| f.cost * f.burst() * (1.0 - f.op.write_share())).sum();
-            // Where it takes longer than the target, writes are not within theirs either.
+            // Where it takes longer than the write target, writes miss theirs too.
             if alone + queue > KYBER_READ_TARGET { queue.min(KYBER_WRITE_TARGET) } else { 0.0 }
         };
         let (tail, mean) = (fill(&Flow::steady), fill(&|f| f.flood));
@@ -158,8 +158,7 @@ impl OneByOne {
         Self { tail, mean, rho, writers: writers(flows, |_| true) }
     }
 
-    /// What a write of `me` waits for in the tail, s: for writes of its own VM, and for those of
-    /// others.
+    /// Tail delay of a write of `me`, s: behind writes of its own VM, and behind those of others.
     fn tail(&self, flows: &[Flow], me: &Flow) -> (f64, f64) {
         if self.tail <= 0.0 || me.op.write_share() <= 0.0 {
             return (0.0, 0.0);
@@ -168,8 +167,8 @@ impl OneByOne {
         (self.tail * (own - 1.0).max(0.0), self.tail * (self.writers - own))
     }
 
-    /// What a request of `me` waits for in the mean, s: as in M/D/1, and never for more writes than
-    /// there can be.
+    /// Mean delay of a request of `me`, s: as in M/D/1, and never behind more writes than there can
+    /// be.
     fn mean(&self, me: &Flow) -> f64 {
         let turns = if self.rho < 1.0 { 1.0 + self.rho / (2.0 * (1.0 - self.rho)) } else { f64::INFINITY };
         me.op.write_share() * self.mean * turns.min((self.writers - 1.0).max(0.0))

@@ -11,8 +11,8 @@ use crate::types::{Bfq, Config, Elevator, VmConfig};
 
 /// Timeouts that a queue may have to wait for being charged too much, see [`waits`]. Fitted: 3 VMs
 /// with 3 or 6 queues in all, under defaults, measured 0.25 to 2.0 s (12 runs of 10 to 60 s) where
-/// their slices add up to 0.25 and 0.62 s; with `low_latency` on and off alike, so weight raising
-/// is not the reason.
+/// their slices sum to 0.25 and 0.62 s; with `low_latency` on and off alike, so weight raising is
+/// not the reason.
 const DEBT: f64 = 10.0;
 
 /// BFQ waits at least this long for the next request of a weight-raised queue, s
@@ -33,11 +33,11 @@ pub(super) fn acts(spec: &Spec, config: &Config) -> bool {
     config.elevator == Elevator::Bfq && idles && (spec.vms.len() > 1 || (queues > 1 && bfq.low_latency))
 }
 
-/// One BFQ queue: a task of a process VM, or all of a QEMU guest.
+/// A BFQ queue: a task of a process VM, or all tasks of a QEMU guest.
 #[derive(Clone, Default)]
 struct Queue {
     rate: f64,
-    /// Sums weighted by rate, divided by it once all flows are in.
+    /// Rate-weighted sums, divided by the weights once all flows are in.
     service: f64,
     cost: f64,
     exclusive: f64,
@@ -67,14 +67,14 @@ impl Queue {
         q
     }
 
-    /// Whether BFQ, idling for `idle`, sees the next request before it gives up: think time = 1 /
-    /// rate - service.
+    /// Whether BFQ, idling for `idle`, gets the next request before it expires the queue: think
+    /// time = 1 / rate - service.
     fn holds(&self, idle: f64) -> bool {
         self.flood || (self.rate > 0.0 && 1.0 / self.rate - self.service < idle)
     }
 }
 
-/// How long BFQ lets a queue have the device.
+/// BFQ's limits of a slice, s.
 struct Rules {
     idle: f64,
     timeout: f64,
@@ -116,7 +116,8 @@ impl Rules {
         self.timeout.min(slice)
     }
 
-    /// Slices of all queues: each catches up on what it missed while the holders had the device.
+    /// Slices of all queues: each catches up on the requests it missed while the other queues had
+    /// the device.
     fn slices<'a>(&self, queues: impl Iterator<Item = &'a Queue> + Clone) -> Vec<f64> {
         let round: f64 = queues.clone().map(|q| self.slice(q, 0.0)).sum();
         queues.map(|q| self.slice(q, round)).collect()
@@ -139,7 +140,7 @@ impl Rules {
 ///
 /// The debt: a queue whose slice ends by timeout is charged a whole budget, however little it moved
 /// (`bfq_bfqq_charge_time`), and is served again only when the others have been charged as much by
-/// weight. Those whose requests come slowly need many slices for that.
+/// weight. Queues whose requests come slowly need many slices for that.
 ///
 /// A group none of whose queues keeps the device serves at most one slice of each meanwhile, if
 /// that is less.
@@ -174,7 +175,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         }
     };
     let groups: Vec<Group> = of_vm.iter().zip(&config.vms).map(group).collect();
-    // One request at the device at a time when strict.
+    // With strict_guarantees one request is at the device at a time.
     let per_request = |q: &Queue| if config.bfq.strict_guarantees { q.service } else { q.exclusive };
     let shares = shares((&queues, &of_vm), &groups, rules.idle, per_request);
 
@@ -195,12 +196,13 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         .zip(&place)
         .map(|(f, &q)| {
             let (queue, share) = (&queues[q], shares[q]);
-            // Requests of the VM's other tasks in the same queue go first come, first served.
+            // Requests of the VM's other tasks in the same queue are served first come, first
+            // served.
             let alongside = (queue.depth - f.burst()).max(0.0) * queue.cost;
             let need = queue.rate * per_request(queue);
             let mut kept = if need > 0.0 { (share / need).min(1.0) } else { 1.0 };
             if queue.flood && !f.flood && f.rate > 0.0 {
-                // Behind a flood in its own queue it gets one turn per pass of that queue.
+                // Behind a flood in its own queue the task gets one turn per pass of that queue.
                 kept = (share * f.depth / (f.service + alongside) / f.rate).min(1.0);
             }
             Wait {
@@ -216,30 +218,30 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
 
 /// The queues of one VM together.
 struct Group {
-    /// Sum of their slices, s.
+    /// Sum of the slices, s.
     total: f64,
-    /// The longest of them, s.
+    /// Longest slice of one queue, s.
     longest: f64,
-    /// Whether one of them keeps the device.
+    /// Whether BFQ idles for one of the queues until its slice ends.
     greedy: bool,
-    /// Weight.
+    /// BFQ weight of the VM's cgroup.
     phi: f64,
 }
 
-/// What group `i` may wait for having been charged too much; none while no other group keeps the
-/// device, or when its own slices never end by timeout.
+/// Wait of group `i` for having been charged too much, s; 0 while no other group keeps the device,
+/// or when its own slices never end by timeout.
 fn debt(i: usize, timeout: f64, groups: &[Group]) -> f64 {
     let others = groups.iter().enumerate().filter(|&(j, other)| j != i && other.greedy);
     let heaviest = others.map(|(_, other)| other.phi).fold(0.0, f64::max);
     if groups[i].greedy { DEBT * timeout * heaviest / groups[i].phi } else { 0.0 }
 }
 
-/// Share of the device's time that each queue can count on.
+/// Least share of the device's time of each queue.
 ///
 /// Without a flood, time that a queue leaves is given to the others (BFQ injects their requests
 /// while it idles), so demands are filled from the smallest up, by weight. With a flood nothing is
-/// left over: a queue that keeps the device gets its VM's share by weight, divided by the queues
-/// that do.
+/// left over: a queue that keeps the device gets its VM's share by weight, divided by the number of
+/// such queues.
 fn shares(
     (queues, of_vm): (&[Queue], &[Range<usize>]),
     groups: &[Group],
@@ -267,9 +269,9 @@ fn shares(
     out
 }
 
-/// Weighted max-min fair division: everyone gets what they need or their weight's share of what the
-/// others leave, whichever is less; what no queue needs is spread by weight. The shares go to the
-/// end of `out`.
+/// Weighted max-min fair division: each queue gets its need or its weight's share of the remainder,
+/// whichever is less; capacity that no queue needs is spread by weight. The shares go to the end of
+/// `out`.
 fn fill(whole: f64, needs: &[f64], weight: impl Fn(usize) -> f64, out: &mut Vec<f64>) {
     let mut order: Vec<usize> = (0..needs.len()).collect();
     order.sort_by(|&a, &b| (needs[a] / weight(a)).total_cmp(&(needs[b] / weight(b))));
@@ -283,13 +285,13 @@ fn fill(whole: f64, needs: &[f64], weight: impl Fn(usize) -> f64, out: &mut Vec<
         left -= out[i];
         weights -= weight(i);
     }
-    // Spread the rest so that a share says what one can count on, not what one asks for.
+    // Spread the remainder, so that a share is the guaranteed part, not the demand.
     for (i, share) in out.iter_mut().enumerate() {
         *share += left.max(0.0) * weight(i) / all;
     }
 }
 
-/// What a task waits for inside its own guest, s.
+/// Wait of a task inside its own guest, s.
 ///
 /// All tasks of a guest are in one group, so its BFQ idles only for weight-raised queues. Then a
 /// task waits for the other tasks' slices; otherwise, and with every other guest elevator, for

@@ -1,4 +1,4 @@
-//! Neighbours that come and go: bursts, and floods that a limit lets through for a part of every
+//! Neighbours that come and go: bursts, and floods that a limit does not hold for a part of every
 //! tenth of a second. A task that loses rate in one phase catches up in the other.
 
 use rtvirtio_spec::Spec;
@@ -6,16 +6,16 @@ use rtvirtio_spec::Spec;
 use super::Wait;
 use crate::flow::{Flow, THROTTLE_SLICE};
 
-/// What a task gets in a phase, with all that limits it.
+/// Service of a task in a phase, with everything that limits it.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
-    /// Share of its rate that gets through.
+    /// Share of the task's rate that gets through.
     pub(super) kept: f64,
-    /// Spare share of what it could get, to catch up with.
+    /// Spare share of the rate it could have, for catching up.
     pub(super) slack: f64,
 }
 
-/// The flows while neighbours that come in bursts rest.
+/// The flows while neighbours with bursts are idle.
 pub(super) fn without_bursts(spec: &Spec, flows: &[Flow]) -> Vec<Flow> {
     let mut flows = flows.to_vec();
     for (flow, (_, task)) in flows.iter_mut().zip(spec.tasks()) {
@@ -35,19 +35,19 @@ pub(super) fn recovered(busy: f64, quiet: Share, (length, rest): (f64, f64)) -> 
     ((1.0 - (owed - caught_up).max(0.0) / (length + rest)).clamp(0.0, 1.0), owed)
 }
 
-/// Loose limits let floods go unchecked for a part of every slice, and hold them back in the rest
-/// of it.
+/// Phases of each throttle slice: floods within loose limits run unchecked in a part of it, and are
+/// limited in the rest.
 pub(super) struct Unchecked {
-    /// The part, s.
+    /// Length of the unchecked part, s.
     length: f64,
-    /// What tasks wait for meanwhile.
+    /// Waits of all tasks in that part.
     busy: Vec<Wait>,
-    /// What they wait for in the rest.
+    /// Waits of all tasks in the rest of the slice.
     rest: Vec<Wait>,
 }
 
 impl Unchecked {
-    /// `None` where all that limits allow at once fits into the queues of the floods.
+    /// `None` where the requests that limits allow at once fit into the queues of the floods.
     ///
     /// ```text
     /// length = min(slice, sum over limited floods of beyond * c
@@ -55,9 +55,9 @@ impl Unchecked {
     /// beyond = 1 + allowed - depth                    rounds = beyond / depth
     /// ```
     ///
-    /// In each round every task that keeps its rate is served too, at most; of their depths counts
-    /// what comes in a slice. With a flood without a limit it is the whole slice. What fits into a
-    /// flood's queue counts as even in both parts.
+    /// In each round every task that keeps its rate is served too, at most; of their depths only
+    /// requests that come in a slice count. With a flood without a limit the part is the whole
+    /// slice. Requests that fit into a flood's queue count as even in both parts.
     pub(super) fn of(flows: &[Flow], regime: &dyn Fn(&[Flow]) -> Vec<Wait>) -> Option<Self> {
         let tasks: f64 = flows
             .iter()
@@ -81,9 +81,9 @@ impl Unchecked {
         Some(Self { length, busy: regime(&busy), rest: regime(&rest) })
     }
 
-    /// The share of a task's rate that gets through, and how late it is when the floods are held
-    /// back again, s. What is lost for good makes it late too, by a share of `over` s; both
-    /// together are at most what floods without a limit would cause.
+    /// The share of a task's rate that gets through, and its lateness when the floods are limited
+    /// again, s. A permanent loss adds lateness by a share of `over` s; both together are at most
+    /// the lateness that floods without a limit would cause.
     pub(super) fn lateness(&self, task: usize, over: f64, limited: impl Fn(&Wait) -> Share) -> (f64, f64) {
         let worst = limited(&self.busy[task]).kept;
         let phases = (self.length, THROTTLE_SLICE - self.length);

@@ -22,7 +22,7 @@ fn least(f: &[Forecast]) -> f64 {
     f.iter().map(ms).fold(f64::INFINITY, f64::min)
 }
 
-/// Each fact: what was measured on the device, and the band in which the prediction must lie.
+/// Facts: a measurement on the device, and the band in which the prediction must lie.
 #[test]
 fn twin_four_busy_vms() {
     let s = paper_mix(LabKind::Process, 4);
@@ -106,7 +106,7 @@ fn a_loose_limit_lets_the_flood_go_unchecked_for_a_part_of_every_tenth() {
     // (n = 2), and kept its rate.
     let loose = with_a_flood(9552.0);
     assert!((40.0..60.0).contains(&ms(&loose)) && loose.rate_kept > 0.99, "{loose:?}");
-    // What all fits into the depth of the queue is never unchecked.
+    // Requests that fit into the depth of the queue are never unchecked.
     let tight = with_a_flood(300.0);
     assert!(tight.terms.iter().all(|t| t.name != "catch-up" || t.latency_ns.0 == 0), "{tight:?}");
     // Nor is anything worse than no limit at all.
@@ -141,7 +141,7 @@ fn kyber_lets_writes_pass_one_by_one_while_reads_are_slow() {
     }
     let none = case(0.3, 8749.0, Elevator::None);
     assert!(ms(&kyber[0]) > ms(&none[0]) + 15.0, "{:?}", none[0]);
-    // Reads are not held back, and nothing is while reads are within 2 ms.
+    // Reads are not throttled, and nothing is while reads are within 2 ms.
     assert_eq!(
         case(0.0, 8749.0, Elevator::Kyber)[0].latency_ns,
         case(0.0, 8749.0, Elevator::None)[0].latency_ns
@@ -150,7 +150,7 @@ fn kyber_lets_writes_pass_one_by_one_while_reads_are_slow() {
         case(0.3, 200.0, Elevator::Kyber)[0].latency_ns,
         case(0.3, 200.0, Elevator::None)[0].latency_ns
     );
-    // A flood without a limit never lets go: about 450 of the 989 writes per second pass.
+    // A flood without a limit never pauses: about 450 of the 989 writes per second pass.
     let free = case(0.3, 1e6, Elevator::Kyber);
     assert!(free[2].rate_kept < 0.5 * case(0.3, 1e6, Elevator::None)[2].rate_kept, "{:?}", free[2]);
 }
