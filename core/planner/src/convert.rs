@@ -1,5 +1,5 @@
-//! Between a configuration (what the models read) and settings (what is written), in the kernel's
-//! units.
+//! Conversion between a configuration (input of the models) and settings (written to the host), in
+//! the kernel's units.
 
 use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::{Reach, Spec, Task, Vm};
@@ -19,8 +19,7 @@ const TUNABLES: [BfqTunable; 5] = [
     BfqTunable::MaxBudget,
 ];
 
-/// The settings that lead from `start` to `config`, in the order in which they are to be written,
-/// without reasons.
+/// Settings that change `start` into `config`, in write order, without reasons.
 ///
 /// The elevator comes first: the kernel makes new tunables with default values when it changes, so
 /// tunables are compared with the defaults then, and with `start` otherwise. Tunables of an
@@ -64,14 +63,14 @@ pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting>
     out
 }
 
-/// The configuration that `settings` lead to from `start`.
+/// Configuration after `settings` are written over `start`.
 ///
 /// # Errors
 /// [`PlanError::NoSuchVm`] and [`PlanError::BadValue`] for settings that do not belong to the spec
 /// or the knob.
 pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Config, PlanError> {
     let mut config = start.clone();
-    // Caps arrive as up to two limits: a VM's first limit replaces what `start` said of it.
+    // A cap consists of up to two limits: a VM's first one replaces the cap of `start`.
     let mut capped = vec![false; spec.vms.len()];
     for s in settings {
         let index = |vm: &String| {
@@ -131,7 +130,7 @@ pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Co
     Ok(config)
 }
 
-/// Refuses settings that the kernel would take and that would change nothing.
+/// Refuses settings that the kernel would accept without any effect.
 ///
 /// # Errors
 /// [`PlanError::CannotAct`] with the reason; the errors of [`config_of`].
@@ -215,7 +214,7 @@ pub(crate) fn guest_reachable(vm: &Vm) -> bool {
     }
 }
 
-/// A knob for the user, such as `weight of vm0`.
+/// Name of a knob for the user, such as `weight of vm0`.
 pub(crate) fn describe(knob: &Knob) -> String {
     match knob {
         Knob::HostElevator => "the host's elevator".to_owned(),
@@ -227,9 +226,9 @@ pub(crate) fn describe(knob: &Knob) -> String {
     }
 }
 
-/// A cap as limits. A VM that only reads needs one on reads, one that only writes one on writes;
-/// with both, the cap is divided by the share of writes among what it asks for, by its rates where
-/// all tasks have one, so that the two add up to it.
+/// Limits that make up a cap. A VM that only reads needs one on reads, one that only writes one on
+/// writes; with both, the cap is divided by the share of writes in the VM's load, weighted by rates
+/// where all tasks have one, so that the two sum to it.
 fn limits(vm: &Vm, cap: Option<Iops>) -> Vec<(LimitKind, String)> {
     let all_rated = vm.tasks.iter().all(|t| t.rate.is_some_and(|r| r.0 > 0.0));
     let part = |t: &Task| t.rate.filter(|_| all_rated).map_or(1.0, |r| r.0);
@@ -249,7 +248,7 @@ fn limits(vm: &Vm, cap: Option<Iops>) -> Vec<(LimitKind, String)> {
     vec![(LimitKind::ReadIops, text(reads)), (LimitKind::WriteIops, text(writes))]
 }
 
-/// Tunables whose value changes, with the value to write.
+/// Tunables whose value changes, with the new value.
 fn changed(old: (Elevator, &Bfq), new: (Elevator, &Bfq)) -> Vec<(BfqTunable, String)> {
     if new.0 != Elevator::Bfq {
         return Vec::new();
@@ -266,7 +265,7 @@ fn changed(old: (Elevator, &Bfq), new: (Elevator, &Bfq)) -> Vec<(BfqTunable, Str
 
 /// A tunable's value as the kernel reads it.
 fn value(bfq: &Bfq, tunable: BfqTunable) -> String {
-    // Milliseconds, rounded up so that a short idle never becomes none.
+    // Milliseconds, rounded up so that a short idle never becomes 0.
     let ms = |n: Nanos| n.0.div_ceil(1_000_000).to_string();
     match tunable {
         BfqTunable::SliceIdle => ms(bfq.slice_idle),

@@ -1,8 +1,8 @@
-//! Why there is no plan.
+//! Errors of planning.
 
 use rtvirtio_model::ModelError;
 
-/// Why there is no plan.
+/// Errors that leave no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The model cannot use its inputs, or covers no configuration of the space.
@@ -11,30 +11,30 @@ pub enum PlanError {
     /// A setting that the kernel would accept and that would change nothing.
     #[error("{setting} cannot act: {why}")]
     CannotAct {
-        /// The setting, for the user.
+        /// Name of the knob, for the user.
         setting: String,
         /// The reason and the remedy.
         why: String,
     },
-    /// A value that is not one of the knob's.
+    /// A value outside of the knob's range.
     #[error("{setting}: value `{value}` is not valid; {remedy}")]
     BadValue {
-        /// The setting, for the user.
+        /// Name of the knob, for the user.
         setting: String,
-        /// The value found.
+        /// Value of the setting.
         value: String,
-        /// What it may be.
+        /// Values that the knob takes.
         remedy: String,
     },
     /// A setting for a VM that the spec does not have.
     #[error("{setting}: the spec has no VM `{vm}`; plan again for this spec")]
     NoSuchVm {
-        /// The setting, for the user.
+        /// Name of the knob, for the user.
         setting: String,
         /// Name of the VM.
         vm: String,
     },
-    /// Options that contradict themselves.
+    /// Contradictory options.
     #[error("plan options: {0}")]
     BadOptions(String),
 }

@@ -19,13 +19,12 @@ pub(crate) const RATE_KEPT: f64 = 0.99;
 /// outweigh a change.
 const MARGIN_STEP: f64 = 0.005;
 
-/// What is asked: the spec's tasks with the targets that count in this search.
+/// Planning problem: the spec's tasks with the targets that count in this search.
 #[derive(Clone)]
 pub(crate) struct Problem<'a> {
     pub(crate) spec: &'a Spec,
     pub(crate) options: &'a PlanOptions,
-    /// Targets in ns, in the order of [`Spec::goals`]; what follows by this index has the same
-    /// order.
+    /// Targets in ns, in the order of [`Spec::goals`]; so are all lists with this index.
     pub(crate) targets: Vec<Option<f64>>,
     /// VM of each goal.
     pub(crate) vm_of: Vec<usize>,
@@ -34,11 +33,11 @@ pub(crate) struct Problem<'a> {
     /// VMs that may be capped: no target declared, a task without a rate, and a cgroup where a
     /// limit acts.
     pub(crate) cappable: Vec<usize>,
-    /// VMs with rates that may be capped below these, because the device cannot carry all: none of
-    /// their targets counts.
+    /// VMs with rates that may be capped below their rates, because the device cannot carry all:
+    /// none of their targets counts.
     pub(crate) given_up: Vec<usize>,
-    /// Whether the last bit of margin is worth a longer search: not where it is only asked whether
-    /// the targets can be met.
+    /// Whether a longer search for the last bit of margin is wanted: not where the only question is
+    /// whether the targets can be met.
     pub(crate) thorough: bool,
 }
 
@@ -65,7 +64,7 @@ impl<'a> Problem<'a> {
         .with_targets(targets)
     }
 
-    /// The same with other targets and the urgency that follows from them; what may be capped stays
+    /// The problem with other targets and the urgency that follows from them; the cappable VMs stay
     /// as declared.
     pub(crate) fn with_targets(&self, targets: Vec<Option<f64>>) -> Self {
         let mut new = Self { targets, ..self.clone() };
@@ -76,7 +75,7 @@ impl<'a> Problem<'a> {
         new
     }
 
-    /// The same with these VMs given up.
+    /// The problem with these VMs given up.
     pub(crate) fn without(&self, given_up: Vec<usize>) -> Self {
         let mut targets = self.targets.clone();
         for (target, vm) in targets.iter_mut().zip(&self.vm_of) {
@@ -87,14 +86,14 @@ impl<'a> Problem<'a> {
         Self { given_up, ..self.with_targets(targets) }
     }
 
-    /// VMs that caps may hold down.
+    /// VMs that may be capped: the cappable ones and those given up.
     pub(crate) fn held(&self) -> impl Iterator<Item = usize> {
         let may = |i: &&usize| !self.cappable.contains(i) && self.options.placements.limits_act(**i);
         let more = self.given_up.iter().filter(may);
         self.cappable.iter().chain(more).copied()
     }
 
-    /// The tightest target of each VM, in ns.
+    /// Tightest target of each VM, in ns.
     pub(crate) fn tightest(&self) -> Vec<Option<f64>> {
         let mut out: Vec<Option<f64>> = vec![None; self.spec.vms.len()];
         for (target, &vm) in self.targets.iter().zip(&self.vm_of) {
@@ -115,7 +114,7 @@ impl<'a> Problem<'a> {
         latency <= self.limit(target) && kept >= RATE_KEPT
     }
 
-    /// Relative margin: share of the target that is left; negative when the rate is not kept.
+    /// Relative margin: remaining share of the target; negative when the rate is not kept.
     pub(crate) fn margin(target: f64, latency: f64, kept: f64) -> f64 {
         let tail = 1.0 - latency / target;
         if kept >= RATE_KEPT { tail } else { tail.min(kept / RATE_KEPT - 1.0) }
@@ -145,31 +144,31 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// A configuration and how it does.
+/// A configuration and its result for a problem.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) config: Config,
-    /// Targets missed.
+    /// Number of targets missed.
     pub(crate) missed: u32,
     /// Targets missed per VM, most urgent VM first.
     pub(crate) missed_by_urgency: Vec<u32>,
-    /// Smallest relative margin.
+    /// Smallest margin relative to its target.
     pub(crate) margin: f64,
-    /// Margin beyond which more is worth nothing.
+    /// Margin beyond which more does not count.
     pub(crate) enough: f64,
     /// Knobs that differ from the start.
     pub(crate) changes: usize,
-    /// VMs that are held down although they declare rates, because the device cannot carry all.
+    /// VMs that are capped although they declare rates, because the device cannot carry all.
     pub(crate) given_up: Vec<usize>,
-    /// Requests per second that the caps leave to the VMs that may be held down; infinite where one
-    /// is not.
+    /// Sum of the caps of the VMs that may be capped, requests per second; infinite where one is
+    /// not.
     pub(crate) left: f64,
 }
 
 impl Outcome {
-    /// Best is greatest: fewer misses of the most urgent VM first, then of the next; then more
-    /// margin, by steps, as far as it is worth something; then fewer changes; then looser caps;
-    /// then margin to the last bit.
+    /// The greatest is best: fewer misses of the most urgent VM first, then of the next; then more
+    /// margin, in steps, up to [`Outcome::enough`]; then fewer changes; then looser caps; then
+    /// margin to the last bit.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         let step = |m: f64| (m.clamp(-1e6, self.enough) / MARGIN_STEP).floor() as i64;
         other
@@ -187,13 +186,13 @@ impl Outcome {
         by_urgency.filter(|(_, missed)| **missed > 0).map(|(&vm, _)| vm)
     }
 
-    /// Whether more margin would be worth nothing.
+    /// Whether more margin would not count.
     pub(crate) fn has_enough(&self) -> bool {
         self.margin >= self.enough
     }
 
-    /// For climbing: as [`Outcome::better_than`], but among equals every bit of margin counts, for
-    /// far from feasible no single move meets a target or gains a whole step.
+    /// Order for hill climbing: as [`Outcome::better_than`], but among equals every bit of margin
+    /// counts, because far from feasible no single move meets a target or gains a whole step.
     pub(crate) fn climbs_over(&self, other: &Self) -> bool {
         match other.missed_by_urgency.cmp(&self.missed_by_urgency) {
             Ordering::Equal => self.margin.min(self.enough) > other.margin.min(self.enough) + 1e-6,
@@ -206,10 +205,10 @@ impl Outcome {
     }
 }
 
-/// What the model says of a configuration: independent of the targets, so it is kept for later
+/// The model's prediction for a configuration: independent of the targets, so it is kept for later
 /// searches.
 pub(crate) struct Judged {
-    /// Predicted latency in ns.
+    /// Latency compared with the targets, ns, in the order of [`Spec::goals`].
     pub(crate) latency: Vec<f64>,
     pub(crate) kept: Vec<f64>,
 }
@@ -226,18 +225,18 @@ impl Judged {
     }
 }
 
-/// The model with its inputs, a memory of what was evaluated, and the budget.
+/// The model with its inputs, a cache of its results, and the budget.
 pub(crate) struct Evaluator<'a> {
     profile: &'a Profile,
     spec: &'a Spec,
     model: Box<dyn TailModel>,
-    /// The same for many configurations, of the slice model.
+    /// The slice model prepared for many configurations; `None` with another model.
     slice: Option<SliceSearch<'a>>,
     placements: Placements,
     seen: FxHashMap<Vec<u64>, Option<Judged>>,
     evaluated: u64,
     budget: u64,
-    /// The last refusal, for when nothing at all was covered.
+    /// The model's last refusal, for when no configuration was covered.
     refusal: Option<ModelError>,
 }
 
@@ -268,20 +267,20 @@ impl<'a> Evaluator<'a> {
         self.evaluated
     }
 
-    /// Allows at most `share` of the budget from here on, until [`Self::lift`] with the budget that
-    /// this returns.
+    /// Allows at most `share` of the budget from here on, until [`Self::lift`] with the returned
+    /// budget.
     pub(crate) fn limit(&mut self, share: f64) -> u64 {
         let whole = self.budget;
         self.budget = whole.min(self.evaluated + (whole as f64 * share) as u64);
         whole
     }
 
-    /// Ends a [`Self::limit`].
+    /// Ends a [`Self::limit`] by restoring the whole budget.
     pub(crate) fn lift(&mut self, whole: u64) {
         self.budget = whole;
     }
 
-    /// Whether no other configuration can be asked about.
+    /// Whether the budget allows no other configuration.
     pub(crate) fn is_spent(&self) -> bool {
         self.evaluated >= self.budget
     }
@@ -294,12 +293,13 @@ impl<'a> Evaluator<'a> {
         self.profile
     }
 
-    /// The full forecasts of one configuration.
+    /// Forecasts of one configuration with their terms.
     pub(crate) fn forecast(&self, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         self.model.forecast(self.profile, self.spec, &self.placements.in_effect(config))
     }
 
-    /// What the model says; `None` when it does not cover the configuration or the budget is spent.
+    /// Prediction for a configuration; `None` when the model does not cover it or the budget is
+    /// spent.
     pub(crate) fn judge(&mut self, config: &Config) -> Option<&Judged> {
         let new = match self.seen.entry(fingerprint(config)) {
             Entry::Occupied(known) => return known.into_mut().as_ref(),
@@ -329,7 +329,7 @@ impl<'a> Evaluator<'a> {
         new.insert(judged).as_ref()
     }
 
-    /// What the model said of every configuration so far that it covers.
+    /// Predictions of all configurations so far that the model covers.
     pub(crate) fn judged(&self) -> impl Iterator<Item = &Judged> {
         self.seen.values().flatten()
     }
@@ -351,7 +351,7 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-/// A configuration as words, equal exactly when the configurations are.
+/// Cache key of a configuration: equal exactly when the configurations are.
 fn fingerprint(config: &Config) -> Vec<u64> {
     let mut key = Vec::with_capacity(6 + 8 * config.vms.len());
     let elevator = |e: Elevator| match e {
@@ -362,7 +362,7 @@ fn fingerprint(config: &Config) -> Vec<u64> {
     };
     let bfq = |key: &mut Vec<u64>, b: &Bfq| {
         let flags = u64::from(b.low_latency) | u64::from(b.strict_guarantees) << 1;
-        // No budget is 0: a budget of zero bytes means the same to the kernel.
+        // No budget is 0: the kernel treats a budget of zero bytes the same way.
         key.extend([b.slice_idle.0, b.timeout_sync.0, b.max_budget.map_or(0, |b| b.0), flags]);
     };
     key.push(elevator(config.elevator));
@@ -379,13 +379,13 @@ fn fingerprint(config: &Config) -> Vec<u64> {
 }
 
 /// Changes that leaving BFQ counts for. No other elevator keeps shares between VMs, so a neighbour
-/// that does more than it declared is then unchecked; and the kernel drops the weights and tunables
+/// that exceeds its declared load is then unchecked; and the kernel drops the weights and tunables
 /// of an elevator that it leaves. Measured on a disk with a 128 KiB writer at depth 16 that was not
 /// declared: 10 to 53 ms with `none`, 2 to 5 ms with BFQ at `slice_idle=0`. So two tunables of BFQ
-/// are preferred to another elevator of equal worth.
+/// are preferred to another elevator of equal margin.
 const LEAVING_BFQ: usize = 3;
 
-/// How many knobs differ, as [`crate::settings_of`] counts them but without writing values.
+/// Number of knobs that differ, as [`crate::settings_of`] counts them but without writing values.
 fn changes(start: &Config, config: &Config) -> usize {
     let tunables = |old: (Elevator, &Bfq), new: (Elevator, &Bfq)| {
         if new.0 != Elevator::Bfq {

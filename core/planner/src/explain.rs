@@ -1,4 +1,4 @@
-//! The reason for each setting: what it does, and what the prediction would be without it.
+//! The reason for each setting: its effect, and the prediction without it.
 
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 
@@ -6,7 +6,7 @@ use crate::convert::config_of;
 use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
 use crate::{BfqTunable, Knob, LimitKind, Setting};
 
-/// Fills in the reasons of `settings`, which lead from the start to `found`.
+/// Fills in the reasons of `settings`, which change the start into `found`.
 pub(crate) fn explain(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -28,7 +28,7 @@ pub(crate) fn explain(
     }
 }
 
-/// What the setting does, whatever the load.
+/// Effect of a setting, whatever the load.
 fn effect(problem: &Problem<'_>, s: &Setting) -> String {
     let v = &s.value;
     match &s.knob {
@@ -86,8 +86,8 @@ fn tunable(t: BfqTunable, v: &str, unit: &str) -> String {
     }
 }
 
-/// The task that suffers most without the setting, with numbers; `None` when the prediction does
-/// not depend on it.
+/// The task with the greatest loss without the setting, with numbers; `None` when the prediction
+/// does not depend on it.
 fn without(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -123,13 +123,13 @@ fn without(
     }
     let ns = |v: f64| Nanos(v as u64).to_string();
     let (without, with) = (ns(lacking.latency[i]), ns(with.0[i]));
-    // A difference below the digits that are printed is none.
+    // A difference below the printed digits is left out.
     (without != with).then(|| {
         format!("without it {name} is predicted at {without} instead of {with} (target {})", ns(target))
     })
 }
 
-/// Whether two settings belong together: the limits that make up one VM's cap do.
+/// Whether two settings belong to one knob, as the limits that make up one VM's cap do.
 fn same_knob(a: &Knob, b: &Knob) -> bool {
     match (a, b) {
         (Knob::VmLimit { vm: x, .. }, Knob::VmLimit { vm: y, .. }) => x == y,

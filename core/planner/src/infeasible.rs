@@ -1,4 +1,4 @@
-//! The report when not every target fits: which VMs are given up, what conflicts, what would fit.
+//! The report when not every target fits: the VMs given up, the conflict, targets that would fit.
 
 use std::cmp::Ordering;
 
@@ -9,23 +9,23 @@ use crate::evaluate::{Evaluator, Judged, Outcome, Problem, RATE_KEPT};
 use crate::search::{self, search};
 use crate::{Infeasible, PlanError, Relaxation};
 
-/// Targets beyond this many are checked against evaluated configurations only, without a search for
-/// each.
+/// Most targets for which [`conflict`] searches without each of them; with more, only
+/// configurations evaluated before are checked.
 const SEARCHED: usize = 48;
 
 /// Most searches for a smaller common relaxation.
 const STEPS: u32 = 8;
 
-/// A relaxation that is smaller by less than this factor is not looked for.
+/// Least factor between two relaxations that is worth a search.
 const NOTICEABLE: f64 = 1.02;
 
-/// A relaxation that no search finds is widened by this factor.
+/// Factor that widens a relaxation which no search finds.
 const EASIER: f64 = 1.1;
 
 /// Covers the rounding of targets to ns.
 const ROUNDING: f64 = 1.001;
 
-/// A relaxation by more than this factor is no answer.
+/// Largest factor of a relaxation that is reported.
 const MOST_RELAXED: f64 = 1e5;
 
 pub(crate) fn describe(
@@ -40,7 +40,7 @@ pub(crate) fn describe(
     );
     let name = |i: usize| {
         problem.spec.goals().nth(i).map_or_else(String::new, |(vm, task, target)| match target {
-            // One of several has to be named.
+            // A task with several targets needs the percentile to identify one.
             Some(t) if task.targets.len() > 1 => format!("{}/{} {}", vm.name, task.name, t.percentile),
             _ => format!("{}/{}", vm.name, task.name),
         })
@@ -49,7 +49,7 @@ pub(crate) fn describe(
         found.missing(problem).rev().map(|vm| problem.spec.vms[vm].name.clone()).collect();
     let conflict: Vec<String> = conflict(problem, evaluator)?.into_iter().map(name).collect();
     let asked = search::asked(problem, evaluator);
-    // Longer targets alone give no VM a rate that is not there.
+    // Longer targets alone cannot provide a rate that the device does not have.
     let relaxation = if asked > 1.0 { Vec::new() } else { relax(problem, evaluator, found)? };
     let starved = starved(problem, evaluator, found);
     let margin = 100.0 * problem.options.safety.0;
@@ -85,8 +85,8 @@ pub(crate) fn describe(
     Ok(Infeasible { sacrificed, conflict, relaxation, reason })
 }
 
-/// The VMs of tasks that lose rate because limits outside of the plan let through less than they
-/// declare: no setting of a plan and no longer target helps there.
+/// Reasons for VMs whose tasks lose rate by limits outside of the plan, below what they declare: no
+/// setting of a plan and no longer target helps there.
 fn limited(problem: &Problem<'_>, starved: &[usize]) -> Vec<String> {
     let mut vms: Vec<usize> = starved.iter().map(|&i| problem.vm_of[i]).collect();
     vms.dedup();
@@ -107,7 +107,7 @@ fn limited(problem: &Problem<'_>, starved: &[usize]) -> Vec<String> {
     vms.into_iter().filter_map(one).collect()
 }
 
-/// Tasks with a target that lose rate under the compromise.
+/// Tasks with a target that lose rate under `found`.
 fn starved(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, found: &Outcome) -> Vec<usize> {
     let Some(judged) = evaluator.judge(&found.config) else { return Vec::new() };
     (0..problem.targets.len())
@@ -142,11 +142,11 @@ fn conflict(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Vec<
     Ok((0..targets.len()).filter(|&i| targets[i].is_some()).collect())
 }
 
-/// The smallest targets that fit for the tasks missed, all else as declared.
+/// The smallest targets that fit for the missed tasks, everything else as declared.
 ///
 /// All missed targets are stretched by one factor, the smallest at which some configuration is
-/// known to meet everything; searches look for one that needs noticeably less. Each target is then
-/// cut back to what its task is predicted there, if a search still finds its way.
+/// known to meet everything; searches try to find one with a noticeably smaller factor. Each target
+/// is then reduced to its task's prediction there, if a search still finds a solution.
 fn relax(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -167,7 +167,7 @@ fn relax(
         }
         problem.with_targets(targets)
     };
-    // The compromise itself meets targets stretched far enough, as long as it keeps the rates.
+    // `found` itself meets targets stretched far enough, as long as it keeps the rates.
     let mut wanted = missed.iter().map(|&(i, t)| judged.latency[i] / problem.limit(t)).fold(1.0, f64::max);
     while least_stretch(problem, evaluator, &missed).is_none() && wanted < MOST_RELAXED {
         search(&stretched(wanted), evaluator)?;
@@ -182,8 +182,8 @@ fn relax(
     let mut low = 1.0f64;
     let mut near = true;
     for _ in 0..STEPS {
-        // Mostly there is nothing noticeably smaller, which one search says; where there is, it may
-        // be much smaller.
+        // Mostly no noticeably smaller factor exists, which one search shows; where one exists, it
+        // may be much smaller.
         let wanted = if near { factor / NOTICEABLE } else { (low * factor).sqrt() };
         if wanted <= low {
             break;
@@ -196,8 +196,8 @@ fn relax(
         }
         near = !near;
     }
-    // What was met on the way to something else should be found when it is asked for; where no
-    // search finds it, it holds all the same.
+    // A configuration met in another search should also be found by a search for it; where no
+    // search finds it, its result holds all the same.
     let mut relaxed = stretched(factor * ROUNDING);
     for i in 0..STEPS {
         let candidate = stretched(factor * ROUNDING * EASIER.powi(i as i32));
@@ -206,8 +206,8 @@ fn relax(
             break;
         }
     }
-    // What all of them need is the worst one's need: the others are cut back to theirs, if a search
-    // still finds its way there.
+    // One factor for all is the worst one's need: the others are reduced to their own, if a search
+    // still finds a solution there.
     let mut targets = relaxed.targets.clone();
     for &(i, t) in &missed {
         let needed = (latency[i] / (1.0 - problem.options.safety.0)).ceil() + 1.0;
@@ -233,8 +233,8 @@ fn relax(
         .collect())
 }
 
-/// The smallest factor by which the `missed` targets must be stretched so that a configuration that
-/// was already evaluated meets everything, and its latencies in ns. `None` where none of them meets
+/// The smallest factor by which the `missed` targets must be stretched so that a configuration
+/// evaluated before meets everything, and its latencies in ns. `None` where no configuration meets
 /// the other targets and keeps the rates.
 fn least_stretch(
     problem: &Problem<'_>,

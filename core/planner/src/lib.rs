@@ -1,9 +1,9 @@
 //! Plans and the search for them: pure, deterministic, no I/O.
 //!
 //! [`plan`] looks for knob settings under which every target is predicted to be met with a safety
-//! margin. When there are none it serves the VMs in order of urgency, names those it gives up, the
-//! targets that conflict, and what would fit. [`neighbours::neighbours`] chooses limits of the VMs
-//! without a target instead, with a bound for those that have one.
+//! margin. When there are none it serves the VMs in order of urgency and reports those it gives up,
+//! the targets that conflict, and targets that would fit. [`neighbours::neighbours`] chooses limits
+//! of the VMs without a target instead, with a bound for those that have one.
 
 mod convert;
 mod error;

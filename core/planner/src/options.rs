@@ -1,4 +1,4 @@
-//! What the search may do.
+//! Options of the search.
 
 use std::sync::Arc;
 
@@ -7,34 +7,33 @@ use rtvirtio_units::{Bytes, Nanos, Ratio};
 
 use crate::{Placements, PlanError};
 
-/// Margin that is worth something unless set otherwise ([`PlanOptions::enough`]): a prediction four
-/// times too low still meets the target then, and the slice model aims to be within three.
+/// Margin that counts unless set otherwise ([`PlanOptions::enough`]): with it a prediction four
+/// times too low still meets the target, and the slice model aims to be within three.
 const ENOUGH: f64 = 0.75;
 
-/// The same of upper bounds, which have room for all but one run in a hundred already. Held down to
-/// a quarter of a target by its bound, a neighbour had 10 requests per second left where the slice
-/// model leaves 290. Not nothing, because a search that looks for what a bound just allows also
-/// finds where it errs (`docs/explanation/models.md`).
+/// Default of [`PlanOptions::enough`] for upper bounds, which hold for all but one run in a hundred
+/// already. Limited until its victim's bound was a quarter of the target, a neighbour had 10
+/// requests per second left where the slice model leaves 290. Not 0, because a search for a bound
+/// that is just allowed also finds where the bound errs (`docs/explanation/models.md`).
 const ENOUGH_OF_BOUND: f64 = 0.25;
 
 /// Options of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanOptions {
-    /// Which model predicts; it also decides the scheme.
+    /// Kind of the predicting model; it also decides the scheme.
     pub model: ModelKind,
-    /// What was learned on this host; [`ModelKind::Mlp`] and [`ModelKind::Bound`] need it.
+    /// Model that was learned on this host; [`ModelKind::Mlp`] and [`ModelKind::Bound`] need it.
     pub learned: Option<Arc<HostModel>>,
-    /// Which knobs and values may be used.
+    /// Knobs and values that may be used.
     pub space: Space,
     /// The configuration in force. Its values are always allowed.
     pub start: Config,
-    /// Where the VMs stand among I/O cgroups: which weights compare, what limits them from above.
+    /// Positions of the VMs among I/O cgroups: which weights compare, which limits act from above.
     pub placements: Placements,
     /// Margin that a target needs to count as met: predicted <= target * (1 - safety).
     pub safety: Ratio,
-    /// Share of a target that is worth buying with changes and with tighter limits on VMs without
-    /// targets; more margin than this is worth nothing. `None` leaves it to the model: 75 %, 25 %
-    /// of upper bounds.
+    /// Share of a target up to which margin counts, so that changes and tighter limits on VMs
+    /// without targets are made for it. `None` leaves it to the model: 75 %, 25 % of upper bounds.
     pub enough: Option<Ratio>,
     /// Most configurations to evaluate, over the whole of [`crate::plan`].
     pub budget: u64,
@@ -45,11 +44,11 @@ pub struct PlanOptions {
 pub struct Space {
     /// Host elevators that the device offers.
     pub elevators: Vec<Elevator>,
-    /// Host `slice_idle`.
+    /// Values of the host's `slice_idle`.
     pub slice_idle: Vec<Nanos>,
-    /// Host `timeout_sync`.
+    /// Values of the host's `timeout_sync`.
     pub timeout_sync: Vec<Nanos>,
-    /// Host `max_budget`; `None` lets BFQ choose.
+    /// Values of the host's `max_budget`; `None` lets BFQ choose.
     pub max_budget: Vec<Option<Bytes>>,
     /// Whether `low_latency` may be set to 0.
     pub low_latency: bool,
@@ -81,10 +80,10 @@ impl Space {
 }
 
 impl Default for Space {
-    /// The paper's space and what it leaves out: no idling, shorter slices and budgets, the other
-    /// elevators, caps, guests. Weights as in the paper, although the kernel takes 1 to 1000:
-    /// against a flood 700 to 1 keeps a tail of 1 ms for a minute, but not for five
-    /// (`docs/explanation/models.md`, Where it is weak).
+    /// The paper's space and more: no idling, shorter slices and budgets, the other elevators,
+    /// caps, guests. Weights as in the paper, although the kernel takes 1 to 1000: against a flood
+    /// 700 to 1 keeps a tail of 1 ms for a minute, but not for five (`docs/explanation/models.md`,
+    /// Where it is weak).
     fn default() -> Self {
         Self {
             elevators: vec![Elevator::Bfq, Elevator::None, Elevator::MqDeadline, Elevator::Kyber],
@@ -127,13 +126,13 @@ impl PlanOptions {
         Self { model: ModelKind::Mlp, learned: Some(learned), ..Self::paper(start) }
     }
 
-    /// Ours on the upper bound over the whole space. No safety margin: the bound has its own.
+    /// Our search on the upper bound over the whole space. No safety margin: the bound has its own.
     #[must_use]
     pub fn bound(start: Config, learned: Arc<HostModel>) -> Self {
         Self { model: ModelKind::Bound, learned: Some(learned), safety: Ratio(0.0), ..Self::new(start) }
     }
 
-    /// The margin beyond which more is worth nothing, 0 to 1.
+    /// Margin beyond which more does not count, 0 to 1.
     #[must_use]
     pub fn enough(&self) -> f64 {
         let of_model = if self.model == ModelKind::Bound { ENOUGH_OF_BOUND } else { ENOUGH };

@@ -1,4 +1,4 @@
-//! Where VMs stand among I/O cgroups, and what acts on them there that no plan sets.
+//! Positions of VMs among I/O cgroups, and the weights and limits there that no plan sets.
 //!
 //! BFQ schedules a tree of cgroups: among the busy children of one parent each gets service in
 //! proportion to its weight, at every level (`block/bfq-wf2q.c`, `block/bfq-cgroup.c`). So weights
@@ -10,58 +10,57 @@ use std::collections::BTreeMap;
 use rtvirtio_model::Config;
 use rtvirtio_units::Iops;
 
-/// Largest weight that BFQ knows.
+/// Largest BFQ weight.
 const TOP_WEIGHT: f64 = 1000.0;
 
 /// A cgroup on a VM's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupNode {
-    /// Its path below the hierarchy's root.
+    /// Path below the hierarchy's root.
     pub path: String,
-    /// Its BFQ weight for the device, 1 to 1000.
+    /// BFQ weight for the device, 1 to 1000.
     pub weight: u32,
 }
 
-/// One VM among the I/O cgroups.
+/// Position of a VM among the I/O cgroups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
-    /// Whether it has a cgroup of its own, below the root: only there a weight or limit of one VM
-    /// can act.
+    /// Whether the VM has a cgroup of its own, below the root: only there a weight or limit of one
+    /// VM can act.
     pub own_cgroup: bool,
-    /// Whether its tasks write, and what they write reaches the device outside of its cgroup, as
+    /// Whether the VM's tasks write, and their writes reach the device outside of its cgroup, as
     /// write-back of the host's page cache does on cgroup v1: then no weight or limit acts either.
     pub writes_escape: bool,
-    /// The cgroups on its path, the outermost first, its own last; empty in the root. The weight of
-    /// its own is the configuration's.
+    /// Cgroups on the VM's path, the outermost first, its own last; empty in the root. The weight
+    /// of its own is the configuration's.
     pub path: Vec<CgroupNode>,
     /// Most requests per second that limits outside of the plan let through: those of cgroups above
-    /// its own, of its VMM.
+    /// the VM's own, of its VMM.
     pub ceiling: Option<Iops>,
-    /// What sets the ceiling, and how it is raised, for the user; empty without one.
+    /// The limit behind the ceiling, and how to raise it, for the user; empty without one.
     pub ceiling_by: String,
 }
 
 impl Placement {
-    /// Whether weights and limits of its cgroup act on all that it does.
+    /// Whether weights and limits of the VM's cgroup act on all its I/O.
     fn is_held(&self) -> bool {
         self.own_cgroup && !self.writes_escape
     }
 
-    /// The cgroup above its own.
+    /// Path of the cgroup above the VM's own; `None` in the root.
     fn parent(&self) -> Option<&str> {
         let above = self.path.len().checked_sub(2).and_then(|i| self.path.get(i));
         Some(above.map_or("/", |node| node.path.as_str())).filter(|_| !self.path.is_empty())
     }
 }
 
-/// Where all VMs of a spec stand, in its order.
+/// Positions of all VMs of a spec, in its order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placements {
-    /// Empty where nothing is known of them: then they are taken for siblings, each in a cgroup of
-    /// its own, without limits above.
+    /// Empty where they are unknown: the VMs then count as siblings, each in a cgroup of its own,
+    /// without limits above.
     all: Vec<Placement>,
-    /// Whether all are siblings with cgroups of their own, so that their weights compare as they
-    /// are.
+    /// Whether all are siblings with cgroups of their own, so that their weights compare directly.
     flat: bool,
 }
 
@@ -85,7 +84,7 @@ impl Placements {
         self.all.get(vm).is_none_or(Placement::is_held)
     }
 
-    /// Whether what a VM writes escapes its cgroup.
+    /// Whether a VM's writes escape its cgroup.
     #[must_use]
     pub fn writes_escape(&self, vm: usize) -> bool {
         self.all.get(vm).is_some_and(|p| p.writes_escape)
@@ -105,19 +104,19 @@ impl Placements {
         self.all.is_empty() || (0..self.all.len()).any(|vm| self.weights_compare(vm))
     }
 
-    /// Most requests per second that a VM gets through limits outside of the plan.
+    /// Most requests per second of a VM under limits outside of the plan.
     #[must_use]
     pub fn ceiling(&self, vm: usize) -> Option<Iops> {
         self.all.get(vm).and_then(|p| p.ceiling)
     }
 
-    /// What sets that limit, and how it is raised; empty without one.
+    /// The limit behind [`Placements::ceiling`], and how to raise it; empty without one.
     #[must_use]
     pub fn ceiling_by(&self, vm: usize) -> &str {
         self.all.get(vm).map_or("", |p| p.ceiling_by.as_str())
     }
 
-    /// A configuration as it acts: each cap no higher than the ceiling, and weights that would give
+    /// The configuration's effect: each cap no higher than the ceiling, and weights that would give
     /// siblings the share that each VM has while all are busy.
     #[must_use]
     pub fn in_effect<'c>(&self, config: &'c Config) -> Cow<'c, Config> {
@@ -143,7 +142,7 @@ impl Placements {
         Cow::Owned(config)
     }
 
-    /// Share of the device that each VM has while all are busy, and no other cgroup is.
+    /// Share of the device of each VM while all are busy, and no other cgroup is.
     fn shares(&self, config: &Config) -> Vec<f64> {
         // Paths with the configuration's weight at their ends. A VM in the root competes with the
         // outermost cgroups by a queue of its own.

@@ -1,4 +1,4 @@
-//! From a spec and a profile to a plan.
+//! Computation of a plan from a spec and a profile.
 
 use rtvirtio_model::Profile;
 use rtvirtio_spec::Spec;
@@ -48,19 +48,19 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     })
 }
 
-/// How good a configuration is in the planner's eyes.
+/// Rank of a configuration by the planner's criteria.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quality {
     /// Targets missed per VM, most urgent VM first.
     pub missed: Vec<u32>,
-    /// Smallest share of a target that is left; negative when one is missed.
+    /// Smallest remaining share of a target; negative when one is missed.
     pub margin: f64,
 }
 
 /// Judges a configuration as [`plan`] does.
 ///
 /// # Errors
-/// As [`plan`].
+/// Those of [`plan`].
 pub fn quality(
     spec: &Spec,
     profile: &Profile,

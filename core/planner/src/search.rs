@@ -1,4 +1,4 @@
-//! The searches: the paper's and ours, and what they share.
+//! The searches: the paper's and ours, and their common parts.
 
 mod bound;
 mod climb;
@@ -19,11 +19,11 @@ use crate::PlanError;
 use crate::convert::guest_reachable;
 use crate::evaluate::{Evaluator, Outcome, Problem};
 
-/// A setting stays when dropping it would cost more than this much of a target in margin.
+/// Margin, as a share of the target, that a setting must gain to stay.
 const WORTH: f64 = 0.005;
 
-/// With our models it stays only when dropping it would also make the worst prediction longer by
-/// this share: they aim to be within a factor of three, so less than this is no gain that shows.
+/// With our models a setting must also make the worst prediction shorter by this share: they aim to
+/// be within a factor of three, so less is no visible gain.
 const WITHIN_ERROR: f64 = 0.1;
 
 /// Share of a declared rate that may be lost for fewer settings.
@@ -37,10 +37,10 @@ const LEAST_CAP: f64 = 10.0;
 /// of a few VMs.
 const MLP_STEPS: usize = 40;
 
-/// The best configuration found, with every setting that earns nothing taken back.
+/// The best configuration found, without settings that gain nothing.
 pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Outcome, PlanError> {
     let start = evaluator.outcome(problem, problem.options.start.clone());
-    // A start that is not covered is no obstacle; one that is wrong is.
+    // A start that the model does not cover is no error; an invalid one is.
     if let (None, Some(e @ (ModelError::BadConfig(_) | ModelError::BadProfile { .. }))) =
         (&start, evaluator.refusal())
     {
@@ -62,7 +62,7 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
         };
         let found = found.map(|best| tidy(problem, evaluator, best));
         match found {
-            // Where it is only asked whether bounds can meet the targets, they have answered.
+            // Where the only question is whether bounds can meet the targets, this is the answer.
             Some(best)
                 if best.missed > 0 && problem.options.model == ModelKind::Bound && problem.thorough =>
             {
@@ -74,7 +74,7 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
     found.ok_or_else(|| nothing(evaluator))
 }
 
-/// Why nothing was found.
+/// Error when no configuration was found.
 fn nothing(evaluator: &Evaluator<'_>) -> PlanError {
     match evaluator.refusal() {
         Some(e) => PlanError::Model(e.clone()),
@@ -85,18 +85,18 @@ fn nothing(evaluator: &Evaluator<'_>) -> PlanError {
 /// VMs up to which a step of a local search tries every VM, not only the ones of [`Pressed`].
 const ALL_NEIGHBOURS: usize = 8;
 
-/// The VMs that a step looks at where there are many.
+/// The VMs that a step of a local search changes where there are many.
 struct Pressed {
-    /// The one with the least margin.
+    /// The VM with the least margin.
     worst: Option<usize>,
-    /// The one with the most.
+    /// The VM with the most margin.
     easiest: Option<usize>,
-    /// The most urgent one that misses a target.
+    /// The most urgent VM that misses a target.
     missing: Option<usize>,
 }
 
 impl Pressed {
-    /// `None` where the model does not say.
+    /// `None` where the model does not cover the configuration or the budget is spent.
     fn of(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Option<Self> {
         let judged = evaluator.judge(&at.config)?;
         let n = problem.spec.vms.len();
@@ -126,7 +126,7 @@ fn below<T: Copy + Ord>(levels: &[T], value: T) -> Option<T> {
     levels.iter().copied().filter(|l| *l < value).max()
 }
 
-/// A cap as it is set: in whole requests per second.
+/// A cap in whole requests per second, at least [`LEAST_CAP`].
 fn whole_cap(rate: f64) -> Iops {
     Iops(rate.floor().max(LEAST_CAP))
 }
@@ -136,13 +136,13 @@ fn weights_allowed(problem: &Problem<'_>) -> bool {
     problem.options.placements.any_weights_compare() && !problem.options.space.weights.is_empty()
 }
 
-/// The BFQ tunables that are in force before the plan writes any: the start's, or the kernel's
-/// defaults when BFQ is new.
+/// BFQ tunables that are in force before the plan writes any: those of the start, or the kernel's
+/// defaults when BFQ is newly selected.
 fn initial_bfq(start: &Config) -> Bfq {
     if start.elevator == Elevator::Bfq { start.bfq } else { Bfq::default() }
 }
 
-/// Takes back what cannot act in `config` and adds what must go with it: weights need idling BFQ,
+/// Removes settings that cannot act in `config` and adds required ones: weights need idling BFQ,
 /// and where they differ weight raising must be off or it overrides them.
 fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
     let start = &problem.options.start;
@@ -192,8 +192,8 @@ fn consider(
     better
 }
 
-/// Takes back, one by one, every setting whose loss changes neither which targets are met nor the
-/// margin noticeably.
+/// Removes, one by one, every setting without which the same targets are met with noticeably the
+/// same margin.
 fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome) -> Outcome {
     // The margin is 1 - latency / target.
     let within_error = match problem.options.model {
@@ -228,7 +228,7 @@ fn rates_kept(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, of: &Outcome
     problem.targets.iter().zip(&judged.kept).filter(|(t, _)| t.is_some()).map(|(_, kept)| *kept).collect()
 }
 
-/// Changed copies of a configuration; what an edit leaves as it is, is no copy.
+/// Changed copies of a configuration; edits without effect are left out.
 struct Edits<'a> {
     config: &'a Config,
     changed: Vec<Config>,
@@ -248,8 +248,8 @@ impl<'a> Edits<'a> {
     }
 }
 
-/// `config` with one knob, or one kind of knob, as at the start. Whole kinds come first: they drop
-/// most.
+/// Copies of `config` with one knob, or one kind of knob, as at the start. Whole kinds come first:
+/// they remove most.
 fn without_one(problem: &Problem<'_>, config: &Config) -> Vec<Config> {
     let start = &problem.options.start;
     let mut out = Edits::of(config);

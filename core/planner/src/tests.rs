@@ -14,7 +14,7 @@ fn point(depth: u32, iops: f64, us: [u64; 4]) -> DepthPoint {
     DepthPoint { depth, iops: Iops(iops), spread: 0.02, n: 200_000, p50, p99, p9999, max }
 }
 
-/// A QLC drive behind one channel, and TCG guests that were measured alone.
+/// Profile of a QLC drive behind one channel, and TCG guests that were measured alone.
 pub(crate) fn profile() -> Profile {
     let read =
         vec![point(1, 9_300.0, [105, 150, 1_800, 5_000]), point(16, 15_500.0, [1_030, 1_200, 3_500, 8_000])];
@@ -152,7 +152,7 @@ fn a_flood_is_capped_and_no_vm_with_a_target_is() {
     assert_eq!(caps[0].strength, Strength::Cap);
     assert!(caps[0].reason.contains("of its rate"), "{}", caps[0].reason);
     assert!(caps[0].value.parse::<u64>().unwrap() > 100);
-    // What it costs the VM that is capped is said where the cap is.
+    // The cap's reason states the cost for the capped VM.
     let all = throttled(&s, &profile(), &start(&s), &p.settings).unwrap();
     let [held] = all.as_slice() else { panic!("{all:?}") };
     assert_eq!((held.vm.as_str(), held.limit.0), ("vm2", caps[0].value.parse::<f64>().unwrap()));
@@ -163,7 +163,7 @@ fn a_flood_is_capped_and_no_vm_with_a_target_is() {
     assert!(all[0].is_all_but_stopped() && all[0].to_string().contains("so it loses 99."), "{}", all[0]);
     let loose = Setting { value: "max".to_owned(), ..caps[0].clone() };
     assert_eq!(throttled(&s, &profile(), &start(&s), &[loose]).unwrap(), []);
-    // The cap is the loosest that does: no tighter than it must be.
+    // The cap is the loosest that suffices.
     let mut loose = s.clone();
     for vm in &mut loose.vms[..2] {
         for t in &mut vm.tasks {
@@ -182,7 +182,7 @@ fn a_flood_is_capped_and_no_vm_with_a_target_is() {
     assert_meets(&less, 0.2);
     assert!(cap(&less) > cap(&p), "{} {}", cap(&less), cap(&p));
 
-    // Without caps nothing holds the flood to 12 ms: someone is given up, and it says so.
+    // Without caps nothing limits the flood to 12 ms: some VM is given up, and the plan says so.
     let mut options = PlanOptions::new(start(&s));
     options.space.caps = false;
     let p = plan(&s, &profile(), &options).unwrap();
@@ -313,7 +313,7 @@ fn a_host_without_bfq_can_be_planned_for() {
         let p = plan(&s, &profile(), &options).unwrap();
         assert_eq!(p.config(&s, &from).unwrap().vms.len(), 3);
     }
-    // The analytical model has nothing to say when BFQ is not to be had.
+    // The analytical model covers nothing where BFQ is not available.
     let mut options = PlanOptions::paper(from);
     options.space.elevators = Vec::new();
     let e = plan(&s, &profile(), &options).unwrap_err();

@@ -1,4 +1,4 @@
-//! What a plan takes from VMs that it holds back.
+//! Rate that VMs lose to a plan's limits.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,19 +12,20 @@ use crate::{Knob, LimitKind, PlanError, Setting};
 /// A VM that a plan limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Throttled {
-    /// Its name.
+    /// Name of the VM.
     pub vm: String,
-    /// Requests per second that it may send.
+    /// Requests per second under the limit.
     pub limit: Iops,
-    /// What it declares, and what the declared rates of all leave to it besides.
+    /// Rate without the limit: the VM's declared rate and its part of the rate that all declared
+    /// rates leave.
     pub of: Iops,
 }
 
-/// A VM that keeps less than this is all but stopped.
+/// Share of its rate below which a VM is reported as all but stopped.
 const ALL_BUT_STOPPED: f64 = 0.01;
 
 impl Throttled {
-    /// Whether it loses 99 % and more.
+    /// Whether the VM loses 99 % or more of its rate.
     #[must_use]
     pub fn is_all_but_stopped(&self) -> bool {
         self.limit.0 <= self.of.0 * ALL_BUT_STOPPED
@@ -43,8 +44,8 @@ impl fmt::Display for Throttled {
     }
 }
 
-/// The VMs that settings hold to a rate below what they could have, in spec order. `start` is the
-/// configuration that the settings lead away from.
+/// VMs that settings limit to a rate below [`Throttled::of`], in spec order. `start` is the
+/// configuration before the settings.
 ///
 /// # Errors
 /// [`PlanError::Model`] without a usable read measurement.

@@ -1,12 +1,12 @@
-//! Tuning: which settings to try next, given what was measured of those tried before. Pure: the
-//! caller applies and measures.
+//! Tuning: the next setting to try, given the measurements of earlier trials. Pure: the caller
+//! applies and measures.
 //!
-//! The models say how good each candidate should be. Measurements say where they are wrong, and by
-//! how much nearby settings are likely to be wrong too: a Gaussian process over the settings with
-//! the model's prediction as its mean (Rasmussen and Williams, Gaussian Processes for Machine
-//! Learning, 2006, eqs. 2.25 and 2.26). The next trial is the one whose score could well be the
-//! smallest (lower confidence bound; Cox and John, 1992). Settings that met all targets once are
-//! tried again before they are believed, because of many noisy trials the best one is partly lucky.
+//! The models predict the score of each candidate. Measurements show the error of the prediction,
+//! which nearby settings are likely to share: a Gaussian process over the settings with the model's
+//! prediction as its mean (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
+//! eqs. 2.25 and 2.26). The next trial is the one whose score could well be the smallest (lower
+//! confidence bound; Cox and John, 1992). Settings that met all targets once are tried again before
+//! they are accepted, because of many noisy trials the best one is partly lucky.
 
 mod process;
 
@@ -24,13 +24,14 @@ const CANDIDATES: usize = 400;
 /// Candidates of each kind that are kept.
 const PER_KIND: usize = 40;
 
-/// How many deviations below its mean a candidate is judged by: 0 never explores, 2 mostly does.
+/// Standard deviations below its mean that a candidate is judged by: 0 never explores, 2 mostly
+/// does.
 const OPTIMISM: f64 = 0.7;
 
-/// Score of a task that loses all its rate; between it and 1 by the share that is lost.
+/// Score of a task that loses all its rate; a partial loss lies between 1 and this in proportion.
 const NO_RATE: f64 = 10.0;
 
-/// What a task got in a trial.
+/// Measured result of a task in a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seen {
     /// Latency at the target's percentile, ns.
@@ -39,23 +40,23 @@ pub struct Seen {
     pub kept: f64,
 }
 
-/// One measured setting.
+/// A configuration with its measured score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trial {
-    /// The setting.
+    /// Configuration as it was applied.
     pub config: Config,
-    /// The largest of measured over target; above 1 some target was missed.
+    /// Largest ratio of measured latency to target; above 1 some target was missed.
     pub score: f64,
 }
 
-/// When tuning is done.
+/// Conditions that end the tuning.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TuneGoal {
-    /// A trial is good when its score is at most this: 0.9 leaves a tenth for bad luck.
+    /// Largest score of a good trial: 0.9 leaves a tenth for bad luck.
     pub score: f64,
-    /// Good trials of the same setting that are asked for.
+    /// Number of good trials of the same setting that are required.
     pub repeats: usize,
-    /// Most trials.
+    /// Most trials in all.
     pub trials: usize,
 }
 
@@ -65,9 +66,9 @@ impl Default for TuneGoal {
     }
 }
 
-/// The state of a tuning.
+/// State of a tuning run.
 pub struct Tuner {
-    /// Of each task in spec order, ns; none of a VM that is given up.
+    /// Targets in the order of [`Spec::goals`], ns; `None` for a VM that is given up.
     targets: Vec<Option<f64>>,
     given_up: Vec<usize>,
     overloaded: bool,
@@ -79,19 +80,19 @@ pub struct Tuner {
 
 struct Candidate {
     config: Config,
-    /// ln of the predicted score.
+    /// Logarithm of the predicted score.
     prior: f64,
     place: Vec<f64>,
 }
 
 impl Tuner {
     /// Candidates from the space of `options`, judged by its model. Where the device cannot carry
-    /// all declared rates, the plan by formulas says which VMs are given up, and is the first
-    /// candidate: those that it holds down or, where weights alone decide, those that miss a target
-    /// in it. The targets of the others count.
+    /// all declared rates, the plan by formulas decides which VMs are given up, and is the first
+    /// candidate: those that it caps or, where weights alone decide, those that miss a target in
+    /// it. The targets of the others count.
     ///
     /// # Errors
-    /// [`PlanError`] as for [`crate::plan`].
+    /// Those of [`crate::plan`].
     pub fn new(
         spec: &Spec,
         profile: &Profile,
@@ -99,7 +100,7 @@ impl Tuner {
         goal: TuneGoal,
     ) -> Result<Self, PlanError> {
         options.check()?;
-        // All of the space by the formulas, which cost little; then the model asked for.
+        // The whole space by the formulas, which cost little; then the model of `options`.
         let by_slice = PlanOptions { model: ModelKind::Slice, learned: None, ..options.clone() };
         let problem = Problem::new(spec, &by_slice);
         let mut slice = Evaluator::new(profile, spec, &by_slice)?;
@@ -117,16 +118,16 @@ impl Tuner {
         let problem = problem.without(given_up);
         let given_up: Vec<usize> =
             problem.given_up.iter().copied().filter(|&i| spec.vms[i].tightest_target().is_some()).collect();
-        // More than is worth holding them down is not better.
+        // More margin than [`search::ENOUGH_GIVEN_UP`] is not better.
         let enough = by_slice.enough().min(search::ENOUGH_GIVEN_UP);
         let least = if given_up.is_empty() { 1e-6 } else { 1.0 - enough };
         let held = PlanOptions { enough: Some(Ratio(enough)), ..by_slice.clone() };
         let problem = if given_up.is_empty() { problem } else { Problem { options: &held, ..problem } };
         let targets = problem.targets.clone();
-        // Enough is left of the budget for the candidates, whatever the plan took.
+        // A new budget for the candidates, however much the plan used.
         let mut slice = Evaluator::new(profile, spec, &by_slice)?;
         let mut configs = search::diverse(&problem, &mut slice, PER_KIND, CANDIDATES);
-        // Where VMs are given up the plan was searched further than the candidates are: limits
+        // Where VMs are given up the plan was searched on a finer grid than the candidates: limits
         // between their steps, weights one by one.
         if !given_up.is_empty() {
             configs.retain(|c| *c != found.config);
@@ -165,27 +166,27 @@ impl Tuner {
     }
 
     /// Whether the VMs with targets declare more than the device can do, so that no setting can
-    /// meet all of these.
+    /// meet all their targets.
     #[must_use]
     pub fn is_overloaded(&self) -> bool {
         self.overloaded
     }
 
-    /// VMs whose targets do not count, because the device cannot carry all declared rates:
-    /// positions in the spec.
+    /// Indices of VMs whose targets do not count, because the device cannot carry all declared
+    /// rates.
     #[must_use]
     pub fn given_up(&self) -> &[usize] {
         &self.given_up
     }
 
-    /// What to try next; `None` when the goal is reached, or the trials or the candidates are used
-    /// up.
+    /// Next configuration to try; `None` when the goal is reached, or the trials or the candidates
+    /// are used up.
     #[must_use]
     pub fn next(&self) -> Option<Config> {
         if self.trials.len() >= self.goal.trials || self.reached() {
             return None;
         }
-        // Limits further down score better than the plan, and starve those that are given up for
+        // Lower limits score better than the plan, but starve the VMs that are given up for
         // nothing: the plan is tried before them.
         if self.trials.is_empty() && !self.given_up.is_empty() {
             return self.candidates.first().map(|c| c.config.clone());
@@ -198,14 +199,14 @@ impl Tuner {
             let (mean, deviation) = self.process.at(&c.place);
             c.prior + mean - OPTIMISM * deviation
         };
-        // One that was not good once cannot be good as often as asked, however good it is on
-        // average.
+        // A setting with one bad trial cannot reach the required number of good ones, however good
+        // it is on average.
         let open = self.candidates.iter().filter(|c| self.worst(&c.config) <= self.goal.score);
         let next = open.min_by(|a, b| worth(a).total_cmp(&worth(b)))?;
         Some(next.config.clone())
     }
 
-    /// Takes in what a trial of `config` gave, one entry per task in spec order.
+    /// Records the measured results of a trial of `config`, in the order of [`Spec::goals`].
     pub fn observe(&mut self, config: &Config, seen: &[Seen]) {
         let score = score(&self.targets, seen);
         let place = place(config);
@@ -213,7 +214,7 @@ impl Tuner {
         self.trials.push(Trial { config: config.clone(), score });
     }
 
-    /// Whether some setting was good as often as asked.
+    /// Whether some setting had the required number of good trials.
     #[must_use]
     pub fn reached(&self) -> bool {
         self.promising().is_some_and(|(score, config)| {
@@ -228,9 +229,9 @@ impl Tuner {
         &self.trials
     }
 
-    /// The best setting tried, with its worst score: the one that was good as often as asked, else
-    /// the one whose score is expected to be the smallest after all trials. A single lucky trial
-    /// counts for as much as its noise allows.
+    /// The best setting tried, with its worst score: the one with the required number of good
+    /// trials, else the one whose score is expected to be the smallest after all trials. A single
+    /// lucky trial counts for as much as its noise allows.
     #[must_use]
     pub fn best(&self) -> Option<(f64, &Config)> {
         if self.reached() {
@@ -254,14 +255,14 @@ impl Tuner {
         self.trials.iter().filter(|t| t.config == *config).map(|t| t.score).fold(0.0, f64::max)
     }
 
-    /// ln of the score that the model predicts; 0 for a setting that is no candidate.
+    /// Logarithm of the predicted score; 0 for a setting that is no candidate.
     fn prior(&self, config: &Config) -> f64 {
         self.candidates.iter().find(|c| c.config == *config).map_or(0.0, |c| c.prior)
     }
 }
 
-/// VMs of which `found` misses targets, although it gives none up; empty if it meets those of no
-/// VM, for then there is nothing to tune.
+/// VMs of which `found` misses targets, although it gives none up; empty if it meets the targets of
+/// no VM, for then there is nothing to tune.
 fn left_out(problem: &Problem<'_>, found: &Outcome) -> Vec<usize> {
     let mut out: Vec<usize> = found.missing(problem).collect();
     if out.len() == problem.tightest().iter().flatten().count() {
@@ -271,7 +272,7 @@ fn left_out(problem: &Problem<'_>, found: &Outcome) -> Vec<usize> {
     out
 }
 
-/// The largest of measured over target, ns, over all tasks with targets; a lost rate counts as a
+/// Largest ratio of measured latency to target over all tasks with targets; a lost rate counts as a
 /// missed target.
 fn score(targets: &[Option<f64>], seen: &[Seen]) -> f64 {
     let mut worst = 0.0f64;
@@ -285,8 +286,8 @@ fn score(targets: &[Option<f64>], seen: &[Seen]) -> f64 {
     worst
 }
 
-/// A configuration as a place: settings that do much apart are far apart. One unit is the length
-/// over which the model's error is alike.
+/// Coordinates of a configuration: settings with very different effects are far apart. One unit is
+/// the distance over which the model's error is similar.
 fn place(config: &Config) -> Vec<f64> {
     let is = |e: Elevator| if config.elevator == e { 1.5 } else { 0.0 };
     let bfq = config.elevator == Elevator::Bfq;
@@ -309,7 +310,7 @@ fn place(config: &Config) -> Vec<f64> {
     let total: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
     for vm in &config.vms {
         place.push(f64::from(vm.weight) / total.max(1.0));
-        // No cap is a cap that never binds.
+        // No cap counts as one that never binds.
         place.push(vm.cap.map_or(12.0, |c| c.0.max(1.0).ln()) / 2.0);
         place.push(if vm.guest_elevator == Elevator::Bfq { 1.0 } else { 0.0 });
     }

@@ -1,10 +1,10 @@
-//! A plan as data: ordered knob settings, each with its reason, and what they should bring.
+//! A plan as data: ordered knob settings, each with its reason, and the predictions.
 
 use rtvirtio_model::{Forecast, ModelKind};
 use rtvirtio_units::{Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
-/// What to set for one device, and what is expected of it.
+/// Settings for one device, and the predictions under them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -14,31 +14,32 @@ pub struct Plan {
     pub model: ModelKind,
     /// Settings in the order in which they are to be written.
     pub settings: Vec<Setting>,
-    /// Prediction per task, in spec order.
+    /// Prediction per target, and per task without one, in the order of
+    /// [`Spec::goals`](rtvirtio_spec::Spec::goals).
     pub tasks: Vec<TaskOutlook>,
     /// Whether every target is predicted to be met.
     pub feasible: bool,
-    /// Present when not feasible.
+    /// Report of an infeasible plan; `None` when feasible.
     pub infeasible: Option<Infeasible>,
     /// Candidate configurations that the search evaluated.
     pub evaluated: u64,
 }
 
-/// One knob and the value it should get.
+/// Value for one knob.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Setting {
-    /// Which knob.
+    /// Knob that is set.
     pub knob: Knob,
     /// The value as it is written to the kernel, without a newline, in the kernel's own unit.
     pub value: String,
-    /// Why this value, in one sentence for the user.
+    /// Reason for the value, in one sentence for the user.
     pub reason: String,
-    /// How firmly the kernel holds to it.
+    /// Kind of enforcement by the kernel.
     pub strength: Strength,
 }
 
-/// One setting of the host or of a guest. Resolved to a file only when applied.
+/// A setting of the host or of a guest. Resolved to a file only when applied.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Knob {
@@ -50,34 +51,34 @@ pub enum Knob {
     /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1
     /// to 1000.
     VmWeight {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
     },
     /// A limit on a VM's cgroup for the device: `io.max` (v2) or `blkio.throttle.*_device` (v1).
     /// Value: a whole number per second, or `max` for none.
     VmLimit {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
-        /// What is limited.
+        /// Direction and unit of the limit.
         limit: LimitKind,
     },
     /// The I/O scheduler inside a guest, set through its agent.
     GuestElevator {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
     },
     /// A BFQ tunable inside a guest, set through its agent.
     GuestBfq {
-        /// VM name.
+        /// Name of the VM.
         vm: String,
-        /// Which tunable.
+        /// Tunable of the guest's BFQ.
         tunable: BfqTunable,
     },
 }
 
 impl Knob {
-    /// Place in the order in which a plan's settings are written: the elevator before its
-    /// tunables, weights and limits of cgroups, then guest by guest.
+    /// Position in a plan's write order: the elevator before its tunables, weights and limits of
+    /// cgroups, then guest by guest.
     #[must_use]
     pub fn write_order(&self) -> impl Ord + use<> {
         let place = |step, vm: &str, tunable, limit| (step, vm.to_owned(), tunable, limit);
@@ -101,7 +102,7 @@ impl Knob {
 pub enum BfqTunable {
     /// Idle always and keep one request at the device: 0 or 1. Default 0.
     StrictGuarantees,
-    /// How long BFQ waits for the next request of the queue in service, in ms. Default 8.
+    /// Time that BFQ waits for the next request of the queue in service, in ms. Default 8.
     SliceIdle,
     /// Longest slice of a sync queue, in ms. Default 125 (124 after rounding to jiffies at HZ=250).
     TimeoutSync,
@@ -111,7 +112,7 @@ pub enum BfqTunable {
     MaxBudget,
 }
 
-/// What a limit limits.
+/// Direction and unit of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitKind {
@@ -125,11 +126,11 @@ pub enum LimitKind {
     WriteIops,
 }
 
-/// How firmly a mechanism holds what is asked of it.
+/// Kind of enforcement by a mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Strength {
-    /// Holds by construction whatever the others do.
+    /// Holds by construction whatever other VMs do.
     Guarantee,
     /// An upper limit that the kernel enforces.
     Cap,
@@ -137,15 +138,15 @@ pub enum Strength {
     Hint,
 }
 
-/// What is expected for one task.
+/// Prediction for one target, or for a task without one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskOutlook {
-    /// VM name.
+    /// Name of the VM.
     pub vm: String,
-    /// Task name.
+    /// Name of the task.
     pub task: String,
-    /// Which percentile is predicted.
+    /// Percentile of the prediction.
     pub percentile: Percentile,
     /// The target, if the task has one.
     pub target_ns: Option<Nanos>,
@@ -156,7 +157,7 @@ pub struct TaskOutlook {
     pub margin_ns: Option<i64>,
 }
 
-/// Why not every target can be met, and what would fit.
+/// Reasons why not every target can be met, and targets that would fit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Infeasible {
@@ -164,9 +165,9 @@ pub struct Infeasible {
     pub sacrificed: Vec<String>,
     /// Tasks (`vm/task`) whose targets no searched setting is predicted to meet together.
     pub conflict: Vec<String>,
-    /// Smallest target per missed task that the model says would fit, with all else as declared.
+    /// Smallest target per missed task that fits by the model, with everything else as declared.
     pub relaxation: Vec<Relaxation>,
-    /// One sentence for the user.
+    /// Explanation in one sentence, for the user.
     pub reason: String,
 }
 
@@ -174,14 +175,14 @@ pub struct Infeasible {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Relaxation {
-    /// VM name.
+    /// Name of the VM.
     pub vm: String,
-    /// Task name.
+    /// Name of the task.
     pub task: String,
     /// Percentile of the target; of plans that older versions saved p99.99.
     #[serde(default = "p9999")]
     pub percentile: Percentile,
-    /// Target as declared.
+    /// Target as declared in the spec.
     pub declared_ns: Nanos,
     /// Smallest target that fits.
     pub fits_ns: Nanos,

@@ -91,7 +91,7 @@ fn values_are_in_the_kernels_units_and_in_order() {
 
 #[test]
 fn a_new_bfq_starts_from_the_kernels_defaults() {
-    // What was read while another elevator ruled shows nothing of the tunables that BFQ comes with.
+    // Tunables read under another elevator are not those that BFQ starts with.
     let mut start = config(Elevator::None);
     start.bfq.timeout_sync = Nanos::from_millis(32);
     let mut end = start.clone();
@@ -178,7 +178,7 @@ fn any_config() -> impl Strategy<Value = Config> {
     })
 }
 
-/// Tunables of an elevator that is not in force are no part of what settings say.
+/// Settings contain no tunables of an elevator that is not in force.
 fn in_force(mut c: Config) -> Config {
     if c.elevator != Elevator::Bfq {
         c.bfq = Bfq::default();

@@ -1,4 +1,4 @@
-//! By a measured curve of one victim and one neighbour, in requests.
+//! Limits by a measured curve of one victim and one neighbour, in requests.
 
 use rtvirtio_spec::Task;
 use rtvirtio_traffic::{Actuator, Direction, Service, VictimCurve, largest_that_holds};
@@ -28,14 +28,14 @@ pub(super) fn choose(
         let victim = outlook(need, bound, expected);
         Ok::<_, NeighbourError>((vec![limit], vec![victim]))
     };
-    // What was measured has to hold too.
+    // The measured service has to suffice too.
     let seen = |victim: &VictimOutlook| {
         victim.expected.is_none_or(|service| outlook(need, Some(service), None).is_held())
     };
     let held = |rate: f64| at(rate).ok().filter(|(_, v)| v.iter().all(|v| v.is_held() && seen(v)));
     let Some((_, (limits, victims))) = largest_that_holds(1.0, most, held) else {
         let (limits, victims) = at(1.0)?;
-        // Where the bound holds, what was measured does not.
+        // Where the bound holds, the measured service does not.
         let missed = |v: VictimOutlook| if v.is_held() { outlook(need, v.expected, v.expected) } else { v };
         let victims = victims.into_iter().map(missed).collect();
         return Err(refused(victims, &limits));
@@ -53,8 +53,8 @@ pub(super) fn choose(
     })
 }
 
-/// A service counts from one completion to the next; a request waits for those of its own that came
-/// with it too.
+/// A service counts from one completion to the next; a request also waits for the other requests of
+/// its own burst.
 fn outlook(need: &Need<'_>, service: Option<Service>, expected: Option<Service>) -> VictimOutlook {
     let latency = |s: Service| if need.task.is_some() { s.delta + need.burst / s.alpha } else { s.delta };
     need.outlook(service.map(latency), service.map_or(0.0, |s| s.alpha), expected)

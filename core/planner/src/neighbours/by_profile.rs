@@ -1,5 +1,5 @@
-//! By the profile, in units of the device's time: it serves one second of requests per second after
-//! its longest stall, in any order.
+//! Limits by the profile, in units of device time: the device serves one second of requests per
+//! second after its longest stall, in any order.
 
 use rtvirtio_model::{Profile, service};
 use rtvirtio_spec::Task;
@@ -11,7 +11,7 @@ use super::{
     requests,
 };
 
-/// Share of the peak that the rate is where a peak is chosen: the rest makes up for late wake-ups.
+/// Ratio of rate to peak where a peak is chosen: the rest makes up for late wake-ups.
 const OF_PEAK: f64 = 0.9;
 
 pub(super) fn choose(
@@ -38,7 +38,7 @@ pub(super) fn choose(
         }
         Ok(needs.iter().enumerate().map(|(i, need)| disk.outlook(need, i, &flows, &cross)).collect())
     };
-    // Each of the chosen has the same share of the device's time.
+    // Each chosen limit has the same share of the device's time.
     let at = |share: f64, tspec: &dyn Fn(f64) -> Tspec| -> Result<Vec<NeighbourLimit>, NeighbourError> {
         let of = |(one, cost): (&Neighbour<'_>, &f64)| {
             one.limit(one.given.unwrap_or_else(|| tspec(share / cost)), actuator)
@@ -49,7 +49,7 @@ pub(super) fn choose(
         let victims = outlook(&limits).ok()?;
         victims.iter().all(VictimOutlook::is_held).then_some((limits, victims))
     };
-    // One request per second of the most expensive.
+    // One request per second of the most expensive kind.
     let least = costs.iter().copied().fold(0.0, f64::max);
     let plain = |rate: f64| requests(rate, None);
     let one_by_one = |rate: f64| Tspec { burst: 1, ..requests(rate, None) };
@@ -104,8 +104,8 @@ impl Disk {
         Ok(line.occupancy + line.per_byte * block.0.saturating_sub(self.of.block.0) as f64)
     }
 
-    /// Device time of a task's most expensive request, and what it takes beyond that when the
-    /// device is idle.
+    /// Device time of a task's most expensive request, and the additional latency on an idle
+    /// device, s.
     fn of_task(&self, task: &Task, vm: &str) -> Result<(f64, f64), NeighbourError> {
         let mut most = (0.0f64, 0.0f64);
         for direction in [Direction::Read, Direction::Write] {
@@ -122,9 +122,10 @@ impl Disk {
         Ok(most)
     }
 
-    /// What each need's own traffic is to the others, and its own costs.
+    /// Arrivals of each need as seen by the others, and the costs of its own requests.
     ///
-    /// A task that was held up catches up: it may move what its latency target is worth at once.
+    /// A delayed task catches up: it may send at once as many requests as are due within its
+    /// latency target.
     fn flows<'a>(&self, needs: &[Need<'a>]) -> Result<Vec<Flow<'a>>, NeighbourError> {
         let is_other = |a: &Need<'_>, b: &Need<'_>| match b.task {
             Some(task) => a.vm.name != b.vm.name || a.largest.name != task.name,
@@ -139,22 +140,22 @@ impl Disk {
             let (cost, beyond) = self.of_task(need.largest, &need.vm.name)?;
             let burst = 1.0 + need.rate * need.within;
             let arrival = Arrival { rate: need.rate * cost, burst: burst * cost, peak: None };
-            // A whole VM's service is that of its tasks.
+            // The service of a whole VM is the sum over its tasks.
             Ok(Flow { vm: &need.vm.name, arrival: need.task.is_some().then_some(arrival), cost, beyond })
         };
         needs.iter().map(of).collect()
     }
 
-    /// The worst case of one need next to all else.
+    /// The worst case of one need next to all other traffic.
     fn outlook(&self, need: &Need<'_>, own: usize, flows: &[Flow<'_>], cross: &[Arrival]) -> VictimOutlook {
-        // What is asked for a whole VM is for what its own tasks get together.
+        // A service asked for a whole VM is for all tasks of it together.
         let is_own = |i: usize| if need.task.is_some() { i == own } else { flows[i].vm == flows[own].vm };
         let others = flows.iter().enumerate().filter(|(i, _)| !is_own(*i));
         let cross: Vec<Arrival> =
             others.filter_map(|(_, flow)| flow.arrival).chain(cross.iter().copied()).collect();
         let Flow { cost, beyond, .. } = flows[own];
         let whole = Service { alpha: 1.0, delta: self.of.stall.as_secs_f64() + beyond };
-        // A loop that waits for each request has the idle device's latency in each.
+        // A closed loop has the idle device's latency in each request.
         let closed = need.task.is_some_and(is_closed) && need.rate > 0.0;
         let each = if closed { cost + beyond } else { cost };
         let long = sum(cross.iter().map(|a| (a.rate, a.burst)));

@@ -1,15 +1,15 @@
-//! Why no limits can be chosen.
+//! Errors of choosing limits.
 
 use rtvirtio_model::ModelError;
 use rtvirtio_traffic::{Actuator, ChooseError, CompileError};
 
 use super::VictimOutlook;
 
-/// Why no limits can be chosen.
+/// Errors that leave no choice of limits.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NeighbourError {
-    /// Nothing to choose for.
+    /// No VM has a target, and no service was asked for.
     #[error("no VM has a target: give a task one, or say what a VM must get with --alpha-delta VM=RATE,TIME")]
     NoVictim,
     /// There is no VM to limit.
@@ -18,34 +18,34 @@ pub enum NeighbourError {
     /// A name that the spec does not have.
     #[error("the spec has no VM \"{vm}\"")]
     NoSuchVm {
-        /// The name.
+        /// Name of the VM, as given.
         vm: String,
     },
-    /// Neither profile nor curve.
+    /// Neither a profile nor a curve was given.
     #[error("there is neither a profile nor a curve to choose from")]
     NoBasis,
-    /// A regulator that does not limit what disks move.
+    /// A regulator that does not limit disk I/O.
     #[error("{actuator} does not limit the requests of disks: choose io-max, throttle-v1 or io-domain")]
     NotOfDisks {
-        /// The regulator.
+        /// Regulator as given.
         actuator: Actuator,
     },
-    /// A regulator that counts joined requests as one.
+    /// A regulator that counts merged requests as one.
     #[error(
         "{actuator} joins neighbouring requests before it counts them, so that it bounds none of a VM's requests: choose io-max, throttle-v1 or io-domain"
     )]
     Joins {
-        /// The regulator.
+        /// Regulator as given.
         actuator: Actuator,
     },
-    /// Flushes have no place in the model.
+    /// Neither profile nor curve bounds flushes.
     #[error(
         "vm {vm}: task {task} syncs its writes, and what a flush delays is in neither profile line nor curve: leave it out, or plan with --domain"
     )]
     Synced {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The task.
+        /// Task that syncs its writes.
         task: String,
     },
     /// A VM with a target and best-effort work.
@@ -53,33 +53,33 @@ pub enum NeighbourError {
         "vm {vm}: task {task} has no target, and a limit of the VM would hold back its other tasks too: move it into a VM of its own"
     )]
     Mixed {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The task.
+        /// Task without a target.
         task: String,
     },
-    /// Load without a bound.
+    /// A load without a bound.
     #[error(
         "vm {vm}: task {task} has a target and no rate, so that it leaves the other targets nothing: give it a rate"
     )]
     Unpaced {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// The task.
+        /// Task with a target and without a rate.
         task: String,
     },
-    /// What writes cost is not known.
+    /// The cost of writes was not measured.
     #[error(
         "vm {vm} writes, and the profile has no measured writes: measure them, which destroys the device's data (`rtvirtio profile --allow-write`), or give a curve"
     )]
     NoWrites {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
     },
     /// The curve is of other traffic.
     #[error("the curve does not fit the spec: {why}")]
     OtherCurve {
-        /// What differs.
+        /// Difference between curve and spec.
         why: String,
     },
     /// The profile cannot be used.
@@ -88,21 +88,21 @@ pub enum NeighbourError {
     /// The curve cannot be used.
     #[error(transparent)]
     Curve(#[from] ChooseError),
-    /// The regulator refuses.
+    /// The regulator cannot take the limit.
     #[error(transparent)]
     Compile(#[from] CompileError),
     /// No limit is small enough.
     #[error("{}", out_of_reach(victim, rates))]
     OutOfReach {
-        /// What is asked for, and what is left at the smallest limits.
+        /// First victim whose need is not met at the smallest limits.
         victim: Box<VictimOutlook>,
-        /// The smallest limits.
+        /// Smallest limits, as text.
         rates: String,
     },
 }
 
 impl NeighbourError {
-    /// Whether more is asked for than there is.
+    /// Whether the request exceeds the device's capacity.
     #[must_use]
     pub fn is_infeasible(&self) -> bool {
         matches!(self, Self::OutOfReach { .. } | Self::Unpaced { .. })

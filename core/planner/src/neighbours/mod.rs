@@ -1,9 +1,10 @@
 //! From the targets of some VMs to the limits of the others: the largest rate, with its burst and
 //! peak, at which the targets hold in the worst case.
 //!
-//! What is left by limited traffic is network calculus ([`rtvirtio_traffic::Service`]), on what the
-//! profile says of the device, in units of its time and for any order of service; or on a measured
-//! curve of one victim and one neighbour ([`VictimCurve`]), in requests.
+//! The service left over by limited traffic follows from network calculus
+//! ([`rtvirtio_traffic::Service`]), on the profile of the device, in units of device time and for
+//! any order of service; or on a measured curve of one victim and one neighbour ([`VictimCurve`]),
+//! in requests.
 
 mod by_curve;
 mod by_profile;
@@ -20,80 +21,81 @@ use serde::Serialize;
 
 pub use error::NeighbourError;
 
-/// Wake-ups of a regulator are seldom later than this: a burst of what it is worth loses no rate.
+/// Usual bound on late wake-ups of a regulator, s: a burst of this length at the rate loses no
+/// rate.
 const LATE: f64 = 0.01;
-/// Rates that a spec takes.
+/// Largest rate that a spec takes, per second.
 const MOST: f64 = 10e6;
 
-/// What a VM must get, whatever its tasks have for targets.
+/// Service that a VM must get, whatever targets its tasks have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AskedService {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
     /// alpha in requests per second of its largest size, and Delta.
     pub service: ServiceTarget,
 }
 
-/// What limits are chosen for.
+/// Inputs of the choice beyond spec and profile.
 #[derive(Clone, Debug)]
 pub struct NeighbourOptions<'a> {
-    /// What VMs must get beyond their tasks' targets.
+    /// Services of VMs beyond their tasks' targets.
     pub asked: &'a [AskedService],
     /// A measured curve in place of the profile's numbers.
     pub curve: Option<&'a VictimCurve>,
-    /// The regulator that will hold the limits: its own burst counts.
+    /// The regulator that will enforce the limits: its own burst counts.
     pub actuator: Actuator,
 }
 
-/// Chosen limits.
+/// Chosen limits and the resulting bounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeighbourPlan {
-    /// `profile` or `curve`.
+    /// Source of the bounds: `profile` or `curve`.
     pub basis: &'static str,
     /// The regulator that the bounds are for.
     pub actuator: Actuator,
-    /// In the order of the spec.
+    /// Limits in the order of the spec.
     pub limits: Vec<NeighbourLimit>,
-    /// What each target has with them.
+    /// Worst case of each target under these limits.
     pub victims: Vec<VictimOutlook>,
-    /// What the bounds rest on, one sentence each.
+    /// Assumptions of the bounds, one sentence each.
     pub notes: Vec<String>,
 }
 
 /// The limit of one direction of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeighbourLimit {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// Reads or writes.
+    /// Direction that is limited, reads or writes.
     pub direction: Direction,
-    /// Size of its largest request, for which the limit is.
+    /// Size of the VM's largest request, for which the limit is computed.
     pub block: Bytes,
     /// Requests: rate, burst, peak.
     pub tspec: Tspec,
-    /// What the regulator keeps of it.
+    /// Arrivals that the regulator lets through in the worst case.
     pub kept: Arrival,
-    /// Whether the spec says it; else it is chosen.
+    /// Whether the spec declares the limit; else it is chosen.
     pub given: bool,
 }
 
-/// What is asked for, and what it gets in the worst case.
+/// A need and its service in the worst case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VictimOutlook {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
     /// The task; `None` for alpha and Delta of the whole VM.
     pub task: Option<String>,
-    /// Requests per second that it makes, or alpha as asked.
+    /// Requests per second of the task, or alpha as asked.
     pub rate: f64,
-    /// Its shortest target, or Delta as asked, in seconds.
+    /// Shortest target of the task, or Delta as asked, in seconds.
     pub within: f64,
     /// Longest latency of a request, or Delta, in the worst case; `None` without a bound, in
     /// seconds.
     pub bound: Option<f64>,
-    /// Requests per second that are left to it in the worst case.
+    /// Requests per second that are left to the victim in the worst case.
     pub alpha: f64,
-    /// What the measured curve shows at these limits.
+    /// Service by the measured curve at these limits; `None` without a curve.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<Service>,
 }
@@ -104,7 +106,7 @@ impl VictimOutlook {
     }
 }
 
-/// One thing that is asked for.
+/// A target of a task, or a service asked for a whole VM.
 #[derive(Clone, Debug)]
 struct Need<'a> {
     vm: &'a Vm,
@@ -125,15 +127,15 @@ impl Need<'_> {
     }
 }
 
-/// One direction of a VM without a target.
+/// Traffic of a VM without a target in one direction.
 #[derive(Clone, Debug)]
 struct Neighbour<'a> {
     vm: &'a Vm,
     direction: Direction,
-    /// Sizes of its smallest and its largest request.
+    /// Sizes of the smallest and the largest request.
     blocks: (Bytes, Bytes),
     depth: u32,
-    /// The limit that the spec gives it.
+    /// Limit that the spec declares.
     given: Option<Tspec>,
 }
 
@@ -155,7 +157,7 @@ impl Neighbour<'_> {
 /// Chooses the limits.
 ///
 /// # Errors
-/// [`NeighbourError`]: what is missing, or what is left to whom where no limit does.
+/// [`NeighbourError`]: a missing input, or the victim that no limit satisfies.
 pub fn neighbours(
     spec: &Spec,
     profile: Option<&Profile>,
@@ -190,7 +192,8 @@ pub fn neighbours(
     Ok(plan)
 }
 
-/// Where a regulator acts is not known here; what it keeps does not depend on it.
+/// Place of a regulator, without cgroup and device: the arrivals it lets through do not depend on
+/// them.
 fn place(actuator: Actuator) -> Result<Place, NeighbourError> {
     let (cgroup, dev) = (String::new(), String::new());
     match actuator {
@@ -202,7 +205,7 @@ fn place(actuator: Actuator) -> Result<Place, NeighbourError> {
     }
 }
 
-/// What tasks with targets and asked services need.
+/// Needs of tasks with targets and of VMs with an asked service.
 fn needs<'a>(spec: &'a Spec, asked: &[AskedService]) -> Result<Vec<Need<'a>>, NeighbourError> {
     let mut all = Vec::new();
     for vm in &spec.vms {
@@ -267,7 +270,7 @@ fn directions(vm: &Vm) -> Vec<Neighbour<'_>> {
     [Direction::Read, Direction::Write].into_iter().filter_map(of).collect()
 }
 
-/// A limit in requests, with a burst that late wake-ups of the regulator do not cost rate.
+/// A limit in requests, with a burst that makes up for late wake-ups of the regulator.
 fn requests(rate: f64, peak: Option<f64>) -> Tspec {
     let rate = rate.clamp(1.0, MOST) as u64;
     let peak = peak.map(|peak| peak.min(MOST) as u64).filter(|peak| *peak > rate);
@@ -275,12 +278,12 @@ fn requests(rate: f64, peak: Option<f64>) -> Tspec {
     Tspec { unit: Unit::Requests, rate, burst, peak, largest: 1 }
 }
 
-/// Whether the next request waits for the one before.
+/// Whether the next request of a task waits for the one before.
 fn is_closed(task: &Task) -> bool {
     task.arrival == Loop::Closed
 }
 
-/// Whether some of its requests go this way.
+/// Whether some requests of an operation go in this direction.
 fn goes(op: Op, direction: Direction) -> bool {
     match direction {
         Direction::Read => op.write_share() < 1.0,
@@ -288,7 +291,7 @@ fn goes(op: Op, direction: Direction) -> bool {
     }
 }
 
-/// The first that is not held, as an error.
+/// Error with the first victim whose need is not met.
 fn refused(victims: Vec<VictimOutlook>, limits: &[NeighbourLimit]) -> NeighbourError {
     let rates: Vec<String> = limits.iter().map(|l| format!("{} {}/s", l.vm, l.kept.rate)).collect();
     match victims.into_iter().find(|victim| !victim.is_held()) {

@@ -80,8 +80,8 @@ fn in_one_cgroup_nothing_acts_on_one_vm_alone() {
     assert_eq!([0, 1, 2].map(|i| all.limits_act(i)), [false, false, true]);
 }
 
-/// VMs with different parents have no weights that compare; what their parents' weights give them
-/// counts in the prediction.
+/// VMs with different parents have no weights that compare; their parents' weights count in the
+/// prediction.
 #[test]
 fn weights_are_searched_between_siblings_only() {
     let s = fig7();
@@ -126,7 +126,7 @@ fn weights_are_searched_between_siblings_only() {
         let set = weights(&options);
         assert!(set.iter().all(|w| w.contains("vm0") || w.contains("vm1")), "{set:?}");
     }
-    // What the parents' weights leave a VM decides whether its target holds.
+    // The parents' weights decide whether a VM's target holds.
     let of = |first: u32| {
         let mut options = PlanOptions::new(start(&s));
         options.placements = Placements::new(
@@ -138,7 +138,7 @@ fn weights_are_searched_between_siblings_only() {
     assert_ne!(of(1), of(1000));
 }
 
-/// A limit that no plan sets is not planned away.
+/// A limit that no plan sets stays in the prediction.
 #[test]
 fn a_ceiling_above_a_vm_is_counted() {
     let s = spec(LabKind::Process, &[vec![task("a", 100.0, Some(50))], vec![task("b", 20.0, Some(200))]]);
@@ -156,7 +156,7 @@ fn a_ceiling_above_a_vm_is_counted() {
     let p = plan(&s, &profile(), &options).unwrap();
     assert!(!p.feasible && p.tasks[0].forecast.rate_kept < 0.31, "{p:?}");
     assert!(p.tasks[1].forecast.rate_kept > 0.99);
-    // No longer target gives a rate that is not there; the limit is named with what to do.
+    // No longer target helps a VM whose rate is limited; the limit is named with its remedy.
     let reason = p.infeasible.unwrap().reason;
     assert!(
         reason.contains("vm0 gets at most 30/s, and its tasks ask for 100/s: raise `iops-read`"),

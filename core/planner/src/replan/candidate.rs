@@ -1,4 +1,4 @@
-//! A plan for an input, beside what is in force.
+//! A plan for an input, and its difference from the settings in force.
 
 use std::collections::BTreeSet;
 
@@ -12,19 +12,20 @@ use crate::{
     settings_of,
 };
 
-/// What a plan for one device is made on.
+/// Inputs of a plan for one device that do not change with observations.
 #[derive(Clone, Copy, Debug)]
 pub struct Ground<'a> {
-    /// The device's path.
+    /// Path of the device.
     pub device: &'a str,
     /// The device and its VMs, as declared.
     pub spec: &'a Spec,
     /// The device as it was measured.
     pub profile: &'a Profile,
-    /// How to search. `start` is the configuration from before any plan: so a plan depends on what
-    /// is observed, and not on the plans before it.
+    /// Options of the search. `start` is the configuration from before any plan: so a plan depends
+    /// on the observations, and not on the plans before it.
     pub options: &'a PlanOptions,
-    /// The settings in force, from that configuration on; of VMs that are not in the spec, too.
+    /// Settings in force, as changes of that configuration; those of VMs that are not in the spec,
+    /// too.
     pub in_force: &'a [Setting],
 }
 
@@ -33,20 +34,20 @@ pub struct Ground<'a> {
 pub struct Candidate {
     /// The plan, from the configuration before any plan.
     pub plan: Plan,
-    /// The configuration that it leads to.
+    /// Configuration under the plan.
     pub then: Config,
-    /// What it changes of the configuration in force.
+    /// Settings that the plan changes of those in force.
     pub changes: Vec<Setting>,
-    /// What that does to each VM.
+    /// Predicted effect on each VM.
     pub effects: Vec<Effect>,
-    /// Tasks (`VM/TASK`) whose target it is predicted to miss.
+    /// Tasks (`VM/TASK`) that are predicted to miss a target.
     pub given_up: BTreeSet<String>,
 }
 
 /// Plans one device.
 ///
 /// # Errors
-/// As [`plan()`].
+/// Those of [`plan()`].
 pub fn candidate(ground: &Ground<'_>, input: &Input) -> Result<Candidate, PlanError> {
     let spec = input.spec(ground.spec);
     let profile = input.profile(ground.device, ground.profile);
@@ -69,7 +70,7 @@ pub fn candidate(ground: &Ground<'_>, input: &Input) -> Result<Candidate, PlanEr
     })
 }
 
-/// Settings that the models know, of VMs in the spec.
+/// Settings that the models cover, of VMs in the spec.
 fn known(spec: &Spec, settings: &[Setting]) -> Vec<Setting> {
     let is_known = |s: &&Setting| match &s.knob {
         Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. } => false,
@@ -82,11 +83,11 @@ fn known(spec: &Spec, settings: &[Setting]) -> Vec<Setting> {
     settings.iter().filter(is_known).cloned().collect()
 }
 
-/// What leads from settings in force to those that are wanted, both counted from `start`: what is
+/// Changes from the settings in force to the wanted ones, both relative to `start`: a knob that is
 /// no longer wanted gets its value of `start` again.
 ///
 /// # Errors
-/// As [`config_of`].
+/// Those of [`config_of`].
 pub fn difference(
     spec: &Spec,
     start: &Config,
@@ -103,7 +104,7 @@ pub fn difference(
         _ => ours.contains(s),
     };
     let is_bfq = config_of(spec, start, &known(spec, wanted))?.elevator == Elevator::Bfq;
-    // Under another elevator the kernel forgets them.
+    // Under another elevator the kernel drops them.
     let acts = |s: &&Setting| is_bfq || !matches!(s.knob, Knob::VmWeight { .. } | Knob::HostBfq(_));
     for dropped in in_force.iter().filter(is_here).filter(acts).filter(|s| value(wanted, &s.knob).is_none()) {
         let no_limit = matches!(dropped.knob, Knob::VmLimit { .. }).then(|| "max".to_owned());

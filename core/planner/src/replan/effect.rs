@@ -1,4 +1,4 @@
-//! What a change of plan does to each VM, and whether it may be made without being asked for.
+//! Effect of a change of plan on each VM, and whether it may be made without consent.
 
 use std::collections::BTreeSet;
 
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::TaskOutlook;
 
-/// A prediction that differs by less than this share is the same.
+/// Predictions that differ by less than this share count as equal.
 const SAME: f64 = 0.05;
 
-/// How a VM fares by a change.
+/// Effect of a change on a VM, by severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// Better, and in nothing worse.
+    /// Better in something, and worse in nothing.
     Better,
-    /// The same.
+    /// Equal within [`SAME`] in everything.
     Same,
-    /// In something worse: a longer tail, less rate, a lower limit or share.
+    /// Worse in something: a longer tail, less rate, a lower limit or share.
     Worse,
-    /// A target is predicted to be missed that is predicted to be met now.
+    /// A target that is met now is predicted to be missed.
     Misses,
 }
 
 impl Change {
-    /// In words.
+    /// Short phrase for reports.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -38,25 +38,25 @@ impl Change {
     }
 }
 
-/// What a change does to one VM.
+/// Effect of a change on one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Effect {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// How much its contract matters.
+    /// Criticality in the VM's contract.
     pub criticality: Criticality,
-    /// How it fares.
+    /// Predicted change for the VM.
     pub change: Change,
 }
 
-/// What one configuration brings to one VM.
+/// Predicted results of one VM under one configuration.
 struct Standing {
     missed: u32,
     /// Longest tail as a share of its target; without targets, the longest tail in ns.
     tail: f64,
     kept: f64,
     cap: f64,
-    /// Share of the device among the VMs; 0 without one.
+    /// Share of the weights of all VMs.
     share: f64,
 }
 
@@ -92,7 +92,7 @@ impl Standing {
         if then.missed > self.missed {
             return Change::Misses;
         }
-        // Without targets the tail is nobody's, and what is left is the rate.
+        // Without targets the tail does not count, only the rate.
         let tail_is_worse = has_targets && less(self.tail, then.tail);
         let gets_less = less(then.kept, self.kept) || less(then.cap, self.cap);
         let share_is_less = !has_targets && less(then.share, self.share);
@@ -111,7 +111,7 @@ impl Standing {
     }
 }
 
-/// What leaving one configuration for another does to each VM of a device, as predicted.
+/// Predicted effect of replacing configuration `now` by `then`, for each VM of a device.
 #[must_use]
 pub fn effects(spec: &Spec, now: (&Config, &[TaskOutlook]), then: (&Config, &[TaskOutlook])) -> Vec<Effect> {
     let of = |(vm, of): (usize, &rtvirtio_spec::Vm)| {
@@ -124,7 +124,7 @@ pub fn effects(spec: &Spec, now: (&Config, &[TaskOutlook]), then: (&Config, &[Ta
     spec.vms.iter().enumerate().filter_map(of).collect()
 }
 
-/// Tasks (`VM/TASK`) whose target a configuration is predicted to miss.
+/// Tasks (`VM/TASK`) that a configuration is predicted to let miss a target.
 #[must_use]
 pub fn given_up(outlook: &[TaskOutlook]) -> BTreeSet<String> {
     let misses = |t: &&TaskOutlook| {
@@ -133,9 +133,8 @@ pub fn given_up(outlook: &[TaskOutlook]) -> BTreeSet<String> {
     outlook.iter().filter(misses).map(|t| format!("{}/{}", t.vm, t.task)).collect()
 }
 
-/// Why a change must not be made without being asked for; `None` where it may. No VM is made worse
-/// for the sake of less critical ones, and none misses a target for the sake of equally critical
-/// ones.
+/// Reason why a change needs consent; `None` where it does not. No VM is made worse for the sake of
+/// less critical ones, and none misses a target for the sake of equally critical ones.
 #[must_use]
 pub fn objection(effects: &[Effect]) -> Option<String> {
     let gains = effects.iter().filter(|e| e.change == Change::Better).map(|e| e.criticality).max();

@@ -1,5 +1,5 @@
-//! What a plan is made from besides the contracts: all of it whole numbers, so that equal
-//! observations give equal plans.
+//! Inputs of a plan besides the contracts: all of them whole numbers, so that equal observations
+//! give equal plans.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,39 +12,39 @@ use serde::{Deserialize, Serialize};
 
 use super::ladder::HIGHEST;
 
-/// One level of load: so many times the one below.
+/// Ratio between two levels of load.
 pub const LOAD_STEP: f64 = 1.25;
-/// A load above the declared one by so much is still the declared one.
+/// Largest ratio to the declared load that still counts as the declared load.
 const LOAD_TOLERANCE: f64 = 1.1;
-/// One level of slowness of a device.
+/// Ratio between two levels of slowness of a device.
 pub const SLOW_STEP: f64 = 1.5;
-/// Levels of caution.
+/// Highest level of caution.
 pub const MOST_CAUTION: u8 = 3;
-/// What a level of caution adds to the safety margin, share of a target.
+/// Addition to the safety margin per level of caution, share of a target.
 const CAUTION_STEP: f64 = 0.15;
 
-/// What was observed, as far as plans depend on it.
+/// Observations, as far as plans depend on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Input {
     /// The VMs that are planned for.
     pub vms: BTreeSet<String>,
-    /// Load above what is declared, by [`load_key`]: [`LOAD_STEP`] to this power. Never below: what
-    /// is declared is promised.
+    /// Load above the declared one, by [`load_key`], as a power of [`LOAD_STEP`]. Never below: the
+    /// declared load is promised.
     #[serde(default)]
     pub loads: BTreeMap<String, u8>,
-    /// Slowness of a device by its path: [`SLOW_STEP`] to this power.
+    /// Slowness of a device by its path, as a power of [`SLOW_STEP`].
     #[serde(default)]
     pub slow: BTreeMap<String, u8>,
-    /// How much more margin is asked of predictions, because targets were missed that they said
-    /// would be met: 0 to [`MOST_CAUTION`].
+    /// Additional margin for predictions, because targets were missed that were predicted to be
+    /// met: 0 to [`MOST_CAUTION`].
     #[serde(default)]
     pub caution: u8,
-    /// Devices, by path, that are not planned: what is in force of them stays.
+    /// Devices, by path, that are not planned: their settings in force stay.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub without: BTreeSet<String>,
 }
 
-/// Names the load of a VM in one direction.
+/// Key of the load of a VM in one direction.
 #[must_use]
 pub fn load_key(vm: &str, writes: bool) -> String {
     format!("{vm} {}", if writes { "write" } else { "read" })
@@ -55,31 +55,33 @@ fn level(ratio: f64, tolerance: f64, step: f64) -> u8 {
         return 0;
     }
     let level = ((ratio / tolerance).ln() / step.ln()).ceil();
-    // A float is cut off at the ends of the type.
+    // A cast from float saturates.
     (level as u8).min(HIGHEST)
 }
 
-/// The level of a load that is so many times the declared one.
+/// Level of a load, given its ratio to the declared one.
 #[must_use]
 pub fn load_level(ratio: f64) -> u8 {
     level(ratio, LOAD_TOLERANCE, LOAD_STEP)
 }
 
-/// The level of a device whose requests take so many times as long as when it was measured. Slower
-/// by less than a step is what fragmentation, other sizes and other places of the disk do.
+/// Level of slowness of a device, given the ratio of its request time to the measured one.
+/// Fragmentation, other sizes and other places of the disk make requests slower by less than a
+/// step.
 #[must_use]
 pub fn slow_level(factor: f64) -> u8 {
     level(factor, SLOW_STEP, SLOW_STEP)
 }
 
 impl Input {
-    /// For these VMs, with the load that is declared.
+    /// Input for these VMs with the declared load.
     #[must_use]
     pub fn declared(vms: BTreeSet<String>) -> Self {
         Self { vms, ..Self::default() }
     }
 
-    /// The spec with the loads that are planned for. A task that reads and writes takes the larger.
+    /// The spec with the loads that are planned for. A task that reads and writes takes the larger
+    /// factor.
     #[must_use]
     pub fn spec(&self, spec: &Spec) -> Spec {
         let mut spec = spec.clone();
@@ -101,7 +103,7 @@ impl Input {
         spec
     }
 
-    /// The profile of the device at this path, as slow as it is now.
+    /// The profile of the device at this path, slowed down to its present level.
     #[must_use]
     pub fn profile<'p>(&self, device: &str, profile: &'p Profile) -> Cow<'p, Profile> {
         match self.slow.get(device).copied().unwrap_or(0) {
@@ -110,13 +112,14 @@ impl Input {
         }
     }
 
-    /// A safety margin with the caution added; a target keeps at least a fifth of itself.
+    /// A safety margin with the caution added; the predicted latency may use at least a fifth of
+    /// the target.
     #[must_use]
     pub fn safety(&self, safety: Ratio) -> Ratio {
         Ratio((safety.0 + CAUTION_STEP * f64::from(self.caution)).min(0.8).max(safety.0))
     }
 
-    /// What differs from another one, in words for people.
+    /// Difference from an earlier input, in words for people.
     #[must_use]
     pub fn difference(&self, before: &Self) -> String {
         let mut words = Vec::new();
@@ -171,7 +174,7 @@ impl Input {
 }
 
 impl fmt::Display for Input {
-    /// Short and complete, as a name.
+    /// Short, complete form for the name of a plan.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let vms: Vec<&str> = self.vms.iter().map(String::as_str).collect();
         f.write_str(&vms.join(","))?;

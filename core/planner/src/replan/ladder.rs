@@ -1,89 +1,89 @@
-//! A level that follows a need: up after a while, down only after a long time without the need.
+//! A level with hysteresis: up after a short confirmation, down only after a long time without
+//! need.
 
 use serde::{Deserialize, Serialize};
 
-/// Highest level: need beyond it is taken for this much.
+/// Highest level: greater needs count as this one.
 pub const HIGHEST: u8 = 32;
-/// A need that comes again within so many horizons of a fall shows that the horizon was too short.
+/// A need that recurs within so many horizons of a fall shows that the horizon was too short.
 const REGRET_HORIZONS: u64 = 4;
-/// Such a need makes the horizon so many times as long ...
+/// Growth of the horizon by such a need ...
 const REGRET_GROWTH: u64 = 4;
-/// ... and in all not more than so many times.
+/// ... and its limit in all.
 const MOST_GROWTH: u64 = 16;
 
-/// How fast a [`Ladder`] follows, in ms.
+/// Time constants of a [`Ladder`], in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// A need counts when it has lasted so long without a break.
+    /// Time for which a need must last without a break to count.
     pub confirm: u64,
-    /// A level is left when it was not needed for so long.
+    /// Time without need after which a level is left.
     pub horizon: u64,
 }
 
-/// What a ladder has learned of a need that comes and goes, apart from moments: for a later
-/// process.
+/// State of a ladder's horizon, without times, so that a later process can restore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Patience {
-    /// Times that the horizon is longer than at first.
+    /// Factor of the horizon, 1 at first.
     pub growth: u64,
     /// Whether a level was left, and not needed since.
     pub fell: bool,
 }
 
-/// A level that follows a need.
+/// A level with hysteresis and a growing horizon.
 ///
-/// A need that comes and goes with any period below the horizon holds its level. One with a longer
-/// period lets it fall once or a few times: each time that the need comes again soon after a fall,
-/// the horizon becomes four times as long.
+/// A recurring need with any period below the horizon holds its level. With a longer period the
+/// level falls once or a few times: each time that the need recurs soon after a fall, the horizon
+/// becomes four times as long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ladder {
     level: u8,
-    /// When each level from 1 on was needed last, in ms.
+    /// Time at which each level from 1 on was last needed, in ms.
     needed: Vec<u64>,
-    /// A need above the level: since when, and the highest of it.
+    /// A need above the level: its begin in ms, and the highest value since.
     rising: Option<(u64, u8)>,
     seen: Option<u64>,
-    /// Times that the horizon is longer than at first.
+    /// Factor of the horizon, 1 at first.
     growth: u64,
     fell: Option<u64>,
 }
 
 impl Ladder {
-    /// At this level, which counts as needed now.
+    /// A ladder at this level, which counts as needed now.
     #[must_use]
     pub fn at(level: u8, now: u64) -> Self {
         let level = level.min(HIGHEST);
         Self { level, needed: vec![now; usize::from(level)], rising: None, seen: None, growth: 1, fell: None }
     }
 
-    /// With what an earlier process has learned. A level that was left then counts as left now.
+    /// Restores the state of an earlier process. A level that was left then counts as left now.
     #[must_use]
     pub fn with(self, patience: Patience, now: u64) -> Self {
         Self { growth: patience.growth.clamp(1, MOST_GROWTH), fell: patience.fell.then_some(now), ..self }
     }
 
-    /// What it has learned; `None` where that is nothing.
+    /// State for a later process; `None` where it is the initial one.
     #[must_use]
     pub fn patience(&self) -> Option<Patience> {
         let patience = Patience { growth: self.growth, fell: self.fell.is_some() };
         (patience.growth > 1 || patience.fell).then_some(patience)
     }
 
-    /// The level.
+    /// Present level, 0 to [`HIGHEST`].
     #[must_use]
     pub fn level(&self) -> u8 {
         self.level
     }
 
-    /// Forgets a need that is about to count: what was seen before says nothing any more.
+    /// Restarts the confirmation of a rise: earlier observations no longer apply.
     pub fn begin_anew(&mut self) {
         self.rising = None;
     }
 
-    /// Sees the need of a moment.
+    /// Records the need at one moment.
     pub fn see(&mut self, now: u64, need: u8, pace: Pace) {
         let need = need.min(HIGHEST);
-        // What was not watched did not last.
+        // A need counts as interrupted where it was not observed.
         let watched = self.seen.is_some_and(|at| now.saturating_sub(at) <= pace.confirm);
         self.seen = Some(now);
         if self.needed.len() < usize::from(need) {

@@ -1,4 +1,4 @@
-//! When to plan anew, and what becomes of the plan: a state machine without a clock.
+//! Decides when to plan anew and whether a plan is applied: a state machine without a clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,44 +9,45 @@ use super::input::{Input, MOST_CAUTION, load_level, slow_level};
 use super::ladder::{Ladder, Pace, Patience};
 use super::unplanned::{LeftOut, NoPlan, Unplanned, backoff};
 
-/// VMs that come one after the other are planned for together: none may come for so long, in ms.
+/// Quiet time before a plan for new VMs, in ms, so that VMs that arrive one after the other are
+/// planned for together.
 const ARRIVALS: u64 = 2_000;
-/// Key of the caution where keys are of loads and devices.
+/// Key of the caution among keys of loads and devices.
 pub const CAUTION: &str = "caution";
-/// Between two plans that are made for the same contracts, in ms: VMs that end and start all the
-/// time are no reason to search all the time.
+/// Least time between two plans for the same contracts, in ms: VMs that end and start all the time
+/// must not cause searches all the time.
 const BETWEEN: u64 = 5_000;
 
-/// What is done with a plan.
+/// Treatment of a new plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// It is shown.
+    /// A plan is shown only.
     Observe,
-    /// It is shown, and applied when it is accepted.
+    /// A plan is shown, and applied when it is accepted.
     Ask,
-    /// It is applied, unless it would hurt a VM that matters as much as those that gain, or more:
-    /// then it waits to be accepted.
+    /// A plan is applied, unless it would hurt a VM that is as critical as those that gain, or
+    /// more: then it waits to be accepted.
     Auto,
 }
 
-/// How fast plans follow what is observed, in ms.
+/// Time constants of replanning, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Between two changes of plan for reasons that were observed, at least.
+    /// Least time between two changes of plan for observed reasons.
     pub every: u64,
-    /// How long more load or a slower device must last.
+    /// Time for which more load or a slower device must last.
     pub confirm: u64,
-    /// How long a target must be missed; longer than the windows over which it is judged, so that
-    /// nothing from before the present plan is in them.
+    /// Time for which a target must be missed; longer than the windows over which it is judged, so
+    /// that they contain nothing from before the present plan.
     pub confirm_miss: u64,
-    /// How long less load, a faster device or no miss must last.
+    /// Time for which less load, a faster device or no miss must last.
     pub horizon: u64,
 }
 
 impl Default for Timing {
-    /// One hour; five and ten minutes, as windows are five minutes long; a week, because load has
-    /// its days and weeks.
+    /// An hour between changes; five and ten minutes, as windows are five minutes long; a week,
+    /// because load has daily and weekly cycles.
     fn default() -> Self {
         const MINUTE: u64 = 60_000;
         Self {
@@ -58,64 +59,64 @@ impl Default for Timing {
     }
 }
 
-/// What was seen at one moment.
+/// Observations of one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sight {
-    /// Load as a multiple of the declared one, by [`super::load_key`]; those that can be told.
+    /// Load as a multiple of the declared one, by [`super::load_key`], where it is known.
     pub loads: BTreeMap<String, f64>,
-    /// Time of a request as a multiple of the measured one, by the device's path; those that can be
-    /// told.
+    /// Time of a request as a multiple of the measured one, by the device's path, where it is
+    /// known.
     pub slow: BTreeMap<String, f64>,
-    /// Targets (`VM/TASK`) that were judged: whether they are missed.
+    /// Whether each judged target (`VM/TASK`) is missed.
     pub missed: BTreeMap<String, bool>,
 }
 
-/// A plan that is wanted.
+/// Request for a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Rises with each.
+    /// Sequence number, rising.
     pub number: u64,
-    /// The contracts that it is for.
+    /// Contracts that the plan is for, by their identifier.
     pub contract: String,
-    /// What it is made from.
+    /// Observations that the plan is made from.
     pub input: Input,
-    /// What was learned of needs that come and go, by [`super::load_key`], device or [`CAUTION`].
+    /// State of all ladders, by [`super::load_key`], device or [`CAUTION`].
     pub patience: BTreeMap<String, Patience>,
-    /// Why, in words.
+    /// Reason for people.
     pub reason: String,
 }
 
-/// What a plan that was made would do.
+/// Predicted effects of a finished plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outline {
-    /// Settings that it would change.
+    /// Number of settings that the plan changes.
     pub changes: usize,
-    /// What that does to each VM.
+    /// Predicted effect on each VM.
     pub effects: Vec<Effect>,
-    /// Tasks (`VM/TASK`) whose target it is predicted to miss.
+    /// Tasks (`VM/TASK`) that are predicted to miss a target.
     pub given_up: BTreeSet<String>,
 }
 
-/// A plan that was made.
+/// A finished plan that is not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
-    /// What was asked for.
+    /// Request that the plan answers.
     pub request: Request,
-    /// What it would do.
+    /// Predicted effects of the plan.
     pub outline: Outline,
 }
 
 impl Proposal {
-    /// Names it: equal for equal contracts and observations, also in a later process.
+    /// Name of the plan: equal for equal contracts and observations, also in a later process.
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}/{}", self.request.contract, self.request.input)
     }
 
-    /// Why it is not applied now; `None` where it is.
+    /// Reason why the plan is not applied now; `None` where it may be.
     #[must_use]
     pub fn waits(&self, policy: Policy, accepted: bool) -> Option<String> {
-        // Nothing to change is nothing to ask for.
+        // A plan without changes needs no consent.
         match policy {
             Policy::Observe => Some("the service only observes".to_owned()),
             _ if accepted || self.outline.changes == 0 => None,
@@ -127,16 +128,16 @@ impl Proposal {
     }
 }
 
-/// What is in force.
+/// The plan in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Basis {
-    /// The contracts that it is for.
+    /// Contracts that the plan is for.
     pub contract: String,
-    /// What it was made from.
+    /// Observations that the plan was made from.
     pub input: Input,
-    /// Tasks whose target it is predicted to miss.
+    /// Tasks (`VM/TASK`) that are predicted to miss a target.
     pub given_up: BTreeSet<String>,
-    /// [`Request::patience`].
+    /// State of the ladders, as in [`Request::patience`].
     pub patience: BTreeMap<String, Patience>,
 }
 
@@ -157,15 +158,15 @@ pub struct Replan {
     loads: BTreeMap<String, Ladder>,
     slow: BTreeMap<String, Ladder>,
     caution: Ladder,
-    /// When the plan was changed last.
+    /// Time of the last change of plan, in ms.
     changed: Option<u64>,
-    /// When one was asked for last.
+    /// Time of the last request, in ms.
     asked: Option<u64>,
-    /// The VMs that run, and since when these.
+    /// Running VMs, and the time since which they are the same.
     running: (BTreeSet<String>, u64),
     stage: Stage,
     number: u64,
-    /// Name of a proposal that was refused.
+    /// Name of the last proposal that was refused.
     refused: Option<String>,
     failures: u32,
     retry: u64,
@@ -174,7 +175,7 @@ pub struct Replan {
 }
 
 impl Replan {
-    /// Nothing in force, nothing seen.
+    /// A machine without a plan in force and without observations.
     #[must_use]
     pub fn new(timing: Timing) -> Self {
         Self {
@@ -197,8 +198,8 @@ impl Replan {
         }
     }
 
-    /// What is in force was found so, as by a service that has just begun. What it was made from
-    /// counts as needed now.
+    /// Takes over the plan that was found in force, as when a service starts. Its observations
+    /// count as needed now.
     pub fn found(&mut self, basis: Option<Basis>, now: u64) {
         if self.basis == basis {
             return;
@@ -212,7 +213,7 @@ impl Replan {
                     None => ladder,
                 }
             };
-            // Also of needs that are at rest.
+            // Also for needs at level 0.
             let all = |levels: &BTreeMap<String, u8>, is_here: fn(&str) -> bool| {
                 let keys = levels.keys().chain(patience.keys()).filter(|key| is_here(key));
                 keys.map(|key| (key.clone(), ladder(key, at(levels, key)))).collect::<BTreeMap<_, _>>()
@@ -225,13 +226,13 @@ impl Replan {
         self.basis = basis;
     }
 
-    /// What is in force.
+    /// The plan in force; `None` where there is none.
     #[must_use]
     pub fn basis(&self) -> Option<&Basis> {
         self.basis.as_ref()
     }
 
-    /// The plan that was made and is not in force.
+    /// The finished plan that is not in force.
     #[must_use]
     pub fn proposal(&self) -> Option<&Proposal> {
         match &self.stage {
@@ -246,22 +247,22 @@ impl Replan {
         matches!(self.stage, Stage::Asked(_))
     }
 
-    /// Why the last plan could not be made or applied.
+    /// Reason why the last plan could not be made or applied.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// Takes the devices that cannot be planned as things stand, by path; they are left out.
+    /// Sets the devices that cannot be planned at present, by path; they are left out.
     pub fn lack(&mut self, now: u64, devices: BTreeMap<String, Unplanned>) {
         if self.left_out.observe(devices) {
-            // Perhaps that was in the way.
+            // The removed devices may have caused the failures.
             (self.failures, self.retry) = (0, now);
         }
     }
 
-    /// Every device that is not planned, by path, with the reason: also one that could be, until a
-    /// plan with it is in force.
+    /// Every unplanned device, by path, with the reason: including those that could be planned,
+    /// until a plan with them is in force.
     #[must_use]
     pub fn unplanned(&self) -> BTreeMap<String, Unplanned> {
         let mut all = self.left_out.all();
@@ -272,7 +273,7 @@ impl Replan {
         all
     }
 
-    /// Sees what was observed.
+    /// Records the observations of one moment.
     pub fn see(&mut self, now: u64, sight: &Sight) {
         let Timing { confirm, confirm_miss, horizon, .. } = self.timing;
         let pace = Pace { confirm, horizon };
@@ -287,7 +288,8 @@ impl Replan {
             ladder(&mut self.slow, key, slow_level(*factor));
         }
         let Some(basis) = &self.basis else { return };
-        // More load than was planned for, and a slower device, have a reason of their own.
+        // More load than was planned for, and a slower device, explain a missed target by
+        // themselves.
         let explained =
             sight.loads.iter().any(|(key, ratio)| load_level(*ratio) > at(&basis.input.loads, key))
                 || sight.slow.iter().any(|(key, factor)| slow_level(*factor) > at(&basis.input.slow, key));
@@ -301,11 +303,12 @@ impl Replan {
         }
     }
 
-    /// The plan that is wanted now, if none is being made: for these contracts (`None` where none
-    /// is to be held) and the VMs that run.
+    /// Requests a plan if one is needed now and none is being made: for these contracts (`None`
+    /// where none is to be held) and the running VMs.
     pub fn next(&mut self, now: u64, contract: Option<&str>, running: &BTreeSet<String>) -> Option<Request> {
         if self.contract.as_deref() != contract {
-            // What was declared is another thing now, and so is what exceeds it.
+            // Other contracts have other declared loads, so levels relative to the old ones no
+            // longer apply.
             self.contract = contract.map(str::to_owned);
             (self.loads, self.slow) = (BTreeMap::new(), BTreeMap::new());
             self.caution = Ladder::at(0, now);
@@ -326,8 +329,7 @@ impl Replan {
             Stage::Proposed(_) | Stage::Rest => self.stage = Stage::Rest,
         }
         let is_refused = self.refused.as_ref() == Some(&format!("{contract}/{input}"));
-        // Contracts, VMs that come and devices that are measured are causes from outside: they do
-        // not wait.
+        // Contracts, arriving VMs and newly measured devices are outside causes: they do not wait.
         let of_basis = self.basis.as_ref().filter(|b| b.contract == contract);
         let is_known = |of: &Input| running.is_subset(&of.vms) && input.without == of.without;
         let is_outside = of_basis.is_none_or(|b| !is_known(&b.input));
@@ -352,7 +354,7 @@ impl Replan {
         all.filter_map(|(key, ladder)| Some((key.clone(), ladder.patience()?))).collect()
     }
 
-    /// What a plan should be made from, and why; `None` where it is what is in force.
+    /// Input for a new plan and its reason; `None` where the plan in force has this input.
     fn wanted(&mut self, now: u64, contract: &str) -> Option<(Input, String)> {
         let levels = |all: &BTreeMap<String, Ladder>| {
             let high = all.iter().filter(|(_, ladder)| ladder.level() > 0);
@@ -372,8 +374,8 @@ impl Replan {
             let words = ["contracts are to be held", "the contracts were changed"];
             return Some((input, words[usize::from(self.basis.is_some())].to_owned()));
         };
-        // One that went takes its settings along; it is planned for as long as nothing else
-        // changes, and has them again with its next start.
+        // A VM that ended takes its settings along; it stays in the plan as long as nothing else
+        // changes, and gets them back with its next start.
         let known = input.vms.is_subset(&basis.input.vms);
         if known && of_vms(&basis.input.vms) == basis.input {
             if matches!(self.stage, Stage::Proposed(_)) {
@@ -386,7 +388,7 @@ impl Replan {
         Some((input, reason))
     }
 
-    /// A plan was made, or why not.
+    /// Records the result of a request.
     pub fn planned(&mut self, now: u64, number: u64, made: Result<Outline, NoPlan>) {
         match std::mem::replace(&mut self.stage, Stage::Rest) {
             Stage::Asked(request) if request.number == number => match made {
@@ -397,12 +399,12 @@ impl Replan {
                 }
                 Err(NoPlan::Whole(why)) => self.failed(now, why),
                 Err(NoPlan::Devices(devices)) => {
-                    // The others are planned at once.
+                    // The other devices are planned at once.
                     self.left_out.fail(now, devices);
                     self.asked = None;
                 }
             },
-            // Of an earlier question.
+            // Result of an earlier request.
             stage => self.stage = stage,
         }
     }
@@ -419,7 +421,7 @@ impl Replan {
         proposal.waits(policy, is_accepted(proposal)).is_none().then_some(proposal)
     }
 
-    /// The proposal is in force.
+    /// Marks the proposal as applied.
     pub fn applied(&mut self, now: u64) {
         let Stage::Proposed(proposal) = std::mem::replace(&mut self.stage, Stage::Rest) else { return };
         if proposal.outline.changes > 0 {
@@ -435,8 +437,8 @@ impl Replan {
         });
     }
 
-    /// The proposal could not be made or applied: later again, and made anew, as the host may have
-    /// changed.
+    /// Records that the proposal could not be made or applied: another plan is made later, as the
+    /// host may have changed.
     pub fn failed(&mut self, now: u64, why: String) {
         self.stage = Stage::Rest;
         self.retry = now.saturating_add(backoff(self.failures));
@@ -445,7 +447,8 @@ impl Replan {
         self.asked = None;
     }
 
-    /// Refuses the proposal: it is made again only from other observations. Whether there is one.
+    /// Refuses the proposal, so that only other observations lead to it again. Returns whether
+    /// there was one.
     pub fn refuse(&mut self) -> bool {
         match std::mem::replace(&mut self.stage, Stage::Rest) {
             Stage::Proposed(proposal) => {

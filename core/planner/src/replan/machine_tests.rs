@@ -25,7 +25,7 @@ fn missed(missed: bool) -> Sight {
     Sight { missed: [("plc/cycle".to_owned(), missed)].into(), ..Sight::default() }
 }
 
-/// A machine under a clock, with a plan at hand for every request.
+/// A machine under a virtual clock, with a ready plan for every request.
 struct Bench {
     replan: Replan,
     now: u64,
@@ -67,7 +67,7 @@ fn the_first_plan_is_made_at_once_and_only_once() {
     let mut bench = Bench::new(Policy::Auto);
     bench.run(3_600, &load(1.0));
     assert_eq!((bench.applied.len(), bench.applied[0].0), (1, 10 * SECOND), "one look after they came");
-    // None runs: nothing is asked for.
+    // Without running VMs no plan is requested.
     let mut bench = Bench::new(Policy::Auto);
     bench.running.clear();
     bench.run(3_600, &Sight::default());
@@ -89,7 +89,7 @@ fn more_load_a_slower_device_and_misses_are_planned_for_after_a_while() {
     assert_eq!(bench.applied.len(), 2, "within the hour of the last change");
     bench.run(1_000, &slow);
     assert_eq!((bench.applied.len(), bench.applied[2].1.slow["/dev/a"]), (3, 1));
-    // A miss with its reason known is no miss of the plan's.
+    // A miss with another known cause is none of the plan's.
     let mut bench = Bench::new(Policy::Auto);
     bench.run(4_000, &missed(false));
     bench.run(590, &missed(true));
@@ -130,7 +130,7 @@ fn each_policy() {
     let proposal = bench.replan.proposal().unwrap().clone();
     assert!(proposal.waits(Policy::Ask, false).is_some() && proposal.waits(Policy::Ask, true).is_none());
     assert!(proposal.waits(Policy::Observe, true).is_some());
-    // Refused, it is not made again; something else is.
+    // After a refusal the same plan is not made again; another one is.
     assert!(bench.replan.refuse() && !bench.replan.refuse());
     bench.run(4_000, &load(1.0));
     assert_eq!(bench.requests.len(), 1);
@@ -151,7 +151,7 @@ fn each_policy() {
     assert!(bench.applied.is_empty());
     let why = bench.replan.proposal().unwrap().waits(Policy::Auto, false).unwrap();
     assert!(why.contains("b (high)"), "{why}");
-    // What was accepted is applied.
+    // An accepted plan is applied.
     assert!(bench.replan.to_apply(bench.now, Policy::Auto, |_| true).is_some());
 }
 
@@ -204,14 +204,14 @@ fn a_device_that_cannot_be_planned_is_left_out_and_comes_back_without_a_wait() {
     bench.run(60, &load(1.0));
     assert_eq!((bench.applied.len(), &bench.applied[0].1.without), (1, &vms(&["/dev/b"])));
     assert_eq!(bench.replan.unplanned(), lacking(&["/dev/b"]));
-    // Its profile arrives: no hour is waited for.
+    // The profile arrives: planned without waiting for an hour.
     bench.replan.lack(bench.now, BTreeMap::new());
     assert_eq!(bench.replan.unplanned().len(), 1, "not before it is in force");
     bench.run(20, &load(1.0));
     assert_eq!((bench.applied.len(), bench.applied[1].1.without.len()), (2, 0));
     assert!(bench.replan.unplanned().is_empty());
     assert_eq!(bench.requests[1].1.reason, "/dev/b is planned for too");
-    // And goes again.
+    // And is removed again.
     bench.replan.lack(bench.now, lacking(&["/dev/b"]));
     bench.run(20, &load(1.0));
     assert_eq!((bench.applied.len(), &bench.applied[2].1.without), (3, &vms(&["/dev/b"])));
@@ -269,7 +269,7 @@ fn what_was_learned_of_a_load_outlives_the_service() {
             bench.now += 290 * SECOND;
         }
     };
-    // Up, down after a day, and up again: now it stays for four days.
+    // Up, down after a day, and up again: now the level stays for four days.
     for ratio in [3.0, 1.0, 3.0] {
         days(&mut bench, 2, ratio);
     }
@@ -291,7 +291,7 @@ fn what_was_learned_of_a_load_outlives_the_service() {
     assert_eq!(third.replan.basis().unwrap().patience["plc read"].growth, 16);
 }
 
-/// Whatever is seen for so long.
+/// The same observations for so long.
 fn any_sight() -> impl Strategy<Value = (u64, Sight)> {
     let load = 0.2f64..6.0;
     (1u64..1_500, load, 0.5f64..5.0, proptest::bool::ANY).prop_map(|(looks, load, slow, missed)| {

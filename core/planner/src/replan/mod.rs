@@ -1,10 +1,10 @@
-//! When a plan no longer fits what is observed, and what becomes of a new one.
+//! Decides when a plan no longer fits the observations, and whether a new one is applied.
 //!
-//! A plan is a function of contracts and of an [`Input`]: observations as levels, which follow what
-//! is needed at once and leave it after a long time only ([`Ladder`]). So the same observations
+//! A plan is a function of contracts and of an [`Input`]: observations as levels, which rise soon
+//! after a need and fall only after a long time without it ([`Ladder`]). So the same observations
 //! give the same plan whatever was in force before, and a load that comes and goes settles.
-//! [`Replan`] asks for a plan when the input differs from that of the plan in force, at most so
-//! often, and says whether it may be applied.
+//! [`Replan`] requests a plan when the input differs from that of the plan in force, at a limited
+//! rate, and decides whether it may be applied.
 
 mod candidate;
 mod effect;

@@ -1,35 +1,35 @@
-//! Devices that a plan leaves out, so that one of them is not in the way of the others.
+//! Devices that a plan leaves out, so that one of them does not block the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// First wait after a plan that could not be made or applied, in ms; doubled with each.
+/// First delay after a plan that could not be made or applied, in ms; doubled with each failure.
 const FIRST_WAIT: u64 = 10_000;
-/// Longest such wait.
+/// Longest such delay, in ms.
 pub(super) const LONGEST_WAIT: u64 = 600_000;
 
-/// How long to wait after so many failures before, in ms.
+/// Delay after `before` earlier failures, in ms.
 pub(super) fn backoff(before: u32) -> u64 {
     FIRST_WAIT.saturating_mul(1 << before.min(16)).min(LONGEST_WAIT)
 }
 
-/// Why a device is not planned.
+/// Reason why a device is not planned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unplanned {
-    /// In words.
+    /// Reason for people.
     pub why: String,
-    /// The command that mends it, where one does.
+    /// Command that solves the problem, where one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
-/// Why no plan was made.
+/// Reason why no plan was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoPlan {
-    /// There can be none, with or without single devices.
+    /// No plan is possible, with or without single devices.
     Whole(String),
-    /// These devices, by their paths, are in the way; the others are planned without them.
+    /// These devices, by their paths, prevent a plan; the others are planned without them.
     Devices(BTreeMap<String, Unplanned>),
 }
 
@@ -43,21 +43,21 @@ struct Failing {
 /// The devices that are left out, by path.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LeftOut {
-    /// As observed: known before a plan is tried.
+    /// Devices that cannot be planned by observation, before a plan is tried.
     lacking: BTreeMap<String, Unplanned>,
-    /// As a plan has shown that was tried.
+    /// Devices that made a plan fail.
     failing: BTreeMap<String, Failing>,
 }
 
 impl LeftOut {
-    /// Takes what was observed; whether these are other devices than before.
+    /// Sets the devices that cannot be planned; returns whether they are others than before.
     pub fn observe(&mut self, lacking: BTreeMap<String, Unplanned>) -> bool {
         let is_other = !self.lacking.keys().eq(lacking.keys());
         self.lacking = lacking;
         is_other
     }
 
-    /// These were in the way of a plan: each is tried again later.
+    /// Records devices that made a plan fail: each is tried again later.
     pub fn fail(&mut self, now: u64, devices: BTreeMap<String, Unplanned>) {
         for (device, of) in devices {
             let times = self.failing.get(&device).map_or(0, |before| before.times);
@@ -66,23 +66,24 @@ impl LeftOut {
         }
     }
 
-    /// The host has changed: what failed is tried again now. It stays unplanned until it succeeds.
+    /// Lets failed devices be tried again now, as the host has changed. They stay unplanned until a
+    /// plan succeeds.
     pub fn retry(&mut self, now: u64) {
         self.failing.values_mut().for_each(|one| one.retry = one.retry.min(now));
     }
 
-    /// A plan was made without these only.
+    /// Clears the failures of all devices but those that a finished plan is without.
     pub fn planned(&mut self, without: &BTreeSet<String>) {
         self.failing.retain(|device, _| without.contains(device));
     }
 
-    /// Those that the next plan leaves out.
+    /// Devices that the next plan leaves out.
     pub fn at(&self, now: u64) -> BTreeSet<String> {
         let failing = self.failing.iter().filter(|(_, one)| now < one.retry).map(|(device, _)| device);
         failing.chain(self.lacking.keys()).cloned().collect()
     }
 
-    /// All of them, also while one is tried again, with the reasons.
+    /// All unplanned devices with the reasons, including those being tried again.
     pub fn all(&self) -> BTreeMap<String, Unplanned> {
         let mut all: BTreeMap<String, Unplanned> =
             self.failing.iter().map(|(device, one)| (device.clone(), one.of.clone())).collect();

@@ -1,17 +1,17 @@
-//! The search of the scheme `bound`: the slice model is asked about everything, the learned bound
-//! about the best of it.
+//! The search of the scheme `bound`: the slice model evaluates everything, the learned bound the
+//! best of it.
 //!
-//! A network costs a hundred times what the slice model costs. So the slice model ranks the whole
+//! The learned model costs a hundred times the slice model. So the slice model ranks the whole
 //! space, of which the best of each kind go on: one kind is an elevator, with or without idling,
-//! with or without caps. From the best of those by their bounds we climb.
+//! with or without caps. Hill climbing starts from the best of those by their bounds.
 //!
-//! Where no bound meets all targets there is nothing to promise, and to choose by what is promised
-//! least badly is to choose by the bounds' own errors: in the strict cases such choices passed 5
-//! of 16, those of the slice model 9 (all 16 less the host's stalls). So the slice model then
-//! decides, and the bounds only forbid: of the settings that it holds to be good, not one whose
-//! bound for some task is many times that of others. On a disk that others use, it took to be
-//! harmless a writer without a limit under which reads waited 2.2 s; its bound was 580 times the
-//! target, those of limits 2 to 5 times.
+//! Where no bound meets all targets nothing can be promised, and a choice by the least bad bound is
+//! a choice by the bounds' own errors: in the strict cases such choices passed 5 of 16, those of
+//! the slice model 9 (all 16 less the host's stalls). So the slice model then decides, and the
+//! bounds only exclude: of the settings it predicts to be good, none whose bound for some task is
+//! many times that of others. On a disk that others use, it predicted no harm from a writer without
+//! a limit under which reads waited 2.2 s; its bound was 580 times the target, those of limits 2 to
+//! 5 times.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,15 +28,15 @@ const PER_KIND: usize = 6;
 /// Configurations from which the search climbs.
 const CLIMBED: usize = 2;
 
-/// What a target must be met by where only the expected tail is known, as for the scheme `slice`.
+/// Safety margin where only the expected tail is known, as for the scheme `slice`.
 pub(crate) const SAFETY: Ratio = Ratio(0.2);
 
-/// How many times the least bound that is known for a task, over its target, the bound of a choice
-/// of the slice model may be. Bounds are up to 20 times the tails that they hold for, in the median
-/// of a dataset, so smaller differences say little; the ones that matter are by hundreds.
+/// Largest allowed ratio of a choice's bound to the least known bound of a task, for choices of the
+/// slice model. Bounds are up to 20 times the tails that they hold for, in the median of a dataset,
+/// so smaller differences say little; the ones that matter are by hundreds.
 const FAR: f64 = 20.0;
 
-/// The same for what is taken instead.
+/// Largest such ratio of the replacement.
 const NEAR: f64 = 2.0;
 
 /// Most moves of a climb.
@@ -65,8 +65,8 @@ pub(super) fn search(
     Some(best)
 }
 
-/// What the slice model would choose, as the learned model judges it; something else that it holds
-/// to be good where the learned model knows that to be far better.
+/// The slice model's choice, as judged by the learned model; or another setting of those it
+/// predicts to be good where the learned bound of that is far better.
 pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Option<Outcome> {
     let mut asked = problem.options.clone();
     asked.start = as_learned(problem, asked.start);
@@ -76,7 +76,7 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
     let found = super::search(&by_slice, &mut slice).ok()?;
     let outcome = evaluator.outcome(problem, found.config)?;
     if found.missed > 0 || !found.given_up.is_empty() {
-        // It holds no setting to be good, or only because it gave VMs up.
+        // The slice model found no good setting, or only by giving VMs up.
         return Some(Outcome { given_up: found.given_up, ..outcome });
     }
     let all: Vec<Seen> = std::iter::once(outcome.config)
@@ -88,23 +88,23 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
     if taken == 0 {
         return Some(raw);
     }
-    // Tidied by the bounds alone, it may lose what the slice model needs.
+    // Tidied by the bounds alone, the choice may lose settings that the slice model needs.
     let tidied = super::tidy(problem, evaluator, raw.clone());
     let good = slice.outcome(&by_slice, tidied.config.clone()).is_some_and(|o| o.missed == 0);
     Some(if good { tidied } else { raw })
 }
 
-/// A configuration as the bounds see it.
+/// A configuration judged by the bounds.
 struct Seen {
     outcome: Outcome,
     /// Bound over target of every task with a target.
     over: Vec<f64>,
-    /// Least share of the declared rate that one of these is expected to keep.
+    /// Least share of its declared rate that one of these tasks is expected to keep.
     kept: f64,
 }
 
 impl Seen {
-    /// `None` where the model does not cover it or may not be asked any more.
+    /// `None` where the model does not cover the configuration or the budget is spent.
     fn of(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, config: Config) -> Option<Self> {
         let judged = evaluator.judge(&config)?;
         let targets = || problem.targets.iter().enumerate().filter_map(|(i, t)| t.map(|t| (i, t)));
@@ -114,7 +114,7 @@ impl Seen {
     }
 }
 
-/// Of the settings by which `problem` has all targets met, the best of each kind and of each set of
+/// Of the settings that meet all targets of `problem`, the best of each kind and of each set of
 /// caps, best first.
 fn good_ones(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Vec<Config> {
     let start = evaluator.outcome(problem, problem.options.start.clone());
@@ -127,11 +127,11 @@ fn good_ones(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Vec<Config
     candidates.filter(|o| o.missed == 0).map(|o| o.config).filter(|c| new(c)).collect()
 }
 
-/// Which of these is taken, the first of which the slice model chose and prefers to the others in
-/// their order: that, unless the bounds of another meet all targets, or its bound for some task is
-/// more than [`FAR`] times the least that is known for it; then the first that is near to those
-/// least ones in all tasks. What loses rate that the choice keeps is nothing to compare with: so
-/// tails are always short.
+/// Index of the setting to take; the first is the slice model's choice, the others follow in its
+/// order of preference. The first is taken unless the bounds of another meet all targets, or its
+/// bound for some task is more than [`FAR`] times the least known one; then the first that is near
+/// to those least ones in all tasks. Settings that keep less rate than the choice are left out of
+/// the comparison: their tails are always short.
 fn unless_far_worse(all: &[Seen]) -> usize {
     if let Some(proven) = all.iter().position(|s| s.outcome.missed == 0) {
         return proven;
@@ -139,7 +139,7 @@ fn unless_far_worse(all: &[Seen]) -> usize {
     let Some(chosen) = all.first() else { return 0 };
     let keeps = |s: &&Seen| s.kept >= chosen.kept.min(RATE_KEPT);
     let keeping = || all.iter().filter(keeps);
-    // What is below its target is as good as can be.
+    // A bound below its target counts like one at it.
     let least = |task: usize| keeping().map(|s| s.over[task]).fold(f64::INFINITY, f64::min).max(1.0);
     let least: Vec<f64> = (0..chosen.over.len()).map(least).collect();
     let worse = |s: &Seen| s.over.iter().zip(&least).map(|(over, least)| over / least).fold(0.0, f64::max);
@@ -150,8 +150,8 @@ fn unless_far_worse(all: &[Seen]) -> usize {
     all.iter().position(|s| keeps(&s) && worse(s) <= NEAR * nearest).unwrap_or(0)
 }
 
-/// `config` without the elevators that guests have of their own, where the learned model knows
-/// guests: it knows them so, and its bounds prove nothing of others.
+/// `config` without guest elevators, where the learned model was trained on guests: the training
+/// runs had none, and the bounds prove nothing for others.
 fn as_learned(problem: &Problem<'_>, mut config: Config) -> Config {
     if problem.options.learned.as_ref().is_some_and(|model| model.guests.is_some()) {
         for i in settable_guests(problem) {
@@ -161,7 +161,7 @@ fn as_learned(problem: &Problem<'_>, mut config: Config) -> Config {
     config
 }
 
-/// The slice model's best of each kind.
+/// The slice model's best configurations of each kind.
 fn shortlist(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     let options = PlanOptions { model: ModelKind::Slice, learned: None, ..problem.options.clone() };
     // Cannot fail: the slice model needs nothing learned.
@@ -171,7 +171,7 @@ fn shortlist(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     diverse(problem, &mut by_slice, PER_KIND, usize::MAX)
 }
 
-/// Elevator, whether it idles, whether any VM is capped, and whether weights differ.
+/// Kind: elevator, whether it idles, whether any VM is capped, and whether weights differ.
 fn kind(c: &Config) -> (u8, bool, bool, bool) {
     (
         c.elevator as u8,

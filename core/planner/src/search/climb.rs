@@ -1,12 +1,12 @@
-//! Hill climbing over all knobs: one knob, one level at a time, while it helps. For models that can
-//! only be asked, not inverted.
+//! Hill climbing over all knobs: one knob, one level at a time, while the result improves. For
+//! models that can be evaluated, but not inverted.
 
 use rtvirtio_model::{Bfq, Config, Elevator, weights_act};
 
 use super::{ALL_NEIGHBOURS, Edits, Pressed, above, below, settle, weighed, weights_allowed, whole_cap};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 
-/// A step changes a cap by this factor.
+/// Factor of one step of a cap.
 const CAP_STEP: f64 = 1.6;
 
 /// Climbs from `from` for at most `steps` moves, each the best of all neighbours.
@@ -98,7 +98,7 @@ fn adjacent<T: Copy + Ord>(levels: &[T], value: T) -> Vec<T> {
     below(levels, value).into_iter().chain(above(levels, value)).collect()
 }
 
-/// The paper's local search with its own space: start from what is in force.
+/// The paper's local search with its own space, from the configuration in force.
 pub(super) fn from_start(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,

@@ -1,6 +1,6 @@
 //! The paper's search (its section VI): from the current configuration, predict; while a target is
 //! missed, give the VMs that need it more weight and try neighbouring tunables; when the weights
-//! would add up to more than the host has, serve the most urgent VM first.
+//! would sum to more than the host has, serve the most urgent VM first.
 
 use rtvirtio_model::{Config, Elevator};
 use rtvirtio_units::{Bytes, Nanos};
@@ -15,8 +15,8 @@ const TOP_WEIGHT: f64 = 1000.0;
 /// outright.
 const LEAST_SHARE: f64 = 0.01;
 
-/// What a target that no share can meet counts in the sum of needs: more than any that some share
-/// can, so that the walk first makes targets reachable, yet finite so that the others still count.
+/// Need that counts for a target which no share can meet: more than any reachable one, so that the
+/// walk first makes targets reachable, yet finite so that the others still count.
 const OUT_OF_REACH: f64 = 1e3;
 
 /// Terms of eqs. (2) and (4) that are inversely proportional to the VM's share phi.
@@ -26,7 +26,7 @@ const BY_SHARE: [(rtvirtio_model::Side, &str); 3] = [
     (rtvirtio_model::Side::Guest, "other-tasks"),
 ];
 
-/// Positions in the lists of tunables.
+/// Indices into the lists of tunables.
 type At = [usize; 3];
 
 pub(super) fn search(
@@ -41,8 +41,8 @@ pub(super) fn search(
         return best;
     }
     // Walk to where the targets need the smallest sum of shares. Each move lowers it, so the walk
-    // ends. The outcome itself is no guide: far from feasible, better tunables change neither which
-    // VMs are served nor the worst margin.
+    // ends. The outcome itself cannot guide it: far from feasible, better tunables change neither
+    // which VMs are served nor the worst margin.
     let mut here = visit(problem, evaluator, &mut best, &lists, at);
     while best.as_ref().is_none_or(|b| b.missed > 0) {
         let mut moved = None;
@@ -104,7 +104,7 @@ impl Lists {
         idle.dedup();
         timeout.sort_unstable();
         timeout.dedup();
-        // Automatic last: it is the largest.
+        // Automatic (`None`) last: it is the largest.
         budget.sort_unstable_by_key(|b| b.map_or(u64::MAX, |b| b.0));
         budget.dedup();
         Self { idle, timeout, budget }
@@ -151,8 +151,8 @@ impl Lists {
 
 /// The share of the host that each VM's tightest task needs; [`LEAST_SHARE`] without targets.
 ///
-/// With phi the VM's share, eqs. (1) to (5) have the form `a + b / phi`, so a target T needs
-/// `phi >= b / (T - a)`: a and b are read off the terms of one forecast.
+/// With phi the VM's share, eqs. (1) to (5) have the form `a + b / phi`, so a target T needs `phi
+/// >= b / (T - a)`: a and b follow from the terms of one forecast.
 fn needs(problem: &Problem<'_>, evaluator: &Evaluator<'_>, config: &Config) -> Option<Vec<f64>> {
     let forecasts = evaluator.forecast(config).ok()?;
     let total: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
@@ -175,9 +175,9 @@ fn needs(problem: &Problem<'_>, evaluator: &Evaluator<'_>, config: &Config) -> O
     Some(need)
 }
 
-/// Shares of 1 by need: in proportion when the needs fit, else in order of urgency (the paper's
-/// compromise), the VMs that do not fit sharing what is left. Every VM keeps [`LEAST_SHARE`], or an
-/// equal part if that is less.
+/// Shares with sum 1 by need: in proportion when the needs fit, else in order of urgency (the
+/// paper's compromise), the VMs that do not fit sharing the remainder. Every VM keeps
+/// [`LEAST_SHARE`], or an equal part if that is less.
 fn divide(need: &[f64], urgency: &[usize]) -> Vec<f64> {
     let total: f64 = need.iter().sum();
     if total <= 1.0 {

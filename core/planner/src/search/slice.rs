@@ -7,7 +7,7 @@ use super::weights::{nearest, seeds, weigh};
 use super::{initial_bfq, settable_guests, settle, weights_allowed, whole_cap};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 
-/// Caps that are tried, as shares of what the declared rates leave of the device.
+/// Caps that are tried, as shares of the device time that the declared rates leave.
 const CAP_SHARES: [f64; 7] = [0.9, 0.7, 0.5, 0.3, 0.15, 0.05, 0.02];
 
 /// All enumerated configurations, best first.
@@ -69,7 +69,7 @@ fn bases(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     out
 }
 
-/// BFQ tunables of the space. Without idling there are no slices, so their lengths stay as they
+/// BFQ tunables of the space. Without idling there are no slices, so the slice lengths stay as they
 /// are.
 fn tunables(problem: &Problem<'_>) -> Vec<Bfq> {
     let (initial, space) = (initial_bfq(&problem.options.start), &problem.options.space);
@@ -107,16 +107,17 @@ fn lift_harmful_caps(problem: &Problem<'_>, config: &mut Config) {
     }
 }
 
-/// What the VMs that count leave of the device to those that may be held down.
+/// Device time that the VMs with targets leave to those that may be capped.
 struct Room {
-    /// What the declared rates leave to each VM, beyond its own.
+    /// Rate left to each VM by the declared rates, beyond its own.
     spare: Vec<Option<Iops>>,
-    /// Where VMs are given up, the share of their declared rates that the others leave them.
+    /// Share of their declared rates that the others leave to VMs that are given up; 1 without such
+    /// VMs.
     kept: f64,
 }
 
 impl Room {
-    /// Under an elevator; `None` where no VM may be capped.
+    /// The room under an elevator; `None` where no VM may be capped.
     fn of(problem: &Problem<'_>, evaluator: &Evaluator<'_>, elevator: Elevator) -> Option<Self> {
         problem.held().next()?;
         let config = Config { elevator, ..problem.options.start.clone() };
@@ -128,8 +129,8 @@ impl Room {
         Some(Self { spare, kept })
     }
 
-    /// `config` with all these VMs held to a share of what is left to them, in whole requests per
-    /// second.
+    /// Copies of `config` with all these VMs capped to a share of the rate that is left to them, in
+    /// whole requests per second.
     fn caps(&self, problem: &Problem<'_>, config: &Config) -> Vec<Config> {
         CAP_SHARES
             .iter()
@@ -147,7 +148,7 @@ impl Room {
     }
 }
 
-/// `config`, and with BFQ taken out of every guest that has it.
+/// `config`, and a copy with BFQ removed from every guest that has it.
 fn guests(problem: &Problem<'_>, config: Config) -> Vec<Config> {
     let mut plain = config.clone();
     for i in settable_guests(problem) {

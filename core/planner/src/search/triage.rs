@@ -1,10 +1,9 @@
-//! Where the device cannot carry all declared rates: which VMs are served, and which are held down
-//! for them.
+//! Choice of the VMs that are served, and of those that are capped for them, where the device
+//! cannot carry all declared rates.
 //!
 //! Some VM loses rate then under every setting. Weights leave the choice to the elevator, and
 //! mostly all miss; limits decide it. VMs are admitted by urgency while the device carries them,
-//! one that is too much for what is left is passed over, and those that are not admitted share the
-//! rest.
+//! one that is too much for the remainder is skipped, and those that are not admitted share it.
 
 use rtvirtio_model::{Config, Elevator, declared_shares};
 use rtvirtio_units::Ratio;
@@ -18,30 +17,30 @@ use crate::evaluate::{Evaluator, Outcome, Problem};
 /// rate for those of another has lost more than the other gains.
 const CEILINGS: [f64; 6] = [0.95, 0.85, 0.75, 0.65, 0.5, 0.35];
 
-/// Share of the budget of evaluations for each of them.
+/// Share of the budget of evaluations for each ceiling.
 const EACH: f64 = 0.1;
 
-/// The same for the search that comes before, in which no VM is given up.
+/// Share of the budget for the search before, in which no VM is given up.
 const BEFORE: f64 = 0.35;
 
-/// Limits are searched in steps of at most this factor.
+/// Largest factor between two caps that the search has tried.
 const WIDEST: f64 = 3.0;
 
-/// Steps of the search between two of these: to within 7 %.
+/// Bisection steps between two of these: to within 7 %.
 const STEPS: u32 = 4;
 
-/// Margin that is worth holding a VM down further that declared rates itself: a prediction of half
-/// the truth still meets the target then. A flood is held down for more ([`PlanOptions::enough`]).
+/// Margin up to which a VM with declared rates is capped further: with it a prediction of half the
+/// truth still meets the target. A flood is capped for more ([`PlanOptions::enough`]).
 pub(crate) const ENOUGH: f64 = 0.5;
 
-/// The share of the device that the rates of each VM take: of what the device can do, not of what
-/// some elevator lets it do.
+/// Share of the device that the rates of each VM take: of the device's own capacity, without the
+/// cost of an elevator.
 fn shares(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<f64> {
     let config = Config { elevator: Elevator::None, ..problem.options.start.clone() };
     declared_shares(evaluator.profile(), problem.spec, &config).unwrap_or_default()
 }
 
-/// What the VMs with targets take together; above 1 one of them loses rate under every setting.
+/// Share of the device of all VMs with targets; above 1 one of them loses rate under every setting.
 pub(crate) fn asked(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> f64 {
     let shares = shares(problem, evaluator);
     shares
@@ -52,17 +51,17 @@ pub(crate) fn asked(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> f64 {
         .sum()
 }
 
-/// The shares, if they are more than all of the device and limits may be set.
+/// Shares of all VMs, if they sum to more than the device and limits may be set.
 fn too_much(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Option<Vec<f64>> {
     let options = problem.options;
-    // Where no VM of those that are too many can be held down, giving one up serves none.
+    // Where no limit acts on any VM, giving one up does not help.
     let may = options.space.caps && (0..problem.spec.vms.len()).any(|vm| options.placements.limits_act(vm));
     let shares = shares(problem, evaluator);
     (may && shares.iter().sum::<f64>() > 1.0).then_some(shares)
 }
 
-/// `problem` with other targets, in which VMs that none is left of may be held down where more is
-/// declared than the device can do.
+/// `problem` with other targets, in which VMs without any of them may be capped where the declared
+/// rates exceed the device.
 pub(crate) fn released<'a>(
     problem: &Problem<'a>,
     evaluator: &Evaluator<'_>,
@@ -78,8 +77,8 @@ pub(crate) fn released<'a>(
     Problem { given_up, ..new }
 }
 
-/// What `first` finds; where that misses targets and more is declared than the device can do, what
-/// serves more urgent VMs by giving up others.
+/// Result of `first`; where that misses targets and the declared rates exceed the device, a result
+/// that serves more urgent VMs by giving up others.
 pub(super) fn search(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -126,8 +125,8 @@ pub(super) fn search(
     Some(best)
 }
 
-/// `found` with the limits of the VMs that are given up as loose as they can be: between the steps
-/// in which they were searched.
+/// `found` with the loosest possible limits of the VMs that are given up, between the steps in
+/// which they were searched.
 fn loosen(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, found: Outcome) -> Outcome {
     if found.missed > 0 || !found.has_enough() {
         return found;
@@ -147,8 +146,8 @@ fn loosen(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, found: Outcome) 
     best
 }
 
-/// The VMs that are not admitted, in spec order: those that no longer fit when the more urgent ones
-/// are served.
+/// VMs that are not admitted, in spec order: those that no longer fit when the more urgent ones are
+/// served.
 fn beyond(problem: &Problem<'_>, shares: &[f64], ceiling: f64) -> Vec<usize> {
     let mut taken = 0.0;
     let mut given_up = Vec::new();

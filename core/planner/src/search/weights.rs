@@ -1,5 +1,5 @@
-//! The search of weights: enumerated where they are few, else on fewer levels, and from the best of
-//! those a local search.
+//! The search of weights: enumerated where there are few combinations, else on fewer levels, with a
+//! local search from the best of those.
 
 use rtvirtio_model::{Bfq, Config, weights_act};
 
@@ -10,20 +10,19 @@ use crate::evaluate::{Evaluator, Outcome, Problem};
 const SEEDS: usize = 24;
 
 /// Most combinations of weights that are enumerated, for all settings of the other knobs together:
-/// for each of 24 all of 2 VMs on 7 levels, 4 VMs on 3.
+/// for each of 24 seeds all of 2 VMs on 7 levels, 4 VMs on 3.
 const ENUMERATED: usize = 2400;
 
-/// The best of these, from which all levels are searched.
+/// Number of the best of these from which all levels are searched.
 const STARTS: usize = 8;
 
-/// The same where it is only asked whether the targets can be met.
+/// Number of starts where the only question is whether the targets can be met.
 const FEW_STARTS: usize = 2;
 
-/// Share of the budget of evaluations that the last of the search may take.
+/// Share of the budget of evaluations for [`polish`].
 const POLISH: f64 = 0.25;
 
-/// Of the best weights at other scales and with other lengths of idling, how many are searched
-/// from.
+/// Number of local searches from the best weights at other scales and with other lengths of idling.
 const SCALED: usize = 12;
 
 /// VMs up to which all of them are moved at once, by a level each.
@@ -40,7 +39,7 @@ pub(super) fn seeds(problem: &Problem<'_>, found: &[Outcome]) -> Vec<Outcome> {
     let mut seeds: Vec<Outcome> = Vec::new();
     for o in found.iter().filter(|o| weights_act(problem.spec, &o.config)) {
         let same = |s: &Outcome| {
-            // Raising goes off with unequal weights, so it does not separate two seeds.
+            // Raising is switched off with unequal weights, so it does not separate two seeds.
             let bfq = Bfq { low_latency: o.config.bfq.low_latency, ..s.config.bfq };
             bfq == o.config.bfq
                 && s.config.vms.iter().zip(&o.config.vms).all(|(a, b)| {
@@ -57,9 +56,9 @@ pub(super) fn seeds(problem: &Problem<'_>, found: &[Outcome]) -> Vec<Outcome> {
     seeds
 }
 
-/// The best weights for the other settings of any of the `seeds`. Combinations of all levels where
-/// that is not too many, else of fewer levels; from the best of those the levels are searched one
-/// VM at a time, and at last several at a time.
+/// The best weights for the other settings of any of the `seeds`. All combinations of levels are
+/// enumerated where there are few enough, else those of fewer levels; from the best of them the
+/// levels are searched one VM at a time, and finally several at a time.
 pub(super) fn weigh(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -81,7 +80,8 @@ pub(super) fn weigh(
     if problem.spec.vms.len() > ALL_NEIGHBOURS || !problem.thorough {
         return Some(best);
     }
-    // With eight VMs there is no end to it, and what does not fit has yet to be explained.
+    // With more VMs the search would not end in time, and an infeasible result still has to be
+    // explained.
     let whole = evaluator.limit(POLISH);
     let best = polish(problem, evaluator, seeds, best);
     evaluator.lift(whole);
@@ -92,7 +92,8 @@ fn better(best: Outcome, next: Outcome) -> Outcome {
     if next.better_than(&best) { next } else { best }
 }
 
-/// Searches on from `best`: several VMs at once, at other scales, with other lengths of idling.
+/// Continues the search from `best`: several VMs at once, at other scales, with other lengths of
+/// idling.
 fn polish(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -103,8 +104,8 @@ fn polish(
     for _ in 0..ROUNDS {
         let mut next = refine(problem, evaluator, best.clone(), &several);
         let mut judge = |config: Config| evaluator.outcome(problem, settle(problem, config));
-        // What is best with these weights need not be what was best without: with each length of
-        // idling the best of the rest.
+        // With these weights another setting of the other knobs may be best: the best one for each
+        // length of idling.
         let others = seeds.iter().map(|seed| with_weights(seed.config.clone(), &next.config));
         let mut others = first(others.filter_map(&mut judge).collect(), SEEDS);
         others.insert(0, next.clone());
@@ -127,7 +128,7 @@ fn polish(
     best
 }
 
-/// The best `n`; among equals the earlier ones.
+/// The best `n`; the earlier ones among equals.
 fn first(mut found: Vec<Outcome>, n: usize) -> Vec<Outcome> {
     found.sort_by(|a, b| b.compare(a));
     found.truncate(n);
@@ -142,8 +143,8 @@ fn with_weights(mut config: Config, of: &Config) -> Config {
     config
 }
 
-/// The same weights at other scales, as near as the levels come: only their ratios act, and between
-/// two scales no few VMs' moves lead.
+/// Copies of `config` with the same ratios of weights at other scales, as near as the levels come:
+/// only the ratios act, and moves of a few VMs do not lead from one scale to another.
 fn scaled(levels: &[u32], config: &Config) -> Vec<Config> {
     let most = config.vms.iter().map(|vm| vm.weight).max().unwrap_or(1).max(1);
     let at = |&level: &u32| {
@@ -156,7 +157,7 @@ fn scaled(levels: &[u32], config: &Config) -> Vec<Config> {
     levels.iter().map(at).collect()
 }
 
-/// Outcomes of every combination of `levels` as weights, all else as in `seed`.
+/// Outcomes of every combination of `levels` as weights, the other knobs as in `seed`.
 fn enumerate(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -187,7 +188,7 @@ type Move = Vec<(usize, u32)>;
 /// Moves that may be made from an outcome.
 type Moves<'a> = &'a dyn Fn(&Problem<'_>, &mut Evaluator<'_>, &Outcome) -> Vec<Move>;
 
-/// Makes the best of the moves that `moves` offers while one helps.
+/// Makes the best of the moves that `moves` offers, as long as one improves the result.
 fn refine(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -212,8 +213,8 @@ fn refine(
     best
 }
 
-/// Any level for any one VM. With many VMs only the next level: up for the one with the least
-/// margin and the most urgent one that misses, down for the one with the most margin.
+/// Moves of one VM to any level. With many VMs only to the next level: up for the one with the
+/// least margin and the most urgent one that misses, down for the one with the most margin.
 fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<Move> {
     let levels = &problem.options.space.weights;
     if problem.spec.vms.len() <= ALL_NEIGHBOURS {
@@ -228,8 +229,8 @@ fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) ->
     up.chain(down).collect()
 }
 
-/// Any levels for any two VMs; and, with few VMs, every combination of one level up, one down, or
-/// as it is.
+/// Moves of any two VMs to any levels; and, with few VMs, every combination of one level up, one
+/// down, or no move.
 fn several(problem: &Problem<'_>, _: &mut Evaluator<'_>, at: &Outcome) -> Vec<Move> {
     let levels = &problem.options.space.weights;
     let vms = weighed(problem);
@@ -257,7 +258,7 @@ fn several(problem: &Problem<'_>, _: &mut Evaluator<'_>, at: &Outcome) -> Vec<Mo
     out
 }
 
-/// The level that is nearest.
+/// The level nearest to `wish`.
 pub(super) fn nearest(levels: &[u32], wish: f64) -> u32 {
     let off = |w: &u32| (f64::from(*w) - wish).abs();
     levels.iter().copied().min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or(100)

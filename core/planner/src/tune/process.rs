@@ -20,7 +20,7 @@ impl Process {
         }
     }
 
-    /// Mean and deviation at a place.
+    /// Mean and standard deviation at these coordinates.
     pub(super) fn at(&self, place: &[f64]) -> (f64, f64) {
         let n = self.values.len();
         if n == 0 {

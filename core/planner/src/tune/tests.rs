@@ -89,7 +89,7 @@ fn luck_is_not_believed() {
         tuner.observe(&lucky, &seen(score));
     }
     assert_eq!(tuner.best().unwrap(), (1.2, &steady));
-    // Good once at the first look is tried again before it is believed.
+    // A setting that was good once is tried again before it is accepted.
     tuner.observe(&lucky, &seen(0.2));
     assert!(!tuner.reached(), "its worst trial counts");
 }
@@ -115,7 +115,7 @@ fn beyond_the_device_it_tunes_for_the_most_urgent() {
     while let Some(config) = tuner.next() {
         // Not held down further than is worth it.
         assert!(config.vms[2].cap.is_some_and(|c| (300.0..2_800.0).contains(&c.0)), "{config:?}");
-        // The one that is given up gets next to nothing, and that does not count.
+        // The VM that is given up gets next to nothing, and that does not count.
         let kept = [1.0, 1.0, 0.1];
         tuner.observe(&config, &kept.map(|kept| Seen { latency_ns: 1e7, kept }));
     }
@@ -140,7 +140,7 @@ fn where_weights_alone_decide_it_tunes_for_the_vms_that_the_plan_serves() {
     let first = tuner.next().unwrap();
     assert_eq!(first, planned.config(&spec, &options.start).unwrap());
     assert!(first.vms[1].weight > first.vms[0].weight, "{first:?}");
-    // A VM that is left out loses nearly everything, and the tuning is done all the same.
+    // A VM that is left out loses nearly everything, and the tuning ends all the same.
     while let Some(config) = tuner.next() {
         let seen: Vec<Seen> = (0..3)
             .map(|vm| match given_up.contains(&vm) {
@@ -161,7 +161,7 @@ fn the_plan_is_tried_before_limits_that_starve_whom_it_leaves_something() {
     let planned = crate::plan(&spec, &profile(), &options).unwrap().config(&spec, &options.start).unwrap();
     let mut tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
     assert_eq!(tuner.next(), Some(planned.clone()));
-    // It is no more than a first try.
+    // The plan is only a first trial.
     let seen = spec.tasks().map(|_| Seen { latency_ns: 3e9, kept: 1.0 }).collect::<Vec<_>>();
     tuner.observe(&planned, &seen);
     assert!(tuner.next().is_some_and(|c| c != planned));

@@ -16,7 +16,7 @@ fn vms(of: &[(f64, u64)]) -> Spec {
     spec(LabKind::Process, &of.collect::<Vec<_>>())
 }
 
-/// The limit that each VM is planned to have, requests per second.
+/// Planned cap of each VM, requests per second.
 fn caps(s: &Spec, p: &Plan) -> Vec<Option<f64>> {
     p.config(s, &start(s)).unwrap().vms.iter().map(|vm| vm.cap.map(|c| c.0)).collect()
 }
@@ -94,7 +94,7 @@ fn what_is_said_of_an_overload_is_true() {
     assert_eq!(why.conflict.len(), 3, "{why:?}");
     assert!(why.relaxation.is_empty());
 
-    // What is too much has no target, so a longer target fits while it is held down.
+    // The VM that exceeds the device has no target, so a longer target fits while it is capped.
     let mut s = vms(&[(3_000.0, 1), (14_000.0, 1)]);
     s.vms[0].tasks[0].targets[0].latency.0 = 50_000;
     s.vms[1].tasks[0].targets.clear();
