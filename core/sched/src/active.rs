@@ -1,7 +1,7 @@
-//! The VMs that have requests queued: a search costs as much as there are of them, however many
-//! others are idle.
+//! Set of the VMs that have requests queued, so that a search costs as much as there are of them,
+//! however many others are idle.
 
-/// A set of indices.
+/// A set of indices, one bit each.
 #[derive(Clone, Debug, Default)]
 pub struct ActiveSet {
     words: Vec<u64>,
@@ -26,7 +26,7 @@ impl ActiveSet {
         self.len = if is_active { self.len + 1 } else { self.len - 1 };
     }
 
-    /// Number of indices.
+    /// Number of indices in the set.
     pub fn len(&self) -> usize {
         self.len
     }

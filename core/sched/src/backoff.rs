@@ -1,28 +1,28 @@
-//! Backoff of a VM whose work leads nowhere: kicks that bring nothing, frames that are refused.
+//! Backoff of a VM whose wake-ups lead to no work: kicks without requests, frames that are refused.
 //!
-//! Each wake-up and each look costs the thread, and so the others. A VM has a credit of
-//! [`CREDIT`]; useful work adds two to it, fruitless work takes one. (A guest as Linux's kicks at
-//! most once for each frame, and a kick may come after its frame was found: that never drains the
-//! credit.) Without credit the VM is not looked at for a delay that doubles from [`FIRST`] to
-//! [`LONGEST_BACKOFF`]; useful work, or [`FORGET`] without any, makes it short again.
+//! Each wake-up and each poll of a VM costs thread time, and so the other VMs. A VM has a credit of
+//! [`CREDIT`]; useful work adds two to it, fruitless work takes one. (A Linux guest kicks at most
+//! once for each frame, and a kick may come after its frame was found: that never drains the
+//! credit.) Without credit the VM is not polled for a delay that doubles from [`FIRST`] to
+//! [`LONGEST_BACKOFF`]; useful work, or [`FORGET`] without any, resets it.
 
 use rtvirtio_units::Nanos;
 
-/// Fruitless looks in a row before the first delay.
+/// Fruitless polls in a row before the first delay.
 const CREDIT: u32 = 64;
-/// The first delay.
+/// Delay after the credit is used up.
 const FIRST: Nanos = Nanos::from_micros(50);
-/// The longest delay.
+/// Limit of the doubled delay.
 pub const LONGEST_BACKOFF: Nanos = Nanos::from_millis(1);
-/// Quiet time after which nothing is held against a VM.
+/// Time without polls after which credit and delay are reset.
 const FORGET: Nanos = Nanos::from_millis(100);
 
-/// The state of one VM.
+/// Credit and delay of one VM.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     credit: u32,
     delay: Nanos,
-    /// When it last did something.
+    /// Time of the last poll.
     last: Nanos,
     delays: u64,
 }
@@ -34,7 +34,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Notes what a look brought. Returns until when the VM is not looked at, where it must wait.
+    /// Records the result of a poll. Returns the time until which the VM is not polled, where it
+    /// must wait.
     pub fn record(&mut self, now: Nanos, useful: u32, fruitless: u32) -> Option<Nanos> {
         if now.0.saturating_sub(self.last.0) > FORGET.0 {
             (self.credit, self.delay) = (CREDIT, FIRST);

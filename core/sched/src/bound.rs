@@ -39,7 +39,7 @@ use rtvirtio_units::Nanos;
 
 use crate::config::Policy;
 
-/// The service that a device guarantees.
+/// Service that a device guarantees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Device {
     /// k: pieces served at once.
@@ -78,17 +78,17 @@ pub struct Flow {
     pub piece: f64,
     /// Device time that can be outstanding, for closed loops, which wait for completions.
     pub outstanding: Option<f64>,
-    /// The deadline of its reservation.
+    /// Deadline of the flow's reservation; `None` without one.
     pub deadline: Option<Nanos>,
-    /// The weight of its VM.
+    /// Weight of the flow's VM.
     pub weight: u32,
 }
 
 impl Flow {
-    /// Work of this flow ahead of a request that arrives now, that request included.
+    /// Work of this flow ahead of a request that arrives now, including that request.
     ///
-    /// This is its burst as long as the total demand `fits` the server; otherwise a closed loop
-    /// falls behind by all that it may have outstanding.
+    /// This is the flow's burst as long as the total demand `fits` the server; otherwise a closed
+    /// loop falls behind by everything that it may have outstanding.
     fn backlog_ahead(&self, fits: bool) -> f64 {
         match self.outstanding {
             Some(outstanding) if !fits => outstanding,
@@ -121,7 +121,7 @@ pub enum Refusal {
     Deadline {
         /// Index of the VM.
         vm: usize,
-        /// The deadline that was declared.
+        /// Declared deadline of the reservation.
         deadline: Nanos,
         /// The smallest deadline that would be admitted.
         needed: Nanos,
@@ -129,7 +129,7 @@ pub enum Refusal {
         blocking: Nanos,
         /// T, a part of it.
         latency: Nanos,
-        /// One piece of a discard or zeroing, a part of it; 0 where no VM may discard.
+        /// Time of a piece of a discard or zeroing, a part of it; 0 where no VM may discard.
         discard: Nanos,
     },
 }
@@ -185,12 +185,12 @@ pub fn admit(device: &Device, flows: &[Flow]) -> Result<(), Refusal> {
 pub struct EdfRoom {
     /// k: device time served per time.
     pub speed: f64,
-    /// What is lost to latency, blocking and the last piece, in ns of device time.
+    /// Loss by latency, blocking and the last piece, in ns of device time.
     pub lost: f64,
 }
 
 impl EdfRoom {
-    /// At a time in ns; negative where nothing can be promised so early.
+    /// Room at a time in ns; negative where nothing can be promised so early.
     #[must_use]
     pub fn at(self, t: f64) -> f64 {
         self.speed * t - self.lost

@@ -35,7 +35,7 @@ pub struct Tspec {
     pub peak: Option<u64>,
 }
 
-/// One token bucket.
+/// A token bucket with a lazily updated level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
     rate: u64,
@@ -126,7 +126,7 @@ impl Bucket {
 pub struct Charge {
     /// Requests: 1 for the first piece of a request, 0 for the others.
     pub requests: u64,
-    /// Bytes moved.
+    /// Bytes moved or zeroed.
     pub bytes: u64,
     /// Device time in ns.
     pub time: u64,
@@ -146,14 +146,14 @@ impl Charge {
 /// A limit that also holds when the device is otherwise idle (not work-conserving).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cap {
-    /// Mean requests per second.
+    /// Tokens are requests, `per_request` for each.
     pub requests: Option<Tspec>,
     /// Tokens of a request in `requests`, for rates that are no whole number of requests per
     /// second; 0 counts as 1.
     pub per_request: u64,
-    /// Bytes per second.
+    /// Tokens are bytes of data or zeroes.
     pub bytes: Option<Tspec>,
-    /// ns of device time per second.
+    /// Tokens are ns of device time.
     pub time: Option<Tspec>,
 }
 
@@ -198,14 +198,14 @@ impl Regulator {
         let mut ready = now;
         for (pair, tokens) in self.buckets.iter().zip(self.tokens(charge)) {
             for bucket in pair.iter().flatten() {
-                // What was queued before the burst became smaller goes with a full bucket.
+                // Requests queued before the burst was reduced go with a full bucket.
                 ready = ready.max(bucket.ready_at(now, tokens.min(bucket.burst())));
             }
         }
         ready
     }
 
-    /// Charges a piece.
+    /// Charges a piece to all buckets.
     pub fn take(&mut self, now: Nanos, charge: &Charge) {
         self.capped = false;
         if self.unlimited {
@@ -235,7 +235,7 @@ impl Regulator {
         self.buckets[1].iter().any(Option::is_some)
     }
 
-    /// Notes that the cap holds a piece back; each piece counts once.
+    /// Records that the cap delays a piece; each piece counts once.
     pub(crate) fn note_capped(&mut self) {
         self.cap_hits += u64::from(!self.capped);
         self.capped = true;
@@ -258,14 +258,14 @@ impl Regulator {
 ///
 /// Requests within rate and burst have the deadline `arrival + deadline`. A request that arrives
 /// too early for them gets the deadline of the moment at which the bucket admits it; until then it
-/// competes for the unreserved rest, and what it gets there is not charged to the reservation.
+/// competes for the unreserved rest, and service from that is not charged to the reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
     /// ns of device time per second; 10^9 is all of a device that serves one piece at a time.
     pub rate: u64,
     /// Burst, in ns of device time.
     pub burst: u64,
-    /// From arrival to completion.
+    /// Longest time from arrival to completion.
     pub deadline: Nanos,
 }
 

@@ -11,7 +11,7 @@ use crate::window::WindowConfig;
 
 /// Largest quantum, in bytes.
 const MAX_QUANTUM: u64 = 16 << 20;
-/// VMs of one device.
+/// Largest number of VMs of one device.
 const MAX_VMS: u64 = 4_096;
 
 /// The policy that chooses the next VM.
@@ -30,10 +30,10 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All policies.
+    /// All policies, in the order of declaration.
     pub const ALL: [Self; 4] = [Self::Fifo, Self::RoundRobin, Self::Drr, Self::Edf];
 
-    /// The name in configuration files.
+    /// Name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ pub struct VmConfig {
     pub weight: u32,
     /// Caps for reads and writes.
     pub caps: [Cap; 2],
-    /// Reservation of its real-time requests.
+    /// Reservation of the VM's real-time requests.
     pub urgent: Option<Reservation>,
     /// Largest piece of real-time requests within their reservation, in bytes, from the device's
     /// quantum to 16 MiB; `None` for the device's quantum. Splitting keeps a request from blocking
@@ -66,7 +66,7 @@ pub struct VmConfig {
     /// Largest request in bytes, where all are smaller than the quantum: bursts of caps need not be
     /// larger, and peaks are those of pieces of this size.
     pub largest: Option<u64>,
-    /// How the guest's priorities are interpreted.
+    /// Interpretation of the guest's priorities.
     pub priority: PriorityRule,
 }
 
@@ -88,7 +88,7 @@ impl Default for VmConfig {
 /// Configuration of the scheduler of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// How VMs are chosen.
+    /// Policy that chooses the next VM.
     pub policy: Policy,
     /// Largest piece of a read, write or zeroing in bytes: a multiple of 4 KiB, up to 16 MiB.
     pub quantum: u64,
@@ -100,13 +100,13 @@ pub struct Config {
     /// Share of the device's time in percent, 1 to 100, that discards and zeroing take while other
     /// VMs use the device.
     pub discard_share: u32,
-    /// Pieces at the device.
+    /// Limits on the number of pieces at the device.
     pub window: WindowConfig,
     /// Device time of pieces.
     pub cost: Cost,
-    /// A request that waits longer than this goes before more important ones of its VM.
+    /// Wait after which a request goes before more important ones of its VM.
     pub aging: Nanos,
-    /// The VMs.
+    /// VMs in the order of their indices.
     pub vms: Vec<VmConfig>,
 }
 
@@ -126,26 +126,26 @@ impl Default for Config {
     }
 }
 
-/// Why a configuration cannot be used.
+/// Errors of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A number outside its range.
     #[error("{what} is {value}; it must be {least} to {most}")]
     Range {
-        /// Which number.
+        /// Name of the number.
         what: String,
-        /// As given.
+        /// Value as given.
         value: u64,
-        /// Smallest allowed.
+        /// Smallest allowed value.
         least: u64,
-        /// Largest allowed.
+        /// Largest allowed value.
         most: u64,
     },
     /// A quantum that would split a block.
     #[error("the quantum is {quantum} bytes; it must be a multiple of 4096")]
     Multiple {
-        /// As given.
+        /// Quantum as given, in bytes.
         quantum: u64,
     },
     /// A burst smaller than one piece.
@@ -153,9 +153,9 @@ pub enum ConfigError {
         "{what}: a burst of {burst} can never let a piece of {piece} go; raise the burst to {piece} or lower the quantum"
     )]
     Burst {
-        /// Which limit or reservation.
+        /// Name of the limit or reservation.
         what: String,
-        /// As given.
+        /// Burst as given, in tokens.
         burst: u64,
         /// Tokens of one piece.
         piece: u64,
@@ -205,7 +205,7 @@ impl Config {
     /// Checks one VM's part.
     ///
     /// # Errors
-    /// As [`Config::check`].
+    /// Those of [`Config::check`].
     fn check_vm(&self, i: usize, vm: &VmConfig) -> Result<(), ConfigError> {
         range(format!("VM {i}: depth"), vm.depth.into(), 1, 65_536)?;
         range(format!("VM {i}: weight"), vm.weight.into(), 1, 1_000)?;

@@ -1,4 +1,4 @@
-//! What a piece costs in device time.
+//! Device time of pieces.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use crate::request::{Direction, Op};
 pub struct Line {
     /// Fixed time of a request, in ns.
     pub base_ns: u64,
-    /// ns per MiB.
+    /// Time per MiB, in ns.
     pub per_mib_ns: u64,
 }
 
@@ -29,11 +29,11 @@ impl Line {
 /// Device time of every kind of piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Reads.
+    /// Cost of a read.
     pub read: Line,
-    /// Writes.
+    /// Cost of a write.
     pub write: Line,
-    /// A flush, in ns.
+    /// Cost of a flush, in ns.
     pub flush_ns: u64,
     /// Longest time of one piece of a discard or zeroing, in ns: pieces are sized to stay below it.
     pub discard_ns: u64,

@@ -1,19 +1,19 @@
 //! A budget of CPU time for a thread that serves several VMs.
 //!
-//! A real-time thread takes the CPU from every guest on it, so its time must end somewhere, and
-//! must not end for all because of one. Each period of P has a budget of B, as `cpu.max` of a
-//! cgroup has. Half of B is divided into *slices*: one turn for each of the n members, and the rest
-//! by weight, or equally where none has a weight. The other half is a *pool* for whoever comes
-//! first. A member is served while its slice, or the
-//! pool, covers a whole turn; its time is taken from its slice, then from the pool. So
+//! A real-time thread takes the CPU from every guest on it, so its time must be limited, and one VM
+//! must not use up the time of all. Each period of P has a budget of B, as `cpu.max` of a cgroup
+//! has. Half of B is divided into *slices*: one turn for each of the n members, and the rest by
+//! weight, or equally where none has a weight. The other half is a *pool*, first come, first
+//! served. A member is served while its slice, or the pool, covers a whole turn; its time is taken
+//! from its slice, then from the pool. So
 //!
 //! - in a period the thread spends at most B, as long as no turn is longer than [`CpuLimit::turn`];
-//!   what a longer one took beyond is a debt of the member's next slice, of one slice at most;
+//!   the excess of a longer one is a debt of the member's next slice, of one slice at most;
 //! - a member that uses no more than its slice less a turn is never throttled, whatever others do;
-//! - one that is throttled is served again in the next period, or in the one after it where it has
-//!   a debt.
+//! - a throttled member is served again in the next period, or in the one after it where it has a
+//!   debt.
 //!
-//! Time is handed out again at whole multiples of P of the caller's clock.
+//! Slices and pool are refilled at whole multiples of P of the caller's clock.
 
 use rtvirtio_units::Nanos;
 
@@ -22,32 +22,32 @@ use rtvirtio_units::Nanos;
 pub struct CpuLimit {
     /// CPU time in each period.
     pub budget: Nanos,
-    /// The period.
+    /// Length of a period.
     pub period: Nanos,
     /// Longest time of a turn of one member.
     pub turn: Nanos,
 }
 
-/// Why a limit cannot be kept.
+/// Errors of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuLimitError {
-    /// More than all of a CPU, or nothing.
+    /// A budget of 0, or above the period.
     #[error("a budget of {budget} in {period}: it must be more than nothing, and no more than the period")]
     Range {
-        /// The budget.
+        /// Budget as given.
         budget: Nanos,
-        /// The period.
+        /// Period as given.
         period: Nanos,
     },
-    /// Not every member gets a turn in each period.
+    /// A budget below one turn of each member.
     #[error("{budget} in {period} are less than one turn ({turn}) of each of {members}")]
     TooSmall {
-        /// The budget.
+        /// Budget as given.
         budget: Nanos,
-        /// The period.
+        /// Period as given.
         period: Nanos,
-        /// One turn.
+        /// Longest turn of a member.
         turn: Nanos,
         /// Number of members.
         members: usize,
@@ -55,7 +55,7 @@ pub enum CpuLimitError {
 }
 
 impl CpuLimit {
-    /// Whether each of `members` gets a turn in each period.
+    /// Checks that each of `members` gets a turn in each period.
     ///
     /// # Errors
     /// [`CpuLimitError`].
@@ -70,7 +70,7 @@ impl CpuLimit {
         Ok(())
     }
 
-    /// The slice of one of `members` with this weight, of `weights` in all.
+    /// Slice of one of `members` with this weight, of `weights` in all.
     #[must_use]
     pub fn slice(&self, members: usize, weight: u64, weights: u64) -> Nanos {
         let members = members.max(1) as u64;
@@ -81,7 +81,7 @@ impl CpuLimit {
     }
 }
 
-/// What is left in a period; a debt when negative.
+/// Remaining time in a period; a debt when negative.
 #[derive(Clone, Copy, Debug, Default)]
 struct Left {
     period: u64,
@@ -89,14 +89,14 @@ struct Left {
 }
 
 impl Left {
-    /// At the first look in a period it has `full`, less its debt.
+    /// Sets `full`, less the debt, at the first call in a period.
     fn refill(&mut self, period: u64, full: Nanos) {
         if period > self.period {
             *self = Self { period, ns: full.0 as i64 + self.ns.min(0) };
         }
     }
 
-    /// Takes what is there; returns the rest.
+    /// Takes up to `ns` of the remaining time; returns the part that is not covered.
     fn take(&mut self, ns: u64) -> u64 {
         let there = (self.ns.max(0) as u64).min(ns);
         self.ns -= there as i64;
@@ -104,7 +104,7 @@ impl Left {
     }
 }
 
-/// One member, or a vacant place.
+/// State of a member, or a vacant place.
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
     is_there: bool,
@@ -114,24 +114,24 @@ struct Member {
     counters: CpuCounters,
 }
 
-/// What a member has used, and how often it had to wait.
+/// CPU time used by a member, and its throttling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuCounters {
-    /// CPU time.
+    /// CPU time used in all.
     pub used: Nanos,
-    /// Times that it was throttled.
+    /// Number of times that the member was throttled.
     pub throttled: u64,
-    /// How long it was throttled in all.
+    /// Total time for which the member was throttled.
     pub throttled_time: Nanos,
 }
 
-/// The state of a thread's budget.
+/// State of a thread's budget.
 #[derive(Clone, Debug)]
 pub struct CpuBudget {
     limit: CpuLimit,
     members: Vec<Member>,
     there: usize,
-    /// Sum of the weights.
+    /// Sum of the members' weights.
     weights: u64,
     pool: Left,
 }
@@ -145,7 +145,7 @@ impl CpuBudget {
         budget
     }
 
-    /// A member comes to a place.
+    /// Adds a member in a place, replacing the present one.
     pub fn attach(&mut self, place: usize, weight: u64) {
         if place >= self.members.len() {
             self.members.resize(place + 1, Member::default());
@@ -156,7 +156,7 @@ impl CpuBudget {
         self.members[place] = Member { is_there: true, weight, ..Member::default() };
     }
 
-    /// A member gets another weight.
+    /// Sets the weight of a member.
     pub fn set_weight(&mut self, place: usize, weight: u64) {
         if let Some(member) = self.members.get_mut(place).filter(|member| member.is_there) {
             self.weights = self.weights.saturating_sub(member.weight).saturating_add(weight);
@@ -164,14 +164,14 @@ impl CpuBudget {
         }
     }
 
-    /// The slice of a member.
+    /// Slice of a member in each period.
     #[must_use]
     pub fn slice(&self, place: usize) -> Nanos {
         let weight = self.members.get(place).map_or(0, |member| member.weight);
         self.limit.slice(self.there, weight, self.weights)
     }
 
-    /// The member of a place goes.
+    /// Removes the member of a place.
     pub fn detach(&mut self, place: usize) {
         let Some(member) = self.members.get_mut(place) else { return };
         self.there -= usize::from(member.is_there);
@@ -180,7 +180,7 @@ impl CpuBudget {
     }
 
     fn period(&self, now: Nanos) -> u64 {
-        // 0 is before the first period, so that the first look fills.
+        // 0 is before the first period, so that the first call refills.
         now.0 / self.limit.period.0.max(1) + 1
     }
 
@@ -194,7 +194,7 @@ impl CpuBudget {
         }
     }
 
-    /// Whether a member is served at `now`.
+    /// Whether a member is served at `now`; counts its throttling.
     pub fn admits(&mut self, now: Nanos, place: usize) -> bool {
         self.refill(now, place);
         let turn = self.limit.turn.0 as i64;
@@ -212,13 +212,13 @@ impl CpuBudget {
         false
     }
 
-    /// When a member that is not served is looked at again: the begin of the next period.
+    /// Time at which a throttled member may be served again: the begin of the next period.
     #[must_use]
     pub fn next_period(&self, now: Nanos) -> Nanos {
         Nanos(self.period(now).saturating_mul(self.limit.period.0))
     }
 
-    /// A member has used CPU time.
+    /// Charges CPU time to a member.
     pub fn charge(&mut self, now: Nanos, place: usize, used: Nanos) {
         self.refill(now, place);
         let most = self.slice(place).0;

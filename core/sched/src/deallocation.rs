@@ -23,12 +23,12 @@ use rtvirtio_units::Nanos;
 /// A VM whose last transfer completed this long ago does not use the device.
 pub const IDLE_AFTER: Nanos = Nanos(10_000_000);
 
-/// Measured deallocations.
+/// Statistics of measured deallocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeallocationStatus {
-    /// Pieces completed.
+    /// Number of pieces completed.
     pub pieces: u64,
-    /// The longest of them.
+    /// Longest time of a piece.
     pub longest: Nanos,
     /// Pieces that took longer than declared: bounds do not cover them.
     pub overruns: u64,
@@ -42,16 +42,16 @@ struct Size {
     next: u64,
     /// Upper limit of `next`.
     most: u64,
-    /// When a piece last overran, or `most` was raised.
+    /// Time of the last overrun, or of the last raise of `most`.
     since: Nanos,
 }
 
 /// Admits deallocations of a device, one piece at a time.
 #[derive(Debug)]
 pub struct DeallocationPacer {
-    /// When the piece at the device was submitted.
+    /// Submission time of the piece at the device.
     submitted_at: Option<Nanos>,
-    /// The share is used up until then.
+    /// End of the pause after the last piece.
     not_before: Nanos,
     /// No piece can go before this, unless [`DeallocationPacer::recheck_now`] is called.
     recheck_at: Nanos,
@@ -96,8 +96,8 @@ impl DeallocationPacer {
         self.recheck_now();
     }
 
-    /// Another VM in this place, which is one of the known ones or the next: nothing is known of
-    /// its pieces.
+    /// Resets a place for another VM, one of the known places or the next: its pieces start at the
+    /// smallest size.
     pub fn replace(&mut self, vm: usize) {
         let size = Size { next: self.least, most: self.most, since: Nanos(0) };
         if vm == self.sizes.len() {
@@ -114,22 +114,23 @@ impl DeallocationPacer {
         self.submitted_at.is_some()
     }
 
-    /// When the next piece may go, given that other VMs use the device until `idle_from`.
+    /// Time at which the next piece may go, given that other VMs use the device until `idle_from`.
     pub fn ready_at(&self, idle_from: Nanos) -> Nanos {
         self.not_before.min(idle_from)
     }
 
-    /// The moment noted by [`DeallocationPacer::recheck_after`]; `None` when a search is due.
+    /// Time set by [`DeallocationPacer::recheck_after`]; `None` when a search is due.
     pub fn recheck_pending(&self, now: Nanos) -> Option<Nanos> {
         (now < self.recheck_at).then_some(self.recheck_at)
     }
 
-    /// No piece can go before `until`: searches are skipped until then.
+    /// Skips searches until `until`, because no piece can go before.
     pub fn recheck_after(&mut self, until: Nanos) {
         self.recheck_at = until;
     }
 
-    /// A VM became idle, or has another deallocation: a piece may go sooner.
+    /// Lets the next call search again: a VM became idle, or has another deallocation, so a piece
+    /// may go sooner.
     pub fn recheck_now(&mut self) {
         self.recheck_at = Nanos(0);
     }
@@ -144,7 +145,7 @@ impl DeallocationPacer {
         self.virtual_times.get(vm).copied().unwrap_or(u64::MAX)
     }
 
-    /// A VM without deallocations gets its first one. An idle VM accumulates no credit.
+    /// Records the first deallocation of a VM without any. An idle VM accumulates no credit.
     pub fn activate(&mut self, vm: usize) {
         self.recheck_now();
         if let Some(used) = self.virtual_times.get_mut(vm) {
@@ -152,13 +153,13 @@ impl DeallocationPacer {
         }
     }
 
-    /// A piece of this VM is submitted.
+    /// Records that a piece of this VM is submitted.
     pub fn submit(&mut self, vm: usize, now: Nanos) {
         self.submitted_at = Some(now);
         self.min_virtual_time = self.min_virtual_time.max(self.virtual_time(vm).min(u64::MAX - 1));
     }
 
-    /// The piece of this VM, of `len` bytes, completes; returns its time.
+    /// Records the completion of this VM's piece of `len` bytes; returns its time.
     pub fn complete(&mut self, now: Nanos, (vm, weight): (usize, u32), len: u64) -> Nanos {
         let Some(submitted_at) = self.submitted_at.take() else { return Nanos(0) };
         let took = now.0.saturating_sub(submitted_at.0);
@@ -195,7 +196,7 @@ impl DeallocationPacer {
         }
     }
 
-    /// Measurements so far.
+    /// Statistics of all measurements so far.
     pub fn status(&self) -> DeallocationStatus {
         self.status
     }

@@ -8,16 +8,16 @@ use crate::active::ActiveSet;
 pub struct DeficitRoundRobin {
     /// Device time in ns that each VM gets in a turn.
     quanta: Vec<u64>,
-    /// What is left of it.
+    /// Unused device time of each VM's turns, ns.
     deficits: Vec<u64>,
     current: usize,
-    /// The VM at `current` has its quantum of this turn.
+    /// Whether the VM at `current` has received its quantum of this turn.
     replenished: bool,
-    /// Pieces, not time, are shared.
+    /// Whether pieces, not time, are shared.
     per_piece: bool,
 }
 
-/// One search for the next VM; [`DeficitRoundRobin::commit`] applies it.
+/// Result of a search for the next VM; [`DeficitRoundRobin::commit`] applies it.
 #[derive(Debug, Default)]
 pub struct Round {
     /// Each VM that was visited, with its deficit afterwards.
@@ -39,20 +39,20 @@ impl Round {
 }
 
 impl DeficitRoundRobin {
-    /// One piece a turn for each of `n` VMs.
+    /// Round robin with one piece a turn for each of `n` VMs.
     pub fn per_piece(n: usize) -> Self {
         Self { quanta: vec![1; n], deficits: vec![0; n], current: 0, replenished: false, per_piece: true }
     }
 
-    /// Device time by weights. `max_cost` is the most that one piece costs, in ns: the smallest
-    /// quantum is that, so that each VM is served in every round.
+    /// Round robin of device time by weights. `max_cost` is the most that one piece costs, in ns:
+    /// the smallest quantum is that, so that each VM is served in every round.
     pub fn weighted(weights: &[u32], max_cost: u64) -> Self {
         let mut drr = Self { per_piece: false, ..Self::per_piece(weights.len()) };
         drr.set_weights(weights, max_cost);
         drr
     }
 
-    /// Other weights; deficits stay.
+    /// Sets the weights; deficits stay.
     pub fn set_weights(&mut self, weights: &[u32], max_cost: u64) {
         if self.per_piece {
             return;
@@ -64,8 +64,8 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// Another VM in this place, which is one of the known ones or the next. It has no deficit, and
-    /// no quantum until [`DeficitRoundRobin::set_weights`].
+    /// Resets a place for another VM, one of the known places or the next. The VM has no deficit,
+    /// and no quantum until [`DeficitRoundRobin::set_weights`].
     pub fn replace(&mut self, vm: usize) {
         if vm == self.quanta.len() {
             self.quanta.push(1);
@@ -75,7 +75,7 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// A VM has no more requests: it accumulates no deficit, and its turn ends.
+    /// Records that a VM has no more requests: it accumulates no deficit, and its turn ends.
     pub fn on_idle(&mut self, vm: usize) {
         if let Some(deficit) = self.deficits.get_mut(vm) {
             *deficit = 0;
@@ -86,8 +86,8 @@ impl DeficitRoundRobin {
         }
     }
 
-    /// The VM that is served next, among those with requests. `cost` returns the cost of a VM's
-    /// next piece in ns, `None` for a VM whose requests may not go. Nothing changes until
+    /// Finds the VM that is served next, among those with requests. `cost` returns the cost of a
+    /// VM's next piece in ns, `None` for a VM whose requests may not go. Nothing changes until
     /// [`DeficitRoundRobin::commit`].
     pub fn peek(
         &self,

@@ -1,11 +1,10 @@
 //! The transmission of frames on a link of a declared rate, as a virtual clock.
 //!
 //! Taps and packet sockets accept a frame at once and report no completion, so a queue would form
-//! behind them, where nobody orders it. Here a frame of cost c (its time on the wire) that is
-//! handed over at t completes at `max(f, t - u) + c`, with f the completion of the frame before it
-//! and u the *catch-up*. While frames are queued the sum of costs in any interval of length x is
-//! thus at most `x + u` and one frame more, and a thread that is late by no more than u loses no
-//! rate.
+//! behind them, in arrival order. Here a frame of cost c (its time on the wire) that is submitted
+//! at t completes at `max(f, t - u) + c`, with f the completion of the frame before it and u the
+//! *catch-up*. While frames are queued the sum of costs in any interval of length x is thus at most
+//! `x + u` and one frame more, and a thread that is late by no more than u loses no rate.
 
 use std::collections::VecDeque;
 
@@ -16,21 +15,20 @@ use crate::bucket::Reservation;
 use crate::cost::Line;
 use crate::request::Piece;
 
-/// Share of the link that is used: the queue is here and not in the interface behind, whose clock
+/// Share of the link that is used, so that frames queue here and not in the interface, whose clock
 /// may be slower than declared.
 pub const LINK_SHARE: f64 = 0.99;
-/// Frames that the interface has at once.
+/// Most frames at the interface at once.
 pub const LINK_WINDOW: u32 = 2;
-/// Time that the thread catches up after it was late.
+/// Longest lateness of the thread that it catches up.
 pub const CATCH_UP: Nanos = Nanos::from_micros(500);
 /// Longest time in which the host does not run the thread, where nothing else is known.
 pub const LINK_STALL: Nanos = Nanos::from_micros(500);
 
-/// A link as its scheduler and its admission count it: the device time of a frame is its time on
-/// the wire.
+/// A link for the scheduler and its admission: the device time of a frame is its time on the wire.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Its rate, of which [`LINK_SHARE`] is used.
+    /// Declared rate, of which [`LINK_SHARE`] is used.
     pub rate: BytesPerSec,
     /// Longest time in which the host does not run the thread that sends.
     pub stall: Nanos,
@@ -53,7 +51,7 @@ impl Link {
         }
     }
 
-    /// A part of the link, from bytes on the wire. Rounded up: a reservation covers what it says.
+    /// Reservation of device time from bytes on the wire, rounded up so that it covers them.
     #[must_use]
     pub fn reservation(&self, rate: BytesPerSec, burst: Bytes, deadline: Nanos) -> Reservation {
         let ns = self.ns_per_byte();
@@ -61,7 +59,7 @@ impl Link {
         Reservation { rate: whole(rate.0 * ns), burst: whole(burst.0 as f64 * ns), deadline }
     }
 
-    /// For bounds. What is caught up may wait in the interface behind.
+    /// Parameters for bounds. Frames sent to catch up may wait in the interface.
     #[must_use]
     pub fn device(stall: Nanos) -> bound::Device {
         let latency = Nanos(stall.0.saturating_add(CATCH_UP.0));
@@ -69,8 +67,8 @@ impl Link {
         bound::Device { parallel: 1, window: LINK_WINDOW, latency, stretch: 1.0, deallocations }
     }
 
-    /// Demand of one port: what it reserves, and what it may send beyond that. `piece` is the time
-    /// of the network's largest frame, in ns.
+    /// Demand of one port: its reservations, and its load beyond them. `piece` is the time of the
+    /// network's largest frame, in ns.
     pub fn demand(
         piece: f64,
         port: usize,
@@ -89,24 +87,24 @@ impl Link {
     }
 }
 
-/// The frames that the link transmits.
+/// Frames in transmission on a link.
 #[derive(Clone, Debug)]
 pub struct VirtualLink {
-    /// Completion of the last frame.
+    /// Completion time of the last frame.
     free_at: Nanos,
     catch_up: Nanos,
-    /// In order of completion.
+    /// Frames with their completion times, in this order.
     frames: VecDeque<(Nanos, Piece)>,
 }
 
 impl VirtualLink {
-    /// An idle link. `window` is the number of frames that it has at once.
+    /// An idle link. `window` is the largest number of frames at once.
     #[must_use]
     pub fn new(window: u32, catch_up: Nanos) -> Self {
         Self { free_at: Nanos(0), catch_up, frames: VecDeque::with_capacity(window as usize + 1) }
     }
 
-    /// Transmits a frame that is handed over at `now`; returns the moment of its completion.
+    /// Transmits a frame that is submitted at `now`; returns its completion time.
     pub fn submit(&mut self, now: Nanos, piece: Piece) -> Nanos {
         let begin = self.free_at.max(Nanos(now.0.saturating_sub(self.catch_up.0)));
         self.free_at = Nanos(begin.0.saturating_add(piece.cost));
@@ -114,13 +112,13 @@ impl VirtualLink {
         self.free_at
     }
 
-    /// The next frame that is complete at `now`, and the moment of its completion.
+    /// The next frame that is complete at `now`, and its completion time.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<(Nanos, Piece)> {
         let &(at, _) = self.frames.front()?;
         if at <= now { self.frames.pop_front() } else { None }
     }
 
-    /// When the next frame completes; `None` for an idle link.
+    /// Completion time of the next frame; `None` for an idle link.
     #[must_use]
     pub fn next_completion(&self) -> Option<Nanos> {
         self.frames.front().map(|(at, _)| *at)

@@ -30,7 +30,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// An idle flow submits a request.
+    /// Starts a backlogged period if the flow is idle.
     pub fn on_submit(&mut self, now: Nanos) {
         if self.busy_from.is_none() {
             self.busy_from = Some(now);
@@ -38,7 +38,7 @@ impl Meter {
         }
     }
 
-    /// A piece completes; `more` when requests are still outstanding.
+    /// Records the completion of a piece; `more` when requests are still outstanding.
     pub fn on_complete(&mut self, now: Nanos, bytes: u64, more: bool) {
         let Some(from) = self.busy_from else { return };
         let now = now.max(self.last);
@@ -51,7 +51,7 @@ impl Meter {
         }
     }
 
-    /// The measurements until `now`. A backlogged flow has waited at least until now.
+    /// Measurements until `now`. The present gap of a backlogged flow counts too.
     #[must_use]
     pub fn contract(&self, now: Nanos) -> Contract {
         let waiting = self.busy_from.map_or(0, |_| now.0.saturating_sub(self.last.0));

@@ -1,4 +1,4 @@
-//! The priority that a guest writes into its requests, and how far it is trusted.
+//! The priority field of a guest's requests, and the limits on its use.
 //!
 //! Linux's virtio-blk driver fills the field after the request's type with the request's I/O
 //! priority: class in bits 13 to 15 (1 real-time, 2 best effort, 3 idle), since 6.5 a hint in bits
@@ -15,28 +15,28 @@ pub const LEVELS: u8 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Before all others of its VM, with a reservation of its own.
+    /// Served before all others of its VM, with a reservation of its own.
     RealTime,
-    /// The default.
+    /// Linux's default class.
     BestEffort,
-    /// When the VM has no other requests.
+    /// Served when the VM has no other requests.
     Idle,
 }
 
 /// Class and level; smaller is more important.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority {
-    /// Its class.
+    /// Class of the request, compared first.
     pub class: Class,
-    /// 0 to 7, 0 the most important.
+    /// Level within the class, 0 to 7, 0 the most important.
     pub level: u8,
 }
 
 impl Priority {
-    /// Best effort, level 4: what Linux gives a task of nice 0.
+    /// Best effort, level 4: Linux's priority of a task of nice 0.
     pub const NORMAL: Self = Self { class: Class::BestEffort, level: 4 };
 
-    /// Real-time, level 4.
+    /// Real-time, level 4, the middle of its class.
     pub const URGENT: Self = Self { class: Class::RealTime, level: 4 };
 }
 
@@ -46,12 +46,12 @@ impl Default for Priority {
     }
 }
 
-/// How a VM's priorities are interpreted.
+/// Interpretation of a VM's priorities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorityRule {
     /// Whether the guest's field is read.
     pub read: bool,
-    /// For requests without a priority (0), and for all when the field is not read.
+    /// Priority of requests without one (0), and of all when the field is not read.
     pub default: Priority,
     /// The highest class that the guest may use.
     pub ceiling: Class,
@@ -64,8 +64,8 @@ impl Default for PriorityRule {
 }
 
 impl PriorityRule {
-    /// The priority of a request whose header holds `field`. Every value is allowed: an unknown
-    /// class counts as none.
+    /// Priority of a request whose header has `field`. Every value is allowed: an unknown class
+    /// counts as none.
     #[must_use]
     pub fn decode(&self, field: u32) -> Priority {
         let class = match (field >> 13) & 7 {

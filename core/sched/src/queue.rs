@@ -13,10 +13,10 @@ const TRANSFER_LISTS: usize = 3 * LEVELS as usize * 2;
 const FLUSH_LIST: usize = TRANSFER_LISTS + 1;
 /// The list of deallocations (discards and zeroing), whatever their priority; odd too.
 const DEALLOCATION_LIST: usize = FLUSH_LIST + 2;
-/// Lists of a VM.
+/// Number of lists of a VM.
 pub const LISTS: usize = DEALLOCATION_LIST + 1;
 
-/// End of a list.
+/// Marks the end of a list.
 const NONE: u32 = u32::MAX;
 
 /// A set of lists, one bit each.
@@ -49,7 +49,7 @@ struct Slot {
     submitted: u64,
     /// Pieces at the device.
     inflight: u32,
-    /// All of it is submitted, or cancelled.
+    /// Whether all of the request is submitted, or cancelled.
     fully_submitted: bool,
     in_use: bool,
     /// Order of arrival within the VM.
@@ -62,7 +62,7 @@ struct Slot {
 pub struct Head {
     pub slot: u32,
     pub op: Op,
-    /// Bytes already submitted.
+    /// Bytes already submitted to the device.
     pub submitted: u64,
     /// Bytes not yet submitted.
     pub remaining: u64,
@@ -121,12 +121,12 @@ impl Queue {
         self.outstanding
     }
 
-    /// Requests that are not wholly submitted.
+    /// Requests that are not completely submitted.
     pub fn backlog(&self) -> usize {
         self.backlog
     }
 
-    /// Discards and zeroing that are not wholly submitted.
+    /// Discards and zeroing that are not completely submitted.
     pub fn deallocation_backlog(&self) -> usize {
         self.deallocation_backlog
     }
@@ -208,7 +208,7 @@ impl Queue {
         }
     }
 
-    /// Submits `len` bytes of a head to the device; a head that is wholly submitted leaves its
+    /// Submits `len` bytes of a head to the device; a head that is completely submitted leaves its
     /// list.
     pub fn submit(&mut self, head: &Head, len: u64) {
         let slot = &mut self.slots[head.slot as usize];
@@ -222,8 +222,8 @@ impl Queue {
         self.unlink_head(list, next);
     }
 
-    /// A piece completes. Returns the request when that was its last piece, `Err` for a slot
-    /// without a piece in flight.
+    /// Records the completion of a piece. Returns the request when that was its last piece, `Err`
+    /// for a slot without a piece in flight.
     pub fn complete(&mut self, slot: u32) -> Result<Option<Request>, ()> {
         let s = self.slots.get_mut(slot as usize).filter(|s| s.in_use && s.inflight > 0).ok_or(())?;
         s.inflight -= 1;
@@ -235,8 +235,8 @@ impl Queue {
         Ok(Some(request))
     }
 
-    /// Cancels the backlog and passes each request that ends thereby to `cancelled`. A request with
-    /// pieces in flight ends with the last of them.
+    /// Cancels the backlog and passes each request without a piece in flight to `cancelled`. Others
+    /// end with their last piece.
     pub fn cancel_backlog(&mut self, mut cancelled: impl FnMut(Request)) {
         for list in 0..LISTS {
             let mut i = self.heads[list];
@@ -258,7 +258,7 @@ impl Queue {
         self.nonempty = 0;
     }
 
-    /// Cancels the rest of a request with pieces in flight: it ends with the last of them.
+    /// Cancels the remainder of a request with pieces in flight: it ends with the last of them.
     pub fn cancel_remainder(&mut self, slot: u32) {
         let Some(s) = self.slots.get_mut(slot as usize) else { return };
         let list = list_index(&s.request);
@@ -273,7 +273,7 @@ impl Queue {
         self.unlink_head(list, next);
     }
 
-    /// Cancels queued discards, and passes each that ends thereby to `cancelled`.
+    /// Cancels queued discards, and passes each without a piece in flight to `cancelled`.
     pub fn cancel_discards(&mut self, mut cancelled: impl FnMut(Request)) {
         let mut i = std::mem::replace(&mut self.heads[DEALLOCATION_LIST], NONE);
         self.tails[DEALLOCATION_LIST] = NONE;
@@ -290,7 +290,7 @@ impl Queue {
                     cancelled(request);
                 }
             } else {
-                // Zeroing stays, in the same order.
+                // Zeroing stays queued, in the same order.
                 s.next = NONE;
                 match self.tails[DEALLOCATION_LIST] {
                     NONE => self.heads[DEALLOCATION_LIST] = i,

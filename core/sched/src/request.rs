@@ -1,4 +1,4 @@
-//! Requests and pieces as the scheduler sees them.
+//! Requests, and the pieces into which they are split.
 
 use rtvirtio_units::Nanos;
 
@@ -7,33 +7,33 @@ use crate::priority::Priority;
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// From the device to the VM.
+    /// Transfer from the device to the VM.
     Read,
-    /// From the VM to the device.
+    /// Transfer from the VM to the device.
     Write,
-    /// All completed writes become stable.
+    /// Makes all completed writes stable.
     Flush,
-    /// A range is deallocated.
+    /// Deallocates a range of blocks.
     Discard,
-    /// A range reads as zeroes.
+    /// Makes a range read as zeroes.
     WriteZeroes,
 }
 
-/// The two directions that are regulated and measured apart (the paper's two queues per VM and
+/// The two directions that are regulated and measured separately (the paper's two queues per VM and
 /// device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// From the device to the VM.
+    /// Transfers from the device to the VM.
     Read,
-    /// From the VM to the device; also flushes, discards and zeroes.
+    /// Transfers from the VM to the device; also flushes, discards and zeroes.
     Write,
 }
 
 impl Direction {
-    /// Both, in the order of [`Direction::index`].
+    /// Both directions, in the order of [`Direction::index`].
     pub const ALL: [Self; 2] = [Self::Read, Self::Write];
 
-    /// 0 for reads, 1 for writes.
+    /// Array index: 0 for reads, 1 for writes.
     #[must_use]
     pub const fn index(self) -> usize {
         match self {
@@ -44,7 +44,7 @@ impl Direction {
 }
 
 impl Op {
-    /// The direction whose caps it uses.
+    /// Direction whose caps the operation uses.
     #[must_use]
     pub const fn direction(self) -> Direction {
         match self {
@@ -53,8 +53,8 @@ impl Op {
         }
     }
 
-    /// Whether it changes the allocation of a range instead of moving data: its device time depends
-    /// on the file system and the device, not on its length.
+    /// Whether the operation changes the allocation of a range instead of moving data: its device
+    /// time depends on the file system and the device, not on its length.
     #[must_use]
     pub const fn deallocates(self) -> bool {
         matches!(self, Self::Discard | Self::WriteZeroes)
@@ -72,13 +72,13 @@ impl Op {
 pub struct Request {
     /// The caller's identifier, returned at completion.
     pub tag: u64,
-    /// The operation.
+    /// Operation, which decides the list and the cost.
     pub op: Op,
-    /// Its length in bytes; 0 for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u64,
-    /// Its priority among the requests of its VM.
+    /// Priority among the requests of the VM.
     pub priority: Priority,
-    /// When it was fetched, on the caller's monotonic clock.
+    /// Time at which it was fetched, on the caller's monotonic clock.
     pub arrival: Nanos,
 }
 
@@ -87,25 +87,25 @@ pub struct Request {
 pub struct Piece {
     /// Index of the VM.
     pub vm: usize,
-    /// The slot of its request, for [`crate::Scheduler::complete`].
+    /// Slot of the request, for [`crate::Scheduler::complete`].
     pub slot: u32,
-    /// The request's tag.
+    /// Tag of the request.
     pub tag: u64,
-    /// The operation.
+    /// Operation of the request.
     pub op: Op,
     /// Offset in bytes from the start of the request.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The request's priority.
+    /// Priority of the request.
     pub priority: Priority,
     /// Expected device time, in ns.
     pub cost: u64,
-    /// Submitted under a reservation, not as a share of the rest.
+    /// Whether it is submitted under a reservation, not as a share of the rest.
     pub reserved: bool,
-    /// From when on its reservation covers it: its arrival, or later where the VM asks for more
-    /// than it reserved. 0 without a reservation.
+    /// Time from which on its reservation covers it: its arrival, or later where the VM exceeds the
+    /// reservation. 0 without a reservation.
     pub eligible_at: Nanos,
-    /// The moment by which its reservation promises its completion; the end of time without one.
+    /// Deadline of its reservation; the end of time without one.
     pub due: Nanos,
 }

@@ -20,13 +20,13 @@ use crate::split::Splitter;
 use crate::waiting::{WaitMatrix, Waits};
 use crate::window::Window;
 
-/// The scheduler's decision.
+/// Decision of [`Scheduler::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Submit this to the device, then ask again.
     Piece(Piece),
-    /// Requests are queued, and none may go before this moment, unless a piece completes or a
-    /// request arrives.
+    /// Requests are queued, and none may go before this time, unless a piece completes or a request
+    /// arrives.
     Wait(Nanos),
     /// The device holds as many pieces as it may, of a VM or of all: ask again when a piece
     /// completes.
@@ -40,14 +40,14 @@ pub enum Next {
 pub struct CompletedRequest {
     /// Index of the VM.
     pub vm: usize,
-    /// As it was submitted.
+    /// The request as submitted.
     pub request: Request,
 }
 
-/// Why a request or a piece is refused.
+/// Errors of submission and completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// Unknown VM.
+    /// The configuration has no such VM.
     #[error("no VM {0}")]
     NoVm(usize),
     /// All requests of the VM's depth are outstanding.
@@ -67,9 +67,9 @@ pub struct VmCounters {
     pub bytes: [u64; 2],
     /// Pieces that waited for a cap, reads and writes.
     pub cap_hits: [u64; 2],
-    /// Pieces under a reservation.
+    /// Pieces submitted under a reservation.
     pub reserved: u64,
-    /// Pieces as a share of the rest.
+    /// Pieces submitted as a share of the rest.
     pub shared: u64,
 }
 
@@ -91,27 +91,27 @@ pub struct Scheduler {
     aging: Nanos,
     window: Window,
     drr: DeficitRoundRobin,
-    /// Discards and zeroing.
+    /// Paces discards and zeroing.
     pacer: DeallocationPacer,
     vms: Vec<Vm>,
-    /// Those with requests that are not wholly submitted.
+    /// VMs with requests that are not completely submitted.
     active: ActiveSet,
-    /// Requests that are not wholly submitted to the device.
+    /// Requests that are not completely submitted to the device.
     backlog: usize,
-    /// Flushes among these.
+    /// Flushes among the backlog.
     flush_backlog: usize,
-    /// Discards and zeroing among these.
+    /// Discards and zeroing among the backlog.
     deallocation_backlog: usize,
     inflight: u32,
     shared_inflight: u32,
-    /// The buffer of all searches.
+    /// Buffer of all searches.
     findings: Findings,
-    /// Which VM waits for which, where that is watched.
+    /// Waiting time of each VM by the VM that caused it; `None` where it is not measured.
     waiting: Option<WaitMatrix>,
 }
 
 impl Scheduler {
-    /// Allocates all its memory.
+    /// Allocates all memory of the scheduler.
     ///
     /// # Errors
     /// An invalid configuration.
@@ -147,8 +147,8 @@ impl Scheduler {
         })
     }
 
-    /// Watches from now on which VM waits for which. Costs memory of a fixed size, and time when a
-    /// VM begins and ends to wait. Called before the first request.
+    /// Measures from now on the waiting of each VM by its cause. Costs memory of a fixed size, and
+    /// time when a VM begins and ends to wait. Called before the first request.
     pub fn watch_waiting(&mut self) {
         self.waiting = Some(WaitMatrix::new(self.vms.len()));
     }
@@ -197,7 +197,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// How a VM's priorities are interpreted.
+    /// Interpretation of a VM's priorities; the default for an unknown VM.
     #[must_use]
     pub fn rule(&self, vm: usize) -> PriorityRule {
         self.vms.get(vm).map_or_else(PriorityRule::default, |v| v.rule)
@@ -230,7 +230,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// What goes to the device now. Ask again after each piece, and after what [`Next`] names.
+    /// Decides the next piece for the device. Call again after each piece, and after the event that
+    /// [`Next`] names.
     pub fn next(&mut self, now: Nanos) -> Next {
         let mut findings = std::mem::take(&mut self.findings);
         let decision = self.pick(now, &mut findings);
@@ -242,7 +243,7 @@ impl Scheduler {
         }
     }
 
-    /// Applies what a search found on its way.
+    /// Applies the side results of a search.
     fn apply(&mut self, now: Nanos, findings: &Findings) {
         for capped in &findings.capped {
             let v = &mut self.vms[capped.vm];
@@ -260,7 +261,7 @@ impl Scheduler {
         }
     }
 
-    /// A VM without queued requests takes no part in searches.
+    /// Removes a VM without queued requests from searches.
     fn update_active(&mut self, vm: usize, now: Nanos) {
         let is_active = self.vms.get(vm).is_some_and(|v| v.queue.backlog() > 0);
         self.active.set(vm, is_active);
@@ -288,8 +289,8 @@ impl Scheduler {
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
         v.caps[c.head.op.direction().index()].take(now, &c.charge);
         match *grant {
-            // A flush may take as long as the device's whole cache needs: it holds no place in the
-            // window, so that no other request waits for it, and a VM has one at a time.
+            // A flush may take as long as the device's whole cache needs: it occupies no slot of
+            // the window, so that no other request waits for it, and a VM has one at a time.
             Grant::Flush => {
                 v.flush_inflight = true;
                 self.flush_backlog -= 1;
@@ -330,20 +331,20 @@ impl Scheduler {
         }
     }
 
-    /// A piece has failed, and its request with it: the rest of the request is not submitted.
-    /// Called before [`Scheduler::complete`] of the piece.
+    /// Ends a request whose piece has failed: the rest of the request is not submitted. Called
+    /// before [`Scheduler::complete`] of the piece.
     pub fn cancel_remainder(&mut self, piece: &Piece) {
         let Some(v) = self.vms.get_mut(piece.vm) else { return };
         let before = (v.queue.backlog(), v.queue.deallocation_backlog());
         v.queue.cancel_remainder(piece.slot);
         self.backlog -= before.0 - v.queue.backlog();
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
-        // As of the last call: its completion follows.
+        // Time 0 leaves the clock of waits at the last call: the completion follows.
         self.update_active(piece.vm, Nanos(0));
     }
 
-    /// Cancels the queued discards of a VM, and passes each that ends thereby to `cancelled`. One
-    /// with a piece in flight ends with that piece.
+    /// Cancels the queued discards of a VM, and passes each without a piece in flight to
+    /// `cancelled`. Others end with that piece.
     pub fn cancel_discards(&mut self, now: Nanos, vm: usize, mut cancelled: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };
         let before = (v.queue.backlog(), v.queue.deallocation_backlog());
@@ -361,7 +362,7 @@ impl Scheduler {
         self.update_active(vm, now);
     }
 
-    /// A piece completes; returns its request when that was the last piece.
+    /// Records the completion of a piece; returns its request when that was the last piece.
     ///
     /// # Errors
     /// A piece that is not in flight.
@@ -402,8 +403,8 @@ impl Scheduler {
         Ok(done.map(|request| CompletedRequest { vm: piece.vm, request }))
     }
 
-    /// Cancels the backlog of a VM, and passes each request that ends thereby to `cancelled`.
-    /// Requests with pieces in flight end with the last of them.
+    /// Cancels the backlog of a VM, and passes each request without a piece in flight to
+    /// `cancelled`. Others end with their last piece.
     pub fn cancel_backlog(&mut self, now: Nanos, vm: usize, mut cancelled: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };
         self.backlog -= v.queue.backlog();
@@ -422,7 +423,7 @@ impl Scheduler {
         self.update_active(vm, now);
     }
 
-    /// Measured discards and zeroing.
+    /// Statistics of discards and zeroing.
     #[must_use]
     pub fn deallocation_status(&self) -> DeallocationStatus {
         self.pacer.status()
@@ -434,7 +435,7 @@ impl Scheduler {
         self.inflight
     }
 
-    /// Requests of all VMs that are not wholly submitted.
+    /// Requests of all VMs that are not completely submitted.
     #[must_use]
     pub fn backlog(&self) -> usize {
         self.backlog
@@ -461,13 +462,14 @@ impl Scheduler {
         })
     }
 
-    /// For which VMs a VM has waited; `None` where that is not watched, or not told apart.
+    /// Waiting time of a VM by the VM that caused it; `None` where it is not measured, or the VM
+    /// has no row of its own.
     #[must_use]
     pub fn waits(&self, vm: usize, now: Nanos) -> Option<Waits> {
         self.waiting.as_ref()?.of(vm, now)
     }
 
-    /// Measured service of a VM, for one direction.
+    /// Measured service of a VM in one direction.
     #[must_use]
     pub fn contract(&self, vm: usize, direction: Direction, now: Nanos) -> Contract {
         self.vms.get(vm).map_or_else(Contract::default, |v| v.meters[direction.index()].contract(now))

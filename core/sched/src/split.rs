@@ -5,7 +5,7 @@ use crate::cost::Cost;
 use crate::queue::Head;
 use crate::request::Direction;
 
-/// A piece that may go, with what it takes from the caps.
+/// A piece that may go, with its charge to the caps.
 #[derive(Clone, Copy)]
 pub struct Candidate {
     pub head: Head,

@@ -1,33 +1,34 @@
-//! Which VM waits for which: the time in which a VM had requests queued while pieces of another
-//! were at the device. Exact, from the moments at which requests queue and pieces come and go.
+//! Waiting of each VM by its cause: the time in which a VM had requests queued while pieces of
+//! another were at the device. Exact, from the times at which requests are queued and pieces are
+//! submitted and complete.
 //!
 //! For each VM a clock runs while pieces of it are at the device. When a VM begins to wait, all
-//! clocks are read; when it ends to, what they have advanced is added to its row. So a request that
-//! finds others queued, and a piece that finds others at the device, cost nothing but a count.
+//! clocks are read; when its wait ends, their progress is added to its row. So a request that finds
+//! others queued, and a piece that finds others at the device, cost nothing but a count.
 
 use rtvirtio_units::Nanos;
 
-/// Places with a column of their own, but for the last one: that is of all places from there on.
+/// Number of columns; the last one is the sum of all places from there on.
 pub const WATCHED: usize = 64;
 
-/// Waiting of one VM, since the matrix was made or the VM came.
+/// Waiting time of one VM, since the matrix was made or the VM was attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waits {
-    /// Time in which it had requests that were not wholly submitted.
+    /// Time in which the VM had requests that were not completely submitted.
     pub queued: Nanos,
-    /// Of it, time in which no piece of any VM was at the device: caps and pacing.
+    /// Part of it in which no piece of any VM was at the device: caps and pacing.
     pub idle: Nanos,
-    /// Of it, time in which pieces of each place were at the device, its own included. Pieces of
+    /// Part of it in which pieces of each place were at the device, its own included. Pieces of
     /// several VMs at once count for each.
     pub by: Vec<Nanos>,
 }
 
-/// Runs while at least one piece is at the device.
+/// Clock that runs while at least one piece is at the device.
 #[derive(Clone, Copy, Debug, Default)]
 struct Clock {
-    /// What it showed when it was stopped last, in ns.
+    /// Reading at the last stop, in ns.
     stopped_at: u64,
-    /// When it was started.
+    /// Time of the last start; `None` while stopped.
     since: Option<Nanos>,
     inflight: u32,
 }
@@ -53,12 +54,12 @@ impl Clock {
 
 #[derive(Clone, Debug)]
 struct Row {
-    /// Since when it waits, and what the clock of all VMs showed then.
+    /// Begin of the present wait, with the reading of the clock of all VMs.
     since: Option<(Nanos, u64)>,
-    /// What each clock showed then.
+    /// Readings of all clocks at that time.
     begin: [u64; WATCHED],
     queued: u64,
-    /// In which any VM had pieces at the device.
+    /// Time of waits in which any VM had pieces at the device.
     busy: u64,
     by: [u64; WATCHED],
 }
@@ -67,10 +68,10 @@ impl Row {
     const EMPTY: Self = Self { since: None, begin: [0; WATCHED], queued: 0, busy: 0, by: [0; WATCHED] };
 }
 
-/// Waiting of all VMs of a device. Its size is fixed.
+/// Waiting of all VMs of a device, in memory of a fixed size.
 #[derive(Clone, Debug)]
 pub struct WaitMatrix {
-    /// The latest moment seen: time does not run backwards.
+    /// Latest time seen, because time must not run backwards.
     now: Nanos,
     places: usize,
     clocks: [Clock; WATCHED],
@@ -78,13 +79,13 @@ pub struct WaitMatrix {
     rows: Box<[Row]>,
 }
 
-/// The place among those that are told apart.
+/// Column of a VM.
 fn slot(vm: usize) -> usize {
     vm.min(WATCHED - 1)
 }
 
 impl WaitMatrix {
-    /// Of a device without pieces and requests, with so many places.
+    /// Matrix of a device without pieces and requests, with so many places.
     #[must_use]
     pub fn new(places: usize) -> Self {
         Self {
@@ -101,12 +102,12 @@ impl WaitMatrix {
         self.now
     }
 
-    /// Whether the place has a row of its own.
+    /// Whether the place has a row and a column of its own.
     fn has_row(&self, vm: usize) -> bool {
         vm < self.places && (vm < WATCHED - 1 || self.places <= WATCHED)
     }
 
-    /// A VM that had none has requests queued now.
+    /// Records that a VM without queued requests has some now.
     pub fn begin(&mut self, vm: usize, now: Nanos) {
         let now = self.seen(now);
         if !self.has_row(vm) {
@@ -119,7 +120,7 @@ impl WaitMatrix {
         }
     }
 
-    /// It has none any more. Without effect where it had none.
+    /// Records that a VM has no queued requests any more. Without effect where it had none.
     pub fn end(&mut self, vm: usize, now: Nanos) {
         let now = self.seen(now);
         let Some(row) = self.rows.get_mut(vm) else { return };
@@ -132,22 +133,22 @@ impl WaitMatrix {
         }
     }
 
-    /// A piece goes to the device.
+    /// Records that a piece goes to the device.
     pub fn on_submit(&mut self, vm: usize, now: Nanos) {
         let now = self.seen(now);
         self.any.on_submit(now);
         self.clocks[slot(vm)].on_submit(now);
     }
 
-    /// A piece comes back.
+    /// Records that a piece completes.
     pub fn on_complete(&mut self, vm: usize, now: Nanos) {
         let now = self.seen(now);
         self.any.on_complete(now);
         self.clocks[slot(vm)].on_complete(now);
     }
 
-    /// Another VM is in this place, of which nothing is queued or at the device: what others waited
-    /// for the one before is not its.
+    /// Resets a place for another VM, of which nothing is queued or at the device: waits caused by
+    /// the VM before it are dropped.
     pub fn attach(&mut self, vm: usize) {
         let places = self.places.max(vm + 1);
         let is_shared = vm >= WATCHED - 1 && places > WATCHED;
@@ -162,7 +163,7 @@ impl WaitMatrix {
         }
     }
 
-    /// Waiting of a VM until now; `None` for a place that is not told apart.
+    /// Waiting of a VM until now; `None` for a place without a row of its own.
     #[must_use]
     pub fn of(&self, vm: usize, now: Nanos) -> Option<Waits> {
         let now = self.now.max(now);

@@ -1,11 +1,11 @@
-//! The window: how many pieces the device may hold. As few as keep it busy, so that the scheduler
-//! decides the order of all others.
+//! The window: the number of pieces that the device may hold. As few as keep it busy, so that the
+//! scheduler decides the order of all others.
 //!
 //! Every piece at the device may be served before an urgent request that arrives. The smallest
 //! window with (nearly) full throughput therefore gives the shortest tails at no cost (K2, Miller
 //! et al., RTSS 2019, bounds the queue of an NVMe drive for the same reason). The profile contains
-//! the knee; a device that changes, for instance when its cache is full, is followed by probing one
-//! more and one less from time to time.
+//! the knee; changes of the device, for instance when its cache is full, are followed by probing
+//! one more and one less from time to time.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -22,26 +22,26 @@ const BEST_DECAY: f64 = 0.99;
 /// Limits of the window, in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowConfig {
-    /// Initial window.
+    /// Window at the start.
     pub start: u32,
     /// Smallest window, at least 1.
     pub least: u32,
-    /// Largest window.
+    /// Largest window, 65 536 at most.
     pub most: u32,
     /// Most pieces without a reservation's deadline; `None` for no separate limit. Below the window
-    /// it keeps places free for pieces with a deadline.
+    /// it keeps slots free for pieces with a deadline.
     pub shared: Option<u32>,
 }
 
 impl WindowConfig {
-    /// A constant window.
+    /// A constant window without probing.
     #[must_use]
     pub const fn fixed(pieces: u32) -> Self {
         Self { start: pieces, least: pieces, most: pieces, shared: None }
     }
 }
 
-/// The windows that are compared.
+/// Window that is being measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Steady(u32),
@@ -49,15 +49,15 @@ enum Phase {
     ProbeDown,
 }
 
-/// The window's controller.
+/// Controller of the window.
 #[derive(Clone, Debug)]
 pub struct Window {
     config: WindowConfig,
     /// The window between probes.
     base: u32,
     phase: Phase,
-    /// All probes so far have grown the window: the next one follows at once, because a window that
-    /// is too small costs throughput.
+    /// Whether all probes so far have grown the window: the next one then follows at once, because
+    /// a window that is too small costs throughput.
     growing: bool,
     /// Throughput, in ns of device time per ns, at the current window, one more and one less.
     rates: [f64; 3],
@@ -68,7 +68,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Starts at `config.start`.
+    /// A controller that starts at `config.start`.
     #[must_use]
     pub fn new(config: WindowConfig) -> Self {
         let base = config.start.clamp(config.least.max(1), config.most.max(1));
@@ -111,8 +111,8 @@ impl Window {
         self.config.shared.unwrap_or(u32::MAX).min(self.limit())
     }
 
-    /// A piece of `cost` ns completes. `busy` when the window was full and requests were queued:
-    /// only then does the throughput measure the device.
+    /// Records the completion of a piece of `cost` ns. `busy` when the window was full and requests
+    /// were queued: only then does the throughput measure the device.
     pub fn on_completion(&mut self, now: Nanos, cost: u64, busy: bool) {
         if self.config.least >= self.config.most {
             return;

@@ -7,7 +7,7 @@
 use rtvirtio_sched::Bucket;
 use rtvirtio_units::Nanos;
 
-/// One token, in tokens per second times nanoseconds.
+/// A token, in tokens per second times nanoseconds.
 const TOKEN: u64 = 1_000_000_000;
 /// Longest wait that is searched: beyond it no small case admits a request.
 const LONGEST: u64 = 64;
@@ -27,7 +27,7 @@ fn first_admitted(taken: &[(u64, u64)], from: u64, tokens: u64, rate: u64, burst
     (from..from + LONGEST).find(|t| within_envelope(taken, *t, tokens, rate, burst)).unwrap_or(u64::MAX)
 }
 
-/// Admits requests in all ways, and returns the number of checks.
+/// Admits requests in all possible sequences, and returns the number of checks.
 fn all_sequences(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: &Case) -> u64 {
     if more == 0 {
         return 0;

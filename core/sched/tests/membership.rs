@@ -81,8 +81,8 @@ fn others_keep_their_requests_and_order() {
     }
 }
 
-/// A VM that leaves while its neighbour's piece is at the device changes nothing of that piece; a
-/// new VM in the vacant place starts without history.
+/// When a VM leaves while its neighbour's piece is at the device, that piece is unaffected; a new
+/// VM in the vacant place starts without history.
 #[test]
 fn a_place_is_taken_again_without_history() {
     let mut s = Scheduler::new(&config(Policy::Drr, 2)).unwrap();
@@ -117,7 +117,7 @@ fn the_first_vm_may_come_later() {
     assert_eq!(s.next(now), Next::Idle);
 }
 
-/// Each piece under a reservation has the moment by which it is promised; others have none.
+/// Each piece under a reservation has its deadline; others have none.
 #[test]
 fn promised_pieces_have_a_due_time() {
     let mut s = Scheduler::new(&config(Policy::Edf, 2)).unwrap();

@@ -169,7 +169,7 @@ fn discards_of_a_vm_alone_are_not_paced() {
     s.submit(0, request(1, Op::Read, 4_096, Nanos(0))).unwrap();
     let Next::Piece(read) = s.next(Nanos(0)) else { panic!("the read goes") };
     s.submit(0, request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
-    // The window is full, and the discard goes all the same; its second piece waits for the first.
+    // With a full window the discard goes all the same; its second piece waits for the first.
     let Next::Piece(discard) = s.next(Nanos(0)) else { panic!("the discard goes") };
     assert_eq!((discard.op, s.inflight()), (Op::Discard, 1));
     assert_eq!(s.next(Nanos(0)), Next::Full);
@@ -246,7 +246,7 @@ fn a_flush_holds_no_place_and_a_vm_has_one_in_flight() {
         }
         let Next::Piece(flush) = s.next(now) else { panic!("{}: the flush goes", policy.name()) };
         assert_eq!((flush.op, s.inflight()), (Op::Flush, 0));
-        // The second flush of this VM waits for the first, and for no moment.
+        // The second flush of this VM waits for the first, not for a time.
         assert_eq!(s.next(now), Next::Full, "{}", policy.name());
         s.submit(1, request(9, Op::Read, 4_096, now)).unwrap();
         s.submit(0, request(8, Op::Read, 4_096, now)).unwrap();
@@ -268,7 +268,7 @@ fn a_flush_holds_no_place_and_a_vm_has_one_in_flight() {
     }
 }
 
-/// The backlog behind a request beyond the reservation gets no deadlines of the past.
+/// The backlog behind a request beyond the reservation gets no deadlines in the past.
 #[test]
 fn a_backlog_behind_its_own_vm_gets_no_past_deadlines() {
     let read = COST.of(Op::Read, 4_096);

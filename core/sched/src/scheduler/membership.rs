@@ -1,7 +1,7 @@
 //! VMs that come and go while others run.
 //!
 //! A VM keeps its index for life, because tokens of requests at the device contain it. A VM that
-//! leaves makes its place vacant, and the next one takes it.
+//! leaves makes its place vacant for a later one.
 
 use super::Scheduler;
 use super::vm::Vm;
@@ -12,20 +12,20 @@ use crate::split::Splitter;
 #[derive(Debug)]
 pub struct PreparedVm(Vm);
 
-/// Why a VM cannot come or go.
+/// Errors of adding or removing a VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// An invalid configuration.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The place has a VM, or there is a gap before it.
     #[error("place {0} is not free")]
     Taken(usize),
-    /// There is no such VM.
+    /// The place has no VM.
     #[error("no VM {0}")]
     Vacant(usize),
-    /// Requests are outstanding.
+    /// The VM has requests outstanding.
     #[error("VM {0} has requests outstanding")]
     Busy(usize),
 }

@@ -1,5 +1,5 @@
-//! The question: which piece goes next. The search changes nothing in the scheduler; its side
-//! results are in [`Findings`], which [`Scheduler::next`] applies.
+//! Search for the next piece. The search changes nothing in the scheduler; its side results are in
+//! [`Findings`], which [`Scheduler::next`] applies.
 
 use rtvirtio_units::Nanos;
 
@@ -12,39 +12,39 @@ use crate::queue::{DEALLOCATIONS, FLUSHES, Head, Mask, TRANSFERS, class_mask};
 use crate::request::Direction;
 use crate::split::Candidate;
 
-/// A piece for the device, and what entitles it to go.
+/// A piece for the device, and the rule under which it goes.
 pub(super) struct Choice {
     pub(super) vm: usize,
     pub(super) candidate: Candidate,
     pub(super) grant: Grant,
 }
 
-/// Why a piece goes.
+/// Rule under which a piece goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Grant {
     /// A flush: outside of the window and of the policy.
     Flush,
     /// A discard or zeroing piece: outside of the window, paced on its own.
     Deallocation,
-    /// The earliest deadline of all reservations; eligible from this moment on.
+    /// The earliest deadline of all reservations; eligible from this time on.
     Reservation { index: usize, eligible_at: Nanos },
     /// A share of the unreserved device time.
     Share,
 }
 
-/// The decision.
+/// Result of a search.
 pub(super) enum Decision {
     Submit(Choice),
-    /// No piece may go now, and why.
+    /// No piece may go now, with the reason.
     Hold(Next),
 }
 
-/// A head that a cap holds back.
+/// A queue head that a cap delays.
 #[derive(Debug)]
 pub(super) struct Capped {
     pub(super) vm: usize,
     pub(super) direction: Direction,
-    /// The class, for a transfer.
+    /// Class of a transfer; `None` otherwise.
     pub(super) class: Option<Class>,
 }
 
@@ -52,10 +52,10 @@ pub(super) struct Capped {
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) capped: Vec<Capped>,
-    /// The next search for a deallocation is due at this moment.
+    /// Time at which the next search for a deallocation is due.
     pub(super) deallocation_recheck_at: Option<Nanos>,
     pub(super) round: Round,
-    /// The search reached the round robin.
+    /// Whether the search reached the round robin.
     pub(super) has_round: bool,
 }
 
@@ -84,7 +84,7 @@ fn capped(vm: usize, direction: Direction, mask: Mask, class: Class) -> Capped {
 }
 
 impl Scheduler {
-    /// What goes to the device now.
+    /// Searches the next piece for the device.
     pub(super) fn pick(&self, now: Nanos, findings: &mut Findings) -> Decision {
         findings.clear();
         if self.backlog == 0 {
@@ -112,7 +112,7 @@ impl Scheduler {
             if self.shared_inflight >= self.window.shared_limit() {
                 return hold_until(wake);
             }
-            // Requests beyond a reservation may share the rest; only caps hold them then.
+            // Requests beyond a reservation may share the rest; only caps delay them then.
             wake = flush_wake;
         }
         let choice = if self.policy == Policy::Fifo {
@@ -123,7 +123,7 @@ impl Scheduler {
         choice.map_or_else(|| hold_until(wake), Decision::Submit)
     }
 
-    /// A flush of a VM that has none at the device. It moves no data and holds no place in the
+    /// A flush of a VM that has none at the device. It moves no data and occupies no slot of the
     /// window, so neither turn nor deadline applies.
     fn pick_flush(&self, now: Nanos, wake: &mut Nanos, findings: &mut Findings) -> Option<Choice> {
         if self.flush_backlog == 0 {
@@ -255,7 +255,7 @@ impl Scheduler {
     }
 }
 
-/// Nothing may go before `wake`; where no time helps, a piece must complete first.
+/// Waits until `wake`; where no time helps, until a piece completes.
 fn hold_until(wake: Nanos) -> Decision {
     Decision::Hold(if wake == Nanos(u64::MAX) { Next::Full } else { Next::Wait(wake) })
 }

@@ -17,7 +17,7 @@ use crate::split::{Candidate, Splitter};
 pub(super) struct ReservationState {
     pub(super) bucket: Bucket,
     pub(super) deadline: Nanos,
-    /// Requests become eligible no earlier than this. Until then a cap, or a request beyond the
+    /// Earliest time at which requests become eligible. Until then a cap, or a request beyond the
     /// reservation, of the same VM delayed them; without this, the accumulated backlog would
     /// overtake all other VMs at once.
     pub(super) not_before: Nanos,
@@ -35,35 +35,35 @@ pub(super) struct Vm {
     pub(super) rule: PriorityRule,
     pub(super) weight: u32,
     pub(super) caps: [Regulator; 2],
-    /// For real-time and for best-effort requests.
+    /// Reservations of real-time and of best-effort requests.
     pub(super) reservations: [Option<ReservationState>; 2],
     /// Largest pieces under these reservations, in bytes.
     pub(super) quanta: [u64; 2],
     pub(super) meters: [Meter; 2],
     pub(super) outstanding: [u32; 2],
     pub(super) counters: VmCounters,
-    /// A flush of this VM is at the device.
+    /// Whether a flush of this VM is at the device.
     pub(super) flush_inflight: bool,
-    /// When its last transfer arrived or completed.
+    /// Time at which the last transfer arrived or completed.
     pub(super) last_transfer_at: Nanos,
-    /// A place without a VM.
+    /// Whether the place has no VM.
     pub(super) is_vacant: bool,
 }
 
-/// Which request of a VM goes first.
+/// Order among the requests of a VM.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Priority,
     Age,
 }
 
-/// A question to a VM's queue.
+/// Selection of a piece from a VM's queue.
 #[derive(Clone, Copy)]
 pub(super) struct Query {
-    /// Lists to look at.
+    /// Lists that are searched.
     pub(super) mask: Mask,
     pub(super) order: Order,
-    /// Largest piece, in bytes.
+    /// Largest piece to take, in bytes.
     pub(super) quantum: u64,
     pub(super) now: Nanos,
 }
@@ -102,18 +102,19 @@ impl Vm {
         }
     }
 
-    /// A place without a VM: it has no requests, and no weight that others are compared with.
+    /// A place without a VM: no requests, and a weight that is never the lightest.
     pub(super) fn vacant(splitter: &Splitter) -> Self {
         let none = VmConfig { depth: 0, weight: u32::MAX, ..VmConfig::default() };
         Self { is_vacant: true, ..Self::new(&none, splitter) }
     }
 
-    /// Whether it has a reservation. Its own discards are then paced like those of other VMs.
+    /// Whether the VM has a reservation. Its own discards are then paced like those of other VMs.
     pub(super) fn has_reservation(&self) -> bool {
         self.reservations.iter().any(Option::is_some)
     }
 
-    /// From when on it does not use the device; the end of time while transfers are outstanding.
+    /// Time from which on the VM does not use the device; the end of time while transfers are
+    /// outstanding.
     pub(super) fn idle_from(&self) -> Nanos {
         if self.queue.transfers_outstanding() > 0 {
             return Nanos(u64::MAX);
@@ -126,8 +127,8 @@ impl Vm {
         }
     }
 
-    /// The next piece that the VM's caps admit. For each head that a cap holds back, `capped` is
-    /// called, and `wake` becomes no later than the moment at which that head may go.
+    /// The next piece that the VM's caps admit. For each head that a cap delays, `capped` is
+    /// called, and `wake` becomes no later than the time at which that head may go.
     pub(super) fn candidate(
         &self,
         query: &Query,
