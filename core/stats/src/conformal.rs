@@ -1,51 +1,52 @@
-//! Conformal bounds for grouped data: upper bounds that hold whatever the predictor is worth.
+//! Conformal bounds for grouped data: upper bounds that hold however poor the predictor is.
 //!
-//! A score says by how much a prediction was exceeded: `ln(actual) - ln(predicted)`. A quantile of
-//! the scores of runs that the predictor has not seen turns its predictions into upper bounds, with
-//! no assumption about the predictor or the distribution (Vovk, Gammerman and Shafer, Algorithmic
-//! Learning in a Random World, 2005; Papadopoulos et al., ECML 2002, for the split form).
+//! A score measures by how much a prediction was exceeded: `ln(actual) - ln(predicted)`. A quantile
+//! of the scores of runs that the predictor has not seen turns its predictions into upper bounds,
+//! with no assumption about the predictor or the distribution (Vovk, Gammerman and Shafer,
+//! Algorithmic Learning in a Random World, 2005; Papadopoulos et al., ECML 2002, for the split
+//! form).
 //!
 //! Rows of one measured run resemble each other, so only whole runs (groups) are exchangeable. The
 //! quantile is the one of Lee, Barber and Willett (Distribution-free inference with hierarchical
 //! data, arXiv:2306.06342, 2023, section 3.1): each of K groups weighs `1 / (K + 1)`, spread evenly
 //! over its rows, and the missing `1 / (K + 1)` lies at infinity. A random row of a new group is
 //! then below its bound with probability at least `1 - miss`, on average over calibrations and new
-//! groups. It needs `K >= 1 / miss - 1` groups (19 for 95 %); with fewer the bound is infinite, and
-//! the answer [`ConformalError::TooFewGroups`].
+//! groups. This needs `K >= 1 / miss - 1` groups (19 for 95 %); with fewer the bound is infinite,
+//! and the result [`ConformalError::TooFewGroups`].
 //!
-//! What it does not promise: that share in every single group, or for runs of another kind than the
-//! calibrated ones. Kinds that differ are calibrated apart (Mondrian conformal prediction: Vovk,
+//! Not promised: that share in every single group, or for runs of another kind than the calibrated
+//! ones. Kinds that differ are calibrated separately (Mondrian conformal prediction: Vovk,
 //! Gammerman and Shafer 2005, section 4.5).
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Why there is no bound.
+/// Errors of calibration.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConformalError {
-    /// So few groups bound nothing at this level.
+    /// Too few groups for a bound at this level.
     #[error("{have} calibration groups, {need} needed at this level: measure more runs")]
     TooFewGroups {
-        /// Different groups given.
+        /// Number of different groups given.
         have: usize,
-        /// Groups needed.
+        /// Number of groups needed.
         need: usize,
     },
     /// Inputs that belong together differ in length.
     #[error("{left} and {right} rows do not match")]
     Length {
-        /// Rows of the first input.
+        /// Rows of the first list.
         left: usize,
-        /// Rows of the other one.
+        /// Rows of the other list.
         right: usize,
     },
     /// A number is NaN, infinite, or not above zero where it must be.
     #[error("row {index}: {what}")]
     BadNumber {
-        /// Its place, from 0.
+        /// Index of the row, from 0.
         index: usize,
-        /// What it must be.
+        /// Violated requirement, such as `not a finite number`.
         what: &'static str,
     },
     /// The level is not inside (0, 1).
@@ -63,21 +64,22 @@ pub enum ConformalError {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quantile {
-    /// The score that a share `miss` of new rows may exceed.
+    /// Score that a share `miss` of new rows may exceed.
     pub score: f64,
-    /// That share, in (0, 1).
+    /// Share of new rows above the bound, in (0, 1).
     pub miss: f64,
-    /// Calibration groups.
+    /// Number of calibration groups.
     pub groups: usize,
-    /// Calibration rows.
+    /// Number of calibration rows.
     pub rows: usize,
 }
 
 impl Quantile {
-    /// For a value from an untrusted file.
+    /// Checks a value from an untrusted file.
     ///
     /// # Errors
-    /// [`ConformalError::BadFile`] or [`ConformalError::BadLevel`] for what no calibration writes.
+    /// [`ConformalError::BadFile`] or [`ConformalError::BadLevel`] for values that no calibration
+    /// writes.
     pub fn check(&self) -> Result<(), ConformalError> {
         if !self.score.is_finite() {
             return Err(ConformalError::BadFile("the score is not finite"));
@@ -92,7 +94,7 @@ impl Quantile {
     }
 }
 
-/// Groups that bound a share `miss`: `ceil(1 / miss) - 1`, at least 1.
+/// Fewest groups that bound a share `miss`: `ceil(1 / miss) - 1`, at least 1.
 ///
 /// # Errors
 /// [`ConformalError::BadLevel`] unless `miss` is inside (0, 1).

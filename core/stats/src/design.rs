@@ -2,9 +2,9 @@
 
 use crate::Random;
 
-/// Random candidates among which the best design is taken.
+/// Number of random candidates among which the best design is taken.
 const CANDIDATES: usize = 16;
-/// Coordinate differences that choosing may cost in all: well below a second.
+/// Most coordinate differences for the choice: well below a second.
 const EFFORT: usize = 200_000_000;
 /// Keeps points off the edges of their strata, where rounding could put them into the next one.
 const EDGE: f64 = 1e-9;
@@ -36,7 +36,7 @@ pub fn latin_hypercube(n: usize, dims: usize, seed: u64) -> Vec<Vec<f64>> {
     best
 }
 
-/// The level that a coordinate of a design stands for: [0, 1) in equal parts.
+/// The level at a coordinate of a design: [0, 1) in equal parts.
 ///
 /// With one point in each of `n` strata, levels get equally many points where their number divides
 /// `n`, else counts that differ by at most 3. Coordinates outside [0, 1) get the nearest level;
@@ -64,7 +64,7 @@ fn one_design(n: usize, dims: usize, random: &mut Random) -> Vec<Vec<f64>> {
     design
 }
 
-/// Squared, between the two nearest points.
+/// Squared distance between the two nearest points.
 fn smallest_distance(design: &[Vec<f64>]) -> f64 {
     let mut smallest = f64::INFINITY;
     for (index, a) in design.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Networks from k-fold cross-validation, one a fold, and their mean.
+//! Networks from k-fold cross-validation, one for each fold, and their mean.
 //!
 //! The shape and the averaging are those of the RT-VirtIO paper's performance model (sections V and
 //! VII-A): 3 layers, 15 neurons in each hidden layer, ReLU, 5-fold cross-validation, the mean of
@@ -15,7 +15,7 @@ mod tests;
 
 pub use folds::group_folds;
 
-/// The form of a serialised [`Ensemble`].
+/// Format version of a serialised [`Ensemble`].
 pub const SCHEMA: &str = "rtvirtio.ensemble.v1";
 /// Most networks that [`Ensemble::check`] accepts.
 pub const NETS_MAX: usize = 1024;
@@ -25,15 +25,15 @@ pub const NETS_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ensemble {
-    /// Always [`SCHEMA`].
+    /// Format version, always [`SCHEMA`].
     pub schema: String,
     /// The scales of the features and of the target, common to all networks.
     pub scaler: Scaler,
-    /// One network for each fold, in scaled units.
+    /// Networks by fold, in scaled units.
     pub nets: Vec<Mlp>,
 }
 
-/// How to fit.
+/// Options of a fit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnsembleOptions {
@@ -41,12 +41,12 @@ pub struct EnsembleOptions {
     pub hidden: Vec<usize>,
     /// Folds, and so networks; at least 2.
     pub folds: usize,
-    /// How each network is trained, in scaled units: a Huber `delta` counts in deviations of the
-    /// target. The seed is that of everything: folds, first weights, order of the rows.
+    /// Training of each network, in scaled units: a Huber `delta` counts in deviations of the
+    /// target. The seed determines everything: folds, first weights, order of the rows.
     pub train: TrainOptions,
-    /// Whether predictions hold features within the training range; see [`Scaler::clamp`].
+    /// Whether predictions limit features to the training range; see [`Scaler::clamp`].
     pub clamp: bool,
-    /// How far beyond the range, as a share of it; see [`Scaler::margin`].
+    /// Share of the range by which features may exceed it; see [`Scaler::margin`].
     pub margin: f64,
 }
 
@@ -56,7 +56,7 @@ impl Default for EnsembleOptions {
     }
 }
 
-/// How a fit went.
+/// Result of a fit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FitReport {
@@ -67,16 +67,16 @@ pub struct FitReport {
     /// Slightly better than on new data: the same fold chose when that network's training ended,
     /// and the scales come from all rows.
     pub out_of_fold: Vec<f64>,
-    /// How each network's training went; losses in scaled units.
+    /// Training reports of the networks; losses in scaled units.
     pub nets: Vec<TrainReport>,
 }
 
-/// What the networks say of one input, in the target's unit.
+/// Prediction of the networks for one input, in the target's unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// Their mean.
+    /// Mean of the networks' predictions.
     pub mean: f64,
-    /// Their standard deviation (divided by k - 1); 0 for a single network.
+    /// Standard deviation of the predictions (divided by k - 1); 0 for a single network.
     pub spread: f64,
 }
 
@@ -87,56 +87,56 @@ pub struct Scratch {
     net: mlp::Scratch,
 }
 
-/// An ensemble that cannot be fitted, read or asked.
+/// Errors of fitting, reading or evaluating an ensemble.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EnsembleError {
     /// Rows, options, scales or a network are not usable.
     #[error(transparent)]
     Mlp(#[from] MlpError),
-    /// One fold's network could not be trained.
+    /// The network of one fold could not be trained.
     #[error("fold {fold}: {source}")]
     Fold {
-        /// The fold, from 0.
+        /// Index of the fold, from 0.
         fold: usize,
-        /// Why not.
+        /// Error of the training.
         source: MlpError,
     },
     /// Not every row has a group.
     #[error("{groups} group numbers for {rows} rows")]
     Groups {
-        /// Group numbers given.
+        /// Number of group numbers given.
         groups: usize,
-        /// Rows given.
+        /// Number of rows given.
         rows: usize,
     },
     /// Cross-validation is not possible.
     #[error("{groups} groups cannot make {folds} folds: at least 2 folds, and a group for each, are needed")]
     Folds {
-        /// Folds wanted.
+        /// Number of folds asked for.
         folds: usize,
-        /// Different groups in the rows.
+        /// Number of different groups in the rows.
         groups: usize,
     },
-    /// The file has another form.
+    /// The file has another format.
     #[error("schema `{found}` is not `{SCHEMA}`")]
     Schema {
-        /// What it says.
+        /// Format in the file.
         found: String,
     },
     /// The number of networks is zero or too large.
     #[error("{found} networks: 1 to {NETS_MAX} are possible")]
     Nets {
-        /// How many there are.
+        /// Number of networks in the file.
         found: usize,
     },
-    /// The networks give no finite number for this input.
+    /// The prediction for this input is not finite.
     #[error("the networks give no finite prediction for this input")]
     Overflow,
 }
 
 impl Ensemble {
-    /// Fits by cross-validation: network `i` learns from all folds but `i`, which decides when it
-    /// stops.
+    /// Fits by cross-validation: network `i` learns from all folds but `i`, whose loss ends its
+    /// training.
     ///
     /// `groups` has a number for each row; rows of equal number (one measured run) stay in one
     /// fold. The same rows, groups and options give the same bits.
@@ -211,10 +211,9 @@ impl Ensemble {
         Ok(self.estimate_with(x, scratch)?.mean)
     }
 
-    /// The standard deviation over the networks, in the target's unit: large where the model is
-    /// unsure.
+    /// Standard deviation over the networks, in the target's unit: large where the model is unsure.
     ///
-    /// It is no confidence interval: networks that share most of their rows can be wrong together.
+    /// Not a confidence interval: networks that share most of their rows can be wrong together.
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ mod tests;
 
 use grow::Grower;
 
-/// The form of a serialised [`Forest`].
+/// Format version of a serialised [`Forest`].
 pub const SCHEMA: &str = "rtvirtio.forest.v1";
 /// Most trees that [`Forest::check`] accepts.
 pub const TREES_MAX: usize = 10_000;
@@ -32,44 +32,44 @@ pub const TREES_MAX: usize = 10_000;
 /// them stay finite.
 const WEIGHT_MAX: f64 = 1e100;
 
-/// A fitted forest.
+/// A fitted quantile regression forest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Forest {
-    /// Always [`SCHEMA`].
+    /// Format version, always [`SCHEMA`].
     pub schema: String,
     /// Smallest and largest value of each feature in the training rows.
     pub ranges: Vec<[f64; 2]>,
     /// Targets of the training rows, rising.
     pub targets: Vec<f64>,
-    /// A second quantity of each row, in the same order, whose mean may be asked for.
+    /// A second quantity of each row, in the same order, of which predictions give the mean.
     #[serde(alias = "companions")]
     pub secondary_targets: Vec<f64>,
     /// Weight of each row, in the same order.
     pub weights: Vec<f64>,
-    /// The trees.
+    /// Trees, each with one vote.
     pub trees: Vec<Tree>,
 }
 
-/// One tree. The first split is the root; a tree without splits is one leaf.
+/// A regression tree. The first split is the root; a tree without splits is one leaf.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tree {
-    /// Inner nodes.
+    /// Inner nodes, the root first.
     pub splits: Vec<Split>,
     /// Training rows in each leaf, as indices into [`Forest::targets`].
     pub leaves: Vec<Vec<u32>>,
 }
 
-/// An inner node: feature, limit, and where rows up to the limit and above it go: a split's index,
-/// which is larger than this one's, or `-1 - leaf`.
+/// An inner node: feature, limit, and the children for rows up to the limit and above it: a split's
+/// index, which is larger than this one's, or `-1 - leaf`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Split(pub u16, pub f64, pub i32, pub i32);
 
-/// How to fit.
+/// Options of a fit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForestOptions {
-    /// Trees, at least 10.
+    /// Number of trees, at least 10.
     pub trees: usize,
     /// Fewest rows in a leaf, at least 1.
     pub leaf: usize,
@@ -77,7 +77,7 @@ pub struct ForestOptions {
     pub features: f64,
     /// Share of the groups that each tree learns from, above 0 and below 1.
     pub share: f64,
-    /// Seed of everything.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
@@ -87,12 +87,12 @@ impl Default for ForestOptions {
     }
 }
 
-/// What trees say of training rows that they did not learn from.
+/// Predictions for training rows by the trees that did not learn from them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutOfBag {
-    /// For each row, in the order given, the quantiles asked for.
+    /// Quantiles at the levels asked for, for each row in the order given.
     pub quantiles: Vec<Vec<f64>>,
-    /// The mean secondary target.
+    /// Mean secondary target of each row.
     pub secondary_targets: Vec<f64>,
 }
 
@@ -102,7 +102,7 @@ pub struct Scratch {
     weights: Vec<f64>,
 }
 
-/// A forest that cannot be fitted, read or asked.
+/// Errors of fitting, reading or evaluating a forest.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ForestError {
     /// An option is outside its range.
@@ -111,23 +111,23 @@ pub enum ForestError {
     /// Rows, groups and secondary targets do not match.
     #[error("{found} {what} for {rows} rows")]
     Length {
-        /// What does not match.
+        /// Name of the list.
         what: &'static str,
-        /// How many there are.
+        /// Length of the list.
         found: usize,
-        /// Rows given.
+        /// Number of rows given.
         rows: usize,
     },
     /// Too few groups to leave some out.
     #[error("{groups} groups are too few for a forest: at least 4 are needed")]
     TooFewGroups {
-        /// Groups given.
+        /// Number of different groups.
         groups: usize,
     },
     /// An input of another width, or with a NaN or infinite value in it.
     #[error("an input must be {width} finite numbers")]
     BadInput {
-        /// Features of the forest.
+        /// Number of features of the forest.
         width: usize,
     },
     /// A value read from a file contradicts itself.
@@ -198,7 +198,7 @@ impl Forest {
         for (row, weights) in out_of_bag.into_iter().enumerate() {
             scratch.weights = weights;
             if scratch.weights.iter().all(|w| *w == 0.0) {
-                // In every tree's part, which takes very few trees.
+                // No tree left this row out, which takes very few trees.
                 forest.weigh(row_of(rows, row), &mut scratch)?;
             }
             let total: f64 = scratch.weights.iter().sum();
@@ -274,8 +274,8 @@ impl Forest {
         Ok(self.secondary_of(weights, total))
     }
 
-    /// Standard deviation of the trees' means: large where the forest is unsure. It is no
-    /// confidence interval.
+    /// Standard deviation of the trees' means: large where the forest is unsure. Not a confidence
+    /// interval.
     ///
     /// # Errors
     /// [`ForestError::BadInput`].
@@ -327,7 +327,7 @@ impl Forest {
         Ok(())
     }
 
-    /// Every tree has one vote, which the rows of the leaf share.
+    /// Adds one tree's vote, which the rows of the leaf share by weight.
     fn weigh_leaf(&self, tree: &Tree, leaf: usize, into: &mut [f64]) {
         let rows = &tree.leaves[leaf];
         let sum: f64 = rows.iter().map(|r| self.weights[*r as usize]).sum();
@@ -336,7 +336,7 @@ impl Forest {
         }
     }
 
-    /// The quantile at `level` of neighbours whose weights sum up to `total`.
+    /// The quantile at `level` of neighbours whose weights sum to `total`.
     fn quantile_of(&self, weights: &[f64], total: f64, level: f64) -> f64 {
         let wanted = level.clamp(0.0, 1.0) * total * (1.0 - 1e-12);
         let mut sum = 0.0;
@@ -356,7 +356,7 @@ impl Forest {
 }
 
 impl Tree {
-    /// The leaf of a row.
+    /// Index of the leaf of a row.
     fn leaf(&self, x: &[f64]) -> usize {
         let mut at = if self.splits.is_empty() { -1 } else { 0 };
         while let Ok(split) = usize::try_from(at) {
@@ -367,7 +367,7 @@ impl Tree {
     }
 }
 
-/// The leaf behind a child's number below zero.
+/// Index of the leaf for a child's number below zero.
 fn leaf_index(child: i32) -> usize {
     (-1 - i64::from(child)) as usize
 }

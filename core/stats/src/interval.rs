@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A two-sided interval, in the unit of what it brackets.
+/// A two-sided interval, in the unit of the bracketed quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Lower end.
+    /// Lower end, included.
     pub low: f64,
     /// Upper end, not below `low`.
     pub high: f64,

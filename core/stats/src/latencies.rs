@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use rtvirtio_units::{Nanos, Percentile};
 
-/// Longest latency that [`Latencies::new`] resolves; longer ones count as this: one hour.
+/// Longest latency that [`Latencies::new`] resolves, one hour; longer ones count as this.
 pub const LONGEST: Nanos = Nanos(3_600_000_000_000);
 /// Significant decimal digits of [`Latencies::new`].
 const DIGITS: u8 = 3;
@@ -50,7 +50,7 @@ impl Latencies {
         }
     }
 
-    /// Number of samples.
+    /// Number of samples recorded.
     #[must_use]
     pub fn n(&self) -> u64 {
         self.hist.len()

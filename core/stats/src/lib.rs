@@ -1,4 +1,4 @@
-//! Statistics for tails: what few samples can show, and bounds that hold on data never seen.
+//! Statistics for tails: estimates from few samples, and bounds that hold on new data.
 //!
 //! Everything here is pure and deterministic: no I/O, no clock; randomness comes from a seed.
 

@@ -36,13 +36,13 @@ pub const WEIGHT_MAX: f64 = 1e9;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layer {
-    /// Values that it reads.
+    /// Number of input values.
     pub inputs: usize,
-    /// Values that it makes.
+    /// Number of output values.
     pub outputs: usize,
     /// Row-major, `outputs` rows of `inputs` weights.
     pub weights: Vec<f64>,
-    /// One for each output.
+    /// Biases in the order of the outputs.
     pub biases: Vec<f64>,
 }
 
@@ -50,7 +50,7 @@ pub struct Layer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mlp {
-    /// From the input to the output.
+    /// Layers from the input to the output.
     pub layers: Vec<Layer>,
 }
 
@@ -152,7 +152,7 @@ impl Mlp {
     ///
     /// # Errors
     ///
-    /// What is wrong first, from the input to the output.
+    /// The first fault, from the input to the output.
     pub fn check(&self) -> Result<(), MlpError> {
         check_layers(self.layers.len())?;
         let mut below = self.inputs();
@@ -177,14 +177,15 @@ impl Mlp {
     }
 }
 
-/// In place; a NaN stays one, where `max` would turn it into a plausible 0.
+/// ReLU in place; a NaN stays one, where `max` would turn it into a plausible 0.
 fn relu(value: &mut f64) {
     if *value < 0.0 {
         *value = 0.0;
     }
 }
 
-/// Scalar product with four running sums: one sum would forbid the compiler to use vectors.
+/// Scalar product with four running sums: with one sum the compiler could not use vector
+/// instructions.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 4];
     let (a4, b4) = (a.chunks_exact(4), b.chunks_exact(4));

@@ -55,15 +55,15 @@ pub use quantile::TailQuantile;
 pub use record::Record;
 pub use tail::{Pot, Threshold};
 
-/// Why a tail cannot be described.
+/// Errors of a tail estimate.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PotError {
     /// Too few exceedances, clusters of them, or different values among them.
     #[error("{have} independent and different exceedances, {need} needed: measure longer")]
     TooFew {
-        /// What there is.
+        /// Number of these that were found.
         have: usize,
-        /// What is needed.
+        /// Number of these that are needed.
         need: usize,
     },
     /// No threshold with enough clusters has excesses of a generalised Pareto distribution.
@@ -95,7 +95,7 @@ pub enum PotError {
     /// A value or time is NaN or infinite.
     #[error("value {index} is not a finite number")]
     NotFinite {
-        /// Its place, from 0.
+        /// Index of the value, from 0.
         index: usize,
     },
     /// The record contradicts itself.
@@ -104,7 +104,7 @@ pub enum PotError {
     /// A setting or argument is outside its range.
     #[error("{0}")]
     BadSetting(&'static str),
-    /// The percentile is not in the tail; order statistics can say it.
+    /// The percentile is not in the tail; an order statistic can estimate it.
     #[error(
         "the percentile is not in the tail: the threshold is exceeded by a share {share} of all requests"
     )]
@@ -114,20 +114,20 @@ pub enum PotError {
     },
 }
 
-/// When two exceedances belong to one cluster.
+/// Criterion by which two exceedances belong to one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Gap {
-    /// When they are at most this far apart, in the time of the record.
+    /// Largest distance within a cluster, in the time of the record.
     Time(f64),
-    /// When they are at most as far apart as the extremal index says ([`automatic_gap`]).
+    /// Distance from the extremal index ([`automatic_gap`]).
     Automatic,
 }
 
-/// How to find the tail.
+/// Settings of a tail estimate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// What makes a cluster.
+    /// Criterion of a cluster.
     pub gap: Gap,
     /// Quantiles of the sample to try as thresholds, rising, each in (0, 1). By default 1 - 0.2 x
     /// 0.75^i for i in 0..24.

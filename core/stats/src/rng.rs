@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// A stream of random numbers.
+/// A seeded stream of random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(ChaCha8Rng);
 

@@ -8,28 +8,28 @@ const T: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// Beyond the table: the normal quantile, 4 % too small at 31.
+/// Quantile beyond the table: that of the normal distribution, 4 % too small at 31.
 const NORMAL: f64 = 1.96;
 
 /// Minimum, maximum, mean, standard deviation, and half of the 95 % interval of the mean.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Values.
+    /// Number of values.
     pub n: usize,
-    /// The least.
+    /// Smallest of the values.
     pub min: f64,
-    /// The largest.
+    /// Largest of the values.
     pub max: f64,
-    /// Their mean.
+    /// Mean of the values.
     pub mean: f64,
-    /// Standard deviation of a sample; 0 of one value.
+    /// Standard deviation of a sample; 0 for one value.
     pub deviation: f64,
-    /// The mean is within this at 95 %; infinite of one value.
+    /// Half-width of the 95 % interval of the mean; infinite for one value.
     pub interval: f64,
 }
 
 impl Summary {
-    /// Of values; `None` without any.
+    /// Statistics of `values`; `None` for an empty list.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         let n = values.len();

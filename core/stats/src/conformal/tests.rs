@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::Random;
 
-/// Rows of runs whose common level varies ten times as much as their rows; `size` says how many
-/// rows a level has.
+/// Rows of runs whose common level varies ten times as much as their rows; `size` gives the number
+/// of rows of a level.
 fn runs(count: usize, random: &mut Random, size: impl Fn(f64) -> usize) -> (Vec<f64>, Vec<usize>) {
     let (mut scores, mut groups) = (Vec::new(), Vec::new());
     for group in 0..count {

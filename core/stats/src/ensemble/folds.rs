@@ -1,4 +1,4 @@
-//! Folds that keep what belongs together together.
+//! Folds for cross-validation that do not separate the rows of a group.
 
 use std::collections::BTreeMap;
 

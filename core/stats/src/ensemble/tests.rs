@@ -40,7 +40,7 @@ fn r_squared(y: &[f64], predicted: &[f64]) -> f64 {
     1.0 - left / y.iter().map(|y| (y - mean).powi(2)).sum::<f64>()
 }
 
-/// Networks of one input that say 1, 2 and 6 deviations, whatever the input.
+/// Networks of one input that predict 1, 2 and 6 deviations, whatever the input.
 fn constant_nets() -> Ensemble {
     let net =
         |bias| Mlp { layers: vec![Layer { inputs: 1, outputs: 1, weights: vec![0.0], biases: vec![bias] }] };
@@ -104,7 +104,8 @@ fn a_function_is_learnt_and_out_of_fold_is_of_the_net_that_did_not_see_the_row()
 
 #[test]
 fn a_net_learns_nothing_from_its_own_fold() {
-    // The target is luck, the same for all rows of a run: only rows of the same run could tell it.
+    // The target is random, but the same for all rows of a run: only rows of the same run could
+    // predict it.
     let (rows, groups) = runs(40, 8, 3, |_, luck| luck);
     let options = EnsembleOptions { hidden: vec![40, 40], ..quick() };
     let score = |groups: &[usize]| {
@@ -192,7 +193,7 @@ fn corrupt_ensembles_are_refused() {
         let mut model = constant_nets();
         corrupt(&mut model);
         assert!(model.check().is_err(), "corruption {index}");
-        // Asked all the same, it does not panic.
+        // Evaluated all the same, it does not panic.
         let _ = model.predict(&[1.0]);
     }
 }

@@ -11,14 +11,15 @@ pub(super) struct Grower<'a> {
     options: &'a ForestOptions,
     random: &'a mut Random,
     features: Vec<usize>,
-    /// Value, row: of one feature at one node.
+    /// Value and row of one feature at one node.
     sorted: Vec<(f64, usize)>,
     tree: Tree,
 }
 
-/// A node to do: its rows, and the split that it hangs on, with whether it is the one below.
+/// A node to be split: its rows, and the parent split, with whether it is the child below the
+/// limit.
 type Node = (Vec<usize>, Option<(usize, bool)>);
-/// A split found: how much it explains, feature, limit.
+/// A possible split: explained sum of squares, feature, limit.
 type Found = (f64, usize, f64);
 
 impl<'a> Grower<'a> {
@@ -32,7 +33,7 @@ impl<'a> Grower<'a> {
         Self { rows, rank, options, random, features, sorted: Vec::new(), tree: Tree::default() }
     }
 
-    /// A tree of these rows.
+    /// Grows a tree on these rows.
     pub(super) fn grow(mut self, seen: Vec<usize>) -> Tree {
         let mut todo: Vec<Node> = vec![(seen, None)];
         while let Some((node, parent)) = todo.pop() {
@@ -73,7 +74,7 @@ impl<'a> Grower<'a> {
         let mut tried = 0;
         for i in 0..self.features.len() {
             let feature = self.features[i];
-            // A feature that is constant here is no choice; another takes its place.
+            // A feature that is constant here does not count as tried.
             let Some(found) = self.split_by(feature, node) else { continue };
             if best.is_none_or(|b| found.0 > b.0) {
                 best = Some(found);
@@ -108,7 +109,7 @@ impl<'a> Grower<'a> {
             if below_weight <= 0.0 || above_weight <= 0.0 {
                 continue;
             }
-            // Least squares: what remains falls by as much as this sum is large.
+            // Least squares: the remaining error falls by as much as this sum rises.
             let explained = below_sum * below_sum / below_weight + above_sum * above_sum / above_weight;
             if best.is_none_or(|b| explained > b.0) {
                 best = Some((explained, feature, between(here, next)));
@@ -118,7 +119,7 @@ impl<'a> Grower<'a> {
     }
 }
 
-/// A limit with `low <= limit < high`, in few digits: files of forests are mostly limits.
+/// A limit with `low <= limit < high`, in few digits: most of a forest's file is limits.
 fn between(low: f64, high: f64) -> f64 {
     let middle = 0.5 * (low + high);
     for digits in 3..8 {

@@ -3,12 +3,12 @@
 
 use super::Mlp;
 
-/// The paper's defaults.
+/// Defaults of the paper by Kingma and Ba.
 const FIRST_DECAY: f64 = 0.9;
 const SECOND_DECAY: f64 = 0.999;
 const EPSILON: f64 = 1e-8;
 
-/// The moments of the gradient so far.
+/// Moments of the gradient so far.
 pub(super) struct Adam {
     first: Mlp,
     second: Mlp,
@@ -17,7 +17,7 @@ pub(super) struct Adam {
     second_power: f64,
 }
 
-/// The factors of one step.
+/// Factors of one step.
 struct Step {
     rate: f64,
     first_unbias: f64,

@@ -5,9 +5,9 @@ use super::{Layer, Mlp, relu};
 
 /// Buffers of one pass through a network.
 pub(super) struct Backprop {
-    /// The input, then the output of every layer (after ReLU where there is one).
+    /// Input of the network, then the output of every layer (after ReLU where there is one).
     values: Vec<Vec<f64>>,
-    /// Derivative by the output of the layer at hand, and by its input.
+    /// Derivative by the output of the present layer, and by its input.
     delta: Vec<f64>,
     below: Vec<f64>,
 }
@@ -18,7 +18,7 @@ impl Backprop {
         Self { values: vec![Vec::new(); net.layers.len() + 1], delta: Vec::new(), below: Vec::new() }
     }
 
-    /// The network's output for `x`, with all that [`Backprop::backward`] needs kept.
+    /// Output of the network for `x`; keeps the values that [`Backprop::backward`] needs.
     pub(super) fn forward(&mut self, net: &Mlp, x: &[f64]) -> f64 {
         self.values[0].clear();
         self.values[0].extend_from_slice(x);
@@ -55,7 +55,7 @@ impl Backprop {
 fn add_outer(gradient: &mut Layer, delta: &[f64], input: &[f64]) {
     let rows = gradient.weights.chunks_exact_mut(gradient.inputs);
     for ((row, bias), delta) in rows.zip(&mut gradient.biases).zip(delta) {
-        // Units that ReLU switched off are many, and add nothing.
+        // Many units are switched off by ReLU, and add nothing.
         if *delta != 0.0 {
             add_scaled(row, *delta, input);
             *bias += delta;

@@ -1,4 +1,4 @@
-//! What a network, its rows or its options can be refused for.
+//! Errors of a network, its rows or its options.
 
 /// A network, a table or an option that cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -6,45 +6,45 @@ pub enum MlpError {
     /// A value is NaN, infinite, or (a weight) too large to be sane.
     #[error("value {index} of {what} is not a finite number of sane size")]
     NotFinite {
-        /// Which list.
+        /// Name of the list.
         what: &'static str,
-        /// Its place, from 0.
+        /// Index in the list, from 0.
         index: usize,
     },
     /// A list has another length than its partner.
     #[error("{what} has {found} values, not {expected}")]
     Width {
-        /// Which list.
+        /// Name of the list.
         what: &'static str,
-        /// Its length.
+        /// Length of the list.
         found: usize,
-        /// The length that fits.
+        /// Length that would fit.
         expected: usize,
     },
     /// A size is zero or too large.
     #[error("{what}: {found} is not in 1 to {max}")]
     Size {
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
-        /// What was given.
+        /// Size as given.
         found: usize,
-        /// The largest one.
+        /// Largest size that is accepted.
         max: usize,
     },
     /// A layer does not fit the one before it, or its lists do not fit its widths.
     #[error("the shape of layer {index} is not consistent")]
     Layer {
-        /// Its place, from 0 at the input.
+        /// Index of the layer, from 0 at the input.
         index: usize,
     },
-    /// A hyperparameter has no meaning.
+    /// A hyperparameter is outside its range.
     #[error("{name} = {value}: must be {allowed}")]
     Option {
-        /// The hyperparameter.
+        /// Name of the hyperparameter.
         name: &'static str,
-        /// What was given.
+        /// Value as given.
         value: f64,
-        /// What is allowed.
+        /// Description of the allowed values.
         allowed: &'static str,
     },
     /// There is nothing to learn from.
@@ -54,7 +54,7 @@ pub enum MlpError {
     /// high.
     #[error("training diverged in epoch {epoch}: scale the data or lower the learning rate")]
     Diverged {
-        /// The epoch, from 0.
+        /// Index of the epoch, from 0.
         epoch: usize,
     },
 }

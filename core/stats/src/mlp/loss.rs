@@ -1,4 +1,4 @@
-//! What a network is trained to make small.
+//! Loss functions.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub enum Loss {
     /// outliers (Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical
     /// Statistics 35, 1964).
     Huber {
-        /// Where it becomes linear, in the target's unit; positive.
+        /// Error at which the loss becomes linear, in the target's unit; positive.
         delta: f64,
     },
 }

@@ -1,17 +1,17 @@
-//! The table that a network learns from.
+//! Training table of a network or forest.
 
 use super::{MlpError, check_finite};
 
 /// Rows of features, each with a target and a weight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rows {
-    /// Features, row-major.
+    /// Features of all rows, row-major.
     pub x: Vec<f64>,
-    /// Features in a row.
+    /// Number of features in a row.
     pub width: usize,
-    /// One target for each row.
+    /// Targets in the order of the rows.
     pub y: Vec<f64>,
-    /// One weight for each row: not negative, not all zero. Only their ratios matter.
+    /// Weights in the order of the rows: not negative, not all zero. Only their ratios matter.
     pub weight: Vec<f64>,
 }
 
@@ -40,13 +40,13 @@ impl Rows {
         Ok(())
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     #[must_use]
     pub fn len(&self) -> usize {
         self.y.len()
     }
 
-    /// Whether there is none.
+    /// Whether the table has no row.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.y.is_empty()

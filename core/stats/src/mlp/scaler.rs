@@ -1,4 +1,4 @@
-//! Brings features and targets to mean 0 and deviation 1, and knows what was seen in training.
+//! Scales features and targets to mean 0 and deviation 1, and keeps the training range.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::{MlpError, Rows, check_finite};
 /// Relative range below which a column counts as constant: its deviation is only rounding.
 const CONSTANT: f64 = 1e-12;
 
-/// What training saw of a feature or of the target, in its own unit.
+/// Training statistics of a feature or of the target, in its own unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Column {
@@ -15,9 +15,9 @@ pub struct Column {
     pub mean: f64,
     /// Standard deviation (divided by n); 0 for a constant column.
     pub deviation: f64,
-    /// Smallest value.
+    /// Smallest value in training.
     pub low: f64,
-    /// Largest value.
+    /// Largest value in training.
     pub high: f64,
 }
 
@@ -25,13 +25,13 @@ pub struct Column {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scaler {
-    /// One for each feature.
+    /// Columns in the order of the features.
     pub features: Vec<Column>,
-    /// The target's.
+    /// Column of the target.
     pub target: Column,
     /// Whether features are held within the training range plus [`Scaler::margin`].
     pub clamp: bool,
-    /// How far beyond the training range a clamped feature may go, as a share of that range.
+    /// Share of the training range by which a clamped feature may exceed it.
     pub margin: f64,
 }
 
@@ -60,12 +60,12 @@ impl Column {
         Ok(())
     }
 
-    /// 0 for a constant column.
+    /// Value in deviations from the mean; 0 for a constant column.
     fn scale(&self, value: f64) -> f64 {
         if self.deviation > 0.0 { (value - self.mean) / self.deviation } else { 0.0 * value }
     }
 
-    /// Written so that a NaN is outside.
+    /// Whether a value is in the training range; a NaN is not.
     fn holds(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
     }
@@ -133,7 +133,7 @@ impl Scaler {
         self.target.mean + scaled * self.target.deviation
     }
 
-    /// The columns of `x` that lie outside what training saw: there, a prediction is an
+    /// Indices of features of `x` outside the training range: a prediction there is an
     /// extrapolation.
     ///
     /// A NaN is outside; so is every column that `x` lacks or has too many.

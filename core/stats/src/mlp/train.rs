@@ -1,4 +1,4 @@
-//! Training: Adam on shuffled mini-batches, stopped early by rows that it does not learn from.
+//! Training: Adam on shuffled mini-batches, with early stopping by validation rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,11 +7,11 @@ use super::backprop::Backprop;
 use super::{Loss, Mlp, MlpError, Rows, Scratch};
 use crate::Random;
 
-/// How to train.
+/// Options of training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainOptions {
-    /// What to make small.
+    /// Loss that is minimised.
     pub loss: Loss,
     /// Most passes over the rows; also the length of the learning rate's decay.
     pub epochs: usize,
@@ -23,7 +23,7 @@ pub struct TrainOptions {
     /// a cosine (Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts). 1 keeps
     /// it constant.
     pub final_rate: f64,
-    /// Share of each weight that a step takes away, times the learning rate.
+    /// Share of each weight that a step subtracts, times the learning rate.
     pub weight_decay: f64,
     /// Epochs without a better validation loss after which training ends.
     pub patience: usize,
@@ -50,21 +50,21 @@ impl Default for TrainOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Epoch {
-    /// Of the training rows, each taken just before the step that its batch led to.
+    /// Loss of the training rows, each evaluated just before the step of its batch.
     pub train: f64,
-    /// Of the validation rows after the pass.
+    /// Loss of the validation rows after the pass; `None` without any.
     pub validation: Option<f64>,
 }
 
-/// How training went.
+/// Result of training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainReport {
-    /// The loss curve.
+    /// Losses in the order of the epochs.
     pub epochs: Vec<Epoch>,
-    /// The epoch, from 0, whose weights the network has now.
+    /// Index of the epoch, from 0, whose weights the network has now.
     pub best: usize,
-    /// Whether patience ran out before the epochs did.
+    /// Whether training ended by `patience` before the last epoch.
     pub stopped_early: bool,
 }
 
@@ -103,7 +103,7 @@ impl TrainOptions {
     }
 }
 
-/// Trains a network, from the weights that it has.
+/// Trains a network, starting from its present weights.
 ///
 /// With `validation` rows it ends with the weights of their lowest loss, without them with the last
 /// ones. Features and target should be near mean 0 and deviation 1: see [`super::Scaler`].
@@ -152,8 +152,8 @@ struct Trainer<'a> {
     gradient: Mlp,
     order: Vec<usize>,
     random: Random,
-    /// Brings the mean weight of a row to 1, so that steps do not depend on the unit of the
-    /// weights.
+    /// Factor that brings the mean weight of a row to 1, so that steps do not depend on the unit of
+    /// the weights.
     unit: f64,
 }
 
@@ -203,7 +203,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// One pass over the rows; their weighted mean loss.
+    /// Makes a pass over the rows; returns their weighted mean loss.
     fn epoch(&mut self, rate: f64) -> f64 {
         let mut order = std::mem::take(&mut self.order);
         self.random.shuffle(&mut order);
@@ -213,7 +213,7 @@ impl<'a> Trainer<'a> {
         sum / self.rows.len() as f64
     }
 
-    /// One step; the summed loss of its rows.
+    /// Makes a step; returns the summed loss of its rows.
     fn batch(&mut self, batch: &[usize], rate: f64) -> f64 {
         for layer in &mut self.gradient.layers {
             layer.weights.fill(0.0);

@@ -20,7 +20,7 @@ pub fn clusters(times: &[f64], gap: f64) -> Vec<Range<usize>> {
 /// The extremal index by the intervals estimator of Ferro and Segers (JRSS B 65, 2003, equations 5
 /// and 6): the reciprocal of the mean cluster size, 1 for independent exceedances. `times` in
 /// rising order, in units of the mean distance between two requests. 1 for fewer than two
-/// exceedances, of which nothing can be said.
+/// exceedances, which give no estimate.
 #[must_use]
 pub fn extremal_index(times: &[f64]) -> f64 {
     let waits = || times.windows(2).map(|t| t[1] - t[0]);
@@ -46,9 +46,9 @@ pub fn automatic_gap(times: &[f64], extremal_index: f64) -> f64 {
     waits.get(separating).copied().unwrap_or(0.0)
 }
 
-/// How many independent exceedances the clusters are worth when all of one cluster say the same:
-/// `N^2 / sum size^2` (Kish, Survey Sampling, 1965, section 8.2, with full correlation). At most
-/// the number of clusters, and less where their sizes differ.
+/// Number of independent exceedances that the clusters are worth when all exceedances of one
+/// cluster are fully correlated: `N^2 / sum size^2` (Kish, Survey Sampling, 1965, section 8.2). At
+/// most the number of clusters, and less where their sizes differ.
 #[must_use]
 pub fn effective_number(clusters: &[Range<usize>]) -> f64 {
     let n: usize = clusters.iter().map(Range::len).sum();

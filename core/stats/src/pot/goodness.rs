@@ -1,4 +1,4 @@
-//! Does a generalised Pareto distribution fit the excesses?
+//! Goodness of fit of a generalised Pareto distribution to the excesses.
 
 use super::gpd::{GpdFit, shrink};
 

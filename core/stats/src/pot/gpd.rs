@@ -10,15 +10,15 @@ use super::sums::Sums;
 /// Biometrika 72, 1985); above 1 the distribution has no mean.
 pub(super) const SHAPES: (f64, f64) = (-0.5, 1.0);
 
-/// How a fit was found.
+/// Methods of a fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
-    /// Maximum likelihood.
+    /// Maximum of the likelihood.
     Likelihood,
     /// Probability-weighted moments: the likelihood had no maximum with a shape inside (-1/2, 1).
     Moments,
-    /// Maximum likelihood with the shape held at the edge of the admissible ones, because the
+    /// Maximum likelihood with the shape fixed at the edge of the admissible ones, because the
     /// moments gave none either. In practice that is -1/2 for a tail that is shorter: quantiles are
     /// then too high rather than too low.
     Edge,
@@ -27,7 +27,7 @@ pub enum Method {
 /// A fitted generalised Pareto distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpdFit {
-    /// How it was found.
+    /// Method of the fit.
     pub method: Method,
     /// Shape, in [-1/2, 1): above zero a heavy tail, below zero a tail with an end.
     pub shape: f64,
@@ -40,14 +40,14 @@ pub struct GpdFit {
 }
 
 impl GpdFit {
-    /// The excess that a share `exceedance` of all excesses is above. 0 for a share of 1 or more.
+    /// Excess that a share `exceedance` of all excesses is above. 0 for a share of 1 or more.
     #[must_use]
     pub fn quantile(&self, exceedance: f64) -> f64 {
         let depth = -exceedance.min(1.0).ln();
         self.scale * grow(self.shape, depth)
     }
 
-    /// The share of excesses up to `excess`.
+    /// Share of excesses up to `excess`.
     #[must_use]
     pub fn cdf(&self, excess: f64) -> f64 {
         let x = excess.max(0.0) / self.scale;

@@ -1,4 +1,4 @@
-//! What order statistics alone can say of a percentile: no distribution assumed, only independent
+//! Estimates of a percentile by order statistics alone: no distribution assumed, only independent
 //! requests.
 //!
 //! Of n independent requests the number above the percentile p is at most `Binomial(n, 1 - p)`; so

@@ -16,7 +16,7 @@ use super::sums::{Sums, maximum};
 /// Likelihood of one threshold's exceedances.
 pub(super) struct Profile<'a> {
     pub(super) sums: &'a Sums,
-    /// Number of requests.
+    /// Number of requests in all.
     pub(super) n: f64,
     /// Independent exceedances for each exceedance, in (0, 1]: the log-likelihood counts that much
     /// (the magnitude adjustment of Ribatet, Cooley and Davison, Statistica Sinica 22, 2012).
@@ -25,10 +25,9 @@ pub(super) struct Profile<'a> {
     pub(super) exceedance: f64,
 }
 
-/// Farthest quantile that is looked at, in units of the best one.
+/// Farthest quantile of the search, in units of the best one.
 const FARTHEST: f64 = 1e9;
-/// How closely an end is found, in standard errors; and a ratio, on the logarithmic scale of the
-/// search.
+/// Precision of an end, in standard errors; and of a ratio, on the logarithmic scale of the search.
 const CLOSE: f64 = 1e-3;
 /// Range of the search over the ratio, as in [`super::sums`].
 const SEARCH: (f64, f64) = (-10.0, 25.0);
@@ -40,7 +39,7 @@ const NEAR: f64 = 1.5;
 struct Point {
     distance: f64,
     log_likelihood: f64,
-    /// Ratio at which it is reached.
+    /// Ratio at the maximum.
     ratio: f64,
 }
 
@@ -71,8 +70,8 @@ impl Profile<'_> {
         (2.0 * self.weight * (best.log_likelihood - point.log_likelihood)).max(0.0).sqrt()
     }
 
-    /// Where `z` standard errors are reached between two points. They grow nearly linearly with the
-    /// logarithm of the distance, so false position needs a few steps.
+    /// Distance between two points at which `z` standard errors are reached. They grow nearly
+    /// linearly with the logarithm of the distance, so false position needs a few steps.
     fn between(&self, best: &Point, mut inner: Point, mut outer: Point, z: f64) -> f64 {
         for _ in 0..60 {
             let (low, high) = (self.errors(best, &inner), self.errors(best, &outer));
@@ -101,8 +100,8 @@ impl Profile<'_> {
         }
     }
 
-    /// The highest log-likelihood with the quantile at `distance`, looked for around the ratio
-    /// `near` first.
+    /// The highest log-likelihood with the quantile at `distance`; the search begins around the
+    /// ratio `near`.
     fn at(&self, distance: f64, near: f64) -> Point {
         let longest = self.sums.max().max(distance);
         let value = |t: f64| self.at_ratio(Sums::ratio(t, longest), distance);
@@ -115,7 +114,7 @@ impl Profile<'_> {
         point(maximum(SEARCH.0, SEARCH.1, 36, CLOSE, value))
     }
 
-    /// The same for one ratio: maximum over x within the admissible shapes.
+    /// The highest log-likelihood for one ratio: maximum over x within the admissible shapes.
     fn at_ratio(&self, ratio: f64, d: f64) -> f64 {
         let (logs, over_ratio) = self.sums.logs(ratio);
         let reach = shrink(ratio, d);
@@ -127,7 +126,7 @@ impl Profile<'_> {
         if lowest >= highest {
             return f64::NEG_INFINITY;
         }
-        // Share of exceedances that x stands for.
+        // Share of exceedances at x.
         let share = |x: f64| self.exceedance * (reach * x).exp();
         let derivatives = |x: f64| {
             let z = share(x);
@@ -139,8 +138,8 @@ impl Profile<'_> {
     }
 }
 
-/// Where a falling function crosses zero in `low..high`, or the end nearest to that: Newton's
-/// method on `(f, f')`, by halves where it would leave the bracket.
+/// Zero of a falling function in `low..high`, or the end nearest to it: Newton's method on `(f,
+/// f')`, by halves where it would leave the bracket.
 fn falling_root(low: f64, high: f64, f: impl Fn(f64) -> (f64, f64)) -> f64 {
     let (mut low, mut high) = (low, high);
     let mut x = 0.5 * (low + high);

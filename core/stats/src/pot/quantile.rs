@@ -19,22 +19,22 @@ const ABOVE: f64 = 2.0;
 /// A percentile beyond the sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TailQuantile {
-    /// The percentile, as a share in (0, 1).
+    /// Level of the percentile, as a share in (0, 1).
     pub p: f64,
     /// Confidence of the interval and of the bound, each by itself.
     pub confidence: f64,
-    /// Best guess, in the unit of the values.
+    /// Estimate of the percentile, in the unit of the values.
     pub estimate: f64,
     /// Two-sided interval; around the estimate. Its lower end is the threshold where the fit is
     /// held at its edge.
     pub interval: Interval,
-    /// One-sided upper bound, not below the estimate. Infinite where the data give none.
+    /// Upper bound, one-sided, not below the estimate. Infinite where the data give none.
     pub upper: f64,
 }
 
 impl Pot {
-    /// The percentile `p` with bounds at `confidence`. What the bounds keep, and when they do not,
-    /// is said in [`crate::pot`].
+    /// Estimates the percentile `p` with bounds at `confidence`. Their coverage, and the cases in
+    /// which they do not hold, are documented in [`crate::pot`].
     ///
     /// # Errors
     /// [`PotError::BadSetting`] for `p` outside (0, 1) or a confidence outside [0.5, 1),
@@ -64,7 +64,7 @@ impl Pot {
         Ok(found)
     }
 
-    /// Widens bounds to those of one more threshold. `levels` are normal quantiles, one- and
+    /// Widens bounds to include those of another threshold. `levels` are normal quantiles, one- and
     /// two-sided.
     fn widen(&self, found: &mut TailQuantile, threshold: &Threshold, sums: &Sums, levels: (f64, f64)) {
         let profile = Profile {
@@ -97,7 +97,7 @@ fn levels(p: f64, confidence: f64) -> Result<(f64, f64), PotError> {
 }
 
 /// Student's quantile for a normal one, by the expansion of Fisher and Cornish (Abramowitz and
-/// Stegun 1964, 26.7.5). Two of the `effective` exceedances pay for the parameters; the expansion
+/// Stegun 1964, 26.7.5). The two parameters take two of the `effective` exceedances; the expansion
 /// needs 3 degrees of freedom.
 fn student(z: f64, effective: f64) -> f64 {
     let freedom = (effective - 2.0).max(3.0);

@@ -1,4 +1,4 @@
-//! What was measured: the largest latencies, when they came, and how many there were in all.
+//! Measured record: the largest latencies, their times, and the number of requests in all.
 
 use super::PotError;
 
@@ -9,9 +9,9 @@ pub struct Record {
     n: usize,
     span: f64,
     floor: f64,
-    /// In the order of time, within 0..=span.
+    /// Times in rising order, within 0..=span.
     times: Vec<f64>,
-    /// One for each time, all above the floor.
+    /// Values in the order of the times, all above the floor.
     values: Vec<f64>,
     /// The values in falling order.
     falling: Vec<f64>,
@@ -21,7 +21,7 @@ pub struct Record {
 pub(super) struct Exceedances {
     /// Times in units of the mean distance between two requests, in rising order.
     pub(super) times: Vec<f64>,
-    /// Height above the threshold, above zero, one for each time.
+    /// Heights above the threshold in the order of the times, above zero.
     pub(super) excesses: Vec<f64>,
 }
 
@@ -88,8 +88,8 @@ impl Record {
         (self.values.len() == self.n).then_some(&self.values)
     }
 
-    /// The level that `floor(n (1 - quantile))` values exceed (fewer where values are equal);
-    /// `None` where the record does not reach down to it, or nothing lies above.
+    /// Level that `floor(n (1 - quantile))` values exceed (fewer where values are equal); `None`
+    /// where the record does not reach down to it, or nothing lies above.
     #[must_use]
     pub fn threshold(&self, quantile: f64) -> Option<f64> {
         if !(quantile > 0.0 && quantile < 1.0) {
@@ -102,7 +102,7 @@ impl Record {
         }
     }
 
-    /// Everything above a threshold.
+    /// Exceedances of a threshold.
     pub(super) fn above(&self, threshold: f64) -> Exceedances {
         let scale = self.n as f64 / self.span;
         let high = |i: &usize| self.values[*i] > threshold;

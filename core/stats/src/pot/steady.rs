@@ -1,11 +1,11 @@
-//! Is a record steady? The tail of one that is not shows nothing of the next one.
+//! Tests whether a record is steady: the tail of an unsteady one predicts nothing for the next.
 //!
 //! Latencies that grow while they are measured are those of a queue that builds up: the next minute
 //! is worse than any sample. Slow requests that all lie in one part of the record are one event,
 //! however many clusters declustering makes of them (the intervals estimator takes a single bad
 //! phase for independent exceedances, because nothing lies around it).
 
-/// Parts of a record.
+/// Number of equal parts of a record.
 const BLOCKS: usize = 10;
 /// Kendall's S of ten values in random order reaches this with probability 0.0046 (16 599 of the
 /// 10! orders).
@@ -29,13 +29,13 @@ pub(super) fn growth(values: &[f64]) -> Option<i32> {
     (s >= GROWS).then_some(s)
 }
 
-/// Up to this clusters are as even as chance makes them in 99 of 100 records: quantile of
-/// chi-square with nine degrees of freedom.
+/// Largest dispersion that is accepted: clusters that come independently are below it in 99 of 100
+/// records, the quantile of chi-square with nine degrees of freedom.
 pub(super) const EVEN: f64 = 21.666;
 
-/// How unevenly clusters are spread over ten equal parts of a record of `n` requests: the Poisson
-/// dispersion statistic (Cochran, Biometrics 10, 1954), 9 on average for clusters that come
-/// independently. `starts` in requests, in [0, n].
+/// Dispersion of clusters over ten equal parts of a record of `n` requests: the Poisson dispersion
+/// statistic (Cochran, Biometrics 10, 1954), 9 on average for clusters that come independently.
+/// `starts` in requests, in [0, n].
 #[must_use]
 pub(super) fn unevenness(starts: impl Iterator<Item = f64>, n: usize) -> f64 {
     let mut counts = [0.0; BLOCKS];

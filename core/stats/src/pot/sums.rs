@@ -11,7 +11,7 @@ use super::PotError;
 /// Excesses prepared for the likelihood.
 #[derive(Clone, Debug)]
 pub(super) struct Sums {
-    /// In rising order, all above zero.
+    /// Excesses in rising order, all above zero.
     excesses: Vec<f64>,
     mean: f64,
 }
@@ -29,7 +29,7 @@ pub(super) struct Peak {
 /// Range of `t` that is searched: beyond it 1 + ratio y has no digits left, or one excess outweighs
 /// 10^17 others.
 const SEARCH: (f64, f64) = (-30.0, 40.0);
-/// Points of the first, coarse look.
+/// Points of the first, coarse search.
 const COARSE: usize = 32;
 
 impl Sums {
@@ -61,7 +61,7 @@ impl Sums {
         self.excesses[self.excesses.len() - 1]
     }
 
-    /// In rising order.
+    /// Excesses in rising order.
     pub(super) fn excesses(&self) -> &[f64] {
         &self.excesses
     }
@@ -108,7 +108,7 @@ impl Sums {
         Peak { shape, scale, log_likelihood: -n * (scale.ln() + shape + 1.0), inside: true }
     }
 
-    /// Where the best shape is the given one, or the end of the search.
+    /// `t` at which the best shape is `shape`, or the end of the search.
     fn place_of_shape(&self, shape: f64) -> f64 {
         let (mut low, mut high) = SEARCH;
         for _ in 0..60 {

@@ -9,22 +9,22 @@ use super::steady::{EVEN, growth, unevenness};
 use super::sums::Sums;
 use super::{Gap, PotError, Record, Settings};
 
-/// The highest threshold stands in where none passes at the level of the settings, unless it fails
-/// at this one.
+/// The highest threshold is used where none passes at the level of the settings, unless it fails at
+/// this level.
 const HOPELESS: f64 = 0.01;
-/// Thresholds with more exceedances are skipped: they only cost time, p99.99 needs no such bulk.
+/// Thresholds with more exceedances are skipped: they only cost time, and p99.99 needs fewer.
 const MOST_EXCEEDANCES: usize = 20_000;
 
 /// A threshold and the fit above it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Threshold {
-    /// The candidate quantile it came from.
+    /// Candidate quantile of the sample.
     pub quantile: f64,
-    /// Its level, in the unit of the values.
+    /// Threshold in the unit of the values.
     pub level: f64,
-    /// Values above it.
+    /// Number of values above the threshold.
     pub exceedances: usize,
-    /// Clusters they form by runs declustering.
+    /// Number of clusters by runs declustering.
     pub clusters: usize,
     /// Largest distance inside a cluster, in the time of the record.
     pub gap: f64,
@@ -34,14 +34,14 @@ pub struct Threshold {
     /// Independent exceedances that the `exceedances` are worth: the smaller one of
     /// [`effective_number`] of the clusters and `extremal_index * exceedances`.
     pub effective: f64,
-    /// How unevenly the clusters lie over ten parts of the record: 9 on average by chance.
+    /// Dispersion of the clusters over ten parts of the record: 9 on average by chance.
     pub dispersion: f64,
     /// Distribution of the excesses.
     pub gpd: GpdFit,
     /// Anderson-Darling statistic of the fit.
     pub anderson_darling: f64,
-    /// Its p-value, after division by `exceedances / effective`: the first-order correction for
-    /// clusters of Rao and Scott (JASA 76, 1981).
+    /// p-value of the statistic, after division by `exceedances / effective`: the first-order
+    /// correction for clusters of Rao and Scott (JASA 76, 1981).
     pub p_value: f64,
 }
 
@@ -49,7 +49,7 @@ pub struct Threshold {
 #[derive(Clone, Debug)]
 pub struct Pot {
     pub(super) record: Record,
-    /// In rising order, each with its excesses.
+    /// Candidates in rising order, each with its excesses.
     pub(super) thresholds: Vec<(Threshold, Sums)>,
     chosen: usize,
 }
@@ -98,7 +98,7 @@ impl Pot {
         Ok(Self { record, thresholds, chosen })
     }
 
-    /// The chosen threshold.
+    /// The threshold that the fit has chosen.
     #[must_use]
     pub fn threshold(&self) -> &Threshold {
         &self.thresholds[self.chosen].0
@@ -120,7 +120,8 @@ fn passes(threshold: &Threshold, significance: f64) -> bool {
     threshold.dispersion <= EVEN && (threshold.p_value > significance || shorter)
 }
 
-/// The fit above one candidate; `None` where the record does not say, or says too much.
+/// Fits the excesses of one candidate; `None` where the record does not reach down to it, or has
+/// too many above it.
 fn candidate(
     record: &Record,
     quantile: f64,

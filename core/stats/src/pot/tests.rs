@@ -37,7 +37,7 @@ fn a_queue_that_builds_up_has_no_tail() {
     };
     let error = fit_series(&late(5)).unwrap_err();
     assert_eq!(error, PotError::Grows { s: 45 });
-    // The largest alone do not say whether the others grow.
+    // The largest values alone do not show whether the others grow.
     let series = late(5);
     let largest: Vec<(f64, f64)> =
         (0..3_000).map(|i| (i as f64, series[i])).filter(|(_, x)| *x > 20.0).collect();
@@ -45,7 +45,7 @@ fn a_queue_that_builds_up_has_no_tail() {
     assert!(!matches!(Pot::fit(record, &Settings::default()), Err(PotError::Grows { .. })));
 }
 
-/// Nothing lies around a single bad phase, and the extremal index takes its requests for
+/// A single bad phase has nothing around it, and the extremal index takes its requests for
 /// independent.
 #[test]
 fn a_single_bad_phase_has_no_tail() {

@@ -1,4 +1,4 @@
-//! What is not usable is an error, never a panic or a plausible number.
+//! Unusable input is an error, never a panic or a plausible number.
 
 use super::{curve, table};
 use crate::mlp::*;
@@ -26,7 +26,7 @@ fn corrupt_networks_are_refused() {
         let mut net = good.clone();
         corrupt(&mut net);
         assert!(net.check().is_err(), "corruption {index}");
-        // Asked all the same, it does not panic.
+        // Evaluated all the same, it does not panic.
         let _ = net.predict(&[1.0, 2.0, 3.0]);
         assert!(train(&mut net, &table(9, 3, 1, curve), None, &TrainOptions::default()).is_err());
     }

@@ -1,4 +1,4 @@
-//! What bounds of percentiles keep, by seeds.
+//! Coverage of bounds of percentiles, by seeds.
 
 use proptest::prelude::*;
 
@@ -25,10 +25,10 @@ pub(super) fn mixture(n: usize, seed: u64) -> Vec<f64> {
     (0..n).map(|_| one()).collect()
 }
 
-/// How the latency goes within a stall.
+/// Latency within a stall.
 #[derive(Clone, Copy)]
 enum Stall {
-    /// The same for all, up to 10 %.
+    /// Equal for all requests, up to 10 %.
     Level,
     /// Falling to zero, as requests that arrive later wait less.
     Falling,
@@ -36,7 +36,7 @@ enum Stall {
 
 const START: f64 = 0.01;
 const LENGTH: f64 = 6.0;
-/// Geometric, from 1.
+/// A geometric number, from 1.
 const ON: f64 = 1.0 - 1.0 / LENGTH;
 
 /// Markov-modulated stalls: one begins at a free request with probability 1 %, lasts a geometric
@@ -108,7 +108,7 @@ fn kept(truth: f64, series: impl Fn(u64) -> Vec<f64>) -> Kept {
     }
 }
 
-/// Nominal 95 %; at least 90 % wanted, and not by a bound that is no use.
+/// Nominal 95 %; at least 90 % required, by a bound that is not uselessly wide.
 fn assert_kept(name: &str, kept: &Kept, width: f64) {
     let Kept { answers, upper, interval, width: found } = kept;
     println!("{name}: answers {answers}, upper {upper}, interval {interval}, width {found}");

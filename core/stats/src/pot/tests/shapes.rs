@@ -17,7 +17,7 @@ fn mean_and_deviation(x: &[f64]) -> (f64, f64) {
     (mean, (x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (x.len() - 1) as f64).sqrt())
 }
 
-/// Shape and scale come back within their errors, and the errors are the true ones.
+/// Estimates of shape and scale are within their errors, and the errors are the true ones.
 #[test]
 fn a_fit_recovers_shape_and_scale() {
     let (n, seeds, scale) = (600, 200, 3.0);
@@ -161,7 +161,7 @@ fn the_profile_is_the_highest_likelihood_for_a_quantile() {
     }
 }
 
-/// Under the hypothesis p-values are uniform; a mixture is found out.
+/// Under the hypothesis p-values are uniform; a mixture is detected.
 #[test]
 fn p_values_of_the_goodness_of_fit() {
     let p = |y: &[f64]| {
