@@ -1,17 +1,17 @@
-//! How long an urgent task takes to answer an interrupt.
+//! CPU time of an urgent task's answer to an interrupt.
 
 use rtvirtio_units::Nanos;
 
-/// An answer that took longer moves the estimate up by this part of it.
+/// Factor that moves the estimate up after an answer that took longer.
 const UP: f64 = 1.05;
-/// One that did not moves it back by this root of it, so it settles at the 75th percentile (Robbins
-/// and Monro, 1951).
+/// Root of [`UP`] that moves the estimate back after a shorter answer, so that it settles at the
+/// 75th percentile (Robbins and Monro, 1951).
 const DOWN: f64 = 3.0;
-/// What others need, over that.
+/// Ratio of the limit to that estimate, for slower answers.
 const ROOM: f64 = 2.0;
 
-/// The CPU time that a guest's vCPU needs from an interrupt to its report that an urgent task runs:
-/// the interrupt itself, what the kernel does of it at once, and the switch. It depends on the
+/// CPU time that a guest's vCPU needs from an interrupt to its report that an urgent task runs: the
+/// interrupt itself, the work that the kernel does at once, and the switch. It depends on the
 /// processor, the guest's kernel and its load, so it is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
@@ -19,24 +19,24 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The least and the longest that it allows. The longest bounds what an interrupt for ordinary
-    /// work costs the neighbours.
+    /// Limits of [`Answer::get`]. The upper one bounds the cost of an interrupt for ordinary work
+    /// to the neighbours.
     pub const BOUNDS: [Nanos; 2] = [Nanos::from_micros(50), Nanos::from_micros(1000)];
 
-    /// One that has seen no answer yet.
+    /// An estimate without any answer yet.
     #[must_use]
     pub fn new(first: Nanos) -> Self {
         Self { usual: first.0 as f64 / ROOM }
     }
 
-    /// An answer took this much CPU time, also where the vCPU had been lowered before it came.
+    /// Records the CPU time of an answer, also where the vCPU had been lowered before it came.
     pub fn took(&mut self, ran: Nanos) {
         let factor = if ran.0 as f64 > self.usual { UP } else { UP.powf(-1.0 / DOWN) };
         let [least, most] = Self::BOUNDS.map(|of| of.0 as f64 / ROOM);
         self.usual = (self.usual * factor).clamp(least, most);
     }
 
-    /// CPU time after which an interrupt was for something else.
+    /// CPU time after which an interrupt counts as one for other work.
     #[must_use]
     pub fn get(&self) -> Nanos {
         Nanos((self.usual * ROOM).round() as u64)

@@ -1,22 +1,22 @@
-//! The host's time for a moment of the guest's clock.
+//! Conversion of times of the guest's clock into the host's.
 
 use rtvirtio_units::Nanos;
 
-/// Windows that are remembered.
+/// Number of windows that are kept.
 const WINDOWS: usize = 8;
 
-/// Finds the difference between the host's clock and the guest's from times that the guest has
-/// written. The host reads each a moment after it was written, so the least difference in a window
-/// is the best estimate, as in NTP's clock filter (RFC 5905, section 10). The guest's clock may
-/// run at another rate, by the error of its calibration: the line through the first and the last
-/// window is continued.
+/// Estimates the difference between the host's clock and the guest's from times that the guest has
+/// written. The host reads each some time after it was written, so the least difference in a window
+/// is the best estimate, as in NTP's clock filter (RFC 5905, section 10). The guest's clock may run
+/// at another rate, by the error of its calibration: the line through the first and the last window
+/// is extrapolated.
 ///
 /// A guest that writes false times spoils its own deadlines only.
 #[derive(Clone, Debug, Default)]
 pub struct GuestClock {
     /// Host time and least difference (host less guest) of each window, the oldest first.
     windows: Vec<(i64, i64)>,
-    /// Which window the last one is.
+    /// Number of the last window.
     current: u64,
 }
 
@@ -24,7 +24,7 @@ impl GuestClock {
     /// Length of a window.
     pub const WINDOW: Nanos = Nanos::from_millis(250);
 
-    /// A time `guest` of the guest was read at `host`.
+    /// Records that a time `guest` of the guest was read at `host`.
     pub fn observe(&mut self, host: Nanos, guest: Nanos) {
         let (Ok(host_ns), Ok(guest_ns)) = (i64::try_from(host.0), i64::try_from(guest.0)) else { return };
         let difference = host_ns - guest_ns;
@@ -36,7 +36,7 @@ impl GuestClock {
                 }
             }
             _ => {
-                // What is that old no longer tells the rate.
+                // Windows that old no longer show the rate.
                 if window.saturating_sub(self.current) > WINDOWS as u64 {
                     self.windows.clear();
                 }
@@ -49,7 +49,7 @@ impl GuestClock {
         }
     }
 
-    /// The host's time for a time of the guest. `None` before the first observation, and for a
+    /// Converts a time of the guest into the host's. `None` before the first observation, and for a
     /// time before the host's clock began.
     #[must_use]
     pub fn to_host(&self, guest: Nanos) -> Option<Nanos> {

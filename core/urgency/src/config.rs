@@ -1,10 +1,10 @@
-//! What a VM may use.
+//! Limits on the scheduling of a VM's vCPUs.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
-/// What the vCPUs of one VM may use. Priorities are real-time priorities of the host; 0 means an
-/// ordinary thread.
+/// Priorities, budgets and times of the vCPUs of one VM. Priorities are real-time priorities of the
+/// host; 0 means an ordinary thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     /// Highest priority: the paper's p_max.
@@ -13,34 +13,34 @@ pub struct Config {
     pub floor: u32,
     /// Priority by the VM's contract, used while the guest reports nothing.
     pub contract: u32,
-    /// CPU time in each `period` above the floor for urgent tasks, and for a vCPU that claims to
-    /// be blocked.
+    /// CPU time in each `period` above the floor for urgent tasks, and for a vCPU that reports that
+    /// it is blocked.
     pub task_budget: Nanos,
     /// CPU time in each `period` above the floor for interrupts and critical sections.
     pub critical_budget: Nanos,
-    /// What each promotion counts against `task_budget`, but for those for critical sections: about
-    /// what a change of the CPU to the vCPU and back costs its neighbours. A guest that changes its
-    /// report all the time pays for it.
+    /// Charge of each promotion against `task_budget`, but for those for critical sections: about
+    /// the cost to the neighbours of a change of the CPU to the vCPU and back. A guest that changes
+    /// its report all the time pays for it.
     pub promotion_cost: Nanos,
-    /// When both budgets are full again; counted from the start.
+    /// Interval at which both budgets are refilled, counted from the start.
     pub period: Nanos,
-    /// From one change of a vCPU's priority to a demotion at least.
+    /// Least time from a change of a vCPU's priority to a demotion.
     pub dwell: Nanos,
-    /// A guest without a sign of life for so long reports nothing any more.
+    /// Time without a new beat or report after which a guest counts as not reporting.
     pub silence: Nanos,
-    /// How long before an announced timer the vCPU is raised.
+    /// Time by which the vCPU is raised before an announced timer.
     pub lead: Nanos,
-    /// How long after it, or after the completion of an urgent request or an interrupt by KVM, the
-    /// vCPU stays raised where nothing urgent is reported.
+    /// Time for which the vCPU stays raised after the timer, or after the completion of an urgent
+    /// request or an interrupt by KVM, where nothing urgent is reported.
     pub hold: Nanos,
-    /// CPU time within which an urgent task answers an interrupt by KVM; then the interrupt was for
-    /// something else.
+    /// CPU time within which an urgent task answers an interrupt by KVM; later the interrupt counts
+    /// as one for other work.
     pub answer: Nanos,
 }
 
 impl Config {
-    /// With default budgets and times. The budgets are those of ChromeOS for the same purpose (3 ms
-    /// for a critical section, 500 ms for a task), here in each second.
+    /// A configuration with default budgets and times. The budgets are those of ChromeOS for the
+    /// same purpose (3 ms for a critical section, 500 ms for a task), here in each second.
     #[must_use]
     pub const fn new(ceiling: u32, floor: u32, contract: u32) -> Self {
         Self {

@@ -1,10 +1,10 @@
-//! Notices from a guest, bounded.
+//! Rate limit on a guest's notifications.
 
 use rtvirtio_units::Nanos;
 
-/// The doorbell of one VM. A guest may ring as often as it likes: what exceeds [`Doorbell::MOST`]
-/// notices in a [`Doorbell::WINDOW`] mutes the bell to the window's end, and is only counted. The
-/// host then looks at its own times.
+/// The doorbell of one VM. A guest may ring it without limit: notifications beyond
+/// [`Doorbell::MOST`] in a [`Doorbell::WINDOW`] are only counted, to the window's end. The host
+/// then polls by its own timers.
 #[derive(Clone, Debug, Default)]
 pub struct Doorbell {
     window: u64,
@@ -15,13 +15,13 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// In which notices are counted together.
+    /// Length of a window of the limit.
     pub const WINDOW: Nanos = Nanos::from_millis(10);
-    /// Notices in it that are heard. A vCPU with an urgent task each 250 us rings 80 times, before
-    /// and after it.
+    /// Notifications in a window that are handled. A vCPU with an urgent task each 250 us rings 80
+    /// times, before and after it.
     pub const MOST: u64 = 200;
 
-    /// Counts `n` notices at `now`; whether the host is to look.
+    /// Counts `n` notifications at `now`; returns whether the host is to read the reports.
     pub fn ring(&mut self, now: Nanos, n: u64) -> bool {
         let window = now.0 / Self::WINDOW.0;
         if window != self.window {
@@ -38,26 +38,27 @@ impl Doorbell {
         heard > 0
     }
 
-    /// Until when it is muted; `None` while it is heard.
+    /// End of the present window where the limit is reached; `None` while notifications are
+    /// handled.
     #[must_use]
     pub fn muted_until(&self, now: Nanos) -> Option<Nanos> {
         let is_muted = now.0 / Self::WINDOW.0 == self.window && self.in_window >= Self::MOST;
         is_muted.then(|| Nanos((self.window + 1).saturating_mul(Self::WINDOW.0)))
     }
 
-    /// Notices so far.
+    /// Number of notifications so far.
     #[must_use]
     pub fn rung(&self) -> u64 {
         self.rung
     }
 
-    /// Those of them that were ignored.
+    /// Number of notifications that were ignored.
     #[must_use]
     pub fn ignored(&self) -> u64 {
         self.ignored
     }
 
-    /// Windows in which there were too many.
+    /// Number of windows in which the limit was exceeded.
     #[must_use]
     pub fn floods(&self) -> u64 {
         self.floods

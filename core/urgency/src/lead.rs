@@ -1,18 +1,18 @@
-//! How early a vCPU is raised for an announced timer.
+//! Lead time by which a vCPU is raised before an announced timer.
 
 use rtvirtio_units::Nanos;
 
-/// One raise that took longer moves the estimate by this.
+/// Step of the estimate after a raise that took longer.
 const UP: Nanos = Nanos::from_micros(3);
-/// One that did not moves it back by this part of it, so it settles at the 75th percentile (Robbins
-/// and Monro, 1951). What is later has the fixed time; a higher percentile costs more of the
-/// budget.
+/// Divisor of [`UP`] for the step back after a faster raise, so that the estimate settles at the
+/// 75th percentile (Robbins and Monro, 1951). Slower raises have the fixed time; a higher
+/// percentile costs more of the budget.
 const DOWN: u64 = 3;
 
-/// How long before an announced timer the host begins to raise the vCPU: a fixed time for the vCPU
-/// itself, which must get its core and take what else is pending, and the time that the last raises
-/// took from when they were due. It depends on the host, its load and how many VMs it
-/// follows, so it is measured.
+/// Time before an announced timer at which the host begins to raise the vCPU: a fixed time for the
+/// vCPU itself, which must get its core and handle pending work, and the time that recent raises
+/// took from when they were due. The latter depends on the host, its load and the number of VMs
+/// that are monitored, so it is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Lead {
     fixed: Nanos,
@@ -20,23 +20,23 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// What raises take counts up to this. It bounds what an announced timer costs the neighbours.
+    /// Limit of the measured part. It bounds the cost of an announced timer to the neighbours.
     pub const MOST: Nanos = Nanos::from_micros(100);
 
-    /// One that knows nothing of raises yet.
+    /// A lead without any measured raise yet.
     #[must_use]
     pub fn new(fixed: Nanos) -> Self {
         Self { fixed, raise: Nanos(0) }
     }
 
-    /// A raise took this long from when it was due.
+    /// Records the time of a raise, from when it was due.
     pub fn took(&mut self, raise: Nanos) {
         let moved =
             if raise > self.raise { self.raise.0 + UP.0 } else { self.raise.0.saturating_sub(UP.0 / DOWN) };
         self.raise = Nanos(moved).min(Self::MOST);
     }
 
-    /// The time.
+    /// Lead time, fixed and measured parts together.
     #[must_use]
     pub fn get(&self) -> Nanos {
         Nanos(self.fixed.0.saturating_add(self.raise.0))

@@ -1,4 +1,4 @@
-//! Policies and priorities, the guest's and the host's.
+//! Scheduling policies and priorities of the guest and the host.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestPolicy {
-    /// Ordinary work.
+    /// Not real-time, Linux's `SCHED_OTHER`.
     #[default]
     Other,
-    /// Real-time, until it blocks.
+    /// Real-time, until it blocks (`SCHED_FIFO`).
     Fifo,
-    /// Real-time, in turns with its equals.
+    /// Real-time, in time slices among equals (`SCHED_RR`).
     Rr,
 }
 
 impl GuestPolicy {
-    /// From Linux's number (`include/uapi/linux/sched.h`); `None` for any other.
+    /// Converts Linux's number (`include/uapi/linux/sched.h`); `None` for any other.
     #[must_use]
     pub fn of_number(number: u32) -> Option<Self> {
         [Self::Other, Self::Fifo, Self::Rr].into_iter().find(|p| p.number() == number)
     }
 
-    /// Linux's number.
+    /// Linux's number of the policy.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {
@@ -33,17 +33,17 @@ impl GuestPolicy {
     }
 }
 
-/// Where a vCPU's thread stands on the host.
+/// Scheduling policy and priority of a vCPU's thread on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Level {
     /// Real-time priority 1 to 99; 0 for an ordinary thread.
     pub priority: u32,
-    /// Whether it takes turns with its equals (`SCHED_RR`); false for an ordinary thread.
+    /// Whether the policy is `SCHED_RR`; false for an ordinary thread.
     pub round_robin: bool,
 }
 
 impl Level {
-    /// An ordinary thread.
+    /// Level of an ordinary thread.
     pub const ORDINARY: Self = Self { priority: 0, round_robin: false };
 
     /// `SCHED_FIFO` of this priority; ordinary for 0.
@@ -53,9 +53,9 @@ impl Level {
     }
 
     /// The level for a guest's policy and priority, where `p_max` is the VM's ceiling:
-    /// `p = floor(p_guest * p_max / 99)` (the paper's section 5.1), `p_guest` confined to 99. A
-    /// real-time task stands at 1 at least: there is no real-time priority 0, and as ordinary work
-    /// it would not be urgent at all under a low ceiling. `u64` holds the product of two `u32`.
+    /// `p = floor(p_guest * p_max / 99)` (the paper's section 5.1), `p_guest` limited to 99. A
+    /// real-time task gets at least 1: there is no real-time priority 0, and as ordinary work it
+    /// would not be urgent at all under a low ceiling. `u64` holds the product of two `u32`.
     #[must_use]
     pub fn of_guest(policy: GuestPolicy, p_guest: u32, p_max: u32) -> Self {
         if policy == GuestPolicy::Other {
@@ -73,13 +73,13 @@ impl Level {
 pub enum Change {
     /// To a higher priority.
     Raise,
-    /// To a lower one, or to the other policy at the same.
+    /// To a lower one, or to the other policy at the same priority.
     Lower,
 }
 
 impl Change {
-    /// In which order the threads of a VM are moved: one that is lowered may be what keeps the
-    /// others from running.
+    /// Order in which the threads of a VM are changed: raises first, because a thread that is to be
+    /// lowered may occupy the CPU that the others need.
     pub const IN_ORDER: [Self; 2] = [Self::Raise, Self::Lower];
 
     /// From one level to another; `None` for the same.

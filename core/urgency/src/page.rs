@@ -28,26 +28,26 @@ pub const LEAST_SIZE: usize = 4096;
 pub const MAGIC: u32 = u32::from_le_bytes(*b"RTVU");
 /// Version of this layout.
 pub const VERSION: u32 = 1;
-/// The header's doorbell where there is none.
+/// Value of the header's doorbell word without a doorbell.
 pub const NO_DOORBELL: u32 = u32::MAX;
-/// vCPUs that a region can have at most: what QEMU's q35 has.
+/// Most vCPUs that a region can have: the limit of QEMU's q35.
 pub const MOST_VCPUS: usize = 288;
 
 /// Words of the header.
 pub mod header {
-    /// [`super::MAGIC`], written last.
+    /// [`super::MAGIC`], written last of all words.
     pub const MAGIC: usize = 0;
-    /// [`super::VERSION`].
+    /// [`super::VERSION`] of the layout.
     pub const VERSION: usize = 1;
-    /// vCPU blocks that follow.
+    /// Number of vCPU blocks that follow.
     pub const VCPUS: usize = 2;
     /// 1 while a host process serves the page.
     pub const SERVED: usize = 3;
-    /// What a notice writes to the device's doorbell register.
+    /// Value that the guest writes to the device's doorbell register to notify the host.
     pub const DOORBELL: usize = 4;
     /// Counts the host processes that have served the page, one after the other.
     pub const GENERATION: usize = 5;
-    /// How the guest reports: a [`super::Mode`].
+    /// Number of the guest's [`super::Mode`].
     pub const MODE: usize = 8;
     /// Changes at least every 300 ms while the guest reports.
     pub const BEAT: usize = 9;
@@ -59,17 +59,17 @@ pub mod header {
 pub mod vcpu {
     /// Odd while the guest writes the block.
     pub const SEQUENCE: usize = 0;
-    /// Linux's number of the policy.
+    /// Linux's number of the scheduling policy.
     pub const POLICY: usize = 1;
     /// Priority, 0 to 99.
     pub const PRIORITY: usize = 2;
-    /// [`super::flag`] bits.
+    /// Combination of [`super::flag`] bits.
     pub const FLAGS: usize = 3;
-    /// When the report was written, in nanoseconds of the guest's clock, low half.
+    /// Time of the report, in nanoseconds of the guest's clock, low half.
     pub const WRITTEN: usize = 4;
-    /// When the next urgent timer fires on the same clock, low half; 0 for none.
+    /// Time of the next urgent timer on the same clock, low half; 0 for none.
     pub const DEADLINE: usize = 6;
-    /// Words under the sequence lock.
+    /// Number of words under the sequence lock.
     pub const GUESTS: usize = 8;
     /// Written by the host: real-time priority that the vCPU has; 0 for none.
     pub const LEVEL: usize = 14;
@@ -77,44 +77,44 @@ pub mod vcpu {
     pub const CHANGES: usize = 15;
 }
 
-/// Bits of [`vcpu::FLAGS`].
+/// Bits of [`vcpu::FLAGS`] that the protocol defines.
 pub mod flag {
     /// An interrupt is pending or handled.
     pub const INTERRUPT: u32 = 1;
-    /// A non-maskable interrupt is.
+    /// A non-maskable interrupt is pending or handled.
     pub const NMI: u32 = 2;
     /// A critical section runs.
     pub const CRITICAL: u32 = 4;
-    /// Nothing runs.
+    /// The vCPU is idle.
     pub const IDLE: u32 = 8;
 }
 
-/// How the guest reports.
+/// Place of the guest's reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Not at all.
+    /// The guest does not report.
     Off,
-    /// In the blocks of this region.
+    /// Reports in the blocks of this region.
     Region,
-    /// In blocks at an address of the guest's memory, which the host only reads.
+    /// Reports in blocks at an address of the guest's memory, which the host only reads.
     GuestMemory {
         /// Guest-physical address of vCPU 0's block.
         address: u64,
     },
 }
 
-/// What the guest has written to a block, unchecked.
+/// Report as the guest has written it to a block, unchecked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawReport {
     /// Linux's number of the policy.
     pub policy: u32,
-    /// Priority.
+    /// Real-time priority, 0 to 99.
     pub priority: u32,
-    /// [`flag`] bits.
+    /// Combination of [`flag`] bits.
     pub flags: u32,
-    /// When it was written, in nanoseconds of the guest's clock.
+    /// Time of the report, in nanoseconds of the guest's clock.
     pub written: u64,
-    /// When the next urgent timer fires, on the same clock; 0 for none.
+    /// Time of the next urgent timer, on the same clock; 0 for none.
     pub deadline: u64,
 }
 
@@ -149,9 +149,9 @@ impl RawReport {
         words
     }
 
-    /// The report, with its deadline in the host's time by `to_host`, and whether a value was none
-    /// of the protocol's. Such values are taken for the least urgent: an unknown policy for
-    /// ordinary work, a priority above 99 for 99 as the paper says, unknown flags for none.
+    /// Checked report, with its deadline in the host's time by `to_host`, and whether a value was
+    /// outside the protocol. Such values count as the least urgent: an unknown policy as ordinary
+    /// work, a priority above 99 as 99 as the paper says, unknown flags as none.
     #[must_use]
     pub fn checked(&self, to_host: impl Fn(Nanos) -> Option<Nanos>) -> (Report, bool) {
         const KNOWN: u32 = flag::INTERRUPT | flag::NMI | flag::CRITICAL | flag::IDLE;
@@ -169,7 +169,7 @@ impl RawReport {
         (report, policy.is_none() || self.priority > 99 || self.flags & !KNOWN != 0)
     }
 
-    /// From a copy of a block with its sequence number as read before and after it. `None` when
+    /// Parses a copy of a block with its sequence number as read before and after it. `None` when
     /// the guest was writing.
     #[must_use]
     pub fn of_copy(before: u32, words: &[u32; vcpu::GUESTS], after: u32) -> Option<(u32, Self)> {
@@ -178,20 +178,20 @@ impl RawReport {
     }
 }
 
-/// A guest's side: a region that is mapped. The host writes to it at any time.
+/// The guest's side: a region that is mapped. The host writes to it at any time.
 #[derive(Clone, Copy, Debug)]
 pub struct Region<'m> {
     words: &'m [AtomicU32],
 }
 
 impl<'m> Region<'m> {
-    /// Over mapped words; `None` for fewer than [`LEAST_SIZE`] bytes.
+    /// Region over mapped words; `None` for fewer than [`LEAST_SIZE`] bytes.
     #[must_use]
     pub fn new(words: &'m [AtomicU32]) -> Option<Self> {
         (words.len() >= LEAST_SIZE / 4).then_some(Self { words })
     }
 
-    /// vCPUs for which it has a block.
+    /// Number of vCPUs that have a block.
     #[must_use]
     pub fn vcpus(&self) -> usize {
         (self.words.len() / WORDS - 1).min(MOST_VCPUS)
@@ -205,32 +205,33 @@ impl<'m> Region<'m> {
         self.words[word].store(value.to_le(), Ordering::Release);
     }
 
-    /// The block of a vCPU.
+    /// Block of a vCPU; `None` for one without a block.
     #[must_use]
     pub fn block(&self, vcpu: usize) -> Option<Block<'m>> {
         let at = (vcpu + 1) * WORDS;
         (vcpu < self.vcpus()).then(|| Block { words: &self.words[at..at + WORDS] })
     }
 
-    /// Whether a host has offered the page in a version that is known.
+    /// Whether a host has offered the page in a known version.
     #[must_use]
     pub fn is_offered(&self) -> bool {
         self.load(header::MAGIC) == MAGIC && self.load(header::VERSION) == VERSION
     }
 
-    /// Whether a host process looks at the page.
+    /// Whether a host process serves the page.
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.is_offered() && self.load(header::SERVED) == 1
     }
 
-    /// What a notice writes to the doorbell register; `None` without a doorbell.
+    /// Value that notifies the host when written to the doorbell register; `None` without a
+    /// doorbell.
     #[must_use]
     pub fn doorbell(&self) -> Option<u32> {
         Some(self.load(header::DOORBELL)).filter(|d| *d != NO_DOORBELL)
     }
 
-    /// Says how it reports.
+    /// Announces the place of the guest's reports.
     pub fn set_mode(&self, mode: Mode) {
         if let Mode::GuestMemory { address } = mode {
             self.store(header::ADDRESS, low(address));
@@ -244,7 +245,7 @@ impl<'m> Region<'m> {
         self.store(header::MODE, number);
     }
 
-    /// A sign of life.
+    /// Increments the beat, which shows that the guest still reports.
     pub fn beat(&self) {
         self.store(header::BEAT, self.load(header::BEAT).wrapping_add(1));
     }
@@ -261,10 +262,10 @@ impl Block<'_> {
         u32::from_le(self.words[word].load(order))
     }
 
-    /// A report. One writer at a time.
+    /// Writes a report. Only one writer at a time.
     pub fn write(&self, report: &RawReport) {
         let words = report.words();
-        // One that was cut off left it odd.
+        // An interrupted writer leaves the sequence number odd.
         let odd = self.load(vcpu::SEQUENCE, Ordering::Relaxed) | 1;
         self.words[vcpu::SEQUENCE].store(odd.to_le(), Ordering::Relaxed);
         fence(Ordering::Release);
@@ -274,13 +275,13 @@ impl Block<'_> {
         self.words[vcpu::SEQUENCE].store(odd.wrapping_add(1).to_le(), Ordering::Release);
     }
 
-    /// Leaves the block as one that is being written, as a writer that is cut off does.
+    /// Leaves the block as being written, as an interrupted writer does.
     pub fn tear(&self) {
         let odd = self.load(vcpu::SEQUENCE, Ordering::Relaxed) | 1;
         self.words[vcpu::SEQUENCE].store(odd.to_le(), Ordering::Release);
     }
 
-    /// The level of its vCPU; 0 for an ordinary thread.
+    /// Real-time priority of the vCPU; 0 for an ordinary thread.
     #[must_use]
     pub fn level(&self) -> u32 {
         self.load(vcpu::LEVEL, Ordering::Acquire)

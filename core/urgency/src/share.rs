@@ -1,9 +1,9 @@
-//! What a VM's vCPUs use above the floor counts against their fair share at it.
+//! Deducts the CPU time of a VM's vCPUs above the floor from their fair share at it.
 //!
-//! The kernel's fair scheduler splits what real-time threads leave. A VM that is above its floor
-//! for a part of the time would get that part and its whole share of the rest; its neighbours
-//! would pay for it. So its weight goes down at the floor, until all that it has is what its own
-//! weight gives it.
+//! The kernel's fair scheduler splits the time that real-time threads leave. A VM that is above its
+//! floor for a part of the time would get that part and its whole share of the rest, at the expense
+//! of its neighbours. So its weight at the floor is reduced, until its total time is the share of
+//! its own weight.
 //!
 //! With `b` boosted, `f` run at the floor and `w` waited for a CPU, a weight of `W` at the floor
 //! means that the others weigh `W_o = W w / f`. With its own weight `W_0` the VM's fair share is
@@ -12,54 +12,54 @@
 
 use rtvirtio_units::Nanos;
 
-/// Over so long use is added up; a neighbour may come or go within it.
+/// Length of a window over which use is summed; a neighbour may come or go within it.
 const WINDOW: Nanos = Nanos::from_millis(250);
-/// The least weight, as a share of the VM's own: what serves it, such as its AIO workers, may be in
-/// the same group.
+/// The least weight, as a share of the VM's own: helper threads of the VM, such as its AIO workers,
+/// may be in the same group.
 pub const LEAST: f64 = 1.0 / 32.0;
 /// Weight of a new window in the moving average.
 const NEW: f64 = 0.5;
 
-/// What threads have done since they were last asked.
+/// Scheduling statistics of threads since the last query.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// CPU time.
+    /// CPU time that they used.
     pub ran: Nanos,
-    /// Time for which they were ready, and waited for a CPU.
+    /// Time for which they were runnable and waited for a CPU.
     pub waited: Nanos,
 }
 
-/// The weight at the floor of one VM.
+/// Weight at the floor of one VM, relative to its own.
 #[derive(Clone, Debug)]
 pub struct FairShare {
     begin: Nanos,
     boosted: Nanos,
     at_floor: Nanos,
     waited: Nanos,
-    /// `W_o / W_0`.
+    /// `W_o / W_0`, as a moving average.
     others: f64,
-    /// `W / W_0`.
+    /// `W / W_0`, the present weight.
     weight: f64,
 }
 
 impl FairShare {
-    /// One with the VM's own weight, from `now`.
+    /// The VM's own weight, from `now`.
     #[must_use]
     pub fn new(now: Nanos) -> Self {
         let none = Nanos(0);
         Self { begin: now, boosted: none, at_floor: none, waited: none, others: 0.0, weight: 1.0 }
     }
 
-    /// Adds what a vCPU has used.
+    /// Adds a vCPU's use since the last call.
     pub fn used(&mut self, usage: Usage, is_boosted: bool) {
         let to = if is_boosted { &mut self.boosted } else { &mut self.at_floor };
         to.0 = to.0.saturating_add(usage.ran.0);
-        // One that waits at its floor until it is raised shows that only when it runs.
+        // The wait of a vCPU at its floor until it is raised shows only when it runs.
         self.waited.0 = self.waited.0.saturating_add(usage.waited.0);
     }
 
-    /// At the end of a window, the weight from now on as a share of the VM's own, in
-    /// [`LEAST`] to 1; `None` within a window.
+    /// At the end of a window, the weight from now on as a share of the VM's own, from [`LEAST`] to
+    /// 1; `None` within a window.
     pub fn weight(&mut self, now: Nanos) -> Option<f64> {
         if now.0.saturating_sub(self.begin.0) < WINDOW.0 {
             return None;
@@ -67,7 +67,7 @@ impl FairShare {
         let (b, f, w) = (self.boosted.0 as f64, self.at_floor.0 as f64, self.waited.0 as f64);
         (self.begin, self.boosted, self.at_floor, self.waited) = (now, Nanos(0), Nanos(0), Nanos(0));
         let share = b / (b + f + w).max(1.0);
-        // One that has not run at its floor shows nothing of the others.
+        // Without time at the floor there is no estimate of the others' weight.
         if f > 0.0 {
             let seen = (self.weight * w / f).min(1.0 / LEAST);
             self.others += NEW * (seen - self.others);
@@ -76,8 +76,8 @@ impl FairShare {
         Some(self.weight)
     }
 
-    /// What the weight is set to, where that is another one than [`FairShare::weight`] has asked
-    /// for.
+    /// Records the weight that is in force, where it differs from the last one of
+    /// [`FairShare::weight`].
     pub fn set(&mut self, weight: f64) {
         self.weight = weight;
     }

@@ -1,23 +1,23 @@
-//! A vCPU of which nothing is reported: what the host sees of its thread.
+//! Substitute for the report of a guest that makes none: activity of the vCPU's thread.
 
 use rtvirtio_units::Nanos;
 
 use crate::Report;
 
-/// What the host sees of a vCPU's thread at one moment.
+/// Activity of a vCPU's thread at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// It sleeps: the vCPU waits for an interrupt.
+    /// Whether it sleeps, because the vCPU waits for an interrupt.
     pub sleeps: bool,
-    /// How often it has gone to sleep since it started.
+    /// Number of sleeps since it started.
     pub slept: u64,
-    /// CPU time that it has used since the last look.
+    /// CPU time that it has used since the last observation.
     pub ran: Nanos,
 }
 
-/// Takes a vCPU that has just been woken for one that handles what woke it, and one that has
-/// computed for some time without a rest for one with ordinary work. The host can see no more of a
-/// guest without its word: work that wakes on a vCPU that is busy already is not seen.
+/// Takes a vCPU that was woken recently for one that handles its wake-up, and one that has computed
+/// for some time without sleeping for one with ordinary work. Without a guest's report the host can
+/// see no more: work that wakes on a vCPU that is busy already is not seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unreported {
     slept: u64,
@@ -26,11 +26,11 @@ pub struct Unreported {
 }
 
 impl Unreported {
-    /// What stands for the guest's report. A vCPU counts as one that waits or has just been woken
-    /// until it has computed for `slice` without a rest.
+    /// Report in place of the guest's. A vCPU counts as waiting or recently woken until it has
+    /// computed for `slice` without sleeping.
     pub fn report(&mut self, seen: Activity, slice: Nanos) -> Report {
         let rested = seen.sleeps || seen.slept != self.slept;
-        // What it ran before it went to sleep was on account of the time before.
+        // CPU time before the sleep belongs to the time before.
         self.awake = if rested { Nanos(0) } else { Nanos(self.awake.0.saturating_add(seen.ran.0)) };
         self.slept = seen.slept;
         Report { idle: self.awake < slice, ..Report::default() }

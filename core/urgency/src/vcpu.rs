@@ -5,23 +5,23 @@ use serde::Serialize;
 
 use crate::{Config, GuestPolicy, Level, Report, Usage};
 
-/// A kind of interrupt. One of each may be pending at a time: one level of nesting, as the paper's
-/// section 5.1 has it for NMIs.
+/// A kind of interrupt. At most one of each is pending at a time: one level of nesting, as in the
+/// paper's section 5.1 for NMIs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
-    /// One that can be masked.
+    /// An interrupt that can be masked.
     Maskable,
-    /// One that cannot, which may come within a handler.
+    /// A non-maskable interrupt, which may come within a handler.
     NonMaskable,
 }
 
-/// Why a vCPU stands at its level.
+/// Reason for a vCPU's level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Nothing is reported: the contract's priority.
+    /// The guest reports nothing: the contract's priority.
     Contract,
-    /// It is blocked, so that an interrupt finds it at its ceiling.
+    /// The vCPU is blocked, so that an interrupt finds it at its ceiling.
     Blocked,
     /// An interrupt or a critical section.
     Critical,
@@ -32,17 +32,17 @@ pub enum Reason {
     /// The I/O domain has completed an urgent request of the VM, and the guest has reported nothing
     /// since.
     Completion,
-    /// KVM has made an interrupt of a device or of another vCPU pending for it, and the guest has
-    /// reported nothing urgent since.
+    /// KVM has made an interrupt of a device or of another vCPU pending for this one, and the guest
+    /// has reported nothing urgent since.
     Interrupt,
-    /// Nothing urgent runs.
+    /// Nothing urgent is running.
     Floor,
     /// Something urgent runs, and the budget for it is used up.
     Exhausted,
 }
 
 impl Reason {
-    /// Whether CPU time under it counts against a budget.
+    /// Whether CPU time at this level counts against a budget.
     #[must_use]
     pub fn is_boost(self) -> bool {
         match self {
@@ -57,58 +57,59 @@ impl Reason {
     }
 }
 
-/// What the host has seen of a vCPU at one moment.
+/// Observation of a vCPU at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Look {
-    /// What the guest says; `None` where it could not be read, as while the guest writes it.
+    /// Report of the guest; `None` where it could not be read, as while the guest writes it.
     pub report: Option<Report>,
-    /// Whether the report is another one than at the last look.
+    /// Whether the report is a new one since the last observation.
     pub is_new: bool,
-    /// Whether the guest has shown a sign of life since the last look.
+    /// Whether the guest's beat or report has changed since the last observation.
     pub alive: bool,
-    /// CPU time that the thread has used since the last look; what it used at its floor while it
+    /// CPU time that the thread has used since the last observation; time at its floor while it
     /// waited to be raised does not count ([`Vcpu::is_boosted_at`]).
     pub ran: Nanos,
 }
 
-/// What follows from a look.
+/// Decision after an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Where the vCPU is to stand now.
+    /// Level that the vCPU's thread must get now.
     pub level: Level,
-    /// Why.
+    /// Reason for the level.
     pub reason: Reason,
-    /// When something changes by itself, so that a look then is useful; `None` for never.
+    /// Time at which the level may change without an event, for the next observation; `None` for
+    /// never.
     pub next: Option<Nanos>,
 }
 
-/// What has happened so far.
+/// Counters of a vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// Changes to a higher level.
+    /// Changes to a higher priority.
     pub promotions: u64,
-    /// Changes to a lower one.
+    /// Changes to a lower priority.
     pub demotions: u64,
-    /// Demotions that waited for their turn.
+    /// Demotions delayed by [`Config::dwell`].
     pub deferred: u64,
     /// Periods in which a budget was used up.
     pub exhausted: u64,
-    /// CPU time above the floor on account of the guest's reports.
+    /// CPU time above the floor for the guest's reports.
     pub boosted: Nanos,
 }
 
-/// One vCPU: what it runs, what it may use, where it stands.
+/// State of one vCPU: its reports, budgets and level.
 #[derive(Clone, Debug)]
 pub struct Vcpu {
     config: Config,
     start: Nanos,
     report: Report,
-    /// Interrupts that the host knows of and the guest has not yet reported about.
+    /// Interrupts by the host about which the guest has not yet reported.
     pending: [bool; 2],
-    /// When an urgent request was completed, until the guest's next report.
+    /// Time at which an urgent request was completed, until the guest's next report.
     completed: Option<Nanos>,
-    /// When KVM has made an interrupt pending, until the guest's next report of an urgent task, and
-    /// what the vCPU has run for it.
+    /// Time at which KVM made an interrupt pending, until the guest's next report of an urgent
+    /// task, and the CPU time used for it.
     interrupted: Option<(Nanos, Nanos)>,
     last_sign: Option<Nanos>,
     level: Level,
@@ -127,7 +128,7 @@ fn plus(a: Nanos, b: Nanos) -> Nanos {
 }
 
 impl Vcpu {
-    /// One that stands at its contract's level at `now`.
+    /// A vCPU at its contract's level from `now` on.
     #[must_use]
     pub fn new(config: Config, now: Nanos) -> Self {
         Self {
@@ -149,69 +150,69 @@ impl Vcpu {
         }
     }
 
-    /// The level.
+    /// Level by the last decision.
     #[must_use]
     pub fn level(&self) -> Level {
         self.level
     }
 
-    /// Why it has it.
+    /// Reason for the level.
     #[must_use]
     pub fn reason(&self) -> Reason {
         self.reason
     }
 
-    /// Whether the next interrupt that KVM makes pending would raise it: it stands at its floor, or
-    /// is about to, and has budget left.
+    /// Whether the next interrupt that KVM makes pending would raise the vCPU: it is at its floor,
+    /// or about to be, and has budget left.
     #[must_use]
     pub fn awaits_interrupt(&self) -> bool {
         self.reason == Reason::Floor && self.left().0 > Nanos(0)
     }
 
-    /// Whether its guest has last reported a task that stands above the floor.
+    /// Whether the guest has last reported a task with a level above the floor.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
         self.task().priority > self.config.floor
     }
 
-    /// Whether it stands above its floor for something urgent, so that CPU time counts against a
+    /// Whether the vCPU is above its floor for something urgent, so that CPU time counts against a
     /// budget.
     #[must_use]
     pub fn is_boosted(&self) -> bool {
         self.reason.is_boost() && self.level.priority > self.config.floor
     }
 
-    /// [`Vcpu::is_boosted`], and its thread stood above the floor too: it is raised a moment later
-    /// than this, and not while another program works with the journal.
+    /// Whether [`Vcpu::is_boosted`] holds and the thread's actual level `stood` is above the floor
+    /// too: the thread is raised later than this state, and not while another program works with
+    /// the journal.
     #[must_use]
     pub fn is_boosted_at(&self, stood: Level) -> bool {
         self.is_boosted() && stood.priority > self.config.floor
     }
 
-    /// Raises it this long before announced timers from now on, where [`Config::lead`] was used.
+    /// Sets [`Config::lead`] from now on.
     pub fn set_lead(&mut self, lead: Nanos) {
         self.config.lead = lead;
     }
 
-    /// Gives urgent tasks this much CPU time to answer an interrupt by KVM from now on, where
-    /// [`Config::answer`] was used.
+    /// Sets [`Config::answer`] from now on.
     pub fn set_answer(&mut self, answer: Nanos) {
         self.config.answer = answer;
     }
 
-    /// When the announced timer is to raise it, or was; `None` without one.
+    /// Time at which the announced timer raises the vCPU, past or future; `None` without one.
     #[must_use]
     pub fn timer_due(&self) -> Option<Nanos> {
         self.report.deadline.map(|at| Nanos(at.0.saturating_sub(self.config.lead.0)))
     }
 
-    /// When its level last changed.
+    /// Time of the last change of the level.
     #[must_use]
     pub fn changed(&self) -> Nanos {
         self.changed
     }
 
-    /// What has happened so far.
+    /// Counters since the start.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
@@ -224,34 +225,35 @@ impl Vcpu {
         (left(self.config.task_budget, self.task_used), left(self.config.critical_budget, self.critical_used))
     }
 
-    /// The host makes an interrupt pending for it. It stays so until the guest has written a report
-    /// without the flag of its kind.
+    /// Records that the host makes an interrupt pending for the vCPU, until the guest has written a
+    /// report without the flag of its kind.
     pub fn interrupt(&mut self, kind: Interrupt, now: Nanos) -> Step {
         self.roll(now);
         self.pending[kind as usize] = true;
         self.decide(now)
     }
 
-    /// The I/O domain completes an urgent request of the VM, and is about to interrupt one of its
-    /// vCPUs: which one is not known here. The report of an urgent task is the answer to it;
-    /// without one the vCPU stays raised for [`Config::hold`]. Look first: what the guest has
-    /// reported up to now is no answer.
+    /// Records that the I/O domain completes an urgent request of the VM, and is about to interrupt
+    /// one of its vCPUs: which one is not known here. The report of an urgent task is the answer to
+    /// it; without one the vCPU stays raised for [`Config::hold`]. Call [`Vcpu::look`] first:
+    /// reports written before are no answer.
     pub fn completion(&mut self, now: Nanos) -> Step {
         self.roll(now);
         self.completed = Some(now);
         self.decide(now)
     }
 
-    /// KVM has made an interrupt pending for it that is no timer of its own. As after a completion
-    /// the report of an urgent task is the answer; without one it stays raised until it has run for
-    /// [`Config::answer`], and no longer than that and [`Config::hold`].
+    /// Records that KVM has made an interrupt pending for the vCPU that is not from its own timer.
+    /// As after a completion the report of an urgent task is the answer; without one the vCPU stays
+    /// raised until it has run for [`Config::answer`], and no longer than that and
+    /// [`Config::hold`].
     pub fn kvm_interrupt(&mut self, now: Nanos) -> Step {
         self.roll(now);
         self.interrupted = Some((now, Nanos(0)));
         self.decide(now)
     }
 
-    /// The host has looked.
+    /// Handles an observation and decides the level.
     pub fn look(&mut self, look: Look, now: Nanos) -> Step {
         self.roll(now);
         self.charge(look.ran);
@@ -263,8 +265,8 @@ impl Vcpu {
             if look.is_new {
                 self.pending[0] &= report.interrupt;
                 self.pending[1] &= report.nmi;
-                // A task that has just begun to wait reports what runs instead, perhaps only after
-                // its request completed: that is no answer to the interrupt.
+                // A task that has just begun to wait reports the next task instead, perhaps only
+                // after its request completed: that is no answer to the interrupt.
                 if self.is_urgent() {
                     (self.completed, self.interrupted) = (None, None);
                 }
@@ -273,11 +275,11 @@ impl Vcpu {
         self.decide(now)
     }
 
-    /// Raises it where its announced timer is due and it stands at its floor, without a new report:
-    /// to read one takes as long again. `used_since` says what its thread has used since it was
-    /// last asked, `None` for one that has ended; it is called only where the timer is due. All of
-    /// that is of the time at the floor: no budget pays for it, and no later look may count it.
-    /// Returns what was used; `None` where nothing was done.
+    /// Raises the vCPU where its announced timer is due and it is at its floor, without a new
+    /// report: reading one would take as long again. `used_since` returns the thread's use since
+    /// the last query, `None` for a thread that has ended; it is called only where the timer is
+    /// due. All of that use was at the floor: no budget pays for it, and no later observation may
+    /// count it. Returns the use; `None` where nothing was done.
     pub fn raise_due(&mut self, now: Nanos, used_since: impl FnOnce() -> Option<Usage>) -> Option<Usage> {
         if self.reason != Reason::Floor || self.timer_due().is_none_or(|due| now < due) {
             return None;
@@ -287,7 +289,7 @@ impl Vcpu {
         Some(used)
     }
 
-    /// The guest says that it reports no more.
+    /// Records that the guest reports no more.
     pub fn end(&mut self, now: Nanos) -> Step {
         self.roll(now);
         (self.last_sign, self.pending) = (None, [false; 2]);
@@ -305,7 +307,7 @@ impl Vcpu {
         }
     }
 
-    /// CPU time used since the last look, on the account of what it stood there for. What crosses
+    /// Charges CPU time since the last observation to the budget of the level's reason. Time across
     /// the end of a period counts in the new one.
     fn charge(&mut self, ran: Nanos) {
         if !self.is_boosted() {
@@ -320,7 +322,7 @@ impl Vcpu {
         }
     }
 
-    /// What the reports ask for, and what they get.
+    /// Level for the present reports within the budgets, without the limit on demotions.
     fn wanted(&self, now: Nanos) -> (Level, Reason) {
         let config = &self.config;
         let ceiling = Level { priority: config.ceiling, round_robin: false };
@@ -352,17 +354,17 @@ impl Vcpu {
         }
     }
 
-    /// What its task asks for.
+    /// Level of the reported task.
     fn task(&self) -> Level {
         Level::of_guest(self.report.policy, self.report.priority, self.config.ceiling)
     }
 
-    /// How long a completed request holds the vCPU up.
+    /// End of the boost by a completed request.
     fn completed_until(&self) -> Option<Nanos> {
         self.completed.map(|at| plus(at, self.config.hold))
     }
 
-    /// How long an interrupt holds the vCPU up; `None` when it has run for its answer.
+    /// End of the boost by an interrupt; `None` when the vCPU has run for its answer.
     fn interrupted_until(&self) -> Option<Nanos> {
         let open = self.interrupted.filter(|(_, ran)| *ran < self.config.answer);
         open.map(|(at, _)| plus(at, plus(self.config.hold, self.config.answer)))
@@ -402,7 +404,7 @@ impl Vcpu {
         Step { level, reason, next: self.next(now) }
     }
 
-    /// The next moment at which the answer changes without a new report.
+    /// The next time at which the decision changes without a new report.
     fn next(&self, now: Nanos) -> Option<Nanos> {
         if self.reason == Reason::Contract {
             return None;
@@ -424,7 +426,7 @@ impl Vcpu {
             Reason::Exhausted => {
                 Some(Nanos(self.start.0.saturating_add((self.period + 1).saturating_mul(config.period.0))))
             }
-            // A blocked one uses none, and an idle look finds one that does.
+            // A blocked vCPU uses none, and an idle observation finds one that does.
             _ => None,
         };
         let called = [self.completed_until(), self.interrupted_until()];

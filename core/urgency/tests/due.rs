@@ -27,7 +27,7 @@ fn config() -> Config {
     Config::new(90, 0, 0)
 }
 
-/// What the guest says at `now`.
+/// Lets the guest report at `now`.
 fn says(vcpu: &mut Vcpu, time: &mut CpuTime, report: Report, now: u64) {
     let ran = time.used_since().unwrap().ran;
     vcpu.look(Look { report: Some(report), is_new: true, alive: true, ran }, Nanos(now));
@@ -41,7 +41,7 @@ fn task() -> Report {
     Report { policy: GuestPolicy::Fifo, priority: 80, ..Report::default() }
 }
 
-/// One at its floor that has announced a timer.
+/// A vCPU at its floor that has announced a timer.
 fn at_floor(deadline: u64) -> (Vcpu, CpuTime) {
     let (mut vcpu, mut time) = (Vcpu::new(config(), Nanos(0)), CpuTime::default());
     says(&mut vcpu, &mut time, ordinary_until(deadline), 100 * US);
@@ -64,15 +64,15 @@ fn a_due_timer_raises_without_a_report() {
     assert_eq!(vcpu.reason(), Reason::Floor, "not a moment before");
     let used = vcpu.raise_due(due, &mut used_since).unwrap();
     assert_eq!((used.ran, vcpu.level(), vcpu.reason()), (Nanos(2 * MS), Level::fifo(90), Reason::Timer));
-    // One that stands high already is not asked again.
+    // A vCPU that is raised already is not queried again.
     assert_eq!(vcpu.raise_due(Nanos(due.0 + 1), &mut used_since), None);
     assert_eq!((asked, vcpu.counters().promotions), (1, 1));
-    // A new lead counts at once; a thread that has ended is left for the look.
+    // A new lead applies at once; a thread that has ended is left for the observation.
     let (mut vcpu, _) = at_floor(3 * MS);
     vcpu.set_lead(Nanos(150 * US));
     assert_eq!(vcpu.raise_due(Nanos(3 * MS - 150 * US), || None), None);
     assert_eq!(vcpu.reason(), Reason::Floor);
-    // Nor does one raise that has announced nothing.
+    // A vCPU that has announced nothing is not raised.
     let (mut vcpu, mut time) = (Vcpu::new(config(), Nanos(0)), CpuTime::default());
     says(&mut vcpu, &mut time, Report::default(), 100 * US);
     assert_eq!(vcpu.raise_due(Nanos(500 * MS), || time.used_since()), None);
@@ -107,7 +107,7 @@ fn time_at_the_floor_is_on_no_budget() {
     assert_eq!(vcpu.left().0, Nanos(left - raised - promotions));
 }
 
-/// The machine raises it at once, its thread only when the journal is free.
+/// The state machine raises it at once, its thread only when the journal is free.
 #[test]
 fn nor_is_time_in_which_the_thread_waits_to_be_raised() {
     let (mut vcpu, mut time) = at_floor(3 * MS);
@@ -144,7 +144,7 @@ fn nothing_is_raised_while_the_budget_is_spent() {
 fn all_that_are_due_are_raised_before_another_is_lowered() {
     let deadlines = [9 * MS, 4 * MS, 3 * MS];
     let mut all: Vec<(Vcpu, CpuTime)> = deadlines.into_iter().map(at_floor).collect();
-    // One whose task has ended stands first.
+    // A vCPU whose task has ended is the first.
     let (mut done, mut time) = (Vcpu::new(config(), Nanos(0)), CpuTime::default());
     says(&mut done, &mut time, task(), MS);
     all.insert(0, (done, time));
@@ -167,7 +167,7 @@ fn all_that_are_due_are_raised_before_another_is_lowered() {
         }
     }
     assert_eq!(moves, [(2, Change::Raise), (3, Change::Raise), (0, Change::Lower)]);
-    // Each is moved once, and only by what its level says.
+    // Each is changed once, and only as its level requires.
     let in_turns = Level { round_robin: true, ..Level::fifo(90) };
     assert_eq!(Change::between(Level::fifo(90), Level::fifo(90)), None);
     assert_eq!(Change::between(Level::fifo(90), in_turns), Some(Change::Lower));

@@ -1,5 +1,4 @@
-//! The guest in C of `docs/reference/urgency-page.md`, compiled as it stands there, speaks the
-//! protocol.
+//! The guest in C of `docs/reference/urgency-page.md`, compiled as documented, speaks the protocol.
 
 use std::fs::{self, File};
 use std::io;

@@ -23,7 +23,7 @@ struct Entry {
     reason: Reason,
 }
 
-/// The contract in the plainest form: every answer from the list of all events.
+/// The contract in the simplest form: every answer from the list of all events.
 struct Reference {
     config: Config,
     start: Nanos,
@@ -51,7 +51,7 @@ impl Reference {
         (now.0 - self.start.0) / self.config.period.0
     }
 
-    /// What the promotions in the period of `now` count against the budget for tasks.
+    /// Charge of the promotions in the period of `now` against the budget for tasks.
     fn promotions(&self, now: Nanos, reasons: &[Reason]) -> u64 {
         let entries = self.history.iter().enumerate();
         let counted = entries.filter(|(at, e)| {
@@ -200,7 +200,7 @@ fn config(ceiling: u32, floor: u32, contract: u32) -> Config {
     }
 }
 
-/// Runs both on one history and compares them; and what must hold whatever the reference says.
+/// Runs both on one history and compares them; checks invariants too.
 fn compare(config: Config, events: &[(u64, Event)]) {
     let start = Nanos(7);
     let mut vcpu = Vcpu::new(config, start);
@@ -214,7 +214,7 @@ fn compare(config: Config, events: &[(u64, Event)]) {
             Event::Interrupt(kind) => vcpu.interrupt(*kind, now),
             Event::Completion => vcpu.completion(now),
             Event::KvmInterrupt => vcpu.kvm_interrupt(now),
-            // It acts at the next event; one that changes nothing is as good as any.
+            // The timer acts at the next event; an event without a change will do.
             Event::Lead(lead) => {
                 vcpu.set_lead(*lead);
                 vcpu.look(Look::default(), now)
@@ -283,8 +283,8 @@ proptest! {
         compare(config(ceiling, below % ceiling, contract), &events);
     }
 
-    /// A guest that says what it likes gets no more CPU time above its floor than the budgets, and
-    /// what one look finds too late.
+    /// A guest with arbitrary reports gets no more CPU time above its floor than the budgets, and
+    /// the time that one observation finds too late.
     #[test]
     fn lies_are_bounded(events in prop::collection::vec((1..50_u64, report(), any::<bool>()), 0..200)) {
         let config = Config { contract: 0, ..config(50, 0, 0) };
@@ -292,7 +292,7 @@ proptest! {
         let (mut now, mut boosted, mut longest) = (0, 0, 0);
         for (after, report, interrupted) in &events {
             now += after;
-            // It computes all the time, also where it says that it is blocked.
+            // The vCPU computes all the time, also while it reports that it is blocked.
             let above = vcpu.level().priority > 0;
             let look = Look { report: Some(*report), is_new: true, alive: true, ran: Nanos(*after) };
             vcpu.look(look, Nanos(now));
@@ -300,14 +300,15 @@ proptest! {
             if *interrupted {
                 let promotions = vcpu.counters().promotions;
                 vcpu.kvm_interrupt(Nanos(now));
-                // Whatever wakes the host's thread is charged.
+                // Every wake-up of the host's thread is charged.
                 prop_assert!(!awaits || vcpu.counters().promotions > promotions);
             }
             boosted += if above { *after } else { 0 };
             longest = longest.max(*after);
         }
         let periods = now / config.period.0 + 1;
-        // A look that finds the budget used up may be too early for the demotion by the dwell time.
+        // An observation that finds the budget used up may be too early for the demotion by the
+        // dwell time.
         let late = 2 * (longest + config.dwell.0 + longest);
         prop_assert!(boosted <= periods * (500 + 30 + late), "{boosted} in {now}");
         prop_assert_eq!(vcpu.counters().boosted, Nanos(boosted));
@@ -338,7 +339,7 @@ fn all_short_histories() {
         says(Report { interrupt: true, nmi: true, ..task }),
         says(Report { deadline: Some(Nanos(90)), ..Report::default() }),
         Event::Look(Look { report: None, is_new: false, alive: false, ran: Nanos(250) }),
-        // A part of what an answer may take.
+        // A part of the time that an answer may take.
         Event::Look(Look { report: None, is_new: false, alive: true, ran: Nanos(8) }),
         Event::Interrupt(Interrupt::Maskable),
         Event::Interrupt(Interrupt::NonMaskable),
@@ -391,7 +392,7 @@ fn a_completion_raises_until_an_urgent_task_is_reported_or_its_time_is_over() {
         (Report::default(), Report { policy: GuestPolicy::Fifo, priority: 50, ..Report::default() });
     vcpu.look(says(nothing, true), Nanos(100));
     assert_eq!(vcpu.completion(Nanos(110)).reason, Reason::Completion);
-    // The interrupt has not been taken yet; what the guest reports began before it.
+    // The interrupt has not been taken yet; the guest's report began before it.
     let step = vcpu.look(says(nothing, true), Nanos(139));
     assert_eq!((step.level, step.next), (Level::fifo(90), Some(Nanos(140))));
     assert_eq!(vcpu.look(says(nothing, false), Nanos(140)).level, Level::ORDINARY);
@@ -408,7 +409,7 @@ fn an_interrupt_by_kvm_raises_for_as_long_as_an_answer_takes() {
     vcpu.look(says(0), Nanos(100));
     let step = vcpu.kvm_interrupt(Nanos(110));
     assert_eq!((step.level, step.reason, step.next), (Level::fifo(90), Reason::Interrupt, Some(Nanos(125))));
-    // It waits for the CPU, and has a part of its answer's time left then.
+    // The vCPU waits for the CPU, and has a part of its answer's time left then.
     assert_eq!(vcpu.look(says(9), Nanos(119)).next, Some(Nanos(125)));
     assert_eq!(vcpu.look(says(6), Nanos(125)).reason, Reason::Floor, "it was for ordinary work");
     vcpu.kvm_interrupt(Nanos(200));

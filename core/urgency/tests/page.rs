@@ -1,4 +1,4 @@
-//! The page under concurrent, cut-off and false writes.
+//! The page under concurrent, interrupted and false writes.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -71,7 +71,7 @@ fn a_report_is_whole_or_not_there() {
             last = sequence;
         }
     });
-    // Cut off within a report: the block is not read, and the next report is.
+    // Interrupted within a report: the block is not read, and the next report is.
     words[WORDS].store(400_001, Ordering::Relaxed);
     assert_eq!(blocks.read(0), Ok(None));
     block.write(&RawReport::default());
@@ -79,7 +79,7 @@ fn a_report_is_whole_or_not_there() {
 }
 
 proptest! {
-    /// Whatever stands in a block is a report that the state machine takes.
+    /// Any content of a block is a report that the state machine accepts.
     #[test]
     fn nonsense_is_the_least_urgent(words in prop::array::uniform8(any::<u32>())) {
         let mut words = words;

@@ -7,21 +7,21 @@ use super::{
 };
 use crate::Level;
 
-/// Memory that is copied from and to.
+/// Memory that is accessed by copies.
 pub trait Memory {
-    /// Why it cannot be.
+    /// Error of a copy.
     type Error;
 
-    /// Copies from it.
+    /// Copies from byte `at` of the memory.
     ///
     /// # Errors
-    /// When it ends before, or has gone.
+    /// When the memory ends before, or has gone.
     fn read(&self, at: usize, into: &mut [u8]) -> Result<(), Self::Error>;
 
-    /// Copies to it.
+    /// Copies to byte `at` of the memory.
     ///
     /// # Errors
-    /// As [`Memory::read`].
+    /// Those of [`Memory::read`].
     fn write(&self, at: usize, from: &[u8]) -> Result<(), Self::Error>;
 }
 
@@ -37,7 +37,7 @@ pub struct Host<M> {
 pub struct Blocks<M> {
     memory: M,
     first: usize,
-    /// How often each has been shown a level.
+    /// Number of levels shown to each vCPU.
     changes: Vec<u32>,
 }
 
@@ -54,13 +54,13 @@ impl<M: Memory> Host<M> {
         (size >= LEAST_SIZE).then(|| Self { memory, vcpus: (size / BLOCK - 1).min(MOST_VCPUS) })
     }
 
-    /// The memory.
+    /// The memory that the page is in.
     #[must_use]
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// vCPUs for which it has a block.
+    /// Number of vCPUs that have a block.
     #[must_use]
     pub fn vcpus(&self) -> usize {
         self.vcpus
@@ -70,11 +70,11 @@ impl<M: Memory> Host<M> {
         self.memory.write(word * 4, &value.to_le_bytes())
     }
 
-    /// Offers the page to the guest. `doorbell` is what a notice writes to the device. The guest's
-    /// half stays: it may report already, to a host process that has ended.
+    /// Offers the page to the guest. `doorbell` is the value that the guest writes to the device.
+    /// The guest's half stays: the guest may report already, to a host process that has ended.
     ///
     /// # Errors
-    /// As the memory.
+    /// Those of the memory.
     pub fn serve(&self, doorbell: Option<u32>) -> Result<(), M::Error> {
         let generation = word(&self.memory, header::GENERATION * 4)?;
         self.put(header::VERSION, VERSION)?;
@@ -86,18 +86,18 @@ impl<M: Memory> Host<M> {
         self.put(header::MAGIC, MAGIC)
     }
 
-    /// Nobody looks at it any more.
+    /// Marks the page as no longer served.
     ///
     /// # Errors
-    /// As the memory.
+    /// Those of the memory.
     pub fn leave(&self) -> Result<(), M::Error> {
         self.put(header::SERVED, 0)
     }
 
-    /// How the guest reports, and its beat.
+    /// Place of the guest's reports, and its beat.
     ///
     /// # Errors
-    /// As the memory.
+    /// Those of the memory.
     pub fn mode(&self) -> Result<(Mode, u32), M::Error> {
         let mut bytes = [0; 16];
         self.memory.read(header::MODE * 4, &mut bytes)?;
@@ -115,24 +115,24 @@ impl<M: Memory> Host<M> {
 }
 
 impl<M: Memory> Blocks<M> {
-    /// Of `vcpus` vCPUs, from byte `first` of the memory on.
+    /// Blocks of `vcpus` vCPUs, from byte `first` of the memory on.
     #[must_use]
     pub fn new(memory: M, first: usize, vcpus: usize) -> Self {
         Self { memory, first, changes: vec![0; vcpus] }
     }
 
-    /// The report of a vCPU with its sequence number. `None` while the guest writes it, or for
-    /// ever where it never ends to, and for a vCPU without a block.
+    /// Report of a vCPU with its sequence number. `None` while the guest writes it, forever if it
+    /// never finishes, and for a vCPU without a block.
     ///
     /// # Errors
-    /// As the memory.
+    /// Those of the memory.
     pub fn read(&self, vcpu: usize) -> Result<Option<(u32, RawReport)>, M::Error> {
         if vcpu >= self.changes.len() {
             return Ok(None);
         }
         let at = self.first + vcpu * BLOCK;
         let before = word(&self.memory, at)?;
-        // Each copy is whole before the next one begins.
+        // Each copy is complete before the next one begins.
         fence(Ordering::SeqCst);
         let mut bytes = [0; vcpu::GUESTS * 4];
         self.memory.read(at, &mut bytes)?;
@@ -148,7 +148,7 @@ impl<M: Memory> Blocks<M> {
     /// Shows the guest the level of a vCPU.
     ///
     /// # Errors
-    /// As the memory.
+    /// Those of the memory.
     pub fn show(&mut self, vcpu: usize, level: Level) -> Result<(), M::Error> {
         let Some(changes) = self.changes.get_mut(vcpu) else { return Ok(()) };
         *changes = changes.wrapping_add(1);
@@ -159,7 +159,7 @@ impl<M: Memory> Blocks<M> {
     }
 }
 
-/// For a host and a guest in one process, as tests are. Whole words only.
+/// For a host and a guest in one process, as in tests. Whole words only.
 impl Memory for Region<'_> {
     type Error = std::convert::Infallible;
 
