@@ -1,4 +1,4 @@
-//! The device as its scheduler sees it.
+//! Device model of the I/O domain's scheduler.
 
 use rtvirtio_model::{ModelError, Profile, Service, ServiceLine, service};
 use rtvirtio_sched::bound::{Deallocations, Device};

@@ -427,15 +427,15 @@ mod tests {
         let s = service(&profile).unwrap();
         assert!((s.read.occupancy * best - 1.0).abs() < 1e-9);
         assert!(s.read.alone > s.read.occupancy);
-        // 9 300 of 15 500 at depth 1, all at 16; in between on a line.
+        // 9 300 of 15 500 at depth 1, all at 16; linear in between.
         assert_eq!(s.depth, 16);
         assert!((s.share_at(1) - 0.6).abs() < 1e-9 && (s.share_at(16) - 1.0).abs() < 1e-9);
         assert!((s.share_at(8) - (0.6 + 0.4 * 7.0 / 15.0)).abs() < 1e-9, "{}", s.share_at(8));
         assert!((s.share_at(99) - 1.0).abs() < 1e-9);
-        // The longest at depth 1 beyond the median, and at depth 16 beyond 16 service times: 5 -
-        // 0.1 and 8 - 1.07 ms.
+        // Longest latency at depth 1 beyond the median, and at depth 16 beyond 16 service times: 5
+        // - 0.1 and 8 - 1.07 ms.
         assert!(s.stall > Nanos::from_micros(6_900) && s.stall < Nanos::from_micros(7_000), "{}", s.stall);
-        // Reads were held up as long as writes: nothing is said of writes. A drive that erases
+        // Reads were delayed as long as writes, so writes are not the cause. A drive that erases
         // for 30 ms while it is written to:
         assert_eq!(s.write_stall, Nanos(0));
         let mut erasing = profile.clone();
@@ -447,15 +447,16 @@ mod tests {
         let beyond = 30e-3 - 15.0 * one.occupancy - one.alone;
         assert!((held.write_stall.as_secs_f64() - beyond).abs() < 1e-8, "{}", held.write_stall);
         assert!(beyond > 28.8e-3 && beyond < 29.0e-3 && held.stall == held.write_stall, "{beyond}");
-        // Twice as many at once at the same time for each: half the device time, and as long alone.
+        // Twice as many at once at the same time for each: half the device time, the same latency
+        // alone.
         for p in &mut profile.read {
             p.iops.0 *= 2.0;
         }
         let two = service(&profile).unwrap();
         assert!((two.read.occupancy * 2.0 / s.read.occupancy - 1.0).abs() < 1e-9);
         assert!((two.read.alone - s.read.alone).abs() < 1e-12);
-        // Writes that fit a cache when few, and then no longer: what lasts counts. Without a
-        // measurement nothing is known of them.
+        // Few writes fit a cache, more do not: the sustained rate counts. Without a measurement
+        // their cost is unknown.
         profile.write[0].iops.0 = 60_000.0;
         profile.write[1].iops.0 = 4_000.0;
         let cache = service(&profile).unwrap();

@@ -149,8 +149,8 @@ mod tests {
     use super::*;
     use crate::testkit::{point, twin};
 
-    /// A virtual disk: alone 0.8 ms in one of 10 000, among 32 4.4 ms. Something else held up the
-    /// run with 16 in flight.
+    /// A virtual disk: alone 0.8 ms in one of 10 000, among 32 4.4 ms. The run with 16 in flight
+    /// was disturbed.
     fn points() -> Vec<DepthPoint> {
         vec![
             point(32, 58_000.0, [519, 1_016, 4_387, 4_500]),
@@ -205,7 +205,7 @@ mod tests {
         assert!(about(at(1.0, 1e-4), 0.83e-3) && about(at(200.0, 1e-4), 4.387e-3));
         // Half of the way from 1 to 4 in logarithms.
         assert!(about(at(2.0, 1e-4), (0.83e-3f64 * 1.251e-3).sqrt()));
-        // More in flight took less: not the doing of those in flight.
+        // A shorter tail with more in flight: the longer one has another cause.
         assert!(about(at(16.0, 1e-4), 4.387e-3));
         assert_eq!(DepthTails::of(&[]).quantile(8.0, -9.0), 0.0);
     }
@@ -215,10 +215,11 @@ mod tests {
         let saturation_tails = SaturationTails::of(&profile());
         let tail = |flow: &Flow| tail(&saturation_tails, std::slice::from_ref(flow));
         assert!(about(tail(&flood()), 4.387e-3));
-        // 1 % of the time: as rare among those that meet it as one in a hundred.
+        // In flight 1 % of the time: 1 in 10 000 of all requests is 1 in 100 of those that meet the
+        // flood.
         assert!(about(tail(&held(580.0)), 1.016e-3));
         assert!(tail(&held(3_000.0)) > tail(&held(580.0)) && tail(&held(3_000.0)) < 2e-3);
-        // Ten at a time, rarely.
+        // Ten requests at a time, rarely.
         assert!(tail(&held(90.0)) < 0.4e-3);
         assert_eq!(tail(&held(2.0)), 0.0, "less often than one in 10 000");
     }
@@ -260,7 +261,7 @@ mod tests {
         assert!(about(of(67_584.0, Op::Read), (4.387e-3 + 10.486e-3) / 2.0));
         assert!(about(of(1_024.0, Op::Read), 4.387e-3), "smaller ones count as the profile's");
         assert!(about(of(1_048_576.0, Op::Read), 10.486e-3), "a stall does not grow with bytes");
-        // Large writes were not measured: as the small ones.
+        // Large writes were not measured: they count as small ones.
         assert!(about(of(131_072.0, Op::Write), 3.5e-3));
     }
 }

@@ -185,7 +185,7 @@ mod tests {
         {
             let of = |spec: &Spec| Slice.forecast(&twin(), spec, &config).unwrap();
             let found = of(&several);
-            // Three of the first, one of the flood, one of the last.
+            // Three forecasts of the first task, one of the flood, one of the last.
             assert_eq!(found.len(), several.goals().count());
             for (k, p) in [50.0, 99.0, 99.99].into_iter().enumerate() {
                 let alone = of(&with(&[p]));
@@ -193,7 +193,7 @@ mod tests {
                 assert_eq!(found[3..], alone[1..], "p{p}");
             }
             assert!(found.windows(2).take(2).all(|w| w[0].latency_ns <= w[1].latency_ns));
-            // A search is given the same.
+            // A search has the same forecasts.
             let profile = twin();
             let briefs = SliceSearch::new(&profile, &several).unwrap().briefs(&config).unwrap();
             let pairs = briefs.iter().zip(&found);

@@ -76,10 +76,10 @@ mod tests {
             looks += 1;
             now = backoff.record(now, 0, 1).unwrap_or(Nanos(now.0 + 2_000)).max(Nanos(now.0 + 2_000));
         }
-        // The credit, five shorter delays, then one look each millisecond.
+        // The credit, five shorter delays, then one poll each millisecond.
         assert!((CREDIT..CREDIT + 60).contains(&looks), "{looks}");
         assert_eq!(backoff.delays(), u64::from(looks - CREDIT + 1));
-        // One frame, and it is served at once again.
+        // A single frame ends the delays.
         assert_eq!(backoff.record(now, 1, 0), None);
         assert_eq!(backoff.record(now, 0, 1), None);
     }
@@ -93,7 +93,7 @@ mod tests {
     }
 
     proptest! {
-        /// One kick for each frame, in any order within a batch: never a delay.
+        /// A kick for each frame, in any order within a batch: never a delay.
         #[test]
         fn a_guest_that_works_never_waits(batches in prop::collection::vec((1u32..32, 0u32..32), 1..200)) {
             let mut backoff = Backoff::default();

@@ -403,7 +403,7 @@ mod tests {
         );
     }
 
-    /// One piece of a discard first, and then its share of the time.
+    /// A piece of a discard first, and then the discards' share of the time.
     #[test]
     fn discards_are_part_of_every_bound() {
         let deallocations = Deallocations { piece: Nanos::from_micros(90), share: 0.1 };

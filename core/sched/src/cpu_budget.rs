@@ -272,7 +272,7 @@ mod tests {
             budget.charge(Nanos(5), 0, Nanos(100_000));
             turns += 1;
         }
-        // Its slice of 750 us, and the pool of 1.5 ms: each is used up to the last whole turn.
+        // Its slice of 750 us, and the pool of 1.5 ms, each down to the last whole turn.
         assert!((21..=22).contains(&turns), "{turns}");
         assert!(budget.admits(Nanos(5), 1), "the other one has its slice");
         assert_eq!(budget.next_period(Nanos(5)), Nanos(10 * MS));
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(budget.counters(1), CpuCounters::default());
     }
 
-    /// A turn that takes too long is paid, within two periods.
+    /// A turn that takes too long is paid back within two periods.
     #[test]
     fn a_debt_is_paid_and_has_an_end() {
         let mut budget = CpuBudget::new(limit(3 * MS, 100_000), [0, 0]);
@@ -310,8 +310,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever members ask for: no period has more than the budget, and one that stays within
-        /// its slice is served whenever it asks.
+        /// For any requests: no period has more than the budget, and a member that stays within its
+        /// slice is served whenever it asks.
         #[test]
         fn the_budget_holds_and_a_modest_member_is_served(
             members in 2usize..12,
@@ -330,7 +330,7 @@ mod tests {
                     (period, spent, modest) = (now / (10 * MS), 0, 0);
                 }
                 let (who, took) = (1 + who % (members - 1), took.min(turn));
-                // Greedy ones ask until they are refused.
+                // Greedy members ask until they are throttled.
                 while state.admits(Nanos(now), who) {
                     state.charge(Nanos(now), who, Nanos(took));
                     spent += took;
@@ -345,7 +345,8 @@ mod tests {
             }
         }
 
-        /// Turns of any length: what exceeds the budget is paid later, but for one slice of each.
+        /// Turns of any length: the excess over the budget is paid back later, but for one slice of
+        /// each.
         #[test]
         fn long_turns_are_paid_later(
             members in 1usize..6,

@@ -266,7 +266,7 @@ mod tests {
         }
         let ratio = time[0] as f64 / time[1] as f64;
         assert!((1.9..2.1).contains(&ratio), "{time:?}");
-        // A VM that was idle does not own the device afterwards.
+        // After its idle time a VM does not monopolise the device.
         let mut pacer = DeallocationPacer::new(2, (64, 64), 1_000, 100);
         for _ in 0..100 {
             pacer.submit(0, Nanos(0));

@@ -197,15 +197,15 @@ mod tests {
         m.begin(0, Nanos(150));
         m.on_submit(2, Nanos(160));
         m.on_complete(1, Nanos(200));
-        // Until now, while it still waits.
+        // Up to now, while it still waits.
         assert_eq!(by(&m, 0, 210), (60, 0, vec![0, 50, 50]));
         m.on_complete(2, Nanos(220));
         m.end(0, Nanos(230));
         m.on_submit(0, Nanos(230));
-        // From 220 on a cap held it: nothing was at the device.
+        // From 220 on a cap delayed it: nothing was at the device.
         assert_eq!(by(&m, 0, 900), (80, 10, vec![0, 50, 60]));
         assert_eq!(by(&m, 1, 900), (0, 0, vec![0, 0, 0]));
-        // The time in which nothing waited counts for none, however busy the device is.
+        // Time without queued requests does not count, however busy the device is.
         m.on_submit(2, Nanos(1_000));
         m.begin(0, Nanos(2_000));
         m.end(0, Nanos(2_005));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     proptest! {
-        /// As counted nanosecond by nanosecond.
+        /// Equal to a count nanosecond by nanosecond.
         #[test]
         fn it_is_what_a_count_of_each_moment_gives(
             steps in prop::collection::vec((0usize..4, 0u8..4, 1u64..6), 1..80),

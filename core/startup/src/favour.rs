@@ -225,7 +225,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest says, it is favoured for at most `budget + t * budget / within`.
+        /// With any messages, a guest is favoured for at most `budget + t * budget / within`.
         #[test]
         fn nobody_is_favoured_beyond_the_budget(
             words in proptest::collection::vec((any::<bool>(), 0u32..4, 0u64..20 * S, 0u64..9 * S), 1..200)

@@ -124,7 +124,7 @@ mod tests {
         (0..n).map(|_| one(random)).collect()
     }
 
-    /// How often something seems to start, and in which intervals.
+    /// Number of detected starts, and the detection in each interval.
     fn alarms(trace: &Trace) -> (usize, Vec<bool>) {
         let mut recogniser = Recogniser::new(RecogniserConfig::default(), Nanos(0));
         let starting: Vec<bool> = trace
@@ -163,8 +163,8 @@ mod tests {
         assert_eq!(alarms(&trace).0, 0);
     }
 
-    /// An hour of each; false alarms an hour. Where there are some, the number is the test's: it
-    /// says why this is off by default.
+    /// False alarms of an hour of each load. They are the reason why detection is off by default;
+    /// the numbers are those of this test.
     #[test]
     fn false_alarms_of_an_hour_of_what_is_no_start() {
         let mut random = Random::new(3);
@@ -192,7 +192,7 @@ mod tests {
         ] {
             assert_eq!(alarms(&trace).0, 0, "{name}");
         }
-        // A job that wakes up each minute and reads small files cannot be told from a start.
+        // A job that wakes up each minute and reads small files looks like a start.
         let job = [quiet(30), start(&mut random, 10), quiet(560)].concat();
         let job: Trace = std::iter::repeat_n(job, 60).flatten().collect();
         assert_eq!(alarms(&job).0, 60, "each of them is taken for a start");

@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// In windows of their own, from which a rate is taken.
+    /// False times in windows of their own, from which a rate is estimated.
     #[test]
     fn false_times_in_several_windows_do_no_harm() {
         for times in [[i64::MAX as u64, 0, 0], [0, i64::MAX as u64, 0], [i64::MAX as u64, 0, i64::MAX as u64]]

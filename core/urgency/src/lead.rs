@@ -61,7 +61,7 @@ mod tests {
         }
         assert_eq!(late, 89, "the stalls only");
         assert!((us(105).0..=us(130).0).contains(&lead.get().0), "{}", lead.get());
-        // It comes back, and has a bound.
+        // The lead falls again, and has a bound.
         (0..2000).for_each(|_| lead.took(us(20)));
         assert!(lead.get() < us(75), "{}", lead.get());
         (0..2000).for_each(|_| lead.took(Nanos(u64::MAX)));

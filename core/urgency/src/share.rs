@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn what_is_urgent_comes_off_the_fair_share() {
-        // Less is urgent than the VM's share: it has its share, and its neighbour the rest.
+        // With less urgent work than the VM's share, the VM gets its share, and its neighbour the
+        // rest.
         for (boosted, neighbour) in [(0.1, 1.0), (0.31, 1.0), (0.2, 2.0), (0.5, 0.5)] {
             let (got, _) = settled(boosted, neighbour);
             let share = 1.0 / (1.0 + neighbour);
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn without_anything_urgent_the_weight_is_its_own() {
         assert_eq!(settled(0.0, 1.0), (0.5, 1.0));
-        // Nor does it matter that nothing runs.
+        // An idle VM keeps its weight.
         let mut idle = FairShare::new(Nanos(0));
         assert_eq!(idle.weight(WINDOW), Some(1.0));
         assert_eq!(idle.weight(Nanos(WINDOW.0 + 1)), None);

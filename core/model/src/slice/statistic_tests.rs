@@ -18,15 +18,15 @@ fn device(forecast: &Forecast) -> (f64, String) {
     (term.latency_ns.as_millis_f64(), term.statistic.clone().unwrap())
 }
 
-/// One stall among 27 865 samples, 300 times as long as p99.
+/// A stall in 27 865 samples, 300 times as long as p99.
 fn with_an_outlier() -> Profile {
     let mut profile = twin();
     profile.read[0] = DepthPoint { n: 27_865, ..point(1, 9_300.0, [105, 190, 2_000, 54_600]) };
     profile
 }
 
-/// A target at p99 is about the hundredth request, and a stall that was seen once says nothing of
-/// it; one at p99.99 is about such stalls.
+/// A target at p99 is about the hundredth request, of which a single stall shows nothing; a target
+/// at p99.99 is about such stalls.
 #[test]
 fn one_outlier_does_not_rule_a_target_at_p99() {
     let profile = with_an_outlier();
@@ -43,7 +43,7 @@ fn one_outlier_does_not_rule_a_target_at_p99() {
     assert!(device(&run(&twin(), 99.0)).0 <= device(&run(&twin(), 99.99)).0);
 }
 
-/// The farther out the percentile, the longer: no target is made easier by asking for less.
+/// A higher percentile has a longer latency: a lower target percentile never makes a plan worse.
 #[test]
 fn terms_are_the_targets_percentile() {
     for profile in [twin(), with_an_outlier(), with_guest(twin(), "qemu-tcg", [130, 400, 3_800, 9_000], 0.0)]
@@ -53,7 +53,8 @@ fn terms_are_the_targets_percentile() {
     }
 }
 
-/// In a guest the tail of guest and VMM is that of the percentile too; an assumption is called one.
+/// In a guest the tail of guest and VMM is at the target's percentile too; an assumed tail is
+/// labelled as such.
 #[test]
 fn the_term_of_the_guest_names_its_statistic() {
     let term = |profile: &Profile, percentile: f64| {

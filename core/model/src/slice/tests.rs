@@ -289,7 +289,7 @@ fn a_vm_below_its_rates_comes_as_a_held_flood() {
 
 #[test]
 fn a_qemu_guest_is_one_queue() {
-    // One queue per VM: a waiting request sees one slice per other VM, not one per task.
+    // With one queue per VM a waiting request waits for one slice per other VM, not one per task.
     let (p, q) = (paper_mix(LabKind::Process, 3), paper_mix(LabKind::Qemu, 3));
     let profile = with_guest(twin(), "qemu-kvm", [140, 300, 2_000, 8_000], 1e-6);
     let process = run(&profile, &p, &config(&p, Elevator::Bfq, Bfq::default()));

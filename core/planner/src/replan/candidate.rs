@@ -143,19 +143,19 @@ mod tests {
         assert!(!first.changes.is_empty() && first.given_up.is_empty());
         assert_eq!(objection(&first.effects), None, "{:?}", first.effects);
         assert!(first.effects[0].change == Change::Better, "{:?}", first.effects);
-        // In force, it asks for nothing more.
+        // In force, the plan changes nothing more.
         let settings = &first.plan.settings;
         let again = candidate(&Ground { in_force: settings, ..ground }, &input).unwrap();
         assert_eq!((&again.plan, again.changes.len()), (&first.plan, 0));
         assert!(again.effects.iter().all(|e| e.change == Change::Same));
-        // More load leads elsewhere and back.
+        // More load changes the plan, and less load changes it back.
         let mut more = input.clone();
         more.loads.insert(load_key("vm0", false), 8);
         let heavy = candidate(&Ground { in_force: settings, ..ground }, &more).unwrap();
         let ground = Ground { in_force: &heavy.plan.settings, ..ground };
         let back = candidate(&ground, &input).unwrap();
         assert_eq!(back.then, first.then);
-        // What is no longer wanted is as it was; a limit that no model knows, too.
+        // A setting that is no longer wanted is reset; a limit that no model covers, too.
         let spec = &more.spec(&spec);
         let bytes = Setting {
             knob: Knob::VmLimit { vm: "vm1".to_owned(), limit: LimitKind::ReadBps },

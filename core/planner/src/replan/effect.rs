@@ -17,7 +17,7 @@ const SAME: f64 = 0.05;
 pub enum Change {
     /// Better in something, and worse in nothing.
     Better,
-    /// Equal within [`SAME`] in everything.
+    /// Equal within 5 % in everything.
     Same,
     /// Worse in something: a longer tail, less rate, a lower limit or share.
     Worse,

@@ -132,7 +132,7 @@ mod tests {
 
     const PACE: Pace = Pace { confirm: 5, horizon: 100 };
 
-    /// Levels over time, one look at each moment.
+    /// Levels over time, with one observation at each moment.
     fn levels(need: impl Fn(u64) -> u8, until: u64) -> Vec<u8> {
         let mut ladder = Ladder::at(0, 0);
         let see = |now| {
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_need_that_comes_again_soon_after_a_fall_makes_it_stay() {
-        // Ten of every 150: longer than the horizon, which grows at the first regret.
+        // Ten of every 150: longer than the horizon, which grows at the first recurrence.
         let all = levels(|now| u8::from(now % 150 < 10), 3_000);
         assert_eq!(changes(&all), 3, "up, down, up");
         // Ten of every 90: never left.

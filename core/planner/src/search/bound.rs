@@ -205,7 +205,7 @@ pub(crate) fn diverse(
 mod tests {
     use super::*;
 
-    /// One whose bounds are so many times the targets.
+    /// Configuration whose bounds are so many times the targets.
     fn of_bounds(over: &[f64]) -> Seen {
         let missed = over.iter().filter(|o| **o > 1.0).count() as u32;
         let outcome = Outcome {
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn a_task_that_nothing_helps_does_not_hide_what_is_done_to_another() {
         assert_eq!(taken(&[&[300.0, 580.0], &[310.0, 3.0]]), 1);
-        // One far from the least in either task is nothing to take instead.
+        // A setting far from the least bound in either task is no replacement.
         assert_eq!(taken(&[&[300.0, 580.0], &[9000.0, 3.0], &[310.0, 400.0]]), 0);
     }
 
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(unless_far_worse(&all), 1);
         all[1].kept = 0.95;
         assert_eq!(unless_far_worse(&all), 0);
-        // Where the choice is expected to lose as much, that is no reason.
+        // Where the choice is expected to lose as much rate, the replacement stands.
         all[0].kept = 0.9;
         assert_eq!(unless_far_worse(&all), 1);
     }

@@ -225,7 +225,7 @@ mod tests {
         assert!((s[1] - 0.6).abs() < 1e-12, "{s:?}");
         assert!(s[0] < 0.5 && s[2] < 0.3);
         assert!((s.iter().sum::<f64>() - 1.0).abs() < 1e-12);
-        // A target below what no share can give takes nothing from the others.
+        // A target out of reach of any share takes nothing from the others.
         let s = divide(&[f64::INFINITY, 0.6], &[0, 1]);
         assert!(s[1] > 0.6, "{s:?}");
     }

@@ -62,7 +62,7 @@ pub(super) struct Findings {
 impl Findings {
     pub(super) fn with_capacity(vms: usize) -> Self {
         // One flush, one deallocation, two classes and one share of each VM, each list in two
-        // directions at most; round robin sees one VM twice.
+        // directions at most; round robin visits one VM twice.
         Self { capped: Vec::with_capacity(8 * vms + 2), round: Round::with_capacity(vms), ..Self::default() }
     }
 

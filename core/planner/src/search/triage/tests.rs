@@ -70,8 +70,7 @@ fn who_has_no_target_is_given_up_first() {
     s.vms[3].tasks = vec![flood()];
     let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
     let caps = caps(&s, &p);
-    // It misses nothing, so the plan meets all targets and asks for no consent; the flood is held
-    // as always.
+    // No target is missed, so the plan needs no consent; the flood is capped as always.
     assert_eq!(met(&p), [true, true], "{p:?}");
     assert!(p.feasible && caps[..2] == [None, None], "{caps:?}");
     assert!(caps[2].is_some_and(|c| c < 6_000.0) && caps[3].is_some(), "{caps:?}");
