@@ -4,7 +4,7 @@
 //! [`CREDIT`]; useful work adds two to it, fruitless work takes one. (A Linux guest kicks at most
 //! once for each frame, and a kick may come after its frame was found: that never drains the
 //! credit.) Without credit the VM is not polled for a delay that doubles from [`FIRST`] to
-//! [`LONGEST_BACKOFF`]; useful work, or [`FORGET`] without any, resets it.
+//! [`LONGEST_BACKOFF`]; useful work, or [`FORGET`] without any work, resets it.
 
 use rtvirtio_units::Nanos;
 
@@ -14,7 +14,7 @@ const CREDIT: u32 = 64;
 const FIRST: Nanos = Nanos::from_micros(50);
 /// Limit of the doubled delay.
 pub const LONGEST_BACKOFF: Nanos = Nanos::from_millis(1);
-/// Time without polls after which credit and delay are reset.
+/// Time without any work after which credit and delay are reset.
 const FORGET: Nanos = Nanos::from_millis(100);
 
 /// Credit and delay of one VM.
@@ -22,7 +22,7 @@ const FORGET: Nanos = Nanos::from_millis(100);
 pub struct Backoff {
     credit: u32,
     delay: Nanos,
-    /// Time of the last poll.
+    /// Time of the last work, useful or fruitless.
     last: Nanos,
     delays: u64,
 }

@@ -172,7 +172,7 @@ mod tests {
             let (mut now, mut sent) = (Nanos(10_000), Vec::new());
             for (pause, cost) in steps {
                 now = Nanos(now.0 + pause);
-                // As a window of one: the next frame is handed over when the last one is complete.
+                // With a window of one, the next frame is submitted when the last one is complete.
                 now = now.max(link.next_completion().unwrap_or(now));
                 while link.pop_completed(now).is_some() {}
                 link.submit(now, frame(cost));

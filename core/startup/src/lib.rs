@@ -16,7 +16,7 @@ pub use favour::{Favour, FavourCounters, FavourLimits};
 pub use recognise::{Recogniser, RecogniserConfig, Sample};
 pub use word::{LONGEST_LINE, PORT, Word, WordReader};
 
-/// BFQ's `slice_idle` for a VM with a start, in ms: a program computes between its reads, and BFQ's
-/// default of 8 ms is often too short for it. The longer the value, the more throughput other VMs
-/// lose meanwhile.
+/// BFQ's `slice_idle` of a disk while a program starts, in ms: it computes between its reads, and
+/// BFQ's default of 8 ms is often too short for that. The longer the value, the more throughput
+/// other VMs lose meanwhile.
 pub const SLICE_IDLE: u32 = 25;

@@ -1,7 +1,7 @@
 //! Foreign text made safe for where it is printed.
 //!
-//! Names of VMs, domains and files come from guests, other users and other tools. A printed command
-//! is pasted into a root shell, so each such name in it passes through [`shell_word`] or
+//! Names of VMs, I/O domains and files come from guests, other users and other tools. A printed
+//! command is pasted into a root shell, so each such name in it passes through [`shell_word`] or
 //! [`shell_argument`]; a value in an option list of QEMU passes through [`qemu_value`] first.
 
 mod clean;

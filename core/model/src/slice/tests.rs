@@ -497,8 +497,8 @@ proptest! {
     #[test]
     fn a_looser_cap_on_another_vm_never_helps((s, c) in any_case(), cap in 1.0f64..20_000.0, more in 0.0f64..20_000.0) {
         let last = s.vms.len() - 1;
-        // A VM below its rates always has a request waiting: what it is let through comes at once,
-        // and not spread as it was declared.
+        // A VM below its rates always has a request waiting: its allowance comes at once, and not
+        // spread as declared.
         let declared: f64 = s.vms[last].tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
         let looser = if cap < declared { (cap + more).min(0.999 * declared).max(cap) } else { cap + more };
         let (mut tight, mut loose) = (c.clone(), c);

@@ -113,7 +113,7 @@ fn beyond_the_device_it_tunes_for_the_most_urgent() {
     let mut tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
     assert_eq!(tuner.given_up(), [2]);
     while let Some(config) = tuner.next() {
-        // Not held down further than is worth it.
+        // Not capped further than is worth it.
         assert!(config.vms[2].cap.is_some_and(|c| (300.0..2_800.0).contains(&c.0)), "{config:?}");
         // The VM that is given up gets next to nothing, and that does not count.
         let kept = [1.0, 1.0, 0.1];

@@ -44,7 +44,7 @@ fn the_least_urgent_is_held_down_to_what_is_left() {
     let limit = p.settings.iter().find(|x| matches!(x.knob, Knob::VmLimit { .. })).unwrap();
     assert!(limit.reason.contains("vm2 is given up"), "{}", limit.reason);
 
-    // Where limits may not be used, no VM is held down.
+    // Where limits may not be used, no VM is capped.
     let mut options = PlanOptions::new(start(&s));
     options.space.caps = false;
     let p = plan(&s, &profile(), &options).unwrap();
@@ -89,7 +89,7 @@ fn what_is_said_of_an_overload_is_true() {
     let s = vms(&[(6_000.0, 40), (6_000.0, 25), (6_000.0, 60)]);
     let why = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap().infeasible.unwrap();
     assert!(why.reason.starts_with("the rates of the VMs with targets take 116 %"), "{}", why.reason);
-    // Any two of them can be served while the third is held down.
+    // Any two of them can be served while the third is capped.
     assert_eq!(why.conflict.len(), 3, "{why:?}");
     assert!(why.relaxation.is_empty());
 
@@ -132,8 +132,8 @@ fn one_that_is_too_much_is_passed_over() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
-    /// With limits the most urgent VM is never worse off, and no VM is held down that is reported
-    /// to be met.
+    /// With limits the most urgent VM is never worse off, and no VM is capped whose target is
+    /// reported as met.
     #[test]
     fn limits_never_cost_the_more_urgent(of in proptest::collection::vec((2_000.0f64..12_000.0, 5u64..200), 2..5)) {
         let s = vms(&of);
