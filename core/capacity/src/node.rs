@@ -114,8 +114,7 @@ pub struct Admission {
     pub refused: Option<Refused>,
     /// Sum of the contracts in force.
     pub in_force: Scalars,
-    /// Scalars of the candidate; above [`WHOLE`](crate::WHOLE) where not even an empty host
-    /// promises it.
+    /// Scalars of the candidate; above [`WHOLE`](crate::WHOLE) where even an empty host refuses it.
     pub takes: Scalars,
     /// Tasks of the candidate with targets that admission does not cover.
     pub unpromised: Vec<Unpromised>,
@@ -208,8 +207,7 @@ fn by_cpu(node: &Node, all: &[&Contract]) -> Option<Refused> {
     (!fits(asked, node.cpu.0)).then_some(Refused::Cpu { asked, available: node.cpu.0 })
 }
 
-/// Refusal of all contracts together by one disk, for the shape nearest to admitting them; `None`
-/// when some shape admits them.
+/// Refusal of all contracts by one disk under the shape nearest to admitting them; else `None`.
 fn refused_by(node: &Node, disk: usize, all: &[&Contract]) -> Option<Refused> {
     let on = |c: &&Contract| -> Option<OnDisk> {
         c.disks.iter().find(|d| node.disk(d.device.as_deref()) == Ok(disk)).cloned()
@@ -363,9 +361,8 @@ impl Node {
             taken.cpu = never;
             return taken;
         }
-        // A host without a CPU share for contracts admits a share of 0 only. Admission's tolerance
-        // exceeds what a thousand contracts could gain by 1e-10 each, and all of a host's share is
-        // a whole.
+        // A host without a CPU share for contracts admits only 0. Admission's tolerance exceeds
+        // what a thousand contracts gain by 1e-10 each, and all of a host's share is a whole.
         let cpu = |share: f64| Permille::taken(share / self.cpu.0.max(1e-9) - 1e-10);
         taken.cpu = contract.cpu.map_or(Permille(0), |c| cpu(c.0));
         taken

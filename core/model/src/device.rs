@@ -53,8 +53,7 @@ pub fn declared_shares(profile: &Profile, spec: &Spec, config: &Config) -> Resul
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ServiceLine {
     /// Device time of a request of the profile's block size, s: 1 / capacity. For writes the
-    /// sustained capacity, at the largest depth: at smaller depths they may fit into the drive's
-    /// cache.
+    /// sustained capacity, at the largest depth: few may fit into the drive's cache.
     pub occupancy: f64,
     /// Device time of each byte beyond that size, s.
     pub per_byte: f64,
@@ -184,8 +183,7 @@ pub(crate) struct Curve {
     pub(crate) base: f64,
     /// Requests per second at the best depth.
     pub(crate) capacity: f64,
-    /// Mean time per request at the smallest depth, s: the time that one sample of the tail
-    /// represents.
+    /// Mean time per request at the smallest depth, s: the time per sample of the tail.
     cycle: f64,
     /// Tail at the smallest depth.
     tail: TailCurve,
@@ -447,8 +445,7 @@ mod tests {
         let beyond = 30e-3 - 15.0 * one.occupancy - one.alone;
         assert!((held.write_stall.as_secs_f64() - beyond).abs() < 1e-8, "{}", held.write_stall);
         assert!(beyond > 28.8e-3 && beyond < 29.0e-3 && held.stall == held.write_stall, "{beyond}");
-        // Twice as many at once at the same time for each: half the device time, the same latency
-        // alone.
+        // Twice as many at once in the same time: half the device time, the same latency alone.
         for p in &mut profile.read {
             p.iops.0 *= 2.0;
         }

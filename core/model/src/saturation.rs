@@ -215,8 +215,7 @@ mod tests {
         let saturation_tails = SaturationTails::of(&profile());
         let tail = |flow: &Flow| tail(&saturation_tails, std::slice::from_ref(flow));
         assert!(about(tail(&flood()), 4.387e-3));
-        // In flight 1 % of the time: 1 in 10 000 of all requests is 1 in 100 of those that meet the
-        // flood.
+        // In flight 1 % of the time: 1 in 10 000 of all is 1 in 100 of those that meet it.
         assert!(about(tail(&held(580.0)), 1.016e-3));
         assert!(tail(&held(3_000.0)) > tail(&held(580.0)) && tail(&held(3_000.0)) < 2e-3);
         // Ten requests at a time, rarely.

@@ -210,8 +210,7 @@ impl<'a> Saturated<'a> {
     }
 }
 
-/// Wait that a VM's own cap adds to its tasks, s, and the share of the cap that is spare for
-/// catching up.
+/// Wait by a VM's own cap, s, and the share of the cap that is spare for catching up.
 ///
 /// On average the VM's requests are 1 / cap apart once they come faster, so a request may wait for
 /// one of each other task of its VM; with a rate close to the cap a backlog is worked off slowly.

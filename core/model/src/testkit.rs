@@ -31,8 +31,7 @@ fn profile(read: Vec<DepthPoint>, read_bfq: Vec<DepthPoint>) -> Profile {
     }
 }
 
-/// Profile of a twin with one channel, 60 us + 1 ns/B: median 105 us, p99.99 1.8 ms, 15.5 k IOPS at
-/// depth 16.
+/// A twin with one channel, 60 us + 1 ns/B: median 105 us, p99.99 1.8 ms, 15.5 k IOPS at depth 16.
 pub(crate) fn twin() -> Profile {
     profile(
         vec![point(1, 9_300.0, [105, 150, 1_800, 5_000]), point(16, 15_500.0, [1_030, 1_200, 3_500, 8_000])],

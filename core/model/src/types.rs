@@ -280,9 +280,8 @@ pub enum ModelKind {
 pub struct Forecast {
     /// Predicted latency at the target's percentile (p99.99 without a target).
     pub latency_ns: Nanos,
-    /// Share of the declared rate that is kept, `achieved / declared`, at most 1: the expected
-    /// share, or that which the upper bound implies where it is larger. `1.0` for tasks without a
-    /// rate.
+    /// Share of the declared rate that is kept, `achieved / declared`, at most 1: as expected, or
+    /// as the upper bound implies where that is more. `1.0` for tasks without a rate.
     pub rate_kept: f64,
     /// Terms of the guest part and of the host part; they sum to `latency_ns` up to rounding.
     pub terms: Vec<Term>,

@@ -298,8 +298,7 @@ impl<'a> Evaluator<'a> {
         self.model.forecast(self.profile, self.spec, &self.placements.in_effect(config))
     }
 
-    /// Prediction for a configuration; `None` when the model does not cover it or the budget is
-    /// spent.
+    /// Prediction; `None` when the model does not cover `config` or the budget is spent.
     pub(crate) fn judge(&mut self, config: &Config) -> Option<&Judged> {
         let new = match self.seen.entry(fingerprint(config)) {
             Entry::Occupied(known) => return known.into_mut().as_ref(),

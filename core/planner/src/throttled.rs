@@ -16,8 +16,7 @@ pub struct Throttled {
     pub vm: String,
     /// Requests per second under the limit.
     pub limit: Iops,
-    /// Rate without the limit: the VM's declared rate and its part of the rate that all declared
-    /// rates leave.
+    /// Declared rate plus the VM's part of the rate that all declared rates leave.
     pub of: Iops,
 }
 

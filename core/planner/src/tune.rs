@@ -24,8 +24,7 @@ const CANDIDATES: usize = 400;
 /// Candidates of each kind that are kept.
 const PER_KIND: usize = 40;
 
-/// Standard deviations below its mean that a candidate is judged by: 0 never explores, 2 mostly
-/// does.
+/// Deviations below its mean that a candidate is judged by: 0 never explores, 2 mostly does.
 const OPTIMISM: f64 = 0.7;
 
 /// Score of a task that loses all its rate; a partial loss lies between 1 and this in proportion.

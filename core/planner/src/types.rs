@@ -14,8 +14,7 @@ pub struct Plan {
     pub model: ModelKind,
     /// Settings in the order in which they are to be written.
     pub settings: Vec<Setting>,
-    /// Prediction per target, and per task without one, in the order of
-    /// [`Spec::goals`](rtvirtio_spec::Spec::goals).
+    /// Prediction per target, in the order of [`Spec::goals`](rtvirtio_spec::Spec::goals).
     pub tasks: Vec<TaskOutlook>,
     /// Whether every target is predicted to be met.
     pub feasible: bool,

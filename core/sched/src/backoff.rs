@@ -34,8 +34,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Records the result of a poll. Returns the time until which the VM is not polled, where it
-    /// must wait.
+    /// Records the result of a poll. Returns the end of the delay, where the VM must wait.
     pub fn record(&mut self, now: Nanos, useful: u32, fruitless: u32) -> Option<Nanos> {
         if now.0.saturating_sub(self.last.0) > FORGET.0 {
             (self.credit, self.delay) = (CREDIT, FIRST);

@@ -345,8 +345,7 @@ mod tests {
             }
         }
 
-        /// Turns of any length: the excess over the budget is paid back later, but for one slice of
-        /// each.
+        /// Turns of any length: excess over the budget is paid back, but for one slice of each.
         #[test]
         fn long_turns_are_paid_later(
             members in 1usize..6,

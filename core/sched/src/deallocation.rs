@@ -129,8 +129,7 @@ impl DeallocationPacer {
         self.recheck_at = until;
     }
 
-    /// Lets the next call search again: a VM became idle, or has another deallocation, so a piece
-    /// may go sooner.
+    /// Lets the next call search again: a VM became idle, or has another deallocation.
     pub fn recheck_now(&mut self) {
         self.recheck_at = Nanos(0);
     }

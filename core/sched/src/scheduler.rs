@@ -230,8 +230,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Decides the next piece for the device. Call again after each piece, and after the event that
-    /// [`Next`] names.
+    /// Decides the next piece for the device. Call again after each piece and as [`Next`] says.
     pub fn next(&mut self, now: Nanos) -> Next {
         let mut findings = std::mem::take(&mut self.findings);
         let decision = self.pick(now, &mut findings);
@@ -462,8 +461,7 @@ impl Scheduler {
         })
     }
 
-    /// Waiting time of a VM by the VM that caused it; `None` where it is not measured, or the VM
-    /// has no row of its own.
+    /// Waiting time of a VM by cause; `None` where it is not measured, or the VM has no own row.
     #[must_use]
     pub fn waits(&self, vm: usize, now: Nanos) -> Option<Waits> {
         self.waiting.as_ref()?.of(vm, now)

@@ -1,6 +1,5 @@
-//! Waiting of each VM by its cause: the time in which a VM had requests queued while pieces of
-//! another were at the device. Exact, from the times at which requests are queued and pieces are
-//! submitted and complete.
+//! Waiting of each VM by cause: the time in which a VM had requests queued while pieces of another
+//! were at the device. Exact, from the times at which requests are queued and pieces come and go.
 //!
 //! For each VM a clock runs while pieces of it are at the device. When a VM begins to wait, all
 //! clocks are read; when its wait ends, their progress is added to its row. So a request that finds

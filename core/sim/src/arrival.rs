@@ -137,8 +137,7 @@ impl Source {
         }
     }
 
-    /// Due time of a closed loop's next request after a completion at `now`; `None` for an open
-    /// loop.
+    /// Due time of the next request after a completion at `now`; `None` for an open loop.
     pub fn resubmit_at(&self, now: Nanos) -> Option<Nanos> {
         match self.load.arrival {
             Arrival::Closed { .. } => Some(now),

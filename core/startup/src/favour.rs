@@ -105,8 +105,7 @@ impl Favour {
         self.favoured()
     }
 
-    /// Time at which [`Favour::is_favoured`] turns false without further messages; `None` while it
-    /// is false.
+    /// End of [`Favour::is_favoured`] without further messages; `None` while it is false.
     #[must_use]
     pub fn until(&self) -> Option<Nanos> {
         if !self.favoured() {

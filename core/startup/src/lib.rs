@@ -1,5 +1,4 @@
-//! Start-ups in guests: how a guest announces one, how long it may be favoured, how the host
-//! detects one.
+//! Start-ups in guests: a guest's message, the budget for favouring it, detection by the host.
 //!
 //! Spyridakis and Raho, "On Application Responsiveness and Storage Latency in Virtualized
 //! Environments" (section III): the host sees one mix of a guest's requests and cannot tell that an

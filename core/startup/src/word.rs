@@ -51,8 +51,7 @@ impl Word {
     }
 }
 
-/// Parser of a guest's byte stream. Buffers at most [`LONGEST_LINE`] bytes, whatever the guest
-/// sends.
+/// Parser of a guest's byte stream, which buffers at most [`LONGEST_LINE`] bytes.
 #[derive(Clone, Debug, Default)]
 pub struct WordReader {
     line: Vec<u8>,

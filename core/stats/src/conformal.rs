@@ -78,8 +78,7 @@ impl Quantile {
     /// Checks a value from an untrusted file.
     ///
     /// # Errors
-    /// [`ConformalError::BadFile`] or [`ConformalError::BadLevel`] for values that no calibration
-    /// writes.
+    /// [`ConformalError::BadFile`] or [`ConformalError::BadLevel`] for impossible values.
     pub fn check(&self) -> Result<(), ConformalError> {
         if !self.score.is_finite() {
             return Err(ConformalError::BadFile("the score is not finite"));

@@ -184,8 +184,7 @@ fn relu(value: &mut f64) {
     }
 }
 
-/// Scalar product with four running sums: with one sum the compiler could not use vector
-/// instructions.
+/// Scalar product with four running sums, so that the compiler can use vector instructions.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 4];
     let (a4, b4) = (a.chunks_exact(4), b.chunks_exact(4));

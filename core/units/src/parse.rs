@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-/// A text that is not a value with a unit. Says what was expected, so that a caller only adds
-/// where.
+/// A text that is not a value with a unit. Has the expected form; the caller adds the place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitError {
     /// Form of a correct text, with examples.

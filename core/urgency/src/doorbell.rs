@@ -38,8 +38,7 @@ impl Doorbell {
         heard > 0
     }
 
-    /// End of the present window where the limit is reached; `None` while notifications are
-    /// handled.
+    /// End of the window where its limit is reached; `None` while notifications are handled.
     #[must_use]
     pub fn muted_until(&self, now: Nanos) -> Option<Nanos> {
         let is_muted = now.0 / Self::WINDOW.0 == self.window && self.in_window >= Self::MOST;

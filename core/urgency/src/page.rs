@@ -224,8 +224,7 @@ impl<'m> Region<'m> {
         self.is_offered() && self.load(header::SERVED) == 1
     }
 
-    /// Value that notifies the host when written to the doorbell register; `None` without a
-    /// doorbell.
+    /// Value of the doorbell register that notifies the host; `None` without a doorbell.
     #[must_use]
     pub fn doorbell(&self) -> Option<u32> {
         Some(self.load(header::DOORBELL)).filter(|d| *d != NO_DOORBELL)

@@ -111,8 +111,7 @@ mod tests {
 
     #[test]
     fn what_is_urgent_comes_off_the_fair_share() {
-        // With less urgent work than the VM's share, the VM gets its share, and its neighbour the
-        // rest.
+        // With less urgent work than its share a VM gets its share, the neighbour the rest.
         for (boosted, neighbour) in [(0.1, 1.0), (0.31, 1.0), (0.2, 2.0), (0.5, 0.5)] {
             let (got, _) = settled(boosted, neighbour);
             let share = 1.0 / (1.0 + neighbour);

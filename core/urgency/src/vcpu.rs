@@ -78,8 +78,7 @@ pub struct Step {
     pub level: Level,
     /// Reason for the level.
     pub reason: Reason,
-    /// Time at which the level may change without an event, for the next observation; `None` for
-    /// never.
+    /// Time at which the level may change without an event; `None` for never.
     pub next: Option<Nanos>,
 }
 
@@ -182,9 +181,8 @@ impl Vcpu {
         self.reason.is_boost() && self.level.priority > self.config.floor
     }
 
-    /// Whether [`Vcpu::is_boosted`] holds and the thread's actual level `stood` is above the floor
-    /// too: the thread is raised later than this state, and not while another program works with
-    /// the journal.
+    /// Whether [`Vcpu::is_boosted`] and the thread's level `stood` is above the floor too: it is
+    /// raised later than this state, and not while another program works with the journal.
     #[must_use]
     pub fn is_boosted_at(&self, stood: Level) -> bool {
         self.is_boosted() && stood.priority > self.config.floor
@@ -243,10 +241,9 @@ impl Vcpu {
         self.decide(now)
     }
 
-    /// Records that KVM has made an interrupt pending for the vCPU that is not from its own timer.
-    /// As after a completion the report of an urgent task is the answer; without one the vCPU stays
-    /// raised until it has run for [`Config::answer`], and no longer than that and
-    /// [`Config::hold`].
+    /// Records a pending interrupt by KVM that is not from the vCPU's own timer. As after a
+    /// completion the report of an urgent task is the answer; without one the vCPU stays raised
+    /// until it has run for [`Config::answer`], and no longer than that and [`Config::hold`].
     pub fn kvm_interrupt(&mut self, now: Nanos) -> Step {
         self.roll(now);
         self.interrupted = Some((now, Nanos(0)));

@@ -307,8 +307,7 @@ proptest! {
             longest = longest.max(*after);
         }
         let periods = now / config.period.0 + 1;
-        // An observation that finds the budget used up may be too early for the demotion by the
-        // dwell time.
+        // An observation that finds the budget used up may precede the demotion, by the dwell time.
         let late = 2 * (longest + config.dwell.0 + longest);
         prop_assert!(boosted <= periods * (500 + 30 + late), "{boosted} in {now}");
         prop_assert_eq!(vcpu.counters().boosted, Nanos(boosted));

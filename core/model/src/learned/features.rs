@@ -110,8 +110,7 @@ pub const WIDTH: usize = NAMES.len();
 /// Smallest latency or share whose logarithm is taken, in s: far below any I/O.
 const TINY: f64 = 1e-7;
 
-/// Largest number of requests that counts: a percentile that n cannot resolve is the maximum, which
-/// grows with n.
+/// Largest n that counts: a percentile that n cannot resolve is the maximum, which grows with n.
 const RESOLVED: f64 = 1e4;
 
 /// Feature rows, one per task in spec order, with the slice forecasts that they are built on.

@@ -53,8 +53,7 @@ impl HostModel {
         self.non_idling_in(regime).map_or(&self.forest, |f| &f.forest).spread(row)
     }
 
-    /// The separate forest for a regime in which BFQ does not idle; `None` where the main forest
-    /// applies.
+    /// Separate forest of a non-idling regime; `None` where the main forest applies.
     fn non_idling_in(&self, regime: Regime) -> Option<&NonIdlingModel> {
         self.non_idling.as_ref().filter(|_| regime.is_non_idling())
     }

@@ -116,8 +116,7 @@ impl Rules {
         self.timeout.min(slice)
     }
 
-    /// Slices of all queues: each catches up on the requests it missed while the other queues had
-    /// the device.
+    /// Slices of all queues: each catches up on its requests during the other queues' slices.
     fn slices<'a>(&self, queues: impl Iterator<Item = &'a Queue> + Clone) -> Vec<f64> {
         let round: f64 = queues.clone().map(|q| self.slice(q, 0.0)).sum();
         queues.map(|q| self.slice(q, round)).collect()
@@ -196,8 +195,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         .zip(&place)
         .map(|(f, &q)| {
             let (queue, share) = (&queues[q], shares[q]);
-            // Requests of the VM's other tasks in the same queue are served first come, first
-            // served.
+            // Requests of the VM's other tasks in the same queue, first come, first served.
             let alongside = (queue.depth - f.burst()).max(0.0) * queue.cost;
             let need = queue.rate * per_request(queue);
             let mut kept = if need > 0.0 { (share / need).min(1.0) } else { 1.0 };

@@ -53,8 +53,7 @@ fn terms_are_the_targets_percentile() {
     }
 }
 
-/// In a guest the tail of guest and VMM is at the target's percentile too; an assumed tail is
-/// labelled as such.
+/// In a guest the tail of guest and VMM is at the target's percentile; an assumed one is labelled.
 #[test]
 fn the_term_of_the_guest_names_its_statistic() {
     let term = |profile: &Profile, percentile: f64| {

@@ -124,8 +124,7 @@ impl Disk {
 
     /// Arrivals of each need as seen by the others, and the costs of its own requests.
     ///
-    /// A delayed task catches up: it may send at once as many requests as are due within its
-    /// latency target.
+    /// A delayed task catches up: it may send at once the requests of one latency target.
     fn flows<'a>(&self, needs: &[Need<'a>]) -> Result<Vec<Flow<'a>>, NeighbourError> {
         let is_other = |a: &Need<'_>, b: &Need<'_>| match b.task {
             Some(task) => a.vm.name != b.vm.name || a.largest.name != task.name,

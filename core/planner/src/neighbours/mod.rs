@@ -1,10 +1,9 @@
 //! From the targets of some VMs to the limits of the others: the largest rate, with its burst and
 //! peak, at which the targets hold in the worst case.
 //!
-//! The service left over by limited traffic follows from network calculus
-//! ([`rtvirtio_traffic::Service`]), on the profile of the device, in units of device time and for
-//! any order of service; or on a measured curve of one victim and one neighbour ([`VictimCurve`]),
-//! in requests.
+//! Network calculus ([`rtvirtio_traffic::Service`]) gives the service left by limited traffic, on
+//! the device's profile, in units of device time and for any order of service; or on a measured
+//! curve of one victim and one neighbour ([`VictimCurve`]), in requests.
 
 mod by_curve;
 mod by_profile;
@@ -21,8 +20,7 @@ use serde::Serialize;
 
 pub use error::NeighbourError;
 
-/// Usual bound on late wake-ups of a regulator, s: a burst of this length at the rate loses no
-/// rate.
+/// Usual bound on late wake-ups of a regulator, s: a burst of this length keeps the rate.
 const LATE: f64 = 0.01;
 /// Largest rate that a spec takes, per second.
 const MOST: f64 = 10e6;
@@ -192,8 +190,7 @@ pub fn neighbours(
     Ok(plan)
 }
 
-/// Place of a regulator, without cgroup and device: the arrivals it lets through do not depend on
-/// them.
+/// Place of a regulator without cgroup and device, on which its limit does not depend.
 fn place(actuator: Actuator) -> Result<Place, NeighbourError> {
     let (cgroup, dev) = (String::new(), String::new());
     match actuator {

@@ -24,8 +24,7 @@ pub struct Ground<'a> {
     /// Options of the search. `start` is the configuration from before any plan: so a plan depends
     /// on the observations, and not on the plans before it.
     pub options: &'a PlanOptions,
-    /// Settings in force, as changes of that configuration; those of VMs that are not in the spec,
-    /// too.
+    /// Settings in force, as changes of that configuration; also of VMs not in the spec.
     pub in_force: &'a [Setting],
 }
 

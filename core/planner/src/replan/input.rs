@@ -65,9 +65,8 @@ pub fn load_level(ratio: f64) -> u8 {
     level(ratio, LOAD_TOLERANCE, LOAD_STEP)
 }
 
-/// Level of slowness of a device, given the ratio of its request time to the measured one.
-/// Fragmentation, other sizes and other places of the disk make requests slower by less than a
-/// step.
+/// Level of slowness of a device, by the ratio of its request time to the measured one. Less than a
+/// step comes of fragmentation, other sizes and other places of the disk.
 #[must_use]
 pub fn slow_level(factor: f64) -> u8 {
     level(factor, SLOW_STEP, SLOW_STEP)
@@ -80,8 +79,7 @@ impl Input {
         Self { vms, ..Self::default() }
     }
 
-    /// The spec with the loads that are planned for. A task that reads and writes takes the larger
-    /// factor.
+    /// The spec with the planned loads. A task that reads and writes takes the larger factor.
     #[must_use]
     pub fn spec(&self, spec: &Spec) -> Spec {
         let mut spec = spec.clone();
@@ -112,8 +110,7 @@ impl Input {
         }
     }
 
-    /// A safety margin with the caution added; the predicted latency may use at least a fifth of
-    /// the target.
+    /// A safety margin with the caution added, which raises it to 80 % at most.
     #[must_use]
     pub fn safety(&self, safety: Ratio) -> Ratio {
         Ratio((safety.0 + CAUTION_STEP * f64::from(self.caution)).min(0.8).max(safety.0))

@@ -1,5 +1,4 @@
-//! A level with hysteresis: up after a short confirmation, down only after a long time without
-//! need.
+//! A level with hysteresis: up after a short confirmation, down after a long time without need.
 
 use serde::{Deserialize, Serialize};
 

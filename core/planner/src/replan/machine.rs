@@ -9,8 +9,7 @@ use super::input::{Input, MOST_CAUTION, load_level, slow_level};
 use super::ladder::{Ladder, Pace, Patience};
 use super::unplanned::{LeftOut, NoPlan, Unplanned, backoff};
 
-/// Quiet time before a plan for new VMs, in ms, so that VMs that arrive one after the other are
-/// planned for together.
+/// Quiet time before a plan for new VMs, in ms: VMs that arrive in a row are planned for together.
 const ARRIVALS: u64 = 2_000;
 /// Key of the caution among keys of loads and devices.
 pub const CAUTION: &str = "caution";
@@ -288,8 +287,7 @@ impl Replan {
             ladder(&mut self.slow, key, slow_level(*factor));
         }
         let Some(basis) = &self.basis else { return };
-        // More load than was planned for, and a slower device, explain a missed target by
-        // themselves.
+        // More load than was planned for, and a slower device, explain a missed target.
         let explained =
             sight.loads.iter().any(|(key, ratio)| load_level(*ratio) > at(&basis.input.loads, key))
                 || sight.slow.iter().any(|(key, factor)| slow_level(*factor) > at(&basis.input.slow, key));
@@ -307,8 +305,7 @@ impl Replan {
     /// where none is to be held) and the running VMs.
     pub fn next(&mut self, now: u64, contract: Option<&str>, running: &BTreeSet<String>) -> Option<Request> {
         if self.contract.as_deref() != contract {
-            // Other contracts have other declared loads, so levels relative to the old ones no
-            // longer apply.
+            // Levels relative to the old contracts' loads no longer apply.
             self.contract = contract.map(str::to_owned);
             (self.loads, self.slow) = (BTreeMap::new(), BTreeMap::new());
             self.caution = Ladder::at(0, now);
@@ -447,8 +444,7 @@ impl Replan {
         self.asked = None;
     }
 
-    /// Refuses the proposal, so that only other observations lead to it again. Returns whether
-    /// there was one.
+    /// Refuses the proposal, until observations change. Returns whether there was one.
     pub fn refuse(&mut self) -> bool {
         match std::mem::replace(&mut self.stage, Stage::Rest) {
             Stage::Proposed(proposal) => {

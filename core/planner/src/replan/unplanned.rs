@@ -66,8 +66,7 @@ impl LeftOut {
         }
     }
 
-    /// Lets failed devices be tried again now, as the host has changed. They stay unplanned until a
-    /// plan succeeds.
+    /// Lets failed devices be tried again now. They stay unplanned until a plan succeeds.
     pub fn retry(&mut self, now: u64) {
         self.failing.values_mut().for_each(|one| one.retry = one.retry.min(now));
     }

@@ -111,8 +111,7 @@ fn lift_harmful_caps(problem: &Problem<'_>, config: &mut Config) {
 struct Room {
     /// Rate left to each VM by the declared rates, beyond its own.
     spare: Vec<Option<Iops>>,
-    /// Share of their declared rates that the others leave to VMs that are given up; 1 without such
-    /// VMs.
+    /// Share of their declared rates that is left to VMs that are given up; 1 without any.
     kept: f64,
 }
 

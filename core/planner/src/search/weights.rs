@@ -80,8 +80,7 @@ pub(super) fn weigh(
     if problem.spec.vms.len() > ALL_NEIGHBOURS || !problem.thorough {
         return Some(best);
     }
-    // With more VMs the search would not end in time, and an infeasible result still has to be
-    // explained.
+    // With more VMs this would take too long, and an infeasible result has yet to be explained.
     let whole = evaluator.limit(POLISH);
     let best = polish(problem, evaluator, seeds, best);
     evaluator.lift(whole);
@@ -92,8 +91,7 @@ fn better(best: Outcome, next: Outcome) -> Outcome {
     if next.better_than(&best) { next } else { best }
 }
 
-/// Continues the search from `best`: several VMs at once, at other scales, with other lengths of
-/// idling.
+/// Continues from `best`: several VMs at once, at other scales, with other lengths of idling.
 fn polish(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,

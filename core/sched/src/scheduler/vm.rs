@@ -113,8 +113,7 @@ impl Vm {
         self.reservations.iter().any(Option::is_some)
     }
 
-    /// Time from which on the VM does not use the device; the end of time while transfers are
-    /// outstanding.
+    /// Time from which the VM does not use the device; no end while transfers are outstanding.
     pub(super) fn idle_from(&self) -> Nanos {
         if self.queue.transfers_outstanding() > 0 {
             return Nanos(u64::MAX);

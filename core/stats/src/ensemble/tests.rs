@@ -104,8 +104,7 @@ fn a_function_is_learnt_and_out_of_fold_is_of_the_net_that_did_not_see_the_row()
 
 #[test]
 fn a_net_learns_nothing_from_its_own_fold() {
-    // The target is random, but the same for all rows of a run: only rows of the same run could
-    // predict it.
+    // The target is random by run: only rows of the same run could predict it.
     let (rows, groups) = runs(40, 8, 3, |_, luck| luck);
     let options = EnsembleOptions { hidden: vec![40, 40], ..quick() };
     let score = |groups: &[usize]| {

@@ -16,8 +16,7 @@ pub(super) struct Grower<'a> {
     tree: Tree,
 }
 
-/// A node to be split: its rows, and the parent split, with whether it is the child below the
-/// limit.
+/// A node to be split: its rows, parent split, and whether it is the child below the limit.
 type Node = (Vec<usize>, Option<(usize, bool)>);
 /// A possible split: explained sum of squares, feature, limit.
 type Found = (f64, usize, f64);

@@ -120,8 +120,7 @@ fn passes(threshold: &Threshold, significance: f64) -> bool {
     threshold.dispersion <= EVEN && (threshold.p_value > significance || shorter)
 }
 
-/// Fits the excesses of one candidate; `None` where the record does not reach down to it, or has
-/// too many above it.
+/// Fits the excesses of a candidate; `None` where the record does not reach it, or has too many.
 fn candidate(
     record: &Record,
     quantile: f64,
