@@ -140,7 +140,7 @@ impl Admission {
 ///
 /// The disks' test is the scheduler's admission, under any one of the shapes that the I/O domain
 /// can take (one that runs under another shape takes it at its next start). The contracts in force
-/// are not questioned, but the answer shows whether they fit by themselves.
+/// are taken as declared; the answer shows whether they fit by themselves.
 #[must_use]
 pub fn admit(node: &Node, in_force: &[&Contract], candidate: &Contract) -> Admission {
     let mut all: Vec<&Contract> = in_force.to_vec();

@@ -43,7 +43,7 @@ fn one_outlier_does_not_rule_a_target_at_p99() {
     assert!(device(&run(&twin(), 99.0)).0 <= device(&run(&twin(), 99.99)).0);
 }
 
-/// A higher percentile has a longer latency: a lower target percentile never makes a plan worse.
+/// Latency rises with the percentile of the target.
 #[test]
 fn terms_are_the_targets_percentile() {
     for profile in [twin(), with_an_outlier(), with_guest(twin(), "qemu-tcg", [130, 400, 3_800, 9_000], 0.0)]
