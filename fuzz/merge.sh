@@ -1,5 +1,5 @@
 #!/bin/sh
-# Replaces the committed corpus of targets by the fewest inputs that reach the same, of the corpus and of what runs found:
+# Replaces the committed corpus of targets by few inputs that reach the same edges, of the corpus and of what runs found:
 # sh fuzz/merge.sh TARGET... ; FUZZ_BINARIES=DIR as in run.sh.
 set -eu
 cd "$(dirname "$0")"
@@ -8,11 +8,12 @@ binaries=${FUZZ_BINARIES:-}
 [ -n "$binaries" ] || { sh build.sh "$@"; binaries=target/$(rustc -vV | sed -n 's/^host: //p')/release; }
 for target in "$@"; do
     rm -rf "min/$target"
-    mkdir -p "min/$target" "found/$target" "corpus/$target" logs
+    mkdir -p "min/$target" "found/$target" logs
+    sh corpus.sh unpack "$target"
     # Short inputs: an input longer than 4 KiB is worth its place in the repository only as a seed.
-    "$binaries/$target" -set_cover_merge=1 -max_len=4096 -timeout=25 -rss_limit_mb=2048 "min/$target" "corpus/$target" "found/$target" \
+    "$binaries/$target" -set_cover_merge=1 -use_counters=0 -max_len=4096 -timeout=25 -rss_limit_mb=2048 \
+        "min/$target" "unpacked/$target" "found/$target" \
         >"logs/$target.merge.log" 2>&1 || { tail -3 "logs/$target.merge.log" >&2; exit 1; }
-    rm -rf "corpus/$target"
-    mv "min/$target" "corpus/$target"
-    echo "$target: $(ls "corpus/$target" | wc -l) inputs, $(du -sb --apparent-size "corpus/$target" | cut -f1) bytes"
+    sh corpus.sh pack "$target" "min/$target"
+    echo "$target: $(wc -l <"corpus/$target.hex") inputs, $(wc -c <"corpus/$target.hex") bytes"
 done

@@ -25,6 +25,7 @@ binaries=${FUZZ_BINARIES:-}
 failed=0
 for target in $targets; do
     mkdir -p "found/$target" failures logs
+    sh corpus.sh unpack "$target"
     log=logs/$target.log
     # Most bytes of an input, and most memory of the process in MiB; what a target may keep is far below.
     length=2048 memory=1024
@@ -37,7 +38,7 @@ for target in $targets; do
     dict=; [ ! -f "dict/$target.dict" ] || dict=-dict=dict/$target.dict
     code=0
     begin=$(date +%s)
-    "$binaries/$target" "found/$target" "corpus/$target" $dict -max_total_time="$seconds" -timeout=25 -max_len="$length" \
+    "$binaries/$target" "found/$target" "unpacked/$target" $dict -max_total_time="$seconds" -timeout=25 -max_len="$length" \
         -rss_limit_mb="$memory" -malloc_limit_mb=256 -artifact_prefix="failures/$target-" -print_final_stats=1 \
         >"$log" 2>&1 || code=$?
     took=$(($(date +%s) - begin))

@@ -7,6 +7,8 @@
 mod common;
 #[path = "../../../fuzz/src/qemu.rs"]
 mod qemu;
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write};
@@ -463,15 +465,9 @@ fn descriptors_that_are_no_eventfds() {
 /// it.
 #[test]
 fn the_fuzzers_messages() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/messages");
-    let mut inputs: Vec<PathBuf> = std::fs::read_dir(corpus).unwrap().map(|e| e.unwrap().path()).collect();
-    inputs.sort();
     let mut place = AttackedDomain::new();
     place.attack("messages of a fuzzer", |socket| {
         let kinds = qemu::descriptors();
-        for input in &inputs {
-            println!("{}", input.display());
-            qemu::say(socket, &kinds, &std::fs::read(input).unwrap());
-        }
+        replay::replay("messages", |input| qemu::say(socket, &kinds, input));
     });
 }

@@ -164,8 +164,8 @@ fn bind(spinner: &Spinner) {
 }
 
 /// A VM that needs its budget often must not wait until one with a long budget has used it up: its
-/// threads have higher priorities than the other's. The effect is measured by `rtvirtio-bench reservation`;
-/// here neither gets more than its budget, ranked or not.
+/// threads have higher priorities than the other's. The effect is measured by
+/// `rtvirtio-bench reservation`; here neither gets more than its budget, ranked or not.
 #[test]
 fn a_short_period_is_ranked_above_a_long_one() {
     let test = "a_short_period_is_ranked_above_a_long_one";
