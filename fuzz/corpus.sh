@@ -1,11 +1,12 @@
 #!/bin/sh
 # The committed inputs of a target are the lines of corpus/TARGET.hex, in hexadecimal digits; libFuzzer wants files.
 # sh fuzz/corpus.sh unpack TARGET       makes unpacked/TARGET of them
-# sh fuzz/corpus.sh pack TARGET DIR     makes corpus/TARGET.hex of the files in DIR, the shortest first
+# sh fuzz/corpus.sh pack TARGET DIR     makes corpus/TARGET.hex of the files in DIR (relative to fuzz/), the shortest first
 set -eu
 cd "$(dirname "$0")"
 case ${1:-} in
 unpack)
+    [ -n "$(ls "$3")" ]
     rm -rf "unpacked/$2"
     mkdir -p "unpacked/$2"
     [ ! -e "corpus/$2.hex" ] || perl -ne '

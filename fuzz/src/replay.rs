@@ -17,8 +17,8 @@ fn inputs(target: &str) -> Vec<Vec<u8>> {
 /// Runs every input of a target.
 ///
 /// # Panics
-/// The target panics, or the file cannot be read, has something else, or fewer than ten inputs: then
-/// the corpus is missing.
+/// The target panics, or the file cannot be read, has something else, or fewer than ten inputs:
+/// then the corpus is missing.
 pub fn replay(target: &str, mut play: impl FnMut(&[u8])) {
     for (i, input) in inputs(target).iter().enumerate() {
         // On a failure, the last printed line is that of the input.
