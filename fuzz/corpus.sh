@@ -6,7 +6,6 @@ set -eu
 cd "$(dirname "$0")"
 case ${1:-} in
 unpack)
-    [ -n "$(ls "$3")" ]
     rm -rf "unpacked/$2"
     mkdir -p "unpacked/$2"
     [ ! -e "corpus/$2.hex" ] || perl -ne '
@@ -17,6 +16,7 @@ unpack)
         close $file or die "$directory/$.: $!\n"' "unpacked/$2" "corpus/$2.hex"
     ;;
 pack)
+    [ -n "$(ls "$3")" ]
     for input in "$3"/*; do perl -0777 -ne 'print unpack("H*", $_), "\n"' "$input"; done |
         sort -u | awk '{ print length($0), $0 }' | sort -n | cut -d" " -f2 >"corpus/$2.hex"
     ;;
