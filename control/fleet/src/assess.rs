@@ -6,104 +6,104 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Search};
 use crate::load::Fleet;
 
-/// Version of the form of `rtvirtio fleet --json`.
+/// Version of the JSON of `rtvirtio fleet --json`.
 pub const FLEET_SCHEMA: &str = "rtvirtio.fleet.v1";
-/// Fleets of up to so many hosts are answered host by host for each contract.
+/// Largest fleet whose hosts are listed one by one for each contract.
 pub const MATRIX_HOSTS: usize = 64;
-/// Most hosts of one kind to buy that are looked for.
+/// Upper limit of the search for hosts of one kind to buy.
 const MOST_TO_BUY: u32 = 1 << 16;
 
-/// The answer for a fleet.
+/// Answer of [`assess`] for one fleet.
 #[derive(Clone, Debug, Serialize)]
 pub struct Assessment {
-    /// [`FLEET_SCHEMA`].
+    /// Always [`FLEET_SCHEMA`], for readers of the JSON.
     pub schema: &'static str,
-    /// The hosts with all contracts that could be placed.
+    /// Hosts of the file, with every contract that could be placed.
     pub hosts: Vec<HostRow>,
     /// The contracts, by falling priority.
     pub contracts: Vec<ContractRow>,
     /// Hosts on which the contracts in force are more than they can promise, with the reason.
     pub broken: Vec<(String, Refused)>,
-    /// What the loss of each host that has contracts does.
+    /// Effect of the loss of each host that has contracts.
     pub losses: Vec<Loss>,
-    /// What would place every contract and keep all of them over any single loss, by kind of host;
-    /// empty where nothing is needed.
+    /// Hosts of each kind that would place every contract and keep all of them over any single
+    /// loss; empty where nothing is needed.
     pub buy: Vec<Buy>,
-    /// What the numbers rest on.
+    /// Assumptions behind the numbers, such as a disk that was declared and not measured.
     pub doubts: Vec<String>,
 }
 
-/// A host.
+/// A host with the contracts placed on it.
 #[derive(Clone, Debug, Serialize)]
 pub struct HostRow {
-    /// Its name.
+    /// Name as in the fleet file.
     pub name: String,
-    /// What is taken of it, in thousandths; exact admission may take more than 1000 by this count.
+    /// Taken shares, in thousandths; exact admission may take more than 1000 by this count.
     pub taken: Scalars,
-    /// The contracts there.
+    /// Names of contracts in force or placed there.
     pub contracts: Vec<String>,
 }
 
-/// A contract.
+/// A contract with its placement.
 #[derive(Clone, Debug, Serialize)]
 pub struct ContractRow {
-    /// Its name.
+    /// `HOST/VM` when in force, else the VM's name.
     pub name: String,
-    /// Its priority.
+    /// Higher values are placed first.
     pub priority: i32,
     /// Whether it is in force already.
     pub in_force: bool,
-    /// Where it is in force, or would be placed.
+    /// Host where it is in force or would be placed; `None` when no host admits it.
     pub host: Option<String>,
-    /// Where it would fit beside the contracts in force, before any other is placed.
+    /// Hosts that admit it beside the contracts in force, before any other is placed.
     pub fits: FitsOn,
-    /// Why no host admits it.
+    /// Host with the most room and its reason for refusing; `None` for a placed contract.
     pub refused: Option<(String, Refused)>,
     /// Tasks and flows with targets that admission does not cover: their writes are synced, and
     /// nothing bounds a flush; or their frames go to the VM.
     pub unpromised: Vec<String>,
 }
 
-/// Where a contract would fit.
+/// Hosts that admit a contract.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FitsOn {
-    /// It is in force.
+    /// The contract is in force already.
     InForce,
-    /// On these hosts.
+    /// Names of the hosts.
     Hosts(Vec<String>),
-    /// On so many; a fleet of more than [`MATRIX_HOSTS`] hosts.
+    /// Number of hosts, in a fleet of more than [`MATRIX_HOSTS`].
     Count(usize),
 }
 
 /// The loss of one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct Loss {
-    /// The host.
+    /// Name of the lost host; `a new host` for one not in the file.
     pub host: String,
     /// Contracts that were there.
     pub contracts: usize,
-    /// Those that no other host admits.
+    /// Names of the contracts that no other host admits.
     pub lost: Vec<String>,
 }
 
-/// Hosts to buy.
+/// Hosts of one kind to buy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Buy {
-    /// Like this host.
+    /// Name of the fleet file's entry with such hosts.
     pub like: String,
-    /// So many; `None` where hosts of this kind do not help.
+    /// Least number that is enough; `None` where hosts of this kind do not help.
     pub hosts: Option<u32>,
 }
 
 /// A fleet with every contract placed that fits.
 pub(crate) struct Placed {
     pub(crate) cluster: Cluster,
-    /// Host of each contract.
+    /// Host number of each contract; `None` when no host admits it.
     pub(crate) at: Vec<Option<usize>>,
 }
 
-/// All hosts are asked.
+/// Search that asks every host.
 const EXACT: Search = Search::Exact { tries: usize::MAX };
 
 /// Places the contracts that are in force nowhere, by falling priority, and looks at every single
@@ -205,8 +205,8 @@ fn losses(fleet: &Fleet, placed: &mut Placed, cancelled: &dyn Fn() -> bool) -> V
     all
 }
 
-/// Each host with contracts is lost once; then all is as before. `seen` has the host, and where
-/// each of its contracts goes.
+/// Loses each host with contracts once and restores it. `seen` receives the host, and the new host
+/// of each of its contracts.
 fn each_loss(
     fleet: &Fleet,
     placed: &mut Placed,
@@ -228,8 +228,8 @@ fn each_loss(
     }
 }
 
-/// Where the contracts of a host go; `None` of one that no other admits. The cluster is left as it
-/// was.
+/// New host of each contract of a lost host; `None` when no other admits it. The cluster is left
+/// unchanged.
 fn lose(
     fleet: &Fleet,
     cluster: &mut Cluster,
@@ -259,7 +259,7 @@ fn buy(fleet: &Fleet, order: &[usize], cancelled: &dyn Fn() -> bool) -> Vec<Buy>
             && losses(fleet, &mut placed, cancelled).iter().all(|l| l.lost.is_empty())
     };
     let least = |class: usize| -> Option<u32> {
-        // A contract that no empty host of this kind or of one that is there promises.
+        // A contract that neither an empty host of this kind nor one of the fleet's can promise.
         let hopeless = |k: &Contract| !fleet.classes.iter().any(|n| admit(n, &[], k).is_admitted());
         if fleet.kinds.iter().any(hopeless) {
             return None;
@@ -269,7 +269,7 @@ fn buy(fleet: &Fleet, order: &[usize], cancelled: &dyn Fn() -> bool) -> Vec<Buy>
             high = high.checked_mul(2).filter(|h| *h <= MOST_TO_BUY && !cancelled())?;
         }
         let mut low = high / 2;
-        // Not `low`, but `high` is enough.
+        // Invariant: `low` hosts are too few, `high` are enough.
         while high - low > 1 && !cancelled() {
             let middle = low + (high - low) / 2;
             if enough(class, middle) { high = middle } else { low = middle }

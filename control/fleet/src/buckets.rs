@@ -1,6 +1,6 @@
 //! Hosts by how much of them is free.
 
-/// Buckets: one for each thousandth, and one for nothing.
+/// Number of buckets: free amounts from 0 to 1000.
 const BUCKETS: usize = 1001;
 const WORDS: usize = BUCKETS.div_ceil(64);
 
@@ -8,7 +8,7 @@ const WORDS: usize = BUCKETS.div_ceil(64);
 #[derive(Clone, Debug)]
 pub(crate) struct Buckets {
     hosts: Vec<Vec<u32>>,
-    /// Which buckets hold a host.
+    /// Bitmap of the buckets that hold a host.
     used: [u64; WORDS],
 }
 

@@ -4,15 +4,15 @@ use rtvirtio_capacity::{Contract, Ledger, Node, Reserve, Scalars, WHOLE, fits};
 
 use crate::buckets::Buckets;
 
-/// How a host is looked for.
+/// Search for a host that admits a contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
     /// By sums of integers, as cluster engines do: the fullest host that still has room.
     Sums,
-    /// The same, and where no sum has room the exact admission of so many hosts for each kind of
-    /// host, those with most room first.
+    /// Like `Sums`, and where no sum has room the exact admission of up to `tries` hosts of each
+    /// class, those with most room first.
     Exact {
-        /// Hosts to ask.
+        /// Hosts asked per class.
         tries: usize,
     },
 }
@@ -24,7 +24,7 @@ pub struct Cluster {
     classes: Vec<Node>,
     kinds: Vec<Kind>,
     hosts: Vec<Host>,
-    /// By class.
+    /// Hosts by free amount, per class.
     index: Vec<Buckets>,
 }
 
@@ -35,11 +35,11 @@ struct Kind {
     needs: Vec<Option<Need>>,
 }
 
-/// What a contract needs of a host of one class.
+/// Demand of a contract on a host of one class.
 #[derive(Clone, Debug)]
 struct Need {
     reserves: Vec<Option<Reserve>>,
-    /// By network.
+    /// Reserved bandwidth, per network of the class.
     links: Vec<Vec<Reserve>>,
     scalars: Scalars,
 }
@@ -51,7 +51,7 @@ struct Host {
     position: Option<u32>,
     free: u32,
     ledgers: Vec<Ledger>,
-    /// By network.
+    /// Bandwidth taken, per network of the class.
     links: Vec<Ledger>,
     taken: Scalars,
     cpu: f64,
@@ -89,26 +89,26 @@ impl Cluster {
         self.return_host(self.hosts.len() - 1);
     }
 
-    /// How many hosts there are, lost ones included.
+    /// Number of hosts, lost ones included.
     #[must_use]
     pub fn hosts(&self) -> usize {
         self.hosts.len()
     }
 
-    /// What is taken of a host, as integers. Exact admission may take more than a whole by this
+    /// Shares taken of a host, in thousandths. Exact admission may take more than a whole by this
     /// count.
     #[must_use]
     pub fn taken(&self, host: usize) -> &Scalars {
         &self.hosts[host].taken
     }
 
-    /// What a contract of a kind takes of a host; `None` where it is refused even alone.
+    /// Shares that a contract of a kind takes of a host; `None` where it is refused even alone.
     #[must_use]
     pub fn takes(&self, kind: usize, host: usize) -> Option<&Scalars> {
         self.need(kind, self.hosts[host].class as usize).map(|n| &n.scalars)
     }
 
-    /// The class of a host.
+    /// Number of a host's class, and the class.
     #[must_use]
     pub fn class_of(&self, host: usize) -> (usize, &Node) {
         let class = self.hosts[host].class as usize;
@@ -120,12 +120,12 @@ impl Cluster {
         self.index.iter().filter_map(|b| b.most_first().next()).map(|h| h as usize)
     }
 
-    /// No contract is placed on this host any more; what is on it stays.
+    /// Excludes this host from further placement; its contracts stay.
     pub fn lose_host(&mut self, host: usize) {
         self.unlink(host);
     }
 
-    /// The host is back.
+    /// Makes a lost host eligible for placement again.
     pub fn return_host(&mut self, host: usize) {
         if self.hosts[host].position.is_none() {
             self.link(host);
@@ -250,6 +250,6 @@ impl Cluster {
 fn need(node: &Node, contract: &Contract) -> Option<Need> {
     let scalars = node.scalars(contract);
     let (reserves, links) = (node.needs(contract)?, node.link_needs(contract)?);
-    // Refused even alone.
+    // Refused even on an empty host.
     scalars.fit().then_some(Need { reserves, links, scalars })
 }

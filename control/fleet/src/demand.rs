@@ -1,4 +1,4 @@
-//! What contracts take of hosts and ask of them, for what counts integers by name.
+//! Demand of contracts by resource name, for cluster managers that count integers.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use rtvirtio_capacity::{Contract, Resource, Scalars};
 use crate::load::Fleet;
 
 impl Fleet {
-    /// What contracts in force take of each host.
+    /// Sum of the shares of contracts in force, per host.
     pub(crate) fn taken(&self) -> Vec<Scalars> {
         let mut taken: Vec<Scalars> = self.hosts.iter().map(|h| self.classes[h.class].nothing()).collect();
         for c in &self.contracts {
@@ -19,8 +19,8 @@ impl Fleet {
         taken
     }
 
-    /// By VM of the contracts that are in force nowhere: what it asks for, in thousandths, by the
-    /// name of the resource.
+    /// Demand of the contracts that are in force nowhere: by VM, then by resource name, in
+    /// thousandths.
     pub(crate) fn requests(
         &self,
         name: impl Fn(Resource<'_>) -> String,
@@ -29,7 +29,8 @@ impl Fleet {
         waiting.map(|kind| (kind.vm.clone(), self.most(kind, &name))).collect()
     }
 
-    /// The most over the kinds of hosts that could promise it: a VM asks all hosts for the same.
+    /// Largest demand over the kinds of hosts that could promise it: a VM asks all hosts for the
+    /// same.
     fn most(&self, kind: &Contract, name: impl Fn(Resource<'_>) -> String) -> BTreeMap<String, u32> {
         let mut most: BTreeMap<String, u32> = BTreeMap::new();
         for node in &self.classes {

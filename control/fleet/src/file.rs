@@ -1,4 +1,4 @@
-//! The fleet file.
+//! The fleet file, as TOML.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetFile {
-    /// The hosts.
+    /// At least one; `count` makes several of an entry.
     #[serde(default)]
     pub host: Vec<HostEntry>,
     /// Contracts that are in force nowhere yet.
@@ -100,13 +100,13 @@ fn rate<E: serde::de::Error>(text: &str) -> Result<BytesPerSec, E> {
     Err(E::custom(format!("{text} is no rate of a link: write \"8kbit/s\" to \"400Gbit/s\"")))
 }
 
-/// One host, or several alike.
+/// One host, or several equal ones.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostEntry {
-    /// Its name; of several alike the beginning of their names.
+    /// Name of the host; with `count` the common prefix of the names.
     pub name: String,
-    /// How many are alike, named `NAME-1`, `NAME-2`, ...; `None` for one of this name.
+    /// Number of equal hosts, named `NAME-1`, `NAME-2`, ...; `None` for one of this name.
     #[serde(default)]
     pub count: Option<u32>,
     /// Profile of its only disk, as `rtvirtio profile` writes it.
@@ -146,32 +146,32 @@ pub struct ContractsEntry {
     /// The higher, the earlier it is placed; by the criticality of each VM where it is not given.
     #[serde(default)]
     pub priority: Option<i32>,
-    /// So many of each VM, named `VM-1`, `VM-2`, ...; `None` for one of its name.
+    /// Number of copies of each VM, named `VM-1`, `VM-2`, ...; `None` for one of its name.
     #[serde(default)]
     pub count: Option<u32>,
-    /// As for hosts.
+    /// Shares of each CPU by VM, as in [`HostEntry`].
     #[serde(default)]
     pub budgets: BTreeMap<String, Share>,
 }
 
-/// Why a fleet cannot be read.
+/// Errors of a fleet file and of the files that it names.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FleetError {
-    /// A file.
+    /// A file cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
-        /// The file.
+        /// Path as opened.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// The fleet file's form.
+    /// The fleet file is not valid TOML or contradicts itself.
     #[error("{}: {message} (docs/guide/fleet.md has the keys)", .path.display())]
     Form {
-        /// The file.
+        /// Path of the fleet file.
         path: PathBuf,
-        /// With line and column where there is one.
+        /// Description with line and column where known.
         message: String,
     },
     /// A host that names no disk, or its disks in several ways.
@@ -179,34 +179,34 @@ pub enum FleetError {
         "host {host}: say one of profile = \"FILE\" (of its only disk), disks = {{ NAME = \"FILE\" }}, or twin = \"NAME\" (docs/guide/fleet.md has the keys)"
     )]
     Disks {
-        /// Which host.
+        /// Host's `name` in the fleet file.
         host: String,
     },
-    /// A spec.
+    /// A spec cannot be read or is invalid.
     #[error(transparent)]
     Spec(#[from] SpecErrors),
-    /// A profile.
+    /// A profile cannot be read.
     #[error("host {host}")]
     Profile {
-        /// Whose.
+        /// Host's `name` in the fleet file.
         host: String,
-        /// What is wrong with it.
+        /// Read or parse error of the profile.
         source: MeasureError,
     },
     /// A profile that shows too little.
     #[error("host {host}")]
     Device {
-        /// Whose.
+        /// Host's `name` in the fleet file.
         host: String,
-        /// What it lacks.
+        /// Missing part of the measurement.
         source: DeviceError,
     },
-    /// A twin.
+    /// A twin's name or file is invalid.
     #[error("host {host}: {message}")]
     Twin {
-        /// Whose.
+        /// Host's `name` in the fleet file.
         host: String,
-        /// What is wrong with it.
+        /// Error of the twin's loader, as text.
         message: String,
     },
     /// A budget that has to be found first.
@@ -216,9 +216,9 @@ pub enum FleetError {
         .spec.display()
     )]
     Budget {
-        /// The spec.
+        /// Path of the spec.
         spec: PathBuf,
-        /// The VM.
+        /// VM without an entry in `budgets`.
         vm: String,
     },
 }

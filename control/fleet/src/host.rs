@@ -1,4 +1,4 @@
-//! What one host has, from its files.
+//! Resources of one host, from its files.
 
 use std::path::Path;
 
@@ -14,8 +14,8 @@ use crate::file::{FleetError, HostEntry, LinkEntry};
 const DEFAULT_CPU: Ratio = Ratio(0.95);
 
 impl HostEntry {
-    /// The host. `spec` is that of the VMs that are on it; paths are relative to `dir`. What the
-    /// numbers rest on is added to `doubts`.
+    /// Resources of this host for admission. `spec` is that of its VMs; paths are relative to
+    /// `dir`. Assumptions behind the numbers are added to `doubts`.
     pub(crate) fn node(
         &self,
         spec: Option<&HostSpec>,

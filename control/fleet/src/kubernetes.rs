@@ -13,7 +13,7 @@ const DOMAIN: &str = "rtvirtio.io";
 /// Longest name of a resource behind its domain, in bytes.
 const LONGEST_NAME: usize = 63;
 
-/// What nodes and pods are to say.
+/// Patches of nodes and requests of pods.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Kubernetes {
     /// By host, the name of its node: the JSON patch (RFC 6902) of its `status`.
@@ -27,15 +27,15 @@ pub struct Kubernetes {
 pub struct Operation {
     /// Always `add`, which also replaces.
     pub op: &'static str,
-    /// Below `status.capacity`.
+    /// JSON pointer below `/status/capacity`.
     pub path: String,
     /// A whole number, as text.
     pub value: String,
 }
 
 impl Kubernetes {
-    /// Of a fleet. A node's capacity is what contracts in force leave of it that the fleet file
-    /// names: they are in no pod, and Kubernetes has no word for reserved.
+    /// Patches and requests of a fleet. A node's capacity is what the contracts in force named by
+    /// the fleet file leave of it: they belong to no pod, and Kubernetes has no notion of reserved.
     #[must_use]
     pub fn of(fleet: &Fleet) -> Self {
         let patch = |(host, taken): (&FleetHost, &Scalars)| {

@@ -10,51 +10,52 @@ use rtvirtio_spec::{Criticality, HostHandle, HostSpec, Reach, Vm};
 
 use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
 
-/// Most hosts, and most contracts: more take minutes and gigabytes.
+/// Limit of hosts, and of contracts: more take minutes and gigabytes.
 const MOST: u64 = 500_000;
 
-/// Hosts and contracts.
+/// Hosts and contracts, as read by [`load`].
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    /// Kinds of hosts.
+    /// One class per `[[host]]` entry.
     pub classes: Vec<Node>,
     /// Name of the entry behind each class.
     pub class_names: Vec<String>,
-    /// The hosts.
+    /// Hosts, in the file's order.
     pub hosts: Vec<FleetHost>,
     /// Kinds of contracts: all of a kind ask for the same.
     pub kinds: Vec<Contract>,
-    /// The contracts.
+    /// Those in force, then those without a host.
     pub contracts: Vec<FleetContract>,
-    /// What the numbers rest on: doubts of profiles, disks that were declared and not measured.
+    /// Assumptions behind the numbers: doubts of profiles, disks that were declared and not
+    /// measured.
     pub doubts: Vec<String>,
 }
 
-/// One host.
+/// A host of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetHost {
-    /// Its name.
+    /// Unique name in the fleet.
     pub name: String,
-    /// Its class.
+    /// Index into [`Fleet::classes`].
     pub class: usize,
 }
 
-/// One contract.
+/// A contract of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetContract {
-    /// Its name.
+    /// Unique name: `HOST/VM` of one in force, else `VM` or `VM-N`.
     pub name: String,
-    /// Its kind.
+    /// Index into [`Fleet::kinds`].
     pub kind: usize,
     /// The higher, the earlier it is placed.
     pub priority: i32,
-    /// The host where it is in force.
+    /// Index of the host where it is in force; `None` for one to be placed.
     pub host: Option<usize>,
-    /// The number of its VM in Proxmox VE, where its spec has one; not of one of several alike.
+    /// VMID in Proxmox VE, where its spec has one; `None` for copies made by `count`.
     pub proxmox: Option<u32>,
 }
 
-/// What a spec says about a VM besides its contract.
+/// Keys of a VM's spec that are no part of its contract.
 struct Meta {
     criticality: Criticality,
     proxmox: Option<u32>,
@@ -68,10 +69,10 @@ pub fn load(path: &Path) -> Result<Fleet, FleetError> {
     parse(path, &read_config_text(path, CONFIG_LIMIT).map_err(unread(path))?)
 }
 
-/// The same of what the user of a command names, which may be a pipe such as `/dev/stdin`.
+/// Like [`load`], for a file named on the command line, which may be a pipe such as `/dev/stdin`.
 ///
 /// # Errors
-/// As [`load`].
+/// As of [`load`].
 pub fn load_named(path: &Path) -> Result<Fleet, FleetError> {
     parse(path, &read_named_text(path, CONFIG_LIMIT).map_err(unread(path))?)
 }
@@ -177,14 +178,14 @@ impl Fleet {
         Ok(())
     }
 
-    /// What each VM asks for is named by it, so that two of one name would ask for one of the two.
+    /// Requests are published by VM name: of two equal names only one would be published.
     fn refuse_two_of_one_name(&self, form: &Form<'_>) -> Result<(), FleetError> {
         let twice = |name: &str| {
             form(format!(
                 "there are two contracts of a VM {name}: give each VM a name of its own in its spec, or `count` where they are alike"
             ))
         };
-        // Those of one entry with `count` have one kind, and names of their own.
+        // Copies made by `count` share one kind, and have distinct names.
         let mut kinds = BTreeSet::new();
         let waiting: BTreeSet<usize> =
             self.contracts.iter().filter(|c| c.host.is_none()).map(|c| c.kind).collect();
@@ -205,7 +206,7 @@ impl Fleet {
         self.kinds.len() - 1
     }
 
-    /// By the VM's criticality where no `priority` is given.
+    /// Adds a contract; without `priority` its VM's criticality gives the priority.
     fn add(
         &mut self,
         name: String,
@@ -219,7 +220,7 @@ impl Fleet {
         self.contracts.push(FleetContract { name, kind, priority, host, proxmox: meta.proxmox });
     }
 
-    /// Each class takes the shape under which these contracts take least.
+    /// Chooses for each disk of each class the shape under which these contracts take least.
     fn choose_shapes(&mut self) {
         for node in &mut self.classes {
             let only = node.disks.len() == 1;

@@ -9,12 +9,12 @@ use crate::load::{Fleet, FleetHost};
 
 /// Resource class of the share of each CPU.
 const CPU: &str = "CUSTOM_RTVIRTIO_CPU";
-/// That of a host's only disk; named ones have their names behind it.
+/// Resource class of a host's only disk; for named disks followed by the name.
 const DISK: &str = "CUSTOM_RTVIRTIO_DISK";
-/// The same of networks.
+/// Resource class of a host's only network; for named networks followed by the name.
 const NET: &str = "CUSTOM_RTVIRTIO_NET";
 
-/// What Placement and Nova are to be told.
+/// Resource classes, inventories and extra specs for Placement and Nova.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OpenStack {
     /// Resource classes that must exist.
@@ -32,18 +32,18 @@ pub struct Inventory {
     pub total: u32,
     /// Taken by contracts in force there of which Placement knows no allocation.
     pub reserved: u32,
-    /// Smallest demand.
+    /// Smallest demand, in thousandths: 1.
     pub min_unit: u32,
-    /// Largest demand.
+    /// Largest demand, in thousandths: 1000.
     pub max_unit: u32,
-    /// Step of demands.
+    /// Granularity of demands: 1.
     pub step_size: u32,
-    /// Nothing is promised twice.
+    /// Always 1.0: nothing is promised twice.
     pub allocation_ratio: f64,
 }
 
 impl OpenStack {
-    /// Of a fleet.
+    /// Inventories and flavours of a fleet.
     #[must_use]
     pub fn of(fleet: &Fleet) -> Self {
         let inventory = |(host, taken): (&FleetHost, &Scalars)| {
@@ -61,13 +61,13 @@ impl OpenStack {
     }
 }
 
-/// What is taken of a host by resource class; a class of each resource that it has.
+/// Shares taken of a host by resource class, with an entry for each resource that it has.
 #[must_use]
 pub fn resources(node: &Node, of: &Scalars) -> Vec<(String, Permille)> {
     node.by_resource(of).map(|(resource, p)| (class(resource), p)).collect()
 }
 
-/// Placement takes capitals, digits and underscores.
+/// Name of a resource class: capitals, digits and underscores only, as Placement requires.
 fn class(resource: Resource<'_>) -> String {
     let (kind, name) = match resource {
         Resource::Disk(name) => (DISK, name),
@@ -82,7 +82,7 @@ fn class(resource: Resource<'_>) -> String {
 }
 
 impl Inventory {
-    /// Of one resource, of which so much is reserved.
+    /// Inventory of one resource, 1000 in all, of which `reserved` is taken.
     #[must_use]
     pub fn with(reserved: Permille) -> Self {
         Self {

@@ -1,9 +1,9 @@
 //! A fleet as the HA manager of Proxmox VE takes it: the nodes of each VM, by priority.
 //!
-//! It starts a resource on the online node of the highest priority, and on a node that is not named
-//! only where none of the named ones is online. So with the host of a contract first and the one
-//! that takes it over second, the loss of any single node leads to the placement that admission has
-//! found.
+//! The HA manager starts a resource on the online node of the highest priority, and on a node that
+//! is not named only where none of the named ones is online. So with the host of a contract first
+//! and its takeover host second, the loss of any single node leads to the placement found by
+//! admission.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use crate::load::{Fleet, FleetContract};
 
 /// Priority of the contract's own host.
 const HOME: u32 = 3;
-/// Of the one that takes it over.
+/// Priority of the host that takes the contract over when its own is lost.
 const TAKEOVER: u32 = 2;
-/// Of others that have room for it.
+/// Priority of other hosts with room for it.
 const ROOM: u32 = 1;
 
-/// Versions of Proxmox VE that differ.
+/// Versions of Proxmox VE with different commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxmoxVersion {
     /// 8, with HA groups.
@@ -37,7 +37,7 @@ impl Serialize for ProxmoxVersion {
     }
 }
 
-/// What the HA manager is to be told.
+/// Rules and commands for the HA manager.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Proxmox {
     /// Version that the commands are for.
@@ -48,25 +48,25 @@ pub struct Proxmox {
     pub without: Vec<Without>,
 }
 
-/// Where one VM is to run.
+/// Node priorities of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HaRule {
-    /// The contract.
+    /// Name of the contract.
     pub contract: String,
     /// Name of the rule, or the group.
     pub name: String,
-    /// The HA resource.
+    /// HA resource, as `vm:VMID`.
     pub resource: String,
-    /// By falling priority.
+    /// Nodes, by falling priority.
     pub nodes: Vec<HaNode>,
-    /// Commands that tell the HA manager so.
+    /// `ha-manager` commands that set the rule.
     pub commands: Vec<String>,
 }
 
 /// A node of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HaNode {
-    /// Its name.
+    /// Name of the node and host.
     pub node: String,
     /// 3 where the contract is or would be placed, 2 where it goes when that node is lost, 1 where
     /// there is room for it too.
@@ -76,46 +76,46 @@ pub struct HaNode {
 /// A contract without a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Without {
-    /// The contract.
+    /// Name of the contract.
     pub contract: String,
-    /// Why.
+    /// Reason for the missing rule.
     pub why: NoRule,
 }
 
-/// Why a contract has no rule.
+/// Reasons why a contract has no rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoRule {
-    /// Its spec has no `proxmox = NUMBER`, or is of several alike.
+    /// The spec has no `proxmox = NUMBER`, or the contract is one of several copies.
     NoNumber,
     /// No host admits it.
     NoHost,
 }
 
-/// Why a fleet is none of Proxmox VE.
+/// Errors of a fleet that cannot be one of Proxmox VE.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProxmoxError {
-    /// A name that no node has.
+    /// The host's name is not valid for a node.
     #[error("host {host} is no name of a node of Proxmox VE: letters, digits and hyphens in between")]
     Node {
-        /// The host.
+        /// Host's name in the fleet file.
         host: String,
     },
-    /// A VM with two contracts.
+    /// Two contracts name the same VM.
     #[error("VM {id} of Proxmox VE has two contracts, {first} and {second}")]
     Twice {
-        /// Its number.
+        /// VMID in Proxmox VE.
         id: u32,
-        /// The first contract.
+        /// Name of the earlier contract.
         first: String,
-        /// The second.
+        /// Name of the later contract.
         second: String,
     },
 }
 
 impl Proxmox {
-    /// Of a fleet whose hosts have the names of the nodes. `cancelled` ends it early.
+    /// Rules of a fleet whose hosts have the names of the nodes. `cancelled` ends it early.
     ///
     /// # Errors
     /// [`ProxmoxError`].
@@ -166,7 +166,7 @@ fn nodes(
     let node = |host: usize, priority| HaNode { node: fleet.hosts[host].name.clone(), priority };
     let mut nodes = vec![node(home, HOME)];
     nodes.extend(takeover.map(|host| node(host, TAKEOVER)));
-    // All hosts are asked for each contract.
+    // Each contract is tested against all hosts.
     if fleet.hosts.len() <= MATRIX_HOSTS {
         let others = (0..fleet.hosts.len()).filter(|h| *h != home && Some(*h) != takeover);
         let roomy = others.filter(|h| placed.cluster.admits(*h, contract.kind));
@@ -191,7 +191,7 @@ fn rule(contract: &FleetContract, id: u32, nodes: Vec<HaNode>, version: ProxmoxV
     HaRule { contract: contract.name.clone(), name, resource, nodes, commands }
 }
 
-/// As `pve_verify_ha_node` of pve-ha-manager's `PVE::HA::Tools` checks it.
+/// Same check as `pve_verify_ha_node` of pve-ha-manager's `PVE::HA::Tools`.
 fn is_node_name(name: &str) -> bool {
     let is_hyphen_inside = !name.starts_with('-') && !name.ends_with('-');
     !name.is_empty() && is_hyphen_inside && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
