@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use rtvirtio_units::Nanos;
 use serde::Deserialize;
 
-/// Where to publish, as whom, and what this host has. Paths are relative to the file until
-/// [`PlacementConfig::below`].
+/// Placement service, credentials and this host's fleet file. Paths are relative to the
+/// configuration file until [`PlacementConfig::below`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlacementConfig {
@@ -14,7 +14,7 @@ pub struct PlacementConfig {
     pub url: String,
     /// The resource provider of this compute node, by name (Nova's name of the host) or UUID.
     pub provider: String,
-    /// Between two looks.
+    /// Time between two rounds; at least 500 ms.
     #[serde(default = "default_every", deserialize_with = "rtvirtio_units::as_text::deserialize")]
     pub every: Nanos,
     /// CA certificates in PEM, in addition to the system's.
@@ -26,13 +26,13 @@ pub struct PlacementConfig {
     /// A file with a token, read anew whenever one is needed.
     #[serde(default)]
     pub token_file: Option<PathBuf>,
-    /// Tokens from Keystone.
+    /// Application credential for tokens from Keystone.
     #[serde(default)]
     pub keystone: Option<KeystoneConfig>,
     /// The fleet file with this host and the contracts that may come to it: the one of which
     /// `rtvirtio fleet --openstack` makes the flavours, so that all count alike.
     pub fleet: PathBuf,
-    /// This host's name in it; that of the provider where nothing stands.
+    /// This host's name in the fleet file; that of the provider where not given.
     #[serde(default)]
     pub host: Option<String>,
 }
@@ -53,16 +53,16 @@ fn default_every() -> Nanos {
     Nanos::from_millis(60_000)
 }
 
-/// How requests show who asks.
+/// Authentication of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Auth {
-    /// Not at all.
+    /// No token is sent.
     None,
-    /// With this token.
+    /// A fixed token.
     Token(String),
-    /// With the token of a file.
+    /// A file with the token, read for each request.
     File(PathBuf),
-    /// With one that Keystone gives.
+    /// Credential with which Keystone issues tokens.
     Keystone(KeystoneConfig),
 }
 
@@ -73,10 +73,10 @@ impl PlacementConfig {
         self.host.as_deref().unwrap_or(&self.provider)
     }
 
-    /// Shortest time between two looks.
+    /// Shortest time between two rounds.
     const SHORTEST: Nanos = Nanos::from_millis(500);
 
-    /// With paths relative to `dir`.
+    /// Makes its paths relative to `dir`.
     #[must_use]
     pub fn below(mut self, dir: &Path) -> Self {
         self.fleet = dir.join(&self.fleet);
@@ -88,10 +88,10 @@ impl PlacementConfig {
         self
     }
 
-    /// How requests show who asks.
+    /// Authentication that the configuration asks for.
     ///
     /// # Errors
-    /// Several ways, or a value that makes no sense, in words.
+    /// Several ways of authentication, or an invalid value.
     pub fn auth(&self) -> Result<Auth, String> {
         if !self.url.starts_with("http://") && !self.url.starts_with("https://") {
             return Err(format!("`placement.url` is {:?}: write http://... or https://...", self.url));

@@ -1,29 +1,29 @@
-//! Why nothing was published.
+//! Errors of publication.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why nothing, or not everything, was published. What was published before stays.
+/// Errors of publishing inventories. Anything published before stays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
     /// A file with a secret or certificates.
     #[error("cannot read {}: {source}", .path.display())]
     Read {
-        /// The file.
+        /// Path as configured.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// The configuration.
+    /// A value of the configuration is invalid.
     #[error("{0}")]
     Config(String),
     /// The service does not answer.
     #[error("{url} does not answer: {why}")]
     Away {
-        /// What was asked.
+        /// URL of the request.
         url: String,
-        /// Why not.
+        /// Transport error, or the HTTP status of a gateway.
         why: String,
     },
     /// Keystone gives no token.
@@ -31,23 +31,23 @@ pub enum PlacementError {
         "keystone at {url} gives no token ({status}): {why}: check the application credential's id and secret"
     )]
     Token {
-        /// What was asked.
+        /// URL of the token request.
         url: String,
-        /// HTTP's status.
+        /// HTTP status of the answer.
         status: u16,
-        /// Its words.
+        /// Error text of the answer.
         why: String,
     },
-    /// The service does not know who asks, or does not let it.
+    /// The service rejects the token or its roles (401, 403).
     #[error(
         "placement refuses {what} ({status}): {why}: the token must be of a user with the role admin or service"
     )]
     Forbidden {
-        /// What was tried.
+        /// Object of the request, in words.
         what: String,
-        /// HTTP's status.
+        /// HTTP status of the answer.
         status: u16,
-        /// Its words.
+        /// Error text of the answer.
         why: String,
     },
     /// The host has no resource provider.
@@ -55,31 +55,31 @@ pub enum PlacementError {
         "placement has no resource provider {name}: nova-compute makes it when it starts on this host; write its name in `placement.provider` (`openstack resource provider list`)"
     )]
     NoProvider {
-        /// As the configuration names it.
+        /// Name or UUID in the configuration.
         name: String,
     },
     /// The provider was changed by others again and again.
     #[error("the resource provider was changed by others {tries} times in a row; it is tried again")]
     Conflict {
-        /// How often.
+        /// Number of attempts of the round.
         tries: u32,
     },
-    /// Another answer than expected.
+    /// The service answers with an unexpected status.
     #[error("placement refuses {what} ({status}): {why}")]
     Refused {
-        /// What was tried.
+        /// Object of the request, in words.
         what: String,
-        /// HTTP's status.
+        /// HTTP status of the answer.
         status: u16,
-        /// Its words.
+        /// Error text of the answer.
         why: String,
     },
-    /// An answer that is not understood.
+    /// An answer that cannot be parsed.
     #[error("the answer to {what} is not understood: {why}: is `placement.url` right?")]
     Answer {
-        /// What was asked.
+        /// Object of the request, in words.
         what: String,
-        /// What is wrong with it.
+        /// Parse error, or the unexpected value.
         why: String,
     },
 }

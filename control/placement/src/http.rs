@@ -12,7 +12,7 @@ use crate::error::PlacementError;
 
 use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 
-/// A service that does not answer holds up nothing but the publication.
+/// Timeout of one request; only the publication waits for it.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest answer: a provider's allocations, of which each has some 200 bytes.
 const LARGEST: u64 = 16 << 20;
@@ -21,19 +21,19 @@ const LARGEST: u64 = 16 << 20;
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
-    /// Keystone's token.
+    /// Header `X-Subject-Token`, with Keystone's token.
     pub(crate) subject_token: Option<String>,
 }
 
 impl Answer {
-    /// Its body as JSON.
+    /// Parses the body as JSON; `what` names the request in the error.
     pub(crate) fn json<T: DeserializeOwned>(&self, what: &str) -> Result<T, PlacementError> {
         serde_json::from_slice(&self.body)
             .map_err(|e| PlacementError::Answer { what: what.to_owned(), why: e.to_string() })
     }
 
-    /// Text of an error: of Placement's list of errors, Keystone's error, or the body, in one line
-    /// without control characters.
+    /// Error text of the body: of Placement's list of errors, Keystone's error, or the body as it
+    /// is.
     pub(crate) fn why(&self) -> String {
         let json: Option<Value> = serde_json::from_slice(&self.body).ok();
         let listed = json.as_ref().and_then(|j| j["errors"][0]["detail"].as_str());
@@ -46,13 +46,13 @@ impl Answer {
     }
 }
 
-/// Makes requests.
+/// HTTP client without a proxy, with a timeout.
 pub(crate) struct Http {
     agent: ureq::Agent,
 }
 
 impl Http {
-    /// Trusts the system's authorities and those of `ca`.
+    /// Trusts the system's certificate authorities and those of `ca`.
     pub(crate) fn new(ca: Option<&Path>) -> Result<Self, PlacementError> {
         let system = rustls_native_certs::load_native_certs().certs;
         let mut roots: Vec<Certificate<'static>> =
@@ -78,7 +78,7 @@ impl Http {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            // The environment's proxy would read the token: none is used that is not configured.
+            // A proxy of the environment would see the token, so none is used.
             .proxy(None)
             .timeout_global(Some(TIMEOUT))
             .user_agent(concat!("rtvirtio/", env!("CARGO_PKG_VERSION")))
@@ -87,7 +87,7 @@ impl Http {
         Ok(Self { agent: ureq::Agent::new_with_config(config) })
     }
 
-    /// Asks, with these headers.
+    /// Sends a request with these headers, and `body` as JSON.
     pub(crate) fn send(
         &self,
         method: &str,
@@ -118,7 +118,7 @@ impl Http {
     }
 }
 
-/// A file's content.
+/// Reads a configuration file that only trusted users can write.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, PlacementError> {
     rtvirtio_kernel::trusted::read_config(path, CONFIG_LIMIT)
         .map_err(|source| PlacementError::Read { path: path.to_owned(), source })

@@ -1,44 +1,43 @@
-//! What the inventories are to be: a pure function of contracts in force and of what Placement has
-//! allocated.
+//! Target inventories: a pure function of contracts in force and of Placement's allocations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_fleet::Inventory;
 
-/// What a host has, and the contracts in force on it.
+/// Resources of a host, and the contracts in force on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Resource classes of what it has.
+    /// Resource classes of the host.
     pub classes: BTreeSet<String>,
-    /// The contracts.
+    /// Contracts in force on the host.
     pub contracts: Vec<Taken>,
 }
 
-/// What one contract in force takes.
+/// Demand of one contract in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// Its UUID, which is the consumer's in Placement where Nova has started it.
+    /// UUID of the VM, which is the consumer's in Placement where Nova has started it.
     pub uuid: Option<String>,
     /// Thousandths by resource class.
     pub takes: BTreeMap<String, u32>,
 }
 
-/// What is allocated of a provider: by consumer, then by resource class.
+/// Allocations of a provider: by consumer UUID in lower case, then by resource class.
 pub type Allocations = BTreeMap<String, BTreeMap<String, u32>>;
 
-/// What the inventories are to be, and what is to be said of them.
+/// Target inventories, with notes for the operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// By resource class.
+    /// Inventory of each resource class.
     pub inventories: BTreeMap<String, Inventory>,
-    /// What does not fit, in words.
+    /// Resources that are over-committed, in words.
     pub notes: Vec<String>,
 }
 
-/// The inventories of a host. Of each contract that is reserved which Placement has not allocated
-/// to its VM, so that nothing counts twice.
+/// Target inventories of a host. A contract's demand is reserved only beyond what Placement has
+/// allocated to its VM, so that nothing counts twice.
 #[must_use]
 pub fn plan(wanted: &Wanted, allocations: &Allocations) -> Plan {
     let mut plan = Plan { inventories: BTreeMap::new(), notes: Vec::new() };

@@ -8,17 +8,17 @@ use crate::config::KeystoneConfig;
 use crate::error::PlacementError;
 use crate::http::{Http, read_word};
 
-/// A token is renewed so long before it ends: clocks differ, and a round takes a while.
+/// Tokens are renewed this long before they expire: clocks differ, and a round takes a while.
 const EARLY: SignedDuration = SignedDuration::from_secs(120);
 
-/// A token and its end.
+/// A token and its expiry.
 pub(crate) struct Token {
     pub(crate) value: String,
     expires: Timestamp,
 }
 
 impl Token {
-    /// Whether it can be used at this moment.
+    /// Whether the token is still valid, with [`EARLY`] to spare.
     pub(crate) fn is_good_at(&self, now: Timestamp) -> bool {
         self.expires.checked_sub(EARLY).is_ok_and(|end| now < end)
     }
@@ -34,7 +34,7 @@ struct Ends {
     expires_at: String,
 }
 
-/// A new token.
+/// Requests a token with an application credential.
 pub(crate) fn token(http: &Http, of: &KeystoneConfig) -> Result<Token, PlacementError> {
     let secret = read_word(&of.secret_file)?;
     let body = json!({ "auth": { "identity": {

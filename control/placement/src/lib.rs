@@ -1,11 +1,11 @@
-//! Keeps what a host can promise up to date in OpenStack's Placement.
+//! Publishes a host's free capacity in OpenStack's Placement.
 //!
-//! [`Wanted`] says what a host has and which contracts are in force on it, [`Publisher`]
-//! makes inventories of the resource classes `CUSTOM_RTVIRTIO_*` of it and writes those that differ
-//! to the host's resource provider. Where VMs run stays Nova's decision.
+//! [`Wanted`] has a host's resource classes and the contracts in force on it; [`Publisher`] turns
+//! them into inventories of `CUSTOM_RTVIRTIO_*` and writes those that differ to the host's resource
+//! provider. Nova still decides where VMs run.
 //!
-//! An inventory's total is always 1000: a demand is a share of the host that it is placed on. What
-//! changes is `reserved`: what contracts in force take beyond what Placement has allocated to their
+//! An inventory's total is always 1000: a demand is a share of the host that it is placed on. Only
+//! `reserved` changes: demand of contracts in force beyond what Placement has allocated to their
 //! VMs. Inventories of other classes are never written.
 
 mod config;

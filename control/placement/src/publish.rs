@@ -1,4 +1,4 @@
-//! One provider's inventories, brought to what they are to be.
+//! Writes the inventories of one resource provider.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,38 +16,38 @@ use crate::keystone::{self, Token};
 
 /// Microversion: from 1.26 on all of an inventory may be reserved.
 const VERSION: &str = "placement 1.26";
-/// Beginning of our resource classes.
+/// Prefix of the resource classes written here.
 const OURS: &str = "CUSTOM_RTVIRTIO_";
-/// So often others may change the provider in between.
+/// Attempts per round: others may change the provider in between.
 const TRIES: u32 = 5;
-/// Longest pause while the service is away.
+/// Longest pause after failures.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// An inventory that was written, or would be.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
-    /// The resource class.
+    /// Name of the resource class.
     pub class: String,
-    /// What was there; `None` for none.
+    /// Inventory before the round; `None` when there was none.
     pub from: Option<Inventory>,
-    /// What is there now.
+    /// Inventory written, or to be written.
     pub to: Inventory,
 }
 
-/// What stands in Placement after a round.
+/// Result of a round.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Published {
     /// UUID of the resource provider.
     pub provider: String,
-    /// By resource class.
+    /// Target inventory of each resource class.
     pub inventories: BTreeMap<String, Inventory>,
-    /// What was written; in a dry run what would be.
+    /// Inventories that were written; in a dry run those that would be.
     pub changes: Vec<Change>,
-    /// What else is to be known.
+    /// Over-commitments and leftover resource classes, in words.
     pub notes: Vec<String>,
 }
 
-/// Publishes, round by round.
+/// Publishes the inventories of one provider, round by round.
 pub struct Publisher {
     http: Http,
     url: String,
@@ -57,7 +57,7 @@ pub struct Publisher {
     token: Option<Token>,
     /// UUID of the provider, once it is found.
     provider: Option<String>,
-    /// Resource classes that exist.
+    /// Resource classes known to exist.
     made: BTreeSet<String>,
     failures: u32,
 }
@@ -95,17 +95,17 @@ struct Generation {
     resource_provider_generation: u64,
 }
 
-/// What became of an attempt.
+/// Outcome of one attempt.
 enum Attempt {
     Done(Vec<Change>),
-    /// Another client wrote to the provider in between.
+    /// The provider's generation changed: another client wrote in between.
     Conflict,
-    /// A resource class is gone, as when the service began anew with an empty database.
+    /// A resource class does not exist any more, as after a reset of the service's database.
     NoClass,
 }
 
 impl Publisher {
-    /// Of a configuration. Nothing is asked yet.
+    /// Publisher of a configuration; sends no request yet.
     ///
     /// # Errors
     /// [`PlacementError::Config`], and certificates that cannot be read.
@@ -124,7 +124,7 @@ impl Publisher {
         })
     }
 
-    /// Brings the provider's inventories to what they are to be; with `is_dry` nothing is written.
+    /// Writes the inventories that differ from their target; with `is_dry` nothing is written.
     ///
     /// # Errors
     /// [`PlacementError`]; what was published before stays.
@@ -134,14 +134,14 @@ impl Publisher {
             self.failures = 0;
         } else {
             self.failures = self.failures.saturating_add(1);
-            // The next round asks anew: the service may have begun with another database.
+            // The next round looks everything up again: the service may have another database.
             self.provider = None;
             self.made.clear();
         }
         published
     }
 
-    /// Until the next round: twice as long after each failure in a row, ten minutes at most.
+    /// Time until the next round: doubled after each failure in a row, ten minutes at most.
     #[must_use]
     pub fn pause(&self) -> Duration {
         let doubled = self.every.saturating_mul(1 << self.failures.min(16));
@@ -221,7 +221,7 @@ impl Publisher {
                 status => return Err(PlacementError::Refused { what, status, why: answer.why() }),
             }
             let now: Generation = answer.json(&what)?;
-            // A new inventory is taken whatever the generation: allocations may have changed.
+            // A new inventory is accepted at any generation: allocations may have changed.
             let next = generation.checked_add(1).ok_or_else(|| PlacementError::Answer {
                 what: what.clone(),
                 why: format!("the provider's generation {generation} has none after it"),
@@ -293,7 +293,7 @@ impl Publisher {
         Ok((answer.resource_provider_generation, all.collect()))
     }
 
-    /// An answer of 200.
+    /// Body of a GET; any status but 200 is an error.
     fn expect(&mut self, path: &str, what: &str) -> Result<Answer, PlacementError> {
         let answer = self.ask("GET", path, None, what)?;
         match answer.status {
@@ -302,7 +302,7 @@ impl Publisher {
         }
     }
 
-    /// Any answer but that the asker is unknown, or not allowed to.
+    /// Any answer but 401, 403 and a gateway's 502 to 504, which are errors.
     fn ask(
         &mut self,
         method: &str,
@@ -312,7 +312,7 @@ impl Publisher {
     ) -> Result<Answer, PlacementError> {
         let url = format!("{}{path}", self.url);
         let answer = self.ask_as(method, &url, body)?;
-        // A token may be revoked before its end.
+        // A token may be revoked before it expires.
         let answer = if answer.status == 401 && self.token.take().is_some() {
             self.ask_as(method, &url, body)?
         } else {
@@ -366,7 +366,7 @@ fn is_uuid(text: &str) -> bool {
     text.len() == 36 && text.char_indices().all(is_at)
 }
 
-/// Of a value in a query.
+/// Percent-encodes a value of a query.
 fn percent_encoded(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
