@@ -1,9 +1,9 @@
 //! The resource agent `ocf:rtvirtio:contract`.
 //!
-//! The contract of one VM's resource has a journal of its own, so contracts come and go with their
-//! VMs and leave each other alone. `start` applies it and reads it back; `monitor` reads it again,
-//! and restores what was changed; `stop` puts everything back. Exit codes are those of the OCF
-//! Resource Agent API 1.1, section 3.5.
+//! The contract of each resource has a journal of its own, so contracts come and go with their VMs
+//! independently of each other. `start` applies it and reads it back; `monitor` reads it again and
+//! restores changed settings; `stop` puts everything back. Exit codes are those of the OCF Resource
+//! Agent API 1.1, section 3.5.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -25,50 +25,50 @@ use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started, writ
 use crate::PacemakerError;
 use crate::node::{contract_dirs, has_directory};
 
-/// How long a VM that Pacemaker says is started may take until its monitor answers.
+/// Timeout of the monitor of a VM that Pacemaker reports as started, and of a busy lock.
 const STARTING: Duration = Duration::from_secs(20);
-/// How long the group of a VM that has ended may take until it is removed.
+/// Timeout for the removal of a stopped VM's cgroup.
 const ENDING: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(100);
-/// Stands in the contract's directory where it asks for no setting: then there is no journal.
+/// Marker file of a contract that asks for no setting and therefore has no journal.
 pub(crate) const NOTHING_TO_SET: &str = "nothing-to-set";
 
 /// Exit codes of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Ocf {
-    /// Done, or running.
+    /// Action done, or resource running.
     Success = 0,
     /// Failed; another try may help.
     Generic = 1,
-    /// No such action.
+    /// Action is not implemented.
     Unimplemented = 3,
     /// A file is not on this node.
     Installed = 5,
     /// A parameter is wrong on every node.
     Configured = 6,
-    /// Not running.
+    /// Resource is not running.
     NotRunning = 7,
 }
 
-/// The agent's parameters.
+/// Parameters of the agent's resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// The spec file.
+    /// Path of the spec file.
     pub spec: PathBuf,
     /// Name of the VM's resource.
     pub resource: String,
     /// Whether the disk's settings are applied too.
     pub disk: bool,
-    /// rtvirtio's directories.
+    /// Configuration and state directories.
     pub dirs: Dirs,
 }
 
 impl Parameters {
-    /// From the environment that Pacemaker's executor gives an agent: `OCF_RESKEY_*`,
+    /// Reads the environment that Pacemaker's executor gives an agent: `OCF_RESKEY_*`,
     /// `OCF_RESOURCE_INSTANCE`. `dirs` holds the directories without a parameter.
     ///
-    /// # Errors
+    /// A parameter is missing or invalid, in words.
     /// What is missing, in words.
     pub fn of_environment(variable: &dyn Fn(&str) -> Option<String>, dirs: &Dirs) -> Result<Self, String> {
         let given = |name: &str| variable(&format!("OCF_RESKEY_{name}")).filter(|v| !v.is_empty());
@@ -87,25 +87,25 @@ impl Parameters {
         Ok(Self { spec: spec.into(), resource, disk, dirs: Dirs { state, run: dirs.run.clone() } })
     }
 
-    /// The contract's own journal.
+    /// Directories with the contract's own journal.
     fn own(&self) -> Dirs {
         contract_dirs(&self.dirs, &self.resource)
     }
 }
 
-/// How a contract stands.
+/// State of a contract as read back.
 enum Standing {
-    /// As it was applied.
+    /// All settings are as applied.
     Verified,
     /// Nothing is applied, or the VM that it was applied to has ended.
     None,
-    /// Something differs.
+    /// A setting differs, with the reason.
     Differs(String),
     /// Something cannot be read, as in a guest that boots; nothing else differs.
     Unknown(String),
 }
 
-/// Runs an action. What goes on is reported as progress.
+/// Runs an action. Warnings go to `progress`.
 pub fn run(action: &str, parameters: &Parameters, progress: &dyn Progress) -> Ocf {
     let done = match action {
         "start" => start(parameters, progress).map(|()| Ocf::Success),
@@ -128,8 +128,8 @@ fn validate(p: &Parameters) -> Result<Ocf, PacemakerError> {
     spec(p).map(|_| Ocf::Success)
 }
 
-/// The spec. A mistake in it is one of the configuration, and no failure of this node; a file that
-/// is not there may be missing on this node only, and no second try finds it.
+/// Loads the spec. A mistake in it is `Configured`; a missing file may be missing on this node
+/// only, and a retry does not help.
 fn spec(p: &Parameters) -> Result<HostSpec, PacemakerError> {
     load_host(&p.spec).map_err(|e| match e.kind() {
         Kind::File if std::fs::metadata(&p.spec).is_err() => PacemakerError::NoFile(e),
@@ -143,9 +143,9 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
     if matches!(standing(p)?, Standing::Verified) {
         return Ok(());
     }
-    // Not looked for again and again: a file does not come by waiting.
+    // Loaded once, before the loop: waiting does not make a file appear.
     let host = spec(p)?;
-    // Of a start before, or of a VM that has ended.
+    // Left by an earlier start, or by a VM that has ended.
     stop(p, progress)?;
     let begin = Instant::now();
     loop {
@@ -153,7 +153,7 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
             Err(PacemakerError::Step(e)) if is_starting(&e) && begin.elapsed() < STARTING => {
                 progress.pause(RETRY)?;
             }
-            // Another agent is at work, for a moment.
+            // Another agent holds the lock for a moment.
             Err(PacemakerError::Step(e)) if e.kind() == Kind::InForce && begin.elapsed() < STARTING => {
                 progress.pause(RETRY)?;
             }
@@ -167,7 +167,7 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
     }
 }
 
-/// A monitor that does not answer yet, or threads that are not there yet.
+/// Whether a start may succeed on retry: the monitor or threads of the VM may not be there yet.
 fn is_starting(e: &rtvirtio_workflow::Error) -> bool {
     !matches!(
         e.kind(),
@@ -181,10 +181,10 @@ fn apply(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<(),
     let names = || host.vms().iter().map(|vm| vm.name.as_str());
     holders::refuse_names(names(), &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
     if !p.disk {
-        // No other agent changes what contracts share meanwhile.
+        // Held so that no other agent changes the shared groups meanwhile.
         let scopes = Scopes::lock(&p.dirs)?;
         let others = in_force_beside(&p.dirs, &p.resource)?;
-        // What is there for a VM that has ended would count against this one.
+        // Budget kept for a VM that has ended would count against this contract.
         let probe = rtvirtio_cpu::probe(&Root::default()).map_err(PacemakerError::Host)?;
         if let Err(e) = scopes.make_room(&probe, &others) {
             progress.warn(&spare_room(p, &e));
@@ -212,13 +212,13 @@ fn apply(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<(),
         return Err(not_verified(p, &what));
     }
     let resolved = resolve(&plan, &devices, &[], &own, progress)?;
-    // No other program takes these VMs meanwhile.
+    // Held so that no other program takes these VMs meanwhile.
     let _scopes = Scopes::lock(&p.dirs)?;
     holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
     applied(&own, resolved.apply(Some(&plan), &own, progress)?)
 }
 
-/// The settings found may be the plan's already.
+/// Marks a contract whose plan needed no change, so that it counts as applied.
 fn applied(own: &Dirs, settings: usize) -> Result<(), PacemakerError> {
     if settings == 0 {
         write_state(&own.state, NOTHING_TO_SET, b"")?;
@@ -226,7 +226,7 @@ fn applied(own: &Dirs, settings: usize) -> Result<(), PacemakerError> {
     Ok(())
 }
 
-/// Puts everything back, also what was changed since: the VM is about to stop, or has.
+/// Puts all settings back, even those changed since: the VM is about to stop, or has stopped.
 fn stop(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
     let own = p.own();
     let Some(session) = open_session(&own)? else { return Ok(()) };
@@ -241,7 +241,7 @@ fn stop(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
         _ => {}
     }
     drop(session);
-    // It slows no VM, but counts against new contracts; the start of the next one takes it away.
+    // A leftover slows no VM, but counts against new contracts until the next start removes it.
     if let Err(e) = give_room_back(p, progress) {
         progress.warn(&spare_room(p, &e));
     }
@@ -253,7 +253,7 @@ fn spare_room(p: &Parameters, e: &(dyn std::error::Error + 'static)) -> String {
     format!("{}: the groups above those of VMs keep more than they need: {why}", p.resource)
 }
 
-/// What the groups above those of VMs have for this contract.
+/// Returns this contract's part of the budget of the groups above those of VMs.
 fn give_room_back(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
     let begin = Instant::now();
     let scopes = loop {
@@ -273,7 +273,7 @@ fn give_room_back(p: &Parameters, progress: &dyn Progress) -> Result<(), Pacemak
     }
 }
 
-/// Reads the contract. Where it was changed it is applied again; that is success, and is reported.
+/// Reads the contract back. Changed settings are applied again with a warning; that is success.
 fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerError> {
     let standing = match standing(p)? {
         before @ (Standing::Verified | Standing::Unknown(_)) => match (asked_now(p), before) {
@@ -282,7 +282,7 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
                 Standing::Unknown(format!("{why}; {what}: it is applied once all can be read"))
             }
             (Ok(Some(what)), _) => Standing::Differs(what),
-            // What is in force holds, whatever the file has become.
+            // The applied contract stays in force whatever the file has become.
             (Err(e), before) => {
                 progress.warn(&format!(
                     "{}: held as applied: {}",
@@ -297,7 +297,7 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
     match standing {
         Standing::Verified => Ok(Ocf::Success),
         Standing::None => Ok(Ocf::NotRunning),
-        // To apply it again takes it away first, from a VM that has it.
+        // Applying again would take the contract away from a VM that has it.
         Standing::Unknown(what) => {
             progress.warn(&format!("{}: held as applied, but not all of it is seen: {what}", p.resource));
             Ok(Ocf::Success)
@@ -326,7 +326,7 @@ fn standing(p: &Parameters) -> Result<Standing, PacemakerError> {
     Ok(compared(&status))
 }
 
-/// How the spec's CPU contracts differ from those that were applied.
+/// Difference between the spec's CPU contracts and the applied ones; `None` when equal.
 fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
     let own = p.own();
     if !is_there(&own.state.join(contracts::IN_FORCE_FILE))? {
@@ -350,7 +350,7 @@ fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
     Ok(None)
 }
 
-/// How the settings compare with what was applied. Those of a thread that has ended do not count:
+/// Compares the settings with what was applied. Settings of a thread that has ended do not count:
 /// threads end all the time.
 fn compared(status: &Status) -> Standing {
     if !status.is_whole() {
@@ -379,7 +379,7 @@ fn compared(status: &Status) -> Standing {
     }
 }
 
-/// Another agent that is at work for a moment is no other holder.
+/// The VM is held by another program; an agent that holds a lock for a moment is not one.
 fn elsewhere(p: &Parameters, e: &rtvirtio_workflow::Error) -> PacemakerError {
     PacemakerError::HeldElsewhere { resource: p.resource.clone(), why: rtvirtio_workflow::one_line(e) }
 }

@@ -10,25 +10,24 @@ use serde::Serialize;
 use crate::publish::{Published, veto};
 use crate::{ClusterContract, Crm, PacemakerError};
 
-/// Preference of a VM for the node that it runs on: bystanders stay where they are when room is
-/// made for another.
+/// Preference of a VM for the node that it runs on, so that other VMs stay when room is made for
+/// one.
 const STICKINESS: u32 = 1000;
-/// How often the agent looks after a contract.
+/// Interval of the agent's `monitor` operation.
 const MONITOR: &str = "10s";
 
-/// What a contract asks of any node.
+/// Utilization of a contract on any node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Demand {
-    /// The VM's resource.
+    /// Id of the VM's resource.
     pub resource: String,
-    /// By utilization attribute; the most that it takes of any node that could promise it.
+    /// Largest take over the nodes that could promise it, by utilization attribute.
     pub takes: BTreeMap<String, u32>,
 }
 
-/// What each contract asks of a node, whichever it is: Pacemaker knows one demand of a resource,
-/// and capacities by node. Every node has a capacity of 1000, so a demand that is the most over the
-/// nodes is on the safe side on each. A node that refuses the contract even alone does not count:
-/// its veto stands.
+/// Demand of each contract, the same for all nodes: Pacemaker has one utilization per resource, and
+/// capacities by node. Every node has a capacity of 1000, so the largest demand over the nodes is
+/// safe on each. A node that refuses the contract even alone does not count: its veto stands.
 #[must_use]
 pub fn demands(contracts: &[ClusterContract], published: &[Published]) -> Vec<Demand> {
     contracts
@@ -45,8 +44,8 @@ pub fn demands(contracts: &[ClusterContract], published: &[Published]) -> Vec<De
         .collect()
 }
 
-/// The contract's own resource, held by the agent: it starts after the VM, where the VM is. Its
-/// failure stops no VM. A stop that fails is by default answered with fencing, which kills every VM
+/// XML of the contract's own resource, run by the agent: it starts after the VM, on the same node.
+/// Its failure stops no VM. A failed stop is by default answered with fencing, which kills every VM
 /// of the node, or without fencing with a block, after which this VM neither moves nor recovers. So
 /// it is ignored: the failure is shown and counted, the contract counts as stopped, and its journal
 /// stays for the next start on that node.
@@ -68,7 +67,7 @@ pub fn primitive_xml(of: &ClusterContract) -> String {
     )
 }
 
-/// Veto, order and place of each contract, as the `constraints` section of a CIB takes them.
+/// Veto, order and colocation of each contract, as the `constraints` section of a CIB.
 #[must_use]
 pub fn constraints_xml(contracts: &[ClusterContract]) -> String {
     let mut out = String::from("<constraints>");
@@ -92,11 +91,11 @@ pub fn constraints_xml(contracts: &[ClusterContract]) -> String {
 /// parameter `autoset_utilization_*` is false.
 const AUTOSET: [&str; 3] = ["cpu", "host_memory", "hv_memory"];
 
-/// Resources that could run on no node once utilization counts: they take something of which no
-/// node says what it has, and Pacemaker takes that for nothing. In words, of a CIB.
+/// Resources of a CIB that could run on no node once utilization counts, in words: they take an
+/// attribute for which no node has a capacity, and Pacemaker takes that for 0.
 ///
 /// # Errors
-/// Why the text is no CIB.
+/// The text is not a valid CIB.
 pub fn without_capacity(cib: &str) -> Result<Vec<String>, String> {
     let cib = roxmltree::Document::parse(cib).map_err(|e| e.to_string())?;
     let values = |of: roxmltree::Node<'_, '_>, set: &str| -> BTreeMap<String, String> {
@@ -112,7 +111,7 @@ pub fn without_capacity(cib: &str) -> Result<Vec<String>, String> {
     for resource in all("primitive") {
         let id = resource.attribute("id").unwrap_or_default();
         let mut takes: Vec<String> = values(resource, "utilization").into_keys().collect();
-        // What we add is published by each node that has it.
+        // Attributes of this project are published by each node that has them.
         takes.retain(|name| !name.starts_with("rtvirtio-"));
         let of_heartbeat = resource.attribute("provider") == Some("heartbeat")
             && resource.attribute("type") == Some("VirtualDomain");
@@ -135,8 +134,8 @@ pub fn without_capacity(cib: &str) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// Writes all of it into the CIB: cluster properties, the agent's resources, rules, demands,
-/// priorities. What is there under these ids is replaced, all else is left.
+/// Writes cluster properties, the agent's resources, constraints, demands and priorities into the
+/// CIB. Entries of the same id are replaced, all others left.
 ///
 /// # Errors
 /// Those of Pacemaker's tools, as for a VM that is no resource yet.
@@ -145,7 +144,7 @@ pub fn write_constraints(
     contracts: &[ClusterContract],
     demands: &[Demand],
 ) -> Result<(), PacemakerError> {
-    // From then on utilization counts, also that of resources that have nothing to do with us.
+    // From then on utilization counts, even that of unrelated resources.
     let text = crm.run("cibadmin", &["--query"])?;
     let bad =
         |reason: String| PacemakerError::Output { command: "cibadmin --query".to_owned(), text: reason };
@@ -153,8 +152,8 @@ pub fn write_constraints(
     if !stranded.is_empty() {
         return Err(PacemakerError::NoCapacity { what: stranded.join("; ") });
     }
-    // Without it utilization is not looked at. A contract that fails to start on a node is tried
-    // again there: its VM runs.
+    // Without `placement-strategy` utilization is ignored. A contract that fails to start on a node
+    // is tried again there: its VM runs.
     for (name, value) in [("placement-strategy", "balanced"), ("start-failure-is-fatal", "false")] {
         crm.run("crm_attribute", &["--type", "crm_config", "--name", name, "--update", value])?;
     }
@@ -183,7 +182,7 @@ fn contract_id(resource: &str) -> String {
     format!("{resource}-contract")
 }
 
-/// A path in an attribute.
+/// Escapes a path for an XML attribute.
 fn xml(path: &Path) -> String {
     let text = path.display().to_string();
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")

@@ -1,4 +1,4 @@
-//! Pacemaker's own tools.
+//! Runs Pacemaker's command line tools.
 
 use std::io::{self, Read};
 use std::process::{Child, Command, Stdio};
@@ -9,11 +9,11 @@ use rtvirtio_workflow::Progress;
 
 use crate::PacemakerError;
 
-/// How long a tool may take: they wait for the cluster, 30 s by themselves.
+/// Timeout of a tool: tools wait for the cluster, 30 s by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most bytes of what a tool prints. A CIB of a hundred nodes has some 5 MB.
+/// Limit of a tool's output, in bytes. A CIB of a hundred nodes has some 5 MB.
 const LARGEST: u64 = 32 << 20;
-/// Between two looks whether the work is to stop.
+/// Interval between checks for cancellation.
 const NAP: Duration = Duration::from_millis(20);
 
 /// Pacemaker's command line tools on this node.
@@ -22,7 +22,7 @@ pub struct Crm<'p> {
     progress: &'p dyn Progress,
 }
 
-/// Ends a tool that is no longer waited for, and reaps it.
+/// Child process that is killed and reaped when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -36,7 +36,7 @@ impl Drop for Running {
 }
 
 impl<'p> Crm<'p> {
-    /// Tools that end when the work is to stop.
+    /// Tools that are killed when `progress` is cancelled.
     pub fn new(progress: &'p dyn Progress) -> Self {
         Self { progress }
     }
@@ -78,7 +78,7 @@ impl<'p> Crm<'p> {
         };
         let out = wait(&out)?;
         let err = wait(&err)?;
-        // Both ends are closed, so that it is ending.
+        // Both pipes are closed, so the tool is exiting.
         let status = child.0.wait().map_err(no_tool)?;
         if status.success() {
             return Ok(out);
@@ -87,7 +87,7 @@ impl<'p> Crm<'p> {
         Err(PacemakerError::Tool { command: command(program, args), message })
     }
 
-    /// This node's name in the cluster.
+    /// Name of this node in the cluster.
     ///
     /// # Errors
     /// When the cluster does not run.
@@ -95,8 +95,8 @@ impl<'p> Crm<'p> {
         self.run("crm_node", &["--name"])
     }
 
-    /// A node's capacity of one utilization attribute; written only where it differs, because each
-    /// write is a change of the CIB.
+    /// Sets a node's capacity of one utilization attribute; written only where it differs, because
+    /// each write is a change of the CIB.
     ///
     /// # Errors
     /// Those of the tool.
@@ -104,14 +104,14 @@ impl<'p> Crm<'p> {
         let args = ["--node", node, "--utilization", "--name", name];
         let now = self.run("crm_attribute", &[&args[..], &["--query", "--quiet"]].concat());
         let value = value.to_string();
-        // Not there and not readable are the same here: it is written.
+        // Written if absent or unreadable.
         if now.is_ok_and(|now| now == value) {
             return Ok(());
         }
         self.run("crm_attribute", &[&args[..], &["--update", &value]].concat()).map(|_| ())
     }
 
-    /// A transient attribute of a node: it is gone when the node leaves the cluster.
+    /// Sets a transient attribute of a node: it is gone when the node leaves the cluster.
     ///
     /// # Errors
     /// Those of the tool.
@@ -119,7 +119,7 @@ impl<'p> Crm<'p> {
         self.run("attrd_updater", &["--name", name, "--update", value, "--node", node]).map(|_| ())
     }
 
-    /// A transient attribute on every node that has it: node and value.
+    /// Values of a transient attribute: node and value, for every node that has it.
     ///
     /// # Errors
     /// Those of the tool; an attribute that no node has is no error.
@@ -127,7 +127,7 @@ impl<'p> Crm<'p> {
         let args = ["--query", "--all", "--name", name];
         let text = match self.run("attrd_updater", &args) {
             Ok(text) => text,
-            // It says so of an attribute that was never set.
+            // Message of attrd_updater for an attribute that was never set.
             Err(PacemakerError::Tool { message, .. }) if message.contains("does not exist") => {
                 return Ok(Vec::new());
             }
@@ -148,7 +148,7 @@ impl<'p> Crm<'p> {
     }
 }
 
-/// Reads to the end, or one byte more than is taken.
+/// Reads up to the end or one byte over the limit, on a thread of its own.
 fn read(from: Option<impl Read + Send + 'static>) -> Receiver<io::Result<Vec<u8>>> {
     let (to, receiver) = channel();
     std::thread::spawn(move || {
@@ -160,7 +160,7 @@ fn read(from: Option<impl Read + Send + 'static>) -> Receiver<io::Result<Vec<u8>
     receiver
 }
 
-/// Text of a tool, without what a terminal would obey.
+/// Output as text, without terminal control characters.
 fn clean(bytes: &[u8]) -> String {
     let is_text = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
     String::from_utf8_lossy(bytes).trim().chars().map(|c| if is_text(c) { c } else { ' ' }).collect()

@@ -1,62 +1,62 @@
-//! What fails.
+//! Errors of this crate.
 
 use std::path::PathBuf;
 
 use rtvirtio_spec::SpecErrors;
 
-/// Why the cluster could not be told, or a contract not be held.
+/// Errors of Pacemaker's tools, of the cluster file, and of applying a contract.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PacemakerError {
     /// A tool of Pacemaker's is not there.
     #[error("cannot run {program}: is pacemaker-cli-utils installed?")]
     NoTool {
-        /// The tool.
+        /// Name of the tool.
         program: String,
-        /// The system's answer.
+        /// Error of the system call.
         source: std::io::Error,
     },
     /// A tool of Pacemaker's refused.
     #[error("{command}: {message}; does the cluster run on this node (`crm_mon -1`)?")]
     Tool {
-        /// The command line.
+        /// Command line of the tool.
         command: String,
-        /// What it said.
+        /// Standard error of the tool, else its output or exit status.
         message: String,
     },
     /// A tool of Pacemaker's does not end.
     #[error("{command} did not end within {waited} s: does the cluster answer (`crm_mon -1`)?")]
     Slow {
-        /// The command line.
+        /// Command line of the tool.
         command: String,
-        /// For so long it was waited for.
+        /// Timeout, in seconds.
         waited: u64,
     },
-    /// A tool of Pacemaker's prints without end.
+    /// The output of a Pacemaker tool is too long.
     #[error("{command} printed more than {most} bytes: is it Pacemaker's (`command -v`)?")]
     TooMuch {
-        /// The command line.
+        /// Command line of the tool.
         command: String,
-        /// So many are read.
+        /// Limit, in bytes.
         most: u64,
     },
-    /// What a tool printed is of another form.
+    /// The output of a tool has an unexpected form.
     #[error("{command} printed what is not understood: {text}")]
     Output {
-        /// The command line.
+        /// Command line of the tool.
         command: String,
-        /// The first line of it.
+        /// Output, or the part that is not understood.
         text: String,
     },
-    /// The cluster file.
+    /// The cluster file is invalid.
     #[error("{}: {message} (docs/guide/fleet.md has the keys)", .path.display())]
     File {
-        /// The file.
+        /// Path of the cluster file.
         path: PathBuf,
-        /// With line and column where there is one.
+        /// Description with line and column where known.
         message: String,
     },
-    /// A spec.
+    /// A spec cannot be read or is invalid.
     #[error(transparent)]
     Spec(#[from] SpecErrors),
     /// A step on the host.
@@ -65,33 +65,33 @@ pub enum PacemakerError {
     /// The host cannot be read.
     #[error(transparent)]
     Host(#[from] rtvirtio_kernel::HostError),
-    /// The journal.
+    /// The journal cannot be read.
     #[error(transparent)]
     Apply(#[from] rtvirtio_apply::ApplyError),
     /// A file of the state directory.
     #[error("{}", .path.display())]
     State {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// Resources would have no node.
+    /// Some resources could run on no node once utilization counts.
     #[error(
         "nothing is written, because utilization would then count, and no node says how much it has of what these take: {what}. Set autoset_utilization_cpu, \
          autoset_utilization_host_memory and autoset_utilization_hv_memory of each VirtualDomain to false and remove the utilization, or publish \
          what the nodes have by a clone of ocf:heartbeat:NodeUtilization"
     )]
     NoCapacity {
-        /// Each, in words.
+        /// Resources and attributes, separated by semicolons.
         what: String,
     },
-    /// Another program holds settings of the VM.
+    /// The VM's settings are held by another program.
     #[error("{resource}: {why}")]
     HeldElsewhere {
-        /// The resource.
+        /// Name of the VM's resource.
         resource: String,
-        /// Which program, and the remedy.
+        /// Name of that program, and the remedy.
         why: String,
     },
     /// The spec cannot be had on this node.
@@ -100,12 +100,12 @@ pub enum PacemakerError {
     /// A parameter, or the file that it names, is wrong on every node.
     #[error(transparent)]
     Configured(rtvirtio_workflow::Error),
-    /// The contract is not as it was applied.
+    /// The contract could not be applied or put back as a whole.
     #[error("{resource}: {what}")]
     NotVerified {
-        /// The resource.
+        /// Name of the VM's resource.
         resource: String,
-        /// What differs.
+        /// Difference found, in words.
         what: String,
     },
 }

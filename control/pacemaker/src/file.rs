@@ -14,11 +14,11 @@ use crate::node::has_directory;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
-    /// Each with the resource of its VM.
+    /// Contracts, each with the resource of its VM.
     pub contract: Vec<ClusterEntry>,
 }
 
-/// One contract.
+/// A `[[contract]]` of the file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterEntry {
@@ -37,18 +37,18 @@ pub struct ClusterEntry {
 pub struct ClusterContract {
     /// Name of the VM's resource.
     pub resource: String,
-    /// The spec's file.
+    /// Absolute path of the spec.
     pub spec_file: PathBuf,
-    /// The spec.
+    /// Spec as loaded from it.
     pub spec: HostSpec,
-    /// Its priority.
+    /// Pacemaker's priority for the resource.
     pub priority: i32,
 }
 
 /// Reads a cluster file and its specs.
 ///
 /// # Errors
-/// The first that cannot be read.
+/// First file that cannot be read, or first invalid entry.
 pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
     let bad = |message: String| PacemakerError::File { path: path.to_owned(), message };
     let text = read_config_text(path, CONFIG_LIMIT).map_err(|e| bad(format!("it cannot be read: {e}")))?;
@@ -86,7 +86,7 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
         .collect()
 }
 
-/// A name that can stand in ids of the CIB and in names of attributes as it is.
+/// Whether the name is valid in ids and attribute names of the CIB.
 fn is_resource(name: &str) -> bool {
     let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
     first && name.len() <= 64 && name.chars().all(is_name_char)

@@ -1,4 +1,4 @@
-//! What Pacemaker is told of contracts, and the resource agent that holds them.
+//! Publishes contracts to Pacemaker; has the resource agent that applies them.
 //!
 //! Placement stays Pacemaker's. Each node computes by the full admission which contracts it could
 //! promise beside those in force ([`survey`]) and publishes it ([`publish`]): its capacity and what

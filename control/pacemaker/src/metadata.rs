@@ -1,4 +1,4 @@
-//! What the agent says of itself.
+//! Metadata of the resource agent.
 
 /// OCF Resource Agent API 1.1, section 3.6.
 pub const METADATA: &str = r#"<?xml version="1.0"?>

@@ -1,4 +1,4 @@
-//! What this node could promise.
+//! Contracts that this node could promise.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const NET: &str = "rtvirtio-net-";
 /// The kernel's network interfaces.
 const INTERFACES: &str = "/sys/class/net";
 
-/// What a node could promise.
+/// Resources of a node, and its answer for each contract.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NodeAnswer {
     /// Utilization attributes that the node has, each with a capacity of 1000.
@@ -38,34 +38,33 @@ pub struct NodeAnswer {
     pub contracts: Vec<ResourceAnswer>,
 }
 
-/// One contract on this node.
+/// Answer of this node for one contract.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ResourceAnswer {
-    /// The VM's resource.
+    /// Name of the VM's resource.
     pub resource: String,
-    /// What it takes here, in thousandths, by utilization attribute.
+    /// Demand on this node by utilization attribute, in thousandths.
     pub takes: BTreeMap<String, u32>,
-    /// Whether it is in force here. Then nothing vetoes it: a contract that became too much stops
-    /// no VM.
+    /// Whether it is in force here. Then nothing vetoes it: an over-committed node stops no VM.
     pub in_force: bool,
-    /// Why the node cannot promise it beside those in force here.
+    /// Reason why the node cannot promise it beside the contracts in force; `None` when it can.
     pub refused: Option<String>,
 }
 
-/// Where the agent keeps the journal of a resource's contract.
+/// Directories with the journal of a resource's contract.
 pub(crate) fn contract_dirs(dirs: &Dirs, resource: &str) -> Dirs {
     rtvirtio_workflow::holders::resource_dirs(dirs, resource)
 }
 
-/// Whether the journal of a resource's contract has a directory of its own: `rtvirtiod` has others
-/// next to it.
+/// Whether a resource's name is usable as the directory of its journal: `rtvirtiod` has others next
+/// to it.
 pub(crate) fn has_directory(resource: &str) -> bool {
     let is_name = !resource.is_empty() && !resource.starts_with('.') && !resource.contains('/');
     is_name && !["shared", "plan"].contains(&resource) && !resource.starts_with("vm-")
 }
 
-/// Name of a disk's utilization attribute: the device's last name, as the same spec is read on
-/// every node.
+/// Name of a disk's utilization attribute: the last component of the device's path, as the same
+/// spec is read on every node.
 fn disk_attribute(device: &Device) -> String {
     let path = match device {
         Device::Path(path) | Device::File { path, .. } => path.clone(),
@@ -76,7 +75,7 @@ fn disk_attribute(device: &Device) -> String {
 }
 
 /// Name of a network's utilization attribute: that of its interface, where it has one to itself.
-/// Networks of one name on several specs are one link.
+/// Networks of one name in several specs are one link.
 fn network_attribute(network: &rtvirtio_spec::Network) -> String {
     match &network.uplink {
         Uplink::Packet { interface } => attribute(NET, interface),
@@ -88,23 +87,24 @@ fn attribute(kind: &str, name: &str) -> String {
     format!("{kind}{}", dashed(name))
 }
 
-/// A contract as asked, or why it cannot be judged here.
+/// Demand of a resource's VMs, or why it cannot be judged here.
 type Asked = Result<Vec<Contract>, String>;
 
-/// How many times as long as when it was measured a disk's requests take before it promises nothing
-/// any more. What bursts of requests and the kernel's ticks make of a healthy disk stays below 4.
+/// Slowdown against the profile from which on a disk promises nothing. Bursts of requests and the
+/// kernel's ticks keep a healthy disk below 4.
 const SLOW: f64 = 5.0;
 
-/// Disks that are slower than their profiles say, by the path in the specs, with how many times.
+/// Slowdown of disks against their profiles, by path as in the specs.
 pub type SlowDisks = BTreeMap<String, f64>;
 
-/// Looks at the disks of contracts with I/O targets, from time to time: the more often, the sooner
-/// it knows. What others do on the disk counts too, as the contract would meet it.
+/// Watches the latency of disks with I/O targets. Load of others on the disk counts too, as the
+/// contract would meet it.
 #[derive(Debug, Default)]
 pub struct DiskWatch(DeviceWindows);
 
 impl DiskWatch {
-    /// The disks that became slow. Empty at the first look, and while a disk has few requests.
+    /// Disks that became slow since the last call; empty at the first call and for disks with few
+    /// requests.
     pub fn look(&mut self, contracts: &[ClusterContract], dirs: &Dirs) -> SlowDisks {
         let parts = contracts.iter().flat_map(|of| of.spec.parts());
         let promised = parts.filter(|part| has_targets(part));
@@ -118,8 +118,8 @@ impl DiskWatch {
     }
 }
 
-/// What this node could promise of each contract, beside those in force on it. Reads profiles and
-/// the kernel's grants; changes nothing. A disk that is slow promises nothing.
+/// Answer of this node for each contract, beside those in force on it. Reads profiles and the
+/// kernel's grants; changes nothing. A slow disk promises nothing.
 ///
 /// # Errors
 /// When the kernel's grants or a journal cannot be read. A contract that cannot be judged, as
@@ -141,7 +141,7 @@ pub fn survey(
     }
     let answer = |i: usize| {
         let others = (0..contracts.len()).filter(|o| *o != i && in_force[*o]);
-        // What one takes that cannot be judged is not nothing.
+        // The demand of a contract that cannot be judged is unknown, not zero.
         let unknown = others.clone().find_map(|o| {
             let why = asked[o].as_ref().err()?;
             Some(format!("what {}, in force here, takes is not known: {why}", contracts[o].resource))
@@ -162,7 +162,7 @@ pub fn survey(
     Ok(NodeAnswer { resources, contracts: (0..contracts.len()).map(answer).collect() })
 }
 
-/// Whether a contract promises anything on the part's disk.
+/// Whether a VM of the part has I/O targets on its disk.
 fn has_targets(part: &Part) -> bool {
     part.spec.vms.iter().any(|vm| tightest(vm).is_some())
 }
@@ -178,7 +178,7 @@ fn on_slow_disk(of: &ClusterContract, slow: &SlowDisks) -> Option<String> {
     })
 }
 
-/// The first of a resource's VMs that is refused beside the others.
+/// Reason of the first of a resource's VMs that is refused beside the others; `None` if all fit.
 fn refused(node: &Node, others: &[&Contract], asked: &[Contract]) -> Option<String> {
     let mut beside = others.to_vec();
     for contract in asked {
@@ -206,7 +206,7 @@ fn takes(node: &Node, asked: &[Contract]) -> BTreeMap<String, u32> {
     all.into_iter().filter(|(_, p)| p.0 > 0).map(|(name, p)| (name, p.0)).collect()
 }
 
-/// The contracts of a resource's VMs; its disks are added to the node where they are needed.
+/// Demand of a resource's VMs; adds the disks and networks they need to the node.
 fn asked(of: &ClusterContract, node: &mut Node, dirs: &Dirs) -> Asked {
     let budget = |vm: &Vm| -> Result<Ratio, String> {
         Err(format!(
@@ -233,12 +233,12 @@ fn asked(of: &ClusterContract, node: &mut Node, dirs: &Dirs) -> Asked {
         add_network(node, network, &name)?;
         here.into_iter().for_each(|n| n.network = Some(name.clone()));
     }
-    // What is promised nothing needs no disk.
+    // VMs without targets need no disk.
     all.iter_mut().for_each(|c| c.disks.retain(|d| tightest(&d.vm).is_some()));
     Ok(all)
 }
 
-/// Adds a network to the node, where it is not there yet.
+/// Adds a network to the node unless it is there.
 fn add_network(node: &mut Node, network: &rtvirtio_spec::Network, name: &str) -> Result<(), String> {
     if let Uplink::Packet { interface } = &network.uplink {
         let there = Path::new(INTERFACES).join(interface);
@@ -265,8 +265,8 @@ fn disk(name: &str, part: &Part, dirs: &Dirs) -> Result<Disk, String> {
     Disk::measured(Some(name.to_owned()), &profile).map_err(|e| one_line(&e))
 }
 
-/// Share of each CPU that the kernel grants contracts, without what others have taken. Contracts in
-/// force here count by themselves, not by what their groups, or those above them, have.
+/// Share of each CPU that the kernel grants contracts, less what others have taken. Contracts in
+/// force here count by their budgets, not by those of their groups or the groups above.
 fn cpu(contracts: &[ClusterContract], in_force: &[bool], dirs: &Dirs) -> Result<Ratio, PacemakerError> {
     let root = Root::default();
     let probe = probe(&root)?;

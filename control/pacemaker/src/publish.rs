@@ -1,4 +1,4 @@
-//! What a node tells the cluster.
+//! Attributes that a node publishes in the cluster.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::node::NodeAnswer;
 use crate::{ClusterContract, Crm, PacemakerError};
 
-/// Longest reason that is published, in bytes: attributes are for short values.
+/// Longest published reason, in bytes: attributes are for short values.
 const LONGEST_REASON: usize = 400;
 
 pub(crate) fn veto(resource: &str) -> String {
@@ -22,23 +22,23 @@ fn why(resource: &str) -> String {
     format!("rtvirtio-why-{resource}")
 }
 
-/// What one node has published of one contract.
+/// Answer of one node for one contract, as published.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Published {
-    /// The VM's resource.
+    /// Name of the VM's resource.
     pub resource: String,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// What the contract takes there, by utilization attribute.
+    /// Demand of the contract there, by utilization attribute.
     pub takes: BTreeMap<String, u32>,
-    /// Whether the node refuses it.
+    /// Whether the node vetoes the contract.
     pub veto: bool,
-    /// Why.
+    /// Reason for a veto; empty when there is none.
     pub why: String,
 }
 
-/// Tells the cluster what this node could promise: its capacity, and for each contract what it
-/// takes, a veto or none, and the reason. A veto is not set where the contract is in force.
+/// Publishes this node's capacity, and for each contract its demand, veto and reason. No veto is
+/// set where the contract is in force.
 ///
 /// # Errors
 /// Those of Pacemaker's tools.
@@ -51,19 +51,19 @@ pub fn publish(crm: Crm<'_>, node: &str, answer: &NodeAnswer) -> Result<(), Pace
         let reason = of.refused.as_deref().unwrap_or("-");
         crm.set_attribute(node, &why(&of.resource), &plain(reason))?;
         let is_vetoed = of.refused.is_some() && !of.in_force;
-        // Last: whoever sees the veto finds the reason.
+        // Written last: a reader of the veto finds the reason.
         crm.set_attribute(node, &veto(&of.resource), if is_vetoed { "1" } else { "0" })?;
     }
     Ok(())
 }
 
-/// Whole numbers: Pacemaker reads a fraction as 0, and says nothing.
+/// Demand as `NAME=N` pairs. Whole numbers only: Pacemaker silently reads a fraction as 0.
 fn takes_text(takes: &BTreeMap<String, u32>) -> String {
     let parts: Vec<String> = takes.iter().map(|(name, p)| format!("{name}={p}")).collect();
     parts.join(" ")
 }
 
-/// A value that the tools print on one line between quotation marks.
+/// Reason on one line and without quotation marks, as the tools print it.
 fn plain(reason: &str) -> String {
     let mut text: String = reason.chars().map(|c| if c.is_control() || c == '"' { ' ' } else { c }).collect();
     let end = (0..=LONGEST_REASON.min(text.len())).rev().find(|i| text.is_char_boundary(*i));
@@ -71,7 +71,7 @@ fn plain(reason: &str) -> String {
     text
 }
 
-/// What all nodes have published of these contracts.
+/// Answers of all nodes for these contracts.
 ///
 /// # Errors
 /// Those of Pacemaker's tools.
@@ -92,7 +92,7 @@ pub fn published(crm: Crm<'_>, contracts: &[ClusterContract]) -> Result<Vec<Publ
     Ok(all)
 }
 
-/// `NAME=N NAME=N`. What is not understood is not taken for nothing: the contract would be placed
+/// Parses `NAME=N NAME=N`. An unknown form is an error, not zero: the contract would be placed
 /// where it does not fit.
 fn parse_takes(resource: &str, text: &str) -> Result<BTreeMap<String, u32>, PacemakerError> {
     let one = |part: &str| Some((part.split_once('=')?.0.to_owned(), part.split_once('=')?.1.parse().ok()?));
