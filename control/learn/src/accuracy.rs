@@ -18,13 +18,13 @@ use crate::train::{TrainError, TrainSettings, fewest, fit};
 
 pub use crate::held_out::HeldOut;
 
-/// Folds by default.
+/// Default number of folds in cross-validation.
 pub const FOLDS: usize = 5;
 
-/// How one predictor did.
+/// Accuracy of one predictor.
 #[derive(Clone, Debug, Serialize)]
 pub struct Score {
-    /// Predictor.
+    /// Name of the predictor.
     pub model: &'static str,
     /// Tasks that it predicted.
     pub n: usize,
@@ -37,25 +37,25 @@ pub struct Score {
     pub factor_p90: f64,
     /// Share of tasks whose tail was above the prediction.
     pub underestimated: f64,
-    /// Median of the error actual - predicted in ms, as the paper's Fig. 6 counts it.
+    /// Median of actual - predicted in ms, as in the paper's Fig. 6.
     pub error_ms: f64,
     /// Share of errors in [-500, 0] ms.
     pub paper_band: f64,
 }
 
-/// How the bound did for tails as measured, with the host's own stalls.
+/// Accuracy of the bound for tails as measured, with the host's own stalls.
 #[derive(Clone, Debug, Serialize)]
 pub struct WithHost {
-    /// Tasks.
+    /// Number of held-out tasks.
     pub n: usize,
-    /// Runs of them in which the host stalled for so long that its share of the tail is
-    /// unknown: judged here, and nowhere else.
+    /// Number of runs with host stalls so long that their share of the tail is unknown: judged
+    /// here, and nowhere else.
     pub unknown: usize,
-    /// Addition to the bound, ms; the median of several models.
+    /// Addition to the bound for the host's stalls, ms; the median of several models.
     pub adds_ms: f64,
-    /// Share of tails below it.
+    /// Share of tails below the bound.
     pub coverage: f64,
-    /// Median of it over measured.
+    /// Median of bound over measured tail.
     pub sharpness: f64,
     /// Coverage by group, worst first: name, n, share.
     pub groups: Vec<Group>,
@@ -64,38 +64,38 @@ pub struct WithHost {
 /// A group of tasks: its name, how many, and the share of tails below the bound.
 pub type Group = (String, usize, f64);
 
-/// The outcome of one evaluation.
+/// Result of one evaluation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Accuracy {
-    /// Runs that the model was fitted on; of several the most.
+    /// Runs that the model was fitted on; the largest number of several models.
     pub trained: usize,
-    /// Runs held out.
+    /// Number of held-out runs.
     pub held_out: usize,
-    /// Predictors.
+    /// Accuracy of each predictor.
     pub scores: Vec<Score>,
     /// Coverage of the bound, overall.
     pub coverage: f64,
-    /// Its 95 % interval, as if each run had one task: tasks of one run are correlated.
+    /// 95 % interval of the coverage, as if each run had one task: tasks of one run are correlated.
     pub coverage_interval: [f64; 2],
-    /// The bound with what the host's own stalls add, against the tails as measured; absent where
-    /// stalls are not known: then all else here is of tails as measured.
+    /// Accuracy of the bound with the host's own stalls, for tails as measured; absent where stalls
+    /// are not known: then all else here is of tails as measured.
     pub with_host: Option<WithHost>,
     /// Coverage by group, worst first: name, n, share.
     pub groups: Vec<Group>,
     /// Median of upper / actual.
     pub sharpness: f64,
-    /// The same per regime.
+    /// Median of upper / actual by regime: name, n, median.
     pub sharpness_by_regime: Vec<(String, usize, f64)>,
-    /// How well rates were predicted where BFQ idles; also of runs whose tails are not known
-    /// without the host's stalls, once these are judged.
+    /// Accuracy of predicted rates where BFQ idles; after [`Accuracy::as_measured_with`] also of
+    /// runs whose tails without the host's stalls are unknown.
     pub idling_rates: Rates,
-    /// The same where BFQ does not idle.
+    /// Same as [`Accuracy::idling_rates`], where BFQ does not idle.
     pub non_idling_rates: Rates,
-    /// All held-out tasks.
+    /// Held-out tasks with their forecasts.
     pub held: Vec<HeldOut>,
 }
 
-/// Fits on some points and judges on the others.
+/// Fits a model on `train` and judges it on the other points.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -108,7 +108,7 @@ pub fn evaluate(
     judge(&[(Arc::new(fit(train, profile, "", settings)?), test.to_vec())], profile)
 }
 
-/// Judges models on points that they were not fitted on, all together.
+/// Judges all models together on points that they were not fitted on.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -123,8 +123,8 @@ pub fn judge(models: &[(Arc<HostModel>, Vec<Point>)], profile: &Profile) -> Resu
 }
 
 impl Accuracy {
-    /// Judges the bound for tails as measured on `others` too: runs in which the host stalled
-    /// for so long that its share of the tail is unknown.
+    /// Judges the bound for tails as measured on `others` too: runs in which the host stalled for
+    /// so long that its share of the tail is unknown.
     ///
     /// # Errors
     /// [`TrainError`].
@@ -138,10 +138,10 @@ impl Accuracy {
     }
 }
 
-/// How the bound did where BFQ does not idle, as it does not in most plans.
+/// Accuracy of the bound where BFQ does not idle, as in most plans.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NonIdling {
-    /// Tasks.
+    /// Number of held-out tasks.
     pub n: usize,
     /// Share of tails below the bound.
     pub coverage: f64,
@@ -150,8 +150,8 @@ pub struct NonIdling {
 }
 
 impl Accuracy {
-    /// Where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where the
-    /// host's stalls are known.
+    /// Accuracy where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where
+    /// the host's stalls are known.
     #[must_use]
     pub fn non_idling(&self) -> (NonIdling, Option<NonIdling>) {
         let held = || self.held.iter().filter(|h| h.is_non_idling());
@@ -164,7 +164,7 @@ impl Accuracy {
 }
 
 impl NonIdling {
-    /// From bound over tail of every task.
+    /// From the ratio of bound to tail of each task.
     fn of(over: Vec<f64>) -> Self {
         let below = over.iter().filter(|ratio| **ratio >= 1.0).count();
         let coverage = below as f64 / over.len().max(1) as f64;
@@ -173,7 +173,7 @@ impl NonIdling {
 }
 
 impl WithHost {
-    /// `None` where the stalls are not known of the held-out runs.
+    /// `None` where the stalls of the held-out runs are not known.
     fn of(held: &[HeldOut], others: &[HeldOut]) -> Result<Option<Self>, TrainError> {
         let all = || held.iter().chain(others);
         let Some(uppers) = all().map(|h| h.upper_with_host_ms).collect::<Option<Vec<f64>>>() else {
@@ -192,8 +192,8 @@ impl WithHost {
     }
 }
 
-/// Splits points into `k` pairs of those to fit on and those to judge on, where each condition is
-/// judged once. Runs of one condition stay together.
+/// Splits points into `k` pairs of a training and a test set; each condition is tested once. Runs
+/// of one condition stay together.
 #[must_use]
 pub fn folds(points: &[Point], k: usize, seed: u64) -> Vec<(Vec<Point>, Vec<Point>)> {
     let mut groups = conditions(points);
@@ -251,7 +251,7 @@ fn summarise(
     })
 }
 
-/// Share of tails below their bounds, and the same by group, worst first. `judged` gives tail and
+/// Share of tails below their bounds, overall and by group, worst first. `judged` gives tail and
 /// bound.
 fn coverage(
     held: &[&HeldOut],
@@ -287,8 +287,7 @@ fn coverage(
 }
 
 /// Fewest runs of a learning curve from which on the typical factor of the expected tail is within
-/// a tenth of that with all of them; `None` where only the last point is: then more runs would
-/// help.
+/// a tenth of that with all runs; `None` where only the last size is: then more runs would help.
 #[must_use]
 pub fn enough(curve: &[Accuracy]) -> Option<usize> {
     let factor = |a: &Accuracy| a.scores[0].factor;
@@ -316,8 +315,8 @@ fn score(model: &'static str, held: &[HeldOut], of: &dyn Fn(&HeldOut) -> Option<
     }
 }
 
-/// Accuracy over the number of points: the learning curve, of those sizes that have conditions
-/// enough for a bound.
+/// Learning curve: accuracy over the number of points, for sizes with enough conditions for a
+/// bound.
 ///
 /// # Errors
 /// [`TrainError`].

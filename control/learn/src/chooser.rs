@@ -1,4 +1,4 @@
-//! Which conditions to measure next: first a Latin hypercube, then where the trees disagree most.
+//! Chooses the next conditions: first a Latin hypercube, then where the trees disagree most.
 
 use rtvirtio_model::Profile;
 use rtvirtio_model::learned::{Regime, features};
@@ -13,11 +13,11 @@ use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 /// Candidates that the forest rates.
 const POOL: usize = 240;
 
-/// Epochs of the paper's network, which is not used here.
+/// Epochs of the paper's network; its forecasts are not used here.
 const EPOCHS: usize = 1;
 
-/// Regimes by turns while too few conditions leave BFQ non-idling for a bound of their own: three
-/// of four are such, because most plans are.
+/// Rotation of regimes while there are too few non-idling conditions for a bound of their own:
+/// three of four are non-idling, as most plans are.
 const NON_IDLING_FIRST: [Regime; 8] = [
     Regime::NonIdling,
     Regime::NonIdlingWithUnpacedNeighbour,
@@ -29,8 +29,8 @@ const NON_IDLING_FIRST: [Regime; 8] = [
     Regime::NonIdlingWithUnpacedNeighbour,
 ];
 
-/// The `n` conditions of a pool about which the trees disagree most, by turns from each regime, so
-/// that one hard regime does not take all the time.
+/// Conditions of a pool, `n` of them, on which the trees disagree most; taken from each regime in
+/// turn, so that one hard regime does not take all the time.
 ///
 /// # Errors
 /// [`TrainError`], such as too few points to fit on.

@@ -1,9 +1,9 @@
 //! The influence coefficients of the analytical model (RT-VirtIO paper, Table III), fitted to
 //! measured runs of this host.
 //!
-//! Least squares of the latency itself, as the paper trains, over the paced tasks of runs of the
-//! kind that the paper measured, with BFQ idling; every run counts alike. The guest's coefficients
-//! need runs of guests; process VMs leave them at Table III's values.
+//! Least squares of the latency itself, as the paper trains, over the paced tasks of runs like the
+//! paper's, with BFQ idling; every run has the same weight. The guest's coefficients need runs of
+//! guests; process VMs leave them at Table III's values.
 
 use crate::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
 use rtvirtio_model::{Analytical, Coefficients, Config, Profile, TailModel};
@@ -13,7 +13,7 @@ use crate::condition::{inputs, paper_domain};
 use crate::dataset::{Outcome, Point};
 use crate::load::Stream;
 
-/// Fewest runs that determine three coefficients.
+/// Fewest runs that determine the three coefficients.
 const FEWEST: usize = 20;
 
 /// Symbols of the coefficients that are fitted.
@@ -24,45 +24,46 @@ pub const NAMES: [&str; 3] = ["lambda_phi", "lambda_TS_H", "lambda_SI_H"];
 /// the default, so its lambda ends below 1.
 pub const LIMITS: [(f64, f64); 3] = [(0.01, 20.0), (0.0, 20.0), (0.0, 0.99)];
 
-/// Where the search begins: as published.
+/// Start of the search: the published coefficients.
 pub const START: [f64; 3] =
     [Coefficients::TABLE_III.weight, Coefficients::TABLE_III.host_timeout, Coefficients::TABLE_III.host_idle];
 
-/// Why there are no coefficients.
+/// Errors of fitting coefficients.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {
-    /// Too few runs.
+    /// Fewer runs than coefficients need.
     #[error(
         "{have} runs like the paper's (idling BFQ, 4 KiB reads at a rate), {need} are needed to tell its coefficients apart: measure more"
     )]
     TooFew {
-        /// Runs given.
+        /// Number of runs like the paper's.
         have: usize,
-        /// Runs needed.
+        /// Least number of runs: 20.
         need: usize,
     },
-    /// The fit ended at the limits of what makes sense.
+    /// All fitted coefficients ended at their limits.
     #[error("the runs do not determine any of the paper's coefficients: all ended at their limits")]
     Undetermined,
-    /// The fit.
+    /// The minimum search failed.
     #[error(transparent)]
     Minimize(#[from] MinimizeError),
 }
 
-/// One run: its inputs and each measured tail in s, `None` for tasks without a rate.
+/// One run: spec, settings and the measured tail of each task in s, `None` for tasks without a
+/// rate.
 struct Run {
     spec: Spec,
     config: Config,
     tails: Vec<Option<f64>>,
 }
 
-/// Runs of the kind that the paper measured, in the form of the fit.
+/// Runs like the paper's, in the form of the fit.
 pub struct PaperRuns(Vec<Run>);
 
-/// Runs of the kind that the paper measured: its `slice_idle` begins at 1 ms. Runs of another kind
-/// (floods, writes, no idling) pull the coefficients to their limits, where no setting has an
-/// effect any more and the paper's search finds nothing to do.
+/// Selects runs like the paper's: `slice_idle` from 1 ms. Other runs (floods, writes, no idling)
+/// pull the coefficients to their limits, where no setting has an effect any more and the paper's
+/// search finds nothing to do.
 #[must_use]
 pub fn of_the_paper(points: &[Point]) -> Vec<Point> {
     points.iter().filter(|p| paper_domain(p) && p.knobs.slice_idle.0 > 0).cloned().collect()
@@ -75,12 +76,11 @@ pub fn at_limit(at: &[f64], i: usize) -> bool {
     (at[i] - low).min(high - at[i]) < 1e-3 * (high - low)
 }
 
-/// Only the coefficients, without intervals. One that ends at its limit is that of Table III, and
-/// the others are fitted with it: such a fit finds no effect of a setting because the runs do
-/// not show it.
+/// Fits the coefficients, without intervals. A coefficient that ends at its limit is set to Table
+/// III's, and the others are fitted again: there the runs show no effect of the setting.
 ///
 /// # Errors
-/// [`CalibrateError`], also where the runs determine none.
+/// [`CalibrateError`], also where the runs determine no coefficient.
 pub fn fitted(points: &[Point], profile: &Profile) -> Result<Coefficients, CalibrateError> {
     let runs = PaperRuns::of(&of_the_paper(points))?;
     let best = runs.solve(&runs.all(), profile, &START, &LIMITS)?;
@@ -88,7 +88,7 @@ pub fn fitted(points: &[Point], profile: &Profile) -> Result<Coefficients, Calib
 }
 
 impl PaperRuns {
-    /// From points that are all of this kind, in their order.
+    /// From points that are all like the paper's, in their order.
     ///
     /// # Errors
     /// [`CalibrateError::TooFew`].
@@ -107,7 +107,7 @@ impl PaperRuns {
         Ok(Self(runs))
     }
 
-    /// Indices of all runs.
+    /// Indices of all runs, for [`PaperRuns::solve`].
     #[must_use]
     pub fn all(&self) -> Vec<usize> {
         (0..self.0.len()).collect()
@@ -118,8 +118,8 @@ impl PaperRuns {
         self.0.iter().flat_map(|run| run.tails.iter().flatten().copied())
     }
 
-    /// The coefficients with the least error on a sample of runs, which may hold a run several
-    /// times, within limits.
+    /// Coefficients within `limits` with the least error on a sample of runs, which may hold a run
+    /// several times.
     ///
     /// # Errors
     /// [`MinimizeError`].
@@ -142,10 +142,10 @@ impl PaperRuns {
         Ok(nelder_mead(objective, start, limits, &options)?.point)
     }
 
-    /// As [`fitted`], from the best of all three coefficients.
+    /// Same as [`fitted`], from the best fit of all three coefficients.
     ///
     /// # Errors
-    /// As [`fitted`].
+    /// As of [`fitted`].
     pub fn determined(&self, profile: &Profile, mut best: Vec<f64>) -> Result<Coefficients, CalibrateError> {
         let all = self.all();
         let mut limits = LIMITS;
@@ -172,7 +172,7 @@ fn coefficients(at: &[f64]) -> Coefficients {
     Coefficients { weight: at[0], host_timeout: at[1], host_idle: at[2], ..Coefficients::TABLE_III }
 }
 
-/// Measured and predicted tail of each paced task, s; nothing where the model does not apply.
+/// Measured and predicted tail of each paced task, s; empty where the model does not apply.
 fn pairs(run: &Run, profile: &Profile, at: &[f64]) -> Vec<(f64, f64)> {
     let model = Analytical { coefficients: coefficients(at), ..Analytical::default() };
     let Ok(forecasts) = model.forecast(profile, &run.spec, &run.config) else { return Vec::new() };

@@ -32,15 +32,15 @@ pub fn inputs(point: &Point) -> (Spec, Config) {
     (spec(&point.vms, device, kind), point.knobs.config())
 }
 
-/// The regime that a point ran in.
+/// Regime of the point's settings.
 #[must_use]
 pub fn regime(point: &Point) -> Regime {
     let (spec, config) = inputs(point);
     Regime::of(&spec, &config)
 }
 
-/// Whether a run is of the kind that the RT-VirtIO paper measured (its Table II): BFQ, 4 KiB random
-/// reads at a rate, no caps, no neighbour. Its network has no input for anything else.
+/// Whether a run is like those of the RT-VirtIO paper (its Table II): BFQ, 4 KiB random reads at a
+/// rate, no caps, no neighbour. The paper's network has no input for anything else.
 #[must_use]
 pub fn paper_domain(point: &Point) -> bool {
     let plain = |s: &Stream| *s == Stream { rate: s.rate, target: s.target, ..Stream::paced(1.0) };

@@ -1,4 +1,4 @@
-//! How often bounds held.
+//! Coverage of upper bounds.
 
 use std::collections::BTreeMap;
 
@@ -10,38 +10,38 @@ use rtvirtio_stats::{Interval, normal_quantile};
 /// Confidence of the intervals of a coverage.
 const CONFIDENCE: f64 = 0.95;
 
-/// How many of how many values were at or below their bounds.
+/// Number and share of values at or below their bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Coverage {
-    /// Values, at least one.
+    /// Number of values, at least one.
     pub n: usize,
-    /// Tails at or below their bounds.
+    /// Number of values at or below their bounds.
     pub covered: usize,
-    /// `covered / n`.
+    /// Ratio `covered / n`, 0 to 1.
     pub share: f64,
-    /// 95 % interval of the share by [`wilson`]. It takes rows as independent: rows of few runs are
-    /// worth less.
+    /// 95 % interval of the share by [`wilson`]. Rows are taken as independent, so for several rows
+    /// per run it is too narrow.
     pub wilson: Interval,
 }
 
 /// Coverage overall and by category.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// All rows.
+    /// Coverage of all rows.
     pub overall: Coverage,
     /// By category (or group), in rising order.
     pub categories: Vec<(usize, Coverage)>,
 }
 
 impl Evaluation {
-    /// The category with the smallest share; the first one of equals.
+    /// Category with the smallest share; the first of equals; `None` without categories.
     #[must_use]
     pub fn worst(&self) -> Option<(usize, Coverage)> {
         self.categories.iter().copied().reduce(|worst, c| if c.1.share < worst.1.share { c } else { worst })
     }
 }
 
-/// How many values are at or below their bounds. Bounds may be infinite.
+/// Counts values at or below their bounds. Bounds may be infinite.
 ///
 /// # Errors
 /// [`ConformalError`]: no rows, rows that do not match, values that are not finite, bounds that are
@@ -52,11 +52,11 @@ pub fn coverage(actual: &[f64], upper: &[f64]) -> Result<Coverage, ConformalErro
     count(actual.len(), covered)
 }
 
-/// The same, also for each category; `categories` names that of each row. Give groups instead to
-/// see the worst run.
+/// Coverage overall and by category; `categories` has one entry per row. Groups as categories show
+/// the worst run.
 ///
 /// # Errors
-/// The errors of [`coverage`].
+/// As of [`coverage`].
 pub fn coverage_by(
     actual: &[f64],
     upper: &[f64],
@@ -77,8 +77,8 @@ pub fn coverage_by(
     })
 }
 
-/// The score interval of a share (Wilson, JASA 22, 1927): `covered` of `n` at `confidence`. `None`
-/// without values, for more covered than there are, or a confidence outside (0, 1).
+/// Wilson's score interval of a share (JASA 22, 1927): `covered` of `n` at `confidence`. `None` for
+/// `n` = 0, `covered` > `n`, or a confidence outside (0, 1).
 #[must_use]
 pub fn wilson(covered: usize, n: usize, confidence: f64) -> Option<Interval> {
     let (_, high) = Interval::tails(confidence)?;

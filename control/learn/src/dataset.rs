@@ -1,8 +1,7 @@
-//! The dataset: one measured run per line, with everything needed to use it and to measure it
-//! again.
+//! The dataset: one measured run per line, with everything needed to use and to repeat it.
 //!
 //! A file is JSON lines: first a [`Header`], then [`Point`]s; where another host continued it, a
-//! [`Moved`] before its first point. A run that is cut off leaves at most one incomplete last line,
+//! [`Moved`] before its first point. An interrupted write leaves at most one incomplete last line,
 //! which is dropped when the file is resumed.
 
 use std::collections::BTreeMap;
@@ -26,38 +25,38 @@ use crate::load::{Knobs, Stream};
 /// Version of the file's form.
 pub const DATASET_SCHEMA: &str = "rtvirtio.dataset.v2";
 
-/// [`Point::scheme`] of the points of a design. Only they fit and judge models: settings that a
-/// model chose would flatter or blame it.
+/// [`Point::scheme`] of a space-filling design. Only these points fit and judge models: settings
+/// chosen by a model would bias its accuracy.
 pub const SWEEP: &str = "sweep";
 
-/// The first line.
+/// First line of a dataset.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
-    /// Always [`DATASET_SCHEMA`].
+    /// Always [`DATASET_SCHEMA`], for readers of the file.
     pub schema: String,
-    /// Where it was measured.
+    /// Host that began the file.
     pub host: HostFacts,
-    /// The command that makes it again, with every option that decides what a run is.
+    /// Command that makes the file again, with every option that affects a run.
     pub command: String,
-    /// When it was begun.
+    /// Start of the first run, as text.
     pub generated: String,
-    /// [`rtvirtio_model::HostModel::fingerprint`] of the learned model that took part: a file name
-    /// does not identify it.
+    /// [`rtvirtio_model::HostModel::fingerprint`] of the learned model in use: a file name does not
+    /// identify it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Confidence of its bound, as a share of runs; 0.99 where it is absent.
+    /// Confidence of the model's bound, as a share of runs; 0.99 where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
     /// Profiles of `rtvirtio profile`, by the device's name in the points.
     pub profiles: BTreeMap<String, Profile>,
 }
 
-/// From here on another host measured.
+/// Marks the lines after it as measured by another host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moved {
-    /// Where.
+    /// Host of the following points.
     pub host: HostFacts,
 }
 
@@ -66,21 +65,22 @@ pub struct Moved {
 pub enum OtherHost {
     /// No: runs are compared or learned from as those of one host.
     Refused,
-    /// With a note of it in the file, if it has as many CPUs.
+    /// Allowed for a host with as many CPUs; a [`Moved`] line notes it.
     Noted,
 }
 
-/// One run.
+/// One measured run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
-    /// What it was measured for, unique in the file: a resumed run leaves out what is there.
+    /// Unique name in the file: a resumed sweep skips runs that are there.
     pub id: String,
     /// Device under test, such as `qlc-nvme`.
     pub device: String,
     /// Kind of the VMs.
     pub kind: VmKind,
-    /// The scheme that chose the settings; [`SWEEP`] for a point of a design.
+    /// Scheme that chose the settings, or several, separated by commas; [`SWEEP`] for a point of a
+    /// design.
     pub scheme: String,
     /// Seed of the addresses.
     pub seed: u64,
@@ -93,9 +93,9 @@ pub struct Point {
     pub classes: Option<Vec<IoClass>>,
     /// Streams of the VMs.
     pub vms: Vec<Vec<Stream>>,
-    /// How quiet the host was.
+    /// Stalls of the host during the run.
     pub noise: Noise,
-    /// Standstills of the disk itself; absent in older data.
+    /// Stalls of the disk itself; absent in older data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Standstills>,
     /// Outcome of each task, VM by VM.
@@ -106,67 +106,67 @@ pub struct Point {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
-    /// Completed requests.
+    /// Number of completed requests.
     pub n: u64,
-    /// Requests per second.
+    /// Requests completed per second.
     pub rate: Iops,
-    /// Median, ns.
+    /// Median latency, in ns.
     pub p50: Nanos,
-    /// 99th percentile.
+    /// 99th percentile of latency.
     pub p99: Nanos,
     /// 99.99th percentile by nearest rank: the maximum when `n` < 10 000.
     pub p9999: Nanos,
-    /// Largest.
+    /// Longest latency.
     pub max: Nanos,
     /// 99.99th percentile of the latencies less the time in which a CPU of the host stalled
     /// ([`rtvirtio_measure::stalls::Stalls`]): the part of the tail that settings can change.
-    /// Absent where it is not known when requests ran, as in a guest.
+    /// Absent where the times of requests are not known, as in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_awake: Option<Nanos>,
-    /// The same with the stalls a second later: how much the method subtracts by itself.
+    /// As `p9999_awake`, with the stalls shifted by a second: the effect of the subtraction alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_placebo: Option<Nanos>,
-    /// p99.99 by fio's own clock, from submission, as the papers report it: what a late request
-    /// makes the next one wait does not count in it.
+    /// p99.99 by fio's own clock, from submission, as the papers report it: the delay that a late
+    /// request causes to the next one is not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_fio: Option<Nanos>,
     /// All latencies, see [`pack`].
     pub hist: Vec<u64>,
-    /// Upper bound that a learned model gave for [`Outcome::tail`] before the run; absent without
-    /// one.
+    /// Upper bound for [`Outcome::tail`] that a learned model gave before the run; absent without a
+    /// model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper: Option<Nanos>,
-    /// The same for [`Outcome::p9999`], with what the host's own stalls add.
+    /// Upper bound for [`Outcome::p9999`], which includes the host's own stalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promised: Option<Nanos>,
 }
 
-/// Why a dataset cannot be used.
+/// Errors of reading and writing a dataset.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatasetError {
-    /// The file.
+    /// The file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Its path.
+        /// Path of the dataset.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// A line is not what it should be.
+    /// A line is invalid.
     #[error("{} line {line}: {reason}", path.display())]
     Line {
-        /// The file.
+        /// Path of the dataset.
         path: PathBuf,
-        /// From 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong, with the remedy.
+        /// Error, with the remedy.
         reason: String,
     },
 }
 
 impl Outcome {
-    /// From a measurement.
+    /// Outcome of a measured task.
     #[must_use]
     pub fn of(m: &TaskMeasurement) -> Self {
         Self {
@@ -185,14 +185,14 @@ impl Outcome {
         }
     }
 
-    /// The tail that settings can change: without the host's own stalls where they are known.
+    /// Tail that settings can change: without the host's own stalls where they are known.
     #[must_use]
     pub fn tail(&self) -> Nanos {
         self.p9999_awake.unwrap_or(self.p9999)
     }
 }
 
-/// Buckets per power of two: a latency is known to 4.4 %.
+/// Buckets per power of two: 4.4 % resolution.
 const STEPS: f64 = 16.0;
 
 /// A histogram as pairs: distance to the previous non-empty bucket, count. Bucket `i` holds
@@ -230,8 +230,8 @@ pub fn unpack(hist: &[u64]) -> Option<Vec<(Nanos, u64)>> {
     Some(out)
 }
 
-/// Latency that a share `p` of a packed histogram does not exceed; `None` when it is empty or not a
-/// histogram.
+/// Smallest latency that at least a share `p` of a packed histogram does not exceed; `None` when it
+/// is empty or not a histogram.
 #[must_use]
 pub fn percentile(hist: &[u64], p: Percentile) -> Option<Nanos> {
     let buckets = unpack(hist)?;
@@ -250,11 +250,11 @@ pub fn percentile(hist: &[u64], p: Percentile) -> Option<Nanos> {
 /// A dataset in memory.
 #[derive(Clone, Debug)]
 pub struct Dataset {
-    /// The first line.
+    /// First line of the file.
     pub header: Header,
-    /// The runs in the order in which they were made.
+    /// Runs in the order of measurement.
     pub points: Vec<Point>,
-    /// Hosts that continued it, each with the number of earlier runs.
+    /// Hosts that continued the file, each with the number of earlier runs.
     pub moves: Vec<(usize, HostFacts)>,
 }
 
@@ -268,10 +268,10 @@ impl Dataset {
         Self::read(path, false)
     }
 
-    /// Only the first line of a file.
+    /// Reads only the first line of a file.
     ///
     /// # Errors
-    /// As [`Dataset::load`], for that line.
+    /// As of [`Dataset::load`], for that line.
     pub fn header(path: &Path) -> Result<Header, DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
         let mut first = String::new();
@@ -301,7 +301,7 @@ impl Dataset {
         Ok(Self { header, points, moves })
     }
 
-    /// The host that measured last.
+    /// Host of the last points.
     #[must_use]
     pub fn last_host(&self) -> &HostFacts {
         self.moves.last().map_or(&self.header.host, |(_, host)| host)
@@ -344,20 +344,19 @@ impl Point {
         Ok(())
     }
 
-    /// Whether this scheme chose the settings. Several that chose the same share a run.
+    /// Whether this scheme chose the settings. Schemes that chose the same settings share a run.
     #[must_use]
     pub fn is_of(&self, scheme: &str) -> bool {
         self.scheme.split(',').any(|s| s == scheme)
     }
 
-    /// Whether both ran the same load under the same settings for as long.
+    /// Whether both ran the same load under the same settings in VMs of one kind for the same time.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
         self.kind == other.kind && self.seconds == other.seconds && self.does_the_same(other)
     }
 
-    /// Whether both ran the same load under the same settings, for however long and with whatever
-    /// VMs.
+    /// Whether both ran the same load under the same settings, for any time and in VMs of any kind.
     #[must_use]
     pub fn does_the_same(&self, other: &Self) -> bool {
         self.device == other.device
@@ -381,12 +380,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a file, or continues one: then it also returns its points, and an incomplete last
-    /// line is cut off.
+    /// Begins a file, or continues one: then returns its points too, and cuts off an incomplete
+    /// last line.
     ///
-    /// # Errors
-    /// [`DatasetError`]; also when the file was begun by another command than that of `header`, or
-    /// on another host and `other` does not allow for that.
+    /// [`DatasetError`]; also when the file was begun with another `command` than that of `header`,
+    /// or on another host and `other` does not allow it.
     pub fn open(path: &Path, header: &Header, other: OtherHost) -> Result<(Self, Vec<Point>), DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
         let begun = std::fs::metadata(path).is_ok_and(|m| m.len() > 0);
@@ -440,7 +438,7 @@ impl Recorder {
         Ok((recorder, points))
     }
 
-    /// The file.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -462,7 +460,7 @@ impl Recorder {
     }
 }
 
-/// Keeps the first `lines` lines of a file.
+/// Truncates a file to its first `lines` lines.
 fn cut_last_line(path: &Path, lines: usize) -> io::Result<()> {
     let text = trusted::read_config(path, u64::MAX)?;
     let mut end = 0;
@@ -471,7 +469,7 @@ fn cut_last_line(path: &Path, lines: usize) -> io::Result<()> {
     }
     let file = trusted::append_named(path)?;
     file.set_len(end as u64)?;
-    // A complete last row whose line end is missing.
+    // The last row is complete, but its line end is missing.
     if end > 0 && text[end - 1] != b'\n' {
         trusted::append_named(path)?.write_all(b"\n")?;
     }

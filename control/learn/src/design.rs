@@ -1,8 +1,8 @@
-//! Which conditions a sweep measures: a Latin hypercube over loads and knobs.
+//! Conditions of a sweep: a Latin hypercube over loads and knobs.
 //!
-//! The levels are those of the RT-VirtIO paper's Table II (VM count, weights, task sets, IOPS,
-//! `slice_idle`, `timeout_sync`) and settings that it does not have: no idling, `low_latency`,
-//! `max_budget`, the other elevators, caps, writes, larger blocks, a neighbour without a rate.
+//! Levels are those of the RT-VirtIO paper's Table II (VM count, weights, task sets, IOPS,
+//! `slice_idle`, `timeout_sync`), extended by no idling, `low_latency`, `max_budget`, the other
+//! elevators, caps, writes, larger blocks, a neighbour without a rate.
 
 use rtvirtio_model::Elevator;
 use rtvirtio_stats::design::{latin_hypercube, level};
@@ -13,30 +13,30 @@ use crate::load::{Knobs, Stream};
 /// Most VMs with paced tasks; one more may be a neighbour.
 pub const MAX_VMS: usize = 4;
 
-/// Light, medium and heavy of the paper, requests per second.
+/// Light load of the paper, requests per second.
 pub const LIGHT: f64 = 100.0;
-/// See [`LIGHT`].
+/// Medium load of the paper, requests per second.
 pub const MEDIUM: f64 = 500.0;
-/// See [`LIGHT`].
+/// Heavy load of the paper, requests per second.
 pub const HEAVY: f64 = 1500.0;
 
 /// The paper's six task sets (its section VII-B).
 pub const TASK_SETS: [&[f64]; 6] =
     [&[LIGHT], &[MEDIUM], &[HEAVY], &[LIGHT, MEDIUM], &[MEDIUM, HEAVY], &[LIGHT, MEDIUM, HEAVY]];
 
-/// Load of a neighbour without a target.
+/// Load of a VM without a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
     /// 4 KiB random reads, 32 in flight.
     Flood,
     /// 128 KiB sequential writes, 16 in flight.
     Writer,
-    /// The flood, 200 ms on and 200 ms off.
+    /// As [`Neighbour::Flood`], 200 ms on and 200 ms off.
     Burst,
 }
 
 impl Neighbour {
-    /// For names.
+    /// Name in texts: `flood`, `writer` or `burst`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl Neighbour {
         }
     }
 
-    /// Its one task.
+    /// The only task of the VM.
     #[must_use]
     pub fn stream(self) -> Stream {
         match self {
@@ -59,10 +59,10 @@ impl Neighbour {
     }
 }
 
-/// Conditions to measure.
+/// Settings and load of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
-    /// Host settings.
+    /// Settings of the host.
     pub knobs: Knobs,
     /// Tasks of each VM.
     pub vms: Vec<Vec<Stream>>,
@@ -70,29 +70,29 @@ pub struct Condition {
 
 /// Limits of a device.
 pub struct Limits<'a> {
-    /// Elevators that it offers.
+    /// Elevators that the device offers.
     pub elevators: &'a [Elevator],
-    /// Whether its data may be overwritten.
+    /// Whether the device's data may be overwritten.
     pub writes: bool,
     /// Seconds of device time that one request takes, by share of writes and block size.
     pub cost: &'a dyn Fn(f64, Bytes) -> f64,
 }
 
-/// Coordinates of a point of the hypercube, see [`condition`].
+/// Number of coordinates of the hypercube, see [`condition`].
 const DIMENSIONS: usize = 19;
 
-/// `n` conditions; the same seed gives the same ones.
+/// Draws `n` conditions; equal for equal seeds.
 #[must_use]
 pub fn conditions(n: usize, limits: &Limits<'_>, seed: u64) -> Vec<Condition> {
     latin_hypercube(n, DIMENSIONS, seed).iter().map(|u| condition(u, limits)).collect()
 }
 
-/// Coordinates of [`paper_conditions`].
+/// Number of coordinates for [`paper_conditions`].
 const PAPER_DIMENSIONS: usize = 11;
 
-/// `n` conditions of the RT-VirtIO paper's Table II and nothing else: idling BFQ, weights, 4 KiB
-/// random reads at 100, 500 and 1500/s. Its coefficients and its network have no input for anything
-/// more.
+/// Draws `n` conditions of the RT-VirtIO paper's Table II and nothing else: idling BFQ, weights, 4
+/// KiB random reads at 100, 500 and 1500/s. The paper's coefficients and network have no input for
+/// anything more.
 #[must_use]
 pub fn paper_conditions(n: usize, limits: &Limits<'_>, seed: u64) -> Vec<Condition> {
     let one = |u: &Vec<f64>| {
@@ -114,10 +114,10 @@ pub fn paper_conditions(n: usize, limits: &Limits<'_>, seed: u64) -> Vec<Conditi
     latin_hypercube(n, PAPER_DIMENSIONS, seed).iter().map(one).collect()
 }
 
-/// Largest declared load of these, as a share of the device.
+/// Largest declared load of [`paper_conditions`], as a share of the device's.
 const PAPER_LOAD: f64 = 0.9;
 
-/// The paper's weights.
+/// Weights of the paper's VMs.
 const WEIGHTS: [u32; 7] = [50, 100, 150, 250, 300, 500, 700];
 
 fn pick<T: Clone>(u: f64, levels: &[T], default: T) -> T {
@@ -131,8 +131,8 @@ fn condition(u: &[f64], limits: &Limits<'_>) -> Condition {
     let neighbour = neighbour(at(2), limits.writes);
     let writes = if limits.writes { pick(at(3), &[0.0, 0.0, 0.3], 0.0) } else { 0.0 };
     let block = pick(at(4), &[4, 4, 4, 16, 64, 128].map(Bytes::from_kib), Bytes::from_kib(4));
-    // The declared load never exceeds what the device does; near its limit nothing but the limit
-    // would be learnt.
+    // The declared load stays below what the device does; near that limit runs would show only the
+    // limit.
     let most = 0.1 + 0.8 * at(5);
     let offered: f64 = rates.iter().sum::<f64>() * n as f64 * (limits.cost)(writes, block);
     let scale = (most / offered).min(1.0);
@@ -140,7 +140,7 @@ fn condition(u: &[f64], limits: &Limits<'_>) -> Condition {
     let mut vms: Vec<Vec<Stream>> = vec![rates.iter().map(stream).collect(); n];
     let mut caps = vec![None; n];
     if at(16) > 0.85 {
-        // A cap on a VM that keeps its rate: half as much again as it declares.
+        // Cap of a VM that keeps its rate: 1.5 times the declared rate.
         let declared: f64 = vms[0].iter().filter_map(|s| s.rate).map(|r| r.0).sum();
         caps[0] = Some(Iops((declared * 1.5).ceil()));
     }

@@ -10,48 +10,49 @@ use crate::condition::{inputs, lost};
 use crate::dataset::Point;
 use crate::train::TrainError;
 
-/// One held-out task.
+/// A held-out task with its forecasts.
 #[derive(Clone, Debug, Serialize)]
 pub struct HeldOut {
-    /// Its run.
+    /// Name of the run.
     pub id: String,
     /// Index of the task in the run.
     pub task: usize,
     /// VMs with paced tasks.
     pub vms: usize,
-    /// Regime.
+    /// Name of the run's regime.
     pub regime: &'static str,
-    /// Host elevator.
+    /// Elevator of the host's disk.
     pub elevator: Elevator,
-    /// Whether it or a task alongside it writes.
+    /// Whether the task or one alongside it writes.
     pub writes: bool,
     /// Utilisation by declared rates, 0 to 1.
     pub load: f64,
-    /// Measured without the host's own stalls where they are known, ms: what the models predict.
+    /// Measured tail, ms, without the host's own stalls where they are known: the models' target.
     pub actual_ms: f64,
-    /// Measured with them, ms.
+    /// Measured tail with the host's stalls, ms.
     pub with_host_ms: f64,
-    /// Expected by the learned model, ms.
+    /// Expected tail by the learned model, ms.
     pub expected_ms: f64,
-    /// Its upper bound, ms.
+    /// Upper bound by the learned model, ms.
     pub upper_ms: f64,
-    /// The same with what the host's own stalls add, ms; none where they are not known.
+    /// Upper bound with the host's own stalls, ms; `None` where they are not known.
     pub upper_with_host_ms: Option<f64>,
     /// Whether the bound is extrapolated: the run lies outside of the learned range.
     pub extrapolated: bool,
-    /// Slice model, ms.
+    /// Tail by the slice model, ms.
     pub slice_ms: f64,
-    /// The paper's equations with its Table III, ms; none for elevators that they do not cover.
+    /// Tail by the paper's equations with its Table III, ms; `None` for elevators that they do not
+    /// cover.
     pub analytical_ms: Option<f64>,
-    /// The same with coefficients fitted on this host.
+    /// Tail by the paper's equations with coefficients fitted on this host, ms.
     pub fitted_ms: Option<f64>,
-    /// The paper's network, ms.
+    /// Tail by the paper's network, ms.
     pub mlp_ms: Option<f64>,
     /// Longest stall of the host itself during the run, ms.
     pub host_stall_ms: f64,
     /// Share of the declared rate that was kept, 0 to 1.
     pub kept: f64,
-    /// The same as expected by the learned model.
+    /// Kept share of the rate as expected by the learned model, 0 to 1.
     pub expected_kept: f64,
 }
 
@@ -62,14 +63,14 @@ impl HeldOut {
         Regime::ALL.into_iter().any(|r| r.is_non_idling() && r.name() == self.regime)
     }
 
-    /// Bound over tail.
+    /// Ratio of bound to measured tail; 1 or more where the bound holds.
     #[must_use]
     pub fn bound_over_tail(&self) -> f64 {
         self.upper_ms / self.actual_ms.max(1e-6)
     }
 }
 
-/// The tasks with a rate of points that a model was not fitted on, with its forecasts.
+/// Forecasts for the tasks with a rate of points that the model was not fitted on.
 ///
 /// # Errors
 /// [`TrainError::Point`] for a run that no model covers.

@@ -1,14 +1,14 @@
 //! Sweeps of loads and settings on a device, and the model that is learned from them.
 //!
 //! - [`load`]: loads and knobs in the form that a dataset holds.
-//! - [`design`], [`chooser`]: which conditions are measured next.
+//! - [`design`], [`chooser`]: conditions to measure next.
 //! - [`rig`], [`process_vms`]: VMs on a device; [`stage`], [`run`]: settings applied, measured, put
-//!   back.
+//! back.
 //! - [`dataset`], [`runs`]: measured runs in a file that can be continued.
-//! - [`sweep`]: all of it, in the time that is given.
-//! - [`library`]: what many hosts measured of one kind of device.
+//! - [`sweep`]: a whole sweep in a given time.
+//! - [`library`]: merged measurements of many hosts for one kind of device.
 //! - [`train`], [`coefficients`]: from runs to a model.
-//! - [`accuracy`], [`rates`], [`repeat`]: accuracy on runs that it has not learned from.
+//! - [`accuracy`], [`rates`], [`repeat`]: accuracy on runs that the model has not learned from.
 
 pub mod accuracy;
 pub mod chooser;

@@ -1,9 +1,9 @@
 //! A library of device profiles: one for each kind of device, measured on several hosts.
 //!
-//! Hosts measure [`Share`]s, [`merge()`] makes one [`Entry`] of those of one kind or says why they
-//! do not belong together, and [`confirm()`] compares a few points of a device with an entry. A
-//! kind is a drive's model, firmware and size with the kernel and the number of CPUs; nothing in a
-//! share or an entry tells one drive or host from another.
+//! Hosts measure [`Share`]s, [`merge()`] makes one [`Entry`] of those of one kind or reports why
+//! they cannot be merged, and [`confirm()`] compares a few points of a device with an entry. A kind
+//! is a drive's model, firmware and size with the kernel and the number of CPUs; a share or an
+//! entry does not identify a drive or a host.
 
 mod confirm;
 mod kind;
@@ -22,52 +22,52 @@ pub use kind::DeviceKind;
 pub use merge::{Merged, merge};
 pub use share::{MOST_SHARDS, Shard, Share};
 
-/// Version of an entry's form.
+/// Version of the JSON of an entry.
 pub const LIBRARY_SCHEMA: &str = "rtvirtio.device-library.v1";
-/// Version of a share's form.
+/// Version of the JSON of a share.
 pub const SHARE_SCHEMA: &str = "rtvirtio.profile-share.v1";
 /// Largest file that is read, in bytes: a share with a hundred runs has less than 1 MiB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// What is known of a kind of device.
+/// Merged measurements of a kind of device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// Always [`LIBRARY_SCHEMA`].
+    /// Always [`LIBRARY_SCHEMA`], for readers of the file.
     pub schema: String,
-    /// The kind.
+    /// Kind of the devices.
     pub kind: DeviceKind,
-    /// Shares that it was made of.
+    /// Number of merged shares.
     pub shares: usize,
-    /// Their runs.
+    /// Number of runs in the merged shares.
     pub runs: usize,
     /// Medians of throughput and median latency over the shares; of every tail the longest.
     pub profile: Profile,
-    /// When it was made.
+    /// Time of the merge, as text.
     pub generated: String,
 }
 
-/// Why shares are not merged, or a library is not used.
+/// Errors of merging shares and of using a library.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibraryError {
-    /// A file.
+    /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A file that is something else, or of another version.
     #[error("{}: {reason}", path.display())]
     Form {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Parse error, or the unexpected value.
         reason: String,
     },
-    /// Nothing to merge.
+    /// No share is given to merge.
     #[error("no share is given: `rtvirtio profile DEVICE --sweep TIME --shard I/N -o FILE` makes them")]
     Nothing,
     /// A share without the measurement of its device.
@@ -76,15 +76,15 @@ pub enum LibraryError {
         path.display()
     )]
     NoMeasurement {
-        /// The file.
+        /// Path of the share.
         path: PathBuf,
     },
-    /// The device has no model.
+    /// The device has no model, and no name for its kind is given.
     #[error(
         "the kernel knows no model of {device}, so nothing tells its kind: name it with --kind, the same on every host"
     )]
     NoModel {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// Two kinds of devices.
@@ -94,9 +94,9 @@ pub enum LibraryError {
         first.display()
     )]
     OtherKind {
-        /// The file.
+        /// Path of the share.
         path: PathBuf,
-        /// The one that it is compared with.
+        /// Path of the share that it is compared with.
         first: PathBuf,
         /// The fact that differs.
         what: String,
@@ -108,49 +108,49 @@ pub enum LibraryError {
         first.display()
     )]
     OtherMeasurement {
-        /// The file.
+        /// Path of the share.
         path: PathBuf,
-        /// The one that it is compared with.
+        /// Path of the share that it is compared with.
         first: PathBuf,
-        /// What differs.
+        /// Difference of block sizes or depths, in words.
         what: String,
     },
-    /// One share twice.
+    /// Two shares are of the same shard.
     #[error(
         "{} and {} are both shard {shard}: give one of them, or split the sweep again",
         path.display(),
         first.display()
     )]
     SameShard {
-        /// The file.
+        /// Path of the share.
         path: PathBuf,
-        /// The other one.
+        /// Path of the earlier share.
         first: PathBuf,
-        /// Its number.
+        /// Number of the shard in both.
         shard: Shard,
     },
-    /// Devices of one kind that do not behave alike.
+    /// Devices of one kind differ too much.
     #[error(
         "{} contradicts {others}: {what}. Nothing is merged: one device is worn, throttled or used by something else; look at that host, and measure it again or leave its file out",
         path.display()
     )]
     Contradiction {
-        /// The file that is farthest from the others.
+        /// Path of the share that is farthest from the others.
         path: PathBuf,
-        /// The others, in words.
+        /// Other shares, in words.
         others: String,
-        /// Where, with numbers.
+        /// Series, depth and numbers that differ.
         what: String,
     },
-    /// The library has the kind.
+    /// The library has an entry of the kind.
     #[error(
         "{} is there already, of {shares} shares: give its shares again with the new ones and --replace",
         path.display()
     )]
     Exists {
-        /// The file.
+        /// Path of the entry.
         path: PathBuf,
-        /// Shares behind it.
+        /// Number of shares merged in it.
         shares: usize,
     },
 }
@@ -175,25 +175,25 @@ pub struct Library {
 }
 
 impl Library {
-    /// The library in a directory, which need not be there yet.
+    /// Library in a directory, which need not exist yet.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// The file of a kind.
+    /// Path of the entry of a kind.
     #[must_use]
     pub fn entry_file(&self, kind: &DeviceKind) -> PathBuf {
         self.dir.join(format!("{}.json", kind.key()))
     }
 
-    /// The file of the model that was learned of a kind.
+    /// Path of the model learned for a kind.
     #[must_use]
     pub fn model_file(&self, kind: &DeviceKind) -> PathBuf {
         self.dir.join(format!("{}.model.json", kind.key()))
     }
 
-    /// What is known of a kind; `None` when nothing is.
+    /// Entry of a kind; `None` when there is none.
     ///
     /// # Errors
     /// [`LibraryError::Io`], and [`LibraryError::Form`] for a file that is no entry of this kind.
@@ -220,7 +220,7 @@ impl Library {
     }
 }
 
-/// A JSON file of a schema; `None` when it is not there.
+/// Reads a JSON file of a schema; `None` when it does not exist.
 fn read_if_there<T: DeserializeOwned>(path: &Path, schema: &str) -> Result<Option<T>, LibraryError> {
     let io = |source| LibraryError::Io { path: path.to_owned(), source };
     let bad = |reason: String| LibraryError::Form { path: path.to_owned(), reason };

@@ -1,4 +1,4 @@
-//! Loads and knobs as compact data: what a dataset's row holds, and how it becomes a spec and a
+//! Loads and knobs in the compact form of a dataset's row, and their conversion to a spec and a
 //! configuration.
 
 use std::fmt;
@@ -10,29 +10,29 @@ use rtvirtio_spec::{
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
-/// One task. The file omits default values.
+/// One task of a VM. The file omits default values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stream {
-    /// Requests per second; `None` for as fast as the depth allows.
+    /// Requests per second; `None` for a load limited by `depth` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<Iops>,
     /// Share of writes, 0 to 1.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub writes: f64,
-    /// Request size.
+    /// Size of a request.
     #[serde(default = "page", skip_serializing_if = "is_page")]
     pub block: Bytes,
     /// Ascending addresses instead of random ones.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sequential: bool,
-    /// Requests in flight.
+    /// Requests kept in flight.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub depth: u32,
     /// Length of a burst and of the pause after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<Nanos>,
-    /// p99.99 that it must keep.
+    /// Latency that the p99.99 must not exceed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Nanos>,
 }
@@ -110,7 +110,7 @@ impl Stream {
     }
 }
 
-/// The tasks of some VMs, named `vm0`, `vm1`, ... with tasks `t0`, `t1`, ...
+/// Spec of some VMs, named `vm0`, `vm1`, ... with tasks `t0`, `t1`, ...
 #[must_use]
 pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
     let vm = |(i, streams): (usize, &Vec<Stream>)| Vm {
@@ -133,7 +133,7 @@ pub fn vm_name(index: usize) -> String {
     format!("vm{index}")
 }
 
-/// The differences from the kernel's defaults, as text.
+/// Writes the differences from the kernel's defaults.
 impl fmt::Display for Knobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let default = Self::default_bfq(self.weights.len());
@@ -163,23 +163,23 @@ impl fmt::Display for Knobs {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Knobs {
-    /// Host elevator.
+    /// Elevator of the host's disk.
     pub elevator: Elevator,
-    /// `slice_idle`.
+    /// BFQ's `slice_idle`.
     #[serde(default = "default_idle", skip_serializing_if = "is_default_idle")]
     pub slice_idle: Nanos,
-    /// `timeout_sync`.
+    /// BFQ's `timeout_sync`.
     #[serde(default = "default_timeout", skip_serializing_if = "is_default_timeout")]
     pub timeout_sync: Nanos,
-    /// `low_latency`.
+    /// BFQ's `low_latency`.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub low_latency: bool,
-    /// `max_budget`; `None` lets BFQ choose.
+    /// BFQ's `max_budget`; `None` lets BFQ choose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_budget: Option<Bytes>,
-    /// Weight per VM.
+    /// I/O weight of each VM.
     pub weights: Vec<u32>,
-    /// Cap per VM; empty for none at all.
+    /// IOPS limit of each VM; empty for none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caps: Vec<Option<Iops>>,
 }
@@ -209,7 +209,7 @@ fn is_true(v: &bool) -> bool {
 }
 
 impl Knobs {
-    /// The host part of a configuration.
+    /// Host settings of a configuration.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         let bfq = if config.elevator == Elevator::Bfq { config.bfq } else { Bfq::default() };
@@ -225,7 +225,7 @@ impl Knobs {
         }
     }
 
-    /// As a configuration; guests have no elevator of their own.
+    /// Configuration with these settings; guests have no elevator.
     #[must_use]
     pub fn config(&self) -> Config {
         let vm = |(i, weight): (usize, &u32)| VmConfig {
@@ -247,7 +247,7 @@ impl Knobs {
         }
     }
 
-    /// The kernel's defaults under BFQ.
+    /// Kernel defaults under BFQ, for `vms` VMs.
     #[must_use]
     pub fn default_bfq(vms: usize) -> Self {
         let bfq = Bfq::default();

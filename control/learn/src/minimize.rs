@@ -8,22 +8,22 @@ mod tests;
 use region::Region;
 use simplex::Simplex;
 
-/// How to search.
+/// Step, tolerances and limits of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MinimizeOptions {
     /// First size of the simplex in each coordinate, in (0, 0.5]: a share of the box where that is
     /// finite, else of the start's magnitude (of 1 where the start is 0).
     pub step: f64,
-    /// The simplex has to shrink to this share of its first size in every coordinate (as
-    /// transformed by the bounds, see [`nelder_mead`]).
+    /// Convergence: size of the simplex in every coordinate, as a share of its first size (in the
+    /// coordinates of [`nelder_mead`] without bounds).
     pub x_tolerance: f64,
-    /// Values at the corners have to differ by at most this times (1 + the magnitude of the
+    /// Convergence: difference of the values at the corners, in units of (1 + magnitude of the
     /// lowest).
     pub f_tolerance: f64,
-    /// Most evaluations of the function; at least 2 for each coordinate that can vary, plus 3.
+    /// Limit of evaluations of the function; at least 2 for each free coordinate, plus 3.
     pub max_evaluations: usize,
-    /// Most fresh simplexes around the minimum found: they leave points where a simplex has
-    /// collapsed. A fresh one that finds nothing better ends the search.
+    /// Limit of restarts with a fresh simplex at the minimum found: they leave points where a
+    /// simplex has collapsed. One that finds nothing better ends the search.
     pub restarts: usize,
 }
 
@@ -33,66 +33,66 @@ impl Default for MinimizeOptions {
     }
 }
 
-/// The lowest point that was found.
+/// Lowest point found by a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Minimum {
-    /// Where; inside the box.
+    /// Coordinates of the point, inside the bounds.
     pub point: Vec<f64>,
-    /// The function there; infinite if it was nowhere a number.
+    /// Value of the function there; infinite if it was NaN everywhere.
     pub value: f64,
-    /// How often the function was evaluated.
+    /// Number of evaluations of the function.
     pub evaluations: usize,
-    /// Whether the last simplex met both tolerances at a finite value, before the evaluations ran
-    /// out. It may be a local minimum.
+    /// Whether the last simplex met both tolerances at a finite value before the evaluations ran
+    /// out. The minimum may be local.
     pub converged: bool,
 }
 
-/// A search that cannot start.
+/// Invalid arguments of a search.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MinimizeError {
-    /// There is no coordinate.
+    /// The start has no coordinate.
     #[error("there is nothing to vary: the start has no coordinates")]
     Empty,
-    /// The start is not a point.
+    /// A coordinate of the start is not finite.
     #[error("coordinate {index} of the start is not finite")]
     Start {
-        /// The coordinate, from 0.
+        /// Index of the coordinate, from 0.
         index: usize,
     },
-    /// The box has another number of coordinates.
+    /// Start and bounds have different numbers of coordinates.
     #[error("{found} bounds for {expected} coordinates")]
     Bounds {
-        /// Bounds given.
+        /// Number of bounds given.
         found: usize,
-        /// Coordinates of the start.
+        /// Number of coordinates of the start.
         expected: usize,
     },
-    /// The box is empty in a coordinate.
+    /// The bounds of a coordinate contain no number.
     #[error("the bounds {low} to {high} of coordinate {index} hold no number of sane size")]
     Bound {
-        /// The coordinate, from 0.
+        /// Index of the coordinate, from 0.
         index: usize,
-        /// Its lower bound.
+        /// Lower bound as given.
         low: f64,
-        /// Its upper bound.
+        /// Upper bound as given.
         high: f64,
     },
-    /// An option has no meaning.
+    /// An option is out of range.
     #[error("{name} = {value}: must be {allowed}")]
     Option {
-        /// The option.
+        /// Name of the option.
         name: &'static str,
-        /// The given number.
+        /// Value as given.
         value: f64,
-        /// The allowed numbers.
+        /// Allowed range, in words.
         allowed: &'static str,
     },
     /// The evaluations do not suffice for one move of the simplex.
     #[error("{found} evaluations are too few: at least {needed} are needed")]
     Budget {
-        /// The given number.
+        /// Number of evaluations allowed.
         found: usize,
-        /// The least number.
+        /// Least number of evaluations.
         needed: usize,
     },
 }
@@ -102,15 +102,15 @@ pub enum MinimizeError {
 /// Optimization and Applications 51, 2012, equation 4.1).
 ///
 /// `bounds` are the lowest and highest value of each coordinate, infinite where there is none; an
-/// empty slice is no bounds at all. A start outside is moved to the nearest point of the box. The
-/// search itself runs in free coordinates that a smooth map folds into the box, so the function is
-/// never called outside, and the simplex does not collapse onto an edge as it does where points are
-/// clamped. Coordinates with one possible value are excluded from the search; magnitudes beyond
-/// [`MAGNITUDE_MAX`] are not reached. A NaN from the function counts as infinite.
+/// empty slice means no bounds. A start outside is moved to the nearest point within. The search
+/// runs in unbounded coordinates that a smooth function maps into the bounds, so `objective` is
+/// never called outside, and the simplex does not collapse onto an edge as with clamped points.
+/// Coordinates with one possible value are not searched; magnitudes beyond [`MAGNITUDE_MAX`] are
+/// not reached. A NaN of the function counts as infinite.
 ///
 /// # Errors
 ///
-/// A start, bounds or options without meaning; see [`MinimizeError`].
+/// An invalid start, bounds or options; see [`MinimizeError`].
 pub fn nelder_mead(
     objective: impl FnMut(&[f64]) -> f64,
     start: &[f64],
@@ -181,7 +181,7 @@ fn check_bounds(bounds: &[(f64, f64)], dims: usize) -> Result<(), MinimizeError>
         return Err(MinimizeError::Bounds { found: bounds.len(), expected: dims });
     }
     for (index, &(low, high)) in bounds.iter().enumerate() {
-        // False for a NaN.
+        // False if a bound is NaN.
         let holds_a_number = low <= high && low <= MAGNITUDE_MAX && high >= -MAGNITUDE_MAX;
         if !holds_a_number {
             return Err(MinimizeError::Bound { index, low, high });

@@ -22,10 +22,10 @@ use crate::runs::MeasuredDevice;
 use crate::stage::Stage;
 use crate::sweep::{Allowed, Learning, learn, measure_shard};
 
-/// Whether [`on_device`] would begin now; nothing is made.
+/// Checks whether [`on_device`] could begin now; creates nothing.
 ///
 /// # Errors
-/// As [`on_device`], before its first run.
+/// As of [`on_device`], before its first run.
 pub fn check_device(name: &str, dirs: &Dirs) -> Result<()> {
     ensure_fio()?;
     in_force::refuse(dirs)?;
@@ -36,8 +36,9 @@ fn node(name: &str) -> PathBuf {
     Path::new("/dev").join(name.replace('!', "/"))
 }
 
-/// Learns a model of the device of this name in the given time. Its data is only read; settings are
-/// journaled in the state directory, so that `rtvirtio revert` puts them back after a crash.
+/// Learns a model of the device of this name in the given time. The device's data is only read;
+/// settings are journaled in the state directory, so that `rtvirtio revert` puts them back after a
+/// crash.
 ///
 /// # Errors
 /// [`Kind::Guarded`](rtvirtio_workflow::Kind::Guarded) while anything uses the device,
@@ -60,11 +61,11 @@ pub fn on_device(
     })
 }
 
-/// One part of a sweep that several hosts share: runs of the device of this name in the given time,
-/// with those of an earlier call.
+/// Measures one part of a sweep that several hosts share: runs of the device of this name in the
+/// given time, together with those of an earlier call.
 ///
 /// # Errors
-/// As [`on_device`].
+/// As of [`on_device`].
 pub fn shard_on_device(
     name: &str,
     profile: &Profile,
@@ -81,7 +82,7 @@ pub fn shard_on_device(
     })
 }
 
-/// Prepares the device and this host, runs something on it, and removes what was prepared.
+/// Prepares the device and this host, calls `run`, and removes what was prepared.
 fn with_device<T>(
     name: &str,
     dirs: &Dirs,
@@ -98,7 +99,7 @@ fn with_device<T>(
         progress.warn(&format!("whether {} is in use: {unseen}", path.display()));
     }
     let root = Root::default();
-    // What is not offered is not tried.
+    // Not all kernels have BFQ: then only the other elevators are swept.
     let _ = bfq::load(rig.stack(), progress);
     let baseline = device_config(rig.stack(), &root, vms)?;
     let size = Bytes(rig.stack().device.size(&root)?);

@@ -1,8 +1,8 @@
 //! Process VMs on a real block device: a cgroup and a part of the device for each.
 //!
-//! The device's data is only read. What is made are cgroups, named after the process that makes
-//! them, and on v2 the `io` controller below the root; both are removed on drop, and after a crash
-//! by [`remove_leftovers`].
+//! The device's data is only read. Cgroups are created, named after the creating process, and on v2
+//! the `io` controller is enabled below the root; both are undone on drop, and after a crash by
+//! [`remove_leftovers`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,14 +23,14 @@ use rtvirtio_workflow::Kind;
 use crate::load::vm_name;
 use crate::rig::{Rig, RigError};
 
-/// Parts of the device begin at multiples of this.
+/// Alignment of the VMs' parts of the device, in bytes.
 const ALIGNMENT: u64 = 1 << 20;
 /// Smallest part of the device for one VM.
 const SMALLEST_PART: Bytes = Bytes(16 << 20);
-/// How long a stray process may take to end.
+/// Timeout for a leftover process to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why there are no process VMs.
+/// Errors of creating process VMs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessVmsError {
@@ -40,44 +40,43 @@ pub enum ProcessVmsError {
     /// The device is too small.
     #[error("device {}: {size} is too small for {vms} VMs: each needs {SMALLEST_PART}", path.display())]
     TooSmall {
-        /// The device.
+        /// Node of the disk.
         path: PathBuf,
-        /// Its size.
+        /// Size of the disk.
         size: Bytes,
-        /// VMs asked for.
+        /// Number of VMs asked for.
         vms: usize,
     },
-    /// This process has VMs already.
+    /// This process has created process VMs already.
     #[error("this process has process VMs already, in the cgroup {}", .0.display())]
     AlreadyThere(PathBuf),
     /// A task that would overwrite the device's data.
     #[error("task {vm}/{task} writes, and the device's data may only be read")]
     Writes {
-        /// Its VM.
+        /// Name of the task's VM.
         vm: String,
-        /// Its name.
+        /// Name of the task.
         task: String,
     },
-    /// A process in a cgroup to be removed.
+    /// A process in a cgroup to be removed cannot be ended.
     #[error("process {pid}: {source}")]
     Process {
-        /// Its id.
+        /// Process id in the list of the cgroup.
         pid: u32,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// A kernel file.
+    /// A kernel file cannot be read or written.
     #[error(transparent)]
     Host(#[from] HostError),
 }
 
-/// The cgroup of one process's VMs: `/rtvirtio-learn-PID-START`, with `-io` at its end where `io`
-/// was not enabled below the hierarchy's root when it was made. The name holds all that its removal
-/// needs.
+/// Cgroup of one process's VMs: `/rtvirtio-learn-PID-START`, with the suffix `-io` where `io` was
+/// not enabled below the hierarchy's root before. The name holds all that its removal needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Group {
     pid: u32,
-    /// When the process started, in 1/100 s since boot: ids are used again.
+    /// Start time of the process, in 1/100 s since boot: ids are reused.
     start: u64,
     /// Whether `io` is to be disabled again below the hierarchy's root (v2).
     enables_io: bool,
@@ -102,7 +101,7 @@ impl Group {
         PathBuf::from(format!("/{}{}-{}{suffix}", Self::PREFIX, self.pid, self.start))
     }
 
-    /// Whether the process that made it still runs.
+    /// Whether the process that created the cgroup still runs.
     fn is_in_use(&self, root: &Root) -> Result<bool, HostError> {
         match task::stat(root, self.pid, self.pid) {
             Ok(stat) => Ok(stat.start == self.start && !stat.ended),
@@ -111,8 +110,8 @@ impl Group {
         }
     }
 
-    /// Removes the cgroups with the processes in them, and puts the controller back. What another
-    /// process removes meanwhile is no error.
+    /// Ends the processes in the cgroups, removes the cgroups, and disables the controller again. A
+    /// removal by another process at the same time is no error.
     fn remove(&self, root: &Root, cgroups: &Cgroups) -> Result<(), ProcessVmsError> {
         let path = self.path();
         let dir = cgroups.dir(&path)?;
@@ -124,15 +123,15 @@ impl Group {
         }
         unless_gone(cgroups.remove(root, &path))?;
         if self.enables_io {
-            // Refused (EBUSY) when another group uses the controller below by now: then it stays
-            // on.
+            // Refused (EBUSY) when another group below uses the controller by now: then it stays
+            // enabled.
             let _ = root.write(control_file(cgroups)?, "-io");
         }
         Ok(())
     }
 }
 
-/// `None` when it has ended.
+/// `None` when the process or cgroup is gone.
 fn unless_gone<T>(done: Result<T, HostError>) -> Result<Option<T>, HostError> {
     match done {
         Ok(it) => Ok(Some(it)),
@@ -141,21 +140,21 @@ fn unless_gone<T>(done: Result<T, HostError>) -> Result<Option<T>, HostError> {
     }
 }
 
-/// Which controllers the groups below the hierarchy's root have (v2).
+/// File with the controllers of the groups below the hierarchy's root (v2).
 fn control_file(cgroups: &Cgroups) -> Result<PathBuf, HostError> {
     Ok(cgroups.dir(Path::new("/"))?.join("cgroup.subtree_control"))
 }
 
-/// Ends what a killed process left running in a cgroup of its own.
+/// Ends the processes that a killed one left in its cgroup.
 fn stop_all(root: &Root, cgroups: &Cgroups, cgroup: &Path) -> Result<(), ProcessVmsError> {
     let pids = || unless_gone(cgroups.pids(root, cgroup)).map(Option::unwrap_or_default);
     for pid in pids()? {
         let failed = |source| ProcessVmsError::Process { pid, source };
         let Some(process) = Process::open(pid).map_err(failed)? else { continue };
-        // The pidfd is of the process that is in the list now, not of one that got the id since
-        // then.
+        // The process was in the list after the pidfd was opened, so the pidfd is not of a reused
+        // id.
         if pids()?.contains(&pid) {
-            // One that does not end keeps the cgroup busy, and its removal fails.
+            // A process that does not end keeps the cgroup busy, and its removal fails.
             process.stop(STOP_PATIENCE).map_err(failed)?;
         }
     }
@@ -186,22 +185,23 @@ pub struct ProcessVms {
     cgroups: Cgroups,
     stack: Stack,
     group: Group,
-    /// Each VM's part of the device.
+    /// Each VM's region of the device.
     parts: Vec<Region>,
     unseen: Option<String>,
 }
 
 impl ProcessVms {
-    /// So many VMs on the disk at `path`; a partition stands for its disk. Leftovers of processes
+    /// Creates VMs on the disk at `path`; a partition stands for its disk. Leftovers of processes
     /// that have ended are removed first.
     ///
     /// # Errors
-    /// When anything uses the disk, it is too small, or the kernel refuses a cgroup; then
-    /// everything that was made is removed again.
+    /// When the disk is in use or too small, or the kernel refuses a cgroup; then everything
+    /// created is removed again.
     pub fn new(path: &Path, vms: usize) -> Result<Self, ProcessVmsError> {
         let root = Root::default();
         let device = BlockDevice::find(&root, path)?;
-        // Nothing is written, but what uses the disk would be slowed, and would disturb the runs.
+        // Nothing is written, but other users of the disk would be slowed, and would disturb the
+        // runs.
         let claim = Claim::take(&node(&device), &[])?;
         let unseen = describe_unseen(claim.unseen());
         drop(claim);
@@ -210,10 +210,10 @@ impl ProcessVms {
         Ok(made)
     }
 
-    /// Whether [`ProcessVms::new`] would make them now; nothing is made.
+    /// Checks whether [`ProcessVms::new`] could succeed now; creates nothing.
     ///
     /// # Errors
-    /// When anything uses the disk, or it is too small.
+    /// When the disk is in use or too small.
     pub fn check(path: &Path, vms: usize) -> Result<(), ProcessVmsError> {
         let root = Root::default();
         let device = BlockDevice::find(&root, path)?;
@@ -234,7 +234,7 @@ impl ProcessVms {
             }
         }
         let group = enables_io(!cgroups.io_to_enable(&root, &enables_io(false).path())?.is_empty());
-        // From here on a failure removes what was made.
+        // From here on an error drops `vms`, which removes what was created.
         let stack = Stack::of(&root, device)?;
         let vms = Self { root, cgroups, stack, group, parts, unseen: None };
         vms.make_cgroups()?;
@@ -245,7 +245,7 @@ impl ProcessVms {
         for vm in 0..self.parts.len() {
             self.cgroups.create(&self.root, &self.cgroup(vm))?;
         }
-        // On v2 a cgroup has I/O files only when its parents pass the controller on.
+        // On v2 a cgroup has I/O files only when its parents enable the controller.
         for file in self.cgroups.io_to_enable(&self.root, &self.cgroup(0))? {
             self.root.write(&file, "+io")?;
         }
@@ -256,19 +256,20 @@ impl ProcessVms {
         self.group.path().join(vm_name(vm))
     }
 
-    /// The device, with the disks that order its requests.
+    /// The device, with the disks that schedule its requests.
     #[must_use]
     pub fn stack(&self) -> &Stack {
         &self.stack
     }
 
-    /// Processes that could not be asked whether they use the disk, in words, for a warning.
+    /// Processes of which it is not known whether they use the disk, in words, for a warning;
+    /// `None` without any.
     #[must_use]
     pub fn unseen(&self) -> Option<&str> {
         self.unseen.as_deref()
     }
 
-    /// Elevators that the disk offers, of those that models know.
+    /// Elevators that the disk offers and the models know.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -296,7 +297,7 @@ impl From<ProcessVmsError> for rtvirtio_workflow::Error {
 
 impl Drop for ProcessVms {
     fn drop(&mut self) {
-        // What stays is a leftover, which the next start removes.
+        // Remaining cgroups are leftovers, which the next start removes.
         let _ = self.group.remove(&self.root, &self.cgroups);
     }
 }
@@ -340,12 +341,12 @@ impl Rig for ProcessVms {
     }
 }
 
-/// The disk's node. sysfs writes the slash of a name such as `cciss/c0d0` as `!`.
+/// Node of the disk. sysfs writes the slash of a name such as `cciss/c0d0` as `!`.
 fn node(device: &BlockDevice) -> PathBuf {
     Path::new("/dev").join(device.name.replace('!', "/"))
 }
 
-/// Equal parts of a disk.
+/// Equal regions of a disk.
 fn parts(path: &Path, size: Bytes, vms: usize) -> Result<Vec<Region>, ProcessVmsError> {
     let part = size.0 / vms.max(1) as u64 / ALIGNMENT * ALIGNMENT;
     if part < SMALLEST_PART.0 {

@@ -1,5 +1,5 @@
-//! How well models predict whether a task keeps its declared rate: a plan needs the rate as much as
-//! the tail, and a rate that is doubted without need rules out good settings.
+//! Accuracy of predicting whether a task keeps its declared rate: a plan needs the rate as much as
+//! the tail, and a rate doubted without need rules out good settings.
 
 use rtvirtio_measure::verdict::RATE_KEPT;
 use serde::Serialize;
@@ -9,18 +9,18 @@ use crate::held_out::HeldOut;
 /// Tasks whose rate was predicted and then measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rates {
-    /// Tasks that were to keep their rate, which is [`RATE_KEPT`] of it.
+    /// Tasks predicted to keep their rate, which is [`RATE_KEPT`] of it.
     pub promised: usize,
-    /// Tasks of these that did not.
+    /// Tasks of [`Rates::promised`] that did not keep their rate.
     pub broken: usize,
     /// Tasks that kept their rate.
     pub kept: usize,
-    /// Those of them that were not to.
+    /// Tasks of [`Rates::kept`] predicted not to keep their rate.
     pub refused: usize,
 }
 
 impl Rates {
-    /// Counts tasks.
+    /// Counts predictions and outcomes of held-out tasks.
     pub fn of<'a>(held: impl IntoIterator<Item = &'a HeldOut>) -> Self {
         let mut all = Self::default();
         for h in held {
@@ -33,13 +33,13 @@ impl Rates {
         all
     }
 
-    /// Share of the promises that were broken, 0 to 1; 0 of none.
+    /// Share of broken promises, 0 to 1; 0 without promises.
     #[must_use]
     pub fn broken_share(&self) -> f64 {
         self.broken as f64 / self.promised.max(1) as f64
     }
 
-    /// Share of the kept rates that were doubted, 0 to 1; 0 of none.
+    /// Share of the kept rates that were predicted lost, 0 to 1; 0 without kept rates.
     #[must_use]
     pub fn refused_share(&self) -> f64 {
         self.refused as f64 / self.kept.max(1) as f64

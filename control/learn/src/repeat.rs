@@ -1,8 +1,8 @@
-//! How far two runs of the same thing differ: no prediction can be sharper than that.
+//! Spread between runs of the same condition: no prediction can be sharper.
 //!
-//! A tail is a random quantity. A bound that holds for 99 of 100 runs must leave room for what
-//! differs between runs of one condition, and a model that knew each condition's own law perfectly
-//! would still need that room. It is measured by running some conditions more than once.
+//! A tail is a random quantity. A bound that holds for 99 of 100 runs must leave room for the
+//! spread between runs of one condition, and so would a model that knew the distribution of each
+//! condition exactly. The spread is measured by running some conditions more than once.
 
 use rtvirtio_model::learned::Regime;
 use serde::Serialize;
@@ -21,22 +21,22 @@ const Z99: f64 = 2.326;
 pub struct Repeatability {
     /// Conditions that ran more than once.
     pub conditions: usize,
-    /// Runs of them.
+    /// Number of runs of these conditions.
     pub runs: usize,
     /// Per regime: name, pairs of runs, typical factor between two runs (median of larger over
     /// smaller), 90th percentile of that.
     pub regimes: Vec<(String, usize, f64, f64)>,
     /// Median over all tasks of the factor that a bound at 99 % needs above the median of its own
     /// condition: `exp(2.33 s)`, with `s` the standard deviation of ln(tail) between runs of one
-    /// condition, pooled in each regime. Tails are taken as log-normal here, which flatters: theirs
-    /// are heavier.
+    /// condition, pooled in each regime. Tails are taken as log-normal here, which is optimistic:
+    /// theirs are heavier.
     pub floor: f64,
-    /// The same of tasks in runs in which BFQ does not idle, and how many such runs there are;
-    /// `None` without any.
+    /// [`Repeatability::floor`] of tasks in runs in which BFQ does not idle, and the number of such
+    /// runs; `None` without any.
     pub non_idling: Option<(f64, usize)>,
 }
 
-/// `None` when no condition ran twice.
+/// Spread of repeated conditions; `None` when no condition ran twice.
 #[must_use]
 pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     let groups: Vec<Vec<&Point>> = conditions(points)

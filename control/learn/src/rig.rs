@@ -10,24 +10,24 @@ use rtvirtio_measure::VmKind;
 use rtvirtio_measure::workload::VmLoad;
 use rtvirtio_spec::Spec;
 
-/// Why VMs cannot be measured.
+/// Errors of VMs to be measured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RigError {
-    /// The user stopped it.
+    /// Cancelled by the user.
     #[error("cancelled")]
     Cancelled,
-    /// A kernel file.
+    /// A kernel file cannot be read or written.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The maker of the VMs.
+    /// The VMs cannot be created or reached.
     #[error(transparent)]
     Vms(Box<dyn Error + Send + Sync>),
 }
 
-/// VMs on one device, for one run after the other.
+/// VMs on one device, for consecutive runs.
 pub trait Rig {
-    /// Where the settings of the device and of each VM are.
+    /// Files of the settings of the device and of each VM.
     ///
     /// # Errors
     /// When the device or the hierarchy of the block I/O controller cannot be found.
@@ -36,33 +36,33 @@ pub trait Rig {
     /// Kind of the VMs.
     fn kind(&self) -> VmKind;
 
-    /// How many VMs there are.
+    /// Number of VMs.
     fn vms(&self) -> usize;
 
-    /// Where the tasks of each VM of a spec run, in spec order.
+    /// Placement of the tasks of each VM of a spec, in spec order.
     ///
     /// # Errors
     /// When there is no hierarchy of the block I/O controller.
     fn loads(&self, spec: &Spec) -> Result<Vec<VmLoad>, RigError>;
 }
 
-/// Regulates VMs beyond the settings, from the start of their tasks to their end.
+/// Limits VMs beyond the settings, from the start of their tasks to their end.
 pub trait Regulator: fmt::Debug + Send + Sync {
-    /// Starts it. Dropping what it returns stops it and puts back what it changed.
+    /// Starts the regulator. Dropping the returned value stops it and undoes its changes.
     ///
     /// # Errors
     /// When a VM's cgroup or its files are missing, or no thread can be started.
     fn start(&self, binding: &Binding, spec: &Spec) -> Result<Box<dyn Any + Send>, RegulatorError>;
 }
 
-/// Why a regulator does not start.
+/// Errors of starting a regulator.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegulatorError {
-    /// A kernel file.
+    /// A kernel file cannot be read or written.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Its thread.
+    /// The regulator's thread cannot be started.
     #[error("cannot start a thread for the regulator: {0}")]
     Thread(std::io::Error),
 }

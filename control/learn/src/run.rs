@@ -1,4 +1,4 @@
-//! From a condition to a point: one run, repeated when the host itself stalled.
+//! Measures one condition as a point; repeated when the host itself stalled.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,24 +11,23 @@ use crate::dataset::{Outcome, Point};
 use crate::load::{Knobs, Stream, spec, vm_name};
 use crate::stage::{RunPlan, Stage, StageError, Treatment};
 
-/// A stall of the host shorter than this is no reason to measure again: it is within a stock
-/// kernel's own.
+/// Stalls of the host up to this length never cause another try: a stock kernel alone has such.
 const QUIET: Nanos = Nanos(5_000_000);
-/// A longer one is, when it is more than this share of the tightest target; without targets when it
-/// is longer than [`LOUD`].
+/// A longer stall does when it exceeds this share of the tightest target; without targets when it
+/// exceeds [`LOUD`].
 const SHARE: f64 = 0.25;
-/// See [`SHARE`].
+/// Limit of a stall for a load without targets, see [`SHARE`].
 const LOUD: Nanos = Nanos(20_000_000);
 
 /// A run to be measured.
 pub struct Job<'a> {
     /// Unique name of the point.
     pub id: String,
-    /// Device name in the dataset.
+    /// Name of the device in the dataset.
     pub device: &'a str,
     /// The device as a spec names it.
     pub spec_device: &'a Device,
-    /// The scheme that chose the treatment.
+    /// Scheme that chose the treatment.
     pub scheme: &'a str,
     /// Settings of the host.
     pub treatment: Treatment,
@@ -38,13 +37,13 @@ pub struct Job<'a> {
     pub length: Duration,
     /// Seed of the addresses.
     pub seed: u64,
-    /// How often it is measured at most when the host is not quiet.
+    /// Limit of tries while the host stalls too long.
     pub tries: u32,
 }
 
-/// Measures jobs: a [`Stage`], or a fake in tests.
+/// Measures jobs: a [`Stage`], or a substitute in tests.
 pub trait Measurer {
-    /// As [`measure`].
+    /// Measures a job, as [`measure`] does.
     ///
     /// # Errors
     /// [`StageError`].
@@ -57,7 +56,7 @@ impl Measurer for Stage<'_> {
     }
 }
 
-/// Measures a job. Of several tries the one with the quietest host counts.
+/// Measures a job. Of several tries the one with the shortest host stall counts.
 ///
 /// # Errors
 /// [`StageError`].
@@ -102,8 +101,8 @@ pub fn measure(
     best.ok_or(StageError::NotReverted)
 }
 
-/// Whether the host stalled for so long that the run is weak evidence on its settings. What the
-/// run itself measured does not enter, or schemes with short tails would be measured on a quieter
+/// Whether the host stalled for so long that the run says little about its settings. Latencies of
+/// the run itself are not considered, or schemes with short tails would be measured on a quieter
 /// host than others.
 #[must_use]
 pub fn disturbed(point: &Point) -> bool {
@@ -112,8 +111,7 @@ pub fn disturbed(point: &Point) -> bool {
     point.noise.max_ns > limit
 }
 
-/// A point in the form of a result file; without a verdict, which needs more than one run's
-/// numbers.
+/// Converts a point to a result; without a verdict, which needs several runs.
 #[must_use]
 pub fn as_result(point: &Point) -> Run {
     let tasks = point.tasks().enumerate().map(|(i, (vm, stream, outcome))| TaskResult {
@@ -130,7 +128,7 @@ pub fn as_result(point: &Point) -> Run {
         p9999_excl_host_stalls_ns: outcome.p9999_awake,
         p9999_placebo_ns: outcome.p9999_placebo,
         max_ns: outcome.max,
-        // Older data lacks it.
+        // Absent in older data.
         fio_p9999_ns: outcome.p9999_fio.unwrap_or(outcome.p9999),
         at_target_ns: None,
         fio_cpus: 0.0,

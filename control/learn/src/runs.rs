@@ -1,4 +1,4 @@
-//! Measured runs of one device, kept in a file as they come.
+//! Measured runs of one device, appended to a file.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,28 +16,28 @@ use crate::run::{Job, Measurer};
 use crate::stage::{StageError, Treatment};
 use rtvirtio_workflow::{Kind, Progress};
 
-/// How often a run is measured at most when the host is not quiet.
+/// Default limit of tries of a run while the host stalls too long.
 pub const TRIES: u32 = 2;
 
-/// Why there is no further run.
+/// Errors of making a run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunsError {
-    /// The user stopped it; the runs so far are in the file.
+    /// Cancelled by the user; the runs so far are in the file.
     #[error("stopped as asked")]
     Cancelled,
-    /// The file.
+    /// The dataset cannot be used.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
-    /// The run.
+    /// The run could not be measured.
     #[error(transparent)]
     Stage(StageError),
-    /// The file's directory.
+    /// The file's directory cannot be created.
     #[error("cannot create {}: {source}", path.display())]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -57,54 +57,53 @@ impl From<RunsError> for rtvirtio_workflow::Error {
     }
 }
 
-/// The device that is measured.
+/// A device and its name in datasets.
 #[derive(Clone, Debug)]
 pub struct MeasuredDevice {
     /// Name in datasets, such as `qlc-nvme`.
     pub name: String,
-    /// As a spec names it.
+    /// Device in the form of a spec.
     pub spec: Device,
 }
 
 /// A file of runs and its header.
 #[derive(Clone, Debug)]
 pub struct RunsFile<'a> {
-    /// Its path.
+    /// Path of the dataset.
     pub path: &'a Path,
-    /// The command that makes it again, with every option that decides what a run is.
+    /// Command that makes the file again, with every option that affects a run.
     pub command: String,
-    /// The time at which it begins, as text.
+    /// Time of the start, as text.
     pub generated: String,
-    /// This host.
+    /// Facts about this host.
     pub host: HostFacts,
-    /// The device; a continued file keeps its first profile ([`began_with`]).
+    /// Profile of the device; a continued file keeps its first profile ([`began_with`]).
     pub profile: Profile,
-    /// The learned model that schemes use.
+    /// Learned model used by schemes.
     pub model: Option<&'a HostModel>,
-    /// Whether the file may be of another host.
+    /// Whether a file of another host may be continued.
     pub other: OtherHost,
 }
 
-/// The profile of a device that a file of runs began with; `None` without the file, or the device
-/// in it.
+/// First profile of a device in a file of runs; `None` without the file, or the device in it.
 ///
 /// # Errors
 /// When the file is no dataset.
 pub fn began_with(path: &Path, device: &str) -> Result<Option<Profile>, DatasetError> {
-    // A file that cannot be looked at is not absent: reading it reports why.
+    // Only a file known to be absent counts: otherwise reading it reports the error.
     if matches!(path.try_exists(), Ok(false)) {
         return Ok(None);
     }
     Ok(Dataset::header(path)?.profiles.remove(device))
 }
 
-/// The runs of a file, and the means to add more.
+/// Runs of a file, with the means to add more.
 pub struct Runs<'a> {
-    /// The device as measured before the first of them.
+    /// Profile of the device before the first run.
     pub profile: Profile,
     /// Every run in the file, oldest first.
     pub points: Vec<Point>,
-    /// How often a run is measured at most when the host is not quiet.
+    /// Limit of tries of a run while the host stalls too long.
     pub tries: u32,
     device: &'a MeasuredDevice,
     measurer: Box<dyn Measurer + 'a>,
@@ -115,9 +114,9 @@ pub struct Runs<'a> {
 
 /// A run to be made.
 pub struct RunRequest<'a> {
-    /// Unique name.
+    /// Unique name of the point.
     pub id: String,
-    /// The scheme that chose the treatment.
+    /// Scheme that chose the treatment.
     pub scheme: &'a str,
     /// Settings of the host.
     pub treatment: Treatment,
@@ -125,9 +124,9 @@ pub struct RunRequest<'a> {
     pub vms: &'a [Vec<Stream>],
     /// Seed of the addresses.
     pub seed: u64,
-    /// A model's forecasts before the run, one for each task; empty without a model.
+    /// Model's forecasts before the run, one for each task; empty without a model.
     pub forecasts: Vec<Forecast>,
-    /// [`Runs::tries`] of this run; `None` for the same.
+    /// Overrides [`Runs::tries`] for this run.
     pub tries: Option<u32>,
 }
 
@@ -174,19 +173,19 @@ impl<'a> Runs<'a> {
         })
     }
 
-    /// The file.
+    /// Path of the dataset.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.recorder.path()
     }
 
-    /// The run of this name, if it was made.
+    /// Run of this name; `None` if it was not made.
     #[must_use]
     pub fn find(&self, id: &str) -> Option<&Point> {
         self.points.iter().find(|p| p.id == id)
     }
 
-    /// Records a run under another name too, for a scheme that chose the same settings.
+    /// Records a run under another name as well, for a scheme that chose the same settings.
     ///
     /// # Errors
     /// A failed write.
@@ -194,7 +193,7 @@ impl<'a> Runs<'a> {
         self.keep(Point { id, scheme: scheme.to_owned(), ..run.clone() })
     }
 
-    /// Makes a run and records it.
+    /// Measures a run and records it.
     ///
     /// # Errors
     /// [`RunsError`].

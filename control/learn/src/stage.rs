@@ -1,4 +1,4 @@
-//! The stage: VMs on which one setting after the other is applied, measured and put back.
+//! The stage: VMs on which settings are applied, measured and put back, one run after the other.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,8 +17,7 @@ use rtvirtio_workflow::traffic::with_limits;
 
 use crate::rig::{Regulator, RegulatorError, Rig, RigError};
 
-/// Warm-up of a run of process VMs: files are opened and queues filled. Guests take
-/// [`workload::WARM_UP`].
+/// Warm-up of a run of process VMs: opens files and fills queues. Guests use [`workload::WARM_UP`].
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Settings of the host for one run.
@@ -33,7 +32,7 @@ pub struct Treatment {
     pub regulator: Option<Arc<dyn Regulator>>,
 }
 
-/// Two regulators are alike only where they are the same one.
+/// Two regulators are equal only if they are the same instance.
 impl PartialEq for Treatment {
     fn eq(&self, other: &Self) -> bool {
         let regulators = match (&self.regulator, &other.regulator) {
@@ -46,46 +45,46 @@ impl PartialEq for Treatment {
 }
 
 impl Treatment {
-    /// Only knobs.
+    /// Treatment without I/O classes and regulator.
     #[must_use]
     pub fn knobs(config: Config) -> Self {
         Self { config, classes: None, regulator: None }
     }
 }
 
-/// Why a run has no outcome.
+/// Errors of a run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
-    /// The settings.
+    /// Settings cannot be applied or put back.
     #[error(transparent)]
     Apply(#[from] ApplyError),
-    /// A setting that could not be put back: going on would measure under unknown settings.
+    /// A setting could not be put back: a further run would measure under unknown settings.
     #[error(
         "not all settings could be put back after a run: `rtvirtio revert` puts them back, or `rtvirtio-lab down` those of a lab"
     )]
     NotReverted,
-    /// The tasks.
+    /// The tasks could not be run.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// The VMs.
+    /// The VMs cannot be used.
     #[error(transparent)]
     Rig(#[from] RigError),
-    /// A kernel file.
+    /// A kernel file cannot be read or written.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The regulator.
+    /// The regulator did not start.
     #[error(transparent)]
     Regulator(#[from] RegulatorError),
-    /// The spec's own limits.
+    /// The limits of the spec's `traffic` cannot be planned.
     #[error(transparent)]
     Traffic(rtvirtio_workflow::Error),
-    /// More VMs than there are.
+    /// The load has more VMs than the rig.
     #[error("the load has {asked} VMs, there are {there}")]
     TooManyVms {
-        /// VMs of the load.
+        /// Number of VMs of the load.
         asked: usize,
-        /// VMs of the rig.
+        /// Number of VMs of the rig.
         there: usize,
     },
 }
@@ -113,23 +112,23 @@ impl StageError {
     }
 }
 
-/// How a run goes.
+/// Length, seed and callbacks of a run.
 pub struct RunPlan<'a> {
     /// Length of the measured part.
     pub length: Duration,
     /// Seed of the addresses.
     pub seed: u64,
-    /// Set to stop.
+    /// Set to cancel the run.
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second with the time since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
 }
 
-/// VMs that are there, with what is needed to change their settings.
+/// VMs, with access to their settings.
 pub struct Stage<'a> {
     rig: &'a dyn Rig,
     binding: Binding,
-    /// The settings when nothing is applied.
+    /// Settings while no treatment is applied.
     baseline: Config,
     guests: &'a dyn Guests,
     session: Session,
@@ -139,8 +138,8 @@ pub struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// A stage on `rig`, whose settings are `baseline` now. The journal lies in `state_dir`, fio's
-    /// files in `work_dir`.
+    /// A stage on `rig`, whose current settings are `baseline`. The journal is in `state_dir`,
+    /// fio's files in `work_dir`.
     ///
     /// # Errors
     /// When the device cannot be found, or the state directory is in use.
@@ -163,16 +162,16 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Whether every run begins with a new instance of the elevator: BFQ keeps what a VM's group
-    /// owes beyond a run, at the weight of that run. Only for devices that are made, because a kill
-    /// in between leaves none.
+    /// Sets whether every run begins with a new instance of the elevator: BFQ carries the service
+    /// owed to a VM's group over to the next run, at the weight of the old one. Only for devices
+    /// created by this process: a kill while it is renewed leaves the elevator `none`.
     #[must_use]
     pub fn fresh(self, fresh: bool) -> Self {
         Self { fresh, ..self }
     }
 
-    /// Whether the CPUs are kept from sleeping ([`rtvirtio_measure::awake`]), for what is written
-    /// about a run.
+    /// Sets whether the CPUs are kept from idle states ([`rtvirtio_measure::awake`]), as recorded
+    /// with a run.
     #[must_use]
     pub fn awake(self, awake: bool) -> Self {
         Self { awake, ..self }
@@ -184,7 +183,7 @@ impl<'a> Stage<'a> {
         self.rig.kind()
     }
 
-    /// Applies the settings and the limits of `spec`'s own `traffic`, runs its tasks on the first
+    /// Applies the settings and the limits of the spec's `traffic`, runs its tasks on the first
     /// VMs, and puts the settings back, also when the run fails.
     ///
     /// # Errors
@@ -200,11 +199,11 @@ impl<'a> Stage<'a> {
             return Err(StageError::TooManyVms { asked: spec.vms.len(), there });
         }
         let root = Root::default();
-        // A guest's agent serves one client at a time, and the load is its second one: it must be
-        // free while that runs.
+        // A guest's agent serves one client at a time and the load needs it too: the machine is
+        // dropped before the load starts.
         let machine = || Machine::new(&root, self.guests);
         if self.fresh {
-            // With the kernel's defaults, as the baseline of a made device is.
+            // Restores the kernel's default elevator, which is the baseline of a created device.
             let baseline = self.baseline.elevator.name();
             self.binding.stack.disks.iter().try_for_each(|disk| disk.renew_elevator(&root, baseline))?;
         }
@@ -257,7 +256,7 @@ impl<'a> Stage<'a> {
             on_tick: plan.on_tick,
         };
         let measured = workload::measure(&loads, &mut options);
-        // Its limits are lifted before the settings are put back.
+        // Lifts the regulator's limits before the settings are put back.
         drop(regulating);
         let _ = std::fs::remove_dir(&self.work_dir);
         let mut measured = measured?;
@@ -268,9 +267,9 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Reverts the settings of a killed process by the journal in its `state_dir`; false when there
-/// is none. To be called before the settings are read and before new VMs are made: the old ones'
-/// cgroups hold some of them.
+/// Reverts the settings of a killed process by the journal in its `state_dir`; `false` when there
+/// is none. Must be called before the settings are read and before new VMs are created: the cgroups
+/// of the old ones hold some of them.
 ///
 /// # Errors
 /// When the journal cannot be used, and [`StageError::NotReverted`].
@@ -284,7 +283,7 @@ pub fn revert_leftovers(state_dir: &Path, guests: &dyn Guests) -> Result<bool, S
     }
 }
 
-/// A plan that holds nothing but the settings from `start` to `config`.
+/// A plan with only the settings from `start` to `config`.
 fn bare_plan(spec: &Spec, start: &Config, config: &Config) -> Plan {
     Plan {
         scheme: "bench".to_owned(),

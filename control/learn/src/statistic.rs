@@ -1,6 +1,6 @@
-//! Summaries of numbers.
+//! Summary statistics of samples.
 
-/// Median; zero of nothing.
+/// Median of a sample; 0 of an empty one.
 #[must_use]
 pub fn median(mut v: Vec<f64>) -> f64 {
     v.sort_unstable_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! A sweep: runs of a design or of what a model is least sure of, and what is learned from them.
+//! A sweep: runs of a design or where a model is least certain, and the model learned from them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,32 +20,32 @@ use crate::stage::Treatment;
 use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 use rtvirtio_workflow::{Kind, Progress};
 
-/// QEMU guests of a sweep in guests: what a machine of two CPUs carries without KVM.
+/// Number of QEMU guests in a sweep in guests: as many as two CPUs carry without KVM.
 pub const GUESTS: usize = 3;
-/// Requests per second that they carry in total, next to the other tasks.
+/// Total requests per second of these guests.
 const GUEST_RATE: f64 = 1200.0;
-/// Further runs of a condition that runs again.
+/// Extra runs of each repeated condition.
 const AGAIN: usize = 2;
-/// Runs between two searches for where the model is least sure.
+/// Runs between two searches for the least certain conditions.
 const BATCH: usize = 12;
 /// Length of a run of [`learn`].
 const RUN: Nanos = Nanos(8_000_000_000);
-/// The same with warm-up, start and end.
+/// Time for one such run with warm-up, start and end.
 const RUN_AND_OVERHEAD: Duration = Duration::from_secs(10);
-/// Share of disturbed runs above which the whole sweep is doubted.
+/// Share of disturbed runs from which on the sweep is reported as doubtful.
 const BUSY: f64 = 0.3;
 
-/// Why a sweep ends without a result.
+/// Errors of a sweep.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SweepError {
-    /// A run.
+    /// A run could not be made.
     #[error(transparent)]
     Runs(#[from] RunsError),
-    /// A dataset.
+    /// A dataset cannot be used.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
-    /// The model.
+    /// The model cannot be fitted.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// A run in the file is of another design.
@@ -54,17 +54,17 @@ pub enum SweepError {
         path.display()
     )]
     OtherDesign {
-        /// The run.
+        /// Name of the run.
         id: String,
-        /// The file.
+        /// Path of the dataset.
         path: PathBuf,
     },
     /// A dataset that cannot be continued cannot be renamed.
     #[error("cannot rename {}: {source}", path.display())]
     Rename {
-        /// The file.
+        /// Path of the dataset.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -88,11 +88,11 @@ pub struct Allowed {
     pub elevators: Vec<Elevator>,
     /// Whether its data may be overwritten.
     pub writes: bool,
-    /// Cost of a request; `None` for that of the device's profile, [`profile_cost`].
+    /// Cost of a request; `None` uses the device's profile, [`profile_cost`].
     pub cost: Option<Cost>,
 }
 
-/// Cost of a request by a device's profile, of which time per byte is not known and counts in full.
+/// Cost of a request by a device's profile; its time per byte is not known and is counted in full.
 #[must_use]
 pub fn profile_cost(profile: &Profile) -> Cost {
     let best = |points: &[DepthPoint]| points.iter().map(|p| p.iops.0).fold(1.0, f64::max);
@@ -109,34 +109,34 @@ pub struct Design {
     pub points: usize,
     /// Seed of the design.
     pub seed: u64,
-    /// So many of the first ones run three times.
+    /// Number of the first conditions that run three times.
     pub again: usize,
-    /// Conditions of the RT-VirtIO paper's own kind.
+    /// Number of conditions like the RT-VirtIO paper's.
     pub paper: usize,
-    /// So many of the design's that emulated guests can carry, instead of all; `None` for
-    /// processes.
+    /// Number of the design's conditions that emulated guests can carry, instead of all; `None` for
+    /// process VMs.
     pub guests: Option<usize>,
 }
 
 /// Device, data and time for learning a host model.
 pub struct Learning<'a> {
-    /// The device.
+    /// Device to be measured.
     pub device: &'a MeasuredDevice,
     /// Permissions on the device.
     pub allowed: Allowed,
-    /// Its profile.
+    /// Profile of the device.
     pub profile: &'a Profile,
-    /// This host.
+    /// Facts about this host.
     pub host: HostFacts,
-    /// The dataset, which an earlier sweep may have begun.
+    /// Path of the dataset, which an earlier sweep may have begun.
     pub data: &'a Path,
-    /// How long it may take.
+    /// Time limit of the sweep.
     pub time: Duration,
-    /// The time at which it begins, as text.
+    /// Time of the start, as text.
     pub generated: String,
 }
 
-/// Learns a host model in the given time. The dataset is kept, so that more time later adds to it.
+/// Learns a host model in the given time. The dataset is kept, so that a later call adds to it.
 ///
 /// # Errors
 /// [`SweepError`], such as too few runs for a model; the runs are kept.
@@ -154,7 +154,7 @@ pub fn learn(
 }
 
 /// Measures one part of a sweep that several hosts share, in the given time; returns all runs of
-/// this part so far. The dataset is kept, so that more time later adds to it.
+/// this part so far. The dataset is kept, so that a later call adds to it.
 ///
 /// # Errors
 /// [`SweepError`]; the runs are kept.
@@ -185,8 +185,8 @@ fn begin<'a>(
     Ok(Sweep { device, allowed, runs, progress })
 }
 
-/// Renames a sweep that cannot be continued here: of another kernel, another number of CPUs,
-/// another disk or another version of the file's form. Nothing is lost, and a new one begins.
+/// Renames a dataset that cannot be continued here: of another kernel, another number of CPUs,
+/// another disk or another version of the file's form. A new one is begun.
 ///
 /// # Errors
 /// When the file cannot be read or renamed.
@@ -197,7 +197,7 @@ pub fn set_aside(
     profile: &Profile,
     progress: &dyn Progress,
 ) -> Result<(), SweepError> {
-    // A file that cannot be looked at is not absent: reading it reports why.
+    // Only a file known to be absent counts: otherwise reading it reports the error.
     if matches!(data.try_exists(), Ok(false)) {
         return Ok(());
     }
@@ -235,8 +235,8 @@ pub fn set_aside(
     Ok(())
 }
 
-/// Whether emulated guests on two CPUs can carry it: otherwise their CPUs would be measured, not
-/// the device's scheduler.
+/// Whether emulated guests on two CPUs can carry the condition: otherwise their CPUs would be
+/// measured, not the device's scheduler.
 fn light(condition: &Condition) -> bool {
     let rates = condition.vms.iter().flatten().filter_map(|s| s.rate);
     condition.vms.len() <= GUESTS && rates.map(|r| r.0).sum::<f64>() <= GUEST_RATE
@@ -251,7 +251,7 @@ pub struct Sweep<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    /// A sweep of a device that adds to `runs` of it.
+    /// Sweep of a device that adds to its `runs`.
     #[must_use]
     pub fn new(
         device: &'a MeasuredDevice,
@@ -262,15 +262,15 @@ impl<'a> Sweep<'a> {
         Self { device, allowed, runs, progress }
     }
 
-    /// The runs so far.
+    /// Runs so far, with their file.
     #[must_use]
     pub fn runs(&self) -> &Runs<'a> {
         &self.runs
     }
 
-    /// The conditions of a design, and the first of them again: the design's order is random, so
-    /// they are a fair sample. Or those of them that guests can carry, in guests. Then conditions
-    /// of the paper's own kind. What the file has is not measured again.
+    /// Measures the conditions of a design, and the first of them again: the design's order is
+    /// random, so these are a fair sample. With `guests`, measures in guests those that they can
+    /// carry. Then conditions like the paper's. Runs in the file are not repeated.
     ///
     /// # Errors
     /// [`SweepError`].
@@ -314,8 +314,8 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    /// As many conditions as the time allows: a space-filling design first, then where the model is
-    /// least sure.
+    /// Measures as many conditions as the time allows: a space-filling design first, then where the
+    /// model is least certain.
     ///
     /// # Errors
     /// [`SweepError`].
@@ -329,8 +329,8 @@ impl<'a> Sweep<'a> {
             if waiting.is_empty() {
                 let missing = self.missing();
                 waiting = if missing > 0 {
-                    // The part of the design that an earlier sweep has not measured; where runs of
-                    // it say nothing, some of another one.
+                    // Rest of the design of an earlier sweep; where its runs are not usable,
+                    // conditions of another design.
                     let mut design = self.conditions(FEWEST, 1 + (n / FEWEST) as u64).split_off(n % FEWEST);
                     design.truncate(missing);
                     design
@@ -348,8 +348,8 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    /// The shard's conditions of a space-filling design, then of another design, as many as the
-    /// time allows. What the file has is not measured again.
+    /// Measures the shard's conditions of a space-filling design, then of further designs, as many
+    /// as the time allows. Runs in the file are not repeated.
     ///
     /// # Errors
     /// [`SweepError`].
@@ -357,7 +357,7 @@ impl<'a> Sweep<'a> {
         let start = Instant::now();
         let name = &self.device.name;
         let mut bar = self.progress.bar(&format!("learning {name}, part {shard}"), time.as_secs());
-        // Every shard has a condition in every design, so each design has something to do.
+        // Every shard has a condition in every design, so each design makes progress.
         for design in 0.. {
             for (i, condition) in self.conditions(FEWEST, 1 + design).iter().enumerate() {
                 let id = format!("{name}/shard/{design}/{i}");
@@ -378,14 +378,13 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    /// Conditions that a model still needs. Runs in which the host stalled too long do not
-    /// count.
+    /// Number of conditions that a model still needs. Runs with too long host stalls do not count.
     #[must_use]
     pub fn missing(&self) -> usize {
         FEWEST.saturating_sub(conditions(&comparable(&self.runs.points)).len())
     }
 
-    /// Warns before the start that the time is too short for a model.
+    /// Warns before the start when the time is too short for a model.
     pub fn foresee(&self, time: Duration) {
         let missing = self.missing();
         let needed = RUN_AND_OVERHEAD * u32::try_from(missing).unwrap_or(u32::MAX);
@@ -400,7 +399,7 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Warns when the host was too busy for the numbers to be trusted.
+    /// Warns when the host was too busy for reliable numbers.
     pub fn doubt(&self) {
         let (noisy, all) = (self.runs.points.iter().filter(|p| disturbed(p)).count(), self.runs.points.len());
         if noisy as f64 > BUSY * all as f64 {
@@ -411,7 +410,7 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Asks a design with what the device allows.
+    /// Calls `ask` with the limits of the device.
     fn with_limits<T>(&self, ask: impl FnOnce(&Limits<'_>) -> T) -> T {
         let of_profile;
         let cost = match &self.allowed.cost {

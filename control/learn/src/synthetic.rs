@@ -1,4 +1,4 @@
-//! Runs whose law is known, for tests: tails are the slice model's times a log-normal factor.
+//! Synthetic runs for tests: tails are the slice model's times a log-normal factor.
 
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::noise::Noise;
@@ -29,7 +29,7 @@ pub fn limits() -> Limits<'static> {
     Limits { elevators: &ELEVATORS, writes: true, cost: &|_, block| 60e-6 + block.0 as f64 * 1e-9 }
 }
 
-/// Runs of the known law; `spread` is the deviation of ln(tail).
+/// Synthetic runs; `spread` is the standard deviation of ln(tail).
 #[must_use]
 pub fn synthetic_runs(n: usize, spread: f64, seed: u64) -> Vec<Point> {
     let mut random = Random::new(seed);
@@ -57,14 +57,14 @@ pub fn synthetic_runs(n: usize, spread: f64, seed: u64) -> Vec<Point> {
         .collect()
 }
 
-/// Gives a run the results of the known law: rates are lost as in the slice model.
+/// Sets the results of a run by the synthetic law: rates are lost as in the slice model.
 ///
 /// # Panics
 /// When the slice model does not cover the run.
 pub fn follow(point: &mut Point, spread: f64, random: &mut Random) {
     let (spec, config) = inputs(point);
     let forecasts = Slice.forecast(&profile(), &spec, &config).unwrap();
-    // Tasks of one run are correlated.
+    // Shared factor: tasks of one run are correlated.
     let common = random.normal();
     let streams = point.vms.iter().flatten();
     point.results = streams
@@ -78,13 +78,13 @@ pub fn follow(point: &mut Point, spread: f64, random: &mut Random) {
         .collect();
 }
 
-/// A fit that a test has time for.
+/// Settings of a fit that is fast enough for a test.
 #[must_use]
 pub fn quick() -> TrainSettings {
     TrainSettings { epochs: 20, trees: 60, ..TrainSettings::default() }
 }
 
-/// The outcome of a task whose `n` requests all took the same time.
+/// Outcome of a task whose `n` requests all took the same time.
 #[must_use]
 pub fn alike(n: u64, rate: Iops, tail: Nanos) -> Outcome {
     let latencies = std::iter::repeat_n(tail, n as usize).collect();

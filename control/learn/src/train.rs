@@ -1,4 +1,4 @@
-//! From measured runs to a host model.
+//! Fits a host model to measured runs.
 
 use rtvirtio_model::learned::{
     HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
@@ -24,22 +24,21 @@ pub use guests::fit_guests;
 /// Share of runs whose tail may lie above the bound.
 pub const MISS: f64 = 0.01;
 
-/// Fewest conditions that a model is fitted on at 99 %.
+/// Fewest conditions for a model at 99 %.
 pub const FEWEST: usize = fewest(MISS);
 
-/// Fewest conditions that a bound which a share `miss` of runs may miss is fitted on: a fifth more
-/// than the 1 / miss below which conformal prediction has nothing to say. Runs of one condition
-/// count as one.
+/// Fewest conditions for a bound that a share `miss` of runs may miss: a fifth more than the 1 /
+/// miss that conformal prediction needs. Runs of one condition count as one.
 #[must_use]
 pub const fn fewest(miss: f64) -> usize {
     (1.2 / miss + 0.5) as usize
 }
 
-/// Fewest conditions of the paper's kind that its network is fitted on: with fewer the five
-/// networks see next to nothing each.
+/// Fewest conditions like the paper's for its network: with fewer, each of the five networks has
+/// almost no data.
 const FEWEST_OF_PAPER: usize = 20;
 
-/// Why there is no model.
+/// Errors of fitting a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
@@ -50,22 +49,22 @@ pub enum TrainError {
     TooFew {
         /// Confidence asked for, %.
         percent: f64,
-        /// Conditions given.
+        /// Number of conditions given.
         have: usize,
-        /// Conditions needed.
+        /// Least number of conditions.
         need: usize,
     },
-    /// Tails of two kinds.
+    /// The host's stalls are known for some tails only.
     #[error(
         "the host's own stalls are known of {known} of {of} tails and would be in the others: measure all runs in the same way"
     )]
     Mixed {
-        /// Tails without stalls.
+        /// Number of tails with known stalls.
         known: usize,
-        /// Tails.
+        /// Number of all tails.
         of: usize,
     },
-    /// No guest was measured.
+    /// The latency added by a lone guest was not measured.
     #[error(
         "what a guest adds when it runs alone was not measured before these runs: measure them again with `rtvirtio-bench sweep --qemu N`, into a new file"
     )]
@@ -75,54 +74,54 @@ pub enum TrainError {
         "guests ran {have} different conditions, {need} are needed for a bound at {percent:.0} %: measure more with `rtvirtio-bench sweep --qemu N`"
     )]
     TooFewGuests {
-        /// Least confidence that is tried, %.
+        /// Lowest confidence tried, %.
         percent: f64,
-        /// Conditions given.
+        /// Number of conditions given.
         have: usize,
-        /// Conditions needed.
+        /// Least number of conditions.
         need: usize,
     },
-    /// Runs in guests and of processes do not compare.
+    /// Runs in guests and of processes have different lengths.
     #[error(
         "runs last {guests} s in guests and {processes} s as processes, and longer ones have longer tails: measure both for as long"
     )]
     OtherLength {
-        /// Length in guests, s.
+        /// Length of runs in guests, s.
         guests: f64,
-        /// Of processes, s.
+        /// Length of runs of process VMs, s.
         processes: f64,
     },
     /// A run that the formulas cannot read.
     #[error("run {id}: {source}")]
     Point {
-        /// Its name.
+        /// Name of the run.
         id: String,
-        /// Why not.
+        /// Error of the formulas.
         source: ModelError,
     },
-    /// The forest.
+    /// The forest cannot be fitted.
     #[error(transparent)]
     Forest(#[from] ForestError),
-    /// The networks.
+    /// The networks cannot be fitted.
     #[error(transparent)]
     Ensemble(#[from] EnsembleError),
-    /// A row.
+    /// A row of features is invalid.
     #[error(transparent)]
     Row(#[from] MlpError),
-    /// The calibration.
+    /// The bound cannot be calibrated.
     #[error(transparent)]
     Conformal(#[from] ConformalError),
 }
 
-/// One task of one run, as the networks see it.
+/// One task of one run, as input of the learned models.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Index of its run in the points given.
+    /// Index of the run in the points given.
     pub point: usize,
-    /// Its condition: runs of the same load under the same settings are never on both sides of a
-    /// fold.
+    /// Index of the condition: runs of the same load under the same settings are never on both
+    /// sides of a fold.
     pub condition: usize,
-    /// Features.
+    /// Features of the forest.
     pub x: [f64; WIDTH],
     /// Features of the paper's network.
     pub paper: [f64; PAPER_WIDTH],
@@ -130,15 +129,15 @@ pub struct Row {
     pub regime: Regime,
     /// Measured tail, s: less the host's own stalls where they are known.
     pub actual: f64,
-    /// The same with them, where they are known.
+    /// Measured tail with the host's stalls, s; `None` where they are not known.
     pub with_host: Option<f64>,
     /// Share of the declared rate that was lost.
     pub lost: f64,
-    /// Whether the run differs from others only by what the paper's network reads.
+    /// Whether the run varies only in inputs of the paper's network.
     pub paper_domain: bool,
 }
 
-/// The tasks with a rate of all points: those without one have no target to meet.
+/// Rows of the tasks with a rate: those without one have no target to meet.
 ///
 /// # Errors
 /// [`TrainError::Point`].
@@ -172,16 +171,16 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
     Ok(out)
 }
 
-/// How a model is fitted.
+/// Settings of a fit.
 #[derive(Clone, Debug)]
 pub struct TrainSettings {
-    /// Trees of the forest.
+    /// Number of trees of the forest.
     pub trees: usize,
-    /// Most epochs of the networks.
+    /// Limit of epochs of the networks.
     pub epochs: usize,
-    /// Seed of everything.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// Share of runs that may miss the bound.
+    /// Share of runs that may lie above the bound.
     pub miss: f64,
 }
 
@@ -191,9 +190,8 @@ impl Default for TrainSettings {
     }
 }
 
-/// Runs whose tails are of one kind: without those in which it is unknown when the host
-/// still, where it is known of most (a host that does so for more than a twentieth of a run, and
-/// such a run shows little anyway); else all, as measured.
+/// Runs whose tails are comparable: if the host's stalls are known in more than half of the runs,
+/// those runs; else all of them, with tails as measured.
 #[must_use]
 pub fn comparable(points: &[Point]) -> Vec<Point> {
     let known = |p: &&Point| p.tasks().all(|(_, s, r)| s.rate.is_none() || r.p9999_awake.is_some());
@@ -206,9 +204,9 @@ pub fn comparable(points: &[Point]) -> Vec<Point> {
     all
 }
 
-/// What must be added to the bounds so that they hold for tails as measured, with the host's own
-/// stalls, in a share `1 - miss` of runs like these; `None` where the runs do not separate the
-/// stalls apart. `uppers` are ln(bound in s) by trees that did not see the row.
+/// Addition to the bounds for tails as measured, with the host's own stalls, to hold in a share `1
+/// - miss` of runs like these; `None` where the runs do not separate the stalls. `uppers` are
+/// ln(bound in s) by trees that did not see the row.
 fn host_stalls(rows: &[Row], uppers: &[f64], miss: f64) -> Result<Option<Nanos>, TrainError> {
     let over = |(r, upper): (&Row, &f64)| Some(r.with_host? - upper.exp());
     let Some(over) = rows.iter().zip(uppers).map(over).collect::<Option<Vec<f64>>>() else { return Ok(None) };
@@ -218,7 +216,7 @@ fn host_stalls(rows: &[Row], uppers: &[f64], miss: f64) -> Result<Option<Nanos>,
 
 /// Fits a model on points of one device.
 ///
-/// The scores of the bound come from the trees that did not learn from a row's condition.
+/// The scores of the bound come from trees that did not learn from a row's condition.
 ///
 /// # Errors
 /// [`TrainError`]; too few runs are refused.
@@ -262,20 +260,20 @@ pub fn fit(
     })
 }
 
-/// The uncalibrated bound.
+/// Bound before calibration.
 struct Start {
     /// Level of the forest's quantile.
     high: f64,
-    /// Fewest tasks in a leaf.
+    /// Least number of tasks in a leaf.
     leaf: usize,
-    /// ln of the latency that the forest learns the ratio to, in s.
+    /// ln of the latency, in s, to which the forest learns the ratio.
     base: fn(&Row) -> f64,
-    /// Share of the rate that it assumes lost.
+    /// Share of the rate that the forest assumes lost.
     lost: fn(&Row) -> f64,
 }
 
 impl Start {
-    /// Of rows of all regimes: the tail itself, from the quantile that the bound is for.
+    /// For rows of all regimes: the tail itself, from the quantile of the bound.
     fn of_all(miss: f64) -> Self {
         Self { high: 1.0 - miss, leaf: ForestOptions::default().leaf, base: |_| 0.0, lost: |_| 0.0 }
     }
@@ -288,14 +286,14 @@ struct Bounded {
     bound: Quantile,
     /// ln(high quantile in s) of each row by the trees that did not see it.
     starts: Vec<f64>,
-    /// The same with the score: ln(bound in s).
+    /// ln(bound in s) of each row: its start plus the score.
     uppers: Vec<f64>,
 }
 
 /// Fits a forest on rows and calibrates its bound.
 ///
-/// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how
-/// uncertain a tail is, the score how far it is off on runs that its trees did not see.
+/// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile reflects the
+/// uncertainty of a tail, the score its error on runs that the trees did not see.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -319,16 +317,15 @@ fn bounded_forest(rows: &[Row], start: &Start, settings: &TrainSettings) -> Resu
     Ok(Bounded { forest, high: start.high, bound, starts, uppers })
 }
 
-/// The score by which tails exceed what bounds start from in no more than a share `miss` of new
-/// runs.
+/// Score that the excess of tails over `starts` exceeds in at most a share `miss` of new runs.
 fn calibrated(rows: &[Row], starts: &[f64], miss: f64) -> Result<Quantile, ConformalError> {
     let scores: Vec<f64> = rows.iter().zip(starts).map(|(r, start)| r.actual.ln() - start).collect();
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     calibrate(&scores, &groups, miss)
 }
 
-/// The paper's network: its raw features, mean squared error of the latency itself, on the runs of
-/// the paper's kind. `None` with too few of them for the folds.
+/// The paper's network: its raw features, mean squared error of the latency itself, on runs like
+/// the paper's. `None` with too few of them for the folds.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -352,7 +349,7 @@ pub fn fit_paper(
     }
 }
 
-/// Networks of the paper's shape.
+/// Options of networks of the paper's shape.
 #[must_use]
 pub fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
     EnsembleOptions {
@@ -370,7 +367,7 @@ pub fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
     }
 }
 
-/// Every run counts alike, however many tasks it has.
+/// Row weights that give every run the same total weight.
 #[must_use]
 pub fn equal_runs(groups: &[usize]) -> Vec<f64> {
     let mut sizes = std::collections::BTreeMap::new();

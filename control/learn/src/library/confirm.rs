@@ -1,4 +1,4 @@
-//! Whether a device does what its kind does.
+//! Comparison of a device with the library's entry of its kind.
 
 use rtvirtio_model::{DepthPoint, HostModel, Profile};
 use serde::Serialize;
@@ -6,19 +6,19 @@ use serde::Serialize;
 use super::Entry;
 use super::merge::{ALIKE, MOST_SPREAD, SERIES};
 
-/// How many times as long as the longest of all devices of the kind a request may take.
+/// Limit of the longest request, relative to the longest of all devices of the kind.
 const LONGER: f64 = 2.0;
 
-/// One compared point.
+/// Deviation at one queue depth.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Deviation {
-    /// The series, such as `reads`.
+    /// Name of the series, such as `reads`.
     pub series: String,
-    /// Requests in flight.
+    /// Requests in flight on the device.
     pub depth: u32,
     /// Requests per second here.
     pub iops: f64,
-    /// As the library has it.
+    /// Requests per second in the library.
     pub library_iops: f64,
     /// Share by which throughput differs from the library's.
     pub throughput: f64,
@@ -28,16 +28,16 @@ pub struct Deviation {
     pub longest: f64,
 }
 
-/// What a few points say of a device.
+/// Result of comparing a few points of a device with an entry.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Confirmation {
-    /// Every compared point.
+    /// Deviations at all compared points.
     pub points: Vec<Deviation>,
-    /// Why it is not confirmed; `None` when it is.
+    /// Reason why the device is not confirmed; `None` when it is.
     pub differs: Option<String>,
 }
 
-/// Compares a few points of a device with what its kind does.
+/// Compares a few points of a device with the entry of its kind.
 #[must_use]
 pub fn confirm(entry: &Entry, few: &Profile) -> Confirmation {
     let mut points = Vec::new();
@@ -75,8 +75,8 @@ fn deviation(series: &str, here: &DepthPoint, there: &DepthPoint) -> Deviation {
 }
 
 fn too_far(d: &Deviation, here: &DepthPoint, there: &DepthPoint) -> Option<String> {
-    // What the library's own devices differ by is no deviation; what this one's repetitions differ
-    // by is no excuse.
+    // The spread between the library's devices is allowed; a spread of this device's repetitions is
+    // not.
     let allowed = ALIKE + there.spread.min(MOST_SPREAD);
     let at = format!("{} at depth {}", d.series, d.depth);
     let apart = |name: &str, share: f64| {
@@ -110,8 +110,8 @@ impl Confirmation {
         self.points.iter().flat_map(|p| [p.throughput.abs(), p.median.abs()]).fold(0.0, f64::max)
     }
 
-    /// The library's profile as that of this device. Its first doubt says where it comes from, and
-    /// what of it was not seen here.
+    /// The entry's profile for this device. Its first doubt names the source and the series not
+    /// measured here.
     #[must_use]
     pub fn profile(&self, entry: &Entry, few: &Profile) -> Profile {
         let depths: Vec<String> = few.read.iter().map(|p| p.depth.to_string()).collect();
@@ -133,7 +133,7 @@ impl Confirmation {
         profile
     }
 
-    /// The library's model as that of this device.
+    /// The entry's model for this device.
     #[must_use]
     pub fn model(model: &HostModel, few: &Profile) -> HostModel {
         let mut own = model.clone();

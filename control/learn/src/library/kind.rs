@@ -1,4 +1,4 @@
-//! Which devices are of one kind.
+//! Kinds of devices that share one library entry.
 
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::fingerprint;
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use super::LibraryError;
 
-/// Longest beginning of a file's name that comes from the model.
+/// Longest prefix of a file's name that comes from the model, in characters.
 const LONGEST_NAME: usize = 48;
 
-/// Facts on which the numbers of a profile depend. Devices with the same are measured as one.
+/// Facts on which the numbers of a profile depend. Devices with equal facts are measured as one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceKind {
     /// The drive's vendor and model, or the name that the user gives where it has none.
     pub model: String,
-    /// Its firmware's version.
+    /// Firmware version; `None` where the kernel does not say.
     pub firmware: Option<String>,
-    /// Its size.
+    /// Capacity of the device.
     pub size: Bytes,
     /// Whether it has a platter.
     pub rotational: bool,
-    /// Smallest request.
+    /// Logical block size: the smallest request.
     pub logical_block: Bytes,
-    /// Smallest write that needs no read before it.
+    /// Physical block size: the smallest write without read-modify-write.
     pub physical_block: Bytes,
     /// `write back` or `write through`; `None` where the kernel does not say.
     pub write_cache: Option<String>,
@@ -37,7 +37,7 @@ pub struct DeviceKind {
 }
 
 impl DeviceKind {
-    /// The kind of a device of this host. `named` stands for the model.
+    /// Kind of a device of this host. `named` replaces a missing model.
     ///
     /// # Errors
     /// [`LibraryError::NoModel`] without a model and a name; when sysfs cannot be read.
@@ -57,17 +57,17 @@ impl DeviceKind {
         })
     }
 
-    /// Name of its file: the model, and a fingerprint of all facts.
+    /// Name of the kind's files: the model, and a fingerprint of all facts.
     #[must_use]
     pub fn key(&self) -> String {
         let model = self.model.trim().trim_start_matches('.');
         let name: String = dashed(model).chars().take(LONGEST_NAME).collect();
-        // A value that serialises always.
+        // Serialising these fields cannot fail.
         let facts = serde_json::to_vec(self).unwrap_or_default();
         format!("{name}-{}", &fingerprint(&facts)[..8])
     }
 
-    /// The first fact in which two kinds differ, in words; `None` when they are the same.
+    /// First fact in which two kinds differ, in words; `None` when they are equal.
     #[must_use]
     pub fn differs(&self, other: &Self) -> Option<String> {
         let or = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".to_owned());

@@ -1,4 +1,4 @@
-//! Shares of one kind become one entry.
+//! Merges shares of one kind into an entry.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,33 +12,34 @@ use crate::dataset::Point;
 use crate::statistic::median;
 use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 
-/// How far throughput and median latency of two devices of one kind may lie apart, beyond the
-/// spread of their own repetitions. Drives of one model differ by a few percent; one that is
-/// throttled, worn or shared differs by its half.
+/// Largest relative difference of throughput and median latency between two devices of one kind,
+/// beyond the spread of their own repetitions. Drives of one model differ by a few percent; a
+/// throttled, worn or shared one differs by half.
 pub(super) const ALIKE: f64 = 0.20;
-/// Most that the spread of repetitions excuses: a device that does anything proves nothing.
+/// Limit of the spread of repetitions that is added to [`ALIKE`]: beyond it the spread proves
+/// nothing.
 pub(super) const MOST_SPREAD: f64 = 0.30;
 
-/// An entry, and what was learned.
+/// An entry, and the model learned with it.
 #[derive(Clone, Debug)]
 pub struct Merged {
-    /// The entry.
+    /// Entry merged from all shares.
     pub entry: Entry,
-    /// The model that was learned from all runs; `None` where they are too few.
+    /// Model learned from all runs; `None` where they are too few.
     pub model: Option<HostModel>,
-    /// Different conditions that were measured.
+    /// Number of different conditions measured.
     pub conditions: usize,
-    /// Parts of the sweep that no share has.
+    /// Shards of the sweep that no share has.
     pub missing: Vec<Shard>,
 }
 
-/// Makes one entry of shares of one kind, and a model where there are runs enough. `generated` is
-/// the time, as text.
+/// Merges shares of one kind, and fits a model where there are runs enough. `generated` is the
+/// time, as text.
 ///
 /// # Errors
-/// [`LibraryError`] where they are of different kinds, measured in different ways, the same part
-/// twice, or contradict each other; nothing is merged then. A model that cannot be fitted is no
-/// error, except for what the runs say against it.
+/// [`LibraryError`] where the shares are of different kinds, measured in different ways, of the
+/// same shard, or contradict each other; nothing is merged then. Too few runs for a model are no
+/// error.
 pub fn merge(
     shares: &[(PathBuf, Share)],
     settings: &TrainSettings,
@@ -91,13 +92,13 @@ fn learned(
 ) -> Result<Option<HostModel>, LibraryError> {
     match fit(&comparable(points), profile, generated, settings) {
         Ok(model) => Ok(Some(model)),
-        // Runs in which the host stalled do not count.
+        // Runs in which the host stalled were excluded, which may leave too few.
         Err(TrainError::TooFew { .. }) => Ok(None),
         Err(e) => Err(LibraryError::Form { path: path.to_owned(), reason: e.to_string() }),
     }
 }
 
-/// The parts that are missing of the splits that occur.
+/// Shards without a share, for each number of shards that occurs.
 fn missing(shares: &[(PathBuf, Share)]) -> Vec<Shard> {
     let have: BTreeSet<(u32, u32)> = shares.iter().map(|(_, s)| (s.shard.of(), s.shard.index())).collect();
     let splits: BTreeSet<u32> = have.iter().map(|(of, _)| *of).collect();
@@ -105,10 +106,10 @@ fn missing(shares: &[(PathBuf, Share)]) -> Vec<Shard> {
     all.filter(|part| !have.contains(part)).filter_map(|(of, i)| Shard::new(i, of).ok()).collect()
 }
 
-/// A series of a profile.
+/// Selects a series of a profile.
 pub(super) type Series = fn(&Profile) -> &[DepthPoint];
 
-/// All of them, with their names.
+/// Every series of a profile, with its name in texts.
 pub(super) const SERIES: [(&str, Series); 6] = [
     ("reads", |p| &p.read),
     ("reads with bfq", |p| &p.read_bfq),
@@ -118,7 +119,7 @@ pub(super) const SERIES: [(&str, Series); 6] = [
     ("large writes", |p| p.large.as_ref().map_or(&[], |l| &l.write)),
 ];
 
-/// How the measurements themselves differ.
+/// Difference of block size or queue depths between two profiles; `None` when equal.
 fn measured_otherwise(ours: &Profile, theirs: &Profile) -> Option<String> {
     if ours.block != theirs.block {
         return Some(format!("blocks of {}, not {}", ours.block, theirs.block));
@@ -130,7 +131,7 @@ fn measured_otherwise(ours: &Profile, theirs: &Profile) -> Option<String> {
         .map(|(name, of)| format!("{name} at depths {:?}, not {:?}", depths(ours, *of), depths(theirs, *of)))
 }
 
-/// A number of a point, with its unit.
+/// Unit and value of a quantity of a point.
 type Measure = (&'static str, fn(&DepthPoint) -> f64);
 
 /// Refuses the share that is farthest from the median of the others, where it is too far.
@@ -171,7 +172,7 @@ fn contradictions(name: &str, of: Series, profiles: &[(&Path, &Profile)]) -> Res
     Ok(())
 }
 
-/// All measured in the same way, of one kind.
+/// Merges profiles of one kind with the same depths.
 fn merged(profiles: &[(&Path, &Profile)]) -> Profile {
     let series = |of: Series| -> Vec<DepthPoint> {
         let n = profiles.first().map_or(0, |(_, p)| of(p).len());
@@ -190,8 +191,8 @@ fn merged(profiles: &[(&Path, &Profile)]) -> Profile {
     Profile { read, read_bfq, write, sync, large, doubts, ..first.clone() }
 }
 
-/// One point of several devices: medians, and of every tail the longest, because percentiles of
-/// several cannot be added.
+/// Merges one point of several devices: medians, and the longest of every tail, because percentiles
+/// of several devices cannot be combined.
 fn middle(points: &[&DepthPoint]) -> DepthPoint {
     let of = |value: fn(&DepthPoint) -> f64| points.iter().map(|p| value(p)).collect::<Vec<f64>>();
     let longest = |value: fn(&DepthPoint) -> Nanos| points.iter().map(|p| value(p)).max().unwrap_or_default();

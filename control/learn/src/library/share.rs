@@ -1,4 +1,4 @@
-//! What one host measures of a sweep that many hosts share.
+//! One host's part of a sweep that several hosts share.
 
 use std::fmt;
 use std::path::Path;
@@ -11,23 +11,23 @@ use super::{DeviceKind, LibraryError, SHARE_SCHEMA, read_if_there};
 use crate::dataset::Point;
 use crate::train::FEWEST;
 
-/// Most parts of a sweep: each has at least one of the conditions that a model needs.
+/// Limit of shards of a sweep: each has at least one of the conditions that a model needs.
 pub const MOST_SHARDS: u32 = FEWEST as u32;
 
-/// One part of a sweep.
+/// A part of a sweep, written `I/N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Shard {
-    /// From 1.
+    /// Number of the part, from 1.
     index: u32,
     of: u32,
 }
 
 impl Shard {
-    /// Part `index`, from 1, of so many.
+    /// Part `index`, from 1, of `of` parts.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A number is out of range, in words.
     pub fn new(index: u32, of: u32) -> Result<Self, String> {
         if !(1..=MOST_SHARDS).contains(&of) {
             return Err(format!("a sweep has 1 to {MOST_SHARDS} parts, not {of}"));
@@ -38,11 +38,11 @@ impl Shard {
         Ok(Self { index, of })
     }
 
-    /// The part of this task of a Slurm job array (`SLURM_ARRAY_TASK_*`, sbatch(1)), whatever
-    /// numbers the array has.
+    /// Part of this task of a Slurm job array (`SLURM_ARRAY_TASK_*`, sbatch(1)), for any range of
+    /// array indices.
     ///
     /// # Errors
-    /// What is missing or wrong, in words.
+    /// A variable is missing or invalid, in words.
     pub fn of_slurm(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, String> {
         let number = |name: &str| -> Result<Option<u32>, String> {
             let Some(text) = variable(name) else { return Ok(None) };
@@ -66,19 +66,19 @@ impl Shard {
         Self::new(index, count)
     }
 
-    /// Number of parts.
+    /// Total number of parts.
     #[must_use]
     pub fn of(self) -> u32 {
         self.of
     }
 
-    /// Its number, from 1.
+    /// Number of this part, from 1.
     #[must_use]
     pub fn index(self) -> u32 {
         self.index
     }
 
-    /// Whether condition `i` of a design, from 0, belongs to it.
+    /// Whether condition `i` of a design, from 0, belongs to this part.
     #[must_use]
     pub fn has(self, i: usize) -> bool {
         i % self.of as usize == self.index as usize - 1
@@ -115,24 +115,24 @@ impl From<Shard> for String {
     }
 }
 
-/// The profile and the runs of one host. Without the drive's serial number and the host's name.
+/// Profile and runs of one host, without the drive's serial number and the host's name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
-    /// Always [`SHARE_SCHEMA`].
+    /// Always [`SHARE_SCHEMA`], for readers of the file.
     pub schema: String,
     /// The kind of the device.
     pub kind: DeviceKind,
-    /// Which part of the sweep.
+    /// Part of the sweep with these runs.
     pub shard: Shard,
-    /// The device, measured.
+    /// Profile measured on the device.
     pub profile: Profile,
-    /// Its part of the runs.
+    /// Runs of this part.
     pub runs: Vec<Point>,
 }
 
 impl Share {
-    /// Of what was measured; names and numbers of the device become those of its kind.
+    /// From measurements; names and numbers of the device become those of its kind.
     #[must_use]
     pub fn new(kind: DeviceKind, shard: Shard, profile: &Profile, runs: &[Point]) -> Self {
         let key = kind.key();
@@ -141,7 +141,7 @@ impl Share {
         Self { schema: SHARE_SCHEMA.to_owned(), kind, shard, profile, runs }
     }
 
-    /// Reads one.
+    /// Reads a share from a JSON file.
     ///
     /// # Errors
     /// [`LibraryError::Io`], [`LibraryError::Form`].

@@ -1,11 +1,11 @@
-//! The box of a search, and the smooth map into it from coordinates without bounds.
+//! The bounds of a search, and the smooth map into them from unbounded coordinates.
 //!
-//! The maps are in the manner of MINUIT (James and Roos, Computer Physics Communications 10, 1975,
-//! section 4). They are even around a bound, so a minimum on the edge is a smooth minimum inside.
+//! The maps follow MINUIT (James and Roos, Computer Physics Communications 10, 1975, section 4).
+//! They are symmetric around a bound, so a minimum on the bound is a smooth minimum inside.
 
 use super::MAGNITUDE_MAX;
 
-/// How a coordinate follows from a free number.
+/// Map from an unbounded number to a coordinate.
 #[derive(Clone, Copy)]
 enum Map {
     Free,
@@ -20,9 +20,9 @@ enum Map {
     },
 }
 
-/// A coordinate that can vary.
+/// A coordinate with more than one possible value.
 struct Axis {
-    /// Its place in the point.
+    /// Index in the point.
     index: usize,
     map: Map,
     low: f64,
@@ -31,7 +31,7 @@ struct Axis {
     size: f64,
 }
 
-/// The box, and the start in it.
+/// Bounds of the search, and its start within them.
 pub(super) struct Region {
     start: Vec<f64>,
     axes: Vec<Axis>,
@@ -48,7 +48,7 @@ impl Map {
         }
     }
 
-    /// The coordinate of a free number.
+    /// Maps an unbounded number to its coordinate.
     fn inwards(self, t: f64) -> f64 {
         match self {
             Self::Free => t,
@@ -58,7 +58,7 @@ impl Map {
         }
     }
 
-    /// A free number of a coordinate in the box.
+    /// Maps a coordinate within the bounds to an unbounded number.
     fn outwards(self, x: f64) -> f64 {
         match self {
             Self::Free => x,
@@ -72,7 +72,7 @@ impl Map {
 }
 
 impl Region {
-    /// For checked arguments; no bounds for an empty slice.
+    /// From checked arguments; an empty slice means no bounds.
     pub(super) fn new(start: &[f64], bounds: &[(f64, f64)], step: f64) -> Self {
         let mut region = Self { start: start.to_vec(), axes: Vec::new() };
         for (index, x) in region.start.iter_mut().enumerate() {
@@ -88,33 +88,33 @@ impl Region {
         region
     }
 
-    /// How many coordinates can vary.
+    /// Number of coordinates to search.
     pub(super) fn dims(&self) -> usize {
         self.axes.len()
     }
 
-    /// The start in free numbers.
+    /// Start of the search in unbounded coordinates.
     pub(super) fn free_start(&self) -> Vec<f64> {
         self.axes.iter().map(|axis| axis.map.outwards(self.start[axis.index])).collect()
     }
 
-    /// The point of free numbers up to [`MAGNITUDE_MAX`].
+    /// Point for unbounded coordinates up to [`MAGNITUDE_MAX`].
     pub(super) fn point(&self, free: &[f64]) -> Vec<f64> {
         let mut point = self.start.clone();
         for (axis, t) in self.axes.iter().zip(free) {
-            // Rounding must not lead out of the box.
+            // Clamped because rounding may lead out of the bounds.
             point[axis.index] = axis.map.inwards(*t).clamp(axis.low, axis.high);
         }
         point
     }
 
-    /// The free number one first size along an axis, forwards or backwards, whichever stays in the
-    /// box.
+    /// Unbounded coordinate at a distance of one first size along an axis, forwards or backwards,
+    /// whichever stays within the bounds.
     pub(super) fn neighbour(&self, axis: usize, free: f64, direction: f64) -> f64 {
         let axis = &self.axes[axis];
         let x = axis.map.inwards(free);
         let there = x + direction * axis.size;
-        // At most half of the box: if one side is outside, the other is not.
+        // The size is at most half of the range: if one side is outside, the other is not.
         let inside = (axis.low..=axis.high).contains(&there);
         let there = if inside { there } else { x - direction * axis.size };
         axis.map.outwards(there.clamp(axis.low, axis.high))

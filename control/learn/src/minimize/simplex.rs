@@ -1,9 +1,9 @@
-//! The simplex and its moves.
+//! The simplex of Nelder and Mead, and its moves.
 
 use super::region::Region;
 use super::{MAGNITUDE_MAX, MinimizeOptions};
 
-/// A point, in free numbers of the region, and the function's value there.
+/// A point in unbounded coordinates, and the function's value there.
 struct Corner {
     value: f64,
     free: Vec<f64>,
@@ -17,7 +17,7 @@ struct Moves {
     shrink: f64,
 }
 
-/// One more corner than coordinates, the lowest first.
+/// Corners, one more than coordinates, sorted by value from the lowest.
 pub(super) struct Simplex<'a, F> {
     objective: F,
     region: Region,
@@ -29,20 +29,20 @@ pub(super) struct Simplex<'a, F> {
     evaluations: usize,
 }
 
-/// Evaluations of a new simplex.
+/// Evaluations needed to build a new simplex.
 pub(super) fn first_cost(dims: usize) -> usize {
     dims + 1
 }
 
-/// Most evaluations of one move: a reflection, a contraction, and a shrink of all but the best
-/// corner.
+/// Largest number of evaluations of one move: a reflection, a contraction, and a shrink of all but
+/// the best corner.
 pub(super) fn move_cost(dims: usize) -> usize {
     dims + 2
 }
 
 impl Moves {
-    /// Gao and Han's equation 4.1. It shrinks to a point in 1 dimension, where that of 2 is the
-    /// original method's.
+    /// Gao and Han's equation 4.1. In 1 dimension it would shrink to a point, so that of 2 is used,
+    /// which is the original method's.
     fn of(dims: usize) -> Self {
         let n = dims.max(2) as f64;
         Self { expand: 1.0 + 2.0 / n, contract: 0.75 - 0.5 / n, shrink: 1.0 - 1.0 / n }
@@ -60,7 +60,7 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         simplex
     }
 
-    /// The lowest value so far.
+    /// Lowest value so far.
     pub(super) fn lowest(&self) -> f64 {
         self.corners[0].value
     }
@@ -69,12 +69,12 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         self.evaluations
     }
 
-    /// Where the lowest value is.
+    /// Point with the lowest value.
     pub(super) fn best_point(&self) -> Vec<f64> {
         self.region.point(&self.corners[0].free)
     }
 
-    /// A fresh simplex at the best corner; `false` if the evaluations left do not suffice to move
+    /// Builds a fresh simplex at the best corner; `false` if too few evaluations are left to move
     /// it.
     pub(super) fn restart(&mut self, direction: f64) -> bool {
         let dims = self.region.dims();
@@ -125,7 +125,7 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         self.sort();
     }
 
-    /// Stable, so that the order of equals is defined too.
+    /// Stable sort, so that the order of equal values is defined too.
     fn sort(&mut self) {
         self.corners.sort_by(|a, b| a.value.total_cmp(&b.value));
     }
@@ -137,7 +137,7 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
             self.corners.iter().all(|corner| (corner.free[index] - x).abs() <= limit)
         };
         let worst = self.worst();
-        // Equal infinite values have no difference.
+        // The difference of equal infinite values is NaN.
         let flat = worst == best.value || worst - best.value <= self.options.value_tolerance(best.value);
         flat && best.free.iter().zip(&self.sizes).enumerate().all(small)
     }
@@ -146,7 +146,7 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         self.corners.last().map_or(f64::INFINITY, |corner| corner.value)
     }
 
-    /// One move of the worst corner, or of all but the best.
+    /// Replaces the worst corner, or all but the best.
     fn advance(&mut self) {
         let centroid = self.centroid();
         let reflected = self.along(&centroid, 1.0);
@@ -169,14 +169,15 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         self.sort();
     }
 
-    /// Of all corners but the worst.
+    /// Centroid of all corners but the worst.
     fn centroid(&self) -> Vec<f64> {
         let others = &self.corners[..self.corners.len() - 1];
         let mean = |index| others.iter().map(|corner| corner.free[index]).sum::<f64>() / others.len() as f64;
         (0..self.region.dims()).map(mean).collect()
     }
 
-    /// The point `times` as far beyond the centroid as the worst corner is before it.
+    /// Point on the line from the worst corner through the centroid, `times` their distance beyond
+    /// it.
     fn along(&mut self, centroid: &[f64], times: f64) -> Corner {
         let worst = &self.corners[self.corners.len() - 1].free;
         let free = centroid.iter().zip(worst).map(|(c, w)| c + times * (c - w)).collect();

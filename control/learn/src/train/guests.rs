@@ -1,4 +1,4 @@
-//! From runs in QEMU guests to the part of a host model that is of guests.
+//! Fits the guest part of a host model to runs in QEMU guests.
 
 use rtvirtio_model::learned::GuestModel;
 use rtvirtio_model::{GuestPoint, HostModel, Profile};
@@ -8,24 +8,24 @@ use crate::condition::conditions;
 use crate::dataset::Point;
 
 /// Shares of runs that may miss the bound, tried in turn where guests ran too few conditions for
-/// what is asked: 98, 95 and 90 %.
+/// the requested share: 98, 95 and 90 %.
 const MISSES: [f64; 3] = [0.02, 0.05, 0.1];
 
-/// The share of runs that may miss a bound from `have` conditions: what is asked, or the least of
-/// [`MISSES`] that they carry.
+/// Share of runs that may miss a bound from `have` conditions: `asked`, or the least of [`MISSES`]
+/// for which they suffice; `None` if they suffice for none.
 fn carried(asked: f64, have: usize) -> Option<f64> {
     let wider = MISSES.into_iter().filter(|m| *m > asked);
     std::iter::once(asked).chain(wider).find(|m| have >= fewest(*m))
 }
 
-/// Fits the part of guests on runs in them, for a model of process VMs. `guest` is what a guest
-/// adds when it runs alone, measured before; the device is as the model knows it, because it is
-/// asked with that. Guests run slower than processes, so they run fewer conditions: where these are
-/// too few for the share `settings.miss`, the bound has a lower confidence, which it reports.
+/// Fits the guest part of a model of process VMs. `guest` is the latency added by a lone guest,
+/// measured before; the device must be as the model knows it, because it is queried with that.
+/// Guests run slower than processes, so they run fewer conditions: where these are too few for the
+/// share `settings.miss`, the bound has a lower confidence, which it reports.
 ///
 /// # Errors
 /// [`TrainError`]: fewer than 12 conditions, runs of another length than those of process VMs, no
-/// guest.
+/// measured guest.
 pub fn fit_guests(
     points: &[Point],
     model: &HostModel,
@@ -43,7 +43,7 @@ pub fn fit_guests(
         return Err(TrainError::TooFewGuests { percent: 100.0 * (1.0 - least), have, need: fewest(least) });
     };
     let mut rows = rows(points, &profile)?;
-    // As measured, for all of them: values known for a few do not represent the others.
+    // Tails as measured, for all rows: values known for a few do not represent the others.
     for row in &mut rows {
         row.actual = row.with_host.take().unwrap_or(row.actual);
     }

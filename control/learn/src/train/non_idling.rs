@@ -1,5 +1,4 @@
-//! A forest and a calibration of their own for runs in which BFQ does not idle, where that is
-//! sharper.
+//! Separate forest and calibration for runs in which BFQ does not idle, where they are sharper.
 
 use rtvirtio_model::learned::{LN_SLICE, NonIdlingModel, SLICE_KEPT};
 use rtvirtio_stats::conformal::{ConformalError, Quantile};
@@ -11,9 +10,9 @@ use super::{
     median,
 };
 
-/// What bounds start from here. What the slice model leaves has short tails, so a quantile that
-/// several neighbours carry is as good a start as one that few do, and the remaining error is
-/// smoother than latency itself (`docs/results/rt-virtio.md` has the figures of others).
+/// Start of the bounds here. The ratio to the slice model has short tails, so a quantile supported
+/// by several neighbours is as good a start as one supported by few, and the remaining error is
+/// smoother than latency itself (`docs/results/rt-virtio.md` has figures of alternatives).
 const START: Start = Start {
     high: 0.9,
     leaf: 6,
@@ -22,23 +21,22 @@ const START: Start = Start {
     lost: |row| 1.0 - row.x[SLICE_KEPT],
 };
 
-/// A model in two parts.
+/// Separate bounds with and without idling.
 pub(super) struct Split {
     pub(super) non_idling: NonIdlingModel,
-    /// The score of the one forest where BFQ idles.
+    /// Score of the common forest where BFQ idles.
     pub(super) idling: Quantile,
-    /// What the host's own stalls add there.
+    /// Addition for the host's own stalls where BFQ idles.
     pub(super) idling_host: Option<Nanos>,
 }
 
-/// Bounds of their own for runs in which BFQ does not idle, where they are sharper than those of
-/// the `one` forest for all, or where that misses significantly more of them than it may (beyond
-/// random variation: one standard error). Both are judged by trees that did not see a row. `None`
-/// where one forest is better, and where too few such conditions were measured for the confidence.
+/// Separate bounds for runs in which BFQ does not idle, where they are sharper than those of the
+/// common forest `one`, or where that misses significantly more of them than allowed (beyond random
+/// variation: one standard error). Both are judged by trees that did not see a row. `None` where
+/// one forest is better, and where too few such conditions were measured for the confidence.
 ///
-/// A choice between two bounds by the runs that calibrated both may cost some of their confidence;
-/// the remaining difference shows in `rtvirtio-bench accuracy`, which fits and chooses again in
-/// each part.
+/// Choosing between two bounds by the runs that calibrated both may cost some of their confidence;
+/// the remaining difference shows in `rtvirtio-bench accuracy`, which fits and chooses again in each part.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -68,7 +66,7 @@ pub(super) fn split(
             let uppers: Vec<f64> = starts.iter().map(|s| s + idling.score).collect();
             (idling, host_stalls(&idle, &uppers, settings.miss)?)
         }
-        // With too few that idle, what holds for all.
+        // Too few runs that idle: the bound of all runs is used.
         Err(ConformalError::TooFewGroups { .. } | ConformalError::Empty) => {
             (one.bound, host_stalls(rows, &one.uppers, settings.miss)?)
         }
@@ -79,7 +77,7 @@ pub(super) fn split(
     Ok(Some(Split { non_idling, idling, idling_host }))
 }
 
-/// The rows of runs in which BFQ does not idle, or of the others, with what is known of each.
+/// Rows and their values, of runs in which BFQ does not idle (`flows`) or of the others.
 fn part(rows: &[Row], of: &[f64], flows: bool) -> (Vec<Row>, Vec<f64>) {
     let selected = rows.iter().zip(of).filter(|(r, _)| r.regime.is_non_idling() == flows);
     selected.map(|(r, v)| (r.clone(), *v)).unzip()
@@ -91,7 +89,7 @@ fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let weights = equal_runs(&groups);
     let runs: f64 = weights.iter().sum();
-    // The row of a score lies at its bound, except for rounding.
+    // A row that defines a score lies at its bound, up to rounding.
     let above = |(r, upper): (&Row, &f64)| r.actual.ln() > upper + 1e-9;
     let missed: f64 = rows.iter().zip(uppers).zip(&weights).filter(|(r, _)| above(*r)).map(|(_, w)| w).sum();
     missed > runs * miss + (runs * miss * (1.0 - miss)).sqrt()
