@@ -1,13 +1,13 @@
-//! What a person sees of a result, a plan or a profile: terminal tables, SVG plots and one
-//! self-contained HTML file.
+//! Rendering of results, plans and profiles: terminal tables, SVG plots and one self-contained HTML
+//! file.
 //!
-//! Nothing here measures, judges or decides. Verdicts and their reasons come from
-//! `rtvirtio-measure`, settings and theirs from `rtvirtio-planner`; this crate only puts them into
-//! words, columns and marks. All functions are pure: the same input gives the same bytes.
+//! Nothing here measures, judges or decides. Verdicts with reasons come from `rtvirtio-measure`,
+//! settings with reasons from `rtvirtio-planner`; this crate only formats them. All functions are
+//! pure: the same input gives the same bytes.
 //!
-//! Names of VMs and devices are other people's text. Everything that reaches a terminal goes
-//! through `rtvirtio_text::terminal` (no control or direction-changing characters), everything that
-//! reaches HTML or SVG through `rtvirtio_text::xml` (escaped as well).
+//! Names of VMs and devices are untrusted text. All text for a terminal goes through
+//! `rtvirtio_text::terminal` (no control or direction-changing characters), all text for HTML or
+//! SVG through `rtvirtio_text::xml` (escaped as well).
 
 pub mod html;
 mod num;

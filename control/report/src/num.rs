@@ -1,4 +1,4 @@
-//! Numbers as people read them. A value that is not finite is written `n/a`, never `NaN` or `inf`.
+//! Formatting of numbers. A value that is not finite is written `n/a`, never `NaN` or `inf`.
 
 use rtvirtio_units::{Iops, Nanos};
 
@@ -9,8 +9,8 @@ pub(crate) const MISSING: &str = "n/a";
 /// number and unit. Without a gap microseconds are `us`, as in spec files and safe for any
 /// terminal; with one they are `µs`.
 ///
-/// `Nanos` itself prints up to four or five digits, more than a column of tails can be read by, and
-/// more than they are worth.
+/// `Nanos` itself prints up to four or five digits, too many for a column of tails and beyond their
+/// precision.
 pub(crate) fn latency(ns: Nanos, gap: &str) -> String {
     if ns.0 == 0 {
         return format!("0{gap}ms");

@@ -1,4 +1,4 @@
-//! Counts and choices that tables and plots share.
+//! Counts and selections that tables and plots share.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use rtvirtio_measure::noise::MOST_STALLED;
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::Nanos;
 
-/// How the targets of a run came out.
+/// Number of targets of a run by verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Targets shown to hold at 95 %.
@@ -30,8 +30,8 @@ impl Tally {
         Self { met: self.met + o.met, missed: self.missed + o.missed, unproven: self.unproven + o.unproven }
     }
 
-    /// Such as `4 of 6 targets missed, 2 met`; zero counts are omitted except that of missed
-    /// targets.
+    /// Sentence such as `4 of 6 targets missed, 2 met`; zero counts are omitted except that of
+    /// missed targets.
     #[must_use]
     pub fn sentence(self) -> String {
         match self.targets() {
@@ -57,28 +57,28 @@ pub fn tally(run: &Run) -> Tally {
     Tally { met: count(Verdict::Met), missed: count(Verdict::Missed), unproven: count(Verdict::Unproven) }
 }
 
-/// A load generator this busy, in processors, shapes the latencies that it measures: requests of
-/// one task wait for the other's turn on the processor. At one half, a random arrival waits as long
-/// as it runs (M/M/1).
+/// CPU use of a load generator, in processors, from which on it affects the latencies that it
+/// measures: requests of one task wait while another has the processor. At one half, a random
+/// arrival waits as long as it runs (M/M/1).
 const BUSY: f64 = 0.5;
 
 /// Stalls of the host, and standstills of the disk, of at least this share of the tightest target
 /// are reported.
 const STALLED: f64 = 0.25;
 
-/// From this share of CPU time on, what the machine's own hypervisor gave to others is reported. On
-/// an emulated eMMC four of four runs of 8 s in guests had tails above their bounds from 12 % on,
-/// none of three below 2.5 % (docs/results/rt-virtio.md, In guests).
+/// Share of stolen CPU time from which on it is reported. On an emulated eMMC four of four runs of
+/// 8 s in guests had tails above their bounds from 12 % on, none of three below 2.5 %
+/// (docs/results/rt-virtio.md, In guests).
 const STOLEN: f64 = 0.025;
 
-/// What of a run's latencies is not the doing of the settings: the load generator's own part, the
-/// host's, and the disk's.
+/// Sentences about latency that settings cannot change: caused by the load generator, the host, or
+/// the disk.
 pub(crate) fn doubts(run: &Run) -> Vec<String> {
     let of_others = [host_stalls(run), stolen_time(run), disk_standstills(run)];
     busy_generators(run).into_iter().chain(of_others.into_iter().flatten()).collect()
 }
 
-/// A sentence when this machine is a guest and had work for CPU time that it did not get.
+/// Sentence when this machine is a guest and its hypervisor withheld CPU time from its work.
 fn stolen_time(run: &Run) -> Option<String> {
     let share = run.noise?.stolen.filter(|&share| share >= STOLEN)?;
     Some(format!(
@@ -88,14 +88,14 @@ fn stolen_time(run: &Run) -> Option<String> {
     ))
 }
 
-/// Whether a pause takes a good part of the tightest target.
+/// Whether a pause is at least [`STALLED`] of the tightest target.
 fn matters(run: &Run, pause: Nanos) -> bool {
     let tightest = run.tasks.iter().filter_map(|t| t.target_ns).min();
     tightest.is_some_and(|target| pause.0 as f64 >= STALLED * target.0 as f64)
 }
 
-/// A sentence when the host itself stalled for a large part of what a target allows, or for so
-/// much of the time that tails cannot be given without it.
+/// Sentence when the host itself stalled for a large part of what a target allows, or for so much
+/// of the time that tails without the stalls are not given.
 fn host_stalls(run: &Run) -> Option<String> {
     let noise = run.noise.filter(|n| n.realtime)?;
     let much = noise.stood_still.filter(|share| *share > MOST_STALLED);
@@ -114,7 +114,7 @@ fn host_stalls(run: &Run) -> Option<String> {
     })
 }
 
-/// A sentence when the disk itself completed nothing for a good part of what a target allows.
+/// Sentence when the disk itself completed nothing for a good part of what a target allows.
 fn disk_standstills(run: &Run) -> Option<String> {
     let disk = run.disk?;
     matters(run, disk.longest_ns).then(|| {
@@ -128,17 +128,17 @@ fn disk_standstills(run: &Run) -> Option<String> {
     })
 }
 
-/// `once`, `2 times`.
+/// Count in words: `once`, `2 times`.
 fn times(n: u64) -> String {
     if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
-/// A sentence for every VM whose paced tasks used a large part of a processor. Tasks without a
-/// rate may: they are as fast as they can be.
+/// Sentence for every VM whose paced tasks used a large part of a processor. Tasks without a rate
+/// may: they run as fast as they can.
 fn busy_generators(run: &Run) -> Vec<String> {
     let mut vms: Vec<(&str, f64)> = Vec::new();
     let mut seen = HashSet::new();
-    // A task with several targets stands there once for each.
+    // A task with several targets has one entry for each.
     let tasks = run.tasks.iter().filter(|t| seen.insert((&t.vm, &t.task)));
     for t in tasks.filter(|t| t.declared_rate.is_some()) {
         match vms.iter_mut().find(|(vm, _)| *vm == t.vm) {
@@ -157,7 +157,7 @@ fn busy_generators(run: &Run) -> Vec<String> {
         .collect()
 }
 
-/// The schemes of a result in order of first appearance. The position is the scheme's colour and
+/// Schemes of a result in order of first appearance. The index selects the scheme's colour and
 /// mark.
 pub(crate) fn schemes(result: &ResultFile) -> Vec<&str> {
     let mut seen: Vec<&str> = Vec::new();
@@ -169,7 +169,7 @@ pub(crate) fn schemes(result: &ResultFile) -> Vec<&str> {
     seen
 }
 
-/// What a row of a table or plot is about: a task, and which of its targets.
+/// Identity of a row of a table or plot: a task, and one of its targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key<'a> {
     pub(crate) vm: &'a str,
@@ -179,13 +179,13 @@ pub(crate) struct Key<'a> {
 }
 
 impl Key<'_> {
-    /// `vm/task`.
+    /// Name of the task as `vm/task`.
     pub(crate) fn name(&self) -> String {
         format!("{}/{}", self.vm, self.task)
     }
 }
 
-/// The results of a run, each with its key.
+/// Results of a run, each with its key.
 pub(crate) fn keyed(run: &Run) -> impl Iterator<Item = (Key<'_>, &TaskResult)> {
     let mut before = HashMap::new();
     run.tasks.iter().map(move |t| {
@@ -196,25 +196,24 @@ pub(crate) fn keyed(run: &Run) -> impl Iterator<Item = (Key<'_>, &TaskResult)> {
     })
 }
 
-/// Every key of the result in order of first appearance.
+/// Keys of all runs in order of first appearance.
 pub(crate) fn target_keys(runs: &[Run]) -> Vec<Key<'_>> {
     let mut seen = HashSet::new();
     runs.iter().flat_map(keyed).map(|(key, _)| key).filter(|key| seen.insert(*key)).collect()
 }
 
-/// Every task of the result in order of first appearance, by the key of its first target.
+/// Keys of the first targets of all tasks, in order of first appearance.
 pub(crate) fn task_keys(runs: &[Run]) -> Vec<Key<'_>> {
     target_keys(runs).into_iter().filter(|key| key.target == 0).collect()
 }
 
-/// The result of this key in a run.
+/// Result of this key in a run; `None` if the run lacks it.
 pub(crate) fn find<'a>(run: &'a Run, key: Key<'_>) -> Option<&'a TaskResult> {
     run.tasks.iter().filter(|t| t.vm == key.vm && t.task == key.task).nth(key.target)
 }
 
-/// The measured value that a target and a prediction are compared with, and its name. A percentile
-/// that results of older versions do not store is stood in for by p99.99; the flag says whether it
-/// is the target's own.
+/// Measured value that is compared with target and prediction, and its name. Results of older
+/// versions lack some percentiles: p99.99 replaces them, and the flag is then false.
 pub(crate) fn judged(t: &TaskResult) -> (Nanos, String, bool) {
     let p = t.percentile.0;
     let is = |q: f64| (p - q).abs() < 1e-9;
@@ -236,8 +235,8 @@ pub(crate) fn tail_is_max(t: &TaskResult) -> bool {
     t.n < 10_000
 }
 
-/// At most `limit` keys, in the given order: those whose worst run comes nearest to the target or
-/// lies farthest above it. Tasks without a target come last.
+/// At most `limit` keys, in the given order: those whose worst run is nearest to the target or
+/// farthest above it. Tasks without a target rank last.
 pub(crate) fn most_critical<'a>(runs: &[Run], keys: &[Key<'a>], limit: usize) -> Vec<Key<'a>> {
     if keys.len() <= limit {
         return keys.to_vec();

@@ -1,4 +1,4 @@
-//! Names and short sentences for the shared types.
+//! Names and short sentences for types of other crates.
 
 use rtvirtio_measure::{HostFacts, Run, TaskResult, Verdict, VmKind};
 use rtvirtio_model::{ModelKind, Side};
@@ -8,10 +8,10 @@ use rtvirtio_units::{Nanos, Percentile};
 use crate::num;
 use crate::text::Paint;
 
-/// Share of the declared rate that counts as kept, as the judge of `rtvirtio-measure` has it.
+/// Share of the declared rate that counts as kept, as in the verdicts of `rtvirtio-measure`.
 pub(crate) const RATE_KEPT: f64 = 0.99;
 
-/// A plan's expectation of a task, in a few words.
+/// Forecast of a task against its target, in a few words.
 pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
     let but_for_host = |target: Nanos| t.forecast.judged() <= target && t.forecast.promised() > target;
     match t.margin_ns {
@@ -23,7 +23,7 @@ pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
     }
 }
 
-/// A target; its percentile too where it is not p99.99.
+/// A target, with its percentile where that is not p99.99.
 pub(crate) fn target(percentile: Percentile, latency: Nanos, gap: &str) -> String {
     let latency = num::latency(latency, gap);
     if percentile == Percentile::P9999 { latency } else { format!("{percentile} {latency}") }
@@ -39,7 +39,7 @@ pub(crate) fn verdict(v: Option<Verdict>) -> &'static str {
     }
 }
 
-/// A knob as a user would name it.
+/// Name of a knob for users.
 pub(crate) fn knob(k: &Knob) -> String {
     match k {
         Knob::HostElevator => "host elevator".to_owned(),
@@ -51,13 +51,13 @@ pub(crate) fn knob(k: &Knob) -> String {
     }
 }
 
-/// A knob as a user would name it.
+/// Name of a knob for users.
 #[must_use]
 pub fn knob_name(k: &Knob) -> String {
     knob(k)
 }
 
-/// The unit of a knob's value, with a leading space; empty for names and plain numbers.
+/// Unit of a knob's value, with a leading space; empty for names and plain numbers.
 pub(crate) fn knob_unit(k: &Knob) -> &'static str {
     match k {
         Knob::HostBfq(t) | Knob::GuestBfq { tunable: t, .. } => match t {
@@ -71,7 +71,7 @@ pub(crate) fn knob_unit(k: &Knob) -> &'static str {
     }
 }
 
-/// A knob's value with its unit; `max` has none.
+/// Value of a knob with its unit; `max` has none.
 pub(crate) fn knob_value(k: &Knob, value: &str) -> String {
     let unit = if value.parse::<f64>().is_ok() { knob_unit(k) } else { "" };
     format!("{value}{unit}")
@@ -86,7 +86,7 @@ fn limit_name(l: LimitKind) -> &'static str {
     }
 }
 
-/// The worth of a setting, as one word.
+/// Enforcement of a setting, in one word.
 pub(crate) fn strength(s: Strength) -> &'static str {
     match s {
         Strength::Guarantee => "guarantee",
@@ -95,7 +95,7 @@ pub(crate) fn strength(s: Strength) -> &'static str {
     }
 }
 
-/// Where a term arises, as one word.
+/// Side of a term, in one word.
 pub(crate) fn side(s: Side) -> &'static str {
     match s {
         Side::Guest => "guest",
@@ -103,7 +103,7 @@ pub(crate) fn side(s: Side) -> &'static str {
     }
 }
 
-/// The model's name.
+/// Name of the model with a short description.
 pub(crate) fn model(m: ModelKind) -> &'static str {
     match m {
         ModelKind::Analytical => "analytical model (RT-VirtIO, equations 1 to 5)",
@@ -113,31 +113,30 @@ pub(crate) fn model(m: ModelKind) -> &'static str {
     }
 }
 
-/// One line on what the VMs of a run were.
+/// Kind of a run's VMs, in one line.
 pub(crate) fn kind(run: &Run, host: &HostFacts) -> String {
     match run.kind {
         VmKind::Process => "process VMs (fio in a cgroup each: no guest kernel, no virtio)".to_owned(),
         VmKind::Qemu => match host.accelerator.as_str() {
             "kvm" => format!("QEMU guests under KVM ({})", host.vmm),
             "tcg" => format!("QEMU guests under TCG, that is, with emulated CPUs ({})", host.vmm),
-            // Of a run of flows alone.
+            // A run with flows only.
             "" => "VMs as they are behind their networks".to_owned(),
             other => format!("QEMU guests, accelerator {other} ({})", host.vmm),
         },
     }
 }
 
-/// Whether the device under test is emulated; by agreement its description then holds the word
+/// Whether the device under test is emulated: its description then contains the word `twin`.
 /// `twin`.
 pub(crate) fn is_twin(host: &HostFacts) -> bool {
     host.device.split(|c: char| !c.is_alphanumeric()).any(|w| w.eq_ignore_ascii_case("twin"))
 }
 
-/// Samples without an exceedance that a claim at 95 % takes, about: `ln 20 / (1 - p)`, to two
-/// digits.
+/// Approximate number of samples without an exceedance that a claim at 95 % needs: `ln 20 / (1 -
+/// p)`, to two digits.
 ///
-/// Exact counts belong to the verdict's own reason; this is for prose and for results that carry no
-/// reason.
+/// The verdict's own reason has exact counts; this is for prose and for results without a reason.
 pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
     let n = 20f64.ln() / p.exceedance();
     if !(1.0..=1e15).contains(&n) {
@@ -147,7 +146,7 @@ pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
     Some(((n / unit).ceil() * unit) as u64)
 }
 
-/// Why a task got its verdict: the judge's own reason where it gave one.
+/// Reason of a task's verdict; a general one where the result has none.
 pub(crate) fn explain(t: &TaskResult) -> String {
     let why = t.why.trim();
     match t.verdict {

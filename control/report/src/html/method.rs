@@ -1,4 +1,4 @@
-//! Host facts, how it was counted, and what the numbers do not say.
+//! Host facts, the method of counting, and the limits of the numbers.
 
 use rtvirtio_measure::VmKind;
 

@@ -1,8 +1,9 @@
-//! One self-contained HTML file: no network, no scripts, no fonts of its own.
+//! One self-contained HTML file: no network, no scripts, no web fonts.
 //!
-//! The file is also well-formed XML, so that a strict parser can check that every piece of foreign
-//! text stayed text. Colours follow the reader's theme, and paper. Every figure has a caption,
-//! every plot a text alternative, and the numbers behind all of them stand in a table at the end.
+//! The file is also well-formed XML, so that a strict parser can check that all foreign text was
+//! escaped. Colours follow the reader's light or dark theme, and turn black on paper. Every figure
+//! has a caption, every plot a text alternative, and a table at the end has the numbers of all of
+//! them.
 
 mod method;
 mod plan;
@@ -18,7 +19,7 @@ use rtvirtio_text::xml;
 
 /// Width that plots are drawn for on a large screen, in CSS pixels.
 const WIDE_WIDTH: f64 = 1040.0;
-/// The same on a phone.
+/// Width that plots are drawn for on a phone, in CSS pixels.
 const NARROW_WIDTH: f64 = 368.0;
 /// Between number and unit: a space that does not break.
 const GAP: &str = "\u{a0}";
@@ -30,7 +31,7 @@ const THIN: &str = "\u{202f}";
 pub struct ReportInput<'a> {
     /// Heading of the page.
     pub title: &'a str,
-    /// The runs. The first is what the others are compared with.
+    /// Result with the runs. The first is the baseline of comparisons.
     pub result: &'a ResultFile,
     /// The plan in force during the last run, if there was one.
     pub plan: Option<&'a Plan>,
@@ -38,7 +39,7 @@ pub struct ReportInput<'a> {
     pub profile: Option<&'a Profile>,
     /// Remarks of the caller, a sentence or two each.
     pub notes: &'a [String],
-    /// When and by what the report was made, as it is to be shown.
+    /// Date and program of the report, as shown at its end.
     pub generated: &'a str,
 }
 
@@ -93,7 +94,7 @@ pub fn figure(caption: &str, draw: impl Fn(f64) -> svg::Svg) -> String {
     )
 }
 
-/// A legend outside the plots.
+/// Legend outside the plots, as HTML.
 fn keys<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let items: String =
         names.enumerate().map(|(i, n)| format!("<li>{}{}</li>", svg::svg_key(i), xml(n))).collect();
@@ -136,7 +137,7 @@ impl HtmlTable {
         if self.small == NarrowLayout::Stack { format!(" role=\"{role}\"") } else { String::new() }
     }
 
-    /// One row of (text, class); the first `names` fields are row headings.
+    /// Adds a row of (text, class); the first `names` fields are row headings.
     pub fn row<S: AsRef<str>>(&mut self, names: usize, cells: &[(S, &str)]) {
         let mut line = String::new();
         for (i, (text, class)) in cells.iter().enumerate() {
@@ -148,7 +149,7 @@ impl HtmlTable {
         self.out.push_str(&format!("<tr{}>{line}</tr>\n", self.role("row")));
     }
 
-    /// The finished table.
+    /// Closes the table and returns its HTML.
     #[must_use]
     pub fn done(self) -> String {
         let class = if self.small == NarrowLayout::Stack { "stack" } else { "pin" };

@@ -1,4 +1,4 @@
-//! The plan: what was set and why, what it should bring, where the time goes, what does not fit.
+//! HTML of a plan: settings with reasons, forecast, terms of the latency, conflicts.
 
 use rtvirtio_planner::{Infeasible, Plan, Strength, scheme_name};
 
@@ -8,10 +8,10 @@ use crate::text::Paint;
 use crate::{num, words};
 use rtvirtio_text::xml;
 
-/// HtmlTable of the stacked bars.
+/// Most rows of the stacked bars.
 const ROWS: usize = 24;
 
-/// Settings and outlook.
+/// Section with verdict, settings and forecast.
 pub(super) fn settings(plan: &Plan) -> String {
     let verdict = if plan.feasible {
         "<p>Every target is <span class=\"good\">predicted to be met</span>.</p>\n".to_owned()
@@ -53,7 +53,7 @@ pub(super) fn settings(plan: &Plan) -> String {
     section("plan", "The plan", &body)
 }
 
-/// Explains the words for strength that the table uses.
+/// Explains the words for the strength of settings in the table.
 fn strengths(plan: &Plan) -> String {
     let mut parts = Vec::new();
     for (s, text) in [

@@ -1,4 +1,4 @@
-//! The device as it was profiled.
+//! HTML of a device's profile.
 
 use rtvirtio_model::{DepthPoint, Profile};
 use rtvirtio_units::Nanos;
@@ -8,7 +8,7 @@ use crate::num;
 use crate::svg::{Axis, Series, Spread, XyPlot, svg_xy};
 use rtvirtio_text::xml;
 
-/// Throughput and latency over depth, what BFQ costs, and every doubt.
+/// Throughput and latency over depth, the cost of BFQ, and every doubt.
 fn body(p: &Profile) -> String {
     let mut body: String = format!(
         "<p>{}</p>\n",
@@ -72,7 +72,7 @@ pub(super) fn section(p: &Profile) -> String {
 
 type Set<'a> = (&'a str, &'a [DepthPoint]);
 
-/// Depth, doubling from mark to mark.
+/// Axis of queue depth, with a mark at each doubling.
 fn depth_axis(sets: &[Set<'_>]) -> Axis {
     let mut depths: Vec<u32> = sets.iter().flat_map(|s| s.1).map(|p| p.depth.max(1)).collect();
     depths.sort_unstable();

@@ -1,4 +1,4 @@
-//! Measured results: headline, plots, numbers.
+//! HTML of measured results: headline, plots, numbers.
 
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::{Nanos, Percentile};
@@ -15,9 +15,9 @@ use crate::{num, words};
 use rtvirtio_planner::scheme_name;
 use rtvirtio_text::xml;
 
-/// HtmlTable of the large plots; more are unreadable, and the table has all.
+/// Most rows of the large plots; more are unreadable, and the table has all.
 const ROWS: usize = 24;
-/// Panels of percentile curves.
+/// Most panels of percentile curves.
 const PANELS: usize = 12;
 
 /// Counts per scheme, over all its runs.
@@ -32,7 +32,7 @@ fn by_scheme(result: &ResultFile) -> Vec<(&str, Tally, usize)> {
         .collect()
 }
 
-/// The one sentence that matters, a card per scheme, and what the numbers come from.
+/// Headline with one sentence, a card per scheme, and the origin of the numbers.
 pub(super) fn headline(report: &ReportInput<'_>) -> String {
     let result = report.result;
     let counts = by_scheme(result);
@@ -78,7 +78,7 @@ pub(super) fn headline(report: &ReportInput<'_>) -> String {
     out
 }
 
-/// Kind of VM and of device, in words that cannot be missed.
+/// Kind of VM and of device, as a prominent note.
 fn origin(result: &ResultFile) -> String {
     let mut kinds: Vec<String> = Vec::new();
     for run in &result.runs {
@@ -106,7 +106,7 @@ fn selection(shown: usize, all: usize) -> String {
     )
 }
 
-/// The position of each run's scheme, which is its colour and mark.
+/// Index of the run's scheme, which selects colour and mark.
 fn series_of(result: &ResultFile, run: &Run) -> usize {
     schemes(result).iter().position(|s| *s == run.scheme).unwrap_or(0)
 }
@@ -120,7 +120,7 @@ fn tone(v: Option<Verdict>) -> &'static str {
     }
 }
 
-/// The main plot and how well the predictions did.
+/// Main plot of latencies, and the accuracy of the predictions.
 pub(super) fn latency(report: &ReportInput<'_>) -> String {
     let result = report.result;
     let keys = target_keys(&result.runs);
@@ -281,7 +281,7 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
     section("curves", "How latency grows towards the tail", &body)
 }
 
-/// The line of a target; with its percentile where there are several.
+/// Position and label of a target's line; with its percentile where there are several.
 fn limit((percentile, latency): (Percentile, Nanos), several: bool) -> (f64, String) {
     let at = if several { format!("{percentile} ") } else { String::new() };
     (latency.as_millis_f64(), format!("target {at}{}", num::latency(latency, GAP)))

@@ -1,4 +1,4 @@
-//! Bars of shares, several to a row.
+//! Plot of shares as bars, several to a row.
 
 use super::canvas::{Anchor, Canvas, Svg};
 use super::legend::fills;
@@ -17,26 +17,25 @@ pub struct BarPlot {
     pub rows: Vec<BarRow>,
 }
 
-/// One row.
+/// A named group of bars.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BarRow {
-    /// Its name.
+    /// Label of the row.
     pub name: String,
-    /// Its bars.
+    /// Bars of the row, from top to bottom.
     pub bars: Vec<Bar>,
 }
 
-/// One bar.
+/// Share of one series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
     /// Index of the series.
     pub series: usize,
-    /// Its length, 0 to 1.
+    /// Length of the bar, 0 to 1.
     pub share: f64,
-    /// What stands next to it after the percentage, such as "of 24 cases"; pale bars are other
-    /// people's numbers.
+    /// Text after the percentage, such as "of 24 cases".
     pub note: String,
-    /// Whether the number is from a publication.
+    /// Whether the number is from a publication: the bar is pale.
     pub pale: bool,
 }
 
@@ -69,7 +68,7 @@ fn one(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &BarPlot, bar: &Bar, y: f
     c.titled(&format!("{name}: {text} {}", bar.note), |c| {
         let pale = if bar.pale { " pale" } else { "" };
         let class = format!("fill s{}{pale}", bar.series % super::SERIES);
-        // A share of nothing is still there to be pointed at.
+        // A share of 0 still gets a pixel, so that its title can be shown.
         c.rect((f.left, y - 6.0), ((scale.at(share) - f.left).max(1.0), 12.0), &class);
     });
     let text = if f.narrow || bar.note.is_empty() { text } else { format!("{text} {}", bar.note) };

@@ -3,15 +3,15 @@
 
 use unicode_width::UnicodeWidthStr;
 
-/// Size of labels in pixels; the style sheet says the same.
+/// Size of labels in pixels, as in the style sheet.
 pub(crate) const FONT: f64 = 12.0;
-/// Width of an average character of a system font, in ems, on the wide side (DejaVu Sans; others
-/// are narrower).
+/// Upper estimate of the average width of a character, in ems (DejaVu Sans; other system fonts are
+/// narrower).
 const EM: f64 = 0.62;
-/// The same for the bold names of rows.
+/// Font size of bold row names, for estimates of their width.
 pub(crate) const BOLD: f64 = FONT * 1.12;
 
-/// A finished drawing.
+/// A finished drawing with its size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Svg {
     pub(crate) width: f64,
@@ -20,7 +20,7 @@ pub struct Svg {
     body: String,
 }
 
-/// Which end of a text its position is.
+/// Alignment of a text at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Anchor {
     Start,
@@ -28,21 +28,21 @@ pub(crate) enum Anchor {
     End,
 }
 
-/// A drawing in the making.
+/// A drawing under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Canvas {
     body: String,
 }
 
 impl Svg {
-    /// An `<svg>` element to put into an HTML page that carries [`super::STYLE`]. Its title is the
-    /// text that a screen reader reads; the marks carry their values as titles of their own.
+    /// An `<svg>` element for an HTML page that includes [`super::STYLE`]. Screen readers read its
+    /// title; the marks have their values as titles.
     #[must_use]
     pub fn inline(&self) -> String {
         self.element("", "")
     }
 
-    /// An SVG file of its own, with a ground: the page that shows it may be dark where the reader's
+    /// A standalone SVG file with a background: the embedding page may be dark where the reader's
     /// system is light, and light where that is dark.
     #[must_use]
     pub fn standalone(&self) -> String {
@@ -62,7 +62,7 @@ impl Svg {
 }
 
 impl Canvas {
-    /// Closes the drawing.
+    /// Turns the canvas into a drawing of this size.
     pub(crate) fn finish(self, width: f64, height: f64, title: &str) -> Svg {
         Svg { width, height, title: title.to_owned(), body: self.body }
     }
@@ -121,15 +121,15 @@ impl Canvas {
         ));
     }
 
-    /// Draws with a title that browsers show under the pointer.
+    /// Draws with a title that browsers show as a tooltip.
     pub(crate) fn titled(&mut self, title: &str, draw: impl FnOnce(&mut Self)) {
         self.body.push_str(&format!("<g><title>{}</title>", rtvirtio_text::xml(title)));
         draw(self);
         self.body.push_str("</g>");
     }
 
-    /// The mark of a series: filled, and of another shape for each, so that colour is not needed to
-    /// distinguish them.
+    /// Draws the mark of a series: filled, and of another shape for each, so that colour is not
+    /// needed to distinguish them.
     pub(crate) fn mark(&mut self, series: usize, (x, y): (f64, f64), r: f64) {
         let class = format!("mark s{}", series % super::SERIES);
         let around = |angles: &[f64], r: f64| -> Vec<(f64, f64)> {
@@ -145,27 +145,27 @@ impl Canvas {
         }
     }
 
-    /// A hollow diamond: a prediction.
+    /// Draws a hollow diamond, the mark of a prediction.
     pub(crate) fn diamond(&mut self, series: usize, (x, y): (f64, f64), r: f64) {
         let points = [(x, y - r), (x + r, y), (x, y + r), (x - r, y)];
         self.polygon(&points, &format!("hollow s{}", series % super::SERIES));
     }
 }
 
-/// An upper estimate of a label's width. A browser's font is unknown here, so layouts must not
-/// depend on it closely.
+/// Upper estimate of a label's width. The browser's font is unknown here, so layouts must not
+/// depend on the exact width.
 pub(crate) fn text_width(s: &str, size: f64) -> f64 {
     s.width() as f64 * size * EM
 }
 
-/// The text cut in its middle to about `room`.
+/// Text shortened in its middle to about `room` pixels.
 pub(crate) fn fit(s: &str, room: f64, size: f64) -> String {
     let style = crate::text::Style::default();
     style.shorten(s, (room / (size * EM)).floor().max(3.0) as usize)
 }
 
-/// A coordinate with at most one decimal. What is not finite becomes 0: a mark in the corner can be
-/// seen, `NaN` makes browsers drop the element.
+/// Coordinate with at most one decimal. A non-finite value becomes 0: a mark in the corner is
+/// visible, `NaN` makes browsers drop the element.
 fn number(v: f64) -> String {
     let v = if v.is_finite() { (v * 10.0).round() / 10.0 } else { 0.0 };
     let s = format!("{v}");

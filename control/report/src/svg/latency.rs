@@ -15,37 +15,37 @@ pub struct LatencyPlot {
     pub title: String,
     /// Names of the series, such as the schemes.
     pub series: Vec<String>,
-    /// One entry per task.
+    /// Rows from top to bottom, one per task.
     pub rows: Vec<LatencyRow>,
     /// Name of the filled mark, such as `p99.99`.
     pub mark: String,
 }
 
-/// One task.
+/// Targets and runs of one task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyRow {
     /// Name of the task.
     pub name: String,
-    /// A short second text, such as the target in words.
+    /// Second label, such as the target in words.
     pub second: String,
-    /// The target.
+    /// Target latency; `None` for a best-effort task.
     pub target: Option<Nanos>,
-    /// One entry per run.
+    /// Lanes from top to bottom, one per run.
     pub lanes: Vec<Lane>,
 }
 
-/// One run of one task.
+/// Latencies of one task in one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
     /// Index of the series.
     pub series: usize,
     /// Median, mark (the tail) and maximum; `None` when no request completed.
     pub measured: Option<[Nanos; 3]>,
-    /// The prediction for the mark.
+    /// Predicted value of the mark.
     pub predicted: Option<Nanos>,
-    /// The verdict as a word; may be empty.
+    /// Verdict in one word; may be empty.
     pub verdict: String,
-    /// Style class of the verdict: `bad`, `good`, `open` or empty.
+    /// Style class for the verdict: `bad`, `good`, `open` or empty.
     pub tone: &'static str,
     /// Suffix of the number, such as `*` for a maximum in place of a percentile.
     pub suffix: &'static str,
@@ -62,7 +62,7 @@ pub fn svg_latency(plot: &LatencyPlot, width: f64) -> Svg {
         let lanes = r.lanes.iter().flat_map(|l| l.measured.into_iter().flatten().chain(l.predicted));
         lanes.chain(r.target)
     });
-    // In ms, so that ticks fall on whole decades of the unit that people think in.
+    // Scaled in ms, so that ticks are whole decades of ms.
     let scale = Scale::log(values.map(Nanos::as_millis_f64), f.left, f.right);
     let bottom = f.top + plot.rows.iter().map(|r| f.row_height(r.lanes.len())).sum::<f64>();
     f.grid(&mut c, &scale, bottom, if f.narrow { 46.0 } else { 58.0 }, |ms| {

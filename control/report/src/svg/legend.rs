@@ -1,38 +1,38 @@
-//! Legends that break into lines.
+//! Legends that wrap into lines.
 
 use super::canvas::{Anchor, Canvas, FONT, text_width};
 
 /// Height of a line of the legend.
 const LINE: f64 = 20.0;
-/// Room for the mark before the text.
+/// Width of the mark before the text.
 const KEY: f64 = 26.0;
 
-/// The mark of an entry.
+/// Mark of an entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Key {
     /// A series' filled mark.
     Mark(usize),
     /// A line with the series' mark.
     Curve { series: usize, dashed: bool },
-    /// A prediction.
+    /// Hollow diamond of a prediction.
     Hollow,
-    /// The bar of a target with the zone above it.
+    /// Bar of a target with the zone above it.
     Target,
-    /// The dashed line of a limit.
+    /// Dashed line of a limit.
     Limit,
-    /// From median to maximum.
+    /// Line from median to maximum.
     Span,
-    /// A filled area; pale for the guest's part.
+    /// Filled area; pale for the guest's part or a published number.
     Fill { series: usize, pale: bool },
 }
 
-/// One entry for each series, by its fill; `pale` says which are other people's numbers.
+/// One filled entry for each series; `pale` selects those with published numbers.
 pub(crate) fn fills(series: &[String], pale: impl Fn(usize) -> bool) -> Vec<(Key, String)> {
     let entry = |(i, name): (usize, &String)| (Key::Fill { series: i, pale: pale(i) }, name.clone());
     series.iter().enumerate().map(entry).collect()
 }
 
-/// Draws the entries from the top left; returns the height that they took.
+/// Draws the entries from the top left; returns the height used.
 pub(crate) fn legend(c: &mut Canvas, entries: &[(Key, String)], at: (f64, f64), width: f64) -> f64 {
     let (mut x, mut y) = (at.0, at.1 + LINE / 2.0);
     for (key, label) in entries {

@@ -1,15 +1,14 @@
 //! Plots as SVG.
 //!
 //! Written by hand, not with `plotters`: its SVG backend writes fixed colours into every element,
-//! so a plot could not follow the reader's light or dark theme or turn black on paper; it knows no
-//! titles or text alternatives; and it places labels by the metrics of one font. Here elements
-//! carry classes, one style sheet ([`STYLE`]) colours them with custom properties, every mark has a
+//! so a plot could not follow the reader's light or dark theme or turn black on paper; it has no
+//! titles or text alternatives; and it places labels by the metrics of one font. Here elements have
+//! classes, one style sheet ([`STYLE`]) colours them with custom properties, every mark has a
 //! title, and layouts leave room for any system font.
 //!
-//! All plots are functions from plain data, so that later reports can use them. Values are checked
-//! on the way: what is zero or not finite is drawn at the edge of its axis, never written as `NaN`.
-//! Each plot takes the width it is drawn for; below [`NARROW`] it puts names above rows instead of
-//! next to them.
+//! All plots are functions of plain data. Values that are zero or not finite are drawn at the edge
+//! of their axis, never written as `NaN`. Each plot takes its width; below [`NARROW`] names are
+//! above rows instead of next to them.
 
 mod bars;
 mod canvas;

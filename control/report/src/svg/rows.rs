@@ -1,4 +1,4 @@
-//! The frame of plots with one row per task, and the plot of kept rates.
+//! Layout of plots with one row per task, and the plot of kept rates.
 
 use rtvirtio_units::Iops;
 
@@ -7,7 +7,7 @@ use super::legend::{Key, fills, legend};
 use super::{NARROW, Scale};
 use crate::num;
 
-/// Places of a plot whose rows are tasks.
+/// Layout of a plot whose rows are tasks.
 pub(crate) struct Frame {
     pub(crate) width: f64,
     pub(crate) narrow: bool,
@@ -21,7 +21,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// `labels` are the names of the rows, `values` the room to the right of the data.
+    /// `labels` are the names of the rows, `values` the space to the right of the data.
     pub(crate) fn new<'a>(width: f64, labels: impl Iterator<Item = &'a str>, values: f64) -> Self {
         let width = width.max(260.0);
         let narrow = width < NARROW;
@@ -52,7 +52,7 @@ impl Frame {
         (first, first + self.lane * lanes.max(1) as f64)
     }
 
-    /// The row's name, and below or next to it a second text.
+    /// Draws the row's name, and a second text below or next to it.
     pub(crate) fn names(&self, c: &mut Canvas, row_top: f64, lanes: usize, name: &str, second: &str) {
         if self.narrow {
             let room = self.width - self.left - text_width(second, 11.0) - 16.0;
@@ -68,7 +68,8 @@ impl Frame {
         }
     }
 
-    /// Grid lines from the first row to `bottom` with numbers above and, on long plots, below.
+    /// Draws grid lines from the first row to `bottom` with numbers above and, on long plots,
+    /// below.
     pub(crate) fn grid(
         &self,
         c: &mut Canvas,
@@ -100,13 +101,13 @@ impl Frame {
         self
     }
 
-    /// Lower edge of rows with so many lanes each.
+    /// Lower edge of rows with these numbers of lanes.
     pub(crate) fn bottom(&self, lanes: impl Iterator<Item = usize>) -> f64 {
         self.top + lanes.map(|lanes| self.row_height(lanes)).sum::<f64>()
     }
 
-    /// Draws rows by name and number of lanes, from the top on; `lanes` draws those of the row at
-    /// this index, whose upper edge it gets.
+    /// Draws rows by name and number of lanes, from the top on; `lanes` draws the lanes of the row
+    /// at an index, below the given edge.
     pub(crate) fn rows<'a>(
         &self,
         c: &mut Canvas,
@@ -122,41 +123,41 @@ impl Frame {
         }
     }
 
-    /// A vertical line over the lanes of a row.
+    /// Draws a vertical line over the lanes of a row.
     pub(crate) fn limit(&self, c: &mut Canvas, row_top: f64, lanes: usize, x: f64) {
         let (a, b) = self.lanes_extent(row_top, lanes);
         c.line((x, a - 2.0), (x, b + 2.0), "limit");
     }
 
-    /// Height that the numbers below a plot take.
+    /// Lower edge of the plot with the numbers below its grid.
     pub(crate) fn foot(&self, bottom: f64) -> f64 {
         bottom + if bottom - self.top > 500.0 { 22.0 } else { 6.0 }
     }
 }
 
-/// Achieved rate over declared rate per task.
+/// Ratio of achieved to declared rate per task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RatePlot {
     /// Text for screen readers.
     pub title: String,
     /// Names of the series.
     pub series: Vec<String>,
-    /// One entry per task.
+    /// Rows from top to bottom, one per task.
     pub rows: Vec<RateRow>,
     /// Share below which the rate counts as not kept, 0 to 1.
     pub limit: f64,
 }
 
-/// One task's rates.
+/// Rates of one task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateRow {
     /// Name of the task.
     pub name: String,
-    /// One bar per run.
+    /// Bars from top to bottom, one per run.
     pub bars: Vec<RateBar>,
 }
 
-/// One run's rate.
+/// Rates of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateBar {
     /// Index of the series.
@@ -167,7 +168,7 @@ pub struct RateBar {
     pub declared: f64,
 }
 
-/// Draws kept rates as bars against the limit.
+/// Draws kept rates as bars with a line at the limit.
 #[must_use]
 pub fn svg_rate(plot: &RatePlot, width: f64) -> Svg {
     let mut c = Canvas::default();

@@ -3,13 +3,13 @@
 /// A tick of a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tick {
-    /// The value it marks.
+    /// Value at the tick.
     pub value: f64,
     /// Whether there is room for its number.
     pub labelled: bool,
 }
 
-/// How values are spread over an axis.
+/// Distribution of values over an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     /// Equal distances for equal differences.
@@ -44,7 +44,7 @@ impl Scale {
         if !lo.is_finite() {
             (lo, hi) = (1.0, 10.0);
         }
-        // A hair inside, so that a value that is itself a 1, 2 or 5 does not sit on the frame.
+        // Slightly widened, so that a value that is itself a 1, 2 or 5 is not on the frame.
         let (lo, mut hi) = (step_below(lo * 0.999), step_above(hi * 1.001));
         if hi / lo < 10.0 {
             hi = lo * 10.0;
@@ -61,7 +61,7 @@ impl Scale {
         Self { spread: Spread::Linear, lo: 0.0, hi: (hi / step - 1e-9).ceil() * step, from, to }
     }
 
-    /// A scale over exactly these ends; they are put in order and kept apart.
+    /// A scale with exactly these ends; sorted, and kept apart when equal.
     #[must_use]
     pub fn exact(spread: Spread, a: f64, b: f64, from: f64, to: f64) -> Self {
         let floor = if spread == Spread::Log { f64::MIN_POSITIVE } else { f64::MIN };
@@ -71,13 +71,13 @@ impl Scale {
         Self { spread, lo, hi, from, to }
     }
 
-    /// The ends of the scale.
+    /// Lowest and highest value of the scale.
     #[must_use]
     pub fn ends(&self) -> (f64, f64) {
         (self.lo, self.hi)
     }
 
-    /// The coordinate of a value; of the low end for a value that is not a number.
+    /// Coordinate of a value; of the low end for NaN.
     #[must_use]
     pub fn at(&self, v: f64) -> f64 {
         let v = if v.is_nan() { self.lo } else { v.clamp(self.lo, self.hi) };

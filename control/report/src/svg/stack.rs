@@ -1,4 +1,4 @@
-//! Stacked bars: where predicted time goes.
+//! Plot of stacked bars: terms of the predicted latency.
 
 use rtvirtio_units::Nanos;
 
@@ -8,38 +8,38 @@ use super::rows::Frame;
 use super::{NARROW, Scale};
 use crate::num;
 
-/// Parts of a whole per task.
+/// Parts of a total per task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackPlot {
     /// Text for screen readers.
     pub title: String,
     /// Names of the parts; pale parts are the guest's.
     pub parts: Vec<(String, bool)>,
-    /// One entry per task.
+    /// Rows from top to bottom, one per task.
     pub rows: Vec<StackRow>,
 }
 
-/// One task.
+/// Stacked bar of one task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackRow {
     /// Name of the task.
     pub name: String,
-    /// Its parts from left to right.
+    /// Segments from left to right.
     pub segments: Vec<Segment>,
-    /// The whole as it is to be shown.
+    /// Total as shown next to the bar.
     pub whole: Nanos,
 }
 
-/// One part.
+/// One part of a stacked bar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Segment {
     /// Index into [`StackPlot::parts`].
     pub part: usize,
-    /// Its size.
+    /// Length of the segment, as time.
     pub value: Nanos,
 }
 
-/// Draws stacked bars on a linear axis from zero: only there are lengths shares.
+/// Draws stacked bars on a linear axis from zero, where lengths are proportional to shares.
 #[must_use]
 pub fn svg_stack(plot: &StackPlot, width: f64) -> Svg {
     let mut c = Canvas::default();

@@ -1,4 +1,4 @@
-//! Bars of times, several to a row, with a reference and a limit.
+//! Plot of times as bars, several to a row, with a reference and a limit.
 
 use super::canvas::{Anchor, Canvas, Svg};
 use super::legend::{Key, fills};
@@ -20,25 +20,25 @@ pub struct TimePlot {
     pub limit: f64,
 }
 
-/// One row.
+/// A named group of bars.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeRow {
-    /// Its name.
+    /// Label of the row.
     pub name: String,
-    /// Its bars.
+    /// Bars of the row, from top to bottom.
     pub bars: Vec<TimeBar>,
 }
 
-/// One bar.
+/// Time of one series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeBar {
     /// Index of the series.
     pub series: usize,
-    /// Its length, in s.
+    /// Length of the bar, in s.
     pub seconds: f64,
-    /// Whether it is a failure: its text is an X.
+    /// Whether the time is a failure: its text is an X.
     pub failed: bool,
-    /// What is shown under the pointer after the time.
+    /// Tooltip after the time.
     pub note: String,
 }
 
@@ -76,7 +76,7 @@ fn one(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &TimePlot, bar: &TimeBar,
     c.titled(&format!("{name}: {text}, {}", bar.note), |c| {
         let class = format!("fill s{}", bar.series % super::SERIES);
         let end = scale.at(seconds.min(plot.limit));
-        // A time of nothing is still there to be pointed at.
+        // A time of 0 still gets a pixel, so that its title can be shown.
         c.rect((f.left, y - 6.0), ((end - f.left).max(1.0), 12.0), &class);
     });
     let class = if bar.failed { "bad" } else { "" };

@@ -1,4 +1,4 @@
-//! Curves over two axes.
+//! Plot of curves over two axes.
 
 use super::canvas::{Anchor, Canvas, Svg, text_width};
 use super::legend::{Key, legend};
@@ -11,45 +11,45 @@ pub struct XyPlot {
     pub title: String,
     /// A short heading in the panel; may be empty.
     pub heading: String,
-    /// The horizontal axis.
+    /// Horizontal axis of the panel.
     pub x: Axis,
-    /// The vertical axis.
+    /// Vertical axis of the panel.
     pub y: Axis,
-    /// The curves.
+    /// Curves, drawn in this order.
     pub series: Vec<Series>,
-    /// A horizontal line, such as a target: its value and name.
+    /// Horizontal lines, such as targets: value and name.
     pub limits: Vec<(f64, String)>,
-    /// Whether the panel carries its own legend.
+    /// Whether the panel has its own legend.
     pub legend: bool,
     /// Height of the data area in CSS pixels.
     pub height: f64,
 }
 
-/// One axis.
+/// Label, scale and ticks of an axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// Quantity with unit.
+    /// Quantity and unit of the values.
     pub label: String,
-    /// How values are spread.
+    /// Linear or logarithmic scale.
     pub spread: Spread,
-    /// Its ends; from the data when `None`.
+    /// Ends of the axis; from the data when `None`.
     pub ends: Option<(f64, f64)>,
-    /// Ticks with their labels instead of computed ones.
+    /// Ticks with their labels; computed when `None`.
     pub marks: Option<Vec<(f64, String)>>,
-    /// Text of a computed tick.
+    /// Formats the value of a computed tick.
     pub format: fn(f64) -> String,
 }
 
-/// One curve.
+/// A named curve with its points.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// Its name.
+    /// Name in the legend.
     pub name: String,
-    /// Index of colour and mark.
+    /// Index of its colour and mark.
     pub index: usize,
     /// Dashed and with small marks: the second measure of a series whose first is solid.
     pub dashed: bool,
-    /// Points by rising x, each with the text shown under the pointer.
+    /// Points by rising x, each with the text of its tooltip.
     pub points: Vec<(f64, f64, String)>,
 }
 
@@ -154,8 +154,7 @@ fn curve(c: &mut Canvas, s: &Series, x: &Scale, y: &Scale) {
     }
 }
 
-/// The mark of a series alone, for a legend in HTML. It has no text alternative: its name must
-/// stand next to it.
+/// Mark of a series, for a legend in HTML. It has no text alternative: the name must be next to it.
 #[must_use]
 pub fn svg_key(series: usize) -> String {
     let mut c = Canvas::default();

@@ -9,7 +9,7 @@ use rtvirtio_units::Nanos;
 use super::{Cell, Column, Paint, Style, Table};
 use crate::terminal;
 
-/// VMs and tasks that are promised nothing, and why.
+/// VMs and tasks without a promise, with the reasons.
 #[must_use]
 pub fn domain_refusals(plan: &DomainPlan, style: &Style) -> String {
     let ascii = style.ascii;
@@ -80,7 +80,7 @@ fn network_plan(plan: &NetworkPlan, style: &Style) -> String {
     out
 }
 
-/// The paths, part by part with their sums.
+/// The plans of paths, part by part with their sums.
 fn path_plans(plan: &DomainPlan, style: &Style) -> String {
     if plan.paths.is_empty() {
         return String::new();

@@ -9,13 +9,13 @@ use super::plan::upper;
 use super::{Paint, Style};
 use crate::{num, words};
 
-/// Share of a prediction from which on a term's statistic is named.
+/// Share of a prediction from which on a term's statistic is shown.
 const WORTH_NAMING: f64 = 0.1;
 
-/// Columns of the longest bar.
+/// Length of the longest bar, in columns.
 const BAR: usize = 40;
 
-/// What the terms' names stand for, in the order in which a request meets them.
+/// Meaning of the terms' names, in the order in which a request meets them.
 const LEGEND: [(&str, &str); 11] = [
     ("virtualization", "guest kernel and VMM"),
     ("other-tasks", "requests of the VM's other tasks, inside the guest"),
@@ -30,12 +30,12 @@ const LEGEND: [(&str, &str); 11] = [
     ("backlog", "what piles up because the declared rate is not kept"),
 ];
 
-/// Name of the term that is assumed where no guest was measured.
+/// Name of the term that is assumed when no guest was measured.
 const VIRTUALIZATION: &str = "virtualization";
 
-/// Predictions with their terms: where the time of each task is expected to go. Tasks with the same
-/// terms share them; terms of no time are left out. Without a guest in the profile
-/// (`guest_measured`) the guest's own part is an assumption, and marked as one.
+/// Predictions with their terms. Tasks with equal terms share a block; terms of 0 are left out.
+/// Without a guest in the profile (`guest_measured`) the guest's part is an assumption, and marked
+/// as one.
 ///
 /// The bars of one task are shares of its own predicted latency.
 #[must_use]
@@ -50,7 +50,7 @@ pub fn forecast(tasks: &[TaskOutlook], guest_measured: bool, style: &Style) -> S
     };
     let names = tasks.iter().flat_map(|t| &t.forecast.terms).filter(shown).map(|t| label(t).width());
     let name_width = names.max().unwrap_or(0).min(24);
-    // Of tasks that look the same: the blocks in the order of their first task.
+    // Groups tasks with equal blocks, in the order of their first task.
     let mut blocks: Vec<(String, Vec<&TaskOutlook>)> = Vec::new();
     for t in tasks {
         let terms = terms(&t.forecast, name_width, &label, style);
@@ -69,10 +69,10 @@ pub fn forecast(tasks: &[TaskOutlook], guest_measured: bool, style: &Style) -> S
     out
 }
 
-/// A part of a head, and how it is painted.
+/// Part of a heading, and its colour.
 type Part = (String, Option<Paint>);
 
-/// The tasks of a block; those about which the same is to be said share a line.
+/// Headings of a block; tasks with equal parts share a line.
 fn heads(tasks: &[&TaskOutlook], style: &Style) -> String {
     let mut heads: Vec<(Vec<Part>, Vec<String>)> = Vec::new();
     for t in tasks {
@@ -102,7 +102,7 @@ fn parts(t: &TaskOutlook) -> Vec<Part> {
     parts
 }
 
-/// Names and parts on one line where they fit, else the names on lines of their own.
+/// Names and parts on one line where they fit, else the names on separate lines.
 fn head(names: &str, parts: &[Part], style: &Style) -> String {
     let plain: Vec<&str> = parts.iter().map(|p| p.0.as_str()).collect();
     let painted: Vec<String> = parts
@@ -128,7 +128,7 @@ fn terms(f: &Forecast, name_width: usize, label: &dyn Fn(&Term) -> String, style
             num::latency(t.latency_ns, ""),
             num::percent(share),
         );
-        // Of small terms it matters to none.
+        // The statistic of a small term is not shown.
         if let Some(statistic) = t.statistic.as_ref().filter(|_| share >= WORTH_NAMING) {
             out.push_str(&style.wrap(&format!("({})", style.clean(statistic)), 9));
         }
@@ -137,7 +137,7 @@ fn terms(f: &Forecast, name_width: usize, label: &dyn Fn(&Term) -> String, style
     f.terms.iter().filter(|t| t.latency_ns.0 > 0).map(line).collect()
 }
 
-/// What the shown names stand for, and what kind of numbers these are.
+/// Meaning of the shown terms, and the kind of the numbers.
 fn legend(tasks: &[TaskOutlook], guest_measured: bool, style: &Style) -> String {
     let shown = |name: &str| {
         tasks.iter().flat_map(|t| &t.forecast.terms).any(|t| t.name == name && t.latency_ns.0 > 0)

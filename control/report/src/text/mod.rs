@@ -1,7 +1,7 @@
 //! Tables and bars for a terminal.
 //!
-//! Verdicts are always words; colour only underlines them, and only when the caller asks. Lines
-//! keep to [`Style::width`] columns by shortening names in their middle; numbers are never cut.
+//! Verdicts are always words; colour only emphasises them, and only on request. Lines keep to
+//! [`Style::width`] columns by shortening names in their middle; numbers are never cut.
 
 mod domain;
 mod forecast;
@@ -19,14 +19,14 @@ pub use table::{Align, Cell, Column, Table};
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// How text is to be drawn.
+/// Colour, character set and width of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// ANSI colours. The caller knows whether the output is a terminal and what `NO_COLOR` says.
+    /// ANSI colours, chosen by the caller from the terminal and `NO_COLOR`.
     pub colour: bool,
-    /// Only ASCII, for terminals and logs that cannot show more.
+    /// Only ASCII characters, for terminals and logs without Unicode.
     pub ascii: bool,
-    /// Columns that a line may take.
+    /// Columns of a line.
     pub width: usize,
 }
 
@@ -40,18 +40,18 @@ impl Default for Style {
 /// Colour of a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paint {
-    /// Good: green.
+    /// Green, for `met` and the like.
     Good,
-    /// Bad: bold red.
+    /// Bold red, for failures.
     Bad,
-    /// Open: yellow.
+    /// Yellow, for undecided results.
     Open,
-    /// A heading: bold.
+    /// Bold, for headings.
     Strong,
 }
 
 impl Style {
-    /// The text in the colour of `paint` if colours were asked for.
+    /// Text in the colour of `paint`, if colours are enabled.
     #[must_use]
     pub fn paint(&self, text: &str, paint: Paint) -> String {
         if !self.colour || text.is_empty() {
@@ -66,12 +66,12 @@ impl Style {
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
-    /// Foreign text without anything that could act on the terminal.
+    /// Foreign text without characters that control the terminal.
     pub(crate) fn clean(&self, s: &str) -> String {
         rtvirtio_text::terminal(s, self.ascii)
     }
 
-    /// Bold text, cleaned, on as many lines as it needs.
+    /// Bold text, cleaned and wrapped.
     pub(crate) fn heading(&self, s: &str) -> String {
         self.wrap(s, 0).lines().map(|l| format!("{}\n", self.paint(l, Paint::Strong))).collect()
     }
@@ -92,8 +92,7 @@ impl Style {
         out + &" ".repeat(pad)
     }
 
-    /// Words of `text` on as many lines as needed, each with `indent` spaces before it and a
-    /// newline after it.
+    /// Wraps `text` into lines, each with `indent` spaces before it and a newline after it.
     pub fn wrap(&self, text: &str, indent: usize) -> String {
         let room = self.width.saturating_sub(indent).max(20);
         let (mut out, mut line) = (String::new(), String::new());
@@ -113,8 +112,8 @@ impl Style {
         out
     }
 
-    /// The text cut in its middle to at most `room` columns. Names that share a prefix differ at
-    /// their end, and the other way round, so both ends are kept.
+    /// Text shortened in its middle to at most `room` columns. Both ends are kept: names with a
+    /// common prefix differ at their end, and vice versa.
     pub(crate) fn shorten(&self, s: &str, room: usize) -> String {
         if s.width() <= room {
             return s.to_owned();

@@ -1,4 +1,4 @@
-//! Plans and forecasts.
+//! Text of plans and forecasts.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use rtvirtio_units::Nanos;
 use super::{Cell, Column, Paint, Style, Table};
 use crate::{num, words};
 
-/// "below 12ms in 99% of runs of 8s".
+/// Bound in words: "below 12ms in 99% of runs of 8s".
 pub(super) fn upper(u: &Upper) -> String {
     let basis = match u.basis {
         UpperBasis::Regime | UpperBasis::Pooled | UpperBasis::Guests => String::new(),
@@ -23,7 +23,7 @@ pub(super) fn upper(u: &Upper) -> String {
     )
 }
 
-/// The inputs outside of the learned range, as text.
+/// Inputs outside of the learned range, in words.
 fn outside(u: &Upper) -> String {
     let what = u.outside.join(", ");
     if what.is_empty() {
@@ -33,14 +33,14 @@ fn outside(u: &Upper) -> String {
     }
 }
 
-/// " of 8s", where it is known.
+/// Length of the runs, such as " of 8s"; empty where unknown.
 fn of_length(u: &Upper) -> String {
     if u.run_s > 0.0 { format!(" of {}", Nanos::from_secs_f64(u.run_s)) } else { String::new() }
 }
 
-/// A plan: its settings in order, then what is expected of each task, then what does not fit.
+/// Text of a plan: settings in order, then the forecast of each task, then the conflicts.
 ///
-/// `old` holds the values that are in force now, as read from the kernel, where they are known.
+/// `old` holds the current values, as read from the kernel, where they are known.
 #[must_use]
 pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
     let verdict = if plan.feasible {
@@ -140,8 +140,8 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 
 /// The meaning of "at most", and where it is extrapolated.
 fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
-    // Bounds of guests may have less confidence than those of processes: what is said of all is
-    // what holds of all.
+    // Bounds of guests may have less confidence than those of processes: the lowest is shown, which
+    // holds for all.
     let uppers = tasks.iter().filter_map(|t| t.forecast.upper.as_ref());
     let Some(first) = uppers.min_by(|a, b| a.confidence.0.total_cmp(&b.confidence.0)) else {
         return String::new();
@@ -160,7 +160,7 @@ fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
     } else if first.basis == UpperBasis::Guests {
         note.push_str("; in guests these tails hold the host's own stalls");
     }
-    // Tasks are often outside in the same way: one remark for all of them.
+    // Tasks are often outside in the same way: such tasks share a remark.
     let mut guessed: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for t in tasks {
         let upper = t.forecast.upper.as_ref().filter(|u| u.basis == UpperBasis::Extrapolated);

@@ -1,11 +1,11 @@
-//! A device's profile.
+//! Text of a device's profile.
 
 use rtvirtio_model::{DepthPoint, Profile};
 
 use super::{Column, Paint, Style, Table};
 use crate::num;
 
-/// Throughput and latency by depth, what BFQ costs, the VM's share, and every doubt.
+/// Throughput and latency by depth, the cost of BFQ, the VM's share, and every doubt.
 #[must_use]
 pub fn profile(p: &Profile, style: &Style) -> String {
     let mut out = style.heading(&format!("profile of {} ({}, {} requests)", p.device, p.size, p.block));

@@ -1,4 +1,4 @@
-//! Measured runs, one by one and side by side.
+//! Text of measured runs, single and compared.
 
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::{Iops, Nanos};
@@ -8,7 +8,7 @@ use crate::summary::{self, tail_is_max, tally};
 use crate::{num, words};
 use rtvirtio_planner::scheme_name;
 
-/// All runs of a result file with the facts one needs to read them.
+/// All runs of a result file, with the facts about host and device.
 #[must_use]
 pub fn results(file: &ResultFile, style: &Style) -> String {
     let host = &file.host;
@@ -32,7 +32,7 @@ pub fn results(file: &ResultFile, style: &Style) -> String {
     out
 }
 
-/// One run: a table, its footnotes, and the reasons for every verdict that is not `met`.
+/// Text of a run: a table, its footnotes, and the reason of every verdict that is not `met`.
 #[must_use]
 pub fn run(run: &Run, style: &Style) -> String {
     if run.tasks.is_empty() {
@@ -51,7 +51,7 @@ pub fn run(run: &Run, style: &Style) -> String {
         Column::number("predicted"),
         Column::word("verdict"),
     ];
-    // Where the other columns do not show it.
+    // Shown where no other column has the target's percentile.
     let at_target = run.tasks.iter().any(has_own_percentile);
     if at_target {
         columns.insert(3, Column::number("at target"));
@@ -92,7 +92,7 @@ pub fn run(run: &Run, style: &Style) -> String {
     out
 }
 
-/// What the numbers of flows are, and how they were run.
+/// Meaning of the latencies of flows, with the peer and loss of each.
 fn flows(tasks: &[TaskResult], style: &Style) -> String {
     let mut out = String::new();
     for (t, facts) in tasks.iter().filter_map(|t| t.flow.as_ref().map(|facts| (t, facts))) {
@@ -110,13 +110,13 @@ fn flows(tasks: &[TaskResult], style: &Style) -> String {
     out
 }
 
-/// Whether the target is about a percentile that no column shows.
+/// Whether the target's percentile is in no other column.
 fn has_own_percentile(t: &TaskResult) -> bool {
     let shown = [50.0, 99.0, 99.99].iter().any(|p| (t.percentile.0 - p).abs() < 1e-9);
     t.at_target_ns.is_some() && !shown
 }
 
-/// An estimate of p99.99 where it is not known.
+/// Estimates of p99.99 where the samples are too few to measure it.
 fn estimates(tasks: &[TaskResult], style: &Style) -> String {
     let mut out = String::new();
     for (t, e) in tasks.iter().filter_map(|t| t.tail.as_ref().map(|e| (t, e))) {
@@ -144,7 +144,7 @@ fn estimates(tasks: &[TaskResult], style: &Style) -> String {
     out
 }
 
-/// Two runs side by side, matched by VM and task: typically the default before and the plan after.
+/// Two runs side by side, matched by VM and task: typically the defaults and a plan.
 #[must_use]
 pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
     let runs = [before.clone(), after.clone()];
@@ -190,7 +190,7 @@ pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
     out
 }
 
-/// What changed between two runs of the same tasks, on one line: the largest p99 and p99.99 of any
+/// One line with the changes between two runs of the same tasks: the largest p99 and p99.99 of any
 /// task, then the verdicts.
 #[must_use]
 pub fn before_after(before: &Run, after: &Run, style: &Style) -> String {
@@ -220,13 +220,13 @@ pub fn before_after(before: &Run, after: &Run, style: &Style) -> String {
     style.wrap(&line, 0)
 }
 
-/// The target; its percentile too when it is not p99.99.
+/// Target of a task, with its percentile when that is not p99.99.
 fn target(t: &TaskResult) -> String {
     t.target_ns.map_or_else(|| "-".to_owned(), |l| words::target(t.percentile, l, ""))
 }
 
-/// p99.99, with a mark when it is the maximum. With `marks`, room for the mark is kept where there
-/// is none, so that the digits of a column stay below each other.
+/// p99.99, with a mark when it is the maximum. With `marks`, values without one are padded, so that
+/// the digits of a column are aligned.
 fn tail(t: &TaskResult, marks: bool) -> String {
     let mark = match t.n {
         0 => return if marks { "- " } else { "-" }.to_owned(),
@@ -237,7 +237,7 @@ fn tail(t: &TaskResult, marks: bool) -> String {
     format!("{}{mark}", num::latency(t.p9999_ns, ""))
 }
 
-/// Whether any tail needs a mark.
+/// Whether any p99.99 needs a mark.
 fn any_mark(tasks: &[TaskResult]) -> bool {
     tasks.iter().any(|t| t.n > 0 && tail_is_max(t))
 }
@@ -265,7 +265,7 @@ fn paint(v: Verdict) -> Paint {
     }
 }
 
-/// Explains the `*` with the sample counts it stands for.
+/// Footnote for the mark `*`, with the sample counts.
 fn footnote(tasks: &[TaskResult], style: &Style) -> String {
     let few = tasks.iter().filter(|t| t.n > 0 && tail_is_max(t));
     let Some((lo, hi)) = few
@@ -281,8 +281,7 @@ fn footnote(tasks: &[TaskResult], style: &Style) -> String {
     )
 }
 
-/// The reasons of all verdicts that are not `met`; tasks that share a verdict and its reason share
-/// the line.
+/// Reasons of all verdicts that are not `met`; tasks with the same verdict and reason share a line.
 fn reasons(run: &Run, style: &Style) -> String {
     let mut groups: Vec<(&str, String, Vec<String>)> = Vec::new();
     for t in run.tasks.iter().filter(|t| matches!(t.verdict, Some(Verdict::Missed | Verdict::Unproven))) {
@@ -302,7 +301,7 @@ fn reasons(run: &Run, style: &Style) -> String {
     out
 }
 
-/// `vm/task`, with the percentile where the task has several targets.
+/// Name as `vm/task`, with the percentile where the task has several targets.
 fn named(t: &TaskResult, run: &Run) -> String {
     let of_task = run.tasks.iter().filter(|o| (&o.vm, &o.task) == (&t.vm, &t.task)).count();
     let at = if of_task > 1 { format!(" {}", t.percentile) } else { String::new() };

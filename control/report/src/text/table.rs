@@ -1,24 +1,24 @@
-//! Aligned columns.
+//! Tables with aligned columns.
 
 use unicode_width::UnicodeWidthStr;
 
 use super::{Paint, Style};
 
-/// Space between columns.
+/// Spaces between two columns.
 const GAP: usize = 2;
-/// Names are not cut below this many columns.
+/// Least width of names that are cut, in columns.
 const NAME_MIN: usize = 6;
 
-/// Which side the text of a column leans on.
+/// Alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// Left, for text.
     Left,
-    /// Numbers.
+    /// Right, for numbers.
     Right,
 }
 
-/// Heading and behaviour of a column.
+/// Heading and alignment of a column.
 #[derive(Clone, Debug)]
 pub struct Column {
     title: String,
@@ -26,7 +26,7 @@ pub struct Column {
     name: bool,
 }
 
-/// One field of a row.
+/// Text and colour of one field.
 #[derive(Clone, Debug)]
 pub struct Cell {
     text: String,
@@ -88,7 +88,7 @@ impl Table {
         Self { columns, groups: Vec::new(), rows: Vec::new() }
     }
 
-    /// Headings above the headings: each over this many columns, from the left.
+    /// Adds headings above the headings: each over this many columns, from the left.
     #[must_use]
     pub fn grouped(mut self, groups: Vec<(usize, String)>) -> Self {
         self.groups = groups;
@@ -101,7 +101,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The table as lines, each with a newline and without trailing spaces.
+    /// Lines of the table, each with a newline and without trailing spaces.
     #[must_use]
     pub fn draw(&self, style: &Style) -> String {
         let rows: Vec<Vec<(String, Option<Paint>)>> =
@@ -122,8 +122,8 @@ impl Table {
         out
     }
 
-    /// Natural widths, then names shortened from the widest until the table fits or no name can
-    /// give more.
+    /// Natural widths, then names shortened from the widest until the table fits or all names have
+    /// their least width.
     fn widths(&self, rows: &[Vec<(String, Option<Paint>)>], room: usize) -> Vec<usize> {
         let mut widths: Vec<usize> = self.columns.iter().map(|c| c.title.width()).collect();
         for row in rows {
@@ -131,7 +131,7 @@ impl Table {
                 *w = (*w).max(text.width());
             }
         }
-        // Safe: an empty table has no gaps.
+        // Saturating, because an empty table has no gaps.
         let gaps = GAP * widths.len().saturating_sub(1);
         while widths.iter().sum::<usize>() + gaps > room {
             let widest = (0..widths.len())
