@@ -1,4 +1,4 @@
-//! From a target to a regulator: how much neighbours may move so that a victim keeps its
+//! Chooses a regulator for a target: the largest rate of the neighbours at which a victim keeps its
 //! (alpha, Delta).
 
 use serde::{Deserialize, Serialize};
@@ -8,13 +8,13 @@ use crate::curve::{Arrival, Service};
 /// A victim's measured service while its neighbours are limited to `rate`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// The neighbours' rate, per second.
+    /// Rate of the neighbours, per second.
     pub rate: f64,
-    /// What the victim gets.
+    /// Service that the victim gets.
     pub service: Service,
 }
 
-/// What a victim must get.
+/// Service that a victim must get.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceTarget {
     /// alpha at least this, per second.
@@ -24,61 +24,61 @@ pub struct ServiceTarget {
 }
 
 impl ServiceTarget {
-    /// Whether a service meets it.
+    /// Whether a service meets the target.
     #[must_use]
     pub fn is_met(&self, service: &Service) -> bool {
         service.alpha >= self.alpha && service.delta <= self.delta
     }
 }
 
-/// The rate for the neighbours.
+/// Rate for the neighbours, with the resulting service of the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Choice {
     /// Rate, burst and peak.
     pub arrival: Arrival,
-    /// What the victim gets by the measured curve.
+    /// Service of the victim by the measured curve.
     pub expected: Service,
-    /// What it gets in the worst case by network calculus: the target holds for it too.
+    /// Service of the victim in the worst case by network calculus: the target holds for it too.
     pub bound: Service,
 }
 
-/// Why nothing can be chosen.
+/// Reasons why nothing can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChooseError {
     /// Fewer than two points.
     #[error("a curve needs at least two measured rates, and has {points}: measure more")]
     TooFew {
-        /// How many there are.
+        /// Number of points given.
         points: usize,
     },
-    /// The victim was not measured by itself.
+    /// No run without a neighbour was measured.
     #[error("the victim was not measured without a neighbour: measure it so too")]
     NotAlone,
-    /// Not even at the smallest rate that was measured.
+    /// The target does not hold even at the smallest measured rate.
     #[error(
         "at the smallest measured rate of its neighbours the victim gets alpha {:.1}/s and Delta {:.2} ms: measure smaller rates, or ask for less",
         best.alpha, best.delta * 1e3
     )]
     OutOfReach {
-        /// What it gets there.
+        /// Service at that rate.
         best: Service,
     },
-    /// By the measured curve, but not in the worst case.
+    /// The target holds by the measured curve, but not in the worst case.
     #[error(
         "with its neighbours at {rate:.1}/s network calculus leaves the victim alpha {:.1}/s and Delta {:.2} ms: ask for less",
         best.alpha, best.delta * 1e3
     )]
     BeyondBound {
-        /// The smallest rate that was measured.
+        /// Smallest measured rate.
         rate: f64,
-        /// What is left there; an alpha of 0 where nothing is.
+        /// Worst-case service at that rate; an alpha of 0 where nothing is left.
         best: Service,
     },
 }
 
 /// A victim's service over the rate of its neighbours: alpha falls and Delta rises. Where a
-/// measurement says otherwise, the worse of it and those at smaller rates counts.
+/// measurement contradicts that, the worst value at this and smaller rates is used.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve {
     points: Vec<CurvePoint>,
@@ -107,8 +107,8 @@ impl Curve {
         Ok(Self { points })
     }
 
-    /// The service at a rate, on the line between its measured neighbours; `None` above the largest
-    /// measured rate. Below the smallest one its values count.
+    /// Service at a rate, interpolated linearly; `None` above the largest measured rate. Below the
+    /// smallest rate its values are used.
     #[must_use]
     pub fn at(&self, rate: f64) -> Option<Service> {
         let after = self.points.partition_point(|p| p.rate < rate);
@@ -124,13 +124,13 @@ impl Curve {
         })
     }
 
-    /// The largest measured rate.
+    /// Largest measured rate.
     #[must_use]
     pub fn largest(&self) -> f64 {
         self.points[self.points.len() - 1].rate
     }
 
-    /// The largest rate at which the target holds by the curve.
+    /// Largest rate at which the target holds by the curve.
     ///
     /// # Errors
     /// [`ChooseError::OutOfReach`].
@@ -140,7 +140,7 @@ impl Curve {
         };
         let low = &self.points[last];
         let Some(high) = self.points.get(last + 1) else { return Ok(low.rate) };
-        // Where the line of alpha, or that of Delta, crosses the target.
+        // Point of a segment where alpha, or Delta, crosses the target.
         let share = |from: f64, to: f64, limit: f64| {
             if (to - from).abs() <= f64::EPSILON * from.abs() {
                 1.0
@@ -165,12 +165,12 @@ impl Curve {
 /// Chooses the neighbours' regulator: the largest rate at which the target holds both by the curve
 /// and in the worst case.
 ///
-/// `arrival` gives the regulator of a rate, with the burst that it will have; `left` gives what
-/// network calculus leaves of the shared service by it, such as by [`Service::fifo_left_by`]. Both
-/// of what is left may only get worse with the rate.
+/// `arrival` gives the arrival curve of a regulator at a rate; `left` gives the service that
+/// network calculus leaves to the victim, such as by [`Service::fifo_left_by`]. The service left
+/// must not improve with the rate.
 ///
 /// # Errors
-/// As [`Curve::largest_rate`], and [`ChooseError::BeyondBound`].
+/// As of [`Curve::largest_rate`], and [`ChooseError::BeyondBound`].
 pub fn choose(
     curve: &Curve,
     target: &ServiceTarget,
@@ -184,19 +184,19 @@ pub fn choose(
         let best = left(&arrival(low)).unwrap_or(nothing);
         ChooseError::BeyondBound { rate: low, best }
     })?;
-    // It is within the measured rates.
+    // `low` is within the measured rates.
     let expected = curve.at(low).unwrap_or(curve.points[0].service);
     Ok(Choice { arrival: arrival(low), expected, bound })
 }
 
-/// The largest value of a range for which something holds that holds for every smaller one too, and
-/// what it gives there; `None` when it does not hold for the smallest.
+/// Largest value of a range at which `holds`, with its result, found by bisection: `holds` must be
+/// monotonic. `None` when it does not hold at `low`.
 pub fn largest_that_holds<T>(low: f64, high: f64, holds: impl Fn(f64) -> Option<T>) -> Option<(f64, T)> {
     if let Some(all) = holds(high) {
         return Some((high, all));
     }
     let (mut low, mut high, mut found) = (low, high, holds(low)?);
-    // Half of the remaining range each time: far below one per second at the end.
+    // Halves the remaining range each time: far below one per second at the end.
     for _ in 0..64 {
         let middle = low + (high - low) / 2.0;
         match holds(middle) {

@@ -1,4 +1,4 @@
-//! Network calculus: arrival curves and the service that they leave.
+//! Network calculus: arrival curves, service, and the service left by other traffic.
 //!
 //! Sources: RFC 2215 (TSPEC); Le Boudec and Thiran, Network Calculus (2001): delay and backlog
 //! (theorems 1.4.1 and 1.4.2), service left by other traffic (theorem 6.2.1); (alpha, Delta): Mok,
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 /// At most `min(peak t + piece, rate t + burst)` in any interval of t seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Arrival {
-    /// Per second in the long run.
+    /// Long-run rate, per second.
     pub rate: f64,
-    /// Beyond the rate.
+    /// Amount beyond the rate that may come at once.
     pub burst: f64,
-    /// Peak per second, and what may go at once under it.
+    /// Peak per second, and the amount that may come at once under it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak: Option<(f64, f64)>,
 }
 
 impl Arrival {
-    /// Most in an interval of `t` seconds.
+    /// Largest amount in an interval of `t` seconds.
     #[must_use]
     pub fn at(&self, t: f64) -> f64 {
         let long = self.rate * t + self.burst;
         self.peak.map_or(long, |(peak, piece)| long.min(peak * t + piece))
     }
 
-    /// Where the burst is used up and the rate takes over from the peak, in seconds.
+    /// Time at which the rate limits instead of the peak, in seconds.
     fn bend(&self) -> f64 {
         match self.peak {
             Some((peak, piece)) if peak > self.rate => ((self.burst - piece) / (peak - self.rate)).max(0.0),
@@ -34,8 +34,8 @@ impl Arrival {
         }
     }
 
-    /// Longest time for which a token bucket of this curve holds back traffic with this burst and
-    /// no higher rate, in seconds: the largest horizontal distance of the curves,
+    /// Longest time for which a token bucket of this curve delays traffic with this burst and no
+    /// higher rate, in seconds: the largest horizontal distance of the curves,
     /// `(burst - b) / rate` and `(burst - piece) / peak` (Le Boudec and Thiran, section 1.5).
     #[must_use]
     pub fn holds_back(&self, burst: f64) -> f64 {
@@ -44,15 +44,15 @@ impl Arrival {
         long.max(short).max(0.0)
     }
 
-    /// The most by which this curve exceeds `other` in any interval; `None` when that grows without
-    /// end.
+    /// Largest excess of this curve over `other` in any interval; `None` when it grows without
+    /// bound.
     ///
     /// Both are concave and piecewise linear, so the difference is largest where one of them bends,
     /// or at 0.
     #[must_use]
     pub fn excess_over(&self, other: &Self) -> Option<f64> {
         let slope = |a: &Self| a.peak.map_or(a.rate, |(peak, _)| peak.min(a.rate));
-        // Below a part in 10^9 is arithmetic.
+        // Smaller differences are rounding errors.
         if slope(self) > slope(other) * (1.0 + 1e-9) {
             return None;
         }
@@ -61,8 +61,7 @@ impl Arrival {
     }
 }
 
-/// Service of a backlogged flow: `alpha` per second after a time without service of `delta`
-/// seconds.
+/// Service of a backlogged flow: `alpha` per second after a gap of `delta` seconds without service.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     /// alpha: long-run rate, per second.
@@ -72,7 +71,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Longest delay of traffic within `arrival`, in seconds; `None` when its rate is beyond alpha.
+    /// Longest delay of traffic within `arrival`, in seconds; `None` when its rate exceeds alpha.
     #[must_use]
     pub fn delay(&self, arrival: &Arrival) -> Option<f64> {
         if arrival.rate > self.alpha {
@@ -83,7 +82,7 @@ impl Service {
         Some(at(0.0).max(at(arrival.bend())))
     }
 
-    /// Largest backlog of traffic within `arrival`; `None` when its rate is beyond alpha.
+    /// Largest backlog of traffic within `arrival`; `None` when its rate exceeds alpha.
     #[must_use]
     pub fn backlog(&self, arrival: &Arrival) -> Option<f64> {
         if arrival.rate > self.alpha {
@@ -93,8 +92,8 @@ impl Service {
         Some(at(self.delta).max(at(arrival.bend())).max(at(0.0)))
     }
 
-    /// What neighbours within `arrival` leave of this service, whatever the order in which both are
-    /// served; `None` when they leave nothing.
+    /// Service left by neighbours within `arrival`, in any order of service; `None` when nothing is
+    /// left.
     ///
     /// `alpha (t - delta) - rate t - burst` is `(alpha - rate) (t - T)` with
     /// `T = (alpha delta + burst) / (alpha - rate)`.
@@ -104,22 +103,22 @@ impl Service {
         (left > 0.0).then(|| Self { alpha: left, delta: (self.alpha * self.delta + arrival.burst) / left })
     }
 
-    /// What neighbours within `arrival` leave to a flow that has `own` requests outstanding at all
-    /// times, where the oldest request is served first and at most `others` of the neighbours' are
-    /// outstanding; counted in requests. `None` when they leave nothing.
+    /// Service left by neighbours within `arrival` to a flow that has `own` requests outstanding at
+    /// all times, where the oldest request is served first and at most `others` of the neighbours'
+    /// are outstanding; counted in requests. `None` when nothing is left.
     ///
-    /// What is served before a request of the flow is older, so it was outstanding when that
-    /// request came: `own - 1` of the flow, and `others` of the neighbours. A regulator that holds
-    /// some of these back changes nothing of that.
+    /// Requests served before one of the flow's are older, so they were outstanding when that
+    /// request arrived: `own - 1` of the flow, and `others` of the neighbours. A regulator that
+    /// delays some of these does not change the bound.
     ///
     /// - alpha: of `own + others` served in a row `own` are the flow's, and the neighbours have no
     ///   more than their rate: `max(alpha - rate, alpha own / (own + others))`.
     /// - delta: between two completions of the flow no more than `others` of the neighbours' are
     ///   served: `delta + others / alpha`. [`Service::left_by`] counts a burst below that.
     ///
-    /// With a flow that is itself within an arrival curve this is the delay bound of first come
-    /// first served, `T + (sum of bursts) / C` (Le Boudec and Thiran, section 6.2.2), where a
-    /// closed loop's burst is at most what it has outstanding.
+    /// For a flow that is itself within an arrival curve this is the delay bound of FIFO service,
+    /// `T + (sum of bursts) / C` (Le Boudec and Thiran, section 6.2.2), where a closed loop's burst
+    /// is at most its outstanding requests.
     #[must_use]
     pub fn fifo_left_by(&self, arrival: &Arrival, own: f64, others: f64) -> Option<Self> {
         let blind = self.left_by(arrival);
@@ -130,7 +129,7 @@ impl Service {
     }
 
     /// Longest time without service that neighbours within `arrival` leave, in seconds: as
-    /// [`Service::left_by`], and shorter where their peak keeps a burst from coming at once.
+    /// [`Service::left_by`], but shorter where their peak spreads a burst.
     #[must_use]
     pub fn gap_left_by(&self, arrival: &Arrival) -> Option<f64> {
         let long = self.left_by(arrival)?.delta;
@@ -140,9 +139,9 @@ impl Service {
         Some(short.map_or(long, |short| short.min(long)))
     }
 
-    /// The service of a flow that is itself regulated: its own regulator is in front of this
-    /// service, and its queue never empties. One unit of service of `largest` is due each
-    /// `largest / rate`, and Delta is at most that and the service's own.
+    /// Service of a flow behind its own regulator with a queue that never empties. One unit of
+    /// service of `largest` is due each `largest / rate`, and Delta is at most that plus the
+    /// service's own.
     #[must_use]
     pub fn regulated(&self, own: &Arrival, largest: f64) -> Self {
         let rate = own.peak.map_or(own.rate, |(peak, _)| peak.min(own.rate));

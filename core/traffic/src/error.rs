@@ -1,57 +1,57 @@
-//! Why an actuator refuses.
+//! Errors of compiling a specification for an actuator.
 
 use crate::settings::Actuator;
 use crate::tspec::{Direction, TspecError, Unit};
 
-/// Why an actuator cannot take a specification.
+/// Reasons why an actuator cannot implement a specification.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompileError {
-    /// A number out of its range.
+    /// A number of the specification is out of its range.
     #[error(transparent)]
     Tspec(#[from] TspecError),
-    /// An actuator of disks, or of networks.
+    /// The actuator is one of disks, or of networks, and the direction is not.
     #[error("{actuator} does not regulate {}: {remedy}", direction.name())]
     Direction {
-        /// The actuator.
+        /// Actuator of the request.
         actuator: Actuator,
-        /// The direction.
+        /// Direction of the specification.
         direction: Direction,
-        /// Which one does.
+        /// Actuators that do, in words.
         remedy: &'static str,
     },
-    /// It counts only the other unit.
+    /// The actuator counts only in the other unit.
     #[error("{actuator} cannot count {}: {remedy}", match unit { Unit::Bytes => "bytes", Unit::Requests => "requests" })]
     Unit {
-        /// The actuator.
+        /// Actuator of the request.
         actuator: Actuator,
-        /// The unit of the specification.
+        /// Unit of the specification.
         unit: Unit,
-        /// What can.
+        /// Actuators or settings that can, in words.
         remedy: &'static str,
     },
-    /// A number that its field does not hold.
+    /// A number does not fit its field.
     #[error("{actuator}: {what} of {value} is out of its range of {least} to {most}: {remedy}")]
     Range {
-        /// The actuator.
+        /// Actuator of the request.
         actuator: Actuator,
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
-        /// As asked.
+        /// Value as asked, in the unit of the field.
         value: f64,
-        /// Smallest that it holds.
+        /// Smallest value of the field.
         least: f64,
-        /// Largest that it holds.
+        /// Largest value of the field.
         most: f64,
-        /// What to do.
+        /// Change of the specification that would work.
         remedy: &'static str,
     },
-    /// Something of the host that has to be known first.
+    /// A fact about the host is missing.
     #[error("{actuator}: {what}")]
     Missing {
-        /// The actuator.
+        /// Actuator of the request.
         actuator: Actuator,
-        /// What, and how it is given.
+        /// Missing fact, and how to give it.
         what: String,
     },
 }

@@ -1,14 +1,14 @@
 //! One traffic specification for every regulator.
 //!
-//! A [`Tspec`] (RFC 2215) says what one direction of a VM may move: rate, burst, peak.
-//! [`compile()`] turns it into the settings of an actuator: the I/O domain's caps, cgroups, tc,
-//! QEMU, libvirt, resctrl, QoS-400 registers. Each says what it keeps of the specification, the
-//! most by which any interval can exceed it, and how firmly it is held ([`Worth`]); what an
-//! actuator cannot express is refused with a [`CompileError`].
+//! A [`Tspec`] (RFC 2215) limits one direction of a VM's traffic: rate, burst, peak. [`compile()`]
+//! turns it into the settings of an actuator: the I/O domain's caps, cgroups, tc, QEMU, libvirt,
+//! resctrl, QoS-400 registers. The result has the values that the actuator enforces, the largest
+//! excess over the specification in any interval, and the enforcement ([`Worth`]); a specification
+//! that an actuator cannot express is refused with a [`CompileError`].
 //!
-//! [`choose()`] goes the other way: from what a victim must get to the regulator of its
-//! neighbours; [`VictimModel`] says what measured runs promise in between. [`curve`] holds the
-//! network calculus: arrival curves, and what (alpha, Delta) they leave.
+//! [`choose()`] is the inverse: from the service that a victim needs to the regulator of its
+//! neighbours; [`VictimModel`] interpolates between measured runs. [`curve`] holds the network
+//! calculus: arrival curves, and the (alpha, Delta) that they leave.
 
 mod choose;
 mod compile;

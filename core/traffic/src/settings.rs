@@ -1,4 +1,4 @@
-//! What a regulator is set to, and what it keeps.
+//! Settings of an actuator, and the limits that they enforce.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use serde::Serialize;
 use crate::curve::Arrival;
 use crate::tspec::{Direction, Tspec};
 
-/// A regulator.
+/// A mechanism that limits traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Actuator {
     /// Caps of the I/O domain.
     IoDomain,
-    /// cgroup v2 `io.max`.
+    /// Limits of cgroup v2's `io.max`.
     IoMax,
-    /// cgroup v1 `blkio.throttle.*`.
+    /// Limits of cgroup v1's `blkio.throttle.*`.
     ThrottleV1,
     /// The token bucket filter of tc.
     TcTbf,
@@ -32,7 +32,7 @@ pub enum Actuator {
 }
 
 impl Actuator {
-    /// All of them.
+    /// Actuators in the order of the command line's help.
     pub const ALL: [Self; 9] = [
         Self::IoDomain,
         Self::IoMax,
@@ -45,7 +45,7 @@ impl Actuator {
         Self::Qos400,
     ];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -68,20 +68,20 @@ impl fmt::Display for Actuator {
     }
 }
 
-/// How firmly a specification is held.
+/// Enforcement of a specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Worth {
-    /// No interval exceeds what is kept, by construction.
+    /// No interval exceeds the enforced limit, by construction.
     Guarantee,
-    /// An upper limit that is enforced, with the error that is named.
+    /// Enforced upper limit, with the stated excess.
     Cap,
-    /// Slows traffic down; nothing bounds what passes.
+    /// Slows traffic down, without a bound.
     Hint,
 }
 
 impl Worth {
-    /// Its name.
+    /// Name in texts and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -92,14 +92,14 @@ impl Worth {
     }
 }
 
-/// One number of a specification, and what becomes of it.
+/// One number of a specification, as asked and as enforced.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Part {
-    /// As asked; `None` for a peak that is not asked for.
+    /// Value as asked; `None` for a peak that is not asked for.
     pub asked: Option<f64>,
-    /// As kept; `None` when nothing limits it.
+    /// Value as enforced; `None` when nothing limits it.
     pub kept: Option<f64>,
-    /// `kept / asked - 1`.
+    /// Relative error `kept / asked - 1`; `None` without one of them.
     pub error: Option<f64>,
 }
 
@@ -110,52 +110,52 @@ impl Part {
     }
 }
 
-/// One thing to set.
+/// One value to set, by the interface that takes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Setting {
     /// A value for a kernel file.
     File {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What is written.
+        /// Text to be written.
         text: String,
     },
-    /// A command.
+    /// A command of a shell.
     Command {
-        /// Program and arguments.
+        /// Program and arguments, quoted for a shell.
         line: String,
     },
     /// A key of `iod.toml`, in the table of the VM's disk or port.
     Toml {
-        /// The line.
+        /// Key and value in TOML.
         line: String,
     },
     /// A command of QMP.
     Qmp {
-        /// The JSON object.
+        /// Command as a JSON object.
         json: String,
     },
     /// An element of libvirt's XML.
     Xml {
-        /// The element.
+        /// Element as XML text.
         text: String,
     },
-    /// A 32-bit register.
+    /// A 32-bit register, partly written.
     Register {
-        /// Its name in the manual.
+        /// Name of the register in the manual.
         name: &'static str,
-        /// Its physical address.
+        /// Physical address of the register.
         address: u64,
-        /// The word.
+        /// Word with the bits to set.
         value: u32,
-        /// Bits that are the specification's; the others keep their value.
+        /// Bits to set; the others keep their value.
         mask: u32,
     },
 }
 
 impl fmt::Display for Setting {
-    /// A line that a shell, a file or a monitor takes; a register as address and word.
+    /// Line for a shell, a file or a monitor; a register as address and word.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { path, text } => write!(f, "echo \"{text}\" >\"{path}\""),
@@ -175,28 +175,29 @@ impl fmt::Display for Setting {
 /// A specification as settings of one actuator.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compiled {
-    /// The actuator.
+    /// Actuator that the settings are for.
     pub actuator: Actuator,
-    /// The direction.
+    /// Direction of the traffic.
     pub direction: Direction,
-    /// As asked.
+    /// Specification as asked.
     pub asked: Tspec,
-    /// What to set, in order.
+    /// Settings, in the order in which they are to be made.
     pub settings: Vec<Setting>,
-    /// What the settings keep, in the unit of `asked`; `None` when nothing bounds it.
+    /// Arrival curve that the settings enforce, in the unit of `asked`; `None` when nothing bounds
+    /// it.
     pub kept: Option<Arrival>,
-    /// The rate.
+    /// Rate as asked and as enforced.
     pub rate: Part,
-    /// The burst.
+    /// Burst as asked and as enforced.
     pub burst: Part,
-    /// The peak.
+    /// Peak as asked and as enforced.
     pub peak: Part,
-    /// The most by which any interval may exceed what is asked, in its unit; `None` when nothing
-    /// bounds it.
+    /// Largest excess over what is asked in any interval, in its unit; `None` when nothing bounds
+    /// it.
     pub excess: Option<f64>,
-    /// How firmly.
+    /// Enforcement of the specification.
     pub worth: Worth,
-    /// What else to know, one sentence each.
+    /// Remarks for the user, one sentence each.
     pub notes: Vec<String>,
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::curve::Arrival;
 
-/// Largest piece of a disk's request that the I/O domain makes by default, in bytes.
+/// Default of the I/O domain for the largest piece of a disk's request, in bytes.
 const DISK_PIECE: u64 = 64 << 10;
 /// Largest Ethernet frame of 1500 bytes of payload, without FCS.
 const FRAME: u64 = 1_514;
@@ -13,17 +13,17 @@ const FRAME: u64 = 1_514;
 const MAX_BURST: u64 = 1 << 34;
 const MAX_RATE: u64 = 1 << 50;
 
-/// What is counted.
+/// Counted unit of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Bytes.
+    /// Bytes of data.
     Bytes,
     /// Requests of disks, frames of networks.
     Requests,
 }
 
-/// One direction of a VM's traffic.
+/// Direction of a VM's traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -38,10 +38,10 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// All of them.
+    /// Directions of disks, then those of networks.
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Rx, Self::Tx];
 
-    /// The key in a spec.
+    /// Key in a spec.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,50 +52,51 @@ impl Direction {
         }
     }
 
-    /// Whether it is one of a disk.
+    /// Whether the direction is one of a disk.
     #[must_use]
     pub fn is_disk(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }
 
-    /// Whether its device writes into memory: AXI's write channel.
+    /// Whether the device writes into memory: AXI's write channel.
     #[must_use]
     pub fn writes_memory(self) -> bool {
         matches!(self, Self::Read | Self::Rx)
     }
 }
 
-/// A specification that cannot be.
+/// A number of a specification is out of its range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {value}; it must be {least} to {most}")]
 pub struct TspecError {
-    /// Which number.
+    /// Name of the number.
     pub what: &'static str,
-    /// As given.
+    /// Value as given.
     pub value: u64,
-    /// Smallest allowed.
+    /// Smallest value that is allowed.
     pub least: u64,
-    /// Largest allowed.
+    /// Largest value that is allowed.
     pub most: u64,
 }
 
-/// In any time t at most `min(peak t + largest, rate t + burst)`.
+/// Traffic limit: in any time t at most `min(peak t + largest, rate t + burst)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Tspec {
-    /// What is counted.
+    /// Unit of all numbers.
     pub unit: Unit,
-    /// Per second in the long run.
+    /// Long-run rate, per second.
     pub rate: u64,
-    /// Beyond the rate.
+    /// Amount beyond the rate that may come at once.
     pub burst: u64,
-    /// Most per second within the burst.
+    /// Largest rate within the burst, per second.
     pub peak: Option<u64>,
     /// M of RFC 2215: one unit of service, such as the largest frame; 1 for requests.
     pub largest: u64,
 }
 
 impl Tspec {
-    /// From a spec's, with the direction's usual largest unit of service where bytes are counted.
+    /// From a limit of a spec, with the direction's usual largest unit of service where bytes are
+    /// counted.
     #[must_use]
     pub fn of(spec: &TrafficSpec, direction: Direction) -> Self {
         let (unit, largest) = match (spec.unit, direction.is_disk()) {
@@ -103,22 +104,22 @@ impl Tspec {
             (TrafficUnit::Bytes, true) => (Unit::Bytes, DISK_PIECE),
             (TrafficUnit::Bytes, false) => (Unit::Bytes, FRAME),
         };
-        // A bucket smaller than one unit of service never lets one go.
+        // A bucket smaller than one unit of service would never pass one.
         let burst = spec.burst.unwrap_or(largest).max(largest);
         Self { unit, rate: spec.rate.max(1), burst, peak: spec.peak, largest }
     }
 
-    /// A VM's directions that have one.
+    /// Limits of a VM, for its directions that have one.
     pub fn all(traffic: &Traffic) -> impl Iterator<Item = (Direction, Self)> {
         let of = [traffic.read, traffic.write, traffic.rx, traffic.tx];
         let all = Direction::ALL.into_iter().zip(of);
         all.filter_map(|(direction, spec)| Some((direction, Self::of(&spec?, direction))))
     }
 
-    /// Checks the numbers.
+    /// Checks the ranges of all numbers.
     ///
     /// # Errors
-    /// The first that is out of its range.
+    /// The first number that is out of its range.
     pub fn check(&self) -> Result<(), TspecError> {
         let range = |what, value, least, most| {
             if (least..=most).contains(&value) {
@@ -133,14 +134,14 @@ impl Tspec {
         self.peak.map_or(Ok(()), |peak| range("the peak", peak, self.rate, MAX_RATE))
     }
 
-    /// Its arrival curve.
+    /// Arrival curve of the limit.
     #[must_use]
     pub fn arrival(&self) -> Arrival {
         let peak = self.peak.map(|peak| (peak as f64, self.largest as f64));
         Arrival { rate: self.rate as f64, burst: self.burst as f64, peak }
     }
 
-    /// As the I/O domain's regulators take it.
+    /// Same limit for the I/O domain's regulators.
     #[must_use]
     pub fn tokens(&self) -> rtvirtio_sched::Tspec {
         rtvirtio_sched::Tspec { rate: self.rate, burst: self.burst, peak: self.peak }

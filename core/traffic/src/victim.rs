@@ -1,4 +1,4 @@
-//! A victim measured next to a regulated neighbour: what its runs say of limits in between.
+//! Service of a victim measured next to a regulated neighbour, and bounds for other limits.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,53 +6,53 @@ use crate::choose::{ChooseError, Curve, CurvePoint};
 use crate::curve::{Arrival, Service};
 use crate::tspec::Direction;
 
-/// Schema of [`VictimCurve`] as JSON.
+/// Version of the JSON of [`VictimCurve`].
 pub const CURVE_SCHEMA: &str = "rtvirtio.curve.v1";
-/// A curve of so many runs is larger than any that is measured.
+/// Limit of runs in a curve.
 const MOST_RUNS: usize = 10_000;
 
-/// One run.
+/// One run of the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VictimRun {
-    /// The neighbour's limit, in requests; `None` where it did not run.
+    /// Limit of the neighbour, in requests; `None` where it did not run.
     pub limit: Option<Arrival>,
-    /// Requests per second that the neighbour really got.
+    /// Requests per second that the neighbour got.
     pub neighbour: f64,
-    /// What the victim got, with a queue that was never empty.
+    /// Service of the victim, with a queue that was never empty.
     pub service: Service,
 }
 
-/// Requests that are outstanding at all times.
+/// Requests outstanding at all times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outstanding {
-    /// Of the victim.
+    /// Queue depth of the victim.
     pub victim: u32,
-    /// Of the neighbour.
+    /// Queue depth of the neighbour.
     pub neighbour: u32,
 }
 
-/// What a victim gets of a disk over the limit of its neighbour: a file.
+/// Service of a victim over the limit of its neighbour on one disk, as a JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VictimCurve {
-    /// [`CURVE_SCHEMA`].
+    /// Always [`CURVE_SCHEMA`], for readers of the file.
     pub schema: String,
     /// Direction of the requests of both.
     pub direction: Direction,
     /// Bytes of each request of both.
     pub block: u64,
-    /// How many of both are outstanding.
+    /// Outstanding requests of both.
     pub outstanding: Outstanding,
-    /// Whether the oldest request is served first; else nothing is known of the order.
+    /// Whether the disk serves the oldest request first; else the order is unknown.
     pub oldest_first: bool,
-    /// The runs: the victim alone at least once, and at two limits or more.
+    /// Runs: the victim alone at least once, and at least two with a limit.
     pub runs: Vec<VictimRun>,
 }
 
 impl VictimCurve {
-    /// What is wrong with it; `None` for a curve that can be used.
+    /// Error of the curve, in words; `None` for a valid one.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         let good = |s: &Service| s.alpha.is_finite() && s.alpha > 0.0 && s.delta.is_finite() && s.delta > 0.0;
@@ -80,33 +80,33 @@ impl VictimCurve {
         Some(format!("run {} of it has a number that cannot be", at + 1))
     }
 
-    /// What it says of limits in between.
+    /// Model for limits between the measured ones.
     ///
     /// # Errors
-    /// As [`VictimModel::new`].
+    /// As of [`VictimModel::new`].
     pub fn model(&self) -> Result<VictimModel, ChooseError> {
         VictimModel::new(&self.runs, self.oldest_first.then_some(self.outstanding))
     }
 }
 
-/// The measured curve, and the service that victim and neighbour share.
+/// Measured curve, and the service that victim and neighbour share.
 #[derive(Clone, Debug)]
 pub struct VictimModel {
-    /// The victim's service over the rate that the neighbour really got.
+    /// Service of the victim over the rate that the neighbour got.
     curve: Curve,
-    /// Least that both got together in a run: how fast the disk is is not the same in all.
+    /// Least total of both in a run: the disk's speed varies between runs.
     alpha: f64,
-    /// Longest gap without a neighbour.
+    /// Longest gap of the victim without a neighbour, in seconds.
     alone: f64,
-    /// The disk's own longest gap in a run, without the neighbour's share of it, over the
-    /// neighbour's limit.
+    /// Disk's own longest gap of each run, by the neighbour's limit: the victim's gap less the
+    /// neighbour's share.
     gaps: Vec<(f64, f64)>,
     oldest_first: Option<Outstanding>,
 }
 
 impl VictimModel {
-    /// From runs in any order. With `oldest_first` requests are served in the order in which they
-    /// came, so many outstanding; without it in any order.
+    /// From runs in any order. With `oldest_first`, requests are served in order of arrival and
+    /// these numbers of them are outstanding; without it the order is unknown.
     ///
     /// # Errors
     /// [`ChooseError::TooFew`], and [`ChooseError::NotAlone`] without a run of the victim alone.
@@ -127,24 +127,24 @@ impl VictimModel {
         Ok(Self { curve, alpha, alone, gaps, oldest_first })
     }
 
-    /// The victim's service over the rate that the neighbour really got.
+    /// Service of the victim over the rate that the neighbour got.
     #[must_use]
     pub fn curve(&self) -> &Curve {
         &self.curve
     }
 
-    /// The longest gap of a run, the neighbour's share included.
+    /// Longest gap of a run, in seconds, the neighbour's share included.
     #[must_use]
     pub fn longest(&self) -> f64 {
         self.curve.at(self.curve.largest()).map_or(self.alone, |worst| worst.delta.max(self.alone))
     }
 
-    /// What the victim gets in the worst case with this limit of the neighbour; `None` above the
-    /// largest limit that was measured, and where nothing is left.
+    /// Worst-case service of the victim at this limit of the neighbour; `None` above the largest
+    /// measured limit, and where nothing is left.
     ///
-    /// The disk's own gap is the longest at measured limits up to the next one from here, less the
+    /// The disk's own gap is the longest at measured limits up to the next one above, less the
     /// neighbour's share, which is added for this limit: at a measured limit the bound is never
-    /// below what was measured there.
+    /// better than the measurement.
     #[must_use]
     pub fn bound(&self, limit: &Arrival) -> Option<Service> {
         let next = self.gaps.iter().map(|(rate, _)| *rate).filter(|rate| *rate >= limit.rate);
@@ -155,8 +155,8 @@ impl VictimModel {
     }
 }
 
-/// What a limited neighbour leaves, from one completion to the next: that needs one more unit of
-/// service.
+/// Service left by a limited neighbour, from one completion to the next: that takes one more unit
+/// of service.
 fn left(whole: Service, limit: &Arrival, oldest_first: Option<Outstanding>) -> Option<Service> {
     let (left, next) = match oldest_first {
         Some(o) => {

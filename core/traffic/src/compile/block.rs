@@ -6,8 +6,8 @@ use crate::error::CompileError;
 use crate::settings::{Actuator, Compiled, Setting, Worth};
 use crate::tspec::{Direction, Tspec, Unit};
 
-/// Longest slice over which blk-throttle counts: `DFL_THROTL_SLICE` of `block/blk-throttle.c`,
-/// 100 ms. Some kernels take 20 ms for drives without an arm.
+/// Longest accounting slice of blk-throttle: `DFL_THROTL_SLICE` of `block/blk-throttle.c`, 100 ms.
+/// Some kernels use 20 ms for non-rotational drives.
 const SLICE: f64 = 0.1;
 
 /// Keys of a cap in `iod.toml`: `{ bytes = "20000000B/s", bytes_burst = "65536B", peak = 4 }`.
@@ -21,8 +21,8 @@ pub(super) fn io_domain(tspec: &Tspec, direction: Direction) -> Result<Compiled,
         Unit::Bytes => (format!("{}B/s", tspec.rate), format!("\"{}B\"", tspec.burst)),
         Unit::Requests => (format!("{}/s", tspec.rate), tspec.burst.to_string()),
     };
-    // The file has the peak as a multiple of the rate; a float prints with as many digits as give
-    // it back, and the product is rounded to a whole number.
+    // The file has the peak as a multiple of the rate: a float prints with as many digits as
+    // restore it, and the product is rounded to a whole number.
     let peak = tspec.peak.map(|peak| peak as f64 / tspec.rate as f64);
     let peak = peak.map_or(String::new(), |times| format!(", peak = {times:?}"));
     let line = format!("{}_cap = {{ {unit} = \"{rate}\", {unit}_burst = {burst}{peak} }}", direction.name());
@@ -32,9 +32,9 @@ pub(super) fn io_domain(tspec: &Tspec, direction: Direction) -> Result<Compiled,
         .note("exact to the nanosecond in what is let go; a thread that wakes late lets it go later, never more"))
 }
 
-/// Rate as the kernel's files take it; `None` where its field does not hold it.
+/// Rate for the kernel's files; `None` where it exceeds the field.
 ///
-/// Request rates have 32 bits, and all bits set mean none (`tg_conf_updated` of
+/// Request rates have 32 bits, and all bits set mean no limit (`tg_conf_updated` of
 /// `block/blk-throttle.c`).
 #[must_use]
 pub fn limit_value(tspec: &Tspec) -> Option<u64> {
@@ -45,8 +45,8 @@ pub fn limit_value(tspec: &Tspec) -> Option<u64> {
     Some(tspec.rate).filter(|rate| *rate <= most)
 }
 
-/// What blk-throttle keeps: the rate, and within a slice what the whole slice is worth. A request
-/// waits until all of it fits.
+/// Arrival curve that blk-throttle enforces: the rate, with the amount of one slice as burst. A
+/// request waits until all of it fits.
 fn kept(tspec: &Tspec) -> Arrival {
     let rate = tspec.rate as f64;
     Arrival { rate, burst: (rate * SLICE).max(1.0), peak: None }

@@ -1,4 +1,4 @@
-//! From a specification to the settings of an actuator.
+//! Compiles a specification to the settings of an actuator.
 
 mod block;
 mod network;
@@ -14,49 +14,49 @@ pub use block::limit_value;
 pub use network::Bandwidth;
 pub use resctrl::{Cache, MemoryControl, ResctrlPlace};
 
-/// Where an actuator acts.
+/// Location of an actuator: where its settings are written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Place {
-    /// The VM's table in `iod.toml`.
+    /// Table of the VM in `iod.toml`.
     IoDomain,
     /// A cgroup of v2 and a device.
     IoMax {
         /// Directory of the cgroup.
         cgroup: String,
-        /// `MAJ:MIN`.
+        /// Device number as `MAJ:MIN`.
         dev: String,
     },
     /// A cgroup of v1 and a device.
     ThrottleV1 {
         /// Directory of the cgroup.
         cgroup: String,
-        /// `MAJ:MIN`.
+        /// Device number as `MAJ:MIN`.
         dev: String,
     },
     /// A network interface, such as a VM's tap.
     TcTbf {
-        /// Its name.
+        /// Name of the interface.
         interface: String,
     },
-    /// A network interface.
+    /// A network interface, for an HTB class.
     TcHtb {
-        /// Its name.
+        /// Name of the interface.
         interface: String,
     },
-    /// A drive of QEMU's.
+    /// A drive of QEMU.
     Qemu {
-        /// Path of its device, as `query-block` shows it (`qdev`).
+        /// Path of the drive's device, as `query-block` shows it (`qdev`).
         drive: String,
-        /// The limit of the other direction: a command sets all limits of a drive at once.
+        /// Limit of the other direction: a command sets all limits of a drive at once.
         other: Option<Tspec>,
     },
-    /// A domain of libvirt.
+    /// A VM of libvirt.
     Libvirt {
-        /// Its name.
+        /// Name of the libvirt domain.
         domain: String,
-        /// Target of its disk, such as `vda`.
+        /// Target of the VM's disk, such as `vda`.
         disk: String,
-        /// Target of its network card, such as `vnet0`.
+        /// Target of the VM's network card, such as `vnet0`.
         interface: String,
     },
     /// A group of resctrl.
@@ -66,7 +66,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// The actuator.
+    /// Actuator at this location.
     #[must_use]
     pub fn actuator(&self) -> Actuator {
         match self {
@@ -108,7 +108,7 @@ pub fn compile(tspec: &Tspec, direction: Direction, place: &Place) -> Result<Com
     }
 }
 
-/// Refuses directions of networks.
+/// Returns an error for directions of networks.
 fn disks_only(actuator: Actuator, direction: Direction) -> Result<(), CompileError> {
     if direction.is_disk() {
         return Ok(());
@@ -117,7 +117,7 @@ fn disks_only(actuator: Actuator, direction: Direction) -> Result<(), CompileErr
     Err(CompileError::Direction { actuator, direction, remedy })
 }
 
-/// Refuses directions of disks.
+/// Returns an error for directions of disks.
 fn networks_only(actuator: Actuator, direction: Direction) -> Result<(), CompileError> {
     if !direction.is_disk() {
         return Ok(());

@@ -13,30 +13,30 @@ use crate::settings::{Actuator, Compiled, Setting, Worth};
 use crate::tspec::{Direction, Tspec};
 
 const FRAMES: &str = "use io-domain, which counts frames";
-/// A tick of `tc`, in which bursts are handed to the kernel: 64 ns. Older ones round down to 1 us.
+/// Unit of time in which `tc` passes bursts to the kernel, in s. Older versions round down to 1 us.
 const TICK: f64 = 64e-9;
-/// Time for which frames wait in a tbf before they are dropped, in ms.
+/// Longest time for which frames wait in a tbf before they are dropped, in ms.
 const QUEUE_MS: u64 = 50;
-/// libvirt's units are those of the `kbps` and `kb` that it hands to tc: 1000 bytes per second, and
-/// 1024 bytes.
+/// Units of libvirt's `average` and `burst`, which are tc's `kbps` and `kb`: 1000 bytes per second,
+/// and 1024 bytes.
 const KB: u64 = 1000;
 const KIB: u64 = 1024;
-/// What tc lets a class of htb send at once at its ceiling where nothing is said: its `mtu`.
+/// Default of tc for an htb class's burst at its ceiling, in bytes: its `mtu`.
 const CBURST: f64 = 1600.0;
 
-/// What libvirt's `<bandwidth>` takes: kB per second, and KiB.
+/// Values of libvirt's `<bandwidth>`: kB per second, and KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Bandwidth {
-    /// Rate.
+    /// Rate, in kB per second.
     pub average: u64,
-    /// Peak.
+    /// Peak, in kB per second.
     pub peak: Option<u64>,
-    /// Burst.
+    /// Burst, in KiB.
     pub burst: u64,
 }
 
-/// The kernel hands the interface of a tap what the guest receives; what the guest sends comes in
-/// at it, and is shaped on an ifb.
+/// Interface to shape, with the commands that prepare it. What the guest receives leaves the host
+/// at its tap; what the guest sends enters there, and is shaped on an ifb.
 fn at(interface: &str, direction: Direction) -> (String, Option<[String; 3]>) {
     if direction == Direction::Rx {
         return (interface.to_owned(), None);
@@ -52,7 +52,7 @@ fn at(interface: &str, direction: Direction) -> (String, Option<[String; 3]>) {
     (ifb, Some(lines))
 }
 
-/// A burst of `bytes` at a rate, as `tc` hands it over at most: a time in ticks, rounded up.
+/// Largest burst that `tc` sets for `bytes` at a rate: a time in ticks, rounded up.
 fn ticked(bytes: f64, rate: f64) -> f64 {
     (bytes / rate / TICK).ceil() * TICK * rate
 }
@@ -81,7 +81,7 @@ pub(super) fn tbf(tspec: &Tspec, direction: Direction, interface: &str) -> Resul
     networks_only(Actuator::TcTbf, direction)?;
     bytes_only(Actuator::TcTbf, tspec, FRAMES)?;
     let rate = tspec.rate as f64;
-    // A peak that is the rate leaves no burst but one frame, and tbf refuses it.
+    // A peak equal to the rate leaves no burst but one frame, and tbf refuses it.
     let flat = tspec.peak == Some(tspec.rate);
     let peak = tspec.peak.filter(|_| !flat);
     let burst = if flat { tspec.largest } else { tspec.burst };
@@ -91,7 +91,7 @@ pub(super) fn tbf(tspec: &Tspec, direction: Direction, interface: &str) -> Resul
         peak: peak.map(|peak| (peak as f64, ticked(tspec.largest as f64, peak as f64))),
     };
     let (mut compiled, dev) = begin(Actuator::TcTbf, tspec, direction, interface, kept);
-    // tc takes `bps` for bytes per second.
+    // `bps` means bytes per second in tc.
     let peak = peak.map_or(String::new(), |peak| format!(" peakrate {peak}bps mtu {}", tspec.largest));
     if flat {
         compiled = compiled.note("tbf refuses a peak that is the rate: a burst of one frame says the same");
@@ -131,7 +131,7 @@ pub(super) fn htb(tspec: &Tspec, direction: Direction, interface: &str) -> Resul
 impl Bandwidth {
     fn of(tspec: &Tspec, direction: Direction) -> Option<Self> {
         let average = tspec.rate / KB;
-        // `peak` is ignored for what the guest sends.
+        // `peak` is ignored for frames that the guest sends.
         let peak = tspec.peak.filter(|_| direction == Direction::Rx).map(|peak| (peak / KB).max(average));
         // A burst below one frame would pass nothing.
         let burst = (tspec.burst / KIB).max(tspec.largest.div_ceil(KIB));

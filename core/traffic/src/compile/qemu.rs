@@ -4,10 +4,10 @@
 //! alone a bucket holds a tenth of a second of it. With `max` and a `max-length` of 1 s it holds
 //! `max`, at any speed. With a longer `max-length` it holds `max * max-length`, filled no faster
 //! than `max`, of which a tenth of a second may come at once. A request passes while its bucket is
-//! not full, so one request more. virtio-blk joins neighbouring requests that come at once before
-//! they reach the bucket (`virtio_blk_submit_multireq` in `hw/block/virtio-blk.c`): a limit on
-//! requests bounds none of the guest's requests, and a device with `request-merging=off` is not
-//! known here.
+//! not full, so one request more. virtio-blk merges adjacent requests that are submitted together
+//! before they reach the bucket (`virtio_blk_submit_multireq` in `hw/block/virtio-blk.c`): a limit
+//! on requests bounds none of the guest's requests, and a device with `request-merging=off` is not
+//! detected here.
 
 use rtvirtio_text::shell_argument;
 
@@ -19,7 +19,7 @@ use crate::tspec::{Direction, Tspec, Unit};
 
 /// Largest value of `bps-total` and the like: `THROTTLE_VALUE_MAX`.
 const MOST: u64 = 1_000_000_000_000_000;
-/// Longest burst, in seconds, that is asked of QEMU.
+/// Longest `max-length` used, in seconds.
 const LONGEST: u64 = 1 << 20;
 
 /// Values of one bucket; `None` for those that stay unset.
@@ -31,8 +31,8 @@ struct LeakyBucket {
 }
 
 impl LeakyBucket {
-    /// The largest burst that QEMU has and that is not above what is asked, unless the smallest one
-    /// is.
+    /// Largest burst that QEMU supports and that does not exceed the specification; the smallest
+    /// one where all exceed it.
     fn of(tspec: &Tspec) -> Self {
         let average = tspec.rate;
         let lasting = tspec.peak.map(|peak| (peak, (tspec.burst / peak).min(LONGEST)));
@@ -98,7 +98,7 @@ fn compiled(
     Ok((compiled, bucket))
 }
 
-/// QEMU's name of a limit in `block_set_io_throttle`.
+/// Name of a limit in `block_set_io_throttle`.
 fn word(unit: Unit, direction: Direction) -> &'static str {
     match (unit, direction) {
         (Unit::Bytes, Direction::Read) => "bps_rd",
@@ -108,7 +108,7 @@ fn word(unit: Unit, direction: Direction) -> &'static str {
     }
 }
 
-/// The command takes all six limits, and what it is not given it sets to none.
+/// The command takes all six limits; those not given are removed.
 pub(super) fn io_throttle(
     tspec: &Tspec,
     direction: Direction,
@@ -134,7 +134,7 @@ pub(super) fn io_throttle(
             limits += &value.map_or(String::new(), |value| format!(", \"{name}_{suffix}\": {value}"));
         }
     }
-    // A path of QEMU's holds ids that its user chose.
+    // Escaped, because a device path of QEMU contains ids chosen by the user.
     let id = serde_json::Value::from(drive);
     let json =
         format!("{{ \"execute\": \"block_set_io_throttle\", \"arguments\": {{ \"id\": {id}{limits} }} }}");

@@ -1,8 +1,8 @@
 //! Schemata of resctrl: memory bandwidth and ways of a cache for a group of threads.
 //!
-//! Source: `Documentation/filesystems/resctrl.rst`. Memory bandwidth is that of CPUs: what devices
-//! move by DMA is not tagged and not limited, so of a VM's I/O only the copies made by its threads
-//! count. How exact Intel's throttle is: Sohal et al., A Closer Look at Intel RDT (RTNS 2022).
+//! Source: `Documentation/filesystems/resctrl.rst`. Memory bandwidth is that of CPUs: DMA of
+//! devices is not tagged and not limited, so of a VM's I/O only the copies made by its threads
+//! count. Accuracy of Intel's throttle: Sohal et al., A Closer Look at Intel RDT (RTNS 2022).
 
 use serde::Serialize;
 
@@ -11,51 +11,52 @@ use crate::error::CompileError;
 use crate::settings::{Actuator, Compiled, Part, Setting, Worth};
 use crate::tspec::{Direction, Tspec};
 
-/// AMD's unit of memory bandwidth: 1/8 GB per second.
+/// Unit of AMD's memory bandwidth, in bytes per second: 1/8 GB/s.
 const EIGHTH_GB: f64 = 125e6;
-/// With `mba_MBps` the kernel counts in MiB per second.
+/// Unit of `mba_MBps`, in bytes per second: 1 MiB/s.
 const MIB: f64 = 1_048_576.0;
 
-/// What `MB:` takes on a host.
+/// Form of `MB:` on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "form", rename_all = "snake_case")]
 pub enum MemoryControl {
-    /// Percent of the bandwidth of a domain: Intel, and MPAM.
+    /// Percent of the bandwidth of a resctrl domain: Intel, and MPAM.
     Percent {
-        /// Smallest (`info/MB/min_bandwidth`).
+        /// Smallest percentage (`info/MB/min_bandwidth`).
         least: u32,
-        /// Step (`info/MB/bandwidth_gran`).
+        /// Step of percentages (`info/MB/bandwidth_gran`).
         step: u32,
         /// Bytes per second at 100 %, as measured; `None` when it is not known.
         full: Option<f64>,
-        /// Whether it is MPAM's, which limits bytes, instead of Intel's, which delays requests.
+        /// Whether the control is MPAM's, which limits bytes, instead of Intel's, which delays
+        /// requests.
         mpam: bool,
     },
     /// Multiples of 1/8 GB per second: AMD.
     EighthGb {
-        /// Largest.
+        /// Largest multiple that is accepted.
         most: u32,
     },
     /// MiB per second, by the kernel's own control loop (`mba_MBps`).
     MibPerSecond,
 }
 
-/// Ways of a cache for a group.
+/// Ways of a cache for a resctrl group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cache {
-    /// `cbm_mask`: all ways.
+    /// `cbm_mask`: bitmap of all ways.
     pub all: u64,
-    /// `min_cbm_bits`.
+    /// `min_cbm_bits`: least number of ways.
     pub least: u32,
-    /// `shareable_bits`: ways into which devices write.
+    /// `shareable_bits`: bitmap of ways that devices write to.
     pub shareable: u64,
-    /// How many ways the group gets.
+    /// Number of ways for the group.
     pub ways: u32,
 }
 
 impl Cache {
-    /// As many adjacent ways as asked, from the top, apart from those into which devices write
-    /// where that leaves enough; `None` when the cache has fewer.
+    /// Bitmap of as many adjacent ways as asked, from the top, without ways that devices write to
+    /// if enough remain; `None` when the cache has too few.
     #[must_use]
     pub fn mask(&self) -> Option<u64> {
         let ways = self.ways.max(self.least).max(1);
@@ -68,20 +69,20 @@ impl Cache {
     }
 }
 
-/// A group of resctrl and what its host offers.
+/// A group of resctrl, with the host's controls.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResctrlPlace {
     /// Directory of the group, such as `/sys/fs/resctrl/vm0`.
     pub group: String,
-    /// Domains of the memory bandwidth control, such as one for each L3 cache.
+    /// Ids of the memory bandwidth domains, such as one for each L3 cache.
     pub memory_domains: Vec<u32>,
-    /// What `MB:` takes; `None` without it.
+    /// Form of `MB:`; `None` when the host has no memory bandwidth control.
     pub memory: Option<MemoryControl>,
-    /// Domains of the cache.
+    /// Ids of the L3 cache's domains.
     pub cache_domains: Vec<u32>,
-    /// Ways of the L3 cache for the group; `None` to leave them.
+    /// Ways of the L3 cache for the group; `None` leaves them unchanged.
     pub cache: Option<Cache>,
-    /// Threads that go into the group.
+    /// Ids of the threads to put into the group.
     pub tasks: Vec<u32>,
 }
 
@@ -90,7 +91,7 @@ fn line(resource: &str, domains: &[u32], value: &str) -> String {
     format!("{resource}:{}", all.join(";"))
 }
 
-/// Value for `MB:`, the bytes per second that it is, and how firmly.
+/// Value for `MB:`, its bytes per second, and its enforcement.
 fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Worth), CompileError> {
     let actuator = Actuator::Resctrl;
     let rate = tspec.rate as f64;
@@ -149,8 +150,8 @@ pub(super) fn schemata(
         return Err(CompileError::Missing { actuator, what: what.to_owned() });
     };
     let (value, rate, worth) = memory(control, tspec)?;
-    // No manual bounds the windows over which the hardware counts: the rate is known, the burst
-    // not.
+    // The manuals do not bound the windows over which the hardware counts: the rate is known, the
+    // burst not.
     let mut compiled = Compiled::new(actuator, direction, tspec, None, worth);
     compiled.rate = Part::new(Some(tspec.rate as f64), Some(rate));
     compiled = match control {

@@ -25,11 +25,11 @@ use crate::tspec::{Direction, Tspec, Unit};
 
 pub use soc::{Master, Soc};
 
-/// Offset of the enabling bits.
+/// Offset of the register with the enable bits.
 pub const QOS_CNTL: u64 = 0x0c;
-/// Offsets of peak, burst and rate of writes.
+/// Offsets of peak, burst and rate for writes.
 const AW: [u64; 3] = [0x18, 0x1c, 0x20];
-/// Offsets of peak, burst and rate of reads.
+/// Offsets of peak, burst and rate for reads.
 const AR: [u64; 3] = [0x24, 0x28, 0x2c];
 /// Bits of `qos_cntl` that enable the rate regulation of writes and of reads.
 const ENABLE_AW_RATE: u32 = 1 << 0;
@@ -44,7 +44,7 @@ const BURST_BITS: u32 = 16;
 /// Port of an interconnect whose QoS-400 regulates a master.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AxiPort {
-    /// Address of its register block.
+    /// Address of the register block.
     pub base: u64,
     /// Clock of the interconnect, in Hz.
     pub clock_hz: f64,
@@ -56,14 +56,14 @@ pub struct AxiPort {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Channel {
-    /// Writes to memory.
+    /// Writes to memory (AW).
     Aw,
-    /// Reads from memory.
+    /// Reads from memory (AR).
     Ar,
 }
 
 impl Channel {
-    /// The channel on which a direction's data moves.
+    /// Channel of a direction's data.
     #[must_use]
     pub fn of(direction: Direction) -> Self {
         if direction.writes_memory() { Self::Aw } else { Self::Ar }
@@ -83,7 +83,7 @@ impl Channel {
         }
     }
 
-    /// The bit of `qos_cntl` that enables its rate regulation.
+    /// Bit of `qos_cntl` that enables rate regulation of the channel.
     #[must_use]
     pub fn enable(self) -> u32 {
         match self {
@@ -93,7 +93,7 @@ impl Channel {
     }
 }
 
-/// What the three registers of a channel hold, without their positions.
+/// Values of the three registers of a channel, not shifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fields {
     /// Rate: this many 4096ths of a transaction per cycle.
@@ -104,51 +104,51 @@ pub struct Fields {
     pub peak: u8,
 }
 
-/// The three words of a channel.
+/// Words of the three registers of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Words {
-    /// `aw_p` or `ar_p`.
+    /// Register `aw_p` or `ar_p`.
     pub peak: u32,
-    /// `aw_b` or `ar_b`.
+    /// Register `aw_b` or `ar_b`.
     pub burst: u32,
-    /// `aw_r` or `ar_r`.
+    /// Register `aw_r` or `ar_r`.
     pub rate: u32,
 }
 
 /// Rates of a channel in transactions per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rates {
-    /// Long-run rate.
+    /// Long-run rate, in transactions per second.
     pub rate: f64,
     /// Burst, in transactions.
     pub burst: f64,
-    /// Peak.
+    /// Peak, in transactions per second.
     pub peak: f64,
 }
 
-/// A word with bits outside of its field: no word of this register.
+/// A word with bits outside of its register's field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{word:#010x} is no value of {register}: bits {extra:#010x} are not part of its field")]
 pub struct WordError {
-    /// Which register.
+    /// Name of the register.
     pub register: &'static str,
-    /// As given.
+    /// Word as given.
     pub word: u32,
     /// Bits outside of the field.
     pub extra: u32,
 }
 
 impl Fields {
-    /// The fields for so many transactions per second, rounded down: a limit is never more than
-    /// asked. No peak is the largest that the field holds.
+    /// Fields for a rate and peak in transactions per second, rounded down: a limit is never more
+    /// than asked. Without a peak the field has its largest value.
     ///
     /// # Errors
-    /// [`CompileError::Range`] for a rate below 1/4096 of the clock or a peak below 1/256 of it,
-    /// and for what a field does not hold.
+    /// [`CompileError::Range`] for a rate below 1/4096 of the clock, a peak below 1/256 of it, or a
+    /// value too large for its field.
     pub fn new(rate: f64, burst: f64, peak: Option<f64>, clock_hz: f64) -> Result<Self, CompileError> {
         let field = |what, value: f64, bits: u32, unit: f64, remedy| {
             let most = f64::from((1u32 << bits) - 1);
-            // A part in 10^9 more than a step is that step: a rate that was decoded encodes again.
+            // Tolerance of 10^-9 of a step: a rate that was decoded must encode again.
             let steps = (value / unit * (1.0 + 1e-9)).floor();
             if (1.0..=most).contains(&steps) {
                 return Ok(steps as u32);
@@ -172,7 +172,7 @@ impl Fields {
         Ok(Self { rate: rate as u16, burst: burst as u16, peak: peak as u8 })
     }
 
-    /// The words of the registers.
+    /// Words for the registers.
     #[must_use]
     pub fn words(self) -> Words {
         Words {
@@ -194,10 +194,10 @@ impl Fields {
 }
 
 impl Words {
-    /// The fields: the inverse of [`Fields::words`].
+    /// Fields of the words: the inverse of [`Fields::words`].
     ///
     /// # Errors
-    /// [`WordError`] for a bit outside of a field.
+    /// [`WordError`] for a bit outside of its field.
     pub fn fields(self) -> Result<Fields, WordError> {
         let field = |register, word: u32, shift: u32, bits: u32| {
             let mask = ((1u32 << bits) - 1) << shift;
@@ -214,8 +214,8 @@ impl Words {
     }
 }
 
-/// Settings of the paper's section V-A: the rate's field, `None` for the regulator turned off, and
-/// the millions of transactions per second that the paper prints for it.
+/// Settings of the paper's section V-A: the rate's field, `None` for a regulator that is off, and
+/// the millions of transactions per second printed in the paper.
 ///
 /// The paper does not print the clock. All nine values follow from one, rounded as printed, for
 /// every clock between 247.2 MHz and 248 MHz.
@@ -232,16 +232,16 @@ pub const PAPER_SETTINGS: [(Option<u16>, &str); 10] = [
     (Some(0x1), "0.06"),
 ];
 
-/// A clock that gives the paper's values.
+/// A clock that reproduces the paper's values.
 pub const PAPER_CLOCK_HZ: f64 = 247.5e6;
 
-/// Settings of the paper that do not come out: a field that gives another number than the paper
-/// prints, or that is not what encoding that rate gives.
+/// Number of the paper's settings that are not reproduced: a field that decodes to another number
+/// than printed, or that encoding this number does not give.
 #[must_use]
 pub fn paper_settings_wrong(clock_hz: f64) -> usize {
     let is_right = |(field, printed): &(Option<u16>, &str)| {
         let Some(field) = *field else {
-            // Off: neither channel is enabled.
+            // Regulator off: neither enable bit is set.
             return Channel::Aw.enable() | Channel::Ar.enable() == 0b11 && printed.is_empty();
         };
         let fields = Fields { rate: field, burst: 1, peak: u8::MAX };
@@ -256,12 +256,12 @@ pub fn paper_settings_wrong(clock_hz: f64) -> usize {
     PAPER_SETTINGS.iter().filter(|setting| !is_right(setting)).count()
 }
 
-/// A clock: `"247.5MHz"`.
+/// Clock frequency, written `"247.5MHz"`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Hertz(pub f64);
 
-/// A text that is no frequency.
+/// Text that is not a frequency.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is no frequency; expected one such as \"247.5MHz\"")]
 pub struct HertzError(String);
@@ -287,7 +287,7 @@ impl fmt::Display for Hertz {
     }
 }
 
-/// Bytes or requests of a specification as transactions: each is `transaction` bytes.
+/// Compiles for a port; bytes or requests become transactions of `transaction` bytes.
 pub(crate) fn compile(tspec: &Tspec, direction: Direction, port: &AxiPort) -> Result<Compiled, CompileError> {
     let each = match tspec.unit {
         Unit::Bytes => port.transaction.max(1) as f64,
@@ -300,7 +300,7 @@ pub(crate) fn compile(tspec: &Tspec, direction: Direction, port: &AxiPort) -> Re
     let kept = Arrival {
         rate: rates.rate * each,
         burst: rates.burst * each,
-        // The regulator lets one transaction go at once.
+        // The regulator passes one transaction at once.
         peak: Some((rates.peak * each, tspec.largest as f64)),
     };
     let channel = Channel::of(direction);

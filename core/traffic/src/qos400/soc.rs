@@ -1,4 +1,4 @@
-//! Where regulators are: facts of the ZynqMP's and the S32's manuals, as in the headers of
+//! Addresses of regulators: facts of the ZynqMP's and the S32's manuals, as in the headers of
 //! Jailhouse's QoS-400 driver.
 
 use serde::Serialize;
@@ -9,16 +9,16 @@ use serde::Serialize;
 pub enum Soc {
     /// Xilinx Zynq UltraScale+ MPSoC, as on the ZCU102 of the I/O-domain paper.
     Zynqmp,
-    /// NXP S32.
+    /// NXP S32, with numbered regulators.
     S32,
 }
 
-/// One regulated master.
+/// A master with a regulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Master {
-    /// Its name.
+    /// Name in the manual or an alias.
     pub name: &'static str,
-    /// Address of its register block.
+    /// Address of the regulator's register block.
     pub base: u64,
 }
 
@@ -50,7 +50,7 @@ const FPD_MASTERS: [(&str, u64); 20] = [
     ("coresight", 0x5_2100),
     ("iss_ib2", 0xC_2100),
     ("iss_ib6", 0xC_3100),
-    // Aliases by what people look for.
+    // Aliases by the device's usual name.
     ("fpd_dma", 0x4_F100),
     ("displayport", 0x4_9100),
 ];
@@ -80,7 +80,7 @@ const LPD_MASTERS: [(&str, u64); 19] = [
 ];
 
 impl Soc {
-    /// Its masters. Of the S32 none has a name here: its regulators are found by their number.
+    /// Masters with a name; none for the S32, whose regulators are numbered.
     #[must_use]
     pub fn masters(self) -> Vec<Master> {
         let of = |base: u64, masters: &[(&'static str, u64)]| {
@@ -93,7 +93,7 @@ impl Soc {
     }
 
     /// Address of the register block of a master: by name, or by the offset of its block in the
-    /// interconnect (`0x42080`).
+    /// interconnect (`0x42080`); `None` for an unknown one.
     #[must_use]
     pub fn base(self, master: &str) -> Option<u64> {
         let named = self.masters().into_iter().find(|m| m.name.eq_ignore_ascii_case(master));
@@ -102,14 +102,14 @@ impl Soc {
         }
         let offset = u64::from_str_radix(master.strip_prefix("0x")?, 16).ok()?;
         match self {
-            // Blocks of the S32 end in 80 and begin at the first one.
+            // Register blocks of the S32 have offsets that end in 80, from the first one on.
             Self::S32 => (offset & 0xff == 0x80 && (S32_FIRST..0x10_0000).contains(&offset))
                 .then_some(S32_NIC + offset),
             Self::Zynqmp => None,
         }
     }
 
-    /// How its registers are reached.
+    /// Access to the registers, in words.
     #[must_use]
     pub fn access(self) -> &'static str {
         match self {
