@@ -12,30 +12,30 @@ use crate::types::BlockShare;
 /// Sector size: every block device takes multiples of it.
 const SECTOR: u64 = 512;
 const MAX_BLOCK: Bytes = Bytes(16 << 20);
-/// Most sizes of a mix.
+/// Limit of sizes in a mix.
 const MAX_SIZES: usize = 16;
 
-/// The sizes of a task's requests.
+/// Sizes of a task's requests.
 pub(crate) struct Sizes {
-    /// The only one, or the largest.
+    /// The size, or the largest of a mix.
     pub(crate) largest: Bytes,
-    /// All of a mix, smallest first; empty for one size.
+    /// Sizes of a mix with their shares, smallest first; empty for one size.
     pub(crate) mix: Vec<BlockShare>,
 }
 
 impl Sizes {
-    /// The smallest one.
+    /// Smallest size of the mix, or the only size.
     pub(crate) fn smallest(&self) -> Bytes {
         self.mix.first().map_or(self.largest, |m| m.size)
     }
 
-    /// Whether all are multiples of a size.
+    /// Whether all sizes are multiples of `grain` bytes.
     pub(crate) fn are_multiples_of(&self, grain: u64) -> bool {
         self.largest.0 % grain == 0 && self.mix.iter().all(|m| m.size.0 % grain == 0)
     }
 }
 
-/// Reads `block`; `None` when something was reported.
+/// Reads `block`; `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Sizes> {
     if let Some((place, value @ DeValue::Array(_))) = section.get("block") {
         return mix(report, value, place.value);
@@ -45,7 +45,7 @@ pub(crate) fn read(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option
     Some(Sizes { largest, mix: Vec::new() })
 }
 
-/// One size of the key `key`.
+/// Reads one size under `key`.
 fn size(report: &mut Report<'_>, section: &Section<'_, '_>, key: &'static str) -> Field<Bytes> {
     section.quantity::<Bytes>(report, key).and_then(|(block, text)| {
         let problem = if block.0 < SECTOR || block > MAX_BLOCK {
@@ -68,7 +68,7 @@ fn size(report: &mut Report<'_>, section: &Section<'_, '_>, key: &'static str) -
     })
 }
 
-/// `[{ size = "4KiB", share = "80%" }, ...]`.
+/// Reads a mix: `[{ size = "4KiB", share = "80%" }, ...]`.
 fn mix(report: &mut Report<'_>, value: &DeValue<'_>, span: Span) -> Option<Sizes> {
     let example =
         "write block = [{ size = \"4KiB\", share = \"80%\" }, { size = \"64KiB\", share = \"20%\" }]";

@@ -1,5 +1,5 @@
-//! `cpu` and `priorities` of a VM: the CPU time that all its threads get together, and their
-//! real-time order. `urgency` goes with them.
+//! `cpu` and `priorities` of a VM: the CPU time of all its threads together, and their real-time
+//! priorities. Also reads `urgency`.
 
 use rtvirtio_units::{Iops, Nanos};
 use toml::de::DeValue;
@@ -10,13 +10,13 @@ use crate::source::printable;
 use crate::types::{CpuNeed, Priorities, VmCpu};
 use crate::urgency;
 
-/// Shortest budget. `cpu.cfs_quota_us` takes no less (`min_cfs_quota_period`), and below it a
-/// switch costs a noticeable part.
+/// Shortest budget. `cpu.cfs_quota_us` takes no less (`min_cfs_quota_period`), and below it context
+/// switches cost a noticeable part.
 const MIN_BUDGET: Nanos = Nanos::from_millis(1);
-/// Shortest and longest period: what `cpu.max` and SCHED_DEADLINE both take by default
+/// Shortest and longest period: the range that both `cpu.max` and SCHED_DEADLINE accept by default
 /// (`max_cfs_quota_period`, `sched_deadline_period_max_us`).
 const PERIODS: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(1000)];
-/// Rates and deadlines that a demand may have.
+/// Ranges of a demand's rate and deadline.
 const RATES: [Iops; 2] = [Iops(1.0 / 60.0), Iops(1e6)];
 const DEADLINES: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(60_000)];
 
@@ -31,7 +31,7 @@ const WORD_ALIASES: &[(&str, &str)] = &[
     ("high", "priorities = \"rt\""),
 ];
 
-/// Reads both keys; `None` when something was reported.
+/// Reads `cpu`, `priorities` and `urgency`; `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<VmCpu> {
     let need = need(report, vm);
     let priorities = vm.word(report, "priorities", WORDS, WORD_ALIASES);
@@ -67,7 +67,7 @@ fn need(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Field<CpuNeed> {
         }
         (false, true) => demand(report, &section),
         (true, false) => contract(report, &section),
-        // A key that is no key was reported already.
+        // Unknown keys were reported already.
         (false, false) if !table.is_empty() => Field::Bad,
         (false, false) => {
             let help = "write cpu = { budget = \"4ms\", period = \"20ms\" }";

@@ -1,4 +1,4 @@
-//! `[device]`: a real device by path, a twin, or a file that the lab makes. `[[device]]`: several
+//! `[device]`: a real device by path, a twin, or a file that the lab creates. `[[device]]`: several
 //! real ones, each with a name.
 
 use std::collections::HashMap;
@@ -16,37 +16,37 @@ use crate::types::Device;
 
 /// Names of the built-in twin profiles. Any other profile is given by the path of its file.
 pub const TWIN_PROFILES: [&str; 4] = ["qlc-nvme", "emmc", "microsd", "disk-1.8in"];
-/// Size of a twin whose spec gives none.
+/// Size of a twin without `size` in the spec.
 pub const DEFAULT_TWIN_SIZE: Bytes = Bytes(1 << 30);
 /// Smallest twin: one request of the largest block size.
 pub const MIN_TWIN_SIZE: Bytes = Bytes(16 << 20);
-/// Largest twin.
+/// Largest twin: 64 GiB.
 pub const MAX_TWIN_SIZE: Bytes = Bytes(64 << 30);
-/// A twin is a whole number of these: the page size, which is the unit of the file behind it.
+/// Unit of a twin's size: the page size of the file behind it.
 const TWIN_GRAIN: u64 = 4096;
 
 const KEYS: &[&str] = &["name", "twin", "path", "file", "size"];
 const ALIASES: &[(&str, &str)] =
     &[("device", "path"), ("profile", "twin"), ("dev", "path"), ("capacity", "size")];
 
-/// The devices of a file, in its order.
+/// Devices of a file, in its order.
 pub(crate) struct Devices {
     /// Never empty unless `bad`.
     pub(crate) entries: Vec<Entry>,
-    /// Whether some name is not known, so that a reference to it cannot be judged.
+    /// Whether some name is unreadable, so that a reference to it cannot be judged.
     pub(crate) bad: bool,
 }
 
-/// One device of a file.
+/// A device of the file.
 pub(crate) struct Entry {
     pub(crate) name: Option<String>,
-    /// Where it stands.
+    /// Table of the device in the file.
     pub(crate) at: Span,
     pub(crate) device: Field<Device>,
 }
 
 impl Devices {
-    /// The only device of the file.
+    /// The device of a file with one; `None` otherwise.
     pub(crate) fn only(&self) -> Option<&Entry> {
         match self.entries.as_slice() {
             [one] => Some(one),
@@ -54,12 +54,12 @@ impl Devices {
         }
     }
 
-    /// Position of the device of this name.
+    /// Index of the device of this name.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.entries.iter().position(|e| e.name.as_deref() == Some(name))
     }
 
-    /// Names, quoted, for a remedy.
+    /// Names in quotes, for a remedy.
     pub(crate) fn names(&self) -> String {
         let names: Vec<String> =
             self.entries.iter().filter_map(|e| e.name.as_ref()).map(|n| format!("\"{n}\"")).collect();
@@ -115,7 +115,7 @@ pub(crate) fn read_all(report: &mut Report<'_>, spec: &Section<'_, '_>, director
     }
 }
 
-/// Whether no earlier device has its name or path; else it is reported.
+/// Whether no earlier device has the same name or path; otherwise reported.
 fn distinct(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
@@ -141,7 +141,7 @@ fn distinct(
     good
 }
 
-/// One device of so many, and whether its name is known.
+/// Reads one of `many` devices; also returns whether its name is readable.
 fn one(report: &mut Report<'_>, section: &Section<'_, '_>, directory: &Path, many: usize) -> (Entry, bool) {
     let name = match section.place("name") {
         None if many > 1 => section.name(report, "\"fast\""),
@@ -220,7 +220,7 @@ fn file(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Device> {
     Some(Device::File { path: path.into_value()?, size: size.or(DEFAULT_TWIN_SIZE)? })
 }
 
-/// Size of a device that the lab makes.
+/// Size of a device that the lab creates.
 fn size(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Bytes> {
     section.quantity::<Bytes>(report, "size").and_then(|(size, text)| {
         let problem = if size < MIN_TWIN_SIZE || size > MAX_TWIN_SIZE {
@@ -240,7 +240,7 @@ fn size(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Bytes> {
     })
 }
 
-/// A built-in name, or the path of a file.
+/// Name of a built-in profile, or the path of a file.
 fn profile(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
@@ -257,7 +257,7 @@ fn profile(
     }
     if text.contains('/') || text.ends_with(".toml") {
         let path: PathBuf = directory.join(text).components().filter(|c| *c != Component::CurDir).collect();
-        // A slash in it separates a file next to the spec from a built-in name.
+        // A slash distinguishes a file next to the spec from a built-in name.
         let text = path.display().to_string();
         return Field::Given(if text.contains('/') { text } else { format!("./{text}") });
     }
@@ -272,7 +272,8 @@ fn profile(
     Field::Bad
 }
 
-/// "did you mean "4KiB"?" for "4kB": a decimal unit where a binary one was probably meant.
+/// Suggestion of a binary unit for a decimal one that was probably a mistake: "did you mean
+/// "4KiB"?" for "4kB".
 pub(crate) fn binary(text: &str, size: Bytes) -> Option<String> {
     let (i, _) =
         ["kB", "KB", "MB", "GB", "TB"].iter().enumerate().find(|(_, unit)| text.trim().ends_with(**unit))?;

@@ -1,4 +1,4 @@
-//! `device`, `disk` and `disks` of a VM, and `disk` of its tasks: which task uses which device.
+//! `device`, `disk` and `disks` of a VM, and `disk` of its tasks: the device of each task.
 
 use std::collections::HashMap;
 
@@ -15,23 +15,23 @@ const KEYS: &[&str] = &["name", "device", "path", "target"];
 const ALIASES: &[(&str, &str)] = &[("disk", "path"), ("dev", "device"), ("file", "path")];
 const EXAMPLE: &str = "disks = [{ name = \"data\", device = \"fast\", path = \"/dev/vdb\" }]";
 
-/// The disks of one VM.
+/// Disks of one VM.
 pub(crate) enum Disks {
-    /// One without a name, which all tasks use: the position of its device.
+    /// One disk without a name for all tasks, by the index of its device.
     One(usize),
-    /// `disks`, each with a name.
+    /// Disks of the key `disks`.
     Named(Vec<Named>),
 }
 
-/// One of `disks`.
+/// Entry of `disks`.
 pub(crate) struct Named {
     name: String,
     device: usize,
     disk: Option<VmDisk>,
 }
 
-/// Reads `device` and `disks` of a VM; `None` when something was reported. The value of `disk` is
-/// read with how the VM is reached.
+/// Reads `device` and `disks` of a VM; `None` when an error was reported. The value of `disk` is
+/// read together with `reach`.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>, devices: &Devices) -> Option<Disks> {
     let device = device_of(report, vm, devices);
     let Some(place) = vm.place("disks") else {
@@ -129,7 +129,7 @@ fn one(
         let Some(value) = value else { continue };
         let at = section.value_span(key);
         let line = report.line(at.start);
-        // Names have neither a slash nor a blank.
+        // Unambiguous: names have neither a slash nor a space.
         if let Some(first) = lines.insert(value.clone(), line) {
             let value = value.strip_prefix("target ").unwrap_or(&value);
             let message = format!("this VM already has a disk with {key} {}", quoted(value));
@@ -141,7 +141,7 @@ fn one(
     device.filter(|_| distinct).map(|device| Named { name, device, disk })
 }
 
-/// Position of the device that `device` names, or of the only one.
+/// Index of the device named by `device`, or of the only one.
 fn device_of(report: &mut Report<'_>, section: &Section<'_, '_>, devices: &Devices) -> Field<usize> {
     let example = devices.names();
     let example = if example.is_empty() { "\"fast\"" } else { &example };
@@ -169,7 +169,7 @@ fn device_of(report: &mut Report<'_>, section: &Section<'_, '_>, devices: &Devic
     }
 }
 
-/// The disk of each task, in order. The tasks have been read without a mistake.
+/// Disk of each task, in order. The tasks must have been read without an error.
 pub(crate) fn of_tasks(
     report: &mut Report<'_>,
     vm: &Section<'_, '_>,

@@ -1,4 +1,4 @@
-//! The errors of a spec file: where, what, and the remedy.
+//! Errors of a spec file: place, message and remedy.
 
 use std::fmt;
 
@@ -7,31 +7,31 @@ use serde::Serialize;
 use crate::limits::MAX_FILE_BYTES;
 use crate::source::{Excerpt, Source, Span, printable};
 
-/// Most errors of one file that are shown; how many more there are is said in the text form.
+/// Limit of errors shown for one file; the text form has the number of further ones.
 pub const MAX_SHOWN_ERRORS: usize = 100;
-/// Most errors that are collected, so that a hostile file cannot fill the memory.
+/// Limit of errors collected, so that a hostile file cannot fill the memory.
 const MAX_COLLECTED: usize = 1000;
-/// Most characters of a message or a remedy; both may quote the file.
+/// Limit of characters in a message or a remedy; both may quote the file.
 const MAX_MESSAGE: usize = 400;
 
-/// One mistake in a spec file.
+/// A mistake in a spec file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SpecError {
     /// Name of the file as the user gave it.
     pub file: String,
-    /// Line, from 1; `None` when the file as a whole is at fault (missing, too large).
+    /// Line, from 1; `None` when the error concerns the file as a whole (missing, too large).
     pub line: Option<usize>,
     /// Column in characters, from 1; `None` together with `line`.
     pub column: Option<usize>,
-    /// What is wrong.
+    /// Description of the mistake.
     pub message: String,
-    /// What to do about it.
+    /// Remedy, such as a corrected value.
     pub help: String,
     #[serde(skip)]
     excerpt: Option<Excerpt>,
 }
 
-/// All mistakes of one spec file, in file order; never empty.
+/// Errors of one spec file, in file order; never empty.
 ///
 /// Displays like a compiler's messages; serialises as a list of
 /// `{file, line, column, message, help}`.
@@ -44,7 +44,7 @@ pub struct SpecErrors {
 }
 
 impl SpecErrors {
-    /// The errors in file order, at most [`MAX_SHOWN_ERRORS`].
+    /// Errors in file order, at most [`MAX_SHOWN_ERRORS`].
     #[must_use]
     pub fn errors(&self) -> &[SpecError] {
         &self.errors
@@ -72,9 +72,9 @@ impl SpecErrors {
         Self::whole_file(file, message, "check the path; a spec with 64 VMs has less than 1 MiB")
     }
 
-    /// `good` bytes at the start of `bytes` are UTF-8.
+    /// Reports the first invalid byte: `good` bytes at the start of `bytes` are UTF-8.
     pub(crate) fn not_utf8(file: &str, bytes: &[u8], good: usize) -> Self {
-        // The lossy text is the same up to the bad byte, so that offset is valid in it.
+        // The lossy text is equal up to the invalid byte, so that offset is valid in it.
         let text = String::from_utf8_lossy(bytes);
         let mut report = Report::new(file, &text);
         let byte = bytes.get(good).copied().unwrap_or_default();
@@ -136,7 +136,7 @@ impl<'a> Report<'a> {
         Self { file, source: Source::new(text), found: Vec::new(), omitted: 0 }
     }
 
-    /// The file's name.
+    /// Name of the spec file.
     pub(crate) fn file(&self) -> &'a str {
         self.file
     }
@@ -150,27 +150,27 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Whether further errors are only counted, so that their text need not be made.
+    /// Whether further errors are only counted, so that their text is not needed.
     pub(crate) fn is_full(&self) -> bool {
         self.found.len() >= MAX_COLLECTED
     }
 
-    /// The line of a byte offset, for "the first is on line N".
+    /// Number of the line at a byte offset, for "the first is on line N".
     pub(crate) fn line(&self, offset: usize) -> usize {
         self.source.line(offset)
     }
 
-    /// The text at `span`, as it stands in the file; empty for a span that is none.
+    /// Text of the file at `span`; empty for an invalid span.
     pub(crate) fn text(&self, span: &Span) -> &'a str {
         self.source.text(span)
     }
 
-    /// What was read if nothing was reported, else the errors.
+    /// Returns the value if no error was reported, else the errors.
     pub(crate) fn finish<T>(mut self, spec: Option<T>) -> Result<T, SpecErrors> {
         match spec {
             Some(spec) if self.found.is_empty() => return Ok(spec),
-            // Readers return nothing only after a report; keep the promise of a non-empty list all
-            // the same.
+            // Readers return `None` only after a report; this keeps the list of errors non-empty
+            // even so.
             None if self.found.is_empty() => {
                 self.add(0..0, "the spec is not valid", "compare it with the specs in examples/");
             }

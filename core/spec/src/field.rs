@@ -1,4 +1,4 @@
-//! Reading the keys of one table: presence, type, words, names and paths.
+//! Reads the keys of one table: presence, type, words, names and paths.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -14,14 +14,14 @@ const MAX_SOCKET_PATH: usize = 107;
 /// Longest path in bytes: the kernel's `PATH_MAX` less its NUL.
 const MAX_PATH: usize = 4095;
 
-/// What a key held.
+/// Value of a key, after its check.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Field<T> {
-    /// The key is not there.
+    /// The key is absent.
     Absent,
-    /// The key is there and its value was reported.
+    /// The value of the key is invalid and was reported.
     Bad,
-    /// A good value.
+    /// The key has a valid value.
     Given(T),
 }
 
@@ -33,7 +33,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// The value; `None` when absent or bad.
+    /// Returns the value; `None` when absent or bad.
     pub(crate) fn into_value(self) -> Option<T> {
         match self {
             Field::Given(v) => Some(v),
@@ -41,7 +41,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// The value, or the default when absent; `None` when bad.
+    /// Returns the value, or the default when absent; `None` when bad.
     pub(crate) fn or(self, default: T) -> Option<T> {
         match self {
             Field::Absent => Some(default),
@@ -50,7 +50,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// The value or its absence; `None` when bad.
+    /// Returns the value as an option; `None` when bad.
     pub(crate) fn optional(self) -> Option<Option<T>> {
         match self {
             Field::Absent => Some(None),
@@ -69,38 +69,38 @@ impl<T> Field<T> {
 }
 
 impl<T> From<Option<T>> for Field<T> {
-    /// `None` means that the value was reported.
+    /// `None` means that an error was reported.
     fn from(value: Option<T>) -> Self {
         value.map_or(Field::Bad, Field::Given)
     }
 }
 
-/// Where a key and its value stand.
+/// Spans of a key and its value.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) key: Span,
     pub(crate) value: Span,
 }
 
-/// One table of the file whose keys have been checked.
+/// A table of the file whose keys have been checked.
 pub(crate) struct Section<'t, 'i> {
-    /// How messages call it, such as `[device]`.
+    /// Name in messages, such as `[device]`.
     pub(crate) title: &'static str,
-    /// Where to point when a key is missing.
+    /// Span for errors about a missing key.
     pub(crate) span: Span,
     table: &'t DeTable<'i>,
-    /// What unknown keys were probably meant to be; these are not reported as missing too.
+    /// Keys that misspelt ones were probably meant to be; these are not reported as missing too.
     meant: Vec<String>,
 }
 
-/// "an integer", "a string".
+/// Name of a value's type with its article: "an integer", "a string".
 pub(crate) fn kind(value: &DeValue<'_>) -> String {
     let name = value.type_str();
     let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
     format!("{article} {name}")
 }
 
-/// "a, b or c", with the conjunction given.
+/// List in words: "a, b or c", with the conjunction given.
 pub(crate) fn listing(words: &[&str], conjunction: &str) -> String {
     match words {
         [] => String::new(),
@@ -109,14 +109,14 @@ pub(crate) fn listing(words: &[&str], conjunction: &str) -> String {
     }
 }
 
-/// Text from the file in a message: quoted and cut short.
+/// Text of the file for a message: quoted and shortened.
 pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", printable(text, 60))
 }
 
 impl<'t, 'i> Section<'t, 'i> {
-    /// Takes a table and reports every key in it that is neither in `keys`; `aliases` maps what
-    /// other tools call a thing to what it is called here.
+    /// Takes a table and reports every key in it that is not in `keys`; `aliases` maps names of
+    /// other tools to the key or phrase to suggest.
     pub(crate) fn open(
         report: &mut Report<'_>,
         title: &'static str,
@@ -138,7 +138,7 @@ impl<'t, 'i> Section<'t, 'i> {
             let alias = aliases.iter().find(|(from, _)| from.eq_ignore_ascii_case(name)).map(|(_, to)| *to);
             let alias = alias.or_else(|| closest(name, keys.iter().copied()));
             let help = match alias {
-                // Some aliases are keys of this table, others say where the thing belongs.
+                // An alias maps to a key of this table, or to a phrase that names the right place.
                 Some(known) if keys.contains(&known) => format!("did you mean `{known}`?"),
                 Some(phrase) => format!("did you mean {phrase}?"),
                 None => format!("{title} takes {}", listing(keys, "and")),
@@ -149,38 +149,38 @@ impl<'t, 'i> Section<'t, 'i> {
         Self { title, span, table, meant }
     }
 
-    /// A table whose keys have been reported already.
+    /// For a table whose keys have been checked already.
     pub(crate) fn checked(title: &'static str, table: &'t DeTable<'i>, span: Span) -> Self {
         Self { title, span, table, meant: Vec::new() }
     }
 
-    /// Whether an unknown key was probably meant to be `key`.
+    /// Whether a misspelt key was probably meant to be `key`.
     pub(crate) fn meant(&self, key: &str) -> bool {
         self.meant.iter().any(|m| m == key)
     }
 
-    /// The field of a key that is not there; `Bad` when a misspelt key has been reported for it.
+    /// Field of an absent key; `Bad` when a misspelt key has been reported for it.
     pub(crate) fn absent<T>(&self, key: &str) -> Field<T> {
         if self.meant(key) { Field::Bad } else { Field::Absent }
     }
 
-    /// Place and value of a key.
+    /// Spans and value of a key; `None` when it is absent.
     pub(crate) fn get(&self, key: &str) -> Option<(Place, &'t DeValue<'i>)> {
         let (name, value) = self.table.get_key_value(key)?;
         Some((Place { key: name.span(), value: value.span() }, value.get_ref()))
     }
 
-    /// Where a key stands; `None` when it is absent.
+    /// Spans of a key and its value; `None` when it is absent.
     pub(crate) fn place(&self, key: &str) -> Option<Place> {
         self.get(key).map(|(place, _)| place)
     }
 
-    /// Where the value of a key stands; the table's header when it is absent.
+    /// Span of a key's value; that of the table's header when it is absent.
     pub(crate) fn value_span(&self, key: &str) -> Span {
         self.place(key).map_or_else(|| self.span.clone(), |p| p.value)
     }
 
-    /// Reports an absent key and passes any field on.
+    /// Reports an absent key; returns the field unchanged otherwise.
     pub(crate) fn required<T>(
         &self,
         report: &mut Report<'_>,
@@ -198,7 +198,7 @@ impl<'t, 'i> Section<'t, 'i> {
         field
     }
 
-    /// A string value; `example` is how a right one is written.
+    /// Reads a string; `example` is a valid value for messages.
     pub(crate) fn string(&self, report: &mut Report<'_>, key: &str, example: &str) -> Field<&'t str> {
         match self.get(key) {
             None => self.absent(key),
@@ -211,7 +211,7 @@ impl<'t, 'i> Section<'t, 'i> {
         }
     }
 
-    /// An integer from `least` to `most`.
+    /// Reads an integer from `least` to `most`.
     pub(crate) fn integer(&self, report: &mut Report<'_>, key: &str, least: u32, most: u32) -> Field<u32> {
         let (place, value) = match self.get(key) {
             None => return self.absent(key),
@@ -237,7 +237,7 @@ impl<'t, 'i> Section<'t, 'i> {
         }
     }
 
-    /// One of a set of words.
+    /// Reads one of `words`; `aliases` maps words of other tools to these.
     pub(crate) fn word<T: Copy>(
         &self,
         report: &mut Report<'_>,
@@ -266,7 +266,7 @@ impl<'t, 'i> Section<'t, 'i> {
         })
     }
 
-    /// The name of a VM or task.
+    /// Reads the key `name` and checks the form of the name.
     pub(crate) fn name(&self, report: &mut Report<'_>, example: &str) -> Field<&'t str> {
         let field = self.string(report, "name", example);
         self.required(report, "name", example, field).and_then(|name| {
@@ -282,12 +282,12 @@ impl<'t, 'i> Section<'t, 'i> {
         })
     }
 
-    /// An absolute path without `..`, cleaned of double slashes and `.`.
+    /// Reads an absolute path without `..`, normalised for double slashes and `.`.
     pub(crate) fn path(&self, report: &mut Report<'_>, key: &str, example: &str) -> Field<PathBuf> {
         self.limited_path(report, key, example, MAX_PATH)
     }
 
-    /// As `path`, short enough for a Unix socket.
+    /// Reads a path as `path` does, short enough for a Unix socket.
     pub(crate) fn socket(&self, report: &mut Report<'_>, key: &str, example: &str) -> Field<PathBuf> {
         self.limited_path(report, key, example, MAX_SOCKET_PATH)
     }
@@ -326,17 +326,17 @@ impl<'t, 'i> Section<'t, 'i> {
     }
 }
 
-/// A string of the file with an escape that TOML decodes.
+/// A string of the file with an escape sequence that TOML decodes.
 struct Escaped<'a> {
-    /// What stands between the quotes.
+    /// Text between the quotes.
     inner: &'a str,
-    /// The first such escape.
+    /// First such escape sequence.
     escape: &'a str,
 }
 
-/// Finds an escape, such as systemd's `\x2d` for `-` in the name of a unit, in a basic string as
-/// the file has it. `\\` and `\"` are written on purpose. A string with a single quote has no
-/// single-quoted form and is taken as TOML reads it.
+/// Finds an escape sequence, such as systemd's `\x2d` for `-` in the name of a unit, in the source
+/// text of a basic string. `\\` and `\"` are taken as intended. A string with a single quote has no
+/// single-quoted form and is accepted as TOML reads it.
 fn decoded_escape(raw: &str) -> Option<Escaped<'_>> {
     let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
     if inner.contains('\'') {
@@ -362,7 +362,7 @@ fn decoded_escape(raw: &str) -> Option<Escaped<'_>> {
     None
 }
 
-/// Why a name is not allowed.
+/// Reason why a name is not allowed; `None` for a valid one.
 fn name_problem(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("is empty")
@@ -377,7 +377,7 @@ fn name_problem(name: &str) -> Option<&'static str> {
     }
 }
 
-/// A legal name near `name`, if it is not too far gone.
+/// A valid name similar to `name`; `None` if there is none.
 fn repaired(name: &str) -> Option<String> {
     let dashed = dashed(name);
     let good: String =
@@ -385,7 +385,7 @@ fn repaired(name: &str) -> Option<String> {
     name_problem(&good).is_none().then_some(good)
 }
 
-/// The entries of an array of tables such as `[[vm]]`; a wrong shape is reported and gives `None`.
+/// Entries of an array of tables such as `[[vm]]`; `None` when an error was reported.
 pub(crate) fn tables<'t, 'i>(
     report: &mut Report<'_>,
     section: &Section<'t, 'i>,

@@ -1,16 +1,16 @@
-//! Opening a spec file. A service reads what others can put there, so it must not wait for it.
+//! Opens spec files without blocking: the path may be one that others control.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// At most `limit` bytes of a regular file. Links are followed; a FIFO or a device is refused and
-/// not opened.
+/// Reads at most `limit` bytes of a regular file. Links are followed; a FIFO or a device is not
+/// opened.
 pub(crate) fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     regular(&fs::metadata(path)?)?;
     let file: File = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    // The name may be another file's by now.
+    // Checked again: the name may refer to another file by now.
     regular(&file.metadata()?)?;
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;

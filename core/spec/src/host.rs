@@ -1,4 +1,4 @@
-//! A whole spec file: the devices of one host, and the part of the file that concerns each.
+//! A whole spec file: the devices of one host, and the part of the file for each.
 
 use serde::Serialize;
 
@@ -17,42 +17,42 @@ pub struct HostSpec {
     parts: Vec<Part>,
     vms: Vec<Vm>,
     disks: Vec<Vec<TaskDisk>>,
-    /// Of each VM.
+    /// Paths of each VM.
     #[serde(skip_serializing_if = "no_paths")]
     paths: Vec<Vec<VmPath>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     networks: Vec<Network>,
-    /// What a caller that takes one device answers; `None` for a file with one.
+    /// Error for a caller that supports one device only; `None` for a file with one.
     #[serde(skip)]
     several: Option<SpecErrors>,
 }
 
-/// What a spec file says of one device.
+/// Part of a spec file for one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Part {
     /// Name of the device in the file; a file with one device need not give it.
     pub name: Option<String>,
-    /// The device, and the VMs that have tasks on it, with those tasks only; in file order.
+    /// Device, and the VMs that have tasks on it, with those tasks only; in file order.
     pub spec: Spec,
-    /// The disk of each task, VM by VM as in `spec`; `None` where the file does not say.
+    /// Disk of each task, VM by VM as in `spec`; `None` where the file does not say.
     pub disks: Vec<Vec<Option<VmDisk>>>,
 }
 
 impl HostSpec {
-    /// One part for each device, in file order; never empty.
+    /// Parts by device, in file order; never empty.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// The VMs with all their tasks, in file order. Where a VM has several disks, `disk` of its
+    /// VMs with all their tasks, in file order. Where a VM has several disks, `disk` of its
     /// [`Reach`] is that of its first task; see [`HostSpec::disks`].
     #[must_use]
     pub fn vms(&self) -> &[Vm] {
         &self.vms
     }
 
-    /// The networks, in file order.
+    /// Networks, in file order.
     #[must_use]
     pub fn networks(&self) -> &[Network] {
         &self.networks
@@ -62,33 +62,33 @@ impl HostSpec {
         Self { networks, ..self }
     }
 
-    /// The paths of the VM at this position; empty where there is no such VM.
+    /// Paths of the VM at this index; empty where there is no such VM.
     #[must_use]
     pub fn paths(&self, vm: usize) -> &[VmPath] {
         self.paths.get(vm).map_or(&[], Vec::as_slice)
     }
 
-    /// The disk of each task of the VM at this position; empty where there is no such VM.
+    /// Disk of each task of the VM at this index; empty where there is no such VM.
     #[must_use]
     pub fn disks(&self, vm: usize) -> &[TaskDisk] {
         self.disks.get(vm).map_or(&[], Vec::as_slice)
     }
 
-    /// Every task with its VM, in file order.
+    /// All tasks with their VMs, in file order.
     pub fn tasks(&self) -> impl Iterator<Item = (&Vm, &Task)> {
         self.vms.iter().flat_map(|vm| vm.tasks.iter().map(move |task| (vm, task)))
     }
 
-    /// What the lab starts for this file; `None` when its VMs run already.
+    /// Kind of the VMs that the lab starts; `None` when the VMs run already.
     #[must_use]
     pub fn lab_kind(&self) -> Option<LabKind> {
         self.parts.iter().find_map(|part| part.spec.lab_kind())
     }
 
-    /// The spec of a file that has one device.
+    /// Spec of a file that has one device.
     ///
     /// # Errors
-    /// When it has several, with the place of the second.
+    /// When it has several, with the position of the second.
     pub fn single(&self) -> Result<&Spec, SpecErrors> {
         match (&self.several, self.parts.as_slice()) {
             (None, [part]) => Ok(&part.spec),
@@ -96,10 +96,10 @@ impl HostSpec {
         }
     }
 
-    /// As [`HostSpec::single`].
+    /// Consumes the file; otherwise like [`HostSpec::single`].
     ///
     /// # Errors
-    /// As [`HostSpec::single`].
+    /// As of [`HostSpec::single`].
     pub fn into_single(mut self) -> Result<Spec, SpecErrors> {
         match (self.several, self.parts.pop()) {
             (None, Some(part)) => Ok(part.spec),
@@ -113,8 +113,9 @@ fn no_paths(paths: &[Vec<VmPath>]) -> bool {
 }
 
 impl HostSpec {
-    /// Several files as one host: some of their VMs, and each block device once. Of VMs with one
-    /// name the first counts. Networks are left out. `None` where no VM remains.
+    /// Joins several files to one host, with the VMs that `keep` selects, and each block device
+    /// once. Of VMs with the same name the first is taken. Networks are left out. `None` where no
+    /// VM remains.
     #[must_use]
     pub fn joined<'s>(all: impl IntoIterator<Item = &'s Self>, keep: impl Fn(&str) -> bool) -> Option<Self> {
         let mut host = Self {
@@ -132,7 +133,7 @@ impl HostSpec {
                 .collect();
             let names: Vec<&str> =
                 new.iter().filter_map(|i| file.vms.get(*i)).map(|vm| vm.name.as_str()).collect();
-            // Where each part of the file is among ours.
+            // Index in `host` of each part of the file.
             let places: Vec<usize> = file.parts.iter().map(|part| host.take(part, &names)).collect();
             for i in new {
                 let (Some(vm), Some(disks)) = (file.vms.get(i), file.disks.get(i)) else { continue };
@@ -149,12 +150,12 @@ impl HostSpec {
         (!host.parts.is_empty()).then_some(host)
     }
 
-    /// Takes the VMs of a part; returns its place.
+    /// Adds the named VMs of a part; returns its index.
     fn take(&mut self, part: &Part, names: &[&str]) -> usize {
         let known = self.parts.iter().position(|known| known.spec.device == part.spec.device);
         let place = known.unwrap_or_else(|| {
             let spec = Spec { device: part.spec.device.clone(), vms: Vec::new() };
-            // Names are of one file; a path is of all.
+            // Names are unique in one file only, paths on the whole host.
             let name = match &part.spec.device {
                 Device::Path(path) => Some(path.display().to_string()),
                 Device::Twin { .. } | Device::File { .. } => part.name.clone(),
@@ -173,8 +174,8 @@ impl HostSpec {
         place
     }
 
-    /// What it says of some of its block devices: the VMs with tasks there, and these tasks.
-    /// Networks are left out. `None` where nothing remains.
+    /// Restricts the file to the devices that `keep` selects: the VMs with tasks there, and these
+    /// tasks. Networks are left out. `None` where nothing remains.
     #[must_use]
     pub fn on_devices(&self, keep: impl Fn(&Device) -> bool) -> Option<Self> {
         let is_kept: Vec<bool> = self.parts.iter().map(|part| keep(&part.spec.device)).collect();
@@ -201,7 +202,7 @@ impl HostSpec {
         (!host.parts.is_empty()).then_some(host)
     }
 
-    /// Parts without VMs go; those behind them move up.
+    /// Removes parts without VMs and updates the indices of the others.
     fn drop_empty_parts(&mut self) {
         let is_used: Vec<bool> = self.parts.iter().map(|part| !part.spec.vms.is_empty()).collect();
         let before = |place: usize| is_used.iter().take(place).filter(|used| **used).count();
@@ -212,7 +213,7 @@ impl HostSpec {
         }
     }
 
-    /// The same without the CPU side of its VMs.
+    /// Removes `cpu` from all VMs.
     #[must_use]
     pub fn without_cpu(mut self) -> Self {
         let of_parts = self.parts.iter_mut().flat_map(|part| &mut part.spec.vms);
@@ -222,7 +223,7 @@ impl HostSpec {
 }
 
 impl From<Spec> for Part {
-    /// The part of a host of one device.
+    /// Part of a host with one device.
     fn from(spec: Spec) -> Self {
         let disks = |vm: &Vm| match &vm.reach {
             Reach::Existing { disk, .. } => vec![disk.clone(); vm.tasks.len()],
@@ -233,7 +234,7 @@ impl From<Spec> for Part {
 }
 
 impl From<Spec> for HostSpec {
-    /// The host of one device.
+    /// Host with one device.
     fn from(spec: Spec) -> Self {
         let (vms, part) = (spec.vms.clone(), Part::from(spec));
         let named = |disk: &Option<VmDisk>| TaskDisk { part: 0, name: None, disk: disk.clone() };
@@ -244,7 +245,7 @@ impl From<Spec> for HostSpec {
 }
 
 impl Part {
-    /// The different disks that the tasks of the VM at this position use, in their order.
+    /// Distinct disks used by the tasks of the VM at this index, in order.
     #[must_use]
     pub fn disks_of(&self, vm: usize) -> Vec<&VmDisk> {
         let mut all: Vec<&VmDisk> = Vec::new();
@@ -257,7 +258,7 @@ impl Part {
     }
 }
 
-/// Puts devices and VMs together; `None` when something was reported.
+/// Combines devices and VMs; `None` when an error was reported.
 pub(crate) fn assemble(
     report: &mut Report<'_>,
     text: &str,
@@ -308,7 +309,7 @@ pub(crate) fn assemble(
     good.then_some(HostSpec { parts, vms, disks, paths, networks: Vec::new(), several })
 }
 
-/// The VM with this disk, where it is one that runs already.
+/// Copy of the VM with this disk, unless the lab starts it.
 fn with_disk(vm: &Vm, first: Option<VmDisk>) -> Vm {
     let mut vm = vm.clone();
     if let Reach::Existing { disk, .. } = &mut vm.reach {
@@ -317,7 +318,7 @@ fn with_disk(vm: &Vm, first: Option<VmDisk>) -> Vm {
     vm
 }
 
-/// The answer of a caller that takes one device.
+/// Error for a caller that supports one device only.
 fn several(report: &Report<'_>, text: &str, devices: &Devices) -> Option<SpecErrors> {
     let second = devices.entries.get(1)?;
     let mut answer = Report::new(report.file(), text);

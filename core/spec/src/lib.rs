@@ -1,9 +1,8 @@
 //! The spec file: devices, VMs, tasks and targets, parsed with line and column.
 //!
 //! [`HostSpec::parse`] turns text into a [`HostSpec`], with a [`Spec`] for each device, that holds
-//! no impossible value, or into [`SpecErrors`]:
-//! every mistake of the file at once, each with its place, the source line and a remedy. The form
-//! of the file is in `docs/reference/spec.md`.
+//! no impossible value, or into [`SpecErrors`]: every mistake of the file at once, each with its
+//! position, the source line and a remedy. The form of the file is in `docs/reference/spec.md`.
 //!
 //! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are
 //! bounded, and nothing in it makes the parser panic.
@@ -59,7 +58,7 @@ use field::Section;
 ///
 /// # Errors
 ///
-/// As [`HostSpec::load`], and [`HostSpec::single`].
+/// As of [`HostSpec::load`], and of [`HostSpec::single`].
 pub fn load(path: impl AsRef<Path>) -> Result<Spec, SpecErrors> {
     HostSpec::load(path)?.into_single()
 }
@@ -69,7 +68,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<Spec, SpecErrors> {
 ///
 /// # Errors
 ///
-/// As [`HostSpec::parse_bytes`], and [`HostSpec::single`].
+/// As of [`HostSpec::parse_bytes`], and of [`HostSpec::single`].
 pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Spec, SpecErrors> {
     HostSpec::parse_bytes(file_name, bytes)?.into_single()
 }
@@ -78,7 +77,7 @@ pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Spec, SpecErrors> {
 ///
 /// # Errors
 ///
-/// As [`HostSpec::parse`], and [`HostSpec::single`].
+/// As of [`HostSpec::parse`], and of [`HostSpec::single`].
 pub fn parse(file_name: &str, text: &str) -> Result<Spec, SpecErrors> {
     HostSpec::parse(file_name, text)?.into_single()
 }
@@ -88,12 +87,12 @@ impl HostSpec {
     ///
     /// # Errors
     ///
-    /// As [`HostSpec::parse`]; also when the file cannot be read, is larger than
+    /// As of [`HostSpec::parse`]; also when the file cannot be read, is larger than
     /// [`MAX_FILE_BYTES`], or is not UTF-8.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, SpecErrors> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        // One byte more than allowed separates "just fits" from "too large".
+        // One byte more than allowed distinguishes a file of the limit from a larger one.
         match file::read(path, MAX_FILE_BYTES as u64 + 1) {
             Ok(bytes) => Self::parse_bytes(&name, &bytes),
             Err(e) => Err(SpecErrors::unreadable(&name, &e)),
@@ -105,7 +104,7 @@ impl HostSpec {
     ///
     /// # Errors
     ///
-    /// As [`HostSpec::parse`]; also when there are more than [`MAX_FILE_BYTES`], or they are not
+    /// As of [`HostSpec::parse`]; also when there are more than [`MAX_FILE_BYTES`], or they are not
     /// UTF-8.
     pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Self, SpecErrors> {
         if bytes.len() > MAX_FILE_BYTES {
@@ -119,7 +118,7 @@ impl HostSpec {
 
     /// Validates the text of a spec file.
     ///
-    /// `file_name` stands in the errors, and a relative path of a twin profile is relative to its
+    /// `file_name` is used in errors; a relative path of a twin profile is relative to its
     /// directory.
     ///
     /// # Errors
@@ -135,7 +134,7 @@ impl HostSpec {
     }
 }
 
-/// The whole file; `None` when something was reported.
+/// Reads the whole file; `None` when an error was reported.
 fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<HostSpec> {
     if let Some(span) = nesting::too_deep(text) {
         report.add(
@@ -152,7 +151,7 @@ fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<HostSpe
             return None;
         }
     };
-    // What is missing as a whole has no place of its own: point at the start of the file.
+    // A missing section has no position: the error points to the start of the file.
     let aliases = [
         ("vms", "[[vm]]"),
         ("devices", "[[device]]"),

@@ -1,4 +1,4 @@
-//! `domain`, `uri` and what follows from them: a VM that libvirt manages.
+//! `domain`, `uri` and keys that depend on them: a VM that libvirt manages.
 
 use std::path::PathBuf;
 
@@ -6,15 +6,15 @@ use crate::error::Report;
 use crate::field::{Field, Section, quoted};
 use crate::types::{HostHandle, LibvirtDomain, VmDisk};
 
-/// Longest name of a domain in bytes. libvirt has no limit of its own, but uses the name in file
-/// names.
+/// Longest name of a libvirt domain in bytes. libvirt has no limit of its own, but uses the name in
+/// file names.
 const MAX_DOMAIN: usize = 255;
 /// Longest URI in bytes.
 const MAX_URI: usize = 1024;
 /// Longest name of a disk in bytes; the kernel's names have less than 32.
 const MAX_TARGET: usize = 64;
 
-/// `domain`, with the daemon that `uri` names.
+/// Reads `domain`, with the daemon named by `uri`.
 pub(crate) fn domain(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
@@ -47,7 +47,7 @@ pub(crate) fn domain(
     Field::Given(HostHandle::Domain(domain))
 }
 
-/// `uri`: a daemon on this host.
+/// Reads `uri`: a daemon on this host.
 pub(crate) fn uri(report: &mut Report<'_>, section: &Section<'_, '_>, way: &str) -> Field<String> {
     let example = format!("\"{}\"", LibvirtDomain::DEFAULT_URI);
     let found = section.string(report, "uri", &example);
@@ -72,7 +72,7 @@ pub(crate) fn uri(report: &mut Report<'_>, section: &Section<'_, '_>, way: &str)
     })
 }
 
-/// `agent` of a VM whose manager leads to its agent: must not be there.
+/// Reports `agent` for a VM whose manager knows the agent's socket.
 pub(crate) fn no_agent(report: &mut Report<'_>, section: &Section<'_, '_>, way: &str) -> Field<PathBuf> {
     let Some(place) = section.place("agent") else { return Field::Absent };
     let message = format!("`agent` is not needed with `{way}`, which leads to the guest agent");
@@ -80,7 +80,7 @@ pub(crate) fn no_agent(report: &mut Report<'_>, section: &Section<'_, '_>, way: 
     Field::Bad
 }
 
-/// A disk of a domain, by libvirt's name of it, which stands at `key`.
+/// Reads a libvirt disk's target name under `key`.
 pub(crate) fn target(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> Field<VmDisk> {
     section.string(report, key, "\"vdb\"").and_then(|name| {
         let good = |c: char| c.is_ascii_alphanumeric();

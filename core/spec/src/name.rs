@@ -1,17 +1,17 @@
-//! Names: what they may hold, and the nearest one to any text.
+//! Names of a spec: allowed characters, and the nearest valid name for any text.
 
 /// Longest name of a VM, task, disk or network in characters.
 pub const MAX_NAME: usize = 32;
 
-/// Whether a name may hold this character: a letter or digit of ASCII, `-`, `_` or `.`. Names
-/// become those of directories, cgroups and sections of fio's files, hence so few.
+/// Whether a name may contain this character: an ASCII letter or digit, `-`, `_` or `.`. Names
+/// become those of directories, cgroups and sections of fio's job files.
 #[must_use]
 pub fn is_name_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.".contains(c)
 }
 
-/// A text with `-` in place of each character that no name may hold. How it begins and how long it
-/// is are left to the caller.
+/// Replaces each character that is not allowed in a name by `-`. First character and length are not
+/// checked.
 #[must_use]
 pub fn dashed(text: &str) -> String {
     text.chars().map(|c| if is_name_char(c) { c } else { '-' }).collect()

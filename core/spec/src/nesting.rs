@@ -1,6 +1,6 @@
-//! A bound on the parts of a key, checked on tokens before a tree is built.
+//! Limit of the parts of a key, checked on tokens before a tree is built.
 //!
-//! The TOML parser bounds brackets and the parts of one key by 80 each, but not their product: 12
+//! The TOML parser limits brackets and the parts of one key to 80 each, but not their product: 12
 //! KiB of text give a tree of 6000 levels, and dropping it overflows a thread's stack. With short
 //! keys the product is 400.
 
@@ -9,17 +9,17 @@ use toml_parser::lexer::TokenKind;
 
 use crate::source::Span;
 
-/// Most dots in one key. The longest path of a spec, `vm.task.target.latency`, has three.
+/// Limit of dots in one key. The longest path of a spec, `vm.task.target.latency`, has three.
 const MAX_DOTS: usize = 4;
 
-/// The first dot too many; `None` when all is well.
+/// Span of the first dot beyond the limit; `None` without one.
 pub(crate) fn too_deep(text: &str) -> Option<Span> {
     let mut dots = 0usize;
     let mut in_key = true;
     for token in Source::new(text).lex() {
         match token.kind() {
             TokenKind::Dot if in_key => dots += 1,
-            // Dots of an unquoted value make no tables; the parser has its own word for them.
+            // Dots of an unquoted value create no tables; the parser reports them.
             TokenKind::Equals => in_key = false,
             TokenKind::LeftSquareBracket
             | TokenKind::LeftCurlyBracket

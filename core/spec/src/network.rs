@@ -1,4 +1,4 @@
-//! Networks of a spec: what they are, the ports of VMs on them, and what VMs send and receive.
+//! Networks of a spec, the ports of VMs on them, and the flows of VMs.
 
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, SHORTEST_FRAME, WIRE_OVERHEAD};
 use serde::{Deserialize, Serialize};
@@ -10,23 +10,23 @@ use crate::types::Target;
 pub struct Network {
     /// Name in the file; a file with one network need not give it.
     pub name: Option<String>,
-    /// What is behind the VMs' ports.
+    /// Host side of the VMs' ports.
     pub uplink: Uplink,
-    /// Rate of the link that they share.
+    /// Rate of the shared link.
     pub link: BytesPerSec,
     /// Largest payload of a frame, in bytes.
     pub mtu: u32,
 }
 
-/// What is behind the ports of a network.
+/// Host side of a network's ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Uplink {
-    /// A tap for each port, on a bridge of the administrator.
+    /// A tap for each port, on a bridge set up by the administrator.
     Tap,
-    /// An interface that belongs to the network alone.
+    /// A host interface used by the network alone.
     Packet {
-        /// Its name.
+        /// Name of the interface.
         interface: String,
     },
 }
@@ -34,11 +34,11 @@ pub enum Uplink {
 /// A VM's port on a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Nic {
-    /// Position of the network in [`HostSpec::networks`](crate::HostSpec::networks).
+    /// Index of the network in [`HostSpec::networks`](crate::HostSpec::networks).
     pub network: usize,
-    /// The VM's address.
+    /// MAC address of the VM.
     pub mac: Mac,
-    /// The tap of an [`Uplink::Tap`].
+    /// Name of the tap on an [`Uplink::Tap`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
 }
@@ -48,20 +48,20 @@ pub struct Nic {
 pub struct Flow {
     /// Name, unique among flows and tasks of its VM.
     pub name: String,
-    /// Position of its port in [`Vm::nics`](crate::Vm::nics).
+    /// Index of its port in [`Vm::nics`](crate::Vm::nics).
     pub nic: usize,
-    /// Seen from the VM.
+    /// Direction as seen from the VM.
     pub direction: Direction,
     /// Length of each frame without its FCS.
     pub frame: Bytes,
-    /// Frames per second.
+    /// Rate in frames per second.
     pub rate: Iops,
-    /// Frames that may come at once.
+    /// Number of frames that may come at once.
     pub burst: u32,
-    /// By which the network knows its frames as urgent.
+    /// Mark by which the network treats its frames as urgent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mark: Option<Mark>,
-    /// What it must get; `None` for one that takes what is left.
+    /// Latency target; `None` for a best-effort flow.
     pub target: Option<Target>,
 }
 
@@ -69,13 +69,13 @@ pub struct Flow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// From the VM.
+    /// Sent by the VM.
     Tx,
-    /// To the VM.
+    /// Received by the VM.
     Rx,
 }
 
-/// What marks a frame as urgent.
+/// Header field that marks a frame as urgent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mark {
@@ -86,7 +86,7 @@ pub enum Mark {
 }
 
 impl Network {
-    /// Its name; `net0` where the file gives none.
+    /// Name of the network; `net0` where the file gives none.
     #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or("net0")
@@ -100,7 +100,7 @@ impl Network {
 }
 
 impl Flow {
-    /// Bytes of a frame on the wire.
+    /// Length of a frame on the wire, in bytes.
     #[must_use]
     pub fn on_the_wire(&self) -> Bytes {
         Bytes(self.frame.0.max(SHORTEST_FRAME) + WIRE_OVERHEAD)

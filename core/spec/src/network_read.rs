@@ -57,16 +57,16 @@ const LINKS: [BytesPerSec; 2] = [BytesPerSec(1e3), BytesPerSec(50e9)];
 const MIN_MTU: u32 = 68;
 const MAX_MTU: u32 = 9_216;
 const DEFAULT_MTU: u32 = 1_500;
-/// Ethernet's header.
+/// Length of an Ethernet header.
 const MIN_FRAME: Bytes = Bytes(14);
 const RATES: [Iops; 2] = [Iops(1.0 / 60.0), Iops(1e8)];
 const MAX_BURST: u32 = 65_536;
 
-/// The networks of a file.
+/// Networks of a file.
 pub(crate) struct Networks {
-    /// In the file's order.
+    /// Valid networks, in the file's order.
     pub(crate) all: Vec<Network>,
-    /// Whether one was reported, so that references to it cannot be judged.
+    /// Whether an invalid one was reported, so that references to it cannot be judged.
     pub(crate) bad: bool,
 }
 
@@ -78,14 +78,14 @@ impl Networks {
     }
 }
 
-/// Addresses and taps of the ports so far, each with the line where it stands.
+/// Addresses and taps of the ports read so far, each with its line.
 #[derive(Default)]
 pub(crate) struct TakenPorts {
     macs: HashMap<(usize, Mac), usize>,
     taps: HashMap<String, usize>,
 }
 
-/// Reads every `[[network]]`.
+/// Reads all `[[network]]` tables.
 pub(crate) fn read_all(report: &mut Report<'_>, file: &Section<'_, '_>) -> Networks {
     let mut networks = Networks { all: Vec::new(), bad: false };
     let Some(tables) = optional_tables(report, file, "network", "[[network]]") else {
@@ -110,7 +110,7 @@ pub(crate) fn read_all(report: &mut Report<'_>, file: &Section<'_, '_>) -> Netwo
     networks
 }
 
-/// The tables under `key`, of which there may be none; `None` when something was reported.
+/// Tables under `key`, possibly none; `None` when an error was reported.
 pub(crate) fn optional_tables<'t, 'i>(
     report: &mut Report<'_>,
     section: &Section<'t, 'i>,
@@ -123,7 +123,7 @@ pub(crate) fn optional_tables<'t, 'i>(
     tables(report, section, key, header)
 }
 
-/// Whether no earlier table has this text under `key`; else it is reported.
+/// Whether no earlier table has this text under `key`; otherwise reported.
 pub(crate) fn unique(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
@@ -172,7 +172,7 @@ fn network(report: &mut Report<'_>, section: &Section<'_, '_>, many: usize) -> O
     Some(Network { name: name?, uplink, link: link?, mtu: mtu? })
 }
 
-/// A value within its range; `None` when absent or reported.
+/// Value within its range; `None` when absent or reported.
 fn in_range<T: PartialOrd>(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
@@ -190,10 +190,10 @@ fn in_range<T: PartialOrd>(
     None
 }
 
-/// The name of a network interface.
+/// Reads the name of a network interface.
 fn interface(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str, example: &str) -> Field<String> {
     section.string(report, key, example).and_then(|text| {
-        // What `dev_valid_name` of the kernel refuses.
+        // Same characters as refused by the kernel's `dev_valid_name`.
         let odd = |c: char| c.is_whitespace() || c.is_control() || c == '/' || c == ':';
         if text.is_empty()
             || text.len() > MAX_INTERFACE_NAME
@@ -212,7 +212,7 @@ fn interface(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str, exam
     })
 }
 
-/// Reads `[[vm.nic]]` and `[[vm.flow]]` of a VM; `None` when something was reported.
+/// Reads `[[vm.nic]]` and `[[vm.flow]]` of a VM; `None` when an error was reported.
 pub(crate) fn of_vm(
     report: &mut Report<'_>,
     vm: &Section<'_, '_>,
@@ -239,7 +239,7 @@ pub(crate) fn of_vm(
     nics.filter(|_| good).map(|nics| (nics, flows))
 }
 
-/// Names of a VM's tasks, with their lines: plans and results list flows together with them.
+/// Names of a VM's tasks, with their lines: plans and results list flows together with tasks.
 fn task_names(vm: &Section<'_, '_>, report: &Report<'_>) -> HashMap<String, usize> {
     let tasks = vm.get("task").and_then(|(_, value)| value.as_array());
     let tables =
@@ -341,8 +341,8 @@ fn mac(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Mac> {
     None
 }
 
-/// Position of the network that `network` names, or of the only one; `nics` limits the choice to
-/// those of a VM.
+/// Index of the network named by `network`, or of the only one; `nics` limits the choice to
+/// networks of a VM.
 fn network_of(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
@@ -385,7 +385,7 @@ fn network_of(
     }
 }
 
-/// `nics` is `None` where a mistake in them was reported: the rest is judged all the same.
+/// `nics` is `None` where an error in them was reported: the other keys are checked even so.
 fn flow(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
@@ -429,7 +429,7 @@ fn flow(
     })
 }
 
-/// `pcp` or `dscp`; `None` when something was reported.
+/// Reads `pcp` or `dscp`; `None` when an error was reported.
 fn mark(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
@@ -445,7 +445,7 @@ fn mark(
             ("marks order what a VM sends, and this flow goes to it", "remove this line")
         }
         _ => {
-            // Both are below 64.
+            // Both values are below 64.
             let small = |n: u32| u8::try_from(n).unwrap_or(u8::MAX);
             return Some(pcp.map(|n| Mark::Pcp(small(n))).or(dscp.map(|n| Mark::Dscp(small(n)))));
         }

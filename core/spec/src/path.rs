@@ -1,4 +1,4 @@
-//! `[[vm.path]]`: one target for what passes a VM's network card, its CPU and its disk in turn.
+//! `[[vm.path]]`: one target for the sum of a VM's network, CPU and disk latency.
 
 use std::collections::HashMap;
 
@@ -16,14 +16,14 @@ use crate::suggest::closest;
 use crate::target;
 use crate::types::{Target, Task};
 
-/// Parts of a VM that one message passes, with a target for all of them together.
+/// Parts of a VM that a message passes, with a target for their sum.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmPath {
     /// Name, unique among the paths of its VM.
     pub name: String,
-    /// The parts, in the order in which they are passed; at least two, each kind once.
+    /// Parts, in the order of passing; at least two, each kind once.
     pub parts: Vec<PathPart>,
-    /// What the whole must get.
+    /// Target of the whole path.
     pub target: Target,
 }
 
@@ -31,11 +31,11 @@ pub struct VmPath {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathPart {
-    /// A frame of this flow, by its position in [`Vm::flows`](crate::Vm::flows).
+    /// A frame of this flow, by its index in [`Vm::flows`](crate::Vm::flows).
     Net(usize),
-    /// So much CPU time in the VM.
+    /// Amount of CPU time in the VM.
     Cpu(Nanos),
-    /// A request of this task, by its position in [`Vm::tasks`](crate::Vm::tasks).
+    /// A request of this task, by its index in [`Vm::tasks`](crate::Vm::tasks).
     Disk(usize),
 }
 
@@ -52,10 +52,10 @@ const ALIASES: &[(&str, &str)] = &[
     ("latency", TARGET),
     ("deadline", TARGET),
 ];
-/// What other names of a target are told.
+/// Suggestion for other names of a target.
 const TARGET: &str = "target = { latency = ... }";
 const PARTS: [&str; 3] = ["net", "cpu", "disk"];
-/// The key that says more of each part.
+/// Key with the details of each part.
 const OF_PART: [&str; 3] = ["flow", "work", "task"];
 const PART_ALIASES: &[(&str, &str)] = &[
     ("network", "net"),
@@ -69,7 +69,7 @@ const PART_ALIASES: &[(&str, &str)] = &[
 ];
 const WORK: [Nanos; 2] = [Nanos(1_000), Nanos(60_000_000_000)];
 
-/// Reads every `[[vm.path]]` of a VM; `None` when something was reported.
+/// Reads all `[[vm.path]]` of a VM; `None` when an error was reported.
 pub(crate) fn read_all(
     report: &mut Report<'_>,
     vm: &Section<'_, '_>,
@@ -150,7 +150,7 @@ fn read(
     Some(VmPath { name: name.into_value()?.to_owned(), parts, target }).filter(|_| whole)
 }
 
-/// The words of `path`; `None` when something was reported.
+/// Reads the words of `path`; `None` when an error was reported.
 fn kinds(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Vec<&'static str>> {
     const EXAMPLE: &str =
         "write path = [\"net\", \"cpu\", \"disk\"], in the order in which a message passes them";
@@ -201,7 +201,7 @@ fn kinds(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Vec<&'sta
     Some(kinds)
 }
 
-/// The position of what `key` names, or of the only one with a target.
+/// Index of the flow or task named by `key`, or of the only one with a target.
 fn member(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,

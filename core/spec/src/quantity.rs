@@ -1,4 +1,4 @@
-//! Values with a unit in text form, and what to say when the unit is missing or misspelt.
+//! Values with a unit as text, and remedies for a missing or misspelt unit.
 
 use std::str::FromStr;
 
@@ -10,17 +10,17 @@ use crate::field::{Field, Section, kind, listing};
 use crate::source::printable;
 use crate::suggest::closest;
 
-/// A unit newtype that a spec can hold.
+/// A unit newtype that can be the value of a key.
 pub(crate) trait Quantity: FromStr<Err = UnitError> {
-    /// A right value, in quotes.
+    /// A valid value, in quotes.
     const EXAMPLE: &'static str;
-    /// The units to offer.
+    /// Units to suggest.
     const UNITS: &'static [&'static str];
-    /// Units of other tools and people, with ours; whole values where there is no unit.
+    /// Units of other tools, with the spec's unit; whole values for types without units.
     const ALIASES: &'static [(&'static str, &'static str)];
-    /// The likeliest text for a bare number.
+    /// Likeliest text for a bare number.
     fn guess(number: &str) -> String;
-    /// The text for a number whose unit has a prefix that our units do not have, as `2k/s`.
+    /// Valid text for a number whose unit has an unsupported prefix, such as `2k/s`.
     fn without_prefix(_number: &str, _unit: &str) -> Option<String> {
         None
     }
@@ -71,7 +71,7 @@ impl Quantity for Bytes {
     }
 }
 
-/// The length of a frame: its unit is the byte, where that of a block is KiB.
+/// Length of a frame: bare numbers are bytes, where those of a block are KiB.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub(crate) struct FrameLength(pub(crate) Bytes);
 
@@ -120,7 +120,7 @@ impl Quantity for Iops {
         let ours = Self::UNITS.contains(&per)
             || Self::ALIASES.iter().any(|(from, _)| from.eq_ignore_ascii_case(per))
             || format!("1{per}").parse::<Self>().is_ok();
-        // `2k` alone is a rate per second, `2 ms` and `2 min` are no rates with a prefix.
+        // `2k` is a rate per second; `2 ms` and `2 min` are not rates with a prefix.
         let is_rate = per.is_empty() && factor < 1e6 || ours && !per.eq_ignore_ascii_case("s");
         let rate: f64 = number.replace('_', "").parse().ok()?;
         let per = if Self::UNITS.contains(&per) { per } else { "/s" };
@@ -173,14 +173,14 @@ impl Quantity for Percentile {
     }
 }
 
-/// The percentile that a share of all requests is: `p99.9` for 0.999.
+/// Percentile for a share of all requests: `p99.9` for 0.999.
 fn of_share(share: f64) -> String {
-    // A share has a last digit that a product in binary may lose: 99.9, not 99.90000000000001.
+    // Rounded to hide the representation error: 99.9, not 99.90000000000001.
     format!("p{}", (share * 1e10).round() / 1e8)
 }
 
 impl<'t> Section<'t, '_> {
-    /// A value with a unit; returns the text with it, for messages about its range.
+    /// Reads a value with a unit; also returns its text, for messages about its range.
     pub(crate) fn quantity<Q: Quantity>(&self, report: &mut Report<'_>, key: &str) -> Field<(Q, &'t str)> {
         let (place, value) = match self.get(key) {
             None => return self.absent(key),
@@ -212,13 +212,13 @@ impl<'t> Section<'t, '_> {
     }
 }
 
-/// The quoted form of a bare positive decimal number, if that makes a value.
+/// Quoted text for a bare positive decimal number; `None` if that is no valid value.
 fn number_with_unit<Q: Quantity>(number: &str) -> Option<String> {
     let text = Q::guess(number.trim_start_matches('+'));
     text.parse::<Q>().is_ok().then(|| format!("\"{text}\""))
 }
 
-/// What to write instead of `text`, which is not a `Q`.
+/// Remedy for `text`, which is not a valid `Q`.
 fn remedy<Q: Quantity>(key: &str, text: &str, error: &UnitError) -> String {
     let text = text.trim();
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(text.len());
@@ -234,7 +234,7 @@ fn remedy<Q: Quantity>(key: &str, text: &str, error: &UnitError) -> String {
         }
     }
     if Q::UNITS.is_empty() {
-        // `p0.999`, `99.9%`.
+        // Also handles `p0.999` and `99.9%`.
         if let Some(good) = number_with_unit::<Q>(text.trim_start_matches(['p', 'P']).trim_end_matches('%')) {
             return format!("write {key} = {good}");
         }

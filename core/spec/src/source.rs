@@ -1,37 +1,37 @@
-//! From byte offsets to lines, columns and printable excerpts.
+//! Maps byte offsets to lines, columns and printable excerpts.
 
 use std::ops::Range;
 
-/// Byte range in the text of the spec.
+/// Byte range in the text of a spec.
 pub(crate) type Span = Range<usize>;
 
-/// Most characters of a source line that an error shows.
+/// Limit of characters of a source line in an error.
 const MAX_SHOWN: usize = 120;
-/// Characters shown before the marked place when the line is longer than that.
+/// Characters shown before the marked place when the line is longer.
 const LEAD: usize = 60;
 
-/// A text with an index of its lines.
+/// Text with an index of its lines.
 #[derive(Debug)]
 pub(crate) struct Source<'a> {
     text: &'a str,
     line_starts: Vec<usize>,
 }
 
-/// A place in a text: both from 1, the column in characters.
+/// Line and column, both from 1; the column counts characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) line: usize,
     pub(crate) column: usize,
 }
 
-/// The printable part of a source line with the columns to mark.
+/// Printable part of a source line with the columns to mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Excerpt {
     /// Text without tabs and control characters.
     pub(crate) text: String,
-    /// Characters before the mark.
+    /// Number of characters before the mark.
     pub(crate) indent: usize,
-    /// Characters to mark; at least one.
+    /// Number of characters to mark; at least one.
     pub(crate) width: usize,
 }
 
@@ -41,7 +41,7 @@ impl<'a> Source<'a> {
         Self { text, line_starts }
     }
 
-    /// The text at `span`.
+    /// Text at `span`.
     pub(crate) fn text(&self, span: &Span) -> &'a str {
         self.text.get(span.clone()).unwrap_or_default()
     }
@@ -61,7 +61,7 @@ impl<'a> Source<'a> {
         (index + 1, start..start + line.strip_suffix('\r').unwrap_or(line).len())
     }
 
-    /// The nearest character boundary at or before `offset`.
+    /// Nearest character boundary at or before `offset`.
     fn floor(&self, offset: usize) -> usize {
         let mut at = offset.min(self.text.len());
         while !self.text.is_char_boundary(at) {
@@ -70,16 +70,16 @@ impl<'a> Source<'a> {
         at
     }
 
-    /// Line and column of a byte offset; one beyond the end counts as the end.
+    /// Line and column of a byte offset; an offset beyond the end is taken as the end.
     pub(crate) fn position(&self, offset: usize) -> Position {
         let offset = self.floor(offset);
         let (line, range) = self.line_at(offset);
-        // A byte-order mark is not a character of the file's first line for any editor.
+        // Editors do not count a byte-order mark as a character of the first line.
         let before = self.text[range.start..offset].trim_start_matches('\u{feff}');
         Position { line, column: before.chars().count() + 1 }
     }
 
-    /// The line that `span` starts in, ready to print, marked to the span's or the line's end.
+    /// First line of `span`, printable, marked to the end of the span or the line.
     pub(crate) fn excerpt(&self, span: &Span) -> Excerpt {
         let start = self.floor(span.start);
         let (_, range) = self.line_at(start);
@@ -110,7 +110,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A tab becomes four blanks; what could move the cursor or reorder the line becomes U+FFFD.
+/// Replaces a tab by four spaces, and characters that move the cursor or reorder text by U+FFFD.
 fn shown(c: char) -> impl Iterator<Item = char> {
     let (c, n) = match c {
         '\t' => (' ', 4),
@@ -120,13 +120,13 @@ fn shown(c: char) -> impl Iterator<Item = char> {
     std::iter::repeat_n(c, n)
 }
 
-/// Control characters, and the format characters that change the direction of text.
+/// Whether a character is a control character or changes the direction of text.
 fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// Text from a file, safe for a terminal and cut to `most` characters.
+/// Text of a file, safe for a terminal and shortened to `most` characters.
 pub(crate) fn printable(text: &str, most: usize) -> String {
     let mut out: String = text.chars().take(most).flat_map(shown).collect();
     if text.chars().nth(most).is_some() {

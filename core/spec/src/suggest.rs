@@ -1,9 +1,10 @@
-//! "Did you mean": the nearest known word.
+//! "Did you mean": finds the nearest known word.
 
-/// Longer words are not typos of ours, and the distance costs the product of the lengths.
+/// Longest word considered: no key is longer, and the distance costs the product of the lengths.
 const MAX_LEN: usize = 32;
 
-/// Edits (insert, delete, replace, swap of neighbours) from `a` to `b`: optimal string alignment.
+/// Number of edits (insert, delete, replace, swap of neighbours) from `a` to `b`: optimal string
+/// alignment.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();
@@ -21,10 +22,10 @@ fn distance(a: &[char], b: &[char]) -> usize {
     last[b.len()]
 }
 
-/// The candidate that `word` was probably meant to be; letter case is ignored.
+/// Candidate that `word` was probably meant to be; ignores case.
 ///
-/// A third of the letters may be wrong, at least one and at most three; the first candidate wins a
-/// tie.
+/// Up to a third of the letters may be wrong, at least one and at most three; the first candidate
+/// wins a tie.
 pub(crate) fn closest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let chars = |s: &str| s.chars().flat_map(char::to_lowercase).collect::<Vec<_>>();
     if word.len() > MAX_LEN {
@@ -38,7 +39,7 @@ pub(crate) fn closest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c s
             let limit = (wanted.len().max(word.len()) / 3).clamp(1, 3);
             (distance(&word, &wanted), limit, wanted.len(), c)
         })
-        // A word of which every letter must change is no typo of it.
+        // A word in which every letter differs is not a typo.
         .filter(|&(d, limit, len, _)| d <= limit && d < len.max(word.len()))
         .min_by_key(|&(d, ..)| d)
         .map(|(.., c)| c)

@@ -1,12 +1,12 @@
-//! `sync` of a task: what makes each of its writes durable.
+//! `sync` of a task: the call that makes each of its writes durable.
 
 use crate::block::Sizes;
 use crate::error::Report;
 use crate::field::{Field, Section};
 use crate::types::{Arrival, Op, SyncKind};
 
-/// A synchronous write goes through the page cache, as that of a database does, and the cache
-/// writes whole pages: a smaller block would be read first.
+/// A synchronous write goes through the page cache, which writes whole pages: the rest of a page
+/// would be read first for a smaller block.
 const PAGE: u64 = 4096;
 
 const KINDS: &[(&str, SyncKind)] = &[("fdatasync", SyncKind::Fdatasync), ("fsync", SyncKind::Fsync)];
@@ -18,12 +18,12 @@ const ALIASES: &[(&str, &str)] = &[
     ("o_sync", "sync = \"fsync\""),
 ];
 
-/// Reads `sync`.
+/// Reads `sync`: fdatasync or fsync.
 pub(crate) fn read(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<SyncKind> {
     section.word(report, "sync", KINDS, ALIASES)
 }
 
-/// What a task must be whose writes are synced one by one.
+/// Checks the other keys of a task with `sync`: only writes, whole pages, depth 1 in a closed loop.
 pub(crate) fn check(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,

@@ -1,11 +1,11 @@
-//! Text that is not TOML: the parser's finding in the words of a spec.
+//! Invalid TOML: explains the parser's error for a spec.
 
 use toml::de::Error;
 
 use crate::error::Report;
 use crate::source::printable;
 
-/// Reports the one syntax error of a file.
+/// Reports the syntax error of a file.
 pub(crate) fn report(report: &mut Report<'_>, text: &str, error: &Error) {
     let span = error.span().unwrap_or(0..0);
     let marked = text.get(span.clone()).unwrap_or("");
@@ -34,13 +34,13 @@ pub(crate) fn report(report: &mut Report<'_>, text: &str, error: &Error) {
     report.add(span, message, help);
 }
 
-/// A value that is neither number, boolean nor quoted text.
+/// Error for a value that is neither number, boolean nor quoted text.
 fn unquoted(marked: &str) -> (String, String) {
     let value = marked.trim();
     if value.is_empty() {
         return ("a value is missing".to_owned(), "write it after the `=`, such as depth = 1".to_owned());
     }
-    // Only a plain word can be quoted as it stands.
+    // Only a simple word can be quoted unchanged.
     let plain = |c: char| c.is_alphanumeric() || " ./%_-".contains(c);
     let help = if value.len() <= 60 && value.chars().all(plain) {
         format!("text and numbers with a unit stand in quotes: \"{value}\"")
@@ -50,7 +50,7 @@ fn unquoted(marked: &str) -> (String, String) {
     (format!("the value {} is not quoted", printable(value, 60)), help)
 }
 
-/// A key or a table that stands twice.
+/// Error for a key or table that occurs twice.
 fn duplicate(text: &str, at: usize, key: &str) -> (String, String) {
     let line_start = text[..at].rfind('\n').map_or(0, |i| i + 1);
     let header = text[line_start..at].trim_start();

@@ -8,20 +8,20 @@ use crate::field::{Field, Section, kind};
 use crate::source::{Span, printable};
 use crate::types::Target;
 
-/// Shortest target latency: below it a block layer is lost in the clock's own error.
+/// Shortest target latency: below it the clock's own error prevails.
 const MIN_LATENCY: Nanos = Nanos(1_000);
-/// Longest target latency.
+/// Longest target latency: one hour.
 const MAX_LATENCY: Nanos = Nanos(3_600_000_000_000);
 /// Lowest percentile of a target: the median.
 const MIN_PERCENTILE: Percentile = Percentile(50.0);
 /// Highest percentile of a target; more would take over three million samples to prove.
 const MAX_PERCENTILE: Percentile = Percentile(99.9999);
 
-/// Most targets of one task.
+/// Limit of targets of one task.
 const MAX_TARGETS: usize = 8;
 
-/// Reads `target = { percentile, latency }` or `targets = [{ ... }, ...]`; `None` when something
-/// was reported.
+/// Reads `target = { percentile, latency }` or `targets = [{ ... }, ...]`; `None` when an error was
+/// reported.
 pub(crate) fn read_all(report: &mut Report<'_>, task: &Section<'_, '_>) -> Option<Vec<Target>> {
     match (task.get("target"), task.get("targets")) {
         (None, None) => (!task.meant("target") && !task.meant("targets")).then(Vec::new),
@@ -80,7 +80,7 @@ fn read_list(report: &mut Report<'_>, value: &DeValue<'_>, span: Span) -> Option
     Some(read_all.into_iter().map(|(target, _)| target).collect())
 }
 
-/// One target of the key `name`.
+/// Reads one target under the key `name`.
 fn read(report: &mut Report<'_>, name: &'static str, value: &DeValue<'_>, span: Span) -> Option<Target> {
     let DeValue::Table(table) = value else {
         let help = match value {

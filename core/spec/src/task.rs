@@ -1,4 +1,4 @@
-//! `[[vm.task]]`: one stream of I/O.
+//! `[[vm.task]]`: a stream of I/O.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ const KEYS: &[&str] = &[
     "target",
     "targets",
 ];
-/// What fio and people call these keys.
+/// Names of these keys in fio and elsewhere.
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("rw", "op"),
     ("operation", "op"),
@@ -53,14 +53,14 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("durable", "sync = \"fdatasync\""),
 ];
 const MAX_DEPTH: u32 = 1024;
-/// No device of today, and none of the tools, does more.
+/// Largest rate: beyond any device of today.
 const MAX_RATE: Iops = Iops(10e6);
-/// Slower tasks give no percentile in a reasonable time.
+/// Smallest rate: slower tasks give no percentile in a reasonable time.
 const MIN_RATE: Iops = Iops(1.0 / 60.0);
 
-/// Below it a burst is a few requests.
+/// Shortest burst: below it a burst is a few requests.
 const MIN_BURST: Nanos = Nanos(1_000_000);
-/// Longer rests do not show in a run.
+/// Longest burst: a longer rest would not be seen in a run.
 const MAX_BURST: Nanos = Nanos(60_000_000_000);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -86,7 +86,7 @@ const PATTERN_ALIASES: &[(&str, &str)] = &[
 ];
 const LOOPS: &[(&str, Arrival)] = &[("closed", Arrival::Closed), ("open", Arrival::Open)];
 
-/// Reads all tasks of a VM; `None` when something was reported.
+/// Reads all tasks of a VM; `None` when an error was reported.
 pub(crate) fn read_all(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Vec<Task>> {
     let tables = tables(report, vm, "task", "[[vm.task]]")?;
     let mut first_lines: HashMap<&str, usize> = HashMap::new();
@@ -151,7 +151,7 @@ fn read(report: &mut Report<'_>, section: &Section<'_, '_>, name: Field<&str>) -
     consistent.then_some(task)
 }
 
-/// `op` with `write_share`.
+/// Reads `op` with `write_share`.
 fn operation(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Op> {
     let word = section.word(report, "op", OPS, OP_ALIASES);
     let word = section.required(report, "op", "\"read\"", word);
@@ -215,8 +215,7 @@ fn burst(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Nanos> {
     })
 }
 
-/// Only a task that runs as fast as it can has bursts: a rate says already when each request is
-/// due.
+/// Reports `burst` of a task with a rate, which determines already when each request is due.
 fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>) -> bool {
     match section.place("burst") {
         Some(place) if *rate != Field::Absent => {
@@ -229,9 +228,9 @@ fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<
     }
 }
 
-/// Rate, loop and depth together. A closed loop with a rate models a synchronous task: one request
-/// at a time, issued when it is due and its predecessor is complete. More depth would need a rule
-/// for which request catches up after a stall.
+/// Checks rate, loop and depth together. A closed loop with a rate models a synchronous task: one
+/// request at a time, issued when it is due and its predecessor is complete. A larger depth would
+/// need a rule for the order of catching up after a stall.
 fn check_loop(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,

@@ -1,5 +1,4 @@
-//! `traffic` of a VM: a rate, a burst and a peak for each direction in which it moves data
-//! (RFC 2215's TSPEC).
+//! `traffic` of a VM: rate, burst and peak for each direction (RFC 2215's TSPEC).
 
 use rtvirtio_units::{Bytes, BytesPerSec, Iops};
 use serde::Serialize;
@@ -8,52 +7,52 @@ use toml::de::DeValue;
 use crate::error::Report;
 use crate::field::{Field, Section, kind, quoted};
 
-/// Limits on what a VM moves; each direction is limited by itself.
+/// Limits of a VM's traffic; each direction is limited separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// What it reads from its disks.
+    /// Limit of reads from disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read: Option<TrafficSpec>,
-    /// What it writes to its disks.
+    /// Limit of writes to disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write: Option<TrafficSpec>,
-    /// What it receives from networks.
+    /// Limit of frames received from networks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rx: Option<TrafficSpec>,
-    /// What it sends to networks.
+    /// Limit of frames sent to networks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tx: Option<TrafficSpec>,
 }
 
 impl Traffic {
-    /// Whether nothing is limited.
+    /// Whether no direction is limited.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// What a traffic specification counts.
+/// Unit of a traffic limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrafficUnit {
-    /// Bytes.
+    /// Bytes of data.
     Bytes,
     /// Requests of disks, frames of networks.
     Requests,
 }
 
-/// One direction: in any time t at most `min(peak t + one unit, rate t + burst)`.
+/// Limit of one direction: in any time t at most `min(peak t + one unit, rate t + burst)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TrafficSpec {
-    /// What is counted.
+    /// Unit of all numbers.
     pub unit: TrafficUnit,
-    /// Per second in the long run; bytes are rounded down: a limit is never more than it says.
+    /// Long-run rate per second; bytes are rounded down: a limit is never more than asked.
     pub rate: u64,
-    /// Beyond the rate; `None` for one request.
+    /// Amount beyond the rate that may come at once; `None` for one request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<u64>,
-    /// Most per second within the burst; `None` for no limit.
+    /// Largest rate per second within the burst; `None` for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak: Option<u64>,
 }
@@ -77,13 +76,13 @@ const ALIASES: &[(&str, &str)] = &[
     ("p", "peak"),
 ];
 const EXAMPLE: &str = "write traffic = { rate = \"20MB/s\", burst = \"1MiB\", peak = \"80MB/s\" }, or a table of these for read, write, rx or tx";
-/// Rates: a request a second to what no device of today exceeds.
+/// Ranges of rates: the upper ends exceed any device of today.
 const BYTES_RANGE: [f64; 2] = [512.0, 1e12];
 const REQUESTS_RANGE: [f64; 2] = [1.0, 10e6];
-/// Bursts: what the I/O domain's regulators hold.
+/// Largest burst of the I/O domain's regulators.
 const MAX_BURST: u64 = 1 << 34;
 
-/// Reads the table; nothing without one, `None` when something was reported.
+/// Reads `traffic`; no limits without it, `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Traffic> {
     let (place, value) = match vm.get("traffic") {
         None => return vm.absent("traffic").or(Traffic::default()),
@@ -113,7 +112,7 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Traf
             let [read, write, rx, tx] = DIRECTIONS.map(&mut of);
             Some(Traffic { read: read?, write: write?, rx: rx?, tx: tx? })
         }
-        // A key that is no key was reported already.
+        // Unknown keys were reported already.
         (false, false) if !known => None,
         (false, false) => {
             report.add(place.value, "`traffic` is empty", EXAMPLE);
@@ -139,7 +138,7 @@ fn direction(
     one(report, &section).filter(|_| known).map(Some)
 }
 
-/// A rate in its unit, before it is rounded.
+/// Reads a rate in its unit, not rounded.
 fn per_second(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> Field<(TrafficUnit, f64)> {
     section.string(report, key, "\"20MB/s\"").and_then(|text| {
         let bytes = text.parse::<BytesPerSec>().map(|rate| (TrafficUnit::Bytes, rate.0));
@@ -156,7 +155,7 @@ fn per_second(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> 
             report.add(at, message, "write 512B/s to 1TB/s, or 1/s to 10000000/s");
             return Field::Bad;
         }
-        // "30000/min" need not come out as a whole number.
+        // Conversion of "30000/min" may have a rounding error.
         let whole = rate.round();
         if unit == TrafficUnit::Requests && (whole - rate).abs() > rate * 1e-9 {
             let message = format!("`{key}` {} is no whole number per second", quoted(text));
@@ -190,7 +189,7 @@ fn one(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<TrafficSpec
     Some(TrafficSpec { unit, rate: rate as u64, burst, peak: peak.map(|(_, peak)| peak as u64) })
 }
 
-/// A size for bytes, a whole number for requests.
+/// Reads a burst: a size for bytes, a whole number for requests.
 fn burst(report: &mut Report<'_>, section: &Section<'_, '_>, unit: TrafficUnit) -> Field<u64> {
     if unit == TrafficUnit::Requests {
         return match section.integer(report, "burst", 1, u32::MAX) {

@@ -1,4 +1,4 @@
-//! What a spec says, after validation: plain data, no way to hold an impossible value by accident.
+//! Contents of a validated spec: plain data without impossible values.
 
 use std::path::PathBuf;
 
@@ -11,29 +11,29 @@ use crate::traffic::Traffic;
 /// A validated spec file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Spec {
-    /// The one block device that the VMs share.
+    /// Block device that the VMs share.
     pub device: Device,
-    /// The VMs in file order; names are unique.
+    /// VMs in file order; names are unique.
     pub vms: Vec<Vm>,
 }
 
-/// The shared device: a real one by path, or a twin or file that the lab makes.
+/// Shared device: a real one by path, or a twin or file that the lab creates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// A block device that exists, such as `/dev/nvme0n1`.
+    /// An existing block device, such as `/dev/nvme0n1`.
     Path(PathBuf),
-    /// An emulated device that `rtvirtio-lab up` makes.
+    /// An emulated device that `rtvirtio-lab up` creates.
     Twin {
-        /// Name of the built-in service-time profile, such as `qlc-nvme`, or path of a profile TOML
-        /// file.
+        /// Name of the built-in service-time profile, such as `qlc-nvme`, or path of a profile's
+        /// TOML file.
         profile: String,
         /// Size of the device.
         size: Bytes,
     },
-    /// A file that `rtvirtio-lab up` makes on a disk of this machine, and removes again.
+    /// A file that `rtvirtio-lab up` creates on a disk of this machine, and removes again.
     File {
-        /// Absolute path; nothing may be there yet.
+        /// Absolute path, where no file may exist yet.
         path: PathBuf,
         /// Size of the file.
         size: Bytes,
@@ -41,71 +41,71 @@ pub enum Device {
 }
 
 impl Device {
-    /// Whether a lab makes it: then its content may be overwritten.
+    /// Whether a lab creates it: then its content may be overwritten.
     #[must_use]
     pub fn is_made(&self) -> bool {
         !matches!(self, Self::Path(_))
     }
 }
 
-/// One VM.
+/// A VM with its contract and load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Vm {
     /// Unique name: letters, digits, `-`, `_`, `.`; starts with a letter or digit; at most 32
     /// characters.
     pub name: String,
-    /// How rtvirtio reaches it.
+    /// Access to the VM's processes, or the kind of VM that the lab starts.
     pub reach: Reach,
-    /// The CPU time that its threads get.
+    /// CPU time and priorities of its threads.
     pub cpu: VmCpu,
-    /// The kernel that the lab boots for it; standard unless the spec says otherwise, and only with
+    /// Kernel that the lab boots for it; standard unless the spec says otherwise, and only with
     /// `lab = "qemu"`.
     pub kernel: Kernel,
-    /// How much its contract matters beside those of others.
+    /// Importance of its contract relative to others.
     #[serde(skip_serializing_if = "Criticality::is_default")]
     pub criticality: Criticality,
-    /// Limits on what it moves.
+    /// Limits of its traffic.
     #[serde(skip_serializing_if = "Traffic::is_none")]
     pub traffic: Traffic,
-    /// Its I/O tasks in file order; names are unique within the VM. Never empty.
+    /// I/O tasks in file order; names are unique within the VM. Never empty.
     pub tasks: Vec<Task>,
-    /// Its ports on networks, at most one on each.
+    /// Ports on networks, at most one on each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<Nic>,
-    /// What it sends and receives there, in file order.
+    /// Flows over these ports, in file order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub flows: Vec<Flow>,
 }
 
-/// The CPU side of a VM: one contract for all its threads, and their real-time order. Nothing by
+/// CPU side of a VM: one contract for all its threads, and their real-time priorities. Empty by
 /// default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct VmCpu {
-    /// What all its threads get together; `None` leaves them as they are.
+    /// CPU time of all its threads together; `None` sets no limit.
     pub need: Option<CpuNeed>,
-    /// Order of its threads; only together with `need`.
+    /// Priorities of its threads; only together with `need`.
     pub priorities: Option<Priorities>,
-    /// The range in which the guest may move its vCPUs; only together with `need`.
+    /// Range of priorities in which the guest may move its vCPUs; only together with `need`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urgency: Option<Urgency>,
 }
 
-/// The range in which a VM's guest moves its vCPUs by what they run.
+/// Range of priorities in which a VM's guest moves its vCPUs by what they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Urgency {
-    /// Highest real-time priority, 1 to 97; `None` for the one that the contract gives vCPUs.
+    /// Highest real-time priority, 1 to 97; `None` for that of vCPUs under the contract.
     pub ceiling: Option<u32>,
-    /// Priority while nothing urgent runs, 0 for an ordinary thread; below the ceiling.
+    /// Priority while nothing urgent runs, 0 for SCHED_OTHER; below the ceiling.
     pub floor: u32,
-    /// CPU time above the floor in each second, 1 ms to 1 s.
+    /// Limit of CPU time above the floor in each second, 1 ms to 1 s.
     pub budget: Nanos,
-    /// Whether its guest reports what is urgent; else the host goes by what it sees of the threads.
+    /// Whether its guest reports urgent threads; else the host judges by its own view of them.
     pub reports: bool,
-    /// Whether interrupts that KVM makes pending raise vCPUs.
+    /// Whether pending interrupts in KVM raise vCPUs.
     pub interrupts: bool,
 }
 
-/// CPU time that a VM needs.
+/// Need of a VM for CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpuNeed {
@@ -116,12 +116,12 @@ pub enum CpuNeed {
         /// P, 1 ms to 1 s.
         period: Nanos,
     },
-    /// So many requests a second, each answered within the deadline; the budget is found from what
-    /// was measured.
+    /// Rate of requests, each answered within the deadline; the budget is derived from a
+    /// measurement.
     Demand {
-        /// Requests that the VM answers.
+        /// Rate of requests that the VM answers.
         requests: Iops,
-        /// Time that each may take.
+        /// Longest time until the answer.
         deadline: Nanos,
     },
 }
@@ -135,62 +135,62 @@ pub enum Priorities {
     Rt,
 }
 
-/// How a VM is reached. Exactly one of `lab`, `domain`, `proxmox`, `cgroup`, `pid`, `qmp` stands in
-/// the file.
+/// Access to a VM. Exactly one of `lab`, `domain`, `proxmox`, `cgroup`, `pid`, `qmp` is in the
+/// file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reach {
-    /// The lab starts it.
+    /// The lab starts the VM.
     Lab(LabKind),
-    /// An existing VM.
+    /// A VM that exists already.
     Existing {
-        /// What identifies its host-side processes.
+        /// Handle of its host-side processes.
         host: HostHandle,
         /// Socket of its QEMU guest agent; needed for guest knobs and for verifying inside the
-        /// guest. A libvirt domain and a VM of Proxmox VE lead to their own.
+        /// guest. For a libvirt domain and a VM of Proxmox VE it is found through the manager.
         agent: Option<PathBuf>,
-        /// What its tasks use.
+        /// Disk of its tasks; of several the first task's.
         disk: Option<VmDisk>,
     },
 }
 
-/// What the lab starts for a VM.
+/// Kind of VM that the lab starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LabKind {
     /// A QEMU guest with fio inside.
     Qemu,
-    /// fio in a cgroup of its own: the fast stand-in for sweeps.
+    /// A host process, fio, in a cgroup of its own: fast, for sweeps.
     Process,
 }
 
-/// A kernel of Debian's that the lab can boot.
+/// A Debian kernel that the lab can boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kernel {
-    /// The one for virtual machines (`linux-image-cloud-amd64`).
+    /// Kernel for virtual machines (`linux-image-cloud-amd64`).
     #[default]
     Standard,
-    /// The one with PREEMPT_RT (`linux-image-rt-amd64`).
+    /// Kernel with PREEMPT_RT (`linux-image-rt-amd64`).
     Rt,
 }
 
-/// How much a VM's contract matters beside those of others: where not all can be held, lower ones
-/// give way first.
+/// Importance of a VM's contract relative to others: where not all can be kept, lower ones are
+/// given up first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Criticality {
-    /// Gives way to all others.
+    /// Given up before all others.
     Low,
-    /// Where the spec says nothing.
+    /// Default of a spec without the key.
     #[default]
     Medium,
-    /// Gives way to none.
+    /// Given up last.
     High,
 }
 
 impl Criticality {
-    /// The spec's word for it.
+    /// Value of the key in a spec.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -200,7 +200,7 @@ impl Criticality {
         }
     }
 
-    /// The priority of its contract where a cluster or a fleet decides what is placed first.
+    /// Priority of its contract for placement by a cluster or a fleet: -100, 0 or 100.
     #[must_use]
     pub fn priority(self) -> i32 {
         match self {
@@ -215,110 +215,110 @@ impl Criticality {
     }
 }
 
-/// The disk that the tasks of a running VM use.
+/// Disk of a running VM's tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum VmDisk {
     /// A block device or file: inside the guest, or on the host without an agent.
     Path(PathBuf),
-    /// The name that libvirt gives a disk of the domain (`<target dev=...>`), such as `vdb`.
+    /// Name of a disk in libvirt (`<target dev=...>`), such as `vdb`.
     Target(String),
 }
 
-/// A domain of libvirt.
+/// A VM managed by libvirt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct LibvirtDomain {
-    /// Its name or UUID. Its id changes at every start and does not count.
+    /// Name or UUID of the libvirt domain. Its id changes at every start and is not accepted.
     pub domain: String,
-    /// The daemon to ask; `None` is [`LibvirtDomain::DEFAULT_URI`].
+    /// URI of the daemon; `None` is [`LibvirtDomain::DEFAULT_URI`].
     pub uri: Option<String>,
 }
 
 impl LibvirtDomain {
-    /// The system's daemon on this host.
+    /// URI of the system's daemon on this host.
     pub const DEFAULT_URI: &str = "qemu:///system";
 
-    /// The daemon to ask.
+    /// URI of the daemon, by default [`LibvirtDomain::DEFAULT_URI`].
     #[must_use]
     pub fn uri(&self) -> &str {
         self.uri.as_deref().unwrap_or(Self::DEFAULT_URI)
     }
 }
 
-/// What leads to the processes of a running VM.
+/// Handle of a running VM's processes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostHandle {
-    /// A domain of libvirt, found again at each start.
+    /// A libvirt domain, looked up again at each start.
     Domain(LibvirtDomain),
-    /// The number of a VM of Proxmox VE.
+    /// VMID of Proxmox VE.
     Proxmox(u32),
     /// A cgroup path below the hierarchy's root, such as `/machine.slice/vm0.scope`.
     Cgroup(PathBuf),
-    /// The process id of the VMM.
+    /// Process id of the VMM.
     Pid(u32),
-    /// A QMP socket of QEMU.
+    /// QMP socket of QEMU.
     Qmp(PathBuf),
 }
 
-/// One stream of I/O in a VM.
+/// A stream of I/O in a VM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Task {
     /// Name, unique within its VM; same form as a VM name.
     pub name: String,
     /// Direction of the requests.
     pub op: Op,
-    /// Size of each request: a multiple of 512 B, 512 B to 16 MiB. Of a mix the largest.
+    /// Size of each request: a multiple of 512 B, 512 B to 16 MiB; of a mix the largest.
     pub block: Bytes,
-    /// The sizes by share, smallest first, where requests are of several; empty where all are of
-    /// `block`. Shares are whole percents and sum to 1.
+    /// Sizes by share, smallest first, where requests have several; empty where all are of `block`.
+    /// Shares are whole percents and sum to 1.
     pub mix: Vec<BlockShare>,
     /// Order of the addresses.
     pub pattern: Pattern,
     /// Declared rate; `None` means as fast as the loop allows.
     pub rate: Option<Iops>,
-    /// Most requests in flight at once, 1 to 1024.
+    /// Limit of requests in flight, 1 to 1024.
     pub depth: u32,
     /// Whether a late request delays the next.
     pub arrival: Arrival,
-    /// A task without a rate works for this long, then rests for as long, in turn; `None` means
-    /// without rest.
+    /// A task without a rate issues requests for this long, then pauses for as long, in turn;
+    /// `None` means without pauses.
     pub burst: Option<Nanos>,
-    /// What makes each write durable before the next; `None` where writes may stay in a cache. Only
-    /// of tasks that write, with one request in flight in each of their loops.
+    /// Call that makes each write durable before the next; `None` where writes may stay in a cache.
+    /// Only for tasks that write, with one request in flight in each of their loops.
     pub sync: Option<SyncKind>,
-    /// What the task must get, by rising percentile with latencies that do not fall; empty for a
+    /// Latency targets, by rising percentile with latencies that do not fall; empty for a
     /// best-effort task.
     pub targets: Vec<Target>,
 }
 
-/// One size of a mix.
+/// A size of a mix with its share.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct BlockShare {
     /// Size of the requests: a multiple of 512 B, 512 B to 16 MiB.
     pub size: Bytes,
-    /// Share of the requests that have it, above 0 and below 1.
+    /// Share of the requests of this size, above 0 and below 1.
     pub share: Ratio,
 }
 
-/// The call that makes a write durable.
+/// Call that makes a write durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SyncKind {
-    /// fdatasync(2): the data, and what is needed to find it.
+    /// fdatasync(2): data, and the metadata needed to read it back.
     Fdatasync,
-    /// fsync(2): the data with all of the file's attributes.
+    /// fsync(2): data with all metadata of the file.
     Fsync,
 }
 
-/// The disk that a task uses.
+/// Disk of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TaskDisk {
-    /// Position of its device in [`HostSpec::parts`](crate::HostSpec::parts).
+    /// Index of its device in [`HostSpec::parts`](crate::HostSpec::parts).
     pub part: usize,
     /// Name of the disk in its VM; `None` for the only disk of a VM.
     pub name: Option<String>,
-    /// What it is; `None` where the file does not say.
+    /// Disk inside the VM; `None` where the file does not say.
     pub disk: Option<VmDisk>,
 }
 
@@ -326,11 +326,11 @@ pub struct TaskDisk {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// Reads only.
+    /// All requests read.
     Read,
-    /// Writes only.
+    /// All requests write.
     Write,
-    /// Both; the value is the share of writes, strictly between 0 and 1.
+    /// Both; the share of writes is strictly between 0 and 1.
     Mixed {
         /// Share of requests that are writes.
         write_share: Ratio,
@@ -341,41 +341,41 @@ pub enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Uniformly random.
+    /// Uniformly random addresses.
     Random,
-    /// Ascending, wrapping round.
+    /// Ascending addresses, wrapping at the end.
     Sequential,
 }
 
-/// Whether requests wait for their predecessors (`loop` in the file).
+/// Issue of requests relative to their predecessors (`loop` in the file).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrival {
-    /// A request is issued when its time has come and its predecessor (at depth 1) is complete;
-    /// after a stall the task catches up.
+    /// A request is issued when it is due and its predecessor (at depth 1) is complete; after a
+    /// stall the task catches up.
     Closed,
-    /// Requests are issued at their time whatever happens, up to `depth` in flight. Needs a rate.
+    /// Requests are issued when due, up to `depth` in flight. Needs a rate.
     Open,
 }
 
-/// What a task must get: `percentile <= latency`, together with its declared rate.
+/// Latency target: `percentile <= latency`, together with the declared rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Target {
-    /// Which percentile of completion latency, counted from the intended start.
+    /// Percentile of completion latency, counted from the intended start.
     pub percentile: Percentile,
-    /// Its upper limit.
+    /// Upper limit of that percentile.
     pub latency: Nanos,
 }
 
 impl Spec {
-    /// The VM of this name.
+    /// VM of this name; `None` without one.
     #[must_use]
     pub fn vm(&self, name: &str) -> Option<&Vm> {
         self.vms.iter().find(|vm| vm.name == name)
     }
 
-    /// What the lab starts for this spec; `None` when its VMs run already. All VMs of a spec are of
-    /// one kind.
+    /// Kind of the VMs that the lab starts; `None` when the VMs run already. All VMs of a spec are
+    /// of one kind.
     #[must_use]
     pub fn lab_kind(&self) -> Option<LabKind> {
         self.vms.iter().find_map(|vm| match vm.reach {
@@ -384,32 +384,32 @@ impl Spec {
         })
     }
 
-    /// Every task with its VM, in file order.
+    /// All tasks with their VMs, in file order.
     pub fn tasks(&self) -> impl Iterator<Item = (&Vm, &Task)> {
         self.vms.iter().flat_map(|vm| vm.tasks.iter().map(move |task| (vm, task)))
     }
 
-    /// What is asked of every task, in file order: a task with several targets stands once for
-    /// each, one without a target once. Forecasts and results have this order.
+    /// Targets of all tasks, in file order: one entry for each target, and one with `None` for a
+    /// task without. Forecasts and results have this order.
     pub fn goals(&self) -> impl Iterator<Item = (&Vm, &Task, Option<Target>)> {
         self.tasks().flat_map(|(vm, task)| task.goals().map(move |target| (vm, task, target)))
     }
 }
 
 impl Task {
-    /// Its targets by rising percentile; `None` once where it has none.
+    /// Targets by rising percentile; a single `None` without targets.
     pub fn goals(&self) -> impl Iterator<Item = Option<Target>> + use<'_> {
         let none = self.targets.is_empty().then_some(None);
         self.targets.iter().map(|t| Some(*t)).chain(none)
     }
 
-    /// The target of the shortest latency, which is that of the lowest percentile.
+    /// Target of the shortest latency, which is that of the lowest percentile.
     #[must_use]
     pub fn tightest_target(&self) -> Option<Target> {
         self.targets.first().copied()
     }
 
-    /// The mean size of its requests in bytes.
+    /// Mean size of its requests, in bytes.
     #[must_use]
     pub fn mean_block(&self) -> f64 {
         match self.mix.as_slice() {
@@ -420,14 +420,14 @@ impl Task {
 }
 
 impl Vm {
-    /// The shortest target latency among its tasks; `None` when all are best effort. The smaller,
-    /// the more urgent.
+    /// Shortest target latency of its tasks; `None` when all are best effort. A smaller one is more
+    /// urgent.
     #[must_use]
     pub fn tightest_target(&self) -> Option<Nanos> {
         self.tasks.iter().filter_map(Task::tightest_target).map(|t| t.latency).min()
     }
 
-    /// The sum of its tasks' declared rates; tasks without one count nothing.
+    /// Sum of its tasks' declared rates; tasks without one count as 0.
     #[must_use]
     pub fn declared_rate(&self) -> Iops {
         Iops(self.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum())

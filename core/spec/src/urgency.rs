@@ -1,4 +1,4 @@
-//! `[vm.urgency]`: the range in which a VM's guest may move its vCPUs.
+//! `[vm.urgency]`: the range of priorities in which a VM's guest may move its vCPUs.
 
 use rtvirtio_units::Nanos;
 use toml::de::DeValue;
@@ -8,9 +8,9 @@ use crate::field::{Field, Section, kind};
 use crate::source::printable;
 use crate::types::Urgency;
 
-/// Priorities: a vCPU under `priorities = "rt"` has 97.
+/// Highest priority: that of vCPUs under `priorities = "rt"`.
 const HIGHEST: u32 = 97;
-/// A budget holds for each second.
+/// Range of the budget in each second.
 const BUDGETS: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(1000)];
 const DEFAULT_BUDGET: Nanos = Nanos::from_millis(500);
 
@@ -29,7 +29,7 @@ const ALIASES: &[(&str, &str)] = &[
 ];
 const EXAMPLE: &str = "write [vm.urgency] with floor = 0, or urgency = {} for all defaults";
 
-/// Reads the table; `Some(None)` without one, `None` when something was reported.
+/// Reads `urgency`; `Some(None)` without it, `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Option<Urgency>> {
     let (place, value) = match vm.get("urgency") {
         None => return vm.absent("urgency").optional(),

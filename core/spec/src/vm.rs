@@ -1,4 +1,4 @@
-//! `[[vm]]`: how to reach a VM, and what may not clash between VMs.
+//! `[[vm]]`: access to a VM, and uniqueness between VMs.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("bandwidth", "traffic"),
     ("twin", "twin below [device]"),
 ];
-/// Exactly one of these stands in a VM.
+/// Keys of which a VM has exactly one.
 pub(crate) const WAYS: [&str; 6] = ["lab", "domain", "proxmox", "cgroup", "pid", "qmp"];
 const LABS: &[(&str, LabKind)] = &[("qemu", LabKind::Qemu), ("process", LabKind::Process)];
 const LAB_ALIASES: &[(&str, &str)] = &[
@@ -88,18 +88,18 @@ const CRITICALITY_ALIASES: &[(&str, &str)] =
     &[("normal", "criticality = \"medium\""), ("critical", "criticality = \"high\"")];
 /// The kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 const MAX_PID: u32 = 1 << 22;
-/// Ids of Proxmox VE (`pve-vmid` in its JSONSchema.pm).
+/// Range of VMIDs in Proxmox VE (`pve-vmid` in its JSONSchema.pm).
 const MIN_VMID: u32 = 100;
 const MAX_VMID: u32 = 999_999_999;
 
-/// A VM, and the disk of each of its tasks.
+/// A VM with the disk of each of its tasks.
 pub(crate) struct VmOnDisks {
     pub(crate) vm: Vm,
     pub(crate) disks: Vec<TaskDisk>,
     pub(crate) paths: Vec<VmPath>,
 }
 
-/// What earlier VMs have taken, each with the line where it stands.
+/// Names and handles used by earlier VMs, each with its line.
 #[derive(Default)]
 struct Taken<'t> {
     names: HashMap<&'t str, usize>,
@@ -112,7 +112,7 @@ struct Taken<'t> {
     kind: Option<(&'static str, usize)>,
 }
 
-/// Reads all VMs; `None` when something was reported.
+/// Reads all VMs; `None` when an error was reported.
 pub(crate) fn read_all(
     report: &mut Report<'_>,
     file: &Section<'_, '_>,
@@ -258,10 +258,10 @@ fn reach(
     fits.then_some(reach)
 }
 
-/// The kernel of a guest that the lab starts; `None` when something was reported.
+/// Kernel of a guest that the lab starts; `None` when an error was reported.
 fn kernel(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Kernel> {
     let Some(place) = section.place("kernel") else { return Some(Kernel::default()) };
-    // Where the VM's kind is unknown, that is the error to report.
+    // If the VM's kind is unreadable, only that is reported.
     let is_other = match section.get("lab") {
         Some((_, value)) => value.as_str() == Some("process"),
         None => WAYS.iter().any(|way| section.place(way).is_some()),
@@ -274,7 +274,7 @@ fn kernel(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Kernel> 
     section.word(report, "kernel", KERNELS, KERNEL_ALIASES).into_value()
 }
 
-/// Reports keys that a lab VM cannot have.
+/// Reports keys that are not allowed in a lab VM.
 fn no_host_keys(report: &mut Report<'_>, section: &Section<'_, '_>) -> bool {
     let mut none = true;
     for key in ["agent", "disk", "disks", "uri"] {
@@ -287,7 +287,7 @@ fn no_host_keys(report: &mut Report<'_>, section: &Section<'_, '_>) -> bool {
     none
 }
 
-/// Reports a lab VM in a spec of several devices.
+/// Reports a lab VM in a spec with several devices.
 fn one_device(report: &mut Report<'_>, at: &Span, devices: &Devices) -> bool {
     let many = devices.entries.len();
     if many > 1 {
@@ -297,8 +297,8 @@ fn one_device(report: &mut Report<'_>, at: &Span, devices: &Devices) -> bool {
     many <= 1
 }
 
-/// All VMs of a spec are of one kind: every result says which kind it came from, and the lab is
-/// started and stopped as a whole.
+/// Reports VMs of different kinds: a result states the kind of its VMs, and the lab is started and
+/// stopped as a whole.
 fn same_kind(report: &mut Report<'_>, kind: &'static str, at: Span, taken: &mut Taken<'_>) -> bool {
     let line = report.line(at.start);
     let (first, first_line) = *taken.kind.get_or_insert((kind, line));
@@ -370,14 +370,14 @@ fn cgroup(
         let below =
             ["blkio", "unified", "systemd"].iter().find_map(|c| below.strip_prefix(c).ok()).unwrap_or(below);
         let below = below.display().to_string();
-        // In double quotes TOML would take a backslash for the start of an escape.
+        // In double quotes TOML would decode a backslash as an escape.
         let quote = if below.contains('\\') { '\'' } else { '"' };
         let help = format!("leave out the mount point: cgroup = {quote}/{below}{quote}");
         report.add(at, "`cgroup` starts with the mount point of cgroups", help);
         return Field::Bad;
     }
     let line = report.line(at.start);
-    // A group inside another shares its weight, so the two VMs could not be set apart.
+    // A nested group shares the weight of the outer one, so the two VMs could not be told apart.
     let nested = |other: &Path| path.starts_with(other) || other.starts_with(&path);
     if let Some((other, first)) = taken.cgroups.iter().find(|(other, _)| nested(other)) {
         let message = if *other == path {
@@ -395,7 +395,7 @@ fn cgroup(
     Field::Given(HostHandle::Cgroup(path))
 }
 
-/// A socket answers one purpose of one VM.
+/// Reports a socket that is used twice.
 fn socket(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
