@@ -149,7 +149,7 @@ pub struct ContractsEntry {
     /// Number of copies of each VM, named `VM-1`, `VM-2`, ...; `None` for one of its name.
     #[serde(default)]
     pub count: Option<u32>,
-    /// Shares of each CPU by VM, as in [`HostEntry`].
+    /// Shares of each CPU by VM, as in `HostEntry`.
     #[serde(default)]
     pub budgets: BTreeMap<String, Share>,
 }

@@ -36,7 +36,7 @@ pub struct Fleet {
 pub struct FleetHost {
     /// Unique name in the fleet.
     pub name: String,
-    /// Index into [`Fleet::classes`].
+    /// Index into `Fleet::classes`.
     pub class: usize,
 }
 
@@ -45,7 +45,7 @@ pub struct FleetHost {
 pub struct FleetContract {
     /// Unique name: `HOST/VM` of one in force, else `VM` or `VM-N`.
     pub name: String,
-    /// Index into [`Fleet::kinds`].
+    /// Index into `Fleet::kinds`.
     pub kind: usize,
     /// The higher, the earlier it is placed.
     pub priority: i32,

@@ -86,10 +86,10 @@ pub struct Accuracy {
     pub sharpness: f64,
     /// Median of upper / actual by regime: name, n, median.
     pub sharpness_by_regime: Vec<(String, usize, f64)>,
-    /// Accuracy of predicted rates where BFQ idles; after [`Accuracy::as_measured_with`] also of
+    /// Accuracy of predicted rates where BFQ idles; after `Accuracy::as_measured_with` also of
     /// runs whose tails without the host's stalls are unknown.
     pub idling_rates: Rates,
-    /// Same as [`Accuracy::idling_rates`], where BFQ does not idle.
+    /// Same as `Accuracy::idling_rates`, where BFQ does not idle.
     pub non_idling_rates: Rates,
     /// Held-out tasks with their forecasts.
     pub held: Vec<HeldOut>,

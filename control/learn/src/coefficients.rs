@@ -107,7 +107,7 @@ impl PaperRuns {
         Ok(Self(runs))
     }
 
-    /// Indices of all runs, for [`PaperRuns::solve`].
+    /// Indices of all runs, for `PaperRuns::solve`.
     #[must_use]
     pub fn all(&self) -> Vec<usize> {
         (0..self.0.len()).collect()

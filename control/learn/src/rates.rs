@@ -11,11 +11,11 @@ use crate::held_out::HeldOut;
 pub struct Rates {
     /// Tasks predicted to keep their rate, which is [`RATE_KEPT`] of it.
     pub promised: usize,
-    /// Tasks of [`Rates::promised`] that did not keep their rate.
+    /// Tasks of `Rates::promised` that did not keep their rate.
     pub broken: usize,
     /// Tasks that kept their rate.
     pub kept: usize,
-    /// Tasks of [`Rates::kept`] predicted not to keep their rate.
+    /// Tasks of `Rates::kept` predicted not to keep their rate.
     pub refused: usize,
 }
 

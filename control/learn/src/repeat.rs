@@ -31,7 +31,7 @@ pub struct Repeatability {
     /// condition, pooled in each regime. Tails are taken as log-normal here, which is optimistic:
     /// theirs are heavier.
     pub floor: f64,
-    /// [`Repeatability::floor`] of tasks in runs in which BFQ does not idle, and the number of such
+    /// `Repeatability::floor` of tasks in runs in which BFQ does not idle, and the number of such
     /// runs; `None` without any.
     pub non_idling: Option<(f64, usize)>,
 }

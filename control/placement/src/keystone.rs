@@ -18,7 +18,7 @@ pub(crate) struct Token {
 }
 
 impl Token {
-    /// Whether the token is still valid, with [`EARLY`] to spare.
+    /// Whether the token is still valid, with `EARLY` to spare.
     pub(crate) fn is_good_at(&self, now: Timestamp) -> bool {
         self.expires.checked_sub(EARLY).is_ok_and(|end| now < end)
     }

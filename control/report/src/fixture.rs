@@ -189,7 +189,7 @@ pub(crate) fn plan() -> Plan {
     }
 }
 
-/// Plan of [`plan`] with two targets that do not fit.
+/// Plan of `plan` with two targets that do not fit.
 pub(crate) fn infeasible_plan() -> Plan {
     let mut p = plan();
     p.feasible = false;

@@ -88,7 +88,7 @@ fn stolen_time(run: &Run) -> Option<String> {
     ))
 }
 
-/// Whether a pause is at least [`STALLED`] of the tightest target.
+/// Whether a pause is at least `STALLED` of the tightest target.
 fn matters(run: &Run, pause: Nanos) -> bool {
     let tightest = run.tasks.iter().filter_map(|t| t.target_ns).min();
     tightest.is_some_and(|target| pause.0 as f64 >= STALLED * target.0 as f64)

@@ -16,7 +16,7 @@ use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 /// beyond the spread of their own repetitions. Drives of one model differ by a few percent; a
 /// throttled, worn or shared one differs by half.
 pub(super) const ALIKE: f64 = 0.20;
-/// Limit of the spread of repetitions that is added to [`ALIKE`]: beyond it the spread proves
+/// Limit of the spread of repetitions that is added to `ALIKE`: beyond it the spread proves
 /// nothing.
 pub(super) const MOST_SPREAD: f64 = 0.30;
 
