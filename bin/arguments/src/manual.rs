@@ -20,9 +20,9 @@ const OPTION: &str = "--write-manual";
 /// A section of the manual (man-pages(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// Programs for everyone.
+    /// Section 1: programs for all users.
     User,
-    /// Programs for the administrator.
+    /// Section 8: programs for the administrator.
     Admin,
 }
 
