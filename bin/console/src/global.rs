@@ -64,7 +64,7 @@ pub struct MarginArg {
 }
 
 impl MarginArg {
-    /// As the planner takes it.
+    /// Minimum margin as a ratio; `None` without the option.
     #[must_use]
     pub fn enough(self) -> Option<Ratio> {
         self.percent.map(|percent| Ratio(f64::from(percent) / 100.0))

@@ -13,7 +13,7 @@ use crate::{INTERRUPTED, Ui};
 /// Characters of an error that are shown: a guest's program may print megabytes.
 const LONGEST_ERROR: usize = 4000;
 
-/// How text is drawn on standard output.
+/// Colour, character set and width for standard output.
 #[must_use]
 pub fn style() -> Style {
     let tty = io::stdout().is_terminal();

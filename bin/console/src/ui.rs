@@ -100,7 +100,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// How far it is.
+    /// Shows `done` of the total; without a terminal prints each quarter.
     pub fn set(&mut self, done: u64) {
         self.bar.set_position(done.min(self.total));
         let quarter = done * 4 / self.total.max(1);
@@ -110,12 +110,12 @@ impl Bar {
         }
     }
 
-    /// One more is done.
+    /// Advances by one unit.
     pub fn step(&mut self) {
         self.set(self.bar.position() + 1);
     }
 
-    /// The current step.
+    /// Shows a text next to the bar.
     pub fn set_message(&mut self, text: &str) {
         self.bar.set_message(text.to_owned());
     }
