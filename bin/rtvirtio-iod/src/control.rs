@@ -25,13 +25,13 @@ pub struct Control {
     socket: SocketListener,
 }
 
-/// What the control socket serves.
+/// Engines, configuration and end of the process, as the control socket needs them.
 pub struct Served {
     pub engines: Vec<(String, EngineHandle)>,
     pub running: Running,
     /// The configuration file, absolute.
     pub config: PathBuf,
-    /// Ends the process.
+    /// Handle that ends the process.
     pub end: Handle,
 }
 
@@ -134,7 +134,7 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
     Reply::Line(stream, format!("{reply}\n"))
 }
 
-/// What a reload would do, and where the configuration is.
+/// Effect of a reload, and the configuration file's path.
 fn preview(served: &Served) -> Value {
     let config = served.config.display().to_string();
     match served.running.preview(&served.config) {

@@ -28,7 +28,7 @@ const DRAIN_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// A listener that accepts no data for this long is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Accepts listeners.
+/// Accepts connections that receive the trace.
 pub struct TraceServer {
     listeners: SyncSender<(UnixStream, Option<Duration>)>,
 }
@@ -71,7 +71,7 @@ impl TraceServer {
 trait Traced: TraceCommand {
     /// Number of places, vacant ones included.
     fn places(engine: &EngineHandle<Self>) -> Result<usize, EngineGone>;
-    /// What is in a place: the number that tells it apart, and its name.
+    /// Number and name of the member in a place; `None` for a vacant one.
     fn member(engine: &EngineHandle<Self>, place: usize) -> Result<Option<(u32, String)>, EngineGone>;
     /// Place and number of an event.
     fn of(event: &Self::Event) -> (usize, u32);
@@ -115,7 +115,7 @@ impl Traced for NetCommand {
     }
 }
 
-/// One device or network.
+/// Trace of one device or network.
 struct Source<C: Traced> {
     name: String,
     engine: EngineHandle<C>,

@@ -263,7 +263,7 @@ fn common() -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// One condition on the low half of one argument: all of these are ints in the kernel.
+/// Rule with one condition on the low 32 bits of an argument: all of these are `int` in the kernel.
 fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?])
 }
