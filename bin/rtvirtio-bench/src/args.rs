@@ -343,7 +343,6 @@ pub struct BenchRuns {
 }
 
 impl BenchRuns {
-    /// For an experiment.
     pub fn options(&self) -> RunOptions {
         RunOptions {
             device: self.device.clone(),

@@ -30,7 +30,6 @@ use crate::args::{
     BenchResponsivenessArgs, BenchResult, BenchSweepArgs, BenchTailsArgs, PartName,
 };
 
-/// Runs an experiment, and prints its report.
 pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     match command {
         BenchCommand::Sweep(args) => run_sweep(args, global, ui),
@@ -165,7 +164,7 @@ fn run_fleet(args: &BenchFleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         save(&path, &fleet::measure(&args.options(), ui)?, ui)?;
     }
     let mut report = fleet::report(&path)?;
-    // What was saved of a real cluster next to it belongs to the same question.
+    // The saved result of a real cluster in this directory is reported too.
     let cluster = args.result.out.join(fleet_cluster::FILE);
     if cluster.exists() {
         report = report.and(fleet_cluster::report(&cluster)?);
@@ -306,7 +305,7 @@ fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         need_root("bench net")?;
         let labs = lab_host(global);
         if !parts.is_empty() {
-            // Read first: what cannot be read is not measured for nothing.
+            // Read first, so that an unreadable file costs no measurement.
             let before: Option<net::NetData> =
                 if args.only.is_empty() || !path.exists() { None } else { Some(read(&path)?) };
             let mut data = net::measure(&args.options(), &parts, &labs, ui)?;

@@ -35,7 +35,6 @@ pub struct BenchAccuracyArgs {
 }
 
 impl BenchAccuracyArgs {
-    /// For each dataset.
     pub fn options(&self) -> AccuracyOptions<'_> {
         AccuracyOptions {
             folds: self.folds as usize,

@@ -25,7 +25,6 @@ pub struct BenchBeforeAfterArgs {
 }
 
 impl BenchBeforeAfterArgs {
-    /// For the experiment.
     pub fn options(&self) -> BeforeAfterOptions {
         BeforeAfterOptions {
             spec: self.spec.clone(),

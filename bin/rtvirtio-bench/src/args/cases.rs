@@ -70,7 +70,6 @@ impl From<TierName> for Tier {
 }
 
 impl BenchCasesArgs {
-    /// For the experiment.
     pub fn options(&self) -> RunnerOptions {
         let mut tiers: Vec<Tier> = self.tiers.iter().map(|t| Tier::from(*t)).collect();
         if tiers.is_empty() {

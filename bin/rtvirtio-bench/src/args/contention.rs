@@ -24,7 +24,6 @@ pub struct BenchContentionArgs {
 }
 
 impl BenchContentionArgs {
-    /// For the experiment.
     pub fn options(&self) -> ContentionOptions {
         ContentionOptions {
             runs: self.runs.options(),

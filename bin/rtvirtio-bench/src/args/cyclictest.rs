@@ -44,7 +44,6 @@ pub struct BenchCyclictestArgs {
 }
 
 impl BenchCyclictestArgs {
-    /// For the experiment.
     pub fn options(&self) -> CyclictestOptions {
         CyclictestOptions {
             length: self.length,

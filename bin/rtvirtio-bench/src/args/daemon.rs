@@ -46,7 +46,7 @@ pub struct BenchDaemonArgs {
 }
 
 impl BenchDaemonArgs {
-    /// For the experiment: the service is the program in this one's directory.
+    /// Options with the service in this program's directory.
     pub fn options(&self) -> anyhow::Result<DaemonOptions> {
         Ok(DaemonOptions {
             program: std::env::current_exe()?.with_file_name("rtvirtiod"),
@@ -80,7 +80,7 @@ pub struct BenchDaemonDayArgs {
 }
 
 impl BenchDaemonDayArgs {
-    /// For the experiment: the service is the program in this one's directory.
+    /// Options with the service in this program's directory.
     pub fn options(&self) -> anyhow::Result<DayOptions> {
         anyhow::ensure!(
             self.window.0 >= 5_000_000_000 && self.windows > 0,

@@ -26,7 +26,6 @@ pub struct BenchFleetArgs {
 }
 
 impl BenchFleetArgs {
-    /// For the experiment.
     pub fn options(&self) -> FleetOptions {
         FleetOptions { hosts: self.hosts.clone(), singles: self.singles, seed: self.seed }
     }
@@ -59,7 +58,6 @@ pub struct BenchFleetClusterArgs {
 }
 
 impl BenchFleetClusterArgs {
-    /// For the experiment.
     pub fn cluster_vms(&self) -> ClusterVms {
         if self.fencing { ClusterVms::Fenced } else { ClusterVms::from(self.vms) }
     }

@@ -32,7 +32,6 @@ pub struct BenchIodArgs {
 }
 
 impl BenchIodArgs {
-    /// For the experiment.
     pub fn options(&self) -> IodOptions {
         IodOptions {
             device: self.device.clone(),
@@ -55,7 +54,6 @@ pub struct BenchIodAttachArgs {
 }
 
 impl BenchIodAttachArgs {
-    /// For the experiment.
     pub fn options(&self) -> AttachOptions {
         AttachOptions { disks: self.disks as usize }
     }
@@ -80,7 +78,6 @@ pub struct BenchIodCrashArgs {
 }
 
 impl BenchIodCrashArgs {
-    /// For the experiment.
     pub fn options(&self) -> CrashOptions {
         CrashOptions { device: self.device.clone(), kills: self.kills, seed: self.seed }
     }
@@ -123,7 +120,6 @@ pub struct BenchIodStartupArgs {
 }
 
 impl BenchIodStartupArgs {
-    /// For the experiment.
     pub fn options(&self) -> StartupOptions {
         StartupOptions {
             device: self.device.clone(),

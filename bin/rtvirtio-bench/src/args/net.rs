@@ -113,7 +113,6 @@ impl BenchNetArgs {
         self.only.contains(&NetPart::Timeline)
     }
 
-    /// For the experiment.
     pub fn options(&self) -> NetOptions {
         let Self { fifo, cpu_budget, cpu_period, .. } = *self;
         NetOptions {

@@ -50,7 +50,6 @@ pub struct BenchParavirtArgs {
 }
 
 impl BenchParavirtArgs {
-    /// For the experiment.
     pub fn options(&self) -> ParavirtOptions {
         ParavirtOptions {
             length: self.length,

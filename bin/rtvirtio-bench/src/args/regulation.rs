@@ -123,7 +123,6 @@ impl From<FlowName> for Direction {
 }
 
 impl BenchRegulationArgs {
-    /// For the experiment.
     pub fn options(&self) -> RegulationOptions {
         let flows: Vec<Direction> = self.flows.iter().map(|flow| (*flow).into()).collect();
         let mut words = if self.quick { " --quick".to_owned() } else { String::new() };
@@ -164,7 +163,7 @@ impl BenchRegulationArgs {
         }
     }
 
-    /// For `--only plan`.
+    /// Options of a run with `--only plan`.
     pub fn planned(&self) -> PlannedOptions {
         let length = if self.quick { QUICK } else { self.length.min(PLANNED) };
         let mut words = if self.quick { " --quick".to_owned() } else { String::new() };

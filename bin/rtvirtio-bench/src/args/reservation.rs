@@ -48,7 +48,6 @@ pub struct BenchReservationArgs {
 }
 
 impl BenchReservationArgs {
-    /// For the experiment.
     pub fn options(&self) -> ReservationOptions {
         ReservationOptions {
             length: self.length,

@@ -81,7 +81,6 @@ pub struct BenchResponsivenessArgs {
 }
 
 impl BenchResponsivenessArgs {
-    /// For the experiment.
     pub fn options(&self) -> ResponsivenessOptions {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
         let choice = Choice {
@@ -121,7 +120,7 @@ impl BenchResponsivenessArgs {
         }
     }
 
-    /// How it was called.
+    /// Command line with the same options, for the result.
     fn command(&self) -> String {
         let devices = self.devices.join(" ");
         if self.quick {

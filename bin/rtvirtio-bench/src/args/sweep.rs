@@ -42,7 +42,6 @@ pub struct BenchSweepArgs {
 }
 
 impl BenchSweepArgs {
-    /// For the experiment.
     pub fn options(&self) -> SweepOptions {
         SweepOptions {
             devices: self.devices.clone(),

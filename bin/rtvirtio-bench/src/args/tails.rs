@@ -25,7 +25,6 @@ pub struct BenchTailsArgs {
 }
 
 impl BenchTailsArgs {
-    /// For the experiment.
     pub fn options(&self) -> TailsOptions {
         TailsOptions { device: self.device.clone(), length: self.length, piece: self.piece }
     }

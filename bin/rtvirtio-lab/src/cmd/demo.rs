@@ -26,14 +26,15 @@ use rtvirtio_workflow::site::Site;
 use super::lab::{DEMO_DIR, lab_host};
 use crate::args::DemoArgs;
 
-/// The paper's Fig. 7 case.
+/// Spec of the paper's Fig. 7 case.
 const DEFAULT_SPEC: &str = include_str!("../../../../examples/fig7.toml");
-/// Where the service serves its live page, as in its guide.
+/// Address of the service's live page, as in its guide.
 const LISTEN: &str = "127.0.0.1:9465";
-/// Time for the device's profile: shorter than `rtvirtio profile`'s, the demo has ten minutes.
+/// Time for the device's profile: shorter than in `rtvirtio profile`, because the demo has ten
+/// minutes.
 const PROFILE_TIME: Duration = Duration::from_secs(24);
 
-/// Runs it; the exit code is that of the run under the plan.
+/// Runs the demo; the exit code is that of the run under the plan.
 pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("demo")?;
     let start = Instant::now();
@@ -53,19 +54,19 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         matches!(spec.device, rtvirtio_spec::Device::Twin { .. }),
         "{name}: the demo runs on a twin only; for a real device use `rtvirtio-lab up`, `plan`, `apply`, `verify`"
     );
-    // A journal and a lab of its own: the demo never mixes with the user's settings.
+    // The demo has a journal and a lab of its own, apart from the user's settings.
     let _lock = global.dirs().lock_vms()?;
     let labs = lab_host(global).below(DEMO_DIR);
     let stage = Stage { labs: &labs, ui };
     stage.clear()?;
     let lengths = Duration::from_nanos(args.length.0);
     let outcome = {
-        // Also on a panic.
+        // Cleared also on a panic.
         let _guard = ClearOnDrop(&stage);
         stage.run(&spec, &name, &text, args, lengths)
     };
-    // Again, because only here an error can be reported; after the guard there is nothing to
-    // remove.
+    // Cleared once more, because only here an error can be reported; after the guard nothing is
+    // left to remove.
     let cleared = stage.clear();
     let (code, page) = match outcome {
         Ok(demo) => demo.write(&args.out, ui)?,
@@ -82,7 +83,7 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     Ok(code)
 }
 
-/// Where the page is: the demo's, and the live one.
+/// Closing lines with the addresses of the saved page and of a live one.
 fn last_lines(page: Option<&Path>) -> Vec<String> {
     let beside = std::env::current_exe().ok().map(|program| program.with_file_name("rtvirtiod"));
     let service = beside.filter(|path| path.exists()).unwrap_or_else(|| "rtvirtiod".into());
@@ -95,7 +96,7 @@ fn last_lines(page: Option<&Path>) -> Vec<String> {
     [Some(live), copy].into_iter().flatten().collect()
 }
 
-/// A file's address for a browser (RFC 8089).
+/// URL of a file for a browser (RFC 8089).
 fn address(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut out = "file://".to_owned();
@@ -115,7 +116,7 @@ struct DemoResult {
     plan: Plan,
     profile: Profile,
     notes: Vec<String>,
-    /// The service's page with the run under the plan, as one file.
+    /// Page of the service during the run under the plan, as one file.
     page: Option<String>,
 }
 
@@ -123,7 +124,7 @@ struct ClearOnDrop<'a>(&'a Stage<'a>);
 
 impl Drop for ClearOnDrop<'_> {
     fn drop(&mut self) {
-        // The following call reports the error.
+        // The next call of `clear` reports the error.
         let _ = self.0.clear();
     }
 }
@@ -134,8 +135,8 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Reverts settings and removes the lab: at the start those of a killed demo, at the end its
-    /// own.
+    /// Reverts settings and removes the lab: those of a killed demo at the start, its own at the
+    /// end.
     fn clear(&self) -> anyhow::Result<()> {
         if self.labs.remove()? {
             self.ui.step("the lab is removed");
@@ -158,7 +159,7 @@ impl Stage<'_> {
         let profile = of_site(&site, Access::Reads, PROFILE_TIME, dirs, ui)?;
         print(&text::profile(&profile, &style()), ui);
 
-        // A new device, with BFQ as distributions set it: nothing is tuned.
+        // A new device, with distributions' default for BFQ: nothing is tuned.
         site.stack.device.set_elevator(&Root::default(), "bfq")?;
         let config = site.config()?;
         let before = outlook(
@@ -176,7 +177,7 @@ impl Stage<'_> {
         print(&text::plan(&plan, &old_values(spec, &config, &plan), &style()), ui);
         let applied = apply_plan(&plan, &site, dirs, ui)?;
         ui.step(&format!("applied {applied} settings, journaled and read back"));
-        // It sets nothing, and its page is not what the demo is about.
+        // The service sets nothing, and the demo works without its page.
         let watched = Watched::start(dirs);
         let planned = measure(&site, &plan.scheme, length, &latencies(&plan.tasks), dirs, ui)?;
         let page = watched.and_then(|watched| watched.page());
@@ -199,7 +200,7 @@ impl Stage<'_> {
         file: &ResultFile,
     ) -> anyhow::Result<Vec<String>> {
         let mut notes = Vec::new();
-        // The paper's model covers the run under the kernel's defaults.
+        // The paper's model applies to the run under the kernel's defaults.
         let paper = outlook(
             spec,
             profile,
@@ -225,7 +226,7 @@ impl Stage<'_> {
 }
 
 impl DemoResult {
-    /// Writes it; the exit code, and where the service's page is.
+    /// Writes the files; returns the exit code, and the path of the service's page.
     fn write(&self, dir: &Path, ui: &Ui) -> anyhow::Result<(ExitCode, Option<PathBuf>)> {
         let report = ReportInput {
             title: "rtvirtio-lab demo",
@@ -270,7 +271,7 @@ fn latencies(tasks: &[TaskOutlook]) -> Vec<Option<Nanos>> {
     tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect()
 }
 
-/// Text of the demo: to standard output, unless that is for JSON.
+/// Prints a text of the demo: to standard output, or to standard error when that has JSON.
 fn print(text: &str, ui: &Ui) {
     // A closed output must not end the demo before it has reverted everything.
     if ui.json {

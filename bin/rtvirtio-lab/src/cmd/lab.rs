@@ -18,7 +18,6 @@ use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::run::measure;
 use rtvirtio_workflow::site::Site;
 
-/// `rtvirtio-lab down`.
 pub fn down(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("down")?;
     let _lock = global.dirs().lock_vms()?;
@@ -33,7 +32,6 @@ pub fn down(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `rtvirtio-lab status`.
 pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let lab = Lab::open(&global.run_dir)?;
     let state = lab.state();
@@ -69,12 +67,11 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
 pub const PROFILE_DIR: &str = "profile";
 /// Run directory of `demo`, below the global one.
 pub const DEMO_DIR: &str = "demo";
-/// Labs on this program's directories.
+/// Access to the labs in this program's directories.
 pub fn lab_host(global: &Global) -> LabHost {
     LabHost { dirs: global.dirs(), cache_dir: global.cache_dir.clone(), twin_server }
 }
 
-/// `rtvirtio-lab up`.
 pub fn up_command(args: &LabUpArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("up")?;
     let _lock = global.dirs().lock_vms()?;
@@ -94,15 +91,14 @@ pub fn up_command(args: &LabUpArgs, global: &Global, ui: &Ui) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// This program as the server of a twin.
+/// Command of this program as the server of a twin.
 fn twin_server(profile: &str, size: Bytes, mount: &Path) -> Command {
-    // The link names this program also when its file has been replaced.
+    // `/proc/self/exe` is this program even when its file has been replaced.
     let mut command = Command::new("/proc/self/exe");
     command.arg("twin-serve").args(["--profile", profile, "--size", &size.to_string(), "--mount"]).arg(mount);
     command
 }
 
-/// `rtvirtio-lab run`.
 pub fn run_command(args: &LabRunArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("run")?;
     let _lock = global.dirs().lock_vms()?;

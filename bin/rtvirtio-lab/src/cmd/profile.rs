@@ -20,10 +20,9 @@ use rtvirtio_workflow::{Error, check_writable};
 use super::lab::{PROFILE_DIR, lab_host};
 use crate::args::TwinProfileArgs;
 
-/// Size of a twin that is made only to be measured.
+/// Size of a twin that is created only for the measurement.
 const TWIN_SIZE: Bytes = Bytes(1 << 30);
 
-/// `rtvirtio-lab profile`.
 pub fn run(args: &TwinProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let Some(name) = args.target.strip_prefix("twin:") else {
         bail!("{} is not twin:NAME: measure a real device with `rtvirtio profile`", args.target);
@@ -44,8 +43,8 @@ pub fn run(args: &TwinProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for
-/// it.
+/// Learns a model of the device from measured runs and saves it in the directory that `predict` and
+/// `plan` read.
 fn sweep(
     target: &str,
     key: &str,
@@ -62,7 +61,7 @@ fn sweep(
     save_model(&model, &dirs.model(key), global, ui)
 }
 
-/// In a lab of its own.
+/// Measures a twin in a separate lab.
 fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Result<Profile> {
     let labs = lab_host(global).below(PROFILE_DIR);
     labs.remove()?;
@@ -72,7 +71,7 @@ fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Re
     );
     let spec = rtvirtio_spec::parse("profile", &text)?;
     let lab = labs.up(&spec, ("profile", &text), AccelChoice::Auto, None, ui)?;
-    // Its content is of no value, so writes are measured too.
+    // The twin has no data to lose, so writes are measured too.
     let result = Stack::find(&Root::default(), lab.device())
         .map_err(Error::from)
         .and_then(|device| of_device(&device, length, Access::Made, &labs.dirs, ui));
