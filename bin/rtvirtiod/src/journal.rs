@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_daemon::{Event, EventKind, word};
 
-/// Where journald listens.
+/// Path of journald's datagram socket.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Whether an output is a stream of the journal: `named` is `JOURNAL_STREAM`, the device and inode
@@ -81,7 +81,7 @@ fn entry(fields: &[(&str, &str)]) -> Vec<u8> {
     out
 }
 
-/// What `journalctl MESSAGE_ID=...` finds the events of a kind by. These never change.
+/// Constant id of a kind of event, for `journalctl MESSAGE_ID=...`.
 fn message_id(kind: EventKind) -> &'static str {
     match kind {
         EventKind::Started => "15bf5223db8b4f2692dfb971495c38e5",
