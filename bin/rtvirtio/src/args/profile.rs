@@ -107,10 +107,10 @@ pub struct ProfileMergeArgs {
     pub dry_run: bool,
 }
 
-/// Value of `--shard`.
+/// Parsed value of `--shard`.
 #[derive(Clone, Copy, Debug)]
 pub enum ShardArg {
-    /// As given.
+    /// Part given as `I/N`.
     Given(Shard),
     /// By the environment of a job array.
     Slurm,

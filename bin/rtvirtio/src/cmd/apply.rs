@@ -18,8 +18,8 @@ use super::plan::title;
 use super::status::status;
 use crate::args::ApplyArgs;
 
-/// `rtvirtio apply`. What cannot be carried has the exit code of an infeasible plan, be it the
-/// disk's or the CPU's.
+/// `rtvirtio apply`. Refusals for lack of disk or CPU capacity have the exit code of an infeasible
+/// plan.
 pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let infeasible = |e: &anyhow::Error| {
         e.downcast_ref().is_some_and(|e: &rtvirtio_workflow::Error| e.kind() == Kind::Infeasible)
@@ -59,8 +59,8 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.dry_run {
         devices.warn_without_bfq(ui);
     } else {
-        // Before the search, which knows only what the device offers. Without BFQ the plan is made
-        // from what there is.
+        // Loaded before the search, which uses only elevators that the device offers. Without BFQ
+        // the plan uses the others.
         devices.load_bfq(ui);
     }
     let plan = match saved {
@@ -85,7 +85,7 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.dry_run {
         let resolved = apply::resolve(&plan, &devices, &args.cpu_profiles, dirs, ui)?;
         if refused {
-            // The verdict of `plan` and of `apply` for the same spec.
+            // Same verdict as of `plan` for the same spec.
             ui.warn(&format!("would not be applied: {reasons}. With --compromise this would be written:"));
             preview(&resolved, ui)?;
             return Ok(ExitCode::from(INFEASIBLE));
@@ -96,12 +96,12 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         ui.warn(&format!("not applied: {reasons}. Apply the compromise anyway with --compromise"));
         return Ok(ExitCode::from(INFEASIBLE));
     }
-    // Before contracts are computed next to those that are in force.
+    // Checked before contracts are computed next to those in force.
     in_force::refuse(dirs)?;
     let resolved = apply::resolve(&plan, &devices, &args.cpu_profiles, dirs, ui)?;
     carry_out(&resolved, Some(&plan), dirs, ui)?;
     if ui.json {
-        // Its settings were compared when they were written.
+        // The settings were read back when they were written.
         status(global, ui)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -122,7 +122,7 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
         }
         plans.push(DevicePlan { device: part.name.clone(), plan, profile: None, notes });
     }
-    // So that the service finds the VMs again when they were restarted.
+    // Lets the service find the VMs again after a restart.
     Ok(HostPlan::new(plans).of_spec_file(&args.source)?)
 }
 
@@ -154,7 +154,7 @@ fn warn_of_systemd(resolved: &Resolved, ui: &Ui) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `apply --cpu-only`: the contracts alone; no plan is involved, so none is saved.
+/// `apply --cpu-only`: only the contracts; no plan is involved, so none is saved.
 fn cpu_only(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let host = rtvirtio_workflow::named::named_host(&args.source)?;
     if !args.dry_run {
@@ -172,7 +172,7 @@ fn cpu_only(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// `apply --traffic-only`: the limits alone; no plan is involved, so none is saved.
+/// `apply --traffic-only`: only the limits; no plan is involved, so none is saved.
 fn traffic_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let dirs = &global.dirs();
     let host = rtvirtio_workflow::named::named_host(&args.source)?;
@@ -192,7 +192,7 @@ fn traffic_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// How each contract is held, and what is outside of it.
+/// Prints the mechanism of each contract, and the threads outside of it.
 fn explain(all: &[VmCpu], ui: &Ui) {
     for VmCpu { vm, settings: s, found, .. } in all {
         if let Some(found) = found {

@@ -13,16 +13,16 @@ use rtvirtio_workflow::{Progress, kernel_release, leftovers};
 
 use crate::args::CheckArgs;
 
-/// How long a guest may take to answer.
+/// Timeout of a guest agent's answers.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long memory traffic is watched where it can be counted.
+/// Time for which memory traffic is counted, where the host can.
 const WATCHED: Duration = Duration::from_secs(1);
-/// Bytes of a kernel's release that are read.
+/// Limit of bytes read of a kernel's release.
 const LONGEST_RELEASE: usize = 256;
 const KVM_WHY: &str =
     "guests under emulation are about ten times slower and noisier, so their tails say little";
 
-/// Looks at the host; exit code 1 when something keeps plans from being applied.
+/// Checks the host; exit code 1 when something prevents plans from being applied.
 pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let mut extra = rtvirtio_kernel::check::vms(&Root::default());
     extra.extend(leftovers::findings(&Root::default(), &global.dirs()));
@@ -35,7 +35,7 @@ pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Asks a guest for its kernel, and for what tasks need that run in it.
+/// Checks a guest's kernel, and the programs that tasks need in it.
 fn guest(socket: &Path) -> Vec<Finding> {
     const REMEDY: &str = "is qemu-guest-agent running in the guest, and this its socket?";
     const TASKS: (&str, &str) =
@@ -104,7 +104,7 @@ fn kvm(ui: &Ui) -> Finding {
     }
 }
 
-/// The running kernel's own files, where they are readable: they need no download.
+/// Image and initrd of the running kernel, where they are readable: they need no download.
 fn own_kernel() -> Option<(PathBuf, PathBuf)> {
     let release = kernel_release();
     let files = (

@@ -20,13 +20,12 @@ use super::service::{self, vm_lines};
 use super::waits;
 use crate::args::{ContractArgs, ContractCommand, PlanAnswer};
 
-/// How long `set` and `remove` wait for what the service makes of it.
+/// Timeout of `set` and `remove` for the service's reaction.
 const TAKEN_UP: Duration = Duration::from_secs(2);
-/// What is said where no service is there to keep what was written.
+/// Message when no service runs that would apply the contract.
 const NOT_KEPT: &str =
     "rtvirtiod does not run: the contract is kept once it does (`systemctl start rtvirtiod`)";
 
-/// `rtvirtio contract`.
 pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     match &args.command {
         ContractCommand::Set { vm, spec, libvirt, dry_run } => {
@@ -101,7 +100,7 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// `rtvirtio contract set`: what does not fit is not written.
+/// `rtvirtio contract set`: a contract that does not fit is not written.
 fn set(
     args: &ContractArgs,
     (vm, spec): (&str, &Path),
@@ -133,7 +132,7 @@ fn set(
     let Some(place) = place else { return set_in_metadata(vm, spec, global, ui) };
     let file = contract_files::set(&place.dir, vm, spec)?;
     let id = contract_files::contract_id(&file, vm)?;
-    // It is written, whatever becomes of the service.
+    // The file is written, even if the service cannot be asked.
     let stands = place.service.as_ref().and_then(|client| {
         client.wait_for_contract(vm, &id, TAKEN_UP).unwrap_or_else(|e| {
             ui.warn(&e.to_string());
@@ -157,7 +156,7 @@ fn set(
     })
 }
 
-/// Whether a VM's part of a spec fits beside the contracts that there are.
+/// Whether a VM's part of a spec fits beside the existing contracts.
 fn fits(
     args: &ContractArgs,
     (vm, spec): (&str, &Path),
@@ -196,17 +195,17 @@ fn set_in_metadata(vm: &str, spec: &Path, global: &Global, ui: &Ui) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where contract files are written.
+/// Directory for contract files, and its service.
 struct Place {
     dir: PathBuf,
     /// Whether a service runs.
     runs: bool,
-    /// The service that reads them.
+    /// Service that reads the directory; `None` for another directory.
     service: Option<Client>,
 }
 
 impl Place {
-    /// A service that does not answer may read any directory, so one has to be named then.
+    /// A service that does not answer may read any directory, so `--contracts` is required then.
     fn find(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Self> {
         let named = args.contracts.as_deref();
         let found = Client::find(&global.run_dir).and_then(|client| {
@@ -236,7 +235,8 @@ impl Place {
     }
 }
 
-/// How contracts stand: as the service says, or where none runs as one look finds it.
+/// State of the contracts: as the service reports it, or from a single pass over the host where
+/// none runs.
 fn state(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Snapshot> {
     if let Some(status) = Client::status_of(&global.run_dir)? {
         ui.step(&format!("as rtvirtiod (process {}) keeps them", status.pid));

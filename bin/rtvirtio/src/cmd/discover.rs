@@ -20,10 +20,9 @@ use rtvirtio_workflow::{Progress as _, check_writable};
 
 use crate::args::DiscoverArgs;
 
-/// In less time hardly a tail shows.
+/// Shortest observation: a tail needs more samples.
 const LEAST: Nanos = Nanos::from_millis(1000);
 
-/// `rtvirtio discover`.
 pub fn run(args: &DiscoverArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     ensure!(args.observe.is_none_or(|t| t >= LEAST), "--observe: at least {LEAST}, better 5min");
     let out = args.out.as_deref().filter(|out| *out != Path::new("-"));
@@ -135,7 +134,7 @@ fn seen(disk: &FoundDisk, direction: Direction) -> Option<&Observed> {
     disk.activity.as_ref()?.directions.iter().find(|d| d.direction == direction)
 }
 
-/// `?` where it was not observed.
+/// Rate of a disk in one direction; `?` where it was not observed.
 fn rate(disk: &FoundDisk, direction: Direction) -> String {
     match (&disk.activity, seen(disk, direction)) {
         (None, _) => "?".to_owned(),
@@ -144,7 +143,7 @@ fn rate(disk: &FoundDisk, direction: Direction) -> String {
     }
 }
 
-/// The highest percentile that can be shown, the worse of reads and writes.
+/// Highest percentile that the samples support, the worse of reads and writes.
 fn tail(disk: &FoundDisk) -> String {
     let of = |direction| seen(disk, direction).and_then(|s| s.tails.last());
     let worst =

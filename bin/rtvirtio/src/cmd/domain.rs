@@ -15,7 +15,6 @@ use rtvirtio_workflow::{Dirs, Progress};
 use self::connect::how_to_connect;
 use crate::args::PlanArgs;
 
-/// `rtvirtio plan --domain`.
 pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let host = named_host(&args.model.spec)?;
     let spec = host.single()?.clone();
@@ -53,7 +52,7 @@ pub fn apply(path: &Path, dry_run: bool, dirs: &Dirs, ui: &Ui) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the configuration of a domain is that was stopped.
+/// Message with the kept configuration of a stopped domain.
 pub fn kept_text(kept: &Path) -> String {
     let kept = terminal(&kept.display().to_string(), false);
     format!(
@@ -61,7 +60,7 @@ pub fn kept_text(kept: &Path) -> String {
     )
 }
 
-/// The domain's line in `rtvirtio status`.
+/// Line of the I/O domain in `rtvirtio status`.
 pub fn status_text(status: &DomainStatus) -> String {
     if let Some(error) = &status.error {
         return format!("I/O domain: NOT KNOWN: {}\n", terminal(error, false));

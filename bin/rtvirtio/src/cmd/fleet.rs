@@ -23,7 +23,7 @@ use crate::args::FleetArgs;
 /// Rows of each table without `--all`.
 const SHOWN: usize = 20;
 
-/// `rtvirtio fleet`. Changes nothing, and asks no host.
+/// `rtvirtio fleet`. Changes nothing and contacts no host.
 pub fn run(args: &FleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let file = args.fleet.clone();
     let fleet = until_cancelled(ui, move |_| load_named(&file))?.context("the fleet cannot be read")?;
@@ -44,8 +44,8 @@ pub fn run(args: &FleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     Ok(if is_safe(&answer) { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
-/// Runs what may take long in a thread of its own, so that a signal ends the command wherever it
-/// is; `work` is told of it too.
+/// Runs `work` in a thread, so that a signal ends the command at any time; `work` can test for the
+/// cancellation.
 fn until_cancelled<T: Send + 'static>(
     ui: &Ui,
     work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
@@ -55,7 +55,7 @@ fn until_cancelled<T: Send + 'static>(
     let end = Arc::new(AtomicBool::new(false));
     let is_ended = Arc::clone(&end);
     std::thread::Builder::new().name("fleet".to_owned()).spawn(move || {
-        // The command may have ended.
+        // The receiver is gone if the command was cancelled.
         let _ = sender.send(work(&|| is_ended.load(Ordering::Relaxed)));
     })?;
     loop {
@@ -71,14 +71,14 @@ fn until_cancelled<T: Send + 'static>(
     }
 }
 
-/// As JSON, whatever the form that is asked for.
+/// Prints JSON, whether `--json` is given or not.
 fn print(ui: &Ui, told: &impl Serialize) -> anyhow::Result<ExitCode> {
     let text = serde_json::to_string_pretty(told)? + "\n";
     show(ui, told, || text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// As a shell script.
+/// Shell script with the commands, and a comment for each contract without a rule.
 fn commands(told: &Proxmox) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -96,7 +96,7 @@ fn commands(told: &Proxmox) -> String {
     out
 }
 
-/// Whether every contract has a host, also after any single loss.
+/// Whether every contract has a host, also after any single loss of a host.
 fn is_safe(answer: &Assessment) -> bool {
     answer.contracts.iter().all(|c| c.host.is_some())
         && answer.losses.iter().all(|l| l.lost.is_empty())
@@ -135,7 +135,7 @@ fn contracts(all: &[ContractRow], shown: usize, style: &Style) -> String {
         Column::word(""),
         Column::name("would fit on"),
     ]);
-    // What has no host first: it is what the reader looks for.
+    // Contracts without a host first: they need the reader's attention.
     let mut rows: Vec<&ContractRow> = all.iter().collect();
     rows.sort_by_key(|c| c.host.is_some());
     for c in rows.iter().take(shown) {
@@ -173,7 +173,7 @@ fn hosts(all: &[HostRow], shown: usize, style: &Style) -> String {
     for h in all.iter().take(shown) {
         let disks: Vec<String> = h.taken.disks.iter().map(|d| d.0.to_string()).collect();
         let networks: Vec<String> = h.taken.networks.iter().map(|n| n.0.to_string()).collect();
-        // The sums are on the safe side: exact admission may take more.
+        // The sums are conservative: exact admission may take more.
         let over = if h.taken.fit() { "" } else { "by exact admission" };
         t.row(vec![
             terminal(&h.name, style.ascii).into(),
@@ -220,7 +220,7 @@ fn more(all: usize, shown: usize, what: &str) -> String {
     }
 }
 
-/// Reasons and remedies, a line each.
+/// Reasons and remedies, one line each.
 fn words(answer: &Assessment) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.

@@ -17,7 +17,6 @@ use rtvirtio_workflow::domain::live::{self, Changes, Preview};
 
 use crate::args::IodCommand;
 
-/// `rtvirtio iod ...`.
 pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let at = |given: &Option<PathBuf>| given.clone().unwrap_or_else(|| global.run_dir.join("iod.sock"));
     match command {

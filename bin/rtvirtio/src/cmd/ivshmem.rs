@@ -8,13 +8,12 @@ use rtvirtio_workflow::keep::Server;
 
 use crate::args::IvshmemArgs;
 
-/// `rtvirtio ivshmem`.
 pub fn run(args: &IvshmemArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let socket = std::path::absolute(&args.socket)?;
     let mut server = Server::bind(&socket)?;
     ui.step(&format!("listening at {}", socket.display()));
     loop {
-        // A QEMU that breaks off is no reason to keep its next start waiting.
+        // A QEMU that disconnects early must not delay its next start.
         match server.serve_one(&|| ui.is_cancelled()) {
             Ok(true) => ui.step("a QEMU has its memory and doorbell"),
             Ok(false) => return Ok(ExitCode::SUCCESS),

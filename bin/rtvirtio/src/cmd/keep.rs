@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::args::KeepArgs;
 
-/// One line of output.
+/// A line of JSON output.
 #[derive(Serialize)]
 struct Event<'a> {
     /// `set`, `left` to another program that has changed it, or `failed`.
@@ -21,11 +21,10 @@ struct Event<'a> {
     knob: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     old: Option<&'a str>,
-    /// The new value, what another program has set, or why it failed.
+    /// New value, value set by the other program, or reason of the failure.
     what: &'a str,
 }
 
-/// `rtvirtio keep`.
 pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("keep")?;
     let host = named_host(&args.spec)?;
@@ -41,7 +40,7 @@ pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// One line for each setting.
+/// Prints a line for each setting, and warnings.
 fn report(amendment: &Amendment<'_>, ui: &Ui) -> rtvirtio_workflow::Result<()> {
     let (vm, amended) = (amendment.vm, amendment.amended);
     let set = amended.written.iter().map(|l| ("set", &l.knob, l.old.as_deref(), &l.new));

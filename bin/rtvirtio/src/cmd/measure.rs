@@ -9,7 +9,6 @@ use rtvirtio_workflow::start_up::{StartUpOptions, StartUps, measure_start_up};
 
 use crate::args::{MeasureCommand, MeasureStartUpArgs};
 
-/// `rtvirtio measure ...`.
 pub fn run(command: &MeasureCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     match command {
         MeasureCommand::StartUp(args) => start_up(args, global, ui),

@@ -17,7 +17,7 @@ use rtvirtio_workflow::{Dirs, Progress, contracts, domain};
 use super::one_profile;
 use crate::args::{ModelArgs, PlanArgs, PredictArgs};
 
-/// What the predictions for each device rest on, with its name.
+/// Inputs of the predictions, for each device with its name.
 fn bases(
     args: &ModelArgs,
     host: &HostSpec,
@@ -36,7 +36,7 @@ fn bases(
     host.parts().iter().map(of).collect()
 }
 
-/// The title of a device's part of an output; none where there is only one device.
+/// Title of a device's part of the output; empty for a single device.
 pub(super) fn title(device: Option<&str>, of: usize) -> String {
     match device {
         Some(name) if of > 1 => format!("== device {name}\n"),
@@ -44,7 +44,6 @@ pub(super) fn title(device: Option<&str>, of: usize) -> String {
     }
 }
 
-/// `rtvirtio predict`.
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let host = named_host(&args.model.spec)?;
     warn_left_out(&host, "predict", ui);
@@ -65,7 +64,7 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// `rtvirtio plan --tc`.
+/// `rtvirtio plan --tc`: prints or saves the script.
 fn tc(host: &HostSpec, of: &str, out: Option<&Path>, ui: &Ui) -> anyhow::Result<ExitCode> {
     let script = tc_script(host, of)?;
     if let Some(out) = out {
@@ -78,7 +77,6 @@ fn tc(host: &HostSpec, of: &str, out: Option<&Path>, ui: &Ui) -> anyhow::Result<
     Ok(if script.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
-/// `rtvirtio plan`.
 pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let dirs = &global.dirs();
     if args.domain {

@@ -20,7 +20,6 @@ use rtvirtio_workflow::{check_writable, profile_key};
 use crate::args::{ProfileArgs, ProfileCommand};
 use crate::cmd::profile_library::Part;
 
-/// `rtvirtio profile`.
 pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     args.out.as_deref().map_or(Ok(()), check_writable)?;
     if !matches!(args.what, Some(ProfileCommand::Merge(_))) {
@@ -55,7 +54,7 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     }
     let stack = Stack::find(&Root::default(), target)?;
     let key = stack.device.name.clone();
-    // What refuses the sweep is known before the minute that the profile takes.
+    // Checked first: otherwise the sweep would be refused after a profile of a minute.
     if args.sweep.is_some() {
         check_device(&key, dirs)?;
     }
@@ -88,7 +87,7 @@ fn access(args: &ProfileArgs) -> Access {
     }
 }
 
-/// Each device of a spec in turn.
+/// Profiles each device of a spec in turn.
 fn of_spec(
     args: &ProfileArgs,
     spec: &Path,
@@ -129,8 +128,8 @@ fn of_spec(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for
-/// it.
+/// Learns a model of the device from measured runs and saves it in the directory that `predict` and
+/// `plan` read.
 fn sweep(key: &str, profile: &Profile, time: Duration, global: &Global, ui: &Ui) -> anyhow::Result<()> {
     let dirs = &global.dirs();
     let model = on_device(key, profile, time, &generated(), dirs, ui)?;

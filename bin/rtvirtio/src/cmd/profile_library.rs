@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::args::{ProfileArgs, ProfileMergeArgs, ShardArg};
 
-/// This host's part of a sweep.
+/// Part of a sweep that this host measures.
 pub struct Part {
     shard: Shard,
     kind: DeviceKind,
@@ -29,7 +29,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// What is known before anything is measured.
+    /// Reads the options and the device's kind, before anything is measured.
     pub fn of(shard: ShardArg, args: &ProfileArgs, stack: &Stack) -> anyhow::Result<Self> {
         let shard = match shard {
             ShardArg::Given(shard) => shard,
@@ -72,13 +72,12 @@ struct MergeReport<'a> {
     shares: usize,
     runs: usize,
     conditions: usize,
-    /// Parts of the sweep that no share has.
+    /// Shards of the sweep that no share has.
     missing: &'a [Shard],
     model: Option<PathBuf>,
     written: bool,
 }
 
-/// `rtvirtio profile merge`.
 pub fn merge(args: &ProfileMergeArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let load = |path: &PathBuf| Share::load(path).map(|share| (path.clone(), share));
     let shares: Vec<_> = args.files.iter().map(load).collect::<Result<_, _>>().map_err(Error::from)?;
@@ -91,7 +90,7 @@ pub fn merge(args: &ProfileMergeArgs, global: &Global, ui: &Ui) -> anyhow::Resul
     if !args.dry_run {
         std::fs::create_dir_all(&args.library)
             .with_context(|| format!("cannot create {}", args.library.display()))?;
-        // Whoever can write to the library could lead an entry to another file.
+        // Other users with write access to the library could replace an entry's file by a link.
         for file in [library.model_file(kind), library.entry_file(kind)] {
             if std::fs::symlink_metadata(&file).is_ok_and(|there| there.is_symlink()) {
                 return Err(std::io::Error::from(Refusal::Link)).context(file.display().to_string());
@@ -100,7 +99,7 @@ pub fn merge(args: &ProfileMergeArgs, global: &Global, ui: &Ui) -> anyhow::Resul
         if let Some(model) = &all.model {
             write_result(&library.model_file(kind), &serde_json::to_vec(model)?, global)?;
         } else if is_there(&library.model_file(kind))? {
-            // It would be of the entry that is replaced.
+            // The old model belongs to the entry that is replaced.
             std::fs::remove_file(library.model_file(kind))
                 .with_context(|| format!("cannot remove {}", library.model_file(kind).display()))?;
         }
@@ -143,8 +142,8 @@ fn merge_text(report: &MergeReport<'_>, all: &Merged) -> String {
     out
 }
 
-/// A device of a kind that the library knows: confirmed and saved. `None` when it has to be
-/// measured whole, which is reported with the reason.
+/// Confirms and saves a device of a kind in the library. `None` when a full measurement is needed,
+/// which is reported with the reason.
 pub fn known(
     library: &Path,
     args: &ProfileArgs,

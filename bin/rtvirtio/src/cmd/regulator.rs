@@ -38,7 +38,7 @@ pub fn run(args: &RegulatorArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
     Ok(if any { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
-/// The regulator that the arguments name; `None` without a clock.
+/// Port for the regulator in the arguments; `None` without a clock.
 fn port(args: &PortArgs) -> anyhow::Result<Option<AxiPort>> {
     let Some(clock) = args.clock else {
         anyhow::ensure!(args.soc.is_none() && args.master.is_none(), "give --clock with --soc and --master");
@@ -127,7 +127,7 @@ fn row(c: &Compiled) -> Vec<Cell> {
     ]
 }
 
-/// What is kept, with its error where there is one.
+/// Enforced value, with its relative error where there is one.
 fn part(part: &Part, unit: Unit, per_second: bool) -> String {
     match (part.kept, part.error) {
         (None, _) if part.asked.is_none() => "-".to_owned(),
@@ -148,22 +148,22 @@ fn amount(value: f64, unit: Unit, per_second: bool) -> String {
     }
 }
 
-/// The result of `regulator qos400`.
+/// Result of `regulator qos400`.
 #[derive(Serialize)]
 struct Registers {
     clock_hz: f64,
-    /// Bytes of a transaction.
+    /// Bytes per transaction, as configured.
     transaction: u64,
     fields: Fields,
     words: Words,
-    /// In transactions per second.
+    /// Rates in transactions per second.
     rates: Rates,
-    /// Bytes per second of the rate.
+    /// Long-run rate in bytes per second.
     bytes_per_second: f64,
-    /// None when words were decoded.
+    /// Empty when words were decoded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     compiled: Vec<Compiled>,
-    /// How the registers are reached.
+    /// Access to the registers, for a known system on a chip.
     #[serde(skip_serializing_if = "Option::is_none")]
     access: Option<&'static str>,
 }
@@ -199,7 +199,7 @@ fn decoded(words: &[String]) -> anyhow::Result<Fields> {
     Ok(Words { peak: word(peak)?, burst: word(burst)?, rate: word(rate)? }.fields()?)
 }
 
-/// A rate with its unit: transactions or bytes per second.
+/// Parses a rate with its unit: transactions or bytes per second.
 fn per_second(text: &str) -> anyhow::Result<(Unit, u64)> {
     let bytes = text.parse::<BytesPerSec>().map(|rate| (Unit::Bytes, rate.0));
     let (unit, rate) = bytes

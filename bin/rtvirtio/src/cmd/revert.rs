@@ -1,4 +1,4 @@
-//! `rtvirtio revert`: the settings, and the I/O domain, each by itself.
+//! `rtvirtio revert`: settings, contracts and the I/O domain, each reverted independently.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -20,22 +20,21 @@ use rtvirtio_workflow::{Dirs, Progress as _};
 
 use crate::args::RevertArgs;
 
-/// Outcome, part by part.
+/// Outcome of each part of `revert`.
 struct Report {
-    /// The settings; `None` when no plan was in force.
+    /// Settings of the plan; `None` when no plan was in force.
     settings: rtvirtio_workflow::Result<Option<Reverted>>,
-    /// The contracts of the service, VM by VM.
+    /// Contracts of the service, VM by VM.
     contracts: rtvirtio_workflow::Result<Contracts>,
     domain: DomainFate,
-    /// Cgroups that processes which are gone had left.
+    /// Removed cgroups of processes that have ended.
     leftovers: Vec<PathBuf>,
-    /// Settings that act, and that no journal here has.
+    /// Settings in force of other state directories, which this journal does not have.
     elsewhere: Vec<Acting>,
-    /// Whether that could be told.
+    /// Whether other state directories could be read.
     is_seen: bool,
 }
 
-/// `rtvirtio revert`.
 pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("revert")?;
     let on_conflict = match (args.force, args.keep) {
@@ -45,10 +44,10 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
     };
     let dirs = &global.dirs();
     let report = match open_session(dirs)? {
-        // The settings first: a domain that has to stay must not keep them from going back.
+        // Settings first: they are put back even if the domain has to stay.
         Some(session) => {
             let settings = put_back(&session, on_conflict, dirs);
-            // The contracts are changed under the same lock.
+            // Contracts are changed under the same lock.
             drop(session);
             let contracts = contracts(dirs, on_conflict);
             let domain = domain::stop(dirs, args.stop_domain);
@@ -67,29 +66,29 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
     let done = report.is_done();
     show(ui, &report.json()?, || report.text())?;
     if let Some(e) = report.settings.err().or(report.contracts.err()) {
-        // The machine-readable form has it already.
+        // The JSON output contains the error already.
         return if ui.json { Ok(ExitCode::FAILURE) } else { Err(e.into()) };
     }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
 }
 
-/// What became of the service's contracts.
+/// Outcome for the service's contracts.
 #[derive(Default)]
 struct Contracts {
     put_back: Vec<(String, Reverted)>,
-    /// The service runs: it would put them in force again.
+    /// Contracts not reverted, because a running service would apply them again.
     kept: Vec<String>,
-    /// That service, in words.
+    /// Description of that service.
     keeper: Option<String>,
-    /// What agents of a cluster's resources hold: VM and resource.
+    /// Contracts held by a cluster's resource agents: VM and resource.
     of_resources: Vec<(String, String)>,
-    /// Why that is not known.
+    /// Error that prevented reading `of_resources`.
     unseen: Option<String>,
 }
 
 fn contracts(dirs: &Dirs, on_conflict: OnConflict) -> rtvirtio_workflow::Result<Contracts> {
     let of = |of: OfResource| of.names().into_iter().map(move |vm| (vm, of.resource.clone()));
-    // A journal of an agent's that cannot be read keeps nothing else from going back.
+    // An unreadable journal of an agent does not prevent other parts from being reverted.
     let (of_resources, unseen) = match holders::resources(dirs) {
         Ok(all) => (all.into_iter().flat_map(of).collect(), None),
         Err(e) => (Vec::new(), Some(format!("what Pacemaker's agents hold is not known: {e:#}"))),
@@ -107,7 +106,8 @@ fn contracts(dirs: &Dirs, on_conflict: OnConflict) -> rtvirtio_workflow::Result<
     Ok(Contracts { put_back, of_resources, unseen, ..Contracts::default() })
 }
 
-/// What acts of other state directories, and whether that could be told: it hides no result.
+/// Settings in force of other state directories, and whether these could be read: an error hides no
+/// result.
 fn elsewhere(dirs: &Dirs, ui: &Ui) -> (Vec<Acting>, bool) {
     match acting::elsewhere(dirs) {
         Ok(all) => (all, true),
@@ -118,7 +118,7 @@ fn elsewhere(dirs: &Dirs, ui: &Ui) -> (Vec<Acting>, bool) {
     }
 }
 
-/// What cannot be removed keeps nothing else from going back.
+/// Removes leftover cgroups; an error is reported and does not prevent the other parts.
 fn remove_leftovers(ui: &Ui) -> Vec<PathBuf> {
     let root = Root::default();
     let contracts = leftovers::remove_contracts(&root).inspect_err(|e| ui.warn(&format!("{e:#}")));
@@ -145,7 +145,7 @@ impl Report {
             .map_or(true, |c| !c.put_back.is_empty() || !c.kept.is_empty() || !c.of_resources.is_empty())
     }
 
-    /// The settings' part as it is, with `done` for both parts and the domain's part.
+    /// Outcome of the settings, extended by `done` for all parts and by the other parts.
     fn json(&self) -> anyhow::Result<serde_json::Value> {
         let mut value = match &self.settings {
             Ok(reverted) => serde_json::to_value(reverted.clone().unwrap_or_default())?,
@@ -254,7 +254,7 @@ impl Report {
     }
 }
 
-/// One line for each setting.
+/// Appends a line for each setting.
 fn lines(reverted: &Reverted, out: &mut String) {
     for o in &reverted.outcomes {
         let old = o.old.as_deref().unwrap_or("(absent)");

@@ -1,4 +1,4 @@
-//! The state of the service, as text.
+//! Text of the service's state.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -8,19 +8,19 @@ use rtvirtio_daemon::{PlacementSnapshot, PlanSnapshot, Snapshot, VmSnapshot};
 use rtvirtio_report::terminal;
 use serde::Serialize;
 
-/// Not everything is as the contracts ask.
+/// Exit code for contracts that are not all held as asked.
 pub fn exit_code(status: &Snapshot) -> ExitCode {
     if status.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) }
 }
 
-/// The word of a variant, with spaces.
+/// Name of an enum variant in JSON, with spaces.
 fn word(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).unwrap_or_default();
     value.as_str().unwrap_or_default().replace('_', " ")
 }
 
-/// One line for each VM, and one for each setting that another program has changed; with `origins`
-/// also where each contract stands.
+/// One line for each VM, and one for each setting changed by another program; with `origins` also
+/// the file or metadata of each contract.
 pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
     let mut out = String::new();
     for vm in vms {
@@ -46,7 +46,7 @@ pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
     out
 }
 
-/// The plan that is held; with `all` each setting of one that waits.
+/// Plan of the service; with `all` every setting of a waiting proposal.
 pub fn plan_text(plan: &PlanSnapshot, all: bool) -> String {
     let why = plan.why.as_ref().map_or_else(String::new, |why| format!(": {}", terminal(why, false)));
     let mut out = format!("plan of the contracts: {}{why}\n", word(&plan.state));
@@ -97,7 +97,7 @@ pub fn plan_text(plan: &PlanSnapshot, all: bool) -> String {
     out
 }
 
-/// What stands in Placement.
+/// Inventories published to OpenStack's Placement.
 fn placement_text(of: &PlacementSnapshot) -> String {
     let since = match (&of.published, of.is_dry) {
         (_, true) => "nothing is published: the service only observes".to_owned(),
@@ -115,7 +115,7 @@ fn placement_text(of: &PlacementSnapshot) -> String {
     out
 }
 
-/// The whole state.
+/// State of the whole service.
 pub fn text(status: &Snapshot) -> String {
     let vms: Vec<&VmSnapshot> = status.vms.iter().collect();
     let mut out =

@@ -22,17 +22,17 @@ const STEP: u64 = 1_000_000_000;
 #[derive(Serialize)]
 struct Run {
     policy: &'static str,
-    /// Virtual time.
+    /// Simulated time, in seconds.
     seconds: f64,
     requests: u64,
-    /// Simulated requests per second of one CPU.
+    /// Simulated requests per second of real time, on one CPU.
     requests_per_second: f64,
     tasks: Vec<TaskOutcome>,
 }
 
 #[derive(Serialize)]
 struct Output {
-    /// No number here comes from a machine.
+    /// Always true: no number here was measured.
     simulated: bool,
     traffic: Traffic,
     plan: DomainPlan,
@@ -45,18 +45,17 @@ struct Output {
 #[derive(Serialize)]
 struct NetworkRun {
     network: String,
-    /// Virtual time.
+    /// Simulated time, in seconds.
     seconds: f64,
     flows: Vec<FlowOutcome>,
 }
 
-/// `rtvirtio simulate`.
 pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let host = named_host(&args.spec)?;
     let spec = host.single()?.clone();
     let dirs = global.dirs();
     let plan = with_networks(for_simulation(&spec, args.profile.as_deref(), &dirs)?, &host, &dirs);
-    // Through the file, so that what is simulated is what a domain would read.
+    // Converted through the configuration, so that the simulation has what a domain would read.
     let planned = plan.sched()?;
     let traffic = if args.worst { Traffic::Worst } else { Traffic::Declared };
     let mut runs = Vec::new();
@@ -100,7 +99,8 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     Ok(if missed == 0 && output.plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
-/// Lets virtual time pass in steps, with progress and until Ctrl-C; the seconds that have passed.
+/// Runs the simulation in steps, with progress, until its end or Ctrl-C; returns the seconds that
+/// have passed.
 fn play(
     what: &str,
     length: Nanos,
@@ -117,7 +117,7 @@ fn play(
     Ok(Nanos(now).as_secs_f64())
 }
 
-/// Plays the flows of every network.
+/// Simulates the flows of every network.
 fn networks(
     plan: &DomainPlan,
     traffic: Traffic,
@@ -174,7 +174,7 @@ fn task_table(run: &Run) -> String {
     )
 }
 
-/// A task or flow in the table.
+/// A task or flow in the output.
 struct Row {
     vm: String,
     name: String,
@@ -207,7 +207,7 @@ fn table([what, counted]: [&'static str; 2], rows: impl Iterator<Item = Row>) ->
     t.draw(&style)
 }
 
-/// The verdict on a simulated task or flow.
+/// Verdict on a simulated task or flow.
 fn met(met: Option<bool>, target: Option<Nanos>) -> Cell {
     let (word, paint) = match met {
         Some(true) => ("met", Some(Paint::Good)),

@@ -13,7 +13,6 @@ use rtvirtio_workflow::starts::{StartEvent, StartsEnded, StartsOptions, What, fo
 
 use crate::args::StartsArgs;
 
-/// `rtvirtio starts`.
 pub fn run(args: &StartsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("starts")?;
     let site = Site::find(load_spec(&args.spec)?, &global.dirs())?;
@@ -29,7 +28,7 @@ pub fn run(args: &StartsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// One line for each event.
+/// Prints a line for each event.
 fn show(event: &StartEvent, ui: &Ui) -> rtvirtio_workflow::Result<()> {
     let mut out = std::io::stdout().lock();
     if ui.json {

@@ -30,7 +30,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Some(_) => started::ended(&global.state_dir)?,
         None => Vec::new(),
     };
-    // What cannot be read hides nothing of the rest.
+    // Errors of one part do not hide the others.
     let mut is_seen = true;
     let mut or_warn = |what: &str, e: rtvirtio_workflow::Error| {
         ui.warn(&format!("{what} is not known: {e:#}"));
@@ -47,12 +47,12 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Some(status) => serde_json::to_value(status)?,
         None => serde_json::json!({}),
     };
-    // One that does not answer hides nothing of the rest.
+    // A service that does not answer does not hide the other parts.
     let (service, unknown) = match Client::status_of(&global.run_dir) {
         Ok(service) => (service, None),
         Err(e) => (None, Some(e.to_string())),
     };
-    // One that listens in another run directory works on this state directory all the same.
+    // A service with another run directory may work on this state directory.
     let other_service = match (&service, &unknown) {
         (None, None) => rtvirtio_daemon::running(&global.dirs()).map_err(|e| format!("{e:#}")),
         _ => Ok(None),
@@ -101,7 +101,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     if let Some(domain) = &domain {
         value["domain"] = serde_json::to_value(domain)?;
     }
-    // It only gives the name; the knobs are the journal's.
+    // Only names the plan; the settings are in the journal.
     let plan = match in_force::plan(&global.state_dir) {
         Ok(plan) => plan,
         Err(e) => {
@@ -167,7 +167,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
 }
 
-/// What the agent of a cluster's resource holds.
+/// Contract of a cluster's resource agent, as JSON.
 fn resource_value(of: &OfResource) -> serde_json::Value {
     let is_whole = Count::of(&of.status).is_whole(&of.status);
     serde_json::json!({
@@ -187,11 +187,11 @@ fn resource_text(of: &OfResource) -> String {
     )
 }
 
-/// How many settings stand how.
+/// Number of settings by state.
 #[derive(Default)]
 struct Count {
     in_force: usize,
-    /// Changed since, or as before the plan.
+    /// Changed since, or still as before the plan.
     other: usize,
     unreadable: usize,
     gone: usize,
@@ -211,8 +211,8 @@ impl Count {
         count
     }
 
-    /// Whether all is as it was applied. Settings of an ended thread do not count: threads end all
-    /// the time. VMs that have ended are counted by [`started::ended`].
+    /// Whether all settings are as applied. Settings of an ended thread do not count: threads end
+    /// all the time. VMs that have ended are counted by [`started::ended`].
     fn is_whole(&self, status: &Status) -> bool {
         status.is_whole()
             && self.other == 0
@@ -241,7 +241,7 @@ impl Count {
 
 fn text(status: &Status, plan: Option<&HostPlan>) -> String {
     let mut out = String::new();
-    // CPU contracts, limits and a measurement that runs have none.
+    // CPU contracts, limits and a running measurement have no plan.
     let scheme = plan.map_or("no plan, but settings", HostPlan::scheme_name);
     let count = Count::of(status).text();
     let state = match (status.complete, status.reverting) {

@@ -1,4 +1,4 @@
-//! `rtvirtio threads`: every thread of a VM, and what holds it.
+//! `rtvirtio threads`: threads of a VM with the settings that control them.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -23,10 +23,10 @@ use crate::args::ThreadsArgs;
 
 /// Interval of checks for Ctrl-C.
 const NAP: Duration = Duration::from_millis(50);
-/// A shorter interval would itself be a load.
+/// Shortest interval: a shorter one would itself be a load.
 const LEAST: Duration = Duration::from_millis(10);
 
-/// One thread with what holds it.
+/// A thread with the settings that control it.
 #[derive(Serialize)]
 struct Line {
     #[serde(flatten)]
@@ -34,17 +34,16 @@ struct Line {
     control: Control,
 }
 
-/// One VM.
+/// Threads of one VM.
 #[derive(Serialize)]
 struct VmThreads {
     vm: String,
     threads: Vec<Line>,
-    /// How its guest moves its vCPUs, as `keep` has last written it.
+    /// State of the vCPUs' urgency, as last written by `keep`.
     #[serde(skip_serializing_if = "Option::is_none")]
     urgency: Option<Value>,
 }
 
-/// `rtvirtio threads`.
 pub fn run(args: &ThreadsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
     let vms = find(args.target.as_deref(), args.vm.as_deref(), &global.dirs())?;
@@ -134,7 +133,7 @@ fn table(vm: &VmThreads, cpu: Option<&Cgroups>) -> String {
     )
 }
 
-/// One line for each vCPU that its guest moves.
+/// One line for each vCPU whose priority the guest moves.
 fn urgency_lines(vm: &Value) -> String {
     let line = |v: &Value| {
         let time = |key: &str| Nanos(v[key].as_u64().unwrap_or(0));
@@ -164,12 +163,12 @@ fn nanos(time: Duration) -> Nanos {
     Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// One line for each thread that comes or goes; with JSON one object a line.
+/// Appearance or end of a thread; with `--json` one object a line.
 #[derive(Serialize)]
 struct Event<'a> {
     event: &'static str,
     vm: &'a str,
-    /// It has been there for at most so long.
+    /// Upper bound of the thread's age when it was noticed, in ns.
     late_ns: u64,
     thread: &'a Thread,
     control: Control,
@@ -193,8 +192,8 @@ fn watch(
             let changes = match watcher.poll(root, Instant::now()) {
                 Ok(changes) => changes,
                 Err(e) if !watcher.has_polled() => return Err(e.into()),
-                // One VM that cannot be looked at, as without a descriptor left, ends no other's
-                // watch.
+                // An error for one VM, such as a lack of file descriptors, does not end the watch
+                // of the others.
                 Err(e) => {
                     let why = e.to_string();
                     if failed.as_ref() != Some(&why) {
@@ -223,7 +222,7 @@ fn watch(
                 )?;
             }
             for old in &changes.gone {
-                // What held it is past, as its cgroup may be.
+                // The settings of an ended thread cannot be read any more.
                 let control = Control { by: None, strength: None, what: "ended".to_owned() };
                 event(&Event { event: "ended", vm, late_ns: 0, thread: old, control }, ui)?;
             }

@@ -14,7 +14,6 @@ use rtvirtio_workflow::tune::{Outcome, TuneOptions, Tuned, tune};
 
 use crate::args::TuneArgs;
 
-/// `rtvirtio tune`.
 pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     args.out.as_deref().map_or(Ok(()), check_writable)?;
     need_root("tune")?;
@@ -78,7 +77,7 @@ fn finish(args: &TuneArgs, site: &Site, outcome: &Outcome, ui: &Ui) -> anyhow::R
         );
         s
     })?;
-    // Last: a full disk must cost neither the result nor the report of what stays in force.
+    // Written last: a full disk must not cost the result or the report of settings in force.
     if let Some(out) = &args.out {
         write_file(out, &serde_json::to_vec_pretty(&outcome.plan)?)?;
     }

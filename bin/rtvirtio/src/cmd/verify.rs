@@ -27,14 +27,13 @@ use serde_json::{Value, json};
 
 use crate::args::VerifyArgs;
 
-/// A report shows plan and profile of one device.
+/// Note of a report on several devices.
 const SEVERAL: &str =
     "Several devices: their plans and profiles are not in this report; `rtvirtio plan` shows them.";
 
-/// The shortest run of fio.
+/// Shortest run of fio.
 const LEAST: Nanos = Nanos::from_millis(1);
 
-/// `rtvirtio verify`.
 pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     ensure!(args.length >= LEAST, "--for: at least {LEAST}, better 60s");
     [&args.out, &args.html].into_iter().flatten().try_for_each(|path| check_writable(path))?;
@@ -57,7 +56,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     devices.sites.iter_mut().for_each(|site| site.preload = args.fio_preload);
     devices.warn_without_agent(ui);
     devices.guard_data(args.destroy_data)?;
-    // What is measured is the start that runs now, under the settings that it has.
+    // Measures the running VMs under their current settings.
     let under = Under::find(dirs)?;
     under.ended.iter().for_each(|vm| ui.warn(&vm.words()));
     let in_force = devices.sites.first().and_then(|site| under.plan_of(&site.spec.device));
@@ -76,7 +75,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     };
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: devices.facts(), runs: vec![run] };
     let before = if under.any { before(&file, dirs, ui) } else { None };
-    // Shown first: a full disk must not cost the measurement.
+    // Printed first: a full disk must not cost the measurement.
     let mut value = serde_json::to_value(&file)?;
     if let Some(before) = &before {
         value["before"] = serde_json::to_value(before)?;
@@ -102,8 +101,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     Ok(exit_code(&file.runs[0]))
 }
 
-/// Predictions next to the measurement where there is a profile, and the profiles; measuring does
-/// not depend on them.
+/// Predictions to print next to the measurement where there is a profile, and the profiles; the
+/// measurement does not depend on them.
 fn predict(
     devices: &Devices,
     model: ModelName,
@@ -131,7 +130,7 @@ fn predict(
     Ok((predicted, profiles))
 }
 
-/// The report as a page; of one device with its plan and its profile.
+/// Writes the HTML report; for a single device with its plan and its profile.
 fn write_report(
     out: &Path,
     file: &ResultFile,
@@ -150,7 +149,7 @@ fn write_report(
     Ok(write_file(out, html(&report).as_bytes())?)
 }
 
-/// The flows alone: nothing of a disk is looked at, kept or compared.
+/// Measures only the flows: no disk is measured, no result kept or compared.
 fn network_only(
     args: &VerifyArgs,
     flows: &Flows,
@@ -168,14 +167,14 @@ fn network_only(
     Ok(exit_code(&file.runs[0]))
 }
 
-/// The verification under the settings found that one under ours is compared with.
+/// Earlier verification under the settings found, for comparison with one under a plan.
 fn before(now: &ResultFile, dirs: &Dirs, ui: &Ui) -> Option<AsFound> {
-    // A comparison that cannot be made must not cost the measurement.
+    // A failed comparison must not cost the measurement.
     let found = verified::comparable(now, dirs);
     found.inspect_err(|e| ui.warn(&format!("not compared with the last verification: {e:#}"))).ok()?
 }
 
-/// The plan that the service holds meanwhile.
+/// Text on the plan that the service holds during the measurement.
 fn held_text(held: &Held) -> String {
     let vms: Vec<&str> = held.input.vms.iter().map(String::as_str).collect();
     let mut out = format!(
@@ -204,7 +203,7 @@ fn held_json(held: &Held, plan: Option<&HostPlan>) -> anyhow::Result<Value> {
     }))
 }
 
-/// The last lines: what the settings have changed.
+/// Closing lines with the effect of the settings.
 fn change(before: &AsFound, now: &ResultFile, is_held: bool) -> String {
     let ours = if is_held { "rtvirtiod's plan" } else { "`apply`" };
     let (Some(old), Some(new)) = (before.result.runs.first(), now.runs.first()) else {

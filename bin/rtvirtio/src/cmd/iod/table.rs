@@ -1,4 +1,4 @@
-//! `rtvirtio iod status` for people.
+//! `rtvirtio iod status` as a table.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use rtvirtio_report::terminal;
 use rtvirtio_units::{Bytes, Nanos};
 use serde_json::Value;
 
-/// What the columns are.
+/// Meaning of the columns of disks.
 const LEGEND: &str = "\
 promised: longest time of a request within share and burst of its reservation, if device and host are as the
   configuration declares them; worst and missed: the longest such request, and those that took longer
@@ -18,7 +18,7 @@ capped: pieces that waited for a cap of the VM; held by regulators: the same for
   later than their exact moment they went
 ";
 
-/// What the columns of ports are.
+/// Meaning of the columns of ports.
 const PORT_LEGEND: &str = "\
 promised: longest time from when rate and burst of its reservation cover a frame until it is sent; bound: what
   is computed for the worst case; worst and missed: the longest such frame, and those that took longer
@@ -26,7 +26,7 @@ p50 ... longest: out, from the guest's queue to the uplink; in, from the uplink 
 capped: frames that waited for a cap of the VM. Of a flood to a VM the kernel drops the rest, which is not seen here
 ";
 
-/// The status as a table, with its legend.
+/// Status as a table, with its legend.
 pub fn status(status: &Value) -> String {
     let mut s = String::new();
     if list(status, "networks").is_empty() || !list(status, "devices").is_empty() {
@@ -87,7 +87,7 @@ fn networks(status: &Value, s: &mut String) {
 fn link_promises(port: &Value, s: &mut String) {
     for p in list(port, "promises") {
         let frames = p["frames"].as_u64().unwrap_or(0);
-        // Nothing was seen: neither kept nor missed.
+        // Without frames the promise was neither kept nor missed.
         let seen = |text: String| if frames > 0 { text } else { "-".into() };
         let bound = if p["bound_ns"].is_null() { "none".to_owned() } else { time(&p, "bound_ns") };
         let _ = writeln!(
@@ -136,7 +136,7 @@ fn list(value: &Value, key: &str) -> Vec<Value> {
     value[key].as_array().cloned().unwrap_or_default()
 }
 
-/// A number with a width: a JSON value ignores it.
+/// Formats a number with a width, which a JSON value ignores.
 fn count(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or(0)
 }
@@ -171,7 +171,7 @@ fn device(d: &Value, s: &mut String) {
     }
 }
 
-/// The promises first: they are what the domain is for.
+/// Table of promises, printed first.
 fn promises(status: &Value, s: &mut String) {
     let vms = list(status, "vms");
     if vms.iter().all(|vm| list(vm, "promises").is_empty()) {
@@ -185,7 +185,7 @@ fn promises(status: &Value, s: &mut String) {
     for vm in &vms {
         for p in list(vm, "promises") {
             let count = |key: &str| p[key].as_u64().unwrap_or(0);
-            // Nothing was seen: neither kept nor missed.
+            // Without requests the promise was neither kept nor missed.
             let seen = count("requests") > 0;
             let worst = if seen { time(&p, "worst_ns") } else { "-".into() };
             let missed = if seen { count("missed").to_string() } else { "-".into() };
@@ -203,7 +203,7 @@ fn promises(status: &Value, s: &mut String) {
     }
 }
 
-/// For whom each VM has waited, the longest first.
+/// Table of the VMs that each VM has waited for, the longest wait first.
 fn waits(status: &Value, s: &mut String) {
     let vms = list(status, "vms");
     let waited = vms.iter().filter(|vm| count(&vm["waits"], "queued_ns") > 0).collect::<Vec<_>>();
@@ -239,7 +239,7 @@ fn vm(vm: &Value, s: &mut String) {
     }
 }
 
-/// Reasons for which a disk refuses requests, with what is to be done.
+/// Reasons for which a disk refuses requests, with remedies.
 const REFUSED: [(&str, &str); 5] = [
     (
         "outside_memory",
@@ -251,13 +251,13 @@ const REFUSED: [(&str, &str); 5] = [
     ("invalid", "that contradict themselves"),
 ];
 
-/// A size in whole MiB, or KiB where it is smaller.
+/// Size in whole MiB, or in KiB where it is smaller.
 fn moved(bytes: u64) -> Bytes {
     let unit = [20, 10].into_iter().find(|unit| bytes >> unit > 0).unwrap_or(0);
     Bytes(bytes >> unit << unit)
 }
 
-/// Both directions of a disk or port: the key and the title of each.
+/// Rows for both directions of a disk or port: key and title of each.
 fn service(name: &str, directions: [(&str, &str); 2], counted: &str, of: &Value, s: &mut String) {
     for (i, (direction, title)) in directions.into_iter().enumerate() {
         let f = &of[direction];
@@ -278,7 +278,7 @@ fn service(name: &str, directions: [(&str, &str); 2], counted: &str, of: &Value,
     }
 }
 
-/// Whether its guest is there, and what was refused.
+/// Notes on a VM: whether its guest is connected, and refused requests.
 fn notes(vm: &Value, device: &str, s: &mut String) {
     let refused = vm["refused"]["why"].as_str().map(|why| {
         let seconds = Nanos(vm["refused"]["seconds_ago"].as_u64().unwrap_or(0) * 1_000_000_000);
@@ -330,7 +330,7 @@ mod tests {
             line.split_whitespace().collect::<Vec<_>>(),
             ["plc", "reserve", "17%", "500us", "2ms", "2.5ms", "3", "10"]
         );
-        // Without a request nothing was kept.
+        // Without requests no promise was tested.
         let text = status(&example(0, 0));
         let line = text.lines().find(|l| l.contains("reserve")).unwrap();
         assert!(line.split_whitespace().filter(|w| *w == "-").count() == 2, "{line}");

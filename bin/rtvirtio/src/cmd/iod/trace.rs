@@ -1,4 +1,4 @@
-//! `rtvirtio iod trace`: what the I/O domain does with each request and frame, while it does it.
+//! `rtvirtio iod trace`: live trace of the I/O domain's requests and frames.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::Shutdown;
@@ -16,10 +16,10 @@ use crate::args::IodTraceArgs;
 use rtvirtio_console::Ui;
 use rtvirtio_workflow::Progress as _;
 
-/// How long it may take to notice Ctrl-C.
+/// Read timeout: the longest delay of Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Prints requests as they are answered, and frames as they are passed on or dropped.
+/// Prints requests on completion, and frames when passed on or dropped.
 pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
     let stream = rtvirtio_workflow::domain::client::connect(control)?;
     stream.set_read_timeout(Some(LOOK))?;
@@ -44,7 +44,7 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
             (Some(error), _) => anyhow::bail!("{}: {error}", control.display()),
             (None, Some(total)) if args.slower_than.is_some_and(|least| total <= least.0) => Ok(()),
             (None, Some(_)) if args.dropped && !is_dropped(text)? => Ok(()),
-            // As it came: this program must be fast enough for a busy domain.
+            // Copied without formatting: this program must keep up with a busy domain.
             _ if ui.json => out.write_all(text),
             (None, Some(_)) => {
                 let event: Value = serde_json::from_slice(text)?;
@@ -72,7 +72,7 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
     anyhow::bail!("{}: the I/O domain ended, or was not read for too long", control.display())
 }
 
-/// Whether an event is a frame that was not passed on, or a request that was refused.
+/// Whether an event is a dropped frame or a refused request.
 fn is_dropped(text: &[u8]) -> serde_json::Result<bool> {
     let event: Value = serde_json::from_slice(text)?;
     Ok(event["refused"].is_string() || event["fate"].as_str().is_some_and(|fate| fate != "passed"))
@@ -93,7 +93,7 @@ struct End {
     dropped: u64,
 }
 
-/// The answer, line by line.
+/// Lines of the domain's answer.
 struct Lines<'a> {
     from: BufReader<&'a UnixStream>,
     stream: &'a UnixStream,
@@ -105,17 +105,16 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// The next one; printed lines are flushed while none arrives. `None` when the domain has
-    /// ended.
+    /// Next line; flushes the printed ones while none arrives. `None` when the domain has ended.
     fn next(&mut self, ui: &Ui, out: &mut impl Write) -> anyhow::Result<Option<&[u8]>> {
         self.line.clear();
         loop {
             if ui.is_cancelled() && !self.left {
-                // The domain then reports the end with its counts.
+                // The domain then sends the end of the trace with its counts.
                 self.left = true;
                 self.stream.shutdown(Shutdown::Write)?;
             }
-            // What came before a time-out stays in `line`.
+            // A partial line before a timeout stays in `line`.
             match self.from.read_until(b'\n', &mut self.line) {
                 Ok(_) => return Ok(self.line.ends_with(b"\n").then_some(&self.line)),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
