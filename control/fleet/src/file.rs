@@ -100,7 +100,7 @@ fn rate<E: serde::de::Error>(text: &str) -> Result<BytesPerSec, E> {
     Err(E::custom(format!("{text} is no rate of a link: write \"8kbit/s\" to \"400Gbit/s\"")))
 }
 
-/// One host, or several equal ones.
+/// A host, or several equal ones.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostEntry {
@@ -161,7 +161,7 @@ pub enum FleetError {
     /// A file cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
-        /// Path as opened.
+        /// Path of the unreadable file.
         path: PathBuf,
         /// Error of the system call.
         source: std::io::Error,

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::load::{Fleet, FleetHost};
 
-/// Domain of the extended resources.
+/// DNS domain of the extended resources.
 const DOMAIN: &str = "rtvirtio.io";
 /// Longest name of a resource behind its domain, in bytes.
 const LONGEST_NAME: usize = 63;
@@ -22,7 +22,7 @@ pub struct Kubernetes {
     pub requests: BTreeMap<String, BTreeMap<String, String>>,
 }
 
-/// One operation of a JSON patch.
+/// An operation of a JSON patch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Operation {
     /// Always `add`, which also replaces.

@@ -16,7 +16,7 @@ const MOST: u64 = 500_000;
 /// Hosts and contracts, as read by [`load`].
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    /// One class per `[[host]]` entry.
+    /// Kinds of hosts, with a class for each `[[host]]` entry.
     pub classes: Vec<Node>,
     /// Name of the entry behind each class.
     pub class_names: Vec<String>,
@@ -24,7 +24,7 @@ pub struct Fleet {
     pub hosts: Vec<FleetHost>,
     /// Kinds of contracts: all of a kind ask for the same.
     pub kinds: Vec<Contract>,
-    /// Those in force, then those without a host.
+    /// Contracts in force, then those without a host.
     pub contracts: Vec<FleetContract>,
     /// Assumptions behind the numbers: doubts of profiles, disks that were declared and not
     /// measured.
