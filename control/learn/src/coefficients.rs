@@ -50,7 +50,7 @@ pub enum CalibrateError {
     Minimize(#[from] MinimizeError),
 }
 
-/// One run: spec, settings and the measured tail of each task in s, `None` for tasks without a
+/// A run: spec, settings and the measured tail of each task in s, `None` for tasks without a rate.
 /// rate.
 struct Run {
     spec: Spec,

@@ -69,7 +69,7 @@ pub enum OtherHost {
     Noted,
 }
 
-/// One measured run.
+/// A measured run: settings, load and outcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
@@ -116,14 +116,15 @@ pub struct Outcome {
     pub p99: Nanos,
     /// 99.99th percentile by nearest rank: the maximum when `n` < 10 000.
     pub p9999: Nanos,
-    /// Longest latency.
+    /// Longest latency of a request.
     pub max: Nanos,
     /// 99.99th percentile of the latencies less the time in which a CPU of the host stalled
     /// ([`rtvirtio_measure::stalls::Stalls`]): the part of the tail that settings can change.
     /// Absent where the times of requests are not known, as in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_awake: Option<Nanos>,
-    /// As `p9999_awake`, with the stalls shifted by a second: the effect of the subtraction alone.
+    /// Counterpart of `p9999_awake`, with the stalls shifted by a second: the effect of the
+    /// subtraction alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_placebo: Option<Nanos>,
     /// p99.99 by fio's own clock, from submission, as the papers report it: the delay that a late

@@ -31,7 +31,7 @@ pub enum Neighbour {
     Flood,
     /// 128 KiB sequential writes, 16 in flight.
     Writer,
-    /// As `Neighbour::Flood`, 200 ms on and 200 ms off.
+    /// Load of `Flood`, 200 ms on and 200 ms off.
     Burst,
 }
 

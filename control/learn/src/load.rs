@@ -10,7 +10,7 @@ use rtvirtio_spec::{
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
-/// One task of a VM. The file omits default values.
+/// A task of a VM. The file omits default values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stream {

@@ -82,7 +82,7 @@ pub enum MinimizeError {
     Option {
         /// Name of the option.
         name: &'static str,
-        /// Value as given.
+        /// Value as given by the caller.
         value: f64,
         /// Allowed range, in words.
         allowed: &'static str,

@@ -36,7 +36,7 @@ pub trait Rig {
     /// Kind of the VMs.
     fn kind(&self) -> VmKind;
 
-    /// Number of VMs.
+    /// Number of VMs on the device.
     fn vms(&self) -> usize;
 
     /// Placement of the tasks of each VM of a spec, in spec order.

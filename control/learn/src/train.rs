@@ -113,7 +113,7 @@ pub enum TrainError {
     Conformal(#[from] ConformalError),
 }
 
-/// One task of one run, as input of the learned models.
+/// A task of one run, as input of the learned models.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Index of the run in the points given.
