@@ -53,12 +53,12 @@ fn default_every() -> Nanos {
     Nanos::from_millis(60_000)
 }
 
-/// Authentication of requests.
+/// Way in which requests are authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Auth {
     /// No token is sent.
     None,
-    /// A fixed token.
+    /// A fixed token of the configuration.
     Token(String),
     /// A file with the token, read for each request.
     File(PathBuf),

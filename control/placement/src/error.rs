@@ -10,7 +10,7 @@ pub enum PlacementError {
     /// A file with a secret or certificates.
     #[error("cannot read {}: {source}", .path.display())]
     Read {
-        /// Path as configured.
+        /// Path as in the configuration.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,
