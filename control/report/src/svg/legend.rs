@@ -26,7 +26,7 @@ pub(crate) enum Key {
     Fill { series: usize, pale: bool },
 }
 
-/// One filled entry for each series; `pale` selects those with published numbers.
+/// Filled entries, one for each series; `pale` selects those with published numbers.
 pub(crate) fn fills(series: &[String], pale: impl Fn(usize) -> bool) -> Vec<(Key, String)> {
     let entry = |(i, name): (usize, &String)| (Key::Fill { series: i, pale: pale(i) }, name.clone());
     series.iter().enumerate().map(entry).collect()

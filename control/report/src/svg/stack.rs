@@ -30,7 +30,7 @@ pub struct StackRow {
     pub whole: Nanos,
 }
 
-/// One part of a stacked bar.
+/// Part of a stacked bar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Segment {
     /// Index into [`StackPlot::parts`].

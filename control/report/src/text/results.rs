@@ -190,7 +190,7 @@ pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
     out
 }
 
-/// One line with the changes between two runs of the same tasks: the largest p99 and p99.99 of any
+/// Line with the changes between two runs of the same tasks: the largest p99 and p99.99 of any
 /// task, then the verdicts.
 #[must_use]
 pub fn before_after(before: &Run, after: &Run, style: &Style) -> String {
