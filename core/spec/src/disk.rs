@@ -17,13 +17,13 @@ const EXAMPLE: &str = "disks = [{ name = \"data\", device = \"fast\", path = \"/
 
 /// Disks of one VM.
 pub(crate) enum Disks {
-    /// One disk without a name for all tasks, by the index of its device.
+    /// A disk without a name for all tasks, by the index of its device.
     One(usize),
     /// Disks of the key `disks`.
     Named(Vec<Named>),
 }
 
-/// Entry of `disks`.
+/// Entry of the key `disks`.
 pub(crate) struct Named {
     name: String,
     device: usize,

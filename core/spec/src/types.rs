@@ -185,7 +185,7 @@ pub enum Criticality {
     /// Default of a spec without the key.
     #[default]
     Medium,
-    /// Given up last.
+    /// Given up after all others.
     High,
 }
 
