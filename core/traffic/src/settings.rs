@@ -92,7 +92,7 @@ impl Worth {
     }
 }
 
-/// One number of a specification, as asked and as enforced.
+/// A number of a specification, as asked and as enforced.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Part {
     /// Value as asked; `None` for a peak that is not asked for.
@@ -110,7 +110,7 @@ impl Part {
     }
 }
 
-/// One value to set, by the interface that takes it.
+/// A value to set, by the interface that takes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Setting {

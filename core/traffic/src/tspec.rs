@@ -71,7 +71,7 @@ impl Direction {
 pub struct TspecError {
     /// Name of the number.
     pub what: &'static str,
-    /// Value as given.
+    /// Value as given by the caller.
     pub value: u64,
     /// Smallest value that is allowed.
     pub least: u64,

@@ -11,7 +11,7 @@ pub const CURVE_SCHEMA: &str = "rtvirtio.curve.v1";
 /// Limit of runs in a curve.
 const MOST_RUNS: usize = 10_000;
 
-/// One run of the victim.
+/// A run of the victim at one limit of the neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VictimRun {

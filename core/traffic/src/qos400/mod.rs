@@ -132,7 +132,7 @@ pub struct Rates {
 pub struct WordError {
     /// Name of the register.
     pub register: &'static str,
-    /// Word as given.
+    /// Word as given by the caller.
     pub word: u32,
     /// Bits outside of the field.
     pub extra: u32,
