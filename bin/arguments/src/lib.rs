@@ -1,5 +1,5 @@
-//! The command line of every program: read, with an exit code of its own for mistakes in it; its
-//! manual; and what it prints.
+//! Command line of the programs: parsing, with a separate exit code for mistakes; the manual; and
+//! printing.
 
 mod manual;
 mod output;
@@ -14,8 +14,8 @@ pub use output::{print, print_error};
 /// Exit code of a mistake in the command line, as `EX_USAGE` of sysexits.h.
 pub const USAGE: u8 = 64;
 
-/// Reads the command line of a program whose manual is in this section. What is to be done instead
-/// of running the program, as printing the help, is done here.
+/// Parses the command line of a program whose manual is in this section. Actions in place of the
+/// program, such as printing the help, are done here.
 ///
 /// # Errors
 /// The exit code: 0 after `--help`, `--version` and the manual, [`USAGE`] for a mistake.
@@ -30,7 +30,7 @@ pub fn parse<C: Parser>(section: Section) -> Result<C, ExitCode> {
         ));
     }
     C::try_parse().map_err(|error| {
-        // A closed output is no reason for another code.
+        // The exit code is the same if standard output is closed.
         let _ = error.print();
         if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
     })
