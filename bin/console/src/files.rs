@@ -1,4 +1,4 @@
-//! Files that a user asked for.
+//! Files named by the user.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use rtvirtio_workflow::{write_file, write_state};
 
 use crate::Global;
 
-/// Writes a result where the user wants it; a symbolic link there is followed. What is meant for
-/// the state directory goes the way of [`write_state`].
+/// Writes a result to the path that the user gave; a symbolic link there is followed. Paths in the
+/// state directory are written by [`write_state`].
 ///
 /// # Errors
 /// When it cannot be written.

@@ -1,5 +1,5 @@
-//! What the programs share: global options, progress on standard error, results on standard output,
-//! exit codes.
+//! Parts that the programs share: global options, progress on standard error, results on standard
+//! output, exit codes.
 
 mod files;
 mod global;
@@ -20,19 +20,19 @@ pub use rtvirtio_workflow::{generated, write_file};
 
 /// Exit code when a target was missed.
 pub const MISSED: u8 = 2;
-/// Exit code when a target cannot be met, or more is asked for than there is.
+/// Exit code when a target cannot be met, or more is asked for than is available.
 pub const INFEASIBLE: u8 = MISSED;
-/// Exit code when something is not as applied, or was left and not put back.
+/// Exit code when a setting is not as applied, or was not put back.
 pub const CONFLICT: u8 = 3;
 /// Exit code when no target is missed but some are not proven.
 pub const UNPROVEN: u8 = 4;
-/// Exit code after Ctrl-C, as shells give it for SIGINT.
+/// Exit code after Ctrl-C, as of shells for SIGINT.
 pub const INTERRUPTED: u8 = 130;
 
-/// Fails in one line when not root.
+/// Returns an error of one line when not root.
 ///
 /// # Errors
-/// Names the command.
+/// When not root; names the command.
 pub fn need_root(what: &str) -> anyhow::Result<()> {
     if rustix::process::geteuid().is_root() {
         Ok(())
@@ -41,7 +41,7 @@ pub fn need_root(what: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The worst verdict of a run as an exit code.
+/// Exit code of the worst verdict of a run.
 #[must_use]
 pub fn exit_code(run: &rtvirtio_measure::Run) -> ExitCode {
     use rtvirtio_measure::Verdict;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{INTERRUPTED, Ui};
 
-/// Characters of an error that are shown: a guest's program may print megabytes.
+/// Limit of characters of a printed error: a guest's program may print megabytes.
 const LONGEST_ERROR: usize = 4000;
 
 /// Colour, character set and width for standard output.
@@ -38,7 +38,7 @@ pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> 
     Ok(print(&out)?)
 }
 
-/// The end of a program. Errors go to standard error: the spec's as they are (they hold lines of
+/// Exit code of a program. Errors go to standard error: the spec's unchanged (they hold lines of
 /// the file), others on one line; as JSON when asked.
 #[must_use]
 pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
@@ -55,18 +55,18 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     match spec {
         Some(errors) if json => {
             if let Ok(text) = serde_json::to_string_pretty(&serde_json::json!({ "errors": errors })) {
-                // The error code is all that is left when it cannot be printed.
+                // If printing fails, the exit code still reports the error.
                 let _ = print(&(text + "\n"));
             }
         }
         Some(errors) => print_error(&errors.to_string()),
         None => {
-            // An error may hold what a guest printed: bytes that must not reach the terminal as
-            // they are.
+            // An error may contain output of a guest, whose control bytes must not reach the
+            // terminal.
             let whole = one_line(error.as_ref());
             let text: String = whole.chars().take(LONGEST_ERROR).collect();
             print_error(&format!("rtvirtio: {}", rtvirtio_report::terminal(&text, false)));
-            // Commands to be copied, line by line; it prints no control characters.
+            // Commands to be copied, line by line; the error has no control characters.
             let of_step = step.and_then(|e| e.cause::<rtvirtio_apply::ApplyError>());
             let readable = error
                 .chain()

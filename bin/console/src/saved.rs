@@ -1,4 +1,4 @@
-//! Profiles and learned models, where the other commands look for them.
+//! Profiles and learned models, in the directories where other commands look for them.
 
 use std::path::Path;
 

@@ -23,8 +23,8 @@ pub struct Ui {
 }
 
 impl Ui {
-    /// Also takes over SIGINT, SIGTERM and SIGHUP: from now on they set a flag that long work
-    /// reads, so that everything made or changed is put back.
+    /// Also handles SIGINT, SIGTERM and SIGHUP: from now on they set a flag that long operations
+    /// check, so that all changes are put back.
     ///
     /// # Errors
     /// When the kernel refuses a handler.
