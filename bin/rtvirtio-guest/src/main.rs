@@ -126,7 +126,7 @@ fn echo(of: &EchoArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn watch() -> anyhow::Result<ExitCode> {
-    // Before the threads that must not take them.
+    // The handlers are installed before the reporting threads start.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let watch = Watch::start()?;
     let _reporter = watch.report(Device::find()?)?;
