@@ -1,4 +1,4 @@
-//! The control socket: one command a line, one answer a line.
+//! The control socket: one command and one answer per line.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use signal_hook::iterator::Handle;
 
 use crate::trace::TraceServer;
 
-/// The socket; its name goes when this is dropped.
+/// Bound socket; its path is removed on drop.
 pub struct Control {
     socket: SocketListener,
 }
@@ -36,7 +36,7 @@ pub struct Served {
 }
 
 impl Control {
-    /// Listens, so that no path is opened later.
+    /// Binds the socket now, so that no path is opened later.
     pub fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
         let group = socket_group::resolve(group).context("`control_group`")?;
         if let Some(dir) = path.parent() {
@@ -45,7 +45,7 @@ impl Control {
         Ok(Self { socket: SocketListener::bind_for_group(path, group).context("`control`")? })
     }
 
-    /// Serves in a thread, which is confined when this returns.
+    /// Serves requests in a new thread, which is confined when this returns.
     pub fn serve(&mut self, served: Served, confine: &Confine) -> anyhow::Result<()> {
         let listener = self.socket.listener().try_clone()?;
         let traces = TraceServer::start(served.engines.clone(), served.running.networks(), confine)?;
@@ -61,8 +61,8 @@ impl Control {
     }
 }
 
-/// Creates a directory that other users may enter, whatever the umask: its sockets have their own
-/// modes.
+/// Creates a directory that other users may enter, regardless of the umask: its sockets have their
+/// own modes.
 fn make_directory(dir: &Path) -> std::io::Result<()> {
     if dir.as_os_str().is_empty() || dir.is_dir() {
         return Ok(());
@@ -77,7 +77,7 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Commands that a member of `control_group` may not give: they open, close or end something.
+/// Commands refused to members of `control_group`: they open, close or end something.
 fn needs_owner(what: &str) -> Value {
     let text = format!("only root and the user of the I/O domain may {what}; try again with sudo");
     json!({ "error": text })
@@ -113,7 +113,7 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
             let guests = served.running.connected();
             if guests.is_empty() || force {
                 write_line("stopped by a command");
-                // Sent before the process ends; a peer that has gone needs no answer.
+                // Sent before the process ends; a disconnected peer needs no answer.
                 let _ = writeln!(&stream, "{}", json!({ "stopping": true }));
                 served.end.close();
                 return Reply::Detached;
@@ -161,8 +161,8 @@ fn passed_files(request: &Value, descriptors: Vec<OwnedFd>) -> Result<Passed, St
         .ok_or_else(|| "there are not three descriptors for each disk and two for each port".to_owned())
 }
 
-/// Disks whose urgent completions, and ports whose urgent frames are signalled on the eventfd that
-/// came along, or on none more.
+/// Sets the disks and ports whose urgent completions and frames are signalled on the eventfd of the
+/// request; without an eventfd clears them.
 fn signal_urgent(running: &Running, request: &Value, descriptors: Vec<OwnedFd>) -> Result<(), String> {
     let disks: Vec<String> = list_of(request, "disks")?;
     let ports: Vec<String> = list_of(request, "ports")?;
@@ -174,7 +174,7 @@ fn signal_urgent(running: &Running, request: &Value, descriptors: Vec<OwnedFd>) 
     running.signal_urgent(&disks, &ports, eventfd).map_err(|e| e.to_string())
 }
 
-/// The facts under a key; none without it.
+/// List under a key; empty without the key.
 fn list_of<T: serde::de::DeserializeOwned>(request: &Value, key: &str) -> Result<Vec<T>, String> {
     match request.get(key) {
         None => Ok(Vec::new()),

@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error with its causes, each once: many errors contain the text of their cause.
+/// Text of an error with its causes, each once: many errors contain the text of their cause.
 fn describe(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -85,14 +85,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
         text.extend(notes.iter().map(|note| format!("{note}\n")));
         return Ok(print(&text)?);
     }
-    // Files and sockets are for this user only, unless another mode is set explicitly.
+    // Files and sockets are created for this user only, unless another mode is set explicitly.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
-    // Each guest passes descriptors: memory, kicks, calls.
+    // Each guest passes file descriptors: memory, kicks, calls.
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     files.current = files.maximum;
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
-    // First everything with a path is opened, then the process is confined, then threads start.
+    // Order: open everything with a path, confine the process, start threads.
     check::refuse_collisions(&file, &args.config)?;
     let opened = OpenedDomain::open(&file)?;
     warn_of_formats(&file);
@@ -118,7 +118,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     write_line(sandbox.describe(&file, domain.is_ring_restricted()));
-    // The parent may be gone, and with it the reading end; guests are served all the same.
+    // The parent may be gone, and with it the pipe's reading end; guests are served even so.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
     for signal in signals.forever() {
@@ -133,8 +133,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest may write the signature of an image, which the next start refuses where no format is
-/// declared.
+/// Warns of disks without a declared format: a guest may write an image's signature there, and the
+/// next start would refuse the disk.
 fn warn_of_formats(file: &File) {
     let undeclared = file.devices.iter().flat_map(|d| &d.disks).filter(|d| d.format.is_none());
     let names: Vec<&str> = undeclared.map(|d| d.name.as_str()).collect();

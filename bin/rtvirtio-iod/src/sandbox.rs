@@ -1,9 +1,10 @@
-//! Confinement of the process: the privileges that it drops before it serves guests, so that taking
-//! it over gains little.
+//! Confinement of the process: privileges dropped before guests are served, so that an attacker in
+//! control of it gains little.
 //!
 //! Order matters. Everything with a path is open when [`Sandbox::enter`] runs, and no other thread
-//! exists: all threads inherit what it drops. Each thread then drops the rest for its role
-//! ([`Sandbox::confine`]): an engine, for instance, can neither create a socket nor map a file.
+//! exists: all threads inherit the dropped privileges. Each thread then drops further ones for its
+//! role ([`Sandbox::confine`]): an engine, for instance, can neither create a socket nor map a
+//! file.
 
 mod seccomp;
 
@@ -22,7 +23,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 /// Capabilities kept until all threads have their priority and memory is locked.
 const STARTUP_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_NICE.union(CapabilitySet::IPC_LOCK);
 
-/// The layers in force, and those that this kernel lacks.
+/// Layers in force, and those that this kernel lacks.
 #[derive(Debug)]
 pub struct Sandbox {
     mode: Mode,
@@ -45,7 +46,7 @@ impl Sandbox {
         if sandbox.mode == Mode::Off {
             return Ok(sandbox);
         }
-        // The first reading of the clock maps the vDSO, through /proc on older kernels.
+        // The first reading of the clock maps the vDSO, on older kernels through /proc.
         let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         rustix::thread::set_no_new_privs(true).context("sandbox: no_new_privs")?;
         sandbox.in_force.push("no new privileges".into());
@@ -146,12 +147,12 @@ fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-/// Empties the bounding set, which limits what an `execve` gains. Without `CAP_SETPCAP` it stays,
-/// and is of no use.
+/// Empties the bounding set, which limits the privileges gained by `execve`. Without `CAP_SETPCAP`
+/// it stays, and is useless to an attacker.
 fn empty_bounding_set() {
     for number in 0..64 {
         let one = CapabilitySet::from_bits_retain(1 << number);
-        // The kernel refuses the first unknown number.
+        // The kernel refuses the first capability that it does not know.
         if rustix::thread::remove_capability_from_bounding_set(one).is_err() {
             break;
         }

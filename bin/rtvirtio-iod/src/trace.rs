@@ -2,8 +2,8 @@
 //!
 //! The reply to `{"command": "trace", "for_ms": 10000}` is a line `{"trace": ...}`, one line for
 //! each request or frame, and `{"end": {"events": .., "dropped": ..}}` when the time is over or the
-//! listener shuts down its side; without `for_ms` only then. A listener that does not read loses
-//! events, and delays no other thread.
+//! listener shuts down its side; without `for_ms` only then. A slow listener loses events, and
+//! delays no other thread.
 
 use std::collections::HashMap;
 use std::io::{BufWriter, Write};
@@ -23,7 +23,7 @@ use serde_json::json;
 
 /// Events between two drains: 10 ms at 800 000 requests per second, about 0.7 MB.
 const CAPACITY: usize = 8_192;
-/// Interval of drains. The engine wakes no thread.
+/// Interval of drains: the engine does not wake the thread.
 const DRAIN_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// A listener that accepts no data for this long is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -67,15 +67,15 @@ impl TraceServer {
     }
 }
 
-/// An engine that is traced: of a device, or of a network.
+/// A traceable engine, of a device or of a network.
 trait Traced: TraceCommand {
     /// Number of places, vacant ones included.
     fn places(engine: &EngineHandle<Self>) -> Result<usize, EngineGone>;
     /// Number and name of the member in a place; `None` for a vacant one.
     fn member(engine: &EngineHandle<Self>, place: usize) -> Result<Option<(u32, String)>, EngineGone>;
-    /// Place and number of an event.
+    /// Place and member number of an event.
     fn of(event: &Self::Event) -> (usize, u32);
-    /// An event as JSON.
+    /// Writes an event as JSON.
     fn line(engine: &str, vm: &str, event: &Self::Event, out: &mut dyn Write) -> serde_json::Result<()>;
 }
 
@@ -141,7 +141,7 @@ impl<C: Traced> Source<C> {
         let n = trace.drain(|event| {
             if done.is_ok() {
                 let (place, member) = C::of(&event);
-                // One that went before it was asked for has no name.
+                // A member detached before the lookup has no name.
                 let vm = names.entry(member).or_insert_with(|| {
                     let found = C::member(engine, place).ok().flatten();
                     let found = found.filter(|(known, _)| *known == member);
@@ -154,7 +154,8 @@ impl<C: Traced> Source<C> {
         done.map(|()| n)
     }
 
-    /// Ends the trace, and writes what is left; returns the number of events, written and dropped.
+    /// Ends the trace, and writes all pending events; returns the numbers of written and dropped
+    /// events.
     fn finish(&mut self, out: &mut impl Write) -> anyhow::Result<(usize, u64)> {
         let dropped = self.trace.stop()?;
         Ok((self.write(out)?, dropped))

@@ -253,14 +253,14 @@ fn an_attach_refuses_what_a_start_refuses() {
     configure(dir.path(), &(base + &x));
     assert!(iod.command("reload").contains("opens no files"), "disks come with their descriptors");
     assert_eq!(changed(&iod.reload(false)), ["disk \"x\": attached"]);
-    // Its lock is that of the domain.
+    // Its lock is that of the I/O domain.
     let image = File::open(dir.path().join("x.img")).unwrap();
     let locked = rustix::fs::flock(&image, rustix::fs::FlockOperation::NonBlockingLockExclusive);
     assert!(locked.is_err(), "the lock is held by the domain");
     drop(connect(&dir.path().join("x")));
 }
 
-/// A block device is opened exclusively, by the domain, until it goes.
+/// A block device is opened exclusively, by the I/O domain, until it goes.
 #[test]
 fn a_block_device_comes_and_goes() {
     let dir = disk(8);

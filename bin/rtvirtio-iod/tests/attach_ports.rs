@@ -258,7 +258,7 @@ fn an_attach_refuses_what_a_start_refuses() {
     far.end();
 }
 
-/// Attaches to `tap-x` as a domain of its own does.
+/// Attaches to `tap-x` as an I/O domain of its own does.
 fn another_domain(dir: &Path) -> Iod {
     let other = dir.join("other");
     std::fs::create_dir(&other).unwrap();

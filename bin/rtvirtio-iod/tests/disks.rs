@@ -457,7 +457,8 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     drop(UnixListener::bind(d.join("a")).unwrap());
     check(d, &config).unwrap();
     assert!(d.join("a").exists());
-    // A check keeps no lock. A running domain of the same file is no error, one of another file is.
+    // A check keeps no lock. A running I/O domain of the same file is no error, one of another file
+    // is.
     let iod = Iod::start(d, &config);
     let stderr = check(d, &config).unwrap();
     assert!(stderr.contains(&format!("process {} answers on", iod.pid())), "{stderr}");
@@ -466,7 +467,7 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     let same_disk = one(other.path(), &d.join("disk"), "");
     let stderr = check(other.path(), &same_disk).unwrap_err();
     assert!(stderr.contains("disk \"a\"") && stderr.contains(&format!("process {}", iod.pid())), "{stderr}");
-    // The running domain is not affected.
+    // The running I/O domain is not affected.
     let mut a = Client::connect(&d.join("a"), Options::default()).unwrap();
     assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     drop((a, iod));

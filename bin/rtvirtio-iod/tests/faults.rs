@@ -132,12 +132,12 @@ fn a_full_file_system_fails_writes_that_need_room() {
     assert!(neighbour.end().0 > 0);
     assert_eq!(errors(&iod), [2, 0]);
     drop(a);
-    // The domain ends before the file system is unmounted.
+    // The I/O domain ends before the file system is unmounted.
     assert!(iod.end().0.success());
 }
 
-/// The directory of all sockets is removed under a live guest, which is served on; the domain ends
-/// normally.
+/// The directory of all sockets is removed under a live guest, which is served on; the I/O domain
+/// ends normally.
 #[test]
 fn the_sockets_directory_goes_away() {
     let dir = disk(8);

@@ -1,4 +1,4 @@
-//! A real guest on a domain that is killed while serving it.
+//! A real guest on an I/O domain that is killed while serving it.
 
 mod common;
 

@@ -1,8 +1,8 @@
 //! Attacks by a guest or by a compromised QEMU, and their effect on its neighbour.
 //!
-//! Each attack runs through the real socket, while another disk of the domain is in use. Afterwards
-//! the process is alive, the neighbour has every completion, correct, and the
-//! attacker's disk can be used by the next connection.
+//! Each attack runs through the real socket, while another disk of the I/O domain is in use.
+//! Afterwards the process is alive, the neighbour has every completion, correct, and the attacker's
+//! disk can be used by the next connection.
 
 mod common;
 #[path = "../../../fuzz/src/qemu.rs"]

@@ -48,7 +48,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// A bridge with two taps and a peer, and a domain; `None` where that cannot be had.
+    /// A bridge with two taps and a peer, and an I/O domain; `None` where that cannot be had.
     fn new(test: &str, network: &str, a: &str, b: &str) -> Option<Self> {
         if !has(test, &[Need::Root, Need::Program("ip"), Need::Path("/dev/net/tun", "no taps")]) {
             return None;
@@ -327,7 +327,7 @@ fn a_cap_holds_and_drops_nothing() {
     assert_eq!(a.unfetched(), 0);
 }
 
-/// The host does not run the domain for a while: all that it holds may go by then.
+/// The host does not run the I/O domain for a while: all that it holds may go by then.
 fn pause(iod: &Iod) {
     iod.signal(rustix::process::Signal::STOP);
     std::thread::sleep(Duration::from_millis(30));
@@ -413,7 +413,7 @@ fn a_port_without_a_guest_delays_no_other() {
             assert_eq!(receive(&mut a, HANG), Some(frame(A, PEER, number, 60)));
         }
     }
-    // The domain does not stop under a guest that only has a port.
+    // The I/O domain does not stop under a guest that only has a port.
     let refused = bed.iod.command("stop");
     assert_eq!(serde_json::from_str::<Value>(&refused).unwrap()["guests"][0], "a", "{refused}");
     let mut b = bed.connect("b");

@@ -1,4 +1,4 @@
-//! A real guest's network through a domain that is killed while serving it.
+//! A real guest's network through an I/O domain that is killed while serving it.
 
 mod common;
 

@@ -121,8 +121,8 @@ fn an_invalid_reload_is_refused_as_a_whole() {
     }
     assert!(iod.status().contains("\"window\":2"), "{}", iod.status());
     assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
-    // After a signal, the error is in the log only. It comes last: when the domain gets to it is
-    // not seen here.
+    // After a signal, the error is in the log only. It comes last: when the I/O domain gets to it
+    // is not seen here.
     std::fs::remove_file(dir.path().join("iod.toml")).unwrap();
     iod.signal(Signal::HUP);
     assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);

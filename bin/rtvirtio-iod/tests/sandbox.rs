@@ -1,4 +1,4 @@
-//! Confinement of a running domain: every thread, as the kernel shows it.
+//! Confinement of a running I/O domain: every thread, as the kernel shows it.
 
 mod common;
 

@@ -262,8 +262,8 @@ fn window_flush_and_discard_in_flight_at_once() {
     assert!(iod.is_alive());
 }
 
-/// A queue with hours of discards stops at once, and so does the domain: a rebooting guest does not
-/// wait.
+/// A queue with hours of discards stops at once, and so does the I/O domain: a rebooting guest does
+/// not wait.
 #[test]
 fn discards_do_not_hold_up_a_stop() {
     use vhost::VhostBackend;
@@ -294,7 +294,7 @@ fn discards_do_not_hold_up_a_stop() {
         std::iter::from_fn(|| client.queues[0].pop_used()).inspect(|a| assert_eq!(a.status, 0)).count();
     // More than a hundred of 1 GiB each, at one percent of the time: hours.
     assert!(done > 100 && stopped < HANG, "{done} after {stopped:?}");
-    // Zeroing is not a hint: the queue waits for it, but the end of the domain does not.
+    // Zeroing is not a hint: the queue waits for it, but the end of the I/O domain does not.
     drop(client);
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     push(&mut client, 13);

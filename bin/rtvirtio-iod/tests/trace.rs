@@ -23,7 +23,7 @@ impl Listener {
     /// Asks for a trace; the first line is the reply.
     fn ask(dir: &Path, request: &str) -> (Self, Value) {
         let stream = UnixStream::connect(dir.join("ctl")).unwrap();
-        // A silent domain fails the test instead of blocking it.
+        // A silent I/O domain fails the test instead of blocking it.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         writeln!(&stream, "{request}").unwrap();
         let lines = BufReader::new(stream.try_clone().unwrap());

@@ -1,9 +1,9 @@
 //! The system calls of each role. The lists come from tracing the whole test suite, and each entry
 //! is justified: it is used, or belongs to reporting a panic or the end of a thread.
 //!
-//! Any other call ends the process: it is not made by our code, and an error would let an intruder
-//! try the next call. QEMU reconnects to the restarted domain, and requests in flight are in its
-//! memory.
+//! Any other call ends the process: this code never makes it, and an error would let an attacker
+//! try the next call. QEMU reconnects to the restarted I/O domain, and requests in flight are in
+//! its memory.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use seccompiler::{
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-/// `PR_SET_VMA` of `linux/prctl.h`: newer libcs name their memory.
+/// `PR_SET_VMA` of `linux/prctl.h`, by which newer libcs name their memory.
 const PR_SET_VMA: u64 = 0x5356_4d41;
 
 /// Memory, locks, time, the end of a thread and the report of a panic.
@@ -71,7 +71,7 @@ const VHOST_USER: &[c_long] = &[
     libc::SYS_fstatfs,
     libc::SYS_lseek,
     libc::SYS_readlinkat,
-    // In-flight memory.
+    // Shared memory of requests in flight.
     libc::SYS_memfd_create,
     libc::SYS_ftruncate,
 ];
@@ -85,7 +85,7 @@ const CONTROL: &[c_long] = &[
     libc::SYS_sendto,
     libc::SYS_setsockopt,
     libc::SYS_shutdown,
-    // Sockets of disks that are attached: bound by another process, which passes them on.
+    // Sockets of attached disks: another process binds them and passes them on.
     libc::SYS_listen,
     libc::SYS_getsockname,
     libc::SYS_getsockopt,

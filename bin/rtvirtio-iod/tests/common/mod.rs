@@ -1,4 +1,4 @@
-//! A domain for each test, and its clients.
+//! An I/O domain for each test, and its clients.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub mod resources;
@@ -25,7 +25,7 @@ pub struct Iod {
     dir: PathBuf,
 }
 
-/// A domain with the disks `a`, for an attacker, and `b`, for a neighbour.
+/// An I/O domain with the disks `a`, for an attacker, and `b`, for a neighbour.
 pub struct AttackedDomain {
     pub dir: tempfile::TempDir,
     pub iod: Iod,
