@@ -57,7 +57,7 @@ fn a_killed_domain_loses_nothing() {
         );
     }
     assert!(claim(&result, "iod.crash.away_ms")["value"].as_f64().unwrap() > 0.0);
-    // What was measured can be shown again, by itself and with all about the domain.
+    // What was measured can be shown again, by itself and with all about the I/O domain.
     for command in ["iod-crash", "iod"] {
         let again = json(&site, &["bench", command, "--report-only", "--out", out]);
         assert_eq!(again["claims"], result["claims"], "{command}");
@@ -100,7 +100,7 @@ fn an_application_starts_in_a_guest() {
     // perl and its libraries come from the device, and under load the other VM asks too.
     assert!(of("idle")["bytes"].as_u64().unwrap() > 1 << 20, "{starts:#?}");
     assert!(of("fifo")["flood"].as_f64().unwrap() > 0.0);
-    // The guest's kernel wrote the class into its requests, and the domain read it; otherwise
+    // The guest's kernel wrote the class into its requests, and the I/O domain read it; otherwise
     // nothing went by the reservation.
     assert_eq!(of("fifo")["reserved"], 0);
     assert!(of("urgent")["reserved"].as_u64().unwrap() > 10, "{starts:#?}");

@@ -1,4 +1,4 @@
-//! Regulated traffic, in small: real domain, real frames.
+//! Regulated traffic, in small: real I/O domain, real frames.
 
 use rtvirtio_testkit::site::{Site, text};
 use rtvirtio_testkit::{Need, has, skip};

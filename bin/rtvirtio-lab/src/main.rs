@@ -16,7 +16,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     if let Command::TwinServe(args) = &cli.command {
-        // It has its own way to end, so it must not share the signal handling below.
+        // The twin's server handles its own end, so the signal handlers below are not installed.
         return finish(serve_twin(args), cli.global.json);
     }
     let result = Ui::new(&cli.global).and_then(|ui| run(&cli, &ui));

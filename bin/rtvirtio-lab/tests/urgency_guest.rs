@@ -272,7 +272,8 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
         guest.run(&format!("{PROGRAM} run --urgent true"));
         notices(&site, &spec) >= 2
     });
-    // Each urgent request raises its vCPU, also by a domain that was started again; others do not.
+    // Each urgent request raises its vCPU, also by an I/O domain that was started again; others do
+    // not.
     let read = |class: u32| {
         format!(
             "fio --name=r --filename=/dev/vda --rw=read --bs=4k --size=64k --direct=1 --ioengine=psync --prioclass={class} >/dev/null"

@@ -11,18 +11,11 @@ use rtvirtio_workflow::{Error, Progress as _};
 
 use crate::args::BoxArgs;
 
-/// Programs that go into the box, where they are built.
-const PROGRAMS: [&str; 7] = [
-    "rtvirtio",
-    "rtvirtiod",
-    "rtvirtio-iod",
-    "rtvirtio-lab",
-    "rtvirtio-bench",
-    "rtvirtio-guest",
-    "rtvirtio-guestload",
-];
+/// Programs copied into the box, if they are built.
+const PROGRAMS: [&str; 6] =
+    ["rtvirtio", "rtvirtiod", "rtvirtio-iod", "rtvirtio-lab", "rtvirtio-guest", "rtvirtio-guestload"];
 
-/// Runs a command in the box; the exit code is that of the command.
+/// Runs a command in the box; returns the exit code of the command.
 pub fn run(args: &BoxArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let this = std::env::current_exe()?;
     let dir = this.parent().context("this program lies in no directory")?;

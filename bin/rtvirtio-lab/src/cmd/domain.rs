@@ -17,7 +17,7 @@ use rtvirtio_workflow::domain::process::FILE;
 use rtvirtio_workflow::domain::start::IodError;
 use rtvirtio_workflow::{Dirs, Progress as _};
 
-/// The plan of a lab's domain, as the command that serves it.
+/// Plan for the I/O domain of a lab, as the command that serves it.
 pub fn plan_for_lab(
     spec: &Spec,
     name: &str,
@@ -42,7 +42,7 @@ pub fn plan_for_lab(
                 socket: domain_socket(run_dir, &vm.name),
                 path: device.to_owned(),
                 part: Some((Bytes(vm.offset), Bytes(vm.size))),
-                // The lab has made it.
+                // The lab has created it.
                 is_raw: true,
             })
             .collect();
