@@ -61,7 +61,7 @@ fn run_publish(args: &PublishArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     };
     let mut failed = None;
     while !ui.is_cancelled() {
-        // What is published stays; the next round may find the cluster again.
+        // Published attributes stay; the next round may reach the cluster again.
         let why = once().err().map(|e| format!("{e:#}"));
         match &why {
             Some(why) if failed.as_ref() != Some(why) => ui.warn(why),

@@ -1,4 +1,4 @@
-//! The agents on domains of a real libvirt: contracts of several next to each other, and a guest
+//! The agents on VMs of a real libvirt: contracts of several next to each other, and a guest
 //! that starts with its contract in force.
 
 use std::fs;
@@ -18,7 +18,7 @@ struct Site {
 }
 
 impl Site {
-    /// A domain in its firmware, and its spec.
+    /// A VM in its firmware, and its spec.
     fn write(&self, vm: &str, budget: &str) {
         let domain = format!(
             "<domain type='qemu'>\n<name>{vm}</name>\n<memory unit='MiB'>64</memory>\n<vcpu>1</vcpu>\n\
@@ -104,7 +104,7 @@ fn guests_start_with_their_contracts_and_leave_each_other_alone() {
     assert_eq!(site.contract(&a, "monitor"), "");
     let alone: u64 = fs::read_to_string(MACHINE).unwrap().trim().parse().unwrap();
 
-    // Another domain needs room in the group above both: that is no change of the first contract.
+    // Another VM needs room in the group above both: that is no change of the first contract.
     site.write(&b, "3ms");
     site.domain(&b, "start");
     let both: u64 = fs::read_to_string(MACHINE).unwrap().trim().parse().unwrap();
@@ -167,7 +167,7 @@ fn guests_start_with_their_contracts_and_leave_each_other_alone() {
 fn a_guest_that_may_be_paused_is_not_said_to_run() {
     let dir = tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    // Heartbeat's agent: the domain does not run, and is started.
+    // Heartbeat's agent: the VM does not run, and is started.
     fs::write(at("heartbeat"), "#!/bin/sh\n[ \"$1\" != monitor ]\n").unwrap();
     fs::set_permissions(at("heartbeat"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(at("plc.xml"), "<domain>\n<name>plc</name>\n</domain>\n").unwrap();
@@ -192,7 +192,7 @@ fn a_guest_that_may_be_paused_is_not_said_to_run() {
     assert!(mark.exists(), "and again");
     agent("stop", "plc.xml");
     assert!(!mark.exists());
-    // A domain without a name could not be resumed, and is not paused.
+    // A VM without a name could not be resumed, and is not paused.
     let (code, said) = agent("start", "none.xml");
     assert!(code == Some(0) && said.contains("names no domain"), "{code:?}: {said}");
 }
