@@ -14,14 +14,14 @@ use rtvirtio_daemon::{Event, EventKind, word};
 const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Whether an output is a stream of the journal: `named` is `JOURNAL_STREAM`, the device and inode
-/// of the stream that systemd has made (systemd.exec(5)).
+/// of the stream that systemd has created (systemd.exec(5)).
 pub fn is_stream(named: Option<&str>, output: impl AsFd) -> bool {
     let of = |fd: std::os::fd::OwnedFd| File::from(fd).metadata();
     let Ok(data) = output.as_fd().try_clone_to_owned().and_then(of) else { return false };
     named.is_some_and(|named| named == format!("{}:{}", data.dev(), data.ino()))
 }
 
-/// A way to journald, also to one that is started later.
+/// Socket for entries, which also reaches a journald that is started later.
 #[derive(Debug)]
 pub struct Journal {
     datagrams: UnixDatagram,
@@ -29,25 +29,25 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// To the journal of this host.
+    /// Socket for the journal of this host.
     ///
     /// # Errors
-    /// When there can be no socket.
+    /// When no socket can be created.
     pub fn new() -> io::Result<Self> {
         Self::at(Path::new(SOCKET))
     }
 
     fn at(socket: &Path) -> io::Result<Self> {
         let datagrams = UnixDatagram::unbound()?;
-        // A journal that is stuck must not hold up the service.
+        // Non-blocking: a stuck journald must not delay the service.
         datagrams.set_nonblocking(true)?;
         Ok(Self { datagrams, socket: socket.to_owned() })
     }
 
-    /// Sends one entry of an event: `message` as it is to be read, `setting` where it is about one.
+    /// Sends an event as one entry: `message` for the reader, `setting` if it concerns one.
     ///
     /// # Errors
-    /// When the journal does not take it now, or it is longer than a datagram.
+    /// When journald does not accept it now, or it is longer than a datagram.
     pub fn send(&self, event: &Event, priority: u8, message: &str, setting: Option<&str>) -> io::Result<()> {
         let kind = word(&event.kind);
         let priority = priority.to_string();
@@ -64,7 +64,7 @@ impl Journal {
     }
 }
 
-/// Field by field; a value with lines of its own comes after its length.
+/// Serialises fields; a multi-line value is preceded by its length.
 fn entry(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in fields {

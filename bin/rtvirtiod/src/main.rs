@@ -1,4 +1,4 @@
-//! The service: arguments, its log, systemd.
+//! The service: arguments, log, systemd notifications.
 
 mod args;
 mod journal;
@@ -53,8 +53,8 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     service.run(&stop, &mut |told| match told {
         Told::Event(event) => log.line(event),
         Told::Alive => {
-            // systemd may be absent, and need not hear every time. Ready is a service that has
-            // looked once: what it then sets may take longer than a start may.
+            // systemd may be absent, and need not be notified each time. The service is ready after
+            // its first pass: applying settings may take longer than the start timeout.
             let _ = match ready {
                 false => sd_notify::notify(false, &[NotifyState::Ready]),
                 true => sd_notify::notify(false, &[NotifyState::Watchdog]),
@@ -66,12 +66,12 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Events as lines on standard error, as entries of systemd's journal where that is the journal, or
-/// as JSON on standard output.
+/// Prints events as lines on standard error, as entries of systemd's journal if that is the
+/// journal, or as JSON on standard output.
 struct Log {
     json: bool,
     quiet: bool,
-    /// Whether standard error is the journal, which takes a priority before a line.
+    /// Whether standard error is the journal, which takes a priority prefix on a line.
     is_journal: bool,
     journal: Option<Journal>,
 }
@@ -79,7 +79,7 @@ struct Log {
 impl Log {
     fn new(json: bool, quiet: bool) -> Self {
         let is_journal = journal::is_stream(std::env::var("JOURNAL_STREAM").ok().as_deref(), stderr());
-        // Without its socket it has lines.
+        // Lines are the fallback when journald's socket is not available.
         let journal = is_journal.then(Journal::new).and_then(Result::ok);
         Self { json, quiet, is_journal, journal }
     }

@@ -1,4 +1,4 @@
-//! Contracts of libvirt's domains, by name, on a real libvirt: restarts of domains and of libvirt's
+//! Contracts of libvirt's VMs, by name, on a real libvirt: restarts of VMs and of libvirt's
 //! daemon, hot-plugged threads, the room for budgets above their groups; contracts in their
 //! metadata, and how these stand, written next to them.
 
@@ -86,7 +86,7 @@ impl<'l> Domain<'l> {
     }
 }
 
-/// The budget of the group above those of domains.
+/// The budget of the group above those of VMs.
 fn room(domain: &Domain<'_>) -> u64 {
     let group = domain.groups().remove(0);
     let above = group.parent().unwrap();
@@ -137,7 +137,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
         assert!(plc.is_fifo(&rig, "CPU 0"));
         hist.name
     };
-    // libvirt's daemon restarts: nothing changes, and the domain is found all the same.
+    // libvirt's daemon restarts: nothing changes, and the VM is found all the same.
     libvirt.restart();
     let unheard = |status: &Value| status["problems"].to_string().contains("are not heard");
     wait_for("libvirt's events again", || rig.metric("rtvirtio_loop_reporters") == 1.0);
@@ -148,7 +148,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
     assert!(plc.is_fifo(&rig, "CPU 0"));
     let status = plc.wait_status("in_force");
     // Its metadata carries a contract too: the file counts, until it is removed. That of another
-    // domain is malformed, and concerns no other.
+    // VM is malformed, and concerns no other.
     let in_metadata = |domain: &Domain<'_>, budget: &str| {
         let spec = domain.spec(&rig, budget);
         rig.contract(&["set", &domain.name, spec.to_str().unwrap(), "--libvirt"]);

@@ -18,7 +18,7 @@ use rtvirtio_testkit::HANG;
 use rtvirtio_testkit::site::{program, text, wait_for};
 use serde_json::Value;
 
-/// The domain's process, ended when this is dropped.
+/// The I/O domain's process, ended when this is dropped.
 struct Iod(Child);
 
 impl Drop for Iod {
@@ -77,7 +77,7 @@ fn a_disk_of_the_io_domain_is_judged_with_its_caps_and_with_what_late_requests_w
     let Some(disk) = Disk::new(test, &rig) else { return };
     let (dir, device) = (rig.site.dir.path().to_owned(), format!("/dev/{}", disk.device.name));
     fs::create_dir_all(rig.site.run_dir()).unwrap();
-    // Where the service looks for a domain.
+    // Where the service looks for an I/O domain.
     let control = rig.site.run_dir().join("iod.sock");
     let config = dir.join("iod.toml");
     let socket = dir.join("plc.sock");
