@@ -183,7 +183,7 @@ fn a_domain_is_planned_applied_and_stopped() {
     let (code, out) = site.json(&["revert", "--stop-domain"]);
     assert_eq!((code, &out["domain"]["fate"], &out["done"]), (0, &"stopped".into(), &true.into()), "{out:#}");
     drop(client);
-    // A wrong file of a domain without guests keeps nothing from going back.
+    // A wrong file of an I/O domain without guests keeps nothing from going back.
     site.ok(&["apply", file]);
     std::fs::write(&applied, "[[device]]\nnam = 1\n").unwrap();
     let (code, out) = site.json(&["revert"]);
@@ -227,7 +227,7 @@ fn the_printed_line_starts_a_qemu() {
     site.assert_clean();
 }
 
-/// Each part is put back by itself: a domain with guests keeps no setting from going back.
+/// Each part is put back by itself: an I/O domain with guests keeps no setting from going back.
 #[test]
 fn settings_go_back_while_the_domain_serves_guests() {
     let test = "settings_go_back_while_the_domain_serves_guests";
@@ -253,8 +253,8 @@ fn settings_go_back_while_the_domain_serves_guests() {
     site.assert_clean();
 }
 
-/// The domain is known by its lock: neither a process that has its name and arguments, nor one that
-/// writes its files, stands for it.
+/// The I/O domain is known by its lock: neither a process that has its name and arguments, nor one
+/// that writes its files, stands for it.
 #[test]
 fn a_process_of_another_user_with_the_domains_name_is_none() {
     use std::os::unix::process::CommandExt as _;
@@ -314,7 +314,7 @@ fn links_in_the_state_directory_are_not_followed() {
     for name in names {
         std::os::unix::fs::symlink(&victim, site.state_dir().join(name)).unwrap();
     }
-    // One that is there already is a domain in force, which has ended.
+    // One that is there already is an I/O domain in force, which has ended.
     let config = site.domain_of_a_file();
     let out = site.output(&["apply", config.to_str().unwrap()]);
     assert!(!out.status.success());
@@ -365,7 +365,7 @@ fn guests_run_on_a_planned_domain() {
     assert_eq!(tasks["level"], "ok", "{tasks:#}");
     let guest = found.as_array().unwrap().iter().find(|f| f["id"] == "guest.ioprio").unwrap();
     assert!(guest["what"].as_str().unwrap().contains("Linux "), "{guest:#}");
-    // All of it went through the domain.
+    // All of it went through the I/O domain.
     let (_, seen) = site.json(&["iod", "status"]);
     for vm in seen["vms"].as_array().unwrap() {
         assert!(vm["read"]["requests"].as_u64().unwrap() > 0, "{seen:#}");

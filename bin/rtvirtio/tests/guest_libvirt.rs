@@ -1,5 +1,5 @@
 //! VMs by the names that libvirt gives them, on a real daemon: nothing of libvirt's breaks while
-//! settings are in force, and a domain that restarts is found again.
+//! settings are in force, and a VM that restarts is found again.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -82,7 +82,7 @@ fn a_domain_is_planned_held_restarted_and_put_back() {
     site.assert_clean();
 }
 
-/// The contract is in force, in libvirt's own cgroup of the domain where the kernel has real-time
+/// The contract is in force, in libvirt's own cgroup of the VM where the kernel has real-time
 /// groups.
 fn in_force(site: &Site, host: &Host, spec: &str) {
     let shown = site.output(&["status"]);
@@ -129,7 +129,7 @@ fn verified(site: &Site, host: &Host, spec: &str) {
     }
 }
 
-/// The domain is found with its disk and what its tasks do, and the spec of it names it by domain.
+/// The VM is found with its disk and what its tasks do, and the spec of it names it by domain.
 fn discovered(site: &Site, host: &Host, spec: &str) {
     let first = site.dir.path().join("first.toml");
     let (uri, out) = (host.libvirt.uri(), first.display().to_string());
@@ -176,7 +176,7 @@ fn plugged_threads(site: &Site, host: &Host, spec: &str, id: u32) {
     assert_eq!(policy(&host.threads(site, spec)).as_deref(), Some("fifo"));
 }
 
-/// The urgency of a domain's vCPUs is followed: libvirt names its threads, and its monitor says
+/// The urgency of a VM's vCPUs is followed: libvirt names its threads, and its monitor says
 /// which runs which vCPU.
 fn urgent(site: &Site, host: &Host, spec: &str) {
     let period = "period = \"20ms\" }\n";
@@ -195,7 +195,7 @@ fn urgent(site: &Site, host: &Host, spec: &str) {
     site.ok(&["revert"]);
 }
 
-/// A domain that restarts under a contract leaves no directory, is found again, and nothing says
+/// A VM that restarts under a contract leaves no directory, is found again, and nothing says
 /// that its settings are in force.
 fn restarted(site: &Site, host: &Host, spec: &str) {
     let of_plc = |host: &Host| -> Vec<_> {
@@ -254,7 +254,7 @@ fn a_domain_or_a_disk_that_is_not_there_is_an_error_with_what_is() {
     let by_uuid = with(&format!("domain = \"{}\"", host.plc), &format!("domain = \"{uuid}\""));
     assert!(host.threads(&site, by_uuid).iter().any(|t| t.0 == "CPU 0/TCG"));
     throttled_by_libvirt(&site, &host, with("", ""));
-    // Looking has not marked the domain as tampered with.
+    // Looking has not marked the VM as tampered with.
     let log = host.libvirt.log();
     assert!(!log.contains("custom-monitor"), "{log}");
     drop(host);

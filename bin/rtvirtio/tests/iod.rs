@@ -20,7 +20,7 @@ fn names(site: &Site, control: &str) -> Vec<String> {
     vms.iter().map(|vm| vm["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Ends the domain as a crash does, and waits until that is seen.
+/// Ends the I/O domain as a crash does, and waits until that is seen.
 fn crash(site: &Site) {
     let (_, status) = site.json(&["status"]);
     let pid = status["domain"]["pids"][0].as_i64().unwrap_or_else(|| panic!("{status:#}")) as i32;
@@ -32,8 +32,8 @@ fn crash(site: &Site) {
     wait_for("the domain's end", || site.json(&["status"]).1["domain"]["pids"] == serde_json::json!([]));
 }
 
-/// What was attached, and every other change of the file, outlives a crash of the domain and its
-/// `revert`.
+/// What was attached, and every other change of the file, outlives a crash of the I/O domain and
+/// its `revert`.
 #[test]
 fn a_configuration_that_was_changed_outlives_its_domain() {
     let test = "a_configuration_that_was_changed_outlives_its_domain";
@@ -151,7 +151,7 @@ fn disks_are_attached_and_detached_and_the_domain_is_stopped() {
     std::fs::write(&tables, table(&site, "x")).unwrap();
     let attach = ["iod", "attach", tables.to_str().unwrap(), "--control", control];
 
-    // Refused as at a start; file and domain are as they were.
+    // Refused as at a start; file and I/O domain are as they were.
     let out = site.output(&attach);
     let said = text(&out.stderr);
     assert!(!out.status.success() && said.contains("x.img: cannot open: No such file"), "{said}");
@@ -164,7 +164,7 @@ fn disks_are_attached_and_detached_and_the_domain_is_stopped() {
     assert!(read(&config).contains("name = \"x\""), "the next start has it too");
     let client = Client::connect(&site.run_dir().join("disks/x.sock"), Options::default()).unwrap();
 
-    // Neither the disk nor the domain goes from under a guest.
+    // Neither the disk nor the I/O domain goes from under a guest.
     let detach = ["iod", "detach", "x", "--control", control];
     let (kept, out) = (read(&config), site.output(&detach));
     let said = text(&out.stderr);

@@ -114,7 +114,7 @@ fn commands_that_look_make_no_file_and_load_no_module() {
     assert_eq!(differences(&before, &plane.snapshot()), [""; 0]);
 }
 
-/// With settings and a domain in force.
+/// With settings and an I/O domain in force.
 #[test]
 fn commands_that_look_leave_what_is_in_force() {
     let test = "commands_that_look_leave_what_is_in_force";
@@ -143,7 +143,7 @@ fn commands_that_look_leave_what_is_in_force() {
     site.assert_clean();
 }
 
-/// What cannot be read is not absent: neither a plan nor a domain.
+/// What cannot be read is not absent: neither a plan nor an I/O domain.
 #[test]
 fn an_error_is_not_read_as_absence() {
     let test = "an_error_is_not_read_as_absence";

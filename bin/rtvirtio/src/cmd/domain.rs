@@ -37,7 +37,7 @@ pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
     Ok(if plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
-/// `rtvirtio apply iod.toml`: starts the domain.
+/// `rtvirtio apply iod.toml`: starts the I/O domain.
 pub fn apply(path: &Path, dry_run: bool, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let config = domain::load(path)?;
     if dry_run {
@@ -52,7 +52,7 @@ pub fn apply(path: &Path, dry_run: bool, dirs: &Dirs, ui: &Ui) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Message with the kept configuration of a stopped domain.
+/// Message with the kept configuration of a stopped I/O domain.
 pub fn kept_text(kept: &Path) -> String {
     let kept = terminal(&kept.display().to_string(), false);
     format!(

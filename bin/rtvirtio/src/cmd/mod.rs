@@ -30,7 +30,7 @@ pub mod tune;
 pub mod verify;
 pub mod waits;
 
-/// A profile file is of one device.
+/// Refuses a profile file for several devices.
 fn one_profile(profile: Option<&Path>, host: &HostSpec) -> anyhow::Result<()> {
     let many = host.parts().len();
     anyhow::ensure!(

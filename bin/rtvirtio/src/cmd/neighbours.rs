@@ -93,7 +93,7 @@ fn text(plan: &NeighbourPlan, style: &Style) -> String {
     out
 }
 
-/// The line of a spec.
+/// Line for a spec file.
 fn line(limit: &NeighbourLimit) -> String {
     let of = if limit.given { "as in the spec" } else { "chosen" };
     format!(

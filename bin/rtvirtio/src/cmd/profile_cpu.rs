@@ -51,10 +51,10 @@ pub fn run(args: &ProfileCpuArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
     };
     let (profile, path) = profile_cpu(&options, dirs, ui)?;
     let json = profile.to_json()?;
-    // Shown first: a full disk must not cost the measurement.
+    // Printed first: a full disk must not cost the measurement.
     show(ui, &json, || text(&profile))?;
     write_result(&path, serde_json::to_string_pretty(&json)?.as_bytes(), global)?;
-    // It holds nothing more than the profile.
+    // The partial result has nothing that the saved profile lacks.
     let _ = std::fs::remove_file(partial(&path));
     ui.step(&format!("saved {}", path.display()));
     Ok(ExitCode::SUCCESS)

@@ -44,7 +44,7 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
     };
     let dirs = &global.dirs();
     let report = match open_session(dirs)? {
-        // Settings first: they are put back even if the domain has to stay.
+        // Settings first: they are put back even if the I/O domain has to stay.
         Some(session) => {
             let settings = put_back(&session, on_conflict, dirs);
             // Contracts are changed under the same lock.

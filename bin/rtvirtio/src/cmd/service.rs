@@ -19,8 +19,8 @@ fn word(value: &impl Serialize) -> String {
     value.as_str().unwrap_or_default().replace('_', " ")
 }
 
-/// One line for each VM, and one for each setting changed by another program; with `origins` also
-/// the file or metadata of each contract.
+/// Lines for each VM and each setting changed by another program; with `origins` also the file or
+/// metadata of each contract.
 pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
     let mut out = String::new();
     for vm in vms {

@@ -55,7 +55,8 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let spec = host.single()?.clone();
     let dirs = global.dirs();
     let plan = with_networks(for_simulation(&spec, args.profile.as_deref(), &dirs)?, &host, &dirs);
-    // Converted through the configuration, so that the simulation has what a domain would read.
+    // Converted through the configuration, so that the simulation has what an I/O domain would
+    // read.
     let planned = plan.sched()?;
     let traffic = if args.worst { Traffic::Worst } else { Traffic::Declared };
     let mut runs = Vec::new();

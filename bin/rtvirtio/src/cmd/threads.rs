@@ -133,7 +133,7 @@ fn table(vm: &VmThreads, cpu: Option<&Cgroups>) -> String {
     )
 }
 
-/// One line for each vCPU whose priority the guest moves.
+/// Lines for the vCPUs whose priority the guest moves.
 fn urgency_lines(vm: &Value) -> String {
     let line = |v: &Value| {
         let time = |key: &str| Nanos(v[key].as_u64().unwrap_or(0));

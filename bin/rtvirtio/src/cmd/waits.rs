@@ -1,4 +1,4 @@
-//! `rtvirtio contract waits`: which VM waits for which, as text.
+//! `rtvirtio contract waits`: the VMs that each VM waits for, as text.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use rtvirtio_daemon::observe::WaitsObservation;
 use rtvirtio_measure::waits::{WaitKind, WaitRow};
 use rtvirtio_report::terminal;
 
-/// A line for each VM and device, those that wait longest first.
+/// A line for each VM and device, the longest waits first.
 pub fn text(seen: &WaitsObservation) -> String {
     let mut out = String::new();
     let mut rows: Vec<&WaitRow> = seen.rows.iter().collect();

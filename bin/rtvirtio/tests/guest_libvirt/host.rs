@@ -1,4 +1,4 @@
-//! A libvirt daemon with two domains on one loop device: `plc` with a guest and its agent, and
+//! A libvirt daemon with two VMs on one loop device: `plc` with a guest and its agent, and
 //! `historian` without either.
 
 use std::fs;

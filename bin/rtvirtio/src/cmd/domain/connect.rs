@@ -1,4 +1,4 @@
-//! What a VM's QEMU or libvirt needs for a disk and a port of the I/O domain, ready to be pasted.
+//! QEMU options and libvirt XML for the disks and ports of the I/O domain, ready to be pasted.
 
 use std::fmt::Write as _;
 
@@ -32,8 +32,8 @@ pub fn how_to_connect(file: &File) -> String {
     s
 }
 
-/// Without a number of queues QEMU asks for as many as there are vCPUs, and does not start where
-/// the disk has fewer.
+/// Without a number of queues QEMU asks for one per vCPU, and does not start where the disk has
+/// fewer.
 fn disk_options(disk: &Disk) -> String {
     let chardev = chardev("disk0", &disk.socket);
     format!("-chardev {chardev} -device vhost-user-blk-pci,chardev=disk0,num-queues={}", disk.queues)
@@ -65,7 +65,7 @@ fn port_xml(port: &Port) -> String {
     )
 }
 
-/// An option of QEMU, which takes a comma in a value doubled, as a word of a shell.
+/// Quotes an option of QEMU for a shell; QEMU requires commas in a value to be doubled.
 fn chardev(id: &str, socket: &std::path::Path) -> String {
     let path = socket.display().to_string();
     terminal(&shell_word(&format!("socket,id={id},path={},reconnect=1", qemu_value(&path))), false)

@@ -44,7 +44,7 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
             (Some(error), _) => anyhow::bail!("{}: {error}", control.display()),
             (None, Some(total)) if args.slower_than.is_some_and(|least| total <= least.0) => Ok(()),
             (None, Some(_)) if args.dropped && !is_dropped(text)? => Ok(()),
-            // Copied without formatting: this program must keep up with a busy domain.
+            // Copied without formatting: this program must keep up with a busy I/O domain.
             _ if ui.json => out.write_all(text),
             (None, Some(_)) => {
                 let event: Value = serde_json::from_slice(text)?;
@@ -93,7 +93,7 @@ struct End {
     dropped: u64,
 }
 
-/// Lines of the domain's answer.
+/// Lines of the I/O domain's answer.
 struct Lines<'a> {
     from: BufReader<&'a UnixStream>,
     stream: &'a UnixStream,
@@ -105,12 +105,13 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Next line; flushes the printed ones while none arrives. `None` when the domain has ended.
+    /// Next line; flushes the printed ones while none arrives. `None` when the I/O domain has
+    /// ended.
     fn next(&mut self, ui: &Ui, out: &mut impl Write) -> anyhow::Result<Option<&[u8]>> {
         self.line.clear();
         loop {
             if ui.is_cancelled() && !self.left {
-                // The domain then sends the end of the trace with its counts.
+                // The I/O domain then sends the end of the trace with its counts.
                 self.left = true;
                 self.stream.shutdown(Shutdown::Write)?;
             }
@@ -119,7 +120,7 @@ impl Lines<'_> {
                 Ok(_) => return Ok(self.line.ends_with(b"\n").then_some(&self.line)),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     match out.flush() {
-                        // The reader is gone; the domain notices the closed connection.
+                        // The reader is gone; the I/O domain notices the closed connection.
                         Err(e) if e.kind() == ErrorKind::BrokenPipe => {
                             self.unread = true;
                             return Ok(None);

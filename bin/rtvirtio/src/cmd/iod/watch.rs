@@ -1,4 +1,4 @@
-//! `rtvirtio iod status --watch`: what each VM gets, interval by interval.
+//! `rtvirtio iod status --watch`: service of each VM per interval.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,7 +15,7 @@ use rtvirtio_workflow::Progress as _;
 /// Interval of checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Until Ctrl-C, or until the domain ends.
+/// Prints the rates of each interval until Ctrl-C, or until the I/O domain ends.
 pub fn run(control: &Path, every: Nanos, ui: &Ui) -> anyhow::Result<ExitCode> {
     let every = Duration::from_nanos(every.0).max(Duration::from_millis(100));
     let (mut before, mut begin) = (ask(control)?, Instant::now());
@@ -41,7 +41,7 @@ pub fn run(control: &Path, every: Nanos, ui: &Ui) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Service of every VM in between, per second.
+/// Service of every VM between two samples, per second.
 fn rates(before: &Value, now: &Value, seconds: f64) -> Vec<Value> {
     let none = Vec::new();
     let vms = |v: &Value| v["vms"].as_array().unwrap_or(&none).clone();
@@ -50,7 +50,7 @@ fn rates(before: &Value, now: &Value, seconds: f64) -> Vec<Value> {
         let was = old.iter().find(|o| o["name"] == vm["name"]).unwrap_or(&Value::Null);
         let per_second = |direction: &str, key: &str| {
             let count = |v: &Value| v[direction][key].as_u64().unwrap_or(0);
-            // A domain that was started anew counts from 0 again.
+            // A restarted I/O domain counts from 0 again.
             count(vm).saturating_sub(count(was)) as f64 / seconds
         };
         json!({
