@@ -60,7 +60,7 @@ pub struct Parameters {
     pub resource: String,
     /// Whether the disk's settings are applied too.
     pub disk: bool,
-    /// Configuration and state directories.
+    /// State and run directories of the host.
     pub dirs: Dirs,
 }
 

@@ -118,7 +118,7 @@ impl Http {
     }
 }
 
-/// Reads a configuration file that only trusted users can write.
+/// Reads a regular file of at most `CONFIG_LIMIT` bytes.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, PlacementError> {
     rtvirtio_kernel::trusted::read_config(path, CONFIG_LIMIT)
         .map_err(|source| PlacementError::Read { path: path.to_owned(), source })
