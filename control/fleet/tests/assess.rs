@@ -1,4 +1,4 @@
-//! Fleets from files: who fits where, what a loss does, what to buy.
+//! Fleets from files: placement, losses and hosts to buy.
 
 use std::fs;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn a_fleet_names_regular_files() {
     assert!(fleet(dir.path(), &text.replace("a.toml", "fifo")).is_err());
     assert!(fleet(dir.path(), &text).is_ok());
     assert!(matches!(load(&fifo), Err(FleetError::Read { .. })));
-    // What the user of a command names may be a pipe.
+    // The path given on a command line may be a pipe.
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| rtvirtio_fleet::load_named(&fifo));
         fs::write(&fifo, &text).unwrap();
@@ -75,10 +75,10 @@ fn contracts_are_placed_by_priority_and_losses_are_told() {
     );
     let critical = assess(&self::fleet(dir.path(), text).unwrap(), &|| false);
     assert_eq!((critical.contracts[0].name.as_str(), critical.contracts[0].priority), ("b-1", 100));
-    // Twice 45 % of each CPU on each of the two hosts, of 95 %.
+    // Each of the two hosts takes two contracts of 45 % of each CPU, of its 95 %.
     assert!(answer.contracts.iter().all(|c| c.host.is_some()), "{answer:?}");
     assert!(matches!(&answer.contracts[0].fits, FitsOn::Hosts(h) if h.len() == 2));
-    // Two hosts full: the loss of one loses what was there, and one more host is enough.
+    // Both hosts are full: the loss of one loses its contracts, and one more host is enough.
     assert!(answer.losses.iter().all(|l| l.contracts == 2 && !l.lost.is_empty()), "{answer:?}");
     assert_eq!(answer.buy.iter().map(|b| b.hosts).collect::<Vec<_>>(), [Some(1)]);
     let more = assess(
@@ -221,7 +221,7 @@ fn links_carry_what_they_can_and_no_more() {
     let net = &told["inventories"]["h"]["CUSTOM_RTVIRTIO_NET_FIELD"];
     let takes = &told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_NET_FIELD"];
     assert!(net["reserved"] == *takes && takes.as_u64() > Some(0), "the same flows: {told}");
-    // Kubernetes has no word for reserved.
+    // Kubernetes has no notion of reserved.
     let told = serde_json::to_value(rtvirtio_fleet::Kubernetes::of(&loaded)).unwrap();
     let all = told["patches"]["h"].as_array().unwrap();
     let net = all.iter().find(|o| o["path"] == "/status/capacity/rtvirtio.io~1net-field").unwrap();
@@ -258,7 +258,7 @@ fn flow_toml(i: usize, (frame, rate, ms, is_urgent): AskedFlow) -> String {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever comes and goes, the full admission accepts what is on each host.
+    /// After any arrivals and departures, the full admission accepts the contracts on each host.
     #[test]
     fn nothing_is_placed_beyond_admission(
         many in prop::collection::vec((1u32..40, 1u32..300, 20u32..200, flow(), any::<bool>()), 1..60),
@@ -273,7 +273,7 @@ proptest! {
             .collect();
         let links = "[[network]]\nname = \"field\"\nlink = \"100Mbit/s\"\n";
         write(dir.path(), "all.toml", &(DEVICE.to_owned() + links + &specs));
-        // On the slower link flows are what is short.
+        // On the slower link flows are the bottleneck.
         let text = "[[host]]\nname = \"h\"\ncount = 3\ntwin = \"qlc-nvme\"\nnetworks = { field = \"100Mbit/s\" }\n\
                     [[host]]\nname = \"e\"\ntwin = \"emmc\"\nnetworks = { field = \"20Mbit/s\" }\n[[contracts]]\nspec = \"all.toml\"\n";
         let fleet = fleet(dir.path(), text).unwrap();

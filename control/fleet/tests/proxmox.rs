@@ -28,7 +28,7 @@ fn told(fleet: &Fleet) -> Proxmox {
     Proxmox::of(fleet, ProxmoxVersion::V9, &|| false).unwrap()
 }
 
-/// The node on which the HA manager starts a resource while one node is lost.
+/// Node on which the HA manager starts a resource while one node is lost.
 fn runs_on<'r>(rule: &'r HaRule, lost: Option<&str>) -> Option<&'r str> {
     let online = rule.nodes.iter().filter(|n| Some(n.node.as_str()) != lost);
     online.max_by_key(|n| n.priority).map(|n| n.node.as_str())
