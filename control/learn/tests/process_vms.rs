@@ -1,5 +1,5 @@
 //! Process VMs on a loop device, with fio: settings are applied, measured and put back, the data is
-//! as it was, and nothing is left.
+//! unchanged, and no cgroup remains.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use rtvirtio_units::Nanos;
 
 const SIZE: usize = 64 << 20;
 
-/// Detached when dropped.
+/// Loop device, detached on drop.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -40,7 +40,7 @@ impl Drop for Loop {
     }
 }
 
-/// Tests that make VMs, or remove those of a killed process, take turns.
+/// Serialises tests that create VMs, or remove those of a killed process.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -83,7 +83,7 @@ impl Disk {
     }
 }
 
-/// Under which settings [`run`] measures.
+/// Settings under which [`run`] measures.
 fn knobs() -> Knobs {
     Knobs { slice_idle: Nanos(0), weights: vec![500, 100], ..Knobs::default_bfq(2) }
 }
@@ -130,12 +130,12 @@ fn a_run_on_a_real_device_leaves_it_as_it_was() {
     assert!(disk.is_as_it_was());
 }
 
-/// Names the disk to the process that is killed.
+/// Environment variable with the disk for the killed process.
 const DISK: &str = "RTVIRTIO_LEARN_TEST_DISK";
-/// Names its directory.
+/// Environment variable with its directory.
 const DIR: &str = "RTVIRTIO_LEARN_TEST_DIR";
 
-/// Not a test by itself: what the next one starts and kills.
+/// Child process of the next test, which kills it; does nothing by itself.
 #[test]
 fn a_run_to_be_killed() {
     let (Some(disk), Some(dir)) = (std::env::var_os(DISK), std::env::var_os(DIR)) else { return };
@@ -187,7 +187,7 @@ fn what_a_killed_process_left_is_removed_with_its_load() {
         Ok(cgroups) => cgroups,
         Err(e) => return skip(test, &e.to_string()),
     };
-    // A process that has ended, and so has its id.
+    // Id of a process that has ended.
     let mut gone = Command::new("true").spawn().unwrap();
     gone.wait().unwrap();
     let parent = PathBuf::from(format!("/rtvirtio-learn-{}-1", gone.id()));

@@ -74,7 +74,7 @@ fn a_cut_off_recording_goes_on_where_it_stopped() {
     recorder.add(&point("b")).unwrap();
     drop(recorder);
     let whole = std::fs::read(&path).unwrap();
-    // Killed in the middle of writing the last point.
+    // Killed while writing the last point.
     std::fs::write(&path, &whole[..whole.len() - 20]).unwrap();
     assert!(Dataset::load(&path).is_err(), "a plain reader gets an error");
     let (mut recorder, old) = Recorder::open(&path, &header(), OtherHost::Refused).unwrap();
@@ -111,7 +111,7 @@ fn what_cannot_be_a_dataset_is_refused_with_its_line() {
     assert!(refused(&[head.clone(), row(&broken)]).contains("histogram"));
     let nan = row(&point("a")).replace("\"seconds\":1.0", "\"seconds\":null");
     assert!(refused(&[head.clone(), nan]).contains("line 2"));
-    // Another host is mixed in only on request.
+    // Points of another host are appended only on request.
     std::fs::write(&path, format!("{head}\n")).unwrap();
     let mut elsewhere = header();
     elsewhere.host.kernel = "6.12".to_owned();
@@ -121,11 +121,11 @@ fn what_cannot_be_a_dataset_is_refused_with_its_line() {
             .to_string()
             .contains("another host")
     );
-    // Nor runs of another design.
+    // Runs of another design are refused too.
     let learned = Header { model: Some("b2".to_owned()), ..header() };
     let message = Recorder::open(&path, &learned, OtherHost::Refused).unwrap_err().to_string();
     assert!(message.contains("fingerprint a1") && message.contains("b2"), "{message}");
-    // Files of before have none.
+    // Older files lack the field.
     assert!(Recorder::open(&path, &Header { model: None, ..header() }, OtherHost::Refused).is_ok());
     let longer = Header { command: "rtvirtio-bench sweep --for 9s".to_owned(), ..header() };
     assert!(

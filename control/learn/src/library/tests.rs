@@ -1,4 +1,4 @@
-//! Shares of devices that are alike, and of some that are not.
+//! Shares of similar devices, and of devices that differ.
 
 use rtvirtio_units::{Bytes, Nanos};
 
@@ -20,7 +20,7 @@ fn kind() -> DeviceKind {
     }
 }
 
-/// The share of one host whose device takes so many times as long.
+/// Share of a host whose device's requests take `factor` times as long.
 fn share(index: u32, of: u32, factor: f64) -> (PathBuf, Share) {
     let profile = Profile { identity: Some("serial-1234".to_owned()), ..twin().slowed(factor) };
     let share = Share::new(kind(), Shard::new(index, of).unwrap(), &profile, &[]);
@@ -53,7 +53,7 @@ fn parts_of_a_sweep_come_as_text_or_from_a_job_array() {
     assert_eq!(array("3", "1", "1").as_deref(), Ok("3/4"));
     assert_eq!(array("0", "0", "1").as_deref(), Ok("1/4"));
     assert_eq!(array("17", "11", "2").as_deref(), Ok("4/4"));
-    // Gaps, as in --array=1,2,9: no even steps.
+    // Gaps, as in --array=1,2,9: no constant step.
     assert!(array("9", "1", "1").is_err() && array("12", "11", "2").is_err());
     assert!(slurm(&[(id, "x"), (count, "4")]).is_err());
     assert!(slurm(&[]).unwrap_err().contains("--array=1-8"));
@@ -72,7 +72,7 @@ fn devices_that_are_alike_become_one_entry() {
         assert_eq!(point.n, 3 * twin.n);
         assert!(point.spread >= 0.05 - 1e-3);
     }
-    // What tells a drive from others is nowhere.
+    // Nothing that identifies a drive is in the file.
     let text = serde_json::to_string(&(entry, &shares[0].1)).unwrap();
     assert!(!text.contains("serial-1234") && text.contains("EDA7"), "{text}");
     assert_eq!(entry.profile.check(), Ok(()));
@@ -91,7 +91,7 @@ fn runs_of_several_hosts_make_one_model() {
     let model = all.model.as_ref().unwrap();
     assert_eq!((all.entry.runs, model.points), (FEWEST + 10, FEWEST + 10));
     assert!(all.missing.is_empty() && all.conditions >= FEWEST);
-    // It serves a device of the kind under its own name, and no other kernel.
+    // The entry fits a device of the kind under its own name, and no other kernel.
     let few =
         Profile { device: "sdb".to_owned(), identity: Some("x".to_owned()), ..all.entry.profile.clone() };
     let own = Confirmation::model(model, &few);
@@ -115,7 +115,7 @@ fn what_does_not_belong_together_is_refused_with_the_reason() {
     no_writes.1.profile.write.clear();
     let refused = merged(&[share(1, 2, 1.0), no_writes]).unwrap_err();
     assert!(matches!(&refused, LibraryError::OtherMeasurement { what, .. } if what.starts_with("writes")));
-    // One of five is half as fast; of two it is not known which.
+    // Of five shares one is half as fast and is named; of two either could be the wrong one.
     let worn = [share(1, 5, 1.0), share(2, 5, 1.01), share(3, 5, 2.0), share(4, 5, 0.99), share(5, 5, 1.0)];
     let refused = merged(&worn).unwrap_err();
     let LibraryError::Contradiction { path, others, what } = &refused else { panic!("{refused}") };
@@ -128,7 +128,7 @@ fn what_does_not_belong_together_is_refused_with_the_reason() {
 #[test]
 fn a_few_points_confirm_a_device_or_say_what_differs() {
     let entry = merged(&[share(1, 2, 1.0), share(2, 2, 1.0)]).unwrap().entry;
-    // As a confirming measurement has them.
+    // Depths of a confirming measurement.
     let few = |factor: f64| {
         let mut p = Profile { device: "sdb".to_owned(), ..twin().slowed(factor) };
         for points in [&mut p.read, &mut p.write] {
@@ -143,7 +143,7 @@ fn a_few_points_confirm_a_device_or_say_what_differs() {
     let profile = answer.profile(&entry, &close);
     assert_eq!((profile.device.as_str(), &profile.read), ("sdb", &entry.profile.read));
     assert!(profile.doubts[0].contains("2 other devices") && profile.doubts[0].contains("at most 4 % off"));
-    // Writes that were not seen here are not said to be confirmed.
+    // Writes that were not measured here are not reported as confirmed.
     let reads = Profile { write: Vec::new(), ..few(1.0) };
     let said = confirm(&entry, &reads).profile(&entry, &reads).doubts.remove(0);
     assert!(said.contains("its writes were not"), "{said}");
@@ -175,7 +175,7 @@ fn a_library_is_a_directory_of_kinds() {
     assert!(matches!(library.refuse_existing(&kind()), Err(LibraryError::Exists { shares: 1, .. })));
     let other = DeviceKind { firmware: None, ..kind() };
     assert!(library.find(&other).unwrap().is_none());
-    // A file under the name of another kind, of another version, of nothing.
+    // An entry of another kind, of another version, and an invalid file.
     std::fs::copy(&path, library.entry_file(&other)).unwrap();
     assert!(library.find(&other).unwrap_err().to_string().contains("firmware EDA7, not none"));
     let text = std::fs::read_to_string(&path).unwrap();

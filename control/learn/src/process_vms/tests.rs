@@ -115,7 +115,7 @@ fn on_v2_the_controller_is_enabled_and_put_back() {
     let control = "/sys/fs/cgroup/cgroup.subtree_control";
     file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
     file(&root, control, "cpu\n");
-    // What the kernel makes in a new group.
+    // Files that the kernel creates in a new group.
     let group = Group { pid: std::process::id(), start: 77, enables_io: true };
     let stack = Stack::find(&root, "sda").unwrap();
     let cgroups = Cgroups::detect(&root).unwrap();
@@ -129,12 +129,12 @@ fn on_v2_the_controller_is_enabled_and_put_back() {
     vms.remove().unwrap();
     assert_eq!(root.read(control).unwrap(), "-io");
     assert_eq!(root.list("/sys/fs/cgroup").unwrap(), ["cgroup.controllers", "cgroup.subtree_control"]);
-    // A killed process left both behind: the group's name holds its id.
+    // A killed process left both behind: the group's name has its id.
     fs::create_dir_all(root.at("/sys/fs/cgroup/rtvirtio-learn-9-1-io/vm0")).unwrap();
     file(&root, control, "cpu io\n");
     remove_leftovers(&root).unwrap();
     assert_eq!(root.read(control).unwrap(), "-io");
-    // One that found the controller enabled leaves it on.
+    // A process that found the controller enabled leaves it enabled.
     fs::create_dir_all(root.at("/sys/fs/cgroup/rtvirtio-learn-9-1/vm0")).unwrap();
     file(&root, control, "cpu io\n");
     remove_leftovers(&root).unwrap();

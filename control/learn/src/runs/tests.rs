@@ -23,7 +23,7 @@ impl Progress for Quiet {
     }
 }
 
-/// Gives always the same results, and notes how many tries it was given.
+/// Returns always the same results, and records its number of tries.
 struct Same<'a>(&'a Cell<u32>);
 
 impl Measurer for Same<'_> {

@@ -1,4 +1,4 @@
-//! Sweeps whose runs follow a known law, so that no device is needed.
+//! Sweeps with synthetic runs, so that no device is needed.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -46,7 +46,7 @@ impl Progress for Shown {
     }
 }
 
-/// Runs by the known law; each takes `length`, and after `until` of them the user stops.
+/// Synthetic runs; each takes `length`, and after `until` of them the user cancels.
 struct ByLaw<'a> {
     made: &'a Cell<usize>,
     until: usize,
@@ -114,8 +114,8 @@ fn file(path: &Path) -> RunsFile<'_> {
 
 const DESIGN: Design = Design { points: 8, seed: 1, again: 2, paper: 3, guests: None };
 
-/// Runs a design with a measurer that is stopped after `until` runs; what was shown, and how many
-/// were made.
+/// Runs a design with a measurer that is cancelled after `until` runs; returns the output and the
+/// number of runs.
 fn design(
     path: &Path,
     design: &Design,
@@ -142,7 +142,7 @@ fn a_design_that_was_stopped_goes_on_where_it_was() {
     assert_eq!(*shown.steps.lock().unwrap(), ["5 runs are kept; the same command continues"]);
     let (done, shown, made) = design(&path, &DESIGN, (99, Nanos(0)));
     let points = done.unwrap();
-    // 8, the first two twice again, 3 of the paper's.
+    // 8 runs, the first two twice more, and 3 like the paper's.
     assert_eq!((points.len(), made), (15, 10));
     assert!(shown.steps.lock().unwrap()[0].starts_with("continuing with 5 runs"));
     let named = |end: &str| points.iter().find(|p| p.id == format!("qlc-nvme/1/{end}")).unwrap();
@@ -180,7 +180,7 @@ fn a_busy_host_is_a_warning() {
     assert!(shown.warnings.lock().unwrap()[0].starts_with("in 15 of 15 runs the host itself stalled"));
 }
 
-/// What these tests learn about.
+/// Device of these tests.
 fn learning<'l>(
     device: &'l MeasuredDevice,
     profile: &'l Profile,
@@ -190,7 +190,7 @@ fn learning<'l>(
     Learning { device, allowed: allowed(), profile, host: host(), data, time, generated: "today".to_owned() }
 }
 
-/// Learns with runs by the law until the user stops.
+/// Learns with synthetic runs until the user cancels.
 fn learned(
     data: &Path,
     time: Duration,
@@ -212,14 +212,14 @@ fn learning_needs_enough_runs_and_then_asks_the_model() {
     let (stopped, made) = learned(&data, Duration::from_secs(3600), FEWEST, &shown);
     assert!(matches!(stopped, Err(SweepError::Runs(RunsError::Cancelled))) && made == FEWEST);
     assert!(shown.warnings.lock().unwrap().is_empty(), "an hour is enough for 120 runs");
-    // Without time nothing is measured, and what there is makes a model or does not.
+    // Without time nothing is measured; the model is fitted to existing runs, if these are enough.
     let shown = Shown::default();
     let points = Dataset::load(&data).unwrap().points;
     let missing = FEWEST - conditions(&points).len();
     let (model, made) = learned(&data, Duration::ZERO, 99, &shown);
     assert_eq!((made, model.is_ok()), (0, missing == 0));
     assert_eq!(shown.warnings.lock().unwrap().len(), usize::from(missing > 0));
-    // With it the model is asked, and what it is least sure of is measured.
+    // With a model, the least certain conditions are measured.
     let shown = Shown::default();
     let (_, made) = learned(&data, Duration::from_secs(3600), missing + BATCH, &shown);
     assert_eq!(made, missing + BATCH);
@@ -227,7 +227,7 @@ fn learning_needs_enough_runs_and_then_asks_the_model() {
     assert!(points.last().unwrap().id.starts_with("qlc-nvme/sweep/"));
 }
 
-/// One part of a sweep, with runs by the law until the user stops.
+/// Measures one shard with synthetic runs until the user cancels.
 fn part(data: &Path, shard: Shard, time: Duration, until: usize) -> (Result<Vec<Point>, SweepError>, usize) {
     let (device, profile, made, shown) = (device(), profile(), Cell::new(0), Shown::default());
     let runs = measure_shard(
@@ -250,7 +250,7 @@ fn hosts_share_a_sweep() {
         // Stopped after two runs, and continued for three.
         assert!(matches!(part(&data, shard, hour, 2), (Err(_), 2)));
         assert!(matches!(part(&data, shard, hour, 3), (Err(_), 3)));
-        // Without time what there is comes back.
+        // Without time the existing runs are returned.
         let (runs, made) = part(&data, shard, Duration::ZERO, 9);
         let runs = runs.unwrap();
         // Three conditions of the first design of 120 are each one's, then comes the next one.
@@ -259,7 +259,7 @@ fn hosts_share_a_sweep() {
         all.extend(runs);
     }
     assert_eq!(conditions(&all).len(), 10, "no condition is measured twice");
-    // Another part does not go on in the file.
+    // Another shard cannot continue the file.
     let other = part(&dir.path().join("1.jsonl"), shards[1], hour, 9).0;
     assert!(matches!(other, Err(SweepError::Runs(RunsError::Dataset(_)))));
 }
@@ -295,7 +295,7 @@ fn a_sweep_of_elsewhere_is_kept_under_another_name() {
     assert!(aside(&host(), &profile())[0].contains("not the header of a dataset"));
     assert!(dir.path().join("sda.2.jsonl").exists());
     begin();
-    // A disk without an identity then, or now, may be the same one.
+    // A disk without an identity, before or now, may be the same.
     let replaced = Profile { identity: Some("wwid-b".to_owned()), ..profile() };
     assert!(aside(&host(), &replaced).is_empty());
     let text = std::fs::read_to_string(&data).unwrap();

@@ -148,7 +148,7 @@ mod tests {
             other.basis == UpperBasis::Extrapolated && other.outside.contains(&"guest".to_owned()),
             "{other:?}"
         );
-        // No guest of a sweep has an elevator of its own.
+        // Guests of a sweep have no elevator.
         config.vms[0].guest_elevator = rtvirtio_model::Elevator::MqDeadline;
         let unlike = of(&with_guest(), &config).upper.unwrap();
         assert!(
@@ -162,7 +162,7 @@ mod tests {
         let few: Vec<Point> = in_guests(90, 2).into_iter().filter(|p| p.vms.len() <= 2).collect();
         let mut model = both(&few);
         model.host_stalls = Some(Nanos::from_millis(7));
-        // More VMs than ran alongside any guest.
+        // More VMs than ran beside any guest.
         let heavy = |p: &&Point| p.vms.len() > 3;
         let run = synthetic_runs(60, 0.2, 3).into_iter().find(|p| heavy(&p)).unwrap();
         let (spec, config) = inputs(&Point { kind: VmKind::Qemu, ..run });

@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_bound_leaves_no_room_for_a_loss_where_it_holds() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
-        // In the measured runs half of each rate is lost.
+        // As if half of each rate had been lost in the measured runs.
         let part = model.non_idling.as_mut().expect("a part of its own");
         part.forest.secondary_targets.iter_mut().for_each(|c| *c = 0.5);
         let learned = Learned::bound(Arc::new(model));

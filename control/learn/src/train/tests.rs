@@ -46,7 +46,7 @@ fn a_known_law_is_learnt_and_bounded() {
 #[test]
 fn what_the_host_adds_is_bounded_by_itself() {
     let mut points = synthetic_runs(130, 0.3, 1);
-    // Every run loses i ms to the host in its worst-hit task, and tails are learned without.
+    // Every run loses i ms to host stalls in its worst task, and tails without stalls are learned.
     for (i, p) in points.iter_mut().enumerate() {
         for r in &mut p.results {
             r.p9999_awake = Some(r.p9999);
@@ -54,7 +54,7 @@ fn what_the_host_adds_is_bounded_by_itself() {
         }
     }
     let model = fit(&points, &profile(), "", &quick()).unwrap();
-    // At most what the worst run lost, and less where the bound has room already.
+    // At most the loss of the worst run, and less where the bound has room for it.
     let more = model.host_stalls.unwrap();
     assert!(more > Nanos(0) && more <= Nanos::from_millis(130), "{more}");
     let model = std::sync::Arc::new(model);
@@ -72,7 +72,7 @@ fn what_the_host_adds_is_bounded_by_itself() {
     let after = a.with_host.unwrap();
     assert!(after.unknown == 5 && after.n > n && after.coverage < before.coverage, "{after:?}");
     assert_eq!(a.held.len(), n, "of tails less the stalls nothing is known there");
-    // Tails of two kinds are not learned from together; all of them with stalls are.
+    // Tails with and without stalls are not mixed; all of them with stalls are accepted.
     let paced = points[5].tasks().position(|(_, s, _)| s.rate.is_some()).unwrap();
     points[5].results[paced].p9999_awake = None;
     assert!(matches!(fit(&points, &profile(), "", &quick()), Err(TrainError::Mixed { .. })));
