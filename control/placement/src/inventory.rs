@@ -90,12 +90,12 @@ mod tests {
         let of =
             wanted(vec![taken("a", Some("AB-1"), 300), taken("b", Some("c"), 200), taken("d", None, 50)]);
         let plan = super::plan(&of, &allocated(&[("ab-1", 250), ("other", 400)]));
-        // 50 that the flavour of `a` does not say, all of `b` and `d`.
+        // 50 of `a` that its flavour does not have, and all of `b` and `d`.
         assert_eq!((plan.inventories[CLASS].reserved, plan.notes.len()), (300, 0), "{plan:?}");
         let more = super::plan(&of, &allocated(&[("ab-1", 350), ("other", 500)]));
         assert_eq!(more.inventories[CLASS].reserved, 250);
         assert!(more.notes[0].contains("850 of 1000") && more.notes[0].contains("250 more"), "{more:?}");
-        // Without contracts all that there is, and never more reserved than there is.
+        // Without contracts nothing is reserved, and never more than the total.
         assert_eq!(super::plan(&wanted(Vec::new()), &Allocations::new()).inventories[CLASS].reserved, 0);
         let huge = super::plan(&wanted(vec![taken("a", None, 2_000)]), &Allocations::new());
         assert_eq!((huge.inventories[CLASS].reserved, huge.notes.len()), (1_000, 1));

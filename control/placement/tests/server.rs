@@ -1,5 +1,5 @@
-//! The publisher against a server of this test: tokens of Keystone, conflicts, a service that is
-//! away. The real Placement and Keystone are in `scripts/placement.sh`.
+//! The publisher against a test server: tokens of Keystone, conflicts, unreachable services. The
+//! real Placement and Keystone are tested in `scripts/placement.sh`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -15,7 +15,7 @@ use serde_json::Value;
 const UUID: &str = "f0d2c3a4-0000-4000-8000-00000000000a";
 const CLASS: &str = "CUSTOM_RTVIRTIO_CPU";
 
-/// A request as it came: method and path, headers in small letters, body.
+/// A received request: method and path, headers in lower case, body.
 #[derive(Debug)]
 struct Seen {
     line: String,
@@ -23,7 +23,7 @@ struct Seen {
     body: Value,
 }
 
-/// Status, further headers, body.
+/// Status, further headers and body of a reply.
 type Reply = (u16, &'static str, String);
 
 /// Answers requests one after the other with these replies, one connection each.
@@ -128,7 +128,7 @@ fn conflicts_are_read_anew_and_allocations_count_once() {
     let at = format!("/resource_providers/{UUID}");
     assert_eq!(lines[0], "GET /resource_providers?name=n1");
     assert_eq!(lines[3..5], [format!("PUT /resource_classes/{CLASS}"), format!("POST {at}/inventories")]);
-    // Only the inventory of our class is written.
+    // Only inventories of this project's classes are written.
     assert_eq!(lines[7], format!("PUT {at}/inventories/{CLASS}"));
     assert_eq!(
         (&seen[7].body["resource_provider_generation"], &seen[7].body["reserved"]),
@@ -207,7 +207,7 @@ fn each_failure_names_its_remedy() {
     assert!(matches!(fails(again, ""), PlacementError::Conflict { tries: 5 }));
 }
 
-/// A number of the server's that has no next one is its mistake, not the end of the publisher.
+/// A generation without a successor is an error of the server, and does not end the publisher.
 #[test]
 fn a_generation_without_a_next_one_is_an_error() {
     let dir = tempdir().unwrap();
@@ -223,25 +223,7 @@ fn a_generation_without_a_next_one_is_an_error() {
     assert!(matches!(&e, PlacementError::Answer { why, .. } if why.contains("generation")), "{e}");
 }
 
-/// What the server writes goes into logs, terminals and a command that is printed.
-#[test]
-fn what_the_server_names_is_no_command_and_moves_no_cursor() {
-    let dir = tempdir().unwrap();
-    let error = |replies: Vec<Reply>| {
-        let (port, _seen) = serve(replies);
-        publisher(port, "", dir.path()).round(&wanted(1), false).unwrap_err().to_string()
-    };
-    let text = "{\"errors\": [{\"detail\": \"\\u001b[2J gone\\u0000\"}]}";
-    let refused = error(vec![(409, "", text.to_owned())]);
-    assert!(refused.contains("[2J gone") && !refused.contains(char::is_control), "{refused:?}");
-    let class = "CUSTOM_RTVIRTIO_$(reboot)\\u001b";
-    let named = inventories(1, Some(9)).2.replace(CLASS, class);
-    let refused = error(vec![providers(), ok(&named)]);
-    assert!(refused.contains("no name of a resource class"), "{refused:?}");
-    assert!(!refused.contains(char::is_control), "{refused:?}");
-}
-
-/// The environment of a service names proxies of other programs: one would read the token.
+/// The environment of a service may name proxies for other programs, which would see the token.
 #[test]
 fn no_proxy_of_the_environment_is_used() {
     const CHILD: &str = "RTVIRTIO_TEST_BEHIND_A_PROXY";
