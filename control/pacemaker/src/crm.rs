@@ -211,7 +211,7 @@ mod tests {
     fn a_tool_is_waited_for_and_read_within_limits() {
         let quiet = Quiet::default();
         assert_eq!(tool("echo a; echo b", &quiet, PATIENCE).unwrap(), "a\nb");
-        // It hangs, also where a child of it holds its output open.
+        // A hanging tool, also one with a child that keeps its output open.
         for hangs in ["exec sleep 600", "sleep 5 & exit 0"] {
             let slow = tool(hangs, &quiet, Duration::from_millis(100)).unwrap_err();
             assert!(matches!(slow, PacemakerError::Slow { .. }), "{slow}");
@@ -220,7 +220,7 @@ mod tests {
         assert!(matches!(endless, PacemakerError::TooMuch { .. }), "{endless}");
         let said = tool("printf '\\033[2Jno\\n' >&2; exit 1", &quiet, PATIENCE).unwrap_err().to_string();
         assert!(said.contains("[2Jno") && !said.contains('\u{1b}'), "{said:?}");
-        // What is to stop does not wait for it.
+        // Cancellation does not wait for the tool.
         quiet.0.store(true, Ordering::Relaxed);
         let stopped = tool("exec sleep 600", &quiet, Duration::from_secs(600)).unwrap_err();
         assert!(matches!(&stopped, PacemakerError::Step(e) if e.kind() == Kind::Cancelled), "{stopped}");

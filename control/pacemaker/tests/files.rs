@@ -1,4 +1,4 @@
-//! The cluster file, and what is written for Pacemaker.
+//! The cluster file, and the XML written for Pacemaker.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ fn contracts_have_resources_and_specs() {
     let all = read("[[contract]]\nresource = \"plc\"\nspec = \"plc.toml\"\npriority = 7\n").unwrap();
     assert_eq!((all[0].resource.as_str(), all[0].priority), ("plc", 7));
     assert!(all[0].spec_file.is_absolute());
-    // Without a word of its own the spec's criticality decides.
+    // Without `priority` the spec's criticality decides.
     for (word, priority) in [("low", -100), ("medium", 0), ("high", 100)] {
         let vm = format!("name = \"plc\"\ncriticality = \"{word}\"\n");
         fs::write(dir.path().join("plc.toml"), SPEC.replace("name = \"plc\"\n", &vm)).unwrap();
@@ -60,7 +60,7 @@ fn a_demand_is_the_most_over_the_nodes_that_could_promise_it() {
         veto: false,
         why: String::new(),
     };
-    // The third refuses it even alone.
+    // The third node refuses the contract even alone.
     let all = [on("n1", 200, 90), on("n2", 150, 300), on("n3", 1_000_000, 40)];
     let expected = [("rtvirtio-cpu".to_owned(), 200), ("rtvirtio-disk-vda".to_owned(), 300)];
     assert_eq!(demands(&contracts, &all)[0].takes, BTreeMap::from(expected));
@@ -75,7 +75,7 @@ fn a_demand_is_the_most_over_the_nodes_that_could_promise_it() {
     assert!(roxmltree::Document::parse_with_options(METADATA, options).is_ok());
 }
 
-/// `placement-strategy` makes all utilization count, also what heartbeat's agent adds by itself.
+/// `placement-strategy` makes all utilization count, including that added by heartbeat's agent.
 #[test]
 fn a_resource_that_could_run_nowhere_is_named() {
     let cib = |node: &str, domain: &str, more: &str| {

@@ -1,4 +1,4 @@
-//! What Pacemaker's own scheduler makes of what is written for it.
+//! Decisions of Pacemaker's scheduler on the CIB written for it.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn simulate(cib: &Path, args: &[&str]) -> String {
     text
 }
 
-/// A VM is to leave a node where its contract cannot be put back. With fencing on.
+/// With fencing, a VM leaves a node where its contract cannot be put back.
 #[test]
 fn a_contract_that_cannot_be_put_back_kills_no_node() {
     if !has("a_contract_that_cannot_be_put_back_kills_no_node", &[Need::Program("crm_simulate")]) {
@@ -60,7 +60,7 @@ fn a_contract_that_cannot_be_put_back_kills_no_node() {
     let text = simulate(&before, &fail);
     assert!(text.contains("Pretending action") && text.contains("(failure ignored)"), "{text}");
     assert!(!text.contains("UNCLEAN") && !text.contains("blocked"), "{text}");
-    // The VM goes where it was ordered to, and its contract after it; the node is left alone.
+    // The VM moves as ordered, and its contract follows; the node is not fenced.
     let text = simulate(&after, &[]);
     for line in ["plc             stop on n1", "plc             start on n2", "plc-contract    start on n2"] {
         assert!(text.contains(&format!("Resource action: {line}")), "{line}: {text}");

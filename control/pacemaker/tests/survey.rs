@@ -1,4 +1,4 @@
-//! What a node answers for disks: by its own profile of the device that a spec names.
+//! Answers of a node for disks, by its own profile of the device in a spec.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use rtvirtio_pacemaker_control::{NodeAnswer, SlowDisks, load, survey};
 use rtvirtio_testkit::{skip, tempdir};
 use rtvirtio_workflow::Dirs;
 
-/// Of the flash twin.
+/// Profile of the flash twin.
 const PROFILE: &str = include_str!("../../learn/data/qlc-nvme.profile.json");
 
-/// A block device of this machine: the profile is looked up by its name.
+/// A block device of this machine, with the name under which its profile is found.
 fn device() -> Option<String> {
     let mut names: Vec<String> = fs::read_dir("/sys/block")
         .ok()?
@@ -46,7 +46,7 @@ fn a_nodes_own_profile_decides() {
     fs::write(dir.path().join("site.toml"), vm("plc", 100) + &vm("fast", 1)).unwrap();
     let refused = |a: &NodeAnswer, i: usize| a.contracts[i].refused.clone().unwrap_or_default();
 
-    // What was not measured is not promised.
+    // Without a measurement nothing is promised.
     let unknown = answer(dir.path());
     assert!(refused(&unknown, 0).contains("has not been measured"), "{unknown:?}");
     assert_eq!(unknown.contracts[0].takes.len(), 0);
@@ -117,7 +117,7 @@ fn networks_are_counted_by_name() {
     assert!((300..500).contains(&answer.contracts[0].takes["rtvirtio-net-field"]), "{answer:?}");
     assert!(why(1).contains("% of the link's time"), "{answer:?}");
     assert!(why(2).contains("give all the same") && why(3).contains("no interface no-such-if"), "{answer:?}");
-    // One that cannot be judged is in force all the same: nothing fits next to it for certain.
+    // A contract that cannot be judged is in force: whether another fits next to it is unknown.
     let own = dir.path().join("state/contracts/gone");
     fs::create_dir_all(&own).unwrap();
     fs::write(own.join("nothing-to-set"), "").unwrap();
