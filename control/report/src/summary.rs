@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(top.len(), 10);
         let position = |k| keys.iter().position(|x| x == k);
         assert!(top.windows(2).all(|w| position(&w[0]) < position(&w[1])));
-        // The worst of all must be among them.
+        // The worst task must be selected.
         let worst =
             r.runs[0].tasks.iter().max_by_key(|t| t.p9999_ns.0 * 1000 / t.target_ns.map_or(1, |l| l.0));
         let worst = worst.map(|t| (t.vm.as_str(), t.task.as_str()));
@@ -373,7 +373,7 @@ mod tests {
             );
         }
         run.disk = None;
-        // A flood is as fast as it can be: no doubt about it.
+        // A flood uses all the CPU it can get: that is not reported.
         run.tasks.iter_mut().for_each(|t| t.declared_rate = None);
         assert!(busy_generators(&run).is_empty());
     }

@@ -90,7 +90,7 @@ mod tests {
         let svg = svg_bars(&plot, 900.0).inline();
         let widths: Vec<f64> = svg
             .split("<rect ")
-            // Not the legend's, which are 14 wide.
+            // Without the legend's marks, which are 14 wide.
             .filter(|r| r.contains("height=\"12\"") && !r.contains("width=\"14\""))
             .filter_map(|r| r.split("width=\"").nth(1)?.split('"').next()?.parse().ok())
             .collect();

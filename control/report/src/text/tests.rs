@@ -49,14 +49,14 @@ fn columns_are_aligned() {
     let r = fixture::result();
     let got = run(&r.runs[0], &PLAIN);
     let lines: Vec<&str> = got.lines().collect();
-    // The rule under the titles gives each column's place; no row may have text in a gap.
+    // The rule under the titles marks each column; no row may have text in a gap.
     let rule: Vec<char> = lines[1].chars().collect();
     for line in &lines[2..8] {
         for (i, c) in line.chars().enumerate() {
             assert!(rule.get(i) == Some(&'─') || c == ' ', "column {i} of {line:?}\n{got}");
         }
     }
-    // Numbers lean right: the last digit of the widest rate stands under the end of its rule.
+    // Numbers are right-aligned: the last digit of the widest rate is below the end of its rule.
     let end = |l: &str, what: &str| l.find(what).map(|i| l[..i].chars().count() + what.len());
     assert_eq!(end(lines[3], "491.5/500"), end(lines[2], "98.3/100"), "{got}");
 }
