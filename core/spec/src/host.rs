@@ -372,7 +372,7 @@ mod tests {
             (0..host.vms().len()).map(|vm| host.disks(vm)[0].part).collect()
         };
         assert_eq!(places(&all), [0, 1, 2, 0]);
-        // Some of its VMs; a device without one goes.
+        // Some of its VMs; devices without VMs are removed.
         let some = HostSpec::joined([&all], |vm| vm == "x" || vm == "hmi").unwrap();
         assert_eq!(shape(&some), [(Some("/dev/sda"), vec!["hmi"]), (Some("/dev/sdc"), vec!["x"])]);
         assert_eq!(places(&some), [1, 0]);

@@ -1,5 +1,4 @@
-//! Every input that a fuzzer found worth keeping, played again through the same functions
-//! (`fuzz/`).
+//! Replays the corpus of the fuzz targets through the same functions (`fuzz/`).
 
 #[path = "../../../fuzz/src/replay.rs"]
 mod replay;

@@ -1,4 +1,4 @@
-//! `docs/reference/spec.md` is right: its specs are valid, and its errors are what the parser
+//! `docs/reference/spec.md` is right: its specs are valid, and its errors are those that the parser
 //! prints.
 
 use rtvirtio_spec::HostSpec;

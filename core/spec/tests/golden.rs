@@ -65,7 +65,7 @@ fn every_expected_text_has_its_spec() {
     }
 }
 
-/// The same facts reach a program: as many errors as the text shows, each with its place and a
+/// The JSON form has the same facts: as many errors as the text, each with its position and a
 /// remedy.
 #[test]
 fn json_agrees_with_the_text() {

@@ -1,4 +1,4 @@
-//! Several devices and several disks: which part of a file concerns which device.
+//! Several devices and several disks: the part of the file for each device.
 
 use rtvirtio_spec::{Device, HostSpec, Part, Reach, VmDisk, parse};
 
@@ -91,7 +91,7 @@ fn a_file_of_one_device_is_the_same_in_both_forms() {
     let list = format!("[[device]]\npath = \"/dev/sda\"\n{rest}");
     assert_eq!(host(&old).single().unwrap(), host(&list).single().unwrap());
     assert_eq!(HostSpec::from(host(&old).into_single().unwrap()), host(&old));
-    // The cleaned path, as in the VM itself.
+    // The normalised path, as in the VM itself.
     assert_eq!(host(&old).disks(0)[0].disk, Some(path("/dev/vdb")));
 }
 
@@ -108,7 +108,7 @@ fn one_device_may_carry_several_disks_of_a_vm() {
     assert_eq!(part.disks_of(0), [&path("/dev/vdc"), &path("/dev/vdb")]);
     let Reach::Existing { disk, .. } = &part.spec.vms[0].reach else { panic!() };
     assert_eq!(*disk, Some(path("/dev/vdc")));
-    // With several devices these disks do not say where they are.
+    // With several devices, disks without `device` are ambiguous.
     let text = refused(&text(DEVICES));
     assert_eq!(text.matches("does not say on which device it is").count(), 2, "{text}");
 }

@@ -1,4 +1,4 @@
-//! Text from anywhere: no panic, bounded work, and errors whose places exist.
+//! Untrusted text: no panic, bounded work, and errors with valid positions.
 
 use proptest::prelude::*;
 use rtvirtio_spec::{Arrival, MAX_FILE_BYTES, MAX_SHOWN_ERRORS, Spec, parse};
@@ -9,7 +9,7 @@ const EXAMPLES: [&str; 3] = [
     include_str!("../../../examples/fig7.toml"),
 ];
 
-/// Pieces that parsers trip over.
+/// Fragments that are hard to parse.
 const PIECES: &[&str] = &[
     "\n",
     "\r\n",
@@ -101,7 +101,7 @@ const PIECES: &[&str] = &[
     "name = \"vm0\"\n",
 ];
 
-/// What holds for every answer.
+/// Checks that hold for every result.
 fn judge(text: &str) {
     match parse("any.toml", text) {
         Ok(spec) => sound(&spec),
@@ -123,7 +123,7 @@ fn judge(text: &str) {
     }
 }
 
-/// An accepted spec holds what the types promise.
+/// Checks that an accepted spec keeps the ranges of its types.
 fn sound(spec: &Spec) {
     assert!(!spec.vms.is_empty());
     for (i, vm) in spec.vms.iter().enumerate() {
@@ -149,7 +149,7 @@ fn cut(text: &str, share: f64) -> usize {
     at
 }
 
-/// One edit: what lies between the two places is replaced, doubled or dropped.
+/// One edit: the text between two positions is replaced, doubled or removed.
 fn mutate(text: &str, from: f64, length: f64, kind: u8, piece: &str) -> String {
     let start = cut(text, from);
     let end = cut(text, from + length).max(start);
@@ -162,7 +162,7 @@ fn mutate(text: &str, from: f64, length: f64, kind: u8, piece: &str) -> String {
     }
 }
 
-/// One value replaced by a piece, so that the file stays TOML more often.
+/// Replaces one value by a fragment, so that the file is TOML more often.
 fn replace_value(text: &str, which: f64, piece: &str) -> String {
     let places: Vec<usize> = text.match_indices(" = ").map(|(i, _)| i + 3).collect();
     let start = places[((places.len() as f64 * which) as usize).min(places.len() - 1)];
@@ -205,8 +205,8 @@ proptest! {
     }
 }
 
-/// Each bracket and each key stays below the TOML parser's own limits; their product would overflow
-/// the stack.
+/// Brackets and keys are each below the TOML parser's limits; their product would overflow the
+/// stack.
 #[test]
 fn nesting_is_bounded_as_a_product() {
     let key = vec!["a"; 79].join(".");

@@ -1,4 +1,4 @@
-//! Files that cannot be read, and how errors without a line look.
+//! Unreadable files, and errors without a line.
 
 use std::io::Write;
 
@@ -31,7 +31,7 @@ fn an_endless_file_is_not_read_to_its_end() {
     assert!(text.contains("larger than 1 MiB"), "{text}");
 }
 
-/// A service that opened it would wait for a writer, for ever.
+/// Opening a FIFO would block a service for ever.
 #[test]
 fn a_fifo_is_not_waited_for() {
     let dir = rtvirtio_testkit::tempdir().unwrap();

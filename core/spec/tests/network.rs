@@ -1,4 +1,4 @@
-//! Networks, ports and flows: what a file says of them, and what is refused.
+//! Networks, ports and flows: accepted and refused keys.
 
 use rtvirtio_spec::{Direction, HostSpec, Mark, PathPart, Uplink};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos};
@@ -34,7 +34,8 @@ fn networks_ports_and_flows_are_read() {
     // A short frame is padded.
     let short = self::host(&[NETWORK, VM, NIC, &FLOW.replace("140B", "20B")]);
     assert_eq!(short.vms()[0].flows[0].on_the_wire(), Bytes(84));
-    // They are part of what a plan is compared with, and of nothing where there are none.
+    // Networks are part of the JSON that plans are compared by, and absent from it where there are
+    // none.
     assert!(serde_json::to_string(&host).unwrap().contains("\"flows\""));
     assert!(!serde_json::to_string(&self::host(&[VM])).unwrap().contains("networks"));
 }
@@ -100,7 +101,7 @@ fn paths_name_their_parts() {
         assert!(found.contains(message) && found.contains(help), "{found}\n-- {message} / {help}");
         assert_eq!(found.matches("error:").count(), 1, "{found}");
     }
-    // What has no target of its own has no bound that could be added.
+    // A part without a target has no bound that could be added.
     let bare = refused(&[NETWORK, VM, NIC, &all[3], PATH]);
     assert!(bare.contains("no task of this VM has a target") && bare.contains("[[vm.task]]"), "{bare}");
     let unclear: Vec<&str> = all.iter().map(String::as_str).chain([again.as_str(), PATH]).collect();
