@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(of(600.0, 1.0), Ok(200.0));
         assert_eq!(of(700.0, 1.0), Ok(150.0));
         assert_eq!(of(0.0, 0.06), Ok(300.0));
-        // Both: the smaller.
+        // The smaller rate of the two limits.
         assert_eq!(of(700.0, 0.06), Ok(150.0));
         assert_eq!(of(0.0, 1.0), Ok(400.0), "never beyond what was measured");
         let best = Service { alpha: 800.0, delta: 0.02 };

@@ -177,7 +177,7 @@ mod tests {
         let left = server.left_by(&flow).unwrap();
         assert!((left.alpha - 60.0).abs() < 1e-12 && (left.delta - 21.0 / 60.0).abs() < 1e-12, "{left:?}");
         assert_eq!(server.left_by(&Arrival { rate: 100.0, ..flow }), None);
-        // A peak below the service shortens the gap that a large burst would make.
+        // A peak below the service shortens the gap caused by a large burst.
         let slow = Arrival { peak: Some((50.0, 1.0)), ..flow };
         assert!((server.gap_left_by(&slow).unwrap() - 2.0 / 50.0).abs() < 1e-12);
         assert_eq!(server.gap_left_by(&flow), Some(left.delta));
@@ -189,7 +189,7 @@ mod tests {
     fn first_come_first_served_leaves_its_share_of_what_is_outstanding() {
         let server = Service { alpha: 1_000.0, delta: 0.002 };
         let of = |rate, burst| server.fifo_left_by(&Arrival { rate, burst, peak: None }, 16.0, 16.0);
-        // A small burst counts as in any order, a large one no more than what is outstanding.
+        // A small burst counts as in any order, a large one at most as the outstanding requests.
         assert_eq!(of(100.0, 2.0), server.left_by(&Arrival { rate: 100.0, burst: 2.0, peak: None }));
         let large = of(300.0, 500.0).unwrap();
         assert!((large.alpha - 700.0).abs() < 1e-9 && (large.delta - 0.018).abs() < 1e-12, "{large:?}");

@@ -48,7 +48,7 @@ fn the_domain_keeps_all_of_it() {
 fn the_kernel_has_no_burst_of_its_own() {
     let c = compile(&bytes(20_000_000, MIB, None), Direction::Write, &io_max()).unwrap();
     assert_eq!(lines(&c), ["echo \"8:0 wbps=20000000\" >\"/sys/fs/cgroup/vm0/io.max\""]);
-    // A slice of 100 ms is worth 2 MB, the burst asked for 1 MiB.
+    // The amount of a slice of 100 ms is 2 MB; the burst asked for is 1 MiB.
     assert_eq!((c.worth, c.excess, c.burst.kept), (Worth::Cap, Some(2e6 - MIB as f64), Some(2e6)));
     let c = compile(&requests(500, 100), Direction::Read, &v1()).unwrap();
     let file = "/sys/fs/cgroup/blkio/vm0/blkio.throttle.read_iops_device";
@@ -101,11 +101,12 @@ fn qemu_has_bursts_of_a_tenth_of_a_second_or_of_seconds() {
     assert!(lines(&lasting)[0].contains("\"bps_rd_max\": 4194304, \"bps_rd_max_length\": 5"));
     // A tenth of a second of the peak may go at once, and one request.
     assert!(lasting.excess.unwrap() <= 0.4 * MIB as f64 + 65_536.0 + 1.0, "{:?}", lasting.excess);
-    // What QEMU joins before it counts, no limit on requests bounds.
+    // QEMU merges requests before it counts them, so a limit on requests bounds none of the
+    // guest's.
     let joined = of(requests(100, 1));
     assert_eq!((joined.worth, joined.excess, joined.rate.kept), (Worth::Hint, None, None));
     assert!(joined.notes.iter().any(|note| note.contains("request-merging=off")), "{:?}", joined.notes);
-    // One command for both directions: a second would put the first aside.
+    // One command for both directions: a second would remove the first's limit.
     let other = Some(requests(7, 1));
     let both = compile(&bytes(MIB, MIB, None), Direction::Read, &Place::Qemu { drive: "a\"b".into(), other });
     let line = &lines(&both.unwrap())[0].clone();
@@ -170,7 +171,7 @@ fn schemata_have_the_units_of_their_maker() {
         [
             "mkdir -p /sys/fs/resctrl/vm0",
             "echo \"MB:0=20;1=20\" >\"/sys/fs/resctrl/vm0/schemata\"",
-            // Not the two ways into which devices write.
+            // Without the two ways that devices write to.
             "echo \"L3:0=3c000\" >\"/sys/fs/resctrl/vm0/schemata\"",
             "echo \"11\" >\"/sys/fs/resctrl/vm0/tasks\"",
             "echo \"12\" >\"/sys/fs/resctrl/vm0/tasks\""
@@ -229,7 +230,7 @@ fn registers_have_addresses_and_words() {
     assert!(lines(&c)[2].contains("ar_r") && lines(&c)[3].contains("0x00000002"));
 }
 
-/// A bucket of QEMU's, with its own words: `util/throttle.c`.
+/// A bucket of QEMU, with the names of `util/throttle.c`.
 struct Leaky {
     avg: f64,
     max: f64,
@@ -264,7 +265,7 @@ fn value(json: &str, key: &str) -> f64 {
 }
 
 proptest! {
-    /// A flood through QEMU's bucket is never above what the compiler says that it keeps.
+    /// A flood through QEMU's bucket never exceeds the compiled arrival curve.
     #[test]
     fn qemu_keeps_what_is_said(
         rate in 1_000u64..1_000_000, burst in 4_096u64..10_000_000, times in prop::option::of(1u64..8),
@@ -283,7 +284,7 @@ proptest! {
         };
         let (kept, mut now, mut passed) = (c.kept.unwrap(), 0.0f64, Vec::new());
         for i in 0..400 {
-            // A pause somewhere fills the bucket again.
+            // Pauses refill the bucket.
             let pause = if i == 200 { idle } else { 0.0 };
             bucket.pass(pause);
             now += pause;
@@ -302,7 +303,7 @@ proptest! {
         }
     }
 
-    /// The line for the I/O domain's file means the same there.
+    /// The line for the I/O domain's file parses to the same limit.
     #[test]
     fn the_domain_reads_what_is_written(
         rate in 512u64..1_000_000_000_000, burst in 65_536u64..1 << 34, more in prop::option::of(0u64..1 << 40),
@@ -344,7 +345,7 @@ proptest! {
                 prop_assert!(moved <= curve.at((to - from) as f64 / 1e9) + 1e-3);
             }
         }
-        // The flood got all but what one unit of service rounds away.
+        // The flood got everything except for rounding of one unit of service.
         let got = 100.0 * one as f64;
         prop_assert!(got + one as f64 >= curve.at((passed[99] - passed[0]) as f64 / 1e9).min(got));
     }

@@ -77,7 +77,7 @@ fn clocks_have_units() {
 }
 
 proptest! {
-    /// Every value of the fields comes back from its words, and from its rates.
+    /// Every value of the fields survives encoding and decoding, as words and as rates.
     #[test]
     fn decoding_is_the_inverse(rate in 1u16..4096, burst in 1u16.., peak in 1u8.., clock in 1e6f64..2e9) {
         let fields = Fields { rate, burst, peak };
@@ -86,7 +86,7 @@ proptest! {
         prop_assert_eq!(Fields::new(r.rate, r.burst, Some(r.peak), clock), Ok(fields));
     }
 
-    /// What is set is never more than what is asked, and less by less than a step.
+    /// The encoded limit is never above the asked one, and less than a step below it.
     #[test]
     fn a_limit_is_rounded_down(rate in 3e5f64..2e8, clock in 2.5e8f64..1e9) {
         let fields = Fields::new(rate, 1.0, None, clock).unwrap();
