@@ -223,6 +223,24 @@ fn a_generation_without_a_next_one_is_an_error() {
     assert!(matches!(&e, PlacementError::Answer { why, .. } if why.contains("generation")), "{e}");
 }
 
+/// What the server writes goes into logs, terminals and a command that is printed.
+#[test]
+fn what_the_server_names_is_no_command_and_moves_no_cursor() {
+    let dir = tempdir().unwrap();
+    let error = |replies: Vec<Reply>| {
+        let (port, _seen) = serve(replies);
+        publisher(port, "", dir.path()).round(&wanted(1), false).unwrap_err().to_string()
+    };
+    let text = "{\"errors\": [{\"detail\": \"\\u001b[2J gone\\u0000\"}]}";
+    let refused = error(vec![(409, "", text.to_owned())]);
+    assert!(refused.contains("[2J gone") && !refused.contains(char::is_control), "{refused:?}");
+    let class = "CUSTOM_RTVIRTIO_$(reboot)\\u001b";
+    let named = inventories(1, Some(9)).2.replace(CLASS, class);
+    let refused = error(vec![providers(), ok(&named)]);
+    assert!(refused.contains("no name of a resource class"), "{refused:?}");
+    assert!(!refused.contains(char::is_control), "{refused:?}");
+}
+
 /// The environment of a service may name proxies for other programs, which would see the token.
 #[test]
 fn no_proxy_of_the_environment_is_used() {

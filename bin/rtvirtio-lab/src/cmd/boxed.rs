@@ -12,8 +12,15 @@ use rtvirtio_workflow::{Error, Progress as _};
 use crate::args::BoxArgs;
 
 /// Programs copied into the box, if they are built.
-const PROGRAMS: [&str; 6] =
-    ["rtvirtio", "rtvirtiod", "rtvirtio-iod", "rtvirtio-lab", "rtvirtio-guest", "rtvirtio-guestload"];
+const PROGRAMS: [&str; 7] = [
+    "rtvirtio",
+    "rtvirtiod",
+    "rtvirtio-iod",
+    "rtvirtio-lab",
+    "rtvirtio-bench",
+    "rtvirtio-guest",
+    "rtvirtio-guestload",
+];
 
 /// Runs a command in the box; returns the exit code of the command.
 pub fn run(args: &BoxArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
