@@ -78,7 +78,7 @@ impl Backend {
         Self { child }
     }
 
-    /// Sends it a signal.
+    /// Sends the process a signal.
     ///
     /// # Errors
     /// When it has ended.
@@ -87,21 +87,21 @@ impl Backend {
         Ok(rustix::process::kill_process(pid.context("a process")?, signal)?)
     }
 
-    /// Kills it with SIGKILL.
+    /// Kills the process with SIGKILL.
     ///
     /// # Errors
     /// When it had ended by itself.
     pub fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill().context("kill -9 of the I/O domain")?;
         let status = self.child.wait()?;
-        // A domain that ended by itself has failed.
+        // An I/O domain that ended by itself has failed.
         match std::os::unix::process::ExitStatusExt::signal(&status) {
             Some(9) => Ok(()),
             _ => bail!("the I/O domain had ended by itself: {status}"),
         }
     }
 
-    /// Its process.
+    /// Process id of the backend.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()

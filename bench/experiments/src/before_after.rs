@@ -1,4 +1,4 @@
-//! The first tour again and again: the settings as found, a plan, the settings as found, ... Does
+//! The measurement of the tutorial, repeated: default settings, a plan, default settings, ... Does
 //! the spec miss without a plan each time, and is it met with one?
 
 use std::fmt::Write as _;
@@ -38,7 +38,7 @@ const EXAMPLE_TEXT: &str = include_str!("../../../examples/heavy-process.toml");
 pub struct BeforeAfterOptions {
     /// A spec with lab VMs on a twin; [`EXAMPLE`] when none is given.
     pub spec: Option<PathBuf>,
-    /// Rounds.
+    /// Rounds of one verification before and one after the plan.
     pub repeat: usize,
     /// Length of each verification.
     pub length: Nanos,
@@ -52,11 +52,11 @@ impl BeforeAfterOptions {
     }
 }
 
-/// One verification, in short.
+/// Summary of one verification.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
-    /// Targets missed.
+    /// Targets shown to be missed.
     pub missed: usize,
     /// Targets shown to hold.
     pub met: usize,
@@ -73,7 +73,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of a run.
+    /// Summary of a run's verdicts, tails and rates.
     #[must_use]
     pub fn of(run: &Run) -> Self {
         let counts = tally(run);
@@ -98,31 +98,31 @@ impl Outcome {
     }
 }
 
-/// One round.
+/// Verifications before and after a plan is applied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Round {
     /// Under the kernel's default settings.
     pub before: Outcome,
-    /// Under the plan.
+    /// Under the settings of the plan.
     pub after: Outcome,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeforeAfterData {
-    /// [`BeforeAfterData::SCHEMA`].
+    /// [`BeforeAfterData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When it ended.
+    /// Date of the last round, and version of the program.
     pub generated: String,
     /// Length of each verification, s.
     pub seconds: f64,
-    /// The rounds.
+    /// Rounds in the order measured.
     pub rounds: Vec<Round>,
 }
 
@@ -163,7 +163,7 @@ pub fn measure(
     measured
 }
 
-/// Also on a panic.
+/// Removes the lab also on a panic.
 struct RemoveOnDrop<'a>(&'a LabHost);
 
 impl Drop for RemoveOnDrop<'_> {

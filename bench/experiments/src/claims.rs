@@ -3,26 +3,26 @@
 use rtvirtio_measure::{RESULT_SCHEMA, Run};
 use serde::{Deserialize, Serialize};
 
-/// One number with what it should be.
+/// A measured number and its limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
     /// Stable name, such as `cases.paper.bound.pass_rate`.
     pub id: String,
-    /// Its meaning, in one sentence.
+    /// Meaning of the number, in one sentence.
     pub what: String,
     /// The value of this run.
     pub value: f64,
-    /// Its unit; `share` for a number from 0 to 1.
+    /// Unit of `value`; `share` for a number from 0 to 1.
     pub unit: String,
     /// Runs, tasks or repetitions behind it.
     pub n: usize,
-    /// It should be at least this.
+    /// Lower limit of `value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
-    /// It should be at most this.
+    /// Upper limit of `value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
-    /// Whether it is; true for a number without a limit, which is there for comparison.
+    /// Whether the limit is met; true for a number without a limit, which is there for comparison.
     pub met: bool,
 }
 
@@ -42,19 +42,19 @@ impl Claim {
         }
     }
 
-    /// The same without a limit.
+    /// A copy without limits.
     #[must_use]
     pub fn for_comparison(self) -> Self {
         Self { at_least: None, at_most: None, met: true, ..self }
     }
 
-    /// Whether it has a limit; without one it stands there for comparison.
+    /// Whether a limit is set; without one the number is there for comparison.
     #[must_use]
     pub fn has_limit(&self) -> bool {
         self.at_least.is_some() || self.at_most.is_some()
     }
 
-    /// With a lower limit. Nothing measured meets no limit.
+    /// Sets a lower limit. Without measurements (`n` of 0) it is not met.
     #[must_use]
     pub fn at_least(mut self, limit: f64) -> Self {
         self.at_least = Some(limit);
@@ -62,7 +62,7 @@ impl Claim {
         self
     }
 
-    /// With an upper limit.
+    /// Sets an upper limit.
     #[must_use]
     pub fn at_most(mut self, limit: f64) -> Self {
         self.at_most = Some(limit);
@@ -76,14 +76,14 @@ impl Claim {
 pub struct BenchFile {
     /// Version of the form: that of result files, with claims.
     pub schema: String,
-    /// Where it was measured.
+    /// Host of the measurement.
     pub host: rtvirtio_measure::HostFacts,
-    /// The runs.
+    /// Runs that the claims are computed from.
     pub runs: Vec<Run>,
     /// The saved data of experiments whose runs do not hold all of it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<serde_json::Value>,
-    /// The claims.
+    /// Numbers computed from `runs` and `data`.
     pub claims: Vec<Claim>,
 }
 

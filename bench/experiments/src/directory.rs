@@ -18,7 +18,7 @@ use crate::{
     iod_startup, net, paravirt, planning, regulation, reservation, responsiveness, tails,
 };
 
-/// Extension of datasets.
+/// File extension of datasets.
 const DATASET: &str = "jsonl";
 
 /// Reads a saved result.
@@ -62,7 +62,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
     let results: Vec<ExperimentReport> =
         results.filter_map(|(path, read)| usable(&path, read(&path))).collect();
-    // Each is judged by models of its own.
+    // Each dataset is judged by models fitted on it.
     let judge = |(name, path): (String, PathBuf)| (of_dataset(dir, &name, &path, progress), path);
     let data: Vec<_> = datasets(dir)?.into_par_iter().map(judge).collect();
     let data = data.into_iter().filter_map(|(report, path)| usable(&path, report));

@@ -1,5 +1,6 @@
-//! Contracts in a real Pacemaker cluster of three nodes: how long after the loss of a node, a cut
-//! link, an operator's move, a node that joins and a raised contract every contract verifies again.
+//! Contracts in a real Pacemaker cluster of three nodes: time until every contract verifies again
+//! after the loss of a node, a cut link, an operator's move, a node that joins and a raised
+//! contract.
 
 mod overlap;
 mod report;
@@ -24,35 +25,35 @@ pub use report::report;
 
 /// File name of the result with VMs as processes.
 pub const FILE: &str = "fleet-cluster.json";
-/// With domains of libvirt by heartbeat's agent.
+/// File name with domains of libvirt by heartbeat's agent.
 pub const DOMAINS_FILE: &str = "fleet-cluster-domains.json";
-/// With domains that start with the contract in force.
+/// File name with domains that start with the contract in force.
 pub const PAUSED_FILE: &str = "fleet-cluster-paused.json";
-/// With VMs as processes and fencing on.
+/// File name with VMs as processes and fencing on.
 pub const FENCING_FILE: &str = "fleet-cluster-fencing.json";
-/// A scenario that takes longer has failed.
+/// Time limit of a step of a scenario.
 const LONGEST: Duration = Duration::from_secs(300);
 /// The VMs; two fit on a node.
 const VMS: [&str; 4] = ["plc", "hmi", "gate", "log"];
-/// With one that has no room on two nodes.
+/// `VMS` and one that has no room on two nodes.
 const ALL: [&str; 5] = ["plc", "hmi", "gate", "log", "cam"];
-/// Nodes.
+/// Nodes of the cluster.
 const NODES: usize = 3;
 /// Budget of a raised contract, us: it still fits next to another on a node.
 const RAISED_US: u64 = 1_300;
 
-/// What starts the VMs.
+/// Resource agent that starts the VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusterVms {
-    /// `ocf:heartbeat:anything`: processes.
+    /// `ocf:heartbeat:anything`: VMs are processes.
     #[default]
     Process,
     /// `ocf:heartbeat:VirtualDomain`: domains of each node's libvirt.
     Domain,
-    /// `ocf:rtvirtio:VirtualDomain`: the same, with the contract in force before the guest starts.
+    /// `ocf:rtvirtio:VirtualDomain`: domains with the contract in force before the guest starts.
     Paused,
-    /// Processes as at first, in a cluster with fencing.
+    /// `ocf:heartbeat:anything`, in a cluster with fencing.
     Fenced,
 }
 
@@ -76,7 +77,7 @@ impl ClusterVms {
         matches!(self, Self::Domain | Self::Paused)
     }
 
-    /// Beginning of the claims' ids.
+    /// Prefix of the claims' ids.
     fn claims(self) -> &'static str {
         match self {
             Self::Process => "fleet",
@@ -96,22 +97,22 @@ impl ClusterVms {
     }
 }
 
-/// The result.
+/// Contents of the result file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterData {
-    /// [`ClusterData::SCHEMA`].
+    /// [`ClusterData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// What starts the VMs.
+    /// Resource agent that starts the VMs.
     #[serde(default, skip_serializing_if = "ClusterVms::is_process")]
     pub vms: ClusterVms,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// Every repetition.
+    /// Repetitions of all scenarios.
     pub rounds: Vec<Round>,
 }
 
@@ -119,14 +120,14 @@ impl Saved for ClusterData {
     const SCHEMA: &str = "rtvirtio-fleet-cluster/1";
 }
 
-/// One repetition of all scenarios.
+/// Times and violations of one repetition of all scenarios.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Round {
     /// From `kill -9` of all processes of a node until the contract of its VM verifies elsewhere,
     /// s.
     pub node_dies_s: f64,
-    /// The same from a cut link, s.
+    /// From a cut link until the contract of the node's VM verifies elsewhere, s.
     pub link_cut_s: f64,
     /// From the start of a dead node until a contract that had no room verifies on it, s.
     pub node_added_s: f64,
@@ -134,7 +135,7 @@ pub struct Round {
     /// node, ms. Only of domains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_before_contract_ms: Option<f64>,
-    /// Looks while the link was cut at which a VM ran on two nodes. Only with fencing.
+    /// VMs seen running on two nodes while the link was cut, over all checks. Only with fencing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_two_nodes: Option<usize>,
     /// Whether the node behind the cut link had no process left before its VM ran elsewhere. Only
@@ -143,20 +144,21 @@ pub struct Round {
     pub off_before_start: Option<bool>,
     /// From a change of the spec until the kernel has the new budget, s.
     pub raised_s: f64,
-    /// From an operator's order until the cluster has done all that follows from it, s.
+    /// From an operator's order until the cluster has finished all transitions that follow from it,
+    /// s.
     pub refused_s: f64,
     /// Whether the VM ran on, in the same process, and a reason was published.
     pub refused_without_stop: bool,
-    /// Nodes whose contracts were more than their budget, over all looks.
+    /// Nodes whose contracts exceeded their budget, over all checks.
     pub beyond_capacity: usize,
-    /// VMs that ran without a contract that verifies, over all looks after a scenario.
+    /// VMs that ran without a contract that verifies, over all checks after a scenario.
     pub unverified: usize,
 }
 
 /// Programs and agents under test.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'a> {
-    /// `rtvirtio-pacemaker`.
+    /// Path of `rtvirtio-pacemaker`.
     pub program: &'a Path,
     /// Text of the agent `ocf:rtvirtio:VirtualDomain`.
     pub agent: &'static str,
@@ -173,7 +175,7 @@ impl Parts<'_> {
     }
 }
 
-/// Where it is measured.
+/// Host of the measurement.
 fn host(device: String) -> HostFacts {
     HostFacts {
         kernel: kernel_release(),
@@ -184,7 +186,7 @@ fn host(device: String) -> HostFacts {
     }
 }
 
-/// Runs the scenarios so often.
+/// Runs the scenarios the given number of times.
 ///
 /// # Errors
 /// What does not start, and cancellation.
@@ -216,7 +218,7 @@ pub fn measure(
     })
 }
 
-/// A new cluster for each round: none rests on what another left.
+/// Runs all scenarios in a new cluster, so that no round depends on an earlier one.
 fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progress) -> anyhow::Result<Round> {
     let dir = tempfile::Builder::new().prefix("rtvirtio-box-").tempdir()?;
     let name = format!("bench-{}-{number}", std::process::id());
@@ -228,7 +230,7 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     let fencing = vms == ClusterVms::Fenced;
     let mut site = ContractCluster::start(dir.path(), &name, parts.program, NODES, agent, fencing)?;
     let mut result = Round::default();
-    // Three of four: a node may die and all have room.
+    // Three of four VMs: a node may die and all have room.
     VMS[..3].iter().try_for_each(|vm| site.add_vm(0, vm))?;
     site.set_contracts(&VMS[..3])?;
     let all: Vec<usize> = (0..NODES).collect();
@@ -338,7 +340,7 @@ fn refused(site: &mut ContractCluster, result: &mut Round) -> anyhow::Result<()>
     settle(site, 0)
 }
 
-/// Until the cluster has nothing left to do.
+/// Waits until the cluster has no pending transition.
 fn settle(site: &ContractCluster, asked: usize) -> anyhow::Result<()> {
     site.cluster.run(asked, &["crm_resource", "--wait"])?;
     Ok(())
@@ -353,15 +355,14 @@ fn wait(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts what must never be: nodes beyond their budget, and running VMs whose contract does not
-/// verify.
+/// Counts violations: nodes beyond their budget, and running VMs whose contract does not verify.
 fn look(site: &ContractCluster, vms: &[&str], result: &mut Round) {
     let (beyond, unverified) = violations(site, vms);
     result.beyond_capacity += beyond;
     result.unverified += unverified;
 }
 
-/// The same, in this order.
+/// Nodes beyond their budget, and running VMs whose contract does not verify.
 fn violations(site: &ContractCluster, vms: &[&str]) -> (usize, usize) {
     let (mut beyond, mut unverified) = (0, 0);
     for node in 0..NODES {

@@ -17,7 +17,7 @@ use rtvirtio_workflow::{cpus, kernel_release};
 
 /// Interval of polls of the guest's agent, which cost the guest's CPU time.
 const AGENT_POLL: Duration = Duration::from_millis(250);
-/// Interval of `on_tick`.
+/// Interval of calls of `on_tick`.
 const TICK: Duration = Duration::from_millis(5);
 /// QEMU reconnects once a second; a busy host needs longer.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(20);

@@ -11,18 +11,18 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// From 0 to `total`.
+    /// A counter from 0 to `total`.
     #[must_use]
     pub fn new(progress: &dyn Progress, label: &str, total: usize) -> Self {
         Self { bar: progress.bar(label, total as u64), done: 0 }
     }
 
-    /// One more measurement is done.
+    /// Counts one measurement.
     pub fn step(&mut self) {
         self.set(self.done + 1);
     }
 
-    /// This many are done.
+    /// Sets the number of finished measurements.
     pub fn set(&mut self, done: u64) {
         self.done = done;
         self.bar.set(done);

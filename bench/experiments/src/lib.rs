@@ -1,8 +1,8 @@
-//! The experiments: how each is run, its data, its claims, its page.
+//! The experiments: their measurements, data, claims and pages.
 //!
 //! One folder or file for each experiment. Shared parts: `rtvirtio_harness` makes the device and
 //! its VMs, [`backend`] and [`guest`] run the I/O domain and a QEMU guest on it, [`interleave`]
-//! orders the measurements; [`report`] holds what an experiment shows, and [`page`] draws it.
+//! orders the measurements; [`report`] holds the results of an experiment, and [`page`] draws them.
 //! Sweeps, datasets and models that are learned from them are `rtvirtio_learn`'s.
 
 pub mod accuracy;

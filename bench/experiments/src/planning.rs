@@ -1,4 +1,4 @@
-//! How long planning takes, and how near its answer is to the best there is.
+//! Duration of planning, and distance of its answer from the optimum.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,17 +44,17 @@ const SMALL: usize = 60;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Planning {
-    /// [`Planning::SCHEMA`].
+    /// [`Planning::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// With the slice model.
+    /// Times with the slice model.
     pub slice: Times,
-    /// With a learned model, where one was given.
+    /// Times with a learned model, where one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<Times>,
     /// Per small spec: targets missed by VM in order of urgency and the smallest margin, by
@@ -66,7 +66,7 @@ impl Saved for Planning {
     const SCHEMA: &str = "rtvirtio-planning/1";
 }
 
-/// How long planning took, s, one entry per repetition.
+/// Planning times, s, one for each repetition.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Times {
@@ -155,8 +155,8 @@ fn mix(vms: usize, scale: f64, target_ms: u64) -> Spec {
     spec(&all, device, LabKind::Process)
 }
 
-/// VMs with one to three tasks and targets from 20 ms to 4 s, some of which meet and some of which
-/// cannot be met together.
+/// VMs with one to three tasks and targets from 20 ms to 4 s, of which some can be met together and
+/// some cannot.
 fn any(vms: usize, random: &mut Random) -> Spec {
     let mut all = Vec::new();
     for _ in 0..vms {
@@ -170,7 +170,7 @@ fn any(vms: usize, random: &mut Random) -> Spec {
     spec(&all, Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) }, LabKind::Process)
 }
 
-/// The best by every configuration of a small space, and the plan in the same space, both in the
+/// Best of every configuration of a small space, and the plan in the same space, both in the
 /// planner's own order: the most urgent VM's misses first, then the margin.
 fn gap(spec: &Spec, profile: &Profile) -> Result<(Missed, Missed), PlanError> {
     let start = Knobs::default_bfq(spec.vms.len()).config();

@@ -15,7 +15,7 @@ use rtvirtio_workflow::write_file;
 use crate::page::{Page, Section, claims as claim_rows, page_html};
 use rtvirtio_workflow::Progress;
 
-/// The device whose claims have no device in their names.
+/// Device whose claims' ids have no suffix.
 const FIRST: &str = "qlc-nvme";
 
 /// Head of the page of claims.
@@ -35,9 +35,9 @@ what they are of: [README.md](README.md).
 
 /// The result of one or more experiments.
 pub struct ExperimentReport {
-    /// Where it was measured.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// The runs.
+    /// Runs that the claims are computed from.
     pub runs: Vec<Run>,
     /// The saved data of experiments whose runs do not hold all of it.
     pub data: Vec<Value>,
@@ -47,7 +47,7 @@ pub struct ExperimentReport {
     pub text: String,
     /// The result as sections of a page.
     pub sections: Vec<Section>,
-    /// How it was measured: the first sentences of a page.
+    /// Sentences on the method, at the top of a page.
     pub lead: Vec<String>,
 }
 
@@ -138,7 +138,7 @@ impl ExperimentReport {
         self
     }
 
-    /// Appends another report.
+    /// Appends another report; the host stays the same.
     #[must_use]
     pub fn and(mut self, more: Self) -> Self {
         self.runs.extend(more.runs);
@@ -179,7 +179,7 @@ impl ExperimentReport {
         table
     }
 
-    /// The page as one HTML document. It takes the sections.
+    /// The sections as one HTML document.
     #[must_use]
     pub fn html(&mut self, title: &str, generated: String) -> String {
         let mut sections = vec![claim_rows::section(&self.claims)];
@@ -194,7 +194,7 @@ impl ExperimentReport {
         self.claims.iter().all(|c| c.met)
     }
 
-    /// The report as `--json` prints it, and its text.
+    /// Report as `--json` prints it, and its text.
     #[must_use]
     pub fn into_file(self) -> (BenchFile, String) {
         (BenchFile::new(self.host, self.runs, self.data, self.claims), self.text)

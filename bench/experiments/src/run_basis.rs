@@ -15,7 +15,7 @@ use rtvirtio_harness::test_bed::{check_profile, spec_device};
 /// Options of experiments that make runs on a device.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// `twin:NAME`, or `file:PATH`.
+    /// Device, `twin:NAME` or `file:PATH`.
     pub device: String,
     /// File of the learned model.
     pub model: Option<PathBuf>,
@@ -31,8 +31,8 @@ impl RunOptions {
     /// Refuses what cannot be measured or written, before anything is made.
     ///
     /// # Errors
-    /// A device that there is none of, a profile or model of another device or host, a directory
-    /// that cannot be written.
+    /// An unknown device, a profile or model of another device or host, a directory that cannot be
+    /// written.
     pub fn check(&self) -> anyhow::Result<()> {
         let device = spec_device(&self.device)?;
         profile(self, read_if(self.model.as_deref())?.as_deref(), &device)?;

@@ -9,11 +9,11 @@ pub trait Saved: DeserializeOwned {
     const SCHEMA: &str;
 }
 
-/// Why a saved result cannot be used.
+/// Error of reading a saved result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SavedError {
-    /// Another version wrote it.
+    /// The file was written by another version.
     #[error(
         "it has form {theirs}, this rtvirtio knows {ours}: measure again, or show it with the version that wrote it"
     )]
@@ -23,7 +23,7 @@ pub enum SavedError {
         /// Form that is known.
         ours: &'static str,
     },
-    /// Not what it should be.
+    /// The file is not JSON of this form.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
 }

@@ -22,7 +22,7 @@ pub const IN_GUESTS: &str = "-qemu";
 pub struct SweepOptions {
     /// `twin:NAME` or `file:PATH`, one dataset each.
     pub devices: Vec<String>,
-    /// Conditions per device.
+    /// Number of conditions for each device.
     pub points: usize,
     /// Length of each run.
     pub length: Nanos,
@@ -41,8 +41,8 @@ pub struct SweepOptions {
 }
 
 impl SweepOptions {
-    /// Refuses what cannot be measured or written, before the first device is swept for hours; the
-    /// profile that is named.
+    /// Refuses options that cannot be measured or written, before the first device is swept for
+    /// hours; returns the named profile.
     ///
     /// # Errors
     /// Names the option.

@@ -21,27 +21,27 @@ pub use rtvirtio_learn::coefficients::{CalibrateError, fitted};
 const REPLICATES: usize = 39;
 /// Confidence of the intervals.
 const CONFIDENCE: f64 = 0.95;
-/// A fitted coefficient.
+/// Influence coefficient fitted on this host's runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fit {
-    /// Its symbol.
+    /// Symbol of the coefficient in the paper.
     pub name: &'static str,
-    /// Fitted value.
+    /// Value that fits these runs best.
     pub value: f64,
     /// 95 % interval.
     pub interval: [f64; 2],
-    /// Table III.
+    /// Value in the paper's Table III.
     pub published: f64,
     /// Whether the fit ended at a limit of what makes sense: then the data do not determine it.
     pub at_limit: bool,
 }
 
-/// A calibration and what it leaves unexplained.
+/// A calibration, and the variance that it does not explain.
 #[derive(Clone, Debug, Serialize)]
 pub struct Calibration {
     /// Runs under BFQ that it was fitted on.
     pub runs: usize,
-    /// Their paced tasks.
+    /// Paced tasks of these runs.
     pub tasks: usize,
     /// The three host coefficients.
     pub fits: Vec<Fit>,
@@ -53,8 +53,8 @@ pub struct Calibration {
     pub r_squared: f64,
     /// Deciles of ln(measured / predicted) after the fit.
     pub residuals: Vec<f64>,
-    /// Those that models use, [`fitted`]: of Table III where these runs do not determine one; none
-    /// where they determine none.
+    /// Coefficients that models use ([`fitted`]): of Table III where these runs do not determine
+    /// one; `None` where they determine none.
     #[serde(skip)]
     pub used: Option<Coefficients>,
 }

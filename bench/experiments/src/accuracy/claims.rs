@@ -87,7 +87,7 @@ pub fn rates(a: &Accuracy) -> [(&'static str, &'static str, Rates, Option<f64>);
     ]
 }
 
-/// Claims on rates.
+/// Claims on shares of wrong rate forecasts, where BFQ idles and where it does not.
 fn of_rates(a: &Accuracy) -> Vec<Claim> {
     let mut claims = Vec::new();
     for (id, place, rates, doubted) in rates(a) {

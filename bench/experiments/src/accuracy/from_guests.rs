@@ -47,7 +47,7 @@ impl FromGuests {
         self.accuracy.held.iter().filter(|h| !h.extrapolated).collect()
     }
 
-    /// How many of the others there are, and of how many the tail is above the bound.
+    /// Number of tails whose bound is extrapolated, and of these above it.
     fn outside(&self) -> (usize, usize) {
         let outside: Vec<&HeldOut> = self.accuracy.held.iter().filter(|h| h.extrapolated).collect();
         (outside.len(), outside.iter().filter(|h| above(h)).count())
@@ -61,7 +61,7 @@ impl FromGuests {
         (below as f64 / inside.len().max(1) as f64, median(ratios))
     }
 
-    /// For a terminal.
+    /// Typical factor, coverage and sharpness for a terminal.
     pub fn text(&self) -> String {
         let a = &self.accuracy;
         let ((coverage, sharpness), (guessed, missed)) = (self.bound(), self.outside());

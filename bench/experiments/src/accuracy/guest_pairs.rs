@@ -33,7 +33,7 @@ pub fn unseen<M: Clone>(models: &[(M, &[Point])], guests: &[Point]) -> Vec<(M, V
     of
 }
 
-/// One task in a guest and as a process, under the same settings and load.
+/// Tails of one task in a guest and in a process VM, under the same settings and load.
 #[derive(Clone, Debug)]
 pub struct Pair {
     /// Run in the guest.
@@ -74,22 +74,22 @@ pub fn pairs(guests: &[Point], processes: &[Point]) -> Vec<Pair> {
     pairs
 }
 
-/// How much longer tails are in guests.
+/// Ratio of tails in guests to those in process VMs.
 #[derive(Clone, Debug)]
 pub struct GuestRatio {
-    /// Which pairs.
+    /// `all`, or the regime of the pairs.
     pub name: String,
-    /// How many.
+    /// Pairs that the medians are over.
     pub n: usize,
     /// Median of guest / process.
     pub ratio: f64,
-    /// 10th and 90th percentile of it.
+    /// 10th and 90th percentile of guest / process.
     pub spread: [f64; 2],
     /// Median of guest - process, ms.
     pub more_ms: f64,
 }
 
-/// Of all pairs, and of each regime that has some.
+/// Ratio of all pairs, and of each regime with at least one.
 #[must_use]
 pub fn guest_ratios(pairs: &[Pair]) -> Vec<GuestRatio> {
     let all = std::iter::once(("all".to_owned(), None));
@@ -155,7 +155,7 @@ mod tests {
         let ids = |runs: &[Point]| runs.iter().map(|r| r.id.clone()).collect::<Vec<_>>();
         assert_eq!(of.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["first", "second"]);
         assert_eq!(ids(&of[0].1), ids(&guests[130..]));
-        // Those from 50 to 130 know both.
+        // Runs 50 to 130 are known to both models.
         assert_eq!(ids(&of[1].1), ids(&guests[..50]));
         // Runs unknown to all models are distributed over them, with runs of one condition
         // together.

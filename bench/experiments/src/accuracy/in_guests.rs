@@ -29,11 +29,12 @@ pub struct InGuests {
     other_host: bool,
     accuracy: Accuracy,
     pairs: Vec<Pair>,
-    /// Ratios of their tails, by regime.
+    /// Ratios of tails of `pairs`, by regime.
     guest_ratios: Vec<GuestRatio>,
     /// Judged tasks in guests whose rate was below 99 % of the declared one.
     short: usize,
-    /// The same runs judged by models that learned from other guests too, or why there are none.
+    /// Runs of `accuracy` judged by models that learned from other guests too, or the reason why
+    /// there are no such models.
     learned: Result<FromGuests, TrainError>,
     /// Every run, and the latency that a guest adds.
     runs: (Vec<Point>, Option<GuestPoint>),
@@ -129,7 +130,7 @@ impl InGuests {
         a.with_host.as_ref().map_or((a.coverage, a.sharpness), |w| (w.coverage, w.sharpness))
     }
 
-    /// For a terminal.
+    /// Scores, coverage, lost rates and ratios for a terminal.
     pub fn text(&self) -> String {
         let (a, (coverage, sharpness)) = (&self.accuracy, self.bound());
         let mut s = format!(
@@ -202,7 +203,7 @@ impl InGuests {
         std::iter::once(bound).chain(ratio).chain(learned).collect()
     }
 
-    /// Both kinds of VM for a page; none where none ran the same.
+    /// Comparison of both kinds of VM for a page; `None` without a condition that both ran.
     pub fn section(&self, device: &str) -> Option<Section> {
         guests_page::guests(device, [&self.on, &self.others_on], &self.pairs, &self.guest_ratios)
     }

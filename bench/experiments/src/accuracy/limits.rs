@@ -7,7 +7,7 @@ use rtvirtio_learn::repeat::Repeatability;
 use super::networks::Networks;
 use crate::claims::Claim;
 
-/// How far runs of one condition differ, and another kind of model.
+/// Difference between runs of one condition, and the scores of another kind of model.
 pub struct Limits {
     /// From conditions that ran more than once.
     pub repeat: Option<Repeatability>,
@@ -16,7 +16,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// For a terminal.
+    /// Scores of the networks and factor between repeated runs for a terminal.
     pub fn text(&self) -> String {
         let net = &self.networks;
         let mut s = format!(
@@ -43,7 +43,7 @@ impl Limits {
         s
     }
 
-    /// For comparison.
+    /// Sharpness that a perfect bound would have on repeated conditions, without a limit.
     pub fn claims(&self) -> Vec<Claim> {
         let Some(r) = &self.repeat else { return Vec::new() };
         let needs = "what a perfect bound at 99 % would need above the median, from conditions that ran more than once";

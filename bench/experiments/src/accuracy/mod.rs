@@ -1,4 +1,4 @@
-//! How well the models predict runs that they have not learned from.
+//! Accuracy of the models on runs that they have not learned from.
 
 pub mod calibrate;
 mod claims;
@@ -47,7 +47,7 @@ pub struct AccuracyOptions<'a> {
     pub miss: f64,
     /// Runs in QEMU guests.
     pub guests: Option<&'a Path>,
-    /// Where a model fitted on all runs is saved.
+    /// File for a model fitted on all runs; not saved without one.
     pub model: Option<&'a Path>,
 }
 

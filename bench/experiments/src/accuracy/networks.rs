@@ -17,10 +17,10 @@ use rtvirtio_learn::train::{TrainError, TrainSettings, equal_runs, median, netwo
 /// Quantile of the upper network.
 const HIGH: f64 = 0.95;
 
-/// How networks did on held-out runs.
+/// Scores of the networks on held-out runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Networks {
-    /// Held-out tasks.
+    /// Held-out tasks that the scores are over.
     pub n: usize,
     /// Typical factor between expected and measured.
     pub factor: f64,

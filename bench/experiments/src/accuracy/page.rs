@@ -1,4 +1,4 @@
-//! How well models and bound hold, and how many runs that takes: the paper's Figs. 5 and 6.
+//! Accuracy of models and bound, and the number of runs that it takes: the paper's Figs. 5 and 6.
 
 use super::calibrate::Calibration;
 use crate::page::{Plot, Section, Table};
@@ -7,7 +7,7 @@ use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
 
 use crate::page::xy::{axis, plot, series, table};
 
-/// What the tails are: as measured, or less what the host itself took where that is known.
+/// Label of the tails: as measured, or less the host's own stalls where these are known.
 fn tails(a: &Accuracy) -> &'static str {
     if a.with_host.is_some() { "measured tail less the host's own stalls" } else { "measured tail" }
 }

@@ -1,4 +1,4 @@
-//! How large the paper's network has to be: its Fig. 3, loss over layers and neurons.
+//! Size that the paper's network needs: its Fig. 3, loss over layers and neurons.
 
 use rtvirtio_model::Profile;
 use rtvirtio_stats::ensemble::EnsembleOptions;
@@ -8,17 +8,17 @@ use serde::Serialize;
 use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::train::{TrainError, TrainSettings, fit_paper, networks, rows};
 
-/// Hidden layers.
+/// Numbers of hidden layers that are tried.
 const LAYERS: [usize; 3] = [1, 2, 3];
-/// Neurons in each of them.
+/// Neurons of each hidden layer.
 const NEURONS: [usize; 7] = [1, 2, 5, 10, 15, 20, 30];
 
 /// A network of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Size {
-    /// Hidden layers.
+    /// Number of hidden layers.
     pub layers: usize,
-    /// Neurons in each.
+    /// Neurons of each hidden layer.
     pub neurons: usize,
     /// Tasks that the loss is the mean of.
     pub n: usize,

@@ -1,4 +1,4 @@
-//! How large the paper's network has to be: its Fig. 3.
+//! Size that the paper's network needs: its Fig. 3.
 
 use super::sizes::Size;
 use crate::page::Section;
@@ -6,7 +6,7 @@ use rtvirtio_report::svg::{Axis, Series, Spread};
 
 use crate::page::xy::{axis, plot};
 
-/// Fig. 3; none of no sizes.
+/// Fig. 3; `None` without sizes.
 pub fn sizes(device: &str, sizes: &[Size]) -> Option<Section> {
     let n = sizes.first()?.n;
     let series = |(index, of): (usize, &[Size])| Series {

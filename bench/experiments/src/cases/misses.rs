@@ -12,13 +12,13 @@ use crate::cases::passes::{OURS, case_of, keeps_rate, passed, passed_awake, same
 use rtvirtio_learn::dataset::{Outcome, Point};
 use rtvirtio_learn::load::{Stream, vm_name};
 
-/// What limits a case.
+/// Limit that keeps a case from passing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
     /// The host stalls: less its stalls every run passes.
     Host,
-    /// The same setting passed in another run of the case.
+    /// Chance: the same setting passed in another run of the case.
     Chance,
     /// Another setting that was tried passes: ours was chosen wrongly.
     Choice,
@@ -32,11 +32,11 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// All, in the order of tables.
+    /// All limits, in the order of tables.
     pub const ALL: [Self; 6] =
         [Self::Host, Self::Chance, Self::Choice, Self::Rate, Self::Device, Self::Waiting];
 
-    /// For tables.
+    /// Name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -53,17 +53,17 @@ impl Limit {
 /// A case with runs of ours that did not pass.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Miss {
-    /// The case.
+    /// Name of the case ([`Case::name`]).
     pub case: String,
-    /// Which of our schemes missed, each with the largest measured over target.
+    /// Schemes of ours that missed, each with the largest measured over target.
     pub missed: Vec<(String, f64)>,
     /// Runs of the case, trials included.
     pub tried: usize,
     /// Runs of these that passed.
     pub passed: usize,
-    /// What limits the case.
+    /// Limit that keeps the case from passing.
     pub limit: Limit,
-    /// The evidence.
+    /// Measured values that show the limit, as text.
     pub why: String,
 }
 
@@ -92,8 +92,8 @@ fn miss(case: &str, runs: &[&Point], profile: Option<&Profile>) -> Option<Miss> 
     Some(Miss { case: case.to_owned(), missed, tried: runs.len(), passed, limit, why })
 }
 
-/// What limits the late runs, from the limit that is easiest to remove to the hardest. `None`
-/// without a late run.
+/// Limit of the late runs, from the one that is easiest to remove to the hardest. `None` without a
+/// late run.
 fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<(Limit, String)> {
     let (point, task) = late.iter().filter_map(|p| Some((*p, latest(p)?))).max_by(|a, b| {
         let over = |x: &(&Point, Judged)| worst(x.0);

@@ -28,24 +28,24 @@ pub const PREFIX: &str = "cases-";
 /// Id of the scheme that measures while it searches.
 pub const TUNED: &str = "tuned";
 
-/// How tight the targets are.
+/// Divisor of the paper's targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
-    /// Those of the paper. Fig. 7 gives those of VM0 to VM2 for light and medium tasks; the others
-    /// continue its pattern.
+    /// Targets of the paper. Fig. 7 gives those of VM0 to VM2 for light and medium tasks; the
+    /// others continue its pattern.
     Paper,
-    /// A tenth.
+    /// A tenth of the paper's targets.
     Tight,
-    /// A fiftieth, and where there is room for it a neighbour without a target.
+    /// A fiftieth of the paper's targets, and with up to three VMs a neighbour without a target.
     Strict,
 }
 
 impl Tier {
-    /// All tiers.
+    /// All tiers, the paper's first.
     pub const ALL: [Self; 3] = [Self::Paper, Self::Tight, Self::Strict];
 
-    /// For names and claims.
+    /// Name in case names and claims.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,12 +70,12 @@ const TARGETS_MS: [[u64; MAX_VMS]; 3] = [[400, 800, 900, 1000], [300, 500, 700, 
 /// Share of writes in the second variant.
 pub const WRITES: f64 = 0.3;
 
-/// One case.
+/// VMs, their tasks and targets, and a neighbour.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     /// Unique, such as `3vm-LM-strict-flood`.
     pub name: String,
-    /// Tier.
+    /// Tightness of the targets.
     pub tier: Tier,
     /// VMs with targets.
     pub targeted: usize,

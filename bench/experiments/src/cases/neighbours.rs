@@ -14,7 +14,7 @@ use rtvirtio_learn::statistic::median;
 /// The rates of one kind of neighbour.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeighbourRates {
-    /// [`Neighbour::name`].
+    /// Name of the kind ([`Neighbour::name`]).
     pub neighbour: &'static str,
     /// Measured cases with such a neighbour.
     pub cases: usize,

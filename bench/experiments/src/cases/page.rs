@@ -52,8 +52,7 @@ pub fn pass_rates(tables: &[PassTable]) -> Section {
     }
 }
 
-/// Every case: passes and how near its worst task came to its target; and what it cost those
-/// without one.
+/// Every case: passes, the worst measured over target, and the rates of VMs without a target.
 pub fn cases(table: &PassTable, rates: &[NeighbourRates]) -> Section {
     let mut head = vec!["case".to_owned()];
     head.extend(names(&table.schemes));

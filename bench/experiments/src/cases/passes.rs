@@ -53,7 +53,7 @@ pub fn passed(point: &Point) -> bool {
     worst(point) <= 1.0
 }
 
-/// The same with the host's own stalls subtracted from the tails, where they are known.
+/// [`passed`], with the host's own stalls subtracted from the tails where they are known.
 #[must_use]
 pub fn passed_awake(point: &Point) -> bool {
     worst_awake(point) <= 1.0
@@ -66,7 +66,7 @@ pub fn worst(point: &Point) -> f64 {
     worst_of(point, |outcome| outcome.p9999)
 }
 
-/// The same with the host's own stalls subtracted from the tails, where they are known.
+/// [`worst`], with the host's own stalls subtracted from the tails where they are known.
 #[must_use]
 pub fn worst_awake(point: &Point) -> f64 {
     worst_of(point, Outcome::tail)
@@ -84,7 +84,7 @@ fn worst_of(point: &Point, tail: impl Fn(&Outcome) -> Nanos) -> f64 {
     worst
 }
 
-/// How many tasks of a run met their targets and kept their rates.
+/// Number of tasks of a run that met their targets and kept their rates.
 fn met(point: &Point) -> f64 {
     let of = point.tasks().filter(|(_, s, r)| s.target.is_some_and(|t| r.p9999 <= t) && keeps_rate(s, r));
     of.count() as f64
@@ -96,7 +96,7 @@ pub fn keeps_rate(stream: &Stream, outcome: &Outcome) -> bool {
     stream.rate.is_none_or(|rate| outcome.rate.0 / rate.0 >= RATE_KEPT)
 }
 
-/// Why a run did not pass.
+/// Cause of a run that did not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
@@ -112,7 +112,7 @@ pub enum Cause {
     Waiting,
 }
 
-/// Why a run did not pass; `None` for one that did.
+/// Cause of a run that did not pass; `None` for one that did.
 #[must_use]
 pub fn cause(point: &Point) -> Option<Cause> {
     if passed(point) {
@@ -137,12 +137,12 @@ fn is_known(point: &Point) -> bool {
     point.tasks().all(|(_, s, r)| s.target.is_none() || r.p9999_awake.is_some())
 }
 
-/// One scheme in one case.
+/// Runs of one scheme in one case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cell {
-    /// Runs.
+    /// Runs, without trials of tuning.
     pub n: usize,
-    /// Runs that passed.
+    /// Runs that met all targets and kept all rates.
     pub passed: usize,
     /// Runs that passed with the host's own stalls subtracted.
     pub passed_awake: usize,
@@ -150,16 +150,16 @@ pub struct Cell {
     pub worst: Vec<f64>,
     /// Targets that each run met, with the rate kept.
     pub met: Vec<f64>,
-    /// Why runs did not pass.
+    /// Causes of the runs that did not pass.
     pub causes: Vec<Cause>,
 }
 
-/// One tier.
+/// Results of the schemes in the cases of one tier.
 #[derive(Clone, Debug, Serialize)]
 pub struct PassTable {
-    /// Tier.
+    /// Tier of all cases.
     pub tier: Tier,
-    /// Cases in order.
+    /// Names of the cases, in the tier's order.
     pub cases: Vec<String>,
     /// Schemes in order of appearance in [`order`].
     pub schemes: Vec<String>,
@@ -204,7 +204,7 @@ impl PassTable {
         self.rate_of(scheme, |c| c.passed)
     }
 
-    /// The same with the host's own stalls subtracted.
+    /// [`PassTable::pass_rate`], with the host's own stalls subtracted.
     #[must_use]
     pub fn pass_rate_awake(&self, scheme: &str) -> (f64, usize, usize) {
         self.rate_of(scheme, |c| c.passed_awake)
@@ -251,7 +251,7 @@ impl PassTable {
         (both.iter().filter(good).count(), both.len())
     }
 
-    /// How many runs of a scheme missed for each cause.
+    /// Number of runs of a scheme that missed, by cause.
     #[must_use]
     pub fn causes(&self, scheme: &str) -> BTreeMap<Cause, usize> {
         let mut out = BTreeMap::new();
@@ -271,8 +271,8 @@ impl PassTable {
         rows.all(|(case, row)| self.possible.contains(case) || row.iter().any(other))
     }
 
-    /// What the tier shows. A limit counts where all of its cases are measured, one on pass rates
-    /// where the device can carry their rates.
+    /// Pass rates, comparisons and coverage of the tier. A limit counts where all of its cases are
+    /// measured, one on pass rates where the device can carry their rates.
     #[must_use]
     pub fn claims(&self) -> Vec<Claim> {
         let (tier, all) = (self.tier.name(), self.cases.len());
@@ -307,7 +307,7 @@ impl PassTable {
         out.push(if seen < all { claim } else { claim.at_least(1.0) });
         let (good, of) = self.not_behind();
         if of == 0 {
-            // Nobody else was measured.
+            // No other scheme was measured.
             return out;
         }
         let what = format!(
@@ -465,7 +465,7 @@ pub(crate) mod tests {
             PassTable::new(Tier::Paper, &[case()], &[run("bound", 0, 1, 100.0, 0)]).not_behind(),
             (0, 0)
         );
-        // Who meets more targets is ahead, however late the other tasks are.
+        // The scheme that meets more targets is ahead, however late the other tasks are.
         let two = |scheme: &str, tails: [u64; 2]| {
             let mut p = run(scheme, 0, tails[0], 100.0, 0);
             p.vms.push(p.vms[0].clone());

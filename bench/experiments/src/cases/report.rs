@@ -96,7 +96,7 @@ fn remarks(data: &Dataset) -> Vec<String> {
     out
 }
 
-/// How long runs were.
+/// Lengths of the runs, without duplicates.
 fn lengths(data: &Dataset) -> String {
     let mut seconds: Vec<f64> = data.points.iter().map(|p| p.seconds).collect();
     seconds.sort_unstable_by(f64::total_cmp);

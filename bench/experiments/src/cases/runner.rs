@@ -29,7 +29,7 @@ use rtvirtio_workflow::{Error, Progress};
 pub struct RunnerOptions {
     /// Device, model and results.
     pub runs: RunOptions,
-    /// Tiers to run.
+    /// Tiers whose cases are run.
     pub tiers: Vec<Tier>,
     /// 30 % of the requests write.
     pub writes: bool,
@@ -47,7 +47,7 @@ pub struct RunnerOptions {
     pub repeat: usize,
     /// Length of each run.
     pub length: Nanos,
-    /// How often a run is repeated at most while the host stalls.
+    /// Most repetitions of a run while the host stalls.
     pub tries: u32,
 }
 
@@ -74,7 +74,7 @@ impl RunnerOptions {
         self.runs.check()
     }
 
-    /// The dataset.
+    /// File of the dataset, below the results directory.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.runs.out.join(format!("{PREFIX}{}.jsonl", self.data_name()))
@@ -102,7 +102,8 @@ fn chosen_cases(options: &RunnerOptions, case_options: &CaseOptions<'_>) -> Vec<
     all.filter(|case| options.only.as_ref().is_none_or(|only| case.name.contains(only.as_str()))).collect()
 }
 
-/// The options that decide what a run measures; more repetitions, tiers or schemes only add runs.
+/// Command line with the options that decide what a run measures; more repetitions, tiers or
+/// schemes only add runs.
 fn command(options: &RunnerOptions) -> String {
     let mut s = format!("rtvirtio-bench cases {} --for {}", options.runs.device, options.length);
     if options.writes {

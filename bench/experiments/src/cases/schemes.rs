@@ -15,7 +15,7 @@ use rtvirtio_learn::stage::Treatment;
 pub struct Basis<'a> {
     /// The VMs with their tasks and targets.
     pub spec: &'a Spec,
-    /// The measured device.
+    /// Measurement of the device.
     pub profile: &'a Profile,
     /// The settings in force: BFQ with the kernel's defaults.
     pub baseline: &'a Config,
@@ -29,10 +29,10 @@ pub struct Basis<'a> {
 
 /// A way to choose settings.
 pub trait Scheme {
-    /// Its name in results.
+    /// Id in results.
     fn name(&self) -> &'static str;
 
-    /// Its settings of the host for a spec.
+    /// Host settings for a spec.
     ///
     /// # Errors
     /// [`PlanError`] when its model does not cover the spec.
@@ -91,8 +91,8 @@ impl Scheme for Ionice {
 /// The mimic of RT-Xen: a budget server per VM, rate-monotonic order by weights.
 pub struct RtXen;
 
-/// Weight of the server with the shortest period; each next one has half of it. Order is all that
-/// rate-monotonic scheduling asks for, and weights are the only order between cgroups on a stock
+/// Weight of the server with the shortest period; each next one has half of it. Rate-monotonic
+/// scheduling asks for an order only, and weights are the only order between cgroups on a stock
 /// kernel.
 const FIRST_WEIGHT: u32 = 1000;
 
@@ -178,7 +178,7 @@ impl Scheme for Planned {
 }
 
 impl Planned {
-    /// The options of its search.
+    /// Options of the planner's search.
     ///
     /// # Errors
     /// When nothing was learned on this host and the scheme needs it.

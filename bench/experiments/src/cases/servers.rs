@@ -25,7 +25,7 @@ use rtvirtio_units::{Iops, Nanos};
 
 /// Interval of checks of consumption. A VM may overdraw its budget by its work in this time.
 const TICK: Duration = Duration::from_millis(2);
-/// How often lifting a limit is tried at the end.
+/// Most attempts to lift a limit at the end.
 const RELEASES: usize = 50;
 /// The limit of a VM whose budget is used up, per second and direction: the least that the kernel
 /// takes.
@@ -34,9 +34,9 @@ const HELD: u64 = 1;
 /// Budget of one VM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Server {
-    /// Requests per period.
+    /// Requests of the VM in each period.
     pub budget: u64,
-    /// Time between replenishments.
+    /// Interval between replenishments.
     pub period: Nanos,
 }
 
@@ -61,19 +61,19 @@ impl Regulator for ServerPerVm {
     }
 }
 
-/// Servers at work. Dropping them lifts their limits.
+/// Thread that runs the servers. Dropping it lifts their limits.
 #[derive(Debug)]
 pub struct Servers {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// One VM as the controlling thread sees it.
+/// Consumption and limits of one VM, kept by the controlling thread.
 struct Account {
     server: Server,
-    /// File that counts its requests.
+    /// File that counts the VM's requests.
     count: PathBuf,
-    /// Files that hold it back.
+    /// Throttle limits of the VM, reads and writes.
     limits: Vec<PathBuf>,
     spent_at: u64,
     due: Instant,
@@ -151,8 +151,8 @@ fn serve(root: &Root, dev: &str, hierarchy: Hierarchy, mut accounts: Vec<Account
         std::thread::sleep(TICK);
     }
     for a in &mut accounts {
-        // Whatever we believe: a limit that stays would hold back every later run. Each write is
-        // tried a few times.
+        // A limit that stayed would hold back every later run, so it is lifted whatever `held`
+        // says. Each write is tried a few times.
         a.held = true;
         for _ in 0..RELEASES {
             hold(root, dev, hierarchy, a, false);
@@ -177,7 +177,7 @@ fn hold(root: &Root, dev: &str, hierarchy: Hierarchy, account: &mut Account, hel
     }
 }
 
-/// Writes "no limit".
+/// Removes the throttle limits of a VM.
 fn lift(root: &Root, dev: &str, hierarchy: Hierarchy, limits: &[PathBuf]) -> Result<(), HostError> {
     let values = limit_values(dev, hierarchy, false);
     limits.iter().zip(values).try_for_each(|(file, value)| root.write(file, &value))

@@ -11,16 +11,16 @@ use super::{Row, Setup};
 
 /// A measured row with the models' predictions, ms.
 pub struct Compared {
-    /// Measured.
+    /// Results of the set-up.
     pub row: Row,
     /// The paper's equations, with coefficients fitted on this host's runs where the model has
     /// them, else those of Table III.
     pub analytical: Option<f64>,
-    /// The paper's network.
+    /// Tail predicted by the paper's network, as learned on this host.
     pub mlp: Option<f64>,
-    /// Our expected tail.
+    /// Tail predicted by our learned model.
     pub expected: Option<f64>,
-    /// Our upper bound.
+    /// Upper bound of our learned model.
     pub upper: Option<f64>,
 }
 

@@ -48,7 +48,7 @@ impl ContentionOptions {
         self.runs.check()
     }
 
-    /// The dataset.
+    /// File of the dataset, below the results directory.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.runs.out.join(format!("{PREFIX}{}.jsonl", device_name(&self.runs.device)))

@@ -1,5 +1,5 @@
-//! The RT-VirtIO paper's Figs. 2 and 5: how tails grow with contention, and how well predictions
-//! follow settings.
+//! The RT-VirtIO paper's Figs. 2 and 5: growth of tails with contention, and accuracy of
+//! predictions over settings.
 //!
 //! The paper does not print the rates of its Fig. 2; here 1, 2 and 3 workloads are a light, a light
 //! and a medium, and one of each kind per VM. Its Fig. 5 varies `slice_idle` with `timeout_sync`
@@ -24,7 +24,7 @@ use rtvirtio_learn::statistic::median;
 /// Prefix of the name of a dataset.
 pub const PREFIX: &str = "contention-";
 
-/// Which figure a set-up belongs to.
+/// Figure of the paper that a set-up belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Figure {
@@ -39,10 +39,10 @@ pub enum Figure {
 }
 
 impl Figure {
-    /// All of them.
+    /// All figures, in the paper's order.
     pub const ALL: [Self; 4] = [Self::Fig2, Self::Fig5a, Self::Fig5b, Self::Fig5c];
 
-    /// For names and tables.
+    /// Name in ids and tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,34 +54,34 @@ impl Figure {
     }
 }
 
-/// One load under one setting.
+/// A load under one setting of the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
-    /// Its figure.
+    /// Figure that shows the set-up.
     pub figure: Figure,
-    /// Its label in the figure.
+    /// Label in the figure.
     pub label: String,
     /// Streams of the VMs.
     pub vms: Vec<Vec<Stream>>,
-    /// Host settings.
+    /// BFQ settings of the host.
     pub knobs: Knobs,
 }
 
 impl Setup {
-    /// Its name.
+    /// Unique name, such as `fig2/1 VM x 1 tasks`.
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}/{}", self.figure.name(), self.label)
     }
 
-    /// Name of its point of a repetition.
+    /// Id of the dataset's point of a repetition.
     #[must_use]
     pub fn id(&self, repetition: usize) -> String {
         format!("{}/{repetition}", self.name())
     }
 }
 
-/// All set-ups.
+/// Set-ups of all figures.
 #[must_use]
 pub fn setups() -> Vec<Setup> {
     let load = |vms: usize, rates: &[f64]| vec![rates.iter().map(|r| Stream::paced(*r)).collect(); vms];
@@ -127,15 +127,15 @@ pub fn setups() -> Vec<Setup> {
     out
 }
 
-/// Measured values of one thing over the repetitions.
+/// Values of one quantity over the repetitions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Measured {
-    /// One value per repetition, ms.
+    /// One value for each repetition, ms.
     pub ms: Vec<f64>,
 }
 
 impl Measured {
-    /// Median, smallest, largest; zeros of nothing.
+    /// Median, smallest and largest; zeros without values.
     #[must_use]
     pub fn spread(&self) -> (f64, f64, f64) {
         let low = self.ms.iter().copied().reduce(f64::min).unwrap_or(0.0);
@@ -147,7 +147,7 @@ impl Measured {
 /// Results of a set-up.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Figure.
+    /// Figure of the paper.
     pub figure: Figure,
     /// Label; for Fig. 5c with the kind of task.
     pub label: String,
@@ -155,9 +155,10 @@ pub struct Row {
     pub mean: Measured,
     /// p99.99 as measured, the median over the row's tasks.
     pub tail: Measured,
-    /// The same less the host's own stalls, where they are known: what the learned models predict.
+    /// p99.99 less the host's own stalls, where they are known: the tail that the learned models
+    /// predict.
     pub awake: Measured,
-    /// Index of a task that stands for them, in spec order: its predictions are drawn.
+    /// Index, in spec order, of the task whose predictions are drawn for the row.
     pub task: usize,
 }
 
@@ -212,11 +213,11 @@ fn mean_ms(point: &Point, counts: &dyn Fn(usize) -> bool) -> f64 {
 /// Growth from one VM to four.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
-    /// Of the mean as measured.
+    /// Growth of the mean as measured.
     pub mean: f64,
-    /// Of p99.99 as measured.
+    /// Growth of p99.99 as measured.
     pub tail: f64,
-    /// Of p99.99 less the host's own stalls, which are most of what a VM alone waits for.
+    /// Growth of p99.99 less the host's own stalls, which are most of the latency of a VM alone.
     pub awake: f64,
 }
 
@@ -281,8 +282,8 @@ mod tests {
             assert!((g.tail - 20.5).abs() < 0.01 && (g.mean / 20.5 - 1.0).abs() < 0.05, "{g:?}");
             assert_eq!(g.tail, g.awake, "nothing is known of stalls");
         }
-        // Most of what a VM alone waits for may be the host: it is reported separately, not
-        // subtracted silently.
+        // The host's stalls may be most of the latency of a VM alone: they are reported separately,
+        // not subtracted silently.
         let mut points = points;
         for p in points.iter_mut().filter(|p| p.vms.len() == 1) {
             p.results.iter_mut().for_each(|r| r.p9999_awake = Some(Nanos::from_millis(1)));

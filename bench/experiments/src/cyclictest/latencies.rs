@@ -4,20 +4,20 @@ use serde::{Deserialize, Serialize};
 
 use super::LARGEST_US;
 
-/// Counts of latencies.
+/// Histogram of wake-up latencies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latencies {
     /// Latency in us and count, by rising latency. From 1 ms on latencies are rounded up to three
     /// figures.
     pub counts: Vec<(u64, u64)>,
-    /// How many were [`LARGEST_US`] or more.
+    /// Number of latencies of [`LARGEST_US`] or more.
     pub above: u64,
     /// The longest, in us.
     pub max_us: u64,
-    /// How long was measured, in s.
+    /// Length of the measurement, s.
     pub seconds: f64,
-    /// Time of that in which the hypervisor below the host gave the core to others, in s, which no
-    /// setting here changes. Absent where it was not measured.
+    /// Part of `seconds` in which the hypervisor below the host gave the core to others (steal
+    /// time), s, which no setting here changes. Absent where it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
     /// Latencies of a thread of the host on the same core at the same time and the highest
@@ -38,14 +38,14 @@ fn rounded(us: u64) -> u64 {
 }
 
 impl Latencies {
-    /// How many.
+    /// Number of latencies.
     #[must_use]
     pub fn n(&self) -> u64 {
         self.above + self.counts.iter().map(|c| c.1).sum::<u64>()
     }
 
-    /// The latency that the share `p` of all does not pass, by nearest rank, in us. Beyond the
-    /// histogram it is the longest.
+    /// Percentile by nearest rank, us: the latency that the share `p` of all does not exceed.
+    /// Beyond the histogram it is the longest.
     #[must_use]
     pub fn at(&self, p: f64) -> u64 {
         let rank = ((self.n() as f64 * p).ceil() as u64).max(1);
@@ -59,7 +59,7 @@ impl Latencies {
         self.max_us
     }
 
-    /// Counts one more.
+    /// Counts one latency, in us.
     pub fn add(&mut self, us: u64) {
         self.max_us = self.max_us.max(us);
         self.add_many(us, 1);
@@ -77,7 +77,7 @@ impl Latencies {
         }
     }
 
-    /// Counts those of another run too.
+    /// Adds the latencies of another run.
     pub fn merge(&mut self, other: &Self) {
         // An empty histogram is not a run without this measurement.
         let begun = self.n() > 0;

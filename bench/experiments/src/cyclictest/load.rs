@@ -34,7 +34,7 @@ pub struct MemoryWalk {
 }
 
 impl MemoryWalk {
-    /// Starts it on a core.
+    /// Starts the thread on a core.
     pub fn start(core: u32) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -66,7 +66,7 @@ impl Drop for MemoryWalk {
 pub struct HostFio(Child);
 
 impl HostFio {
-    /// Starts it on a core.
+    /// Starts fio on a core.
     pub fn start(disk: &Path, core: u32) -> anyhow::Result<Self> {
         let args = fio_argv(&disk.display().to_string());
         let mut command = Command::new(&args[0]);

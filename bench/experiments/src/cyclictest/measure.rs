@@ -35,7 +35,7 @@ pub struct CyclictestOptions {
     pub preempt_rt: bool,
     /// Budget of the VM in each period.
     pub budget: Nanos,
-    /// The period.
+    /// Length of a budget's period.
     pub period: Nanos,
     /// Directory of the guest's disk.
     pub disk_dir: PathBuf,
@@ -135,7 +135,7 @@ pub fn measure(
     Ok(())
 }
 
-/// The command with these options.
+/// Command line of these options.
 fn command(options: &CyclictestOptions) -> String {
     format!(
         "rtvirtio-bench cyclictest --for {} --repeat {} --budget {} --period {}{}{}{}{}",
@@ -150,7 +150,7 @@ fn command(options: &CyclictestOptions) -> String {
     )
 }
 
-/// The option `--setups`.
+/// Option `--setups` of the command line; empty for all set-ups.
 fn setups_option(named: &[Setup]) -> String {
     let names: Vec<String> = named.iter().map(Setup::to_string).collect();
     if names.is_empty() { String::new() } else { format!(" --setups {}", names.join(",")) }

@@ -1,7 +1,7 @@
 //! Latency of a timed real-time thread in a guest under I/O load: the RT hypervisor paper's Figs. 1
 //! to 5.
 //!
-//! cyclictest (Debian's rt-tests) wakes each [`INTERVAL_US`] at priority 99 and counts how late.
+//! cyclictest (Debian's rt-tests) wakes each [`INTERVAL_US`] at priority 99 and counts latencies.
 //! All runs share one core of the host with a thread that walks through memory, as the paper's
 //! calibrator did.
 
@@ -30,17 +30,17 @@ use rtvirtio_learn::statistic::median;
 /// File name of the result.
 pub const FILE: &str = "cpu-cyclictest.json";
 
-/// From one wake-up to the next, in us (the paper's section 3.2).
+/// Interval of wake-ups, us (the paper's section 3.2).
 pub const INTERVAL_US: u64 = 1000;
-/// The interval of the probe on the host's core, in us: another one than the guest's, or both would
-/// keep the same phase.
+/// Interval of the probe on the host's core, us: different from the guest's, or both would keep the
+/// same phase.
 pub const WATCH_US: u64 = 997;
 /// Latencies from here on are only counted, in us (the paper's upper bound of its histograms).
 pub const LARGEST_US: u64 = 100_000;
 /// Memory that the host's load touches, in bytes: more than the caches next to a core hold.
 pub const WALK: usize = 4 << 20;
 
-/// Where cyclictest runs, and the priorities of its VM.
+/// Place of cyclictest, and priorities of its VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setup {
@@ -50,14 +50,14 @@ pub enum Setup {
     Guest,
     /// All threads of the VM are real-time, AIO workers too.
     Prioritised,
-    /// The same with ordinary AIO workers.
+    /// As `Prioritised`, with ordinary AIO workers.
     AioLowered,
-    /// The same, and the I/O load on the host.
+    /// As `AioLowered`, with the I/O load on the host.
     LoadMoved,
 }
 
 impl Setup {
-    /// In the paper's order.
+    /// All set-ups, in the paper's order.
     pub const ALL: [Self; 5] =
         [Self::Host, Self::Guest, Self::Prioritised, Self::AioLowered, Self::LoadMoved];
 
@@ -75,7 +75,7 @@ impl Setup {
 }
 
 impl fmt::Display for Setup {
-    /// As in results and options.
+    /// Name in results and options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Host => "host",
@@ -99,7 +99,7 @@ impl FromStr for Setup {
 /// The runs of one set-up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// Set-up.
+    /// Priorities and place of the load.
     pub setup: Setup,
     /// Release of the kernel that runs cyclictest.
     pub kernel: String,
@@ -108,7 +108,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// All rounds together.
+    /// Latencies of all rounds together.
     #[must_use]
     pub fn all(&self) -> Latencies {
         let mut all = Latencies::default();
@@ -116,7 +116,7 @@ impl Series {
         all
     }
 
-    /// The rounds in which the host's core was watched, together.
+    /// Latencies of the rounds with a probe on the host's core, together.
     #[must_use]
     pub fn watched(&self) -> Latencies {
         let mut all = Latencies::default();
@@ -125,21 +125,21 @@ impl Series {
     }
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CyclictestData {
-    /// [`CyclictestData::SCHEMA`].
+    /// [`CyclictestData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How: the commands that measured the rounds, one after the other.
+    /// Command lines that measured the rounds, in order.
     pub commands: Vec<String>,
-    /// When the last of them ended a round.
+    /// Date of the last round, and version of the program.
     pub generated: String,
     /// Whether the CPUs were kept from sleeping.
     pub awake: bool,
-    /// Whether a thread of the host wakes on the guest's core ([`Latencies::floor`]), which costs
-    /// the guest some of it.
+    /// Whether a thread of the host wakes on the guest's core ([`Latencies::floor`]), which takes
+    /// some of the guest's time.
     #[serde(default)]
     pub watched: bool,
     /// The kernel's name of the mechanism that holds the contract.
@@ -170,8 +170,8 @@ impl CyclictestData {
         }
     }
 
-    /// Why rounds of `new` cannot be compared with these: they were measured in another way. `None`
-    /// when they can.
+    /// First difference that makes rounds of `new` incomparable with these. `None` when they were
+    /// measured in the same way.
     #[must_use]
     pub fn differs(&self, new: &Self) -> Option<String> {
         let host = |h: &HostFacts| format!("{}, {} CPUs, {} ({})", h.kernel, h.cpus, h.vmm, h.accelerator);
@@ -194,8 +194,7 @@ impl CyclictestData {
     }
 }
 
-/// What they show: p99.9 with priorities over that without, for each guest's kernel, and the worst
-/// of them.
+/// Ratio of p99.9 with priorities to that without, for each guest's kernel, and the worst of them.
 #[must_use]
 pub fn claims(data: &CyclictestData) -> Vec<Claim> {
     let mut claims = Vec::new();
@@ -235,8 +234,7 @@ pub fn claims(data: &CyclictestData) -> Vec<Claim> {
     claims
 }
 
-/// The same ratio of the latency that the guest adds to the core's own. Only rounds with the probe
-/// count.
+/// Ratio of the p99.9 that the guest adds to the core's own. Only rounds with the probe count.
 fn beyond_floor(id: &str, with: &Series, without: &Series) -> Option<Claim> {
     let (with, without) = (with.watched(), without.watched());
     let ratio = with.at_beyond_floor(0.999)? as f64 / without.at_beyond_floor(0.999)?.max(1) as f64;

@@ -29,7 +29,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))
 }
 
-/// One section for each kernel of a guest.
+/// Sections, one for each guest kernel.
 fn sections(data: &CyclictestData) -> Vec<Section> {
     data.kernels().into_iter().map(|kernel| section(data, kernel)).collect()
 }

@@ -23,12 +23,12 @@ use super::{INTERVAL_US, LARGEST_US, Latencies, Setup, WATCH_US, parse};
 use crate::guest;
 use rtvirtio_harness::cores::{FairGroup, bind, core_and_others};
 
-/// Load before the first wake-up that counts.
+/// Load before the first counted wake-up.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// A guest under load may need this much longer than its own clock shows.
+/// Longest time that a guest under load may need beyond the length on its own clock.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A guest that shares its core only with the load.
+/// A guest alone on its core but for the load.
 pub struct PinnedGuest<'a> {
     contracts: &'a ScopedContracts<'a>,
     contract: Contract,
@@ -47,7 +47,7 @@ pub struct PinnedGuest<'a> {
 }
 
 impl<'a> PinnedGuest<'a> {
-    /// Boots it and binds it to the last CPU, and this process to the others.
+    /// Boots the guest and binds it to the last CPU, and this process to the others.
     pub fn boot(
         kernel: Kernel,
         contracts: &'a ScopedContracts<'a>,
@@ -94,7 +94,7 @@ impl<'a> PinnedGuest<'a> {
         })
     }
 
-    /// One run of a set-up.
+    /// Runs a set-up for `length`.
     pub fn measure(
         &mut self,
         setup: Setup,
@@ -146,7 +146,7 @@ impl<'a> PinnedGuest<'a> {
                 if self.vm.poll(load)?.is_some() {
                     bail!("the I/O load in the guest ended by itself");
                 }
-                // On SIGTERM fio waits for requests that it believes to be in flight, sometimes for
+                // On SIGTERM fio waits for requests that it takes to be in flight, sometimes for
                 // ever.
                 guest::run_command(&mut self.vm, &["killall", "-9", "fio"])?;
                 guest::wait_for_exit(&mut self.vm, load, GUEST_TIMEOUT, progress, &mut || Ok(()))?;

@@ -34,12 +34,12 @@ impl WakeUpProbe {
         let probe = Self { stop, thread: Some(thread) };
         match is_ready.recv() {
             Ok(()) => Ok(probe),
-            // It ended with an error.
+            // The thread ended with an error.
             Err(_) => Err(probe.finish().err().context("the thread that watches the host ended")?),
         }
     }
 
-    /// Stops it.
+    /// Stops the thread and returns its latencies.
     pub fn finish(mut self) -> anyhow::Result<Latencies> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("finished twice")?;

@@ -27,13 +27,13 @@ use super::{DaemonData, Kills, observe};
 use crate::planning::flash_twin;
 use crate::saved::Saved as _;
 
-/// Longest wait for anything.
+/// Longest wait for a condition.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at what is waited for: the resolution of the times.
+/// Interval of polls for a condition: the resolution of the times.
 const LOOK: Duration = Duration::from_millis(1);
 /// VMs of the measurement at rest.
 pub const IDLE_VMS: usize = 16;
-/// Its windows.
+/// Windows of the measurement at rest.
 const IDLE_WINDOWS: usize = 3;
 /// Months that are simulated, each with a seed of its own.
 const MONTHS: u64 = 3;
@@ -41,9 +41,9 @@ const MONTHS: u64 = 3;
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct DaemonOptions {
-    /// The service's program.
+    /// Program of the service.
     pub program: PathBuf,
-    /// Threads that come.
+    /// I/O threads to add.
     pub threads: usize,
     /// Restarts of a VM.
     pub restarts: usize,
@@ -57,7 +57,7 @@ pub struct DaemonOptions {
     pub window: Duration,
     /// Days of a simulated month.
     pub days: u64,
-    /// For moments and months.
+    /// Seed of the random moments and of the months.
     pub seed: u64,
 }
 
@@ -87,7 +87,7 @@ impl Rig {
         Ok(Self { dir, dirs, program: program.to_owned(), service: None })
     }
 
-    /// Its directory: `rtvirtiod.toml`, and `contracts.d` below it.
+    /// Directory of the service: `rtvirtiod.toml`, and `contracts.d` below it.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
@@ -113,7 +113,7 @@ impl Rig {
         wait("the service", || Ok(self.status().is_ok()))
     }
 
-    /// The process, while it runs.
+    /// Process id, while the process runs.
     pub fn pid(&self) -> Option<u32> {
         self.service.as_ref().map(Child::id)
     }
@@ -145,7 +145,7 @@ impl Rig {
             vm.name,
             vm.qmp.display()
         );
-        // Whole at once: half a file would be a mistake of its own.
+        // Renamed into place: a half-written file would be an error of its own.
         let new = self.dir.path().join("new");
         fs::write(&new, text)?;
         Ok(fs::rename(new, self.file(&vm.name))?)
@@ -200,7 +200,7 @@ impl BareQemu {
         wait("QEMU's monitor", || Ok(self.monitor().is_ok()))
     }
 
-    /// `kill -9`, and the next start at the same sockets.
+    /// Kills QEMU with SIGKILL, and starts it again at the same sockets.
     fn restart(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -240,7 +240,7 @@ fn wait(what: &str, mut condition: impl FnMut() -> anyhow::Result<bool>) -> anyh
     Ok(())
 }
 
-/// Measures all of it.
+/// Measures reactions, idle load, kills, months and the cost of observation.
 ///
 /// # Errors
 /// A service or a QEMU that does not start, or does not act, and cancellation.
@@ -258,7 +258,7 @@ pub fn measure(
     for pattern in Pattern::ALL {
         for i in 0..MONTHS {
             progress.check_cancelled()?;
-            // Every second operator accepts all that waits.
+            // Every second operator accepts all pending plans.
             let accepts = i % 2 == 1;
             plans.push(plans::simulate(pattern, options.seed + i, options.days, accepts, &profile)?);
         }
@@ -301,7 +301,7 @@ pub fn measure(
     })
 }
 
-/// Measures the cost of observation anew; all else in the result stays.
+/// Measures the cost of observation anew; the rest of the result stays.
 ///
 /// # Errors
 /// As [`observe::measure`].
@@ -371,8 +371,8 @@ fn restarts(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Result<
     Ok(times)
 }
 
-/// The service is killed at any moment while it puts contracts in force, changes them and puts them
-/// back. Started again and asked to put all back, nothing may differ.
+/// Kills the service at random moments while it puts contracts in force, changes them and reverts
+/// them. Started again and asked to revert all, it has to leave no difference.
 fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) -> anyhow::Result<Kills> {
     progress.step(&format!("the service is killed {} times", options.kills));
     let mut rig = Rig::new(&options.program)?;
@@ -387,21 +387,21 @@ fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) 
             1 => rig.contract(&vm, 5)?,
             _ => fs::remove_file(rig.file(&vm.name))?,
         }
-        // Most of it happens within one scan; some kills come before and after.
+        // Most steps fall within one scan; some kills come before and after.
         std::thread::sleep(Duration::from_secs_f64(0.3 * random.unit()));
         let unsettled = rig.state(&vm.name) != Some(VmState::InForce);
         rig.kill();
         kills.n += 1;
         kills.unsettled += usize::from(unsettled);
         if i % 3 == 1 && random.unit() < 0.5 {
-            // Not through the service: its journals alone lead back.
+            // Not through the service: the journals alone restore the state.
             Scopes::lock(&rig.dirs)?.put_all_back(OnConflict::Report)?;
             compare(&before, &vm, &rig, i, &mut kills)?;
         }
         rig.start()?;
         let gone = i % 3 == 2;
         wait("the service to settle", || {
-            // A service that has just started has seen no contract yet: its journals say more.
+            // A service that has just started knows no contract yet: its journals say more.
             Ok(match gone {
                 true => rtvirtio_workflow::scopes::vms(&rig.dirs)?.is_empty(),
                 false => rig.state(&vm.name) == Some(VmState::InForce),
@@ -428,7 +428,7 @@ fn compare(
 ) -> anyhow::Result<()> {
     let after = vm.snapshot()?;
     for (thread, old) in before {
-        // One that has ended took its settings along.
+        // A thread that has ended took its settings along.
         if let Some(new) = after.get(thread).filter(|new| *new != old) {
             kills.differences.push(format!("after kill {kill}: {thread}: {old} -> {new}"));
         }
@@ -459,7 +459,7 @@ fn idle(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Result<Vec<
         let in_force = status.vms.iter().filter(|vm| vm.state == VmState::InForce).count();
         Ok(in_force == IDLE_VMS)
     })?;
-    // The first looks at new threads are over, and the second observation.
+    // The first checks of new threads are over, and the second observation.
     std::thread::sleep(Duration::from_secs(15));
     let pid = rig.service.as_ref().context("the service")?.id();
     let mut shares = Vec::new();

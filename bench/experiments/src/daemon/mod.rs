@@ -1,5 +1,5 @@
-//! The service that keeps contracts: how soon it acts, what it costs, what `kill -9` leaves, and
-//! whether it comes to rest.
+//! The service that keeps contracts: its reaction times, its cost, the state that `kill -9` leaves,
+//! and whether it comes to rest.
 
 pub mod day;
 mod measure;
@@ -26,46 +26,45 @@ use plans::PlanMonth;
 /// File name of the result.
 pub const FILE: &str = "daemon.json";
 
-/// What `kill -9` left.
+/// State left by `kill -9`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kills {
-    /// Kills.
+    /// Times that the service was killed.
     pub n: usize,
-    /// Those that came while the contract was not as it should be: something was under way, or
-    /// about to be.
+    /// Kills while the contract was not in force: a step was under way, or about to be.
     pub unsettled: usize,
     /// Comparisons with the state from before.
     pub compared: usize,
-    /// What differed.
+    /// Settings, groups and journals that differed from the state before.
     pub differences: Vec<String>,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DaemonData {
-    /// [`DaemonData::SCHEMA`].
+    /// [`DaemonData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// From a new thread to its priority, in ms.
+    /// From a new thread to its priority, ms.
     pub thread_ms: Vec<f64>,
-    /// From the first answer of a restarted QEMU to its contract, in s.
+    /// From the first answer of a restarted QEMU to its contract, s.
     pub restart_s: Vec<f64>,
     /// Share of one CPU at rest, window by window.
     pub idle: Vec<f64>,
-    /// Length of these windows.
+    /// Length of the windows at rest, s.
     pub idle_seconds: f64,
     /// Requests of a guest with and without observation.
     #[serde(default)]
     pub observed: Vec<observe::Pair>,
-    /// How and when these were measured, where they were measured apart.
+    /// Command line and date of `observed`, where it was measured separately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_by: Option<String>,
-    /// `kill -9`.
+    /// State left by `kill -9`.
     pub kills: Kills,
     /// Months of a simulated host.
     pub months: Vec<Month>,
@@ -78,7 +77,7 @@ impl Saved for DaemonData {
     const SCHEMA: &str = "rtvirtio-daemon/1";
 }
 
-/// The value below which a share of all lie, by nearest rank; 0 for none.
+/// Percentile by nearest rank: the value that a share of all does not exceed; 0 without values.
 fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

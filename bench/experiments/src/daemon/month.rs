@@ -1,9 +1,9 @@
 //! A month of a simulated host under the loop of the service, in virtual time.
 //!
 //! The loop is [`rtvirtio_daemon::Daemon`] itself; the host is simulated: VMs that start, crash and
-//! loop, threads that come, another program that changes settings now and then or all day long,
+//! restart, new threads, another program that changes settings now and then or all day long,
 //! contracts that come, change and go, steps that fail, a service and a host that are restarted.
-//! Whatever happens, the loop has to come to rest, and to do nothing without a cause from outside.
+//! Whatever happens, the loop has to come to rest, and to do nothing without an external cause.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,38 +21,38 @@ use serde::{Deserialize, Serialize};
 
 /// Virtual milliseconds of a day.
 const DAY: u64 = 86_400_000;
-/// Between two passes of the loop while there is something to do.
+/// Interval of passes while steps are pending.
 const SCAN: u64 = 200;
-/// Between two comparisons of all settings, as the loop has it.
+/// Interval of comparisons of all settings, as in the loop.
 const COMPARE: u64 = 5_000;
-/// A host that is left alone is at rest within so long: the longest wait after failures, and some
+/// Longest time until an undisturbed host is at rest: the longest wait after failures, and some
 /// passes.
 const REST: u64 = 200_000;
-/// VMs.
+/// VMs of the simulated host.
 const VMS: usize = 12;
 /// Share of each CPU that contracts can have.
 const GRANT: f64 = 0.95;
 
-/// What a month came to.
+/// Counts of a simulated month.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Month {
-    /// The seed.
+    /// Seed of the random events.
     pub seed: u64,
     /// Days that were simulated.
     pub days: u64,
-    /// Things that happened from outside.
+    /// Events from outside.
     pub causes: u64,
-    /// Passes of the loop.
+    /// Passes of the service's loop.
     pub passes: u64,
     /// Steps that were carried out.
     pub steps: u64,
-    /// Contracts that were put in force or put back without a cause from outside.
+    /// Contracts put in force or reverted without an external cause.
     pub oscillating: u64,
-    /// Times that the loop was not at rest long after the last cause.
+    /// Times that the loop was not at rest within the limit after the last cause.
     pub restless: u64,
-    /// Settings that were set again in one hour, at most.
+    /// Most restores of one setting in an hour.
     pub restores_per_hour: u64,
-    /// VMs whose contract was not as it should be at rest.
+    /// VMs whose contract was not as desired at rest.
     pub wrong_at_rest: u64,
 }
 
@@ -65,7 +65,7 @@ struct Scope {
 }
 
 struct Vm {
-    /// Its number in the plant; also its budget and criticality.
+    /// Budget of the contract, ms.
     budget_ms: u64,
     criticality: &'static str,
     process: Option<ProcessId>,
@@ -73,7 +73,7 @@ struct Vm {
     taken_in: u32,
     scope: Option<Scope>,
     has_contract: bool,
-    /// Causes that may move its contract: each allows one putting back and one putting in force.
+    /// Causes that may change the state of the contract: each allows one revert and one activation.
     allowance: u64,
 }
 
@@ -85,7 +85,7 @@ struct SimHost {
     next_pid: u32,
     out: Month,
     restores: BTreeMap<String, Vec<u64>>,
-    /// The next so many steps fail.
+    /// Number of next steps that fail.
     failing: u32,
 }
 
@@ -139,7 +139,7 @@ impl SimHost {
         }
     }
 
-    /// What is admitted changes for all when a contract comes or goes.
+    /// Marks the contracts as changed: the admission of every VM may change.
     fn contracts_changed(&mut self) {
         self.changed = true;
         self.vms.values_mut().for_each(|vm| vm.allowance += 2);
@@ -211,7 +211,7 @@ impl Host for SimHost {
                 start_alive: vm.process.as_ref() == Some(&scope.start),
                 state: if scope.whole { ScopeState::Whole } else { ScopeState::Cut },
                 level: Some(scope.level),
-                // A quick look compares nothing.
+                // A shallow scan compares nothing.
                 drift: if look == Look::Compare {
                     scope.drift.iter().map(drift).collect()
                 } else {
@@ -244,7 +244,7 @@ impl Host for SimHost {
         if self.failing > 0 {
             self.failing -= 1;
             if let (Action::Apply, Some(vm)) = (&step.action, self.vms.get_mut(&step.vm)) {
-                // Rolled back: nothing remains. A failure is a cause too.
+                // Rolled back: no setting remains. A failure is a cause too.
                 vm.allowance += 1;
             }
             return Outcome::Failed("the kernel refuses it".to_owned());
@@ -297,12 +297,11 @@ fn config() -> Config {
     Config { drift: BTreeMap::from([(KnobClass::Weight, DriftPolicy::Yield)]), ..Config::default() }
 }
 
-/// Lets the loop run until it has nothing more to do, at most for [`REST`]; whether it came to
-/// rest.
+/// Runs the loop until no step is left, at most for [`REST`]; whether it came to rest.
 fn rest(daemon: &mut Daemon<SimHost>) -> bool {
     let begin = daemon.host().now;
     let mut quiet = 0;
-    // Two comparisons in a row without a step: nothing is left, not even something that waits.
+    // Two comparisons in a row without a step: no step is left, not even a pending one.
     while quiet < 2 {
         if daemon.host().now - begin > REST {
             return false;
@@ -319,12 +318,13 @@ fn rest(daemon: &mut Daemon<SimHost>) -> bool {
     true
 }
 
-/// One thing from outside. Returns whether the loop is to be made anew, as after a restart.
+/// Causes one random event from outside. Returns whether the loop is to be made anew, as after a
+/// restart.
 fn happen(host: &mut SimHost) -> bool {
     host.out.causes += 1;
     let name = host.any();
     match host.below(100) {
-        // A VM starts, restarts, ends.
+        // A VM starts, restarts or ends.
         0..25 => host.start(&name),
         25..35 => {
             if let Some(vm) = host.vms.get_mut(&name) {
@@ -338,7 +338,7 @@ fn happen(host: &mut SimHost) -> bool {
                 vm.threads += 1;
             }
         }
-        // Another hand.
+        // Another program changes a setting.
         60..68 => host.change(&name, BUDGET),
         68..73 => host.change(&name, THREAD),
         73..76 => host.change(&name, WEIGHT),
@@ -368,7 +368,7 @@ fn happen(host: &mut SimHost) -> bool {
             host.failing = 1 + host.below(4) as u32;
             host.start(&name);
         }
-        // Killed half way.
+        // Killed between two steps.
         94..96 => {
             if let Some(vm) = host.vms.get_mut(&name) {
                 if let Some(scope) = &mut vm.scope {
@@ -379,7 +379,7 @@ fn happen(host: &mut SimHost) -> bool {
             return true;
         }
         96..99 => return true,
-        // The host is restarted: all VMs are, and nothing is in force.
+        // The host is restarted: all VMs are, and no setting is in force.
         _ => {
             let names: Vec<String> = host.vms.keys().cloned().collect();
             for name in names {
@@ -394,7 +394,7 @@ fn happen(host: &mut SimHost) -> bool {
     false
 }
 
-/// VMs whose contract is not as it should be.
+/// VMs whose contract is not as desired.
 fn wrong(daemon: &mut Daemon<SimHost>) -> u64 {
     let desired = daemon.desired().clone();
     let host = daemon.host();
@@ -418,7 +418,7 @@ fn wrong(daemon: &mut Daemon<SimHost>) -> u64 {
     wrong
 }
 
-/// Simulates so many days.
+/// Simulates `days` days.
 #[must_use]
 pub fn simulate(seed: u64, days: u64) -> Month {
     let mut daemon = Daemon::new(SimHost::new(seed), config(), Memory::default());
@@ -457,7 +457,8 @@ pub fn simulate(seed: u64, days: u64) -> Month {
                     daemon.pass();
                     daemon.host().now += 30_000;
                 }
-                // It is stopped, and its last value stays until it may be set again.
+                // The other program stops, and its last value stays until the budget may be set
+                // again.
                 daemon.host().now += 3_600_000;
             }
             _ => {}
@@ -479,7 +480,7 @@ pub fn simulate(seed: u64, days: u64) -> Month {
     host.out.clone()
 }
 
-/// The service is restarted: what it remembered is gone, the host is as it was.
+/// Restarts the service: its memory is lost, the host is unchanged.
 fn restarted(daemon: Daemon<SimHost>) -> Daemon<SimHost> {
     let mut host = daemon.into_host();
     host.changed = true;

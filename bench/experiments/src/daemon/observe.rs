@@ -1,5 +1,5 @@
-//! What it costs a guest to be observed: requests per second and CPU time per request with the
-//! service that reads QEMU's counters, and without it, in turns.
+//! Cost of observation for a guest: requests per second and CPU time per request with the service
+//! that reads QEMU's counters, and without it, alternately.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::interleave::Counter;
 
 /// Size of the guest's disk, in memory.
 const DISK: Bytes = Bytes(64 << 20);
-/// What the guest does all the time.
+/// Command of the guest's constant load.
 const LOAD: [&str; 10] = [
     "fio",
     "--name=load",
@@ -34,30 +34,30 @@ const LOAD: [&str; 10] = [
     "--time_based",
     "--runtime=24h",
 ];
-/// Between two looks: five times as often as by default.
+/// Observation interval: five times as often as by default.
 const CONFIG: &str = "observe = \"2s\"\n";
-/// Until the load has warmed up.
+/// Warm-up of the load.
 const REST: Duration = Duration::from_secs(4);
-/// Before each window.
+/// Pause before each window.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Between two looks at QEMU's monitor.
+/// Interval of polls of QEMU's monitor.
 const POLL: Duration = Duration::from_millis(100);
-/// Tries to reach a monitor that a stopped service may hold.
+/// Attempts to connect to a monitor that a stopped service may hold.
 const TRIES: u32 = 5;
-/// Longest wait for the first look.
+/// Longest wait for the first observation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One window.
+/// Load of the guest in one window.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// Requests per second.
+    /// Requests completed per second.
     pub iops: f64,
-    /// CPU time of QEMU and the service for each request, in us.
+    /// CPU time of QEMU and the service for each request, us.
     pub cpu_us: f64,
 }
 
-/// Windows one after the other.
+/// Load of three consecutive windows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pair {
@@ -65,12 +65,13 @@ pub struct Pair {
     pub without: Load,
     /// With histograms in QEMU, and without the service.
     pub histograms: Load,
-    /// With both.
+    /// With histograms in QEMU and with the service.
     pub with: Load,
 }
 
-/// Measures so many pairs, in one run of the guest's load, which nothing starts or ends meanwhile:
-/// between windows the service is stopped (SIGSTOP) and goes on, and QEMU's histograms come and go.
+/// Measures `pairs` pairs in one run of the guest's load, which is constant meanwhile: between
+/// windows the service is stopped (SIGSTOP) and continued, and QEMU's histograms are removed and
+/// set.
 ///
 /// # Errors
 /// A guest or a service that does not start, and cancellation.
@@ -106,7 +107,7 @@ pub fn measure(
     progress.pause(REST)?;
     let device = BlockDevice::find(&Root::default(), disk.device())?;
     let load = || -> anyhow::Result<Load> {
-        // What changed between two windows is in neither.
+        // The effect of a change between two windows is in neither.
         progress.pause(SETTLE)?;
         let count = || -> anyhow::Result<(u64, u64)> {
             let done = DeviceIo::read(&Root::default(), &device)?;
@@ -123,7 +124,7 @@ pub fn measure(
     let mut out = Vec::new();
     let mut counter = Counter::new(progress, "windows with and without observation", 3 * pairs);
     for i in 0..pairs {
-        // Either end comes first as often as the other. Histograms last as long as QEMU.
+        // Either order is as frequent as the other. Histograms last as long as QEMU.
         let (without, histograms, with);
         if i % 2 == 0 {
             with = load()?;
@@ -177,8 +178,8 @@ fn wait_for_histogram(handle: &QemuHandle, progress: &dyn Progress) -> anyhow::R
     }
 }
 
-/// Takes QEMU's histograms away, which it keeps until it ends otherwise. The service is stopped; if
-/// it holds the monitor it goes on for a moment.
+/// Removes QEMU's histograms, which it would keep until it ends. The service is stopped; if it
+/// holds the monitor it is continued for a moment.
 fn forget_histograms(handle: &QemuHandle, service: &Process, progress: &dyn Progress) -> anyhow::Result<()> {
     let forget = || -> anyhow::Result<()> {
         let mut qmp = monitor(handle)?;

@@ -1,45 +1,45 @@
-//! A catalogue of what VMs and a device do in a month.
+//! Patterns of the load and the device over a month.
 
 use serde::{Deserialize, Serialize};
 
-/// What the VMs and the device do in a month.
+/// Pattern of the load and the device over a month.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// As declared.
+    /// Load and device as declared.
     Steady,
-    /// Twice as much in working hours.
+    /// Twice the load in working hours.
     Daily,
-    /// Three times as much on two days of a week.
+    /// Three times the load on two days of a week.
     Weekly,
-    /// Between nothing and four times as much, another each five minutes.
+    /// Zero to four times the load, drawn every five minutes.
     Noise,
-    /// Just at a border between two levels, now on one side and now on the other.
+    /// At the border between two load levels, alternately on either side.
     Border,
-    /// Five times as much for seven minutes, at any time.
+    /// Five times the load for seven minutes, at any time.
     Bursts,
     /// From the declared load to six times as much within the month.
     Ramp,
-    /// Once and for all three times as much.
+    /// Three times the load from one moment on.
     Step,
-    /// Three times as much for a day, of every eleven.
+    /// Three times the load for one day of every eleven.
     Square,
-    /// A device that is slow for some hours of most days, as with its own upkeep.
+    /// A device that is slow for some hours of most days, as with its own garbage collection.
     SlowDevice,
-    /// Targets that are missed for an hour now and then, whatever is set.
+    /// Targets that are missed for an hour now and then, whatever the settings.
     Misses,
-    /// A target that is missed as long as no caution is taken, and met with it.
+    /// A target that is missed until the planner's caution is raised, and met with it.
     Cautious,
-    /// VMs that end and start again all day long.
+    /// VMs that end and restart all day long.
     Restarts,
-    /// A load that is low as long as much is planned for, and high otherwise.
+    /// A load that is low while a high one is planned for, and high otherwise.
     Contrary,
-    /// All of it at any time.
+    /// All of these at any time.
     Chaos,
 }
 
 impl Pattern {
-    /// The catalogue.
+    /// All patterns, the steady one first.
     pub const ALL: [Self; 15] = [
         Self::Steady,
         Self::Daily,

@@ -1,8 +1,8 @@
 //! A month of plans under patterns of load, in virtual time.
 //!
 //! The loop, the decision when to plan anew and the search for plans are the service's own; the
-//! host is simulated: what VMs send, how fast the device is, which targets are missed. Whatever the
-//! pattern, settings have to settle.
+//! host is simulated: load of the VMs, speed of the device, missed targets. Whatever the pattern,
+//! settings have to settle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,11 +26,11 @@ pub use super::pattern::Pattern;
 
 /// Virtual milliseconds of a minute.
 const MINUTE: u64 = 60_000;
-/// Of a day.
+/// Virtual milliseconds of a day.
 const DAY: u64 = 24 * 60 * MINUTE;
-/// Between two looks.
+/// Interval of observations.
 const LOOK: u64 = 5 * MINUTE;
-/// A setting that is changed from one value to another so many times in a month goes to and fro.
+/// Changes of a setting from one value to another in a month that count as oscillation.
 const OFTEN: u32 = 3;
 const DEVICE: &str = "/dev/sdz";
 /// A controller, an operator's screen, and a neighbour that reads as fast as it can.
@@ -70,16 +70,16 @@ block = "64KiB"
 depth = 16
 "#;
 
-/// What a month under one pattern came to.
+/// Counts of a month under one pattern.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMonth {
-    /// The pattern.
+    /// Pattern of load and device.
     pub pattern: Pattern,
-    /// The seed.
+    /// Seed of the random draws.
     pub seed: u64,
     /// Days that were simulated.
     pub days: u64,
-    /// Whether an operator accepts every plan that waits.
+    /// Whether an operator accepts every pending plan.
     pub accepts: bool,
     /// Plans that were made.
     pub planned: u64,
@@ -91,9 +91,9 @@ pub struct PlanMonth {
     pub oscillating: u64,
     /// Changes in the last third of the month, where the pattern has nothing new.
     pub restless: u64,
-    /// VMs that a plan made worse for the sake of less critical ones, without being asked.
+    /// VMs that a plan made worse for the sake of less critical ones, unasked.
     pub hurt: u64,
-    /// Changes that came sooner after the one before than they may.
+    /// Changes that came sooner after the one before than allowed.
     pub hasty: u64,
 }
 
@@ -109,12 +109,12 @@ struct PlanHost {
     made: Option<(u64, Candidate, Basis)>,
     answered: bool,
     looked: bool,
-    /// What is drawn anew now and then, by the pattern.
+    /// Random numbers of the pattern, 0 to 1; drawn anew at `until`.
     state: [f64; 4],
     until: u64,
-    /// The value of each setting that was ever changed.
+    /// Last value of each setting that was ever changed.
     values: BTreeMap<String, String>,
-    /// How often each setting was changed from one value to another.
+    /// Number of changes of each setting from one value to another.
     moves: BTreeMap<(String, String, String), u32>,
     changed: Option<u64>,
     /// Whether an operator has accepted the plan that is applied next.
@@ -163,7 +163,7 @@ impl PlanHost {
         })
     }
 
-    /// Draws anew what holds for so long.
+    /// Draws `state` anew once its time is over; the draw holds for `ms`.
     fn draw(&mut self, ms: u64) {
         if self.now >= self.until {
             self.until = self.now + ms;
@@ -181,7 +181,7 @@ impl PlanHost {
         self.in_force.as_ref().map_or_else(none, |(_, basis)| basis.clone())
     }
 
-    /// What the pattern shows now: load and slowness as multiples, whether a target is missed.
+    /// State of the pattern now: load and slowness as multiples, whether a target is missed.
     fn shown(&mut self) -> (f64, f64, bool) {
         let (hour, day) = (self.now / (60 * MINUTE) % 24, self.now / DAY);
         let caution = self.basis().input.caution;
@@ -229,7 +229,7 @@ impl PlanHost {
         }
     }
 
-    /// VMs that are started again, in the patterns that have such.
+    /// Restarts VMs, in the patterns that have restarts.
     fn restarts(&mut self) {
         if !matches!(self.pattern, Pattern::Restarts | Pattern::Chaos) || self.random.unit() > 0.02 {
             return;
@@ -344,8 +344,8 @@ impl Host for PlanHost {
         let in_force = self.in_force.as_ref().map(|(settings, _)| settings.as_slice()).unwrap_or_default();
         let (spec, profile) = (&self.spec, &self.profile);
         let ground = Ground { device: DEVICE, spec, profile, options: &options, in_force };
-        // A model refuses no load of the catalogue; were it to, nothing would be answered, and the
-        // month would show no plan.
+        // A model refuses no load of the patterns; were it to, no request would be answered, and
+        // the month would show no plan.
         let Ok(made) = candidate(&ground, &request.input) else { return };
         let basis = Basis {
             contract: request.contract.clone(),
@@ -371,7 +371,7 @@ impl Host for PlanHost {
     }
 }
 
-/// Simulates so many days under one pattern.
+/// Simulates `days` days under one pattern.
 ///
 /// # Errors
 /// Never: the spec is part of this file.
@@ -393,7 +393,7 @@ fn simulate_with(plan: &PlanConfig, host: PlanHost) -> anyhow::Result<PlanMonth>
         let host = daemon.host();
         host.looked = false;
         host.restarts();
-        // Once in a while the service is restarted, and goes on from what is in force.
+        // At random times the service is restarted, and continues from the settings in force.
         if host.random.unit() < 0.000_2 {
             let mut host = daemon.into_host();
             let spec = HostSpec::parse("plant.toml", SPEC)?;
@@ -423,7 +423,8 @@ mod tests {
     fn no_pattern_makes_settings_oscillate() {
         let profile = profile();
         let check = |pattern| {
-            // An operator who accepts all leaves it to the decision alone that settings settle.
+            // An operator who accepts every plan leaves it to the decision alone that settings
+            // settle.
             let month = simulate(pattern, 1, 30, true, &profile).unwrap();
             let zeros = (month.oscillating, month.restless, month.hurt, month.hasty);
             assert_eq!(zeros, (0, 0, 0, 0), "{month:?}");

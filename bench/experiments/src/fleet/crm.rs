@@ -1,4 +1,4 @@
-//! What Pacemaker itself places: `crm_simulate` on a CIB of the same instance, without a cluster.
+//! Placement by Pacemaker itself: `crm_simulate` on a CIB of the same instance, without a cluster.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -29,8 +29,8 @@ pub fn placed(instance: &Instance) -> anyhow::Result<Option<usize>> {
     Ok(Some(text.lines().filter(|l| l.trim_start().starts_with("* Start ")).count()))
 }
 
-/// A cluster at rest: every node is online, no resource runs yet. Demands are those that a cluster
-/// is given, with a rule that keeps a VM away from nodes that refuse it even alone.
+/// CIB of an idle cluster: every node is online, no resource runs yet. Demands are those of a real
+/// cluster, with a rule that keeps a VM away from nodes that refuse it even alone.
 fn cib(instance: &Instance) -> String {
     let mut s = String::from(
         "<cib validate-with=\"pacemaker-3.8\" admin_epoch=\"0\" epoch=\"1\" num_updates=\"0\" have-quorum=\"1\"><configuration><crm_config>\

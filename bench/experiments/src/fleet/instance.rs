@@ -12,12 +12,12 @@ use rtvirtio_units::{Bytes, BytesPerSec, Ratio};
 const PROFILE: &str = include_str!("../../../../control/learn/data/qlc-nvme.profile.json");
 /// Contracts for each host: the simulation's load.
 pub const VMS_PER_HOST: usize = 10;
-/// Priorities that contracts have.
+/// Number of distinct priorities.
 const PRIORITIES: usize = 10;
 
-/// Hosts and contracts, in the order in which they come.
+/// Hosts and contracts, in the order of arrival.
 pub struct Instance {
-    /// Kinds of hosts.
+    /// Kinds of hosts: flash, eMMC, flash as measured.
     pub classes: Vec<Node>,
     /// The class of each host.
     pub hosts: Vec<usize>,
@@ -27,7 +27,7 @@ pub struct Instance {
     pub vms: Vec<(u16, u8)>,
 }
 
-/// Links of hosts: 1 Gbit/s, and 100 Mbit/s of those with eMMC.
+/// Link rates, bytes/s: 1 Gbit/s, and 100 Mbit/s of hosts with eMMC.
 const FAST: f64 = 125e6;
 const SLOW: f64 = 12.5e6;
 
@@ -54,7 +54,7 @@ fn classes(kinds: &[Contract]) -> anyhow::Result<Vec<Node>> {
     Ok(all)
 }
 
-/// What a VM sends: nothing, measured values in urgent frames, or pictures.
+/// Network flows of a VM: none, measured values in urgent frames, or pictures.
 const FLOWS: [&str; 3] = [
     "",
     "frame = \"200B\"\nrate = \"2000/s\"\npcp = 4\ntarget = { latency = \"5ms\" }\n",
@@ -93,8 +93,8 @@ fn kinds() -> anyhow::Result<Vec<Contract>> {
 }
 
 impl Instance {
-    /// So many hosts, six of ten flash, two eMMC and two as measured, and [`VMS_PER_HOST`] times as
-    /// many contracts of random kinds.
+    /// Makes `hosts` hosts, six of ten flash, two eMMC and two as measured, and [`VMS_PER_HOST`]
+    /// times as many contracts of random kinds.
     ///
     /// # Errors
     /// When a built-in profile cannot be read.

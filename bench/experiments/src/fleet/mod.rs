@@ -1,5 +1,5 @@
-//! Many hosts: what sums of integers cost, and contracts placed in simulated fleets of up to
-//! 100 000 hosts.
+//! Fleets: the cost of sums of integers on single hosts, and contracts placed in simulated fleets
+//! of up to 100 000 hosts.
 
 mod crm;
 mod instance;
@@ -42,36 +42,36 @@ pub struct FleetOptions {
     pub seed: u64,
 }
 
-/// The result.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetData {
-    /// [`FleetData::SCHEMA`].
+    /// [`FleetData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where the decisions were timed.
+    /// Host on which the decisions were timed.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// Single hosts.
+    /// Contracts admitted by sums on single hosts.
     pub sums: Sums,
     /// Fleets by rising size.
     pub fleets: Vec<Filled>,
     /// A small fleet, by Pacemaker's own scheduler; `None` where it is not installed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pacemaker: Option<ByPacemaker>,
-    /// The most memory of the process, with every rule's data, GiB.
+    /// Peak memory of the process, with every rule's data, GiB.
     pub memory_gib: f64,
 }
 
-/// One small fleet.
+/// Placements of Pacemaker's scheduler in a small fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByPacemaker {
     /// Contracts that `crm_simulate` places.
     pub by_crm_simulate: usize,
-    /// The same fleet by the rules of the larger ones.
+    /// The same instance filled by the rules of the larger fleets.
     pub fleet: Filled,
 }
 
@@ -245,7 +245,7 @@ mod tests {
         assert!(data.first_fit > data.vms / 3 && data.pacemaker > data.vms / 4, "{data:?}");
         let sums = sums::sums(12, 3).unwrap();
         assert_eq!(sums.admitted_wrongly, 0);
-        // One that is let in may keep two later ones out, so neither rule is always ahead.
+        // An admitted contract may keep two later ones out, so neither rule is always ahead.
         assert!(sums.by_sums > sums.hosts && sums.by_ledger > sums.hosts, "{sums:?}");
         assert_eq!(simulate::fill(60, 3).unwrap().placed, data.placed, "a seed decides all but the time");
     }

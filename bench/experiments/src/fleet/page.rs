@@ -6,7 +6,7 @@ use super::{Filled, FleetData};
 use crate::page::Section;
 use crate::page::xy::{axis, plot, series, table};
 
-/// Cost of a decision, and what was placed.
+/// Sections on the cost of a decision, and on the contracts placed.
 pub fn sections(data: &FleetData) -> Vec<Section> {
     vec![cost(data), placed(data)]
 }

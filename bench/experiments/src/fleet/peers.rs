@@ -1,4 +1,4 @@
-//! What others would place: engines that know capacity as integers and add them up.
+//! Placement by other engines, which know capacity as integers and add them up.
 
 use rtvirtio_capacity::{Scalars, WHOLE};
 
@@ -8,7 +8,7 @@ use super::instance::Instance;
 pub type Amount = [u32; 3];
 
 const NONE: Amount = [0; 3];
-/// All that a host has.
+/// Whole capacity of a host.
 pub const FULL: Amount = [WHOLE.0; 3];
 
 fn amount(s: &Scalars) -> Amount {
@@ -27,13 +27,13 @@ fn less(free: Amount, need: Amount) -> Amount {
     std::array::from_fn(|i| free[i] - need[i])
 }
 
-/// What each kind takes of each class.
+/// Demand of each kind of contract on each class of host.
 fn needs(instance: &Instance) -> Vec<Vec<Amount>> {
     let of = |k| instance.classes.iter().map(|n| amount(&n.scalars(k))).collect();
     instance.kinds.iter().map(of).collect()
 }
 
-/// The contracts by falling size: the least that a host of any class gives for it.
+/// Contracts by falling size: the smallest demand over the classes of hosts.
 pub fn decreasing(instance: &Instance) -> Vec<u16> {
     let needs = needs(instance);
     let size = |kind: u16| needs[usize::from(kind)].iter().map(|n| n.iter().copied().max()).min();
@@ -46,7 +46,7 @@ pub fn decreasing(instance: &Instance) -> Vec<u16> {
 pub fn first_fit(instance: &Instance, order: &[u16]) -> usize {
     let needs = needs(instance);
     let mut hosts = FreeTree::new(instance);
-    // What does not fit once never fits: nothing is removed.
+    // A kind that does not fit once never fits: no contract is removed.
     let mut full = vec![false; needs.len()];
     let mut placed = 0;
     for &kind in order {
@@ -65,7 +65,7 @@ pub fn first_fit(instance: &Instance, order: &[u16]) -> usize {
     placed
 }
 
-/// What Pacemaker is told that each kind takes: the most over the kinds of hosts that could promise
+/// Demand of each kind in Pacemaker's CIB: the largest over the classes of hosts that could admit
 /// it.
 pub fn demands(instance: &Instance) -> Vec<Amount> {
     let of = |needs: &Vec<Amount>| {
@@ -75,8 +75,8 @@ pub fn demands(instance: &Instance) -> Vec<Amount> {
     needs(instance).iter().map(of).collect()
 }
 
-/// As Pacemaker with `placement-strategy=balanced`: by falling priority, each to the host with the
-/// most room left, and one demand for all hosts: the most over the kinds of hosts.
+/// Pacemaker's rule with `placement-strategy=balanced`: by falling priority, each to the host with
+/// the most capacity left, and one demand for all hosts: the largest over the classes of hosts.
 pub fn pacemaker(instance: &Instance) -> usize {
     let needs = needs(instance);
     let demands = demands(instance);
@@ -109,7 +109,7 @@ pub fn pacemaker(instance: &Instance) -> usize {
     placed
 }
 
-/// Hosts in their order, with what the freest of a range of them has left, by class.
+/// Hosts in their order; each node holds the most capacity left in its range of hosts, by class.
 struct FreeTree {
     classes: usize,
     leaves: usize,

@@ -1,4 +1,4 @@
-//! Contracts come one after the other to many hosts.
+//! Simulation of contracts that arrive one after the other at many hosts.
 
 use std::time::Instant;
 
@@ -10,37 +10,37 @@ use serde::{Deserialize, Serialize};
 use super::instance::Instance;
 use super::peers;
 
-/// Hosts that the exact admission asks where no sum has room, of each kind of host.
+/// Hosts of each class that the exact admission tries where no sum fits.
 const TRIES: usize = 32;
 
-/// One fleet, filled.
+/// Placements of every rule in one fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Filled {
-    /// Hosts.
+    /// Hosts of the fleet.
     pub hosts: usize,
-    /// Contracts that come.
+    /// Contracts that arrive.
     pub vms: usize,
     /// Time for all decisions of one core, s.
     pub seconds: f64,
-    /// Contracts placed: by sums, and by the exact admission where no sum has room.
+    /// Contracts placed: by sums, and by the exact admission where no sum fits.
     pub placed: usize,
     /// Contracts placed by sums alone, in the same order.
     pub placed_by_sums: usize,
-    /// By first fit on the same integers, in the same order.
+    /// Contracts placed by first fit on the same integers, in the same order.
     pub first_fit: usize,
-    /// By first fit, the largest first: it knows all that will come.
+    /// Contracts placed by first fit, the largest first: all arrivals are known in advance.
     pub first_fit_decreasing: usize,
-    /// By Pacemaker's rule on the demands that it would be given.
+    /// Contracts placed by Pacemaker's rule on the demands of its CIB.
     pub pacemaker: usize,
-    /// Ours with the largest first.
+    /// Contracts placed by our rule, the largest first.
     pub placed_decreasing: usize,
     /// Hosts whose contracts the full admission refuses, by any resource; 0 unless something is
     /// wrong.
     pub beyond_capacity: usize,
 }
 
-/// Fills a fleet of so many hosts by every rule.
+/// Fills a fleet of `hosts` hosts by every rule.
 ///
 /// # Errors
 /// When a built-in profile cannot be read.
@@ -101,7 +101,7 @@ fn beyond(instance: &Instance, order: &[u16], at: &[Option<u32>]) -> usize {
     on.iter().enumerate().filter(|of| is_beyond(*of)).count()
 }
 
-/// The most memory that this process has had, GiB.
+/// Peak memory of this process, GiB.
 ///
 /// # Errors
 /// When the kernel does not say.

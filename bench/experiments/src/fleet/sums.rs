@@ -1,4 +1,4 @@
-//! What adding up integers lets in, and what it keeps out, on single hosts.
+//! Contracts admitted and refused by sums of integers, on single hosts.
 
 use rtvirtio_capacity::{Contract, admit};
 use rtvirtio_stats::Random;
@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 
 use super::instance::Instance;
 
-/// Contracts that come to a host.
+/// Contracts that arrive at a host.
 const CANDIDATES: usize = 60;
 
 /// Random hosts, each filled from one random sequence in three ways.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sums {
-    /// Hosts.
+    /// Hosts that were filled.
     pub hosts: usize,
     /// Contracts whose sum is within the limits and that the full admission refuses.
     pub admitted_wrongly: usize,
-    /// Contracts let in by sums.
+    /// Contracts admitted by sums.
     pub by_sums: usize,
-    /// By the exact admission under the shape that the sums are of.
+    /// Contracts admitted by the exact admission under the shape that the sums are of.
     pub by_ledger: usize,
-    /// By the full admission under any shape.
+    /// Contracts admitted by the full admission under any shape.
     pub by_admission: usize,
 }
 
-/// Fills so many hosts.
+/// Fills `hosts` hosts.
 ///
 /// # Errors
 /// When a built-in profile cannot be read.

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_testbed::cluster::{ContractCluster, runs_in};
 
-/// Pause between two looks.
+/// Interval of checks.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// What was seen.
+/// Observations of an [`Overlap`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// Looks at which any VM ran on two nodes.
+    /// VMs seen running on two nodes, over all checks.
     pub(super) on_two_nodes: usize,
-    /// When the VM of the lost node first ran on another.
+    /// Time at which the VM of the lost node was first seen on another.
     pub(super) elsewhere: Option<Instant>,
 }
 
-/// Looks again and again at the processes of all nodes.
+/// Polls the processes of all nodes.
 pub(super) struct Overlap {
     end: Arc<AtomicBool>,
     thread: JoinHandle<Seen>,

@@ -10,7 +10,7 @@ use crate::page::Section;
 use crate::page::xy::table;
 use crate::report::{ExperimentReport, read};
 
-/// A scenario: its id, what it is, and its time in a round.
+/// A scenario: id, description, and time in a round.
 type Scenario = (&'static str, &'static str, fn(&Round) -> f64);
 
 const SCENARIOS: [Scenario; 5] = [

@@ -1,6 +1,6 @@
-//! The disk of one node becomes slow: its node vetoes contracts with I/O targets, nothing is placed
-//! there, an operator's move is refused with the reason; when the disk has recovered, so has the
-//! node.
+//! The disk of one node becomes slow: its node vetoes contracts with I/O targets, no contract is
+//! placed there, an operator's move is refused with the reason; the veto ends when the disk has
+//! recovered.
 //!
 //! The disks are twins, with the same reads on each. VMs have no system that could read.
 
@@ -26,43 +26,43 @@ use crate::saved::Saved;
 
 /// File name of the result.
 pub const FILE: &str = "fleet-cluster-slow.json";
-/// Each node's disk.
+/// Device profile of each node's emulated disk.
 const TWIN: &str = "qlc-nvme";
-/// Its profile, measured on a twin of this kind.
+/// Profile measured on such an emulated disk.
 const PROFILE: &str = include_str!("../../../../control/learn/data/qlc-nvme.profile.json");
-/// Its size.
+/// Size of each node's disk.
 const SIZE: Bytes = Bytes(64 << 20);
-/// How many times as long as declared the slow disk takes. With what FUSE and the loop device add
-/// to each request this is about ten times of what was measured.
+/// Slow disk's service time over the declared one. With the overhead of FUSE and the loop device
+/// this is about ten times the measured time.
 const SLOW_BY: u32 = 20;
-/// Reads on each disk in a second; a slow one still completes them.
+/// Reads per second on each disk; a slow disk still completes them.
 const READS_PER_S: u32 = 200;
 /// Time with these reads before a disk becomes slow: a judgement takes 1000 requests.
 const HEALTHY: Duration = Duration::from_secs(8);
-/// What the reason of such a veto says.
+/// Text in the reason of such a veto.
 const REASON: &str = "times as long as when it was measured";
-/// How often nodes publish.
+/// Interval of the nodes' publications.
 const EVERY: &str = "1s";
 
-/// The result.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowData {
-    /// [`SlowData::SCHEMA`].
+    /// [`SlowData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// How many times as long as declared the slow disk takes.
+    /// Slow disk's service time over the declared one.
     pub slow_by: u32,
-    /// Reads on each disk in a second.
+    /// Reads per second on each disk.
     pub reads_per_s: u32,
-    /// Time with these reads before, s.
+    /// Time with these reads before a disk becomes slow, s.
     pub healthy_s: f64,
-    /// Every repetition.
+    /// Repetitions of the scenario.
     pub rounds: Vec<SlowRound>,
 }
 
@@ -70,35 +70,36 @@ impl Saved for SlowData {
     const SCHEMA: &str = "rtvirtio-fleet-cluster-slow/1";
 }
 
-/// One repetition.
+/// Times and violations of one repetition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowRound {
     /// From a slow disk until its node vetoes every contract, s.
     pub veto_s: f64,
-    /// The reason that is published then.
+    /// Published reason of the veto.
     pub why: String,
-    /// Vetoes for a slow disk of nodes whose disk is as fast as declared, looked at before and
-    /// while another is slow.
+    /// Vetoes for a slow disk of nodes whose disk is as fast as declared, checked before and while
+    /// another is slow.
     pub vetoes_of_healthy: usize,
     /// VMs that started on the node while its disk was slow, although it was the emptiest.
     pub placed_there: usize,
-    /// From an operator's order to move a VM there until the cluster has done all that follows from
-    /// it, s.
+    /// From an operator's order to move a VM there until the cluster has finished all transitions
+    /// that follow from it, s.
     pub refused_s: f64,
     /// Whether the VM ran on, in the same process with its contract, and the reason was published.
     pub refused_without_stop: bool,
-    /// From a disk that is as fast as before until its node vetoes nothing, s.
+    /// From a disk that is as fast as before until its node has no veto, s.
     pub recovered_s: f64,
-    /// From an operator's order to move a VM there, now, until its contract verifies there, s.
+    /// From an operator's order to move a VM there, once it has recovered, until its contract
+    /// verifies there, s.
     pub moved_s: f64,
-    /// Nodes whose contracts were more than their budget, over all looks.
+    /// Nodes whose contracts exceeded their budget, over all checks.
     pub beyond_capacity: usize,
-    /// VMs that ran without a contract that verifies, over all looks.
+    /// VMs that ran without a contract that verifies, over all checks.
     pub unverified: usize,
 }
 
-/// Runs the scenario so often.
+/// Runs the scenario the given number of times.
 ///
 /// # Errors
 /// What does not start, and cancellation.
@@ -167,7 +168,7 @@ impl Scenario<'_> {
         for vm in [first, second, third] {
             site.add_vm(0, vm)?;
         }
-        // It starts when the disk is slow.
+        // The third VM starts when the disk is slow.
         site.cluster.run(0, &target_role(third, "Stopped"))?;
         site.set_contracts(&[first, second, third])?;
         site.publish(all)?;
@@ -205,7 +206,7 @@ impl Scenario<'_> {
         Ok(())
     }
 
-    /// An operator moves the first VM to the node with the slow disk.
+    /// Orders the first VM to the node with the slow disk, which has to be refused.
     fn refused(&mut self, from: usize, slow: usize) -> anyhow::Result<()> {
         let vm = VMS[0];
         settle(&self.site, 0)?;
@@ -219,12 +220,12 @@ impl Scenario<'_> {
         let veto = all.iter().find(|p| p["resource"] == vm && p["node"] == node_name(slow).as_str());
         let why = veto.and_then(|p| p["why"].as_str()).unwrap_or_default();
         self.result.why = why.to_owned();
-        // One that two contracts fill vetoes a third, whatever its disk does.
+        // A node that two contracts fill vetoes a third, whatever its disk does.
         let elsewhere = all.iter().filter(|p| p["node"] != node_name(slow).as_str());
         self.result.vetoes_of_healthy += elsewhere.filter(|p| of_slow_disk(p)).count();
         let same = before.is_some() && self.site.start_of(from, vm) == before && self.site.verifies(from, vm);
         self.result.refused_without_stop = same && is_of_slow_disk(why);
-        // An order that was refused stands until it is taken back.
+        // A refused order stands until it is cleared.
         self.site.cluster.run(0, &["crm_resource", "--clear", "-r", vm])?;
         settle(&self.site, 0)
     }
@@ -234,7 +235,7 @@ impl Scenario<'_> {
         Ok(())
     }
 
-    /// Until a node vetoes so many contracts; how long it took, s.
+    /// Waits until a node vetoes `n` contracts; returns the time, s.
     fn wait_vetoes(&self, node: usize, n: usize) -> anyhow::Result<f64> {
         let (begin, name) = (Instant::now(), node_name(node));
         loop {
@@ -275,7 +276,7 @@ fn vetoes(published: &[Value]) -> Vec<&Value> {
     published.iter().filter(|p| p["veto"] == true).collect()
 }
 
-/// A time of a round: its id, what it is, and where it is.
+/// A time of a round: id, description, and accessor.
 type Time = (&'static str, String, fn(&SlowRound) -> f64);
 
 impl SlowData {

@@ -1,4 +1,4 @@
-//! How far a guest gets before its contract is in force.
+//! CPU time of a guest before its contract is in force.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rtvirtio_testbed::cluster::{Cluster, domain_group};
 
-/// Pause between two looks.
+/// Interval of checks.
 const EVERY: Duration = Duration::from_millis(2);
 
 /// Watches the cgroups that libvirt makes for a domain on these nodes.
@@ -29,7 +29,7 @@ impl Watch {
                 for (cpu, cpuacct) in &groups {
                     let Some(domain) = domain_group(cpu, &vm) else { continue };
                     if number(&domain.join("cpu.rt_runtime_us")).is_some_and(|us| us > 0) {
-                        // Its vCPU's thread stays in libvirt's group of this controller.
+                        // The vCPU's thread stays in libvirt's group of this controller.
                         let used = number(&domain_group(cpuacct, &vm)?.join("vcpu0/cpuacct.usage"))?;
                         return Some(used as f64 / 1e6);
                     }

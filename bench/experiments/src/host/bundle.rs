@@ -1,4 +1,4 @@
-//! The bundle: what is saved after each part, and read when a stopped run goes on.
+//! The bundle: results saved after each part, and read when a stopped run continues.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,15 +12,15 @@ pub const FILE: &str = "host.json";
 /// Results of one host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bundle {
-    /// Always [`Saved::SCHEMA`].
+    /// [`Saved::SCHEMA`], checked on reading.
     pub schema: String,
-    /// When, and by which version.
+    /// Date of the first run, and version of the program.
     pub generated: String,
-    /// The host.
+    /// Hardware, kernel and installed programs.
     pub machine: MachineFacts,
     /// Whether the figures of parts that can use one are of a drive of this host.
     pub own_drive: bool,
-    /// In order of worth.
+    /// Results of the parts, the most valuable first.
     pub parts: Vec<PartResult>,
 }
 
@@ -28,54 +28,53 @@ impl Saved for Bundle {
     const SCHEMA: &str = "rtvirtio-host/1";
 }
 
-/// One part.
+/// Result of one part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PartResult {
-    /// As [`Part::name`](super::Part::name).
+    /// Name of the part ([`Part::name`](super::Part::name)).
     pub name: String,
-    /// The command that was run, or that would be.
+    /// Command that was run, or that would be.
     pub command: String,
-    /// Position of its size.
+    /// Index in the part's sizes, shortest first.
     pub size: usize,
-    /// How it ended.
+    /// Figures, error or reason for leaving the part out.
     pub outcome: Outcome,
 }
 
-/// How a part ended.
+/// Outcome of a part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// There are figures.
+    /// The part was measured.
     Measured {
-        /// How long it took, in seconds.
+        /// Duration of the part, s.
         seconds: u64,
         /// `kvm`, `tcg` or `none`.
         accelerator: String,
-        /// Its figures.
+        /// Numbers that the part's command reported.
         claims: Vec<Claim>,
     },
-    /// It ended with an error.
+    /// The part's command failed.
     Failed {
-        /// Its last words.
+        /// Error of the command, or its last lines.
         reason: String,
     },
-    /// It was left out.
+    /// The part was not run.
     LeftOut {
-        /// Why.
+        /// Reason, such as a missing program or too little time.
         reason: String,
     },
 }
 
 impl Bundle {
-    /// The size in which a part has figures.
+    /// Index of the size that was measured; `None` without figures.
     #[must_use]
     pub fn measured(&self, name: &str) -> Option<usize> {
         let part = self.parts.iter().find(|part| part.name == name)?;
         matches!(part.outcome, Outcome::Measured { .. }).then_some(part.size)
     }
 
-    /// Puts a result in the place of an earlier one. Figures stay where a longer measurement
-    /// failed.
+    /// Replaces an earlier result of the part. Figures stay where a longer measurement failed.
     pub fn put(&mut self, result: PartResult) {
         let at = self.parts.iter_mut().find(|part| part.name == result.name);
         let is_measured = |part: &PartResult| matches!(part.outcome, Outcome::Measured { .. });
@@ -86,7 +85,7 @@ impl Bundle {
         }
     }
 
-    /// All figures.
+    /// Figures of all measured parts.
     pub fn claims(&self) -> impl Iterator<Item = &Claim> {
         self.parts.iter().flat_map(|part| match &part.outcome {
             Outcome::Measured { claims, .. } => claims.as_slice(),

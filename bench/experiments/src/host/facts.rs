@@ -1,4 +1,4 @@
-//! What one needs to know of a host to read its figures.
+//! Properties of a host that its figures depend on.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Programs whose versions are recorded.
 const PROGRAMS: &[&str] =
     &["qemu-system-x86_64", "qemu-storage-daemon", "fio", "virsh", "ovs-vswitchd", "cyclictest", "tc"];
-/// Longest version that is kept.
+/// Most characters kept of a version.
 const VERSION: usize = 80;
 
 /// A host, without name, serial number or address.
@@ -19,15 +19,15 @@ const VERSION: usize = 80;
 pub struct MachineFacts {
     /// Distribution, as `/etc/os-release` calls it.
     pub system: String,
-    /// Kernel release.
+    /// Release of the running kernel.
     pub kernel: String,
     /// Whether the kernel is a PREEMPT_RT one.
     pub preempt_rt: bool,
-    /// The processor's name.
+    /// Model name of the processor.
     pub processor: String,
     /// CPUs that may be used.
     pub cpus: u32,
-    /// Memory in MiB.
+    /// Installed memory, MiB.
     pub memory_mib: u64,
     /// Whether the host is a virtual machine itself.
     pub virtual_machine: bool,
@@ -38,7 +38,7 @@ pub struct MachineFacts {
 }
 
 impl MachineFacts {
-    /// Those of this host. What cannot be read is empty.
+    /// Facts of this host. Unreadable ones are empty.
     #[must_use]
     pub fn of(root: &Root) -> Self {
         let read = |path: &str| fs::read_to_string(root.at(path)).unwrap_or_default();
@@ -61,7 +61,7 @@ impl MachineFacts {
         }
     }
 
-    /// Whether figures of both can stand in one bundle: the same machine, by what is known of it,
+    /// Whether figures of both can be in one bundle: the same machine, by its known properties,
     /// with the same kernel.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
@@ -70,7 +70,7 @@ impl MachineFacts {
         of(self) == of(other)
     }
 
-    /// As sentences.
+    /// Facts as sentences for reports.
     #[must_use]
     pub fn sentences(&self) -> Vec<String> {
         let kind = if self.virtual_machine { "a virtual machine" } else { "a machine" };

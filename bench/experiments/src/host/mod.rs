@@ -1,5 +1,5 @@
-//! What one host can do: as many experiments as fit into a time, one after the other, in one bundle
-//! that holds nothing by which the host could be recognised.
+//! Measurement of one host: as many experiments as fit into a time, one after the other, in one
+//! bundle without any property by which the host could be recognised.
 
 mod bundle;
 mod facts;

@@ -1,26 +1,26 @@
-//! The experiments of the bundle in order of worth, and which of them fit.
+//! The experiments of the bundle, the most valuable first, and the choice of those that fit.
 
 use std::time::Duration;
 
-/// An experiment.
+/// An experiment of the bundle.
 #[derive(Debug)]
 pub struct Part {
-    /// Its name in the bundle.
+    /// Name in the bundle.
     pub name: &'static str,
-    /// What it shows.
+    /// Subject of the experiment, for its announcement.
     pub shows: &'static str,
-    /// What it makes and changes on the host while it runs.
+    /// Objects that it makes and settings that it changes on the host while it runs.
     pub touches: &'static str,
     /// Programs that must be installed.
     pub needs: &'static [&'static str],
-    /// The same experiment with less and more samples, shortest first.
+    /// Lengths of the experiment with fewer and more samples, shortest first.
     pub sizes: &'static [Size],
 }
 
-/// One length of an experiment.
+/// Length of an experiment.
 #[derive(Debug)]
 pub struct Size {
-    /// About how long it takes on two CPUs without KVM; less with it.
+    /// Approximate duration on two CPUs without KVM, s; less with it.
     pub seconds: u64,
     /// Arguments of `rtvirtio-bench`, or of `rtvirtio-lab` for `demo`; [`OUT`] and [`DEVICE`] in
     /// them are replaced.
@@ -36,7 +36,7 @@ const QEMU: &str = "qemu-system-x86_64";
 /// The parts of `rtvirtio-bench net` without another switch, which takes huge pages.
 const NETWORK: &str = "simulated,flood,uplink,hostile,crash,frames,tcp,ping,sv,web";
 
-/// All parts, in order of worth.
+/// All parts, the most valuable first.
 pub const PARTS: &[Part] = &[
     Part {
         name: "before-after",
@@ -195,26 +195,26 @@ pub const PARTS: &[Part] = &[
     },
 ];
 
-/// A part in the size that is to be measured.
+/// A part in the size to be measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
-    /// The part.
+    /// Part to be measured.
     pub part: &'static Part,
-    /// Position of the size.
+    /// Index in the part's sizes.
     pub size: usize,
 }
 
 impl Choice {
-    /// About how long it takes.
+    /// Approximate duration.
     #[must_use]
     pub fn time(self) -> Duration {
         Duration::from_secs(self.part.sizes[self.size].seconds)
     }
 }
 
-/// What is measured in this time: as many parts as possible in their shortest size, in order of
-/// worth, and with the rest of the time the first ones in a longer size. What `done` gives, the
-/// size in which a part is there already, takes no time.
+/// Parts to be measured in the budget: as many as possible in their shortest size, the most
+/// valuable first, and with the rest of the time the first ones in a longer size. A part whose size
+/// `done` returns is measured already and takes no time.
 #[must_use]
 pub fn choose(
     parts: &[&'static Part],

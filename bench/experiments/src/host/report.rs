@@ -11,9 +11,9 @@ use crate::claims::Claim;
 use crate::page::{Section, Table, claims as claim_rows};
 use crate::report::{ExperimentReport, read};
 
-/// The published figures.
+/// Published figures of the reference host.
 const REFERENCE: &str = include_str!("../../../../docs/results/claims.tsv");
-/// What they are of.
+/// Description of the reference host.
 const REFERENCE_HOST: &str = "The reference is the project's development machine, a virtual machine with two CPUs \
      whose guests are emulated: its figures compare methods and are not those of hardware.";
 const HEAD: [&str; 9] =
@@ -90,7 +90,7 @@ fn row(claim: &Claim, reference: &BTreeMap<&str, f64>) -> [String; 9] {
     [id, what, value, unit, n, theirs, ratio, limit, met]
 }
 
-/// What no part covers, with the command for a host that has it.
+/// Figures that no part covers, with the command for a host that can measure them.
 fn elsewhere() -> Section {
     let rows = [
         (
@@ -133,7 +133,7 @@ fn elsewhere() -> Section {
     }
 }
 
-/// For a terminal.
+/// Bundle with the reference's figures for a terminal.
 fn text(bundle: &Bundle, reference: &BTreeMap<&str, f64>) -> String {
     let mut text = bundle.machine.sentences().join("\n") + "\n";
     for part in &bundle.parts {

@@ -1,5 +1,5 @@
-//! Which parts are measured on this host, and their run: each is a process of this program, so that
-//! one that fails ends none of the others.
+//! The choice of parts for this host, and their run: each is a process of this program, so that a
+//! failed part ends no other.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -34,17 +34,17 @@ const LAB: &str = "rtvirtio-lab";
 const FILE_ON_DRIVE: &str = "rtvirtio-bench.img";
 /// Exit codes with a result: met, a claim or target missed, a target not proven.
 const WITH_RESULT: [i32; 3] = [0, 2, 4];
-/// A part that takes this many times as long as expected is stopped.
+/// Factor of the expected duration after which a part is stopped.
 const PATIENCE: u32 = 6;
-/// Time that a part gets to put everything back after a signal.
+/// Time limit of a part to restore all settings after a signal.
 const PUT_BACK: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(50);
 /// Longest wait for each line, and for the result, of a part that has ended.
 const AFTER_END: Duration = Duration::from_secs(5);
-/// Lines of a part that fails which are kept.
+/// Number of lines kept of a failed part.
 const LAST_WORDS: usize = 3;
 
-/// Options.
+/// Options of `rtvirtio-bench host`.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
     /// A directory on the drive under test; without it the drive is emulated.
@@ -63,19 +63,19 @@ pub struct HostOptions {
     pub global: Vec<String>,
 }
 
-/// What is to be done.
+/// Parts to be measured, and earlier results.
 #[derive(Debug)]
 pub struct Work {
-    /// What is there already.
+    /// Results of earlier runs.
     bundle: Bundle,
-    /// Every part that is asked for with its size, or why it is left out.
+    /// Every requested part with its size, or the reason for leaving it out.
     parts: Vec<(&'static Part, Result<Choice, String>)>,
 }
 
-/// Decides what to measure. Changes nothing.
+/// Chooses the parts to measure. Changes nothing.
 ///
 /// # Errors
-/// A part or drive that there is none of; a bundle of another host in the directory.
+/// An unknown part or a missing drive; a bundle of another host in the directory.
 pub fn prepare(options: &HostOptions) -> anyhow::Result<Work> {
     let is_known = |name: &&String| PARTS.iter().any(|part| part.name == **name);
     if let Some(unknown) = options.only.iter().find(|name| !is_known(name)) {
@@ -120,26 +120,26 @@ pub fn prepare(options: &HostOptions) -> anyhow::Result<Work> {
     Ok(Work { bundle, parts })
 }
 
-/// A part as it is announced.
+/// Announcement of a part before the run.
 #[derive(Debug, Serialize)]
 pub struct PlannedPart {
-    /// Its name.
+    /// Name of the part.
     pub name: &'static str,
-    /// What it shows.
+    /// Subject of the part.
     pub shows: &'static str,
-    /// What it makes and changes.
+    /// Objects that it makes and settings that it changes on the host.
     pub touches: &'static str,
-    /// About how long it takes, in seconds; 0 for what is measured already or left out.
+    /// Approximate duration, s; 0 for a part that is measured already or left out.
     pub seconds: u64,
-    /// The command.
+    /// Command of the part.
     pub command: String,
-    /// Why it is not measured, if it is not.
+    /// Reason for not measuring the part; `None` where it is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out: Option<String>,
 }
 
 impl Work {
-    /// What each part does on the host and how long, for a reader who decides whether to start.
+    /// Effects and duration of each part, for a user who decides whether to start.
     #[must_use]
     pub fn planned(&self, options: &HostOptions) -> Vec<PlannedPart> {
         let of_part = |(part, choice): &(&'static Part, Result<Choice, String>)| {
@@ -157,7 +157,7 @@ impl Work {
         self.parts.iter().map(of_part).collect()
     }
 
-    /// The same as text.
+    /// [`Work::planned`] as text.
     #[must_use]
     pub fn describe(&self, options: &HostOptions) -> String {
         let planned = self.planned(options);
@@ -180,8 +180,8 @@ impl Work {
 /// Measures, and saves the bundle after each part.
 ///
 /// # Errors
-/// Virtual machines that run here; a bundle that cannot be written; Ctrl-C, after what ran has put
-/// everything back.
+/// VMs that run here; a bundle that cannot be written; Ctrl-C, after the running part has restored
+/// all settings.
 pub fn measure(work: Work, options: &HostOptions, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
     let root = Root::default();
     if !options.under_vms {
@@ -267,13 +267,13 @@ fn one(
     })
 }
 
-/// The command as a user would give it.
+/// Command line as a user would type it.
 fn shown_command(choice: Choice, options: &HostOptions) -> String {
     let program = if is_demo(choice) { LAB } else { "rtvirtio-bench" };
     format!("{program} {}", words(choice, options, "DIR").join(" "))
 }
 
-/// Whether the laboratory's own program runs it.
+/// Whether `rtvirtio-lab` runs the part.
 fn is_demo(choice: Choice) -> bool {
     choice.part.sizes[choice.size].args.first() == Some(&"demo")
 }
@@ -296,8 +296,8 @@ enum Ended {
     Failed(String),
 }
 
-/// Runs a command to its end. Ctrl-C reaches it once, from here: it is in a process group of its
-/// own, and puts everything back.
+/// Runs a command to its end. The command has a process group of its own, so that Ctrl-C reaches it
+/// once, from here; it restores all settings.
 fn run(program: &Path, args: &[String], choice: Choice, progress: &dyn Progress) -> anyhow::Result<Ended> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -334,7 +334,7 @@ fn run(program: &Path, args: &[String], choice: Choice, progress: &dyn Progress)
         }
         thread::sleep(POLL);
     };
-    // To the end of what it has written; a process that it left behind may hold the other end.
+    // To the end of its output; a process that it left behind may hold the other end.
     while let Ok(line) = lines.recv_timeout(AFTER_END) {
         show(line, &mut last);
     }
@@ -348,11 +348,11 @@ fn run(program: &Path, args: &[String], choice: Choice, progress: &dyn Progress)
     })
 }
 
-/// Why it failed: its error as JSON, else its last lines.
+/// Reason of a failure: the command's error as JSON, else its last lines.
 fn last_words(status: ExitStatus, stdout: &str, last: &[String]) -> String {
     let error = serde_json::from_str::<serde_json::Value>(stdout).ok();
     match error.as_ref().and_then(|error| error["error"].as_str()) {
-        // What a program printed may follow, on lines of its own.
+        // The program's own output may follow, on lines of its own.
         Some(error) => error.lines().next().unwrap_or_default().to_owned(),
         None if last.is_empty() => status.to_string(),
         None => last.join("; "),
@@ -360,7 +360,7 @@ fn last_words(status: ExitStatus, stdout: &str, last: &[String]) -> String {
 }
 
 fn signal(child: &Child, signal: Signal) {
-    // It has not been waited for, so the id is its own.
+    // The child has not been waited for, so the id is its own.
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }

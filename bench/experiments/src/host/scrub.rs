@@ -1,4 +1,4 @@
-//! Takes out of a text what a host could be recognised by.
+//! Removal of text by which a host could be recognised.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,11 +7,11 @@ use std::path::Path;
 
 use rtvirtio_kernel::Root;
 
-/// What stands in its place.
+/// Replacement of removed text.
 const REMOVED: &str = "(removed)";
-/// A shorter word would be found in the middle of others: a host may be called `a`.
+/// Shortest removed word: a shorter one would match inside others, as a host may be called `a`.
 const SHORTEST: usize = 4;
-/// Files whose whole content is such a word.
+/// Files whose whole content is a word to remove.
 const FILES: &[&str] = &[
     "/etc/hostname",
     "/proc/sys/kernel/hostname",
@@ -23,19 +23,20 @@ const FILES: &[&str] = &[
     "/sys/class/dmi/id/product_serial",
     "/sys/class/dmi/id/product_uuid",
 ];
-/// Below each directory in `/sys/block` and `/sys/class/net`.
+/// Files below each directory in `/sys/block` and `/sys/class/net` whose content is a word to
+/// remove.
 const OF_DEVICES: &[(&str, &[&str])] = &[
     ("/sys/block", &["serial", "device/serial", "wwid", "device/wwid", "uuid"]),
     ("/sys/class/net", &["address"]),
 ];
 
-/// Words that are taken out.
+/// Words to remove.
 #[derive(Clone, Debug, Default)]
 pub struct Scrub(BTreeSet<String>);
 
 impl Scrub {
-    /// Names, serial numbers and hardware addresses of this host. What cannot be read is in no
-    /// output of an unprivileged program either.
+    /// Names, serial numbers and hardware addresses of this host. A file that cannot be read is in
+    /// no output of an unprivileged program either.
     #[must_use]
     pub fn of(root: &Root) -> Self {
         let mut words = BTreeSet::new();
@@ -57,7 +58,7 @@ impl Scrub {
         Self(words)
     }
 
-    /// The text without them, and without IP addresses.
+    /// Text without these words, and without IP addresses.
     #[must_use]
     pub fn text(&self, text: &str) -> String {
         // Longer words first: one may be a part of another.

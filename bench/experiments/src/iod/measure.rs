@@ -37,17 +37,17 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct IodOptions {
-    /// `twin:NAME`.
+    /// Emulated device, `twin:NAME`.
     pub device: String,
     /// Length of each run.
     pub length: Nanos,
-    /// Rounds.
+    /// Repetitions of all schemes.
     pub repeat: usize,
     /// Whether the cost of a request is not compared with `qemu-storage-daemon`.
     pub no_peer: bool,
 }
 
-/// Measures all of it.
+/// Measures the flood, the windows, the cost of a request and the simulation.
 ///
 /// # Errors
 /// A device that cannot be made, requests that fail, and cancellation.
@@ -110,7 +110,7 @@ pub fn measure(options: &IodOptions, labs: &LabHost, progress: &dyn Progress) ->
     })
 }
 
-/// One request at a time of the first VM without other load: median and longest, ns.
+/// Median and longest latency of single requests of the first VM without other load, ns.
 fn alone(config: &str, dir: &Path, size: u64, length: Duration, seed: u64) -> anyhow::Result<(u64, u64)> {
     let domain = Backend::start_domain(dir, config)?;
     let mut clients = [Client::connect(&socket(dir, 0), Options::default())?];
@@ -121,7 +121,7 @@ fn alone(config: &str, dir: &Path, size: u64, length: Duration, seed: u64) -> an
     Ok(stream_results.first().map_or((0, 0), |g| (g.percentile(50.0).0, g.max().0)))
 }
 
-/// One run, and the device's window at its end.
+/// Runs a scheme; returns the results, and the device's window at the end.
 fn flood(
     scheme: &FloodScheme,
     config: &str,
@@ -137,7 +137,7 @@ fn flood(
     }
     let streams = flood_streams(scheme.flood, part_of(size));
     let plan = Plan { warm_up: WARM_UP, length, seed, spin: false };
-    // Above the engine's priority: CPU time of the engine is no noise.
+    // Above the engine's priority, so that the engine's CPU time does not count as noise.
     let probe = NoiseProbe::start_above(FIFO);
     let results = run_load(&mut clients, &streams, &plan);
     let noise = probe.finish();
@@ -151,11 +151,11 @@ fn flood(
     Ok((as_run(scheme.name, length.as_secs_f64(), &streams, &results, noise), window))
 }
 
-/// Pairs of the domain's and the peer's cost; rates of one busy disk on engines of one and of 64;
-/// p99.99 of a regulator's lateness and its n.
+/// Pairs of the I/O domain's and the peer's cost; rates of one busy disk on engines of one and of
+/// 64; p99.99 of a regulator's lateness and the number of pieces.
 type Costs = (Vec<(Cost, Cost)>, Vec<[f64; 2]>, Option<(u64, u64)>);
 
-/// Cost of a request over a RAM disk, and the lateness of the domain's regulator.
+/// Cost of a request over a RAM disk, and the lateness of the I/O domain's regulator.
 fn costs(options: &IodOptions, dir: &Path, progress: &dyn Progress) -> anyhow::Result<Costs> {
     let ram = RamDisk::new(RAM)?;
     let length = Duration::from_nanos(options.length.0).min(Duration::from_secs(3));
@@ -165,7 +165,7 @@ fn costs(options: &IodOptions, dir: &Path, progress: &dyn Progress) -> anyhow::R
         let mut bar = progress.bar(&format!("cost of a request, with {PEER}'s"), options.repeat as u64);
         for round in 0..options.repeat {
             bar.set(round as u64);
-            // The order of the two alternates.
+            // The first backend alternates.
             let mut both: [Vec<Cost>; 2] = [Vec::new(), Vec::new()];
             for side in [round % 2, 1 - round % 2] {
                 progress.check_cancelled()?;

@@ -31,33 +31,32 @@ pub const FILE: &str = "iod.json";
 
 /// Rates of the paper's tasks L, M and H, of each protected VM.
 pub const RATES: [f64; 3] = [100.0, 500.0, 1_500.0];
-/// Protected VMs.
+/// VMs with declared rates.
 pub const PROTECTED: usize = 3;
 /// Requests that the flooding VM keeps outstanding.
 pub const FLOOD_DEPTH: usize = 32;
-/// The target of every task, and the deadline that the domain is given for it when schemes are
-/// compared.
+/// Target of every task, and its deadline in the I/O domain when schemes are compared.
 pub const TARGET: Nanos = Nanos(5_000_000);
 
-/// Real-time priority of the domain's engine.
+/// Real-time priority of the I/O domain's engine.
 pub const FIFO: i32 = 30;
 
-/// How the domain is set up for a run of the flood.
+/// Configuration of the I/O domain for a run of the flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloodScheme {
-    /// For the result.
+    /// Id in results.
     pub name: &'static str,
     pub(crate) policy: &'static str,
-    /// As in the domain's file.
+    /// Window, as in the I/O domain's file.
     pub(crate) window: &'static str,
-    /// Of the reservations.
+    /// Deadline of the reservations.
     pub(crate) deadline: Nanos,
     /// Whether the fourth VM floods.
     pub flood: bool,
 }
 
-/// The compared schemes: ours alone and with the flood, the I/O-domain paper's round robin, and
-/// first come first served with all requests passed on, as in backends without a scheduler.
+/// Compared schemes: ours alone and with the flood, the I/O-domain paper's round robin, and first
+/// come first served with all requests passed on, as in backends without a scheduler.
 pub const FLOOD_SCHEMES: [FloodScheme; 4] = [
     FloodScheme { name: "edf, no flood", policy: "edf", window: "8", deadline: TARGET, flood: false },
     FloodScheme { name: "edf", policy: "edf", window: "8", deadline: TARGET, flood: true },
@@ -65,7 +64,7 @@ pub const FLOOD_SCHEMES: [FloodScheme; 4] = [
     FloodScheme { name: "fifo", policy: "fifo", window: "64", deadline: TARGET, flood: true },
 ];
 
-/// The socket of a VM.
+/// Path of a VM's socket.
 #[must_use]
 pub fn socket(dir: &Path, vm: usize) -> PathBuf {
     dir.join(format!("vm{vm}.sock"))
@@ -77,8 +76,8 @@ pub fn part_of(size: u64) -> u64 {
     size / (PROTECTED as u64 + 1) / 4_096 * 4_096
 }
 
-/// The domain's configuration for a run: each VM has a quarter of `size` bytes of the device.
-/// `read` is what the device needs for 4 KiB.
+/// Configuration of the I/O domain for a run: each VM has a quarter of `size` bytes of the device.
+/// `read` is the device's service time of 4 KiB.
 #[must_use]
 pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos, dir: &Path) -> String {
     let mut s = format!(
@@ -115,7 +114,7 @@ pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos,
     s
 }
 
-/// The load of a run.
+/// Streams of a run.
 #[must_use]
 pub fn flood_streams(flood: bool, span: u64) -> Vec<Stream> {
     let stream = |client: usize, name: &str, rate: Option<f64>, depth: usize| Stream {
@@ -125,8 +124,8 @@ pub fn flood_streams(flood: bool, span: u64) -> Vec<Stream> {
     };
     let mut streams: Vec<Stream> = (0..PROTECTED)
         .flat_map(|vm| RATES.iter().enumerate().map(move |(t, rate)| (vm, t, *rate)))
-        // A declared rate is made at its times, whatever was answered: as many outstanding as that
-        // takes.
+        // A declared rate is submitted on schedule, whatever is completed: with as many outstanding
+        // requests as that takes.
         .map(|(vm, t, rate)| stream(vm, &format!("vm{vm}/{}", ["L", "M", "H"][t]), Some(rate), 150))
         .collect();
     if flood {
@@ -135,7 +134,7 @@ pub fn flood_streams(flood: bool, span: u64) -> Vec<Stream> {
     streams
 }
 
-/// A stream's outcome in the form of results.
+/// Converts a stream's outcome to a task result.
 #[must_use]
 pub fn as_run(
     scheme: &str,
@@ -148,7 +147,7 @@ pub fn as_run(
         let stalls = stalls.as_ref()?.shifted(by);
         let mut all: Vec<u64> = got.spans.iter().map(|(a, b)| b - a - stalls.within(*a, *b)).collect();
         all.sort_unstable();
-        // The maximum replaces it where there are too few.
+        // The maximum replaces p99.99 of fewer than 10 000 requests.
         let beyond = if all.len() < 10_000 { 0 } else { all.len() / 10_000 };
         all.len().checked_sub(1 + beyond).map(|i| Nanos(all[i]))
     };
@@ -220,8 +219,7 @@ pub(crate) fn total(run: &Run) -> f64 {
     run.tasks.iter().map(|t| t.achieved_rate.0).sum()
 }
 
-/// What runs of the flood show. `rounds` holds the runs of each round in the order of
-/// [`FLOOD_SCHEMES`].
+/// Claims of the flood. `rounds` holds the runs of each round in the order of [`FLOOD_SCHEMES`].
 #[must_use]
 pub fn flood_claims(rounds: &[Vec<Run>]) -> Vec<Claim> {
     let n = rounds.len();
@@ -300,19 +298,19 @@ pub fn flood_claims(rounds: &[Vec<Run>]) -> Vec<Claim> {
     claims
 }
 
-/// One run against a backend over memory.
+/// Throughput and cost of a run against a backend over memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Requests outstanding.
+    /// Requests outstanding at a time.
     pub depth: usize,
-    /// Answers per second.
+    /// Completions per second.
     pub iops: f64,
-    /// Median latency in ns.
+    /// Median latency, ns.
     pub p50: f64,
-    /// CPU time of the backend per request, in ns.
+    /// CPU time of the backend per request, ns.
     pub cpu: f64,
-    /// The client polls for completions, as a guest with a core of its own does; it sleeps
-    /// otherwise.
+    /// Whether the client polls for completions, as a guest with a core of its own does; else it
+    /// sleeps.
     #[serde(default)]
     pub spin: bool,
 }
@@ -320,7 +318,7 @@ pub struct Cost {
 /// Depths at which backends are compared.
 pub const DEPTHS: [usize; 3] = [1, 32, 128];
 
-/// What runs against ours and the peer show: pairs of the same round and depth.
+/// Claims of the cost of a request: pairs of the same round and depth, ours and the peer's.
 #[must_use]
 pub fn cost_claims(pairs: &[(Cost, Cost)]) -> Vec<Claim> {
     let spins = if pairs.iter().any(|(ours, _)| ours.spin) { &[false, true][..] } else { &[false] };
@@ -368,35 +366,35 @@ fn cost_claims_of(pairs: &[(Cost, Cost)], spin: bool) -> Vec<Claim> {
     claims
 }
 
-/// All that `rtvirtio-bench iod` measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IodData {
-    /// [`IodData::SCHEMA`].
+    /// [`IodData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
     /// Runs of the flood, each round in the order of [`FLOOD_SCHEMES`].
     pub rounds: Vec<Vec<Run>>,
-    /// Ours and the peer's cost of a request.
+    /// Cost of a request, ours and the peer's.
     pub pairs: Vec<(Cost, Cost)>,
     /// Requests per second of one busy disk at depth 32, on an engine of one disk and on one of 64,
     /// each round.
     #[serde(default)]
     pub many: Vec<[f64; 2]>,
-    /// How late pieces went that a regulator had held: p99.99 in ns, and how many.
+    /// Lateness of pieces that a regulator had held: p99.99 in ns, and their number.
     pub late: Option<(u64, u64)>,
     /// Declared service time of a read of 4 KiB.
     #[serde(default)]
     pub read: Nanos,
-    /// The scheduler without a machine.
+    /// Results of the scheduler in simulation.
     #[serde(default)]
     pub simulated: Option<Simulated>,
-    /// One request at a time from guest to device and back, nothing else running: median and
-    /// longest of each round, ns.
+    /// Latency of single requests from guest to device and back on an idle host: median and longest
+    /// of each round, ns.
     #[serde(default)]
     pub path: Vec<(u64, u64)>,
     /// Runs of the flood, each round in the order of [`window::WINDOW_SCHEMES`].
@@ -445,7 +443,7 @@ fn bound_claims(data: &IodData) -> Vec<Claim> {
     ]
 }
 
-/// Everything that the data show.
+/// All claims of the data.
 #[must_use]
 pub fn claims(data: &IodData) -> Vec<Claim> {
     let mut claims = if data.rounds.is_empty() { Vec::new() } else { flood_claims(&data.rounds) };
@@ -494,7 +492,7 @@ mod tests {
         let claims =
             cost_claims(&[(cost(100.0), cost(50.0)), (cost(90.0), cost(100.0)), (cost(80.0), cost(80.0))]);
         assert_eq!((claims[0].value, claims[0].n, claims[0].met), (1.0, 3, true));
-        // Depths that were not measured meet no limit.
+        // Depths that were not measured do not meet their limit.
         assert!(!claims[1].met);
     }
 }

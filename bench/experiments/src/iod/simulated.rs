@@ -1,5 +1,5 @@
-//! The domain's scheduler in simulation: worst case and bound, the exactness of a regulator, and
-//! its speed.
+//! The I/O domain's scheduler in simulation: worst case and bound, the exactness of a regulator,
+//! and the scheduler's speed.
 
 use std::time::{Duration, Instant};
 
@@ -16,35 +16,35 @@ use crate::iod::{FLOOD_DEPTH, PROTECTED, RATES};
 
 /// Target of the protected tasks: above the twin's longest stall.
 const TARGET: &str = "20ms";
-/// Virtual time of each run, at most.
+/// Longest virtual time of a run.
 const TIME: Nanos = Nanos(600_000_000_000);
-/// Virtual seconds for each second that a measured run takes: a short run is short everywhere.
+/// Virtual seconds for each second of a measured run.
 const PER_MEASURED: u64 = 60;
-/// Requests per second that the regulator lets go.
+/// Requests per second that the regulator admits.
 const CAP: u64 = 2_000;
 
-/// Why there is no simulation: defects of ours, all of them.
+/// Failure of the simulation, always a defect of ours.
 #[derive(Debug, thiserror::Error)]
 #[error("the simulation: {0}")]
 pub struct SimulatedError(String);
 
-/// The measured values.
+/// Values measured in the simulation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Simulated {
     /// Simulated requests per second of one CPU, declared traffic.
     pub requests_per_second: f64,
     /// Requests of that run.
     pub requests: u64,
-    /// Smallest bound over the longest time that any request took, of the nine protected tasks,
-    /// worst traffic that the plan allows for.
+    /// Smallest bound over longest latency, of the nine protected tasks under the worst traffic
+    /// that the plan allows for.
     pub bound_least: f64,
-    /// Largest of these nine.
+    /// Largest bound over longest latency of these nine tasks.
     pub bound_most: f64,
-    /// Requests of the nine.
+    /// Requests of the nine tasks.
     pub judged: u64,
-    /// Largest time by which a piece that a regulator held went later than it might, ns.
+    /// Largest deviation of a held piece's dispatch from its due time, ns.
     pub regulator_ns: u64,
-    /// Pieces that it held.
+    /// Pieces that the regulator held.
     pub held: u64,
 }
 
@@ -65,7 +65,7 @@ fn spec() -> Result<Spec, SimulatedError> {
     rtvirtio_spec::parse("flood", &text).map_err(|e| SimulatedError(e.to_string()))
 }
 
-/// Runs everything; some seconds. `measured` is how long the runs on the machine take.
+/// Runs all simulations; some seconds. `measured` is the length of the runs on the machine.
 ///
 /// # Errors
 /// [`SimulatedError`].
@@ -104,8 +104,8 @@ pub fn measure(measured: Duration) -> Result<Simulated, SimulatedError> {
     })
 }
 
-/// Sees when pieces go that the scheduler held: of a flood with a burst of one, the i-th may go i
-/// periods after the first.
+/// Records the dispatch of held pieces: of a flood with a burst of one, the i-th is due i periods
+/// after the first.
 #[derive(Default)]
 struct Regulator {
     first: Option<Nanos>,

@@ -9,14 +9,14 @@ use crate::claims::Claim;
 use crate::iod::{FloodScheme, kept, measured_ms, middle_ms, total};
 use rtvirtio_learn::statistic::median;
 
-/// With a window of 64 pieces the domain promises no shorter bound.
+/// Shortest deadline that the I/O domain admits with a window of 64 pieces.
 const DEADLINE: Nanos = Nanos(15_000_000);
 
 const fn edf(name: &'static str, window: &'static str) -> FloodScheme {
     FloodScheme { name, policy: "edf", window, deadline: DEADLINE, flood: true }
 }
 
-/// Fixed windows, the last of them as wide as the flood is deep and more; and two adaptive ones.
+/// Fixed windows, the widest above the flood's depth, and two adaptive ones.
 pub const WINDOW_SCHEMES: [FloodScheme; 7] = [
     edf("window 1", "1"),
     edf("window 2", "2"),
@@ -26,35 +26,35 @@ pub const WINDOW_SCHEMES: [FloodScheme; 7] = [
     edf("adaptive from 8", "{ start = 8, least = 1, most = 64 }"),
     edf("adaptive from 1", "{ start = 1, least = 1, most = 64 }"),
 ];
-/// How many of them are fixed.
+/// Number of fixed windows, which come first.
 const FIXED: usize = 5;
-/// The widest.
+/// Index of the widest window.
 const WIDE: usize = 4;
 
-/// One run.
+/// Values of one run with a window.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WindowRun {
     /// Requests per second of all VMs.
     pub iops: f64,
     /// Smallest share of a declared rate that was reached.
     pub kept: f64,
-    /// Slowest median of the tasks with a reservation, in ms.
+    /// Slowest median of the tasks with a reservation, ms.
     pub p50_ms: f64,
-    /// Their worst tail as measured, in ms.
+    /// Worst tail of these tasks as measured, ms.
     pub p9999_ms: f64,
-    /// Pieces that the window had place for at its end.
+    /// Size of the window at the end, in pieces.
     pub window: u64,
 }
 
 impl WindowRun {
-    /// The evaluated values of a run.
+    /// Computes the values of a run.
     #[must_use]
     pub fn of(run: &Run, window: u64) -> Self {
         Self { iops: total(run), kept: kept(run), p50_ms: middle_ms(run), p9999_ms: measured_ms(run), window }
     }
 }
 
-/// The claims of the rounds; none without rounds.
+/// Claims of the rounds; empty without rounds.
 #[must_use]
 pub fn claims(rounds: &[Vec<WindowRun>]) -> Vec<Claim> {
     let whole: Vec<&Vec<WindowRun>> = rounds.iter().filter(|r| r.len() == WINDOW_SCHEMES.len()).collect();

@@ -1,4 +1,4 @@
-//! The turns, and the client next to them.
+//! The turns, and the verifying client.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::backend::Backend;
 use crate::iod::{FIFO, socket};
 use crate::saved::Saved as _;
 
-/// Size of the client's disk, and of each one that comes.
+/// Size of the client's disk, and of each attached one.
 const DISK: Bytes = Bytes(64 << 20);
 /// Bytes of a request.
 const BLOCK: u32 = 4_096;
@@ -32,21 +32,21 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// Options of the experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachOptions {
-    /// How many disks come and go.
+    /// Disks that are attached and detached.
     pub disks: usize,
 }
 
-/// A request of the client: its begin and its end.
+/// A request of the client: begin and end.
 type Span = (Instant, Instant);
 
-/// What the client saw.
+/// Requests of the verifying client.
 struct Verified {
     spans: Vec<Span>,
     lost: u64,
     wrong: u64,
 }
 
-/// Measures all of it.
+/// Measures the turns and the client's requests.
 ///
 /// # Errors
 /// A device or a domain that cannot be made, a refused disk, and cancellation.
@@ -65,7 +65,7 @@ pub fn measure(options: &AttachOptions, progress: &dyn Progress) -> anyhow::Resu
     drop(domain);
     let (turns, times) = turned?;
     let Verified { spans, lost, wrong } = verified.context("the verifying client")?;
-    // What began before the first turn warms up.
+    // Requests before the first turn are warm-up.
     let begin = times.first().context("no disk came")?.0;
     let counted = spans.into_iter().filter(|span| span.0 >= begin);
     let (during, between): (Vec<Span>, Vec<Span>) =
@@ -102,7 +102,7 @@ fn config(device: &Path, dir: &Path) -> String {
     )
 }
 
-/// The disks, and when each came and went.
+/// Attaches and detaches `n` disks; returns their times, and the span of each turn.
 fn turns(n: usize, dir: &Path, progress: &dyn Progress) -> anyhow::Result<(Vec<Turn>, Vec<Span>)> {
     let (mut turns, mut times) = (Vec::new(), Vec::new());
     let mut bar = progress.bar(&format!("{n} disks come and go"), n as u64);
@@ -118,7 +118,7 @@ fn turns(n: usize, dir: &Path, progress: &dyn Progress) -> anyhow::Result<(Vec<T
     Ok((turns, times))
 }
 
-/// A disk is attached, used and detached.
+/// Attaches, uses and detaches a disk.
 fn turn(i: usize, dir: &Path) -> anyhow::Result<Turn> {
     let (name, control) = (format!("x{i}"), dir.join("control"));
     let (path, at): (PathBuf, PathBuf) = (dir.join("x.img"), dir.join("x.sock"));
@@ -160,7 +160,7 @@ fn turn(i: usize, dir: &Path) -> anyhow::Result<Turn> {
     Ok(Turn { attach_ms, detach_ms: begin.elapsed().as_secs_f64() * 1e3 })
 }
 
-/// The next completion: slot and status.
+/// Waits for the next completion: slot and status.
 fn next(queue: &mut ClientQueue) -> anyhow::Result<(u16, u8)> {
     let begin = Instant::now();
     loop {

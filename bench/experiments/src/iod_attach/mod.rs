@@ -1,9 +1,9 @@
-//! Disks come and go while a guest on the same engine verifies its data.
+//! Disks are attached and detached while a guest on the same engine verifies its data.
 //!
 //! Turns alternate with rests of the same length. In a turn a disk is attached, used by a guest of
-//! its own, and detached, all by the way of `rtvirtio iod attach` and `detach`. The verifying
-//! client writes blocks and reads them back all the time; its requests that overlap with a turn are
-//! compared with those that do not.
+//! its own, and detached, as by `rtvirtio iod attach` and `detach`. The verifying client writes
+//! blocks and reads them back all the time; its requests that overlap with a turn are compared with
+//! those that do not.
 
 mod measure;
 
@@ -28,18 +28,18 @@ pub const DEPTH: usize = 8;
 /// Requests of the verifying client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requests {
-    /// Completed.
+    /// Requests that completed.
     pub n: u64,
-    /// Median, in ns.
+    /// Median latency, ns.
     pub p50_ns: u64,
-    /// 99.99th percentile, in ns; the longest where there are fewer than 10 000.
+    /// 99.99th percentile, ns; the longest where there are fewer than 10 000.
     pub p9999_ns: u64,
-    /// The longest, in ns.
+    /// Longest latency, ns.
     pub longest_ns: u64,
 }
 
 impl Requests {
-    /// Of latencies in ns.
+    /// Summary of latencies in ns.
     #[must_use]
     pub fn of(mut latencies: Vec<u64>) -> Self {
         latencies.sort_unstable();
@@ -49,35 +49,35 @@ impl Requests {
     }
 }
 
-/// One disk.
+/// Times of one attached disk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Until the disk was served, in ms.
+    /// From the request to attach until the disk was served and attached, ms.
     pub attach_ms: f64,
-    /// Until it was gone, in ms.
+    /// Duration of the successful request to detach, ms.
     pub detach_ms: f64,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttachData {
-    /// [`AttachData::SCHEMA`].
+    /// [`AttachData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// The disks that came and went.
+    /// Disks that were attached and detached.
     pub turns: Vec<Turn>,
     /// Requests that overlap with a turn.
     pub during: Requests,
-    /// The others.
+    /// Requests that overlap with no turn.
     pub between: Requests,
     /// Requests that were submitted and not completed exactly once, or failed.
     pub lost: u64,
-    /// Blocks that were not as written.
+    /// Blocks that were not read back as written.
     pub wrong: u64,
 }
 

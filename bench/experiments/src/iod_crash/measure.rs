@@ -25,15 +25,15 @@ const ROUND_TIMEOUT: Duration = Duration::from_secs(300);
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct CrashOptions {
-    /// `twin:NAME`, or `file:PATH`.
+    /// Device, `twin:NAME` or `file:PATH`.
     pub device: String,
-    /// How often the domain is killed.
+    /// Times that the I/O domain is killed.
     pub kills: usize,
-    /// Seed of the moments.
+    /// Seed of the random moments.
     pub seed: u64,
 }
 
-/// Kills the domain, and reads back what the last rounds wrote.
+/// Kills the I/O domain, and reads back the data of the last rounds.
 ///
 /// # Errors
 /// A device that is too small or cannot be made, a guest that hangs, and cancellation.
@@ -84,7 +84,7 @@ pub fn measure(options: &CrashOptions, labs: &LabHost, progress: &dyn Progress) 
     })
 }
 
-/// One run of fio in the guest.
+/// Runs fio once in the guest, with kills where there is a killer.
 fn run_round(
     vm: &mut QemuGuest,
     round: &Round,
@@ -109,7 +109,7 @@ fn run_round(
     Ok(round)
 }
 
-/// Kills the domain at random moments, and restarts it at once.
+/// Kills the I/O domain at random moments, and restarts it at once.
 struct Killer {
     dir: PathBuf,
     config: String,
@@ -121,7 +121,7 @@ struct Killer {
     kills: Vec<Kill>,
 }
 
-/// The next action.
+/// Next action of a [`Killer`].
 enum Next {
     Kill(Instant),
     /// Waits for the guest to reconnect after the kill at this time.

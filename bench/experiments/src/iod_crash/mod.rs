@@ -1,4 +1,4 @@
-//! A guest's data while the I/O domain below it is killed again and again.
+//! Integrity of a guest's data while the I/O domain below it is killed repeatedly.
 //!
 //! fio writes a region of the disk once, in random order and mixed sizes, with a header and a
 //! checksum in each 4 KiB, and reads all of it back. Each round has a seed of its own, which is in
@@ -24,7 +24,7 @@ use crate::saved::Saved;
 /// File name of the result.
 pub const FILE: &str = "iod-crash.json";
 
-/// Regions that rounds go over in turn.
+/// Regions that rounds cycle through.
 pub const REGIONS: u64 = 4;
 /// Bytes of a region.
 pub const REGION: u64 = 48 << 20;
@@ -32,10 +32,10 @@ pub const REGION: u64 = 48 << 20;
 pub const DEPTH: u32 = 16;
 /// Queues of the guest's disk.
 pub const QUEUES: u16 = 2;
-/// The errno of a block that is not what it should be (`EILSEQ`).
+/// The errno of a block with unexpected content (`EILSEQ`).
 const NOT_WHAT_WAS_WRITTEN: i32 = 84;
 
-/// The domain's configuration.
+/// Configuration of the I/O domain.
 #[must_use]
 pub fn config(disk: &Path, dir: &Path) -> String {
     format!(
@@ -47,13 +47,13 @@ pub fn config(disk: &Path, dir: &Path) -> String {
     )
 }
 
-/// The disk's socket.
+/// Path of the disk's socket.
 #[must_use]
 pub fn socket(dir: &Path) -> PathBuf {
     dir.join("vm.sock")
 }
 
-/// The command line in the guest of a round; `again` only reads back what the same round wrote
+/// Command line in the guest of a round; `again` only reads back the data that the same round wrote
 /// before.
 #[must_use]
 pub fn fio(region: u64, seed: u64, again: bool) -> Vec<String> {
@@ -90,17 +90,17 @@ pub fn fio(region: u64, seed: u64, again: bool) -> Vec<String> {
 /// Result of one run of fio in the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
-    /// Where.
+    /// Index of the region.
     pub region: u64,
-    /// Of its order and contents.
+    /// Seed of the order and contents.
     pub seed: u64,
-    /// Whether it only read back.
+    /// Whether the data were only read back.
     pub again: bool,
     /// Bytes written, or to be read back.
     pub written: u64,
     /// Bytes read: some among the writes, and all that was written, to verify it.
     pub read: u64,
-    /// Flushes.
+    /// Flush requests that completed.
     pub flushes: u64,
     /// 1 when the guest saw an I/O error, which ends the round.
     pub io_errors: u64,
@@ -108,35 +108,35 @@ pub struct Round {
     pub lost: u64,
     /// Blocks with any other wrong content.
     pub corrupt: u64,
-    /// Longest request in the guest, in ms; 0 where it only read back.
+    /// Longest request in the guest, ms; 0 where the data were only read back.
     pub longest_ms: f64,
 }
 
-/// One `kill -9`.
+/// Effect of one `kill -9`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kill {
-    /// Since the begin, in s.
+    /// Time since the begin, s.
     pub at: f64,
-    /// Requests that the domain held just before.
+    /// Requests that the I/O domain held just before.
     pub outstanding: u64,
-    /// Until the guest was attached to the next one, in ms.
+    /// From the kill until the guest was attached to the next process, ms.
     pub away_ms: f64,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrashData {
-    /// [`CrashData::SCHEMA`].
+    /// [`CrashData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// Of the moments.
+    /// Seed of the random moments.
     pub seed: u64,
-    /// Every one.
+    /// Kills in order.
     pub kills: Vec<Kill>,
     /// Every run of fio.
     pub rounds: Vec<Round>,

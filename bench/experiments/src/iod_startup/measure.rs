@@ -42,7 +42,7 @@ const UNLIMITED: Duration = Duration::from_secs(24 * 3_600);
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct StartupOptions {
-    /// `twin:NAME`.
+    /// Emulated device, `twin:NAME`.
     pub device: String,
     /// The application, a program of this host, with its arguments.
     pub app: Vec<String>,
@@ -52,7 +52,7 @@ pub struct StartupOptions {
     pub schemes: Vec<String>,
     /// Start-ups of each scheme.
     pub repeat: usize,
-    /// A longer start-up counts as failed.
+    /// Time limit of a start-up; a longer one counts as failed.
     pub limit: Nanos,
     /// Largest piece of a request that is not urgent.
     pub quantum: Bytes,
@@ -132,7 +132,7 @@ pub fn measure(
     })
 }
 
-/// The schemes of these names; all without a name.
+/// Schemes with these names; all without a name.
 fn schemes_named(names: &[String]) -> anyhow::Result<Vec<&'static Scheme>> {
     if let Some(unknown) = names.iter().find(|n| !SCHEMES.iter().any(|s| s.name == *n)) {
         let known = SCHEMES.map(|s| s.name).join(", ");
@@ -141,8 +141,8 @@ fn schemes_named(names: &[String]) -> anyhow::Result<Vec<&'static Scheme>> {
     Ok(SCHEMES.iter().filter(|s| names.is_empty() || names.iter().any(|n| n == s.name)).collect())
 }
 
-/// Service times of the device, and the options of the domain's scheduler: pieces that are not
-/// urgent, urgent ones, pieces at the device.
+/// Tuning of the I/O domain: service times of the device, and the sizes of pieces that are not
+/// urgent, of urgent ones, and the window.
 pub(crate) fn tuning(twin: &TwinProfile, (quantum, urgent_quantum, window): (Bytes, Bytes, u32)) -> Tuning {
     let line = |access| {
         let (none, mib) = (mean_service(twin, access, 0), mean_service(twin, access, 1 << 20));
@@ -176,7 +176,8 @@ struct Domain<'a> {
 }
 
 impl Domain<'_> {
-    /// Restarts it where the scheme needs another configuration; the guest reconnects by itself.
+    /// Restarts the I/O domain where the scheme needs another configuration; the guest reconnects
+    /// by itself.
     fn use_scheme(&mut self, scheme: &Scheme) -> anyhow::Result<()> {
         let text = config(scheme.treatment, &self.tuning, self.device, self.dir);
         if self.running.is_none() || self.scheme != Some(scheme.name) {
@@ -191,7 +192,7 @@ impl Domain<'_> {
         self.dir.join("control")
     }
 
-    /// Requests, bytes, pieces by reservation of the guest so far.
+    /// Requests, bytes, and pieces by reservation of the guest so far.
     fn counts(&self) -> anyhow::Result<[u64; 3]> {
         let vm = guest::vm_status(&self.control())?;
         let number = |at: &str| vm.pointer(at).and_then(serde_json::Value::as_u64).unwrap_or(0);
@@ -200,7 +201,7 @@ impl Domain<'_> {
     }
 }
 
-/// One start-up under a scheme.
+/// Starts the application under a scheme, with its load.
 fn start_app(
     vm: &mut QemuGuest,
     scheme: &Scheme,
@@ -271,7 +272,7 @@ impl Load {
         Ok(Self { readers, stop, flood: Some(flood) })
     }
 
-    /// Ends both. Bytes per second of the other VM after the load has settled.
+    /// Ends both loads. Bytes per second of the other VM after the load has settled.
     fn stop(mut self, vm: &mut QemuGuest) -> anyhow::Result<f64> {
         let results = self.end()?;
         if let Some(bad) = results.iter().find(|g| g.errors > 0) {
@@ -291,7 +292,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // The guest's part ends with the guest.
+        // The load in the guest ends with the guest.
         let _ = self.end();
     }
 }

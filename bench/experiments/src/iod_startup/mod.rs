@@ -2,8 +2,8 @@
 //! experiment of Spyridakis and Raho, *On Application Responsiveness and Storage Latency in
 //! Virtualized Environments* (section V), on the I/O domain.
 //!
-//! The paper's missing link is that the host cannot see which of a guest's requests are urgent.
-//! Here the guest's kernel marks them in each request's header, and the domain reads the mark.
+//! The host in the paper cannot see which of a guest's requests are urgent. Here the guest's kernel
+//! marks them in each request's header, and the I/O domain reads the mark.
 
 mod measure;
 mod page;
@@ -29,45 +29,46 @@ pub const FILE: &str = "iod-startup.json";
 
 /// Bytes of each VM's disk.
 pub const DISK: u64 = 512 << 20;
-/// Requests that the other VM keeps outstanding, and their size.
+/// Requests that the other VM keeps outstanding.
 pub const FLOOD_DEPTH: usize = 32;
-/// Bytes of each of them.
+/// Bytes of a request of the other VM.
 pub const FLOOD_BLOCK: u32 = 64 << 10;
 /// Sequential readers in the guest; a sequential writer comes on top.
 pub const READERS: u64 = 4;
-/// Bytes of the part that each of them goes over again and again.
+/// Bytes of the part that each reader and the writer cycle through.
 const PART: u64 = 48 << 20;
-/// Where these parts begin: the application's file system is before.
+/// Offset of these parts, bytes: the application's file system is before.
 pub const LOAD_FROM: u64 = DISK - (READERS + 1) * PART;
 
-/// Where the guest mounts the application's file system.
+/// Mount point of the application's file system in the guest.
 pub const MOUNT: &str = "/root";
 
-/// How the domain treats the guest.
+/// Policy of the I/O domain for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// First come first served, everything handed on: as backends do that do not schedule.
+    /// First come first served, all passed on: as backends without a scheduler do.
     HandOn,
     /// A reservation for all of the VM's requests; the guest's priorities are ignored.
     Reserve,
-    /// The same reservation for the requests that the guest marks real-time.
+    /// A reservation for the requests that the guest marks real-time.
     Urgent,
 }
 
-/// One way to run.
+/// Policy, load and priority of a start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheme {
-    /// For the result and in claims.
+    /// Id in results and claims.
     pub name: &'static str,
-    /// For people.
+    /// Description for pages.
     pub what: &'static str,
-    /// How.
+    /// Policy of the I/O domain.
     pub treatment: Treatment,
-    /// Load in the guest and from the other VM.
+    /// Whether there is load in the guest and from the other VM.
     pub load: bool,
-    /// The application is started with `ionice -c 1`.
+    /// Whether the application is started with `ionice -c 1`.
     pub real_time: bool,
-    /// The guest's page cache is dropped before; else the application was started once before.
+    /// Whether the guest's page cache is dropped before; else the application was started once
+    /// before.
     pub cold: bool,
 }
 
@@ -75,7 +76,7 @@ const fn scheme(name: &'static str, what: &'static str, treatment: Treatment, lo
     Scheme { name, what, treatment, load, real_time: matches!(treatment, Treatment::Urgent), cold: true }
 }
 
-/// The compared schemes.
+/// Compared schemes, without load first.
 pub const SCHEMES: [Scheme; 6] = [
     scheme("idle", "no load, first come first served", Treatment::HandOn, false),
     scheme("idle_urgent", "no load, as under load with guest priority", Treatment::Urgent, false),
@@ -88,30 +89,30 @@ pub const SCHEMES: [Scheme; 6] = [
     scheme("urgent", "load, a reservation for what the guest calls real-time", Treatment::Urgent, true),
 ];
 
-/// Settings of the domain that the device decides.
+/// Settings of the I/O domain that depend on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Largest piece of requests that are not urgent, where the guest's priority is read.
     pub quantum: Bytes,
     /// Largest piece of urgent requests.
     pub urgent_quantum: Bytes,
-    /// Pieces at the device.
+    /// Window: pieces at the device.
     pub window: u32,
-    /// Cost of a read: before the first byte, and for each MiB.
+    /// Cost of a read: base, and for each MiB.
     pub read: (Nanos, Nanos),
-    /// Of a write.
+    /// Cost of a write: base, and for each MiB.
     pub write: (Nanos, Nanos),
     /// Longest time without progress of the device.
     pub stall: Nanos,
 }
 
-/// The sockets of the guest's disk and the other VM's.
+/// Paths of the sockets of the guest's disk and the other VM's.
 #[must_use]
 pub fn socket(dir: &Path, vm: usize) -> PathBuf {
     dir.join(["guest.sock", "flood.sock"][vm])
 }
 
-/// What the domain's configuration says of the device, without policy and window.
+/// Configuration of the device, without policy and window.
 pub(crate) fn tuned_device(tuning: &Tuning, dir: &Path) -> String {
     format!(
         "control = {:?}\n[[device]]\nname = \"bench\"\nfifo = {}\nstall = \"{}ns\"\n\
@@ -126,7 +127,7 @@ pub(crate) fn tuned_device(tuning: &Tuning, dir: &Path) -> String {
     )
 }
 
-/// The domain's configuration.
+/// Configuration of the I/O domain.
 #[must_use]
 pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) -> String {
     let mut s = tuned_device(tuning, dir);
@@ -149,7 +150,7 @@ pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) 
             device.display().to_string(),
             vm as u64 * DISK,
         );
-        // A start-up is a burst; what it does not use, others get.
+        // A start-up is a burst; the unused share is available to others.
         let promise = "{ share = \"80%\", burst = \"400ms\", deadline = \"1s\" }";
         match (vm, treatment) {
             (0, Treatment::Reserve) => s += &format!("reserve = {promise}\n"),
@@ -166,13 +167,13 @@ pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) 
     s
 }
 
-/// The load of the other VM.
+/// Load of the other VM.
 #[must_use]
 pub fn flood() -> Stream {
     Stream { block: FLOOD_BLOCK, ..Stream::reads("flood", FLOOD_DEPTH, DISK) }
 }
 
-/// The load in the guest: readers and a writer, each going over a part of the disk in order, past
+/// Load in the guest: readers and a writer, each going over a part of the disk in order, bypassing
 /// the guest's page cache.
 #[must_use]
 pub fn guest_load() -> Vec<String> {
@@ -192,8 +193,8 @@ pub fn guest_load() -> Vec<String> {
     args
 }
 
-/// The shell script that starts the application in the guest: `$1` seconds at most, then the
-/// program and its arguments. Says status, and the guest's uptime before and after.
+/// Shell script that starts the application in the guest: `$1` seconds at most, then the program
+/// and its arguments. Prints the status, and the guest's uptime before and after.
 #[must_use]
 pub fn script(scheme: &Scheme) -> String {
     let nice = if scheme.real_time { "ionice -c 1 -n 0 " } else { "" };
@@ -214,45 +215,45 @@ pub fn read_script(said: &str) -> Option<(i32, f64)> {
     Some((status, to - from))
 }
 
-/// One start-up.
+/// Measured start-up of the application.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Start {
-    /// [`Scheme::name`].
+    /// Id of the scheme ([`Scheme::name`]).
     pub scheme: String,
-    /// Round.
+    /// Index of the round.
     pub round: usize,
-    /// From exec to exit, or the limit.
+    /// From exec to exit, or the limit, s.
     pub seconds: f64,
-    /// It did not end within the limit.
+    /// Whether the application did not end within the limit.
     pub timed_out: bool,
-    /// Requests of the guest that the domain answered meanwhile.
+    /// Requests of the guest that the I/O domain completed meanwhile.
     pub requests: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub bytes: u64,
-    /// Of all pieces, those that went by a reservation.
+    /// Pieces of these requests that were dispatched by a reservation.
     pub reserved: u64,
     /// Bytes per second of the other VM meanwhile.
     pub flood: f64,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartupData {
-    /// [`StartupData::SCHEMA`].
+    /// [`StartupData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
     /// The application with its arguments.
     pub app: Vec<String>,
-    /// Bytes of it and all files with it.
+    /// Bytes of the application and all files with it.
     pub app_bytes: u64,
-    /// After so many seconds a start-up has failed.
+    /// Time limit of a start-up, s.
     pub limit: f64,
-    /// In the order in which they were made.
+    /// Start-ups in the order measured.
     pub starts: Vec<Start>,
 }
 
@@ -261,7 +262,7 @@ impl Saved for StartupData {
 }
 
 impl StartupData {
-    /// The start-ups of a scheme.
+    /// Start-ups of a scheme.
     #[must_use]
     pub fn of(&self, scheme: &str) -> Vec<&Start> {
         self.starts.iter().filter(|s| s.scheme == scheme).collect()

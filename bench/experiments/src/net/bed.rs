@@ -1,4 +1,4 @@
-//! Two guests behind one uplink: on taps of QEMU's own, or on the I/O domain.
+//! Two guests behind one uplink: on taps of QEMU, or on the I/O domain.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,20 +19,20 @@ use crate::backend::Backend;
 use rtvirtio_domain_config::WIRE_OVERHEAD;
 use rtvirtio_harness::cores::{bind, core_and_others};
 
-/// The far end.
+/// Address of the host's end of the uplink.
 pub const HOST: Address = Address { mac: [0x52, 0x54, 0, 0, 0, 1], ip: [10, 200, 0, 1] };
-/// The guests: the victim and its neighbour.
+/// Addresses of the guests: the victim and its neighbour.
 pub const GUESTS: [Address; 2] = [
     Address { mac: [0x52, 0x54, 0, 0, 0, 0xa], ip: [10, 200, 0, 10] },
     Address { mac: [0x52, 0x54, 0, 0, 0, 0xb], ip: [10, 200, 0, 11] },
 ];
 /// Names of ports and guests.
 pub const NAMES: [&str; 2] = ["a", "b"];
-/// Bits per second of the uplink, where it has a rate.
+/// Rate of the uplink, bit/s, where it is limited.
 pub const LINK: f64 = 100e6;
 /// Time limit of commands in a guest.
 const COMMAND: Duration = Duration::from_secs(60);
-/// Port of the far end for TCP and UDP.
+/// Port of the host's end for TCP and UDP.
 const SINK: u16 = 7_001;
 
 /// The network of the guests.
@@ -41,14 +41,14 @@ const SINK: u16 = 7_001;
 pub enum System {
     /// QEMU's taps on a bridge.
     Tap,
-    /// The I/O domain's.
+    /// Ports of the I/O domain.
     Domain,
     /// Open vSwitch with DPDK, in place of the bridge.
     Dpdk,
 }
 
 impl System {
-    /// As tables name it.
+    /// Name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -59,32 +59,32 @@ impl System {
     }
 }
 
-/// The queue behind the bridge.
+/// Queueing discipline behind the bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uplink {
-    /// No rate.
+    /// Without a rate limit.
     Free,
     /// A link of [`LINK`] with one queue: 1.5 MB.
     Fifo,
-    /// The same with a tuned HTB before it: the victim first, with 10 Mbit/s.
+    /// As `Fifo`, with a tuned HTB before it: the victim first, with 10 Mbit/s.
     Htb,
 }
 
-/// The thread of the domain's network.
+/// Settings of the thread of the I/O domain's network.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NetThread {
-    /// Its `SCHED_FIFO` priority.
+    /// Priority of the thread under `SCHED_FIFO`.
     pub fifo: Option<u8>,
-    /// Its budget of CPU time, and the period of that.
+    /// Budget of CPU time, as a share.
     pub cpu_budget: Option<Ratio>,
-    /// The period of the budget; that of the domain when `None`.
+    /// Period of the budget; the I/O domain's default when `None`.
     pub cpu_period: Option<Nanos>,
-    /// It polls this long before it sleeps, on the core of the load; it adapts when `None`.
+    /// Time that the thread polls before it sleeps, on the core of the load; adaptive when `None`.
     pub poll: Option<Nanos>,
 }
 
 impl NetThread {
-    /// Its keys in the domain's file.
+    /// Keys in the I/O domain's file.
     fn keys(&self) -> String {
         let fifo = self.fifo.map(|priority| format!("fifo = {priority}\n"));
         let budget = self.cpu_budget.map(|share| format!("cpu_budget = \"{share}\"\n"));
@@ -93,7 +93,7 @@ impl NetThread {
         [fifo, budget, period, poll].into_iter().flatten().collect()
     }
 
-    /// The options of the command that set it.
+    /// Command-line options for these settings, without `poll`.
     #[must_use]
     pub fn options(&self) -> String {
         let fifo = self.fifo.map(|priority| format!(" --fifo {priority}"));
@@ -103,18 +103,18 @@ impl NetThread {
     }
 }
 
-/// What the domain's file says.
+/// Settings of ports and thread in the I/O domain's file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BedOptions {
-    /// Frames per second that the neighbour gets at most.
+    /// Most frames per second that the neighbour receives.
     pub cap: u32,
     /// Least time between two notifications of the neighbour; none when `None`.
     pub coalesce: Option<Nanos>,
-    /// The network's thread.
+    /// Settings of the network's thread.
     pub thread: NetThread,
 }
 
-/// What the domain's file says of the link and the ports.
+/// Configuration of the link and the ports in the I/O domain's file.
 fn domain_config(dir: &Path, link: Option<f64>, options: &BedOptions) -> String {
     let head = "[[network]]\nname = \"bench\"\n";
     let mut text = format!("control = {:?}\n{head}{}", dir.join("control"), options.thread.keys());
@@ -142,7 +142,8 @@ fn domain_config(dir: &Path, link: Option<f64>, options: &BedOptions) -> String 
     text
 }
 
-/// The disks of both guests, each a part of a device: the victim's has a part of its time.
+/// Configuration of the disks of both guests, each a part of a device: the victim's has a share of
+/// the device's time.
 fn disk_config(dir: &Path, device: &Path, size: Bytes) -> String {
     let cost = "cost = { read = { base = \"10us\", per_mib = \"300us\" }, write = { base = \"10us\", per_mib = \"300us\" } }";
     let mut text = format!("[[device]]\nname = \"d\"\nwindow = 4\nstall = \"1ms\"\n{cost}\n");
@@ -170,11 +171,11 @@ fn ip(address: Address) -> String {
     address.ip.map(|byte| byte.to_string()).join(".")
 }
 
-/// Guests, their network, and the far end.
+/// Guests, their network, and the host's end of it.
 pub struct NetBed {
-    /// Its namespace.
+    /// Namespace of the network.
     pub namespace: Namespace,
-    /// How the guests are connected.
+    /// Kind of network that connects the guests.
     pub system: System,
     /// The victim and its neighbour.
     pub guests: [QemuGuest; 2],
@@ -184,10 +185,10 @@ pub struct NetBed {
     pub ovs: Option<OvsDpdk>,
     dir: tempfile::TempDir,
     uplink: Uplink,
-    /// The disks in the domain's file.
+    /// Disks in the I/O domain's file.
     disks: String,
     options: BedOptions,
-    /// The core of the domain.
+    /// Core of the I/O domain.
     core: u32,
 }
 
@@ -223,8 +224,8 @@ impl NetBed {
         let ovs = match system {
             System::Dpdk => {
                 netns::run("ip", "link set up0 nomaster")?;
-                // DPDK hands frames on as they are, and the far end leaves checksums to a card: a
-                // guest would refuse all of TCP.
+                // DPDK passes frames on as they are, and the host's end leaves checksums to a
+                // network card: a guest would refuse all of TCP.
                 netns::run("ethtool", "-K up1 tx off")?;
                 let ports = NAMES.map(|name| dir.path().join(name));
                 let ports: Vec<_> = GUESTS.iter().map(|guest| mac(*guest)).zip(ports).collect();
@@ -247,8 +248,8 @@ impl NetBed {
             };
             let base = QemuConfig::new(NAMES[i], image.clone(), disk, &run_dir);
             let mut guest = QemuGuest::start(&QemuConfig { nic, accel, ..base })?;
-            // A guest forgets what it has learned when its link goes down, and asks again a second
-            // later.
+            // A guest drops its neighbour table when its link goes down, and resolves again a
+            // second later.
             let setup = format!(
                 "ip addr add {}/24 dev eth0 && ip link set eth0 up && arp -s {} {}",
                 ip(GUESTS[i]),
@@ -273,12 +274,12 @@ impl NetBed {
         Ok(Self { namespace, system, guests, domain, ovs, dir, uplink: Uplink::Free, disks, options, core })
     }
 
-    /// The directory of its sockets.
+    /// Directory of the sockets.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Puts a queue behind the bridge.
+    /// Sets the queue behind the bridge.
     ///
     /// # Errors
     /// When `tc` fails.
@@ -318,7 +319,7 @@ impl NetBed {
         Ok(())
     }
 
-    /// Bytes on the wire that have left toward the far end.
+    /// Bytes on the wire that were sent toward the host's end.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -326,13 +327,13 @@ impl NetBed {
         self.namespace.enter()?;
         let text = std::fs::read_to_string("/proc/thread-self/net/dev")?;
         let line = text.lines().find_map(|line| line.trim().strip_prefix("up0:")).context("up0")?;
-        // The ninth and tenth columns are those of bytes and frames sent.
+        // The ninth and tenth columns are bytes and frames sent.
         let mut numbers = line.split_whitespace().skip(8).map_while(|word| word.parse::<u64>().ok());
         let (bytes, frames) = numbers.next().zip(numbers.next()).context("bytes of up0")?;
         Ok(bytes + frames * WIRE_OVERHEAD)
     }
 
-    /// The neighbour sends as fast as it can; ended with [`NetBed::stop_neighbour`].
+    /// Starts the neighbour's load at full speed; ended with [`NetBed::stop_neighbour`].
     ///
     /// # Errors
     /// When its guest does not answer.
@@ -346,7 +347,7 @@ impl NetBed {
         Ok(self.guests[1].spawn(&["sh", "-c", &script])?)
     }
 
-    /// The neighbour begins to send TCP as fast as it can after `wait`, and ends by itself.
+    /// Starts the neighbour's TCP load at full speed after `wait`; it ends by itself.
     ///
     /// # Errors
     /// When its guest does not answer.
@@ -362,7 +363,7 @@ impl NetBed {
         Ok(())
     }
 
-    /// Ends what the neighbour sends.
+    /// Ends the neighbour's load.
     ///
     /// # Errors
     /// When its guest does not answer.
@@ -378,7 +379,7 @@ impl NetBed {
         Ok(())
     }
 
-    /// Seconds in which the victim sends this many bytes by TCP to the far end.
+    /// Seconds in which the victim sends this many bytes by TCP to the host's end.
     ///
     /// # Errors
     /// When they do not arrive.
@@ -407,7 +408,7 @@ impl NetBed {
         Ok(time.as_secs_f64())
     }
 
-    /// A sink for what the neighbour sends; ended when dropped.
+    /// Starts a sink for the neighbour's load; ended when dropped.
     ///
     /// # Errors
     /// When the port is taken.
@@ -436,7 +437,8 @@ impl NetBed {
         Ok(Nanos(time.as_nanos() as u64))
     }
 
-    /// Kills the domain and starts it again, with a link of this rate; returns when it was killed.
+    /// Kills the I/O domain and starts it again, with a link of this rate; returns the time of the
+    /// kill.
     ///
     /// # Errors
     /// When there is none, or it does not start.
@@ -454,7 +456,7 @@ impl NetBed {
 
 impl Drop for NetBed {
     fn drop(&mut self) {
-        // The guests end first, and wait for a stopped switch until their time limit.
+        // The guests end first: they wait for a stopped switch until their time limit.
         if let Some(ovs) = &self.ovs {
             let _ = ovs.set_stopped(false);
         }

@@ -1,4 +1,4 @@
-//! The claims of a result: medians of the rounds.
+//! Claims of a result: medians of the rounds.
 
 use rtvirtio_learn::statistic::median;
 
@@ -7,7 +7,7 @@ use super::polling::PollingRun;
 use super::{NetData, PathData, Situation, UplinkData, WebData};
 use crate::claims::Claim;
 
-/// The claims of all that was measured; what was not claims nothing.
+/// Claims of the measured parts.
 #[must_use]
 pub fn claims(data: &NetData) -> Vec<Claim> {
     let parts = [flood, uplink, simulated, frames, tcp, crash, hostile, ping, sv, polling, web];

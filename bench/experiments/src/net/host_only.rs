@@ -1,5 +1,5 @@
-//! Parts without guests: frames per second of an engine, how they fall with the number of ports,
-//! and a neighbour that attacks.
+//! Parts without guests: frames per second of an engine over the number of ports, and a neighbour
+//! that attacks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use super::bed::{GUESTS, HOST};
 use super::probe::{Flood, PEER};
 use crate::backend::Backend;
 
-/// How long frames are counted.
+/// Time in which frames are counted.
 const LENGTH: Duration = Duration::from_secs(3);
-/// The same for the flood without a guest.
+/// Length of the flood without a guest.
 const FLOOD_LENGTH: Duration = Duration::from_secs(1);
 
 /// Frames per second of one port out of `ports`, sent as fast as the engine takes them, with the
@@ -38,13 +38,13 @@ pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
         ));
     }
     let _domain = Backend::start_domain(dir.path(), &config)?;
-    // All are attached; one is busy.
+    // All ports are attached; one is busy.
     let connect = |i: usize| NetClient::connect(&dir.path().join(format!("p{i}")));
     let mut clients = (0..ports).map(connect).collect::<Result<Vec<_>, _>>()?;
     let mut frame = [[0x52, 0x54, 0, 0, 0, 1], [0x52, 0x54, 0, 0, 1, 0]].concat();
     frame.extend([0x88, 0xb5]);
     frame.resize(60, 0x5a);
-    // The bridge learns where the far end is: otherwise it copies each frame to all taps.
+    // The bridge learns the port of the host's end: otherwise it copies each frame to all taps.
     RawSocket::sender(PEER)?.send(&[&frame[6..12], &frame[..6], &frame[12..]].concat())?;
     let client = &mut clients[0];
     let (begin, mut sent) = (Instant::now(), 0u64);
@@ -65,7 +65,7 @@ pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
     Ok((sent - client.unfetched() as u64) as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// Frames per second of the flood itself, without a guest: into a link that nothing reads, and
+/// Frames per second of the flood itself, without a guest: into a link without a receiver, and
 /// through the bridge.
 ///
 /// # Errors
@@ -84,7 +84,7 @@ pub fn flood_per_second() -> anyhow::Result<[f64; 2]> {
     Ok([rate()?, bridged])
 }
 
-/// A guest that does everything wrong, until it is dropped.
+/// A malicious guest; ended when dropped.
 #[derive(Debug)]
 pub struct Attacker {
     stop: Arc<AtomicBool>,
@@ -92,7 +92,7 @@ pub struct Attacker {
 }
 
 impl Attacker {
-    /// Starts it on a port.
+    /// Starts the attacker on a port.
     #[must_use]
     pub fn start(socket: &Path, own: [u8; 6], victim: [u8; 6]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -110,7 +110,7 @@ impl Attacker {
         Self { stop, thread: Some(thread) }
     }
 
-    /// Ends it; returns the number of its connections.
+    /// Ends the attacker; returns the number of its connections.
     #[must_use]
     pub fn end(mut self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
@@ -118,7 +118,8 @@ impl Attacker {
     }
 }
 
-/// One connection: as the victim, invalid headers, a storm of groups, kicks, and invalid chains.
+/// Attacks on one connection: frames of the victim's address, invalid headers, a storm of groups,
+/// kicks, and invalid chains.
 fn attack(client: &mut NetClient, own: [u8; 6], victim: [u8; 6]) {
     let frame = |to: [u8; 6], from: [u8; 6]| {
         let mut frame = [to, from].concat();

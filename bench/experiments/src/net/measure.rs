@@ -1,4 +1,4 @@
-//! The rounds.
+//! Measurement of the rounds.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -22,13 +22,13 @@ use super::{CrashData, NetData, Part, PathData, Situation, UplinkData};
 use crate::guest::facts;
 use crate::interleave::{Counter, interleaved};
 
-/// Period of requests of the fast probe, and of the one on the slow link.
+/// Period of requests of the fast probe, and of the probe on the slow link.
 pub(super) const FAST: Duration = Duration::from_micros(250);
 const SLOW: Duration = Duration::from_millis(1);
-/// The paper's pings: their number in a round, and their period.
+/// Pings as in the paper: their number in a round, and their period.
 const PINGS: u32 = 1_000;
 const PING_PERIOD: Duration = Duration::from_millis(2);
-/// What is behind the guests.
+/// Description of the uplink for the result file.
 const DEVICE: &str = "veth, 100 Mbit/s by tbf";
 /// Bits per second of a declared link that no guest here fills.
 const FAST_LINK: f64 = 10e9;
@@ -58,12 +58,12 @@ pub struct NetOptions {
     pub thread: NetThread,
     /// Sampled values per second.
     pub rate: u32,
-    /// What 99.9 % of the sampled values are to take at most.
+    /// Target of the 99.9th percentile of the sampled values.
     pub target: Nanos,
 }
 
 impl NetOptions {
-    /// What the domain's file says.
+    /// Settings of the I/O domain's file.
     pub(super) fn bed(&self) -> BedOptions {
         BedOptions { cap: self.cap, coalesce: self.coalesce, thread: self.thread }
     }
@@ -90,7 +90,7 @@ impl NetOptions {
     }
 }
 
-/// The systems and uplinks that are compared on a slow link.
+/// Systems and uplinks that are compared on a slow link.
 const SLOW_LINKS: [(System, Uplink); 3] =
     [(System::Tap, Uplink::Fifo), (System::Tap, Uplink::Htb), (System::Domain, Uplink::Fifo)];
 
@@ -109,7 +109,7 @@ fn probe(bed: &NetBed, count: u32, period: Duration) -> anyhow::Result<RoundTrip
     round_trips(&bed.namespace, HOST, GUESTS[0], count, period)
 }
 
-/// Measures these parts. The result holds them alone.
+/// Measures these parts. The result holds no others.
 ///
 /// # Errors
 /// A namespace, a guest or a domain that cannot be made, and cancellation.
@@ -265,7 +265,7 @@ pub(super) fn path(
     Ok((PathData::new(bed.system, situation, &trips, frames_per_second, connections, cpus[0]), cpus[1]))
 }
 
-/// Round trips while the neighbour sends as fast as it can through a slow link.
+/// Round trips while the neighbour sends at full speed through a slow link.
 fn slow_link(bed: &mut NetBed, link: Uplink, udp: bool, requests: u32) -> anyhow::Result<UplinkData> {
     bed.set_uplink(link)?;
     let sink = bed.sink()?;
@@ -281,7 +281,8 @@ fn slow_link(bed: &mut NetBed, link: Uplink, udp: bool, requests: u32) -> anyhow
     Ok(UplinkData::new(bed.system, link == Uplink::Htb, udp, &trips?, rate))
 }
 
-/// The domain's own view: bound and worst of the victim's reservation, in ns.
+/// Victim's reservation by the I/O domain's status: bound and worst in ns, and frames over the
+/// deadline.
 fn promise(bed: &NetBed) -> anyhow::Result<[u64; 3]> {
     let status = rtvirtio_workflow::domain::client::ask(&bed.dir().join("control"))?;
     let ports = status["ports"].as_array().cloned().unwrap_or_default();
@@ -290,7 +291,7 @@ fn promise(bed: &NetBed) -> anyhow::Result<[u64; 3]> {
     Ok(["bound_ns", "worst_ns", "missed"].map(|key| promise[key].as_u64().unwrap_or(0)))
 }
 
-/// Kills the domain again and again while the victim is probed.
+/// Kills the I/O domain repeatedly while the victim is probed.
 fn crashes(bed: &mut NetBed, n: usize, data: &mut CrashData, progress: &dyn Progress) -> anyhow::Result<()> {
     for _ in 0..n {
         progress.check_cancelled()?;
@@ -312,7 +313,7 @@ fn crashes(bed: &mut NetBed, n: usize, data: &mut CrashData, progress: &dyn Prog
     Ok(())
 }
 
-/// Whether the victim answers one of a few requests.
+/// Whether the victim answers one request within 20 ms.
 fn probe_once(bed: &NetBed) -> anyhow::Result<bool> {
     use rtvirtio_testbed::netns::RawSocket;
     bed.namespace.enter()?;
@@ -329,7 +330,7 @@ fn probe_once(bed: &NetBed) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// Seconds of a TCP transfer through the domain, with a declared link of this rate.
+/// Seconds of a TCP transfer through the I/O domain, with a declared link of this rate.
 fn tcp_through(bed: &mut NetBed, link: Option<f64>) -> anyhow::Result<f64> {
     bed.crash(link)?;
     wait_for_link(bed)?;

@@ -1,9 +1,9 @@
 //! Guests behind one uplink: round trips of a victim while its neighbour is flooded, floods a slow
 //! link, or attacks; on QEMU's taps, with and without a tuned HTB, and on the I/O domain.
 //!
-//! The far end sends ICMP echo requests as raw frames, which the victim's kernel answers. All four
-//! guests run all the time; every round measures each system and situation once, in random order.
-//! Parts without guests have vhost-user front ends in their place.
+//! The host's end sends ICMP echo requests as raw frames, which the victim's kernel answers. All
+//! four guests run all the time; every round measures each system and situation once, in random
+//! order. Parts without guests have vhost-user front ends in their place.
 
 mod bed;
 mod claims;
@@ -43,34 +43,34 @@ use crate::stats::rank::nearest_rank;
 /// File name of the result.
 pub const FILE: &str = "net.json";
 
-/// What happens next to the victim.
+/// Load of the neighbour during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Situation {
-    /// Nothing.
+    /// No load.
     Idle,
-    /// Its neighbour gets frames as fast as one thread sends them.
+    /// The neighbour receives frames as fast as one thread sends them.
     Flood,
-    /// Another guest attacks the domain.
+    /// Another guest attacks the I/O domain.
     Attack,
 }
 
 /// Percentiles of round trips, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tails {
-    /// Requests.
+    /// Requests, lost ones included.
     pub n: u64,
-    /// Without an answer.
+    /// Requests without an answer.
     pub lost: u64,
-    /// Mean.
+    /// Mean, ns.
     pub mean: f64,
-    /// Median.
+    /// Median, ns.
     pub p50: u64,
-    /// 99th percentile.
+    /// 99th percentile, ns.
     pub p99: u64,
-    /// 99.9th percentile.
+    /// 99.9th percentile, ns.
     pub p999: u64,
-    /// The longest.
+    /// Longest round trip, ns.
     pub max: u64,
 }
 
@@ -97,9 +97,9 @@ impl Tails {
 pub struct PathData {
     /// On the I/O domain; on taps otherwise.
     pub domain: bool,
-    /// What happens next to it.
+    /// Load of the neighbour.
     pub situation: Situation,
-    /// Its round trips.
+    /// Round trips of the victim.
     pub tails: Tails,
     /// Frames per second of the flood.
     pub flood: Option<f64>,
@@ -133,7 +133,7 @@ pub struct UplinkData {
     pub udp: bool,
     /// Round trips of the victim.
     pub tails: Tails,
-    /// Bits per second that left.
+    /// Rate of the frames that left, bit/s.
     pub bits_per_second: f64,
 }
 
@@ -143,62 +143,62 @@ impl UplinkData {
     }
 }
 
-/// Kills of the domain.
+/// Recovery after kills of the I/O domain.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CrashData {
-    /// From the kill until the victim answers again, in seconds.
+    /// From the kill until the victim answers again, s.
     pub back_s: Vec<f64>,
-    /// Kills after which it does not.
+    /// Kills after which it does not answer.
     pub broken: u64,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetData {
-    /// [`NetData::SCHEMA`].
+    /// [`NetData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the latest measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the latest measurement.
     pub command: String,
-    /// When.
+    /// Date of the latest measurement, and version of the program.
     pub generated: String,
     /// Round trips without a slow link.
     pub paths: Vec<PathData>,
     /// Round trips on a slow link.
     pub uplinks: Vec<UplinkData>,
-    /// Kills.
+    /// Recovery after kills of the I/O domain.
     pub crashes: CrashData,
     /// Frames per second of one port, of a network of one.
     pub frames_one_port: Vec<f64>,
-    /// The same, of a network of 64.
+    /// Frames per second of one port, of a network of 64.
     pub frames_of_many: Vec<f64>,
-    /// Frames per second of a flood without guests: into a link that nothing reads, and through the
+    /// Frames per second of a flood without guests: into a link without a receiver, and through the
     /// bridge.
     #[serde(default)]
     pub floods: Vec<[f64; 2]>,
     /// Seconds of a TCP transfer on a tap, and on the domain.
     pub tcp: Vec<[f64; 2]>,
-    /// Seconds of it on the domain with a declared link, where large segments are cut.
+    /// Seconds of it on the I/O domain with a declared link, where large segments are cut.
     #[serde(default)]
     pub tcp_cut: Vec<f64>,
-    /// Of the victim's reservation: bound and worst in ns, and frames over the deadline.
+    /// Victim's reservation: bound and worst in ns, and frames over the deadline.
     pub promises: Vec<[u64; 3]>,
-    /// The simulation.
+    /// Contracts in virtual time.
     pub simulated: Simulated,
     /// Pings, idle and while the neighbour is flooded.
     #[serde(default)]
     pub pings: Vec<PathData>,
-    /// Sampled values.
+    /// Sampled values (IEC 61850-9-2).
     #[serde(default)]
     pub sv: Option<SvData>,
-    /// A polling domain next to OVS-DPDK.
+    /// A polling I/O domain next to OVS-DPDK.
     #[serde(default)]
     pub polling: Option<PollingData>,
     /// Requests to a web server.
     #[serde(default)]
     pub web: Option<WebData>,
-    /// Where, how and when each part was measured; all at once where it is empty.
+    /// Host, command and date of each part; empty where all were measured at once.
     #[serde(default)]
     pub parts: BTreeMap<Part, PartFacts>,
 }
@@ -208,7 +208,7 @@ impl Saved for NetData {
 }
 
 impl NetData {
-    /// Nothing is measured yet.
+    /// A result without measurements.
     fn new(host: HostFacts, command: String, generated: String) -> Self {
         Self {
             schema: Self::SCHEMA.to_owned(),

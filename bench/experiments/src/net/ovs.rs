@@ -15,18 +15,18 @@ use rtvirtio_harness::huge_pages::HugePages;
 
 /// The switch of Debian's `openvswitch-switch-dpdk`; elsewhere `ovs-vswitchd` may be one with DPDK.
 const SWITCHES: [&str; 2] = ["/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", "ovs-vswitchd"];
-/// The form of its database.
+/// Schema of the switch's database.
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-/// Huge pages of 2 MiB that it needs.
+/// Huge pages of 2 MiB that the switch needs.
 const PAGES: u64 = 256;
-/// Memory that it takes at its start, in MiB; the rest follows when it makes its buffers.
+/// Memory that the switch takes at its start, MiB; the rest follows when it makes its buffers.
 const SOCKET_MEMORY: u64 = 256;
 /// Time limit until the database and the switch answer.
 const START: Duration = Duration::from_secs(20);
-/// Name of its bridge.
+/// Name of the bridge.
 const BRIDGE: &str = "ovs0";
 
-/// The program of a switch with DPDK, and its version; an error says why there is none.
+/// Program of a switch with DPDK, and its version; an error says why there is none.
 ///
 /// # Errors
 /// Where it is not installed.
@@ -53,13 +53,13 @@ pub struct OvsDpdk {
     switch: Backend,
     _database: Backend,
     _pages: HugePages,
-    /// The commands that made it.
+    /// Commands that made the switch, in order.
     pub commands: Vec<String>,
 }
 
 impl OvsDpdk {
-    /// Starts it in the calling thread's network namespace, between an interface and vhost-user
-    /// ports, each with its Ethernet address. It polls on this CPU.
+    /// Starts the switch in the calling thread's network namespace, between an interface and
+    /// vhost-user ports, each with its Ethernet address. The switch polls on `cpu`.
     ///
     /// # Errors
     /// When it is not installed, without huge pages, and when it does not start: with the end of
@@ -76,7 +76,7 @@ impl OvsDpdk {
         let mask = format!("{:#x}", 1u64.checked_shl(cpu).context("a CPU beyond 63")?);
         let memory = format!("other_config:dpdk-socket-mem={SOCKET_MEMORY}");
         let [pmd, lcore] = ["pmd-cpu", "dpdk-lcore"].map(|key| format!("other_config:{key}-mask={mask}"));
-        // Its huge pages have no files that outlive it.
+        // Huge pages without files that outlive the switch.
         let extra = "other_config:dpdk-extra=--in-memory";
         let init = "other_config:dpdk-init=true";
         made.set(&["--no-wait", "set", "Open_vSwitch", ".", init, &memory, &pmd, &lcore, extra])?;
@@ -91,13 +91,13 @@ impl OvsDpdk {
         Ok(Self { switch, _database: database, _pages: pages, commands })
     }
 
-    /// Its process.
+    /// Process of the switch.
     #[must_use]
     pub fn process(&self) -> &Backend {
         &self.switch
     }
 
-    /// Stops it, or lets it go on: it uses its CPU whether there are frames or not.
+    /// Stops or continues the switch, which uses its CPU whether there are frames or not.
     ///
     /// # Errors
     /// When it has ended.
@@ -108,12 +108,12 @@ impl OvsDpdk {
 
 impl Drop for OvsDpdk {
     fn drop(&mut self) {
-        // A stopped process would not end when it is asked to.
+        // A stopped process would not end on SIGTERM.
         let _ = self.set_stopped(false);
     }
 }
 
-/// A switch that is being made.
+/// A switch whose start is not finished.
 struct Making {
     /// Directory of its files.
     run: PathBuf,
@@ -134,7 +134,8 @@ impl Making {
     }
 
     fn run(&mut self, program: &str, arguments: &[&str]) -> anyhow::Result<()> {
-        // In a group of its own: Ctrl-C is for this process, which ends things in their order.
+        // In a process group of its own: Ctrl-C is for this process, which ends the others in
+        // order.
         let mut command = self.command(program, arguments);
         let out = command.process_group(0).output().with_context(|| program.to_owned())?;
         if !out.status.success() {
@@ -190,7 +191,7 @@ impl Making {
             self.set(&[&add[..], &["type=dpdkvhostuserclient", &path, &port]].concat())?;
             self.run("ovs-ofctl", &["add-flow", BRIDGE, &format!("dl_dst={mac},actions=output:{number}")])?;
         }
-        // Everything else is for the far end.
+        // All other frames are for the host's end.
         self.run("ovs-ofctl", &["add-flow", BRIDGE, "priority=1,in_port=100,actions=drop"])?;
         self.run("ovs-ofctl", &["add-flow", BRIDGE, "priority=0,actions=output:100"])
     }

@@ -1,4 +1,4 @@
-//! The parts of the experiment, which are measured together or apart.
+//! Parts of the experiment, measured together or separately.
 
 use std::collections::BTreeMap;
 
@@ -16,28 +16,28 @@ pub enum Part {
     Simulated,
     /// Round trips of the victim, idle and while its neighbour is flooded.
     Flood,
-    /// The same through a slow link that its neighbour fills.
+    /// Round trips through a slow link that the neighbour fills.
     Uplink,
-    /// The same while another guest attacks.
+    /// Round trips while another guest attacks.
     Hostile,
-    /// Kills of the domain.
+    /// Kills of the I/O domain.
     Crash,
     /// Frames per second of one port, alone and of 64.
     Frames,
-    /// TCP of a guest.
+    /// TCP transfer of a guest.
     Tcp,
-    /// The paper's pings.
+    /// Pings as in the paper.
     Ping,
     /// Sampled values to a disk and back.
     Sv,
-    /// A polling domain next to OVS-DPDK.
+    /// A polling I/O domain next to OVS-DPDK.
     Polling,
     /// Requests to a web server while its neighbour sends without end.
     Web,
 }
 
 impl Part {
-    /// All of them.
+    /// All parts, in the order of the options.
     pub const ALL: [Self; 11] = [
         Self::Simulated,
         Self::Flood,
@@ -51,40 +51,40 @@ impl Part {
         Self::Polling,
         Self::Web,
     ];
-    /// Those of a file that does not say when each was measured.
+    /// Parts in a file that does not say when each was measured.
     const UNNAMED: [Self; 7] =
         [Self::Simulated, Self::Flood, Self::Uplink, Self::Hostile, Self::Crash, Self::Frames, Self::Tcp];
 
-    /// Its name in a file and as an option.
+    /// Name in result files and as an option.
     #[must_use]
     pub fn name(self) -> String {
         word(&self)
     }
 
-    /// Whether it has guests.
+    /// Whether the part has guests.
     pub(super) fn has_guests(self) -> bool {
         !matches!(self, Self::Simulated | Self::Frames | Self::Web)
     }
 
-    /// Whether it compares guests on taps with guests on the domain.
+    /// Whether the part compares guests on taps with guests on the I/O domain.
     pub(super) fn is_of_pair(self) -> bool {
         self.has_guests() && !matches!(self, Self::Sv | Self::Polling)
     }
 }
 
-/// Where, how and when a part was measured.
+/// Host, command and date of a part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PartFacts {
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
 }
 
 impl NetData {
-    /// Where, how and when each part was measured.
+    /// Host, command and date of each part.
     #[must_use]
     pub fn facts(&self) -> BTreeMap<Part, PartFacts> {
         if !self.parts.is_empty() {
@@ -93,19 +93,19 @@ impl NetData {
         Part::UNNAMED.map(|part| (part, self.facts_of_run())).into()
     }
 
-    /// Where, how and when the latest part was measured.
+    /// Host, command and date of the latest measurement.
     fn facts_of_run(&self) -> PartFacts {
         let (host, command, generated) = (self.host.clone(), self.command.clone(), self.generated.clone());
         PartFacts { host, command, generated }
     }
 
-    /// These parts were measured just now.
+    /// Records the latest measurement for these parts.
     pub(super) fn note_facts<'a>(&mut self, parts: impl IntoIterator<Item = &'a Part>) {
         let facts = self.facts_of_run();
         self.parts.extend(parts.into_iter().map(|part| (*part, facts.clone())));
     }
 
-    /// Takes the parts over that another result holds; the other parts stay as they are.
+    /// Replaces the parts that another result holds; the other parts stay as they are.
     pub fn merge(&mut self, new: Self) {
         let parts = new.facts();
         self.parts = self.facts();

@@ -1,8 +1,8 @@
-//! A polling domain next to OVS-DPDK: round trips of the victim, idle and while its neighbour is
-//! flooded.
+//! A polling I/O domain next to OVS-DPDK: round trips of the victim, idle and while its neighbour
+//! is flooded.
 //!
-//! Both switches poll on the core of the load and the far end; the guests have the other one. The
-//! switch that is not measured is stopped.
+//! Both switches poll on the core of the load and the host's end; the guests have the other one.
+//! The switch that is not measured is stopped.
 
 use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::image::GuestImage;
@@ -17,18 +17,18 @@ use super::{PathData, Situation, Tails, ovs};
 use crate::guest::facts;
 use crate::interleave::{Counter, interleaved};
 
-/// How long the domain's thread polls: longer than a period of the probe, so it never sleeps while
-/// there is traffic, and sleeps when there is none.
+/// Polling time of the I/O domain's thread: longer than a period of the probe, so it never sleeps
+/// while there is traffic, and sleeps when there is none.
 const POLL: Nanos = Nanos::from_millis(1);
 
-/// One system and situation of a round.
+/// Round trips of one system in one situation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PollingRun {
-    /// The system.
+    /// Switch under test.
     pub system: System,
-    /// What happens next to the victim.
+    /// Load of the neighbour.
     pub situation: Situation,
-    /// Its round trips.
+    /// Round trips of the victim.
     pub tails: Tails,
     /// Frames per second of the flood.
     pub flood: Option<f64>,
@@ -36,21 +36,21 @@ pub struct PollingRun {
     pub switch_cpus: f64,
 }
 
-/// All rounds.
+/// Runs of both switches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PollingData {
-    /// Version of the other switch.
+    /// Version of OVS-DPDK.
     pub peer: String,
-    /// The commands that made it.
+    /// Commands that made OVS-DPDK.
     pub commands: Vec<String>,
-    /// Why nothing was measured.
+    /// Reason for measuring nothing; `None` where it was measured.
     pub skipped: Option<String>,
     /// The runs, round by round.
     pub runs: Vec<PollingRun>,
 }
 
 impl PollingData {
-    /// The other switch, or why there is none, as paragraphs.
+    /// Paragraphs on OVS-DPDK: its version and commands, or the reason why there is none.
     pub(super) fn peer_text(&self) -> Vec<String> {
         match &self.skipped {
             Some(why) => vec![format!("Skipped, a polling domain next to OVS-DPDK: {why}.")],
@@ -59,8 +59,8 @@ impl PollingData {
     }
 }
 
-/// Measures both systems and returns them with the host's facts for the result file. Reports it
-/// where OVS-DPDK is not installed.
+/// Measures both systems and returns them with the host's facts for the result file. The result
+/// says so where OVS-DPDK is not installed.
 ///
 /// # Errors
 /// A guest, a domain or a switch that cannot be made, and cancellation.

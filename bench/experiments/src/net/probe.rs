@@ -1,4 +1,4 @@
-//! Round trips to a guest, and floods, as raw frames on the far end of the uplink.
+//! Round trips to a guest, and floods, as raw frames on the host's end of the uplink.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use rtvirtio_testbed::netns::{Namespace, RawSocket};
 
 use rtvirtio_harness::cores::{bind_this_thread, core_and_others};
 
-/// The far end of the uplink.
+/// Interface of the host's end of the uplink.
 pub const PEER: &str = "up1";
 /// Longest time from the last request until its answer counts as lost.
 const LATE: Duration = Duration::from_millis(1_000);
@@ -21,24 +21,24 @@ const LENGTH: usize = 98;
 /// An end of a path: its Ethernet and IPv4 addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Address {
-    /// Ethernet.
+    /// Ethernet address.
     pub mac: [u8; 6],
-    /// IPv4.
+    /// IPv4 address.
     pub ip: [u8; 4],
 }
 
 /// Answers to requests at a rate.
 #[derive(Clone, Debug, Default)]
 pub struct RoundTrips {
-    /// Times of those that were answered, in ns.
+    /// Round trips of answered requests, ns.
     pub ns: Vec<u64>,
-    /// When their requests were sent, from the first one on, in ns.
+    /// Send times of answered requests, from the first one on, ns.
     pub sent: Vec<u64>,
     /// Requests without an answer.
     pub lost: u64,
 }
 
-/// The sum of RFC 1071.
+/// Internet checksum (RFC 1071).
 fn checksum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes
         .chunks(2)
@@ -68,7 +68,7 @@ pub fn request(from: Address, to: Address, number: u32) -> Vec<u8> {
     frame
 }
 
-/// The number of an answer.
+/// Number of an echo reply; `None` for another frame.
 pub fn answer(frame: &[u8], from: Address) -> Option<u32> {
     let is_answer = frame.len() >= HEADERS
         && frame[6..12] == from.mac
@@ -78,7 +78,7 @@ pub fn answer(frame: &[u8], from: Address) -> Option<u32> {
     is_answer.then(|| u32::from_be_bytes([frame[38], frame[39], frame[40], frame[41]]))
 }
 
-/// An ARP announcement: who has this address.
+/// An ARP announcement of this address.
 fn announcement(of: Address) -> Vec<u8> {
     let mut frame = [&[0xff; 6][..], &of.mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
     frame.extend(of.mac);
@@ -89,8 +89,8 @@ fn announcement(of: Address) -> Vec<u8> {
     frame
 }
 
-/// Sends `count` requests, one each `period`, and measures their round trips. Each counts from the
-/// moment of its own send.
+/// Sends `count` requests, one each `period`, and measures their round trips, each from its own
+/// send.
 ///
 /// # Errors
 /// When the interface is gone.
@@ -162,7 +162,7 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Starts it.
+    /// Starts the flood.
     ///
     /// # Errors
     /// When the interface is gone.
@@ -175,7 +175,7 @@ impl Flood {
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&sent));
         let (_, others) = core_and_others()?;
         let thread = std::thread::spawn(move || {
-            // Another core would make it part of what it disturbs.
+            // On another core the flood would be part of the load that it disturbs.
             let _ = bind_this_thread(others[0]);
             while !stopped.load(Ordering::Relaxed) {
                 for _ in 0..64 {
@@ -188,7 +188,7 @@ impl Flood {
         Ok(Self { stop, sent, begin: Instant::now(), thread: Some(thread) })
     }
 
-    /// Ends it; returns frames per second.
+    /// Ends the flood; returns frames per second.
     #[must_use]
     pub fn end(mut self) -> f64 {
         self.join();

@@ -1,4 +1,4 @@
-//! Ports with random contracts on the scheduler itself, in virtual time: what is promised is kept,
+//! Ports with random contracts on the scheduler itself, in virtual time: reservations are kept,
 //! caps are exact, and the link is neither exceeded nor left idle.
 
 use std::path::Path;
@@ -13,21 +13,21 @@ use serde::{Deserialize, Serialize};
 /// Length of a case.
 const LENGTH: Nanos = Nanos(2_000_000_000);
 
-/// What came of all cases.
+/// Counts over all cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Simulated {
-    /// Cases.
+    /// Simulated cases.
     pub cases: usize,
     /// Frames under a reservation.
     pub promised: u64,
-    /// Those that took longer than the computed bound, less the stall that it contains.
+    /// Frames that took longer than the computed bound, less the stall that it contains.
     pub over_bound: u64,
-    /// Those that took longer than their deadline.
+    /// Frames that took longer than their deadline.
     pub missed: u64,
     /// Frames of capped ports.
     pub capped: u64,
-    /// Those that went at another nanosecond than the first one at which rate and burst admit them,
-    /// while nothing else held them.
+    /// Frames dispatched at another nanosecond than the first one at which rate and burst admit
+    /// them, while the cap alone held them.
     pub inexact: u64,
     /// Largest deviation of the link's rate from the declared one while it was backlogged, as a
     /// share.
@@ -61,7 +61,7 @@ fn network(random: &mut Random) -> anyhow::Result<Network> {
     file.networks.into_iter().next().context("no network")
 }
 
-/// Plays cases.
+/// Simulates cases.
 ///
 /// # Errors
 /// A configuration that is refused, a defect.
@@ -85,7 +85,7 @@ fn play(network: &Network, random: &mut Random, all: &mut Simulated) -> anyhow::
     let (mut now, mut next_at, mut tag) = (Nanos(0), Nanos(0), 0u64);
     let mut sent = 0u64;
     while now < LENGTH {
-        // Two ports have frames all the time.
+        // Two ports are always backlogged.
         for vm in 1..3 {
             while scheduler.outstanding(vm) < 8 {
                 let len = SHORTEST_FRAME + random.below((largest - SHORTEST_FRAME + 1) as usize) as u64;
@@ -96,7 +96,7 @@ fn play(network: &Network, random: &mut Random, all: &mut Simulated) -> anyhow::
                 )?;
             }
         }
-        // The third sends bursts within its contract: as large as the bucket, then a pause.
+        // The third port sends bursts within its contract: as large as the bucket, then a pause.
         if now >= next_at {
             let mut burst = reservation.burst;
             let mut used = 0;

@@ -1,8 +1,8 @@
-//! The far end of what the neighbour sends.
+//! Receiver of the neighbour's load.
 
 use std::time::Duration;
 
-/// Accepts connections and datagrams, and drops what comes.
+/// Accepts connections and datagrams, and discards their data.
 #[derive(Debug)]
 pub struct Sink {
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,

@@ -3,8 +3,8 @@
 //!
 //! Network card and disk of both guests are on the I/O domain, whose threads are real-time threads.
 //! The time counts from the moment at which a frame is due until its answer is here: network, CPU,
-//! disk, network. So the VM needs a part of each: next to the floods it runs once with its part of
-//! network and disk alone, and once with a CPU contract too.
+//! disk, network. So the VM needs a share of each: next to the floods it runs once with its share
+//! of network and disk alone, and once with a CPU contract too.
 
 use std::time::Duration;
 
@@ -31,9 +31,9 @@ use crate::interleave::{Counter, interleaved};
 use crate::page::Table;
 use rtvirtio_harness::cores::with_backend;
 
-/// The client's program.
+/// Program of the client in the guest.
 const CLIENT: &str = "rtvirtio-guestload";
-/// Its port.
+/// Port on which the client answers.
 const PORT: u16 = 7_102;
 /// Bytes of a frame with eight values.
 const FRAME: Bytes = Bytes(140);
@@ -44,50 +44,50 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// From the start of the floods to the first frame.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// Priority of the domain's thread when none is asked for: above the vCPUs of a contract.
+/// Default priority of the I/O domain's thread: above the vCPUs of a contract.
 const DOMAIN: u8 = 60;
-/// What the client's VM may use of each CPU, of this time.
+/// Budget of the client's VM on each CPU, and its period.
 const CPU: (Nanos, Nanos) = (Nanos::from_micros(1_800), Nanos::from_micros(2_000));
 
 /// Whether the neighbour floods, and whether the client's VM has a CPU contract.
 const SITUATIONS: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
 
-/// One situation of a round.
+/// Answers and latencies in one situation of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SvRun {
-    /// Next to floods on network and disk.
+    /// Whether floods run on network and disk.
     pub flooded: bool,
-    /// The client's VM has a CPU contract too.
+    /// Whether the client's VM has a CPU contract too.
     #[serde(default)]
     pub contract: bool,
     /// Frames that were answered.
     pub n: u64,
-    /// Frames that were not.
+    /// Frames without an answer.
     pub lost: u64,
     /// Frames that this host did not send.
     pub unsent: u64,
-    /// Median, in ns.
+    /// Median latency, ns.
     pub p50: u64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of latency, ns.
     pub p999: u64,
-    /// The longest.
+    /// Longest latency, ns.
     pub max: u64,
-    /// 99.99th percentile of how late this host sent them.
+    /// 99.99th percentile of this host's lateness in sending, ns.
     pub sent_late: u64,
     /// Frames per second of the flood.
     pub flood: f64,
 }
 
-/// All rounds.
+/// Runs of all rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SvData {
-    /// The target of the 99.9th percentile, in ns.
+    /// Target of the 99.9th percentile, ns.
     pub target_ns: Nanos,
     /// The situations, round by round.
     pub runs: Vec<SvRun>,
 }
 
-/// Measures all situations; the host, too, as a result file describes it.
+/// Measures all situations. Returns the host's description for the result file, too.
 ///
 /// # Errors
 /// A namespace, a guest or a domain that cannot be made, a CPU contract that the kernel refuses,
@@ -169,7 +169,7 @@ fn situation(
     Ok(SvRun { flooded, flood, ..run? })
 }
 
-/// Sends the frames, from the far end.
+/// Sends the frames from the host's end.
 fn publish(bed: &NetBed, options: &NetOptions, progress: &dyn Progress) -> anyhow::Result<SvRun> {
     let flow = Flow {
         name: "sv".to_owned(),
@@ -206,7 +206,7 @@ fn publish(bed: &NetBed, options: &NetOptions, progress: &dyn Progress) -> anyho
 }
 
 impl SvData {
-    /// The rounds.
+    /// Table of the rounds.
     pub(super) fn table(&self) -> Table {
         let us = |ns: u64| format!("{:.0}", ns as f64 / 1e3);
         let row = |run: &SvRun| {

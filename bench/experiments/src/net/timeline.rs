@@ -1,6 +1,6 @@
-//! Round trips of a victim over time, while its neighbour begins to send as fast as it can through
-//! a slow link, and ends: on QEMU's taps, with a tuned HTB, on OVS-DPDK where it is installed, and
-//! on the I/O domain.
+//! Round trips of a victim over time, before, during and after its neighbour's load at full speed
+//! through a slow link: on QEMU's taps, with a tuned HTB, on OVS-DPDK where it is installed, and on
+//! the I/O domain.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,44 +26,44 @@ use crate::stats::rank::nearest_rank;
 /// File names of the result, and of its picture.
 pub const FILE: &str = "net-timeline.json";
 const PICTURE: &str = "net-timeline.svg";
-/// Period of requests.
+/// Period of the victim's requests.
 const PERIOD: Duration = Duration::from_millis(1);
-/// Until the neighbour begins, how long it sends, and how long the victim is watched.
+/// Start and length of the neighbour's load, and length of the whole measurement.
 const BEGIN: Duration = Duration::from_secs(3);
 const FLOOD: Duration = Duration::from_secs(5);
 const WATCHED: Duration = Duration::from_secs(12);
 /// Length of a step of the series.
 const STEP: Duration = Duration::from_millis(200);
 
-/// One system.
+/// Round trips of one system over time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Course {
-    /// What orders the frames.
+    /// Network of the guests, and the queueing discipline.
     pub system: String,
     /// Median and longest round trip of each step, in us; `None` where none was answered.
     pub steps: Vec<Option<[u32; 2]>>,
-    /// Megabits per second on the link, of each step.
+    /// Rate of the link in each step, Mbit/s.
     pub link: Vec<u16>,
     /// Requests without an answer.
     pub lost: u64,
-    /// Requests.
+    /// Requests, lost ones included.
     pub n: u64,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimelineData {
-    /// [`TimelineData::SCHEMA`].
+    /// [`TimelineData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// The systems.
+    /// Measured systems, in the order of `SYSTEMS`.
     pub courses: Vec<Course>,
-    /// Version of OVS-DPDK, or why it is not among them; empty where it was not looked for.
+    /// Version of OVS-DPDK, or the reason why it is missing; empty where it was not measured.
     #[serde(default)]
     pub peer: String,
 }
@@ -80,7 +80,7 @@ const SYSTEMS: [(System, &[(&str, Uplink)]); 3] = [
 ];
 
 /// Measures each system once, one after the other: a switch that polls would disturb the others.
-/// Reports it where OVS-DPDK is not installed.
+/// The result says so where OVS-DPDK is not installed.
 ///
 /// # Errors
 /// A namespace, a guest, a switch or a domain that cannot be made, and cancellation.
@@ -146,7 +146,7 @@ fn steps() -> usize {
     (WATCHED.as_millis() / STEP.as_millis()) as usize
 }
 
-/// Median and longest of each step, by the moment at which the request was sent.
+/// Median and longest round trip of each step, by the time at which the request was sent.
 fn in_steps(trips: &RoundTrips) -> Vec<Option<[u32; 2]>> {
     let mut all = vec![Vec::new(); steps()];
     for (at, took) in trips.sent.iter().zip(&trips.ns) {
@@ -169,7 +169,7 @@ fn claims(data: &TimelineData) -> Vec<Claim> {
     vec![Claim::new("net.timeline.lost", "requests of the victim lost over time", lost.sum(), "requests", n)]
 }
 
-/// What the picture does not show, and why; empty when it shows all.
+/// Systems missing in the picture, and the reason; empty without any.
 fn missing(data: &TimelineData) -> String {
     let is_there = data.courses.iter().any(|course| course.system == System::Dpdk.name());
     match data.peer.as_str() {
@@ -179,7 +179,7 @@ fn missing(data: &TimelineData) -> String {
     }
 }
 
-/// What stands below the picture.
+/// Caption of the picture.
 fn caption(data: &TimelineData) -> String {
     match missing(data).as_str() {
         "" => format!("longest round trips; OVS-DPDK is {}", data.peer),

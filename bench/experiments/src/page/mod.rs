@@ -7,40 +7,40 @@ use rtvirtio_report::html::{HtmlTable, NarrowLayout, document, figure, section};
 use rtvirtio_report::svg::{BarPlot, Svg, TimePlot, XyPlot, svg_bars, svg_times, svg_xy};
 use rtvirtio_report::xml;
 
-/// A page.
+/// A page with its sections.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// Heading.
+    /// Heading of the page.
     pub title: String,
-    /// Sentences below it.
+    /// Sentences below the heading.
     pub lead: Vec<String>,
-    /// Sections in order.
+    /// Sections in the order shown.
     pub sections: Vec<Section>,
-    /// When and by which version it is made.
+    /// Date, and version of the program.
     pub generated: String,
 }
 
-/// A section.
+/// Text, plots and tables below a heading.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
-    /// Heading.
+    /// Heading of the section.
     pub title: String,
-    /// Paragraphs.
+    /// Paragraphs below the heading.
     pub text: Vec<String>,
     /// Plots with their captions.
     pub plots: Vec<(String, Plot)>,
-    /// Tables.
+    /// Tables below the plots.
     pub tables: Vec<Table>,
 }
 
-/// A plot.
+/// A plot of any kind.
 #[derive(Clone, Debug)]
 pub enum Plot {
-    /// Curves.
+    /// Curves over two numeric axes.
     Xy(Box<XyPlot>),
-    /// Bars of shares.
+    /// Bars of shares, 0 to 1.
     Bars(BarPlot),
-    /// Bars of times.
+    /// Bars of durations.
     Times(TimePlot),
 }
 
@@ -48,7 +48,7 @@ pub enum Plot {
 const FILE_WIDTH: f64 = 720.0;
 
 impl Plot {
-    /// As a file of its own.
+    /// Plot as an SVG file of its own.
     #[must_use]
     pub fn standalone_svg(&self) -> String {
         self.svg(FILE_WIDTH).standalone()
@@ -63,14 +63,14 @@ impl Plot {
     }
 }
 
-/// A table.
+/// A table of text.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     /// Description for screen readers.
     pub label: String,
-    /// Headings.
+    /// Headings of the columns.
     pub head: Vec<String>,
-    /// HtmlTable; the first field is a row heading.
+    /// Rows; the first field of each is a row heading.
     pub rows: Vec<Vec<String>>,
 }
 

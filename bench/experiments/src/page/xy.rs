@@ -1,4 +1,4 @@
-//! Plots and tables that need no more than names and numbers.
+//! Plots and tables of names and numbers.
 
 use crate::page::{Plot, Table};
 use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
@@ -28,7 +28,7 @@ pub fn series(index: usize, name: &str, points: Vec<(f64, f64, String)>) -> Seri
     Series { name: name.to_owned(), index, dashed: index > 0, points }
 }
 
-/// A table.
+/// Makes a table of text.
 pub fn table(label: &str, head: &[&str], rows: Vec<Vec<String>>) -> Table {
     Table { label: label.to_owned(), head: head.iter().map(|h| (*h).to_owned()).collect(), rows }
 }

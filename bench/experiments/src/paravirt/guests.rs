@@ -1,4 +1,4 @@
-//! Two guests on one core: one that says what is urgent, and its neighbour.
+//! Two guests on one core: one that reports its urgent tasks, and its neighbour.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,16 +30,16 @@ use super::chain::DiskBed;
 use crate::guest;
 use rtvirtio_harness::cores::{FairGroup, bind, core_and_others};
 
-/// The guest's program, and the experiment's.
+/// Programs in the guest: the reporter, and the experiment's load.
 const PROGRAMS: [&str; 2] = ["rtvirtio-guest", "rtvirtio-guestload"];
-/// One exchange with QEMU's monitor.
+/// Time limit of an exchange with QEMU's monitor.
 const QMP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Until other programs' contracts leave room.
+/// Longest wait until other programs' contracts leave room.
 const ADMISSION: Duration = Duration::from_secs(120);
-/// Until a guest that reports is followed.
+/// Longest wait until a guest that reports is followed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Moments of a vCPU that are recorded, where they are: some minutes of them.
+/// Most recorded moments of a vCPU: some minutes of them.
 const MOMENTS: usize = 1 << 20;
 
 /// Two guests of one vCPU on the last CPU; this process is bound to the others.
@@ -50,43 +50,43 @@ pub struct Guests<'c> {
     names: [String; 2],
     /// A, and its neighbour B.
     pub vms: [QemuGuest; 2],
-    /// Of B, and of A where its contract allows one. Dropped after the guests.
+    /// Group of B, and of A where its contract allows one. Dropped after the guests.
     groups: Vec<FairGroup>,
-    /// The guests' core.
+    /// CPU of both guests.
     pub core: u32,
-    /// Another one.
+    /// First of the other CPUs.
     pub other: u32,
     /// The host, as a result file describes it.
     pub facts: HostFacts,
     /// Whether KVM's interrupts raise A's vCPU when its page is followed next.
     pub kvm_interrupts: bool,
     following: Option<Following>,
-    /// What was recorded when A was last followed, with disks.
+    /// Records of the last time that A was followed, with disks.
     history: Option<History>,
     _server: Server,
     disks: Option<DiskBed>,
 }
 
-/// How following ended, what the VM was at then, and its history.
+/// How following ended, the VM's last status, and its history.
 type Followed = (Ended, VmStatus, Option<History>);
 
 /// A thread that follows A's page.
 struct Following {
     stop: Arc<AtomicBool>,
     latest: Arc<Mutex<Option<VmStatus>>>,
-    /// The least weight at the floor so far.
+    /// Least weight at the floor so far.
     least_weight: Arc<Mutex<Option<f64>>>,
     thread: JoinHandle<Result<Followed, UrgencyError>>,
-    /// The policy that the thread has.
+    /// Policy of the thread.
     priority: String,
-    /// A's contract of its vCPU.
+    /// Contract of A's vCPU.
     contract: String,
     _signals: Option<UrgentSignals>,
 }
 
 impl<'c> Guests<'c> {
-    /// Boots both, with disks or without, and where a port of the host's loopback interface is to
-    /// lead to A.
+    /// Boots both, with disks or without, and with the port of the host's loopback interface that
+    /// is to lead to A.
     pub fn boot(
         contracts: &'c ScopedContracts<'c>,
         (contract, budget): (Contract, Nanos),
@@ -116,7 +116,7 @@ impl<'c> Guests<'c> {
         let names = ["a", "b"].map(|n| format!("bench-{}-{n}", std::process::id()));
         let socket = dir.join("urgency");
         let mut server = Server::bind(&socket)?;
-        // QEMU waits for it while it starts.
+        // QEMU waits for the server while it starts.
         let server = std::thread::spawn(move || server.serve_one(&|| false).map(|_| server));
         let guest_disks = disks.as_ref().map_or([GuestDisk::None, GuestDisk::None], DiskBed::disks);
         let config = |i: usize| QemuConfig {
@@ -160,7 +160,7 @@ impl<'c> Guests<'c> {
         })
     }
 
-    /// Brings A to a set-up; nothing of the last one stays.
+    /// Applies a set-up to A; removes the previous one.
     pub fn set(&mut self, setup: Setup, progress: &dyn Progress) -> anyhow::Result<()> {
         self.unfollow()?;
         self.contracts.release()?;
@@ -223,7 +223,7 @@ impl<'c> Guests<'c> {
         let (stopped, reported, least) = (stop.clone(), latest.clone(), least_weight.clone());
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            // As `keep` does.
+            // Same priority as in `keep`.
             let _ = ready.send(sched::set(0, &Attr::fifo(99)).and_then(|()| sched::get(0)));
             let mut report = |all: &[VmStatus]| {
                 let status = all.first().cloned();
@@ -251,27 +251,27 @@ impl<'c> Guests<'c> {
         Ok(())
     }
 
-    /// The policy of the thread that follows A's page, as the kernel has it.
+    /// Policy of the thread that follows A's page, as the kernel reports it.
     pub fn follower(&self) -> anyhow::Result<&str> {
         Ok(&self.following.as_ref().context("A's page is not followed")?.priority)
     }
 
-    /// The policy of A's vCPU by its contract.
+    /// Policy of A's vCPU by its contract.
     pub fn contract_of_vcpu(&self) -> anyhow::Result<&str> {
         Ok(&self.following.as_ref().context("A's page is not followed")?.contract)
     }
 
-    /// The guests' disks.
+    /// Disks of the guests.
     pub fn disks(&self) -> anyhow::Result<&DiskBed> {
         self.disks.as_ref().context("guests without disks")
     }
 
-    /// What was recorded of A's vCPU when it was last followed; `None` without disks.
+    /// Records of A's vCPU from the last time that it was followed; `None` without disks.
     pub fn take_history(&mut self) -> Option<History> {
         self.history.take()
     }
 
-    /// Stops following; how A stood at the end, and whether the thread had ended by itself.
+    /// Stops following; returns A's last status, and whether the thread had ended by itself.
     pub fn unfollow(&mut self) -> anyhow::Result<Option<(VmStatus, bool)>> {
         let Some(following) = self.following.take() else { return Ok(None) };
         let by_itself = following.thread.is_finished();
@@ -286,13 +286,13 @@ impl<'c> Guests<'c> {
         }
     }
 
-    /// How A stands, at most a second old.
+    /// Status of A, at most a second old.
     pub fn status(&self) -> Option<VmStatus> {
         let following = self.following.as_ref()?;
         following.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The least weight that A had at its floor, of its own, as seen each second.
+    /// Least weight of A at its floor, as a share of its own, sampled each second.
     pub fn least_weight(&self) -> Option<f64> {
         *self.following.as_ref()?.least_weight.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -317,13 +317,13 @@ impl<'c> Guests<'c> {
     /// Ends all programs of these names in a guest.
     pub fn kill(&mut self, vm: usize, names: &[&str]) -> anyhow::Result<()> {
         for name in names {
-            // One that has ended by itself is no error.
+            // A program that has ended by itself is no error.
             self.vms[vm].exec(&["killall", "-9", name], PATIENCE)?;
         }
         Ok(())
     }
 
-    /// Stops both guests.
+    /// Stops both guests and releases their contracts.
     pub fn stop(mut self) -> anyhow::Result<()> {
         self.unfollow()?;
         self.contracts.release()?;

@@ -1,5 +1,5 @@
-//! A request from outside for an urgent task of a guest that computes, where KVM's
-//! interrupts raise its vCPU and where they do not.
+//! Requests from outside for an urgent task of a guest that computes, with and without promotion of
+//! its vCPU by KVM's interrupts.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -22,11 +22,11 @@ use crate::page::Section;
 use crate::page::xy::table;
 use crate::reservation::web::USER_NETWORK;
 
-/// Between two requests: so long and up to twice that, so that they meet the host's own times
-/// anywhere.
+/// Pause between two requests: this long and up to twice that, so that they are not in phase with
+/// the host's timers.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// One run.
+/// Latencies of requests in one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answers {
     /// Whether KVM's interrupts raise A's vCPU.
@@ -35,15 +35,15 @@ pub struct Answers {
     pub latencies: Latencies,
     /// Pieces of work a second of B.
     pub batch: f64,
-    /// What raised A's vCPU, and how late.
+    /// Causes and delays of the promotions of A's vCPU.
     pub raises: Raises,
     /// CPU time that A's vCPU had above its floor, in s.
     pub boosted: f64,
-    /// In how many seconds A's budget was used up.
+    /// Seconds in which A's budget was used up.
     pub exhausted: u64,
 }
 
-/// Asks A's urgent task again and again, while A and B compute.
+/// Sends requests to A's urgent task, while A and B compute.
 pub fn run(
     guests: &mut Guests<'_>,
     (kvm, port): (bool, u16),
@@ -111,7 +111,7 @@ fn all(runs: &[Answers], kvm: bool) -> (Latencies, Raises) {
     (latencies, raises)
 }
 
-/// The claims.
+/// Latency with promotion by KVM's interrupts over that without.
 pub fn claims(runs: &[Answers]) -> Vec<Claim> {
     if runs.is_empty() {
         return Vec::new();

@@ -26,13 +26,13 @@ use crate::reservation::web::free_port;
 use crate::saved::Saved as _;
 use rtvirtio_harness::cores::{keep_awake, on_one_core, with_backend};
 
-/// Load before the first wake-up that counts.
+/// Load before the first counted wake-up.
 pub(super) const WARM_UP: Duration = Duration::from_secs(1);
-/// A guest under load may need this much longer than its own clock shows.
+/// Longest time that a guest under load may need beyond the length on its own clock.
 pub(super) const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between two looks at a job that has done nothing yet.
+/// Interval of polls of a job without finished work.
 const WAIT: Duration = Duration::from_millis(100);
-/// Where a job writes how much it has done.
+/// File in the guest with the count of a job's finished work.
 pub(super) const WORK: &str = "/tmp/work";
 
 /// Options of the experiment.
@@ -44,7 +44,7 @@ pub struct ParavirtOptions {
     pub repeat: u16,
     /// Budget of A in each period.
     pub budget: Nanos,
-    /// The period.
+    /// Length of a budget's period.
     pub period: Nanos,
     /// CPU time above the floor in each second.
     pub boost: Nanos,
@@ -65,7 +65,8 @@ impl ParavirtOptions {
             || self.only.is_empty() && !matches!(piece, Piece::Chain | Piece::Interrupts)
     }
 
-    /// Name of the result's file: single pieces have one of their own, and replace no whole result.
+    /// Name of the result's file: single pieces have one of their own, and do not replace a whole
+    /// result.
     #[must_use]
     pub fn file(&self) -> String {
         let pieces: Vec<Piece> = Piece::ALL.into_iter().filter(|piece| self.only.contains(piece)).collect();
@@ -168,15 +169,15 @@ pub fn measure(
     Ok(())
 }
 
-/// Starts a job that computes, and forgets what another one has done.
+/// Starts a job that computes, after removing the count of an earlier one.
 pub(super) fn start_work(vm: &mut QemuGuest) -> anyhow::Result<()> {
     vm.write_file(WORK, b"")?;
     vm.spawn(&["rtvirtio-guestload", "work", WORK])?;
     Ok(())
 }
 
-/// Pieces of work and the guest's clock, in s. A job that the other VM leaves little to may take
-/// long for its first piece.
+/// Finished pieces of work and the guest's clock, s. A job that the other VM leaves little CPU time
+/// may take long for its first piece.
 pub(super) fn work(vm: &mut QemuGuest, progress: &dyn Progress) -> anyhow::Result<(f64, f64)> {
     let begin = Instant::now();
     loop {
@@ -191,12 +192,12 @@ pub(super) fn work(vm: &mut QemuGuest, progress: &dyn Progress) -> anyhow::Resul
     }
 }
 
-/// Pieces a second between two readings.
+/// Pieces of work per second between two readings.
 pub(super) fn rate(before: (f64, f64), after: (f64, f64)) -> f64 {
     (after.0 - before.0) / (after.1 - before.1).max(1e-9)
 }
 
-/// Both VMs at once.
+/// Runs both VMs at once.
 fn both(
     guests: &mut Guests<'_>,
     setup: Setup,
@@ -247,7 +248,7 @@ fn both(
     })
 }
 
-/// cyclictest in a guest, each millisecond.
+/// Runs cyclictest in a guest, with an interval of a millisecond.
 fn cyclictest(
     vm: &mut QemuGuest,
     length: Duration,
@@ -269,7 +270,7 @@ fn cyclictest(
     Ok(latencies)
 }
 
-/// A alone, with nothing urgent in it: under its contract with reports, and as it is without.
+/// Cost for A alone without urgent work: under its contract with reports, and as it is without.
 fn cost(
     guests: &mut Guests<'_>,
     reports: bool,
@@ -295,7 +296,7 @@ fn cost(
     Ok(Cost { reports, latency_us: latencies.mean(), wakeups: latencies.n(), switches })
 }
 
-/// From a report to the level that the host shows, A alone.
+/// Times from a report to the level that the host shows, A alone.
 fn promote(guests: &mut Guests<'_>, n: u32, progress: &dyn Progress) -> anyhow::Result<Latencies> {
     guests.set(Setup::Urgency, progress)?;
     let probe = WakeUpProbe::start(guests.other, WATCH_US, None)?;
@@ -319,7 +320,7 @@ fn promote(guests: &mut Guests<'_>, n: u32, progress: &dyn Progress) -> anyhow::
     Ok(all)
 }
 
-/// A lies, and B works.
+/// Runs a false report in A while B works.
 fn lie(
     guests: &mut Guests<'_>,
     kind: &str,
@@ -343,7 +344,7 @@ fn lie(
     guests.kill(0, &["rtvirtio-guestload"])?;
     guests.kill(1, &["rtvirtio-guestload"])?;
     guests.set(Setup::None, progress)?;
-    // A panic is what is measured here.
+    // A panic is an expected result here.
     let (status, panicked) = match ended {
         Ok(Some((status, by_itself))) => (Some(status), by_itself),
         Ok(None) | Err(_) => (None, true),
@@ -358,7 +359,7 @@ fn lie(
     })
 }
 
-/// The command with these options.
+/// Command line of these options.
 fn command(options: &ParavirtOptions) -> String {
     let only = options.only.iter().map(|piece| format!(" --only {piece}"));
     format!(

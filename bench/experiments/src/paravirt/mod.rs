@@ -1,8 +1,8 @@
-//! Paravirtual scheduling: a guest that says what is urgent, and its neighbour, on one core. The RT
-//! hypervisor paper's section 5, on stock kernels.
+//! Paravirtual scheduling: a guest that reports its urgent tasks, and its neighbour, on one core.
+//! The RT hypervisor paper's section 5, on stock kernels.
 //!
-//! VM A has a timed task (cyclictest each [`INTERVAL_US`]) and a background job that takes all;
-//! VM B computes. Against: no priorities, and A above B always.
+//! VM A has a timed task (cyclictest each [`INTERVAL_US`]) and a background job that uses all CPU
+//! time; VM B computes. Compared with: no priorities, and A always above B.
 
 mod chain;
 mod guests;
@@ -27,10 +27,11 @@ use crate::saved::Saved;
 
 /// File name of the result.
 pub const FILE: &str = "cpu-paravirt.json";
-/// That of [`Piece::Chain`] alone: [`ParavirtOptions::file`].
+/// File name of [`Piece::Chain`] alone: [`ParavirtOptions::file`].
 pub const CHAIN_FILE: &str = "cpu-paravirt-chain.json";
 
-/// Results of the box (`rtvirtio-lab box`), whose CPU is emulated, by the kernel of its host.
+/// Results of `rtvirtio-lab box` (a QEMU machine as host, with an emulated CPU), by the kernel of
+/// its host.
 pub const BOX_FILES: [&str; 4] = [
     "cpu-paravirt-box.json",
     "cpu-paravirt-box-rt.json",
@@ -38,7 +39,7 @@ pub const BOX_FILES: [&str; 4] = [
     "cpu-paravirt-box-rt-interrupts.json",
 ];
 
-/// Who stands above whom.
+/// Priorities of the two VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setup {
@@ -46,10 +47,10 @@ pub enum Setup {
     None,
     /// A has a contract with real-time priorities.
     Always,
-    /// The same without A's background job, which then can use up no budget: the best latency that
-    /// A can have next to B.
+    /// As `Always`, without A's background job, which then cannot use up the budget: the best
+    /// latency that A can have next to B.
     Alone,
-    /// The same contract, and A's guest says what is urgent.
+    /// As `Always`, while A's guest reports its urgent tasks.
     Urgency,
 }
 
@@ -57,7 +58,7 @@ impl Setup {
     /// In the order of the table.
     pub const ALL: [Self; 4] = [Self::None, Self::Always, Self::Alone, Self::Urgency];
 
-    /// As a reader finds it.
+    /// Description in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -74,21 +75,21 @@ impl Setup {
 pub enum Piece {
     /// Both VMs at once, in all set-ups.
     Both,
-    /// What reports cost where nothing is urgent.
+    /// Cost of reports without urgent work.
     Cost,
-    /// How fast a promotion is.
+    /// Latency of a promotion.
     Promotions,
-    /// A guest that lies.
+    /// A guest with false reports.
     Lies,
-    /// Requests for an urgent task, raised by KVM's interrupts or not; only where it is named, and
-    /// under KVM.
+    /// Requests for an urgent task, with and without promotion by KVM's interrupts; only where it
+    /// is named, and under KVM.
     Interrupts,
     /// From a timer by a read in the I/O domain to the answer, once; only where it is named.
     Chain,
 }
 
 impl Piece {
-    /// In the order of a round, and what is done once.
+    /// All pieces: those of a round in order, then those that run once.
     pub const ALL: [Self; 6] =
         [Self::Both, Self::Cost, Self::Promotions, Self::Lies, Self::Interrupts, Self::Chain];
 }
@@ -115,70 +116,69 @@ impl std::str::FromStr for Piece {
     }
 }
 
-/// One run of both VMs.
+/// Latencies and work of one run of both VMs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Both {
-    /// Set-up.
+    /// Priorities of the VMs.
     pub setup: Setup,
     /// Latencies of A's timed task.
     pub latencies: Latencies,
-    /// Pieces of work a second of A's background job.
+    /// Rate of A's background job, pieces of work per second.
     pub background: f64,
-    /// Pieces of work a second of B.
+    /// Rate of B, pieces of work per second.
     pub batch: f64,
-    /// How often A's vCPU was raised; 0 where the guest says nothing.
+    /// Promotions of A's vCPU; 0 without reports.
     pub promotions: u64,
     /// CPU time that A's vCPU had above its floor, in s.
     pub boosted: f64,
-    /// The least weight of A at its floor, as a share of its own.
+    /// Least weight of A at its floor, as a share of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
-    /// What raised A's vCPU, and how late, the warm-up with it; `None` where the guest says
-    /// nothing.
+    /// Causes and delays of the promotions of A's vCPU, with the warm-up; `None` without reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raises: Option<Raises>,
 }
 
-/// One run with and one without reports, where nothing is urgent.
+/// Cost of reports without urgent work, from one run with or without them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// Whether the guest reports and the host follows.
     pub reports: bool,
     /// Mean latency of an ordinary cyclictest, in us.
     pub latency_us: f64,
-    /// How many wake-ups it had.
+    /// Wake-ups of that cyclictest.
     pub wakeups: u64,
-    /// How often a second a byte went to and fro between two threads.
+    /// Round trips of a byte between two threads, per second.
     pub switches: f64,
 }
 
-/// One run of a guest that lies.
+/// Effect of a false report in one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lie {
-    /// Which lie; `urgent` is what an honest guest says that has urgent work without end.
+    /// Kind of the false report; `urgent` is the truth of a guest with endless urgent work.
     pub kind: String,
-    /// Pieces of work a second of B.
+    /// Rate of B, pieces of work per second.
     pub batch: f64,
     /// CPU time that A's vCPU had above its floor, in s.
     pub boosted: f64,
-    /// Notices, and those of them that were ignored.
+    /// Notices, and the number of ignored ones.
     pub notices: [u64; 2],
-    /// For how long, in s.
+    /// Length of the run, s.
     pub seconds: f64,
     /// Whether the thread that follows the page ended by itself.
     pub panicked: bool,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`] and [`CHAIN_FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParavirtData {
-    /// [`ParavirtData::SCHEMA`].
+    /// [`ParavirtData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When it was finished.
+    /// Date of the last round, and version of the program.
     pub generated: String,
     /// Whether the CPUs were kept from sleeping.
     pub awake: bool,
@@ -192,16 +192,16 @@ pub struct ParavirtData {
     pub doorbell: bool,
     /// Both VMs at once.
     pub both: Vec<Both>,
-    /// Where nothing is urgent.
+    /// Runs without urgent work.
     pub cost: Vec<Cost>,
     /// From the guest's report to the level that the host shows it, in us, for each round.
     pub promotions: Vec<Latencies>,
-    /// A guest that lies.
+    /// Runs with a false report.
     pub lies: Vec<Lie>,
-    /// Requests for an urgent task.
+    /// Latencies of requests for an urgent task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interrupts: Vec<Answers>,
-    /// The whole chain.
+    /// Steps from the timer to the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Chain>,
 }
@@ -219,7 +219,7 @@ impl ParavirtData {
         all
     }
 
-    /// What raised A's vCPU in all rounds.
+    /// Causes and delays of the promotions of A's vCPU in all rounds.
     #[must_use]
     pub fn raises(&self) -> Raises {
         self.both.iter().filter_map(|b| b.raises).fold(Raises::default(), |sum, of| sum.with(&of))
@@ -230,12 +230,12 @@ impl ParavirtData {
         self.both.iter().filter(move |b| b.setup == setup)
     }
 
-    /// For each round the ratio of a value under one set-up over another's.
+    /// Ratio of a value under one set-up to that under another, for each round.
     fn ratios(&self, of: Setup, over: Setup, value: impl Fn(&Both) -> f64) -> Vec<f64> {
         self.of(of).zip(self.of(over)).map(|(a, b)| value(a) / value(b).max(1e-9)).collect()
     }
 
-    /// For each round a value with reports over that without.
+    /// Ratio of a value with reports to that without, for each round.
     fn cost_ratios(&self, value: impl Fn(&Cost) -> f64) -> Vec<f64> {
         let with = self.cost.iter().filter(|c| c.reports);
         with.zip(self.cost.iter().filter(|c| !c.reports))
@@ -243,8 +243,8 @@ impl ParavirtData {
             .collect()
     }
 
-    /// For each kind of lie, the median over the rounds of B's work over that next to an honest
-    /// guest with as much urgent work.
+    /// For each kind of false report, the median over the rounds of B's work over that next to an
+    /// honest guest with as much urgent work.
     #[must_use]
     pub fn neighbour_ratios(&self) -> Vec<(String, f64)> {
         let honest: Vec<f64> = self.lies.iter().filter(|l| l.kind == HONEST).map(|l| l.batch).collect();
@@ -264,9 +264,9 @@ impl ParavirtData {
     }
 }
 
-/// What an honest guest says whose urgent work never ends.
+/// Report of an honest guest with endless urgent work.
 pub const HONEST: &str = "urgent";
-/// What is false.
+/// Kinds of false reports.
 pub const LIES: [&str; 6] = ["idle", "interrupt", "storm", "nonsense", "torn", "address"];
 
 /// Number of samples as a claim has it.
@@ -274,7 +274,7 @@ fn count(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// The claims.
+/// Claims of the measured pieces.
 #[must_use]
 pub fn claims(data: &ParavirtData) -> Vec<Claim> {
     let mut claims = Vec::new();
@@ -283,7 +283,7 @@ pub fn claims(data: &ParavirtData) -> Vec<Claim> {
     let rounds = data.of(Setup::Urgency).count();
     if rounds > 0 {
         let over = |a: &Latencies, b: &Latencies| a.at(0.999) as f64 / b.at(0.999).max(1) as f64;
-        // Its background job may use up A's budget, and A's task then waits for the next period.
+        // A's background job may use up A's budget, and A's task then waits for the next period.
         let best = if alone.at(0.999) < always.at(0.999) { &alone } else { &always };
         let what = "p99.9 of A's timed task while A has a background job and says what is urgent, over A above B always, with or without that job, \
                     whichever is better; all rounds together";

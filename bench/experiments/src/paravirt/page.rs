@@ -1,4 +1,4 @@
-//! What the experiment shows.
+//! Page and report of the experiment.
 
 use std::path::Path;
 
@@ -39,8 +39,8 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }
 
-/// The report of a result of the box. Its limits are those of a host whose CPU is not emulated, so
-/// that here they say nothing; the names of its claims end with that of the file.
+/// Report of a result of `rtvirtio-lab box`. Its limits are those of a host whose CPU is not
+/// emulated, so they do not apply here; the ids of its claims end with the file's name.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -64,7 +64,7 @@ pub fn svg(path: &Path) -> anyhow::Result<(String, String)> {
     Ok((format!("{name}.svg"), latencies(&data).standalone_svg()))
 }
 
-/// How often each latency was seen, in each set-up.
+/// Histogram of latencies in each set-up.
 fn latencies(data: &ParavirtData) -> Plot {
     let (x, y) = (axis("latency, us", Spread::Log), axis("how often", Spread::Log));
     let lines = Setup::ALL
@@ -138,7 +138,7 @@ fn both(data: &ParavirtData) -> Section {
     }
 }
 
-/// What raised A's vCPU, and how late that and its task were.
+/// Causes of the promotions of A's vCPU, and delays of the promotions and of the task.
 fn raises(data: &ParavirtData) -> Section {
     let all = data.raises();
     let row = |name: &str, delays: &Delays| {

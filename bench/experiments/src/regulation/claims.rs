@@ -1,4 +1,4 @@
-//! What the points show.
+//! Claims of the points.
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_traffic::qos400::{PAPER_CLOCK_HZ, PAPER_SETTINGS, paper_settings_wrong};
@@ -8,13 +8,13 @@ use super::model::{JudgedVictim, judged_victims};
 use super::{Beside, Point, RegulationData};
 use crate::claims::Claim;
 
-/// A rate acts where it is below this share of what the flow gets without it.
+/// Largest share of the unregulated rate at which a regulator counts as acting.
 const ACTS: f64 = 0.9;
 
-/// A point that was not used to find the service's own Delta, against its bound.
+/// A point that was not used to find the service's own Delta, with its bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Judged {
-    /// As measured.
+    /// Point as measured.
     pub point: Point,
     /// The bound: alpha of the regulator, Delta of regulator and service.
     pub bound: Service,
@@ -25,10 +25,10 @@ pub struct Judged {
 /// Regulated points in the order of flow and load, from the lowest rate up, each with its bound
 /// where it was held out.
 ///
-/// The service behind a regulator has a Delta of its own: what it is late beyond the regulator's
-/// `1 / rate`. The longest of the training points bounds it, and with it the bound of a rate is
-/// `delta + 1 / rate` ([`Service::regulated`]). Training is every other rate from the lowest up,
-/// which was watched longest: a late wake-up is the more likely the longer one looks. Disks are one
+/// The service behind a regulator has a Delta of its own: its lateness beyond the regulator's `1 /
+/// rate`. The longest of the training points bounds it, and with it the bound of a rate is `delta +
+/// 1 / rate` ([`Service::regulated`]). Training is every other rate from the lowest up, which was
+/// measured longest: a late wake-up is the more likely the longer the measurement. Disks are one
 /// pool and networks another, each over all directions and loads, for the largest of n is exceeded
 /// by one more of their kind with a probability of `1 / (n + 1)` (the conformal quantile, see
 /// `rtvirtio_stats::conformal`): one in 21 with twenty, and one in six with those of a single
@@ -50,7 +50,7 @@ pub fn outcomes(points: &[Point]) -> Vec<Judged> {
                 .collect();
             acting.sort_by(|a, b| a.1.total_cmp(&b.1));
             let pool = &mut pools[usize::from(flow.is_disk())];
-            // Where the host stood still cannot be told, nothing can be said of the service.
+            // Without known stalls of the host, the service's own Delta is unknown.
             let training = acting.iter().step_by(2).filter(|(p, _)| p.awake_ns.is_some());
             *pool = training.map(|(p, rate)| late(p, *rate)).fold(*pool, f64::max);
             held_out.extend(acting.into_iter().skip(1).step_by(2).map(|(p, rate)| (p, rate, free.alpha)));
@@ -60,7 +60,7 @@ pub fn outcomes(points: &[Point]) -> Vec<Judged> {
         let service = Service { alpha, delta: pools[usize::from(point.flow.is_disk())] };
         let bound = service.regulated(&Arrival { rate, burst: 1.0, peak: None }, 1.0);
         let seconds = (point.n - 1) as f64 / point.alpha;
-        // A first unit that comes late and a last one that does not make alpha larger.
+        // A late first unit and a punctual last one do not make alpha larger.
         let off = rate * (service.delta / seconds);
         let is_alpha_within = (rate - off..=rate + off).contains(&point.alpha);
         Judged { point: *point, bound, within: is_alpha_within && point.service().delta <= bound.delta }
@@ -68,7 +68,7 @@ pub fn outcomes(points: &[Point]) -> Vec<Judged> {
     held_out.into_iter().map(judge).collect()
 }
 
-/// Points at which the regulator acts: what is left of a rate's error.
+/// Relative error of the rate at points at which the regulator acts.
 fn rate_errors(points: &[Point]) -> Vec<f64> {
     let free = |p: &Point| {
         let same = |q: &&Point| q.flow == p.flow && q.beside == p.beside && q.rate.is_none();
@@ -81,7 +81,7 @@ fn rate_errors(points: &[Point]) -> Vec<f64> {
     points.iter().filter_map(of).collect()
 }
 
-/// alpha and Delta next to a load over those without, of points of the same flow and rate.
+/// Ratio of a value next to a load to that without, over points of the same flow and rate.
 fn ratios(points: &[Point], load: Beside, of: impl Fn(&Point) -> f64) -> Vec<f64> {
     let pair = |p: &Point| {
         let same = |q: &&Point| q.flow == p.flow && q.rate == p.rate && q.beside == load;
@@ -91,7 +91,7 @@ fn ratios(points: &[Point], load: Beside, of: impl Fn(&Point) -> f64) -> Vec<f64
     points.iter().filter_map(pair).collect()
 }
 
-/// All claims.
+/// Claims of settings, points and victims.
 #[must_use]
 pub fn claims(data: &RegulationData) -> Vec<Claim> {
     let wrong = paper_settings_wrong(PAPER_CLOCK_HZ) as f64;
@@ -192,7 +192,7 @@ fn of_points(points: &[Point]) -> Vec<Claim> {
     all
 }
 
-/// What a load changes.
+/// Ratios of alpha and Delta next to a load to those without.
 fn next_to(points: &[Point], id: &str, load: Beside, what: &str) -> [Claim; 2] {
     let (alphas, deltas) = (ratios(points, load, |p| p.alpha), ratios(points, load, |p| p.service().delta));
     [
@@ -311,9 +311,9 @@ mod tests {
     #[test]
     fn every_other_rate_is_judged_by_what_all_of_its_kind_were_late() {
         let points = [
-            // Longer than any below: another regime.
+            // A Delta longer than any below: another regime.
             point(None, 10_000.0, 9_000),
-            // Not below what the flow gets anyway.
+            // A rate not below that of the unregulated flow.
             point(Some(16_384), 10_000.0, 500),
             point(Some(4_000), 4_000.0, 1_340),
             point(Some(2_000), 2_000.0, 1_400),

@@ -1,5 +1,5 @@
-//! A CPU budget of the memory load's threads: how much they write in each period is bounded, and
-//! with it what they take of the memory's bandwidth.
+//! A CPU budget of the memory load's threads bounds their writes in each period, and with it their
+//! share of the memory's bandwidth.
 //!
 //! cgroup v1 moves single threads. On v2 the rest of their process has to be in the group above
 //! ("Threads" in `Documentation/admin-guide/cgroup-v2.rst`). The root is such a group for every
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use anyhow::ensure;
 use rtvirtio_kernel::{Cgroups, Hierarchy, ProcessId, Root, cgroup, leftovers, text};
 
-/// Of each CPU, in a period of it.
+/// Share of each CPU in a period.
 const SHARE: f64 = 0.25;
 const PERIOD_US: u64 = 10_000;
-/// Ends the group's name, which holds the process that made it: what is left of it after `kill -9`
-/// is removed by the next run, or by `rtvirtio-lab down`.
+/// Suffix of the group's name, after the process that made it: a group left by `kill -9` is removed
+/// by the next run, or by `rtvirtio-lab down`.
 const NAME: &str = "memory-load";
 
 /// A cgroup with the threads. Dropping it moves them back and removes it.
@@ -54,7 +54,7 @@ impl CpuBudget {
         }
         let quota_us = (SHARE * PERIOD_US as f64) as u64 * threads.len() as u64;
         cgroups.create(&root, &group)?;
-        // From here on a failure puts back what was moved.
+        // From here on a failure moves the threads back.
         let budget = Self { root, cgroups, group, dir, from, threads: threads.to_vec(), quota_us };
         if budget.cgroups.hierarchy == Hierarchy::V2 {
             budget.write("cgroup.type", "threaded")?;
@@ -100,7 +100,7 @@ impl Drop for CpuBudget {
         // On v2 a thread goes to where its process is, and the process then to where it was.
         let back = if self.cgroups.hierarchy == Hierarchy::V2 { &self.cgroups.mount } else { &self.from };
         for thread in &self.threads {
-            // Most have ended.
+            // Most threads have ended.
             let _ = self.root.write(back.join(self.list()), &thread.to_string());
         }
         if self.cgroups.hierarchy == Hierarchy::V2 {
@@ -115,7 +115,7 @@ fn remove_left(root: &Root) -> anyhow::Result<()> {
     for group in leftovers::groups(root)? {
         let is_ours = group.dir.to_str().is_some_and(|dir| dir.ends_with(NAME));
         if is_ours && group.is_left(root)? {
-            // Its threads ended with their process.
+            // The group's threads ended with their process.
             cgroup::remove_dir(root, &group.dir)?;
         }
     }
@@ -149,7 +149,7 @@ mod tests {
         let dir = budget.dir.clone();
         budget.hold(true).unwrap();
         load.set(true);
-        // CPU time of its thread, which no other load of the machine makes longer.
+        // CPU time of the load's thread, which no other load of the machine makes longer.
         let used = || {
             rtvirtio_kernel::task::cpu_time(&Root::default(), std::process::id(), load.threads()[0]).unwrap()
         };
@@ -176,7 +176,7 @@ mod tests {
         // No process started with the machine and has this id: ids end at 4194304.
         let group = Path::new("/rtvirtio-bench-4194305-1-memory-load");
         cgroups.create(&root, group).unwrap();
-        // An attempt of another test may have been first.
+        // A concurrent test may have removed it first.
         remove_left(&root).unwrap();
         assert!(!root.exists(cgroups.dir(group).unwrap()).unwrap());
     }

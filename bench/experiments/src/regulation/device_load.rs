@@ -1,6 +1,6 @@
-//! A second device's traffic: sequential direct reads of another loop device over memory, past the
-//! I/O domain. Whoever reads is an ordinary thread, so that it takes memory and cache from engine
-//! and frontend, not CPU time.
+//! A second device's traffic: sequential direct reads of another loop device over memory, bypassing
+//! the I/O domain. The reader is an ordinary thread, so that it takes memory and cache from engine
+//! and front end, not CPU time.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use anyhow::{Context as _, ensure};
 use rtvirtio_testbed::RamDisk;
 use rtvirtio_units::Bytes;
 
-/// Larger than a cache that is shared with the memory load leaves to it.
+/// Larger than the part of a shared cache that the memory load leaves.
 const SIZE: Bytes = Bytes(128 << 20);
-/// One request.
+/// Bytes of a request.
 const REQUEST: usize = 1 << 20;
-/// Direct reads need an aligned buffer.
+/// Alignment of the buffer for direct reads.
 const ALIGNED: usize = 4_096;
-/// The first request of a device over memory comes far sooner.
+/// Longest wait for the first request; a device over memory is far faster.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ impl DeviceLoad {
         Ok(Self { gate, thread: Some(thread), _disk: disk })
     }
 
-    /// Starts it, and waits until it moves something; or pauses it.
+    /// Starts the load, and waits for its first completion; or pauses it.
     pub(super) fn set(&self, on: bool) -> anyhow::Result<()> {
         let before = self.read();
         if let Ok(mut open) = self.gate.open.lock() {

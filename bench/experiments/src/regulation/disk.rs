@@ -19,7 +19,7 @@ pub(super) fn socket(dir: &Path, disk: usize) -> PathBuf {
     dir.join(format!("disk{disk}.sock"))
 }
 
-/// The domain's file: disks on one device, each with its cap.
+/// Configuration of the I/O domain: disks on one device, each with its cap.
 pub(super) fn config(dir: &Path, device: &Path, policy: &str, window: u32, caps: &[String]) -> String {
     let mut s = format!(
         "control = {:?}\n[[device]]\nname = \"ram\"\npolicy = \"{policy}\"\nwindow = {window}\nfifo = {ENGINE}\n",
@@ -36,7 +36,7 @@ pub(super) fn config(dir: &Path, device: &Path, policy: &str, window: u32, caps:
     s
 }
 
-/// Moments of completions, in ns of CLOCK_MONOTONIC.
+/// Times of completions, ns of CLOCK_MONOTONIC.
 pub(super) fn run(
     flow: Direction,
     rate: Option<u64>,

@@ -1,4 +1,4 @@
-//! All points, interleaved.
+//! Measurement of all points, interleaved.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,28 +24,29 @@ use super::{
 use crate::interleave::{Counter, interleaved};
 use crate::saved::Saved as _;
 
-/// Real-time priority of the domain's engine, above that of the frontend.
+/// Real-time priority of the I/O domain's engine, above that of the front end.
 pub(super) const ENGINE: i32 = 30;
-/// Of the frontend, above the memory load, which has none.
+/// Real-time priority of the front end, above the memory load, which has none.
 const FRONTEND: u32 = 20;
 /// Size of the disk in memory.
 pub(super) const DISK: Bytes = Bytes(256 << 20);
 /// From the start of a flow to its first counted unit.
 pub(super) const WARM_UP: Duration = Duration::from_millis(200);
-/// No point is shorter, unless all are.
+/// Shortest time of a point, unless all are shorter.
 const SHORTEST: Duration = Duration::from_millis(700);
 /// Time of a flow without a regulator, and of victim and neighbour, unless all are shorter: far
 /// more than ten thousand units.
 const SATURATED: Duration = Duration::from_secs(3);
-/// How often something is measured until no CPU of the host stands still for more than a twentieth
-/// of the time; the last one counts, whatever it is.
+/// Most attempts at a measurement in which a CPU of the host stalls for more than a twentieth of
+/// the time; the last one counts in any case.
 const ATTEMPTS: u32 = 3;
 
-/// Wake-ups of this machine are later than this about once in ten thousand.
+/// Lateness that about one in ten thousand wake-ups of this machine exceeds.
 const LATE: Duration = Duration::from_millis(10);
-/// Targets of the victim's alpha, as shares of the way from the least that it got to the most.
+/// Targets of the victim's alpha, as shares of the way from its least measured value to its
+/// largest.
 const TARGETS: [f64; 3] = [0.25, 0.5, 0.75];
-/// Its Delta may be this many times the longest that was seen.
+/// Target of the victim's Delta over the longest measured one.
 const SLACK: f64 = 1.5;
 
 /// Options of the experiment.
@@ -53,25 +54,25 @@ const SLACK: f64 = 1.5;
 pub struct RegulationOptions {
     /// Longest time of a point.
     pub longest: Duration,
-    /// The largest rate.
+    /// Largest regulated rate, per second.
     pub top: u64,
-    /// How many rates.
+    /// Number of rates, each half of the one before.
     pub rates: u32,
-    /// How often the victim is measured at each rate.
+    /// Measurements of the victim at each rate.
     pub rounds: u32,
     /// The command's options, for the result.
     pub words: String,
     /// Only these flows; all when empty.
     pub flows: Vec<Direction>,
-    /// What else runs: each in turn.
+    /// Loads next to the flow, one at a time.
     pub loads: Vec<Beside>,
 }
 
-/// What can run next to a flow.
+/// Loads that can run next to a flow.
 struct Loads {
     memory: MemoryLoad,
     device: Option<DeviceLoad>,
-    // Dropped after the threads that it holds.
+    // Dropped after its threads.
     budget: Option<CpuBudget>,
 }
 
@@ -86,7 +87,7 @@ impl Loads {
         Ok(Self { memory, device, budget })
     }
 
-    /// Starts what belongs to `beside`, and pauses the rest.
+    /// Starts the loads of `beside`, and pauses the others.
     fn set(&self, beside: Beside) -> anyhow::Result<()> {
         if let Some(budget) = &self.budget {
             budget.hold(beside == Beside::Held)?;
@@ -99,7 +100,7 @@ impl Loads {
     }
 }
 
-/// How long a point is measured: ten thousand units where that is in time.
+/// Length of a point's measurement: ten thousand units where the time suffices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Length {
     longest: Duration,
@@ -107,13 +108,13 @@ pub(super) struct Length {
 
 impl Length {
     pub(super) fn of(self, rate: Option<u64>) -> Duration {
-        // A little more, as the rate is not exceeded and the first units are not counted.
+        // Two percent more, as the rate is not exceeded and the first units are not counted.
         let units = |rate: u64| Duration::from_secs_f64(1.02 * UNITS as f64 / rate as f64);
         rate.map_or(SATURATED, |rate| units(rate).max(SHORTEST)).min(self.longest)
     }
 }
 
-/// Measures all of it.
+/// Measures all flows, victims and choices.
 ///
 /// # Errors
 /// A device or a namespace that cannot be made, requests that fail, and cancellation.
@@ -128,7 +129,7 @@ pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::
     let mut bed = VictimBed {
         dir: dir.path().to_owned(),
         device: ram.device().to_owned(),
-        // All have the same time: a gap is longer the longer one looks.
+        // All have the same time: the longest gap grows with the measured time.
         time: length.of(None),
         rounds: options.rounds.max(1),
         spoiled,
@@ -156,8 +157,8 @@ pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::
     })
 }
 
-/// Measures the points of the options' loads, and puts them to those of a saved result: those of
-/// the same flow, load and rate are replaced, and the rest stays as it is.
+/// Measures the points of the options' loads, and adds them to a saved result: points of the same
+/// flow, load and rate are replaced, and the rest stays as it is.
 ///
 /// # Errors
 /// As [`measure`], and for a result of another host.
@@ -207,7 +208,7 @@ fn points(
     })
 }
 
-/// No regulator, then each rate.
+/// Prepends the unregulated flow to the rates.
 fn with_none(rates: &[u64]) -> Vec<Option<u64>> {
     std::iter::once(None).chain(rates.iter().copied().map(Some)).collect()
 }
@@ -218,7 +219,7 @@ struct VictimBed {
     device: PathBuf,
     time: Duration,
     rounds: u32,
-    /// Measurements that were made anew.
+    /// Number of repeated measurements.
     spoiled: u64,
 }
 
@@ -236,7 +237,7 @@ impl VictimBed {
         )
     }
 
-    /// Without a neighbour and at each of its rates, in every round.
+    /// Measures the victim without a neighbour and at each of its rates, in every round.
     fn victims(&mut self, rates: &[u64], progress: &dyn Progress) -> anyhow::Result<Vec<VictimPoint>> {
         let items = with_none(rates);
         let total = items.len() * self.rounds as usize;
@@ -265,7 +266,7 @@ impl VictimBed {
             let target = ServiceTarget { alpha, delta: SLACK * model.longest() };
             match choose(model.curve(), &target, limit, |limit| model.bound(limit)) {
                 Ok(choice) => chosen.push((target, choice.arrival.rate)),
-                // A target that cannot be reached is shown by what is missing.
+                // A target that cannot be reached is reported with the reason.
                 Err(why) => refused.push(RefusedTarget { target, why: why.to_string() }),
             }
         }
@@ -285,7 +286,8 @@ impl VictimBed {
     }
 }
 
-/// Measures again where the host stood still for more than can be taken off, and counts how often.
+/// Repeats a measurement while the host stalls for too long to be subtracted, and counts the
+/// repetitions.
 fn until_quiet<T>(
     spoiled: &mut u64,
     is_quiet: impl Fn(&T) -> bool,
@@ -302,7 +304,7 @@ fn until_quiet<T>(
     Ok(seen)
 }
 
-/// One point. Where the host stood still for most of its time it is measured anew, for longer.
+/// Measures one point. Where the host stalls for most of its time it is repeated, for longer.
 fn one(
     item: (Direction, Beside, Option<u64>),
     time: Duration,
@@ -322,7 +324,7 @@ fn one(
     bail!("{} at {rate}: fewer than two units in {:?}: is the host overloaded?", flow.name(), time * 4)
 }
 
-/// One measurement; `None` where fewer than two units were completed.
+/// Measures once; `None` where fewer than two units were completed.
 fn once(
     item: (Direction, Beside, Option<u64>),
     time: Duration,
@@ -348,8 +350,8 @@ fn once(
     Ok(seen?.map(|point| Point { memory, ..point }))
 }
 
-/// Runs something on a thread of its own that has a frontend's priority: its namespace and its
-/// priority go with it.
+/// Runs a function on a thread of its own with a front end's priority: namespace and priority end
+/// with the thread.
 fn on_frontend<T: Send + 'static>(
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
@@ -360,8 +362,8 @@ fn on_frontend<T: Send + 'static>(
     }
 }
 
-/// Makes the calling thread a frontend's: above the memory load, below the engine. Threads that it
-/// starts later are ordinary.
+/// Gives the calling thread a front end's priority: above the memory load, below the engine.
+/// Threads that it starts later are ordinary.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -370,13 +372,13 @@ pub(super) fn raise() -> anyhow::Result<()> {
     sched::set(tid, &Attr::fifo(FRONTEND)).context("a frontend needs a real-time priority")
 }
 
-/// One unit, and what the time of a late wake-up is worth: a smaller bucket is full meanwhile, and
-/// what it would have gained is lost for alpha.
+/// Burst of one unit, and the units of a late wake-up: a smaller bucket is full meanwhile, and the
+/// tokens that do not fit are lost for alpha.
 pub(super) fn burst(rate: u64) -> u64 {
     1 + (rate as f64 * LATE.as_secs_f64()).ceil() as u64
 }
 
-/// The line of the domain's file that regulates a flow; empty without a rate.
+/// Line of the I/O domain's file that regulates a flow; empty without a rate.
 pub(super) fn cap(flow: Direction, rate: Option<u64>) -> anyhow::Result<String> {
     let Some(rate) = rate else { return Ok(String::new()) };
     let one = Tspec { unit: Unit::Requests, rate, burst: burst(rate), peak: None, largest: 1 };

@@ -11,11 +11,11 @@ use rtvirtio_kernel::Root;
 
 use rtvirtio_harness::cores::bind_this_thread;
 
-/// The arrays together are this many times the largest cache.
+/// Size of all arrays together over the largest cache.
 const TIMES: u64 = 4;
-/// Without knowledge of a cache.
+/// Bytes of all arrays where the cache's size is unknown.
 const LEAST: u64 = 256 << 20;
-/// Bytes between two looks at whether to go on.
+/// Bytes between two checks for a pause.
 const STEP: usize = 1 << 20;
 
 #[derive(Debug, Default)]
@@ -24,9 +24,9 @@ struct Gate {
     changed: Condvar,
     stop: AtomicBool,
     written: AtomicU64,
-    /// Threads whose memory is there.
+    /// Threads whose memory is allocated and written.
     ready: AtomicUsize,
-    /// Ids of the threads.
+    /// Thread ids of the load.
     tids: Mutex<Vec<u32>>,
 }
 
@@ -35,7 +35,7 @@ struct Gate {
 pub struct MemoryLoad {
     gate: Arc<Gate>,
     threads: Vec<JoinHandle<()>>,
-    /// Bytes of all arrays.
+    /// Bytes of all arrays together.
     pub bytes: u64,
 }
 
@@ -82,7 +82,7 @@ impl MemoryLoad {
         let threads = cpus.iter().map(|&cpu| {
             let gate = Arc::clone(&gate);
             std::thread::Builder::new().name(format!("memory/{cpu}")).spawn(move || {
-                // Where it cannot be bound, it still writes.
+                // A thread that cannot be bound still writes.
                 let _ = bind_this_thread(cpu);
                 write_until(&gate, each);
             })
@@ -95,7 +95,7 @@ impl MemoryLoad {
         Ok(load)
     }
 
-    /// Starts or pauses it.
+    /// Starts or pauses the load.
     pub fn set(&self, on: bool) {
         if let Ok(mut open) = self.gate.open.lock() {
             *open = on;
@@ -103,7 +103,7 @@ impl MemoryLoad {
         self.gate.changed.notify_all();
     }
 
-    /// Ids of its threads.
+    /// Thread ids of the load.
     #[must_use]
     pub fn threads(&self) -> Vec<u32> {
         self.gate.tids.lock().map(|tids| tids.clone()).unwrap_or_default()
@@ -133,7 +133,7 @@ impl Drop for MemoryLoad {
 }
 
 fn write_until(gate: &Gate, bytes: usize) {
-    // Written once, so that every page is there before the first measurement.
+    // Written once, so that every page is mapped before the first measurement.
     let mut array = vec![1u8; bytes.max(STEP)];
     let mut value = 1u8;
     if let Ok(mut tids) = gate.tids.lock() {
@@ -188,7 +188,7 @@ mod tests {
             std::thread::yield_now();
         }
         load.set(false);
-        // The step under way is finished, then it rests.
+        // The step under way is finished, then the thread pauses.
         let mut before = load.written();
         loop {
             std::thread::sleep(std::time::Duration::from_millis(20));

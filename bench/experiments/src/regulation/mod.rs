@@ -2,10 +2,10 @@
 //! paper's Figs. 8 to 10, on the I/O domain's regulators.
 //!
 //! The paper regulates an Ethernet controller's AXI transactions in ten steps, each half of the one
-//! before. Here the domain's own caps do it, in requests of a disk and frames of a network, in each
-//! direction: reads and writes of 4 KiB, frames to and from a VM; the disk and the far end of the
-//! link are memory of this machine. The load is memory-bound writes on every CPU, optionally with a
-//! second device's traffic, as in the paper, or held by a CPU budget.
+//! before. Here the I/O domain's own caps do it, in requests of a disk and frames of a network, in
+//! each direction: reads and writes of 4 KiB, frames to and from a VM; the disk and the host's end
+//! of the link are memory of this machine. The load is memory-bound writes on every CPU, optionally
+//! with a second device's traffic, as in the paper, or with a CPU budget.
 
 mod claims;
 mod cpu_budget;
@@ -32,28 +32,28 @@ use crate::saved::Saved;
 
 /// File name of the result.
 pub const FILE: &str = "regulation.json";
-/// The largest rate, in units per second; the others are each half of the one before.
+/// Largest rate, units per second; the others are each half of the one before.
 pub const TOP: u64 = 65_536;
-/// How many rates there are, as in the paper.
+/// Number of rates, as in the paper.
 pub const RATES: u32 = 10;
-/// How often the victim is measured at each rate, interleaved.
+/// Measurements of the victim at each rate, interleaved.
 pub const ROUNDS: u32 = 3;
-/// Units of a point where its rate gives them in time, as in the paper.
+/// Units of a point where its rate completes them in time, as in the paper.
 const UNITS: u64 = 10_000;
 /// Requests that victim and neighbour have outstanding, each.
 const OUTSTANDING: usize = 16;
 
-/// So many rates from the largest on, as far as they are one per second.
+/// The first `count` rates from the largest on that are at least one per second.
 #[must_use]
 pub fn rates(top: u64, count: u32) -> Vec<u64> {
     (0..count.min(63)).map(|i| top >> i).filter(|rate| *rate > 0).collect()
 }
 
-/// What else runs.
+/// Load next to the measured flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Beside {
-    /// Nothing.
+    /// No load.
     Nothing,
     /// The memory-bound load on every CPU.
     Memory,
@@ -64,12 +64,12 @@ pub enum Beside {
 }
 
 impl Beside {
-    /// All of them.
+    /// All loads, in order of their names in results.
     pub const ALL: [Self; 4] = [Self::Nothing, Self::Memory, Self::Device, Self::Held];
-    /// Those of a run without options.
+    /// Loads of a run without options.
     pub const USUAL: [Self; 2] = [Self::Nothing, Self::Memory];
 
-    /// Its name.
+    /// Name in tables and figures.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -85,19 +85,19 @@ impl Beside {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Row", into = "Row")]
 pub struct Point {
-    /// Which flow.
+    /// Kind and direction of the units.
     pub flow: Direction,
-    /// What else ran.
+    /// Load next to the flow.
     pub beside: Beside,
-    /// Units per second that the regulator lets go; `None` for none.
+    /// Units per second that the regulator admits; `None` without a regulator.
     pub rate: Option<u64>,
     /// Units that were completed.
     pub n: u64,
     /// alpha, units per second.
     pub alpha: f64,
-    /// Delta, ns.
+    /// Delta as measured, ns.
     pub delta_ns: u64,
-    /// Delta less the time in which a CPU of the host stood still, where that is known.
+    /// Delta less the host's stalls, where these are known, ns.
     pub awake_ns: Option<u64>,
     /// Median of the time between two units, ns.
     pub median_ns: u64,
@@ -123,7 +123,7 @@ impl From<Point> for Row {
 }
 
 impl Point {
-    /// As a service.
+    /// Service with alpha and Delta, less the host's stalls where these are known.
     #[must_use]
     pub fn service(&self) -> Service {
         Service { alpha: self.alpha, delta: self.awake_ns.unwrap_or(self.delta_ns) as f64 / 1e9 }
@@ -135,27 +135,27 @@ impl Point {
 pub struct VictimPoint {
     /// Requests per second of the neighbour; `None` without one.
     pub rate: Option<u64>,
-    /// The victim's completions.
+    /// Completions of the victim.
     pub victim: Point,
-    /// The neighbour's requests per second.
+    /// Requests per second of the neighbour.
     pub neighbour: f64,
-    /// Which of the interleaved repetitions.
+    /// Index of the interleaved repetition.
     #[serde(default)]
     pub round: u32,
 }
 
-/// The result.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RegulationData {
-    /// [`RegulationData::SCHEMA`].
+    /// [`RegulationData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// Largest cache, in bytes.
+    /// Size of the largest cache, bytes.
     pub cache: u64,
     /// Bytes of the memory load's arrays.
     pub memory: u64,
@@ -164,14 +164,14 @@ pub struct RegulationData {
     /// A victim next to a regulated neighbour.
     #[serde(default)]
     pub victims: Vec<VictimPoint>,
-    /// Targets of the victim, with what was chosen for the neighbour and what that gave.
+    /// Targets of the victim, with the neighbour's chosen limit and its effect.
     #[serde(default)]
     pub choices: Vec<ChosenRate>,
     /// Targets for which there is no rate; `None` in files that do not list them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Vec<RefusedTarget>>,
-    /// Measurements that were made anew, because a CPU stood still for more than a twentieth of
-    /// their time; `None` in files that do not count them.
+    /// Measurements that were repeated, because a CPU stalled for more than a twentieth of their
+    /// time; `None` in files that do not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spoiled: Option<u64>,
 }
@@ -179,14 +179,14 @@ pub struct RegulationData {
 /// A target of the victim and the neighbour's rate for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChosenRate {
-    /// What the victim must get.
+    /// alpha and Delta that the victim must have.
     pub target: ServiceTarget,
     /// The neighbour's rate by the measured curve and the bound.
     pub chosen: f64,
-    /// The burst that the neighbour had with it.
+    /// Burst of the neighbour at that rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<f64>,
-    /// What the victim got with it.
+    /// Victim next to the neighbour at that rate.
     pub measured: VictimPoint,
 }
 
@@ -201,9 +201,9 @@ impl ChosenRate {
 /// A target of the victim for which no rate of the neighbour can be chosen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RefusedTarget {
-    /// What the victim must get.
+    /// alpha and Delta that the victim must have.
     pub target: ServiceTarget,
-    /// Why there is none.
+    /// Reason why no rate can be chosen.
     pub why: String,
 }
 
@@ -236,8 +236,8 @@ impl Saved for RegulationData {
     const SCHEMA: &str = "rtvirtio-regulation/1";
 }
 
-/// alpha, Delta and the median time of completions at these moments, in ns; less the host's stalls
-/// where they are known.
+/// alpha, Delta and the median interval of completions at these times, ns; less the host's stalls
+/// where these are known.
 pub(crate) fn point(
     mut at: Vec<u64>,
     stalls: Option<&rtvirtio_measure::stalls::Stalls>,

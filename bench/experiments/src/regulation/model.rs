@@ -1,7 +1,7 @@
-//! What the training runs of a victim next to a regulated neighbour say of the other ones.
+//! Prediction of a victim next to a regulated neighbour by the training runs.
 //!
 //! Every other rate, from the largest down, and the victim alone are training: each in every round,
-//! so that what a machine is slower in one run than in another is seen in training too.
+//! so that a machine that is slower in one run than in another is in the training data too.
 
 use rtvirtio_traffic::{
     Arrival, CURVE_SCHEMA, Direction, Outstanding, Service, VictimCurve, VictimModel, VictimRun,
@@ -10,23 +10,24 @@ use rtvirtio_traffic::{
 use super::measure::burst;
 use super::{OUTSTANDING, VictimPoint};
 
-/// What victim and neighbour have outstanding.
+/// Outstanding requests of victim and neighbour.
 const BOTH: Outstanding = Outstanding { victim: OUTSTANDING as u32, neighbour: OUTSTANDING as u32 };
 /// Bytes of each request.
 const BLOCK: u64 = 4_096;
 
-/// A held-out point of the victim: what the curve expects and what network calculus bounds.
+/// A held-out point of the victim: its expected service by the curve, and the bound by network
+/// calculus.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JudgedVictim {
-    /// As measured.
+    /// Point as measured.
     pub point: VictimPoint,
-    /// By the curve of the training runs, at the rate that the neighbour really got.
+    /// By the curve of the training runs, at the neighbour's measured rate.
     pub expected: Service,
-    /// In the worst case, from the neighbour's limit alone.
+    /// Worst case, from the neighbour's limit alone.
     pub bound: Service,
 }
 
-/// What the training runs say; `None` with too few.
+/// Model of the training runs; `None` with too few.
 pub(super) fn model(victims: &[VictimPoint]) -> Option<VictimModel> {
     let training = victims.iter().filter(|v| is_training(victims, v));
     VictimModel::new(&training.map(run).collect::<Vec<_>>(), Some(BOTH)).ok()
@@ -51,7 +52,7 @@ fn run(v: &VictimPoint) -> VictimRun {
     VictimRun { limit, neighbour: v.neighbour, service: v.victim.service() }
 }
 
-/// A limit of the neighbour, with the burst that it has in the measurement.
+/// Limit of the neighbour, with the burst that it has in the measurement.
 pub(super) fn limit(rate: f64) -> Arrival {
     Arrival { rate, burst: burst(rate.ceil() as u64) as f64, peak: None }
 }
@@ -63,7 +64,7 @@ fn is_training(all: &[VictimPoint], one: &VictimPoint) -> bool {
     rates.iter().position(|rate| Some(*rate) == one.rate).is_none_or(|i| i % 2 == 0)
 }
 
-/// Every run at the other rates, against curve and bound of the training runs.
+/// Every run at the other rates, with curve and bound of the training runs.
 #[must_use]
 pub fn judged_victims(victims: &[VictimPoint]) -> Vec<JudgedVictim> {
     let Some(model) = model(victims) else { return Vec::new() };
@@ -71,7 +72,7 @@ pub fn judged_victims(victims: &[VictimPoint]) -> Vec<JudgedVictim> {
         .iter()
         .filter(|v| !is_training(victims, v))
         .filter_map(|v| {
-            // A neighbour that the disk holds back gets what it leaves, not its limit.
+            // A neighbour that the disk slows down gets the rest of the disk, not its limit.
             let expected = model.curve().at(v.neighbour.min(model.curve().largest()))?;
             Some(JudgedVictim { point: *v, expected, bound: model.bound(&limit(v.rate? as f64))? })
         })
@@ -108,7 +109,7 @@ mod tests {
         ];
         let judged = judged_victims(&all);
         assert_eq!(judged.len(), 1);
-        // The run with 800 had the least in all: 980, of which 400 are the neighbour's.
+        // The run with 800 had the smallest total: 980, of which 400 are the neighbour's.
         assert!((judged[0].bound.alpha - 580.0).abs() < 1e-9, "{judged:?}");
         // Its gap, less the 16 of the neighbour and the one of its own that fit into it.
         let whole = 1.0 / 980.0;

@@ -16,14 +16,15 @@ use super::measure::{ENGINE, WARM_UP, cap, raise};
 use crate::backend::Backend;
 use crate::net::probe::PEER;
 
-/// The VM's address, and that of the far end.
+/// Addresses of the VM and of the host's end.
 const VM: [u8; 6] = [0x52, 0x54, 0, 0, 1, 0];
 const FAR: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 /// Length of a frame without FCS.
 const LENGTH: usize = 1_514;
-/// How often a sender fills its queue: a queue holds more than the largest rate moves meanwhile.
+/// Interval at which a sender fills its queue: a queue holds more than the largest rate moves
+/// meanwhile.
 const REFILL: Duration = Duration::from_millis(1);
-/// Frames of the far end at each refill: more than the largest rate.
+/// Frames that the host's end sends at each refill: more than the largest rate.
 const SENT: usize = 48;
 
 fn frame(to: [u8; 6], from: [u8; 6]) -> Vec<u8> {
@@ -39,7 +40,7 @@ fn now() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Moments of arrivals at the receiver, in ns of CLOCK_MONOTONIC.
+/// Times of arrivals at the receiver, ns of CLOCK_MONOTONIC.
 pub(super) fn run(
     flow: Direction,
     rate: Option<u64>,
@@ -59,12 +60,12 @@ pub(super) fn run(
     );
     let _domain = Backend::start_domain(dir, &config)?;
     let client = NetClient::connect(&socket)?;
-    // The bridge learns where both ends are.
+    // The bridge learns the ports of both ends.
     RawSocket::sender(PEER)?.send(&frame(VM, FAR))?;
     if flow == Direction::Tx { sent(client, time) } else { received(client, time) }
 }
 
-/// The VM sends without a pause, the far end notes the arrivals.
+/// The VM sends without a pause, the host's end records the arrivals.
 fn sent(mut client: NetClient, time: Duration) -> anyhow::Result<Vec<u64>> {
     let receiver = RawSocket::open(PEER)?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -92,7 +93,7 @@ fn sent(mut client: NetClient, time: Duration) -> anyhow::Result<Vec<u64>> {
     Ok(at)
 }
 
-/// The far end sends more than the cap lets through, the VM notes the arrivals.
+/// The host's end sends more than the cap admits, the VM records the arrivals.
 fn received(mut client: NetClient, time: Duration) -> anyhow::Result<Vec<u64>> {
     let far = RawSocket::sender(PEER)?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -100,7 +101,7 @@ fn received(mut client: NetClient, time: Duration) -> anyhow::Result<Vec<u64>> {
     let sender = std::thread::spawn(move || {
         let frame = frame(VM, FAR);
         while !stopped.load(Ordering::Relaxed) {
-            // What does not fit the queue of the tap is dropped, as on any link.
+            // Frames that do not fit the queue of the tap are dropped, as on any link.
             for _ in 0..SENT {
                 let _ = far.send(&frame);
             }
@@ -125,7 +126,7 @@ fn received(mut client: NetClient, time: Duration) -> anyhow::Result<Vec<u64>> {
     Ok(at)
 }
 
-/// Until the back end calls, or for a tenth of a second.
+/// Waits until the back end signals, at most for a tenth of a second.
 fn wait(client: &NetClient) -> anyhow::Result<()> {
     let mut fds = [PollFd::from_borrowed_fd(client.rx.call_fd(), PollFlags::IN)];
     let tenth = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };

@@ -29,7 +29,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))
 }
 
-/// A saved result.
+/// Reads a saved result.
 ///
 /// # Errors
 /// As [`report`].
@@ -70,7 +70,7 @@ fn regulated(points: &[Point], flow: Direction, beside: Beside) -> Vec<&Point> {
     of
 }
 
-/// The loads that were measured.
+/// Loads that were measured.
 fn loads(points: &[Point]) -> Vec<Beside> {
     Beside::ALL.into_iter().filter(|beside| points.iter().any(|p| p.beside == *beside)).collect()
 }

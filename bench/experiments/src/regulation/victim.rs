@@ -14,8 +14,8 @@ use super::measure::{DISK, ENGINE, WARM_UP, cap, raise};
 use super::{Beside, OUTSTANDING, VictimPoint, point};
 use crate::backend::Backend;
 
-/// The victim's completions next to a neighbour of so many requests per second. Neither queue is
-/// ever empty. Where the host stood still for most of its time it is measured anew, for longer.
+/// Completions of the victim next to a neighbour of `rate` requests per second. Neither queue is
+/// ever empty. Where the host stalls for most of its time it is measured anew, for longer.
 pub(super) fn run(
     rate: Option<u64>,
     time: Duration,
@@ -30,7 +30,7 @@ pub(super) fn run(
     bail!("the victim got fewer than two requests in {:?}: is the host overloaded?", time * 8)
 }
 
-/// One measurement; `None` where the victim got fewer than two requests.
+/// Measures once; `None` where the victim completed fewer than two requests.
 fn once(rate: Option<u64>, time: Duration, dir: &Path, device: &Path) -> anyhow::Result<Option<VictimPoint>> {
     let caps = [String::new(), cap(Direction::Read, rate)?];
     // One at a time, in order: a device that does not schedule.

@@ -22,13 +22,13 @@ use super::{CONNECTIONS, Kills, OWN_BUDGET, web};
 use crate::guest;
 use rtvirtio_harness::cores::{FairGroup, bind, core_and_others};
 
-/// From the start of a load to its first counted byte: some periods, and the time that the guest's
-/// caches and QEMU's translator need.
+/// From the start of a load to its first counted byte: some periods, and the warm-up of the guest's
+/// caches and QEMU's translator.
 pub const WARM_UP: Duration = Duration::from_millis(1000);
 /// Context of an error of a load.
 pub const SERVER: &str = "a client of the guest's web server";
 
-/// One measurement of throughput; budgets in percent of the core.
+/// Contracts of a measurement of throughput; budgets in percent of the core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     /// The first guest alone with this budget.
@@ -49,7 +49,7 @@ pub struct GuestPair<'c> {
     names: [String; 2],
     /// The VM, and its neighbour.
     pub vms: [QemuGuest; 2],
-    /// One for both, and one for each. Dropped after the guests.
+    /// Group of both, and of each guest. Dropped after the guests.
     groups: [FairGroup; 3],
     /// Ports of the guests' web servers on the loopback interface.
     pub ports: [u16; 2],
@@ -97,8 +97,8 @@ impl<'c> GuestPair<'c> {
         Ok(pair)
     }
 
-    /// Lets all threads of both guests compete with each other, as in the paper, or guest with
-    /// guest (as under the kernel's autogroups or libvirt).
+    /// Groups the threads so that all of both guests compete with each other, as in the paper, or
+    /// guest with guest (as under the kernel's autogroups or libvirt).
     pub fn group(&self, apart: bool) -> anyhow::Result<()> {
         for (i, vm) in self.vms.iter().enumerate() {
             let group = if apart { &self.groups[1 + i] } else { &self.groups[0] };
@@ -141,8 +141,8 @@ impl<'c> GuestPair<'c> {
         Ok(self.contracts.set(&all)?)
     }
 
-    /// One piece of a measurement: throughput of both guests' clients, MB/s, and CPU time of the
-    /// first guest, percent of a core.
+    /// Measures one piece: throughput of both guests' clients, MB/s, and CPU time of the first
+    /// guest, percent of a core.
     pub fn run_step(
         &mut self,
         step: Step,
@@ -202,7 +202,7 @@ impl<'c> GuestPair<'c> {
         Ok((mb_per_s, 100.0 * used.as_secs_f64() / seconds))
     }
 
-    /// Stops both guests.
+    /// Stops both guests without releasing their contracts.
     pub fn stop(self) -> anyhow::Result<()> {
         for vm in self.vms {
             vm.stop()?;

@@ -19,20 +19,20 @@ use rtvirtio_vmm::threads::discover;
 use rtvirtio_workflow::scoped_contracts::release;
 use rtvirtio_workflow::{Progress, generated};
 
-/// Budget and period of what is applied.
+/// Budget and period of the applied contract.
 const CONTRACT: (Nanos, Nanos) = (Nanos::from_millis(20), Nanos::from_millis(100));
 
 /// Actions of the child process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KillAction {
-    /// Applies a contract.
+    /// Applies the contract of the run.
     Apply,
-    /// Reverts it.
+    /// Reverts the applied contract.
     Revert,
 }
 
 impl KillAction {
-    /// As on the command line.
+    /// Word on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ pub enum KillOrder {
 }
 
 impl KillOrder {
-    /// As on the command line.
+    /// Word on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -62,18 +62,18 @@ impl KillOrder {
     }
 }
 
-/// One run of the child process.
+/// Parameters of one run of the child process.
 #[derive(Clone, Copy, Debug)]
 pub struct KillAt<'a> {
-    /// The action.
+    /// Whether to apply or to revert.
     pub action: KillAction,
     /// Order of the guest's threads.
     pub order: KillOrder,
-    /// The point at which it kills itself; 0 for none.
+    /// Point at which the child kills itself; 0 for none.
     pub at: u64,
     /// Name of the guest.
     pub vm: &'a str,
-    /// The guest's process.
+    /// Process id of the guest.
     pub pid: u32,
     /// Directory of the journal.
     pub state: &'a Path,
@@ -155,7 +155,7 @@ pub fn sweep(
             apply += 1;
             check(format!("apply killed at point {apply}"))?;
         }
-        // It is in force now.
+        // The contract is in force now.
         if differences(&before, &child.snapshot()?).is_empty() {
             bail!("the contract changed nothing");
         }
@@ -173,7 +173,7 @@ pub fn sweep(
 }
 
 impl KilledContracts<'_> {
-    /// True when the child was killed at that point, false when it ended before it; 0 is no point.
+    /// True when the child was killed at that point, false when it ended before; 0 is no point.
     fn killed(&self, action: KillAction, at: u64) -> anyhow::Result<bool> {
         let (order, vm, pid, state) = (self.order, self.vm, self.pid, self.state);
         let out = (self.kill_command)(&KillAt { action, order, at, vm, pid, state })?.output()?;
@@ -205,8 +205,7 @@ impl KilledContracts<'_> {
     }
 }
 
-/// Differences between two snapshots. A thread that only one of them has started or ended
-/// meanwhile.
+/// Differences between two snapshots. A thread in only one of them has started or ended meanwhile.
 fn differences(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Vec<String> {
     let changed = before.iter().filter_map(|(what, old)| {
         let new = after.get(what)?;

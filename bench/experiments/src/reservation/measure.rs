@@ -36,7 +36,7 @@ pub struct ReservationOptions {
     pub requests: usize,
     /// Period of the contracts for throughput.
     pub period: Nanos,
-    /// The neighbour computes instead of serving while its budget grows.
+    /// Whether the neighbour computes instead of serving while its budget grows.
     pub neighbour_computes: bool,
     /// Budgets of one VM alone, percent of a core; the paper's when empty.
     pub budgets: Vec<u64>,
@@ -46,7 +46,7 @@ pub struct ReservationOptions {
     pub awake: bool,
 }
 
-/// A result whose kills are measured again.
+/// Measures the kills of a result again.
 ///
 /// # Errors
 /// When the result is of another host, a guest does not boot, or a contract cannot be applied.
@@ -106,7 +106,7 @@ pub fn measure(
             bail!("the guest answers no request");
         }
         response_ms = median(responses);
-        // Whole milliseconds read better.
+        // Whole milliseconds are easier to read.
         deadline_ms = (response_ms * DEADLINE_OVER_RESPONSE).ceil();
         web = requests(&mut pair, deadline_ms, options, progress)?;
         pair.stop()?;

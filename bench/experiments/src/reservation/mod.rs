@@ -1,8 +1,8 @@
 //! Two VMs on one core under contracts: the reservations paper's Figs. 1b, 2, 3 and 4.
 //!
 //! A guest serves a file of [`FILE_BYTES`] over HTTP. Its network is QEMU's own, so that every
-//! instruction from the client's socket on is a thread of QEMU. *Throughput* is what
-//! [`CONNECTIONS`] clients receive that ask again at once. *Web* requests are sent at a fixed
+//! instruction from the client's socket on is a thread of QEMU. *Throughput* is received by
+//! [`CONNECTIONS`] clients that send the next request at once. *Web* requests are sent at a fixed
 //! period, which is also their deadline, and counted from the moment at which they were to be sent;
 //! their loaded neighbour serves [`LOAD_CONNECTIONS`] such clients and computes on every vCPU.
 
@@ -27,9 +27,9 @@ pub const FILE: &str = "cpu-reservation.json";
 
 /// Bytes of a response (the paper's section 4).
 pub const FILE_BYTES: usize = 100_000;
-/// Clients that ask again at once, for throughput.
+/// Clients that send the next request at once, for throughput.
 pub const CONNECTIONS: usize = 4;
-/// The same at the loaded neighbour of the web requests.
+/// Such clients of the loaded neighbour of the web requests.
 pub const LOAD_CONNECTIONS: usize = 16;
 /// Period of the contracts for throughput, in us, by default (the paper's section 4).
 pub const PERIOD_US: u64 = 100_000;
@@ -48,18 +48,18 @@ pub const WEB_SHARE: f64 = 0.2;
 /// Throughput of one VM at one budget, alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Alone {
-    /// Its budget, in percent of the core.
+    /// Budget of the VM, percent of the core.
     pub budget: u64,
-    /// Throughput of its clients, MB/s.
+    /// Throughput of the VM's clients, MB/s.
     pub mb_per_s: f64,
-    /// CPU time that all its threads used, in percent of a core.
+    /// CPU time of all threads of the VM, percent of a core.
     pub used: f64,
 }
 
 /// Throughput of one VM with a neighbour.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WithNeighbour {
-    /// Which round.
+    /// Index of the round.
     pub round: usize,
     /// The neighbour's budget, in percent of the core; the VM's own is [`OWN_BUDGET`].
     pub neighbour: u64,
@@ -80,8 +80,8 @@ pub struct Web {
     pub loaded: bool,
     /// Whether the VM has its contract.
     pub contract: bool,
-    /// Whether the kernel's fair scheduler shares between the VMs, or between all their threads as
-    /// in the paper.
+    /// Whether the VMs are in cgroups of their own, so that the kernel's fair scheduler shares
+    /// between them; else between all their threads as in the paper.
     pub apart: bool,
     /// Every response, in ms from the moment at which the request was to be sent.
     pub ms: Vec<f64>,
@@ -93,27 +93,27 @@ pub struct Web {
 /// each single change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kills {
-    /// When.
+    /// Date of the kills, and version of the program.
     pub generated: String,
-    /// Kills of `apply`.
+    /// Number of kills of `apply`.
     pub apply: usize,
-    /// Kills of `revert`.
+    /// Number of kills of `revert`.
     pub revert: usize,
     /// Differences that remain after the next `revert`: scheduling, affinity or cgroups of a
     /// thread, a cgroup, or a journal.
     pub differences: Vec<String>,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReservationData {
-    /// [`ReservationData::SCHEMA`].
+    /// [`ReservationData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
     /// Whether the CPUs were kept from sleeping.
     #[serde(default)]
@@ -134,15 +134,15 @@ pub struct ReservationData {
     /// accesses, and serves no client.
     #[serde(default)]
     pub neighbour_computes: bool,
-    /// One VM alone.
+    /// Throughput of one VM alone.
     pub alone: Vec<Alone>,
-    /// One VM with a neighbour.
+    /// Throughput of one VM with a neighbour.
     pub beside: Vec<WithNeighbour>,
     /// Median of unloaded responses before the web requests, in ms.
     pub response_ms: f64,
     /// Period and deadline of the web requests, in ms.
     pub deadline_ms: f64,
-    /// The web requests.
+    /// Response times of the web requests.
     pub web: Vec<Web>,
     /// `apply` and `revert`, killed.
     #[serde(default)]
@@ -170,7 +170,7 @@ impl ReservationData {
         matching.flat_map(|w| w.ms.iter().copied()).collect()
     }
 
-    /// How many requests under a condition were late, and of how many.
+    /// Number of late requests under a condition, and of all.
     #[must_use]
     pub fn late(&self, loaded: bool, contract: bool, apart: bool) -> (usize, usize) {
         let matching =
@@ -181,8 +181,8 @@ impl ReservationData {
         (late + failed, ms.len() + failed)
     }
 
-    /// Median throughput of the VM at a budget of the neighbour, in MB/s, and how many measurements
-    /// are behind it.
+    /// Median throughput of the VM at a budget of the neighbour, MB/s, and the number of
+    /// measurements.
     #[must_use]
     pub fn beside(&self, neighbour: u64, all_threads: bool) -> (f64, usize) {
         let matching =
@@ -191,9 +191,8 @@ impl ReservationData {
         (median(values.clone()), values.len())
     }
 
-    /// By how much the VM's throughput changes, as a part, from the neighbour's smallest budget to
-    /// its largest: median over the rounds, in each of which they were measured one after the
-    /// other; and n.
+    /// Relative change of the VM's throughput from the neighbour's smallest budget to its largest:
+    /// median over the rounds, in each of which they were measured one after the other; and n.
     #[must_use]
     pub fn change(&self, all_threads: bool) -> (f64, usize) {
         let at = |round: usize, neighbour: u64| {
@@ -229,7 +228,7 @@ pub fn claims(data: &ReservationData) -> Vec<Claim> {
         (late as f64 / n.max(1) as f64, n)
     };
     let held = data.web.iter().filter(|w| w.loaded && w.contract && !w.apart);
-    // One that is not answered is later than any other.
+    // A request without an answer counts as the latest.
     let unanswered = if held.map(|w| w.failed).sum::<usize>() > 0 { UNANSWERED_MS } else { 0.0 };
     let worst = data.responses(true, true, false).into_iter().fold(unanswered, f64::max) / data.deadline_ms;
     let (without, n_without) = missed(false, false);

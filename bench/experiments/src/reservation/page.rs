@@ -29,7 +29,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))
 }
 
-/// All figures.
+/// Sections of all figures.
 fn sections(data: &ReservationData) -> Vec<Section> {
     let mut all = vec![alone(data), beside(data)];
     // With `--requests 0` there are none.

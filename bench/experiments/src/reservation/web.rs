@@ -13,7 +13,7 @@ use rtvirtio_workflow::{Error, Progress};
 
 /// The file that the guest serves.
 const FILE: &str = "/srv/file";
-/// Processes of the guest that compute without end.
+/// File of the ids of processes that compute without end.
 const SPINNING: &str = "/run/spinning";
 
 /// A free port of the loopback interface. When another process takes it before QEMU does, QEMU
@@ -22,7 +22,7 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Gives a guest its address in QEMU's user network, which is fixed; again is no error.
+/// Sets a guest's address in QEMU's user network, which is fixed; may be repeated.
 pub const USER_NETWORK: &str =
     "ip link set lo up && ip addr replace 10.0.2.15/24 dev eth0 && ip link set eth0 up";
 
@@ -45,7 +45,7 @@ pub fn spin(vm: &mut QemuGuest, vcpus: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends the computing.
+/// Kills the processes that compute.
 pub fn stop_spinning(vm: &mut QemuGuest) -> anyhow::Result<()> {
     guest::run_command(vm, &["sh", "-c", &format!("kill -9 $(cat {SPINNING})")])?;
     Ok(())

@@ -37,15 +37,15 @@ const TIMED_OUT: i32 = 143;
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time in which the throughput of a load is measured, at the end of its settling.
 const WINDOW: Duration = Duration::from_secs(2);
-/// Until the kernel's plane has connected to the guest's port.
+/// Longest wait until the kernel's plane has connected to the guest's port.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How a run is made.
+/// Number and time limits of the start-ups of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct RunPlan {
     /// Start-ups in a row.
     pub starts: usize,
-    /// A longer start-up has failed.
+    /// Time limit of a start-up.
     pub limit: Nanos,
     /// From the start of the load to the first start-up.
     pub settle: Duration,
@@ -55,7 +55,7 @@ pub struct RunPlan {
 struct Vm {
     guest: QemuGuest,
     scheduler: String,
-    /// The device, in the guest, of the port on which it says that something starts.
+    /// Device, in the guest, of the port on which starts are announced.
     port: Option<String>,
 }
 
@@ -75,7 +75,7 @@ pub struct Bed<'a> {
     on_domain: Option<Vm>,
     // After the guest that it serves.
     domain: Option<Backend>,
-    /// The host, as the guests' QEMU says it.
+    /// Host facts by the guests' QEMU; `None` before a guest has booted.
     pub facts: Option<HostFacts>,
 }
 
@@ -124,7 +124,7 @@ impl<'a> Bed<'a> {
         self.apps.content.0
     }
 
-    /// Makes a run.
+    /// Measures the start-ups of a cell under a plane.
     pub fn run(
         &mut self,
         cell: &Cell,
@@ -174,7 +174,7 @@ impl<'a> Bed<'a> {
         Ok(RunOfStarts { cell, plane, repetition, starts, throughput, meanwhile, favoured })
     }
 
-    /// Host scheduler, guest, its scheduler and its cgroup.
+    /// Sets the host's scheduler, the guest, its scheduler and its cgroup.
     fn place(&mut self, cell: &Cell, plane: Plane) -> anyhow::Result<()> {
         let elevator = if plane == Plane::Domain { "none" } else { cell.host_scheduler.as_str() };
         if self.elevator != elevator {
@@ -222,7 +222,7 @@ impl<'a> Bed<'a> {
         guest::wait_until_attached(&self.dir.join("control"), self.progress)
     }
 
-    /// Boots a guest, and puts what start-ups need into it.
+    /// Boots a guest, and copies the files of start-ups into it.
     fn boot(&mut self, name: &str, disk: GuestDisk, procs: Vec<PathBuf>) -> anyhow::Result<Vm> {
         let image = self.labs.guest_image(Kernel::Standard, self.progress)?;
         let accel = match self.accel {
@@ -248,7 +248,8 @@ impl<'a> Bed<'a> {
         Ok(Vm { guest, scheduler: String::new(), port })
     }
 
-    /// Follows the guest's port as `rtvirtio starts` does, with a budget for all starts of a run.
+    /// Favours the VM during starts as `rtvirtio starts` does, with a budget for all starts of a
+    /// run.
     fn favour(&self, plan: &RunPlan) -> anyhow::Result<Favouring> {
         let guest = &self.native.as_ref().context("no guest")?.guest;
         let vms = [StartVm { name: VM.to_owned(), socket: guest.handle().start_socket() }];
@@ -284,7 +285,7 @@ fn vms_path(guest: &QemuGuest) -> String {
     guest.handle().start_socket().display().to_string()
 }
 
-/// Empties the device's own page cache. All that reads the device afterwards does so past it.
+/// Flushes the device's own page cache. Later readers of the device bypass it.
 fn flush(device: &Path) -> anyhow::Result<()> {
     let status = Command::new("blockdev").arg("--flushbufs").arg(device).status();
     let status = status.context("blockdev (util-linux) cannot be run")?;
@@ -292,8 +293,8 @@ fn flush(device: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes in seconds that were moved during starts, with what is done before: of the device, by the
-/// host's clock, and of the guest's disk, by the guest's.
+/// Bytes and seconds during starts, with the script's preparation: of the device, by the host's
+/// clock, and of the guest's disk, by the guest's.
 #[derive(Default)]
 struct Moved([(u64, f64); 2]);
 
@@ -309,7 +310,7 @@ impl Moved {
     }
 }
 
-/// Lets a load settle. Bytes per second of the device, and the guest's part.
+/// Waits until a load has settled. Bytes per second of the device, and the guest's part.
 fn settle(
     vm: &mut QemuGuest,
     bed: &TestBed<'_>,
@@ -334,7 +335,7 @@ fn settle(
     Ok([host, rate(after.3 - before.3, after.2 - before.2)])
 }
 
-/// Starts the application. Also the bytes that the guest read and wrote, and in how many seconds.
+/// Starts the application. Also returns the bytes that the guest read and wrote, and the seconds.
 fn start(
     vm: &mut Vm,
     plane: Plane,
@@ -368,7 +369,7 @@ struct Favouring {
     thread: Option<JoinHandle<rtvirtio_workflow::Result<()>>>,
 }
 
-/// What it says, and its cancellation.
+/// Events of the favouring thread, and its cancellation.
 #[derive(Default)]
 struct Shared {
     cancel: AtomicBool,
@@ -402,7 +403,7 @@ impl Progress for Shared {
 }
 
 impl Favouring {
-    /// Ends it, with all weights put back. For how long the guest was favoured, in s.
+    /// Ends the thread, with all weights restored. Time for which the guest was favoured, s.
     fn end(mut self, progress: &dyn Progress) -> anyhow::Result<f64> {
         let done = self.join();
         lock(&self.shared.warnings).drain(..).for_each(|warning| progress.warn(&warning));
@@ -425,7 +426,7 @@ impl Favouring {
 
 impl Drop for Favouring {
     fn drop(&mut self) {
-        // `end` reports it; the test bed reverts what stays.
+        // `end` reports the error; the test bed reverts remaining settings.
         let _ = self.join();
     }
 }

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes of each VM's disk.
 pub const DISK: u64 = crate::iod_startup::DISK;
-/// Bytes of the part that each reader or writer goes over again and again.
+/// Bytes of the part that each reader or writer cycles through.
 pub const PART: u64 = 48 << 20;
 /// Most readers and writers of a load.
 pub const MOST: u64 = 5;
-/// Where these parts begin on the guest's disk: the applications' file system is before.
+/// Offset of these parts on the guest's disk: the applications' file system is before.
 pub const LOAD_FROM: u64 = DISK - MOST * PART;
 /// Bytes of a sequential request: a file read in order is read by read-ahead of 128 KiB.
 const IN_ORDER: &str = "128k";
@@ -22,13 +22,13 @@ const RANDOM: &str = "4k";
 /// An application, as the paper has three of different sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct App {
-    /// In results and options.
+    /// Name in results and options.
     pub name: &'static str,
     /// A program of this host that ends by itself once it has started.
     pub command: &'static [&'static str],
 }
 
-/// By size of the program with its libraries: 4, 15 and 51 MB on Debian 12.
+/// In the order of the size of the program with its libraries: 4, 15 and 51 MB on Debian 12.
 pub const APPS: [App; 3] = [
     App { name: "small", command: &["bash", "-c", "true"] },
     App { name: "medium", command: &["qemu-img", "--version"] },
@@ -38,11 +38,11 @@ pub const APPS: [App; 3] = [
 /// The load in a guest, by the paper's names (section V-A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestLoad {
-    /// Readers.
+    /// Number of reading processes.
     pub readers: u64,
-    /// Writers.
+    /// Number of writing processes.
     pub writers: u64,
-    /// At random positions, else in order.
+    /// Whether positions are random; else sequential.
     pub random: bool,
 }
 
@@ -67,17 +67,17 @@ impl GuestLoad {
         GUEST_LOADS.contains(&name).then(|| Self { readers, writers, random: name.ends_with("-rand") })
     }
 
-    /// fio's arguments in the guest, past the guest's page cache; empty without load.
+    /// fio's arguments in the guest, bypassing the guest's page cache; empty without load.
     #[must_use]
     pub fn fio(&self, disk: &str) -> Vec<String> {
         fio(disk, (self.readers, self.writers), self.random, LOAD_FROM)
     }
 }
 
-/// Readers of the host, always in order.
+/// Load of the host: sequential readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostLoad {
-    /// Readers.
+    /// Number of reading processes.
     pub readers: u64,
 }
 
@@ -89,8 +89,8 @@ impl HostLoad {
         Some(Self { readers: [0, 1, MOST][place] })
     }
 
-    /// fio's arguments on the host: processes, each with an I/O context of its own as programs have
-    /// it; empty without load.
+    /// fio's arguments on the host: processes, each with an I/O context of its own, as programs
+    /// have; empty without load.
     #[must_use]
     pub fn fio(&self, device: &str) -> Vec<String> {
         fio(device, (self.readers, 0), false, DISK)
@@ -118,26 +118,26 @@ fn fio(disk: &str, (readers, writers): (u64, u64), random: bool, from: u64) -> V
     args
 }
 
-/// What the host does for the VM.
+/// Way in which the host serves and favours the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Plane {
-    /// Nothing: QEMU and the host's readers are queues of one group, as in the paper.
+    /// No favouring: QEMU and the host's readers are queues of one group, as in the paper.
     Default,
-    /// Nothing, with QEMU in a cgroup of its own, as libvirt starts it.
+    /// No favouring, with QEMU in a cgroup of its own, as libvirt starts it.
     Grouped,
-    /// The same, and the VM's weight is raised while something starts in it, as its guest says.
+    /// As `Grouped`, with the VM's weight raised while its guest reports a start.
     Kernel,
     /// The I/O domain serves the disk, and the guest's requests of the start are real-time. The
-    /// host's readers are another disk of the domain: what reads past it, it cannot order.
+    /// host's readers are another disk of the I/O domain, which cannot order reads that bypass it.
     Domain,
 }
 
 impl Plane {
-    /// All, in the order of the figures.
+    /// All planes, in the order of the figures.
     pub const ALL: [Self; 4] = [Self::Default, Self::Grouped, Self::Kernel, Self::Domain];
 
-    /// In options and results.
+    /// Name in options and results.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -164,16 +164,16 @@ impl FromStr for Plane {
     }
 }
 
-/// What is compared between planes.
+/// Conditions under which the planes are compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cell {
     /// The device, such as `microsd`.
     pub device: String,
-    /// [`App::name`].
+    /// Name of the application ([`App::name`]).
     pub app: String,
-    /// One of [`GUEST_LOADS`].
+    /// Name of the guest's load, one of [`GUEST_LOADS`].
     pub guest_load: String,
-    /// One of [`HOST_LOADS`].
+    /// Name of the host's load, one of [`HOST_LOADS`].
     pub host_load: String,
     /// I/O scheduler in the guest.
     pub guest_scheduler: String,
@@ -182,13 +182,13 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// The load in the guest.
+    /// Load in the guest; `None` for an unknown name.
     #[must_use]
     pub fn guest(&self) -> Option<GuestLoad> {
         GuestLoad::of(&self.guest_load)
     }
 
-    /// The load of the host.
+    /// Load of the host; `None` for an unknown name.
     #[must_use]
     pub fn host(&self) -> Option<HostLoad> {
         HostLoad::named(&self.host_load)
@@ -200,32 +200,32 @@ impl Cell {
         Self { guest_load: "none".to_owned(), host_load: "none".to_owned(), ..self.clone() }
     }
 
-    /// The loads, as in the figures.
+    /// Names of the loads, as in the figures.
     #[must_use]
     pub fn loads(&self) -> String {
         format!("{}, host {}", self.guest_load, self.host_load)
     }
 }
 
-/// Which cells are measured.
+/// Cells and planes that are measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Names of [`APPS`].
+    /// Names of applications in [`APPS`].
     pub apps: Vec<String>,
-    /// Of [`GUEST_LOADS`].
+    /// Names in [`GUEST_LOADS`].
     pub guest_loads: Vec<String>,
-    /// Of [`HOST_LOADS`].
+    /// Names in [`HOST_LOADS`].
     pub host_loads: Vec<String>,
-    /// Of [`SCHEDULERS`].
+    /// Schedulers of the guest, of [`SCHEDULERS`].
     pub guest_schedulers: Vec<String>,
-    /// Of [`SCHEDULERS`].
+    /// Schedulers of the host, of [`SCHEDULERS`].
     pub host_schedulers: Vec<String>,
-    /// Planes.
+    /// Planes under which each cell is measured.
     pub planes: Vec<Plane>,
 }
 
 impl Choice {
-    /// Refuses names that there are none of.
+    /// Refuses unknown names.
     ///
     /// # Errors
     /// Names the known ones.
@@ -249,7 +249,7 @@ impl Choice {
     }
 
     /// The cells of a device, each with its planes. Only BFQ has weights, so the kernel's plane is
-    /// under BFQ alone; the domain has no scheduler of the host below it, and comes once.
+    /// under BFQ alone; the I/O domain has no scheduler of the host below it, and comes once.
     #[must_use]
     pub fn cells(&self, device: &str) -> Vec<(Cell, Vec<Plane>)> {
         let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Load in the guest and on the host, for as long as it is not dropped.
+//! Load in the guest and on the host, until it is dropped.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -18,11 +18,11 @@ use super::cell::{GuestLoad, HostLoad, PART};
 
 /// The agent answers late under load.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// fio ends its processes within this time.
+/// Time limit until fio has ended its processes.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longer than any run: the load ends when it is dropped.
 const UNLIMITED: Duration = Duration::from_secs(24 * 3_600);
-/// Bytes of a request of the domain's client, as the host's readers have them.
+/// Bytes of a request of the I/O domain's client, the same as of the host's readers.
 const BLOCK: u32 = 128 << 10;
 
 /// Starts the load in a guest; `None` where there is none.
@@ -32,7 +32,7 @@ pub fn start_in_guest(load: &GuestLoad, vm: &mut QemuGuest) -> anyhow::Result<Op
     Ok(if argv.is_empty() { None } else { Some(vm.spawn(&argv)?) })
 }
 
-/// Ends it.
+/// Ends the load in a guest; `None` is no error.
 pub fn end_in_guest(process: Option<Process>, vm: &mut QemuGuest) -> anyhow::Result<()> {
     if let Some(process) = process {
         vm.agent()?.terminate(process, AGENT_TIMEOUT)?;
@@ -40,18 +40,18 @@ pub fn end_in_guest(process: Option<Process>, vm: &mut QemuGuest) -> anyhow::Res
     Ok(())
 }
 
-/// Readers of the host.
+/// Load of the host's readers.
 pub enum HostReaders {
-    /// None.
+    /// No readers.
     None,
-    /// fio on the device.
+    /// Process of fio on the device.
     Fio(Child),
-    /// A client of the domain.
+    /// A client of the I/O domain.
     Client { stop: Arc<AtomicBool>, thread: Option<JoinHandle<std::io::Result<Vec<StreamResult>>>> },
 }
 
 impl HostReaders {
-    /// Reads the device past the page cache, in these cgroups.
+    /// Starts readers of the device in these cgroups, bypassing the page cache.
     pub fn on_device(load: &HostLoad, device: &str, procs: &[PathBuf]) -> anyhow::Result<Self> {
         let args = load.fio(device);
         let Some((program, rest)) = args.split_first() else { return Ok(Self::None) };
@@ -65,7 +65,7 @@ impl HostReaders {
         Ok(Self::Fio(spawn(command, groups, Lifetime::WithParent).context("cannot start fio")?))
     }
 
-    /// Reads another disk of the domain, in order.
+    /// Starts sequential reads of another disk of the I/O domain.
     pub fn on_domain(load: &HostLoad, socket: &std::path::Path) -> anyhow::Result<Self> {
         if load.readers == 0 {
             return Ok(Self::None);
@@ -88,7 +88,7 @@ impl HostReaders {
         Ok(Self::Client { stop, thread: Some(thread) })
     }
 
-    /// Ends them. A reader that failed or ended by itself spoils the run.
+    /// Ends the readers. A reader that failed or ended by itself invalidates the run.
     pub fn end(mut self) -> anyhow::Result<()> {
         match &mut self {
             Self::None => {}

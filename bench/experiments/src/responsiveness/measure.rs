@@ -1,4 +1,5 @@
-//! All cells, in random order, planes of a cell one after the other; a stopped matrix continues.
+//! Measurement of all cells, in random order, planes of a cell one after the other; a stopped
+//! matrix continues.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,15 +24,15 @@ use rtvirtio_harness::test_bed::{TestBed, device_name, spec_device};
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct ResponsivenessOptions {
-    /// `twin:NAME`, or `file:PATH`.
+    /// Devices, `twin:NAME` or `file:PATH`.
     pub devices: Vec<String>,
-    /// Which cells.
+    /// Cells and planes to measure.
     pub choice: Choice,
     /// Start-ups in a row.
     pub starts: usize,
     /// Repetitions of each run.
     pub repeat: usize,
-    /// A longer start-up has failed.
+    /// Time limit of a start-up.
     pub limit: Nanos,
     /// From the start of the load to the first start-up.
     pub settle: Nanos,
@@ -39,7 +40,7 @@ pub struct ResponsivenessOptions {
     pub pieces: (Bytes, Bytes, u32),
     /// Length of a video in two VMs under each plane next to each host load, in s; 0 without.
     pub video: u64,
-    /// How it was called, for the result.
+    /// Command line for the result.
     pub command: String,
 }
 
@@ -47,7 +48,7 @@ impl ResponsivenessOptions {
     /// Refuses what cannot be measured, before anything is made.
     ///
     /// # Errors
-    /// A device, application, load or scheduler that there is none of.
+    /// An unknown device, application, load or scheduler.
     pub fn check(&self) -> anyhow::Result<()> {
         self.choice.check()?;
         ensure!(self.starts > 0 && self.repeat > 0, "no start-up is asked for: --starts and --repeat from 1");
@@ -65,7 +66,7 @@ const VMS: usize = 3;
 /// A run that is to be made.
 type Wanted = (Cell, Plane, usize);
 
-/// Measures all cells that the file does not hold yet. It is written after each run.
+/// Measures all cells that the file lacks. The file is written after each run.
 ///
 /// # Errors
 /// A device that cannot be made, a file of another host or limit, and cancellation.
@@ -128,8 +129,7 @@ pub fn measure(
     Ok(())
 }
 
-/// Two VMs that play, on each device, under each plane and next to each host load of which there is
-/// no result yet.
+/// Plays in two VMs on each device, under each plane and next to each host load without a result.
 fn videos(
     options: &ResponsivenessOptions,
     data: &mut ResponsivenessData,
@@ -179,8 +179,8 @@ fn lacking_videos(data: &ResponsivenessData, device: &str, choice: &Choice) -> V
     choice.planes.iter().map(|plane| of(*plane)).filter(|(_, loads)| !loads.is_empty()).collect()
 }
 
-/// Service times and options of the I/O domain: a twin's as declared, a real device's as measured.
-/// What is on the device is lost.
+/// Service times and options of the I/O domain: an emulated device's as declared, a real device's
+/// as measured. Data on the device are lost.
 fn tuning(
     bed: &TestBed<'_>,
     device: &str,
@@ -200,7 +200,7 @@ fn tuning(
     }))
 }
 
-/// What a run has brought, with the host and the bytes of the applications.
+/// A run, with the host and the bytes of the applications.
 type Made = (RunOfStarts, Option<(HostFacts, u64)>);
 
 #[expect(clippy::too_many_arguments, reason = "what is measured, where, and who hears of it")]
@@ -226,7 +226,7 @@ fn measure_on(
         let run = match bed.run(&cell, plane, repetition, &plan) {
             Ok(run) => run,
             Err(e) => {
-                // Then the error only follows from it.
+                // A cancellation explains the error.
                 progress.check_cancelled()?;
                 let what = format!("{} on {}, {}, plane {plane}", cell.app, cell.device, cell.loads());
                 return Err(e.context(what));
@@ -278,9 +278,8 @@ fn begin(options: &ResponsivenessOptions, path: &Path) -> anyhow::Result<Respons
     Ok(data)
 }
 
-/// The runs of a device that are not there yet: by repetition, cells in random order, the planes of
-/// a cell in random order one after the other. The idle cell comes first: all others are compared
-/// with it.
+/// Missing runs of a device: by repetition, cells in random order, the planes of a cell in random
+/// order one after the other. The idle cell comes first: all others are compared with it.
 fn wanted(options: &ResponsivenessOptions, device: &str, there: &[RunOfStarts]) -> Vec<Wanted> {
     let mut all = Vec::new();
     for repetition in 0..options.repeat {

@@ -2,10 +2,10 @@
 //! Spyridakis and Raho, *On Application Responsiveness and Storage Latency in Virtualized
 //! Environments* (sections IV and V), with two answers to its missing link next to each other.
 //!
-//! Caches are cold before every start. The guest's are dropped. The host's hold nothing of the
-//! disk: QEMU, the loop device and the loads use direct I/O, and what the device's own page cache
-//! has from the making of the file system is flushed; the bytes that each start reads from the
-//! guest's disk are in the result.
+//! Caches are cold before every start. The guest's are dropped. The host caches no data of the
+//! disk: QEMU, the loop device and the loads use direct I/O, and the device's own page cache is
+//! flushed after the making of the file system; the bytes that each start reads from the guest's
+//! disk are in the result.
 
 mod bed;
 mod cell;
@@ -31,21 +31,20 @@ use crate::saved::Saved;
 
 /// File name of the result.
 pub const FILE: &str = "responsiveness.json";
-/// That of videos, with the few start-ups that go before them.
+/// File name of videos, with the few start-ups that go before them.
 pub const VIDEO_FILE: &str = "responsiveness-video.json";
-/// A cell in which BFQ alone takes so many times the idle start-up is one that the kernel's plane
-/// must help.
+/// Start-up time under BFQ over the idle one from which on the kernel's plane must help.
 const BAD: f64 = 3.0;
 
-/// Bytes per second of the host's readers from which on a share of them means something.
+/// Smallest rate of the host's readers, bytes/s, of which a share is meaningful.
 const LEAST_READERS: f64 = 1e5;
 
-/// One start-up.
+/// Measured start-up of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Start {
-    /// From exec to exit, or the limit; of the guest's clock.
+    /// From exec to exit, or the limit, s by the guest's clock.
     pub seconds: f64,
-    /// Whether it did not end within the limit.
+    /// Whether the start-up did not end within the limit.
     pub timed_out: bool,
     /// Bytes that the guest read from its disk meanwhile, its load's included.
     pub read: u64,
@@ -54,55 +53,55 @@ pub struct Start {
 /// The paper's single run: start-ups in a row under one load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunOfStarts {
-    /// Where.
+    /// Device, application, loads and schedulers.
     pub cell: Cell,
-    /// By which plane.
+    /// Way in which the VM was served.
     pub plane: Plane,
-    /// Repetition.
+    /// Index of the repetition.
     pub repetition: usize,
-    /// In order. After one that was not in time the others are not made, as in the paper.
+    /// Start-ups in order. After a start over the limit the others are skipped, as in the paper.
     pub starts: Vec<Start>,
-    /// Bytes per second of the device before the first start, and the guest's part: its aggregate
-    /// throughput.
+    /// Aggregate throughput before the first start, bytes/s: of the device, and the guest's part.
     pub throughput: [f64; 2],
-    /// The same while the application started; `None` without load.
+    /// `throughput` while the application started; `None` without load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub meanwhile: Option<[f64; 2]>,
-    /// How long the VM was favoured by the kernel's plane, in s.
+    /// Time for which the kernel's plane favoured the VM, s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub favoured: Option<f64>,
 }
 
 impl RunOfStarts {
-    /// Whether a start was not in time.
+    /// Whether a start was over the limit.
     #[must_use]
     pub fn failed(&self) -> bool {
         self.starts.iter().any(|s| s.timed_out)
     }
 
-    /// The five statistics of its starts.
+    /// Smallest, largest, mean, deviation and interval of the starts' durations; `None` without
+    /// starts.
     #[must_use]
     pub fn summary(&self) -> Option<Summary> {
         Summary::of(&self.starts.iter().map(|s| s.seconds).collect::<Vec<_>>())
     }
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResponsivenessData {
-    /// [`ResponsivenessData::SCHEMA`].
+    /// [`ResponsivenessData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How the last part was made.
+    /// Command line of the last part.
     pub command: String,
-    /// When.
+    /// Date of the last part, and version of the program.
     pub generated: String,
-    /// After so many seconds a start-up has failed.
+    /// Time limit of a start-up, s.
     pub limit: f64,
     /// Bytes of the applications' file system.
     pub app_bytes: u64,
-    /// In the order in which they were made.
+    /// Runs in the order measured.
     pub runs: Vec<RunOfStarts>,
     /// Two VMs that play a video.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -113,23 +112,23 @@ impl Saved for ResponsivenessData {
     const SCHEMA: &str = "rtvirtio-responsiveness/1";
 }
 
-/// A cell under a plane.
+/// Results of a cell under a plane.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// All starts of all runs.
+    /// Summary of all starts of all runs.
     pub all: Summary,
-    /// The means of the runs, of which the paper shows the mean.
+    /// Summary of the runs' means, of which the paper shows the mean.
     pub means: Summary,
-    /// Whether a start was not in time.
+    /// Whether a start was over the limit.
     pub failed: bool,
     /// Mean over the runs, as [`RunOfStarts::throughput`].
     pub throughput: [f64; 2],
-    /// The same of [`RunOfStarts::meanwhile`].
+    /// Mean over the runs, as [`RunOfStarts::meanwhile`].
     pub meanwhile: Option<[f64; 2]>,
 }
 
 impl ResponsivenessData {
-    /// What was measured of a cell under a plane; `None` when nothing was.
+    /// Results of a cell under a plane; `None` without a start.
     #[must_use]
     pub fn point(&self, cell: &Cell, plane: Plane) -> Option<Point> {
         let runs: Vec<&RunOfStarts> = self
@@ -151,14 +150,14 @@ impl ResponsivenessData {
         })
     }
 
-    /// What the host's readers get while something starts in the VM under a plane, over what they
-    /// get then without any plane; `None` without them, or when either was not measured.
+    /// Rate of the host's readers during a start under a plane, over their rate during a start
+    /// without any plane; `None` without readers, or when either was not measured.
     #[must_use]
     pub fn readers_kept(&self, cell: &Cell, plane: Plane) -> Option<f64> {
         cell.host().filter(|load| load.readers > 0)?;
         let readers =
             |plane: Plane| self.point(cell, plane)?.meanwhile.map(|[all, guest]| (all - guest).max(0.0));
-        // Where they get next to nothing without a plane, a share of it says nothing.
+        // Where the readers' rate without a plane is near zero, a share of it is meaningless.
         Some(readers(plane)? / readers(Plane::Default).filter(|rate| *rate > LEAST_READERS)?)
     }
 
@@ -179,7 +178,7 @@ impl ResponsivenessData {
         Some(self.point(cell, plane)?.all.mean / idle.all.mean)
     }
 
-    /// The worst cell of a plane among those that `counts`: cell, times idle, starts.
+    /// The worst cell of a plane among those that `counts`: cell, factor over idle, starts.
     fn worst(&self, plane: Plane, counts: impl Fn(&Cell) -> bool) -> Option<(Cell, f64, usize)> {
         let ratio = |cell: Cell| {
             let (over, n) = (self.over_idle(&cell, plane)?, self.point(&cell, plane)?.all.n);
@@ -190,17 +189,17 @@ impl ResponsivenessData {
     }
 
     /// Whether a plane's start-ups of a cell are longer than those without, by more than both
-    /// intervals; `None` when it is not known.
+    /// intervals; `None` when either is unknown.
     fn is_worse(&self, cell: &Cell, plane: Plane) -> Option<bool> {
         let (with, without) = (self.point(cell, plane)?.all, self.point(cell, Plane::Default)?.all);
         let known = with.interval.is_finite() && without.interval.is_finite();
-        // Without a spread, as of two that both took the limit, the clock's 10 ms remain.
+        // Without a spread, as of two starts that both took the limit, the clock's 10 ms remain.
         let least = with.interval.max(without.interval).max(0.01);
         known.then_some(with.mean - without.mean > least)
     }
 }
 
-/// The claims.
+/// Claims of the start-ups and videos.
 #[must_use]
 pub fn claims(data: &ResponsivenessData) -> Vec<Claim> {
     let mut claims = Vec::new();
@@ -345,7 +344,7 @@ mod tests {
         let kept = of("startup.kernel.readers_kept");
         assert_eq!((kept.value, kept.n), (0.5, 2));
         let worse = of("startup.worse_than_default");
-        // One start alone has no interval, so that cell is not compared.
+        // A single start has no interval, so that cell is not compared.
         assert_eq!((worse.value, worse.n, worse.met), (1.0, 1, false));
         assert!(
             claims.iter().all(|c| c.id != "startup.grouped.worst_over_idle"),

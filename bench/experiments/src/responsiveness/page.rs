@@ -26,8 +26,8 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }
 
-/// The same of [`VIDEO_FILE`](super::VIDEO_FILE): late frames, and with a name of their own the
-/// claims on its start-ups.
+/// Report of [`VIDEO_FILE`](super::VIDEO_FILE): late frames, and claims on its start-ups with ids
+/// of their own.
 ///
 /// # Errors
 /// As [`report`].
@@ -52,7 +52,7 @@ pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
         // The paper's figures are under BFQ.
         let schedulers =
             if guest == "bfq" && host == "bfq" { String::new() } else { format!("-{guest}-{host}") };
-        // A file on a disk has a path for its name.
+        // A file on a disk has a path as its name.
         let device: String =
             device.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let name = format!("responsiveness-{device}-{app}{schedulers}.svg");
@@ -111,7 +111,7 @@ fn plot(data: &ResponsivenessData, of: &[String; 4], cells: &[Cell], planes: &[P
     }
 }
 
-/// One figure and its table.
+/// Figure and table of a device, an application and a pair of schedulers.
 fn section(data: &ResponsivenessData, of: &[String; 4], cells: &[Cell]) -> Section {
     let [device, app, guest, host] = of;
     let planes = planes(data, cells);

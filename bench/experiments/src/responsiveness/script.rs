@@ -1,4 +1,4 @@
-//! What runs in the guest for one start-up, and what it prints.
+//! The guest's script for one start-up, and its output.
 
 use rtvirtio_startup::SLICE_IDLE;
 
@@ -9,11 +9,12 @@ use crate::iod_startup::MOUNT;
 pub const SECTOR: u64 = 512;
 
 /// The shell script that starts the application in the guest with cold caches: `$1` is the port,
-/// then come the program and its arguments. Prints status; the guest's uptime before and after;
-/// the sectors read from its disk before and after; and for all that is done here the uptime, the
-/// sectors read and those written at the begin, and the latter two at the end.
+/// then come the program and its arguments. Prints status; the guest's uptime before and after; the
+/// sectors read from its disk before and after; and for the whole script the uptime, the sectors
+/// read and those written at the begin, and the latter two at the end.
 ///
-/// It does by itself what `rtvirtio-guest start` does, whose own start an emulated processor makes
+/// The script announces the start itself, as `rtvirtio-guest start` does, whose own start is long
+/// on an emulated processor.
 /// long.
 pub fn script(plane: Plane, limit: u64) -> String {
     let stat = "read x x s x x x w x </sys/block/vda/stat";
@@ -31,7 +32,7 @@ pub fn script(plane: Plane, limit: u64) -> String {
             (begin, "ionice -c 1 -n 0 ", end)
         }
     };
-    // All of what it takes to say it is in the time.
+    // The time includes the announcement of the start.
     format!(
         "p=$1; shift; read u x </proc/uptime; {stat}; g=\"$u $s $w\"; \
          echo 3 >/proc/sys/vm/drop_caches; {stat}; f=$s; read a x </proc/uptime; \
@@ -40,20 +41,20 @@ pub fn script(plane: Plane, limit: u64) -> String {
     )
 }
 
-/// What [`script`] prints.
+/// Parsed output of [`script`].
 #[derive(Debug, PartialEq)]
 pub struct Printed {
-    /// 0, or that of `timeout`, or the application's own.
+    /// 0, or the status of `timeout`, or the application's own.
     pub status: i32,
-    /// Of the start.
+    /// Duration of the start, s.
     pub seconds: f64,
-    /// Bytes read meanwhile.
+    /// Bytes read during the start.
     pub read: u64,
-    /// Bytes read and written in the seconds of all that the script does.
+    /// Bytes read and written by the whole script, and its duration, s.
     pub all: (u64, f64),
 }
 
-/// Reads it; `None` for anything else.
+/// Parses the output; `None` for any other text.
 pub fn read_script(text: &str) -> Option<Printed> {
     let fields: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
     let [status, from, to, read, read_after, begin, first_read, first_written, last_read, last_written] =

@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::iod_startup::Tuning;
 
-/// Sizes of the two measurements that the line goes through.
+/// Sizes of the two measurements that determine the line.
 const SMALL: u64 = 4 << 10;
 const LARGE: u64 = 1 << 20;
 
-/// Measures random reads and writes one at a time, a second each. What is on the device is lost.
+/// Measures random reads and writes one at a time, a second each. Data on the device are lost.
 ///
 /// # Errors
 /// When fio fails.
@@ -28,14 +28,14 @@ pub fn measure(
     Ok(Tuning { quantum, urgent_quantum, window, read, write, stall: Nanos(0) })
 }
 
-/// Base and time of each MiB from the times of both sizes.
+/// Base and time per MiB from the times of both sizes.
 fn line(small: f64, large: f64) -> (Nanos, Nanos) {
     let per_byte = (large - small).max(0.0) / (LARGE - SMALL) as f64;
     let ns = |v: f64| Nanos(v.max(0.0).round() as u64);
     (ns(small - per_byte * SMALL as f64), ns(per_byte * LARGE as f64))
 }
 
-/// Mean completion latency at depth 1, in ns.
+/// Mean completion latency at depth 1, ns.
 fn mean(device: &Path, rw: &str, block: u64) -> anyhow::Result<f64> {
     let output = Command::new("fio")
         .args(["--name=service", "--direct=1", "--ioengine=psync", "--time_based", "--runtime=1"])

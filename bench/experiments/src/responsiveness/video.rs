@@ -1,4 +1,4 @@
-//! Two VMs that play a video next to readers of the host: frames that come late.
+//! Two VMs that play a video next to readers of the host: number of late frames.
 //!
 //! The paper's outlook (section VI): soft real time, and more than one VM on the device. Each guest
 //! reads 24 frames of 256 KiB a second through a buffer of three seconds.
@@ -24,47 +24,47 @@ use crate::guest;
 use crate::iod_startup::{Tuning, tuned_device};
 use rtvirtio_harness::test_bed::TestBed;
 
-/// The guest's program.
+/// Program in the guest.
 const PROGRAM: &str = "rtvirtio-guestload";
-/// Bytes that each VM reads a second: 24 times 256 KiB.
+/// Rate of each VM, bytes/s: 24 times 256 KiB.
 const RATE: f64 = 24.0 * 262_144.0;
-/// Pieces of the domain.
+/// Size of the I/O domain's pieces, bytes.
 const PIECE: u64 = 64 << 10;
-/// A reservation of each player that the domain admits with the other's, in percent of the device:
-/// it gives 95 at most.
+/// Largest reservation of each player that the I/O domain admits with the other's, in percent of
+/// the device: it admits 95 at most.
 const LARGEST_SHARE: f64 = 47.0;
-/// Beyond the play itself, under load and emulation.
+/// Time limit beyond the length of the video, under load and emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Groups of the two VMs, and of the host's readers.
+/// Index of the group of the host's readers, after those of the two VMs.
 const READERS: usize = 2;
 
-/// What one VM has seen.
+/// Frames played by one VM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Frames {
     /// Frames that were played.
     pub frames: u64,
-    /// Those that were read after their moment.
+    /// Frames that were read after they were due.
     pub late: u64,
-    /// The longest lateness, in ms.
+    /// Longest lateness, ms.
     pub worst_ms: f64,
-    /// Until the buffer was full for the first time, in ms.
+    /// Time until the buffer was full for the first time, ms.
     pub filled_ms: f64,
 }
 
-/// Both VMs next to a load.
+/// Frames of both VMs next to a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Video {
     /// The device, such as `emmc`.
     pub device: String,
-    /// How the VMs are served.
+    /// Way in which the VMs are served.
     pub plane: Plane,
-    /// Load of the host.
+    /// Name of the host's load.
     pub host_load: String,
-    /// Each VM.
+    /// Frames of each VM.
     pub vms: Vec<Frames>,
 }
 
-/// Two guests of a plane, with what serves them.
+/// Two guests of a plane, with the backends that serve them.
 struct Players<'a> {
     guests: Vec<QemuGuest>,
     raise: Option<Raise>,
@@ -82,8 +82,8 @@ fn share(tuning: &Tuning) -> f64 {
     RATE / PIECE as f64 * (base + per_mib * PIECE as f64 / f64::from(1 << 20))
 }
 
-/// The domain's configuration: a reservation for each player a quarter above its need, or what the
-/// domain admits, and a disk for the readers.
+/// Configuration of the I/O domain: a reservation for each player a quarter above its need, or the
+/// largest that it admits, and a disk for the readers.
 fn config(tuning: &Tuning, device: &Path, dir: &Path) -> String {
     let share = (share(tuning) * 125.0).ceil().min(LARGEST_SHARE);
     let mut s = tuned_device(tuning, dir);
@@ -130,7 +130,7 @@ impl<'a> Players<'a> {
                 _ => DiskRegion { path: device.clone(), offset: Bytes(vm as u64 * DISK), size: Bytes(DISK) }
                     .into(),
             };
-            // Under the domain the groups decide nothing.
+            // Under the I/O domain the groups have no effect.
             let group = if plane == Plane::Default { READERS } else { vm };
             let config = QemuConfig {
                 accel,
@@ -158,7 +158,7 @@ impl<'a> Players<'a> {
         Ok(players)
     }
 
-    /// Plays in both at once.
+    /// Plays in both VMs at once.
     fn play(
         &mut self,
         bed: &TestBed<'_>,
@@ -202,7 +202,7 @@ impl<'a> Players<'a> {
     }
 }
 
-/// What the guest's program prints.
+/// Parses the output of the guest's program.
 fn read_frames(text: &str) -> Option<Frames> {
     let fields: Vec<&str> = text.split_whitespace().collect();
     let [frames, late, worst, filled] = fields.as_slice() else { return None };
@@ -214,7 +214,7 @@ fn read_frames(text: &str) -> Option<Frames> {
     })
 }
 
-/// Plays under each plane next to each of its loads. `on_run` gets each result.
+/// Plays under each plane next to each of its loads. `on_run` is called with each result.
 #[expect(clippy::too_many_arguments, reason = "what is measured, where, and who hears of it")]
 pub fn measure(
     bed: &TestBed<'_>,
@@ -236,7 +236,7 @@ pub fn measure(
         );
     }
     for (plane, loads) in what {
-        // Sockets of one plane are not those of the next.
+        // Sockets of one plane are not reused by the next.
         let dir = dir.join(format!("video-{plane}"));
         std::fs::create_dir(&dir)?;
         let mut players = Players::boot(bed, *plane, tuning, &dir, labs, progress)?;
@@ -258,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// The eMMC twin's.
+    /// Tuning of the emulated eMMC.
     fn tuning() -> Tuning {
         Tuning {
             quantum: Bytes::from_kib(16),

@@ -1,4 +1,4 @@
-//! Block bootstrap of a dependent series: how far a statistic moves when the series is drawn again.
+//! Block bootstrap of a dependent series: variation of a statistic when the series is resampled.
 //!
 //! Neighbouring latencies depend on each other, so single values must not be drawn; whole blocks
 //! are. Two ways of drawing them ([`Scheme`]), a block length chosen from the data
@@ -22,21 +22,21 @@ const MAY_FAIL: f64 = 0.1;
 /// Largest number of replicates: beyond it only memory grows.
 const MOST_REPLICATES: usize = 1_000_000;
 
-/// Why a bootstrap cannot be done.
+/// Error of a bootstrap.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BootstrapError {
     /// Fewer values than the method needs.
     #[error("{have} values, {need} needed")]
     TooFew {
-        /// Values given.
+        /// Number of values given.
         have: usize,
-        /// Values needed.
+        /// Fewest values that suffice.
         need: usize,
     },
     /// A value is NaN or infinite.
     #[error("value {index} is not a finite number")]
     NotFinite {
-        /// Its place, from 0.
+        /// Index of the value.
         index: usize,
     },
     /// A setting is outside its range.
@@ -47,21 +47,21 @@ pub enum BootstrapError {
     Unstable {
         /// Draws without a value.
         failed: usize,
-        /// Draws made.
+        /// Draws made, with and without a value.
         of: usize,
     },
 }
 
-/// How to resample.
+/// Parameters of resampling.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// How blocks are drawn.
+    /// Method of drawing blocks.
     pub scheme: Scheme,
     /// Mean block length in values, at least 1; `None` for [`block_length`] of the series.
     pub block: Option<f64>,
     /// Number of replicates, 1 to 1 000 000.
     pub replicates: usize,
-    /// Seed: the same one gives the same replicates.
+    /// Seed: equal seeds give equal replicates.
     pub seed: u64,
 }
 
@@ -76,7 +76,7 @@ impl Default for Plan {
 pub struct Bootstrap {
     /// The statistic of the series itself.
     pub estimate: f64,
-    /// Its replicates in rising order, at least one, all finite.
+    /// Values of the statistic on replicates, in rising order, at least one, all finite.
     pub replicates: Vec<f64>,
     /// Replicates for which the statistic had no value.
     pub failed: usize,
@@ -84,8 +84,7 @@ pub struct Bootstrap {
     pub block: f64,
 }
 
-/// Draws the series again and again and evaluates `statistic`, which says `None` where it has no
-/// value.
+/// Resamples the series and evaluates `statistic`, which is `None` where it has no value.
 ///
 /// # Errors
 /// [`BootstrapError`]: an empty series, values that are not finite, settings out of range, or a
@@ -133,7 +132,7 @@ fn resample(
 impl Bootstrap {
     /// Quantile of the replicates at `level` in 0..1: the one with rank `(R + 1) level` (Davison
     /// and Hinkley 1997, section 5.2.1), rounded outwards from the median, so that few replicates
-    /// widen an interval. The estimate where there are none.
+    /// widen an interval. The estimate without replicates.
     #[must_use]
     pub fn quantile(&self, level: f64) -> f64 {
         let r = self.replicates.len();

@@ -1,4 +1,4 @@
-//! Statistics of the experiments alone; what the product computes is in `rtvirtio_stats`.
+//! Statistics used by the experiments alone; those of the product are in `rtvirtio_stats`.
 
 pub mod bootstrap;
 pub mod rank;

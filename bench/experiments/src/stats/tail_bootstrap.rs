@@ -84,7 +84,7 @@ mod tests {
         10.0 * (stalled * (0.5f64 * 0.09).exp() / (1.0 - P)).cbrt()
     }
 
-    /// Why the bounds do not rest on the block bootstrap.
+    /// The coverage of the block bootstrap, because of which the bounds do not rest on it.
     #[test]
     fn the_bootstrap_does_not_keep_its_promise() {
         let truth = stalls_p9999();
@@ -92,7 +92,7 @@ mod tests {
             let plan = Plan { replicates: 99, seed: *seed, ..Plan::default() };
             bootstrap_quantile(series, pot, P, &plan).unwrap().quantile(0.95) >= truth
         };
-        // A few in a hundred come too unevenly for any answer.
+        // For a few in a hundred the excesses are too uneven for any answer.
         let answers = (0..60).filter_map(|seed| {
             let series = stalls(10_000, seed);
             let pot = fit(&series).ok()?;

@@ -17,13 +17,13 @@ use rtvirtio_harness::test_bed::TestBed;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_workflow::{Progress, generated};
 
-/// Shorter pieces have too few requests.
+/// Shortest piece; shorter ones have too few requests.
 const LEAST_PIECE: Nanos = Nanos(100_000_000);
 
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct TailsOptions {
-    /// `twin:NAME`, or `file:PATH`.
+    /// Device, `twin:NAME` or `file:PATH`.
     pub device: String,
     /// Length of each run.
     pub length: Nanos,

@@ -1,5 +1,5 @@
-//! Do estimates of a tail from few samples hold? Long runs are cut into pieces, and each piece's
-//! estimate of p99.99 is compared with that of the whole run, which has samples enough to show it.
+//! Accuracy of tails estimated from few samples: long runs are cut into pieces, and each piece's
+//! estimate of p99.99 is compared with that of the whole run, which has enough samples for it.
 
 mod measure;
 mod page;
@@ -27,21 +27,22 @@ pub const FILE: &str = "tails.json";
 
 /// The estimated percentile, as a share.
 const P: f64 = 0.9999;
-/// Confidence of the evaluated bounds: what [`rtvirtio_measure::tail`] promises.
+/// Confidence of the evaluated bounds, that of [`rtvirtio_measure::tail`].
 const PROMISED: f64 = rtvirtio_measure::tail::CONFIDENCE.0;
 
-/// One load under one setting.
+/// A load under one setting of the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
-    /// Its name in results.
+    /// Name in results.
     pub name: &'static str,
     /// Streams of the VMs.
     pub vms: Vec<Vec<Stream>>,
-    /// Host settings.
+    /// BFQ settings of the host.
     pub knobs: Knobs,
 }
 
-/// Tails of four kinds: waits for others' slices, waits for requests, and both kinds of neighbour.
+/// Tails of four kinds: waiting for others' slices, waiting for requests, and both kinds of
+/// neighbour.
 #[must_use]
 pub fn setups() -> Vec<Setup> {
     let all = |vms: usize| vec![[LIGHT, MEDIUM, HEAVY].map(Stream::paced).to_vec(); vms];
@@ -65,34 +66,34 @@ pub fn setups() -> Vec<Setup> {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Piece {
-    /// Requests in it.
+    /// Requests of the piece.
     pub n: u64,
-    /// The longest of them, used where no percentile is known.
+    /// Longest latency, used where no percentile is known.
     pub max_ns: Nanos,
     /// Estimate of the percentile; absent where the samples give none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate_ns: Option<Nanos>,
-    /// Upper bound of it; absent where the samples give none.
+    /// Upper bound of the percentile; absent where the samples give none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper_ns: Option<Nanos>,
 }
 
-/// One task of a long run.
+/// Percentile and pieces of one task of a long run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskTails {
-    /// Its rate.
+    /// Declared rate of the task.
     pub rate: Iops,
     /// Requests in the whole run.
     pub n: u64,
     /// p99.99 of the whole run.
     pub p9999_ns: Nanos,
-    /// Its pieces in the order of time, but those with requests enough to show the percentile.
+    /// Pieces in the order of time, without those with enough requests to show the percentile.
     pub pieces: Vec<Piece>,
 }
 
 impl TaskTails {
-    /// Cuts a run. `series` has intended start since the run's begin, and latency, in ns, in the
+    /// Cuts a run. `series` holds intended start since the run's begin, and latency, in ns, in the
     /// order of the starts. `None` where even the whole run has too few requests for the
     /// percentile.
     #[must_use]
@@ -100,8 +101,8 @@ impl TaskTails {
         if (series.len() as u64) < samples_needed(P, PROMISED)? {
             return None;
         }
-        // Of the same numbers that the pieces have: a histogram rounds up, and the piece with that
-        // very request would seem to be below.
+        // From the same numbers as the pieces: a histogram rounds up, and the piece with that very
+        // request would seem to be below.
         let mut sorted: Vec<u64> = series.iter().map(|s| s.1).collect();
         sorted.sort_unstable();
         let longer = allowed(sorted.len() as u64, Percentile::P9999) as usize;
@@ -130,38 +131,38 @@ impl TaskTails {
     }
 }
 
-/// One long run.
+/// A run under one set-up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LongRun {
-    /// Name of its [`Setup`].
+    /// Name of the [`Setup`].
     pub setup: String,
-    /// How quiet the host was.
+    /// Stalls of the host during the run.
     pub noise: Noise,
-    /// Its tasks with a rate, without those left out.
+    /// Tasks with a rate, without those left out.
     pub tasks: Vec<TaskTails>,
     /// Tasks with a rate whose percentile even the whole run does not show: too few requests, or
-    /// some that were never sent. Those are the worst tails.
+    /// some that were never sent. These have the worst tails.
     pub left_out: usize,
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TailsData {
-    /// [`TailsData::SCHEMA`].
+    /// [`TailsData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When it ended.
+    /// Date of the last run, and version of the program.
     pub generated: String,
     /// Length of each run, s.
     pub seconds: f64,
-    /// Length of a piece.
+    /// Length of each piece, ns.
     pub piece_ns: Nanos,
-    /// The runs.
+    /// Runs of all set-ups.
     pub runs: Vec<LongRun>,
 }
 
@@ -172,7 +173,7 @@ impl Saved for TailsData {
 /// Summary of some pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Pieces.
+    /// Number of pieces.
     pub pieces: usize,
     /// Pieces with an upper bound.
     pub bounded: usize,
@@ -186,7 +187,7 @@ pub struct Summary {
     pub by_longest: f64,
 }
 
-/// Sums up the pieces of some tasks.
+/// Computes the summary of the pieces of some tasks.
 #[must_use]
 pub fn summary<'a>(tasks: impl Iterator<Item = &'a TaskTails>) -> Summary {
     let (mut uppers, mut estimates, mut longest) = (Vec::new(), Vec::new(), Vec::new());

@@ -43,7 +43,7 @@ fn rows(data: &TailsData) -> Vec<Vec<String>> {
     data.runs.iter().map(|run| row(run, &summary(run.tasks.iter()))).collect()
 }
 
-/// For a terminal.
+/// Rows of the table as lines for a terminal.
 pub fn tails_text(data: &TailsData) -> String {
     let mut s = String::new();
     for row in rows(data) {
@@ -53,7 +53,7 @@ pub fn tails_text(data: &TailsData) -> String {
     s
 }
 
-/// For a page.
+/// Figure and table of estimates and bounds over the tasks.
 pub fn tails(data: &TailsData) -> Section {
     let mut tasks: Vec<(&str, &TaskTails)> =
         data.runs.iter().flat_map(|r| r.tasks.iter().map(|t| (r.setup.as_str(), t))).collect();

@@ -1,5 +1,5 @@
-//! A scripted day: the same VMs, loads and mishaps once under a plan that `rtvirtio apply` has put
-//! in force, and once under the service.
+//! A scripted day of eight hours: the same VMs, loads and faults once under a plan that `rtvirtio
+//! apply` has put in force, and once under the service.
 
 mod plant;
 mod run;
@@ -23,29 +23,28 @@ use crate::saved::Saved;
 pub const FILE: &str = "daemon-day.json";
 const PICTURE: &str = "daemon-day.svg";
 
-/// What an hour of the day begins with.
+/// Fault at the beginning of an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mishap {
     /// Nothing: everything is as declared.
     Nothing,
-    /// The least critical VM, which the plan limits, is started again, in a new cgroup as libvirt
-    /// gives it.
+    /// The least critical VM, which the plan limits, is restarted in a new cgroup, as libvirt does.
     Restart,
     /// The most critical VM gets another I/O thread.
     Thread,
-    /// Another tool takes the limit of the least critical VM away.
+    /// Another tool removes the limit of the least critical VM.
     Limit,
-    /// A neighbour sends a multiple of what it declares.
+    /// A neighbour sends a multiple of its declared rate.
     Flood,
     /// The device takes twice as long for each request.
     Slow,
-    /// The last one is over.
+    /// The fault of the hour before ends.
     Over,
 }
 
 impl Mishap {
-    /// In words.
+    /// Description for pages and reports.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -60,7 +59,7 @@ impl Mishap {
     }
 }
 
-/// The hours.
+/// Faults, one for each hour.
 pub const DAY: [Mishap; 8] = [
     Mishap::Nothing,
     Mishap::Thread,
@@ -72,15 +71,15 @@ pub const DAY: [Mishap; 8] = [
     Mishap::Restart,
 ];
 
-/// One window of an hour.
+/// Verdicts of one measured window of an hour.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
-    /// Its hour, an index of [`DAY`].
+    /// Hour, an index of [`DAY`].
     pub hour: usize,
-    /// Its end, in s from the beginning of the day.
+    /// End of the window, s from the beginning of the day.
     pub at_s: f64,
-    /// Targets missed.
+    /// Targets shown to be missed.
     pub missed: usize,
     /// Targets shown to hold.
     pub met: usize,
@@ -90,39 +89,39 @@ pub struct Window {
     pub p99_ms: f64,
 }
 
-/// How long it took until a mishap was dealt with.
+/// Time from a fault to its correction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reaction {
-    /// Its hour.
+    /// Hour of the fault, an index of [`DAY`].
     pub hour: usize,
-    /// Until the settings were as they should be, in s; `None` where that did not come.
+    /// Until the settings were correct again, s; `None` where they were not within the time limit.
     pub set_s: Option<f64>,
-    /// Until the end of the first window after that in which no target was missed.
+    /// Until the end of the first window after `set_s` in which no target was missed.
     pub verified_s: Option<f64>,
 }
 
-/// What the service said.
+/// Event in the service's history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Said {
-    /// In s from the beginning of the day.
+    /// Time of the event, s from the beginning of the day.
     pub at_s: f64,
-    /// In words.
+    /// Text of the event, after the name of its VM.
     pub text: String,
 }
 
-/// One course of the day.
+/// The day once, under a static plan or under the service.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Course {
-    /// Under the service, not under a static plan.
+    /// Whether under the service; else under a static plan.
     pub service: bool,
     /// The windows, in order.
     pub windows: Vec<Window>,
-    /// To each mishap but those without need of one.
+    /// Reactions to the faults that need one.
     pub reactions: Vec<Reaction>,
-    /// What the service said; nothing under a static plan.
+    /// Events of the service; empty under a static plan.
     pub said: Vec<Said>,
 }
 
@@ -140,21 +139,21 @@ impl Course {
     }
 }
 
-/// All that was measured.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DayData {
-    /// [`DayData::SCHEMA`].
+    /// [`DayData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// Length of a window.
+    /// Length of a window, s.
     pub window_s: f64,
-    /// The courses.
+    /// Under a static plan, and under the service.
     pub courses: Vec<Course>,
 }
 

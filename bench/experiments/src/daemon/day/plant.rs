@@ -1,4 +1,4 @@
-//! The plant of the day: its device, its guests, and their specs.
+//! The host of the day: its device, its guests, and their specs.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,7 +21,7 @@ use rtvirtio_harness::BENCH_DIR;
 pub const VMS: [&str; 3] = ["plc", "hist", "batch"];
 /// The controller's target, in ms.
 pub const TARGET_MS: u64 = 25;
-/// Their tasks, and what else a contract says.
+/// Tasks of the VMs, and the remaining lines of a contract.
 const TASKS: [(&str, &str); 3] = [
     (
         "criticality = \"high\"\npriorities = \"rt\"\ncpu = { budget = \"8ms\", period = \"20ms\" }\n",
@@ -36,13 +36,13 @@ const TASKS: [(&str, &str); 3] = [
 /// Length of the device's measurement.
 const PROFILE: Duration = Duration::from_secs(20);
 
-/// The plant. Dropped, all of it is removed.
+/// Device and guests. All of it is removed on drop.
 pub struct Plant {
     labs: LabHost,
     lab: Lab,
     guests: Vec<Option<QemuGuest>>,
     configs: Vec<QemuConfig>,
-    /// The block device.
+    /// Path of the block device.
     pub device: PathBuf,
 }
 
@@ -94,7 +94,8 @@ impl Plant {
         Ok(plant)
     }
 
-    /// Leaves the guests' agents to those who measure: QEMU serves one client of each.
+    /// Closes the agents of the guests: QEMU serves one client of each, and the measurement needs
+    /// it.
     fn close_agents(&mut self) {
         self.guests.iter_mut().flatten().for_each(QemuGuest::close_agent);
     }
@@ -115,7 +116,7 @@ impl Plant {
         })
     }
 
-    /// Takes a VM's limit away, as another hand may.
+    /// Removes a VM's limit, as another tool may.
     pub fn lift_limit(&self, vm: usize) -> anyhow::Result<()> {
         let root = Root::default();
         let (cgroups, dev) = (Cgroups::detect(&root)?, self.dev()?);
@@ -135,7 +136,7 @@ impl Plant {
         self.guests.get_mut(vm).and_then(Option::as_mut).context("a guest")
     }
 
-    /// Ends a VM, and starts it again in a new cgroup, as libvirt does.
+    /// Ends a VM, and restarts it in a new cgroup, as libvirt does.
     pub fn restart(&mut self, vm: usize) -> anyhow::Result<()> {
         if let Some(guest) = self.guests[vm].take() {
             guest.stop()?;
@@ -149,7 +150,7 @@ impl Plant {
         Ok(())
     }
 
-    /// The device takes twice as long, or as long as declared again.
+    /// Doubles the device's time for each request, or sets it as declared again.
     pub fn slow(&self, slow: bool) -> anyhow::Result<()> {
         let twin = self.lab.state().twin.as_ref().context("a twin")?;
         Ok(twin.set_slow(slow)?)
@@ -170,12 +171,12 @@ impl Plant {
         Ok(text)
     }
 
-    /// The same, parsed.
+    /// Spec of [`Plant::spec_text`], parsed.
     pub fn spec(&self) -> anyhow::Result<Spec> {
         Ok(rtvirtio_spec::parse("day.toml", &self.spec_text()?)?)
     }
 
-    /// Removes all of it.
+    /// Removes the device, the guests and the cgroups.
     pub fn remove(mut self) -> anyhow::Result<()> {
         for guest in self.guests.drain(..).flatten() {
             guest.stop()?;

@@ -1,4 +1,4 @@
-//! The courses of the day.
+//! Measurement of the day, twice.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,15 +23,15 @@ use super::{Course, DAY, DayData, Mishap, Reaction, Said, Window, rounded};
 use crate::daemon::measure::Rig;
 use crate::saved::Saved as _;
 
-/// The most critical VM, the one that floods, and the least critical, by their places in the plant.
+/// Indices in [`VMS`]: the most critical VM, the flooding one, and the least critical.
 const PLC: usize = 0;
 const HIST: usize = 1;
 const BATCH: usize = 2;
-/// A multiple of what it declares.
+/// Rate of the flood over the declared rate.
 const FLOOD: f64 = 12.0;
-/// Longest wait until a mishap is dealt with that needs no new plan.
+/// Longest wait until a fault is corrected that needs no new plan.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Between two looks at it.
+/// Interval of polls for the correction.
 const LOOK: Duration = Duration::from_millis(10);
 /// The service plans anew as soon as it may: the day is short.
 const CONFIG: &str =
@@ -48,7 +48,7 @@ pub struct DayOptions {
     pub windows: usize,
 }
 
-/// Plays the day twice.
+/// Measures the day twice.
 ///
 /// # Errors
 /// A plan that cannot be applied, a guest or a service that does not start, and cancellation.
@@ -94,7 +94,7 @@ struct Day<'a> {
     options: &'a DayOptions,
     progress: &'a dyn Progress,
     begin: Instant,
-    /// The limit of the least critical VM by the first plan.
+    /// Limit of the least critical VM by the first plan.
     planned: Option<u64>,
 }
 
@@ -130,7 +130,7 @@ impl Day<'_> {
         self.rig.dirs()
     }
 
-    /// Runs `rtvirtio` as an operator does.
+    /// Runs the `rtvirtio` command.
     fn rtvirtio(&self, args: &[&str]) -> anyhow::Result<()> {
         let out = Command::new(self.options.service.with_file_name("rtvirtio"))
             .args(args)
@@ -177,11 +177,12 @@ impl Day<'_> {
         self.rig.kill();
         let id = self.thread();
         self.plant.guest(PLC)?.qmp()?.execute("object-del", Some(json!({ "id": id })))?;
-        // The slow device and the flood are over; what is left of the plan too.
+        // The slow device and the flood are over; the rest of the plan is reverted too.
         self.rtvirtio(&["revert", "--force"])
     }
 
-    /// Lets it happen; until the settings were as they should be again, where that is waited for.
+    /// Causes a fault. Returns the time until the settings were correct again, for faults that are
+    /// waited for.
     fn mishap(&mut self, mishap: Mishap, last: Mishap) -> anyhow::Result<Option<Duration>> {
         match mishap {
             Mishap::Nothing | Mishap::Flood => Ok(None),
@@ -272,14 +273,14 @@ impl Day<'_> {
     }
 }
 
-/// When, after this moment of the day, a plan was put in force; from then.
+/// Time from a moment of the day to the next plan put in force; `None` without one.
 fn new_plan(said: &[Said], at: Duration) -> Option<Duration> {
     let begins = format!("{PLAN}: plan put in force");
     let plan = said.iter().find(|s| s.at_s > at.as_secs_f64() && s.text.starts_with(&begins))?;
     Some(Duration::from_secs_f64(plan.at_s).saturating_sub(at))
 }
 
-/// What a run is for the day. The target of a VM that sends more than it declares is not one.
+/// Verdicts of a run. The target of a VM that sends more than it declares does not count.
 fn judged(run: &Run, hour: usize, at: Duration, floods: bool) -> Window {
     let tasks = || run.tasks.iter().filter(|t| !(floods && t.vm == VMS[HIST]));
     let count = |verdict: Verdict| tasks().filter(|t| t.verdict == Some(verdict)).count();
@@ -296,7 +297,7 @@ fn judged(run: &Run, hour: usize, at: Duration, floods: bool) -> Window {
 
 fn reaction(hour: usize, at: Duration, set: Option<Duration>, windows: &[Window]) -> Reaction {
     let from = (at + set.unwrap_or_default()).as_secs_f64();
-    // One that began before would be of the old settings.
+    // A window that began before has the old settings.
     let of_hour: Vec<&Window> = windows.iter().filter(|w| w.hour == hour).collect();
     let begins = |i: usize| i.checked_sub(1).map_or(at.as_secs_f64(), |before| of_hour[before].at_s);
     let verified = (0..of_hour.len()).find(|i| begins(*i) >= from - 1e-3 && of_hour[*i].missed == 0);

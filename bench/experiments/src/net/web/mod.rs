@@ -1,10 +1,10 @@
 //! Requests to a web server while its neighbour sends without end: the reservations paper's Fig. 4,
-//! whose requests and answers are frames through the I/O domain's network.
+//! with requests and answers as frames through the I/O domain's network.
 //!
-//! The far end asks for a file each 20 ms, which is also the deadline, and counts from the moment
-//! at which the request was due. Server and neighbour are vhost-user-net front ends without a VM:
-//! where guests are emulated, making one answer takes most of the deadline. So what is judged is
-//! the domain and its link. CPU contracts of whole VMs are judged by [`crate::reservation`].
+//! The host's end sends a request each 20 ms, which is also the deadline, and counts from the
+//! moment at which the request was due. Server and neighbour are vhost-user-net front ends without
+//! a VM: where guests are emulated, making one answer takes most of the deadline. So only the I/O
+//! domain and its link are judged. CPU contracts of whole VMs are judged by [`crate::reservation`].
 
 mod run;
 mod simulated;
@@ -27,18 +27,19 @@ use crate::reservation::FILE_BYTES;
 
 /// Period and deadline of the requests (the paper's section 4).
 const DEADLINE: Duration = Duration::from_millis(20);
-/// Bytes of the file in a frame: what TCP with timestamps has in a frame of [`FRAME_BYTES`].
+/// Bytes of the file in a frame: the payload of TCP with timestamps in a frame of [`FRAME_BYTES`].
 const SEGMENT: usize = 1_448;
 /// Bytes of a frame without its FCS.
 const FRAME_BYTES: usize = 1_514;
 /// Frames of an answer.
 const FRAMES: u16 = FILE_BYTES.div_ceil(SEGMENT) as u16;
-/// The server's part of the link: an answer, which takes 107 660 bytes of the link, each 20 ms.
+/// The server's reservation of the link: an answer, which takes 107 660 bytes of the link, each 20
+/// ms.
 const RESERVE: &str = "reserve = { rate = \"45Mbit/s\", burst = \"110kB\", deadline = \"12ms\" }\n";
 /// Round trips of the fast probe for each request: 500 requests by default, as in the paper.
 const ROUND_TRIPS_PER_REQUEST: u32 = 40;
 
-/// What orders the frames to the link.
+/// Order of the frames on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
@@ -51,7 +52,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// As tables name it.
+    /// Name in tables.
     fn name(self) -> &'static str {
         match self {
             Self::Reservation => "reservation",
@@ -64,7 +65,7 @@ impl Order {
 /// Order, and whether the neighbour sends.
 type Condition = (Order, bool);
 
-/// The paper's four, and the domain's own order without a reservation.
+/// The paper's four, and the I/O domain's own order without a reservation.
 const CONDITIONS: [Condition; 5] = [
     (Order::Fifo, false),
     (Order::Reservation, false),
@@ -73,21 +74,21 @@ const CONDITIONS: [Condition; 5] = [
     (Order::Reservation, true),
 ];
 
-/// One condition, of one round.
+/// Latencies of one condition in one round.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WebRun {
-    /// What orders the frames.
+    /// Order of the frames on the link.
     pub order: Order,
-    /// The neighbour sends without end.
+    /// Whether the neighbour sends without end.
     pub loaded: bool,
-    /// From the moment at which a request was due until its answer is whole. One without a whole
-    /// answer is lost.
+    /// Times from the moment at which a request was due until its answer is complete. A request
+    /// without a complete answer is lost.
     pub tails: Tails,
     /// Answers after the deadline, lost ones included.
     pub late: u64,
-    /// Bits per second of the neighbour, on the wire.
+    /// Rate of the neighbour on the wire, bit/s.
     pub neighbour: f64,
-    /// Latest wake-up of a real-time probe meanwhile: what the host itself stood still; 0 in
+    /// Latest wake-up of a real-time probe meanwhile, as a measure of the host's own stalls; 0 in
     /// virtual time.
     pub stalled: Nanos,
 }
@@ -99,16 +100,16 @@ impl WebRun {
     }
 }
 
-/// All rounds.
+/// Runs of all rounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WebData {
-    /// The conditions on the domain, round by round.
+    /// Runs on the I/O domain, round by round.
     pub runs: Vec<WebRun>,
-    /// The same on its scheduler in virtual time, once.
+    /// Runs on the I/O domain's scheduler in virtual time, once.
     pub simulated: Vec<WebRun>,
 }
 
-/// The domain's file under an order.
+/// Configuration of the I/O domain with an order.
 fn config(order: Order, dir: &Path) -> String {
     let (policy, reserve) = match order {
         Order::Reservation => ("edf", RESERVE),
@@ -135,7 +136,7 @@ fn tap(name: &str) -> String {
     format!("tap-{name}")
 }
 
-/// Measures all conditions in turn, and plays them in virtual time.
+/// Measures all conditions, and simulates them in virtual time.
 ///
 /// # Errors
 /// A namespace or a domain that cannot be made, and cancellation.
@@ -162,7 +163,7 @@ impl WebData {
             let runs = || runs.iter().filter(move |run| run.order == order && run.loaded);
             let late: u64 = runs().map(|run| run.late).sum();
             let n: u64 = runs().map(|run| run.tails.n).sum();
-            // One that is not answered is later than any other.
+            // A request without an answer counts as the latest.
             let longest = runs().map(|run| if run.tails.lost > 0 { u64::MAX } else { run.tails.max }).max();
             (late as f64, longest.unwrap_or(0) as f64 / DEADLINE.as_nanos() as f64, n as usize)
         };
@@ -221,7 +222,7 @@ impl WebData {
         ]
     }
 
-    /// The rounds.
+    /// Table of the rounds.
     pub(super) fn table(&self) -> Table {
         let ms = |ns: u64| format!("{:.1}", ns as f64 / 1e6);
         let row = |(run, how): (&WebRun, &str)| {

@@ -1,4 +1,4 @@
-//! One condition on the domain itself.
+//! Measurement of one condition on the I/O domain.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -25,16 +25,16 @@ const WEB: u16 = 0x88b5;
 const LOAD: u16 = 0x88b6;
 /// Bytes of a request: the shortest frame.
 const REQUEST_BYTES: usize = 60;
-/// Where a frame has the number of its request, and its own among those of the answer.
+/// Offsets in a frame: number of its request, and its index among the frames of the answer.
 const NUMBER: usize = 14;
 const PART: usize = NUMBER + 4;
-/// All frames of an answer have come.
+/// Mask of received frames when the answer is complete.
 const WHOLE: u128 = (1u128 << FRAMES) - 1;
 /// From the start of the neighbour to the first request.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Silence after the last request, after which what is missing does not come.
+/// Silence after the last request after which missing frames count as lost.
 const LATE: Duration = Duration::from_secs(1);
-/// How often a waiting thread sees whether it is to end.
+/// Interval at which a waiting thread checks whether it is to end.
 const NAP: Duration = Duration::from_millis(50);
 /// Pause of a sender whose buffers are in use: its 341 frames last 42 ms on the link.
 const FULL: Duration = Duration::from_millis(2);
@@ -60,7 +60,7 @@ fn number(frame: &[u8], from: Address) -> Option<(u32, u16)> {
     is_of.then(|| (u32::from_be_bytes(*number), u16::from_be_bytes(*part)))
 }
 
-/// Asks this many times.
+/// Sends this many requests.
 ///
 /// # Errors
 /// A namespace or a domain that cannot be made, and cancellation.
@@ -72,9 +72,9 @@ pub(super) fn run(condition: Condition, requests: u32, progress: &dyn Progress) 
     let dir = tempfile::Builder::new().prefix("rtvirtio-net-").tempdir()?;
     let domain = Backend::start_domain(dir.path(), &config(order, dir.path()))?;
     let (core, _) = core_and_others()?;
-    // Server, neighbour and domain share a CPU, as guests and domain do elsewhere.
+    // Server, neighbour and I/O domain share a CPU, as guests and I/O domain do elsewhere.
     bind(domain.pid(), &[core])?;
-    // The bridge learns where the far end is: otherwise it copies each frame to all taps.
+    // The bridge learns the port of the host's end: otherwise it copies each frame to all taps.
     RawSocket::sender(PEER)?.send(&frame(GUESTS[1], HOST, LOAD, REQUEST_BYTES))?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -94,7 +94,7 @@ pub(super) fn run(condition: Condition, requests: u32, progress: &dyn Progress) 
             Ok((answers?, probe.finish().0.max_ns))
         });
         stop.store(true, Ordering::Relaxed);
-        // Without a server there is no answer: its reason comes first.
+        // Without a server there is no answer: its error comes first.
         let defect = |_| anyhow!("a thread ended: a defect");
         serving.join().map_err(defect)??;
         let neighbour = sending.map(|sending| sending.join().map_err(defect)).transpose()?.transpose()?;
@@ -107,7 +107,7 @@ pub(super) fn run(condition: Condition, requests: u32, progress: &dyn Progress) 
 fn serve(socket: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut client = NetClient::connect(socket)?;
     let mut answer = frame(HOST, GUESTS[0], WEB, FRAME_BYTES);
-    // The bridge learns where the server is.
+    // The bridge learns the server's port.
     client.send(&frame(HOST, GUESTS[0], LOAD, REQUEST_BYTES))?;
     let mut backlog: VecDeque<(u32, u16)> = VecDeque::new();
     while !stop.load(Ordering::Relaxed) {
@@ -136,7 +136,7 @@ fn serve(socket: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sleeps until the domain has a frame, or for a moment.
+/// Sleeps until the I/O domain has a frame, or for a moment.
 fn wait_for_frame(queue: &mut ClientQueue) -> anyhow::Result<()> {
     queue.enable_call();
     if queue.has_used() {
@@ -154,8 +154,8 @@ fn wait_for_frame(queue: &mut ClientQueue) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps all buffers full of frames to the far end until it is stopped; returns the bits per second
-/// that were taken.
+/// Keeps all buffers full of frames to the host's end until it is stopped; returns the rate at
+/// which they were taken, bit/s.
 fn send_without_end(socket: &Path, stop: &AtomicBool) -> anyhow::Result<f64> {
     let mut client = NetClient::connect(socket)?;
     let frame = frame(HOST, GUESTS[1], LOAD, FRAME_BYTES);
@@ -171,8 +171,8 @@ fn send_without_end(socket: &Path, stop: &AtomicBool) -> anyhow::Result<f64> {
     Ok(bits as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// Sends requests from the far end, one each period, also when earlier ones are not answered yet.
-/// Times count from the moment at which a request was due.
+/// Sends requests from the host's end, one each period, also when earlier ones are not answered
+/// yet. Times count from the moment at which a request was due.
 fn ask(requests: u32, progress: &dyn Progress) -> anyhow::Result<RoundTrips> {
     // Frames of the neighbour would fill the socket.
     let (sender, receiver) = (RawSocket::sender(PEER)?, RawSocket::of_type(PEER, WEB)?);
@@ -196,7 +196,7 @@ fn ask(requests: u32, progress: &dyn Progress) -> anyhow::Result<RoundTrips> {
     })
 }
 
-/// Receives answers until all are whole, or no more come after the last request.
+/// Receives answers until all are complete, or no more arrive after the last request.
 fn receive(
     socket: &RawSocket,
     requests: u32,

@@ -1,4 +1,5 @@
-//! The same on the domain's scheduler in virtual time: the link alone, without threads and copies.
+//! The conditions on the I/O domain's scheduler in virtual time: the link alone, without threads
+//! and copies.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -16,12 +17,12 @@ const SERVER: usize = 0;
 const NEIGHBOUR: usize = 1;
 const NEVER: Nanos = Nanos(u64::MAX);
 
-/// When a request is due: the first one after a while in which the neighbour has begun.
+/// Due time of a request: the first one comes a period after the neighbour's begin.
 fn due(number: u32) -> Nanos {
     Nanos(DEADLINE.as_nanos() as u64 * (u64::from(number) + 1))
 }
 
-/// Plays this many requests.
+/// Simulates this many requests.
 ///
 /// # Errors
 /// A configuration that is refused, a defect.
@@ -104,13 +105,13 @@ mod tests {
         let alone = run(Order::Fifo, false);
         let reserved = run(Order::Reservation, true);
         assert_eq!((alone.late, reserved.late, alone.neighbour), (0, 0, 0.0));
-        // It waits for the frames that the link has already, and a link that is never idle has
-        // nothing to catch up.
+        // The reservation waits for the frames that the link has already, and a link that is never
+        // idle has no time to catch up.
         let most = alone.tails.max + CATCH_UP.0 + 125_000 * u64::from(LINK_WINDOW + 1);
         assert!(reserved.tails.max < most, "{reserved:?} {alone:?}");
         let fifo = run(Order::Fifo, true);
         assert_eq!(fifo.late, 50, "{fifo:?}");
-        // The neighbour gets what is left.
+        // The neighbour gets the rest of the link.
         assert!(reserved.neighbour > 50e6 && reserved.neighbour < 60e6, "{reserved:?}");
     }
 }

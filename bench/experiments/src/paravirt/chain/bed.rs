@@ -34,7 +34,7 @@ pub struct DiskBed {
 }
 
 impl DiskBed {
-    /// Starts the domain.
+    /// Starts the I/O domain.
     ///
     /// # Errors
     /// No memory for the disks, and a domain that does not start.
@@ -43,23 +43,23 @@ impl DiskBed {
         std::fs::create_dir(&dirs.state).with_context(|| dirs.state.display().to_string())?;
         let disk = RamDisk::new(Bytes(2 * DISK.0))?;
         let sockets = DISKS.map(|name| dir.join(format!("{name}-disk")));
-        // Where what follows urgency looks for a domain.
+        // Path at which urgency following expects an I/O domain's control socket.
         let control = dirs.run.join("iod.sock");
         let domain = Backend::start_domain(dir, &config(&control, disk.device(), &sockets))?;
         Ok(Self { domain, dirs, control, sockets, _disk: disk })
     }
 
-    /// The guests' disks.
+    /// Disks for the guests, A's first.
     pub fn disks(&self) -> [GuestDisk; 2] {
         self.sockets.clone().map(|socket| GuestDisk::VhostUser { socket, queues: 1 })
     }
 
-    /// The domain's control socket.
+    /// Control socket of the I/O domain.
     pub fn control(&self) -> &Path {
         &self.control
     }
 
-    /// Binds the domain to these CPUs.
+    /// Binds the I/O domain to these CPUs.
     pub fn bind(&self, cpus: &[u32]) -> anyhow::Result<()> {
         bind(self.domain.pid(), cpus)
     }
@@ -68,13 +68,13 @@ impl DiskBed {
     pub fn signals(&self, pid: u32) -> anyhow::Result<(UrgentSignals, std::os::fd::OwnedFd)> {
         let (mut signals, eventfd) = UrgentSignals::new(pid, &self.dirs)?;
         signals.renew()?;
-        // A guest that is not attached would silently have none.
+        // A guest that is not attached would silently have no signals.
         let is_signalled = !vm_status(&self.control)?["urgent_signals"].is_null();
         ensure!(is_signalled, "the I/O domain signals no urgent completions of {}", DISKS[0]);
         Ok((signals, eventfd))
     }
 
-    /// The priority of the thread that serves the disks, as the kernel has it.
+    /// Priority of the thread that serves the disks, as the kernel reports it.
     pub fn priority(&self) -> anyhow::Result<String> {
         let root = Root::default();
         for tid in task::tids(&root, self.domain.pid())? {
@@ -87,7 +87,8 @@ impl DiskBed {
     }
 }
 
-/// The urgent requests of A have a part of the device's time; all else shares the rest.
+/// Configuration in which the urgent requests of A have a share of the device's time; all others
+/// share the rest.
 fn config(control: &Path, device: &Path, sockets: &[PathBuf; 2]) -> String {
     let mut text = format!(
         "control = {:?}\n[[device]]\nname = \"bench\"\npolicy = \"edf\"\nwindow = {WINDOW}\nfifo = {FIFO}\nstall = \"1ms\"\n\

@@ -9,27 +9,27 @@ use serde::Deserialize;
 
 use super::{RAISE, Span, Step, StepKind};
 
-/// The class of urgent requests in the domain's trace.
+/// Class of urgent requests in the I/O domain's trace.
 const URGENT: &str = "real-time";
-/// By which a read by the guest's record and by the domain's may differ: the guest's clock, as the
-/// host knows it, has an error. Cycles are further apart.
+/// Largest difference of a read's time between the guest's record and the I/O domain's: the host's
+/// estimate of the guest's clock has an error. Cycles are further apart.
 const SLACK: u64 = 1_000_000;
 
-/// A cycle of the guest's task, in nanoseconds.
+/// Times in a cycle of the guest's task, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cycle {
-    /// Its timer fires.
+    /// The timer fires.
     pub due: u64,
-    /// It runs.
+    /// The task runs.
     pub woke: u64,
-    /// It is about to read.
+    /// The task is about to read.
     pub asked: u64,
-    /// It has read.
+    /// The task has read.
     pub answered: u64,
 }
 
 impl Cycle {
-    /// From a line of the guest's program.
+    /// Parses a line of the guest's program.
     pub fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace().map(str::parse::<u64>);
         let mut word = || words.next()?.ok();
@@ -37,18 +37,18 @@ impl Cycle {
     }
 }
 
-/// A request as the domain traces it, times on the host's clock.
+/// A request in the I/O domain's trace, times on the host's clock.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Request {
     /// Name of the disk.
     pub vm: String,
-    /// Its class.
+    /// Class of the request.
     pub class: String,
-    /// When it was fetched.
+    /// Time at which it was fetched.
     pub at_ns: u64,
-    /// Until its submission.
+    /// From fetching to submission.
     pub wait_ns: u64,
-    /// From there to its completion.
+    /// From submission to completion.
     pub device_ns: u64,
 }
 
@@ -62,14 +62,14 @@ impl Request {
     }
 }
 
-/// What the records show.
+/// Results of the recorded cycles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
     /// Cycles of which all steps are recorded.
     pub seen: u64,
-    /// The steps.
+    /// Steps over the judged cycles, in order.
     pub steps: Vec<Step>,
-    /// For each of them, requests of others at the device when its own was submitted.
+    /// For each judged cycle, requests of others at the device when its own was submitted.
     pub ahead: Vec<u64>,
 }
 
@@ -85,13 +85,13 @@ impl Levels {
         Self(moments.iter().filter_map(level).collect())
     }
 
-    /// What it has at this time; `None` before the first record.
+    /// Level at a time; `None` before the first record.
     fn at(&self, time: u64) -> Option<Level> {
         let after = self.0.partition_point(|(at, _)| *at <= time);
         Some(self.0.get(after.checked_sub(1)?)?.1)
     }
 
-    /// For how long of this time it is an ordinary thread.
+    /// Time from `from` to `to` in which it is an ordinary thread.
     fn ordinary(&self, from: u64, to: u64) -> u64 {
         let first = self.0.partition_point(|(at, _)| *at <= from).saturating_sub(1);
         let mut sum = 0;
@@ -111,7 +111,7 @@ fn text(level: Level) -> String {
     }
 }
 
-/// One step in all cycles.
+/// Lengths, priorities and inversions of one step in all cycles.
 #[derive(Default)]
 struct Sums {
     lengths: Vec<u64>,
@@ -122,7 +122,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// `behind`: for how long it waited behind what is not urgent.
+    /// Counts a step of a cycle. `behind` is its waiting time for work that is not urgent.
     fn add(&mut self, length: u64, priority: String, behind: u64, is_inversion: bool) {
         self.lengths.push(length);
         *self.priorities.entry(priority).or_default() += 1;
@@ -143,7 +143,7 @@ impl Sums {
     }
 }
 
-/// Judges all cycles. `moments` are of the guest's only vCPU, `own` is its disk.
+/// Judges all cycles. `moments` are those of the guest's only vCPU, `own` is its disk.
 pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &str) -> Judged {
     let levels = Levels::of(moments);
     let (mut ours, mut others): (Vec<&Request>, Vec<&Request>) =
@@ -182,7 +182,7 @@ pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &s
         let before = others[..to].iter().rev();
         let before = before.take_while(|other| other.submitted() + longest > submitted);
         ahead.push(before.filter(|other| other.completed() > submitted).count() as u64);
-        // What is at the device is not taken back, so nothing can be told there.
+        // Requests at the device are not taken back, so no inversion can be counted there.
         device.add(request.device_ns, request.class.clone(), 0, false);
         of_vcpu(answer, at_completion, request.completed(), cycle.answered);
     }
@@ -190,8 +190,7 @@ pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &s
     Judged { seen: ahead.len() as u64, steps, ahead }
 }
 
-/// The cycles on the host's clock, each by the reports that were read up to it; `None` where none
-/// was.
+/// Cycles on the host's clock, each by the reports that were read up to it; `None` without any.
 fn in_host_time(cycles: &[Cycle], moments: &[Moment]) -> Vec<Option<Cycle>> {
     let mut clock = GuestClock::default();
     let reports = moments.iter().filter_map(|m| match m.event {
@@ -222,7 +221,7 @@ mod tests {
 
     const US: u64 = 1_000;
     const MS: u64 = 1_000_000;
-    /// The guest's clock began so much later than the host's.
+    /// Start of the guest's clock after the host's.
     const OFFSET: u64 = 5_000 * MS;
 
     fn moment(at: u64, event: Event) -> Moment {
@@ -243,8 +242,8 @@ mod tests {
         Cycle { due: guest, woke: guest + 50 * US, asked: guest + 60 * US, answered: guest + 500 * US }
     }
 
-    /// The records of a cycle in which nothing waits: raised before the timer, lowered while it
-    /// reads, raised again when that is done.
+    /// Records of a cycle without waiting: raised before the timer, lowered during the read, raised
+    /// again afterwards.
     fn records(due: u64) -> (Vec<Moment>, Vec<Request>) {
         let moments = vec![
             moment(due - MS, Event::Report(Nanos(due - MS - OFFSET))),
@@ -303,7 +302,7 @@ mod tests {
         assert_eq!(inversions(&judged), [1, 0, 0, 0, 0, 0]);
         assert_eq!((judged.steps[0].behind, judged.steps[0].longest_behind), (1, Nanos(140 * US)));
         assert_eq!(judged.steps[0].priorities, BTreeMap::from([("ordinary".to_owned(), 1)]));
-        // Another's request that is not urgent is submitted while ours waits; one that is urgent
+        // A request of another VM that is not urgent is submitted while ours waits; an urgent one
         // may be.
         let (moments, mut requests) = records(due);
         let moments = [begin(), moments].concat();

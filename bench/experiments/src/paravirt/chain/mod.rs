@@ -1,6 +1,6 @@
 //! The whole chain of an urgent task, with records of each element: its timer fires, it runs, reads
-//! its disk in the I/O domain, and answers; next to its own VM's background job and a batch VM that
-//! computes and reads as much as it can.
+//! its disk in the I/O domain, and answers; its own VM's background job and a batch VM compute and
+//! read at full speed meanwhile.
 
 mod bed;
 mod judge;
@@ -20,9 +20,10 @@ use crate::page::Section;
 use crate::page::xy::table;
 use crate::stats::rank::nearest_rank;
 
-/// From one cycle to the next.
+/// Period of the cycles.
 pub const PERIOD: Nanos = Nanos::from_micros(10_000);
-/// How long a promotion may take: what waits at its floor for longer is inverted.
+/// Longest time that a promotion may take: an urgent vCPU that waits at its floor for longer is an
+/// inversion.
 pub const RAISE: Nanos = Nanos::from_micros(100);
 
 /// A step of a cycle.
@@ -31,12 +32,12 @@ pub const RAISE: Nanos = Nanos::from_micros(100);
 pub enum StepKind {
     /// From the timer until the task runs: its vCPU must have the core.
     Timer,
-    /// From there until it reads.
+    /// From the first run of the task until it reads.
     Ask,
-    /// From there until the domain has fetched the read. The vCPU must have the core until it has
-    /// kicked the domain; when that was is not recorded, so all of the step counts.
+    /// From the read until the I/O domain has fetched it. The vCPU must have the core until it has
+    /// kicked the I/O domain; the time of the kick is not recorded, so all of the step counts.
     Kick,
-    /// Until the domain submits it.
+    /// Until the I/O domain submits the read.
     Domain,
     /// Until the device has completed it.
     Device,
@@ -45,10 +46,10 @@ pub enum StepKind {
 }
 
 impl StepKind {
-    /// In their order.
+    /// All steps, in order.
     pub const ALL: [Self; 6] = [Self::Timer, Self::Ask, Self::Kick, Self::Domain, Self::Device, Self::Answer];
 
-    /// As a reader finds it.
+    /// Description in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -62,21 +63,21 @@ impl StepKind {
     }
 }
 
-/// How long something took.
+/// Distribution of a duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// How often it was measured.
+    /// Number of measurements.
     pub n: u64,
-    /// Median.
+    /// Median duration.
     pub p50: Nanos,
-    /// 99th percentile.
+    /// 99th percentile of the duration.
     pub p99: Nanos,
-    /// The longest.
+    /// Longest duration.
     pub max: Nanos,
 }
 
 impl Span {
-    /// Of lengths in ns.
+    /// Distribution of lengths in ns.
     #[must_use]
     pub fn of(mut lengths: Vec<u64>) -> Self {
         lengths.sort_unstable();
@@ -85,49 +86,49 @@ impl Span {
     }
 }
 
-/// A step in all cycles.
+/// Results of one step in all judged cycles.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Which.
+    /// Step that is described.
     pub kind: StepKind,
-    /// How long it took.
+    /// Duration of the step.
     pub length: Span,
-    /// What the urgent element had when the step began, and in how many cycles: the vCPU's thread
-    /// its priority, the request its class.
+    /// Priorities at the begin of the step, with the number of cycles: of the vCPU's thread, or the
+    /// class of the request.
     pub priorities: BTreeMap<String, u64>,
-    /// Cycles in which it waited behind what is not urgent, or may have: its vCPU's thread was an
-    /// ordinary one, or the domain submitted another VM's request first.
+    /// Cycles in which the step waited for work that is not urgent, or may have: the vCPU's thread
+    /// was an ordinary one, or the I/O domain submitted another VM's request first.
     pub behind: u64,
     /// The longest such wait.
     pub longest_behind: Nanos,
-    /// Those of them that are inversions: a vCPU for longer than a raise may take, a request in any
+    /// Cycles of `behind` that are inversions: of a vCPU beyond [`RAISE`], of a request in any
     /// case.
     pub inversions: u64,
 }
 
-/// What was recorded.
+/// Results of a run of the chain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Chain {
     /// Cycles of the task.
     pub cycles: u64,
-    /// Those of which all steps are recorded: only they are judged.
+    /// Cycles of which all steps are recorded: only these are judged.
     pub seen: u64,
-    /// From the timer to the answer by the guest's clock, all cycles.
+    /// From the timer to the answer by the guest's clock, in all cycles.
     pub total: Span,
-    /// Threads and requests with their priorities, as kernel and domain have them.
+    /// Threads and requests with their priorities, as reported by the kernel and the I/O domain.
     pub elements: Vec<(String, String)>,
-    /// The steps.
+    /// Steps in order.
     pub steps: Vec<Step>,
-    /// The neighbour's requests at the device when one of the task's was submitted: the most, and
-    /// the mean. They are not taken back.
+    /// The neighbour's requests at the device when one of the task's was submitted: maximum and
+    /// mean. They are not taken back.
     pub ahead: (u64, f64),
-    /// The device's window in the domain.
+    /// The device's window in the I/O domain.
     pub window: u32,
-    /// The neighbour's requests a second.
+    /// Rate of the neighbour's requests, per second.
     pub neighbour: f64,
-    /// What raised the vCPU, as `threads --json` has it.
+    /// Causes of the vCPU's promotions, as in `threads --json`.
     pub raises: Raises,
-    /// Moments and requests that found no room in the records.
+    /// Moments and requests lost for lack of space in the records.
     pub lost: (u64, u64),
 }
 
@@ -138,7 +139,7 @@ impl Chain {
         self.steps.iter().map(|step| step.inversions).sum()
     }
 
-    /// What it shows.
+    /// Inversions, recorded cycles and duration as claims.
     #[must_use]
     pub fn claims(&self) -> Vec<Claim> {
         let seen = usize::try_from(self.seen).unwrap_or(usize::MAX);
@@ -161,7 +162,7 @@ impl Chain {
         ]
     }
 
-    /// Its part of the page.
+    /// Section of the page on the chain.
     #[must_use]
     pub fn section(&self) -> Section {
         let us = |time: Nanos| format!("{:.0}", time.0 as f64 / 1e3);
@@ -256,7 +257,7 @@ mod tests {
         assert_eq!((tables[0].rows.len(), tables[1].rows.len()), (1, 6));
         chain.steps.clear();
         assert!(of(&chain)[0].1);
-        // What was not seen holds nothing.
+        // Without recorded cycles the limit is not met.
         chain.seen = 0;
         assert!(!of(&chain)[0].1);
     }

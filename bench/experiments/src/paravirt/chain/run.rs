@@ -28,14 +28,15 @@ use crate::paravirt::measure::{GUEST_TIMEOUT, WARM_UP, WORK};
 const READS: &str = "fio --name=f --filename=/dev/vda --direct=1 --ioengine=libaio --rw=randread --bs=4k --iodepth=32 --time_based --runtime=3600 \
                      >/dev/null 2>&1";
 const DEPTH: u64 = 32;
-/// A guest's scheduler hands requests on in a kernel thread, which is not urgent in the guest.
+/// A guest's I/O scheduler dispatches requests in a kernel thread, which is not urgent in the
+/// guest.
 const ELEVATOR: &str = "echo none >/sys/block/vda/queue/scheduler && cat /sys/block/vda/queue/scheduler";
 /// A busy emulated guest starts its programs slowly.
 const START: Duration = Duration::from_secs(60);
-/// Between two looks at whether the trace goes on.
+/// Longest wait for the next line of the trace.
 const TRACE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs it once for about this long.
+/// Runs the chain once for about `length`.
 ///
 /// # Errors
 /// A guest or domain that does not answer, and cancellation.
@@ -45,7 +46,7 @@ pub fn run(guests: &mut Guests<'_>, length: Duration, progress: &dyn Progress) -
     let mut elements = elements(guests)?;
     let elevator = run_command(&mut guests.vms[0], &["sh", "-c", ELEVATOR])?;
     elements.push(("the scheduler of A's guest for its disk".to_owned(), elevator.trim().to_owned()));
-    // What the neighbour's guest has read while it booted is none of its load.
+    // Reads of the neighbour's guest during its boot do not count as its load.
     let before = reads(guests, 1)?;
     guests.vms[1].spawn(&["sh", "-c", READS])?;
     guests.vms[1].spawn(&["rtvirtio-guestload", "work", WORK])?;
@@ -96,13 +97,13 @@ pub fn run(guests: &mut Guests<'_>, length: Duration, progress: &dyn Progress) -
     })
 }
 
-/// Reads of a disk that the domain has completed.
+/// Reads of a disk that the I/O domain has completed.
 fn reads(guests: &Guests<'_>, disk: usize) -> anyhow::Result<u64> {
     let status = client::ask(guests.disks()?.control())?;
     status["vms"][disk]["read"]["requests"].as_u64().context("the domain counts no reads")
 }
 
-/// What takes part, with its priority by the kernel.
+/// Threads of the chain with their priorities by the kernel.
 fn elements(guests: &mut Guests<'_>) -> anyhow::Result<Vec<(String, String)>> {
     let mut of = |vm: usize| -> anyhow::Result<String> {
         let named = Named::ask(&mut guests.vms[vm].qmp()?)?;
@@ -119,7 +120,7 @@ fn elements(guests: &mut Guests<'_>) -> anyhow::Result<Vec<(String, String)>> {
     ])
 }
 
-/// The classes of both disks' requests.
+/// Classes of both disks' requests.
 fn classes(requests: &[Request]) -> Vec<(String, String)> {
     let of = |disk: &str| {
         let mut counts = std::collections::BTreeMap::<&str, u64>::new();
@@ -139,7 +140,7 @@ fn rate(requests: &[Request], disk: &str) -> f64 {
     (at().count() - 1) as f64 / ((last - first) as f64 / 1e9).max(1e-9)
 }
 
-/// A trace of the domain, read by a thread of its own: one that is not read loses requests.
+/// A trace of the I/O domain, read by a thread of its own: an unread trace loses requests.
 struct Trace {
     stream: UnixStream,
     reader: JoinHandle<anyhow::Result<(Vec<Request>, u64)>>,
@@ -161,7 +162,7 @@ struct End {
 }
 
 impl Trace {
-    /// Returns when it runs.
+    /// Starts the trace; returns when it runs.
     fn start(control: &Path) -> anyhow::Result<Self> {
         let stream = client::connect(control)?;
         stream.set_read_timeout(Some(TRACE_TIMEOUT))?;
@@ -189,7 +190,7 @@ impl Trace {
         Ok(Self { stream, reader: std::thread::spawn(read) })
     }
 
-    /// Ends it; the requests, and how many more were lost.
+    /// Ends the trace; returns the requests, and the number of lost ones.
     fn finish(self) -> anyhow::Result<(Vec<Request>, u64)> {
         self.stream.shutdown(Shutdown::Write)?;
         self.reader.join().map_err(|_| anyhow::anyhow!("the trace's reader panicked"))?

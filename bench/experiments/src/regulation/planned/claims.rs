@@ -1,11 +1,11 @@
-//! What the runs show.
+//! Claims of the runs.
 
 use rtvirtio_learn::statistic::median;
 
 use super::{HeldBy, PlannedData, PlannedLimit, PlannedPoint};
 use crate::claims::Claim;
 
-/// All claims.
+/// Shares of kept targets, and bounds over measured latencies.
 #[must_use]
 pub fn claims(data: &PlannedData) -> Vec<Claim> {
     let limited: Vec<(&PlannedPoint, PlannedLimit)> =
@@ -80,7 +80,7 @@ pub fn claims(data: &PlannedData) -> Vec<Claim> {
     all
 }
 
-/// Targets for which there is a limit.
+/// Number of targets with a limit.
 fn targets(limited: &[(&PlannedPoint, PlannedLimit)]) -> usize {
     let first = limited.iter().map(|(p, _)| p.round).min();
     limited.iter().filter(|(p, _)| Some(p.round) == first).count()

@@ -1,4 +1,4 @@
-//! The runs: each limit set by what holds it, in rounds, interleaved.
+//! The runs: each limit enforced by the I/O domain or the kernel, in rounds, interleaved.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,32 +31,32 @@ use crate::regulation::measure::{ENGINE, WARM_UP};
 use crate::saved::Saved as _;
 use rtvirtio_harness::test_bed::{TestBed, device_text};
 
-/// Requests that the domain hands on to the device at once.
+/// Requests that the I/O domain has at the device at once.
 const WINDOW: u32 = 32;
 
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct PlannedOptions {
-    /// `twin:NAME`.
+    /// Emulated device, `twin:NAME`.
     pub device: String,
     /// Length of each run.
     pub length: Duration,
-    /// How often each is measured.
+    /// Measurements of each limit.
     pub rounds: u32,
     /// The command's options, for the result.
     pub words: String,
 }
 
-/// What is measured in each round.
+/// A limit to be measured in each round.
 struct Setup {
     held_by: HeldBy,
     block: Bytes,
     limit: Option<PlannedLimit>,
-    /// The spec, with the limit in it.
+    /// Spec with the limit in it.
     spec: Spec,
 }
 
-/// Measures the device, chooses, and measures what was chosen.
+/// Measures the device, chooses limits, and measures their effect.
 ///
 /// # Errors
 /// A device that cannot be made or measured, requests that fail, and cancellation.
@@ -111,7 +111,7 @@ fn measure_on(
     })
 }
 
-/// A limit for each target, and the same loads without one; and the targets without a limit.
+/// A limit for each target, and the same loads without one; and the targets that have no limit.
 fn setups(
     device: &str,
     profile: &Profile,
@@ -158,7 +158,7 @@ fn limit(plan: &NeighbourPlan, target: Nanos) -> anyhow::Result<PlannedLimit> {
     Ok(PlannedLimit { target, bound, rate: of.rate, burst: of.burst, peak: of.peak })
 }
 
-/// What the kernel of this host limits disks by.
+/// Mechanism by which the kernel of this host limits disks.
 fn of_the_kernel() -> anyhow::Result<Actuator> {
     Ok(match Cgroups::detect(&Root::default())?.hierarchy {
         Hierarchy::V1 => Actuator::ThrottleV1,
@@ -179,8 +179,8 @@ fn spec_text(device: &str, block: Bytes, target: Nanos) -> String {
     format!("[device]\n{device}\n{}{}", vm("vm0", &victim), vm("vm1", &neighbour))
 }
 
-/// A run with the limit as a cap of the I/O domain, as `plan --domain` has it. The domain serves
-/// first come first served: nothing but the limit protects the victim.
+/// Runs with the limit as a cap of the I/O domain, as in `plan --domain`. The I/O domain serves
+/// first come first served: only the limit protects the victim.
 fn by_domain(
     spec: &Spec,
     bed: &TestBed<'_>,
@@ -224,13 +224,13 @@ fn by_domain(
     Ok((seen, neighbour.rate))
 }
 
-/// The longest request less the host's stalls.
+/// Longest request less the host's stalls.
 fn longest(spans: &[(u64, u64)], stalls: &Stalls) -> Nanos {
     let less = |(from, to): &(u64, u64)| to - from - stalls.within(*from, *to);
     Nanos(spans.iter().map(less).max().unwrap_or(0))
 }
 
-/// A run with the limit in the neighbour's cgroup, set as `apply` does and put back.
+/// Runs with the limit in the neighbour's cgroup, set as by `apply` and reverted.
 fn by_kernel(
     spec: &Spec,
     stage: &Stage<'_>,

@@ -1,11 +1,11 @@
-//! `rtvirtio plan --traffic` against measurements: the limits that it chooses from a device's
-//! profile are set by what holds them, and the victim is measured next to a neighbour that uses
-//! them up.
+//! `rtvirtio plan --traffic` compared with measurements: limits chosen from a device's profile are
+//! enforced by the I/O domain or the kernel, and the victim is measured next to a neighbour that
+//! uses them up.
 //!
 //! The profile is made of loads of one process at a time, so every point here is held out. The
-//! neighbour works in bursts, because a bucket that was left alone is full: its burst then comes at
-//! once, which is what the bound counts with. It is measured without a limit too, for a target that
-//! holds anyway says nothing of the limit.
+//! neighbour works in bursts, because the bucket of an idle VM is full: its burst then comes at
+//! once, as the bound assumes. It is measured without a limit too, since a target that holds anyway
+//! shows no effect of the limit.
 
 mod claims;
 mod measure;
@@ -25,19 +25,19 @@ use crate::saved::Saved;
 pub const FILE: &str = "regulation-plan.json";
 /// Requests per second of the victim, of 4 KiB each.
 const RATE: f64 = 200.0;
-/// Its targets, as multiples of what the profile shows as the device's longest stall.
+/// Targets of the victim over the device's longest stall in the profile.
 const TIMES: [f64; 3] = [1.5, 2.0, 4.0];
 /// Requests of the neighbour, one size a run.
 const BLOCKS: [Bytes; 2] = [Bytes(4 << 10), Bytes(64 << 10)];
 /// Requests of the neighbour outstanding: more than any burst here.
 const DEPTH: u32 = 128;
-/// The neighbour works for so long, then rests for as long: longer than a slice of blk-throttle
-/// (100 ms), so that each of its bursts is a full one.
+/// Time for which the neighbour works, then rests: longer than a slice of blk-throttle (100 ms), so
+/// that each of its bursts is a full one.
 const BURST: Nanos = Nanos::from_millis(250);
-/// A victim with less of its rate is not served.
+/// Share of its rate below which a victim is not served.
 const SERVED: f64 = 0.99;
 
-/// What holds the limit.
+/// Mechanism that enforces the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeldBy {
@@ -48,10 +48,10 @@ pub enum HeldBy {
 }
 
 impl HeldBy {
-    /// All of them.
+    /// Both mechanisms, the I/O domain first.
     pub const ALL: [Self; 2] = [Self::Domain, Self::Kernel];
 
-    /// Its name.
+    /// Name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,55 +61,55 @@ impl HeldBy {
     }
 }
 
-/// A limit as it was chosen.
+/// A limit of the neighbour as it was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedLimit {
-    /// The victim's target, for which it is.
+    /// Latency target of the victim.
     pub target: Nanos,
-    /// The bound of the victim's latency with it.
+    /// Bound of the victim's latency under the limit.
     pub bound: Nanos,
-    /// Requests per second.
+    /// Requests per second of the neighbour.
     pub rate: u64,
-    /// Requests at once.
+    /// Burst of the neighbour, requests.
     pub burst: u64,
     /// Requests per second within the burst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<u64>,
 }
 
-/// One run.
+/// Victim and neighbour in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedPoint {
-    /// What held the limit.
+    /// Mechanism that enforced the limit.
     pub held_by: HeldBy,
     /// Size of the neighbour's requests.
     pub block: Bytes,
-    /// `None` where the neighbour had no limit.
+    /// Limit of the neighbour; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<PlannedLimit>,
-    /// Which of the interleaved repetitions.
+    /// Index of the interleaved repetition.
     pub round: u32,
-    /// What the victim got.
+    /// Service of the victim in the run.
     pub victim: VictimSeen,
     /// Requests per second of the neighbour, its rests included.
     pub neighbour: f64,
 }
 
-/// What the victim got in a run.
+/// Service of the victim in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VictimSeen {
-    /// Requests.
+    /// Requests that were completed.
     pub n: u64,
-    /// Requests per second.
+    /// Completed requests per second.
     pub rate: f64,
-    /// The longest, from its intended start; known to 1 ms where the kernel holds the limit.
+    /// Longest request, from its intended start; known to 1 ms where the kernel holds the limit.
     pub longest: Nanos,
-    /// The same less the time in which a CPU of the host stood still, where that is known.
+    /// Longest request less the host's stalls, where these are known.
     pub awake: Option<Nanos>,
 }
 
 impl VictimSeen {
-    /// Whether it had its rate, and no request took longer.
+    /// Whether the victim had its rate, and no request took longer.
     #[must_use]
     pub fn is_within(&self, time: Nanos) -> bool {
         self.rate >= SERVED * RATE && self.awake.unwrap_or(self.longest) <= time
@@ -119,34 +119,34 @@ impl VictimSeen {
 /// A target for which there is no limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RefusedLimit {
-    /// What was to hold it.
+    /// Mechanism that was to enforce the limit.
     pub held_by: HeldBy,
     /// Size of the neighbour's requests.
     pub block: Bytes,
-    /// The target.
+    /// Latency target of the victim.
     pub target: Nanos,
-    /// Why there is none.
+    /// Reason why no limit can be chosen.
     pub why: String,
 }
 
-/// The result.
+/// Contents of [`FILE`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PlannedData {
-    /// [`PlannedData::SCHEMA`].
+    /// [`PlannedData::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Where.
+    /// Host of the measurement.
     pub host: HostFacts,
-    /// How.
+    /// Command line of the measurement.
     pub command: String,
-    /// When.
+    /// Date of the measurement, and version of the program.
     pub generated: String,
-    /// Length of each run.
+    /// Length of each run, s.
     pub seconds: f64,
     /// The longest stall that the profile shows.
     pub stall: Nanos,
-    /// All runs.
+    /// Runs with and without limits.
     pub points: Vec<PlannedPoint>,
-    /// Targets for which nothing can be chosen.
+    /// Targets for which no limit can be chosen.
     pub refused: Vec<RefusedLimit>,
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::BootstrapError;
 use rtvirtio_stats::Random;
 
-/// How blocks are drawn.
+/// Method of drawing blocks of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheme {
@@ -24,7 +24,7 @@ pub enum Scheme {
 pub struct Blocks {
     n: usize,
     scheme: Scheme,
-    /// Mean length, 1..=n.
+    /// Mean length of a block, 1..=n.
     length: f64,
     random: Random,
 }
