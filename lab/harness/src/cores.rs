@@ -1,4 +1,4 @@
-//! One core for an experiment's guests, and the others for everything else.
+//! One core for an experiment's guests, and the others for all other threads.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub struct FairGroup {
 }
 
 impl FairGroup {
-    /// Makes it below the root of the hierarchy.
+    /// Makes the group below the root of the hierarchy.
     ///
     /// # Errors
     /// When there is no CPU controller, or the kernel refuses.
@@ -36,7 +36,7 @@ impl FairGroup {
         Ok(Self { cgroups, path })
     }
 
-    /// Moves a process with all its threads into it.
+    /// Moves a process with all its threads into the group.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -59,7 +59,7 @@ impl Drop for FairGroup {
 /// When a thread cannot be bound.
 pub fn bind(pid: u32, cpus: &[u32]) -> anyhow::Result<()> {
     let set = set_of(cpus);
-    // A thread that appears meanwhile may have inherited the CPUs of a thread not bound yet.
+    // A thread that starts meanwhile may have inherited the CPUs of a thread not bound yet.
     loop {
         let tids = rtvirtio_kernel::task::tids(&Root::default(), pid)?;
         for tid in &tids {
@@ -89,7 +89,7 @@ fn set_of(cpus: &[u32]) -> CpuSet {
     set
 }
 
-/// The last online CPU, for the guests, and the other CPUs, for everything else.
+/// The last online CPU, for the guests, and the other CPUs.
 ///
 /// # Errors
 /// With fewer than two CPUs.

@@ -1,4 +1,4 @@
-//! Huge pages for a while: their number is what it was afterwards, also after `kill -9`.
+//! Temporary huge pages: their number is restored afterwards, also after `kill -9`.
 
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Number of huge pages of 2 MiB.
 const NUMBER: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-/// Says what was added, and by whom, as long as it is there.
+/// Record of the added pages and their process, as long as these pages exist.
 const RECORD: &str = "/run/rtvirtio-huge-pages.json";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -20,14 +20,14 @@ struct Record {
     added: u64,
 }
 
-/// Huge pages; dropping this sets their number to what it was.
+/// Added huge pages; removed on drop.
 #[derive(Debug)]
 pub struct HugePages {
     files: Files,
     record: Record,
 }
 
-/// The kernel's file and ours.
+/// Paths of the kernel's file and of the record.
 #[derive(Clone, Debug)]
 struct Files {
     number: PathBuf,
@@ -63,7 +63,7 @@ impl Files {
         }
     }
 
-    /// Says what is to be taken away, unless another process has done so.
+    /// Records the pages to be removed, unless another process has recorded some.
     fn write_record(&self, record: &Record) -> anyhow::Result<()> {
         let name = || self.record.display().to_string();
         let dir = self.record.parent().with_context(name)?;
@@ -72,7 +72,7 @@ impl Files {
         file.persist_noclobber(&self.record).map(drop).map_err(|e| e.error).with_context(name)
     }
 
-    /// Takes away what was added and is still there; fewer are another program's choice.
+    /// Removes added pages that still exist; a smaller number is another program's choice.
     fn remove(&self, record: &Record) -> anyhow::Result<()> {
         let number = self.number()?;
         let ours = number.saturating_sub(record.before).min(record.added);
@@ -115,11 +115,11 @@ impl Files {
 }
 
 impl HugePages {
-    /// Makes this many more.
+    /// Adds this many huge pages.
     ///
     /// # Errors
-    /// When the kernel has not as many, or another process has some of these; what was added is
-    /// taken away again.
+    /// When the kernel has too few, or another process has added some; the added pages are removed
+    /// again.
     pub fn reserve(pages: u64) -> anyhow::Result<Self> {
         Files::real().reserve(pages)
     }
@@ -135,7 +135,7 @@ impl Drop for HugePages {
     }
 }
 
-/// Takes away what a process that was killed has added; whether there was something.
+/// Removes the pages that a killed process has added; whether there were some.
 ///
 /// # Errors
 /// When the number cannot be set.
@@ -155,7 +155,7 @@ mod tests {
         files
     }
 
-    /// A file stands in for the kernel's.
+    /// A file in place of the kernel's.
     #[test]
     fn huge_pages_are_given_back() {
         let dir = tempfile::tempdir().unwrap();
@@ -172,7 +172,7 @@ mod tests {
         files.set(300).unwrap();
         drop(reserved);
         assert_eq!((files.number().unwrap(), files.record.exists()), (44, false));
-        // A kernel that gives none: what was written is not what is read.
+        // A kernel without pages: the number read differs from the number written.
         let null = Files { number: "/dev/null".into(), ..files.clone() };
         assert!(null.reserve(1).is_err() && !files.record.exists());
         let none = Files { number: dir.path().join("none"), ..files.clone() };

@@ -1,5 +1,6 @@
-//! A lab for one measurement: [`test_bed`] makes a device and its VMs and removes them, [`cores`]
-//! pins, [`huge_pages`] adds pages for a while, and [`watched`] runs a service that observes.
+//! The set-up of one measurement: [`test_bed`] makes a device and its VMs and removes them,
+//! [`cores`] pins threads, [`huge_pages`] adds pages temporarily, and [`watched`] runs a service
+//! that observes.
 
 pub mod cores;
 pub mod huge_pages;

@@ -1,4 +1,4 @@
-//! A test bed: a lab on a device of its own, made for an experiment and removed after it.
+//! A test bed: a device of its own with VMs, made for an experiment and removed after it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -38,14 +38,15 @@ const DEVICE_SIZE: Bytes = Bytes(1 << 30);
 /// Prefix of the path of a file that stands for a disk.
 const FILE: &str = "file:";
 
-/// A lab that is removed when this is dropped.
+/// Device and VMs of an experiment, removed on drop.
 pub struct TestBed<'a> {
     /// The device, by its names in datasets and in specs.
     pub device: MeasuredDevice,
     site: Site,
     lab: Lab,
     labs: LabHost,
-    /// An emulated device stands for one in a real-time host, whose idle CPUs do not sleep.
+    /// Keeps idle CPUs awake: an emulated device represents one of a real-time host, whose idle
+    /// CPUs do not sleep.
     awake: Option<Awake>,
     progress: &'a dyn Progress,
 }
@@ -105,7 +106,7 @@ impl<'a> TestBed<'a> {
         }
     }
 
-    /// Whether its data may be overwritten.
+    /// Whether the data on the device may be overwritten.
     #[must_use]
     pub fn may_write(&self) -> bool {
         self.device.spec.is_made()
@@ -170,8 +171,8 @@ impl<'a> TestBed<'a> {
         })
     }
 
-    /// Turns the kernel's scheduler off, for the I/O domain. The device's path and its size in
-    /// bytes.
+    /// Turns the kernel's scheduler off, for the I/O domain. Returns the device's path and its size
+    /// in bytes.
     ///
     /// # Errors
     /// When the elevator cannot be written.
@@ -224,13 +225,13 @@ impl<'a> TestBed<'a> {
         Ok(self.site.binding()?)
     }
 
-    /// The device's path.
+    /// Path of the block device.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.lab.device()
     }
 
-    /// The directories of its lab.
+    /// Directories of the test bed's lab.
     #[must_use]
     pub fn dirs(&self) -> &Dirs {
         &self.labs.dirs
@@ -300,7 +301,7 @@ impl<'a> TestBed<'a> {
         }))
     }
 
-    /// Removes it. Dropping it does the same without reporting errors.
+    /// Removes device and VMs. Dropping the test bed does the same without reporting errors.
     ///
     /// # Errors
     /// When a part cannot be removed.
@@ -371,7 +372,7 @@ fn idle_spec(device: &str, vms: usize, kind: LabKind) -> String {
     text
 }
 
-/// A device's name in datasets.
+/// Name of a device in datasets.
 #[must_use]
 pub fn device_name(text: &str) -> &str {
     if text.starts_with(FILE) { "own-disk" } else { text.strip_prefix("twin:").unwrap_or(text) }

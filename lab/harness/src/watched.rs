@@ -1,5 +1,5 @@
-//! The service looks on while a lab's VMs work, for its page: in this process, in directories of
-//! its own, and it sets nothing.
+//! A service that observes a lab's VMs at work, for its page: in this process, with directories of
+//! its own, and without changing settings.
 
 use std::fs;
 use std::path::Path;
@@ -18,10 +18,10 @@ use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::inventory::Inventory;
 use toml_edit::{DocumentMut, Item, Table, value};
 
-/// Between two looks: the runs are short.
+/// Interval of observations: the runs are short.
 const OBSERVE: Nanos = Nanos::from_millis(2_000);
 
-/// A service that observes a lab's VMs. Dropped, it ends.
+/// A service that observes a lab's VMs. Ended on drop.
 pub struct Watched {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -30,7 +30,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Begins to observe the guests of the lab that is up in a run directory.
+    /// Starts to observe the guests of the lab that is up in a run directory.
     ///
     /// # Errors
     /// VMs without a monitor; a service that does not start.
@@ -64,7 +64,7 @@ impl Watched {
         Ok(this)
     }
 
-    /// The service's page as one file, with what it has seen.
+    /// The service's page as one file, with its observations.
     ///
     /// # Errors
     /// A service that does not answer.
@@ -76,12 +76,12 @@ impl Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // It has nothing in force.
+        // The service has no settings in force.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// The lab's spec, with its guests as VMs that run: named by their monitors, on the lab's device.
+/// The lab's spec, with its guests as running VMs: named by their monitors, on the lab's device.
 fn contract_of(inventory: &Inventory) -> anyhow::Result<String> {
     let mut doc: DocumentMut = inventory.spec_text.parse()?;
     let mut device = Table::new();
@@ -92,7 +92,7 @@ fn contract_of(inventory: &Inventory) -> anyhow::Result<String> {
         let name = vm.get("name").and_then(Item::as_str).unwrap_or_default().to_owned();
         let guest = inventory.vms.iter().find(|of| of.name == name).and_then(|of| of.guest.as_ref());
         let guest = guest.with_context(|| format!("{name} has no monitor: it is no QEMU guest"))?;
-        // What says how the lab starts it.
+        // Keys that describe how the lab starts the VM.
         for key in ["lab", "kernel"] {
             vm.remove(key);
         }
